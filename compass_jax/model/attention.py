@@ -1,0 +1,96 @@
+"""Grouped-query attention with rotary positions and optional QK norm; reads and writes the KV cache when one is given."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from compass_jax.config import ModelConfig
+
+
+class LayerCache(NamedTuple):
+    """Keys and values of one decoder layer, `[b kv s d]`: heads before positions, so that a read is one batched matmul."""
+
+    k: Float[Array, "b kv s d"]
+    v: Float[Array, "b kv s d"]
+
+
+def rms_norm(x: Float[Array, "*n d"], scale: Float[Array, "d"], eps: float) -> Float[Array, "*n d"]:
+    """x / rms(x) * scale, the mean square in at least float32."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    return (wide * inverse).astype(x.dtype) * scale.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+def rope_tables(positions: Int[Array, "b t"], head_dim: int, theta: float, dtype) -> tuple[Float[Array, "b t 1 d"], Float[Array, "b t 1 d"]]:
+    """Cosine and sine of the rotary angles, computed once for all layers; the two halves of a head rotate together."""
+    wide = jnp.promote_types(dtype, jnp.float32)
+    frequency = 1.0 / theta ** (jnp.arange(0, head_dim, 2, dtype=wide) / head_dim)
+    angle = positions.astype(wide)[..., None] * frequency[None, None, :]
+    angle = jnp.concatenate([angle, angle], axis=-1)[:, :, None, :]
+    return jnp.cos(angle).astype(dtype), jnp.sin(angle).astype(dtype)
+
+
+def apply_rope(x: Float[Array, "b t h d"], tables) -> Float[Array, "b t h d"]:
+    """Rotary position embedding (arXiv 2104.09864) in the half-split form of the Hugging Face families."""
+    cos, sin = tables
+    first, second = jnp.split(x, 2, axis=-1)
+    return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
+
+
+def _project(x, params, name: str, heads: int):
+    y = x @ params[name].astype(x.dtype)
+    if f"{name}_bias" in params:
+        y = y + params[f"{name}_bias"].astype(x.dtype)[None, None, :]
+    return y.reshape(*x.shape[:2], heads, -1)
+
+
+def _attend(q: Float[Array, "b kv g t d"], cache: LayerCache, visible: Bool[Array, "b t s"]) -> Float[Array, "b kv g t d"]:
+    """softmax(q k^T / sqrt(d)) v without repeating keys; hidden scores take a large finite negative, so no row is NaN."""
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    b, kv, g, t, d = q.shape
+    flat = (q * (1.0 / d**0.5)).reshape(b, kv, g * t, d)
+    scores = jnp.einsum("bkqd,bksd->bkqs", flat, cache.k, preferred_element_type=wide).reshape(b, kv, g, t, -1)
+    scores = jnp.where(visible[:, None, None], scores, jnp.array(-0.7 * float(jnp.finfo(wide).max), wide))
+    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype).reshape(b, kv, g * t, -1)
+    return jnp.einsum("bkqs,bksd->bkqd", weights, cache.v).reshape(b, kv, g, t, d)
+
+
+def attention(
+    x: Float[Array, "b t m"], params, tables, positions: Int[Array, "b t"], config: ModelConfig, cache: LayerCache | None, read: int | None
+) -> tuple[Float[Array, "b t m"], LayerCache | None]:
+    """Causal self-attention.
+
+    Without a cache a token sees the tokens before it in its row. With one, the row's keys and values are written at
+    `positions` and a token sees the cache's positions up to its own, of which the first `read` (static; None: all) are
+    read; every live position must be below it.
+    """
+    q = _project(x, params, "q", config.heads)
+    k = _project(x, params, "k", config.kv_heads)
+    v = _project(x, params, "v", config.kv_heads)
+    if config.qk_norm:
+        q, k = rms_norm(q, params["q_norm"], config.norm_eps), rms_norm(k, params["k_norm"], config.norm_eps)
+    q, k = apply_rope(q, tables), apply_rope(k, tables)
+    q = q.transpose(0, 2, 1, 3).reshape(x.shape[0], config.kv_heads, -1, x.shape[1], config.head_dim)
+    new = LayerCache(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
+    if cache is None:
+        seen, visible = new, jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))[None]
+    else:
+        cache = LayerCache(_write(cache.k, k, positions), _write(cache.v, v, positions))
+        size = cache.k.shape[2] if read is None else read
+        seen = LayerCache(cache.k[:, :, :size], cache.v[:, :, :size])
+        visible = jnp.arange(size, dtype=positions.dtype)[None, None, :] <= positions[:, :, None]
+    out = _attend(q, seen, visible).reshape(x.shape[0], config.heads, x.shape[1], config.head_dim)
+    out = out.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1) @ params["o"].astype(x.dtype)
+    if config.o_bias:
+        out = out + params["o_bias"].astype(x.dtype)[None, None, :]
+    return out, cache
+
+
+def _write(cache: Float[Array, "b kv s d"], new: Float[Array, "b t kv d"], positions: Int[Array, "b t"]) -> Float[Array, "b kv s d"]:
+    """Scatters each token's row to its position; positions past the cache are dropped."""
+    rows = jnp.arange(cache.shape[0])[:, None]
+    return cache.at[rows, :, positions].set(new.astype(cache.dtype), mode="drop", unique_indices=True)

@@ -1,0 +1,211 @@
+"""Mixture of experts with explicit routes: route -> sort by expert -> grouped matmul -> combine, dropless.
+
+Routing is `[n k]` unsigned ids; the type's largest value means unset (`unset_id`). `read_routes` is the only reader of a
+raw routing array: raw use is silently wrong, since a gather at 255 gives NaN or the last expert and uint8 + 16 wraps.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from compass_jax.config import MoEConfig
+
+
+class RouterStats(NamedTuple):
+    """Sums over the unmasked tokens of one MoE layer; divide by `tokens`."""
+
+    probs: Float[Array, "e"]  # router probability
+    load: Float[Array, "e"]  # (token, choice) pairs sent to the expert
+    flips: Float[Array, ""]  # tokens whose live top-k set differs from the ids used
+    unset: Float[Array, ""]  # tokens whose given row was unset, so that live routing was used
+    tokens: Float[Array, ""]
+
+
+def routing_dtype(experts: int) -> np.dtype:
+    """uint8 up to 255 experts, else uint16: one value is kept for 'unset'."""
+    return np.dtype(np.uint8 if experts <= 255 else np.uint16)
+
+
+def unset_id(dtype) -> int:
+    """The value that means 'no route recorded here'."""
+    return int(np.iinfo(dtype).max)
+
+
+def read_routes(routing: UInt[Array, "*n k"], experts: int) -> tuple[Int[Array, "*n k"], Bool[Array, "*n"]]:
+    """The only reader of a routing array: int32 ids in [0, experts) and whether each row is set."""
+    is_set = jnp.all(routing != jnp.array(unset_id(routing.dtype), routing.dtype), axis=-1)
+    return jnp.clip(routing.astype(jnp.int32), 0, experts - 1), is_set
+
+
+def check_routes(routing: np.ndarray, experts: int, top_k: int, layers: int, where: str = "routing") -> None:
+    """Host-side check of `[... t l k]`; raises ValueError for a wrong width, a partial row, an id out of range or a repeated id."""
+    if routing.shape[-1] != top_k or routing.shape[-2] != layers:
+        raise ValueError(f"{where}: shape {routing.shape} ends in (layers, k) = {routing.shape[-2:]}, the model has ({layers}, {top_k})")
+    if routing.dtype != routing_dtype(experts):
+        raise ValueError(f"{where}: dtype {routing.dtype}, a model of {experts} experts records {routing_dtype(experts)}")
+    unset = routing == unset_id(routing.dtype)
+    for problem, bad in (
+        ("a partly unset row", unset.any(-1) & ~unset.all(-1)),
+        (f"an expert id above {experts - 1}", (~unset & (routing >= experts)).any(-1)),
+        ("a repeated expert id", (np.diff(np.sort(routing.astype(np.int32), axis=-1), axis=-1) == 0).any(-1) & ~unset.any(-1)),
+    ):
+        if bad.any():
+            at = tuple(int(i) for i in np.argwhere(bad)[0])
+            raise ValueError(f"{where}: {problem} at index {at}: {routing[at].tolist()}")
+
+
+def route(
+    logits: Float[Array, "n e"], given: UInt[Array, "n k"] | None, mask: Bool[Array, "n"], config: MoEConfig
+) -> tuple[Int[Array, "n k"], Float[Array, "n k"], RouterStats]:
+    """Expert ids and gate weights (arXiv 2510.11370: the choice is replayed, the weights are live).
+
+    g_i = exp(s_i) / sum_{j in ids} exp(s_j) with top-k normalisation, exp(s_i) / sum_{all e} exp(s_j) without. Weights are
+    gathered from the dense live scores, so a replayed expert outside the live top-k still has a gradient.
+    """
+    wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    probs = jax.nn.softmax(wide, axis=-1)
+    _, live = jax.lax.top_k(wide, config.top_k)
+    ids, is_set = live, jnp.zeros(mask.shape, bool)
+    if given is not None:
+        replayed, is_set = read_routes(given, config.experts)
+        ids = jnp.where(is_set[:, None], replayed, live)
+    if config.norm_top_k:
+        gates = jax.nn.softmax(jnp.take_along_axis(wide, ids, axis=-1), axis=-1)
+    else:
+        gates = jnp.take_along_axis(probs, ids, axis=-1)
+    return ids, gates, _router_stats(probs, live, ids, is_set, mask, given is not None)
+
+
+def _router_stats(probs, live, ids, is_set, mask, replaying: bool) -> RouterStats:
+    count = mask.astype(probs.dtype)
+    chosen = jax.nn.one_hot(ids, probs.shape[-1], dtype=probs.dtype).sum(1)
+    flipped = jnp.any(jnp.sort(live, axis=-1) != jnp.sort(ids, axis=-1), axis=-1)
+    unset = ~is_set if replaying else jnp.zeros_like(is_set)
+    return RouterStats(
+        probs=jnp.sum(probs * count[:, None], axis=0),
+        load=jnp.sum(chosen * count[:, None], axis=0),
+        flips=jnp.sum(jnp.where(flipped, count, jnp.zeros_like(count))),
+        unset=jnp.sum(jnp.where(unset, count, jnp.zeros_like(count))),
+        tokens=jnp.sum(count),
+    )
+
+
+@jax.custom_vjp
+def _permute(x: Float[Array, "m d"], order: Int[Array, "m"], inverse: Int[Array, "m"]) -> Float[Array, "m d"]:
+    """x[order]; its transpose is a gather too (a scatter-add is many times slower on CPU)."""
+    return jnp.take(x, order, axis=0, unique_indices=True, mode="clip")
+
+
+def _permute_fwd(x, order, inverse):
+    return _permute(x, order, inverse), (order, inverse)
+
+
+def _permute_bwd(saved, g):
+    order, inverse = saved
+    return jnp.take(g, inverse, axis=0, unique_indices=True, mode="clip"), None, None
+
+
+_permute.defvjp(_permute_fwd, _permute_bwd)
+
+
+def moe_ffn(
+    x: Float[Array, "n d"],
+    ids: Int[Array, "n k"],
+    gates: Float[Array, "n k"],
+    mask: Bool[Array, "n"],
+    weights: dict[str, Float[Array, "e ..."]],
+    implementation: str,
+) -> Float[Array, "n d"]:
+    """sum_k gates_k * SwiGLU_{ids_k}(x), dropless. Masked tokens are not dispatched and give 0."""
+    n, k = ids.shape
+    experts = weights["gate"].shape[0]
+    flat = jnp.where(mask[:, None], ids, experts).reshape(n * k)  # `experts` sorts behind every group
+    index = jnp.arange(n * k, dtype=jnp.int32)
+    order = jnp.argsort(flat, stable=True).astype(jnp.int32)
+    inverse = jnp.zeros_like(order).at[order].set(index, unique_indices=True)
+    sizes = jnp.sum(flat[:, None] == jnp.arange(experts, dtype=flat.dtype)[None, :], axis=0, dtype=jnp.int32)
+    dispatched = (index < jnp.sum(sizes))[:, None]
+    zero = jnp.zeros((), x.dtype)
+    rows = jnp.where(dispatched, _permute(jnp.repeat(x, k, axis=0, total_repeat_length=n * k), order, inverse), zero)
+    args = (rows, weights["gate"], weights["up"], weights["down"], sizes)
+    out = padded_swiglu(*args, capacities(n, k, experts)) if implementation == "padded" else ragged_swiglu(*args)
+    out = jnp.where(dispatched, out, zero)  # rows behind the last group are undefined in a ragged product
+    out = _permute(out, inverse, order).reshape(n, k, -1)
+    return jnp.einsum("nkd,nk->nd", out, gates.astype(x.dtype))
+
+
+def ragged_swiglu(rows: Float[Array, "m d"], gate, up, down, sizes: Int[Array, "e"]) -> Float[Array, "m d"]:
+    """SwiGLU of each row with its group's expert, by `jax.lax.ragged_dot` (TPU, GPU). Rows past sum(sizes) are undefined."""
+    hidden = jax.nn.silu(jax.lax.ragged_dot(rows, gate, sizes)) * jax.lax.ragged_dot(rows, up, sizes)
+    return jax.lax.ragged_dot(hidden, down, sizes)
+
+
+def capacities(tokens: int, top_k: int, experts: int) -> tuple[int, ...]:
+    """Block heights for `padded_swiglu`: from the mean load of an expert up to the worst case, every token on one expert."""
+    mean = tokens * top_k / experts
+    ladder = {8 * math.ceil(mean * factor / 8) for factor in (1.0, 1.25, 1.5, 2.0, 3.0, 4.5, 7.0)}
+    return (*sorted(c for c in ladder if c < tokens), tokens)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def padded_swiglu(
+    rows: Float[Array, "m d"], gate, up, down, sizes: Int[Array, "e"], ladder: tuple[int, ...]
+) -> Float[Array, "m d"]:
+    """`ragged_swiglu` for CPU, where ragged_dot is a masked dense product: groups padded to equal blocks, batched matmuls.
+
+    The block height is picked at run time as the first of `ladder` that holds the fullest group, so nothing is dropped.
+    The backward pass picks again and recomputes, because residuals of a height known only at run time cannot be kept.
+    """
+
+    def branch(height: int, rows, gate, up, down, sizes):
+        row, filled, slot = _blocks(sizes, height, rows.shape[0])
+        blocks = jnp.where(filled, jnp.take(rows, row, axis=0, mode="clip"), jnp.zeros((), rows.dtype))
+        return jnp.take(_swiglu(blocks, gate, up, down).reshape(-1, rows.shape[1]), slot, axis=0, mode="clip")
+
+    return _at_height(branch, ladder, sizes, rows, gate, up, down, sizes)
+
+
+def _padded_fwd(rows, gate, up, down, sizes, ladder):
+    return padded_swiglu(rows, gate, up, down, sizes, ladder), (rows, gate, up, down, sizes)
+
+
+def _padded_bwd(ladder, saved, g):
+    def branch(height: int, g, rows, gate, up, down, sizes):
+        row, filled, slot = _blocks(sizes, height, rows.shape[0])
+        blocks, g_blocks = (jnp.where(filled, jnp.take(a, row, axis=0, mode="clip"), jnp.zeros((), a.dtype)) for a in (rows, g))
+        _, pullback = jax.vjp(_swiglu, blocks, gate, up, down)
+        d_blocks, *d_weights = pullback(g_blocks)
+        return jnp.take(d_blocks.reshape(-1, rows.shape[1]), slot, axis=0, mode="clip"), *d_weights
+
+    return *_at_height(branch, ladder, saved[-1], g, *saved), None
+
+
+padded_swiglu.defvjp(_padded_fwd, _padded_bwd)
+
+
+def _swiglu(x, gate, up, down):
+    return (jax.nn.silu(x @ gate) * (x @ up)) @ down
+
+
+def _at_height(branch, ladder: tuple[int, ...], sizes, *args):
+    """Runs `branch` with the smallest height of `ladder` that the fullest group fits in."""
+    choice = jnp.sum(jnp.max(sizes) > jnp.array(ladder, sizes.dtype))
+    return jax.lax.switch(choice, [partial(branch, height) for height in ladder], *args)
+
+
+def _blocks(sizes: Int[Array, "e"], height: int, m: int):
+    """Sorted row of each block slot `[e c]`, whether that slot is filled `[e c 1]`, and the slot of each sorted row `[m]`."""
+    ends = jnp.cumsum(sizes)
+    starts = ends - sizes
+    offset = jnp.arange(height, dtype=jnp.int32)[None, :]
+    index = jnp.arange(m, dtype=jnp.int32)
+    expert = jnp.sum(index[:, None] >= ends[None, :-1], axis=1, dtype=jnp.int32)
+    slot = expert * height + index - jnp.take(starts, expert)
+    return starts[:, None] + offset, (offset < sizes[:, None])[..., None], slot

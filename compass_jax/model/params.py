@@ -1,0 +1,173 @@
+"""Every parameter declared once: shape, logical axes, initialiser, Hugging Face name. Modules read, they never declare.
+
+The decoder is a static list of runs of equal layers (`layer_runs`): a run is a period of layer kinds repeated. Two
+layouts: *stacked* for training and storage, a leading axis of length `repeats` and one `lax.scan` per run; *unstacked*
+for decoding, a tuple over repeats, because a scan would copy every layer's weights out of the stack at every token.
+Abstract tree, shardings, initialisation and checkpoint conversion are all derived from `param_specs`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from compass_jax.config import ModelConfig
+
+_LONGEST_PERIOD = 8
+
+
+class Run(NamedTuple):
+    """`repeats` copies of `period` (True = MoE layer) starting at decoder layer `start`."""
+
+    start: int
+    period: tuple[bool, ...]
+    repeats: int
+
+    def layer(self, repeat: int, offset: int) -> int:
+        """Decoder layer index of position `offset` of the period in copy `repeat`."""
+        return self.start + repeat * len(self.period) + offset
+
+
+class ParamSpec(NamedTuple):
+    """One parameter leaf. `hf` has `{i}` for the layer and `{e}` for the expert where the leaf stacks them."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    init: str  # normal, ones, zeros
+    hf: str
+    transpose: bool = False  # torch keeps Linear weights as [out, in]; ours are [in, out]
+    stacked: bool = False  # leading axis is the run's repeats
+    per_expert: bool = False  # next axis is the expert, one key per expert on disk
+
+
+def layer_runs(config: ModelConfig) -> tuple[Run, ...]:
+    """Splits the layers into runs, at each point taking the period that covers the most layers (shortest on a tie)."""
+    kinds = tuple(config.is_moe(i) for i in range(config.layers))
+    runs, start = [], 0
+    while start < len(kinds):
+        best = Run(start, kinds[start : start + 1], 1)
+        for size in range(1, min(_LONGEST_PERIOD, len(kinds) - start) + 1):
+            period, repeats = kinds[start : start + size], 1
+            while kinds[start + repeats * size : start + (repeats + 1) * size] == period:
+                repeats += 1
+            if (size == 1 or repeats > 1) and repeats * size > best.repeats * len(best.period):
+                best = Run(start, period, repeats)
+        runs.append(best)
+        start += best.repeats * len(best.period)
+    return tuple(runs)
+
+
+def _attention_specs(c: ModelConfig) -> dict[str, ParamSpec]:
+    q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    at = "model.layers.{i}.self_attn."
+    specs = {
+        "q": ParamSpec((c.hidden, q), ("embed", "heads"), "normal", at + "q_proj.weight", True),
+        "k": ParamSpec((c.hidden, kv), ("embed", "kv_heads"), "normal", at + "k_proj.weight", True),
+        "v": ParamSpec((c.hidden, kv), ("embed", "kv_heads"), "normal", at + "v_proj.weight", True),
+        "o": ParamSpec((q, c.hidden), ("heads", "embed"), "normal", at + "o_proj.weight", True),
+    }
+    if c.qkv_bias:
+        for name, size, axis in (("q", q, "heads"), ("k", kv, "kv_heads"), ("v", kv, "kv_heads")):
+            specs[f"{name}_bias"] = ParamSpec((size,), (axis,), "zeros", f"{at}{name}_proj.bias")
+    if c.o_bias:
+        specs["o_bias"] = ParamSpec((c.hidden,), ("embed",), "zeros", at + "o_proj.bias")
+    if c.qk_norm:
+        specs["q_norm"] = ParamSpec((c.head_dim,), (None,), "ones", at + "q_norm.weight")
+        specs["k_norm"] = ParamSpec((c.head_dim,), (None,), "ones", at + "k_norm.weight")
+    return specs
+
+
+def _dense_specs(c: ModelConfig) -> dict[str, ParamSpec]:
+    at = "model.layers.{i}.mlp."
+    return {
+        "gate": ParamSpec((c.hidden, c.ffn), ("embed", "ffn"), "normal", at + "gate_proj.weight", True),
+        "up": ParamSpec((c.hidden, c.ffn), ("embed", "ffn"), "normal", at + "up_proj.weight", True),
+        "down": ParamSpec((c.ffn, c.hidden), ("ffn", "embed"), "normal", at + "down_proj.weight", True),
+    }
+
+
+def _moe_specs(c: ModelConfig) -> dict[str, ParamSpec]:
+    moe, at = c.moe, "model.layers.{i}.mlp."
+    wide, narrow = (moe.experts, c.hidden, moe.ffn), (moe.experts, moe.ffn, c.hidden)
+    one = at + "experts.{e}."
+    return {
+        "router": ParamSpec((c.hidden, moe.experts), ("embed", None), "normal", at + "gate.weight", True),
+        "gate": ParamSpec(wide, ("expert", "embed", "expert_ffn"), "normal", one + "gate_proj.weight", True, per_expert=True),
+        "up": ParamSpec(wide, ("expert", "embed", "expert_ffn"), "normal", one + "up_proj.weight", True, per_expert=True),
+        "down": ParamSpec(narrow, ("expert", "expert_ffn", "embed"), "normal", one + "down_proj.weight", True, per_expert=True),
+    }
+
+
+def _layer_specs(c: ModelConfig, is_moe: bool) -> dict[str, Any]:
+    norm = ParamSpec((c.hidden,), ("embed",), "ones", "model.layers.{i}.input_layernorm.weight")
+    return {
+        "attention_norm": norm,
+        "attention": _attention_specs(c),
+        "mlp_norm": norm._replace(hf="model.layers.{i}.post_attention_layernorm.weight"),
+        "mlp": _moe_specs(c) if is_moe else _dense_specs(c),
+    }
+
+
+def is_spec(x: Any) -> bool:
+    """Leaf test for `jax.tree.map` over a tree of ParamSpec (which is itself a tuple)."""
+    return isinstance(x, ParamSpec)
+
+
+def param_specs(config: ModelConfig, stacked: bool = True) -> dict[str, Any]:
+    """Nested dict of ParamSpec with the structure of the parameter tree, in the stacked or the unstacked layout."""
+    tree: dict[str, Any] = {
+        "embed": ParamSpec((config.vocab_size, config.hidden), ("vocab", "embed"), "normal", "model.embed_tokens.weight"),
+        "final_norm": ParamSpec((config.hidden,), ("embed",), "ones", "model.norm.weight"),
+    }
+    if not config.tie_embeddings:
+        tree["head"] = ParamSpec((config.hidden, config.vocab_size), ("embed", "vocab"), "normal", "lm_head.weight", True)
+    for n, run in enumerate(layer_runs(config)):
+        period = {f"layer_{j}": _layer_specs(config, kind) for j, kind in enumerate(run.period)}
+        if not stacked:
+            tree[f"run_{n}"] = (period,) * run.repeats
+            continue
+        tree[f"run_{n}"] = jax.tree.map(
+            lambda s, r=run.repeats: s._replace(shape=(r, *s.shape), axes=("layers", *s.axes), stacked=True), period, is_leaf=is_spec
+        )
+    return tree
+
+
+def unstack(params: dict[str, Any]) -> dict[str, Any]:
+    """Stacked layout -> unstacked layout: each run becomes a tuple of per-repeat trees."""
+
+    def split(run):
+        repeats = jax.tree.leaves(run)[0].shape[0]
+        return tuple(jax.tree.map(lambda x, r=r: x[r], run) for r in range(repeats))
+
+    return {name: split(tree) if name.startswith("run_") else tree for name, tree in params.items()}
+
+
+def abstract_params(config: ModelConfig, dtype: str) -> dict[str, Any]:
+    """The parameter tree as ShapeDtypeStructs."""
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(dtype)), param_specs(config), is_leaf=is_spec)
+
+
+def logical_axes(config: ModelConfig) -> dict[str, Any]:
+    """The parameter tree with each leaf's tuple of logical axis names."""
+    return jax.tree.map(lambda s: s.axes, param_specs(config), is_leaf=is_spec)
+
+
+def param_count(config: ModelConfig) -> int:
+    """Number of parameters."""
+    return sum(math.prod(s.shape) for s in jax.tree.leaves(param_specs(config), is_leaf=is_spec))
+
+
+def init_leaf(key: jax.Array, spec: ParamSpec, std: float, dtype: str) -> jax.Array:
+    """Initial value of one parameter, drawn in float32."""
+    if spec.init == "normal":
+        return (std * jax.random.normal(key, spec.shape, jnp.float32)).astype(dtype)
+    return jnp.ones(spec.shape, dtype) if spec.init == "ones" else jnp.zeros(spec.shape, dtype)
+
+
+def init_tree(key: jax.Array, specs: Any, std: float, dtype: str) -> Any:
+    """Initial values of a (sub)tree of specs; leaf n of the flattened tree uses key fold_in(key, n)."""
+    leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
+    return treedef.unflatten([init_leaf(jax.random.fold_in(key, n), s, std, dtype) for n, s in enumerate(leaves)])

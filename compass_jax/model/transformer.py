@@ -1,0 +1,200 @@
+"""The decoder: one Flax module for training, prefill and decode, with explicit routing in and out.
+
+    apply(params, tokens, positions, mask=..., routing=None, cache=None) -> ModelOutput(hidden, routing, cache, aux)
+
+Parameters in the stacked layout scan over layers (training); in the unstacked layout the layers are unrolled and a KV
+cache may be given (prefill and decode). `routing` replays recorded expert choices (arXiv 2510.11370), unset rows route
+live, and the ids that were used come back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from compass_jax.config import ComputeConfig, ModelConfig
+from compass_jax.model.attention import LayerCache, attention, rms_norm, rope_tables
+from compass_jax.model.moe import RouterStats, moe_ffn, route, routing_dtype, unset_id
+from compass_jax.model.params import init_tree, layer_runs, param_specs
+
+Cache = tuple[LayerCache, ...]
+
+
+class ModelOutput(NamedTuple):
+    """`hidden` is after the final norm. `routing` and `aux` are None for a dense model."""
+
+    hidden: Float[Array, "b t d"]
+    routing: UInt[Array, "b t l k"] | None
+    cache: Cache | None
+    aux: RouterStats | None  # each field with a leading axis of MoE layers
+
+
+class Transformer(nn.Module):
+    """Parameters are declared from `params.param_specs`; `stacked` says which layout they are in."""
+
+    config: ModelConfig
+    compute: ComputeConfig = ComputeConfig()
+    stacked: bool = True
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Int[Array, "b t"],
+        positions: Int[Array, "b t"],
+        *,
+        mask: Bool[Array, "b t"],
+        routing: UInt[Array, "b t l k"] | None = None,
+        cache: Cache | None = None,
+        read: int | None = None,
+    ) -> ModelOutput:
+        """Runs the decoder on tokens at positions; masked tokens must follow the valid ones of their row."""
+        config, compute = self.config, self.compute
+        specs = param_specs(config, self.stacked)
+        params = {
+            name: self.param(name, lambda key, s=spec: init_tree(key, s, config.init_std, compute.param_dtype)) for name, spec in specs.items()
+        }
+        if cache is not None and self.stacked:
+            raise ValueError("a KV cache needs the unstacked parameter layout (params.unstack): a scan would copy cache and weights at every token")
+        x = jnp.take(params["embed"], tokens, axis=0).astype(compute.dtype)
+        tables = rope_tables(positions, config.head_dim, config.rope_theta, x.dtype)
+        block = _Block(config, compute, tables, positions, mask, read)
+        by_layer = None if routing is None else jnp.moveaxis(routing, 2, 0)
+        ids, stats, caches, first = [], [], [], 0
+        for n, run in enumerate(layer_runs(config)):
+            moe_here = run.repeats * sum(run.period)
+            given = None if by_layer is None else by_layer[first : first + moe_here]
+            first += moe_here
+            if self.stacked:
+                x, out = _scan_run(block, run, params[f"run_{n}"], x, given)
+            else:
+                x, out, new = _unroll_run(block, run, params[f"run_{n}"], x, given, cache)
+                caches += new
+            ids.append(out[0])
+            stats.append(out[1])
+        hidden = rms_norm(x, params["final_norm"], config.norm_eps)
+        if not config.moe_layers:
+            return ModelOutput(hidden, None, tuple(caches) if cache is not None else None, None)
+        used = jnp.moveaxis(jnp.concatenate(ids), 0, 2)
+        aux = jax.tree.map(lambda *xs: jnp.concatenate(xs), *[s for s in stats if s is not None])
+        return ModelOutput(hidden, used, tuple(caches) if cache is not None else None, aux)
+
+
+class _Block(NamedTuple):
+    """What every layer of one forward pass shares."""
+
+    config: ModelConfig
+    compute: ComputeConfig
+    tables: Any
+    positions: Int[Array, "b t"]
+    mask: Bool[Array, "b t"]
+    read: int | None
+
+    def layer(self, x, params, is_moe: bool, given, cache):
+        """One decoder layer -> (x, cache, ids or None, stats or None)."""
+        config = self.config
+        with jax.named_scope("attention"):
+            y, cache = attention(
+                rms_norm(x, params["attention_norm"], config.norm_eps), params["attention"], self.tables, self.positions, config, cache, self.read
+            )
+            x = x + y
+        y = rms_norm(x, params["mlp_norm"], config.norm_eps)
+        if not is_moe:
+            with jax.named_scope("mlp"):
+                gate, up, down = (params["mlp"][name].astype(x.dtype) for name in ("gate", "up", "down"))
+                return x + (jax.nn.silu(y @ gate) * (y @ up)) @ down, cache, None, None
+        with jax.named_scope("moe"):
+            y, ids, stats = self._moe(y, params["mlp"], given)
+            return x + y, cache, ids, stats
+
+    def _moe(self, y, params, given):
+        b, t, d = y.shape
+        moe, flat, mask = self.config.moe, y.reshape(b * t, d), self.mask.reshape(b * t)
+        wide = jnp.promote_types(y.dtype, jnp.float32)
+        logits = jnp.matmul(flat.astype(wide), params["router"].astype(wide), precision=jax.lax.Precision.HIGHEST)
+        ids, gates, stats = route(logits, None if given is None else given.reshape(b * t, -1), mask, moe)
+        weights = {name: params[name].astype(y.dtype) for name in ("gate", "up", "down")}
+        out = moe_ffn(flat, ids, gates, mask, weights, grouped_matmul(self.compute))
+        dtype = routing_dtype(moe.experts)
+        record = jnp.where(mask[:, None], ids, unset_id(dtype)).astype(dtype)
+        return out.reshape(b, t, d), record.reshape(b, t, -1), stats
+
+
+def grouped_matmul(compute: ComputeConfig) -> str:
+    """The grouped matmul for this backend: 'padded' on CPU, 'ragged' elsewhere, unless the config names one."""
+    if compute.experts != "auto":
+        return compute.experts
+    return "padded" if jax.default_backend() == "cpu" else "ragged"
+
+
+def _period(block: _Block, kinds, params, x, given, caches):
+    """The layers of one period; `given` is `[moe layers of the period, b t k]`."""
+    ids, stats, new, at = [], [], [], 0
+    for j, is_moe in enumerate(kinds):
+        routes = given[at] if is_moe and given is not None else None
+        x, cache, used, stat = block.layer(x, params[f"layer_{j}"], is_moe, routes, None if caches is None else caches[j])
+        at += is_moe
+        new.append(cache)
+        if is_moe:
+            ids.append(used)
+            stats.append(stat)
+    out = (jnp.stack(ids), jax.tree.map(lambda *s: jnp.stack(s), *stats)) if ids else (None, None)
+    return x, out, new
+
+
+def _flatten_layers(tree):
+    return jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), tree)
+
+
+def _scan_run(block: _Block, run, params, x, given):
+    def body(carry, scanned):
+        layer_params, routes = scanned
+        y, out, _ = _period(block, run.period, layer_params, carry, routes, None)
+        return y, out
+
+    if block.compute.remat:
+        body = jax.checkpoint(body, prevent_cse=False)
+    per_period = sum(run.period)
+    if given is not None and per_period:
+        given = given.reshape(run.repeats, per_period, *given.shape[1:])
+    x, out = jax.lax.scan(body, x, (params, given if per_period else None))
+    return x, _drop_empty(_flatten_layers(out), block)
+
+
+def _unroll_run(block: _Block, run, params, x, given, cache):
+    outs, new, size, per_period = [], [], len(run.period), sum(run.period)
+    for r in range(run.repeats):
+        routes = None if given is None else given[r * per_period : (r + 1) * per_period]
+        at = run.layer(r, 0)
+        x, out, caches = _period(block, run.period, params[r], x, routes, None if cache is None else cache[at : at + size])
+        outs.append(out)
+        new += caches
+    return x, _drop_empty(jax.tree.map(lambda *ys: jnp.concatenate(ys), *outs), block), new
+
+
+def _drop_empty(out, block: _Block):
+    """A run without MoE layers contributes routing of zero layers, so that runs can be concatenated."""
+    ids, stats = out
+    if ids is None and block.config.moe is not None:
+        ids = jnp.zeros((0, *block.mask.shape, block.config.moe.top_k), routing_dtype(block.config.moe.experts))
+    return ids, stats
+
+
+def init_params(config: ModelConfig, compute: ComputeConfig, key: jax.Array) -> Any:
+    """Random parameters in the stacked layout."""
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    return Transformer(config, compute).init(key, tokens, tokens, mask=jnp.ones((1, 1), bool))["params"]
+
+
+def apply(model: Transformer, params, tokens, positions, *, mask, routing=None, cache=None, read=None) -> ModelOutput:
+    """`model.apply` on the bare parameter tree."""
+    return model.apply({"params": params}, tokens, positions, mask=mask, routing=routing, cache=cache, read=read)
+
+
+def init_cache(config: ModelConfig, batch: int, length: int, dtype) -> Cache:
+    """An empty KV cache of `length` positions per sequence."""
+    shape = (batch, config.kv_heads, length, config.head_dim)
+    return tuple(LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.layers))
