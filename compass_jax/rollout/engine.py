@@ -1,0 +1,265 @@
+"""Prefill, insert and generate over a DecodeState: JetStream's engine contract (its later form), pure, jitted, donated.
+
+A prefill serves all samples of its prompts: it returns a Prefix with the first token of every sample, `bulk_insert` puts
+samples into slots, `generate` decodes many tokens per call on the device. Nothing here reads a clock or the host.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
+
+from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
+from compass_jax.model.logprobs import head_weights, logits_of
+from compass_jax.model.moe import routing_dtype, unset_id
+from compass_jax.model.transformer import Cache, Transformer, apply, init_cache
+from compass_jax.rollout.sampling import Purpose, Sampler, sample, sample_keys
+
+
+class Prefix(NamedTuple):
+    """`p` prompts after prefill, with the first token of each of their `s` samples."""
+
+    cache: Cache  # layers of [p kv t d]
+    tokens: Int[Array, "p t"]
+    lengths: Int[Array, "p"]
+    routing: UInt[Array, "p t l k"] | None
+    keys: UInt32[Array, "p s 2"]
+    first_token: Int[Array, "p s"]
+    first_logp: Float[Array, "p s"]
+    first_entropy: Float[Array, "p s"]
+
+
+class DecodeState(NamedTuple):
+    """One row per slot. `t` is the longest sequence; arrays are aligned as in records.py."""
+
+    cache: Cache  # layers of [slots kv t d]
+    tokens: Int[Array, "slots t"]
+    logp: Float[Array, "slots t"]
+    entropy: Float[Array, "slots t"]
+    routing: UInt[Array, "slots t l k"] | None
+    lengths: Int[Array, "slots"]  # tokens so far, prompt included; the last one has not been an input yet
+    limits: Int[Array, "slots"]  # length at which the sequence is cut
+    keys: UInt32[Array, "slots 2"]
+    live: Bool[Array, "slots"]  # holds a sequence that is not finished
+
+
+class Engine:
+    """The sampler of one model. Parameters come in the unstacked layout with every call; the engine holds none."""
+
+    def __init__(self, model: ModelConfig, compute: ComputeConfig, rollout: RolloutConfig, eos_id: int):
+        self.model_config, self.compute, self.config, self.eos_id = model, compute, rollout, eos_id
+        self.model = Transformer(model, compute, stacked=False)
+
+    @property
+    def max_concurrent_decodes(self) -> int:
+        """Number of slots."""
+        return self.config.slots
+
+    @property
+    def max_prefill_length(self) -> int:
+        """Longest prompt in tokens."""
+        return self.config.prompt_buckets[-1]
+
+    @property
+    def samples_per_slot(self) -> int:
+        """Sequences per slot."""
+        return 1
+
+    def bucket(self, length: int) -> int:
+        """Smallest prompt bucket that holds `length` tokens; ValueError beyond the longest."""
+        for size in self.config.prompt_buckets:
+            if length <= size:
+                return size
+        raise ValueError(f"a prompt of {length} tokens exceeds the longest bucket of rollout.prompt_buckets {self.config.prompt_buckets}")
+
+    def init_decode_state(self) -> DecodeState:
+        """An empty state: no slot is live."""
+        c, n, t = self.model_config, self.config.slots, self.config.max_length
+        routing = None
+        if c.moe_layers:
+            dtype = routing_dtype(c.moe.experts)
+            routing = jnp.full((n, t, len(c.moe_layers), c.moe.top_k), unset_id(dtype), dtype)
+        wide = jnp.promote_types(self.compute.dtype, jnp.float32)
+        return DecodeState(
+            cache=init_cache(c, n, t, self.compute.dtype),
+            tokens=jnp.zeros((n, t), jnp.int32),
+            logp=jnp.zeros((n, t), wide),
+            entropy=jnp.zeros((n, t), wide),
+            routing=routing,
+            lengths=jnp.ones((n,), jnp.int32),
+            limits=jnp.ones((n,), jnp.int32),
+            keys=jnp.zeros((n, 2), jnp.uint32),
+            live=jnp.zeros((n,), bool),
+        )
+
+    def prefill(self, *, params, existing_prefix=None, padded_tokens: Int[Array, "t"], true_length: int, sampler=None, request_id: int = 0) -> Prefix:
+        """One prompt, one sample, keyed by `request_id`. `existing_prefix` is not supported: ValueError."""
+        if existing_prefix is not None:
+            raise ValueError("prefill onto an existing prefix is not supported: pass the whole prompt")
+        one = jnp.zeros((1,), jnp.uint32)
+        keys = sample_keys(0, Purpose.SERVE, one + jnp.uint32(request_id), one, one)
+        lengths = jnp.array([true_length], jnp.int32)
+        tokens = jnp.asarray(padded_tokens, jnp.int32)[None]
+        return self.prefill_multisampling(params=params, padded_tokens=tokens, true_length=lengths, sampler=sampler, rng=keys[None], num_samples=1)
+
+    def prefill_multisampling(
+        self, *, params, padded_tokens: Int[Array, "p t"], true_length: Int[Array, "p"], sampler: Sampler | None, rng: UInt32[Array, "p s 2"], num_samples: int
+    ) -> Prefix:
+        """`p` prompts padded to one bucket, run once for all their samples; `rng` has one key per sample (`sample_keys`)."""
+        if rng.shape[1] != num_samples:
+            raise ValueError(f"rng has keys for {rng.shape[1]} samples, num_samples = {num_samples}")
+        return self._prefill(params, padded_tokens, true_length, rng, sampler or self.default_sampler())
+
+    def default_sampler(self) -> Sampler:
+        """The sampler of the rollout configuration."""
+        return Sampler(self.config.temperature, self.config.top_k, self.config.top_p)
+
+    @partial(jax.jit, static_argnums=(0, 5))
+    def _prefill(self, params, tokens, lengths, keys, sampler) -> Prefix:
+        p, t = tokens.shape
+        positions = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32)[None], (p, t))
+        mask = positions < lengths[:, None]
+        cache = init_cache(self.model_config, p, t, self.compute.dtype)
+        out = apply(self.model, params, tokens, positions, mask=mask, cache=cache)
+        last = jnp.take_along_axis(out.hidden, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)[:, 0]
+        logits = logits_of(last, head_weights(params))
+        s = keys.shape[1]
+        spread = jnp.repeat(logits, s, axis=0, total_repeat_length=p * s)
+        at = jnp.repeat(lengths, s, axis=0, total_repeat_length=p * s)
+        first = sample(spread, keys.reshape(p * s, 2), at, sampler)
+        return Prefix(out.cache, tokens, lengths, out.routing, keys, *(x.reshape(p, s) for x in first))
+
+    def insert(self, prefix: Prefix, decode_state: DecodeState, slot: int, request_id=None) -> DecodeState:
+        """Puts the first sample of the first prompt into `slot`."""
+        slots = jnp.full(prefix.first_token.shape, -1, jnp.int32).at[0, 0].set(slot)
+        return self.bulk_insert(prefix, decode_state, slots)
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=2)
+    def bulk_insert(self, prefix: Prefix, decode_state: DecodeState, slots: Int[Array, "p s"]) -> DecodeState:
+        """Puts sample `s` of prompt `p` into `slots[p, s]`; -1 leaves it out (for a later call with the same prefix)."""
+        state, (p, s), t = decode_state, slots.shape, prefix.tokens.shape[1]
+        flat = slots.reshape(p * s)
+        to = jnp.where(flat < 0, self.config.slots, flat)  # out of range: dropped
+        source = jnp.repeat(jnp.arange(p), s, axis=0, total_repeat_length=p * s)
+
+        def rows(buffer, new):
+            return buffer.at[to].set(new.astype(buffer.dtype), mode="drop")
+
+        def window(buffer, new):
+            return buffer.at[to, :t].set(jnp.take(new, source, axis=0).astype(buffer.dtype), mode="drop")
+
+        def layer(buffer, new):
+            return buffer.at[to, :, :t].set(jnp.take(new, source, axis=0).astype(buffer.dtype), mode="drop")
+
+        lengths = jnp.take(prefix.lengths, source)
+        token, logp, entropy = (x.reshape(p * s) for x in (prefix.first_token, prefix.first_logp, prefix.first_entropy))
+
+        def first(buffer, new):
+            return buffer.at[to, lengths].set(new.astype(buffer.dtype), mode="drop")
+
+        limits = lengths + self.config.max_new_tokens
+        return DecodeState(
+            cache=jax.tree.map(layer, state.cache, prefix.cache),
+            tokens=first(window(state.tokens, prefix.tokens), token),
+            logp=first(rows(state.logp, jnp.zeros((p * s, state.logp.shape[1]), state.logp.dtype)), logp),
+            entropy=first(rows(state.entropy, jnp.zeros((p * s, state.entropy.shape[1]), state.entropy.dtype)), entropy),
+            routing=None if state.routing is None else window(self._forget(state.routing, to), prefix.routing),
+            lengths=rows(state.lengths, lengths + 1),
+            limits=rows(state.limits, limits),
+            keys=rows(state.keys, prefix.keys.reshape(p * s, 2)),
+            live=rows(state.live, (token != self.eos_id) & (lengths + 1 < limits)),
+        )
+
+    def _forget(self, routing, slots):
+        """A new sequence must not inherit the routes of the slot's previous one: its rows start unset."""
+        empty = jnp.array(unset_id(routing.dtype), routing.dtype)
+        return routing.at[slots].set(jnp.broadcast_to(empty, (slots.shape[0], *routing.shape[1:])), mode="drop")
+
+    def generate(
+        self, params, decode_state: DecodeState, sampler: Sampler | None = None, *, read: int | None = None, wanted_free: int | None = None
+    ) -> tuple[DecodeState, Int[Array, ""]]:
+        """Decodes up to `tokens_per_call` tokens in every live slot; returns the state and the number of steps taken.
+
+        Stops early when no slot is live, or when `wanted_free` slots are free (None: never). `read` bounds the cache
+        positions that attention reads; it must cover the longest live sequence plus tokens_per_call.
+        """
+        wanted = jnp.int32(self.config.slots + 1 if wanted_free is None else wanted_free)
+        return self._generate(params, decode_state, wanted, sampler or self.default_sampler(), read)
+
+    @partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=2)
+    def _generate(self, params, state: DecodeState, wanted_free, sampler, read):
+        n, slots = self.config.tokens_per_call, self.config.slots
+        moe = self.model_config.moe if state.routing is not None else None
+        outputs = {
+            "tokens": jnp.zeros((n, slots), jnp.int32),
+            "logp": jnp.zeros((n, slots), state.logp.dtype),
+            "entropy": jnp.zeros((n, slots), state.entropy.dtype),
+            "wrote": jnp.zeros((n, slots), bool),
+        }
+        if moe is not None:
+            outputs["routing"] = jnp.full((n, slots, *state.routing.shape[2:]), unset_id(state.routing.dtype), state.routing.dtype)
+        current = jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)[:, 0]
+
+        def go_on(carry):
+            i, live = carry[0], carry[3]
+            count = jnp.sum(live, dtype=jnp.int32)
+            return (i < n) & (count > 0) & (slots - count < wanted_free)
+
+        def body(carry):
+            i, cache, lengths, live, current, outputs = carry
+            step = apply(self.model, params, current[:, None], lengths[:, None] - 1, mask=live[:, None], cache=cache, read=read)
+            logits = logits_of(step.hidden[:, 0], head_weights(params))
+            token, logp, entropy = sample(logits, state.keys, lengths, sampler)
+            new = {"tokens": token, "logp": logp, "entropy": entropy, "wrote": live}
+            if moe is not None:
+                new["routing"] = step.routing[:, 0]
+            outputs = {name: jax.lax.dynamic_update_index_in_dim(buffer, new[name], i, 0) for name, buffer in outputs.items()}
+            lengths = lengths + live.astype(jnp.int32)
+            live = live & (token != self.eos_id) & (lengths < state.limits)
+            return i + 1, step.cache, lengths, live, token, outputs
+
+        steps, cache, lengths, live, _, outputs = jax.lax.while_loop(
+            go_on, body, (jnp.int32(0), state.cache, state.lengths, state.live, current, outputs)
+        )
+        return self._write_back(state, outputs)._replace(cache=cache, lengths=lengths, live=live), steps
+
+    def _write_back(self, state: DecodeState, outputs) -> DecodeState:
+        """Scatters a call's `[steps slots]` outputs to the slots' rows; a live slot advances one position per step."""
+        n, slots = outputs["tokens"].shape
+        slot = jnp.broadcast_to(jnp.arange(slots)[None], (n, slots))
+        position = state.lengths[None, :] + jnp.arange(n, dtype=jnp.int32)[:, None]
+        position = jnp.where(outputs["wrote"], position, self.config.max_length + 1)  # out of range: dropped
+
+        def put(buffer, name, shift=0):
+            return buffer.at[slot, position - shift].set(outputs[name], mode="drop", unique_indices=True)
+
+        routing = None if state.routing is None else put(state.routing, "routing", 1)  # row t belongs to token t as an input
+        return state._replace(tokens=put(state.tokens, "tokens"), logp=put(state.logp, "logp"), entropy=put(state.entropy, "entropy"), routing=routing)
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=2)
+    def free_resource(self, slot: Int[Array, ""], decode_state: DecodeState) -> DecodeState:
+        """Gives a slot up; what it generated is forgotten."""
+        return decode_state._replace(live=decode_state.live.at[slot].set(False))
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=2)
+    def harvest(self, state: DecodeState, store: UInt[Array, "rows t l k"] | None, slots: Int[Array, "n"], rows: Int[Array, "n"]):
+        """(tokens, logp, entropy) `[n t]` of finished slots for the host; their routing is copied on the device to rows of `store`.
+
+        `rows` out of range are not stored.
+        """
+        out = tuple(jnp.take(x, slots, axis=0, mode="clip") for x in (state.tokens, state.logp, state.entropy))
+        if store is not None:
+            store = store.at[rows].set(jnp.take(state.routing, slots, axis=0, mode="clip"), mode="drop")
+        return out, store
+
+    def new_store(self, rows: int) -> UInt[Array, "rows t l k"] | None:
+        """Room for the routing of `rows` sequences, unset; None for a dense model."""
+        c = self.model_config
+        if not c.moe_layers:
+            return None
+        dtype = routing_dtype(c.moe.experts)
+        return jnp.full((rows, self.config.max_length, len(c.moe_layers), c.moe.top_k), unset_id(dtype), dtype)

@@ -1,0 +1,76 @@
+"""Logits -> token, log-prob, entropy. Every draw's key is folded from (run seed, purpose, prompt, visit, sample, position)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+from compass_jax.model.logprobs import log_softmax_entropy
+
+
+class Purpose(enum.IntEnum):
+    """What a sample is drawn for; part of its key, so evaluation never repeats training's draws."""
+
+    TRAIN = 0
+    EVAL = 1
+    FILTER = 2
+    JUDGE = 3
+    SERVE = 4
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Static sampling parameters. Temperature 0 is greedy, its log-probs are those of temperature 1."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+def sample_keys(
+    seed: int, purpose: Purpose, prompt_ids: UInt32[Array, "n"], visits: UInt32[Array, "n"], samples: UInt32[Array, "n"]
+) -> UInt32[Array, "n 2"]:
+    """One key per sequence; `sample` folds in the position of each draw."""
+    base = jax.random.fold_in(jax.random.key(seed), int(purpose))
+
+    def one(prompt, visit, sample):
+        return jax.random.key_data(jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(base, prompt), visit), sample))
+
+    return jax.vmap(one)(prompt_ids, visits, samples)
+
+
+def truncate(logits: Float[Array, "n v"], top_k: int, top_p: float) -> Float[Array, "n v"]:
+    """Logits outside the top-k, or outside the smallest set of tokens with mass >= top-p, become -inf. Ties with the last token kept stay."""
+    lowest = jnp.array(-jnp.inf, logits.dtype)
+    if top_k:
+        kth = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))[0][:, -1:]
+        logits = jnp.where(logits >= kth, logits, lowest)
+    if top_p < 1.0:
+        ordered = jnp.sort(logits, axis=-1, descending=True)
+        before = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1) - jax.nn.softmax(ordered, axis=-1)
+        last = jnp.min(jnp.where(before < top_p, ordered, jnp.array(jnp.inf, logits.dtype)), axis=-1, keepdims=True)
+        logits = jnp.where(logits >= last, logits, lowest)
+    return logits
+
+
+def sample(
+    logits: Float[Array, "n v"], keys: UInt32[Array, "n 2"], positions: Int[Array, "n"], sampler: Sampler
+) -> tuple[Int[Array, "n"], Float[Array, "n"], Float[Array, "n"]]:
+    """(token, logp, entropy) at `positions`; logp and entropy are of softmax(logits / T) over the full vocabulary, before truncation."""
+    scaled = logits / (sampler.temperature or 1.0)
+    logp, entropy = log_softmax_entropy(scaled)
+    if sampler.temperature == 0:
+        token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    else:
+
+        def noise(key, position):
+            key = jax.random.fold_in(jax.random.wrap_key_data(key), position)
+            return jax.random.gumbel(key, logits.shape[-1:], logits.dtype)
+
+        kept = truncate(scaled, sampler.top_k, sampler.top_p)
+        token = jnp.argmax(kept + jax.vmap(noise)(keys, positions), axis=-1).astype(jnp.int32)
+    return token, jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0], entropy
