@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -18,10 +20,11 @@ def masked_mean(x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, kee
 
 
 def masked_std(x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False) -> Float[Array, "..."]:
-    """Standard deviation with ddof 0 where `mask`; 0 where nothing is selected."""
+    """Standard deviation with ddof 0 where `mask`; 0, with gradient 0, where nothing or nothing different is selected."""
     mean = masked_mean(x, mask, axis, keepdims=True)
     var = masked_mean(jnp.square(jnp.where(mask, x - mean, jnp.zeros((), x.dtype))), mask, axis, keepdims)
-    return jnp.sqrt(var)
+    positive = var > 0  # the gradient of sqrt at 0 is infinite
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, var, jnp.ones((), x.dtype))), jnp.zeros((), x.dtype))
 
 
 def masked_max(x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False) -> Float[Array, "..."]:
@@ -34,3 +37,24 @@ def masked_max(x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keep
 def masked_min(x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False) -> Float[Array, "..."]:
     """Minimum of `x` where `mask`; 0 where nothing is selected."""
     return -masked_max(-x, mask, axis, keepdims)
+
+
+def masked_quantile(x: Float[Array, "b t"], mask: Bool[Array, "b t"], q: float) -> Float[Array, "b"]:
+    """The `q` quantile of each row where `mask`, linearly interpolated (numpy's `linear`); 0 for an empty row.
+
+    `q` is read as the nearest fraction with a denominator up to 10,000, and the position q (n - 1) is computed in integers: where it
+    falls on a value, the quantile is that value exactly, in every precision, so that `x >= quantile` holds for it.
+    """
+    if not 0 <= q <= 1:
+        raise ValueError(f"masked_quantile: q = {q} is outside [0, 1]")
+    fraction = Fraction(q).limit_denominator(10_000)
+    top, bottom = fraction.numerator, fraction.denominator
+    last = jnp.maximum(jnp.sum(mask, axis=1, dtype=jnp.int32) - 1, 0)
+    rest = last % bottom * top  # q * last = whole + rest / bottom, without the overflow of top * last
+    below = last // bottom * top + rest // bottom
+    above = jnp.minimum(below + 1, last)
+    ordered = jnp.sort(jnp.where(mask, x, jnp.full((), jnp.inf, x.dtype)), axis=1)
+    low, high = (jnp.take_along_axis(ordered, i[:, None], axis=1)[:, 0] for i in (below, above))
+    share = (rest % bottom).astype(x.dtype) / bottom
+    between = jnp.minimum(low + (high - low) * share, high)
+    return jnp.where(jnp.any(mask, axis=1), between, jnp.zeros((), x.dtype))

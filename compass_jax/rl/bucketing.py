@@ -1,0 +1,125 @@
+"""Rows of many lengths -> micro-batches of few shapes. Plans are made on the host from lengths alone, so that every process makes the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, Shaped
+
+
+class MicroBatch(NamedTuple):
+    """Rows that are padded to one length and computed together."""
+
+    length: int  # the bucket: tokens per row
+    rows: Int[np.ndarray, "n"]  # indices into the lengths that were planned; -1 is a padding row
+
+
+def plan(lengths: Sequence[int] | np.ndarray, buckets: Sequence[int], micro_batch_tokens: int, *, rows_multiple: int = 1) -> list[MicroBatch]:
+    """Places every row exactly once, in a bucket at least as long as the row, with the fewest padded tokens.
+
+    A micro-batch of bucket `length` has full = max(1, micro_batch_tokens // length) rows, or half or a quarter of that, rounded to a multiple of
+    `rows_multiple` (the number of devices that share the rows): three shapes per bucket at most, whatever the lengths. The rows left over in
+    a bucket ride in the free space of a longer one when that lowers the number of padded tokens. Longest bucket first, so that what
+    does not fit in memory fails at once. The same lengths give the same plan.
+    ValueError names the first row that is longer than the last bucket, or has a negative length.
+    """
+    sizes = np.asarray(lengths, dtype=np.int64)
+    if sizes.ndim != 1:
+        raise ValueError(f"plan: lengths has shape {list(sizes.shape)}, expected one length per row")
+    if not buckets or list(buckets) != sorted(set(buckets)) or micro_batch_tokens < 1 or rows_multiple < 1:
+        raise ValueError(
+            f"plan: buckets {buckets} must increase; micro_batch_tokens {micro_batch_tokens} and rows_multiple {rows_multiple} be positive"
+        )
+    too_long = np.flatnonzero(sizes > buckets[-1])
+    if too_long.size:
+        i = int(too_long[0])
+        raise ValueError(f"plan: row {i} has {sizes[i]} tokens, more than the last bucket holds ({buckets[-1]}): add a longer bucket (rl.buckets)")
+    negative = np.flatnonzero(sizes < 0)
+    if negative.size:
+        raise ValueError(f"plan: row {int(negative[0])} has {sizes[negative[0]]} tokens")
+    order = np.argsort(sizes, kind="stable")
+    own = np.searchsorted(np.asarray(buckets), sizes[order])
+    queue = [order[own == k] for k in range(len(buckets))]
+    shapes = [_row_counts(length, micro_batch_tokens, rows_multiple) for length in buckets]
+    moved = _rides(tuple(len(q) for q in queue), tuple(buckets), tuple(shapes))
+    batches: list[MicroBatch] = []
+    riders = order[:0]
+    for k, length in enumerate(buckets):
+        here = np.concatenate([riders, queue[k]])
+        stay = len(here) - moved[k]
+        riders = here[stay:]  # the longest
+        batches = _cut(here[:stay], length, shapes[k]) + batches
+    return batches
+
+
+def padding_frac(batches: Sequence[MicroBatch], lengths: Sequence[int] | np.ndarray) -> float:
+    """Share of the planned tokens that are padding, padding rows included; 0 for an empty plan."""
+    area = sum(b.length * len(b.rows) for b in batches)
+    return 1.0 - float(np.sum(np.asarray(lengths, dtype=np.int64))) / area if area else 0.0
+
+
+def take_rows(array: Shaped[np.ndarray, "n ..."] | Shaped[Array, "n ..."], rows: Int[np.ndarray, "m"], length: int, fill: int | float | bool = 0):
+    """Rows `rows` of a numpy or JAX array, with axis 1 (t, if there is one) cut or padded to `length`. Padding holds `fill`."""
+    xp = np if isinstance(array, np.ndarray) else jnp
+    value = np.asarray(fill, array.dtype)
+    rows = np.asarray(rows)
+    if array.shape[0] == 0:
+        taken = xp.full((len(rows), *array.shape[1:]), value)
+    else:
+        padding = (rows < 0).reshape(-1, *[1] * (array.ndim - 1))
+        taken = xp.where(padding, value, array[np.maximum(rows, 0)])
+    if array.ndim == 1:
+        return taken
+    taken = taken[:, :length]
+    missing = length - taken.shape[1]
+    return xp.pad(taken, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2), constant_values=value) if missing else taken
+
+
+def _row_counts(length: int, micro_batch_tokens: int, multiple: int) -> tuple[int, ...]:
+    """The allowed numbers of rows, largest first: full, half, quarter, in whole multiples."""
+    full = max(1, micro_batch_tokens // length // multiple)
+    return tuple(sorted({max(1, full // part) * multiple for part in (1, 2, 4)}, reverse=True))
+
+
+def _cover(n: int, counts: Sequence[int]) -> list[int]:
+    """Micro-batch sizes that hold `n` rows: full ones, then half and quarter at most once each if that saves rows. Only the last has free rows."""
+    sizes = [counts[0]] * (n // counts[0])
+    rest = n - sum(sizes)
+    for i, count in enumerate(counts):
+        if rest > sum(counts[i + 1 :]):  # the smaller ones together could not hold the rest
+            sizes.append(count)
+            rest -= count
+    return sizes
+
+
+def _cut(rows: Int[np.ndarray, "n"], length: int, counts: Sequence[int]) -> list[MicroBatch]:
+    """Rows of one bucket, shortest first, as micro-batches; the last one is filled up with padding rows."""
+    sizes = _cover(len(rows), counts)
+    padded = np.concatenate([rows, np.full(sum(sizes) - len(rows), -1, rows.dtype)])
+    return [MicroBatch(length, part) for part in np.split(padded, np.cumsum(sizes)[:-1])] if sizes else []
+
+
+def _rides(rows: Sequence[int], buckets: Sequence[int], counts: Sequence[Sequence[int]]) -> list[int]:
+    """How many rows each bucket hands to the next one: fewest tokens in all, then fewest micro-batches, then fewest rows moved.
+
+    Dynamic programming over (bucket, rows handed to it). Only numbers of rows that would free a micro-batch, or let a smaller one do, are tried.
+    """
+
+    @cache
+    def best(k: int, arriving: int) -> tuple[tuple[int, int, int], tuple[int, ...]]:
+        n = rows[k] + arriving
+        options = {0}
+        if k + 1 < len(buckets):
+            options |= {n % count for count in counts[k]} | ({n} if n <= counts[k][0] else set())
+        found = []
+        for moved in options:
+            sizes = _cover(n - moved, counts[k])
+            (tokens, batches, total), rest = best(k + 1, moved) if k + 1 < len(buckets) else ((0, 0, 0), ())
+            found.append(((tokens + sum(sizes) * buckets[k], batches + len(sizes), total + moved), (moved, *rest)))
+        return min(found)
+
+    return list(best(0, 0)[1])

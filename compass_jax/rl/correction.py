@@ -1,0 +1,35 @@
+"""How far the sampler's probabilities are from the trainer's, at the same parameters."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from compass_jax.masked import masked_sum
+from compass_jax.rl.diagnostics import Diagnostics, mean_of, share_of
+from compass_jax.rl.shapes import require_shape
+from compass_jax.rl.surrogate import kl_k3, token_log_ratio
+
+EXTREME_RATIO = 2.0
+
+
+def mismatch(old_logp: Float[Array, "b t"], rollout_logp: Float[Array, "b t"], mask: Bool[Array, "b t"]) -> Diagnostics:
+    """The gap between rollout and training, with rho = exp(old_logp - rollout_logp), the log-ratio clamped to +-20:
+
+    logp_abs_diff   mean |old_logp - rollout_logp| (not clamped)
+    kl_k3           mean(rho - 1 - ln rho), an estimate of KL(rollout || training)
+    extreme_frac    share of tokens with max(rho, 1 / rho) > 2
+    ess             (sum rho)^2 / (n sum rho^2), effective sample size as a share; kept as (sum rho, sum rho^2, n), since only sums add up
+    """
+    require_shape("mismatch", (None, None), old_logp=old_logp)
+    require_shape("mismatch", old_logp.shape, rollout_logp=rollout_logp, mask=mask)
+    log_rho = token_log_ratio(old_logp, rollout_logp, mask)
+    rho = jnp.exp(log_rho)
+    return {
+        "mismatch/logp_abs_diff": mean_of(jnp.abs(old_logp - rollout_logp), mask),
+        "mismatch/kl_k3": mean_of(kl_k3(log_rho), mask),
+        "mismatch/extreme_frac": share_of(jnp.abs(log_rho) > math.log(EXTREME_RATIO), mask, old_logp.dtype),
+        "mismatch/ess": (*mean_of(rho, mask)[:1], masked_sum(jnp.square(rho), mask), jnp.sum(mask).astype(old_logp.dtype)),
+    }

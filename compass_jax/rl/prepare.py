@@ -1,0 +1,65 @@
+"""From raw rewards to what an update trains on: advantages, weights, masks. Pure; `n_groups`, `config` and the thresholds are static."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from compass_jax.config import RLConfig
+from compass_jax.rl.advantages import group_advantage
+from compass_jax.rl.diagnostics import Diagnostics
+from compass_jax.rl.espo import entropy_groups
+from compass_jax.rl.grouping import spread
+from compass_jax.rl.objectives import token_weights
+from compass_jax.rl.shapes import require_shape
+from compass_jax.rl.zero_variance import Kind, group_kind, rl_zvp_advantage, waste
+
+
+class Prepared(NamedTuple):
+    """Per token; 0, False or -1 where nothing is trained on."""
+
+    advantage: Float[Array, "b t"]
+    weight: Float[Array, "b t"]
+    mask: Bool[Array, "b t"]  # generated tokens of samples with a known reward
+    entropy_group: Int[Array, "b t"] | None  # espo only
+
+
+def prepare(
+    mask: Bool[Array, "b t"],
+    old_entropy: Float[Array, "b t"],
+    reward: Float[Array, "b"],
+    known: Bool[Array, "b"],
+    group: Int[Array, "b"],
+    *,
+    n_groups: int,
+    config: RLConfig,
+    right_at: float,
+    wrong_at: float,
+) -> tuple[Prepared, Diagnostics]:
+    """Advantages and weights of all rows of one update, in any order, and the account of its tokens (to merge and finalize).
+
+    `mask` holds all generated tokens; `group` is in 0..n_groups-1, or -1 for a padding row. Call it once per update with every row of it:
+    the weights' denominators run over one update. `old_entropy` and `reward` have one dtype, and so has the result.
+    """
+    require_shape("prepare", (None, None), mask=mask)
+    require_shape("prepare", mask.shape, old_entropy=old_entropy)
+    require_shape("prepare", mask.shape[:1], reward=reward, known=known, group=group)
+    dtype = old_entropy.dtype
+    known = known & (group >= 0)
+    trained = mask & known[:, None]
+
+    kinds = group_kind(reward, known, group, n_groups, right_at=right_at, wrong_at=wrong_at)  # raw rewards, before any shaping
+    row_kind = jnp.where(group >= 0, spread(kinds, group), int(Kind.UNDECIDED))
+
+    advantage = jnp.where(trained, group_advantage(reward, known, group, n_groups, config.normalize_std)[:, None], jnp.zeros((), dtype))
+    # Stage 4 takes what is still uniform after the stages before it: its advantage is 0 until here, so that adding is replacing.
+    if config.zero_variance.rl_zvp:
+        advantage = advantage + rl_zvp_advantage(old_entropy, trained, row_kind, config.zero_variance.rl_zvp_alpha)
+
+    objective = config.objective
+    entropy_group = entropy_groups(old_entropy, trained, objective.espo_quantiles) if objective.name == "espo" else None
+    weight = token_weights(trained, group, known, n_groups, objective, entropy_group, dtype)
+    metrics = waste(mask & (group >= 0)[:, None], known, row_kind, kinds, rl_zvp=config.zero_variance.rl_zvp, dtype=dtype)
+    return Prepared(advantage, weight, trained, entropy_group), metrics

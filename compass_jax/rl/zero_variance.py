@@ -1,0 +1,84 @@
+"""Zero-variance groups: which they are, the advantage that entropy gives them, and what the rollout's tokens were good for."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from compass_jax.masked import masked_max
+from compass_jax.rl.diagnostics import Diagnostics, share_of
+from compass_jax.rl.grouping import group_statistics
+from compass_jax.rl.shapes import require_shape
+
+
+class Kind(IntEnum):
+    """What the known raw rewards of a group say."""
+
+    UNDECIDED = 0  # fewer than two known rewards
+    VARIED = 1
+    ALL_RIGHT = 2
+    ALL_WRONG = 3
+    UNIFORM_BETWEEN = 4  # uniform, neither right nor wrong: all Tie, all half of the tests
+
+
+def group_kind(
+    reward: Float[Array, "b"], known: Bool[Array, "b"], group: Int[Array, "b"], n_groups: int, *, right_at: float, wrong_at: float
+) -> Int[Array, "g"]:
+    """The `Kind` of each group, from raw rewards: never from shaped ones, or a penalty would hide a uniform group.
+
+    Uniform: max - min <= 1e-6. All right: uniform and every reward >= `right_at`; all wrong: uniform and every reward <= `wrong_at`.
+    """
+    if not wrong_at < right_at:
+        raise ValueError(f"group_kind: wrong_at = {wrong_at} must be below right_at = {right_at}")
+    stats = group_statistics(reward, known, group, n_groups)
+    kind = jnp.full((n_groups,), Kind.VARIED, jnp.int32)
+    kind = jnp.where(stats.uniform, int(Kind.UNIFORM_BETWEEN), kind)
+    kind = jnp.where(stats.uniform & (stats.low >= right_at), int(Kind.ALL_RIGHT), kind)
+    kind = jnp.where(stats.uniform & (stats.high <= wrong_at), int(Kind.ALL_WRONG), kind)
+    return jnp.where(stats.decided, kind, int(Kind.UNDECIDED))
+
+
+def rl_zvp_advantage(old_entropy: Float[Array, "b t"], mask: Bool[Array, "b t"], kind: Int[Array, "b"], alpha: float) -> Float[Array, "b t"]:
+    """Uniform groups learn from entropy: right answers are confirmed and wrong ones discouraged (RL-ZVP, arXiv 2509.21880).
+
+        all right:  A_t = + alpha * H_t
+        all wrong:  A_t = - alpha * (max_j H_j - H_t)        max over the response's masked tokens
+
+    H is detached (`old_entropy`, nats). `kind` is that of each row's group. 0 for every other kind and outside the mask.
+    """
+    require_shape("rl_zvp_advantage", old_entropy.shape[:2], old_entropy=old_entropy, mask=mask)
+    require_shape("rl_zvp_advantage", old_entropy.shape[:1], kind=kind)
+    zero = jnp.zeros((), old_entropy.dtype)
+    entropy = jax.lax.stop_gradient(jnp.where(mask, old_entropy, zero))
+    right = alpha * entropy
+    wrong = -alpha * (masked_max(entropy, mask, axis=1, keepdims=True) - entropy)
+    advantage = jnp.where((kind == Kind.ALL_RIGHT)[:, None], right, jnp.where((kind == Kind.ALL_WRONG)[:, None], wrong, zero))
+    return jnp.where(mask, advantage, zero)
+
+
+def waste(
+    mask: Bool[Array, "b t"], known: Bool[Array, "b"], row_kind: Int[Array, "b"], group_kinds: Int[Array, "g"], *, rl_zvp: bool, dtype=jnp.float32
+) -> Diagnostics:
+    """What the generated tokens are trained on, and how many groups were uniform.
+
+    `mask` holds every generated token, those of samples with an unknown reward included: they cost as much and are counted under
+    `frac_none`, as are undecided groups, uniform ones in between and, without `rl_zvp`, all uniform ones. The four shares sum to 1.
+    `rate_all_right` and `rate_all_wrong` are shares of the groups with at least two known rewards.
+    """
+    require_shape("waste", mask.shape[:1], known=known, row_kind=row_kind)
+    uniform = (row_kind == Kind.ALL_RIGHT) | (row_kind == Kind.ALL_WRONG)
+    verifier = known & (row_kind == Kind.VARIED)
+    entropy = known & uniform & rl_zvp
+    shaping = jnp.zeros_like(known)  # nothing shapes rewards yet
+    nothing = ~(verifier | shaping | entropy)
+    signals = {"verifier_signal": verifier, "shaping_signal": shaping, "entropy_signal": entropy, "none": nothing}
+    decided = group_kinds != Kind.UNDECIDED
+    return {
+        "waste/tokens_generated": (jnp.sum(mask).astype(dtype),),
+        **{f"waste/frac_{name}": share_of(jnp.broadcast_to(rows[:, None], mask.shape), mask, dtype) for name, rows in signals.items()},
+        "zero_variance/rate_all_right": share_of(group_kinds == Kind.ALL_RIGHT, decided, dtype),
+        "zero_variance/rate_all_wrong": share_of(group_kinds == Kind.ALL_WRONG, decided, dtype),
+    }

@@ -1,0 +1,178 @@
+"""Independent float64 references in plain numpy: loops over responses and tokens, nested means instead of weights.
+
+A toy policy makes log-probs from parameters: token t of a response sits in state `states[i, t]` and took `taken[i, t]`,
+log pi = log_softmax(theta[state])[taken]. Objectives take theta and a frozen theta0, which stands under every stop-gradient; gradients are
+complex-step derivatives in theta alone, exact to machine precision (every piece is analytic; branches look at the real part).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass
+class Toy:
+    """Rollout of the toy policy. All arrays but theta are [b t] or [b]."""
+
+    theta: np.ndarray  # [states, vocabulary], current
+    old_theta: np.ndarray
+    ref_theta: np.ndarray
+    states: np.ndarray
+    taken: np.ndarray
+    mask: np.ndarray
+    reward: np.ndarray
+    known: np.ndarray
+    group: np.ndarray
+    n_groups: int
+
+    @property
+    def vocab_size(self):
+        return self.theta.shape[1]
+
+    def logp(self, theta):
+        return log_softmax(theta)[self.states, self.taken]
+
+    @property
+    def old_logp(self):
+        return self.logp(self.old_theta)
+
+    @property
+    def ref_logp(self):
+        return self.logp(self.ref_theta)
+
+    @property
+    def old_entropy(self):
+        logs = log_softmax(self.old_theta)
+        return -(np.exp(logs) * logs).sum(-1)[self.states]
+
+
+def make_toy(seed=0, drift=0.3, groups=4, samples=3, tokens=12, states=9, vocab=7, unknown=True):
+    """Responses of several lengths, one empty; one unknown reward; the last two rows are padding; rows in random order."""
+    rng = np.random.default_rng(seed)
+    b = groups * samples + 2
+    theta = rng.normal(size=(states, vocab))
+    group = np.concatenate([np.repeat(np.arange(groups), samples), [-1, -1]])
+    mask = (np.arange(tokens) >= 2) & (np.arange(tokens) < 2 + rng.integers(1, tokens - 1, size=(b, 1)))
+    mask[-2:] = False
+    mask[1, 5] = False  # tool output in the middle
+    mask[3] = False
+    reward = rng.integers(0, 3, size=b) / 2
+    reward[group == 0] = 1.0
+    reward[group == 1] = 0.0
+    reward[np.flatnonzero(group == 2)[:2]] = [0.0, 1.0]
+    known = group >= 0
+    if unknown:
+        known[np.flatnonzero(group == groups - 1)[0]] = False
+    order = rng.permutation(b)
+    return Toy(
+        theta=theta,
+        old_theta=theta + drift * rng.normal(size=theta.shape),
+        ref_theta=theta + 0.5 * rng.normal(size=theta.shape),
+        states=rng.integers(0, states, size=(b, tokens)),
+        taken=rng.integers(0, vocab, size=(b, tokens)),
+        mask=mask[order],
+        reward=reward[order],
+        known=known[order],
+        group=group[order],
+        n_groups=groups,
+    )
+
+
+def log_softmax(x):
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def advantage(toy, normalize_std=True):
+    """(R - mean) / (std + 1e-6) within each group, over known rewards; 0 for uniform groups and single samples."""
+    out = np.zeros(len(toy.reward))
+    for g in range(toy.n_groups):
+        rows = [i for i in range(len(out)) if toy.group[i] == g and toy.known[i]]
+        if len(rows) < 2:
+            continue
+        r = np.array([toy.reward[i] for i in rows])
+        if r.max() - r.min() <= 1e-6:
+            continue
+        out[rows] = (r - r.mean()) / (r.std() + 1e-6 if normalize_std else 1.0)
+    return out
+
+
+def rl_zvp(toy, right_at, wrong_at, alpha):
+    """[b t], 0 wherever the group varies."""
+    entropy = toy.old_entropy
+    out = np.zeros(entropy.shape)
+    for g in range(toy.n_groups):
+        rows = [i for i in range(len(out)) if toy.group[i] == g and toy.known[i]]
+        r = np.array([toy.reward[i] for i in rows])
+        if len(rows) < 2 or r.max() - r.min() > 1e-6:
+            continue
+        for i in rows:
+            tokens = np.flatnonzero(toy.mask[i])
+            if not len(tokens):
+                continue
+            if r.min() >= right_at:
+                out[i, tokens] = alpha * entropy[i, tokens]
+            elif r.max() <= wrong_at:
+                out[i, tokens] = -alpha * (entropy[i, tokens].max() - entropy[i, tokens])
+    return out
+
+
+def objective(name, toy, theta, theta0, advantages, config):
+    """Mean over groups, of the mean over known samples, of the objective's mean within the response. theta may be complex."""
+    logp, frozen = toy.logp(theta), toy.logp(theta0)
+    per_group = []
+    for g in range(toy.n_groups):
+        rows = [i for i in range(len(toy.group)) if toy.group[i] == g and toy.known[i]]
+        if rows:
+            per_group.append(sum(_response(name, toy, i, logp, frozen, advantages, config) for i in rows) / len(rows))
+    return sum(per_group) / len(per_group)
+
+
+def _response(name, toy, i, logp, frozen, advantages, config):
+    tokens = np.flatnonzero(toy.mask[i])
+    if not len(tokens):
+        return 0.0
+    entropy = toy.old_entropy[i]
+    parts = [tokens]
+    if name == "espo":
+        thresholds = [np.quantile(entropy[tokens], q, method="linear") for q in config.espo_quantiles]
+        index = [sum(h <= entropy[t] for h in thresholds) for t in tokens]
+        parts = [tokens[np.array(index) == k] for k in range(len(thresholds) + 1)]
+        parts = [p for p in parts if len(p)]
+    means = []
+    for part in parts:
+        ratios = np.clip(frozen[i, part] - toy.old_logp[i, part], -20, 20)
+        s = np.exp(np.clip(ratios.mean(), -10, 10))
+        low, high = config.clip_low, config.clip_high
+        if name == "espo" and not config.espo_fixed_clip:
+            low = high = max(config.espo_alpha * entropy[part].mean() / np.log(toy.vocab_size), config.espo_floor)
+        values = []
+        for t in part:
+            if name == "grpo":
+                ratio = np.exp(logp[i, t] - toy.old_logp[i, t])
+            elif name == "gspo" or config.espo_token_form == "gspo":
+                ratio = s * np.exp(logp[i, t]) / np.exp(frozen[i, t])
+            else:
+                ratio = s * np.exp(logp[i, t]) / np.exp(toy.old_logp[i, t])
+            a = advantages[i, t]
+            d = toy.ref_logp[i, t] - logp[i, t]
+            values.append(smaller(ratio * a, bounded(ratio, 1 - low, 1 + high) * a) - config.kl_coef * (np.exp(d) - d - 1))
+        means.append(sum(values) / len(values))
+    return sum(means) / len(means)
+
+
+def smaller(a, b):
+    return a if np.real(a) <= np.real(b) else b
+
+
+def bounded(x, low, high):
+    return low if np.real(x) < low else high if np.real(x) > high else x
+
+
+def gradient(function, theta):
+    """Complex-step derivative of a real-valued function at real theta."""
+    out = np.zeros(theta.shape)
+    for index in np.ndindex(theta.shape):
+        moved = theta.astype(complex)
+        moved[index] += 1e-30j
+        out[index] = np.imag(function(moved)) / 1e-30
+    return out

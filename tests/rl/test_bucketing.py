@@ -1,0 +1,129 @@
+"""Plans place every row once, in few shapes, with less padding than rows kept to their own buckets."""
+
+import inspect
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compass_jax.rl.bucketing import MicroBatch, padding_frac, plan, take_rows
+
+BUCKETS = (16, 32, 64, 256)
+cases = given(
+    lengths=st.lists(st.integers(0, 256), max_size=70),
+    tokens=st.sampled_from([100, 256, 500, 1024, 1800]),
+    multiple=st.sampled_from([1, 2, 4]),
+)
+fast = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+
+
+def allowed(bucket, tokens, multiple):
+    full = max(1, tokens // bucket // multiple)
+    return {max(1, full // part) * multiple for part in (1, 2, 4)}
+
+
+@fast
+@cases
+def test_every_row_is_placed_once_in_an_allowed_shape(lengths, tokens, multiple):
+    batches = plan(lengths, BUCKETS, tokens, rows_multiple=multiple)
+    rows = np.concatenate([b.rows for b in batches]) if batches else np.zeros(0, int)
+    assert sorted(rows[rows >= 0]) == list(range(len(lengths)))
+    for b in batches:
+        assert b.length in BUCKETS and len(b.rows) in allowed(b.length, tokens, multiple)
+        real = b.rows[b.rows >= 0]
+        assert len(real) and all(lengths[i] <= b.length for i in real)
+    assert [b.length for b in batches] == sorted((b.length for b in batches), reverse=True)
+
+
+@fast
+@cases
+def test_riding_along_never_costs_tokens(lengths, tokens, multiple):
+    """Against the same sizes with every row in its own bucket: the cheapest cover by full ones and at most one half and one quarter."""
+    separate = 0
+    for low, bucket in zip((-1, *BUCKETS), BUCKETS):
+        n = sum(low < x <= bucket for x in lengths)
+        full, *rest = sorted(allowed(bucket, tokens, multiple), reverse=True)
+        options = [sum(c for c, used in zip(rest, bits) if used) for bits in np.ndindex(*[2] * len(rest))] + [full]
+        separate += bucket * (n // full * full + min(o for o in options if o >= n % full))
+    batches = plan(lengths, BUCKETS, tokens, rows_multiple=multiple)
+    area = sum(b.length * len(b.rows) for b in batches)
+    assert area <= separate
+    assert padding_frac(batches, lengths) == pytest.approx(1 - sum(lengths) / area if area else 0)
+
+
+def as_lists(batches):
+    return [(b.length, b.rows.tolist()) for b in batches]
+
+
+def test_by_hand():
+    assert as_lists(plan([10, 60, 12, 64, 9, 11], (16, 64), 256)) == [(64, [1, 3]), (16, [4, 0, 5, 2])]
+    # one short row and three long ones: a micro-batch of its own would cost 4 x 16 tokens, the free row costs nothing
+    assert as_lists(plan([60, 5, 64, 62], (16, 64), 256)) == [(64, [1, 0, 3, 2])]
+    # with four long rows there is no free row
+    assert as_lists(plan([60, 5, 64, 62, 61], (16, 64), 256)) == [(64, [0, 4, 3, 2]), (16, [1, -1, -1, -1])]
+    # three rows of a micro-batch of four are a half and a quarter
+    assert as_lists(plan([60, 61, 62], (16, 64), 256)) == [(64, [0, 1]), (64, [2])]
+    assert as_lists(plan([60, 61, 62], (64,), 32)) == [(64, [0]), (64, [1]), (64, [2])]
+    assert plan([], (16,), 256) == []
+
+
+def test_rides_go_through_an_empty_bucket():
+    """The short row passes the middle bucket, which has no rows at all."""
+    assert as_lists(plan([100, 120, 128, 3], (16, 32, 128), 512)) == [(128, [3, 0, 1, 2])]
+
+
+def test_the_same_lengths_give_the_same_plan():
+    lengths = np.random.default_rng(0).integers(1, 256, 200)
+    assert as_lists(plan(lengths, BUCKETS, 2048)) == as_lists(plan(lengths.tolist(), list(BUCKETS), 2048))
+
+
+def test_long_tails_are_packed_well():
+    """At most a quarter of one micro-batch in padding rows, over all buckets together."""
+    lengths = np.minimum(np.random.default_rng(1).lognormal(3.5, 0.7, 256).astype(int) + 1, 256)
+    buckets = np.array([32, 64, 128, 256])
+    own_buckets = buckets[np.searchsorted(buckets, lengths)].sum()
+    batches = plan(lengths, tuple(buckets.tolist()), 4096)
+    assert sum(b.length * len(b.rows) for b in batches) <= own_buckets + 4096 // 4
+    assert len({(b.length, len(b.rows)) for b in batches}) <= 8
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (([5, 300, 400], (64, 256), 512), r"row 1 has 300 tokens, more than the last bucket holds \(256\)"),
+        (([-1], (64,), 512), "row 0 has -1 tokens"),
+        (([[1, 2]], (64,), 512), r"lengths has shape \[1, 2\]"),
+        (([1], (64, 32), 512), r"buckets \(64, 32\) must increase"),
+        (([1], (), 512), r"buckets \(\) must increase"),
+        (([1], (64,), 0), "micro_batch_tokens 0"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(plan)(*arguments)  # without the annotations' own check, which is there in tests alone
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+def test_take_rows(kind):
+    x = kind(np.arange(1, 13, dtype=np.int32).reshape(3, 4))
+    rows = np.array([2, -1, 0])
+    for length, expected in ((2, [[9, 10], [0, 0], [1, 2]]), (5, [[9, 10, 11, 12, 0], [0] * 5, [1, 2, 3, 4, 0]])):
+        got = take_rows(x, rows, length)
+        assert isinstance(got, np.ndarray) == isinstance(x, np.ndarray) and got.dtype == np.int32
+        np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(take_rows(kind(np.array([True, True, True])), rows, 2), [True, False, True])
+    np.testing.assert_array_equal(take_rows(kind(np.zeros((0, 4), np.float32)), np.array([-1]), 2), np.zeros((1, 2)))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+def test_take_rows_fills_routing_with_the_unset_sentinel(kind):
+    routing = kind(np.ones((2, 3, 2, 2), np.uint8))
+    got = np.asarray(take_rows(routing, np.array([1, -1]), 4, fill=255))
+    assert got.dtype == np.uint8 and got.shape == (2, 4, 2, 2)
+    assert np.all(got[0, :3] == 1) and np.all(got[0, 3] == 255) and np.all(got[1] == 255)
+
+
+def test_a_micro_batch_is_a_length_and_rows():
+    assert MicroBatch(4, np.array([0])).length == 4 and padding_frac([MicroBatch(4, np.array([0, -1]))], [3]) == pytest.approx(5 / 8)

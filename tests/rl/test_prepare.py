@@ -1,0 +1,87 @@
+"""`prepare` as a whole: its parts are tested by value elsewhere, here what it puts together."""
+
+import dataclasses
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import rl_reference as ref
+
+from compass_jax.config import ObjectiveConfig, RLConfig, ZeroVarianceConfig
+from compass_jax.rl.diagnostics import finalize_diagnostics
+from compass_jax.rl.prepare import prepare
+
+
+def run(toy, config, entropy=None, dtype=jnp.float64, function=prepare):
+    jitted = jax.jit(functools.partial(function, n_groups=toy.n_groups, config=config, right_at=1.0, wrong_at=0.0))
+    return jitted(
+        jnp.asarray(toy.mask), jnp.asarray(toy.old_entropy if entropy is None else entropy, dtype), jnp.asarray(toy.reward, dtype),
+        jnp.asarray(toy.known), jnp.asarray(toy.group, jnp.int32),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rl_zvp", [True, False])
+@pytest.mark.parametrize("normalize_std", [True, False])
+def test_advantages_are_the_verifiers_or_entropys(rl_zvp, normalize_std, x64):
+    toy = ref.make_toy(seed=8)
+    config = RLConfig(normalize_std=normalize_std, zero_variance=ZeroVarianceConfig(rl_zvp, 0.2))
+    p, _ = run(toy, config)
+    trained = toy.mask & toy.known[:, None]
+    expected = np.where(trained, ref.advantage(toy, normalize_std)[:, None], 0)
+    if rl_zvp:
+        expected = expected + ref.rl_zvp(toy, 1.0, 0.0, 0.2)
+    np.testing.assert_allclose(p.advantage, expected, rtol=1e-9, atol=1e-15)
+    np.testing.assert_array_equal(p.mask, trained)
+    np.testing.assert_array_equal(np.asarray(p.weight) > 0, trained)
+    np.testing.assert_array_equal(np.asarray(p.entropy_group) >= 0, trained)
+
+
+def test_account_of_the_tokens(x64):
+    toy = ref.make_toy(seed=9)
+    metrics = {k: float(v) for k, v in finalize_diagnostics(run(toy, RLConfig())[1]).items()}
+    tokens = toy.mask.sum(1)
+    total = tokens.sum()
+    kind = {}
+    for g in range(toy.n_groups):
+        r = toy.reward[(toy.group == g) & toy.known]
+        kind[g] = "verifier_signal" if np.ptp(r) > 1e-6 else "entropy_signal" if r[0] in (0, 1) else "none"
+    expected = dict.fromkeys(("verifier_signal", "shaping_signal", "entropy_signal", "none"), 0.0)
+    for i, g in enumerate(toy.group):
+        if g >= 0:
+            expected[kind[g] if toy.known[i] else "none"] += tokens[i] / total
+    assert {k: metrics[f"waste/frac_{k}"] for k in expected} == pytest.approx(expected)
+    assert metrics["waste/tokens_generated"] == total and expected["entropy_signal"] > 0 and expected["none"] > 0
+    assert 0 < metrics["zero_variance/rate_all_right"] < 1 and 0 < metrics["zero_variance/rate_all_wrong"] < 1
+
+
+def test_only_espo_has_entropy_groups():
+    toy = ref.make_toy(seed=10)
+    for name in ("grpo", "gspo"):
+        p, _ = run(toy, RLConfig(objective=ObjectiveConfig(name)), dtype=jnp.float32)
+        assert p.entropy_group is None and p.weight.dtype == p.advantage.dtype == jnp.float32
+
+
+def test_garbage_outside_the_mask_and_in_unknown_rewards_is_ignored(x64):
+    toy = ref.make_toy(seed=11)
+    clean = run(toy, RLConfig())
+    entropy = np.where(toy.mask & toy.known[:, None], toy.old_entropy, np.nan)
+    dirty = run(dataclasses.replace(toy, reward=np.where(toy.known, toy.reward, np.nan)), RLConfig(), entropy)
+    jax.tree.map(np.testing.assert_array_equal, clean, dirty)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(dirty))
+
+
+def test_no_tokens_at_all():
+    toy = ref.make_toy(seed=12)
+    toy.mask[:] = False
+    p, metrics = run(toy, RLConfig(), dtype=jnp.float32)
+    assert not np.any(p.advantage) and not np.any(p.weight) and np.all(np.asarray(p.entropy_group) == -1)
+    assert finalize_diagnostics(metrics)["waste/frac_none"] == 0
+
+
+def test_shapes_are_checked():
+    toy = ref.make_toy(seed=13)
+    with pytest.raises(ValueError, match=r"prepare: old_entropy has shape \[14, 3\], expected \[14 12\]"):
+        run(toy, RLConfig(), np.zeros((14, 3)), jnp.float32, function=inspect.unwrap(prepare))  # without the annotations' own check

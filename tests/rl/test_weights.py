@@ -1,0 +1,63 @@
+"""The normaliser: means within the response, over samples, over groups."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import rl_reference as ref
+
+from compass_jax.config import ObjectiveConfig
+from compass_jax.rl import objectives
+from compass_jax.rl.espo import entropy_groups
+
+token_weights = jax.jit(objectives.token_weights, static_argnums=(3, 4, 6))
+F, T = False, True
+
+
+def test_token_mean_by_hand():
+    mask = jnp.asarray([[F, T, T, F], [F, T, T, T], [F, T, F, F], [F, T, T, F], [F, T, T, T]])
+    group = jnp.asarray([0, 0, 1, 2, -1], jnp.int32)
+    known = jnp.asarray([T, T, T, F, T])  # group 2 has no known sample: it is not counted; the last row is padding
+    for name in ("grpo", "gspo"):
+        weight = token_weights(mask, group, known, 3, ObjectiveConfig(name))
+        expected = [[0, 1 / 8, 1 / 8, 0], [0, 1 / 12, 1 / 12, 1 / 12], [0, 1 / 2, 0, 0], [0] * 4, [0] * 4]
+        np.testing.assert_allclose(weight, np.array(expected, np.float32), rtol=1e-6)
+
+
+def test_a_grown_group_weighs_no_more():
+    mask = jnp.ones((6, 2), bool)
+    weight = token_weights(mask, jnp.asarray([0, 1, 1, 1, 1, 1], jnp.int32), jnp.ones(6, bool), 2, ObjectiveConfig("grpo"))
+    np.testing.assert_allclose(weight[0].sum(), 0.5)
+    np.testing.assert_allclose(weight[1:].sum(), 0.5, rtol=1e-6)
+
+
+def test_espo_weighs_entropy_groups_alike_and_skips_empty_ones():
+    mask = jnp.asarray([[F, T, T, T, T, T], [F, T, T, F, F, F]])
+    entropy_group = jnp.asarray([[-1, 0, 0, 2, 0, 0], [-1, 1, 1, -1, -1, -1]], jnp.int32)
+    weight = token_weights(mask, jnp.asarray([0, 0], jnp.int32), jnp.ones(2, bool), 1, ObjectiveConfig(espo_quantiles=(0.5, 0.8)), entropy_group)
+    expected = [[0, 1 / 16, 1 / 16, 1 / 4, 1 / 16, 1 / 16], [0, 1 / 4, 1 / 4, 0, 0, 0]]
+    np.testing.assert_allclose(weight, np.array(expected, np.float32), rtol=1e-6)
+
+
+@pytest.mark.parametrize("config", [ObjectiveConfig("grpo"), ObjectiveConfig(), ObjectiveConfig(espo_quantiles=(0.2, 0.5, 0.8))])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_weights_sum_to_one(config, seed, x64):
+    toy = ref.make_toy(seed)
+    toy.mask[:, 2] = True  # every response has a token
+    mask = jnp.asarray(toy.mask)
+    groups = entropy_groups(jnp.asarray(toy.old_entropy), mask, config.espo_quantiles)
+    weight = token_weights(mask, jnp.asarray(toy.group), jnp.asarray(toy.known), toy.n_groups, config, groups, jnp.float64)
+    np.testing.assert_allclose(weight.sum(), 1, rtol=1e-12)
+    rows = toy.known & (toy.group >= 0)
+    np.testing.assert_array_equal(np.asarray(weight) > 0, toy.mask & rows[:, None])
+
+
+def test_no_known_sample_at_all_gives_zero_weights():
+    mask = jnp.ones((2, 3), bool)
+    weight = token_weights(mask, jnp.zeros(2, jnp.int32), jnp.zeros(2, bool), 1, ObjectiveConfig("gspo"))
+    np.testing.assert_array_equal(weight, np.zeros((2, 3), np.float32))
+
+
+def test_espo_without_entropy_groups_is_refused():
+    with pytest.raises(ValueError, match="espo needs entropy_group"):
+        token_weights(jnp.ones((1, 2), bool), jnp.zeros(1, jnp.int32), jnp.ones(1, bool), 1, ObjectiveConfig())
