@@ -1,0 +1,130 @@
+"""Supervised examples: conversations from JSONL files, and worked solutions of procedural training questions.
+
+Exact duplicates, examples longer than the longest bucket and examples that ask a held-out question are left out and
+counted. RL may train on the same questions; the held-out ones are in neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compass_jax.config import ProceduralSource, RunConfig
+from compass_jax.data.files import DataError, check_messages, read_rows
+from compass_jax.data.procedural import normalised
+from compass_jax.data.prompts import Question, questions
+from compass_jax.data.stream import ShuffledStream
+from compass_jax.data.tokenizer import Tokenizer, TokenizerError
+from compass_jax.data.worked import known_datasets, worked_solution
+
+logger = logging.getLogger(__name__)
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class SFTExample:
+    """One conversation. `mask` selects the assistant's tokens, end tokens included: those are learnt."""
+
+    tokens: np.ndarray  # int32 [t]
+    mask: np.ndarray  # bool [t]
+    label: str  # the file's name without its ending, or the data source's label
+
+    @property
+    def key(self) -> str:
+        """The same for equal token sequences and masks only."""
+        return hashlib.blake2b(self.tokens.tobytes() + self.mask.tobytes(), digest_size=16).hexdigest()
+
+
+class ExampleStream(ShuffledStream[SFTExample]):
+    """Examples in a shuffled order, for ever; `state()` and `restore()` continue it exactly."""
+
+    def __init__(self, examples: Sequence[SFTExample], seed: int):
+        super().__init__(examples, (example.key for example in examples), seed)
+
+    def next_batch(self, n: int) -> list[SFTExample]:
+        """The next `n` examples."""
+        return [example for example, _ in self.take(n)]
+
+
+def sft_examples(config: RunConfig, tokenizer: Tokenizer) -> tuple[list[SFTExample], dict[str, int]]:
+    """The examples of `config.sft` and what was counted on the way.
+
+    Counts: examples, duplicates, too_long, heldout (the last three are left out), tokens, assistant_tokens,
+    and "from/<label>" for each label. Raises DataError for a file or label that cannot be used, or if nothing is left.
+    """
+    pool = questions(config.data, config.seed)
+    asked = {key for question in pool if question.heldout for key in (normalised(question.text), normalised(question.messages[-1]["content"]))}
+    counts: Counter[str] = Counter(duplicates=0, too_long=0, heldout=0)
+    seen: set[str] = set()
+    examples: list[SFTExample] = []
+    for where, label, messages in (*_from_files(config.sft.files), *_procedural(config, pool)):
+        if any(message["role"] == "user" and normalised(message["content"]) in asked for message in messages):
+            counts["heldout"] += 1
+            continue
+        try:
+            example = SFTExample(*tokenizer.encode_example(messages), label)
+        except TokenizerError as error:
+            raise DataError(f"{where}: {error}") from error
+        if example.key in seen:
+            counts["duplicates"] += 1
+        elif len(example.tokens) > config.sft.buckets[-1]:
+            counts["too_long"] += 1
+        else:
+            examples.append(example)
+            counts[f"from/{label}"] += 1
+        seen.add(example.key)
+    counts.update(examples=len(examples), tokens=sum(len(e.tokens) for e in examples), assistant_tokens=sum(int(e.mask.sum()) for e in examples))
+    _check_any(config, counts)
+    return examples, dict(counts)
+
+
+def _check_any(config: RunConfig, counts: Counter[str]) -> None:
+    if not counts["examples"]:
+        raise DataError(
+            f"no SFT examples are left of sft.files = {config.sft.files} and sft.procedural = {config.sft.procedural}: "
+            f"{counts['too_long']} are longer than sft.buckets[-1] = {config.sft.buckets[-1]} tokens, {counts['heldout']} ask a held-out question"
+        )
+    if counts["too_long"]:
+        logger.warning("%d SFT examples are longer than sft.buckets[-1] = %d tokens and are left out", counts["too_long"], config.sft.buckets[-1])
+    if counts["heldout"]:
+        logger.warning("%d SFT examples ask a held-out question and are left out", counts["heldout"])
+
+
+def _from_files(paths: Iterable[str]) -> Iterator[tuple[str, str, Messages]]:
+    for path in paths:
+        label = path.rsplit("/", 1)[-1].rsplit(".", 1)[0]
+        for where, row in read_rows(path):
+            if "messages" not in row:
+                fields = ", ".join(map(str, row))
+                raise DataError(f"{where}: no field 'messages' (fields: {fields}); it must hold a list of {{'role', 'content'}}")
+            messages = check_messages(row["messages"], where)
+            if not any(message["role"] == "assistant" for message in messages):
+                raise DataError(f"{where}: no assistant message: there is nothing to learn from; add one or delete the row")
+            yield where, label, messages
+
+
+def _procedural(config: RunConfig, pool: Sequence[Question]) -> Iterator[tuple[str, str, Messages]]:
+    """Worked solutions of the first training questions of each named label."""
+    datasets: dict[str, set[str]] = {}  # of each label; two sources may share one
+    for source in config.data.sources:
+        if isinstance(source, ProceduralSource):
+            datasets.setdefault(source.label or source.dataset, set()).add(source.dataset)
+    for i, (label, wanted) in enumerate(config.sft.procedural):
+        where = f"sft.procedural[{i}] ({label!r})"
+        if label not in datasets:
+            raise DataError(f"{where}: no procedural data source has this label; labels: {', '.join(sorted(datasets)) or 'none'}")
+        unknown = datasets[label] - set(known_datasets())
+        if unknown:
+            raise DataError(f"{where}: no worked solutions for {', '.join(sorted(unknown))}; there are some for: {', '.join(known_datasets())}")
+        chosen = [question for question in pool if question.label == label and question.entry is not None and not question.heldout][:wanted]
+        if len(chosen) < wanted:
+            logger.warning("%s: only %d training questions are available, %d worked solutions were asked for", where, len(chosen), wanted)
+        for question in chosen:
+            source = config.data.sources[question.source]
+            yield where, label, [*question.messages, {"role": "assistant", "content": worked_solution(source.dataset, question.entry)}]

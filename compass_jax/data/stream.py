@@ -1,0 +1,74 @@
+"""The order of training items: shuffled anew each epoch by grain, and continued exactly after a restart."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from compass_jax.data.files import DataError
+from compass_jax.records import Prompt
+
+T = TypeVar("T")
+
+
+class ShuffledStream(Generic[T]):
+    """Endless passes over `items`, each in an order of its own, drawn from `seed`.
+
+    `keys` identify the items: a state is restored only over the same items in the same order, or the continuation
+    would not be the one that was interrupted.
+    """
+
+    def __init__(self, items: Sequence[T], keys: Iterable[str], seed: int):
+        import grain
+
+        if not items:
+            raise DataError("there are no training items: every source is empty or held out")
+        self._items = list(items)
+        self._seed = seed
+        self._order = grain.MapDataset.range(len(self._items)).shuffle(seed=seed).repeat()
+        self._position = 0
+        digest = hashlib.blake2b(digest_size=8)
+        for key in keys:
+            digest.update(key.encode() + b"\0")
+        self._fingerprint = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the data so far."""
+        return self._position / len(self._items)
+
+    def take(self, n: int) -> list[tuple[T, int]]:
+        """The next `n` items, each with the number of its pass (0 in the first): how often it was given out before."""
+        taken = [(self._items[self._order[i]], i // len(self._items)) for i in range(self._position, self._position + n)]
+        self._position += n
+        return taken
+
+    def state(self) -> dict[str, Any]:
+        """Where the stream stands, as JSON."""
+        return {"position": self._position, "seed": self._seed, "items": len(self._items), "fingerprint": self._fingerprint}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from `state`. Raises DataError if it was taken over other items or with another seed."""
+        now = self.state()
+        for name in ("seed", "items", "fingerprint"):
+            if state[name] != now[name]:
+                raise DataError(
+                    f"the checkpoint's data differ from this run's: {name} was {state[name]!r} and is {now[name]!r}; "
+                    "restore the run's data sources and seed, or start a new run"
+                )
+        self._position = int(state["position"])
+
+
+class PromptStream(ShuffledStream[Prompt]):
+    """Training prompts in a shuffled order; `visit` of each counts its earlier passes."""
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int):
+        super().__init__(prompts, (f"{prompt.id} {prompt.tokens.tolist()} {prompt.answer}" for prompt in prompts), seed)
+
+    def next_batch(self, n: int) -> list[Prompt]:
+        """The next `n` prompts, each at its visit."""
+        return [prompt.at_visit(visit) for prompt, visit in self.take(n)]

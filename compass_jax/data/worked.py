@@ -1,0 +1,106 @@
+"""Worked solutions of some reasoning-gym tasks: short chains of thought whose every step is one operation.
+
+Each function takes a dataset's entry and returns the lines before the answer; `worked_solution` adds
+`<answer>...</answer>`. Made for a cold start: a small model learns the form here, and RL does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Entry = dict[str, Any]
+_REGISTRY: dict[str, Callable[[Entry], list[str]]] = {}
+
+
+def _worked(name: str) -> Callable[[Callable[[Entry], list[str]]], Callable[[Entry], list[str]]]:
+    def register(function: Callable[[Entry], list[str]]) -> Callable[[Entry], list[str]]:
+        _REGISTRY[name] = function
+        return function
+
+    return register
+
+
+def known_datasets() -> tuple[str, ...]:
+    """Names of the datasets that worked solutions exist for."""
+    return tuple(sorted(_REGISTRY))
+
+
+def worked_solution(dataset_name: str, entry: Entry) -> str:
+    """The steps to `entry`'s answer, one a line, and the answer in `<answer>` tags. Raises ValueError for a dataset without any."""
+    if dataset_name not in _REGISTRY:
+        raise ValueError(f"no worked solutions for the dataset {dataset_name!r}; there are some for: {', '.join(known_datasets())}")
+    return "\n".join([*_REGISTRY[dataset_name](entry), f"<answer>{entry['answer']}</answer>"])
+
+
+@_worked("chain_sum")
+def _chain_sum(entry: Entry) -> list[str]:
+    """6 + 2 - 4: "6 + 2 = 8", "8 - 4 = 4"."""
+    first, *rest = entry["metadata"]["expression"].split(" ")
+    total, lines = int(first), []
+    for sign, term in zip(rest[::2], rest[1::2]):
+        result = total + int(term) if sign == "+" else total - int(term)
+        lines.append(f"{total} {sign} {term} = {result}")
+        total = result
+    return lines
+
+
+@_worked("products")
+def _products(entry: Entry) -> list[str]:
+    """12 * 34: the left factor times each digit of the right one, then the sum of these."""
+    first, *rest = entry["metadata"]["expression"].split(" * ")
+    total, lines = int(first), []
+    for factor in map(int, rest):
+        sign = -1 if factor < 0 else 1
+        digits = str(abs(factor))
+        parts = [sign * int(digit) * 10 ** (len(digits) - 1 - i) for i, digit in enumerate(digits) if digit != "0"] or [0]
+        lines += [f"{total} * {part} = {total * part}" for part in parts]
+        product = total * parts[0]
+        for part in parts[1:]:
+            lines.append(f"{product} + {total * part} = {product + total * part}")
+            product += total * part
+        total = product
+    return lines
+
+
+@_worked("gcd")
+def _gcd(entry: Entry) -> list[str]:
+    """Euclid's algorithm, folded over the numbers: "48 % 18 = 12", "18 % 12 = 6", "12 % 6 = 0"."""
+    result, *rest = entry["metadata"]["numbers"]
+    lines = []
+    for number in rest:
+        a, b = max(result, number), min(result, number)
+        while b:
+            lines.append(f"{a} % {b} = {a % b}")
+            a, b = b, a % b
+        result = a
+    return lines
+
+
+@_worked("count_bits")
+def _count_bits(entry: Entry) -> list[str]:
+    """Halve and keep the remainder, counting the odd ones: "6 0", "3 1", "1 2" is number and ones so far."""
+    number, ones, lines = entry["metadata"]["number"], 0, []
+    while number:
+        ones += number % 2
+        lines.append(f"{number} {ones}")
+        number //= 2
+    return lines
+
+
+@_worked("spell_backward")
+def _spell_backward(entry: Entry) -> list[str]:
+    """The word in letters, then the letters from the last to the first."""
+    word = entry["metadata"]["word"]
+    return [" ".join(word), " ".join(reversed(word))]
+
+
+@_worked("letter_counting")
+def _letter_counting(entry: Entry) -> list[str]:
+    """Each word with the letter's count in it and the count so far: "banana 3 3"."""
+    letter, total, lines = entry["metadata"]["target_letter"], 0, []
+    for word in entry["metadata"]["span"]:
+        count = word.lower().count(letter)
+        total += count
+        lines.append(f"{word} {count} {total}")
+    return lines

@@ -1,0 +1,105 @@
+import json
+
+import pytest
+
+from compass_jax.config import DataConfig, ModelConfig, ProceduralSource, RunConfig, SFTConfig
+from compass_jax.data.files import DataError
+from compass_jax.data.prompts import heldout_prompts, train_prompts
+from compass_jax.data.sft import ExampleStream, sft_examples
+from compass_jax.data.tokenizer import train_tokenizer
+
+SUMS = ProceduralSource("chain_sum", (("max_terms", 3), ("max_digits", 1)), size=200, label="sums", instruction="Go.")
+DATA = DataConfig(sources=(SUMS, ProceduralSource("sudoku", size=2)), heldout_frac=0.3, eval_prompts=1000, system_prompt="Be brief.")
+MODEL = ModelConfig("qwen3", 300, 16, 1, 2, 1, 8, 32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return train_tokenizer(["State the final answer to the following arithmetic problem: 1 + 2 ="] * 9, 300, tmp_path_factory.mktemp("tokenizer"))
+
+
+NO_SOURCES = DataConfig()
+
+
+def run(data=NO_SOURCES, **sft):
+    return RunConfig("test", MODEL, data=data, sft=SFTConfig(**{"buckets": (64, 300)} | sft), seed=3)
+
+
+def row(question, answer):
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return str(path)
+
+
+def test_procedural_examples_are_worked_training_questions(tokenizer):
+    examples, stats = sft_examples(run(DATA, procedural=(("sums", 60),)), tokenizer)
+    prompts = train_prompts(DATA, tokenizer, 3)
+    heldout = {tuple(p.tokens.tolist()) for p in heldout_prompts(DATA, tokenizer, 3)}
+    assert len(examples) == stats["examples"] == stats["from/sums"] == 60 and len(heldout) > 40
+    for example, prompt in zip(examples, prompts):
+        start = len(prompt.tokens)
+        assert example.tokens[:start].tolist() == prompt.tokens.tolist() and tuple(prompt.tokens.tolist()) not in heldout
+        assert example.mask.tolist() == [False] * start + [True] * (len(example.tokens) - start)
+        assert example.tokens[-1] == tokenizer.eos_id
+        assert tokenizer.decode(example.tokens[start:]).endswith(f"<answer>{prompt.answer}</answer>")
+    assert stats["tokens"] == sum(len(e.tokens) for e in examples)
+    assert stats["assistant_tokens"] == sum(len(e.tokens) - len(p.tokens) for e, p in zip(examples, prompts))
+
+
+def test_duplicates_long_and_heldout_rows_are_left_out_and_counted(tmp_path, tokenizer, caplog):
+    heldout = heldout_prompts(DATA, tokenizer, 3)[0].question
+    rows = [row("a", "1"), row("a", "2"), row("a", "1"), row("b", "x" * 400), row(heldout, "9"), row("Go.\n" + heldout + " ", "9")]
+    examples, stats = sft_examples(run(DATA, files=(write(tmp_path / "chats.jsonl", rows),)), tokenizer)
+    assert [tokenizer.decode(e.tokens[e.mask]) for e in examples] == ["1", "2"]
+    assert (stats["examples"], stats["duplicates"], stats["too_long"], stats["heldout"], stats["from/chats"]) == (2, 1, 1, 2, 2)
+    assert "1 SFT examples are longer than sft.buckets[-1] = 300" in caplog.text
+    with pytest.raises(DataError, match=r"no SFT examples are left.*1 are longer"):
+        sft_examples(run(files=(write(tmp_path / "long.jsonl", rows[3:4]),)), tokenizer)
+
+
+GOOD = json.dumps(row("q", "a")) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", r"s\.jsonl is empty"),
+        (GOOD + "{'a': 1}\n" + GOOD, r"s\.jsonl, line 2: not JSON"),
+        (GOOD + GOOD[:-9], r"s\.jsonl, line 2: the last line is cut off"),
+        (GOOD + '"text"\n', r"s\.jsonl, line 2: a JSON str, not an object"),
+        (GOOD + '{"text": "x"}\n', r"s\.jsonl, line 2: no field 'messages' \(fields: text\)"),
+        (GOOD + '{"messages": []}\n', r"s\.jsonl, line 2: messages must be a non-empty list"),
+        (GOOD + '{"messages": [{"role": "user", "content": 3}]}\n', r"s\.jsonl, line 2: messages\[0\] must be an object"),
+        (GOOD + '{"messages": [{"role": "bot", "content": "x"}]}\n', r"s\.jsonl, line 2: messages\[0\] has the role 'bot'"),
+        (GOOD + '{"messages": [{"role": "user", "content": "x"}]}\n', r"s\.jsonl, line 2: no assistant message"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, tokenizer, content, message):
+    (tmp_path / "s.jsonl").write_text(content)
+    with pytest.raises(DataError, match=message):
+        sft_examples(run(files=(str(tmp_path / "s.jsonl"),)), tokenizer)
+
+
+def test_labels_without_worked_solutions_are_refused(tokenizer, caplog):
+    with pytest.raises(DataError, match=r"sft\.procedural\[0\] \('nope'\).*labels: sudoku, sums"):
+        sft_examples(run(DATA, procedural=(("nope", 1),)), tokenizer)
+    with pytest.raises(DataError, match=r"no worked solutions for sudoku.*chain_sum"):
+        sft_examples(run(DATA, procedural=(("sudoku", 1),)), tokenizer)
+    _, stats = sft_examples(run(DATA, procedural=(("sums", 10_000),)), tokenizer)
+    assert 100 < stats["examples"] < 200
+    assert f"only {stats['examples']} training questions are available" in caplog.text
+
+
+def test_stream_continues_exactly(tokenizer):
+    examples, _ = sft_examples(run(DATA, procedural=(("sums", 20),)), tokenizer)
+    stream = ExampleStream(examples, seed=4)
+    first = [e.key for e in stream.next_batch(20)]
+    assert sorted(first) == sorted(e.key for e in examples) and first != [e.key for e in examples]
+    state = json.loads(json.dumps(stream.state()))
+    expected = [e.key for e in stream.next_batch(33)]
+    again = ExampleStream(examples, seed=4)
+    again.restore(state)
+    assert [e.key for e in again.next_batch(33)] == expected

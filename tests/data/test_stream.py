@@ -1,0 +1,54 @@
+import json
+
+import numpy as np
+import pytest
+
+from compass_jax.data.files import DataError
+from compass_jax.data.stream import PromptStream
+from compass_jax.records import Prompt
+
+
+def make(n, answer="0"):
+    return [Prompt(100 + i, 0, "x", f"q{i}", np.asarray([i], np.int32), answer) for i in range(n)]
+
+
+def draw(stream, batches, size):
+    return [[(p.id, p.visit) for p in stream.next_batch(size)] for _ in range(batches)]
+
+
+def test_each_epoch_is_a_permutation_of_its_own_and_visits_count_epochs():
+    stream = PromptStream(make(37), seed=5)
+    flat = [pair for batch in draw(stream, 37, 3) for pair in batch]
+    epochs = [[i for i, visit in flat if visit == epoch] for epoch in range(3)]
+    assert all(sorted(epoch) == list(range(100, 137)) for epoch in epochs)
+    assert [visit for _, visit in flat] == [0] * 37 + [1] * 37 + [2] * 37
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0] and epochs[0] != sorted(epochs[0])
+    assert stream.epoch == 3.0
+    assert draw(PromptStream(make(37), seed=6), 1, 37)[0] != flat[:37]
+
+
+@pytest.mark.parametrize("done", [0, 1, 7, 20])
+def test_restore_continues_exactly(done):
+    whole = draw(PromptStream(make(11), seed=1), done + 9, 4)
+    first = PromptStream(make(11), seed=1)
+    draw(first, done, 4)
+    state = json.loads(json.dumps(first.state()))
+    second = PromptStream(make(11), seed=1)
+    draw(second, 2, 4)
+    second.restore(state)
+    assert draw(second, 9, 4) == whole[done:]
+
+
+@pytest.mark.parametrize(
+    ("items", "seed", "named"),
+    [(make(10), 1, "items"), (make(11), 2, "seed"), (make(11, "1"), 1, "fingerprint"), (make(11)[::-1], 1, "fingerprint")],
+)
+def test_restore_over_other_data_is_refused(items, seed, named):
+    state = PromptStream(make(11), seed=1).state()
+    with pytest.raises(DataError, match=f"differ from this run's: {named} was"):
+        PromptStream(items, seed).restore(state)
+
+
+def test_nothing_to_stream_is_an_error():
+    with pytest.raises(DataError, match="no training items"):
+        PromptStream([], seed=0)
