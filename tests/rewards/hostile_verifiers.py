@@ -1,0 +1,35 @@
+"""Checks that misbehave on command, for the workers of test_score: the response says how."""
+
+import os
+import signal
+import sys
+import time
+
+
+def obey(response: str, answer: str) -> float:
+    """The response's number, or what its first word says."""
+    word, _, rest = response.partition(" ")
+    if word == "sleep":
+        time.sleep(float(rest))
+    elif word == "spin":
+        while True:
+            pass
+    elif word == "exit":
+        os._exit(3)
+    elif word == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif word == "quit":
+        sys.exit("done")
+    elif word == "raise":
+        raise RuntimeError(f"cannot check {answer}")
+    elif word == "memory":
+        return float(len(bytearray(2**36)))
+    elif word == "nan":
+        return float("nan")
+    elif word == "pid":
+        return float(os.getpid())
+    elif word == "jax":
+        return float("jax" in sys.modules)
+    else:
+        return float(word)
+    return -1.0

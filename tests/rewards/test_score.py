@@ -1,0 +1,225 @@
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from compass_jax.config import DataConfig, FileSource, ProceduralSource, RewardConfig
+from compass_jax.data.procedural import distinct_entries, encode_item
+from compass_jax.records import Prompt, Score
+from compass_jax.rewards.score import Scorer, ScorerError
+
+OBEY = "hostile_verifiers:obey"
+DATA = DataConfig(sources=(FileSource("unused.jsonl"),))
+PROMPT = Prompt(1, 0, "x", "q", np.zeros(1, np.int32), "ref")
+
+
+def scorer(workers=1, timeout_s=20.0, verifier=OBEY, data=DATA):
+    return Scorer(RewardConfig(workers=workers, timeout_s=timeout_s), data, verifier)
+
+
+def drain(scorer, limit_s=30.0):
+    got, end = {}, time.monotonic() + limit_s
+    while scorer.outstanding:
+        for key, score in scorer.collect(block=True):
+            assert key not in got
+            got[key] = score
+        assert time.monotonic() < end
+    return got
+
+
+def alive(pid):
+    """Whether a process runs (a zombie that nobody has waited for does not)."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, limit_s=10.0):
+    end = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_many_results_keep_their_keys_and_come_fast():
+    numbers = random.Random(0).sample(range(10_000), 600)
+    with scorer(workers=2) as s:
+        s.wait_ready()
+        start = time.monotonic()
+        for n in numbers:
+            s.submit(("sample", n), PROMPT, str(n))
+        got = drain(s)
+        seconds = time.monotonic() - start
+        assert got == {("sample", n): Score(float(n), True) for n in numbers}
+        assert seconds < 2.0
+        assert s.collect(block=True) == [] and s.collect(block=False) == []
+
+
+def test_hang_crash_and_exception_cost_only_their_own_sample():
+    bad = {3: "spin", 10: "exit", 11: "segfault", 17: "raise", 20: "sleep 60", 25: "nan", 29: "quit", 33: "memory"}
+    with scorer(timeout_s=0.5) as s:
+        for n in range(40):
+            s.submit(n, PROMPT, bad.get(n, str(n)))
+        got = drain(s)
+    assert sorted(got) == list(range(40))
+    for n in set(range(40)) - set(bad):
+        assert got[n] == Score(float(n), True)
+    outcomes = {"timeout": (3, 20), "crash": (10, 11), "error": (17, 25, 29, 33)}
+    assert {n: got[n].outcome for n in bad} == {n: outcome for outcome, members in outcomes.items() for n in members}
+    assert not any(got[n].known or got[n].reward for n in bad)
+    assert "RuntimeError: cannot check ref" in got[17].detail
+    assert "code 3" in got[10].detail and f"code -{int(signal.SIGSEGV)}" in got[11].detail
+    assert "MemoryError" in got[33].detail
+    assert "no answer after 0.5 s" in got[3].detail and "nan" in got[25].detail
+
+
+def test_limit_is_per_sample_not_per_batch():
+    with scorer(timeout_s=1.0) as s:
+        for n in range(8):
+            s.submit(n, PROMPT, "sleep 0.25")
+        got = drain(s)
+    assert [got[n].known for n in range(8)] == [True] * 8, "together they take twice the limit"
+
+
+def test_submit_and_collect_do_not_wait():
+    with scorer() as s:
+        s.wait_ready()
+        start = time.monotonic()
+        s.submit("slow", PROMPT, "sleep 0.5")
+        assert s.collect(block=False) == []
+        assert time.monotonic() - start < 0.3
+        assert s.collect(block=True) == [("slow", Score(-1.0, True))]
+        assert time.monotonic() - start >= 0.5
+
+
+def test_workers_have_no_jax_and_a_killed_one_is_replaced():
+    with scorer() as s:
+        s.submit("jax", PROMPT, "jax")
+        s.submit("pid", PROMPT, "pid")
+        got = drain(s)
+        assert got["jax"].reward == 0.0
+        first = int(got["pid"].reward)
+        os.kill(first, signal.SIGKILL)
+        s.submit("pid", PROMPT, "pid")  # whether or not it is gone by now, nothing is lost
+        second = int(drain(s)["pid"].reward)
+        assert second != first and alive(second)
+    assert not alive(first) and not alive(second)
+
+
+def test_random_kills_lose_at_most_the_sample_in_hand():
+    rng = random.Random(1)
+    with scorer(workers=2) as s:
+        s.wait_ready()
+        for n in range(300):
+            s.submit(n, PROMPT, "sleep 0.004" if n % 2 else str(n))
+        for _ in range(5):
+            time.sleep(rng.uniform(0.0, 0.1))
+            s._workers[rng.randrange(2)].process.send_signal(signal.SIGKILL)
+        got = drain(s)
+    assert sorted(got) == list(range(300))
+    lost = [n for n in got if not got[n].known]
+    assert len(lost) <= 5 and all(got[n].outcome == "crash" for n in lost)
+    assert all(got[n].reward == (-1.0 if n % 2 else n) for n in got if n not in lost)
+
+
+def test_modules_of_a_worker_import_no_jax():
+    code = "import sys; import compass_jax.rewards.worker; print('jax' in sys.modules, 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("killed", [signal.SIGKILL, signal.SIGTERM])
+def test_a_busy_worker_dies_with_its_parent(killed):
+    code = f"""
+import sys, time; sys.path.insert(0, {os.path.dirname(__file__)!r})
+import test_score as t
+s = t.scorer(timeout_s=600); s.submit(0, t.PROMPT, "pid"); print(int(t.drain(s)[0].reward), flush=True)
+s.submit(1, t.PROMPT, "spin"); time.sleep(600)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        worker = int(parent.stdout.readline())
+        assert alive(worker)
+        time.sleep(0.1)  # let it begin to spin
+    finally:
+        parent.send_signal(killed)
+        parent.wait()
+        parent.stdout.close()
+    assert wait_until(lambda: not alive(worker))
+
+
+@pytest.mark.parametrize(("verifier", "message"), [("no_such_module:f", "No module named 'no_such_module'"), ("hostile_verifiers:nope", "nope")])
+def test_a_worker_that_cannot_start_is_reported_with_its_traceback(verifier, message):
+    with scorer(verifier=verifier) as s:
+        with pytest.raises(ScorerError, match=rf"(?s)cannot start.*Traceback.*{message}"):
+            s.wait_ready()
+        with pytest.raises(ScorerError, match="cannot start"):
+            s.submit(0, PROMPT, "1")
+        with pytest.raises(ScorerError, match="cannot start"):
+            s.collect(block=True)
+
+
+def test_a_worker_that_dies_while_starting_is_reported(tmp_path, monkeypatch):
+    (tmp_path / "dies_at_import.py").write_text("import os\nos._exit(7)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with scorer(verifier="dies_at_import:f") as s, pytest.raises(ScorerError, match="ended with code 7 before it was ready"):
+        s.wait_ready()
+
+
+def test_workers_that_are_always_killed_end_the_wait():
+    with scorer() as s:
+        s.wait_ready()
+
+        def kill():
+            end = time.monotonic() + 20
+            while not s._error and time.monotonic() < end:
+                s._workers[0].process.kill()
+                time.sleep(0.005)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            with pytest.raises(ScorerError, match=r"in a row were killed before they began a task \(code -9\)"):
+                for _ in range(50):
+                    s.submit(object(), PROMPT, "sleep 1")
+                    s.collect(block=True)
+        finally:
+            killer.join()
+
+
+def test_misuse_is_refused():
+    s = scorer()
+    s.submit("a", PROMPT, "1")
+    with pytest.raises(ValueError, match="'a' was submitted twice"):
+        s.submit("a", PROMPT, "2")
+    assert drain(s)["a"].reward == 1.0
+    s.submit("a", PROMPT, "2")
+    assert drain(s)["a"].reward == 2.0
+    s.close()
+    s.close()
+    with pytest.raises(ScorerError, match="closed"):
+        s.submit("b", PROMPT, "1")
+
+
+def test_each_source_has_its_own_check(tmp_path):
+    source = ProceduralSource("chain_sum", (("max_terms", 3),), size=20)
+    data = DataConfig(sources=(source, FileSource("unused.jsonl")))
+    with scorer(data=data, verifier="") as s:
+        for i, entry in enumerate(distinct_entries(source, 0)):
+            prompt = Prompt(i, 0, "s", entry["question"], np.zeros(1, np.int32), entry["answer"], encode_item(entry))
+            s.submit((i, "right"), prompt, f"so\n<answer>{entry['answer']}.0</answer>")
+            s.submit((i, "wrong"), prompt, f"so\n<answer>{int(entry['answer'][::-1].strip('-')) * 7 + 100_000}</answer>")
+            s.submit((i, "bare"), prompt, entry["answer"])
+        s.submit("half", Prompt(9, 1, "m", "q", np.zeros(1, np.int32), "1/2"), "<answer>\\frac{2}{4}</answer>")
+        got = drain(s)
+    assert got.pop("half") == Score(1.0, True)
+    for (_, kind), score in got.items():
+        assert score.known
+        assert score.reward == 1.0 if kind == "right" else score.reward < 0.5 if kind == "wrong" else score.reward == 0.0
