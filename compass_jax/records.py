@@ -13,10 +13,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt
+
+if TYPE_CHECKING:  # at run time jaxtyping's Array imports jax, which data preparation does without
+    from jaxtyping import Array, Bool, Float, Int, UInt
 
 
 def stable_id(text: str) -> int:
