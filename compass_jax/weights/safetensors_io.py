@@ -1,0 +1,144 @@
+"""Folders of safetensors files: headers checked before anything is read, tensors read and written one at a time.
+
+Reading goes through `safetensors.safe_open` (a memory map). Writing streams each tensor into the file as it comes, so that no
+shard is ever assembled in memory and a full disk is an error at once (the library's own file writer does not report one).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from compass_jax.weights.hf_config import WeightsError, read_json
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_CODES = {name: code for code, name in DTYPES.items()}
+
+
+class Stored(NamedTuple):
+    """Where a tensor is on disk, and what its header says."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str  # a numpy name, or the format's own code for a type that is no float
+
+
+def read_headers(folder: str | Path) -> dict[str, Stored]:
+    """Name -> Stored of every tensor of a folder with `model.safetensors`, or shards and their index.
+
+    Raises WeightsError for a shard that is missing, truncated or damaged, and where index and shards disagree.
+    """
+    folder = Path(folder)
+    files, index = _files(folder)
+    found: dict[str, Stored] = {}
+    for file in files:
+        with open_file(file) as handle:
+            for name in handle.keys():  # noqa: SIM118 (not a dict)
+                if name in found:
+                    raise WeightsError(f"tensor {name} is in {found[name].file.name} and in {file.name} of {folder}")
+                piece = handle.get_slice(name)
+                code = piece.get_dtype()
+                found[name] = Stored(file, tuple(piece.get_shape()), DTYPES.get(code, code))
+    for name, file_name in index.items():
+        if name not in found or found[name].file.name != file_name:
+            raise WeightsError(f"{folder / INDEX} places tensor {name} in {file_name}, which does not hold it")
+    return found
+
+
+def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE], {}
+    if not (folder / INDEX).is_file():
+        raise WeightsError(f"{folder} holds neither {SINGLE} nor {INDEX}: weights are read from safetensors files alone")
+    index = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(index, dict) or not all(isinstance(name, str) and Path(name).name == name for name in index.values()):
+        raise WeightsError(f"{folder / INDEX}: weight_map must give a file of this folder for each tensor")
+    files = [folder / name for name in sorted(set(index.values()))]
+    for file in files:
+        if not file.is_file():
+            lost = [name for name, where in index.items() if where == file.name]
+            raise WeightsError(f"shard {file} is missing: {INDEX} lists {len(lost)} tensors in it, {lost[0]} first; download it again")
+    return files, index
+
+
+@contextmanager
+def open_file(file: Path) -> Iterator[Any]:
+    """A safetensors file opened for numpy; WeightsError if it is not whole."""
+    try:
+        handle = safe_open(file, framework="np")
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"{file} ({file.stat().st_size:,} bytes) is truncated or damaged: {error}; download it again") from error
+    with handle:
+        yield handle
+
+
+def same_tensor(a: tuple[str, Stored], b: tuple[str, Stored], rows: int = 4096) -> bool:
+    """Whether two stored tensors are equal bit for bit, compared `rows` rows at a time."""
+    (name_a, at_a), (name_b, at_b) = a, b
+    if at_a[1:] != at_b[1:]:
+        return False
+    with open_file(at_a.file) as one, open_file(at_b.file) as two:
+        left, right = one.get_slice(name_a), two.get_slice(name_b)
+        parts = [slice(i, min(i + rows, at_a.shape[0])) for i in range(0, at_a.shape[0], rows)]
+        return all(left[part].tobytes() == right[part].tobytes() for part in parts)
+
+
+def plan_shards(sizes: dict[str, int], shard_bytes: int) -> list[list[str]]:
+    """Splits tensors, in order, into shards of at most `shard_bytes` (a larger tensor has one of its own)."""
+    shards: list[list[str]] = []
+    used = 0
+    for name, size in sizes.items():
+        if not shards or used + size > shard_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append(name)
+        used += size
+    return shards
+
+
+def shard_names(count: int) -> list[str]:
+    """File names of `count` shards; one shard needs no index."""
+    return [SINGLE] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+
+
+def write_file(file: Path, shapes: dict[str, tuple[int, ...]], dtype: str, tensors: Iterable[np.ndarray]) -> None:
+    """Writes one safetensors file; `tensors` come in the order of `shapes` and are cast to `dtype` one at a time."""
+    kind, header, at = jnp.dtype(dtype), {"__metadata__": {"format": "pt"}}, 0
+    for name, shape in shapes.items():
+        end = at + math.prod(shape) * kind.itemsize
+        header[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8 bytes
+    with open(file, "wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for shape, tensor in zip(shapes.values(), tensors, strict=True):
+            _write_tensor(out, np.ascontiguousarray(tensor, dtype=kind).reshape(shape))
+        flush(out)
+
+
+def _write_tensor(out: BinaryIO, tensor: np.ndarray) -> None:
+    out.write(memoryview(tensor.reshape(-1).view(np.uint8)))
+
+
+def flush(out: BinaryIO) -> None:
+    """Forces a file to the disk, where a delayed 'no space left' shows."""
+    out.flush()
+    os.fsync(out.fileno())
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Writes indented JSON and forces it to the disk."""
+    with open(file, "wb") as out:
+        out.write((json.dumps(value, indent=2) + "\n").encode())
+        flush(out)
