@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import ModelConfig
+from compass_jax.model.precision import at_least_float32
 
 
 class LayerCache(NamedTuple):
@@ -20,14 +21,14 @@ class LayerCache(NamedTuple):
 
 def rms_norm(x: Float[Array, "*n d"], scale: Float[Array, "d"], eps: float) -> Float[Array, "*n d"]:
     """x / rms(x) * scale, the mean square in at least float32."""
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.astype(at_least_float32(x.dtype))
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return (wide * inverse).astype(x.dtype) * scale.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 def rope_tables(positions: Int[Array, "b t"], head_dim: int, theta: float, dtype) -> tuple[Float[Array, "b t 1 d"], Float[Array, "b t 1 d"]]:
     """Cosine and sine of the rotary angles, computed once for all layers; the two halves of a head rotate together."""
-    wide = jnp.promote_types(dtype, jnp.float32)
+    wide = at_least_float32(dtype)
     frequency = 1.0 / theta ** (jnp.arange(0, head_dim, 2, dtype=wide) / head_dim)
     angle = positions.astype(wide)[..., None] * frequency[None, None, :]
     angle = jnp.concatenate([angle, angle], axis=-1)[:, :, None, :]
@@ -48,9 +49,9 @@ def _project(x, params, name: str, heads: int):
     return y.reshape(*x.shape[:2], heads, -1)
 
 
-def _attend(q: Float[Array, "b kv g t d"], cache: LayerCache, visible: Bool[Array, "b t s"]) -> Float[Array, "b kv g t d"]:
+def _attend(q: Float[Array, "b kv g t d"], cache: LayerCache, visible: Bool[Array, "#b t s"]) -> Float[Array, "b kv g t d"]:
     """softmax(q k^T / sqrt(d)) v without repeating keys; hidden scores take a large finite negative, so no row is NaN."""
-    wide = jnp.promote_types(q.dtype, jnp.float32)
+    wide = at_least_float32(q.dtype)
     b, kv, g, t, d = q.shape
     flat = (q * (1.0 / d**0.5)).reshape(b, kv, g * t, d)
     scores = jnp.einsum("bkqd,bksd->bkqs", flat, cache.k, preferred_element_type=wide).reshape(b, kv, g, t, -1)

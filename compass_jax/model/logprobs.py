@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from compass_jax.model.precision import at_least_float32
+
 
 def head_weights(params) -> Float[Array, "d v"]:
     """The LM head; the transposed embedding where the two are tied."""
@@ -14,7 +16,7 @@ def head_weights(params) -> Float[Array, "d v"]:
 
 def logits_of(hidden: Float[Array, "*n d"], head: Float[Array, "d v"]) -> Float[Array, "*n v"]:
     """LM-head logits, accumulated in at least float32 (float64 stays float64)."""
-    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    wide = at_least_float32(hidden.dtype)
     exact = jax.lax.Precision.HIGHEST if hidden.dtype == wide else None
     return jnp.matmul(hidden, head.astype(hidden.dtype), preferred_element_type=wide, precision=exact)
 

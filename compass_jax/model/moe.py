@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.config import MoEConfig
+from compass_jax.model.precision import at_least_float32
 
 
 class RouterStats(NamedTuple):
@@ -69,7 +70,7 @@ def route(
     g_i = exp(s_i) / sum_{j in ids} exp(s_j) with top-k normalisation, exp(s_i) / sum_{all e} exp(s_j) without. Weights are
     gathered from the dense live scores, so a replayed expert outside the live top-k still has a gradient.
     """
-    wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    wide = logits.astype(at_least_float32(logits.dtype))
     probs = jax.nn.softmax(wide, axis=-1)
     _, live = jax.lax.top_k(wide, config.top_k)
     ids, is_set = live, jnp.zeros(mask.shape, bool)
@@ -108,7 +109,7 @@ def _permute_fwd(x, order, inverse):
 
 
 def _permute_bwd(saved, g):
-    order, inverse = saved
+    _, inverse = saved
     return jnp.take(g, inverse, axis=0, unique_indices=True, mode="clip"), None, None
 
 
@@ -131,7 +132,7 @@ def moe_ffn(
     order = jnp.argsort(flat, stable=True).astype(jnp.int32)
     inverse = jnp.zeros_like(order).at[order].set(index, unique_indices=True)
     sizes = jnp.sum(flat[:, None] == jnp.arange(experts, dtype=flat.dtype)[None, :], axis=0, dtype=jnp.int32)
-    dispatched = (index < jnp.sum(sizes))[:, None]
+    dispatched = (index < jnp.sum(sizes, dtype=jnp.int32))[:, None]
     zero = jnp.zeros((), x.dtype)
     rows = jnp.where(dispatched, _permute(jnp.repeat(x, k, axis=0, total_repeat_length=n * k), order, inverse), zero)
     args = (rows, weights["gate"], weights["up"], weights["down"], sizes)
@@ -196,13 +197,13 @@ def _swiglu(x, gate, up, down):
 
 def _at_height(branch, ladder: tuple[int, ...], sizes, *args):
     """Runs `branch` with the smallest height of `ladder` that the fullest group fits in."""
-    choice = jnp.sum(jnp.max(sizes) > jnp.array(ladder, sizes.dtype))
+    choice = jnp.sum(jnp.max(sizes) > jnp.array(ladder, sizes.dtype), dtype=jnp.int32)
     return jax.lax.switch(choice, [partial(branch, height) for height in ladder], *args)
 
 
 def _blocks(sizes: Int[Array, "e"], height: int, m: int):
     """Sorted row of each block slot `[e c]`, whether that slot is filled `[e c 1]`, and the slot of each sorted row `[m]`."""
-    ends = jnp.cumsum(sizes)
+    ends = jnp.cumsum(sizes, dtype=jnp.int32)
     starts = ends - sizes
     offset = jnp.arange(height, dtype=jnp.int32)[None, :]
     index = jnp.arange(m, dtype=jnp.int32)

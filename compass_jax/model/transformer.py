@@ -20,6 +20,7 @@ from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.model.attention import LayerCache, attention, rms_norm, rope_tables
 from compass_jax.model.moe import RouterStats, moe_ffn, route, routing_dtype, unset_id
 from compass_jax.model.params import init_tree, layer_runs, param_specs
+from compass_jax.model.precision import at_least_float32
 
 Cache = tuple[LayerCache, ...]
 
@@ -113,7 +114,7 @@ class _Block(NamedTuple):
     def _moe(self, y, params, given):
         b, t, d = y.shape
         moe, flat, mask = self.config.moe, y.reshape(b * t, d), self.mask.reshape(b * t)
-        wide = jnp.promote_types(y.dtype, jnp.float32)
+        wide = at_least_float32(y.dtype)
         logits = jnp.matmul(flat.astype(wide), params["router"].astype(wide), precision=jax.lax.Precision.HIGHEST)
         ids, gates, stats = route(logits, None if given is None else given.reshape(b * t, -1), mask, moe)
         weights = {name: params[name].astype(y.dtype) for name in ("gate", "up", "down")}

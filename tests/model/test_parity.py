@@ -77,7 +77,8 @@ def test_logits_equal_transformers(pair):
     with torch.no_grad():
         theirs = model(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
     positions = jnp.broadcast_to(jnp.arange(33), tokens.shape)
-    out = jax.jit(lambda p: apply(Transformer(config), p, tokens, positions, mask=jnp.ones(tokens.shape, bool)).hidden)(params)
+    run = jax.jit(lambda p, x: apply(Transformer(config), p, x, positions, mask=jnp.ones(x.shape, bool)).hidden)
+    out = run(params, jnp.asarray(tokens))
     ours = np.asarray(logits_of(out, head_weights(params)))
     assert theirs.std() >= 1
     np.testing.assert_allclose(ours, theirs, atol=5e-5, rtol=0)

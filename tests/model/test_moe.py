@@ -1,0 +1,209 @@
+"""Routing and dispatch against a dense float64 numpy mixture of experts, values and gradients, with both grouped matmuls."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compass_jax.config import MoEConfig
+from compass_jax.model.moe import capacities, check_routes, moe_ffn, read_routes, route, routing_dtype, unset_id
+
+CONFIG = MoEConfig(experts=5, top_k=2, ffn=7)
+N, D = 19, 6
+
+
+# --- routing arrays ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("experts", "dtype"), [(8, np.uint8), (255, np.uint8), (256, np.uint16), (300, np.uint16)])
+def test_ids_survive_the_compact_type_and_the_largest_value_means_unset(experts, dtype):
+    assert routing_dtype(experts) == dtype and unset_id(dtype) >= experts
+    rows = np.array([[0, experts - 1], [unset_id(dtype)] * 2, [1, unset_id(dtype)]], dtype)
+    ids, is_set = read_routes(jnp.asarray(rows), experts)
+    assert ids.dtype == jnp.int32
+    np.testing.assert_array_equal(ids[0], [0, experts - 1])
+    np.testing.assert_array_equal(is_set, [True, False, False])
+    assert ids.min() >= 0 and ids.max() < experts
+
+
+GOOD = np.array([[[0, 4], [255, 255]], [[3, 1], [2, 0]]], np.uint8)  # [t l k]
+
+
+@pytest.mark.parametrize(
+    ("routing", "message"),
+    [
+        (GOOD[:, :1], r"ends in \(layers, k\) = \(1, 2\), the model has \(2, 2\)"),
+        (GOOD[..., :1], r"= \(2, 1\), the model has \(2, 2\)"),
+        (GOOD.astype(np.int32), "dtype int32, a model of 5 experts records uint8"),
+        (np.where(GOOD == 4, 255, GOOD).astype(np.uint8), r"a partly unset row at index \(0, 0\): \[0, 255\]"),
+        (np.where(GOOD == 4, 5, GOOD).astype(np.uint8), r"an expert id above 4 at index \(0, 0\): \[0, 5\]"),
+        (np.where(GOOD == 3, 1, GOOD).astype(np.uint8), r"a repeated expert id at index \(1, 0\): \[1, 1\]"),
+    ],
+)
+def test_routes_that_are_no_routes_are_refused_on_the_host(routing, message):
+    check_routes(GOOD, 5, 2, 2)
+    with pytest.raises(ValueError, match=f"stored batch: .*{message}"):
+        check_routes(routing, 5, 2, 2, where="stored batch")
+
+
+# --- route() ----------------------------------------------------------------------------------------------------------
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_gates_are_the_live_probabilities_of_the_chosen_experts(norm):
+    """Rows: live, replayed as live, replayed with experts outside the live top-k, unset."""
+    config = MoEConfig(experts=5, top_k=2, ffn=7, norm_top_k=norm)
+    logits = np.array([[0.1, 2.0, -1.0, 1.5, 0.0]] * 4)
+    given = np.array([[255, 255], [3, 1], [2, 4], [255, 255]], np.uint8)
+    ids, gates, stats = route(jnp.asarray(logits, jnp.float32), jnp.asarray(given), jnp.ones(4, bool), config)
+    wanted = np.array([[1, 3], [3, 1], [2, 4], [1, 3]])
+    probs = np.take_along_axis(softmax(logits), wanted, axis=1)
+    np.testing.assert_array_equal(ids, wanted)
+    np.testing.assert_allclose(gates, probs / probs.sum(1, keepdims=True) if norm else probs, rtol=1e-6)
+    assert (float(stats.flips), float(stats.unset), float(stats.tokens)) == (1, 2, 4)
+    np.testing.assert_array_equal(stats.load, [0, 3, 1, 3, 1])
+    np.testing.assert_allclose(stats.probs, softmax(logits).sum(0), rtol=1e-6)
+
+
+def test_statistics_count_unmasked_tokens_alone():
+    logits = np.array([[3.0, 2, 1, 0, -1], [3.0, 2, 1, 0, -1], [np.nan] * 5])
+    given = np.array([[1, 0], [3, 4], [255, 255]], np.uint8)
+    mask = jnp.array([True, False, False])
+    _, _, stats = route(jnp.asarray(logits[:2], jnp.float32), jnp.asarray(given[:2]), mask[:2], CONFIG)
+    assert (float(stats.flips), float(stats.unset), float(stats.tokens)) == (0, 0, 1)  # another order is no flip
+    np.testing.assert_array_equal(stats.load, [1, 1, 0, 0, 0])
+    np.testing.assert_allclose(stats.probs, softmax(logits[0]), rtol=1e-6)
+    _, _, stats = route(jnp.asarray(logits[:2], jnp.float32), None, mask[:2], CONFIG)
+    assert (float(stats.flips), float(stats.unset), float(stats.tokens)) == (0, 0, 1)  # nothing given: nothing is missing
+
+
+def test_ties_go_to_the_lower_expert_and_the_recorded_ids_are_the_used_ones():
+    ids, gates, _ = route(jnp.zeros((3, 5), jnp.float32), None, jnp.ones(3, bool), CONFIG)
+    np.testing.assert_array_equal(ids, [[0, 1]] * 3)
+    again, same, stats = route(jnp.zeros((3, 5), jnp.float32), ids.astype(jnp.uint8), jnp.ones(3, bool), CONFIG)
+    np.testing.assert_array_equal(again, ids)
+    np.testing.assert_array_equal(same, gates)
+    assert float(stats.flips) == 0
+
+
+def test_a_bfloat16_router_input_is_decided_in_float32():
+    logits = jnp.array([[1.0, 1.0078125, 0, 0, 0]], jnp.bfloat16)
+    _, gates, stats = route(logits, None, jnp.ones(1, bool), CONFIG)
+    assert gates.dtype == jnp.float32 and stats.probs.dtype == jnp.float32
+    np.testing.assert_allclose(gates[0], softmax(np.array([1.0078125, 1.0])), rtol=1e-6)
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_router_gradient_equals_finite_differences_inside_and_outside_the_live_top_k(x64, norm):
+    config = MoEConfig(experts=5, top_k=2, ffn=7, norm_top_k=norm)
+    rng = np.random.default_rng(1)
+    logits, probe = rng.standard_normal((4, 5)), rng.standard_normal((4, 2))
+    worst_two = np.argsort(logits, axis=1)[:, :2]
+    given = jnp.asarray(worst_two.astype(np.uint8))
+
+    def f(x):
+        return jnp.sum(route(x, given, jnp.ones(4, bool), config)[1] * probe)
+
+    grad, step = np.asarray(jax.grad(f)(jnp.asarray(logits))), 1e-6
+    numeric = np.zeros_like(logits)
+    for at in np.ndindex(logits.shape):
+        shift = np.zeros_like(logits)
+        shift[at] = step
+        numeric[at] = (f(jnp.asarray(logits + shift)) - f(jnp.asarray(logits - shift))) / (2 * step)
+    np.testing.assert_allclose(grad, numeric, atol=1e-9)
+    assert np.abs(np.take_along_axis(grad, worst_two, axis=1)).min() > 1e-4
+
+
+# --- dispatch and grouped matmul --------------------------------------------------------------------------------------
+
+
+def dense_moe(x, ids, gates, mask, weights):
+    """Every expert on every token, then the chosen ones picked: float64 numpy, no sorting and no groups."""
+    out = np.zeros_like(x)
+    for n in np.flatnonzero(mask):
+        for e, gate in zip(ids[n], gates[n], strict=True):
+            a, b = x[n] @ weights["gate"][e], x[n] @ weights["up"][e]
+            out[n] += gate * ((a / (1 + np.exp(-a)) * b) @ weights["down"][e])
+    return out
+
+
+def problem(kind, n=N, seed=0):
+    rng = np.random.default_rng(seed)
+    e, f, k = CONFIG.experts, CONFIG.ffn, CONFIG.top_k
+    weights = {"gate": rng.standard_normal((e, D, f)), "up": rng.standard_normal((e, D, f)), "down": rng.standard_normal((e, f, D))}
+    ids = np.argsort(rng.standard_normal((n, e)), axis=1)[:, :k]
+    if kind == "skewed":  # every token's first choice is expert 3, and expert 2 gets nothing
+        ids = np.stack([np.full(n, 3), rng.choice([0, 1, 4], n)], axis=1)
+    mask = rng.random(n) < 0.7 if kind == "masked" else np.full(n, kind != "none")
+    return rng.standard_normal((n, D)), ids, rng.random((n, k)), mask, weights
+
+
+CASES = [("even", N), ("skewed", N), ("skewed", 40), ("masked", N), ("none", 3), ("even", 1)]
+
+
+@pytest.mark.parametrize("implementation", ["padded", "ragged"])
+@pytest.mark.parametrize(("kind", "n"), CASES)
+def test_values_equal_a_dense_reference(x64, implementation, kind, n):
+    x, ids, gates, mask, weights = problem(kind, n)
+    args = (jnp.asarray(x), jnp.asarray(ids, jnp.int32), jnp.asarray(gates), jnp.asarray(mask), jax.tree.map(jnp.asarray, weights))
+    out = jax.jit(moe_ffn, static_argnums=5)(*args, implementation)
+    np.testing.assert_allclose(out, dense_moe(x, ids, gates, mask, weights), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("implementation", ["padded", "ragged"])
+@pytest.mark.parametrize(("kind", "n"), [("skewed", N), ("masked", 5)])
+def test_gradients_equal_differences_of_the_dense_reference(x64, implementation, kind, n):
+    """In random directions of every input: the derivative of the reference by central differences, against the pullback."""
+    x, ids, gates, mask, weights = problem(kind, n)
+    rng = np.random.default_rng(2)
+    probe = rng.standard_normal(x.shape)
+
+    def f(x, gates, weights):
+        return jnp.sum(moe_ffn(x, jnp.asarray(ids, jnp.int32), gates, jnp.asarray(mask), weights, implementation) * probe)
+
+    inputs = {"x": x, "gates": gates, **weights}
+    dx, dgates, dweights = jax.jit(jax.grad(f, argnums=(0, 1, 2)))(jnp.asarray(x), jnp.asarray(gates), jax.tree.map(jnp.asarray, weights))
+    grads = {"x": dx, "gates": dgates, **dweights}
+    for name, value in inputs.items():
+        direction, step = rng.standard_normal(value.shape), 1e-6
+        ends = []
+        for sign in (1, -1):
+            moved = inputs | {name: value + sign * step * direction}
+            ends.append(np.sum(dense_moe(moved["x"], ids, moved["gates"], mask, {w: moved[w] for w in weights}) * probe))
+        numeric = (ends[0] - ends[1]) / (2 * step)
+        np.testing.assert_allclose(np.sum(np.asarray(grads[name]) * direction), numeric, rtol=1e-6, atol=1e-7, err_msg=name)
+        assert abs(numeric) > 1e-2
+    np.testing.assert_array_equal(np.asarray(dx)[~mask], 0)
+    np.testing.assert_array_equal(np.asarray(dgates)[~mask], 0)
+
+
+@pytest.mark.parametrize("implementation", ["padded", "ragged"])
+def test_garbage_in_masked_tokens_reaches_nobody(implementation):
+    """NaN in masked rows: the others' values and every weight's gradient stay as they were, bit for bit."""
+    x, ids, gates, mask, weights = problem("masked")
+    weights = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), weights)
+
+    @jax.jit
+    def run(x, gates):
+        def loss(x, weights):
+            out = moe_ffn(x, jnp.asarray(ids, jnp.int32), gates, jnp.asarray(mask), weights, implementation)
+            return jnp.sum(jnp.where(mask[:, None], out, 0) ** 2), out
+
+        (_, out), grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(x, weights)
+        return out, grads
+
+    clean = run(jnp.asarray(x, jnp.float32), jnp.asarray(gates, jnp.float32))
+    dirty = run(jnp.asarray(np.where(mask[:, None], x, np.nan), jnp.float32), jnp.asarray(gates, jnp.float32))
+    jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+    assert np.isfinite(clean[0]).all() and not np.asarray(clean[0])[~mask].any() and np.abs(np.asarray(clean[0])[mask]).min() > 0
+
+
+@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 2), (19, 2, 5), (4096, 8, 128), (7, 4, 4)])
+def test_the_ladder_of_heights_increases_and_holds_the_worst_case(tokens, top_k, experts):
+    ladder = capacities(tokens, top_k, experts)
+    assert list(ladder) == sorted(set(ladder)) and ladder[-1] == tokens

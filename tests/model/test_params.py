@@ -1,0 +1,87 @@
+"""How a stack of dense and MoE layers is split into runs, and the two layouts of its parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compass_jax.config import ModelConfig, MoEConfig
+from compass_jax.model.params import abstract_params, init_tree, is_spec, layer_runs, logical_axes, param_count, param_specs, unstack
+
+
+def config(layers, step=1, dense=(), moe=True, **other):
+    return ModelConfig(
+        family="qwen3_moe" if moe else "qwen3", vocab_size=10, hidden=4, layers=layers, heads=2, kv_heads=1, head_dim=2, ffn=6,
+        moe=MoEConfig(experts=3, top_k=2, ffn=5, sparse_step=step, dense_layers=dense) if moe else None, **other,
+    )  # fmt: skip
+
+
+D, M = False, True
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (config(3, moe=False), [(0, (D,), 3)]),
+        (config(4), [(0, (M,), 4)]),
+        (config(1), [(0, (M,), 1)]),
+        (config(6, step=2), [(0, (D, M), 3)]),
+        (config(7, step=3), [(0, (D, D, M), 2), (6, (D,), 1)]),
+        (config(5, dense=(0,)), [(0, (D,), 1), (1, (M,), 4)]),
+        (config(6, step=2, dense=(3,)), [(0, (D,), 1), (1, (M,), 1), (2, (D,), 3), (5, (M,), 1)]),
+        (config(4, dense=(0, 1, 2, 3)), [(0, (D,), 4)]),
+        (config(8, dense=(0, 1, 4, 5)), [(0, (D, D, M, M), 2)]),
+    ],
+)
+def test_runs(model, expected):
+    assert [tuple(run) for run in layer_runs(model)] == expected
+
+
+@pytest.mark.parametrize("model", [config(13, step=3, dense=(2, 7)), config(20, dense=(0, 5, 11)), config(30, step=9)])
+def test_runs_cover_every_layer_once_in_order_with_its_kind(model):
+    seen = [(run.layer(r, j), kind) for run in layer_runs(model) for r in range(run.repeats) for j, kind in enumerate(run.period)]
+    assert seen == [(i, model.is_moe(i)) for i in range(model.layers)]
+    assert tuple(i for i, kind in seen if kind) == model.moe_layers
+
+
+def test_parameter_count_by_hand():
+    model = config(2, step=2, tie_embeddings=True, qkv_bias=True, o_bias=True)
+    attention = 4 * 4 + 2 * (4 * 2) + 4 * 4 + (4 + 2 + 2 + 4) + 2 * 2  # q, k and v, o, biases, two norms of a head
+    dense, moe = 3 * 4 * 6, 4 * 3 + 3 * 3 * 4 * 5
+    assert param_count(model) == 10 * 4 + 4 + 2 * (attention + 2 * 4) + dense + moe
+    assert param_count(config(2, step=2, tie_embeddings=False, qkv_bias=True, o_bias=True)) == param_count(model) + 4 * 10
+
+
+def test_unstacking_gives_each_layer_its_own_slice_of_the_stack():
+    model = config(6, step=2)
+    numbers = iter(range(1000))
+    stacked = jax.tree.map(lambda x: jnp.asarray(np.full(x.shape, next(numbers), np.float32)), abstract_params(model, "float32"))
+
+    def number_layers(x, spec):
+        return x + 0.1 * jnp.arange(3, dtype=x.dtype).reshape(-1, *[1] * (x.ndim - 1)) if spec.stacked else x
+
+    stacked = jax.tree.map(number_layers, stacked, param_specs(model))
+    loose = unstack(stacked)
+    assert jax.tree.structure(loose) == jax.tree.structure(param_specs(model, stacked=False), is_leaf=is_spec)
+    for r in range(3):
+        up = loose["run_0"][r]["layer_1"]["mlp"]["up"]
+        np.testing.assert_array_equal(up, stacked["run_0"]["layer_1"]["mlp"]["up"][r])
+    np.testing.assert_array_equal(loose["embed"], stacked["embed"])
+
+
+def test_every_axis_is_named_and_the_stack_comes_first():
+    model = config(6, step=2)
+    axes, shapes = logical_axes(model), abstract_params(model, "bfloat16")
+    jax.tree.map(lambda x, names: len(x.shape) == len(names) or pytest.fail(f"{x.shape} {names}"), shapes, axes)
+    assert axes["run_0"]["layer_1"]["mlp"]["down"] == ("layers", "expert", "expert_ffn", "embed")
+    assert shapes["run_0"]["layer_1"]["mlp"]["down"] == jax.ShapeDtypeStruct((3, 3, 5, 4), jnp.bfloat16)
+
+
+def test_initial_values_have_their_spread_and_no_two_leaves_are_alike():
+    specs = param_specs(config(1, moe=False, qkv_bias=True, o_bias=True))["run_0"]["layer_0"]["attention"]
+    wide = {name: spec._replace(shape=(64, 32)) if spec.init == "normal" else spec for name, spec in specs.items()}
+    tree = init_tree(jax.random.key(0), wide, 0.3, "float32")
+    matrices = [np.asarray(tree[name]).ravel() for name in ("q", "k", "v", "o")]
+    np.testing.assert_allclose([x.std() for x in matrices], 0.3, rtol=0.06)
+    assert np.abs(np.corrcoef(matrices) - np.eye(4)).max() < 0.1
+    assert not np.any(tree["q_bias"]) and not np.any(tree["o_bias"]) and np.all(tree["k_norm"] == 1)

@@ -1,0 +1,247 @@
+"""The whole decoder: against a float64 numpy model, its three uses against each other, and router replay."""
+
+import dataclasses
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig
+from compass_jax.model.logprobs import head_weights, token_logprobs
+from compass_jax.model.params import abstract_params, layer_runs, unstack
+from compass_jax.model.transformer import Transformer, apply, init_cache
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_attention import numpy_attention, numpy_norm
+from test_moe import dense_moe, softmax
+
+# decoder layers: dense, MoE, dense, MoE: one run, a period of two
+CONFIG = ModelConfig(
+    family="qwen3_moe", vocab_size=23, hidden=12, layers=4, heads=4, kv_heads=2, head_dim=6, ffn=10, rope_theta=50.0, norm_eps=1e-4,
+    moe=MoEConfig(experts=5, top_k=2, ffn=7, sparse_step=2),
+)  # fmt: skip
+# dense, MoE, MoE, dense, MoE: the MoE layers spread over several runs
+SPREAD = dataclasses.replace(CONFIG, layers=5, moe=dataclasses.replace(CONFIG.moe, sparse_step=1, dense_layers=(0, 3)))
+F64 = ComputeConfig(dtype="float64", param_dtype="float64")
+B, T = 2, 7
+TOKENS = np.random.default_rng(5).integers(0, 23, (B, T)).astype(np.int32)
+POSITIONS = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
+LENGTHS = np.array([7, 5])
+MASK = np.arange(T) < LENGTHS[:, None]
+
+
+def random_params(config, dtype="float32", seed=0):
+    """Weights of the size of a trained model's: hidden states depend on every layer, experts are told apart."""
+    leaves, structure = jax.tree.flatten(abstract_params(config, dtype))
+    rng = np.random.default_rng(seed)
+    return structure.unflatten([jnp.asarray(rng.standard_normal(x.shape) * 0.5, dtype) for x in leaves])
+
+
+def random_routing(config, seed=0):
+    rng = np.random.default_rng(seed)
+    ids = np.argsort(rng.standard_normal((B, T, len(config.moe_layers), config.moe.experts)), axis=-1)[..., : config.moe.top_k]
+    return ids.astype(np.uint8)
+
+
+def forward(params, config, compute=ComputeConfig(), routing=None, tokens=TOKENS, mask=MASK, stacked=True):  # noqa: B008
+    params = params if stacked else unstack(params)
+    return _forward(params, config, compute, routing, jnp.asarray(tokens), jnp.asarray(mask), stacked)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 6))
+def _forward(params, config, compute, routing, tokens, mask, stacked):
+    positions = jnp.asarray(POSITIONS)
+    return apply(Transformer(config, compute, stacked), params, tokens, positions, mask=mask, routing=routing)
+
+
+def numpy_model(params, config, routing=None):
+    """Hidden states and the ids used, from the definition; layers in the order in which the runs list them."""
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), unstack(params))
+    layers = [repeat[f"layer_{j}"] for n, run in enumerate(layer_runs(config)) for repeat in p[f"run_{n}"] for j in range(len(run.period))]
+    x, used = p["embed"][TOKENS], []
+    for layer in layers:
+        x = x + numpy_attention(numpy_norm(x, layer["attention_norm"], config.norm_eps), layer["attention"], POSITIONS, config)
+        y, mlp = numpy_norm(x, layer["mlp_norm"], config.norm_eps), layer["mlp"]
+        if "router" not in mlp:
+            gate = y @ mlp["gate"]
+            x = x + (gate / (1 + np.exp(-gate)) * (y @ mlp["up"])) @ mlp["down"]
+            continue
+        logits = (y @ mlp["router"]).reshape(B * T, -1)
+        live = np.argsort(-logits, axis=1, kind="stable")[:, : config.moe.top_k]
+        given = live if routing is None else routing[:, :, len(used)].reshape(B * T, -1).astype(int)
+        ids = np.where(given == 255, live, given)
+        gates = np.take_along_axis(softmax(logits), ids, axis=1)
+        gates = gates / gates.sum(1, keepdims=True) if config.moe.norm_top_k else gates
+        x = x + dense_moe(y.reshape(B * T, -1), ids, gates, MASK.reshape(-1), mlp).reshape(x.shape)
+        used.append(ids.reshape(B, T, -1))
+    return numpy_norm(x, p["final_norm"], config.norm_eps), np.stack(used, axis=2)
+
+
+@pytest.mark.parametrize("replay", ["live", "replayed"])
+@pytest.mark.parametrize("config", [CONFIG, SPREAD], ids=["periodic", "spread"])
+def test_the_decoder_equals_a_numpy_model_with_each_route_in_its_layer(x64, config, replay):
+    """Dense layers between MoE layers must not shift the layer axis of the routes: the reference counts MoE layers itself."""
+    assert config.moe_layers == {CONFIG: (1, 3), SPREAD: (1, 2, 4)}[config]
+    params, routing = random_params(config, "float64"), random_routing(config)
+    if replay == "live":
+        routing = np.full_like(routing, 255)
+    out = forward(params, config, F64, routing)
+    hidden, used = numpy_model(params, config, routing)
+    np.testing.assert_array_equal(np.asarray(out.routing)[MASK], used[MASK])
+    np.testing.assert_array_equal(np.asarray(out.routing)[~MASK], 255)
+    np.testing.assert_allclose(np.asarray(out.hidden)[MASK], hidden[MASK], atol=1e-11)
+    load = np.stack([np.bincount(used[:, :, i][MASK].reshape(-1), minlength=5) for i in range(used.shape[2])])
+    np.testing.assert_array_equal(out.aux.load, load)
+    np.testing.assert_array_equal(out.aux.tokens, [MASK.sum()] * len(load))
+
+
+def test_training_prefill_and_decode_give_the_same_log_probs():
+    config, params = SPREAD, random_params(SPREAD)
+    loose, model = unstack(params), Transformer(config, ComputeConfig(), stacked=False)
+    train = forward(params, config)
+
+    @jax.jit
+    def step(params, tokens, positions, mask, routing, cache):
+        return apply(model, params, tokens, positions, mask=mask, routing=routing, cache=cache)
+
+    def prefill(length):
+        where = jnp.where(MASK, POSITIONS, 1000)[:, :length]  # padding writes nothing
+        cache = init_cache(config, B, 16, jnp.float32)
+        return step(loose, TOKENS[:, :length], where, MASK[:, :length], train.routing[:, :length], cache)
+
+    whole, part = prefill(T), prefill(1)
+    pieces, cache = [part.hidden], part.cache
+    for t in range(1, T):
+        out = step(loose, TOKENS[:, t : t + 1], POSITIONS[:, t : t + 1], MASK[:, t : t + 1], train.routing[:, t : t + 1], cache)
+        pieces.append(out.hidden)
+        cache = out.cache
+    logps = [
+        token_logprobs(hidden, head_weights(params), jnp.asarray(TOKENS), 1.0, 100)[0]
+        for hidden in (train.hidden, whole.hidden, jnp.concatenate(pieces, axis=1))
+    ]
+    assert np.std(np.asarray(logps[0])[MASK]) > 0.5
+    for other in logps[1:]:
+        np.testing.assert_allclose(np.asarray(other)[MASK], np.asarray(logps[0])[MASK], atol=1e-5)
+    np.testing.assert_array_equal(np.asarray(whole.routing)[MASK], np.asarray(train.routing)[MASK])
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_feeding_a_forward_its_own_routing_changes_no_bit(stacked):
+    params = random_params(SPREAD)
+    live = forward(params, SPREAD, stacked=stacked)
+    again = forward(params, SPREAD, routing=live.routing, stacked=stacked)
+    np.testing.assert_array_equal(again.hidden, live.hidden)
+    np.testing.assert_array_equal(again.routing, live.routing)
+    assert not np.any(again.aux.flips) and not np.any(again.aux.unset)
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_the_routers_gradient_under_replay_equals_finite_differences(x64, norm):
+    """Replayed experts outside the live top-k included; the loss is a log-prob, through the layers above."""
+    config = dataclasses.replace(SPREAD, layers=3, moe=dataclasses.replace(SPREAD.moe, dense_layers=(0,), norm_top_k=norm))
+    params, routing = random_params(config, "float64"), random_routing(config, seed=3)
+    assert np.all(forward(params, config, F64, routing).aux.flips > 3)
+
+    @jax.jit
+    def loss(router):
+        run = params["run_1"] | {"layer_0": params["run_1"]["layer_0"] | {"mlp": params["run_1"]["layer_0"]["mlp"] | {"router": router}}}
+        out = _forward(params | {"run_1": run}, config, F64, jnp.asarray(routing), jnp.asarray(TOKENS), jnp.asarray(MASK), True)
+        logp, _ = token_logprobs(out.hidden, head_weights(params), jnp.asarray(TOKENS), 1.0, 100)
+        return jnp.sum(jnp.where(MASK, logp, 0.0))
+
+    router = params["run_1"]["layer_0"]["mlp"]["router"]  # of decoder layers 1 and 2
+    grad, rng, step = np.asarray(jax.grad(loss)(router)), np.random.default_rng(0), 1e-5
+    assert np.abs(grad).min(axis=(1, 2)).max() > 0 and np.abs(grad).max() > 0.01
+    for _ in range(6):
+        direction = rng.standard_normal(router.shape)
+        numeric = (loss(router + step * direction) - loss(router - step * direction)) / (2 * step)
+        np.testing.assert_allclose(np.sum(grad * direction), numeric, rtol=1e-7)
+
+
+def test_an_unset_row_routes_live_for_that_token_alone():
+    params, routing = random_params(SPREAD), random_routing(SPREAD)
+    given = routing.copy()
+    given[0, 3] = 255
+    live, full, holed = (forward(params, SPREAD, routing=r) for r in (np.full_like(routing, 255), routing, given))
+    expected = numpy_model(params, SPREAD, given)[1]
+    np.testing.assert_array_equal(np.asarray(holed.routing)[MASK], expected[MASK])
+    np.testing.assert_array_equal(holed.routing[0, 3, 0], live.routing[0, 3, 0])  # below the first MoE layer nothing is replayed
+    assert np.any(np.asarray(holed.hidden[0, 3]) != np.asarray(full.hidden[0, 3]))
+    np.testing.assert_array_equal(holed.hidden[0, :3], full.hidden[0, :3])
+    np.testing.assert_array_equal(holed.hidden[1], full.hidden[1])
+    np.testing.assert_array_equal(holed.aux.unset, [1, 1, 1])
+    np.testing.assert_array_equal(full.aux.unset, [0, 0, 0])
+
+
+def test_padding_changes_nothing_and_is_not_dispatched():
+    params = random_params(CONFIG)
+    other = np.where(MASK, TOKENS, 11 - TOKENS % 7).astype(np.int32)
+    first, second = forward(params, CONFIG), forward(params, CONFIG, tokens=other)
+    np.testing.assert_array_equal(np.asarray(first.hidden)[MASK], np.asarray(second.hidden)[MASK])
+    for a, b in zip(first.aux, second.aux, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert np.all(np.asarray(first.routing)[~MASK] == 255)
+
+
+def gradients(params, config, compute, stacked=True):
+    def loss(params):
+        out = forward(params, config, compute, stacked=stacked)
+        logp, _ = token_logprobs(out.hidden, head_weights(params), jnp.asarray(TOKENS), 1.0, 4)
+        return jnp.sum(jnp.where(MASK, logp, jnp.zeros_like(logp))) + 0.1 * jnp.sum(out.aux.probs**2)
+
+    return jax.jit(jax.value_and_grad(loss))(params)
+
+
+def test_scan_unrolled_rematerialised_and_both_grouped_matmuls_agree(x64):
+    """Values and every gradient, float64: scanned and padded; the same rematerialised; unrolled and ragged."""
+    params = random_params(CONFIG, "float64")
+    value, grads = gradients(params, CONFIG, F64)
+    variants = [
+        gradients(params, CONFIG, dataclasses.replace(F64, remat=True)),
+        gradients(params, CONFIG, dataclasses.replace(F64, experts="ragged"), stacked=False),
+    ]
+    for other_value, other in variants:
+        np.testing.assert_allclose(other_value, value, rtol=1e-13)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), other, grads)
+    assert min(float(jnp.abs(g).max()) for g in jax.tree.leaves(grads)) > 1e-3
+
+
+def test_bfloat16_stays_near_float32_and_keeps_router_and_log_probs_wide():
+    params = random_params(CONFIG)
+    exact = forward(params, CONFIG)
+    half = forward(params, CONFIG, ComputeConfig(dtype="bfloat16", param_dtype="bfloat16"), routing=exact.routing)
+    assert half.hidden.dtype == jnp.bfloat16 and half.aux.probs.dtype == jnp.float32
+    logps = [token_logprobs(out.hidden, head_weights(params), jnp.asarray(TOKENS), 1.0, 100)[0] for out in (exact, half)]
+    assert logps[1].dtype == jnp.float32
+    error = np.abs(np.asarray(logps[1] - logps[0])[MASK])
+    assert 0 < error.max() < 0.3 and error.mean() < 0.05
+    np.testing.assert_allclose(half.aux.probs, exact.aux.probs, atol=0.3)
+
+
+def test_more_than_255_experts_are_recorded_and_replayed_in_two_bytes():
+    config = dataclasses.replace(CONFIG, layers=2, moe=MoEConfig(experts=300, top_k=2, ffn=2, sparse_step=2))
+    params = random_params(config)
+    routing = np.stack([np.full((B, T, 1), 299), np.full((B, T, 1), 255)], axis=-1).astype(np.uint16)
+    routing[0, 0] = 65535
+    out, live = forward(params, config, routing=routing), forward(params, config, routing=np.full_like(routing, 65535))
+    assert out.routing.dtype == np.uint16
+    expected = np.where(MASK[..., None, None], routing, 65535)
+    expected[0, 0] = live.routing[0, 0]
+    np.testing.assert_array_equal(out.routing, expected)
+    np.testing.assert_array_equal(out.aux.load[0, [255, 299]], 11 + np.sum(np.asarray(live.routing[0, 0, 0])[:, None] == [255, 299], axis=0))
+
+
+def test_a_dense_model_has_no_routing():
+    config = dataclasses.replace(CONFIG, family="qwen3", moe=None, layers=1)
+    out = forward(random_params(config), config)
+    assert out.routing is None and out.aux is None and out.cache is None
+
+
+def test_a_cache_with_stacked_parameters_is_refused():
+    cache = init_cache(CONFIG, B, 16, jnp.float32)
+    with pytest.raises(ValueError, match="needs the unstacked parameter layout"):
+        apply(Transformer(CONFIG), random_params(CONFIG), jnp.asarray(TOKENS), jnp.asarray(POSITIONS), mask=jnp.asarray(MASK), cache=cache)
