@@ -1,0 +1,39 @@
+# `make demo` and `make test` need python3 (3.11 or newer) and nothing else: each makes .venv, installs and runs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-slow lint clean
+
+demo: $(VENV)/.core
+	$(BIN)/compass demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not slow" --cov=compass_jax --cov-report=term-missing:skip-covered --cov-fail-under=85
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+
+# Stamps: a second run installs nothing until pyproject.toml changes.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e .
+	touch $@
+
+# torch comes first and alone, so that nothing installed after it chooses another version.
+$(VENV)/.dev: $(VENV)/.core
+	$(BIN)/python -m pip install -q torch==2.13.0
+	$(BIN)/python -m pip install -q -e ".[dev]"
+	touch $@
+
+$(VENV)/.lint: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q "$$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["lint"])')"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .coverage
