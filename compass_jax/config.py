@@ -387,9 +387,12 @@ class RunConfig:
         """`validate()`, and what only RL needs: an untruncated sampler (algorithms section 0) and buckets that hold every rollout."""
         self.validate()
         r = self.rollout
-        _check(r.top_k == 0 and r.top_p == 1.0, f"rollout.top_k = {r.top_k}, top_p = {r.top_p}: RL trains the untruncated distribution; set top_k 0 and top_p 1 (evaluation may truncate)")
+        _check(r.top_k == 0 and r.top_p == 1.0, f"rollout.top_k = {r.top_k}, top_p = {r.top_p}: RL trains the untruncated distribution; set 0 and 1")
         _check(r.temperature > 0, f"rollout.temperature = {r.temperature}: RL samples; it must be positive")
         longest = r.prompt_buckets[-1] + r.max_new_tokens
-        _check(self.rl.buckets[-1] >= longest, f"rl.buckets end at {self.rl.buckets[-1]} tokens, a rollout may have {longest} (rollout.prompt_buckets[-1] + max_new_tokens)")
+        _check(
+            self.rl.buckets[-1] >= longest,
+            f"rl.buckets end at {self.rl.buckets[-1]} tokens, a rollout may have {longest} (rollout.prompt_buckets[-1] + max_new_tokens)",
+        )
         _check(bool(self.data.sources), "data.sources is empty: RL needs prompts")
         return self

@@ -1,0 +1,178 @@
+"""The commands of `compass`. Thin: it reads the command line, and hands over to the room that does the work.
+
+What is slow to import is imported by the command that needs it, so that a mistake on the command line is answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import inspect
+import json
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+from compass_jax.config import ConfigError, ProceduralSource, RunConfig
+from compass_jax.config_io import config_to_json
+
+_CONFIG_HELP = "a configuration file (configs/x.py, or x), then overrides such as --rl.steps 3; `{} CONFIG --help` lists them all"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; returns the exit code: 0; 2 for a setting that cannot be used; 1 for another error of this project."""
+    parser = _parser()
+    args, overrides = parser.parse_known_args(argv)
+    if overrides and "config" not in args:
+        parser.error(f"{args.command} does not know {' '.join(overrides)}")
+    try:
+        return _run(args, overrides)
+    except Exception as error:
+        # The project's own errors say in their message what was wrong and what to do; a traceback would only hide it.
+        if not type(error).__module__.startswith("compass_jax"):
+            raise
+        print(f"compass {args.command}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def load_config(name: str) -> RunConfig:
+    """The RunConfig that a configuration file makes: its one public function, called without arguments.
+
+    name: a path, or a bare name looked up as configs/<name>.py. Raises ConfigError where there is no such file or function.
+    """
+    path = next((p for p in (Path(name), Path("configs") / name, Path("configs") / f"{name}.py") if p.is_file()), None)
+    if path is None:
+        known = ", ".join(sorted(p.stem for p in Path("configs").glob("*.py"))) or "none here"
+        raise ConfigError(f"no configuration file {name}: give the path of a .py file, or one of configs/: {known}")
+    spec = importlib.util.spec_from_file_location(f"compass_config_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path}: a configuration is a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    own = [f for n, f in vars(module).items() if inspect.isfunction(f) and not n.startswith("_") and f.__module__ == module.__name__]
+    if len(own) != 1:
+        names = ", ".join(f.__name__ for f in own) or "none"
+        raise ConfigError(f"{path}: must have exactly one public function, which returns a RunConfig; it has {names}")
+    config = own[0]()
+    if not isinstance(config, RunConfig):
+        raise ConfigError(f"{path}: {own[0].__name__}() returned {type(config).__name__}, not a RunConfig")
+    return config
+
+
+def override(config: RunConfig, arguments: list[str], prog: str = "compass") -> RunConfig:
+    """`config` with typed overrides applied (`--rl.steps 3`, `--rl.normalize-std False`, `--data.sources.0.size 50`).
+
+    An unknown key (with the nearest ones) or a value of the wrong type is told on stderr and exits with code 2.
+    """
+    import tyro
+
+    registry = tyro.constructors.ConstructorRegistry()
+    registry.primitive_rule(_source_options)
+    with registry:
+        # Flat: which family of source, and whether there are experts, is decided by the configuration file.
+        hint = tyro.conf.configure(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)(RunConfig)
+        return tyro.cli(hint, default=config, args=arguments, prog=prog, description=RunConfig.__doc__)
+
+
+def _source_options(info: Any) -> Any:
+    """Lets tyro write a procedural source's options, whose values are of many types, as JSON."""
+    from tyro.constructors import PrimitiveConstructorSpec
+
+    hint = typing.get_type_hints(ProceduralSource)["options"]
+    if typing.get_args(info.type) != typing.get_args(hint):
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="JSON",
+        instance_from_str=lambda words: _tuples(json.loads(words[0])),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda value: [json.dumps(value)],
+    )
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(x) for x in value) if isinstance(value, list) else value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="compass", description="Reinforcement learning for mixture-of-experts language models, without wasted rollouts.", allow_abbrev=False
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str, **options: Any) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text, allow_abbrev=False, **options)
+
+    demo = command("demo", "the main job on this machine: SFT, RL, evaluation, export; on a CPU, offline")
+    demo.add_argument("--out", default="runs/demo", help="directory to write to (default: %(default)s)")
+    demo.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
+    for name, text in (
+        ("sft", "supervised fine-tuning"),
+        ("train", "reinforcement learning; on an existing run directory it resumes"),
+        ("eval", "evaluate a checkpoint on held-out prompts"),
+    ):
+        # --help belongs to the overrides, which are known once the configuration is.
+        sub = command(name, text, add_help=False)
+        sub.add_argument("config", nargs="?", metavar="CONFIG", help=_CONFIG_HELP.format(f"compass {name}"))
+        sub.add_argument("--dry-run", action="store_true", help="print the resolved configuration as JSON and stop")
+        sub.set_defaults(usage=sub)
+    sub.add_argument("--checkpoint", metavar="DIR", help="a run directory, or one of its checkpoints")
+    for name, source, text in (
+        ("import-hf", "src", "a Hugging Face folder into a checkpoint"),
+        ("export-hf", "checkpoint", "a checkpoint into a Hugging Face folder"),
+    ):
+        sub = command(name, text)
+        sub.add_argument(source, metavar=source.upper())
+        sub.add_argument("out", metavar="OUT")
+    command("report", "table and curves of a run").add_argument("run", metavar="RUN", help="a run directory")
+    return parser
+
+
+def _run(args: argparse.Namespace, overrides: list[str]) -> int:
+    if "config" in args:
+        return _run_config(args, overrides)
+    if args.command == "demo":
+        from compass_jax.demo import run_demo
+
+        run_demo(args.out, args.seed)
+    elif args.command == "import-hf":
+        from compass_jax.weights.hf import import_hf
+
+        import_hf(args.src, args.out)
+    elif args.command == "export-hf":
+        from compass_jax.weights.hf import export_hf
+
+        export_hf(args.checkpoint, args.out)
+    else:
+        from compass_jax.report import run_report
+
+        run_report(args.run)
+    return 0
+
+
+def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
+    if args.config is None or args.config.startswith("-"):
+        args.usage.print_help()
+        return 0 if {"-h", "--help"} & set(overrides) else 2
+    config = override(load_config(args.config), overrides, prog=f"compass {args.command} {args.config}")
+    config = config.validate_for_rl() if args.command == "train" else config.validate()
+    if args.dry_run:
+        print(config_to_json(config))
+        return 0
+    if args.command == "sft":
+        from compass_jax.train.sft import run_sft
+
+        run_sft(config)
+    elif args.command == "train":
+        from compass_jax.train.loop import run_rl
+
+        run_rl(config)
+    else:
+        if args.checkpoint is None:
+            raise ConfigError("--checkpoint DIR is missing: which checkpoint is to be evaluated?")
+        from compass_jax.evaluate import run_eval
+
+        run_eval(config, args.checkpoint)
+    return 0
+

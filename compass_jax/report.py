@@ -1,0 +1,229 @@
+"""What a run leaves for a person: one table at the end, and a picture of its curves."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+# Colours that remain apart for colour-blind readers (Okabe and Ito).
+_BLUE, _ORANGE, _GREEN, _RED, _SKY, _GREY, _DARK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#B8B8B8", "#444444"
+
+# Rows of the run table: label, metrics that are added up, format.
+_ROWS = (
+    ("reward", ("reward/mean",), "{:.3f}"),
+    ("groups all right", ("zero_variance/rate_all_right",), "{:.1%}"),
+    ("groups all wrong", ("zero_variance/rate_all_wrong",), "{:.1%}"),
+    ("tokens without signal", ("waste/frac_none",), "{:.1%}"),
+    ("entropy, nats", ("entropy_nats",), "{:.3f}"),
+    ("response length, tokens", ("response_length/mean",), "{:.1f}"),
+    ("mismatch, |d logp|", ("mismatch/logp_abs_diff",), "{:.1e}"),
+    ("gradient norm", ("grad_norm",), "{:.3f}"),
+    ("SFT loss, nats", ("sft/loss",), "{:.3f}"),
+)
+
+
+class ReportError(ValueError):
+    """There is nothing to report on, or a line of metrics is damaged; the message names the file."""
+
+
+def summary_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
+    """A table of rows with the same keys: the first column is text, floats get four significant digits, other values are shown as they are."""
+    table = Table(title=title or None, title_style="bold", title_justify="left")
+    for i, name in enumerate(rows[0] if rows else ()):
+        table.add_column(name, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
+    return table
+
+
+def read_metrics(path: str | os.PathLike, stage: str | None = None) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Metric name -> (steps, values) of a metrics.jsonl, null as NaN; of one stage, or of all of them.
+
+    A last line cut off by a kill is passed over; any other damaged line raises ReportError naming it.
+    """
+    series: dict[str, tuple[list, list]] = {}
+    lines = Path(path).read_text().splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        if number == len(lines) and not line.endswith("\n"):
+            break
+        try:
+            record = json.loads(line)
+            step, metrics = record["step"], record["metrics"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ReportError(f"{path}, line {number}: not a line of metrics ({error})") from error
+        if stage is None or record.get("stage") == stage:
+            for name, value in metrics.items():
+                steps, values = series.setdefault(name, ([], []))
+                steps.append(step)
+                values.append(np.nan if value is None else value)
+    return {name: (np.asarray(steps), np.asarray(values, float)) for name, (steps, values) in series.items()}
+
+
+def run_rows(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[dict[str, str]]:
+    """Rows for `summary_table`: the mean of each known metric over the first and the last tenth of the steps."""
+    rows = []
+    for label, names, form in _ROWS:
+        if all(name in series for name in names):
+            values = sum(series[name][1] for name in names)
+            tenth = max(1, len(values) // 10)
+            first, last = _mean(values[:tenth]), _mean(values[-tenth:])
+            rows.append({"metric": label, "first 10%": form.format(first), "last 10%": form.format(last)})
+    return rows
+
+
+def plot_curves(metrics_jsonl: str | os.PathLike, png: str | os.PathLike, stage: str = "rl", title: str = "") -> None:
+    """Draws the curves of a stage: loss, reward, zero variance, waste, entropy, response length, mismatch, gradient norm, learning rate.
+
+    Panels without a logged metric are left out. Raises ReportError where the file has nothing to draw of the stage.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # no display, and no global figure
+    from matplotlib.figure import Figure
+
+    series = read_metrics(metrics_jsonl, stage)
+    panels = _panels_of(series)
+    if not panels:
+        raise ReportError(f"{metrics_jsonl} has no metrics of stage {stage!r} to draw")
+    rows, columns = -(-len(panels) // 4), min(4, len(panels))
+    figure = Figure(figsize=(3.6 * columns, 3.5 * rows), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    for panel, place in zip(panels, axes):
+        _draw(panel, place, series)
+    for place in axes[len(panels) :]:
+        place.set_axis_off()
+    figure.suptitle(title or f"{Path(metrics_jsonl).absolute().parent.name}: {stage}", fontsize=14, fontweight="bold")
+    figure.savefig(png)
+
+
+def run_report(run_dir: str | os.PathLike, console: Console | None = None) -> list[Path]:
+    """Prints the table of each stage of a run and draws its curves; returns the pictures. Raises ReportError where there is no run."""
+    console = console or Console()
+    metrics = Path(run_dir) / "metrics.jsonl"
+    if not metrics.exists():
+        raise ReportError(f"{metrics} does not exist: {run_dir} is not the directory of a run that has started")
+    pictures = []
+    read_metrics(metrics)  # names a damaged line
+    for stage in _stages(metrics):
+        series = read_metrics(metrics, stage)
+        if rows := run_rows(series):
+            console.print(summary_table(rows, title=f"{run_dir}: {stage}"))
+        if _panels_of(series):
+            pictures.append(Path(run_dir) / f"curves_{stage}.png")
+            plot_curves(metrics, pictures[-1], stage)
+            console.print(f"curves: {pictures[-1]}", highlight=False)
+    return pictures
+
+
+def _stages(metrics: Path) -> list[str]:
+    """The stages of a file, in the order in which they began."""
+    lines = metrics.read_text().splitlines(keepends=True)
+    return list(dict.fromkeys(json.loads(line)["stage"] for line in lines if line.endswith("\n")))
+
+
+def _mean(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else float("nan")
+
+
+def smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """Centred mean over up to `window` neighbours, shorter at the ends; values that are not finite are left out."""
+    half = window // 2
+    return np.asarray([_mean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))])
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """One picture: its lines are (metric, label, colour) each."""
+
+    title: str
+    unit: str
+    lines: tuple[tuple[str, str, str], ...]
+    scale: Literal["linear", "log", "share", "stacked"] = "linear"
+
+
+_PANELS = (
+    _Panel("Loss", "nats per token", (("sft/loss", "loss", _BLUE),)),
+    _Panel("Reward", "mean raw reward", (("reward/mean", "reward", _BLUE),)),
+    _Panel(
+        "Groups without variance",
+        "share of groups",
+        (("zero_variance/rate_all_right", "all right", _GREEN), ("zero_variance/rate_all_wrong", "all wrong", _RED)),
+        "share",
+    ),
+    _Panel(
+        "What the generated tokens taught",
+        "share of tokens",
+        (
+            ("waste/frac_verifier_signal", "verifier", _BLUE),
+            ("waste/frac_shaping_signal", "shaping", _SKY),
+            ("waste/frac_entropy_signal", "entropy (RL-ZVP)", _GREEN),
+            ("waste/frac_none", "none: wasted", _GREY),
+        ),
+        "stacked",
+    ),
+    _Panel("Entropy of the policy", "nats per token", (("entropy_nats", "entropy", _ORANGE),)),
+    _Panel("Response length", "tokens", (("response_length/mean", "mean", _BLUE), ("response_length/max", "max", _SKY))),
+    _Panel(
+        "Rollout against training",
+        "nats per token",
+        (("mismatch/logp_abs_diff", "|logp difference|", _RED), ("mismatch/kl_k3", "k3", _ORANGE)),
+        "log",
+    ),
+    _Panel("Gradient norm", "before clipping", (("grad_norm", "norm", _GREEN),), "log"),
+    _Panel("Learning rate", "per update", (("lr", "lr", _DARK),)),
+)
+
+
+def _panels_of(series: Mapping) -> list[_Panel]:
+    """The panels that have something to show."""
+    return [panel for panel in _PANELS if any(name in series for name, _, _ in panel.lines)]
+
+
+def _draw(panel: _Panel, axes: Any, series: Mapping) -> None:
+    axes.set_title(panel.title)
+    axes.set_ylabel(panel.unit)
+    axes.set_xlabel("step")
+    have = [(*series[name], label, colour) for name, label, colour in panel.lines if name in series]
+    if panel.scale == "stacked":
+        _stack(axes, have)
+    else:
+        for steps, values, label, colour in have:
+            _line(axes, steps, values, label, colour)
+        if len(panel.lines) > 1:
+            axes.legend(frameon=False, fontsize=9)
+    if panel.scale == "log" and all(np.any(values > 0) for _, values, _, _ in have):
+        axes.set_yscale("log")
+    elif panel.scale in ("share", "stacked"):
+        axes.set_ylim(*((-0.02, 1.02) if panel.scale == "share" else (0, 1)))
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
+    else:
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _line(axes: Any, steps: np.ndarray, values: np.ndarray, label: str, colour: str) -> None:
+    """The values as a faint line, and their moving mean as a strong one."""
+    window = len(values) // 20
+    if window > 1:
+        axes.plot(steps, values, color=colour, alpha=0.3, linewidth=1)
+        values = smooth(values, window)
+    axes.plot(steps, values, color=colour, linewidth=2, label=label)
+
+
+def _stack(axes: Any, have: list[tuple]) -> None:
+    """Shares of a whole, smoothed and piled up. All are logged together, so the first one's steps are those of all."""
+    steps, first = have[0][0], have[0][1]
+    window = max(1, len(first) // 20)
+    layers = [smooth(np.nan_to_num(values), window) for _, values, _, _ in have]
+    axes.stackplot(steps, layers, labels=[x[2] for x in have], colors=[x[3] for x in have], linewidth=0)
+    axes.set_xlim(steps[0], max(steps[-1], steps[0] + 1))
+    axes.legend(loc="lower left", fontsize=9, framealpha=0.85)

@@ -1,0 +1,160 @@
+"""The command line: configuration files, typed overrides, errors in one message."""
+
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+from test_rundir import CONFIG
+
+from compass_jax import cli
+from compass_jax.config import ConfigError
+from compass_jax.config_io import config_from_json, config_to_json
+from compass_jax.rundir import RunDirectoryInUse
+
+FILE = "from test_rundir import CONFIG\n\ndef tiny():\n    return CONFIG\n"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "tiny.py"
+    path.write_text(FILE)
+    return str(path)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Replaces the rooms that the commands call by recorders."""
+    found = []
+    rooms = {"demo": "run_demo", "train.sft": "run_sft", "train.loop": "run_rl", "evaluate": "run_eval", "weights.hf": "import_hf export_hf"}
+    for room, functions in rooms.items():
+        record = {name: lambda *args, name=name: found.append((name, *args)) for name in functions.split()}
+        monkeypatch.setitem(sys.modules, f"compass_jax.{room}", types.SimpleNamespace(**record))
+    return found
+
+
+def test_each_command_calls_its_room(calls, file):
+    assert cli.main(["demo", "--out", "o", "--seed", "3"]) == 0
+    assert cli.main(["sft", file]) == 0
+    assert cli.main(["train", file, "--rl.steps", "3"]) == 0
+    assert cli.main(["eval", file, "--checkpoint", "c", "--evaluation.k", "2"]) == 0
+    assert cli.main(["import-hf", "a", "b"]) == 0
+    assert cli.main(["export-hf", "c", "d"]) == 0
+    train, evaluate = calls[2], calls[3]
+    assert [c[0] for c in calls] == ["run_demo", "run_sft", "run_rl", "run_eval", "import_hf", "export_hf"]
+    assert calls[0][1:] == ("o", 3) and calls[1][1:] == (CONFIG,) and calls[4][1:] == ("a", "b") and calls[5][1:] == ("c", "d")
+    assert train[1].rl.steps == 3 and evaluate[1].evaluation.k == 2 and evaluate[2] == "c"
+
+
+def test_overrides_are_typed_and_reach_every_level(file):
+    words = "--rl.steps 3 --model.moe.experts 4 --rl.normalize_std False --rollout.prompt-buckets 8 16 --mesh.data -1 --data.sources.0.size 7"
+    options = ["--data.sources.0.options", '[["min_terms", 3], ["r", [1, [2]]]]', "--rl.optim.learning-rate", "1e-3"]
+    new = cli.override(CONFIG, [*words.split(), *options])
+    assert (new.rl.steps, new.model.moe.experts, new.rl.normalize_std, new.rollout.prompt_buckets, new.mesh.data) == (3, 4, False, (8, 16), -1)
+    assert new.data.sources[0].size == 7 and new.data.sources[0].options == (("min_terms", 3), ("r", (1, (2,))))
+    assert new.data.sources[1] == CONFIG.data.sources[1]
+    assert new.rl.optim.learning_rate == 1e-3
+    assert cli.override(CONFIG, []) == CONFIG
+
+
+def test_dry_run_prints_the_resolved_configuration(calls, file, capsys):
+    assert cli.main(["train", file, "--dry-run", "--rl.steps", "3"]) == 0
+    printed = config_from_json(capsys.readouterr().out)
+    assert printed.rl.steps == 3 and config_to_json(printed).replace('"steps": 3,', '"steps": 100,', 1) == config_to_json(CONFIG)
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    "words,messages",
+    [
+        (["--rl.stepz", "3"], ["--rl.stepz", "Perhaps you meant", "--rl.steps"]),
+        (["--rl.steps", "3.5"], ["--rl.steps", "3.5"]),
+        (["--rl.replay", "R4"], ["--rl.replay", "R4", "R3"]),
+        (["--data.sources.0.options", "[["], ["--data.sources.0.options", "Expecting value"]),
+        (["stray"], ["stray"]),
+    ],
+)
+def test_wrong_overrides_are_told_and_exit_with_2(file, calls, capsys, words, messages):
+    with pytest.raises(SystemExit) as error:
+        cli.main(["train", file, *words])
+    assert error.value.code == 2 and calls == []
+    told = capsys.readouterr().err
+    assert all(message in told for message in messages)
+
+
+def test_errors_of_the_project_are_one_message(file, calls, capsys):
+    assert cli.main(["train", file, "--rl.group-size", "1"]) == 2
+    assert capsys.readouterr().err == "compass train: rl.group_size = 1: a group-relative advantage needs at least 2 samples\n"
+    assert cli.main(["train", file, "--rollout.top-k", "5"]) == 2
+    assert "RL trains the untruncated distribution" in capsys.readouterr().err
+    assert cli.main(["eval", file]) == 2
+    assert "--checkpoint DIR is missing" in capsys.readouterr().err
+
+    def refuse(config):
+        raise RunDirectoryInUse("runs/x is in use")
+
+    sys.modules["compass_jax.train.loop"].run_rl = refuse
+    assert cli.main(["train", file]) == 1
+    assert capsys.readouterr().err == "compass train: runs/x is in use\n"
+
+    def fail(config):
+        raise ZeroDivisionError
+
+    sys.modules["compass_jax.train.loop"].run_rl = fail
+    with pytest.raises(ZeroDivisionError):  # a mistake of ours keeps its traceback
+        cli.main(["train", file])
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("def a():\n    pass\ndef b():\n    pass\n", "exactly one public function, which returns a RunConfig; it has a, b"),
+        ("from dataclasses import replace\n_x = 1\n", "exactly one public function, which returns a RunConfig; it has none"),
+        ("def a():\n    return 3\n", r"a\(\) returned int, not a RunConfig"),
+    ],
+)
+def test_configuration_files_that_cannot_be_used_are_named(tmp_path, text, message):
+    path = tmp_path / "bad.py"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        cli.load_config(str(path))
+
+
+def test_bare_names_are_looked_up_in_configs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "tiny.py").write_text(FILE)
+    assert cli.load_config("tiny") == cli.load_config("tiny.py") == cli.load_config("configs/tiny.py") == CONFIG
+    with pytest.raises(ConfigError, match=r"no configuration file tyni: .* configs/: tiny$"):
+        cli.load_config("tyni")
+    (tmp_path / "x.txt").write_text("")
+    with pytest.raises(ConfigError, match=r"x.txt: a configuration is a Python file"):
+        cli.load_config("x.txt")
+
+
+def test_help(file, capsys):
+    assert cli.main(["train", "--help"]) == 0
+    assert "CONFIG --help` lists them all" in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["train"]) == 2
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["train", file, "--help"])
+    assert stop.value.code == 0 and "--rl.objective.espo-alpha FLOAT" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["export-hf", "a", "b", "--fast"])
+    assert stop.value.code == 2 and "export-hf does not know --fast" in capsys.readouterr().err
+
+
+def test_module_starts_and_answers_without_jax(tmp_path):
+    code = "import sys; sys.modules['jax'] = None; from compass_jax.cli import main; sys.exit(main(['report', 'nothing']))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1 and result.stderr.startswith("compass report: nothing/metrics.jsonl does not exist"), result.stderr
+    result = subprocess.run([sys.executable, "-m", "compass_jax", "--help"], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0 and "import-hf" in result.stdout
+
+
+def test_report_reads_a_run(tmp_path, capsys):
+    line = {"stage": "rl", "step": 1, "metrics": {"reward/mean": 0.25}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert "0.250" in capsys.readouterr().out and (tmp_path / "curves_rl.png").stat().st_size > 5000
