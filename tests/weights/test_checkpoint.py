@@ -1,0 +1,289 @@
+"""Checkpoints: bit for bit, whole or ignored, and never another model's."""
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from compass_jax.config import ModelConfig, MoEConfig
+from compass_jax.weights import checkpoint
+from compass_jax.weights.checkpoint import CheckpointError, CheckpointMismatch
+
+MODEL = ModelConfig("qwen3_moe", 100, 32, 2, 2, 1, 16, 64, moe=MoEConfig(8, 2, 32, dense_layers=(1,)))
+META = {"stream": {"next": 12, "seed": 2**60}, "visits": {"17": 3}, "text": "ü", "share": 0.1, "none": None}
+
+
+class State(NamedTuple):
+    params: dict
+    opt_state: tuple
+    step: jax.Array
+
+
+def tree(seed=0):
+    bits = np.random.default_rng(seed)
+    params = {
+        "w": jnp.asarray(bits.normal(size=(16, 8)), jnp.bfloat16),
+        "odd": jnp.asarray([np.nan, -0.0, np.inf, 1e-45], jnp.float32),
+        "f": jnp.asarray(bits.normal(size=(16, 24)), jnp.float32),
+    }
+    opt = (None, {"count": jnp.int32(3)}, jnp.zeros((0, 4), jnp.uint8))
+    return {
+        "state": State(params, opt, jnp.int32(seed)),
+        "rng": jax.random.key_data(jax.random.key(seed)),
+        "routing": jnp.asarray(bits.integers(0, 256, (5, 3, 2)), jnp.uint8),
+    }
+
+
+def assert_same_bits(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b)):
+        assert x.dtype == y.dtype and x.shape == y.shape, path
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), path
+
+
+def save(path, step, keep=2, arrays=None):
+    return checkpoint.save(path, step, tree(step) if arrays is None else arrays, META | {"step": step}, model=MODEL, keep=keep)
+
+
+def restore(path, step=None, arrays=None):
+    return checkpoint.restore(path, checkpoint.abstract_like(tree() if arrays is None else arrays), step, model=MODEL)
+
+
+def names(path):
+    return sorted(p.name for p in (path / "checkpoints").iterdir())
+
+
+def test_round_trip_is_bit_for_bit(tmp_path):
+    assert checkpoint.latest(tmp_path) is None
+    for step in (3, 7, 12):
+        written = save(tmp_path, step)
+    assert checkpoint.latest(tmp_path) == 12 and written.name == "step_00000012"
+    assert names(tmp_path) == ["step_00000007", "step_00000012"]
+    step, arrays, meta = restore(tmp_path)
+    assert step == 12 and meta == META | {"step": 12}
+    assert_same_bits(arrays, tree(12))
+    assert_same_bits(restore(tmp_path, 7)[1], tree(7))
+    assert_same_bits(restore(written)[1], tree(12))  # a checkpoint's own directory
+    assert_same_bits(restore(tmp_path, arrays=jax.eval_shape(tree))[1], tree(12))  # no sharding said: the first device
+
+
+def test_float64_round_trip(tmp_path, x64):
+    arrays = {"x": jnp.asarray([1 / 3, 1e-300], jnp.float64), "n": jnp.asarray([2**62], jnp.int64)}
+    save(tmp_path, 1, arrays=arrays)
+    assert_same_bits(restore(tmp_path, arrays=arrays)[1], arrays)
+
+
+def test_another_mesh_is_welcome(tmp_path):
+    def sharded(shape, spec, axes=("a", "b")):
+        mesh = jax.make_mesh(shape, axes, axis_types=(AxisType.Auto,) * 2)
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    arrays = {"w": jax.device_put(tree()["state"].params["f"], sharded((4, 2), ("a", "b"))), "s": jnp.int32(1)}
+    save(tmp_path, 1, arrays=arrays)
+    target = sharded((2, 4), ("b", "a"))
+    wanted = {"w": jax.ShapeDtypeStruct((16, 24), jnp.float32, sharding=target), "s": jax.ShapeDtypeStruct((), jnp.int32)}
+    _, back, _ = restore(tmp_path, arrays=wanted)
+    assert back["w"].sharding == target and {s.data.shape for s in back["w"].addressable_shards} == {(4, 12)}
+    assert_same_bits(back, arrays)
+
+
+def test_the_same_step_can_be_saved_again(tmp_path):
+    save(tmp_path, 5)
+    save(tmp_path, 5, arrays=tree(99))
+    assert names(tmp_path) == ["step_00000005"]
+    assert_same_bits(restore(tmp_path)[1], tree(99))
+
+
+def test_the_one_just_written_is_kept_beside_newer_ones(tmp_path):
+    for step in (5, 6, 2):
+        save(tmp_path, step, keep=2)
+    assert names(tmp_path) == ["step_00000002", "step_00000006"]
+
+
+def test_subset_and_manifest(tmp_path):
+    save(tmp_path, 4)
+    manifest = checkpoint.read_manifest(tmp_path)
+    assert manifest.step == 4 and manifest.model == MODEL
+    assert manifest.leaves["state/params/w"] == ((16, 8), "bfloat16") and manifest.leaves["rng"] == ((2,), "uint32")
+    state = ("step", "params/w", "params/odd", "params/f", "opt_state/1/count", "opt_state/2")
+    assert set(manifest.leaves) == {"rng", "routing", *(f"state/{leaf}" for leaf in state)}
+    wanted = {"state": {"params": checkpoint.abstract_like(tree()["state"].params)}}
+    _, arrays, _ = checkpoint.restore(tmp_path, wanted, subset=True)
+    assert_same_bits(arrays["state"]["params"], tree(4)["state"].params)
+    assert checkpoint.read_meta(tmp_path) == META | {"step": 4}
+
+
+def change(where, value):
+    def apply(arrays):
+        arrays["state"].params[where] = value
+        return arrays
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "edit,message",
+    [
+        (change("w", jax.ShapeDtypeStruct((16, 8), jnp.float32)), r"w: bfloat16\[16, 8\] in the checkpoint, float32\[16, 8\] asked for"),
+        (change("w", jax.ShapeDtypeStruct((8, 16), jnp.bfloat16)), r"w: bfloat16\[16, 8\] in the checkpoint, bfloat16\[8, 16\] asked for"),
+        (change("new", jax.ShapeDtypeStruct((2,), jnp.int32)), r"new: nothing in the checkpoint, int32\[2\] asked for"),
+        (lambda arrays: {"state": arrays["state"], "rng": arrays["rng"]}, r"routing: uint8\[5, 3, 2\] in the checkpoint, not asked for"),
+    ],
+)
+def test_other_arrays_are_refused_by_name(tmp_path, edit, message):
+    save(tmp_path, 1)
+    with pytest.raises(CheckpointMismatch, match=message):
+        checkpoint.restore(tmp_path, edit(checkpoint.abstract_like(tree())))
+
+
+def test_another_model_is_refused_by_field(tmp_path):
+    save(tmp_path, 1)
+    other = ModelConfig("qwen3_moe", 100, 32, 2, 2, 1, 16, 64, moe=MoEConfig(8, 4, 32, dense_layers=(0,)), rope_theta=1e4)
+    with pytest.raises(CheckpointMismatch) as error:
+        checkpoint.restore(tmp_path, checkpoint.abstract_like(tree()), model=other)
+    told = str(error.value)
+    assert "model.moe.top_k: 2 in the checkpoint, 4 asked for" in told and "model.moe.dense_layers: (1,)" in told
+    assert "model.rope_theta: 1000000.0" in told
+
+
+def test_what_cannot_be_kept_exactly_is_refused(tmp_path):
+    for leaf, kind in ((np.zeros(2), "ndarray float64"), (3, "int"), (jax.random.key(0), "key<")):
+        with pytest.raises(CheckpointError, match=f"leaf a/b is .*{kind}"):
+            save(tmp_path, 1, arrays={"a": {"b": leaf}})
+    with pytest.raises(TypeError):
+        checkpoint.save(tmp_path, 1, tree(), {"x": object()}, model=MODEL)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_no_checkpoint_and_a_damaged_one_are_named(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        restore(tmp_path)
+    where = save(tmp_path, 1)
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 9; it has 1$"):
+        restore(tmp_path, 9)
+    (where / "meta.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"meta.json cannot be read"):
+        restore(tmp_path)
+    one = {"x": jnp.arange(1000)}
+    where = save(tmp_path, 2, arrays=one)
+    for file in (where / "arrays").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:10])
+    with pytest.raises(CheckpointError, match="is damaged: its arrays cannot be read"):
+        restore(tmp_path, arrays=one)
+
+
+class Killed(BaseException):
+    """Stands for kill -9: no handler of ordinary errors sees it."""
+
+
+def crash_at(monkeypatch, call):
+    """From now on, the `call`-th of the steps that touch the disk does not happen, and nothing after it."""
+    count = [0]
+
+    def guard(function):
+        def guarded(*args, **kwargs):
+            if sys._getframe(1).f_globals is vars(checkpoint):  # orbax's own steps happen or not as a whole
+                count[0] += 1
+                if count[0] == call:
+                    raise Killed
+            return function(*args, **kwargs)
+
+        return guarded
+
+    steps = ((os, "rename"), (shutil, "rmtree"), (checkpoint.ocp.Checkpointer, "save"), (checkpoint, "_write"), (checkpoint, "_flush_tree"))
+    for place, name in steps:
+        monkeypatch.setattr(place, name, guard(getattr(place, name)))
+    return count
+
+
+def test_a_crash_at_every_moment_leaves_a_usable_checkpoint(tmp_path, monkeypatch):
+    small = {"x": jnp.arange(4)}
+    call, survived, base = 0, set(), tmp_path / "base"
+    for step in (1, 2):
+        save(base, step, arrays=small)
+    while True:
+        call += 1
+        run = shutil.copytree(base, tmp_path / str(call))
+        with monkeypatch.context() as patch:
+            crash_at(patch, call)
+            try:
+                for again in (2, 3):  # replaces a checkpoint, then adds one and removes the oldest
+                    save(run, again, arrays={"x": jnp.arange(4) + 10 * again})
+            except Killed:
+                crashed = True
+            else:
+                crashed = False
+        step, arrays, meta = restore(run, arrays=small)
+        value = int(arrays["x"][0])
+        assert meta["step"] == step and (step, value) in {(2, 0), (2, 20), (3, 30)}
+        survived.add((step, value))
+        save(run, 4, arrays=small)  # the next save sweeps what was left behind
+        assert all(name.startswith("step_") for name in names(run)) and len(names(run)) == 2
+        if not crashed:
+            break
+    assert call > 15 and survived == {(2, 0), (2, 20), (3, 30)}
+
+
+def test_kill_9_in_the_middle_of_saving(tmp_path):
+    code = f"""
+        import sys
+        import jax.numpy as jnp
+        from compass_jax.config import ModelConfig
+        from compass_jax.weights import checkpoint
+        model = ModelConfig("qwen3", 10, 8, 1, 1, 1, 8, 8)
+        for step in range(1, 1000):
+            print(step, flush=True)
+            checkpoint.save({str(tmp_path)!r}, step, {{"x": jnp.full((300, 300), step)}}, {{"at": step}}, model=model)
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    try:
+        while int(process.stdout.readline()) < 5:
+            pass
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    step, arrays, meta = checkpoint.restore(tmp_path, {"x": jax.ShapeDtypeStruct((300, 300), jnp.int32)})
+    assert step >= 4 and meta == {"at": step}
+    np.testing.assert_array_equal(arrays["x"], np.full((300, 300), step))
+
+
+def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        message = r"step 2 could not be written to .*step_00000002 \([\d,]+ bytes free there\): .*No space left"
+        with pytest.raises(CheckpointError, match=message) as error:
+            save(tmp_path, 2)
+    assert isinstance(error.value.__cause__, OSError)
+    assert names(tmp_path) == ["step_00000001"]
+    assert_same_bits(restore(tmp_path)[1], tree(1))
+
+
+def test_arrays_that_cannot_be_written_keep_what_was_there(tmp_path):
+    save(tmp_path, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    noise = {"x": jnp.asarray(np.random.default_rng(0).integers(0, 256, 1_000_000), jnp.uint8)}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))  # the kernel refuses larger files, in orbax's own writer
+    try:
+        with pytest.raises(CheckpointError, match="step 2 could not be written"):
+            save(tmp_path, 2, arrays=noise)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert names(tmp_path) == ["step_00000001"]
+    assert_same_bits(restore(tmp_path)[1], tree(1))
