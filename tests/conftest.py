@@ -1,16 +1,41 @@
-"""Strict test environment: 8 simulated CPU devices, strict dtype promotion, rank promotion raises, warnings are errors, no network."""
+"""Strict test environment: 8 simulated CPU devices, strict dtype promotion, rank promotion raises, warnings are errors, no network.
+
+Shapes in the signatures of the rooms of arrays (`rl`, `masked`, `model`) are checked in every call, by jaxtyping and beartype.
+"""
 
 import os
+import socket
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import jax
+import jaxtyping
 import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Before the first import of these modules: the hook rewrites them as they are loaded.
+jaxtyping.install_import_hook(["compass_jax.rl", "compass_jax.masked", "compass_jax.model"], "beartype.beartype")
+
+_LOCAL = ("127.", "::1", "localhost")
+_connect = socket.socket.connect
+
+
+class NetworkBlocked(OSError):
+    """A test tried to reach another machine."""
+
+
+def _guarded_connect(self, address):
+    """Connects to this machine alone; sockets of other families than IP (pipes, Unix) are local by nature."""
+    if self.family in (socket.AF_INET, socket.AF_INET6) and not str(address[0]).startswith(_LOCAL):
+        raise NetworkBlocked(f"tests run without network; this one connected to {address[0]}")
+    return _connect(self, address)
+
+
+socket.socket.connect = _guarded_connect
 
 
 @pytest.fixture
@@ -18,3 +43,11 @@ def x64():
     """float64 within one test."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def unchecked():
+    """Signatures are not checked within one test: for tests of the errors that our own checks raise on wrong shapes."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -52,7 +52,7 @@ def test_agrees_with_the_reference(normalize_std, seed):
     np.testing.assert_allclose(got, ref.advantage(toy, normalize_std), rtol=1e-9, atol=1e-12)
 
 
-def test_shapes_are_checked():
+def test_shapes_are_checked(unchecked):
     with pytest.raises(ValueError, match=r"known has shape \[2\], expected \[3\]"):
         # without the annotations' own check, which is there in tests alone
         inspect.unwrap(grouping.group_statistics)(jnp.zeros(3), jnp.ones(2, bool), jnp.zeros(3, jnp.int32), 1)

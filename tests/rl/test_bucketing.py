@@ -100,7 +100,7 @@ def test_long_tails_are_packed_well():
         (([1], (64,), 0), "micro_batch_tokens 0"),
     ],
 )
-def test_bad_input_is_named(arguments, message):
+def test_bad_input_is_named(arguments, message, unchecked):
     with pytest.raises(ValueError, match=message):
         inspect.unwrap(plan)(*arguments)  # without the annotations' own check, which is there in tests alone
 

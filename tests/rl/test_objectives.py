@@ -266,7 +266,7 @@ def test_nothing_to_train_on_gives_zero():
         (dict(entropy_group=None), "espo needs entropy_group"),
     ],
 )
-def test_wrong_input_is_named(change, message):
+def test_wrong_input_is_named(change, message, unchecked):
     shapes = dict.fromkeys(("logp", "old_logp", "old_entropy", "advantage", "weight", "ref_logp"), (2, 3))
     arrays = {k: jnp.ones(s, jnp.float32) for k, s in shapes.items()} | dict(entropy_group=jnp.zeros((2, 3), jnp.int32))
     arrays |= {k: None if s is None else jnp.ones(s, jnp.float32) for k, s in change.items()}

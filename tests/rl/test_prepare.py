@@ -81,7 +81,7 @@ def test_no_tokens_at_all():
     assert finalize_diagnostics(metrics)["waste/frac_none"] == 0
 
 
-def test_shapes_are_checked():
+def test_shapes_are_checked(unchecked):
     toy = ref.make_toy(seed=13)
     with pytest.raises(ValueError, match=r"prepare: old_entropy has shape \[14, 3\], expected \[14 12\]"):
         run(toy, RLConfig(), np.zeros((14, 3)), jnp.float32, function=inspect.unwrap(prepare))  # without the annotations' own check
