@@ -52,7 +52,11 @@ class _Open:
 
 @dataclass
 class Collection:
-    """One batch of requests: every prompt sampled `samples` times. Iterate to run it; `store` then holds the routing."""
+    """One batch of requests: every prompt sampled `samples` times. Iterate to run it; `store` then holds the routing.
+
+    Sample c of prompt n is row n * samples + c. Rows in `finished` are left out: an interrupted collection had them, and
+    their routing is in the `store` that is passed in.
+    """
 
     engine: Engine
     params: object
@@ -65,14 +69,15 @@ class Collection:
     keep_routing: bool = True
     stats: RolloutStats = field(default_factory=RolloutStats)
     store: jax.Array | None = None
+    finished: frozenset[int] = frozenset()
 
     def __iter__(self) -> Iterator[Rollout]:
         started = time.perf_counter()
-        if self.keep_routing:
+        if self.keep_routing and self.store is None:
             self.store = self.engine.new_store(len(self.prompts) * self.samples)
         slots = self.engine.config.slots
         state = self.engine.init_decode_state()
-        queue = deque(enumerate(self.prompts))
+        queue = deque((n, p) for n, p in enumerate(self.prompts) if not self.finished.issuperset(range(n * self.samples, (n + 1) * self.samples)))
         self._open: _Open | None = None
         owner: list[tuple[Prompt, int, int] | None] = [None] * slots  # (prompt, sample, store row)
         lengths = np.zeros(slots, np.int32)
@@ -127,7 +132,7 @@ class Collection:
             params=self.params, padded_tokens=jnp.asarray(tokens), true_length=jnp.asarray(lengths), sampler=self.sampler, rng=keys, num_samples=s
         )
         self.stats.prefills += 1
-        waiting = deque((r, c) for r in range(len(taken)) for c in range(s))
+        waiting = deque((r, c) for r, (n, _) in enumerate(taken) for c in range(s) if n * s + c not in self.finished)
         return _Open(prefix, waiting, [p for _, p in taken], [n * s for n, _ in taken])
 
     def _tick(self, state, owner, lengths, waiting: bool):

@@ -1,0 +1,74 @@
+"""avg@k, pass@k and greedy accuracy on held-out prompts, through the same rollout and the same verifiers as training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from compass_jax.config import RunConfig
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.records import Prompt, Rollout, Score
+from compass_jax.rewards.score import Scorer
+from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.sampling import Purpose, Sampler
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracies in [0, 1] over prompts; `labels` has (prompts, avg@k, greedy) of each label. Unknown scores are left out and counted."""
+
+    k: int
+    prompts: int
+    avg_at_k: float
+    pass_at_k: float
+    greedy: float
+    unknown: int
+    labels: dict[str, tuple[int, float, float]] = field(default_factory=dict)
+
+    def metrics(self) -> dict[str, float]:
+        """By their public names."""
+        out = {"eval/heldout/avg_at_k": self.avg_at_k, "eval/heldout/pass_at_k": self.pass_at_k, "eval/heldout/greedy": self.greedy}
+        return {**out, **{f"eval/{label}/avg_at_k": v[1] for label, v in self.labels.items()}}
+
+
+def answers(
+    engine: Engine, params: Any, prompts: Sequence[Prompt], tokenizer: Tokenizer, scorer: Scorer, *, samples: int, sampler: Sampler, seed: int
+) -> tuple[list[list[Rollout]], list[list[Score]]]:
+    """`samples` scored rollouts of every prompt, in order. Draws depend on (seed, eval, prompt, sample, position) alone."""
+    collection = Collection(engine, params, prompts, samples, Purpose.EVAL, seed, sampler=sampler, keep_routing=False)
+    rollouts: dict[int, Rollout] = {}
+    scores: dict[int, Score] = {}
+    for rollout in collection:
+        rollouts[rollout.row] = rollout
+        scorer.submit(rollout.row, rollout.prompt, tokenizer.decode(rollout.response))
+    while len(scores) < len(rollouts):
+        scores.update(scorer.collect(block=True))
+    rows = [range(n * samples, (n + 1) * samples) for n in range(len(prompts))]
+    return [[rollouts[r] for r in row] for row in rows], [[scores[r] for r in row] for row in rows]
+
+
+def evaluate(engine: Engine, params: Any, prompts: Sequence[Prompt], tokenizer: Tokenizer, scorer: Scorer, config: RunConfig) -> Evaluation:
+    """k samples at `evaluation.temperature` and one greedy answer for every prompt; right means reward >= rewards.right_at."""
+    e = config.evaluation
+    at = config.rewards.right_at
+    sampled = answers(engine, params, prompts, tokenizer, scorer, samples=e.k, sampler=Sampler(e.temperature, e.top_k, e.top_p), seed=config.seed)[1]
+    greedy = answers(engine, params, prompts, tokenizer, scorer, samples=1, sampler=Sampler(0.0), seed=config.seed)[1]
+    right = np.array([[s.reward >= at and s.known for s in row] for row in sampled])
+    known = np.array([[s.known for s in row] for row in sampled])
+    best = np.array([row[0].reward >= at and row[0].known for row in greedy])
+    best_known = np.array([row[0].known for row in greedy])
+    names = np.array([p.label for p in prompts])
+
+    def mean(values, counted) -> float:
+        return float(values[counted].mean()) if counted.any() else 0.0
+
+    labels = {}
+    for label in dict.fromkeys(names.tolist()):
+        here = names == label
+        labels[label] = (int(here.sum()), mean(right[here], known[here]), mean(best[here], best_known[here]))
+    unknown = int((~known).sum() + (~best_known).sum())
+    return Evaluation(e.k, len(prompts), mean(right, known), float(right.any(1).mean()), mean(best, best_known), unknown, labels)

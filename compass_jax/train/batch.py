@@ -1,0 +1,136 @@
+"""Rollouts -> host arrays of one step -> micro-batches. Row n * s + c is sample c of prompt n, in the routing store too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from compass_jax.model.moe import unset_id
+from compass_jax.records import Group, Rollout, TrainBatch
+from compass_jax.rl.bucketing import MicroBatch, take_rows
+
+
+@dataclass
+class StepArrays:
+    """All sequences of one rollout, `[b t]` with t the longest training bucket; `group` numbers the prompts."""
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    mask: np.ndarray
+    rollout_logp: np.ndarray
+    rollout_entropy: np.ndarray
+    reward: np.ndarray
+    known: np.ndarray
+    group: np.ndarray
+    old_logp: np.ndarray
+    old_entropy: np.ndarray
+    ref_logp: np.ndarray | None = None
+
+
+def assemble(groups: Sequence[Group], length: int) -> StepArrays:
+    """Groups with the same number of samples -> arrays of `length` columns; old log-probs are filled in later."""
+    rows = [(g, rollout, score) for g, group in enumerate(groups) for rollout, score in zip(group.rollouts, group.scores, strict=True)]
+    shape = (len(rows), length)
+    out = StepArrays(
+        tokens=np.zeros(shape, np.int32),
+        lengths=np.zeros(shape[0], np.int32),
+        mask=np.zeros(shape, bool),
+        rollout_logp=np.zeros(shape, np.float32),
+        rollout_entropy=np.zeros(shape, np.float32),
+        reward=np.zeros(shape[0], np.float32),
+        known=np.zeros(shape[0], bool),
+        group=np.zeros(shape[0], np.int32),
+        old_logp=np.zeros(shape, np.float32),
+        old_entropy=np.zeros(shape, np.float32),
+    )
+    for i, (g, rollout, score) in enumerate(rows):
+        n, start = len(rollout.tokens), len(rollout.prompt.tokens)
+        out.tokens[i, :n], out.lengths[i], out.group[i] = rollout.tokens, n, g
+        out.mask[i, start:n] = True
+        out.rollout_logp[i, :n], out.rollout_entropy[i, :n] = rollout.logp, rollout.entropy
+        out.reward[i], out.known[i] = score.reward, score.known
+    return out
+
+
+@partial(jax.jit, static_argnames="length")
+def _routing_rows(store, rows, length: int):
+    taken = jnp.take(store[:, :length], rows, axis=0, mode="fill", fill_value=unset_id(store.dtype))
+    return jnp.pad(taken, ((0, 0), (0, length - taken.shape[1]), (0, 0), (0, 0)), constant_values=unset_id(store.dtype))
+
+
+@partial(jax.jit, donate_argnums=0)
+def put_routing(store, rows, routing):
+    """Writes a micro-batch's routes `[m t l k]` to rows of the store; rows out of range are dropped."""
+    length = min(store.shape[1], routing.shape[1])
+    return store.at[rows, :length].set(routing[:, :length], mode="drop")
+
+
+def store_rows(micro: MicroBatch, store) -> jax.Array:
+    """The micro-batch's rows for the routing store; padding rows point past its end."""
+    return jnp.asarray(np.where(micro.rows < 0, store.shape[0], micro.rows).astype(np.int32))
+
+
+def micro_batch(arrays: StepArrays, micro: MicroBatch, store, prepared=None, offset: int = 0) -> TrainBatch:
+    """One micro-batch for the device.
+
+    `prepared` (rl/prepare.py) holds the update's rows, which start at row `offset` of `arrays`; None before it exists, when
+    only scoring is possible.
+    """
+
+    def rows(x):
+        return None if x is None else take_rows(x, micro.rows, micro.length)
+
+    def local(x):
+        if x is None:
+            return None
+        return take_rows(x, np.where(micro.rows < 0, -1, micro.rows - offset), micro.length)
+
+    batch = TrainBatch(
+        tokens=rows(arrays.tokens),
+        lengths=rows(arrays.lengths),
+        mask=rows(arrays.mask),
+        rollout_logp=rows(arrays.rollout_logp),
+        routing=None if store is None else _routing_rows(store, store_rows(micro, store), micro.length),
+    )
+    if prepared is None:
+        return batch
+    return batch._replace(
+        mask=local(prepared.mask),
+        old_logp=rows(arrays.old_logp),
+        old_entropy=rows(arrays.old_entropy),
+        ref_logp=rows(arrays.ref_logp),
+        advantage=local(prepared.advantage),
+        weight=local(prepared.weight),
+        entropy_group=local(prepared.entropy_group),
+    )
+
+
+def from_arrays(prompts, saved: dict[str, np.ndarray], samples: int, policy_version: int, eos_id: int) -> dict[int, Rollout]:
+    """Finished rollouts of an interrupted step, by row (`to_arrays`'s inverse)."""
+    out = {}
+    for row in np.flatnonzero(saved["lengths"]):
+        n, prompt = int(saved["lengths"][row]), prompts[row // samples]
+        tokens, logp, entropy = (np.asarray(saved[name][row, :n]) for name in ("tokens", "logp", "entropy"))
+        out[int(row)] = Rollout(prompt, int(row % samples), tokens, logp, entropy, int(tokens[-1]) != eos_id, policy_version, int(row))
+    return out
+
+
+def to_arrays(rollouts: dict[int, Rollout], rows: int, length: int) -> dict[str, np.ndarray]:
+    """Rollouts by row -> arrays of `rows` rows; length 0 where a row has not finished."""
+    out = {
+        "lengths": np.zeros(rows, np.int32),
+        "tokens": np.zeros((rows, length), np.int32),
+        "logp": np.zeros((rows, length), np.float32),
+        "entropy": np.zeros((rows, length), np.float32),
+    }
+    for row, rollout in rollouts.items():
+        n = len(rollout.tokens)
+        out["lengths"][row] = n
+        for name in ("tokens", "logp", "entropy"):
+            out[name][row, :n] = getattr(rollout, name)
+    return out

@@ -1,0 +1,340 @@
+"""The RL loop: prompts -> rollout (scored as samples finish) -> old log-probs -> updates -> hand-over -> checkpoint.
+
+One step:
+ 1. take the next prompts; sample each `group_size` times under the handed-over policy, verifiers running meanwhile
+ 2. score: one training-side pass at the step's first parameters fixes old log-probs and entropies (routing per R2/R3/off)
+ 3. for each update: prepare (advantages, weights over the whole update), gradients summed over micro-batches, apply
+ 4. hand the parameters over to the rollout; log; save
+Everything a step depends on is in the checkpoint, so a killed run repeats its steps exactly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from compass_jax.config import RunConfig
+from compass_jax.data.prompts import check_lengths, heldout_prompts, train_prompts
+from compass_jax.data.stream import PromptStream
+from compass_jax.evaluate import evaluate
+from compass_jax.model.transformer import Transformer
+from compass_jax.records import Group, Prompt, Rollout, Score, TrainBatch, TrainState
+from compass_jax.rewards.score import Scorer
+from compass_jax.rl.bucketing import padding_frac, plan
+from compass_jax.rl.correction import mismatch
+from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
+from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.sampling import Purpose
+from compass_jax.rundir import RunDir
+from compass_jax.telemetry import Telemetry
+from compass_jax.train import optim, step
+from compass_jax.train.batch import StepArrays, assemble, from_arrays, micro_batch, put_routing, store_rows, to_arrays
+from compass_jax.train.session import StopSignal, check_divergence, load_tokenizer
+from compass_jax.weights import checkpoint
+from compass_jax.weights.handover import hand_over
+from compass_jax.weights.hf import init_or_load
+
+
+class Interrupted(Exception):
+    """SIGTERM arrived during a rollout; carries what had finished."""
+
+    def __init__(self, finished: dict[int, Rollout], store: jax.Array | None):
+        super().__init__("stopped on request")
+        self.finished, self.store = finished, store
+
+
+class RLTrainer:
+    """State and rooms of one run. `steps()` yields each step's metrics; `save()` writes a checkpoint."""
+
+    def __init__(self, config: RunConfig, scorer: Scorer, stop: StopSignal, telemetry: Telemetry):
+        self.config, self.rl, self.scorer, self.stop, self.telemetry = config, config.rl, scorer, stop, telemetry
+        self.tokenizer = load_tokenizer(config)
+        self.model = Transformer(config.model, config.compute)
+        self.engine = Engine(config.model, config.compute, config.rollout, self.tokenizer.eos_id)
+        prompts = train_prompts(config.data, self.tokenizer, config.seed)
+        check_lengths(prompts, config.rollout.prompt_buckets[-1])
+        self.heldout = heldout_prompts(config.data, self.tokenizer, config.seed) if config.data.eval_prompts else []
+        check_lengths(self.heldout, config.rollout.prompt_buckets[-1])
+        self.stream = PromptStream(prompts, config.seed)
+        self.history: dict[str, list[float]] = {}  # prompt id -> [rollouts scored, sum of rewards, sum of response tokens, last group's mean reward]
+        self.done_steps = 0
+        self.total_updates = self.rl.steps * self.rl.updates_per_rollout * self.rl.epochs
+        self.pending: tuple[dict[str, np.ndarray], jax.Array | None] | None = None
+        self._restore_or_start()
+        self.decode, _ = hand_over(self.state.params, config.compute.dtype)
+
+    # ---- checkpoint -------------------------------------------------------------------------------------------------
+
+    def _restore_or_start(self) -> None:
+        config, directory = self.config, self.config.directory
+        found = checkpoint.latest(directory)
+        if found is None:
+            params = init_or_load(config, jax.random.key(config.seed))
+            self.state: TrainState = optim.init_state(params, self.rl.optim, self.total_updates)
+            self.reference: Any = jax.tree.map(jnp.copy, params) if self.rl.uses_reference else None
+            return
+        abstract = jax.eval_shape(self._fresh_arrays)
+        if checkpoint.read_meta(directory).get("pending"):
+            abstract["pending"] = jax.eval_shape(lambda: self._pending_arrays({}, self._empty_store()))
+        self.done_steps, arrays, meta = checkpoint.restore(directory, abstract, model=config.model)
+        self.state, self.reference = arrays["state"], arrays.get("reference")
+        self.stream.restore(meta["stream"])
+        self.history = meta["history"]
+        self.telemetry.restore(meta["telemetry"])
+        if "pending" in arrays:
+            pending = dict(arrays["pending"])
+            store = pending.pop("routing", None)
+            self.pending = jax.device_get(pending), store
+
+    def _fresh_arrays(self) -> dict[str, Any]:
+        from compass_jax.model.transformer import init_params
+
+        params = init_params(self.config.model, self.config.compute, jax.random.key(0))
+        arrays = {"state": optim.init_state(params, self.rl.optim, self.total_updates)}
+        return {**arrays, "reference": params} if self.rl.uses_reference else arrays
+
+    def _empty_store(self):
+        return self.engine.new_store(self.rl.prompts_per_step * self.rl.group_size)
+
+    def _pending_arrays(self, finished: dict[int, Rollout], store) -> dict[str, Any]:
+        rows = self.rl.prompts_per_step * self.rl.group_size
+        arrays = {name: jnp.asarray(x) for name, x in to_arrays(finished, rows, self.config.rollout.max_length).items()}
+        return arrays if store is None else {**arrays, "routing": store}
+
+    def save(self, pending: Interrupted | None = None, stream: dict | None = None) -> float:
+        """Writes checkpoint `done_steps`; with an interrupted rollout, its finished samples too. Returns seconds."""
+        started = time.perf_counter()
+        arrays: dict[str, Any] = {"state": self.state}
+        if self.reference is not None:
+            arrays["reference"] = self.reference
+        if pending is not None:
+            arrays["pending"] = self._pending_arrays(pending.finished, pending.store)
+        meta = {
+            "kind": "rl",
+            "pending": pending is not None,
+            "stream": stream or self.stream.state(),
+            "history": self.history,
+            "telemetry": self.telemetry.state(),
+        }
+        checkpoint.save(self.config.directory, self.done_steps, arrays, meta, model=self.config.model, keep=self.config.keep_checkpoints)
+        return time.perf_counter() - started
+
+    # ---- one step ---------------------------------------------------------------------------------------------------
+
+    def steps(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Runs the remaining steps; yields (step, metrics) after each. Raises Interrupted when SIGTERM comes during a rollout."""
+        while self.done_steps < self.rl.steps and not self.stop.requested:
+            before = self.stream.state()
+            prompts = self.stream.next_batch(self.rl.prompts_per_step)
+            try:
+                groups, store, metrics = self._rollout(prompts)
+            except Interrupted as interrupted:
+                self.save(interrupted, before)
+                raise
+            arrays = assemble(groups, self.rl.buckets[-1])
+            if self.rl.permute_rewards:
+                _permute_rewards(arrays, self.rl.group_size, (self.config.seed, self.done_steps))
+            metrics |= _group_metrics(groups)
+            metrics |= self._train(arrays, store)
+            self.decode, handed = hand_over(self.state.params, self.config.compute.dtype)
+            self._remember(groups)
+            self.done_steps += 1
+            self.telemetry.log_rollouts(self.done_steps, self._rows(groups))
+            yield self.done_steps, {**metrics, **handed, "policy_version": float(self.state.step), "staleness": 0.0, "epoch": self.stream.epoch}
+
+    def _rollout(self, prompts: list[Prompt]) -> tuple[list[Group], Any, dict[str, float]]:
+        """Samples and scores all groups, verifiers overlapped with decoding."""
+        samples, finished, store = self.rl.group_size, {}, None
+        if self.pending is not None:
+            saved, store = self.pending
+            finished = from_arrays(prompts, saved, samples, int(self.state.step), self.tokenizer.eos_id)
+            self.pending = None
+        collection = Collection(
+            self.engine, self.decode, prompts, samples, Purpose.TRAIN, self.config.seed, policy_version=int(self.state.step),
+            keep_routing=self.rl.replay == "R3", store=store, finished=frozenset(finished),
+        )  # fmt: skip
+        for row, rollout in finished.items():
+            self.scorer.submit(row, rollout.prompt, self.tokenizer.decode(rollout.response))
+        for rollout in collection:
+            finished[rollout.row] = rollout
+            self.scorer.submit(rollout.row, rollout.prompt, self.tokenizer.decode(rollout.response))
+            if self.stop.requested:
+                break
+        if self.stop.requested and len(finished) < len(prompts) * samples:
+            raise Interrupted(finished, collection.store if self.rl.replay == "R3" else None)
+        waited = time.perf_counter()
+        scores: dict[int, Score] = {}
+        while len(scores) < len(finished):
+            scores.update(self.scorer.collect(block=True))
+        metrics = {**collection.stats.metrics(), "time/reward_wait_s": time.perf_counter() - waited}
+        groups = []
+        for n, prompt in enumerate(prompts):
+            rows = range(n * samples, (n + 1) * samples)
+            groups.append(Group(prompt, tuple(finished[r] for r in rows), tuple(scores[r] for r in rows)))
+        return groups, collection.store, metrics
+
+    def _train(self, arrays: StepArrays, store) -> dict[str, float]:
+        """Scores at the old parameters, then all updates of this rollout."""
+        started = time.perf_counter()
+        store, scored = self._score(arrays, store)
+        scored_s = time.perf_counter() - started
+        parts, norms, groups = [], [], self.rl.prompts_per_step // self.rl.updates_per_rollout
+        for _ in range(self.rl.epochs):
+            for u in range(self.rl.updates_per_rollout):
+                found, applied = self._update(arrays, store, u * groups, groups)
+                parts.append(found)
+                norms.append(applied)
+                check_divergence(int(self.state.bad_steps), self.rl.optim.max_bad_steps, self.config.directory)
+        total = {**finalize_diagnostics(merge_diagnostics([*parts, scored]))}
+        seconds, tokens = time.perf_counter() - started, int(arrays.lengths.sum())
+        metrics = {name: float(value) for name, value in jax.device_get(total).items()}
+        metrics["loss"] /= len(parts)
+        metrics |= {name: float(np.mean([float(n[name]) for n in norms])) for name in norms[0]}
+        updates = {"time/score_s": scored_s, "time/update_s": seconds - scored_s, "train/tokens_per_s": tokens / seconds}
+        return {**metrics, **updates, "skipped_updates": float(self.state.skipped)}
+
+    def _score(self, arrays: StepArrays, store):
+        """Fills old log-probs and entropies; returns the routing to replay in the updates (None: live) and diagnostics."""
+        mode, temperature, parts = self.rl.replay, self.config.rollout.temperature, []
+        recorded = self._empty_store() if mode == "R2" else None
+        plans = plan(arrays.lengths, self.rl.buckets, self.rl.micro_batch_tokens)
+        if self.reference is not None:
+            arrays.ref_logp = np.zeros_like(arrays.old_logp)
+        for micro in plans:
+            batch = micro_batch(arrays, micro, store if mode == "R3" else None)
+            logp, entropy, routing, found = step.score(self.model, self.state.params, batch, temperature=temperature)
+            _put(arrays.old_logp, micro, logp)
+            _put(arrays.old_entropy, micro, entropy)
+            if recorded is not None:
+                recorded = put_routing(recorded, store_rows(micro, recorded), routing)
+            if self.reference is not None:
+                live = batch._replace(routing=None)
+                _put(arrays.ref_logp, micro, step.score(self.model, self.reference, live, temperature=temperature)[0])
+            parts.append(found)
+        found = merge_diagnostics([*parts, mismatch(jnp.asarray(arrays.old_logp), jnp.asarray(arrays.rollout_logp), jnp.asarray(arrays.mask))])
+        entropy = np.float32(np.sum(arrays.old_entropy, where=arrays.mask)), np.float32(max(arrays.mask.sum(), 1))
+        found["entropy_nats"] = tuple(jnp.asarray(x) for x in entropy)
+        found["padding_frac"] = (jnp.float32(padding_frac(plans, arrays.lengths)), jnp.float32(1))
+        return (store if mode == "R3" else recorded), found
+
+    def _update(self, arrays: StepArrays, store, first_group: int, groups: int):
+        """One optimiser update on the rows of `groups` groups, in micro-batches."""
+        samples = self.rl.group_size
+        rows = slice(first_group * samples, (first_group + groups) * samples)
+        prepared, found = step.prepare(
+            arrays.mask[rows], arrays.old_entropy[rows], arrays.reward[rows], arrays.known[rows], arrays.group[rows] - first_group,
+            n_groups=groups, config=self.rl, right_at=self.config.rewards.right_at, wrong_at=self.config.rewards.wrong_at,
+        )  # fmt: skip
+        prepared = jax.device_get(prepared)
+        tokens, total, parts = max(int(prepared.mask.sum()), 1), None, [found]
+        for micro in plan(arrays.lengths[rows], self.rl.buckets, self.rl.micro_batch_tokens):
+            micro = micro._replace(rows=np.where(micro.rows < 0, -1, micro.rows + rows.start))
+            batch: TrainBatch = micro_batch(arrays, micro, store, prepared, rows.start)
+            share = jnp.float32(batch.mask.sum() / tokens)
+            grads, found = step.gradients(self.model, self.state.params, batch, share, config=self.rl, temperature=self.config.rollout.temperature)
+            total = grads if total is None else step.add(total, grads)
+            parts.append(found)
+        self.state, applied = step.apply(self.state, total, config=self.rl.optim, total_steps=self.total_updates)
+        return merge_diagnostics(parts), applied
+
+    # ---- accounts ---------------------------------------------------------------------------------------------------
+
+    def _remember(self, groups: list[Group]) -> None:
+        """The prompts' history: what later steps may select by."""
+        for group in groups:
+            known = [s.reward for s in group.scores if s.known]
+            entry = self.history.setdefault(str(group.prompt.id), [0, 0.0, 0, 0.0])
+            entry[0] += len(known)
+            entry[1] += float(sum(known))
+            entry[2] += sum(r.response_length for r in group.rollouts)
+            entry[3] = float(np.mean(known)) if known else entry[3]
+
+    def _rows(self, groups: list[Group]) -> list[dict]:
+        """A few whole groups for rollouts.jsonl."""
+        return [
+            {
+                "prompt": group.prompt.question,
+                "label": group.prompt.label,
+                "answer": group.prompt.answer,
+                "visit": group.prompt.visit,
+                "samples": [
+                    {"response": self.tokenizer.decode(r.response), "reward": s.reward, "outcome": s.outcome, "tokens": r.response_length, "truncated": r.truncated}
+                    for r, s in zip(group.rollouts, group.scores, strict=True)
+                ],
+            }
+            for group in groups[:4]
+        ]  # fmt: skip
+
+    def evaluate(self) -> dict[str, Any]:
+        """Held-out accuracy of the current policy (see evaluate.evaluate)."""
+        return evaluate(self.engine, self.decode, self.heldout, self.tokenizer, self.scorer, self.config)
+
+
+def _put(target: np.ndarray, micro, values) -> None:
+    real = micro.rows >= 0
+    length = min(target.shape[1], micro.length)
+    target[micro.rows[real], :length] = np.asarray(values)[real, :length]
+
+
+def _permute_rewards(arrays: StepArrays, samples: int, seed: tuple[int, ...]) -> None:
+    """Control experiment: rewards keep their group and lose their sample."""
+    rng = np.random.default_rng(seed)
+    for first in range(0, len(arrays.reward), samples):
+        order = first + rng.permutation(samples)
+        rows = slice(first, first + samples)
+        arrays.reward[rows], arrays.known[rows] = arrays.reward[order], arrays.known[order]
+
+
+def _group_metrics(groups: list[Group]) -> dict[str, float]:
+    """Rewards and lengths of one step's samples."""
+    scores = [s for g in groups for s in g.scores]
+    rollouts = [r for g in groups for r in g.rollouts]
+    known = [s.reward for s in scores if s.known]
+    lengths = [r.response_length for r in rollouts]
+    return {
+        "reward/mean": float(np.mean(known)) if known else 0.0,
+        "reward/timeout_frac": float(np.mean([s.outcome == "timeout" for s in scores])),
+        "reward/unknown_frac": float(np.mean([not s.known for s in scores])),
+        "response_length/mean": float(np.mean(lengths)),
+        "response_length/max": float(np.max(lengths)),
+        "truncated_frac": float(np.mean([r.truncated for r in rollouts])),
+    }
+
+
+def run_rl(config: RunConfig) -> dict[str, Any]:
+    """Trains until `rl.steps`, resuming what the run directory holds; returns the last metrics and the evaluations."""
+    config.validate_for_rl()
+    with RunDir(config.directory, config), StopSignal() as stop, Scorer(config.rewards, config.data) as scorer:
+        with Telemetry(config.directory, config.rl.steps, "rl") as telemetry:
+            trainer = RLTrainer(config, scorer, stop, telemetry)
+            return _run(trainer, config, telemetry, stop)
+
+
+def _run(trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: StopSignal) -> dict[str, Any]:
+    saved, last = trainer.done_steps, {}
+    try:
+        for number, metrics in trainer.steps():
+            last = metrics
+            if config.rl.eval_every and trainer.heldout and number % config.rl.eval_every == 0 and number < config.rl.steps:
+                metrics |= trainer.evaluate().metrics()
+            telemetry.log(number, metrics)
+            due = config.rl.save_every and number % config.rl.save_every == 0
+            if due or stop.requested or number == config.rl.steps:
+                trainer.save()
+                saved = number
+    except Interrupted as interrupted:
+        telemetry.note(f"stopped on request in step {trainer.done_steps + 1}; {len(interrupted.finished)} finished rollouts are in the checkpoint")
+        return {"steps": trainer.done_steps, "stopped": True, **last}
+    if trainer.done_steps != saved:
+        trainer.save()
+    if stop.requested and trainer.done_steps < config.rl.steps:
+        telemetry.note(f"stopped on request after step {trainer.done_steps}; the same command continues")
+        return {"steps": trainer.done_steps, "stopped": True, **last}
+    result = trainer.evaluate() if trainer.heldout else None
+    return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **last}

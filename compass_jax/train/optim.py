@@ -1,0 +1,72 @@
+"""AdamW with warm-up and gradient clipping, from optax. optax's Adam and schedules need implicit promotion: only here is it allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from compass_jax.config import OptimConfig
+from compass_jax.records import TrainState
+
+
+def learning_rate(config: OptimConfig, total_steps: int) -> optax.Schedule:
+    """Linear warm-up from 0, then constant, or cosine decay to 0 at `total_steps` updates."""
+    after = max(total_steps - config.warmup_steps, 1)
+    main = optax.constant_schedule(config.learning_rate) if config.schedule == "constant" else optax.cosine_decay_schedule(config.learning_rate, after)
+    if not config.warmup_steps:
+        return main
+    return optax.join_schedules([optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps), main], [config.warmup_steps])
+
+
+def make_optimizer(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
+    """AdamW; biases and norm scales (per layer: one axis) take no weight decay."""
+
+    def decays(params):
+        return jax.tree_util.tree_map_with_path(lambda path, x: not _is_scale(path), params)
+
+    return optax.adamw(
+        learning_rate(config, total_steps), b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay, mask=decays
+    )
+
+
+def _is_scale(path) -> bool:
+    name = str(getattr(path[-1], "key", path[-1]))
+    return name.endswith(("norm", "bias"))
+
+
+def init_state(params: Any, config: OptimConfig, total_steps: int) -> TrainState:
+    """A train state before the first update; the parameters are copied, because updates donate the state."""
+    zero = jnp.zeros((), jnp.int32)
+    with jax.numpy_dtype_promotion("standard"):
+        opt_state = make_optimizer(config, total_steps).init(params)
+    return TrainState(jax.tree.map(jnp.copy, params), opt_state, zero, zero + 0, zero + 0)
+
+
+def global_norm(tree: Any) -> jax.Array:
+    """Square root of the sum of squares of all leaves, in at least float32."""
+    leaves = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in jax.tree.leaves(tree)]
+    return jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in leaves))
+
+
+def update(state: TrainState, grads: Any, config: OptimConfig, total_steps: int) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One update, the gradient clipped to `clip_grad_norm`. A gradient with a NaN or infinity changes nothing but the counters."""
+    norm = global_norm(grads)
+    finite = jnp.isfinite(norm)
+    scale = jnp.where(finite, jnp.minimum(1.0, config.clip_grad_norm / jnp.maximum(norm, 1e-12)), 0.0)
+    grads = jax.tree.map(lambda g: jnp.where(finite, g * scale.astype(g.dtype), jnp.zeros((), g.dtype)), grads)
+    with jax.numpy_dtype_promotion("standard"):
+        updates, opt_state = make_optimizer(config, total_steps).update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        lr = jnp.asarray(learning_rate(config, total_steps)(state.step), jnp.float32)
+
+    def keep(new, old):
+        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+
+    good, bad = finite.astype(jnp.int32), (~finite).astype(jnp.int32)
+    state = TrainState(
+        keep(params, state.params), keep(opt_state, state.opt_state), state.step + good, (state.bad_steps + 1) * bad, state.skipped + bad
+    )
+    return state, {"grad_norm": norm, "lr": lr}

@@ -1,0 +1,105 @@
+"""Supervised fine-tuning on worked solutions: loss on the assistant's tokens, load-balancing loss for the router, length buckets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from compass_jax.config import RunConfig
+from compass_jax.data.sft import ExampleStream, SFTExample, sft_examples
+from compass_jax.model.transformer import Transformer, init_params
+from compass_jax.records import TrainState
+from compass_jax.rl.bucketing import plan, take_rows
+from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
+from compass_jax.rundir import RunDir
+from compass_jax.telemetry import Telemetry
+from compass_jax.train import optim, step
+from compass_jax.train.session import StopSignal, check_divergence, load_tokenizer
+from compass_jax.weights import checkpoint
+from compass_jax.weights.hf import init_or_load
+
+
+class SFTTrainer:
+    """State of one run. `steps()` yields each update's metrics; `save()` writes a checkpoint."""
+
+    def __init__(self, config: RunConfig, stop: StopSignal, telemetry: Telemetry):
+        self.config, self.sft, self.stop, self.telemetry = config, config.sft, stop, telemetry
+        self.tokenizer = load_tokenizer(config)
+        self.model = Transformer(config.model, config.compute)
+        examples, self.data_stats = sft_examples(config, self.tokenizer)
+        self.stream = ExampleStream(examples, config.seed)
+        self.done_steps = 0
+        self._restore_or_start()
+
+    def _restore_or_start(self) -> None:
+        config, directory = self.config, self.config.directory
+        if checkpoint.latest(directory) is None:
+            params = init_or_load(config, jax.random.key(config.seed))
+            self.state: TrainState = optim.init_state(params, self.sft.optim, self.sft.steps)
+            return
+
+        def fresh():
+            return {"state": optim.init_state(init_params(config.model, config.compute, jax.random.key(0)), self.sft.optim, self.sft.steps)}
+
+        self.done_steps, arrays, meta = checkpoint.restore(directory, jax.eval_shape(fresh), model=config.model)
+        self.state = arrays["state"]
+        self.stream.restore(meta["stream"])
+        self.telemetry.restore(meta["telemetry"])
+
+    def save(self) -> None:
+        """Writes checkpoint `done_steps`."""
+        meta = {"kind": "sft", "stream": self.stream.state(), "telemetry": self.telemetry.state()}
+        checkpoint.save(
+            self.config.directory, self.done_steps, {"state": self.state}, meta, model=self.config.model, keep=self.config.keep_checkpoints
+        )
+
+    def steps(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Runs the remaining updates; yields (step, metrics) after each."""
+        while self.done_steps < self.sft.steps and not self.stop.requested:
+            started = time.perf_counter()
+            examples = self.stream.next_batch(self.sft.batch)
+            found, applied = self._update(examples)
+            check_divergence(int(self.state.bad_steps), self.sft.optim.max_bad_steps, self.config.directory)
+            self.done_steps += 1
+            metrics = {name: float(x) for name, x in jax.device_get({**finalize_diagnostics(found), **applied}).items()}
+            tokens = sum(len(e.tokens) for e in examples)
+            yield self.done_steps, {**metrics, "train/tokens_per_s": tokens / (time.perf_counter() - started), "epoch": self.stream.epoch}
+
+    def _update(self, examples: list[SFTExample]):
+        """One update: mean over the batch's assistant tokens, summed over micro-batches."""
+        lengths = np.array([len(e.tokens) for e in examples], np.int32)
+        longest = self.sft.buckets[-1]
+        tokens, weight = np.zeros((len(examples), longest), np.int32), np.zeros((len(examples), longest), np.float32)
+        for i, e in enumerate(examples):
+            tokens[i, : len(e.tokens)], weight[i, : len(e.tokens)] = e.tokens, e.mask
+        count = max(weight.sum(), 1.0)
+        total, parts = None, []
+        for micro in plan(lengths, self.sft.buckets, self.sft.micro_batch_tokens):
+            t, n, w = (take_rows(x, micro.rows, micro.length) for x in (tokens, lengths, weight))
+            share = jnp.float32(w.sum() / count)
+            grads, found = step.sft_gradients(self.model, self.state.params, t, n, w / count, share, self.sft.router_aux_coef)
+            total = grads if total is None else step.add(total, grads)
+            parts.append(found)
+        self.state, applied = step.apply(self.state, total, config=self.sft.optim, total_steps=self.sft.steps)
+        return merge_diagnostics(parts), applied
+
+
+def run_sft(config: RunConfig) -> dict[str, Any]:
+    """Trains until `sft.steps`, resuming what the run directory holds; returns the last metrics."""
+    config.validate()
+    with RunDir(config.directory, config), StopSignal() as stop, Telemetry(config.directory, config.sft.steps, "sft") as telemetry:
+        trainer = SFTTrainer(config, stop, telemetry)
+        saved, last = trainer.done_steps, {}
+        for number, last in trainer.steps():
+            telemetry.log(number, last)
+            if (config.sft.save_every and number % config.sft.save_every == 0) or number == config.sft.steps or stop.requested:
+                trainer.save()
+                saved = number
+        if trainer.done_steps != saved:
+            trainer.save()
+        return {"steps": trainer.done_steps, "stopped": trainer.done_steps < config.sft.steps, "data": trainer.data_stats, **last}

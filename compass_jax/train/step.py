@@ -1,0 +1,121 @@
+"""The training step as pure functions: score -> prepare -> gradients -> apply.
+
+`score` runs once per rollout at the parameters before its first update and fixes old log-probs and entropies. `prepare`
+(rl/prepare.py) turns rewards into advantages and weights over one whole update, so that `gradients` of its micro-batches
+add up to the same gradient however the rows are split. Routing is replayed by passing the array: R3 passes the rollout's,
+R2 the one that `score` returned.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt
+
+from compass_jax.config import OptimConfig, RLConfig
+from compass_jax.model.logprobs import head_weights, token_logprobs
+from compass_jax.model.moe import RouterStats
+from compass_jax.model.transformer import Transformer
+from compass_jax.model.transformer import apply as apply_model
+from compass_jax.records import TrainBatch, TrainState
+from compass_jax.rl.diagnostics import Diagnostics
+from compass_jax.rl.objectives import policy_objective
+from compass_jax.rl.prepare import prepare as _prepare
+from compass_jax.train import optim
+
+prepare = partial(jax.jit, static_argnames=("n_groups", "config", "right_at", "wrong_at"))(_prepare)
+
+
+def forward(
+    model: Transformer, params: Any, tokens: Int[Array, "b t"], lengths: Int[Array, "b"], routing: UInt[Array, "b t l k"] | None, temperature: float
+):
+    """(logp, entropy, routing used, aux) of whole sequences. The last token of a sequence is not an input, so it is masked like padding."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
+    out = apply_model(model, params, tokens, positions, mask=positions < lengths[:, None] - 1, routing=routing)
+    logp, entropy = token_logprobs(out.hidden, head_weights(params), tokens, temperature, model.compute.logprob_chunk)
+    return logp, entropy, out.routing, out.aux
+
+
+@partial(jax.jit, static_argnames=("model", "temperature"))
+def score(model: Transformer, params: Any, batch: TrainBatch, *, temperature: float):
+    """(old_logp, old_entropy, routing used, diagnostics) at `params`, routed as `batch.routing` says."""
+    logp, entropy, routing, aux = forward(model, params, batch.tokens, batch.lengths, batch.routing, temperature)
+    return logp, entropy, routing, router_diagnostics(aux)
+
+
+@partial(jax.jit, static_argnames=("model", "config", "temperature"))
+def gradients(
+    model: Transformer, params: Any, batch: TrainBatch, share: Float[Array, ""], *, config: RLConfig, temperature: float
+) -> tuple[Any, Diagnostics]:
+    """Gradient of -objective of one micro-batch, and its diagnostics; both add up over the micro-batches of an update.
+
+    `share` is the micro-batch's share of the update's tokens; it scales the router's load-balancing loss, the only term
+    that depends on how an update is split (it is a product of two means; off by default).
+    """
+
+    def loss(params):
+        logp, _, _, aux = forward(model, params, batch.tokens, batch.lengths, batch.routing, temperature)
+        per_token, diagnostics = policy_objective(
+            logp, batch.old_logp, batch.old_entropy, batch.advantage, batch.weight, config.objective,
+            mask=batch.mask, entropy_group=batch.entropy_group, ref_logp=batch.ref_logp, vocab_size=model.config.vocab_size,
+        )  # fmt: skip
+        total = -jnp.sum(per_token)
+        diagnostics = {**diagnostics, "loss": (jax.lax.stop_gradient(total),)}
+        if config.objective.router_aux_coef and aux is not None:
+            total = total + (config.objective.router_aux_coef * share * load_balancing_loss(aux, model.config.moe.top_k)).astype(total.dtype)
+        return total, (diagnostics, aux)
+
+    grads, (diagnostics, aux) = jax.grad(loss, has_aux=True)(params)
+    return grads, {**diagnostics, **router_diagnostics(aux)}
+
+
+@partial(jax.jit, static_argnames=("model",))
+def sft_gradients(
+    model: Transformer, params: Any, tokens: Int[Array, "b t"], lengths: Int[Array, "b"], weight: Float[Array, "b t"], share: Float[Array, ""], aux_coef: float
+) -> tuple[Any, Diagnostics]:
+    """Gradient of -sum(weight * logp) plus the load-balancing loss; `weight` is 0 off the assistant's tokens and sums to 1 over the update."""
+
+    def loss(params):
+        logp, entropy, _, aux = forward(model, params, tokens, lengths, None, 1.0)
+        nll = -jnp.sum(weight * logp)
+        balance = jnp.zeros((), nll.dtype) if aux is None else load_balancing_loss(aux, model.config.moe.top_k)
+        return nll + (aux_coef * share * balance).astype(nll.dtype), (nll, jnp.sum(weight * entropy), aux)
+
+    grads, (nll, entropy, aux) = jax.grad(loss, has_aux=True)(params)
+    return grads, {"loss": (nll,), "entropy_nats": (entropy,), **router_diagnostics(aux)}
+
+
+@partial(jax.jit, donate_argnums=(0,))
+def add(total: Any, part: Any) -> Any:
+    """Sum of two gradients; the first is donated."""
+    return jax.tree.map(jnp.add, total, part)
+
+
+@partial(jax.jit, static_argnames=("config", "total_steps"), donate_argnums=(0, 1))
+def apply(state: TrainState, grads: Any, *, config: OptimConfig, total_steps: int) -> tuple[TrainState, dict[str, Array]]:
+    """One optimiser update (`optim.update`); state and gradient are donated."""
+    return optim.update(state, grads, config, total_steps)
+
+
+def load_balancing_loss(aux: RouterStats, top_k: int) -> Float[Array, ""]:
+    """e / k * sum_e f_e P_e, mean over MoE layers: 1 when balanced (Switch Transformer, arXiv 2101.03961, eq. 4, for top-k)."""
+    tokens = jnp.maximum(aux.tokens, 1.0)[:, None]
+    experts = aux.load.shape[1]
+    return jnp.mean(experts / top_k * jnp.sum(jax.lax.stop_gradient(aux.load / tokens) * (aux.probs / tokens), axis=1))
+
+
+def router_diagnostics(aux: RouterStats | None) -> Diagnostics:
+    """Flip rate against live routing, share of unset rows, and the fullest expert's load over the mean; empty for a dense model."""
+    if aux is None:
+        return {}
+    aux = jax.lax.stop_gradient(aux)
+    tokens = jnp.sum(aux.tokens)
+    load = jnp.max(aux.load, axis=1) / jnp.maximum(jnp.mean(aux.load, axis=1), 1e-9)
+    return {
+        "replay/flip_frac": (jnp.sum(aux.flips), tokens),
+        "replay/unset_frac": (jnp.sum(aux.unset), tokens),
+        "moe/load_max_over_mean": (jnp.mean(load) * tokens, tokens),
+    }
