@@ -93,6 +93,7 @@ class ComputeConfig:
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # activations and matmul inputs
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     remat: bool = False  # recompute each layer in the backward pass
+    scan_layers: bool = True  # one compiled body per run of equal layers; False unrolls: faster for few layers, slow to compile for many
     experts: Literal["auto", "ragged", "padded"] = "auto"  # grouped matmul; auto: padded on CPU, ragged elsewhere
     logprob_chunk: int = 4096  # tokens whose [v] logits exist at once
 

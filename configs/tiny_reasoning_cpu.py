@@ -8,6 +8,7 @@
 from pathlib import Path
 
 from compass_jax.config import (
+    ComputeConfig,
     DataConfig,
     EvalConfig,
     ModelConfig,
@@ -42,6 +43,7 @@ def tiny_reasoning_cpu() -> RunConfig:
             family="qwen3_moe", vocab_size=384, hidden=128, layers=4, heads=4, kv_heads=2, head_dim=32, ffn=256,
             moe=MoEConfig(experts=8, top_k=2, ffn=128), rope_theta=10_000.0, max_positions=256, init_std=0.05,
         ),
+        compute=ComputeConfig(scan_layers=False),
         rollout=RolloutConfig(slots=128, prompt_buckets=(48,), max_new_tokens=80, tokens_per_call=16, cache_bucket=32),
         data=DataConfig(
             sources=(

@@ -6,8 +6,6 @@ raw routing array: raw use is silently wrong, since a gather at 255 gives NaN or
 
 from __future__ import annotations
 
-import math
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.config import MoEConfig
+from compass_jax.model.grouped import layouts, padded_swiglu
 from compass_jax.model.precision import at_least_float32
 
 
@@ -87,7 +86,7 @@ def route(
 def _router_stats(probs, live, ids, is_set, mask, replaying: bool) -> RouterStats:
     count = mask.astype(probs.dtype)
     chosen = jax.nn.one_hot(ids, probs.shape[-1], dtype=probs.dtype).sum(1)
-    flipped = jnp.any(jnp.sort(live, axis=-1) != jnp.sort(ids, axis=-1), axis=-1)
+    flipped = ~jnp.all(jnp.any(live[:, :, None] == ids[:, None, :], axis=2), axis=1)  # ids are distinct: subset means equal
     unset = ~is_set if replaying else jnp.zeros_like(is_set)
     return RouterStats(
         probs=jnp.sum(probs * count[:, None], axis=0),
@@ -136,7 +135,7 @@ def moe_ffn(
     zero = jnp.zeros((), x.dtype)
     rows = jnp.where(dispatched, _permute(jnp.repeat(x, k, axis=0, total_repeat_length=n * k), order, inverse), zero)
     args = (rows, weights["gate"], weights["up"], weights["down"], sizes)
-    out = padded_swiglu(*args, capacities(n, k, experts)) if implementation == "padded" else ragged_swiglu(*args)
+    out = padded_swiglu(*args, layouts(n, k, experts)) if implementation == "padded" else ragged_swiglu(*args)
     out = jnp.where(dispatched, out, zero)  # rows behind the last group are undefined in a ragged product
     out = _permute(out, inverse, order).reshape(n, k, -1)
     return jnp.einsum("nkd,nk->nd", out, gates.astype(x.dtype))
@@ -146,67 +145,3 @@ def ragged_swiglu(rows: Float[Array, "m d"], gate, up, down, sizes: Int[Array, "
     """SwiGLU of each row with its group's expert, by `jax.lax.ragged_dot` (TPU, GPU). Rows past sum(sizes) are undefined."""
     hidden = jax.nn.silu(jax.lax.ragged_dot(rows, gate, sizes)) * jax.lax.ragged_dot(rows, up, sizes)
     return jax.lax.ragged_dot(hidden, down, sizes)
-
-
-def capacities(tokens: int, top_k: int, experts: int) -> tuple[int, ...]:
-    """Block heights for `padded_swiglu`: from the mean load of an expert up to the worst case, every token on one expert."""
-    mean = tokens * top_k / experts
-    ladder = {8 * math.ceil(mean * factor / 8) for factor in (1.0, 1.25, 1.5, 2.0, 3.0, 4.5, 7.0)}
-    return (*sorted(c for c in ladder if c < tokens), tokens)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
-def padded_swiglu(
-    rows: Float[Array, "m d"], gate, up, down, sizes: Int[Array, "e"], ladder: tuple[int, ...]
-) -> Float[Array, "m d"]:
-    """`ragged_swiglu` for CPU, where ragged_dot is a masked dense product: groups padded to equal blocks, batched matmuls.
-
-    The block height is picked at run time as the first of `ladder` that holds the fullest group, so nothing is dropped.
-    The backward pass picks again and recomputes, because residuals of a height known only at run time cannot be kept.
-    """
-
-    def branch(height: int, rows, gate, up, down, sizes):
-        row, filled, slot = _blocks(sizes, height, rows.shape[0])
-        blocks = jnp.where(filled, jnp.take(rows, row, axis=0, mode="clip"), jnp.zeros((), rows.dtype))
-        return jnp.take(_swiglu(blocks, gate, up, down).reshape(-1, rows.shape[1]), slot, axis=0, mode="clip")
-
-    return _at_height(branch, ladder, sizes, rows, gate, up, down, sizes)
-
-
-def _padded_fwd(rows, gate, up, down, sizes, ladder):
-    return padded_swiglu(rows, gate, up, down, sizes, ladder), (rows, gate, up, down, sizes)
-
-
-def _padded_bwd(ladder, saved, g):
-    def branch(height: int, g, rows, gate, up, down, sizes):
-        row, filled, slot = _blocks(sizes, height, rows.shape[0])
-        blocks, g_blocks = (jnp.where(filled, jnp.take(a, row, axis=0, mode="clip"), jnp.zeros((), a.dtype)) for a in (rows, g))
-        _, pullback = jax.vjp(_swiglu, blocks, gate, up, down)
-        d_blocks, *d_weights = pullback(g_blocks)
-        return jnp.take(d_blocks.reshape(-1, rows.shape[1]), slot, axis=0, mode="clip"), *d_weights
-
-    return *_at_height(branch, ladder, saved[-1], g, *saved), None
-
-
-padded_swiglu.defvjp(_padded_fwd, _padded_bwd)
-
-
-def _swiglu(x, gate, up, down):
-    return (jax.nn.silu(x @ gate) * (x @ up)) @ down
-
-
-def _at_height(branch, ladder: tuple[int, ...], sizes, *args):
-    """Runs `branch` with the smallest height of `ladder` that the fullest group fits in."""
-    choice = jnp.sum(jnp.max(sizes) > jnp.array(ladder, sizes.dtype), dtype=jnp.int32)
-    return jax.lax.switch(choice, [partial(branch, height) for height in ladder], *args)
-
-
-def _blocks(sizes: Int[Array, "e"], height: int, m: int):
-    """Sorted row of each block slot `[e c]`, whether that slot is filled `[e c 1]`, and the slot of each sorted row `[m]`."""
-    ends = jnp.cumsum(sizes, dtype=jnp.int32)
-    starts = ends - sizes
-    offset = jnp.arange(height, dtype=jnp.int32)[None, :]
-    index = jnp.arange(m, dtype=jnp.int32)
-    expert = jnp.sum(index[:, None] >= ends[None, :-1], axis=1, dtype=jnp.int32)
-    slot = expert * height + index - jnp.take(starts, expert)
-    return starts[:, None] + offset, (offset < sizes[:, None])[..., None], slot

@@ -135,14 +135,15 @@ def param_specs(config: ModelConfig, stacked: bool = True) -> dict[str, Any]:
     return tree
 
 
+def unstack_run(run: Any) -> tuple[Any, ...]:
+    """One run's stacked parameters as a tuple of per-repeat trees."""
+    repeats = jax.tree.leaves(run)[0].shape[0]
+    return tuple(jax.tree.map(lambda x, r=r: x[r], run) for r in range(repeats))
+
+
 def unstack(params: dict[str, Any]) -> dict[str, Any]:
-    """Stacked layout -> unstacked layout: each run becomes a tuple of per-repeat trees."""
-
-    def split(run):
-        repeats = jax.tree.leaves(run)[0].shape[0]
-        return tuple(jax.tree.map(lambda x, r=r: x[r], run) for r in range(repeats))
-
-    return {name: split(tree) if name.startswith("run_") else tree for name, tree in params.items()}
+    """Stacked layout -> unstacked layout."""
+    return {name: unstack_run(tree) if name.startswith("run_") else tree for name, tree in params.items()}
 
 
 def abstract_params(config: ModelConfig, dtype: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.model.attention import LayerCache, attention, rms_norm, rope_tables
 from compass_jax.model.moe import RouterStats, moe_ffn, route, routing_dtype, unset_id
-from compass_jax.model.params import init_tree, layer_runs, param_specs
+from compass_jax.model.params import init_tree, layer_runs, param_specs, unstack_run
 from compass_jax.model.precision import at_least_float32
 
 Cache = tuple[LayerCache, ...]
@@ -69,10 +69,12 @@ class Transformer(nn.Module):
             moe_here = run.repeats * sum(run.period)
             given = None if by_layer is None else by_layer[first : first + moe_here]
             first += moe_here
-            if self.stacked:
-                x, out = _scan_run(block, run, params[f"run_{n}"], x, given)
+            here = params[f"run_{n}"]
+            if self.stacked and compute.scan_layers:
+                x, out = _scan_run(block, run, here, x, given)
             else:
-                x, out, new = _unroll_run(block, run, params[f"run_{n}"], x, given, cache)
+                layers = unstack_run(here) if self.stacked else here
+                x, out, new = _unroll_run(block, run, layers, x, given, cache)
                 caches += new
             ids.append(out[0])
             stats.append(out[1])
@@ -167,10 +169,17 @@ def _scan_run(block: _Block, run, params, x, given):
 
 def _unroll_run(block: _Block, run, params, x, given, cache):
     outs, new, size, per_period = [], [], len(run.period), sum(run.period)
+
+    def period(params, x, routes, part):
+        return _period(block, run.period, params, x, routes, part)
+
+    if block.compute.remat and cache is None:
+        period = jax.checkpoint(period)
     for r in range(run.repeats):
         routes = None if given is None else given[r * per_period : (r + 1) * per_period]
         at = run.layer(r, 0)
-        x, out, caches = _period(block, run.period, params[r], x, routes, None if cache is None else cache[at : at + size])
+        part = None if cache is None else cache[at : at + size]
+        x, out, caches = period(params[r], x, routes, part)
         outs.append(out)
         new += caches
     return x, _drop_empty(jax.tree.map(lambda *ys: jnp.concatenate(ys), *outs), block), new
