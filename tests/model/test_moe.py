@@ -1,12 +1,15 @@
 """Routing and dispatch against a dense float64 numpy mixture of experts, values and gradients, with both grouped matmuls."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from compass_jax.config import MoEConfig
-from compass_jax.model.moe import capacities, check_routes, moe_ffn, read_routes, route, routing_dtype, unset_id
+from compass_jax.model.grouped import Layout, layouts, padded_swiglu
+from compass_jax.model.moe import check_routes, moe_ffn, read_routes, route, routing_dtype, unset_id
 
 CONFIG = MoEConfig(experts=5, top_k=2, ffn=7)
 N, D = 19, 6
@@ -143,7 +146,7 @@ def problem(kind, n=N, seed=0):
     return rng.standard_normal((n, D)), ids, rng.random((n, k)), mask, weights
 
 
-CASES = [("even", N), ("skewed", N), ("skewed", 40), ("masked", N), ("none", 3), ("even", 1)]
+CASES = [("even", N), ("skewed", N), ("skewed", 40), ("masked", N), ("none", 3), ("even", 1), ("skewed", 900)]  # 900 * 5 experts: many blocks
 
 
 @pytest.mark.parametrize("implementation", ["padded", "ragged"])
@@ -156,7 +159,7 @@ def test_values_equal_a_dense_reference(x64, implementation, kind, n):
 
 
 @pytest.mark.parametrize("implementation", ["padded", "ragged"])
-@pytest.mark.parametrize(("kind", "n"), [("skewed", N), ("masked", 5)])
+@pytest.mark.parametrize(("kind", "n"), [("skewed", N), ("masked", 5), ("skewed", 900)])
 def test_gradients_equal_differences_of_the_dense_reference(x64, implementation, kind, n):
     """In random directions of every input: the derivative of the reference by central differences, against the pullback."""
     x, ids, gates, mask, weights = problem(kind, n)
@@ -203,7 +206,81 @@ def test_garbage_in_masked_tokens_reaches_nobody(implementation):
     assert np.isfinite(clean[0]).all() and not np.asarray(clean[0])[~mask].any() and np.abs(np.asarray(clean[0])[mask]).min() > 0
 
 
-@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 2), (19, 2, 5), (4096, 8, 128), (7, 4, 4)])
-def test_the_ladder_of_heights_increases_and_holds_the_worst_case(tokens, top_k, experts):
-    ladder = capacities(tokens, top_k, experts)
-    assert list(ladder) == sorted(set(ladder)) and ladder[-1] == tokens
+# --- layouts of the padded grouped matmul ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 2), (19, 2, 5), (512, 2, 8), (600, 2, 8), (4096, 8, 128), (7, 4, 4), (5000, 1, 2)])
+def test_layouts_increase_and_the_last_one_holds_any_load(tokens, top_k, experts):
+    *single, last = layouts(tokens, top_k, experts)
+    heights = [layout.height for layout in single]
+    assert heights == sorted(set(heights)) and all(layout.blocks is None for layout in single) and all(h < tokens for h in heights)
+    if tokens * experts <= 4096:
+        assert last == Layout(tokens)  # an expert gets a token once
+        return
+    rows, rng = tokens * top_k, np.random.default_rng(0)
+    for _ in range(50):  # loads of every shape: the blocks suffice
+        sizes = rng.multinomial(rows, rng.dirichlet(np.full(experts, 0.05)))
+        assert np.sum(-(-sizes // last.height)) <= last.blocks
+    one_over = np.full(experts, 1)
+    one_over[0] = rows - experts + 1
+    assert np.sum(-(-one_over // last.height)) <= last.blocks
+
+
+def numpy_swiglu(rows, weights, sizes, g):
+    """Values of sum(sizes) rows sorted by expert, and the pullback of `g`, from the definition, expert by expert."""
+    out, d_rows = np.zeros_like(rows), np.zeros_like(rows)
+    d = {name: np.zeros_like(w) for name, w in weights.items()}
+    start = 0
+    for e, size in enumerate(sizes):
+        x, seed = rows[start : start + size], g[start : start + size]
+        a, b = x @ weights["gate"][e], x @ weights["up"][e]
+        sigmoid = 1 / (1 + np.exp(-a))
+        hidden = a * sigmoid * b
+        out[start : start + size] = hidden @ weights["down"][e]
+        d_hidden = seed @ weights["down"][e].T
+        d_a, d_b = d_hidden * b * (sigmoid + a * sigmoid * (1 - sigmoid)), d_hidden * a * sigmoid
+        d["gate"][e], d["up"][e], d["down"][e] = x.T @ d_a, x.T @ d_b, hidden.T @ seed
+        d_rows[start : start + size] = d_a @ weights["gate"][e].T + d_b @ weights["up"][e].T
+        start += size
+    return out, d_rows, d
+
+
+@partial(jax.jit, static_argnums=5)
+def swiglu_and_pullback(rows, weights, sizes, g, held, choices):
+    out, pullback = jax.vjp(lambda r, w: padded_swiglu(r, w["gate"], w["up"], w["down"], sizes, choices), rows, weights)
+    zero = jnp.zeros((), rows.dtype)
+    d_rows, d_weights = pullback(jnp.where(held, g, zero))  # moe_ffn masks the cotangent of rows past the last group in the same way
+    return jnp.where(held, out, zero), jnp.where(held, d_rows, zero), d_weights
+
+
+def loads(tokens, top_k, experts):
+    """(name, sizes): the fullest group exactly at each height, one above it, and the extremes."""
+    rows, rng = tokens * top_k, np.random.default_rng(3)
+
+    def fullest(height):
+        rest = rng.multinomial(rows - height, np.full(experts - 1, 1 / (experts - 1)))
+        return np.concatenate([[height], np.minimum(rest, height)])[rng.permutation(experts)]
+
+    cases = []
+    for layout in layouts(tokens, top_k, experts)[:-1]:
+        cases += [(f"at_{layout.height}", fullest(layout.height)), (f"above_{layout.height}", fullest(layout.height + 1))]
+    last = np.zeros(experts, int)
+    last[-top_k:] = tokens
+    first = np.zeros(experts, int)
+    first[0] = tokens
+    return [*cases, ("all_on_the_last", last), ("first_alone", first), ("one_row_each", np.ones(experts, int)), ("nothing", np.zeros(experts, int))]
+
+
+@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(40, 2, 8), (300, 2, 16), (700, 1, 6)])
+def test_every_layout_gives_the_values_and_gradients_of_a_dense_reference(x64, tokens, top_k, experts):
+    """Few rows (the last layout is one tall block per expert) and many (blocks with copies of their expert's weights); empty groups, masked tails."""
+    choices, m, rng = layouts(tokens, top_k, experts), tokens * top_k, np.random.default_rng(1)
+    weights = {name: rng.standard_normal(shape) for name, shape in {"gate": (experts, 3, 4), "up": (experts, 3, 4), "down": (experts, 4, 3)}.items()}
+    used = set()
+    for name, sizes in loads(tokens, top_k, experts):
+        used.add(next((i for i, layout in enumerate(choices[:-1]) if sizes.max() <= layout.height), len(choices) - 1))
+        rows, g, held = rng.standard_normal((m, 3)), rng.standard_normal((m, 3)), np.arange(m) < sizes.sum()
+        expected = numpy_swiglu(rows, weights, sizes, g)
+        found = swiglu_and_pullback(rows, weights, jnp.asarray(sizes, jnp.int32), g, held[:, None], choices)
+        jax.tree.map(lambda a, b, name=name: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10, err_msg=name), found, expected)
+    assert used == set(range(len(choices)))

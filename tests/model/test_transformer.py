@@ -205,12 +205,12 @@ def gradients(params, config, compute, stacked=True):
 
 
 def test_scan_unrolled_rematerialised_and_both_grouped_matmuls_agree(x64, quick_compile):
-    """Values and every gradient, float64: scanned and padded; the same rematerialised; unrolled and ragged."""
+    """Values and every gradient, float64: scanned and padded; the same rematerialised; unrolled, rematerialised and ragged."""
     params = random_params(CONFIG, "float64")
     value, grads = gradients(params, CONFIG, F64)
     variants = [
         gradients(params, CONFIG, dataclasses.replace(F64, remat=True)),
-        gradients(params, CONFIG, dataclasses.replace(F64, experts="ragged"), stacked=False),
+        gradients(params, CONFIG, dataclasses.replace(F64, scan_layers=False, remat=True, experts="ragged")),
     ]
     for other_value, other in variants:
         np.testing.assert_allclose(other_value, value, rtol=1e-13)
