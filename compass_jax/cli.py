@@ -39,8 +39,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2 if isinstance(error, ConfigError) else 1
 
 
-def use_huge_pages() -> None:
-    """Starts the process again with glibc asking for huge pages, which only its environment can switch on.
+def use_huge_pages(module: str = "compass_jax") -> None:
+    """Starts the process again, as `python -m module`, with glibc asking for huge pages, which only its environment can switch on.
 
     XLA's CPU backend allocates a step's temporaries anew at every call; with 4 KiB pages the kernel spends up to half of a
     training step on page faults. Does nothing where the variable is set already, or is not glibc's.
@@ -49,7 +49,7 @@ def use_huge_pages() -> None:
     if sys.platform != "linux" or "hugetlb" in tunables:
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, "glibc.malloc.hugetlb=1"]))
-    os.execv(sys.executable, [sys.executable, "-m", "compass_jax", *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
 
 
 def load_config(name: str) -> RunConfig:

@@ -1,0 +1,245 @@
+"""What both benchmarks share: the reference model with the same weights on both sides, alternating rounds with a probe of the machine, the report.
+
+The opponent is transformers on torch, on the same CPU, in the same process and environment, with the fastest of its own
+options on this machine (`fastest`). A round times both sides once, the one that goes first alternating. A plain matmul is
+timed before, between and after them; a round in which it ran below `KEEP` of the best was disturbed and is dropped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import transformers
+
+from compass_jax.config import ModelConfig
+from compass_jax.model.logprobs import head_weights, logits_of
+from compass_jax.model.transformer import Transformer, apply
+from compass_jax.weights.hf import load_params, read_hf_config
+
+KEEP = 0.7  # of the best probe
+LOGITS_ATOL = 2e-4
+DEFAULT_ROUNDS = 9
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One size of the benchmark. `steps` optimiser steps make one timed part of the training benchmark."""
+
+    model: Mapping[str, Any]
+    train_rows: int
+    train_length: int
+    steps: int
+    prompts: int
+    prompt_length: int
+    new_tokens: int
+    tokens_per_call: int
+
+
+def _qwen3_moe(hidden: int, layers: int, heads: int, kv_heads: int, experts: int, top_k: int, ffn: int, vocab: int) -> dict[str, Any]:
+    return dict(
+        vocab_size=vocab, hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, head_dim=hidden // heads, num_experts=experts, num_experts_per_tok=top_k,
+        moe_intermediate_size=ffn, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], tie_word_embeddings=False, max_position_embeddings=1024, bos_token_id=None, eos_token_id=None,
+        pad_token_id=None, output_router_logits=False, attention_dropout=0.0,
+    )  # fmt: skip
+
+
+REFERENCE = Setup(_qwen3_moe(256, 4, 8, 2, 16, 4, 256, 512), 16, 128, steps=4, prompts=64, prompt_length=16, new_tokens=128, tokens_per_call=32)
+SMOKE = Setup(_qwen3_moe(32, 1, 4, 2, 4, 2, 16, 64), 2, 16, steps=1, prompts=4, prompt_length=4, new_tokens=8, tokens_per_call=4)
+
+
+def arguments(description: str, argv: list[str] | None = None) -> argparse.Namespace:
+    """`--rounds` and `--smoke`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS, help="timed rounds (default: %(default)s; fewer than 7 say little)")
+    parser.add_argument("--smoke", action="store_true", help="a toy model: shows that the benchmark works, its numbers mean nothing")
+    args = parser.parse_args(argv)
+    if args.rounds < 1:
+        parser.error(f"--rounds {args.rounds}: at least 1 is needed")
+    return args
+
+
+def cores() -> int:
+    """Processor cores that this process may use; XLA takes as many."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def say(text: str) -> None:
+    """Progress, on stderr: stdout is left to the report."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def build_pair(setup: Setup, seed: int = 0) -> tuple[Any, ModelConfig, Any]:
+    """(torch model, our configuration, our stacked parameters), randomly initialised by transformers and handed over as a saved folder.
+
+    The head is scaled so that the logits have a standard deviation of 1: with smaller ones their comparison would say little.
+    """
+    torch.set_num_threads(cores())
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model("qwen3_moe", **setup.model), dtype=torch.float32
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        model.lm_head.weight.div_(model(torch.tensor(random_tokens(setup, (4, 16)))).logits.std())
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        config = read_hf_config(folder)
+        params = load_params(folder, config, "float32")
+    return model, config, params
+
+
+def random_tokens(setup: Setup, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Uniform token ids, int64 as torch wants them."""
+    return np.random.default_rng(seed).integers(0, setup.model["vocab_size"], shape)
+
+
+def compare_logits(model: Any, config: ModelConfig, params: Any, setup: Setup) -> dict[str, float]:
+    """Largest difference of the two sides' logits, and their size; SystemExit above LOGITS_ATOL, since then they do not compute the same."""
+    tokens = random_tokens(setup, (4, setup.train_length), seed=1)
+    with torch.no_grad():
+        theirs = model(torch.tensor(tokens)).logits.numpy()
+
+    @jax.jit
+    def forward(params, tokens):
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
+        hidden = apply(Transformer(config), params, tokens, positions, mask=jnp.ones(tokens.shape, bool)).hidden
+        return logits_of(hidden, head_weights(params))
+
+    difference = float(np.abs(np.asarray(forward(params, jnp.asarray(tokens, jnp.int32))) - theirs).max())
+    if not difference <= LOGITS_ATOL:
+        raise SystemExit(f"logits of the two sides differ by {difference:.1e}, above {LOGITS_ATOL:.0e}: nothing was timed")
+    return {"logits_max_abs_diff": difference, "logits_atol": LOGITS_ATOL, "logits_std": float(theirs.std())}
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """Wall time of one call, which must have finished its work when it returns."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def fastest(name: str, candidates: Mapping[str, Callable[[], Any]], repeats: int = 3) -> tuple[str, dict[str, float]]:
+    """The candidate with the least time, and the best time of each in seconds; each runs once before, untimed. One that raises is left out.
+
+    The candidates take turns and their best times are compared, so that a disturbance of the machine does not choose among them.
+    """
+    usable: dict[str, Callable[[], Any]] = {}
+    for label, call in candidates.items():
+        try:
+            call()
+            usable[label] = call
+        except (RuntimeError, ValueError, NotImplementedError, ImportError) as error:
+            say(f"  {name} {label}: not usable here ({type(error).__name__}: {str(error)[:100]})")
+    if not usable:
+        raise SystemExit(f"no candidate for {name} runs on this machine: {', '.join(candidates)}")
+    taken: dict[str, list[float]] = {label: [] for label in usable}
+    for _ in range(repeats):
+        for label, call in usable.items():
+            taken[label].append(seconds(call))
+    times = {label: min(found) for label, found in taken.items()}
+    say(", ".join(f"{name} {label}: {t:.3f} s" for label, t in times.items()))
+    return min(times, key=times.__getitem__), times
+
+
+def make_probe(size: int = 1024, repeats: int = 5) -> Callable[[], float]:
+    """A function that measures a plain float32 matmul [size size] x [size size] in GFLOP/s, the median of `repeats`."""
+    a = jnp.asarray(np.random.default_rng(0).standard_normal((size, size)), jnp.float32)
+    multiply = jax.jit(jnp.matmul)
+    jax.block_until_ready(multiply(a, a))
+
+    def probe() -> float:
+        times = [seconds(lambda: jax.block_until_ready(multiply(a, a))) for _ in range(repeats)]
+        return 2 * size**3 / statistics.median(times) / 1e9
+
+    return probe
+
+
+def run_rounds(ours: Callable[[], int], theirs: Callable[[], int], rounds: int, probe: Callable[[], float]) -> list[dict[str, Any]]:
+    """Times both sides once per round, alternately first. Each call returns the tokens that it made; a round's probe is its slowest."""
+    out = []
+    for r in range(rounds):
+        found: dict[str, Any] = {"first": "transformers" if r % 2 else "ours"}
+        probes = [probe()]
+        for name, call in (("ours", ours), ("transformers", theirs))[:: -1 if r % 2 else 1]:
+            start = time.perf_counter()
+            tokens = call()
+            found[f"{name}_tokens_per_s"] = tokens / (time.perf_counter() - start)
+            probes.append(probe())
+        found["matmul_gflops"] = min(probes)
+        out.append(found)
+        say(f"round {r + 1}/{rounds}: " + ", ".join(f"{k} {v:,.1f}" for k, v in found.items() if k != "first"))
+    return out
+
+
+def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the rounds whose probe is at least KEEP of the best; `ratio` is the ratio of the medians."""
+    best = max(r["matmul_gflops"] for r in rounds)
+    marked = [{**r, "kept": r["matmul_gflops"] >= KEEP * best} for r in rounds]
+    kept = [r for r in marked if r["kept"]]
+    ours, theirs, matmul = (statistics.median(r[k] for r in kept) for k in ("ours_tokens_per_s", "transformers_tokens_per_s", "matmul_gflops"))
+    return {
+        "ours_tokens_per_s": round(ours, 1),
+        "transformers_tokens_per_s": round(theirs, 1),
+        "ratio": round(ours / theirs, 4),
+        "matmul_gflops": round(matmul, 1),
+        "rounds": len(rounds),
+        "rounds_dropped": len(rounds) - len(kept),
+        "per_round": [{k: round(v, 1) if isinstance(v, float) else v for k, v in r.items()} for r in marked],
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Machine, versions, commit, and what both sides share."""
+    packages = ("jax", "jaxlib", "flax", "optax", "torch", "transformers", "numpy")
+    return {
+        "cpu": _cpu_model(),
+        "cores": cores(),
+        "torch_threads": torch.get_num_threads(),
+        "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""),
+        "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}},
+        "commit": _commit(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str:
+    """The commit of this tree, with -dirty where tracked files differ from it; empty outside a git checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def report(name: str, smoke: bool, *parts: Mapping[str, Any]) -> None:
+    """Prints the result as one JSON line."""
+    merged: dict[str, Any] = {"benchmark": name, "smoke": smoke}
+    for part in parts:
+        merged |= part
+    print(json.dumps(merged), flush=True)

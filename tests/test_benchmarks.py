@@ -1,0 +1,124 @@
+"""The benchmarks: arithmetic of the report by value, and both commands end to end on a toy model."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from benchmarks import common, rollout
+
+ROOT = Path(__file__).parent.parent
+
+
+def a_round(ours, theirs, gflops):
+    return {"ours_tokens_per_s": ours, "transformers_tokens_per_s": theirs, "matmul_gflops": gflops}
+
+
+def test_disturbed_rounds_are_dropped_and_the_ratio_is_that_of_the_medians():
+    rounds = [a_round(10.0, 20.0, 100.0), a_round(30.0, 10.0, 70.0), a_round(1000.0, 1.0, 69.9), a_round(14.0, 11.0, 90.0)]
+    found = common.summarise(rounds)
+    assert (found["rounds"], found["rounds_dropped"]) == (4, 1)
+    assert [r["kept"] for r in found["per_round"]] == [True, True, False, True]
+    assert (found["ours_tokens_per_s"], found["transformers_tokens_per_s"], found["matmul_gflops"]) == (14.0, 11.0, 90.0)
+    assert found["ratio"] == round(14 / 11, 4)  # the median of the rounds' ratios would be 14/11 too, their mean not
+
+
+def test_the_ratio_is_not_the_median_of_ratios():
+    found = common.summarise([a_round(10.0, 20.0, 100.0), a_round(20.0, 10.0, 100.0), a_round(30.0, 60.0, 100.0)])
+    assert found["ratio"] == 1.0  # of the ratios 0.5, 2, 0.5 the median is 0.5
+
+
+def test_the_side_that_goes_first_alternates_and_a_round_keeps_its_slowest_probe():
+    order, probes = [], iter([5.0, 3.0, 4.0, 9.0, 8.0, 7.0, 1.0, 2.0, 3.0])
+    rounds = common.run_rounds(lambda: order.append("ours") or 10, lambda: order.append("theirs") or 10, 3, lambda: next(probes))
+    assert order == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
+    assert [r["matmul_gflops"] for r in rounds] == [3.0, 7.0, 1.0]
+    assert [r["first"] for r in rounds] == ["ours", "transformers", "ours"]
+
+
+def test_rates_are_tokens_over_seconds(monkeypatch):
+    clock = iter([0.0, 4.0, 10.0, 12.0])
+    monkeypatch.setattr(common.time, "perf_counter", lambda: next(clock))
+    (found,) = common.run_rounds(lambda: 100, lambda: 50, 1, lambda: 1.0)
+    assert (found["ours_tokens_per_s"], found["transformers_tokens_per_s"]) == (25.0, 25.0)
+
+
+def test_the_fastest_usable_candidate_is_chosen_by_its_best_time(monkeypatch):
+    calls = []
+    times = {"steady": iter([3.0, 3.0]), "disturbed": iter([9.0, 2.0])}
+
+    def candidate(name):
+        def call():
+            calls.append(name)
+            if name == "broken":
+                raise NotImplementedError("no kernel for this machine")
+            return name
+
+        return call
+
+    monkeypatch.setattr(common, "seconds", lambda call: next(times[call()]))
+    best, found = common.fastest("option", {name: candidate(name) for name in ("steady", "broken", "disturbed")}, repeats=2)
+    assert (best, found) == ("disturbed", {"steady": 3.0, "disturbed": 2.0})
+    assert calls == ["steady", "broken", "disturbed", "steady", "disturbed", "steady", "disturbed"]
+    with pytest.raises(SystemExit, match="no candidate for option"):
+        common.fastest("option", {"broken": candidate("broken")})
+
+
+def test_other_weights_are_noticed():
+    model, config, params = common.build_pair(common.SMOKE)
+    assert common.compare_logits(model, config, params, common.SMOKE)["logits_std"] == pytest.approx(1, abs=0.2)
+    shifted = {**params, "final_norm": params["final_norm"] + 0.01}
+    with pytest.raises(SystemExit, match="nothing was timed"):
+        common.compare_logits(model, config, shifted, common.SMOKE)
+
+
+def test_the_reference_model_is_the_one_of_the_published_numbers():
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **common.REFERENCE.model))
+    assert sum(p.numel() for p in model.parameters()) == 13_519_360
+
+
+def run_train(capsys):
+    """As a user does, in a process of its own, which starts itself again for huge pages."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "GLIBC_TUNABLES")}
+    command = [sys.executable, "-m", "benchmarks.train", "--smoke", "--rounds", "2"]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    if sys.platform == "linux":
+        assert "hugetlb=1" in json.loads(result.stdout)["glibc_tunables"]
+    return result.stdout
+
+
+def run_rollout(capsys):
+    """In this process, which has paid for the imports."""
+    rollout.main(["--smoke", "--rounds", "2"])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("run", [run_train, run_rollout])
+def test_the_command_ends_with_one_line_of_json(run, capsys):
+    (line,) = run(capsys).splitlines()
+    found = json.loads(line)
+    assert found["benchmark"] == run.__name__.removeprefix("run_") and found["smoke"] and found["rounds"] == 2
+    kept = [r for r in found["per_round"] if r["kept"]]
+    assert len(kept) == 2 - found["rounds_dropped"] and len(found["per_round"]) == 2
+    for key in ("ours_tokens_per_s", "transformers_tokens_per_s"):
+        assert found[key] == pytest.approx(sum(r[key] for r in kept) / len(kept), abs=0.2)  # of one or two, the median is the mean
+    assert found["ratio"] == pytest.approx(found["ours_tokens_per_s"] / found["transformers_tokens_per_s"], rel=0.05)
+    assert found["agreement"]["logits_max_abs_diff"] < 1e-4 and found["ours_compile_s"] > 0
+    assert set(found["transformers_options"]) >= {"experts", "attention"}
+
+
+def test_a_number_of_rounds_that_cannot_be_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        common.arguments("x", ["--rounds", "0"])
+    assert "at least 1" in capsys.readouterr().err
