@@ -25,6 +25,7 @@ class RolloutStats:
     """What one collection did; `occupancy` is live slot-steps over all slot-steps."""
 
     tokens: int = 0
+    live_steps: int = 0  # the first token of a sample comes from the prefill: a sample of n tokens lives n - 1 steps
     calls: int = 0
     steps: int = 0
     slot_steps: int = 0
@@ -35,7 +36,7 @@ class RolloutStats:
         """The rollout's metrics by their public names."""
         return {
             "rollout/tokens_per_s": self.tokens / max(self.seconds, 1e-9),
-            "rollout/slot_occupancy": (self.tokens / self.slot_steps) if self.slot_steps else 0.0,
+            "rollout/slot_occupancy": (self.live_steps / self.slot_steps) if self.slot_steps else 0.0,
             "time/rollout_s": self.seconds,
         }
 
@@ -162,6 +163,7 @@ class Collection:
                 n = int(lengths[slot])
                 truncated = int(tokens[i, n - 1]) != self.engine.eos_id
                 self.stats.tokens += n - len(prompt.tokens)
+                self.stats.live_steps += n - len(prompt.tokens) - 1
                 out.append(Rollout(prompt, column, tokens[i, :n], logp[i, :n], entropy[i, :n], truncated, self.policy_version, row))
         return out
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.moe import routing_dtype, unset_id
+from compass_jax.model.precision import at_least_float32
 from compass_jax.model.transformer import Cache, Transformer, apply, init_cache
 from compass_jax.rollout.sampling import Purpose, Sampler, sample, sample_keys
 
@@ -48,11 +49,23 @@ class DecodeState(NamedTuple):
 
 
 class Engine:
-    """The sampler of one model. Parameters come in the unstacked layout with every call; the engine holds none."""
+    """The sampler of one model. Parameters come in the unstacked layout with every call; the engine holds none.
+
+    Engines of equal settings are equal, so that they share what was compiled.
+    """
 
     def __init__(self, model: ModelConfig, compute: ComputeConfig, rollout: RolloutConfig, eos_id: int):
         self.model_config, self.compute, self.config, self.eos_id = model, compute, rollout, eos_id
         self.model = Transformer(model, compute, stacked=False)
+
+    def _settings(self):
+        return self.model_config, self.compute, self.config, self.eos_id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Engine) and self._settings() == other._settings()
+
+    def __hash__(self) -> int:
+        return hash(self._settings())
 
     @property
     def max_concurrent_decodes(self) -> int:
@@ -83,7 +96,7 @@ class Engine:
         if c.moe_layers:
             dtype = routing_dtype(c.moe.experts)
             routing = jnp.full((n, t, len(c.moe_layers), c.moe.top_k), unset_id(dtype), dtype)
-        wide = jnp.promote_types(self.compute.dtype, jnp.float32)
+        wide = at_least_float32(self.compute.dtype)
         return DecodeState(
             cache=init_cache(c, n, t, self.compute.dtype),
             tokens=jnp.zeros((n, t), jnp.int32),

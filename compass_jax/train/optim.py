@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from compass_jax.config import OptimConfig
+from compass_jax.model.precision import at_least_float32
 from compass_jax.records import TrainState
 
 
@@ -47,7 +48,7 @@ def init_state(params: Any, config: OptimConfig, total_steps: int) -> TrainState
 
 def global_norm(tree: Any) -> jax.Array:
     """Square root of the sum of squares of all leaves, in at least float32."""
-    leaves = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in jax.tree.leaves(tree)]
+    leaves = [x.astype(at_least_float32(x.dtype)) for x in jax.tree.leaves(tree)]
     return jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in leaves))
 
 

@@ -94,9 +94,9 @@ def add(total: Any, part: Any) -> Any:
     return jax.tree.map(jnp.add, total, part)
 
 
-@partial(jax.jit, static_argnames=("config", "total_steps"), donate_argnums=(0, 1))
+@partial(jax.jit, static_argnames=("config", "total_steps"), donate_argnums=(0,))
 def apply(state: TrainState, grads: Any, *, config: OptimConfig, total_steps: int) -> tuple[TrainState, dict[str, Array]]:
-    """One optimiser update (`optim.update`); state and gradient are donated."""
+    """One optimiser update (`optim.update`); the state is donated."""
     return optim.update(state, grads, config, total_steps)
 
 
