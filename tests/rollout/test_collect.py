@@ -1,0 +1,142 @@
+"""Continuous batching: every request answered once, the same whatever slot it ran in, continued after an interruption."""
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+from tiny import COMPUTE, EOS, MODEL, ROLLOUT, UNSET, make_prompt, random_params
+
+from compass_jax.model.params import unstack
+from compass_jax.rollout.collect import Collection, RolloutStats
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.sampling import Purpose, Sampler
+
+LOOSE = unstack(random_params())
+ROLL = dataclasses.replace(ROLLOUT, max_new_tokens=8, cache_bucket=32)
+SAMPLES = 3
+PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 16, 8, 9, 2, 5, 12))]
+ENGINES = {slots: Engine(MODEL, COMPUTE, dataclasses.replace(ROLL, slots=slots), EOS) for slots in (2, 6, 32)}
+
+
+def collection(slots=6, prompts=PROMPTS, samples=SAMPLES, purpose=Purpose.TRAIN, seed=0, **options):
+    return Collection(ENGINES[slots], LOOSE, prompts, samples, purpose, seed, policy_version=4, **options)
+
+
+def by_request(rollouts):
+    """(prompt id, sample) -> tokens; each request once."""
+    found = {(r.prompt.id, r.sample): tuple(r.tokens.tolist()) for r in rollouts}
+    assert len(found) == len(rollouts)
+    return found
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The whole batch on six slots: (rollouts by row, routing store, statistics)."""
+    job = collection()
+    rollouts = {r.row: r for r in job}
+    return rollouts, np.asarray(job.store), job.stats
+
+
+def test_every_request_is_answered_once_and_as_recorded(reference):
+    rollouts, store, _ = reference
+    assert sorted(rollouts) == list(range(len(PROMPTS) * SAMPLES))
+    for row, rollout in rollouts.items():
+        prompt, n = PROMPTS[row // SAMPLES], len(rollout.tokens)
+        assert (rollout.prompt, rollout.sample, rollout.policy_version) == (prompt, row % SAMPLES, 4)
+        np.testing.assert_array_equal(rollout.tokens[: len(prompt.tokens)], prompt.tokens)
+        assert len(rollout.logp) == len(rollout.entropy) == n and 1 <= rollout.response_length <= 8
+        assert rollout.truncated == (rollout.response[-1] != EOS) and (not rollout.truncated or rollout.response_length == 8)
+        assert np.all(rollout.logp[len(prompt.tokens) :] < 0) and not rollout.logp[: len(prompt.tokens)].any()
+        np.testing.assert_array_equal(np.all(store[row] != UNSET, axis=(1, 2)), np.arange(store.shape[1]) < n - 1)
+    assert {r.truncated for r in rollouts.values()} == {True, False}
+
+
+@pytest.mark.parametrize("slots", [2, 32])
+def test_the_same_rollouts_come_from_fewer_slots_than_a_group_and_from_more_than_requests(reference, slots):
+    job = collection(slots)
+    rollouts = list(job)
+    assert by_request(rollouts) == by_request(list(reference[0].values()))
+    for rollout in rollouts:
+        np.testing.assert_allclose(rollout.logp, reference[0][rollout.row].logp, atol=1e-5)
+    np.testing.assert_array_equal(job.store, reference[1])
+
+
+def test_the_order_of_the_prompts_does_not_matter(reference):
+    order = np.random.default_rng(0).permutation(len(PROMPTS))
+    job = collection(prompts=[PROMPTS[i] for i in order])
+    rollouts = list(job)
+    assert by_request(rollouts) == by_request(list(reference[0].values()))
+    rows = [order[r.row // SAMPLES] * SAMPLES + r.sample for r in rollouts]
+    np.testing.assert_array_equal(np.asarray(job.store)[[r.row for r in rollouts]], reference[1][rows])
+
+
+@pytest.mark.parametrize("taken", [1, 8, 20])
+def test_an_interrupted_collection_continues_to_the_same_result(reference, taken):
+    job, first = collection(), {}
+    for rollout in job:
+        first[rollout.row] = rollout
+        if len(first) == taken:
+            break
+    again = collection(store=job.store, finished=frozenset(first))
+    second = {r.row: r for r in again}
+    assert not set(first) & set(second) and len(second) == len(PROMPTS) * SAMPLES - taken
+    assert by_request([*first.values(), *second.values()]) == by_request(list(reference[0].values()))
+    np.testing.assert_array_equal(again.store, reference[1])
+    assert again.stats.tokens == sum(r.response_length for r in second.values())
+
+
+def test_draws_belong_to_seed_purpose_prompt_visit_and_sample(reference):
+    """Frozen weights: the same request twice is the same, token for token; one that differs in anything gives other samples."""
+    base = by_request(list(reference[0].values()))
+    assert by_request(list(collection())) == base
+    others = {
+        "visit": collection(prompts=[p.at_visit(1) for p in PROMPTS]),
+        "purpose": collection(purpose=Purpose.EVAL),
+        "seed": collection(seed=1),
+    }
+    for name, job in others.items():
+        found = by_request(list(job))
+        same = np.mean([found[key] == base[key] for key in base])
+        assert same < 0.2, name
+    for prompt in PROMPTS:
+        assert len({base[prompt.id, s] for s in range(SAMPLES)}) == SAMPLES
+
+
+def test_the_draws_of_one_sequence_are_not_one_draw_repeated():
+    """With a nearly uniform model every position has its own key: one repeated would give one token again and again."""
+    flat = unstack(random_params(scale=1e-3))
+    job = Collection(ENGINES[6], flat, PROMPTS, SAMPLES, Purpose.TRAIN, 0)
+    counts = [Counter(r.response.tolist()).most_common(1)[0][1] for r in job if r.response_length == 8]
+    assert len(counts) > 10 and max(counts) <= 4 and np.mean(counts) < 2.5
+
+
+def test_another_sampler_and_a_dropped_store():
+    """Greedy: another seed changes nothing, and all samples of a prompt are one. Without a store, routes are not kept."""
+    options = dict(prompts=PROMPTS[::2][:2], sampler=Sampler(0.0), keep_routing=False)
+    job = collection(**options)
+    greedy = by_request(list(job))
+    assert job.store is None and greedy == by_request(list(collection(seed=9, **options)))
+    assert len(greedy) == 6 and len(set(greedy.values())) == 2
+
+
+def test_the_account_of_a_collection(reference):
+    rollouts, _, stats = reference
+    tokens = sum(r.response_length for r in rollouts.values())
+    assert stats.tokens == tokens and stats.live_steps == tokens - len(rollouts)  # the first token of each is the prefill's
+    assert stats.slot_steps == 6 * stats.steps and stats.live_steps <= stats.slot_steps
+    assert stats.calls >= stats.steps / ROLL.tokens_per_call and 4 <= stats.prefills <= len(PROMPTS)
+    metrics = stats.metrics()
+    assert metrics["rollout/slot_occupancy"] == (tokens - len(rollouts)) / stats.slot_steps > 0.5
+    assert metrics["rollout/tokens_per_s"] == pytest.approx(tokens / stats.seconds) and metrics["time/rollout_s"] == stats.seconds > 0
+    assert RolloutStats().metrics()["rollout/slot_occupancy"] == 0
+
+
+def test_no_requests_and_nothing_left_to_do():
+    assert list(collection(prompts=[])) == []
+    assert list(collection(finished=frozenset(range(len(PROMPTS) * SAMPLES)), store=ENGINES[6].new_store(21))) == []
+
+
+def test_a_prompt_longer_than_the_longest_bucket_is_refused():
+    with pytest.raises(ValueError, match="a prompt of 17 tokens exceeds the longest bucket"):
+        list(collection(prompts=[PROMPTS[0], make_prompt(9, 17)]))

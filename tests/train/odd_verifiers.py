@@ -1,0 +1,26 @@
+"""Checks for the workers of the loop's tests; the response's bytes decide."""
+
+import hashlib
+import os
+import time
+
+
+def _draw(response: str) -> int:
+    return hashlib.blake2b(response.encode(), digest_size=4).digest()[0] % 8
+
+
+def coin(response: str, answer: str) -> float:
+    """1 for half of all responses."""
+    return float(_draw(response) < 4)
+
+
+def treacherous(response: str, answer: str) -> float:
+    """Hangs, crashes or raises on three responses of eight."""
+    kind = _draw(response)
+    if kind == 5:
+        time.sleep(60)
+    if kind == 6:
+        os._exit(3)
+    if kind == 7:
+        raise RuntimeError("no verdict")
+    return float(kind < 3)

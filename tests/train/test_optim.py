@@ -1,0 +1,100 @@
+"""AdamW, clipping and schedules against float64 numpy; a bad gradient changes the counters alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compass_jax.config import OptimConfig
+from compass_jax.train import optim, step
+
+CONFIG = OptimConfig(learning_rate=0.02, warmup_steps=2, schedule="cosine", b1=0.8, b2=0.9, eps=1e-6, weight_decay=0.3, clip_grad_norm=1.5)
+TOTAL = 6
+
+
+def tree(seed, scale=1.0):
+    rng = np.random.default_rng(seed)
+    shapes = {"embed": (3, 2), "final_norm": (2,), "run_0": {"q": (2, 4), "q_bias": (4,), "attention_norm": (5, 2), "router": (2, 3)}}
+    return jax.tree.map(lambda s: scale * rng.standard_normal(s), shapes, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def numpy_rate(config, n, total):
+    """Learning rate of update n (0-based)."""
+    if n < config.warmup_steps:
+        return config.learning_rate * n / config.warmup_steps
+    if config.schedule == "constant":
+        return config.learning_rate
+    return config.learning_rate * 0.5 * (1 + np.cos(np.pi * min(1.0, (n - config.warmup_steps) / (total - config.warmup_steps))))
+
+
+def numpy_adamw(params, gradients, config, total):
+    """Decoupled weight decay (arXiv 1711.05101, algorithm 2) on everything but norms and biases; global-norm clipping first."""
+    flat, structure = jax.tree.flatten(params)
+    decays = [True, False, False, True, False, True]  # in the tree's order: embed, final_norm, attention_norm, q, q_bias, router
+    m, v = [np.zeros_like(x) for x in flat], [np.zeros_like(x) for x in flat]
+    for n, gradient in enumerate(gradients):
+        g = jax.tree.leaves(gradient)
+        norm = np.sqrt(sum(np.sum(x**2) for x in g))
+        g = [x * min(1.0, config.clip_grad_norm / norm) for x in g]
+        rate = numpy_rate(config, n, total)
+        for i, x in enumerate(g):
+            m[i] = config.b1 * m[i] + (1 - config.b1) * x
+            v[i] = config.b2 * v[i] + (1 - config.b2) * x**2
+            update = (m[i] / (1 - config.b1 ** (n + 1))) / (np.sqrt(v[i] / (1 - config.b2 ** (n + 1))) + config.eps)
+            flat[i] = flat[i] - rate * (update + config.weight_decay * flat[i] * decays[i])
+    return structure.unflatten(flat)
+
+
+def test_updates_equal_a_numpy_adamw_with_clipping_and_schedule(x64):
+    """Six updates; the gradients' norms are below and above the limit."""
+    gradients = [tree(10 + n, 0.1 if n % 2 else 2.0) for n in range(TOTAL)]
+    state, rates = optim.init_state(jax.tree.map(jnp.asarray, tree(0)), CONFIG, TOTAL), []
+    for gradient in gradients:
+        norm = np.sqrt(sum(np.sum(x**2) for x in jax.tree.leaves(gradient)))
+        state, info = step.apply(state, jax.tree.map(jnp.asarray, gradient), config=CONFIG, total_steps=TOTAL)
+        np.testing.assert_allclose(info["grad_norm"], norm, rtol=1e-12)
+        rates.append(float(info["lr"]))
+    assert list(jax.tree_util.tree_leaves_with_path(tree(0)))[2][0][-1].key == "attention_norm"
+    np.testing.assert_allclose(rates, [numpy_rate(CONFIG, n, TOTAL) for n in range(TOTAL)], rtol=1e-6)
+    assert rates[0] == 0 and max(rates) == pytest.approx(0.02) and (int(state.step), int(state.skipped)) == (6, 0)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8), state.params, numpy_adamw(tree(0), gradients, CONFIG, TOTAL))
+    assert np.abs(np.asarray(state.params["embed"]) - tree(0)["embed"]).max() > 0.02
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_learning_rates(schedule, warmup):
+    config = OptimConfig(learning_rate=0.5, warmup_steps=warmup, schedule=schedule)
+    with jax.numpy_dtype_promotion("standard"):
+        found = [float(optim.learning_rate(config, 10)(n)) for n in range(12)]
+    np.testing.assert_allclose(found, [numpy_rate(config, n, 10) for n in range(12)], atol=1e-7)
+    assert found[warmup] == 0.5 and (found[10] == 0.5 if schedule == "constant" else found[10] < 1e-7)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_bad_gradient_changes_nothing_but_the_counters(bad):
+    def floats(seed):
+        return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree(seed))
+
+    def apply(state, gradient):
+        return step.apply(state, gradient, config=CONFIG, total_steps=TOTAL)
+
+    state = apply(apply(optim.init_state(floats(0), CONFIG, TOTAL), floats(1))[0], floats(2))[0]
+    kept = jax.device_get(state)
+    poisoned = floats(3)
+    poisoned["run_0"]["q"] = poisoned["run_0"]["q"].at[1, 2].set(bad)
+    for n in (1, 2):
+        state, info = apply(state, jax.tree.map(jnp.copy, poisoned))
+        assert not np.isfinite(info["grad_norm"]) and (int(state.step), int(state.bad_steps), int(state.skipped)) == (2, n, n)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get((state.params, state.opt_state)), (kept.params, kept.opt_state))
+    good, info = apply(state, floats(4))
+    assert (int(good.step), int(good.bad_steps), int(good.skipped)) == (3, 0, 2) and np.isfinite(info["grad_norm"])
+    expected, _ = apply(jax.device_put(kept), floats(4))
+    jax.tree.map(np.testing.assert_array_equal, good.params, expected.params)  # as if the bad ones had never been
+
+
+def test_the_state_is_a_copy_that_updates_may_consume():
+    params = {"embed": jnp.ones((2, 2))}
+    state = optim.init_state(params, CONFIG, TOTAL)
+    step.apply(state, {"embed": jnp.ones((2, 2))}, config=CONFIG, total_steps=TOTAL)
+    np.testing.assert_array_equal(params["embed"], np.ones((2, 2)))

@@ -1,0 +1,217 @@
+"""The training step by value: no split changes the gradient, the first update is on policy, replay uses the recorded routes in every pass."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import COMPUTE, MODEL, UNSET, random_params
+
+from compass_jax.config import ObjectiveConfig, OptimConfig, RLConfig
+from compass_jax.model.moe import RouterStats
+from compass_jax.model.transformer import Transformer
+from compass_jax.rl.bucketing import MicroBatch, plan
+from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
+from compass_jax.train import optim, step
+from compass_jax.train.batch import StepArrays, micro_batch, put_routing, store_rows
+
+TINY = dataclasses.replace(MODEL, layers=2, moe=dataclasses.replace(MODEL.moe, dense_layers=(0,)))
+F64 = dataclasses.replace(COMPUTE, dtype="float64", param_dtype="float64")
+GROUPS, SAMPLES, LONGEST = 4, 3, 24
+BASE = RLConfig(prompts_per_step=GROUPS, group_size=SAMPLES, buckets=(12, LONGEST), micro_batch_tokens=144)
+WHOLE = ((LONGEST,), LONGEST * 12)  # buckets, tokens of a micro-batch: all in one
+OBJECTIVES = {
+    "espo": ObjectiveConfig("espo"),
+    "gspo": ObjectiveConfig("gspo", clip_low=3e-4, clip_high=4e-4),
+    "grpo": ObjectiveConfig("grpo"),
+}
+
+
+@pytest.fixture
+def quick_compile():
+    """Compiles with few optimisations: for proofs in float64, which no optimisation decides."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def sequences(dtype=np.float32):
+    """A rollout of 12 sequences of 5 to 24 tokens: groups varied, all right, varied with an unknown reward, all wrong; and its routes."""
+    rng = np.random.default_rng(0)
+    n = GROUPS * SAMPLES
+    lengths = np.array([5, 24, 11, 9, 17, 8, 12, 6, 20, 7, 10, 13], np.int32)
+    held = np.arange(LONGEST) < lengths[:, None]
+    tokens = np.where(held, rng.integers(2, MODEL.vocab_size, held.shape), 0).astype(np.int32)
+    mask = held & (np.arange(LONGEST) >= 3)
+    reward, known = np.array([1, 0, 0, 1, 1, 1, 1, 0.5, 0, 0, 0, 0], dtype), np.arange(n) != 7
+    zeros = [np.zeros(held.shape, dtype) for _ in range(4)]
+    ids = np.argsort(rng.random((n, 32, 1, 6)), axis=-1)[..., :2].astype(np.uint8)
+    routes = np.where((np.arange(32) < lengths[:, None] - 1)[:, :, None, None], ids, UNSET).astype(np.uint8)
+    group = np.repeat(np.arange(GROUPS, dtype=np.int32), SAMPLES)
+    return StepArrays(tokens, lengths, mask, zeros[0], zeros[1], reward, known, group, zeros[2], zeros[3]), jnp.asarray(routes)
+
+
+def fill(target, micro, values):
+    real = micro.rows >= 0
+    target[micro.rows[real], : micro.length] = np.asarray(values)[real]
+
+
+def score(model, params, arrays, store, split=WHOLE, temperature=1.0):
+    """Fills in old log-probs and entropies; returns the routes used, per row, and the diagnostics."""
+    used, parts = jnp.full((len(arrays.lengths), 32, 1, 2), UNSET, jnp.uint8), []
+    for micro in plan(arrays.lengths, *split):
+        logp, entropy, routing, found = step.score(model, params, micro_batch(arrays, micro, store), temperature=temperature)
+        fill(arrays.old_logp, micro, logp)
+        fill(arrays.old_entropy, micro, entropy)
+        used = put_routing(used, store_rows(micro, used), routing)
+        parts.append(found)
+    return used, finalize_diagnostics(merge_diagnostics(parts))
+
+
+def gradient(model, params, arrays, store, config, split, temperature=1.0):
+    """(gradient of one update of all groups, its diagnostics), added up over the micro-batches of `split`."""
+    prepared, found = step.prepare(
+        arrays.mask, arrays.old_entropy, arrays.reward, arrays.known, arrays.group, n_groups=GROUPS, config=config, right_at=1.0, wrong_at=0.0
+    )
+    prepared, total, parts = jax.device_get(prepared), None, [found]
+    for micro in split if isinstance(split, list) else plan(arrays.lengths, *split):
+        batch = micro_batch(arrays, micro, store, prepared)
+        share = jnp.float32(batch.mask.sum() / prepared.mask.sum())
+        grads, found = step.gradients(model, params, batch, share, config=config, temperature=temperature)
+        total = grads if total is None else step.add(total, grads)
+        parts.append(found)
+    return total, finalize_diagnostics(merge_diagnostics(parts))
+
+
+def norm(tree):
+    return float(np.sqrt(sum(np.sum(np.asarray(x, np.float64) ** 2) for x in jax.tree.leaves(tree))))
+
+
+def moved(params, size=0.003):
+    """Parameters some updates later: ratios differ from one, clipping acts."""
+    rng = np.random.default_rng(9)
+    return jax.tree.map(lambda x: x + jnp.asarray(size * rng.standard_normal(x.shape), x.dtype), params)
+
+
+def shuffled(arrays):
+    """Another order, two buckets, small micro-batches with padding rows."""
+    order = np.random.default_rng(4).permutation(len(arrays.lengths))
+
+    def cut(rows, length, size):
+        rows = np.concatenate([rows, np.full(-len(rows) % size, -1)])
+        return [MicroBatch(length, part) for part in rows.reshape(-1, size)]
+
+    return cut(order[arrays.lengths[order] > 12], LONGEST, 3) + cut(order[arrays.lengths[order] <= 12], 12, 5)
+
+
+@pytest.mark.parametrize(("dtype", "objective", "limit"), [("float32", "espo", 2e-6), ("float64", "espo", 1e-12)])
+def test_no_split_into_buckets_or_micro_batches_changes_the_gradient(request, dtype, objective, limit):
+    if dtype == "float64":
+        request.getfixturevalue("x64")
+        request.getfixturevalue("quick_compile")
+    model = Transformer(TINY, F64 if dtype == "float64" else COMPUTE)
+    params = random_params(TINY, dtype)
+    arrays, routes = sequences(dtype)
+    score(model, params, arrays, routes)
+    config = dataclasses.replace(BASE, objective=OBJECTIVES[objective])
+    one, found = gradient(model, moved(params, 0.02), arrays, routes, config, WHOLE)
+    many, same = gradient(model, moved(params, 0.02), arrays, routes, config, shuffled(arrays))
+    difference = norm(jax.tree.map(jnp.subtract, one, many)) / norm(one)
+    assert difference <= limit, difference
+    assert {x.dtype for x in jax.tree.leaves(one)} == {jnp.dtype(dtype)}
+    assert float(found["policy/clip_frac"]) > 0 and float(found["policy/ratio_dev_max"]) > 1e-3
+    for name in found:
+        np.testing.assert_allclose(same[name], found[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    print(f"gradient split {dtype} {objective}: {difference:.2e}")
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_first_update_is_on_policy_and_clips_nothing(objective):
+    """float32, temperature 0.8; scored in one batch, trained in another split."""
+    model, params = Transformer(TINY, COMPUTE), random_params(TINY)
+    arrays, routes = sequences()
+    score(model, params, arrays, routes, WHOLE, 0.8)
+    config = dataclasses.replace(BASE, objective=OBJECTIVES[objective])
+    grads, found = gradient(model, params, arrays, routes, config, WHOLE, 0.8)
+    print(f"ratio dev {objective}: {float(found['policy/ratio_dev_max']):.2e}")
+    assert float(found["policy/ratio_dev_max"]) < 1e-6 and float(found["policy/clip_frac"]) == 0 and norm(grads) > 1e-3
+    assert float(found["policy/kl_k3"]) < 1e-12
+    _, later = gradient(model, moved(params), arrays, routes, config, WHOLE, 0.8)
+    assert float(later["policy/ratio_dev_max"]) > 1e-4 and float(later["policy/kl_k3"]) > 1e-6
+
+
+def test_replay_uses_the_recorded_routes_in_every_pass_whatever_the_weights_have_become():
+    """R3: the rollout's routes, which live routing would not choose. R2: those that scoring recorded. Off: live."""
+    model, params = Transformer(TINY, COMPUTE), random_params(TINY)
+    arrays, routes = sequences()
+    valid = np.asarray(routes)[..., 0] != UNSET
+
+    used, found = score(model, params, arrays, routes)
+    np.testing.assert_array_equal(used, routes)
+    assert float(found["replay/flip_frac"]) > 0.5 and float(found["replay/unset_frac"]) == 0
+    old = arrays.old_logp.copy()
+    _, found = gradient(model, moved(params), arrays, routes, BASE, WHOLE)
+    assert float(found["replay/flip_frac"]) > 0.5
+
+    recorded, found = score(model, params, arrays, None)  # R2: live routing is recorded ...
+    assert float(found["replay/flip_frac"]) == 0 and np.abs(arrays.old_logp - old)[arrays.mask].max() > 0.01
+    np.testing.assert_array_equal(np.asarray(recorded)[..., 0] != UNSET, valid)
+    far = moved(params, 0.3)
+    again, found = score(model, far, sequences()[0], recorded)  # ... and replayed
+    np.testing.assert_array_equal(again, recorded)
+    assert float(found["replay/flip_frac"]) > 0.1
+    live, found = score(model, far, sequences()[0], None)
+    assert float(found["replay/flip_frac"]) == 0 and np.any(np.asarray(live) != np.asarray(recorded))
+
+
+def test_the_penalty_to_the_reference_starts_at_zero_and_grows():
+    model, params = Transformer(TINY, COMPUTE), random_params(TINY)
+    arrays, routes = sequences()
+    score(model, params, arrays, routes)
+    config = dataclasses.replace(BASE, objective=ObjectiveConfig("grpo", kl_coef=0.1))
+    arrays.ref_logp = arrays.old_logp.copy()
+    _, first = gradient(model, params, arrays, routes, config, WHOLE)
+    _, later = gradient(model, moved(params), arrays, routes, config, WHOLE)
+    assert 0 <= float(first["policy/ref_kl_k3"]) < 1e-10 and float(later["policy/ref_kl_k3"]) > 1e-5
+
+
+def test_an_update_raises_the_objective():
+    """One step along the gradient makes right answers of varied groups likelier than wrong ones."""
+    model, params = Transformer(TINY, COMPUTE), random_params(TINY)
+    arrays, routes = sequences()
+    score(model, params, arrays, routes)
+    config = dataclasses.replace(BASE, objective=OBJECTIVES["grpo"])
+    grads, found = gradient(model, params, arrays, routes, config, WHOLE)
+    state = optim.init_state(params, OptimConfig(learning_rate=1e-4), 1)
+    state, _ = step.apply(state, grads, config=OptimConfig(learning_rate=1e-4), total_steps=1)
+    _, after = gradient(model, state.params, arrays, routes, config, WHOLE)
+    assert float(after["loss"]) < float(found["loss"]) - 1e-3
+
+
+def test_a_nan_anywhere_is_skipped_by_the_whole_step():
+    """NaN in one weight: every gradient is NaN, parameters and optimiser stay."""
+    model, params = Transformer(TINY, COMPUTE), random_params(TINY)
+    arrays, routes = sequences()
+    score(model, params, arrays, routes)
+    poisoned = params | {"final_norm": params["final_norm"].at[3].set(jnp.nan)}
+    grads, _ = gradient(model, poisoned, arrays, routes, dataclasses.replace(BASE, objective=OBJECTIVES["grpo"]), WHOLE)
+    state = optim.init_state(params, OptimConfig(learning_rate=1e-4), 1)
+    kept = jax.device_get((state.params, state.opt_state))
+    state, info = step.apply(state, grads, config=OptimConfig(learning_rate=1e-4), total_steps=1)
+    assert np.isnan(info["grad_norm"]) and (int(state.step), int(state.bad_steps), int(state.skipped)) == (0, 1, 1)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get((state.params, state.opt_state)), kept)
+
+
+def test_the_load_balancing_loss_is_one_when_balanced_and_e_over_k_when_collapsed():
+    stats = partial(RouterStats, flips=jnp.zeros(1), unset=jnp.zeros(1), tokens=jnp.full(1, 10.0))
+    even = stats(probs=jnp.full((1, 4), 2.5), load=jnp.full((1, 4), 5.0))
+    one = stats(probs=jnp.array([[10.0, 0, 0, 0]]), load=jnp.array([[10.0, 10.0, 0, 0]]))
+    assert float(step.load_balancing_loss(even, 2)) == pytest.approx(1.0)
+    assert float(step.load_balancing_loss(one, 2)) == pytest.approx(2.0)
+    found = step.router_diagnostics(one._replace(flips=jnp.full(1, 4.0), unset=jnp.full(1, 1.0)))
+    assert {k: float(v) for k, v in finalize_diagnostics(found).items()} == pytest.approx(
+        {"replay/flip_frac": 0.4, "replay/unset_frac": 0.1, "moe/load_max_over_mean": 2.0}
+    )
+    assert step.router_diagnostics(None) == {}

@@ -1,0 +1,38 @@
+"""Training parameters to rollout parameters: the same numbers in the other layout and type."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import MODEL, random_params
+
+from compass_jax.model.params import layer_runs
+from compass_jax.weights.handover import hand_over
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_layer_gets_its_own_weights(dtype):
+    params = random_params()
+    decode, metrics = hand_over(params, dtype)
+    count = 0
+    for n, run in enumerate(layer_runs(MODEL)):
+        assert len(decode[f"run_{n}"]) == run.repeats
+        for repeat, tree in enumerate(decode[f"run_{n}"]):
+            expected = jax.tree.map(lambda x, i=repeat: x[i].astype(dtype), params[f"run_{n}"])
+            jax.tree.map(np.testing.assert_array_equal, tree, expected)
+            count += len(tree)
+    assert count == MODEL.layers
+    for name in ("embed", "final_norm", "head"):
+        np.testing.assert_array_equal(decode[name], params[name].astype(dtype))
+    leaves = jax.tree.leaves(decode)
+    assert {x.dtype for x in leaves} == {jnp.dtype(dtype)}
+    numbers = sum(x.size for x in jax.tree.leaves(params))
+    assert metrics["handover/bytes"] == numbers * jnp.dtype(dtype).itemsize and metrics["time/handover_s"] > 0
+
+
+def test_the_rollouts_copy_outlives_an_update_that_consumes_the_training_parameters():
+    params = random_params()
+    decode, _ = hand_over(params, "float32")
+    before = np.array(params["final_norm"])
+    jax.tree.map(lambda x: x.delete(), params)
+    np.testing.assert_array_equal(decode["final_norm"], before)
