@@ -78,6 +78,7 @@ class RLTrainer:
             params = init_or_load(config, jax.random.key(config.seed))
             self.state: TrainState = optim.init_state(params, self.rl.optim, self.total_updates)
             self.reference: Any = jax.tree.map(jnp.copy, params) if self.rl.uses_reference else None
+            self.telemetry.restore(None)  # steps that were logged by a run killed before its first checkpoint
             return
         abstract = jax.eval_shape(self._fresh_arrays)
         if checkpoint.read_meta(directory).get("pending"):

@@ -41,6 +41,7 @@ class SFTTrainer:
         if checkpoint.latest(directory) is None:
             params = init_or_load(config, jax.random.key(config.seed))
             self.state: TrainState = optim.init_state(params, self.sft.optim, self.sft.steps)
+            self.telemetry.restore(None)  # steps that were logged by a run killed before its first checkpoint
             return
 
         def fresh():
