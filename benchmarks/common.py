@@ -3,6 +3,9 @@
 The opponent is transformers on torch, on the same CPU, in the same process and environment, with the fastest of its own
 options on this machine (`fastest`). A round times both sides once, the one that goes first alternating. A plain matmul is
 timed before, between and after them; a round in which it ran below `KEEP` of the best was disturbed and is dropped.
+
+Measure on an otherwise idle machine: torch's threads wait for each other at every operator, so that a neighbour on one core
+slows transformers down far more than it does XLA. The report says how much of the processor others took.
 """
 
 from __future__ import annotations
@@ -56,8 +59,8 @@ def _qwen3_moe(hidden: int, layers: int, heads: int, kv_heads: int, experts: int
     return dict(
         vocab_size=vocab, hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=kv_heads, head_dim=hidden // heads, num_experts=experts, num_experts_per_tok=top_k,
-        moe_intermediate_size=ffn, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], tie_word_embeddings=False, max_position_embeddings=1024, bos_token_id=None, eos_token_id=None,
-        pad_token_id=None, output_router_logits=False, attention_dropout=0.0,
+        moe_intermediate_size=ffn, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], tie_word_embeddings=False,
+        max_position_embeddings=1024, bos_token_id=None, eos_token_id=None, pad_token_id=None, output_router_logits=False, attention_dropout=0.0,
     )  # fmt: skip
 
 
@@ -173,11 +176,29 @@ def make_probe(size: int = 1024, repeats: int = 5) -> Callable[[], float]:
     return probe
 
 
+def _cpu_seconds() -> tuple[float, float] | None:
+    """(processor time that the machine spent, that this process spent), in seconds; None where the kernel does not tell."""
+    try:
+        fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    idle = fields[3] + fields[4]  # idle and waiting for a disk; time stolen by other guests of the host counts as spent
+    return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK"), time.process_time()
+
+
+def _others_share(before: tuple[float, float] | None, after: tuple[float, float] | None, wall: float) -> float | None:
+    """Share of the machine's processor time that others took between two readings."""
+    if before is None or after is None:
+        return None
+    return max(0.0, (after[0] - before[0]) - (after[1] - before[1])) / (wall * (os.cpu_count() or 1))
+
+
 def run_rounds(ours: Callable[[], int], theirs: Callable[[], int], rounds: int, probe: Callable[[], float]) -> list[dict[str, Any]]:
     """Times both sides once per round, alternately first. Each call returns the tokens that it made; a round's probe is its slowest."""
     out = []
     for r in range(rounds):
         found: dict[str, Any] = {"first": "transformers" if r % 2 else "ours"}
+        cpu, began = _cpu_seconds(), time.monotonic()
         probes = [probe()]
         for name, call in (("ours", ours), ("transformers", theirs))[:: -1 if r % 2 else 1]:
             start = time.perf_counter()
@@ -185,8 +206,9 @@ def run_rounds(ours: Callable[[], int], theirs: Callable[[], int], rounds: int, 
             found[f"{name}_tokens_per_s"] = tokens / (time.perf_counter() - start)
             probes.append(probe())
         found["matmul_gflops"] = min(probes)
+        found["others_cpu_share"] = _others_share(cpu, _cpu_seconds(), time.monotonic() - began)
         out.append(found)
-        say(f"round {r + 1}/{rounds}: " + ", ".join(f"{k} {v:,.1f}" for k, v in found.items() if k != "first"))
+        say(f"round {r + 1}/{rounds}: " + ", ".join(f"{k} {v:,.2f}" for k, v in found.items() if isinstance(v, float)))
     return out
 
 
@@ -203,7 +225,8 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "matmul_gflops": round(matmul, 1),
         "rounds": len(rounds),
         "rounds_dropped": len(rounds) - len(kept),
-        "per_round": [{k: round(v, 1) if isinstance(v, float) else v for k, v in r.items()} for r in marked],
+        "others_cpu_share_max": max((r["others_cpu_share"] for r in kept if r.get("others_cpu_share") is not None), default=None),
+        "per_round": [{k: round(v, 3) if isinstance(v, float) else v for k, v in r.items()} for r in marked],
     }
 
 

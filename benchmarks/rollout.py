@@ -70,28 +70,32 @@ class Theirs:
         self.model.set_attn_implementation(attention)
         self.cache = None if cache == "dynamic" else cache
 
-    def generate_with(self, **options: str) -> int:
-        """Generates with other implementations."""
+    def generate_with(self, new_tokens: int, **options: str) -> int:
+        """Generates `new_tokens` with other implementations."""
         self.choose(**options)
-        return self()
+        return self(new_tokens)
 
     @torch.inference_mode()
-    def __call__(self) -> int:
-        """Generates; returns the number of new tokens."""
+    def __call__(self, new_tokens: int | None = None) -> int:
+        """Generates, as many tokens as were asked for at first unless told otherwise; returns the number of new tokens."""
         out = self.model.generate(
-            self.prompts, attention_mask=self.mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=self.new_tokens,
+            self.prompts, attention_mask=self.mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=new_tokens or self.new_tokens,
             eos_token_id=None, pad_token_id=0, use_cache=True, cache_implementation=self.cache,
         )  # fmt: skip
         return out.numel() - self.prompts.numel()
 
 
 def calibrate(theirs: Theirs) -> tuple[dict[str, str], dict[str, float]]:
-    """The fastest of transformers' options here, one after the other; and the seconds of a generation with each. It is left switched on."""
+    """The fastest of transformers' options here, one after the other; and the seconds of a generation with each. It is left switched on.
+
+    The cache is chosen on whole generations, since its cost grows with their length; what does not depend on it, on an eighth.
+    """
     best = {"experts": "grouped_mm", "attention": "sdpa", "cache": "dynamic"}
     times = {}
     values = {"experts": ("grouped_mm", "eager", "batched_mm"), "attention": ("sdpa", "eager"), "cache": ("dynamic", "static")}
     for option, choices in values.items():
-        candidates = {value: partial(theirs.generate_with, **{**best, option: value}) for value in choices}
+        length = theirs.new_tokens if option == "cache" else max(2, theirs.new_tokens // 8)
+        candidates = {value: partial(theirs.generate_with, length, **{**best, option: value}) for value in choices}
         best[option], found = common.fastest(option, candidates, repeats=2)
         times |= {f"{option}={value}": round(t, 3) for value, t in found.items()}
     theirs.choose(**best)

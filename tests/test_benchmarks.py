@@ -49,6 +49,13 @@ def test_rates_are_tokens_over_seconds(monkeypatch):
     assert (found["ours_tokens_per_s"], found["transformers_tokens_per_s"]) == (25.0, 25.0)
 
 
+def test_processor_time_of_others_is_what_the_machine_spent_and_this_process_did_not(monkeypatch):
+    monkeypatch.setattr(common.os, "cpu_count", lambda: 2)
+    assert common._others_share((100.0, 10.0), (115.0, 20.0), wall=10.0) == 0.25  # 5 of 20 core-seconds
+    assert common._others_share((100.0, 10.0), (109.0, 20.0), wall=10.0) == 0.0  # the kernel's tick is coarser than ours
+    assert common._others_share(None, None, wall=1.0) is None
+
+
 def test_the_fastest_usable_candidate_is_chosen_by_its_best_time(monkeypatch):
     calls = []
     times = {"steady": iter([3.0, 3.0]), "disturbed": iter([9.0, 2.0])}
@@ -115,6 +122,7 @@ def test_the_command_ends_with_one_line_of_json(run, capsys):
         assert found[key] == pytest.approx(sum(r[key] for r in kept) / len(kept), abs=0.2)  # of one or two, the median is the mean
     assert found["ratio"] == pytest.approx(found["ours_tokens_per_s"] / found["transformers_tokens_per_s"], rel=0.05)
     assert found["agreement"]["logits_max_abs_diff"] < 1e-4 and found["ours_compile_s"] > 0
+    assert found["others_cpu_share_max"] is None or 0 <= found["others_cpu_share_max"] <= 1.1
     assert set(found["transformers_options"]) >= {"experts", "attention"}
 
 
