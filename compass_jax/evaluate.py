@@ -71,4 +71,4 @@ def evaluate(engine: Engine, params: Any, prompts: Sequence[Prompt], tokenizer: 
         here = names == label
         labels[label] = (int(here.sum()), mean(right[here], known[here]), mean(best[here], best_known[here]))
     unknown = int((~known).sum() + (~best_known).sum())
-    return Evaluation(e.k, len(prompts), mean(right, known), float(right.any(1).mean()), mean(best, best_known), unknown, labels)
+    return Evaluation(e.k, len(prompts), mean(right, known), mean(right.any(1), known.any(1)), mean(best, best_known), unknown, labels)
