@@ -1,4 +1,4 @@
-"""A model small enough to compile in a second, with everything that goes wrong: dense layers among MoE layers, grouped heads, weights of a trained model's size."""
+"""A model small enough to compile in a second: a dense layer among MoE layers, grouped heads, weights of a trained model's size."""
 
 import jax
 import jax.numpy as jnp

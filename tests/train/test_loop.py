@@ -65,11 +65,14 @@ def undisturbed(tmp_path_factory, compile_once):
     return directory, result
 
 
-NAMES = """reward/mean reward/timeout_frac zero_variance/rate_all_right zero_variance/rate_all_wrong waste/tokens_generated
-waste/frac_verifier_signal waste/frac_shaping_signal waste/frac_entropy_signal waste/frac_none response_length/mean response_length/max truncated_frac
-entropy_nats policy/kl_k3 policy/clip_frac policy/ratio_max mismatch/logp_abs_diff mismatch/kl_k3 mismatch/extreme_frac mismatch/ess
-replay/flip_frac replay/unset_frac moe/load_max_over_mean grad_norm lr loss rollout/tokens_per_s rollout/slot_occupancy train/tokens_per_s
-policy_version staleness time/rollout_s time/score_s time/update_s time/handover_s""".split()
+NAMES = (
+    "reward/mean", "reward/timeout_frac", "zero_variance/rate_all_right", "zero_variance/rate_all_wrong", "waste/tokens_generated",
+    "waste/frac_verifier_signal", "waste/frac_shaping_signal", "waste/frac_entropy_signal", "waste/frac_none", "response_length/mean",
+    "response_length/max", "truncated_frac", "entropy_nats", "policy/kl_k3", "policy/clip_frac", "policy/ratio_max", "mismatch/logp_abs_diff",
+    "mismatch/kl_k3", "mismatch/extreme_frac", "mismatch/ess", "replay/flip_frac", "replay/unset_frac", "moe/load_max_over_mean", "grad_norm",
+    "lr", "loss", "rollout/tokens_per_s", "rollout/slot_occupancy", "train/tokens_per_s", "policy_version", "staleness", "time/rollout_s",
+    "time/score_s", "time/update_s", "time/handover_s",
+)  # fmt: skip
 
 
 def test_a_run_writes_metrics_rollouts_and_checkpoints(undisturbed):
@@ -114,7 +117,7 @@ def test_the_same_run_again_gives_the_same_numbers_and_an_extension_goes_on(undi
 
 @pytest.mark.parametrize(("after", "pending"), [(19, True), (32, False)])
 def test_a_stop_request_during_a_rollout_loses_nothing(undisturbed, tmp_path, monkeypatch, after, pending):
-    """SIGTERM while sample 3 of step 2 is handed to the verifiers: what had finished is saved and used. With the last sample: the step is finished."""
+    """SIGTERM at sample 3 of step 2: what had finished is saved and used. At the last sample: the step is finished."""
     count = Counter()
 
     class Interrupting(Scorer):

@@ -1,0 +1,167 @@
+"""A real tiny SFT run: what it learns from, how an update is split, how it stops and goes on."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_run import tiny_run
+
+from compass_jax.config import OptimConfig
+from compass_jax.data.sft import SFTExample
+from compass_jax.model.transformer import init_params
+from compass_jax.telemetry import Telemetry
+from compass_jax.train import optim, sft, step
+from compass_jax.train.session import StopSignal, TrainingDiverged
+from compass_jax.train.sft import SFTTrainer, run_sft
+from compass_jax.weights import checkpoint
+
+pytestmark = pytest.mark.usefixtures("compile_once")
+
+
+def configured(directory, **options):
+    config = tiny_run()
+    return dataclasses.replace(config, run_dir=str(directory), sft=dataclasses.replace(config.sft, **options))
+
+
+def numbers(directory):
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["stage"], row["step"]) for row in rows] == [("sft", n + 1) for n in range(len(rows))]
+    return [{k: v for k, v in row["metrics"].items() if not k.endswith("tokens_per_s")} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, compile_once):
+    directory = tmp_path_factory.mktemp("sft")
+    return directory, run_sft(configured(directory, steps=8))
+
+
+def test_a_run_learns_and_reports(undisturbed):
+    directory, result = undisturbed
+    found = numbers(directory)
+    assert len(found) == 8 and found[0]["loss"] > 3 and found[-1]["loss"] < 0.6 * found[0]["loss"]
+    assert all(m["grad_norm"] > 0 and m["lr"] == pytest.approx(1e-2) and m["moe/load_max_over_mean"] >= 1 for m in found)
+    assert [m["epoch"] for m in found] == pytest.approx([8 * (n + 1) / result["data"]["examples"] for n in range(8)])
+    assert result["steps"] == 8 and not result["stopped"] and checkpoint.latest(directory) == 8
+
+
+def test_a_killed_run_repeats_its_steps_and_logs_each_once(undisturbed, tmp_path, monkeypatch):
+    """Killed after step 3: once before any checkpoint, once after that of step 2. The same command gives the undisturbed run's numbers."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(self, step, metrics, real=Telemetry.log):
+        real(self, step, metrics)
+        if step == 3:
+            raise Killed
+
+    for name, every in (("early", 0), ("later", 2)):
+        with monkeypatch.context() as patch:
+            patch.setattr(Telemetry, "log", kill)
+            with pytest.raises(Killed):
+                run_sft(configured(tmp_path / name, steps=8, save_every=every))
+        assert checkpoint.latest(tmp_path / name) == (2 if every else None)
+        run_sft(configured(tmp_path / name, steps=8, save_every=every))
+        assert numbers(tmp_path / name) == numbers(undisturbed[0])
+
+
+def test_a_stop_request_saves_and_the_run_goes_on(undisturbed, tmp_path, monkeypatch):
+    requests = []
+
+    def log(self, step, metrics, real=Telemetry.log):
+        real(self, step, metrics)
+        if step == 2:
+            requests[-1].requested = True
+
+    class Stop(StopSignal):
+        def __enter__(self):
+            requests.append(self)
+            return super().__enter__()
+
+    monkeypatch.setattr(Telemetry, "log", log)
+    monkeypatch.setattr(sft, "StopSignal", Stop)
+    result = run_sft(configured(tmp_path, steps=8))
+    assert result["stopped"] and result["steps"] == 2 and checkpoint.latest(tmp_path) == 2
+    assert not run_sft(configured(tmp_path, steps=8))["stopped"] and numbers(tmp_path) == numbers(undisturbed[0])
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory, compile_once):
+    """An SFT trainer before its first step, plain gradient descent so that the update shows the gradient."""
+    directory = tmp_path_factory.mktemp("trainer")
+    config = configured(directory, router_aux_coef=0.0, optim=OptimConfig(learning_rate=1e-3, clip_grad_norm=1e9))
+    return SFTTrainer(config, StopSignal(), Telemetry(directory, 1, "sft"))
+
+
+def gradient_of(trainer, examples, monkeypatch, micro_batch_tokens=96 * 8):
+    """The gradient that one update hands to the optimiser, and the update's metrics."""
+    taken = []
+
+    def catch(state, grads, **_):
+        taken.append(grads)
+        return state, {}
+
+    monkeypatch.setattr(step, "apply", catch)
+    monkeypatch.setattr(trainer, "sft", dataclasses.replace(trainer.sft, micro_batch_tokens=micro_batch_tokens))
+    found, _ = trainer._update(examples)
+    return taken[0], found
+
+
+def relative(a, b):
+    def norm(tree):
+        return float(optim.global_norm(tree))
+
+    return norm(jax.tree.map(jnp.subtract, a, b)) / norm(b)
+
+
+def test_the_loss_is_on_the_assistants_tokens_alone_and_no_split_changes_it(trainer, monkeypatch):
+    examples = trainer.stream.next_batch(8)
+    texts = [trainer.tokenizer.decode(e.tokens[e.mask]) for e in examples]
+    prompts = [trainer.tokenizer.decode(e.tokens[~e.mask]) for e in examples]
+    assert all("=" in text for text in texts) and all("arithmetic problem" in prompt for prompt in prompts)
+    whole, found = gradient_of(trainer, examples, monkeypatch)
+    halves, same = gradient_of(trainer, examples, monkeypatch, 96 * 4)
+    assert relative(halves, whole) < 2e-6 and float(same["loss"][0]) == pytest.approx(float(found["loss"][0]), rel=1e-6)
+
+    logps = [reference_logp(trainer, e) for e in examples]  # one sequence at a time
+    loss = -sum(float(logp[e.mask].sum()) for logp, e in zip(logps, examples, strict=True)) / sum(e.mask.sum() for e in examples)
+    assert float(found["loss"][0]) == pytest.approx(loss, rel=1e-5)
+
+    bare = [SFTExample(e.tokens, np.zeros_like(e.mask), e.label) for e in examples]
+    none, nothing = gradient_of(trainer, bare, monkeypatch)
+    assert float(nothing["loss"][0]) == 0 and float(optim.global_norm(none)) == 0
+
+
+def reference_logp(trainer, example):
+    """log softmax of the logits at t-1, at token t, in float64 on the host."""
+    from compass_jax.model.logprobs import head_weights, logits_of
+    from compass_jax.model.transformer import apply
+
+    tokens = np.pad(example.tokens, (0, 96 - len(example.tokens)))[None]
+    positions = np.arange(96, dtype=np.int32)[None]
+    hidden = jax.jit(lambda p, x: apply(trainer.model, p, x, jnp.asarray(positions), mask=jnp.asarray(positions < len(example.tokens))).hidden)
+    logits = np.asarray(logits_of(hidden(trainer.state.params, jnp.asarray(tokens)), head_weights(trainer.state.params))[0], np.float64)
+    logp = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    return np.array([0.0, *(logp[t - 1, example.tokens[t]] for t in range(1, len(example.tokens)))])
+
+
+def test_nan_is_skipped_and_stops_the_run_after_three_in_a_row(tmp_path, monkeypatch):
+    def poisoned(*args, real=step.sft_gradients):
+        grads, found = real(*args)
+        return jax.tree.map(lambda g: g * jnp.nan, grads), found
+
+    monkeypatch.setattr(step, "sft_gradients", poisoned)
+    with pytest.raises(TrainingDiverged, match="3 updates in a row had a non-finite gradient"):
+        run_sft(configured(tmp_path, steps=8, save_every=1))
+    assert [m["grad_norm"] for m in numbers(tmp_path)] == [None, None] and checkpoint.latest(tmp_path) == 2
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    config = configured(tmp_path)
+    other = dataclasses.replace(config.model, hidden=16, layers=1)
+    checkpoint.save(tmp_path, 1, {"state": {"params": init_params(other, config.compute, jax.random.key(0))}}, {}, model=other)
+    with pytest.raises(checkpoint.CheckpointMismatch, match=r"(?s)another model.*model.hidden: 16 in the checkpoint, 32 asked for"):
+        run_sft(config)
