@@ -120,7 +120,14 @@ class Engine:
         return self.prefill_multisampling(params=params, padded_tokens=tokens, true_length=lengths, sampler=sampler, rng=keys[None], num_samples=1)
 
     def prefill_multisampling(
-        self, *, params, padded_tokens: Int[Array, "p t"], true_length: Int[Array, "p"], sampler: Sampler | None, rng: UInt32[Array, "p s 2"], num_samples: int
+        self,
+        *,
+        params,
+        padded_tokens: Int[Array, "p t"],
+        true_length: Int[Array, "p"],
+        sampler: Sampler | None,
+        rng: UInt32[Array, "p s 2"],
+        num_samples: int,
     ) -> Prefix:
         """`p` prompts padded to one bucket, run once for all their samples; `rng` has one key per sample (`sample_keys`)."""
         if rng.shape[1] != num_samples:
@@ -251,7 +258,8 @@ class Engine:
             return buffer.at[slot, position - shift].set(outputs[name], mode="drop", unique_indices=True)
 
         routing = None if state.routing is None else put(state.routing, "routing", 1)  # row t belongs to token t as an input
-        return state._replace(tokens=put(state.tokens, "tokens"), logp=put(state.logp, "logp"), entropy=put(state.entropy, "entropy"), routing=routing)
+        written = {name: put(getattr(state, name), name) for name in ("tokens", "logp", "entropy")}
+        return state._replace(**written, routing=routing)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
     def free_resource(self, slot: Int[Array, ""], decode_state: DecodeState) -> DecodeState:

@@ -74,7 +74,13 @@ def gradients(
 
 @partial(jax.jit, static_argnames=("model",))
 def sft_gradients(
-    model: Transformer, params: Any, tokens: Int[Array, "b t"], lengths: Int[Array, "b"], weight: Float[Array, "b t"], share: Float[Array, ""], aux_coef: float
+    model: Transformer,
+    params: Any,
+    tokens: Int[Array, "b t"],
+    lengths: Int[Array, "b"],
+    weight: Float[Array, "b t"],
+    share: Float[Array, ""],
+    aux_coef: float,
 ) -> tuple[Any, Diagnostics]:
     """Gradient of -sum(weight * logp) plus the load-balancing loss; `weight` is 0 off the assistant's tokens and sums to 1 over the update."""
 
