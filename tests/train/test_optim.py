@@ -21,7 +21,7 @@ def tree(seed, scale=1.0):
 def numpy_rate(config, n, total):
     """Learning rate of update n (0-based)."""
     if n < config.warmup_steps:
-        return config.learning_rate * n / config.warmup_steps
+        return config.learning_rate * (n + 1) / (config.warmup_steps + 1)
     if config.schedule == "constant":
         return config.learning_rate
     return config.learning_rate * 0.5 * (1 + np.cos(np.pi * min(1.0, (n - config.warmup_steps) / (total - config.warmup_steps))))
@@ -56,7 +56,7 @@ def test_updates_equal_a_numpy_adamw_with_clipping_and_schedule(x64):
         rates.append(float(info["lr"]))
     assert list(jax.tree_util.tree_leaves_with_path(tree(0)))[2][0][-1].key == "attention_norm"
     np.testing.assert_allclose(rates, [numpy_rate(CONFIG, n, TOTAL) for n in range(TOTAL)], rtol=1e-6)
-    assert rates[0] == 0 and max(rates) == pytest.approx(0.02) and (int(state.step), int(state.skipped)) == (6, 0)
+    assert rates[0] == pytest.approx(0.02 / 3) and max(rates) == pytest.approx(0.02) and (int(state.step), int(state.skipped)) == (6, 0)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8), state.params, numpy_adamw(tree(0), gradients, CONFIG, TOTAL))
     assert np.abs(np.asarray(state.params["embed"]) - tree(0)["embed"]).max() > 0.02
 

@@ -96,7 +96,7 @@ def trainer(tmp_path_factory, compile_once):
     return SFTTrainer(config, StopSignal(), Telemetry(directory, 1, "sft"))
 
 
-def gradient_of(trainer, examples, monkeypatch, micro_batch_tokens=96 * 8):
+def gradient_of(trainer, examples, monkeypatch, micro_batch_tokens=104 * 8):
     """The gradient that one update hands to the optimiser, and the update's metrics."""
     taken = []
 
@@ -123,7 +123,7 @@ def test_the_loss_is_on_the_assistants_tokens_alone_and_no_split_changes_it(trai
     prompts = [trainer.tokenizer.decode(e.tokens[~e.mask]) for e in examples]
     assert all("=" in text for text in texts) and all("arithmetic problem" in prompt for prompt in prompts)
     whole, found = gradient_of(trainer, examples, monkeypatch)
-    halves, same = gradient_of(trainer, examples, monkeypatch, 96 * 4)
+    halves, same = gradient_of(trainer, examples, monkeypatch, 104 * 4)
     assert relative(halves, whole) < 2e-6 and float(same["loss"][0]) == pytest.approx(float(found["loss"][0]), rel=1e-6)
 
     logps = [reference_logp(trainer, e) for e in examples]  # one sequence at a time
@@ -140,8 +140,8 @@ def reference_logp(trainer, example):
     from compass_jax.model.logprobs import head_weights, logits_of
     from compass_jax.model.transformer import apply
 
-    tokens = np.pad(example.tokens, (0, 96 - len(example.tokens)))[None]
-    positions = np.arange(96, dtype=np.int32)[None]
+    tokens = np.pad(example.tokens, (0, 104 - len(example.tokens)))[None]
+    positions = np.arange(104, dtype=np.int32)[None]
     hidden = jax.jit(lambda p, x: apply(trainer.model, p, x, jnp.asarray(positions), mask=jnp.asarray(positions < len(example.tokens))).hidden)
     logits = np.asarray(logits_of(hidden(trainer.state.params, jnp.asarray(tokens)), head_weights(trainer.state.params))[0], np.float64)
     logp = logits - np.log(np.exp(logits).sum(1, keepdims=True))
