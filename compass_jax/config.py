@@ -234,6 +234,7 @@ class SFTConfig:
 
     files: tuple[str, ...] = ()  # JSONL with `messages`
     procedural: tuple[tuple[str, int], ...] = ()  # (label of a data source, worked solutions to make from its training split)
+    answers: tuple[tuple[str, int], ...] = ()  # the same with the bare answer, no steps: a cold start has few worked solutions
     steps: int = 100
     batch: int = 64
     buckets: tuple[int, ...] = (64, 128, 256)

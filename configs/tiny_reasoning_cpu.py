@@ -1,8 +1,10 @@
-"""Tiny reasoning model on a laptop CPU: SFT on a few worked solutions, then RL on procedural tasks of mixed difficulty.
+"""Tiny reasoning model on a laptop CPU: a cold start on short answers and a few worked solutions, then RL on tasks of mixed difficulty.
 
-    compass demo                                       everything below in one go, with evaluation and export
-    compass sft   configs/tiny_reasoning_cpu.py        cold start
-    compass train configs/tiny_reasoning_cpu.py --init-from runs/tiny_reasoning_cpu_sft
+    compass demo                                        everything below in one go, with evaluation and export
+    compass sft   configs/tiny_reasoning_cpu.py --run-dir runs/tiny/sft
+    compass train configs/tiny_reasoning_cpu.py --run-dir runs/tiny/rl --init-from runs/tiny/sft
+
+Metric: eval/heldout/avg_at_k on 520 held-out prompts; 12 to 18 minutes on two cores.
 """
 
 from pathlib import Path
@@ -23,16 +25,13 @@ from compass_jax.config import (
     SFTConfig,
 )
 
-TOKENIZER = str(Path(__file__).parent / "tiny_tokenizer")
+TOKENIZER = str(Path(__file__).resolve().parent / "tiny_tokenizer")
 
 
 def _sums(terms: int, digits: int, size: int) -> ProceduralSource:
+    """Sums and differences of `terms` numbers of `digits` digits: from too easy (2x1) to too hard (3x2)."""
     options = (("min_terms", terms), ("max_terms", terms), ("min_digits", digits), ("max_digits", digits))
     return ProceduralSource("chain_sum", options, size, f"sum_{terms}x{digits}")
-
-
-def _words(shortest: int, longest: int, size: int) -> ProceduralSource:
-    return ProceduralSource("spell_backward", (("min_word_len", shortest), ("max_word_len", longest)), size, f"spell_{shortest}-{longest}")
 
 
 def tiny_reasoning_cpu() -> RunConfig:
@@ -44,22 +43,26 @@ def tiny_reasoning_cpu() -> RunConfig:
             moe=MoEConfig(experts=8, top_k=2, ffn=128), rope_theta=10_000.0, max_positions=256, init_std=0.05,
         ),
         compute=ComputeConfig(scan_layers=False),
-        rollout=RolloutConfig(slots=128, prompt_buckets=(48,), max_new_tokens=80, tokens_per_call=16, cache_bucket=32),
+        rollout=RolloutConfig(slots=128, prompt_buckets=(48,), max_new_tokens=64, tokens_per_call=16, cache_bucket=32),
         data=DataConfig(
             sources=(
-                _sums(2, 1, 200), _sums(3, 1, 3000), _sums(4, 1, 3000), _sums(2, 2, 3000), _sums(3, 2, 3000), _sums(5, 2, 3000), _sums(4, 3, 3000),
-                _words(3, 4, 2000), _words(5, 6, 2000), _words(7, 8, 2000),
+                ProceduralSource("products", (("min_digits", 1), ("max_digits", 1)), 100, "product_1x1"),
+                _sums(2, 1, 200), _sums(3, 1, 2000), _sums(4, 1, 2000), _sums(5, 1, 2000), _sums(6, 1, 500), _sums(3, 2, 500),
             ),
-            heldout_frac=0.2, eval_prompts=640, tokenizer=TOKENIZER,
+            heldout_frac=0.3, eval_prompts=520, tokenizer=TOKENIZER,
         ),
         rewards=RewardConfig(workers=1, timeout_s=5.0),
         sft=SFTConfig(
-            procedural=(("sum_2x1", 60), ("sum_3x1", 100), ("sum_4x1", 60), ("sum_2x2", 100), ("sum_3x2", 60), ("spell_3-4", 60), ("spell_5-6", 60)),
-            steps=400, batch=64, buckets=(64, 96, 128), micro_batch_tokens=8192, optim=OptimConfig(learning_rate=2e-3, warmup_steps=20, schedule="cosine"),
+            procedural=(("product_1x1", 70), ("sum_2x1", 140), ("sum_3x1", 1000), ("sum_4x1", 1000), ("sum_5x1", 600)),
+            answers=(
+                ("product_1x1", 70), ("sum_2x1", 140), ("sum_3x1", 1200), ("sum_4x1", 1200), ("sum_5x1", 1000), ("sum_6x1", 300), ("sum_3x2", 300),
+            ),
+            steps=1200, batch=36, buckets=(48, 96), micro_batch_tokens=4096,
+            optim=OptimConfig(learning_rate=2e-3, warmup_steps=20, schedule="cosine", weight_decay=0.1), save_every=300,
         ),
         rl=RLConfig(
-            steps=120, prompts_per_step=32, group_size=8, updates_per_rollout=2, replay="R3", buckets=(64, 96, 128), micro_batch_tokens=8192,
-            objective=ObjectiveConfig(name="espo"), optim=OptimConfig(learning_rate=1e-4, warmup_steps=5), save_every=20,
+            steps=80, prompts_per_step=32, group_size=8, updates_per_rollout=2, replay="R3", buckets=(48, 80, 112), micro_batch_tokens=8192,
+            objective=ObjectiveConfig(name="espo"), optim=OptimConfig(learning_rate=1e-4, warmup_steps=2), save_every=20,
         ),
         evaluation=EvalConfig(k=4),
     )  # fmt: skip

@@ -87,7 +87,8 @@ def sft_examples(config: RunConfig, tokenizer: Tokenizer) -> tuple[list[SFTExamp
 def _check_any(config: RunConfig, counts: Counter[str]) -> None:
     if not counts["examples"]:
         raise DataError(
-            f"no SFT examples are left of sft.files = {config.sft.files} and sft.procedural = {config.sft.procedural}: "
+            f"no SFT examples are left of sft.files = {config.sft.files}, sft.procedural = {config.sft.procedural} "
+            f"and sft.answers = {config.sft.answers}: "
             f"{counts['too_long']} are longer than sft.buckets[-1] = {config.sft.buckets[-1]} tokens, {counts['heldout']} ask a held-out question"
         )
     if counts["too_long"]:
@@ -110,21 +111,29 @@ def _from_files(paths: Iterable[str]) -> Iterator[tuple[str, str, Messages]]:
 
 
 def _procedural(config: RunConfig, pool: Sequence[Question]) -> Iterator[tuple[str, str, Messages]]:
-    """Worked solutions of the first training questions of each named label."""
+    """Worked solutions, then bare answers, of the first training questions of each named label."""
     datasets: dict[str, set[str]] = {}  # of each label; two sources may share one
     for source in config.data.sources:
         if isinstance(source, ProceduralSource):
             datasets.setdefault(source.label or source.dataset, set()).add(source.dataset)
-    for i, (label, wanted) in enumerate(config.sft.procedural):
-        where = f"sft.procedural[{i}] ({label!r})"
-        if label not in datasets:
-            raise DataError(f"{where}: no procedural data source has this label; labels: {', '.join(sorted(datasets)) or 'none'}")
-        unknown = datasets[label] - set(known_datasets())
-        if unknown:
-            raise DataError(f"{where}: no worked solutions for {', '.join(sorted(unknown))}; there are some for: {', '.join(known_datasets())}")
-        chosen = [question for question in pool if question.label == label and question.entry is not None and not question.heldout][:wanted]
-        if len(chosen) < wanted:
-            logger.warning("%s: only %d training questions are available, %d worked solutions were asked for", where, len(chosen), wanted)
-        for question in chosen:
-            source = config.data.sources[question.source]
-            yield where, label, [*question.messages, {"role": "assistant", "content": worked_solution(source.dataset, question.entry)}]
+    tag = config.rewards.answer_tag
+    for key, wanted_of in (("procedural", config.sft.procedural), ("answers", config.sft.answers)):
+        for i, (label, wanted) in enumerate(wanted_of):
+            where = f"sft.{key}[{i}] ({label!r})"
+            if label not in datasets:
+                raise DataError(f"{where}: no procedural data source has this label; labels: {', '.join(sorted(datasets)) or 'none'}")
+            unknown = datasets[label] - set(known_datasets())
+            if unknown and key == "procedural":
+                raise DataError(f"{where}: no worked solutions for {', '.join(sorted(unknown))}; there are some for: {', '.join(known_datasets())}")
+            for question in _first(pool, label, wanted, where):
+                bare = f"<{tag}>{question.answer}</{tag}>" if tag else question.answer
+                dataset = config.data.sources[question.source].dataset
+                solution = worked_solution(dataset, question.entry) if key == "procedural" else bare
+                yield where, label, [*question.messages, {"role": "assistant", "content": solution}]
+
+
+def _first(pool: Sequence[Question], label: str, wanted: int, where: str) -> list[Question]:
+    chosen = [question for question in pool if question.label == label and question.entry is not None and not question.heldout][:wanted]
+    if len(chosen) < wanted:
+        logger.warning("%s: only %d training questions are available, %d were asked for", where, len(chosen), wanted)
+    return chosen

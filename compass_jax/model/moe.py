@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.config import MoEConfig
-from compass_jax.model.grouped import layouts, padded_swiglu
+from compass_jax.model.grouped import sorted_swiglu
 from compass_jax.model.precision import at_least_float32
 
 
@@ -135,7 +135,7 @@ def moe_ffn(
     zero = jnp.zeros((), x.dtype)
     rows = jnp.where(dispatched, _permute(jnp.repeat(x, k, axis=0, total_repeat_length=n * k), order, inverse), zero)
     args = (rows, weights["gate"], weights["up"], weights["down"], sizes)
-    out = padded_swiglu(*args, layouts(n, k, experts)) if implementation == "padded" else ragged_swiglu(*args)
+    out = sorted_swiglu(*args, k) if implementation == "padded" else ragged_swiglu(*args)
     out = jnp.where(dispatched, out, zero)  # rows behind the last group are undefined in a ragged product
     out = _permute(out, inverse, order).reshape(n, k, -1)
     return jnp.einsum("nkd,nk->nd", out, gates.astype(x.dtype))

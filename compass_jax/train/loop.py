@@ -265,7 +265,13 @@ class RLTrainer:
                 "answer": group.prompt.answer,
                 "visit": group.prompt.visit,
                 "samples": [
-                    {"response": self.tokenizer.decode(r.response), "reward": s.reward, "outcome": s.outcome, "tokens": r.response_length, "truncated": r.truncated}
+                    {
+                        "response": self.tokenizer.decode(r.response),
+                        "reward": s.reward,
+                        "outcome": s.outcome,
+                        "tokens": r.response_length,
+                        "truncated": r.truncated,
+                    }
                     for r, s in zip(group.rollouts, group.scores, strict=True)
                 ],
             }
@@ -311,10 +317,13 @@ def _group_metrics(groups: list[Group]) -> dict[str, float]:
 def run_rl(config: RunConfig) -> dict[str, Any]:
     """Trains until `rl.steps`, resuming what the run directory holds; returns the last metrics and the evaluations."""
     config.validate_for_rl()
-    with RunDir(config.directory, config), StopSignal() as stop, Scorer(config.rewards, config.data) as scorer:
-        with Telemetry(config.directory, config.rl.steps, "rl") as telemetry:
-            trainer = RLTrainer(config, scorer, stop, telemetry)
-            return _run(trainer, config, telemetry, stop)
+    with (
+        RunDir(config.directory, config),
+        StopSignal() as stop,
+        Scorer(config.rewards, config.data) as scorer,
+        Telemetry(config.directory, config.rl.steps, "rl") as telemetry,
+    ):
+        return _run(RLTrainer(config, scorer, stop, telemetry), config, telemetry, stop)
 
 
 def _run(trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: StopSignal) -> dict[str, Any]:

@@ -14,12 +14,14 @@ from compass_jax.records import TrainState
 
 
 def learning_rate(config: OptimConfig, total_steps: int) -> optax.Schedule:
-    """Linear warm-up from 0, then constant, or cosine decay to 0 at `total_steps` updates."""
+    """Linear warm-up over `warmup_steps` updates (the first already moves), then constant, or cosine decay to 0 at `total_steps` updates."""
     after = max(total_steps - config.warmup_steps, 1)
-    main = optax.constant_schedule(config.learning_rate) if config.schedule == "constant" else optax.cosine_decay_schedule(config.learning_rate, after)
+    peak = config.learning_rate
+    main = optax.constant_schedule(peak) if config.schedule == "constant" else optax.cosine_decay_schedule(peak, after)
     if not config.warmup_steps:
         return main
-    return optax.join_schedules([optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps), main], [config.warmup_steps])
+    first = config.learning_rate / (config.warmup_steps + 1)
+    return optax.join_schedules([optax.linear_schedule(first, config.learning_rate, config.warmup_steps), main], [config.warmup_steps])
 
 
 def make_optimizer(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compass_jax.config import MoEConfig
-from compass_jax.model.grouped import Layout, layouts, padded_swiglu
+from compass_jax.model.grouped import heights, looped_swiglu, padded_swiglu, sorted_swiglu
 from compass_jax.model.moe import check_routes, moe_ffn, read_routes, route, routing_dtype, unset_id
 
 CONFIG = MoEConfig(experts=5, top_k=2, ffn=7)
@@ -209,21 +209,11 @@ def test_garbage_in_masked_tokens_reaches_nobody(implementation):
 # --- layouts of the padded grouped matmul ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 2), (19, 2, 5), (512, 2, 8), (600, 2, 8), (4096, 8, 128), (7, 4, 4), (5000, 1, 2)])
-def test_layouts_increase_and_the_last_one_holds_any_load(tokens, top_k, experts):
-    *single, last = layouts(tokens, top_k, experts)
-    heights = [layout.height for layout in single]
-    assert heights == sorted(set(heights)) and all(layout.blocks is None for layout in single) and all(h < tokens for h in heights)
-    if tokens * experts <= 4096:
-        assert last == Layout(tokens)  # an expert gets a token once
-        return
-    rows, rng = tokens * top_k, np.random.default_rng(0)
-    for _ in range(50):  # loads of every shape: the blocks suffice
-        sizes = rng.multinomial(rows, rng.dirichlet(np.full(experts, 0.05)))
-        assert np.sum(-(-sizes // last.height)) <= last.blocks
-    one_over = np.full(experts, 1)
-    one_over[0] = rows - experts + 1
-    assert np.sum(-(-one_over // last.height)) <= last.blocks
+@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 2), (19, 2, 5), (512, 2, 8), (600, 2, 8), (64, 8, 128), (7, 4, 4), (64, 4, 16)])
+def test_heights_increase_and_the_last_one_holds_any_load(tokens, top_k, experts):
+    *lower, last = heights(tokens, top_k, experts)
+    assert last == tokens  # an expert gets a token once
+    assert lower == sorted(set(lower)) and all(0 < h < tokens for h in lower)
 
 
 def numpy_swiglu(rows, weights, sizes, g):
@@ -245,16 +235,16 @@ def numpy_swiglu(rows, weights, sizes, g):
     return out, d_rows, d
 
 
-@partial(jax.jit, static_argnums=5)
-def swiglu_and_pullback(rows, weights, sizes, g, held, choices):
-    out, pullback = jax.vjp(lambda r, w: padded_swiglu(r, w["gate"], w["up"], w["down"], sizes, choices), rows, weights)
+@partial(jax.jit, static_argnums=(0,))
+def swiglu_and_pullback(grouped, rows, weights, sizes, g, held):
+    out, pullback = jax.vjp(lambda r, w: grouped(r, w["gate"], w["up"], w["down"], sizes), rows, weights)
     zero = jnp.zeros((), rows.dtype)
     d_rows, d_weights = pullback(jnp.where(held, g, zero))  # moe_ffn masks the cotangent of rows past the last group in the same way
     return jnp.where(held, out, zero), jnp.where(held, d_rows, zero), d_weights
 
 
-def loads(tokens, top_k, experts):
-    """(name, sizes): the fullest group exactly at each height, one above it, and the extremes."""
+def loads(tokens, top_k, experts, edges):
+    """(name, sizes): the fullest group exactly at each edge, one above it, and the extremes."""
     rows, rng = tokens * top_k, np.random.default_rng(3)
 
     def fullest(height):
@@ -262,8 +252,8 @@ def loads(tokens, top_k, experts):
         return np.concatenate([[height], np.minimum(rest, height)])[rng.permutation(experts)]
 
     cases = []
-    for layout in layouts(tokens, top_k, experts)[:-1]:
-        cases += [(f"at_{layout.height}", fullest(layout.height)), (f"above_{layout.height}", fullest(layout.height + 1))]
+    for edge in edges:
+        cases += [(f"at_{edge}", fullest(edge)), (f"above_{edge}", fullest(edge + 1))]
     last = np.zeros(experts, int)
     last[-top_k:] = tokens
     first = np.zeros(experts, int)
@@ -271,16 +261,34 @@ def loads(tokens, top_k, experts):
     return [*cases, ("all_on_the_last", last), ("first_alone", first), ("one_row_each", np.ones(experts, int)), ("nothing", np.zeros(experts, int))]
 
 
-@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(40, 2, 8), (300, 2, 16), (700, 1, 6)])
-def test_every_layout_gives_the_values_and_gradients_of_a_dense_reference(x64, tokens, top_k, experts):
-    """Few rows (the last layout is one tall block per expert) and many (blocks with copies of their expert's weights); empty groups, masked tails."""
-    choices, m, rng = layouts(tokens, top_k, experts), tokens * top_k, np.random.default_rng(1)
+def check_grouped(grouped, tokens, top_k, experts, edges):
+    m, rng = tokens * top_k, np.random.default_rng(1)
     weights = {name: rng.standard_normal(shape) for name, shape in {"gate": (experts, 3, 4), "up": (experts, 3, 4), "down": (experts, 4, 3)}.items()}
-    used = set()
-    for name, sizes in loads(tokens, top_k, experts):
-        used.add(next((i for i, layout in enumerate(choices[:-1]) if sizes.max() <= layout.height), len(choices) - 1))
+    for name, sizes in loads(tokens, top_k, experts, edges):
         rows, g, held = rng.standard_normal((m, 3)), rng.standard_normal((m, 3)), np.arange(m) < sizes.sum()
         expected = numpy_swiglu(rows, weights, sizes, g)
-        found = swiglu_and_pullback(rows, weights, jnp.asarray(sizes, jnp.int32), g, held[:, None], choices)
+        found = swiglu_and_pullback(grouped, jnp.asarray(rows), weights, jnp.asarray(sizes, jnp.int32), jnp.asarray(g), jnp.asarray(held[:, None]))
         jax.tree.map(lambda a, b, name=name: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10, err_msg=name), found, expected)
-    assert used == set(range(len(choices)))
+
+
+@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(40, 2, 8), (100, 1, 6)])
+def test_every_height_gives_the_values_and_gradients_of_a_dense_reference(x64, tokens, top_k, experts):
+    """One block per expert at every height; empty groups, masked tails."""
+    choices = heights(tokens, top_k, experts)
+    assert len(choices) > 3
+    check_grouped(lambda *args: padded_swiglu(*args, choices), tokens, top_k, experts, choices[:-1])
+
+
+@pytest.mark.parametrize(("tokens", "top_k", "experts", "height"), [(300, 2, 16, 16), (700, 1, 6, 32), (40, 2, 8, 128)])
+def test_the_loop_over_blocks_gives_the_values_and_gradients_of_a_dense_reference(x64, tokens, top_k, experts, height):
+    """Blocks that end exactly at a group's end and one row behind it, groups of many blocks, blocks longer than all rows."""
+    edges = [e for e in (height, 2 * height) if e + 1 < tokens]
+    check_grouped(lambda *args: looped_swiglu(*args, height), tokens, top_k, experts, edges)
+
+
+def test_both_forms_are_used():
+    """Few rows take the padded blocks, many the loop: seen in the program that is made."""
+    for tokens, few in ((64, True), (2048, False)):
+        rows, w, sizes = jnp.zeros((tokens * 2, 4)), jnp.zeros((16, 4, 4)), jnp.zeros(16, jnp.int32)
+        program = str(jax.make_jaxpr(lambda r, w, s: sorted_swiglu(r, w, w, w, s, 2))(rows, w, sizes))
+        assert ("cond[" in program) is few and ("while[" in program) is not few

@@ -1,0 +1,140 @@
+"""The main job on this machine, offline: SFT -> evaluation -> RL -> evaluation -> Hugging Face export -> answers from the export."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from compass_jax.cli import load_config
+from compass_jax.config import RunConfig
+from compass_jax.data.prompts import heldout_prompts
+from compass_jax.evaluate import Evaluation, answers, evaluate
+from compass_jax.records import Prompt
+from compass_jax.report import plot_curves, read_metrics, summary_table
+from compass_jax.rewards.score import Scorer
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.sampling import Sampler
+from compass_jax.rundir import write_atomically
+from compass_jax.train.loop import run_rl
+from compass_jax.train.session import load_tokenizer
+from compass_jax.train.sft import run_sft
+from compass_jax.weights.handover import hand_over
+from compass_jax.weights.hf import export_hf, init_or_load
+
+CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tiny_reasoning_cpu.py"
+
+
+def run_demo(out: str = "runs/demo", seed: int = 0, steps: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Runs everything into `out` and returns what it writes to `out`/summary.json. An interrupted demo continues where it was.
+
+    steps: (SFT, RL) updates instead of the configuration's, for a quick look.
+    """
+    started, console, folder = time.perf_counter(), Console(soft_wrap=True), Path(out)
+    sft, rl = demo_configs(folder, seed, steps)
+    before = _spent(folder)
+    console.rule("1/4 cold start: supervised fine-tuning on short answers and a few worked solutions")
+    if run_sft(sft)["stopped"]:
+        return {"stopped": True}
+    first = evaluate_weights(rl, sft.directory)
+    console.print(f"held-out: avg@{first.k} {first.avg_at_k:.3f}, greedy {first.greedy:.3f} on {first.prompts} prompts")
+    console.rule("2/4 reinforcement learning: ESPO, router replay R3, RL-ZVP for uniform groups")
+    trained = run_rl(rl)
+    if trained["stopped"]:
+        return {"stopped": True}
+    last: Evaluation = trained["evaluation"]
+    console.rule("3/4 export to Hugging Face format")
+    shutil.copytree(rl.data.tokenizer, Path(rl.directory) / "tokenizer", dirs_exist_ok=True)
+    exported = export_hf(rl.directory, folder / "hf", replace=True)
+    console.print(f"exported: {exported}", highlight=False)
+    console.rule("4/4 three held-out prompts, answered by the exported folder")
+    shown = answer_from(rl, str(exported), 3)
+    for prompt, text, reward in shown:
+        console.print(f"[bold]{prompt.question}[/]  (reference {prompt.answer}, reward {reward:g})\n{text}\n", highlight=False)
+    picture = folder / "curves.png"
+    plot_curves(Path(rl.directory) / "metrics.jsonl", picture, "rl", "compass demo: RL")
+    seconds = before + time.perf_counter() - started
+    summary = summarise(first, last, seconds, exported, rl)
+    write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    console.print(summary_table(difficulty_rows(first, last), title="accuracy on held-out prompts, by difficulty"))
+    console.print(f"curves: {picture}\nsummary: {folder / 'summary.json'}\nwall time: {seconds / 60:.1f} min", highlight=False)
+    return summary
+
+
+def demo_configs(folder: Path, seed: int, steps: tuple[int, int] | None = None) -> tuple[RunConfig, RunConfig]:
+    """The SFT run and the RL run that starts from it."""
+    config = dataclasses.replace(load_config(str(CONFIG)), seed=seed)
+    if steps is not None:
+        sft, rl = dataclasses.replace(config.sft, steps=steps[0]), dataclasses.replace(config.rl, steps=steps[1])
+        config = dataclasses.replace(config, sft=sft, rl=rl)
+    first = dataclasses.replace(config, run_dir=str(folder / "sft"))
+    return first, dataclasses.replace(config, run_dir=str(folder / "rl"), init_from=first.run_dir)
+
+
+def _decoder(config: RunConfig, weights: str):
+    """Engine, decoding parameters and tokenizer for weights of a run directory or Hugging Face folder."""
+    tokenizer = load_tokenizer(config)
+    params = init_or_load(dataclasses.replace(config, init_from=weights), jax.random.key(config.seed))
+    decode, _ = hand_over(params, config.compute.dtype)
+    return Engine(config.model, config.compute, config.rollout, tokenizer.eos_id), decode, tokenizer
+
+
+def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:
+    """Held-out accuracy of the weights in a run directory or Hugging Face folder."""
+    engine, decode, tokenizer = _decoder(config, weights)
+    with Scorer(config.rewards, config.data) as scorer:
+        return evaluate(engine, decode, heldout_prompts(config.data, tokenizer, config.seed), tokenizer, scorer, config)
+
+
+def answer_from(config: RunConfig, weights: str, count: int) -> list[tuple[Prompt, str, float]]:
+    """Greedy answers to `count` held-out prompts, spread over the difficulties, with their rewards."""
+    engine, decode, tokenizer = _decoder(config, weights)
+    prompts = heldout_prompts(config.data, tokenizer, config.seed)
+    chosen = prompts[:: max(1, len(prompts) // count)][:count]
+    with Scorer(config.rewards, config.data) as scorer:
+        rollouts, scores = answers(engine, decode, chosen, tokenizer, scorer, samples=1, sampler=Sampler(0.0), seed=config.seed)
+    return [(p, tokenizer.decode(r[0].response), s[0].reward) for p, r, s in zip(chosen, rollouts, scores, strict=True)]
+
+
+def summarise(first: Evaluation, last: Evaluation, seconds: float, exported: Path, rl: RunConfig) -> dict[str, Any]:
+    """What summary.json holds: the first keys are the ones to quote."""
+    series = read_metrics(Path(rl.directory) / "metrics.jsonl", "rl")
+    at_first_step = {name.split("/")[-1]: float(series[name][1][0]) for name in ("zero_variance/rate_all_right", "zero_variance/rate_all_wrong")}
+    return {
+        f"sft_avg_at_{first.k}": first.avg_at_k,
+        f"rl_avg_at_{last.k}": last.avg_at_k,
+        "sft_greedy": first.greedy,
+        "rl_greedy": last.greedy,
+        f"sft_pass_at_{first.k}": first.pass_at_k,
+        f"rl_pass_at_{last.k}": last.pass_at_k,
+        "heldout_prompts": last.prompts,
+        "wall_s": seconds,
+        "hf_dir": str(exported),
+        "seed": rl.seed,
+        "rl_steps": rl.rl.steps,
+        "first_step": at_first_step,
+        "by_difficulty": {row["task"]: {k: v for k, v in row.items() if k != "task"} for row in difficulty_rows(first, last)},
+    }
+
+
+def difficulty_rows(first: Evaluation, last: Evaluation) -> list[dict[str, Any]]:
+    """One row per label, and one for all prompts."""
+    rows = []
+    for label, (count, sampled, greedy) in first.labels.items():
+        after = last.labels[label]
+        rows.append({"task": label, "prompts": count, "SFT avg@4": sampled, "RL avg@4": after[1], "SFT greedy": greedy, "RL greedy": after[2]})
+    total = {"task": "all", "prompts": first.prompts, "SFT avg@4": first.avg_at_k, "RL avg@4": last.avg_at_k}
+    return [*rows, {**total, "SFT greedy": first.greedy, "RL greedy": last.greedy}]
+
+
+def _spent(folder: Path) -> float:
+    """Seconds that an earlier, interrupted demo in this folder took: from its first file until its last."""
+    files = [p.stat().st_mtime for p in folder.rglob("metrics.jsonl")]
+    starts = [p.stat().st_mtime for p in folder.rglob("config.json")]
+    return max(0.0, max(files) - min(starts)) if files and starts else 0.0
