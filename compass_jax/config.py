@@ -155,8 +155,10 @@ class ProceduralSource:
     size: int = 1000  # distinct items drawn before splitting
     label: str = ""  # name in the accuracy table; empty: the dataset's name
     instruction: str = ""  # put before the question; empty: none
+    repeat: int = 1  # rollouts of each prompt per pass over the training prompts
 
     def validate(self, key: str) -> None:
+        _check(self.repeat >= 1, f"{key}.repeat = {self.repeat}: must be at least 1")
         _check(bool(self.dataset), f"{key}.dataset is empty: name a reasoning-gym dataset")
         _check(self.size >= 1, f"{key}.size = {self.size}: must be positive")
 
@@ -169,8 +171,10 @@ class FileSource:
     prompt_field: str = "prompt"
     answer_field: str = "answer"
     label: str = ""
+    repeat: int = 1  # as in ProceduralSource
 
     def validate(self, key: str) -> None:
+        _check(self.repeat >= 1, f"{key}.repeat = {self.repeat}: must be at least 1")
         _check(self.path.endswith((".jsonl", ".parquet")), f"{key}.path = {self.path!r}: must end in .jsonl or .parquet")
 
 

@@ -9,24 +9,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
 from rich.console import Console
 
 from compass_jax.cli import load_config
 from compass_jax.config import RunConfig
 from compass_jax.data.prompts import heldout_prompts
-from compass_jax.evaluate import Evaluation, answers, evaluate
+from compass_jax.evaluate import Evaluation, answers, decoder_of, evaluate_weights
 from compass_jax.records import Prompt
 from compass_jax.report import plot_curves, read_metrics, summary_table
 from compass_jax.rewards.score import Scorer
-from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Sampler
 from compass_jax.rundir import write_atomically
 from compass_jax.train.loop import run_rl
-from compass_jax.train.session import load_tokenizer
 from compass_jax.train.sft import run_sft
-from compass_jax.weights.handover import hand_over
-from compass_jax.weights.hf import export_hf, init_or_load
+from compass_jax.weights.hf import export_hf
 
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tiny_reasoning_cpu.py"
 
@@ -77,24 +73,9 @@ def demo_configs(folder: Path, seed: int, steps: tuple[int, int] | None = None) 
     return first, dataclasses.replace(config, run_dir=str(folder / "rl"), init_from=first.run_dir)
 
 
-def _decoder(config: RunConfig, weights: str):
-    """Engine, decoding parameters and tokenizer for weights of a run directory or Hugging Face folder."""
-    tokenizer = load_tokenizer(config)
-    params = init_or_load(dataclasses.replace(config, init_from=weights), jax.random.key(config.seed))
-    decode, _ = hand_over(params, config.compute.dtype)
-    return Engine(config.model, config.compute, config.rollout, tokenizer.eos_id), decode, tokenizer
-
-
-def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:
-    """Held-out accuracy of the weights in a run directory or Hugging Face folder."""
-    engine, decode, tokenizer = _decoder(config, weights)
-    with Scorer(config.rewards, config.data) as scorer:
-        return evaluate(engine, decode, heldout_prompts(config.data, tokenizer, config.seed), tokenizer, scorer, config)
-
-
 def answer_from(config: RunConfig, weights: str, count: int) -> list[tuple[Prompt, str, float]]:
     """Greedy answers to `count` held-out prompts, spread over the difficulties, with their rewards."""
-    engine, decode, tokenizer = _decoder(config, weights)
+    engine, decode, tokenizer = decoder_of(config, weights)
     prompts = heldout_prompts(config.data, tokenizer, config.seed)
     chosen = prompts[:: max(1, len(prompts) // count)][:count]
     with Scorer(config.rewards, config.data) as scorer:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
+from rich.console import Console
 
-from compass_jax.config import RunConfig
+from compass_jax.config import ConfigError, RunConfig
+from compass_jax.data.prompts import check_lengths, heldout_prompts
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.records import Prompt, Rollout, Score
+from compass_jax.report import summary_table
 from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
+from compass_jax.train.session import load_tokenizer
+from compass_jax.weights.handover import hand_over
+from compass_jax.weights.hf import init_or_load
 
 
 @dataclass(frozen=True)
@@ -72,3 +80,34 @@ def evaluate(engine: Engine, params: Any, prompts: Sequence[Prompt], tokenizer: 
         labels[label] = (int(here.sum()), mean(right[here], known[here]), mean(best[here], best_known[here]))
     unknown = int((~known).sum() + (~best_known).sum())
     return Evaluation(e.k, len(prompts), mean(right, known), mean(right.any(1), known.any(1)), mean(best, best_known), unknown, labels)
+
+
+def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]:
+    """Engine, decoding parameters and tokenizer for the weights of a run directory, a checkpoint or a Hugging Face folder."""
+    tokenizer = load_tokenizer(config)
+    params = init_or_load(dataclasses.replace(config, init_from=weights), jax.random.key(config.seed))
+    decode, _ = hand_over(params, config.compute.dtype)
+    return Engine(config.model, config.compute, config.rollout, tokenizer.eos_id), decode, tokenizer
+
+
+def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:
+    """Held-out accuracy of the weights of a run directory, a checkpoint or a Hugging Face folder."""
+    config.validate()
+    if not config.data.eval_prompts:
+        raise ConfigError("data.eval_prompts = 0: there are no held-out prompts to evaluate on")
+    engine, decode, tokenizer = decoder_of(config, weights)
+    prompts = heldout_prompts(config.data, tokenizer, config.seed)
+    check_lengths(prompts, config.rollout.prompt_buckets[-1])
+    with Scorer(config.rewards, config.data) as scorer:
+        return evaluate(engine, decode, prompts, tokenizer, scorer, config)
+
+
+def run_eval(config: RunConfig, checkpoint: str) -> dict[str, Any]:
+    """`compass eval`: prints the accuracies by label and returns them as a dict."""
+    found = evaluate_weights(config, checkpoint)
+    rows = [{"task": name, "prompts": n, f"avg@{found.k}": avg, "greedy": best} for name, (n, avg, best) in found.labels.items()]
+    rows.append({"task": "all", "prompts": found.prompts, f"avg@{found.k}": found.avg_at_k, "greedy": found.greedy})
+    console = Console(soft_wrap=True)
+    console.print(summary_table(rows, title=f"{checkpoint}: accuracy on held-out prompts"))
+    console.print(f"pass@{found.k} {found.pass_at_k:.4g}; scores left out because the check failed: {found.unknown}")
+    return dataclasses.asdict(found)

@@ -28,10 +28,10 @@ from compass_jax.config import (
 TOKENIZER = str(Path(__file__).resolve().parent / "tiny_tokenizer")
 
 
-def _sums(terms: int, digits: int, size: int) -> ProceduralSource:
+def _sums(terms: int, digits: int, size: int, repeat: int = 1) -> ProceduralSource:
     """Sums and differences of `terms` numbers of `digits` digits: from too easy (2x1) to too hard (3x2)."""
     options = (("min_terms", terms), ("max_terms", terms), ("min_digits", digits), ("max_digits", digits))
-    return ProceduralSource("chain_sum", options, size, f"sum_{terms}x{digits}")
+    return ProceduralSource("chain_sum", options, size, f"sum_{terms}x{digits}", repeat=repeat)
 
 
 def tiny_reasoning_cpu() -> RunConfig:
@@ -46,18 +46,16 @@ def tiny_reasoning_cpu() -> RunConfig:
         rollout=RolloutConfig(slots=128, prompt_buckets=(48,), max_new_tokens=64, tokens_per_call=16, cache_bucket=32),
         data=DataConfig(
             sources=(
-                ProceduralSource("products", (("min_digits", 1), ("max_digits", 1)), 100, "product_1x1"),
-                _sums(2, 1, 200), _sums(3, 1, 2000), _sums(4, 1, 2000), _sums(5, 1, 2000), _sums(6, 1, 500), _sums(3, 2, 500),
+                ProceduralSource("products", (("min_digits", 1), ("max_digits", 1)), 100, "product_1x1", repeat=4),
+                _sums(2, 1, 200, repeat=4), _sums(3, 1, 1800), _sums(4, 1, 1500), _sums(5, 1, 1000), _sums(6, 1, 400), _sums(3, 2, 400),
             ),
             heldout_frac=0.3, eval_prompts=520, tokenizer=TOKENIZER,
         ),
         rewards=RewardConfig(workers=1, timeout_s=5.0),
         sft=SFTConfig(
-            procedural=(("product_1x1", 70), ("sum_2x1", 140), ("sum_3x1", 1000), ("sum_4x1", 1000), ("sum_5x1", 600)),
-            answers=(
-                ("product_1x1", 70), ("sum_2x1", 140), ("sum_3x1", 1200), ("sum_4x1", 1200), ("sum_5x1", 1000), ("sum_6x1", 300), ("sum_3x2", 300),
-            ),
-            steps=1200, batch=36, buckets=(48, 96), micro_batch_tokens=4096,
+            procedural=(("product_1x1", 60), ("sum_2x1", 120), ("sum_3x1", 1000), ("sum_4x1", 900), ("sum_5x1", 500)),
+            answers=(("sum_3x1", 1150), ("sum_4x1", 1000), ("sum_5x1", 650), ("sum_6x1", 250), ("sum_3x2", 250)),
+            steps=1000, batch=36, buckets=(48, 96), micro_batch_tokens=4096,
             optim=OptimConfig(learning_rate=2e-3, warmup_steps=20, schedule="cosine", weight_decay=0.1), save_every=300,
         ),
         rl=RLConfig(

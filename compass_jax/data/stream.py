@@ -63,12 +63,17 @@ class ShuffledStream(Generic[T]):
         self._position = int(state["position"])
 
 
-class PromptStream(ShuffledStream[Prompt]):
-    """Training prompts in a shuffled order; `visit` of each counts its earlier passes."""
+class PromptStream(ShuffledStream[tuple[Prompt, int, int]]):
+    """Training prompts in a shuffled order; `visit` of each counts its earlier rollouts.
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int):
-        super().__init__(prompts, (f"{prompt.id} {prompt.tokens.tolist()} {prompt.answer}" for prompt in prompts), seed)
+    repeats: how often a prompt of each data source comes in one pass (by source index; None: once). Every repeat is a visit
+    of its own, so that it draws samples of its own.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int, repeats: Sequence[int] | None = None):
+        items = [(p, copy, n) for p in prompts for n in (1 if repeats is None else repeats[p.source],) for copy in range(n)]
+        super().__init__(items, (f"{p.id} {p.tokens.tolist()} {p.answer}" for p, _, _ in items), seed)
 
     def next_batch(self, n: int) -> list[Prompt]:
         """The next `n` prompts, each at its visit."""
-        return [prompt.at_visit(visit) for prompt, visit in self.take(n)]
+        return [prompt.at_visit(visit * copies + copy) for (prompt, copy, copies), visit in self.take(n)]

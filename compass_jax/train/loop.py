@@ -61,7 +61,7 @@ class RLTrainer:
         check_lengths(prompts, config.rollout.prompt_buckets[-1])
         self.heldout = heldout_prompts(config.data, self.tokenizer, config.seed) if config.data.eval_prompts else []
         check_lengths(self.heldout, config.rollout.prompt_buckets[-1])
-        self.stream = PromptStream(prompts, config.seed)
+        self.stream = PromptStream(prompts, config.seed, [source.repeat for source in config.data.sources])
         self.history: dict[str, list[float]] = {}  # prompt id -> [rollouts scored, sum of rewards, sum of response tokens, last group's mean reward]
         self.done_steps = 0
         self.total_updates = self.rl.steps * self.rl.updates_per_rollout * self.rl.epochs

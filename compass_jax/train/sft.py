@@ -68,6 +68,7 @@ class SFTTrainer:
             check_divergence(int(self.state.bad_steps), self.sft.optim.max_bad_steps, self.config.directory)
             self.done_steps += 1
             metrics = {name: float(x) for name, x in jax.device_get({**finalize_diagnostics(found), **applied}).items()}
+            metrics["sft/loss"] = metrics.pop("loss")
             tokens = sum(len(e.tokens) for e in examples)
             yield self.done_steps, {**metrics, "train/tokens_per_s": tokens / (time.perf_counter() - started), "epoch": self.stream.epoch}
 

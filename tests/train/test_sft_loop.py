@@ -41,7 +41,7 @@ def undisturbed(tmp_path_factory, compile_once):
 def test_a_run_learns_and_reports(undisturbed):
     directory, result = undisturbed
     found = numbers(directory)
-    assert len(found) == 8 and found[0]["loss"] > 3 and found[-1]["loss"] < 0.6 * found[0]["loss"]
+    assert len(found) == 8 and found[0]["sft/loss"] > 3 and found[-1]["sft/loss"] < 0.6 * found[0]["sft/loss"]
     assert all(m["grad_norm"] > 0 and m["lr"] == pytest.approx(1e-2) and m["moe/load_max_over_mean"] >= 1 for m in found)
     assert [m["epoch"] for m in found] == pytest.approx([8 * (n + 1) / result["data"]["examples"] for n in range(8)])
     assert result["steps"] == 8 and not result["stopped"] and checkpoint.latest(directory) == 8
