@@ -59,8 +59,8 @@ def tiny_reasoning_cpu() -> RunConfig:
             optim=OptimConfig(learning_rate=2e-3, warmup_steps=20, schedule="cosine", weight_decay=0.1), save_every=300,
         ),
         rl=RLConfig(
-            steps=80, prompts_per_step=32, group_size=8, updates_per_rollout=2, replay="R3", buckets=(48, 80, 112), micro_batch_tokens=8192,
-            objective=ObjectiveConfig(name="espo"), optim=OptimConfig(learning_rate=1e-4, warmup_steps=2), save_every=20,
+            steps=150, prompts_per_step=32, group_size=8, updates_per_rollout=2, replay="R3", buckets=(48, 80, 112), micro_batch_tokens=8192,
+            objective=ObjectiveConfig(name="espo"), optim=OptimConfig(learning_rate=1.5e-4, warmup_steps=2), save_every=50,
         ),
         evaluation=EvalConfig(k=4),
     )  # fmt: skip
