@@ -7,7 +7,6 @@ The classes below the model are plain data and hashable where a jitted function 
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -99,21 +98,6 @@ class ComputeConfig:
 
     def validate(self) -> None:
         _check(self.logprob_chunk >= 1, f"compute.logprob_chunk = {self.logprob_chunk}: must be positive")
-
-
-@dataclass(frozen=True)
-class MeshConfig:
-    """Sizes of the mesh axes; their product is the number of devices. -1 takes what is left."""
-
-    data: int = 1
-    fsdp: int = 1
-    expert: int = 1
-    tensor: int = 1
-
-    def validate(self) -> None:
-        sizes = dataclasses.astuple(self)
-        _check(sum(s == -1 for s in sizes) <= 1, f"mesh = {sizes}: at most one axis may be -1")
-        _check(all(s == -1 or s >= 1 for s in sizes), f"mesh = {sizes}: sizes are positive, or -1 once")
 
 
 @dataclass(frozen=True)
@@ -362,7 +346,6 @@ class RunConfig:
     seed: int = 0
     init_from: str = ""
     compute: ComputeConfig = field(default_factory=ComputeConfig)
-    mesh: MeshConfig = field(default_factory=MeshConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     data: DataConfig = field(default_factory=DataConfig)
     rewards: RewardConfig = field(default_factory=RewardConfig)
@@ -381,7 +364,7 @@ class RunConfig:
         _check(bool(self.name), "name is empty: give the run a name")
         _check(0 <= self.seed < 2**32, f"seed = {self.seed}: must be in [0, 2**32)")
         _check(self.keep_checkpoints >= 1, f"keep_checkpoints = {self.keep_checkpoints}: must be at least 1")
-        for part in (self.model, self.compute, self.mesh, self.rollout, self.data, self.rewards, self.sft, self.rl, self.evaluation):
+        for part in (self.model, self.compute, self.rollout, self.data, self.rewards, self.sft, self.rl, self.evaluation):
             part.validate()
         _check(
             self.rollout.max_length <= self.model.max_positions,
