@@ -139,7 +139,7 @@ class ProceduralSource:
     size: int = 1000  # distinct items drawn before splitting
     label: str = ""  # name in the accuracy table; empty: the dataset's name
     instruction: str = ""  # put before the question; empty: none
-    repeat: int = 1  # rollouts of each prompt per pass over the training prompts
+    repeat: int = 1  # times that each of its prompts, and SFT examples, comes in one pass over the training data
 
     def validate(self, key: str) -> None:
         _check(self.repeat >= 1, f"{key}.repeat = {self.repeat}: must be at least 1")

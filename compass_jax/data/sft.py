@@ -56,13 +56,14 @@ def sft_examples(config: RunConfig, tokenizer: Tokenizer) -> tuple[list[SFTExamp
     """The examples of `config.sft` and what was counted on the way.
 
     Counts: examples, duplicates, too_long, heldout (the last three are left out), tokens, assistant_tokens,
-    and "from/<label>" for each label. Raises DataError for a file or label that cannot be used, or if nothing is left.
+    and "from/<label>" for each label, before a source's `repeat`. Raises DataError for a file or label that cannot be used, or if nothing is left.
     """
     pool = questions(config.data, config.seed)
     asked = {key for question in pool if question.heldout for key in (normalised(question.text), normalised(question.messages[-1]["content"]))}
     counts: Counter[str] = Counter(duplicates=0, too_long=0, heldout=0)
     seen: set[str] = set()
     examples: list[SFTExample] = []
+    repeats = {s.label or s.dataset: s.repeat for s in config.data.sources if isinstance(s, ProceduralSource)}
     for where, label, messages in (*_from_files(config.sft.files), *_procedural(config, pool)):
         if any(message["role"] == "user" and normalised(message["content"]) in asked for message in messages):
             counts["heldout"] += 1
@@ -76,7 +77,7 @@ def sft_examples(config: RunConfig, tokenizer: Tokenizer) -> tuple[list[SFTExamp
         elif len(example.tokens) > config.sft.buckets[-1]:
             counts["too_long"] += 1
         else:
-            examples.append(example)
+            examples += [example] * repeats.get(label, 1)
             counts[f"from/{label}"] += 1
         seen.add(example.key)
     counts.update(examples=len(examples), tokens=sum(len(e.tokens) for e in examples), assistant_tokens=sum(int(e.mask.sum()) for e in examples))
