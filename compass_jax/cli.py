@@ -167,6 +167,14 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
+def _report_if_done(config: RunConfig, result: dict[str, Any] | None) -> None:
+    """The table and the curves of a run that reached its end."""
+    if result and not result["stopped"]:
+        from compass_jax.report import run_report
+
+        run_report(config.directory)
+
+
 def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.config is None or args.config.startswith("-"):
         args.usage.print_help()
@@ -179,11 +187,11 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.command == "sft":
         from compass_jax.train.sft import run_sft
 
-        run_sft(config)
+        _report_if_done(config, run_sft(config))
     elif args.command == "train":
         from compass_jax.train.loop import run_rl
 
-        run_rl(config)
+        _report_if_done(config, run_rl(config))
     else:
         if args.checkpoint is None:
             raise ConfigError("--checkpoint DIR is missing: which checkpoint is to be evaluated?")

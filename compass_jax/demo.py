@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,6 @@ def run_demo(out: str = "runs/demo", seed: int = 0, steps: tuple[int, int] | Non
         return {"stopped": True}
     last: Evaluation = trained["evaluation"]
     console.rule("3/4 export to Hugging Face format")
-    shutil.copytree(rl.data.tokenizer, Path(rl.directory) / "tokenizer", dirs_exist_ok=True)
     exported = export_hf(rl.directory, folder / "hf", replace=True)
     console.print(f"exported: {exported}", highlight=False)
     console.rule("4/4 three held-out prompts, answered by the exported folder")

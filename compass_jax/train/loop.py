@@ -35,7 +35,7 @@ from compass_jax.rundir import RunDir
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import optim, step
 from compass_jax.train.batch import StepArrays, assemble, from_arrays, micro_batch, put_routing, store_rows, to_arrays
-from compass_jax.train.session import StopSignal, check_divergence, load_tokenizer
+from compass_jax.train.session import StopSignal, carry_tokenizer, check_divergence, load_tokenizer
 from compass_jax.weights import checkpoint
 from compass_jax.weights.handover import hand_over
 from compass_jax.weights.hf import init_or_load
@@ -323,19 +323,21 @@ def run_rl(config: RunConfig) -> dict[str, Any]:
         Scorer(config.rewards, config.data) as scorer,
         Telemetry(config.directory, config.rl.steps, "rl") as telemetry,
     ):
-        return _run(RLTrainer(config, scorer, stop, telemetry), config, telemetry, stop)
+        trainer = RLTrainer(config, scorer, stop, telemetry)
+        carry_tokenizer(config)
+        return _run(trainer, config, telemetry, stop)
 
 
 def _run(trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: StopSignal) -> dict[str, Any]:
-    saved, last = trainer.done_steps, {}
+    saved, last, result = trainer.done_steps, {}, None
     try:
-        for number, metrics in trainer.steps():
-            last = metrics
-            if config.rl.eval_every and trainer.heldout and number % config.rl.eval_every == 0 and number < config.rl.steps:
-                metrics |= trainer.evaluate().metrics()
-            telemetry.log(number, metrics)
-            due = config.rl.save_every and number % config.rl.save_every == 0
-            if due or stop.requested or number == config.rl.steps:
+        for number, last in trainer.steps():
+            final = number == config.rl.steps
+            if trainer.heldout and (final or (config.rl.eval_every and number % config.rl.eval_every == 0)):
+                result = trainer.evaluate()
+                last |= result.metrics()
+            telemetry.log(number, last)
+            if final or stop.requested or (config.rl.save_every and number % config.rl.save_every == 0):
                 trainer.save()
                 saved = number
     except Interrupted as interrupted:
@@ -346,5 +348,8 @@ def _run(trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: Stop
     if stop.requested and trainer.done_steps < config.rl.steps:
         telemetry.note(f"stopped on request after step {trainer.done_steps}; the same command continues")
         return {"steps": trainer.done_steps, "stopped": True, **last}
-    result = trainer.evaluate() if trainer.heldout else None
+    if result is None and trainer.heldout:  # the run was finished already
+        result = trainer.evaluate()
+    if result is not None:
+        telemetry.note(f"held-out: avg@{result.k} {result.avg_at_k:.3f}, pass@{result.k} {result.pass_at_k:.3f}, greedy {result.greedy:.3f}")
     return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **last}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+from pathlib import Path
 from types import FrameType
 
 from compass_jax.config import ConfigError, RunConfig
@@ -43,6 +45,11 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
             "the model needs at least as many rows"
         )
     return tokenizer
+
+
+def carry_tokenizer(config: RunConfig) -> None:
+    """Copies the tokenizer into the run directory, from where an export takes it."""
+    shutil.copytree(config.data.tokenizer, Path(config.directory) / "tokenizer", dirs_exist_ok=True)
 
 
 def check_divergence(bad_steps: int, limit: int, where: str) -> None:

@@ -19,7 +19,7 @@ from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.rundir import RunDir
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import optim, step
-from compass_jax.train.session import StopSignal, check_divergence, load_tokenizer
+from compass_jax.train.session import StopSignal, carry_tokenizer, check_divergence, load_tokenizer
 from compass_jax.weights import checkpoint
 from compass_jax.weights.hf import init_or_load
 
@@ -96,6 +96,7 @@ def run_sft(config: RunConfig) -> dict[str, Any]:
     config.validate()
     with RunDir(config.directory, config), StopSignal() as stop, Telemetry(config.directory, config.sft.steps, "sft") as telemetry:
         trainer = SFTTrainer(config, stop, telemetry)
+        carry_tokenizer(config)
         saved, last = trainer.done_steps, {}
         for number, last in trainer.steps():
             telemetry.log(number, last)
