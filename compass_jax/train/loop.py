@@ -329,15 +329,13 @@ def run_rl(config: RunConfig) -> dict[str, Any]:
 
 
 def _run(trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: StopSignal) -> dict[str, Any]:
-    saved, last, result = trainer.done_steps, {}, None
+    saved, last = trainer.done_steps, {}
     try:
         for number, last in trainer.steps():
-            final = number == config.rl.steps
-            if trainer.heldout and (final or (config.rl.eval_every and number % config.rl.eval_every == 0)):
-                result = trainer.evaluate()
-                last |= result.metrics()
-            telemetry.log(number, last)
-            if final or stop.requested or (config.rl.save_every and number % config.rl.save_every == 0):
+            if trainer.heldout and config.rl.eval_every and number % config.rl.eval_every == 0:
+                last |= trainer.evaluate().metrics()
+            telemetry.log(number, last)  # the same line wherever the run ends: the final evaluation is not in it
+            if number == config.rl.steps or stop.requested or (config.rl.save_every and number % config.rl.save_every == 0):
                 trainer.save()
                 saved = number
     except Interrupted as interrupted:
@@ -348,8 +346,7 @@ def _run(trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: Stop
     if stop.requested and trainer.done_steps < config.rl.steps:
         telemetry.note(f"stopped on request after step {trainer.done_steps}; the same command continues")
         return {"steps": trainer.done_steps, "stopped": True, **last}
-    if result is None and trainer.heldout:  # the run was finished already
-        result = trainer.evaluate()
+    result = trainer.evaluate() if trainer.heldout else None
     if result is not None:
         telemetry.note(f"held-out: avg@{result.k} {result.avg_at_k:.3f}, pass@{result.k} {result.pass_at_k:.3f}, greedy {result.greedy:.3f}")
     return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **last}
