@@ -1,173 +1,144 @@
-"""SwiGLU of rows sorted by expert, for CPU, where XLA's ragged_dot is a masked dense product (5 to 15 GFLOP/s; a matmul reaches 250).
+"""Grouped SwiGLU for CPU: each expert's rows in one padded block of a batched matmul, what does not fit in a loop behind it.
 
-Few rows (decoding): groups are padded to blocks of one height, one block per expert, and multiplied as one batched matmul.
-The height is picked at run time (`lax.switch`) as the first that holds the fullest group, so nothing is ever dropped.
-
-Many rows (training, prefill): a loop over blocks of fixed height. Sorted rows of an expert are contiguous, so a block is a
-slice: nothing is gathered, and skewed loads cost no more than even ones.
+XLA's `ragged_dot` is a dense product over all experts on CPU. Here every expert gets a block of `height` rows, which is
+close to the mean load, so that balanced experts run as one batched matmul. The rows of an expert beyond its block are
+worked off by a loop over smaller blocks, as many as there are: nothing is ever dropped, and a skewed load costs at most
+the blocks that stay empty.
 """
 
 from __future__ import annotations
 
-import math
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-_FEW_ROWS = 4096  # up to this many padded rows in the worst case, one batched matmul is the fastest
+
+class Dispatch(NamedTuple):
+    """(token, choice) pairs sorted by expert; pair p is choice p % k of token p // k. Those of masked tokens come last, in no expert's rows."""
+
+    order: Int[Array, "m"]  # the pair in each sorted row
+    row: Int[Array, "m"]  # the sorted row of each pair
+    sizes: Int[Array, "e"]  # rows of each expert
 
 
-def heights(tokens: int, top_k: int, experts: int) -> tuple[int, ...]:
-    """Block heights for few rows, lowest first; the last one holds any load (an expert gets at most every token once)."""
-    mean = tokens * top_k / experts
-    ladder = sorted({8 * math.ceil(mean * factor / 8) for factor in (1.0, 1.5, 2.0, 3.0)})
-    return (*(h for h in ladder if h < tokens), tokens)
+class _Blocks(NamedTuple):
+    """Where the rows of the batched blocks come from and go to."""
+
+    pair: Int[Array, "e h"]
+    filled: Bool[Array, "e h"]
+    place: Int[Array, "m"]  # of each pair: its flat place in the blocks; any place for a pair that is in none
 
 
-def sorted_swiglu(
-    rows: Float[Array, "m d"], gate: Float[Array, "e d f"], up: Float[Array, "e d f"], down: Float[Array, "e f d"], sizes: Int[Array, "e"], top_k: int
+def block_heights(pairs: int, experts: int) -> tuple[int, int]:
+    """Rows of an expert's block, and of a block of the loop behind it."""
+    mean = pairs / experts
+    step = 8 if mean < 128 else 32
+    height = max(step, step * round(mean / step))
+    return height, min(128, max(8, height // 4 // 8 * 8))
+
+
+def grouped_swiglu(
+    x: Float[Array, "n d"], gate: Float[Array, "e d f"], up: Float[Array, "e d f"], down: Float[Array, "e f d"], dispatch: Dispatch, k: int
 ) -> Float[Array, "m d"]:
-    """SwiGLU of each row with its group's expert; `sizes` are the groups' rows, in order. Rows past sum(sizes) are undefined."""
-    tokens, experts = rows.shape[0] // top_k, gate.shape[0]
-    if tokens * experts <= _FEW_ROWS:
-        return padded_swiglu(rows, gate, up, down, sizes, heights(tokens, top_k, experts))
-    mean = rows.shape[0] / experts
-    return looped_swiglu(rows, gate, up, down, sizes, max(32, min(256, 2 ** round(math.log2(mean / 2)))))
+    """SwiGLU of each (token, choice) pair with its expert, in the order of the pairs. Pairs of masked tokens give 0."""
+    height, extra = block_heights(dispatch.order.shape[0], gate.shape[0])
+    return blocked_swiglu(x, gate, up, down, dispatch, k, min(height, x.shape[0]), extra)
 
 
-# ---- few rows: one padded block per expert ---------------------------------------------------------------------------
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def blocked_swiglu(x, gate, up, down, dispatch: Dispatch, k: int, height: int, extra: int) -> Float[Array, "m d"]:
+    """`grouped_swiglu` with blocks of `height` rows, and of `extra` rows for what does not fit in them."""
+    return _blocked_fwd(x, gate, up, down, dispatch, k, height, extra)[0]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
-def padded_swiglu(rows, gate, up, down, sizes, choices: tuple[int, ...]) -> Float[Array, "m d"]:
-    """`sorted_swiglu` with blocks of the first height of `choices` that holds the fullest group.
+def _blocked_fwd(x, gate, up, down, dispatch, k: int, height: int, extra: int):
+    blocks = _arrange(dispatch, height)
+    rows = _rows(x, blocks.pair // k, blocks.filled)
+    a, u = rows @ gate, rows @ up
+    out = _rows(_flat((jax.nn.silu(a) * u) @ down), blocks.place, _dispatched(dispatch))
 
-    The backward pass picks the height again and recomputes, because residuals of a shape known only at run time cannot be kept.
-    """
+    def body(expert, pairs, filled, out):
+        part = _rows(x, pairs // k, filled)
+        y = (jax.nn.silu(part @ gate[expert]) * (part @ up[expert])) @ down[expert]
+        return _put(out, pairs, filled, y)
 
-    def branch(height: int, rows, gate, up, down, sizes):
-        row, filled, place = _arrange(sizes, height, rows.shape[0])
-        return _collect(_swiglu(_fill(rows, row, filled), gate, up, down), place)
-
-    return _first_that_holds(branch, choices, sizes, rows, gate, up, down, sizes)
-
-
-def _padded_fwd(rows, gate, up, down, sizes, choices):
-    return padded_swiglu(rows, gate, up, down, sizes, choices), (rows, gate, up, down, sizes)
+    out = _over_the_rest(dispatch, height, extra, body, out)
+    return out, (x, gate, up, down, dispatch, a, u)
 
 
-def _padded_bwd(choices, saved, g):
-    def branch(height: int, g, rows, gate, up, down, sizes):
-        row, filled, place = _arrange(sizes, height, rows.shape[0])
-        _, pullback = jax.vjp(_swiglu, _fill(rows, row, filled), gate, up, down)
-        d_rows, *d_weights = pullback(_fill(g, row, filled))
-        return _collect(d_rows, place), *d_weights
+def _blocked_bwd(k: int, height: int, extra: int, saved, g):
+    x, gate, up, down, dispatch, a, u = saved
+    blocks = _arrange(dispatch, height)
 
-    return *_first_that_holds(branch, choices, saved[-1], g, *saved), None
+    def pull(x, a, u, g, gate, up, down):
+        """Gradients of (x, gate, up, down) for rows of one block."""
+        s = jax.nn.sigmoid(a)
+        d_h = g @ jnp.swapaxes(down, -1, -2)
+        d_a, d_u = d_h * u * s * (1 + a * (1 - s)), d_h * a * s
+        d_x = d_a @ jnp.swapaxes(gate, -1, -2) + d_u @ jnp.swapaxes(up, -1, -2)
+        x, h = jnp.swapaxes(x, -1, -2), jnp.swapaxes(a * s * u, -1, -2)
+        return d_x, x @ d_a, x @ d_u, h @ g
+
+    d_rows, *d_weights = pull(_rows(x, blocks.pair // k, blocks.filled), a, u, _rows(g, blocks.pair, blocks.filled), gate, up, down)
+
+    def body(expert, pairs, filled, carry):
+        d_pairs, *d_weights = carry
+        part, weights = _rows(x, pairs // k, filled), (gate[expert], up[expert], down[expert])
+        d_part, *d_own = pull(part, part @ weights[0], part @ weights[1], _rows(g, pairs, filled), *weights)
+        return _put(d_pairs, pairs, filled, d_part), *(total.at[expert].add(d) for total, d in zip(d_weights, d_own, strict=True))
+
+    start = _rows(_flat(d_rows), blocks.place, _dispatched(dispatch))
+    d_pairs, *d_weights = _over_the_rest(dispatch, height, extra, body, (start, *d_weights))
+    return jnp.sum(d_pairs.reshape(-1, k, d_pairs.shape[1]), axis=1), *d_weights, None
 
 
-padded_swiglu.defvjp(_padded_fwd, _padded_bwd)
+blocked_swiglu.defvjp(_blocked_fwd, _blocked_bwd)
 
 
-def _swiglu(x, gate, up, down):
-    return (jax.nn.silu(x @ gate) * (x @ up)) @ down
-
-
-def _first_that_holds(branch, choices: tuple[int, ...], sizes, *args):
-    """Runs `branch` with the first height that the fullest group fits in; the last fits any."""
-    choice = jnp.sum(jnp.max(sizes) > jnp.array(choices[:-1], sizes.dtype), dtype=jnp.int32)
-    return jax.lax.switch(choice, [partial(branch, height) for height in choices], *args)
-
-
-def _bounds(sizes: Int[Array, "e"]) -> tuple[Int[Array, "e"], Int[Array, "e"]]:
-    """First row of each group, and the row behind its last."""
+def _arrange(dispatch: Dispatch, height: int) -> _Blocks:
+    order, row, sizes = dispatch
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
-    return ends - sizes, ends
+    starts, offset = ends - sizes, jnp.arange(height, dtype=jnp.int32)[None, :]
+    pair = jnp.take(order, starts[:, None] + offset, mode="clip")
+    expert = jnp.minimum(jnp.sum(row[:, None] >= ends[None, :], axis=1, dtype=jnp.int32), len(sizes) - 1)
+    return _Blocks(pair, offset < sizes[:, None], expert * height + jnp.minimum(row - jnp.take(starts, expert), height - 1))
 
 
-def _arrange(sizes: Int[Array, "e"], height: int, m: int) -> tuple[Int[Array, "e h"], Bool[Array, "e h 1"], Int[Array, "m"]]:
-    """The sorted row in each place of each block, whether the place is filled, and the flat place of each sorted row."""
-    starts, ends = _bounds(sizes)
-    offset, index = jnp.arange(height, dtype=jnp.int32)[None, :], jnp.arange(m, dtype=jnp.int32)
-    expert = jnp.sum(index[:, None] >= ends[None, :-1], axis=1, dtype=jnp.int32)
-    return starts[:, None] + offset, (offset < sizes[:, None])[..., None], expert * height + index - jnp.take(starts, expert)
-
-
-def _fill(rows: Float[Array, "m d"], row: Int[Array, "e h"], filled: Bool[Array, "e h 1"]) -> Float[Array, "e h d"]:
-    return jnp.where(filled, jnp.take(rows, row, axis=0, mode="clip"), jnp.zeros((), rows.dtype))
-
-
-def _collect(out: Float[Array, "e h d"], place: Int[Array, "m"]) -> Float[Array, "m d"]:
-    return jnp.take(out.reshape(-1, out.shape[-1]), place, axis=0, mode="clip")
-
-
-# ---- many rows: a loop over blocks -----------------------------------------------------------------------------------
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
-def looped_swiglu(rows, gate, up, down, sizes, height: int) -> Float[Array, "m d"]:
-    """`sorted_swiglu` as a loop over blocks of `height` rows of one expert.
-
-    Experts come in order, so the rows of the next expert that a group's last block also covers are written again, rightly,
-    by the blocks after it.
-    """
-    return _looped_fwd(rows, gate, up, down, sizes, height)[0]
-
-
-def _over_blocks(sizes: Int[Array, "e"], height: int, body, carry):
-    """body(expert, first row of the block, row behind the expert's last, carry) for every block, in the order of the rows."""
-    starts, ends = _bounds(sizes)
-    block_ends = jnp.cumsum((sizes + height - 1) // height, dtype=jnp.int32)
+def _over_the_rest(dispatch: Dispatch, height: int, extra: int, body, carry):
+    """body(expert, pairs [extra], filled [extra], carry) for each block of the rows that no batched block holds, in their order."""
+    order, _, sizes = dispatch
+    starts = jnp.cumsum(sizes, dtype=jnp.int32) - sizes + height
+    rest = jnp.maximum(sizes - height, 0)
+    block_ends = jnp.cumsum((rest + extra - 1) // extra, dtype=jnp.int32)
     block_starts = jnp.concatenate([jnp.zeros((1,), jnp.int32), block_ends[:-1]])
 
     def one(i, carry):
         expert = jnp.sum(i >= block_ends, dtype=jnp.int32)
-        return body(expert, starts[expert] + (i - block_starts[expert]) * height, ends[expert], carry)
+        done = (i - block_starts[expert]) * extra
+        at = jnp.arange(extra, dtype=jnp.int32)
+        pairs = jnp.take(order, starts[expert] + done + at, mode="clip")
+        return body(expert, pairs, at < rest[expert] - done, carry)
 
     return jax.lax.fori_loop(jnp.int32(0), block_ends[-1], one, carry)
 
 
-def _looped_fwd(rows, gate, up, down, sizes, height: int):
-    m, f = rows.shape[0], gate.shape[2]
-    tail = jnp.pad(rows, ((0, height), (0, 0)))  # a last block may reach past the end, where a slice would be moved back
-
-    def body(expert, row, _, carry):
-        out, a, u = carry
-        x = jax.lax.dynamic_slice_in_dim(tail, row, height)
-        a_new, u_new = x @ gate[expert], x @ up[expert]
-        y = (jax.nn.silu(a_new) * u_new) @ down[expert]
-        return tuple(jax.lax.dynamic_update_slice_in_dim(to, new, row, 0) for to, new in ((out, y), (a, a_new), (u, u_new)))
-
-    empty = jnp.zeros((m + height, f), rows.dtype)
-    out, a, u = _over_blocks(sizes, height, body, (jnp.zeros_like(tail), empty, empty))
-    return out[:m], (tail, gate, up, down, sizes, a, u)
+def _dispatched(dispatch: Dispatch) -> Bool[Array, "m"]:
+    """Which pairs belong to an expert."""
+    return dispatch.row < jnp.sum(dispatch.sizes, dtype=jnp.int32)
 
 
-def _looped_bwd(height: int, saved, g):
-    tail, gate, up, down, sizes, a_all, u_all = saved
-    g_tail = jnp.pad(g, ((0, height), (0, 0)))
-
-    def body(expert, row, end, carry):
-        d_rows, d_gate, d_up, d_down = carry
-        x, a, u, g = (jax.lax.dynamic_slice_in_dim(s, row, height) for s in (tail, a_all, u_all, g_tail))
-        own = row + jnp.arange(height, dtype=jnp.int32) < end
-        g = jnp.where(own[:, None], g, jnp.zeros((), g.dtype))
-        s = jax.nn.sigmoid(a)
-        d_h = g @ down[expert].T
-        d_a, d_u = d_h * u * s * (1 + a * (1 - s)), d_h * a * s
-        d_x = d_a @ gate[expert].T + d_u @ up[expert].T
-        return (
-            jax.lax.dynamic_update_slice_in_dim(d_rows, d_x, row, 0),
-            d_gate.at[expert].add(x.T @ d_a),
-            d_up.at[expert].add(x.T @ d_u),
-            d_down.at[expert].add((a * s * u).T @ g),
-        )
-
-    zeros = (jnp.zeros_like(tail), jnp.zeros_like(gate), jnp.zeros_like(up), jnp.zeros_like(down))
-    d_rows, *d_weights = _over_blocks(sizes, height, body, zeros)
-    return d_rows[: g.shape[0]], *d_weights, None
+def _rows(x: Float[Array, "n d"], index: Int[Array, "*m"], filled: Bool[Array, "*m"]) -> Float[Array, "*m d"]:
+    """x[index] where filled, else 0: an empty place must not bring in what a masked token holds, which may be NaN."""
+    return jnp.where(filled[..., None], jnp.take(x, index, axis=0, mode="clip"), jnp.zeros((), x.dtype))
 
 
-looped_swiglu.defvjp(_looped_fwd, _looped_bwd)
+def _put(target: Float[Array, "m d"], pairs: Int[Array, "r"], filled: Bool[Array, "r"], values: Float[Array, "r d"]) -> Float[Array, "m d"]:
+    """Writes the filled rows; the others point past the end, where nothing is written."""
+    return target.at[jnp.where(filled, pairs, target.shape[0])].set(values, mode="drop")
+
+
+def _flat(blocks: Float[Array, "e h d"]) -> Float[Array, "m d"]:
+    return blocks.reshape(-1, blocks.shape[-1])

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.config import MoEConfig
-from compass_jax.model.grouped import sorted_swiglu
+from compass_jax.model.grouped import Dispatch, grouped_swiglu
 from compass_jax.model.precision import at_least_float32
 
 
@@ -129,19 +129,22 @@ def moe_ffn(
     flat = jnp.where(mask[:, None], ids, experts).reshape(n * k)  # `experts` sorts behind every group
     index = jnp.arange(n * k, dtype=jnp.int32)
     order = jnp.argsort(flat, stable=True).astype(jnp.int32)
-    inverse = jnp.zeros_like(order).at[order].set(index, unique_indices=True)
+    row = jnp.zeros_like(order).at[order].set(index, unique_indices=True)
     sizes = jnp.sum(flat[:, None] == jnp.arange(experts, dtype=flat.dtype)[None, :], axis=0, dtype=jnp.int32)
-    dispatched = (index < jnp.sum(sizes, dtype=jnp.int32))[:, None]
+    dispatch = Dispatch(order, row, sizes)
+    grouped = grouped_swiglu if implementation == "padded" else ragged_swiglu
+    out = grouped(x, weights["gate"], weights["up"], weights["down"], dispatch, k).reshape(n, k, -1)
+    out = jnp.einsum("nkd,nk->nd", out, gates.astype(x.dtype))
+    return jnp.where(mask[:, None], out, jnp.zeros((), x.dtype))
+
+
+def ragged_swiglu(x: Float[Array, "n d"], gate, up, down, dispatch: Dispatch, k: int) -> Float[Array, "m d"]:
+    """`grouped_swiglu` by `jax.lax.ragged_dot` (TPU, GPU). Pairs of masked tokens give 0."""
+    order, row, sizes = dispatch
+    dispatched = (jnp.arange(order.shape[0], dtype=jnp.int32) < jnp.sum(sizes, dtype=jnp.int32))[:, None]
     zero = jnp.zeros((), x.dtype)
-    rows = jnp.where(dispatched, _permute(jnp.repeat(x, k, axis=0, total_repeat_length=n * k), order, inverse), zero)
-    args = (rows, weights["gate"], weights["up"], weights["down"], sizes)
-    out = sorted_swiglu(*args, k) if implementation == "padded" else ragged_swiglu(*args)
-    out = jnp.where(dispatched, out, zero)  # rows behind the last group are undefined in a ragged product
-    out = _permute(out, inverse, order).reshape(n, k, -1)
-    return jnp.einsum("nkd,nk->nd", out, gates.astype(x.dtype))
-
-
-def ragged_swiglu(rows: Float[Array, "m d"], gate, up, down, sizes: Int[Array, "e"]) -> Float[Array, "m d"]:
-    """SwiGLU of each row with its group's expert, by `jax.lax.ragged_dot` (TPU, GPU). Rows past sum(sizes) are undefined."""
+    rows = _permute(jnp.repeat(x, k, axis=0, total_repeat_length=order.shape[0]), order, row)
+    rows = jnp.where(dispatched, rows, zero)
     hidden = jax.nn.silu(jax.lax.ragged_dot(rows, gate, sizes)) * jax.lax.ragged_dot(rows, up, sizes)
-    return jax.lax.ragged_dot(hidden, down, sizes)
+    out = jnp.where(dispatched, jax.lax.ragged_dot(hidden, down, sizes), zero)  # rows behind the last group are undefined
+    return _permute(out, row, order)

@@ -135,10 +135,28 @@ def param_specs(config: ModelConfig, stacked: bool = True) -> dict[str, Any]:
     return tree
 
 
+@jax.custom_vjp
 def unstack_run(run: Any) -> tuple[Any, ...]:
-    """One run's stacked parameters as a tuple of per-repeat trees."""
+    """One run's stacked parameters as a tuple of per-repeat trees.
+
+    Its gradient writes each layer's into its place of one array: that of indexing would be a padded array of the whole
+    stack for every layer.
+    """
     repeats = jax.tree.leaves(run)[0].shape[0]
     return tuple(jax.tree.map(lambda x, r=r: x[r], run) for r in range(repeats))
+
+
+def _stack_gradients(_, layers: tuple[Any, ...]) -> tuple[Any]:
+    def stack(*parts):
+        whole = jnp.zeros((len(parts), *parts[0].shape), parts[0].dtype)
+        for r, part in enumerate(parts):
+            whole = jax.lax.dynamic_update_slice_in_dim(whole, part[None], r, 0)
+        return whole
+
+    return (jax.tree.map(stack, *layers),)
+
+
+unstack_run.defvjp(lambda run: (unstack_run(run), None), _stack_gradients)
 
 
 def unstack(params: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from compass_jax.evaluate import evaluate
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Group, Prompt, Rollout, Score, TrainBatch, TrainState
 from compass_jax.rewards.score import Scorer
-from compass_jax.rl.bucketing import padding_frac, plan
+from compass_jax.rl.bucketing import MicroBatch, padding_frac, plan
 from compass_jax.rl.correction import mismatch
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.rollout.collect import Collection
@@ -183,12 +183,14 @@ class RLTrainer:
     def _train(self, arrays: StepArrays, store) -> dict[str, float]:
         """Scores at the old parameters, then all updates of this rollout."""
         started = time.perf_counter()
-        store, scored = self._score(arrays, store)
+        groups = self.rl.prompts_per_step // self.rl.updates_per_rollout
+        updates = [self._plan(arrays, u * groups, groups) for u in range(self.rl.updates_per_rollout)]
+        store, scored = self._score(arrays, store, [micro for plans in updates for micro in plans])
         scored_s = time.perf_counter() - started
-        parts, norms, groups = [], [], self.rl.prompts_per_step // self.rl.updates_per_rollout
+        parts, norms = [], []
         for _ in range(self.rl.epochs):
-            for u in range(self.rl.updates_per_rollout):
-                found, applied = self._update(arrays, store, u * groups, groups)
+            for u, plans in enumerate(updates):
+                found, applied = self._update(arrays, store, u * groups, groups, plans)
                 parts.append(found)
                 norms.append(applied)
                 check_divergence(int(self.state.bad_steps), self.rl.optim.max_bad_steps, self.config.directory)
@@ -200,20 +202,27 @@ class RLTrainer:
         updates = {"time/score_s": scored_s, "time/update_s": seconds - scored_s, "train/tokens_per_s": tokens / seconds}
         return {**metrics, **updates, "skipped_updates": float(self.state.skipped)}
 
-    def _score(self, arrays: StepArrays, store):
+    def _plan(self, arrays: StepArrays, first_group: int, groups: int) -> list[MicroBatch]:
+        """The micro-batches of one update. Scoring uses the same ones: a row's numbers depend on the shape it is computed in."""
+        first, samples = first_group * self.rl.group_size, groups * self.rl.group_size
+        plans = plan(arrays.lengths[first : first + samples], self.rl.buckets, self.rl.micro_batch_tokens)
+        return [micro._replace(rows=np.where(micro.rows < 0, -1, micro.rows + first)) for micro in plans]
+
+    def _score(self, arrays: StepArrays, store, plans: list[MicroBatch]):
         """Fills old log-probs and entropies; returns the routing to replay in the updates (None: live) and diagnostics."""
         mode, temperature, parts = self.rl.replay, self.config.rollout.temperature, []
-        recorded = self._empty_store() if mode == "R2" else None
-        plans = plan(arrays.lengths, self.rl.buckets, self.rl.micro_batch_tokens)
+        if mode == "R2":
+            store = self._empty_store()  # nothing is set, so scoring routes live, in the program that will replay
         if self.reference is not None:
             arrays.ref_logp = np.zeros_like(arrays.old_logp)
         for micro in plans:
-            batch = micro_batch(arrays, micro, store if mode == "R3" else None)
+            batch = micro_batch(arrays, micro, None if mode == "off" else store)
             logp, entropy, routing, found = step.score(self.model, self.state.params, batch, temperature=temperature)
             _put(arrays.old_logp, micro, logp)
             _put(arrays.old_entropy, micro, entropy)
-            if recorded is not None:
-                recorded = put_routing(recorded, store_rows(micro, recorded), routing)
+            if mode == "R2":
+                store = put_routing(store, store_rows(micro, store), routing)
+                found = {name: value for name, value in found.items() if not name.startswith("replay/")}
             if self.reference is not None:
                 live = batch._replace(routing=None)
                 _put(arrays.ref_logp, micro, step.score(self.model, self.reference, live, temperature=temperature)[0])
@@ -222,9 +231,9 @@ class RLTrainer:
         entropy = np.float32(np.sum(arrays.old_entropy, where=arrays.mask)), np.float32(max(arrays.mask.sum(), 1))
         found["entropy_nats"] = tuple(jnp.asarray(x) for x in entropy)
         found["padding_frac"] = (jnp.float32(padding_frac(plans, arrays.lengths)), jnp.float32(1))
-        return (store if mode == "R3" else recorded), found
+        return (None if mode == "off" else store), found
 
-    def _update(self, arrays: StepArrays, store, first_group: int, groups: int):
+    def _update(self, arrays: StepArrays, store, first_group: int, groups: int, plans: list[MicroBatch]):
         """One optimiser update on the rows of `groups` groups, in micro-batches."""
         samples = self.rl.group_size
         rows = slice(first_group * samples, (first_group + groups) * samples)
@@ -234,8 +243,7 @@ class RLTrainer:
         )  # fmt: skip
         prepared = jax.device_get(prepared)
         tokens, total, parts = max(int(prepared.mask.sum()), 1), None, [found]
-        for micro in plan(arrays.lengths[rows], self.rl.buckets, self.rl.micro_batch_tokens):
-            micro = micro._replace(rows=np.where(micro.rows < 0, -1, micro.rows + rows.start))
+        for micro in plans:
             batch: TrainBatch = micro_batch(arrays, micro, store, prepared, rows.start)
             share = jnp.float32(batch.mask.sum() / tokens)
             grads, found = step.gradients(self.model, self.state.params, batch, share, config=self.rl, temperature=self.config.rollout.temperature)

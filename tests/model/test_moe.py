@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compass_jax.config import MoEConfig
-from compass_jax.model.grouped import heights, looped_swiglu, padded_swiglu, sorted_swiglu
+from compass_jax.model.grouped import Dispatch, block_heights, blocked_swiglu
 from compass_jax.model.moe import check_routes, moe_ffn, read_routes, route, routing_dtype, unset_id
 
 CONFIG = MoEConfig(experts=5, top_k=2, ffn=7)
@@ -206,89 +206,70 @@ def test_garbage_in_masked_tokens_reaches_nobody(implementation):
     assert np.isfinite(clean[0]).all() and not np.asarray(clean[0])[~mask].any() and np.abs(np.asarray(clean[0])[mask]).min() > 0
 
 
-# --- layouts of the padded grouped matmul ------------------------------------------------------------------------------
+# --- blocks of the padded grouped matmul -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 2), (19, 2, 5), (512, 2, 8), (600, 2, 8), (64, 8, 128), (7, 4, 4), (64, 4, 16)])
-def test_heights_increase_and_the_last_one_holds_any_load(tokens, top_k, experts):
-    *lower, last = heights(tokens, top_k, experts)
-    assert last == tokens  # an expert gets a token once
-    assert lower == sorted(set(lower)) and all(0 < h < tokens for h in lower)
+@pytest.mark.parametrize(("pairs", "experts"), [(1, 2), (38, 5), (1024, 8), (8192, 16), (512, 128), (256, 16)])
+def test_a_block_holds_about_the_mean_load(pairs, experts):
+    height, extra = block_heights(pairs, experts)
+    assert 8 <= extra <= 128 and extra <= max(8, height) and height % 8 == 0
+    assert abs(height - pairs / experts) <= max(8, 0.15 * pairs / experts)
 
 
-def numpy_swiglu(rows, weights, sizes, g):
-    """Values of sum(sizes) rows sorted by expert, and the pullback of `g`, from the definition, expert by expert."""
-    out, d_rows = np.zeros_like(rows), np.zeros_like(rows)
+def numpy_swiglu(x, weights, expert_of, k, g):
+    """Values of every pair and the pullback of `g`, from the definition, pair by pair; a pair of no expert gives and takes nothing."""
+    out, dx = np.zeros((len(expert_of), x.shape[1])), np.zeros_like(x)
     d = {name: np.zeros_like(w) for name, w in weights.items()}
-    start = 0
-    for e, size in enumerate(sizes):
-        x, seed = rows[start : start + size], g[start : start + size]
-        a, b = x @ weights["gate"][e], x @ weights["up"][e]
+    for p, e in enumerate(expert_of):
+        if e == len(weights["gate"]):
+            continue
+        row = x[p // k]
+        a, b = row @ weights["gate"][e], row @ weights["up"][e]
         sigmoid = 1 / (1 + np.exp(-a))
         hidden = a * sigmoid * b
-        out[start : start + size] = hidden @ weights["down"][e]
-        d_hidden = seed @ weights["down"][e].T
+        out[p] = hidden @ weights["down"][e]
+        d_hidden = weights["down"][e] @ g[p]
         d_a, d_b = d_hidden * b * (sigmoid + a * sigmoid * (1 - sigmoid)), d_hidden * a * sigmoid
-        d["gate"][e], d["up"][e], d["down"][e] = x.T @ d_a, x.T @ d_b, hidden.T @ seed
-        d_rows[start : start + size] = d_a @ weights["gate"][e].T + d_b @ weights["up"][e].T
-        start += size
-    return out, d_rows, d
+        for name, value in (("gate", np.outer(row, d_a)), ("up", np.outer(row, d_b)), ("down", np.outer(hidden, g[p]))):
+            d[name][e] += value
+        dx[p // k] += weights["gate"][e] @ d_a + weights["up"][e] @ d_b
+    return out, dx, d
 
 
-@partial(jax.jit, static_argnums=(0,))
-def swiglu_and_pullback(grouped, rows, weights, sizes, g, held):
-    out, pullback = jax.vjp(lambda r, w: grouped(r, w["gate"], w["up"], w["down"], sizes), rows, weights)
-    zero = jnp.zeros((), rows.dtype)
-    d_rows, d_weights = pullback(jnp.where(held, g, zero))  # moe_ffn masks the cotangent of rows past the last group in the same way
-    return jnp.where(held, out, zero), jnp.where(held, d_rows, zero), d_weights
+@partial(jax.jit, static_argnames=("k", "height", "extra"))
+def swiglu_and_pullback(x, weights, dispatch, g, k, height, extra):
+    out, pullback = jax.vjp(lambda x, w: blocked_swiglu(x, w["gate"], w["up"], w["down"], dispatch, k, height, extra), x, weights)
+    return out, *pullback(g)
 
 
-def loads(tokens, top_k, experts, edges):
-    """(name, sizes): the fullest group exactly at each edge, one above it, and the extremes."""
-    rows, rng = tokens * top_k, np.random.default_rng(3)
+def loads(tokens, k, experts, height, extra):
+    """(name, rows of each expert): the fullest exactly as large as a block, one above it, a whole loop block above, one above that; extremes."""
+    pairs, rng = tokens * k, np.random.default_rng(3)
 
-    def fullest(height):
-        rest = rng.multinomial(rows - height, np.full(experts - 1, 1 / (experts - 1)))
-        return np.concatenate([[height], np.minimum(rest, height)])[rng.permutation(experts)]
+    def fullest(size):
+        rest = rng.multinomial(pairs - size, np.full(experts - 1, 1 / (experts - 1)))
+        return np.concatenate([[size], rest])[rng.permutation(experts)]
 
-    cases = []
-    for edge in edges:
-        cases += [(f"at_{edge}", fullest(edge)), (f"above_{edge}", fullest(edge + 1))]
-    last = np.zeros(experts, int)
-    last[-top_k:] = tokens
-    first = np.zeros(experts, int)
-    first[0] = tokens
-    return [*cases, ("all_on_the_last", last), ("first_alone", first), ("one_row_each", np.ones(experts, int)), ("nothing", np.zeros(experts, int))]
+    edges = [edge for edge in (height, height + 1, height + extra, height + extra + 1) if edge <= pairs]
+    only = np.eye(experts, dtype=int) * pairs
+    few = [np.ones(experts, int), np.zeros(experts, int)]
+    return [*((f"fullest_{edge}", fullest(edge)) for edge in edges), ("first", only[0]), ("last", only[-1]), ("one_each", few[0]), ("none", few[1])]
 
 
-def check_grouped(grouped, tokens, top_k, experts, edges):
-    m, rng = tokens * top_k, np.random.default_rng(1)
+@pytest.mark.parametrize(
+    ("tokens", "k", "experts", "height", "extra"), [(40, 2, 8, 8, 8), (100, 1, 6, 16, 8), (60, 2, 16, 16, 16), (20, 2, 4, 40, 8), (30, 2, 3, 1, 4)]
+)
+def test_any_load_gives_the_values_and_gradients_of_the_definition(x64, tokens, k, experts, height, extra):
+    """Blocks that are full, empty and overfull, loops of none, one and many blocks, tokens that are masked."""
+    rng = np.random.default_rng(1)
     weights = {name: rng.standard_normal(shape) for name, shape in {"gate": (experts, 3, 4), "up": (experts, 3, 4), "down": (experts, 4, 3)}.items()}
-    for name, sizes in loads(tokens, top_k, experts, edges):
-        rows, g, held = rng.standard_normal((m, 3)), rng.standard_normal((m, 3)), np.arange(m) < sizes.sum()
-        expected = numpy_swiglu(rows, weights, sizes, g)
-        found = swiglu_and_pullback(grouped, jnp.asarray(rows), weights, jnp.asarray(sizes, jnp.int32), jnp.asarray(g), jnp.asarray(held[:, None]))
+    for name, sizes in loads(tokens, k, experts, height, extra):
+        expert_of = np.full(tokens * k, experts)
+        expert_of[: sizes.sum()] = np.repeat(np.arange(experts), sizes)
+        rng.shuffle(expert_of)
+        order = np.argsort(expert_of, kind="stable")
+        dispatch = Dispatch(*(jnp.asarray(v, jnp.int32) for v in (order, np.argsort(order), sizes)))
+        x, g = rng.standard_normal((tokens, 3)), rng.standard_normal((tokens * k, 3))
+        found = swiglu_and_pullback(jnp.asarray(x), weights, dispatch, jnp.asarray(g), k, height, extra)
+        expected = numpy_swiglu(x, weights, expert_of, k, g)
         jax.tree.map(lambda a, b, name=name: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10, err_msg=name), found, expected)
-
-
-@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(40, 2, 8), (100, 1, 6)])
-def test_every_height_gives_the_values_and_gradients_of_a_dense_reference(x64, tokens, top_k, experts):
-    """One block per expert at every height; empty groups, masked tails."""
-    choices = heights(tokens, top_k, experts)
-    assert len(choices) > 3
-    check_grouped(lambda *args: padded_swiglu(*args, choices), tokens, top_k, experts, choices[:-1])
-
-
-@pytest.mark.parametrize(("tokens", "top_k", "experts", "height"), [(300, 2, 16, 16), (700, 1, 6, 32), (40, 2, 8, 128)])
-def test_the_loop_over_blocks_gives_the_values_and_gradients_of_a_dense_reference(x64, tokens, top_k, experts, height):
-    """Blocks that end exactly at a group's end and one row behind it, groups of many blocks, blocks longer than all rows."""
-    edges = [e for e in (height, 2 * height) if e + 1 < tokens]
-    check_grouped(lambda *args: looped_swiglu(*args, height), tokens, top_k, experts, edges)
-
-
-def test_both_forms_are_used():
-    """Few rows take the padded blocks, many the loop: seen in the program that is made."""
-    for tokens, few in ((64, True), (2048, False)):
-        rows, w, sizes = jnp.zeros((tokens * 2, 4)), jnp.zeros((16, 4, 4)), jnp.zeros(16, jnp.int32)
-        program = str(jax.make_jaxpr(lambda r, w, s: sorted_swiglu(r, w, w, w, s, 2))(rows, w, sizes))
-        assert ("cond[" in program) is few and ("while[" in program) is not few
