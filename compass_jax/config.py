@@ -139,7 +139,7 @@ class ProceduralSource:
     size: int = 1000  # distinct items drawn before splitting
     label: str = ""  # name in the accuracy table; empty: the dataset's name
     instruction: str = ""  # put before the question; empty: none
-    repeat: int = 1  # times that each of its prompts, and SFT examples, comes in one pass over the training data
+    repeat: int = 1  # times that each of its prompts comes in one pass of RL
 
     def validate(self, key: str) -> None:
         _check(self.repeat >= 1, f"{key}.repeat = {self.repeat}: must be at least 1")
@@ -222,7 +222,7 @@ class SFTConfig:
 
     files: tuple[str, ...] = ()  # JSONL with `messages`
     procedural: tuple[tuple[str, int], ...] = ()  # (label of a data source, worked solutions to make from its training split)
-    answers: tuple[tuple[str, int], ...] = ()  # the same with the bare answer, no steps: a cold start has few worked solutions
+    answers: tuple[tuple[str, int, int], ...] = ()  # (label, bare answers without steps, times that each comes in one pass)
     steps: int = 100
     batch: int = 64
     buckets: tuple[int, ...] = (64, 128, 256)
@@ -239,6 +239,9 @@ class SFTConfig:
         _check(bool(b) and all(x > 1 for x in b) and list(b) == sorted(set(b)), f"sft.buckets = {b}: must increase and be above 1")
         _check(self.router_aux_coef >= 0, f"sft.router_aux_coef = {self.router_aux_coef}: must be >= 0")
         _check(self.save_every >= 0, f"sft.save_every = {self.save_every}: must be >= 0")
+        for i, (label, wanted, *times) in enumerate((*self.procedural, *self.answers)):
+            where = f"sft.procedural[{i}]" if i < len(self.procedural) else f"sft.answers[{i - len(self.procedural)}]"
+            _check(wanted >= 1 and all(n >= 1 for n in times), f"{where} = {(label, wanted, *times)}: its numbers must be at least 1")
         self.optim.validate("sft.optim")
 
 

@@ -56,15 +56,14 @@ def sft_examples(config: RunConfig, tokenizer: Tokenizer) -> tuple[list[SFTExamp
     """The examples of `config.sft` and what was counted on the way.
 
     Counts: examples, duplicates, too_long, heldout (the last three are left out), tokens, assistant_tokens,
-    and "from/<label>" for each label, before a source's `repeat`. Raises DataError for a file or label that cannot be used, or if nothing is left.
+    and "from/<label>" for each label, before any repeat. Raises DataError for a file or label that cannot be used, or if nothing is left.
     """
     pool = questions(config.data, config.seed)
     asked = {key for question in pool if question.heldout for key in (normalised(question.text), normalised(question.messages[-1]["content"]))}
     counts: Counter[str] = Counter(duplicates=0, too_long=0, heldout=0)
     seen: set[str] = set()
     examples: list[SFTExample] = []
-    repeats = {s.label or s.dataset: s.repeat for s in config.data.sources if isinstance(s, ProceduralSource)}
-    for where, label, messages in (*_from_files(config.sft.files), *_procedural(config, pool)):
+    for where, label, messages, times in (*_from_files(config.sft.files), *_procedural(config, pool)):
         if any(message["role"] == "user" and normalised(message["content"]) in asked for message in messages):
             counts["heldout"] += 1
             continue
@@ -77,7 +76,7 @@ def sft_examples(config: RunConfig, tokenizer: Tokenizer) -> tuple[list[SFTExamp
         elif len(example.tokens) > config.sft.buckets[-1]:
             counts["too_long"] += 1
         else:
-            examples += [example] * repeats.get(label, 1)
+            examples += [example] * times
             counts[f"from/{label}"] += 1
         seen.add(example.key)
     counts.update(examples=len(examples), tokens=sum(len(e.tokens) for e in examples), assistant_tokens=sum(int(e.mask.sum()) for e in examples))
@@ -98,7 +97,7 @@ def _check_any(config: RunConfig, counts: Counter[str]) -> None:
         logger.warning("%d SFT examples ask a held-out question and are left out", counts["heldout"])
 
 
-def _from_files(paths: Iterable[str]) -> Iterator[tuple[str, str, Messages]]:
+def _from_files(paths: Iterable[str]) -> Iterator[tuple[str, str, Messages, int]]:
     for path in paths:
         label = path.rsplit("/", 1)[-1].rsplit(".", 1)[0]
         for where, row in read_rows(path):
@@ -108,18 +107,18 @@ def _from_files(paths: Iterable[str]) -> Iterator[tuple[str, str, Messages]]:
             messages = check_messages(row["messages"], where)
             if not any(message["role"] == "assistant" for message in messages):
                 raise DataError(f"{where}: no assistant message: there is nothing to learn from; add one or delete the row")
-            yield where, label, messages
+            yield where, label, messages, 1
 
 
-def _procedural(config: RunConfig, pool: Sequence[Question]) -> Iterator[tuple[str, str, Messages]]:
-    """Worked solutions, then bare answers, of the first training questions of each named label."""
+def _procedural(config: RunConfig, pool: Sequence[Question]) -> Iterator[tuple[str, str, Messages, int]]:
+    """Worked solutions, then bare answers, of the first training questions of each named label; and how often each comes."""
     datasets: dict[str, set[str]] = {}  # of each label; two sources may share one
     for source in config.data.sources:
         if isinstance(source, ProceduralSource):
             datasets.setdefault(source.label or source.dataset, set()).add(source.dataset)
     tag = config.rewards.answer_tag
     for key, wanted_of in (("procedural", config.sft.procedural), ("answers", config.sft.answers)):
-        for i, (label, wanted) in enumerate(wanted_of):
+        for i, (label, wanted, *repeat) in enumerate(wanted_of):
             where = f"sft.{key}[{i}] ({label!r})"
             if label not in datasets:
                 raise DataError(f"{where}: no procedural data source has this label; labels: {', '.join(sorted(datasets)) or 'none'}")
@@ -130,7 +129,7 @@ def _procedural(config: RunConfig, pool: Sequence[Question]) -> Iterator[tuple[s
                 bare = f"<{tag}>{question.answer}</{tag}>" if tag else question.answer
                 dataset = config.data.sources[question.source].dataset
                 solution = worked_solution(dataset, question.entry) if key == "procedural" else bare
-                yield where, label, [*question.messages, {"role": "assistant", "content": solution}]
+                yield where, label, [*question.messages, {"role": "assistant", "content": solution}], repeat[0] if repeat else 1
 
 
 def _first(pool: Sequence[Question], label: str, wanted: int, where: str) -> list[Question]:

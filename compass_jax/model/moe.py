@@ -125,7 +125,7 @@ def moe_ffn(
 ) -> Float[Array, "n d"]:
     """sum_k gates_k * SwiGLU_{ids_k}(x), dropless. Masked tokens are not dispatched and give 0."""
     n, k = ids.shape
-    experts = weights["gate"].shape[0]
+    experts = weights["down"].shape[0]
     flat = jnp.where(mask[:, None], ids, experts).reshape(n * k)  # `experts` sorts behind every group
     index = jnp.arange(n * k, dtype=jnp.int32)
     order = jnp.argsort(flat, stable=True).astype(jnp.int32)
@@ -133,18 +133,21 @@ def moe_ffn(
     sizes = jnp.sum(flat[:, None] == jnp.arange(experts, dtype=flat.dtype)[None, :], axis=0, dtype=jnp.int32)
     dispatch = Dispatch(order, row, sizes)
     grouped = grouped_swiglu if implementation == "padded" else ragged_swiglu
-    out = grouped(x, weights["gate"], weights["up"], weights["down"], dispatch, k).reshape(n, k, -1)
+    out = grouped(x, weights, dispatch, k).reshape(n, k, -1)
     out = jnp.einsum("nkd,nk->nd", out, gates.astype(x.dtype))
     return jnp.where(mask[:, None], out, jnp.zeros((), x.dtype))
 
 
-def ragged_swiglu(x: Float[Array, "n d"], gate, up, down, dispatch: Dispatch, k: int) -> Float[Array, "m d"]:
+def ragged_swiglu(x: Float[Array, "n d"], weights: dict[str, Float[Array, "e ..."]], dispatch: Dispatch, k: int) -> Float[Array, "m d"]:
     """`grouped_swiglu` by `jax.lax.ragged_dot` (TPU, GPU). Pairs of masked tokens give 0."""
     order, row, sizes = dispatch
     dispatched = (jnp.arange(order.shape[0], dtype=jnp.int32) < jnp.sum(sizes, dtype=jnp.int32))[:, None]
     zero = jnp.zeros((), x.dtype)
     rows = _permute(jnp.repeat(x, k, axis=0, total_repeat_length=order.shape[0]), order, row)
     rows = jnp.where(dispatched, rows, zero)
-    hidden = jax.nn.silu(jax.lax.ragged_dot(rows, gate, sizes)) * jax.lax.ragged_dot(rows, up, sizes)
-    out = jnp.where(dispatched, jax.lax.ragged_dot(hidden, down, sizes), zero)  # rows behind the last group are undefined
+    if "gate_up" in weights:
+        a, u = jnp.split(jax.lax.ragged_dot(rows, weights["gate_up"], sizes), 2, axis=-1)
+    else:
+        a, u = (jax.lax.ragged_dot(rows, weights[name], sizes) for name in ("gate", "up"))
+    out = jnp.where(dispatched, jax.lax.ragged_dot(jax.nn.silu(a) * u, weights["down"], sizes), zero)  # rows behind the last group are undefined
     return _permute(out, row, order)

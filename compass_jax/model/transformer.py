@@ -119,7 +119,7 @@ class _Block(NamedTuple):
         wide = at_least_float32(y.dtype)
         logits = jnp.matmul(flat.astype(wide), params["router"].astype(wide), precision=jax.lax.Precision.HIGHEST)
         ids, gates, stats = route(logits, None if given is None else given.reshape(b * t, -1), mask, moe)
-        weights = {name: params[name].astype(y.dtype) for name in ("gate", "up", "down")}
+        weights = {name: w.astype(y.dtype) for name, w in params.items() if name != "router"}
         out = moe_ffn(flat, ids, gates, mask, weights, grouped_matmul(self.compute))
         dtype = routing_dtype(moe.experts)
         record = jnp.where(mask[:, None], ids, unset_id(dtype)).astype(dtype)

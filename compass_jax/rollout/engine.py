@@ -231,7 +231,7 @@ class Engine:
 
         def body(carry):
             i, cache, lengths, live, current, outputs = carry
-            step = apply(self.model, params, current[:, None], lengths[:, None] - 1, mask=live[:, None], cache=cache, read=read)
+            step = apply(self.model, params, current[:, None], lengths[:, None] - 1, mask=live[:, None], cache=cache)
             logits = logits_of(step.hidden[:, 0], head_weights(params))
             token, logp, entropy = sample(logits, state.keys, lengths, sampler)
             new = {"tokens": token, "logp": logp, "entropy": entropy, "wrote": live}
@@ -242,9 +242,10 @@ class Engine:
             live = live & (token != self.eos_id) & (lengths < state.limits)
             return i + 1, step.cache, lengths, live, token, outputs
 
-        steps, cache, lengths, live, _, outputs = jax.lax.while_loop(
-            go_on, body, (jnp.int32(0), state.cache, state.lengths, state.live, current, outputs)
-        )
+        size = state.cache[0].k.shape[2] if read is None else read
+        cache = jax.tree.map(lambda x: x[:, :, :size], state.cache)  # once for all steps: a step would copy what it reads
+        steps, cache, lengths, live, _, outputs = jax.lax.while_loop(go_on, body, (jnp.int32(0), cache, state.lengths, state.live, current, outputs))
+        cache = jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, 0, 2), state.cache, cache)
         return self._write_back(state, outputs)._replace(cache=cache, lengths=lengths, live=live), steps
 
     def _write_back(self, state: DecodeState, outputs) -> DecodeState:

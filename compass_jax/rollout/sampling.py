@@ -57,6 +57,13 @@ def truncate(logits: Float[Array, "n v"], top_k: int, top_p: float) -> Float[Arr
     return logits
 
 
+def _argmax(x: Float[Array, "n v"]) -> Int[Array, "n"]:
+    """The first index of the largest value: as two plain reductions, because XLA's argmax on CPU is one slow one. A row of NaN gives the last."""
+    index = jnp.arange(x.shape[-1], dtype=jnp.int32)[None, :]
+    largest = x == jnp.max(x, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(largest, index, jnp.int32(x.shape[-1] - 1)), axis=-1)
+
+
 def sample(
     logits: Float[Array, "n v"], keys: UInt32[Array, "n 2"], positions: Int[Array, "n"], sampler: Sampler
 ) -> tuple[Int[Array, "n"], Float[Array, "n"], Float[Array, "n"]]:
@@ -64,7 +71,7 @@ def sample(
     scaled = logits / (sampler.temperature or 1.0)
     logp, entropy = log_softmax_entropy(scaled)
     if sampler.temperature == 0:
-        token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        token = _argmax(logits)
     else:
 
         def noise(key, position):
@@ -72,5 +79,5 @@ def sample(
             return jax.random.gumbel(key, logits.shape[-1:], logits.dtype)
 
         kept = truncate(scaled, sampler.top_k, sampler.top_p)
-        token = jnp.argmax(kept + jax.vmap(noise)(keys, positions), axis=-1).astype(jnp.int32)
+        token = _argmax(kept + jax.vmap(noise)(keys, positions))
     return token, jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0], entropy

@@ -1,8 +1,9 @@
+import dataclasses
 import json
 
 import pytest
 
-from compass_jax.config import DataConfig, ModelConfig, ProceduralSource, RunConfig, SFTConfig
+from compass_jax.config import ConfigError, DataConfig, ModelConfig, ProceduralSource, RunConfig, SFTConfig
 from compass_jax.data.files import DataError
 from compass_jax.data.prompts import heldout_prompts, train_prompts
 from compass_jax.data.sft import ExampleStream, sft_examples
@@ -47,6 +48,18 @@ def test_procedural_examples_are_worked_training_questions(tokenizer):
         assert tokenizer.decode(example.tokens[start:]).endswith(f"<answer>{prompt.answer}</answer>")
     assert stats["tokens"] == sum(len(e.tokens) for e in examples)
     assert stats["assistant_tokens"] == sum(len(e.tokens) - len(p.tokens) for e, p in zip(examples, prompts))
+
+
+def test_bare_answers_come_as_often_as_asked_whatever_the_source_repeats(tokenizer):
+    """40 worked solutions once, 25 bare answers of the same first questions three times each; the source's repeat is RL's alone."""
+    data = dataclasses.replace(DATA, sources=tuple(dataclasses.replace(source, repeat=5) for source in DATA.sources))
+    examples, stats = sft_examples(run(data, procedural=(("sums", 40),), answers=(("sums", 25, 3),)), tokenizer)
+    prompts = train_prompts(data, tokenizer, 3)[:25]
+    bare = [tokenizer.decode(example.tokens[example.mask]) for example in examples[40:]]
+    assert bare == [f"<answer>{prompt.answer}</answer>" for prompt in prompts for _ in range(3)]
+    assert stats["examples"] == len(examples) == 40 + 75 and stats["from/sums"] == 65
+    with pytest.raises(ConfigError, match=r"sft\.answers\[0\] = \('sums', 25, 0\): its numbers must be at least 1"):
+        run(data, procedural=(("sums", 40),), answers=(("sums", 25, 0),)).validate()
 
 
 def test_duplicates_long_and_heldout_rows_are_left_out_and_counted(tmp_path, tokenizer, caplog):

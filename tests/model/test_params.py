@@ -62,10 +62,15 @@ def test_unstacking_gives_each_layer_its_own_slice_of_the_stack():
 
     stacked = jax.tree.map(number_layers, stacked, param_specs(model))
     loose = unstack(stacked)
+    shapes = jax.tree.map(lambda s: s.shape, param_specs(model, stacked=False), is_leaf=is_spec)
+    assert jax.tree.map(lambda x: x.shape, loose) == shapes
     assert jax.tree.structure(loose) == jax.tree.structure(param_specs(model, stacked=False), is_leaf=is_spec)
     for r in range(3):
-        up = loose["run_0"][r]["layer_1"]["mlp"]["up"]
-        np.testing.assert_array_equal(up, stacked["run_0"]["layer_1"]["mlp"]["up"][r])
+        mlp, whole = loose["run_0"][r]["layer_1"]["mlp"], stacked["run_0"]["layer_1"]["mlp"]
+        gate, up = np.split(mlp["gate_up"], 2, axis=-1)  # an MoE layer's are side by side
+        for name, found in (("gate", gate), ("up", up), ("down", mlp["down"])):
+            np.testing.assert_array_equal(found, whole[name][r])
+        np.testing.assert_array_equal(loose["run_0"][r]["layer_0"]["mlp"]["up"], stacked["run_0"]["layer_0"]["mlp"]["up"][r])
     np.testing.assert_array_equal(loose["embed"], stacked["embed"])
 
 

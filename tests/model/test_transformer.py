@@ -68,8 +68,10 @@ def _forward(params, config, compute, routing, tokens, mask, stacked):
 
 def numpy_model(params, config, routing=None):
     """Hidden states and the ids used, from the definition; layers in the order in which the runs list them."""
-    p = jax.tree.map(lambda x: np.asarray(x, np.float64), unstack(params))
-    layers = [repeat[f"layer_{j}"] for n, run in enumerate(layer_runs(config)) for repeat in p[f"run_{n}"] for j in range(len(run.period))]
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    runs = list(enumerate(layer_runs(config)))
+    places = [(p[f"run_{n}"][f"layer_{j}"], r) for n, run in runs for r in range(run.repeats) for j in range(len(run.period))]
+    layers = [jax.tree.map(lambda x, r=r: x[r], tree) for tree, r in places]
     x, used = p["embed"][TOKENS], []
     for layer in layers:
         x = x + numpy_attention(numpy_norm(x, layer["attention_norm"], config.norm_eps), layer["attention"], POSITIONS, config)

@@ -14,17 +14,20 @@ from compass_jax.weights.handover import hand_over
 def test_every_layer_gets_its_own_weights(dtype):
     params = random_params()
     decode, metrics = hand_over(params, dtype)
-    count = 0
+    leaves, count = jax.tree.leaves(decode), 0
     for n, run in enumerate(layer_runs(MODEL)):
         assert len(decode[f"run_{n}"]) == run.repeats
         for repeat, tree in enumerate(decode[f"run_{n}"]):
             expected = jax.tree.map(lambda x, i=repeat: x[i].astype(dtype), params[f"run_{n}"])
+            for name, layer in expected.items():
+                if "router" in layer["mlp"]:  # the experts' gate and up come side by side
+                    gate, up = np.split(tree[name]["mlp"].pop("gate_up"), 2, axis=-1)
+                    tree[name]["mlp"] |= {"gate": gate, "up": up}
             jax.tree.map(np.testing.assert_array_equal, tree, expected)
             count += len(tree)
     assert count == MODEL.layers
     for name in ("embed", "final_norm", "head"):
         np.testing.assert_array_equal(decode[name], params[name].astype(dtype))
-    leaves = jax.tree.leaves(decode)
     assert {x.dtype for x in leaves} == {jnp.dtype(dtype)}
     numbers = sum(x.size for x in jax.tree.leaves(params))
     assert metrics["handover/bytes"] == numbers * jnp.dtype(dtype).itemsize and metrics["time/handover_s"] > 0
