@@ -34,7 +34,9 @@ def tiny_run() -> RunConfig:
         rollout=RolloutConfig(slots=8, prompt_buckets=(40,), max_new_tokens=16, tokens_per_call=4, cache_bucket=56),
         data=DataConfig(sources=(ProceduralSource("chain_sum", _SUM, 60, "sum"),), eval_prompts=4, tokenizer=TOKENIZER),
         rewards=RewardConfig(answer_tag=""),
-        sft=SFTConfig(procedural=(("sum", 24),), steps=3, batch=8, buckets=(104,), micro_batch_tokens=104 * 8, optim=OptimConfig(learning_rate=1e-2)),
+        sft=SFTConfig(
+            procedural=(("sum", 24, 1),), steps=3, batch=8, buckets=(104,), micro_batch_tokens=104 * 8, optim=OptimConfig(learning_rate=1e-2)
+        ),
         rl=RLConfig(
             steps=2, prompts_per_step=4, group_size=4, buckets=(56,), micro_batch_tokens=56 * 8, objective=ObjectiveConfig(name="espo"),
             optim=OptimConfig(learning_rate=1e-2), save_every=1,

@@ -118,7 +118,7 @@ def _procedural(config: RunConfig, pool: Sequence[Question]) -> Iterator[tuple[s
             datasets.setdefault(source.label or source.dataset, set()).add(source.dataset)
     tag = config.rewards.answer_tag
     for key, wanted_of in (("procedural", config.sft.procedural), ("answers", config.sft.answers)):
-        for i, (label, wanted, *repeat) in enumerate(wanted_of):
+        for i, (label, wanted, times) in enumerate(wanted_of):
             where = f"sft.{key}[{i}] ({label!r})"
             if label not in datasets:
                 raise DataError(f"{where}: no procedural data source has this label; labels: {', '.join(sorted(datasets)) or 'none'}")
@@ -129,7 +129,7 @@ def _procedural(config: RunConfig, pool: Sequence[Question]) -> Iterator[tuple[s
                 bare = f"<{tag}>{question.answer}</{tag}>" if tag else question.answer
                 dataset = config.data.sources[question.source].dataset
                 solution = worked_solution(dataset, question.entry) if key == "procedural" else bare
-                yield where, label, [*question.messages, {"role": "assistant", "content": solution}], repeat[0] if repeat else 1
+                yield where, label, [*question.messages, {"role": "assistant", "content": solution}], times
 
 
 def _first(pool: Sequence[Question], label: str, wanted: int, where: str) -> list[Question]:

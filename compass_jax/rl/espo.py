@@ -69,11 +69,11 @@ def espo(
     token = unit_ratio(logp, mask) if config.espo_token_form == "gspo" else jnp.exp(log_ratio)
     ratio = group_ratio(log_ratio, member) * token
     if config.espo_fixed_clip:
-        surrogate = clipped_surrogate(ratio, advantage, mask, config.clip_low, config.clip_high)
+        surrogate = clipped_surrogate(ratio, advantage, mask, *config.clips, config.dual_clip)
         return surrogate._replace(diagnostics=_clip_diagnostics(surrogate.clipped, mask, member, logp.dtype))
     epsilon, floored = clip_range(old_entropy, member, config.espo_alpha, config.espo_floor, vocab_size)
     per_token = to_tokens(epsilon, member)
-    surrogate = clipped_surrogate(ratio, advantage, mask, per_token, per_token)
+    surrogate = clipped_surrogate(ratio, advantage, mask, per_token, per_token, config.dual_clip)
     diagnostics = _clip_diagnostics(surrogate.clipped, mask, member, logp.dtype) | _range_diagnostics(epsilon, floored, member)
     return surrogate._replace(diagnostics=diagnostics)
 

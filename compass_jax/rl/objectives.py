@@ -29,13 +29,17 @@ def grpo(
     mask: Bool[Array, "b t"],
     clip_low: float,
     clip_high: float,
+    dual_clip: float = 0.0,
 ) -> Surrogate:
     """Each token has its own ratio (GRPO, arXiv 2402.03300, eq. 3):
 
-    min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t),    r_t = pi(t) / pi_old(t)
+        min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t),    r_t = pi(t) / pi_old(t)
+
+    DAPO (arXiv 2503.14476, eq. 8) is this with a higher upper clip and all tokens weighing the same; Dr.GRPO (arXiv 2503.20783, eq. 3) with a
+    constant denominator and no division by std.
     """
     require_shape("grpo", logp.shape[:2], logp=logp, old_logp=old_logp, advantage=advantage, mask=mask)
-    return clipped_surrogate(jnp.exp(token_log_ratio(logp, old_logp, mask)), advantage, mask, clip_low, clip_high)
+    return clipped_surrogate(jnp.exp(token_log_ratio(logp, old_logp, mask)), advantage, mask, clip_low, clip_high, dual_clip)
 
 
 def gspo(
@@ -45,6 +49,7 @@ def gspo(
     mask: Bool[Array, "b t"],
     clip_low: float,
     clip_high: float,
+    dual_clip: float = 0.0,
 ) -> Surrogate:
     """The reward is the sequence's, so the ratio is too (GSPO-token, arXiv 2507.18071, eq. 13-14):
 
@@ -53,7 +58,21 @@ def gspo(
     """
     require_shape("gspo", logp.shape[:2], logp=logp, old_logp=old_logp, advantage=advantage, mask=mask)
     s = group_ratio(token_log_ratio(logp, old_logp, mask), mask[:, :, None])
-    return clipped_surrogate(s * unit_ratio(logp, mask), advantage, mask, clip_low, clip_high)
+    return clipped_surrogate(s * unit_ratio(logp, mask), advantage, mask, clip_low, clip_high, dual_clip)
+
+
+def cispo(
+    logp: Float[Array, "b t"], old_logp: Float[Array, "b t"], advantage: Float[Array, "b t"], mask: Bool[Array, "b t"], ratio_max: float
+) -> Surrogate:
+    """No token loses its gradient, only its weight is bounded (CISPO, arXiv 2506.13585, eq. 4-5, upper bound alone):
+
+    sg[min(r_t, ratio_max)] A_t log pi(t)
+    """
+    require_shape("cispo", logp.shape[:2], logp=logp, old_logp=old_logp, advantage=advantage, mask=mask)
+    ratio = jax.lax.stop_gradient(jnp.exp(token_log_ratio(logp, old_logp, mask)))
+    zero, one = jnp.zeros((), logp.dtype), jnp.ones((), logp.dtype)
+    factor = jnp.minimum(ratio, jnp.array(ratio_max, ratio.dtype)) * jax.lax.stop_gradient(jnp.where(mask, advantage, zero))
+    return Surrogate(factor * jnp.where(mask, logp, zero), jnp.where(mask, ratio, one), mask & (ratio > ratio_max), {})
 
 
 class PolicyInputs(NamedTuple):
@@ -74,9 +93,16 @@ def _espo(x: PolicyInputs, config: ObjectiveConfig) -> Surrogate:
     return espo(x.logp, x.old_logp, x.old_entropy, x.advantage, x.mask, x.entropy_group, config, x.vocab_size)
 
 
+def _grpo(x: PolicyInputs, config: ObjectiveConfig) -> Surrogate:
+    return grpo(x.logp, x.old_logp, x.advantage, x.mask, *config.clips, config.dual_clip)
+
+
 OBJECTIVES: dict[str, Callable[[PolicyInputs, ObjectiveConfig], Surrogate]] = {
-    "grpo": lambda x, config: grpo(x.logp, x.old_logp, x.advantage, x.mask, config.clip_low, config.clip_high),
-    "gspo": lambda x, config: gspo(x.logp, x.old_logp, x.advantage, x.mask, config.clip_low, config.clip_high),
+    "grpo": _grpo,
+    "dapo": _grpo,
+    "dr_grpo": _grpo,
+    "gspo": lambda x, config: gspo(x.logp, x.old_logp, x.advantage, x.mask, *config.clips, config.dual_clip),
+    "cispo": lambda x, config: cispo(x.logp, x.old_logp, x.advantage, x.mask, config.cispo_ratio_max),
     "espo": _espo,
 }
 
@@ -141,23 +167,59 @@ def response_weight(group: Int[Array, "b"], known: Bool[Array, "b"], n_groups: i
     return jnp.where(known, share, jnp.zeros((), dtype))
 
 
-def token_mean(mask: Bool[Array, "b t"], entropy_group: Int[Array, "b t"] | None, config: ObjectiveConfig, dtype) -> Float[Array, "b t"]:
-    """1 / (tokens of the response)."""
-    count = jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1).astype(dtype)
-    return mask.astype(dtype) / count
+class WeightInputs(NamedTuple):
+    """All that a normaliser may read: every row of one update."""
+
+    mask: Bool[Array, "b t"]
+    group: Int[Array, "b"]
+    known: Bool[Array, "b"]
+    n_groups: int
+    entropy_group: Int[Array, "b t"] | None
+    config: ObjectiveConfig
+    max_new_tokens: int
+    dtype: jnp.dtype
+
+    @property
+    def responses(self) -> Float[Array, "b 1"]:
+        """The share of each response in a mean over responses."""
+        return response_weight(self.group, self.known, self.n_groups, self.dtype)[:, None]
 
 
-def entropy_group_mean(mask: Bool[Array, "b t"], entropy_group: Int[Array, "b t"] | None, config: ObjectiveConfig, dtype) -> Float[Array, "b t"]:
-    """1 / (non-empty entropy groups of the response * tokens of the token's group): a token of a small group weighs more (arXiv 2512.00499v2)."""
-    if entropy_group is None:
+def token_mean(x: WeightInputs) -> Float[Array, "b t"]:
+    """Mean over responses of the mean over a response's tokens: 1 / (tokens of the response)."""
+    count = jnp.maximum(jnp.sum(x.mask, axis=1, keepdims=True), 1).astype(x.dtype)
+    return x.responses * (x.mask.astype(x.dtype) / count)
+
+
+def all_token_mean(x: WeightInputs) -> Float[Array, "b t"]:
+    """Mean over all tokens of the update: a long response weighs more (DAPO, arXiv 2503.14476, section 3.3)."""
+    counted = x.mask & (x.known & (x.group >= 0))[:, None]
+    return counted.astype(x.dtype) / jnp.maximum(jnp.sum(counted), 1).astype(x.dtype)
+
+
+def constant_length_mean(x: WeightInputs) -> Float[Array, "b t"]:
+    """Mean over responses of the sum over a response's tokens / the largest number of new tokens (Dr.GRPO, arXiv 2503.20783, section 3.2)."""
+    return x.responses * (x.mask.astype(x.dtype) / x.max_new_tokens)
+
+
+def entropy_group_mean(x: WeightInputs) -> Float[Array, "b t"]:
+    """Mean over responses, over their non-empty entropy groups, over a group's tokens: one of a small group weighs more (arXiv 2512.00499v2)."""
+    if x.entropy_group is None:
         raise ValueError("token_weights: espo needs entropy_group")
-    member = group_members(entropy_group, mask, len(config.espo_quantiles) + 1)
-    tokens = jnp.sum(member, axis=1).astype(dtype)
-    filled = jnp.maximum(jnp.sum(tokens > 0, axis=1, keepdims=True), 1).astype(dtype)
-    return to_tokens(jnp.ones((), dtype) / (jnp.maximum(tokens, jnp.ones((), dtype)) * filled), member)
+    member = group_members(x.entropy_group, x.mask, len(x.config.espo_quantiles) + 1)
+    tokens = jnp.sum(member, axis=1).astype(x.dtype)
+    filled = jnp.maximum(jnp.sum(tokens > 0, axis=1, keepdims=True), 1).astype(x.dtype)
+    return x.responses * to_tokens(jnp.ones((), x.dtype) / (jnp.maximum(tokens, jnp.ones((), x.dtype)) * filled), member)
 
 
-WEIGHTS: dict[str, Callable[..., Float[Array, "b t"]]] = {"grpo": token_mean, "gspo": token_mean, "espo": entropy_group_mean}
+WEIGHTS: dict[str, Callable[[WeightInputs], Float[Array, "b t"]]] = {
+    "grpo": token_mean,
+    "dapo": all_token_mean,
+    "dr_grpo": constant_length_mean,
+    "gspo": token_mean,
+    "cispo": all_token_mean,
+    "espo": entropy_group_mean,
+}
 
 
 def token_weights(
@@ -168,13 +230,15 @@ def token_weights(
     config: ObjectiveConfig,
     entropy_group: Int[Array, "b t"] | None = None,
     dtype=jnp.float32,
+    max_new_tokens: int = 1,
 ) -> Float[Array, "b t"]:
     """The normaliser of one update as a weight per token, so that no split into buckets or micro-batches changes the gradient.
 
-    Mean over the groups with a known sample, of the mean over a group's known samples, of the objective's mean within the response. Give it
-    all rows of the update. The weights sum to 1 if every response that counts has tokens; samples with unknown reward and padding have 0.
+    A mean over responses is one over the groups with a known sample, of the mean over a group's known samples. Give it all rows of the
+    update. Except for dr_grpo, which divides by `max_new_tokens`, the weights sum to 1 if every response that counts has tokens; samples
+    with unknown reward and padding have 0.
     """
     require_shape("token_weights", (None, None), mask=mask)
     require_shape("token_weights", mask.shape, entropy_group=entropy_group)
     require_shape("token_weights", mask.shape[:1], group=group, known=known)
-    return WEIGHTS[config.name](mask, entropy_group, config, dtype) * response_weight(group, known, n_groups, dtype)[:, None]
+    return WEIGHTS[config.name](WeightInputs(mask, group, known, n_groups, entropy_group, config, max_new_tokens, dtype))

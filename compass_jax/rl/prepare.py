@@ -1,4 +1,4 @@
-"""From raw rewards to what an update trains on: advantages, weights, masks. Pure; `n_groups`, `config` and the thresholds are static."""
+"""From raw rewards to what an update trains on: advantages, weights, masks. Pure; what is not an array is static."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import RLConfig
 from compass_jax.rl.advantages import group_advantage
+from compass_jax.rl.correction import correction_weight
 from compass_jax.rl.diagnostics import Diagnostics
 from compass_jax.rl.espo import entropy_groups
 from compass_jax.rl.grouping import spread
@@ -37,11 +38,15 @@ def prepare(
     config: RLConfig,
     right_at: float,
     wrong_at: float,
+    max_new_tokens: int,
+    old_logp: Float[Array, "b t"] | None = None,
+    rollout_logp: Float[Array, "b t"] | None = None,
 ) -> tuple[Prepared, Diagnostics]:
     """Advantages and weights of all rows of one update, in any order, and the account of its tokens (to merge and finalize).
 
     `mask` holds all generated tokens; `group` is in 0..n_groups-1, or -1 for a padding row. Call it once per update with every row of it:
-    the weights' denominators run over one update. `old_entropy` and `reward` have one dtype, and so has the result.
+    the weights' denominators run over one update. `old_entropy` and `reward` have one dtype, and so has the result. A correction needs
+    `old_logp` and `rollout_logp`: ValueError without them.
     """
     require_shape("prepare", (None, None), mask=mask)
     require_shape("prepare", mask.shape, old_entropy=old_entropy)
@@ -53,13 +58,20 @@ def prepare(
     kinds = group_kind(reward, known, group, n_groups, right_at=right_at, wrong_at=wrong_at)  # raw rewards, before any shaping
     row_kind = jnp.where(group >= 0, spread(kinds, group), int(Kind.UNDECIDED))
 
-    advantage = jnp.where(trained, group_advantage(reward, known, group, n_groups, config.normalize_std)[:, None], jnp.zeros((), dtype))
+    objective = config.objective
+    normalize = config.normalize_std and objective.name != "dr_grpo"
+    advantage = jnp.where(trained, group_advantage(reward, known, group, n_groups, normalize)[:, None], jnp.zeros((), dtype))
     # Stage 4 takes what is still uniform after the stages before it: its advantage is 0 until here, so that adding is replacing.
     if config.zero_variance.rl_zvp:
         advantage = advantage + rl_zvp_advantage(old_entropy, trained, row_kind, config.zero_variance.rl_zvp_alpha)
 
-    objective = config.objective
     entropy_group = entropy_groups(old_entropy, trained, objective.espo_quantiles) if objective.name == "espo" else None
-    weight = token_weights(trained, group, known, n_groups, objective, entropy_group, dtype)
-    metrics = waste(mask & (group >= 0)[:, None], known, row_kind, kinds, rl_zvp=config.zero_variance.rl_zvp, dtype=dtype)
+    weight = token_weights(trained, group, known, n_groups, objective, entropy_group, dtype, max_new_tokens)
+    corrected: Diagnostics = {}
+    if config.correction.name != "off":
+        if old_logp is None or rollout_logp is None:
+            raise ValueError(f"prepare: rl.correction.name = {config.correction.name!r} needs old_logp, recomputed, and rollout_logp")
+        factor, corrected = correction_weight(old_logp, rollout_logp, trained, config.correction)
+        weight = weight * factor
+    metrics = corrected | waste(mask & (group >= 0)[:, None], known, row_kind, kinds, rl_zvp=config.zero_variance.rl_zvp, dtype=dtype)
     return Prepared(advantage, weight, trained, entropy_group), metrics

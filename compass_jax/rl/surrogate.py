@@ -62,21 +62,25 @@ def clipped_surrogate(
     mask: Bool[Array, "b t"],
     low: Float[Array, "b t"] | float,
     high: Float[Array, "b t"] | float,
-    diagnostics: Diagnostics | None = None,
+    dual: float = 0.0,
 ) -> Surrogate:
     """Stop paying for a ratio that has already moved far enough (PPO, arXiv 1707.06347, eq. 7).
 
         min(r A, clip(r, 1 - low, 1 + high) A)
 
     Written by cases: the clipped term is the smaller one exactly where A > 0 and r > 1 + high, or A < 0 and r < 1 - low. There the
-    value is constant in r and the gradient 0; everywhere else it is r A.
+    value is constant in r and the gradient 0; everywhere else it is r A. With `dual` = c > 1, where A < 0, the value is also at least
+    c A (dual-clip PPO, arXiv 1912.09729, eq. 5): a wrong answer that has become likely cannot dominate the update.
     """
     zero, one = jnp.zeros((), ratio.dtype), jnp.ones((), ratio.dtype)
     advantage = jax.lax.stop_gradient(jnp.where(mask, advantage, zero))
     too_high, too_low = (advantage > 0) & (ratio > 1 + high), (advantage < 0) & (ratio < 1 - low)
     bounded = jnp.where(too_high, 1 + high, jnp.where(too_low, 1 - low, ratio))
+    if dual:
+        too_bad = (advantage < 0) & (ratio > dual)
+        bounded, too_high = jnp.where(too_bad, jnp.array(dual, ratio.dtype), bounded), too_high | too_bad
     value = jnp.where(mask, bounded * advantage, zero)
-    return Surrogate(value, jnp.where(mask, ratio, one), mask & (too_high | too_low), diagnostics or {})
+    return Surrogate(value, jnp.where(mask, ratio, one), mask & (too_high | too_low), {})
 
 
 def kl_k3(log_ratio: Float[Array, "b t"]) -> Float[Array, "b t"]:

@@ -240,6 +240,7 @@ class RLTrainer:
         prepared, found = step.prepare(
             arrays.mask[rows], arrays.old_entropy[rows], arrays.reward[rows], arrays.known[rows], arrays.group[rows] - first_group,
             n_groups=groups, config=self.rl, right_at=self.config.rewards.right_at, wrong_at=self.config.rewards.wrong_at,
+            max_new_tokens=self.config.rollout.max_new_tokens, old_logp=arrays.old_logp[rows], rollout_logp=arrays.rollout_logp[rows],
         )  # fmt: skip
         prepared = jax.device_get(prepared)
         tokens, total, parts = max(int(prepared.mask.sum()), 1), None, [found]

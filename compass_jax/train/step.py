@@ -26,7 +26,7 @@ from compass_jax.rl.objectives import policy_objective
 from compass_jax.rl.prepare import prepare as _prepare
 from compass_jax.train import optim
 
-prepare = partial(jax.jit, static_argnames=("n_groups", "config", "right_at", "wrong_at"))(_prepare)
+prepare = partial(jax.jit, static_argnames=("n_groups", "config", "right_at", "wrong_at", "max_new_tokens"))(_prepare)
 
 
 def forward(

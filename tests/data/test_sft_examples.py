@@ -36,7 +36,7 @@ def write(path, rows):
 
 
 def test_procedural_examples_are_worked_training_questions(tokenizer):
-    examples, stats = sft_examples(run(DATA, procedural=(("sums", 60),)), tokenizer)
+    examples, stats = sft_examples(run(DATA, procedural=(("sums", 60, 1),)), tokenizer)
     prompts = train_prompts(DATA, tokenizer, 3)
     heldout = {tuple(p.tokens.tolist()) for p in heldout_prompts(DATA, tokenizer, 3)}
     assert len(examples) == stats["examples"] == stats["from/sums"] == 60 and len(heldout) > 40
@@ -53,13 +53,13 @@ def test_procedural_examples_are_worked_training_questions(tokenizer):
 def test_bare_answers_come_as_often_as_asked_whatever_the_source_repeats(tokenizer):
     """40 worked solutions once, 25 bare answers of the same first questions three times each; the source's repeat is RL's alone."""
     data = dataclasses.replace(DATA, sources=tuple(dataclasses.replace(source, repeat=5) for source in DATA.sources))
-    examples, stats = sft_examples(run(data, procedural=(("sums", 40),), answers=(("sums", 25, 3),)), tokenizer)
+    examples, stats = sft_examples(run(data, procedural=(("sums", 40, 1),), answers=(("sums", 25, 3),)), tokenizer)
     prompts = train_prompts(data, tokenizer, 3)[:25]
     bare = [tokenizer.decode(example.tokens[example.mask]) for example in examples[40:]]
     assert bare == [f"<answer>{prompt.answer}</answer>" for prompt in prompts for _ in range(3)]
     assert stats["examples"] == len(examples) == 40 + 75 and stats["from/sums"] == 65
     with pytest.raises(ConfigError, match=r"sft\.answers\[0\] = \('sums', 25, 0\): its numbers must be at least 1"):
-        run(data, procedural=(("sums", 40),), answers=(("sums", 25, 0),)).validate()
+        run(data, procedural=(("sums", 40, 1),), answers=(("sums", 25, 0),)).validate()
 
 
 def test_duplicates_long_and_heldout_rows_are_left_out_and_counted(tmp_path, tokenizer, caplog):
@@ -98,16 +98,16 @@ def test_bad_rows_are_named(tmp_path, tokenizer, content, message):
 
 def test_labels_without_worked_solutions_are_refused(tokenizer, caplog):
     with pytest.raises(DataError, match=r"sft\.procedural\[0\] \('nope'\).*labels: sudoku, sums"):
-        sft_examples(run(DATA, procedural=(("nope", 1),)), tokenizer)
+        sft_examples(run(DATA, procedural=(("nope", 1, 1),)), tokenizer)
     with pytest.raises(DataError, match=r"no worked solutions for sudoku.*chain_sum"):
-        sft_examples(run(DATA, procedural=(("sudoku", 1),)), tokenizer)
-    _, stats = sft_examples(run(DATA, procedural=(("sums", 10_000),)), tokenizer)
+        sft_examples(run(DATA, procedural=(("sudoku", 1, 1),)), tokenizer)
+    _, stats = sft_examples(run(DATA, procedural=(("sums", 10_000, 1),)), tokenizer)
     assert 100 < stats["examples"] < 200
     assert f"only {stats['examples']} training questions are available" in caplog.text
 
 
 def test_stream_continues_exactly(tokenizer):
-    examples, _ = sft_examples(run(DATA, procedural=(("sums", 20),)), tokenizer)
+    examples, _ = sft_examples(run(DATA, procedural=(("sums", 20, 1),)), tokenizer)
     stream = ExampleStream(examples, seed=4)
     first = [e.key for e in stream.next_batch(20)]
     assert sorted(first) == sorted(e.key for e in examples) and first != [e.key for e in examples]

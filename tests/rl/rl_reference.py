@@ -37,6 +37,12 @@ class Toy:
         return self.logp(self.old_theta)
 
     @property
+    def rollout_logp(self):
+        """The old policy's numbers as a sampler would have rounded them: off by up to a half, some by more."""
+        shift = np.sin(np.arange(self.taken.size) * 1.7).reshape(self.taken.shape)
+        return self.old_logp + 0.5 * shift**3 + np.where(np.abs(shift) > 0.99, 1.8 * shift, 0) + 0.02 * np.cos(np.arange(len(self.taken)))[:, None]
+
+    @property
     def ref_logp(self):
         return self.logp(self.ref_theta)
 
@@ -116,18 +122,43 @@ def rl_zvp(toy, right_at, wrong_at, alpha):
     return out
 
 
-def objective(name, toy, theta, theta0, advantages, config):
-    """Mean over groups, of the mean over known samples, of the objective's mean within the response. theta may be complex."""
+MAX_NEW_TOKENS = 17
+
+
+def correction(toy, config):
+    """[b t] factors, from the definitions; `rollout_logp` is that of `rollout_theta`."""
+    out = np.ones(toy.mask.shape)
+    for i in range(len(out)):
+        tokens = np.flatnonzero(toy.mask[i])
+        rho = np.exp(toy.old_logp[i, tokens] - toy.rollout_logp[i, tokens])
+        if not len(tokens):
+            continue
+        if config.name == "tis":
+            out[i, tokens] = [min(r, config.tis_cap) for r in rho]
+        if config.name == "icepop":
+            out[i, tokens] = [r if config.icepop_range[0] <= r <= config.icepop_range[1] else 0 for r in rho]
+        if config.name == "sequence":
+            inside = config.sequence_range[0] <= np.prod(rho) ** (1 / len(rho)) <= config.sequence_range[1]
+            out[i, tokens] = rho if inside else 0
+    return out
+
+
+def objective(name, toy, theta, theta0, advantages, config, factor=None):
+    """The nested means of the objective: over groups, their known samples, a response's tokens; or over all tokens. theta may be complex."""
     logp, frozen = toy.logp(theta), toy.logp(theta0)
+    factor = np.ones(toy.mask.shape) if factor is None else factor
+    if name in ("dapo", "cispo"):
+        places = [(i, t) for i in range(len(toy.group)) if toy.group[i] >= 0 and toy.known[i] for t in np.flatnonzero(toy.mask[i])]
+        return sum(factor[i, t] * _token(name, toy, i, t, None, logp, frozen, advantages, config) for i, t in places) / len(places)
     per_group = []
     for g in range(toy.n_groups):
         rows = [i for i in range(len(toy.group)) if toy.group[i] == g and toy.known[i]]
         if rows:
-            per_group.append(sum(_response(name, toy, i, logp, frozen, advantages, config) for i in rows) / len(rows))
+            per_group.append(sum(_response(name, toy, i, logp, frozen, advantages, config, factor) for i in rows) / len(rows))
     return sum(per_group) / len(per_group)
 
 
-def _response(name, toy, i, logp, frozen, advantages, config):
+def _response(name, toy, i, logp, frozen, advantages, config, factor):
     tokens = np.flatnonzero(toy.mask[i])
     if not len(tokens):
         return 0.0
@@ -138,26 +169,35 @@ def _response(name, toy, i, logp, frozen, advantages, config):
         index = [sum(h <= entropy[t] for h in thresholds) for t in tokens]
         parts = [tokens[np.array(index) == k] for k in range(len(thresholds) + 1)]
         parts = [p for p in parts if len(p)]
-    means = []
-    for part in parts:
-        ratios = np.clip(frozen[i, part] - toy.old_logp[i, part], -20, 20)
-        s = np.exp(np.clip(ratios.mean(), -10, 10))
-        low, high = config.clip_low, config.clip_high
-        if name == "espo" and not config.espo_fixed_clip:
-            low = high = max(config.espo_alpha * entropy[part].mean() / np.log(toy.vocab_size), config.espo_floor)
-        values = []
-        for t in part:
-            if name == "grpo":
-                ratio = np.exp(logp[i, t] - toy.old_logp[i, t])
-            elif name == "gspo" or config.espo_token_form == "gspo":
-                ratio = s * np.exp(logp[i, t]) / np.exp(frozen[i, t])
-            else:
-                ratio = s * np.exp(logp[i, t]) / np.exp(toy.old_logp[i, t])
-            a = advantages[i, t]
-            d = toy.ref_logp[i, t] - logp[i, t]
-            values.append(smaller(ratio * a, bounded(ratio, 1 - low, 1 + high) * a) - config.kl_coef * (np.exp(d) - d - 1))
-        means.append(sum(values) / len(values))
-    return sum(means) / len(means)
+    sums = [sum(factor[i, t] * _token(name, toy, i, t, part, logp, frozen, advantages, config) for t in part) for part in parts]
+    if name == "dr_grpo":
+        return sums[0] / MAX_NEW_TOKENS
+    return sum(total / len(part) for total, part in zip(sums, parts, strict=True)) / len(parts)
+
+
+def _token(name, toy, i, t, part, logp, frozen, advantages, config):
+    """The objective of token t; `part` holds the tokens that share its ratio."""
+    a, (low, high) = advantages[i, t], CLIPS.get(name, (None, None))
+    d = toy.ref_logp[i, t] - logp[i, t]
+    penalty = config.kl_coef * (np.exp(d) - d - 1)
+    if name == "cispo":
+        return min(np.exp(frozen[i, t] - toy.old_logp[i, t]), config.cispo_ratio_max) * a * logp[i, t] - penalty
+    low, high = config.clip_low or low, config.clip_high or high
+    if name in ("grpo", "dapo", "dr_grpo"):
+        ratio = np.exp(logp[i, t] - toy.old_logp[i, t])
+    else:
+        s = np.exp(np.clip(np.clip(frozen[i, part] - toy.old_logp[i, part], -20, 20).mean(), -10, 10))
+        against = frozen if name == "gspo" or config.espo_token_form == "gspo" else toy.old_logp
+        ratio = s * np.exp(logp[i, t]) / np.exp(against[i, t])
+    if name == "espo" and not config.espo_fixed_clip:
+        low = high = max(config.espo_alpha * toy.old_entropy[i, part].mean() / np.log(toy.vocab_size), config.espo_floor)
+    value = smaller(ratio * a, bounded(ratio, 1 - low, 1 + high) * a)
+    if config.dual_clip and a < 0 and np.real(value) < config.dual_clip * a:
+        value = config.dual_clip * a
+    return value - penalty
+
+
+CLIPS = {"grpo": (0.2, 0.2), "dapo": (0.2, 0.28), "dr_grpo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "espo": (3e-4, 4e-4)}
 
 
 def smaller(a, b):

@@ -27,7 +27,8 @@ TOL = dict(rtol=1e-10, atol=1e-13)
 
 @functools.partial(jax.jit, static_argnames=("name", "n_groups"))
 def prepared(name, mask, entropy, reward, known, group, n_groups):
-    return prepare(mask, entropy, reward, known, group, n_groups=n_groups, config=RLConfig(objective=CONFIGS[name]), right_at=1.0, wrong_at=0.0)
+    config = RLConfig(objective=CONFIGS[name])
+    return prepare(mask, entropy, reward, known, group, n_groups=n_groups, config=config, right_at=1.0, wrong_at=0.0, max_new_tokens=16)
 
 
 @functools.partial(jax.jit, static_argnames="name")

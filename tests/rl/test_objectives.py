@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import rl_reference as ref
 
-from compass_jax.config import ObjectiveConfig, RLConfig, ZeroVarianceConfig
+from compass_jax.config import CorrectionConfig, ObjectiveConfig, RLConfig, ZeroVarianceConfig
 from compass_jax.rl import objectives
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.prepare import prepare
@@ -18,6 +18,12 @@ from compass_jax.rl.prepare import prepare
 CASES = {
     "grpo": (ObjectiveConfig("grpo"), 0.3),
     "grpo asymmetric with KL": (ObjectiveConfig("grpo", clip_low=0.1, clip_high=0.28, kl_coef=0.05), 0.3),
+    "grpo dual clip": (ObjectiveConfig("grpo", dual_clip=1.3), 0.5),
+    "dapo": (ObjectiveConfig("dapo", kl_coef=0.05), 0.3),
+    "dr_grpo": (ObjectiveConfig("dr_grpo"), 0.3),
+    "cispo": (ObjectiveConfig("cispo", cispo_ratio_max=1.2), 0.3),
+    "cispo with KL": (ObjectiveConfig("cispo", kl_coef=0.1, cispo_ratio_max=1.1), 0.3),
+    "gspo own clip": (ObjectiveConfig("gspo"), 1.5e-3),
     "gspo": (ObjectiveConfig("gspo", clip_low=3e-4, clip_high=4e-4), 1.5e-3),
     "gspo with KL": (ObjectiveConfig("gspo", clip_low=0.05, clip_high=0.06, kl_coef=0.1), 0.15),
     "espo one group": (ObjectiveConfig(espo_quantiles=()), 0.04),
@@ -32,20 +38,24 @@ CASES = {
 }
 
 
-def rl_config(config):
-    return RLConfig(objective=config, zero_variance=ZeroVarianceConfig(rl_zvp_alpha=0.1))
+OFF = CorrectionConfig()
 
 
-def prepared(toy, config, dtype):
+def rl_config(config, correction=OFF):
+    return RLConfig(objective=config, correction=correction, zero_variance=ZeroVarianceConfig(rl_zvp_alpha=0.1))
+
+
+def prepared(toy, config, dtype, correction=OFF):
     return prepare(
         jnp.asarray(toy.mask), jnp.asarray(toy.old_entropy, dtype), jnp.asarray(toy.reward, dtype), jnp.asarray(toy.known),
-        jnp.asarray(toy.group, jnp.int32), n_groups=toy.n_groups, config=rl_config(config), right_at=1.0, wrong_at=0.0,
+        jnp.asarray(toy.group, jnp.int32), n_groups=toy.n_groups, config=rl_config(config, correction), right_at=1.0, wrong_at=0.0,
+        max_new_tokens=ref.MAX_NEW_TOKENS, old_logp=jnp.asarray(toy.old_logp, dtype), rollout_logp=jnp.asarray(toy.rollout_logp, dtype),
     )[0]  # fmt: skip
 
 
-def ours(toy, config, dtype=jnp.float64, jit=True):
+def ours(toy, config, dtype=jnp.float64, jit=True, correction=OFF):
     """Value, gradient in theta and diagnostics of our objective over the toy policy."""
-    p = prepared(toy, config, dtype)
+    p = prepared(toy, config, dtype, correction)
     old_logp, ref_logp, entropy = (jnp.asarray(x, dtype) for x in (toy.old_logp, toy.ref_logp, toy.old_entropy))
 
     def total(theta):
@@ -61,9 +71,10 @@ def ours(toy, config, dtype=jnp.float64, jit=True):
     return float(value), np.asarray(grad), {k: float(v) for k, v in finalize_diagnostics(diagnostics).items()}
 
 
-def reference(toy, config):
-    advantages = ref.advantage(toy)[:, None] + ref.rl_zvp(toy, 1.0, 0.0, 0.1)
-    function = lambda theta: ref.objective(config.name, toy, theta, toy.theta, advantages, config)  # noqa: E731
+def reference(toy, config, correction=OFF):
+    advantages = ref.advantage(toy, config.name != "dr_grpo")[:, None] + ref.rl_zvp(toy, 1.0, 0.0, 0.1)
+    factor = ref.correction(toy, correction)
+    function = lambda theta: ref.objective(config.name, toy, theta, toy.theta, advantages, config, factor)  # noqa: E731
     return np.real(function(toy.theta)), ref.gradient(function, toy.theta)
 
 
@@ -79,6 +90,29 @@ def test_value_and_gradient_agree_with_the_reference(name, x64):
     np.testing.assert_allclose(got, value, rtol=1e-9)
     np.testing.assert_allclose(got_grad, grad, rtol=1e-9, atol=1e-9 * np.abs(grad).max())
     assert np.abs(grad).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "correction",
+    [
+        CorrectionConfig("tis", tis_cap=1.2),
+        CorrectionConfig("icepop", icepop_range=(0.7, 1.5)),
+        CorrectionConfig("sequence", sequence_range=(0.98, 1.05)),
+    ],
+    ids=lambda c: c.name,
+)
+@pytest.mark.parametrize("name", ["grpo", "espo", "dapo"])
+def test_corrected_objectives_agree_with_the_reference(name, correction, x64):
+    """The factor is outside the clip and has no gradient; what it drops stays in the denominator."""
+    config, drift = CASES[name]
+    toy = ref.make_toy(seed=7, drift=drift)
+    factor = ref.correction(toy, correction)[toy.mask & toy.known[:, None]]
+    assert np.ptp(factor) > 0.2 and (correction.name == "tis") == (factor.min() > 0) and factor.max() > 1.04
+    value, grad = reference(toy, config, correction)
+    got, got_grad, _ = ours(toy, config, correction=correction)
+    np.testing.assert_allclose(got, value, rtol=1e-9)
+    np.testing.assert_allclose(got_grad, grad, rtol=1e-9, atol=1e-9 * np.abs(grad).max())
+    assert abs(got - ours(toy, config)[0]) > 1e-4
 
 
 @pytest.mark.parametrize("name, jit", [("grpo", True), ("gspo with KL", True), ("espo", True), ("espo", False), ("espo printed", True)])
@@ -103,7 +137,7 @@ def test_espo_with_one_group_and_fixed_clip_is_gspo(drift, x64):
     assert np.abs(a[1]).max() > 0
 
 
-@pytest.mark.parametrize("name", ["grpo", "gspo", "espo four groups", "espo printed"])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo", "espo four groups", "espo printed"])
 def test_on_policy_ratio_is_exactly_one_and_nothing_is_clipped(name):
     config, _ = CASES[name]
     toy = ref.make_toy(seed=4, drift=0.0)

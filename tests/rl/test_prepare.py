@@ -16,7 +16,7 @@ from compass_jax.rl.prepare import prepare
 
 
 def run(toy, config, entropy=None, dtype=jnp.float64, function=prepare):
-    jitted = jax.jit(functools.partial(function, n_groups=toy.n_groups, config=config, right_at=1.0, wrong_at=0.0))
+    jitted = jax.jit(functools.partial(function, n_groups=toy.n_groups, config=config, right_at=1.0, wrong_at=0.0, max_new_tokens=16))
     return jitted(
         jnp.asarray(toy.mask), jnp.asarray(toy.old_entropy if entropy is None else entropy, dtype), jnp.asarray(toy.reward, dtype),
         jnp.asarray(toy.known), jnp.asarray(toy.group, jnp.int32),

@@ -73,8 +73,9 @@ def score(model, params, arrays, store, split=WHOLE, temperature=1.0):
 def gradient(model, params, arrays, store, config, split, temperature=1.0):
     """(gradient of one update of all groups, its diagnostics), added up over the micro-batches of `split`."""
     prepared, found = step.prepare(
-        arrays.mask, arrays.old_entropy, arrays.reward, arrays.known, arrays.group, n_groups=GROUPS, config=config, right_at=1.0, wrong_at=0.0
-    )
+        arrays.mask, arrays.old_entropy, arrays.reward, arrays.known, arrays.group,
+        n_groups=GROUPS, config=config, right_at=1.0, wrong_at=0.0, max_new_tokens=16,
+    )  # fmt: skip
     prepared, total, parts = jax.device_get(prepared), None, [found]
     for micro in split if isinstance(split, list) else plan(arrays.lengths, *split):
         batch = micro_batch(arrays, micro, store, prepared)

@@ -1,0 +1,72 @@
+"""Every setting of a run: frozen dataclasses, one per component, composed into `RunConfig`.
+
+Each class checks its own values in `validate()`; `RunConfig.validate()` calls them all and then checks what
+two components must agree on. An error names the key as it is written on the command line (`rl.group_size`).
+The classes below the model are plain data and hashable where a jitted function takes them as static.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from compass_jax.config.data import DataConfig, EvalConfig, FileSource, ProceduralSource, RewardConfig, RolloutConfig
+from compass_jax.config.errors import ConfigError, check
+from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
+from compass_jax.config.training import CLIP_RANGES, CorrectionConfig, ObjectiveConfig, OptimConfig, RLConfig, SFTConfig, ZeroVarianceConfig
+
+__all__ = [
+    "CLIP_RANGES", "ComputeConfig", "ConfigError", "CorrectionConfig", "DataConfig", "EvalConfig", "FileSource", "MoEConfig", "ModelConfig",
+    "ObjectiveConfig", "OptimConfig", "ProceduralSource", "RLConfig", "RewardConfig", "RolloutConfig", "RunConfig", "SFTConfig",
+    "ZeroVarianceConfig",
+]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole run. `init_from` is a Hugging Face folder or a checkpoint to start from; empty: random weights."""
+
+    name: str
+    model: ModelConfig
+    run_dir: str = ""  # empty: runs/<name>
+    seed: int = 0
+    init_from: str = ""
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    rewards: RewardConfig = field(default_factory=RewardConfig)
+    sft: SFTConfig = field(default_factory=SFTConfig)
+    rl: RLConfig = field(default_factory=RLConfig)
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
+    keep_checkpoints: int = 2
+
+    @property
+    def directory(self) -> str:
+        """Where the run writes."""
+        return self.run_dir or f"runs/{self.name}"
+
+    def validate(self) -> RunConfig:
+        """Returns self, or raises ConfigError naming the first setting that cannot be used."""
+        check(bool(self.name), "name is empty: give the run a name")
+        check(0 <= self.seed < 2**32, f"seed = {self.seed}: must be in [0, 2**32)")
+        check(self.keep_checkpoints >= 1, f"keep_checkpoints = {self.keep_checkpoints}: must be at least 1")
+        for part in (self.model, self.compute, self.rollout, self.data, self.rewards, self.sft, self.rl, self.evaluation):
+            part.validate()
+        check(
+            self.rollout.max_length <= self.model.max_positions,
+            f"rollout.prompt_buckets + max_new_tokens = {self.rollout.max_length} tokens exceed model.max_positions = {self.model.max_positions}",
+        )
+        return self
+
+    def validate_for_rl(self) -> RunConfig:
+        """`validate()`, and what only RL needs: an untruncated sampler (algorithms section 0) and buckets that hold every rollout."""
+        self.validate()
+        r = self.rollout
+        check(r.top_k == 0 and r.top_p == 1.0, f"rollout.top_k = {r.top_k}, top_p = {r.top_p}: RL trains the untruncated distribution; set 0 and 1")
+        check(r.temperature > 0, f"rollout.temperature = {r.temperature}: RL samples; it must be positive")
+        longest = r.prompt_buckets[-1] + r.max_new_tokens
+        check(
+            self.rl.buckets[-1] >= longest,
+            f"rl.buckets end at {self.rl.buckets[-1]} tokens, a rollout may have {longest} (rollout.prompt_buckets[-1] + max_new_tokens)",
+        )
+        check(bool(self.data.sources), "data.sources is empty: RL needs prompts")
+        return self

@@ -1,0 +1,171 @@
+"""Settings of SFT, RL and the optimiser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from compass_jax.config.errors import check
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with linear warm-up, then constant or cosine decay to zero."""
+
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    schedule: Literal["constant", "cosine"] = "constant"
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_grad_norm: float = 1.0
+    max_bad_steps: int = 3  # consecutive updates with a non-finite gradient before the run stops
+
+    def validate(self, key: str) -> None:
+        check(self.learning_rate >= 0, f"{key}.learning_rate = {self.learning_rate}: must be >= 0")
+        check(self.warmup_steps >= 0, f"{key}.warmup_steps = {self.warmup_steps}: must be >= 0")
+        check(self.clip_grad_norm > 0, f"{key}.clip_grad_norm = {self.clip_grad_norm}: must be positive")
+        check(self.max_bad_steps >= 1, f"{key}.max_bad_steps = {self.max_bad_steps}: must be at least 1")
+
+
+@dataclass(frozen=True)
+class SFTConfig:
+    """Supervised fine-tuning on chat-format worked solutions; loss on the assistant's tokens only."""
+
+    files: tuple[str, ...] = ()  # JSONL with `messages`
+    procedural: tuple[tuple[str, int, int], ...] = ()  # (label of a data source, worked training questions, times that each comes in one pass)
+    answers: tuple[tuple[str, int, int], ...] = ()  # the same with the bare answer, no steps: a cold start has few worked solutions
+    steps: int = 100
+    batch: int = 64
+    buckets: tuple[int, ...] = (64, 128, 256)
+    micro_batch_tokens: int = 16_384
+    router_aux_coef: float = 0.01
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(learning_rate=1e-3))
+    save_every: int = 0  # 0: only at the end
+    eval_every: int = 0
+
+    def validate(self) -> None:
+        for name in ("steps", "batch", "micro_batch_tokens"):
+            check(getattr(self, name) >= 1, f"sft.{name} = {getattr(self, name)}: must be positive")
+        b = self.buckets
+        check(bool(b) and all(x > 1 for x in b) and list(b) == sorted(set(b)), f"sft.buckets = {b}: must increase and be above 1")
+        check(self.router_aux_coef >= 0, f"sft.router_aux_coef = {self.router_aux_coef}: must be >= 0")
+        check(self.save_every >= 0, f"sft.save_every = {self.save_every}: must be >= 0")
+        for key, rows in (("procedural", self.procedural), ("answers", self.answers)):
+            for i, row in enumerate(rows):
+                check(min(row[1:]) >= 1, f"sft.{key}[{i}] = {row}: its numbers must be at least 1")
+        self.optim.validate("sft.optim")
+
+
+CLIP_RANGES = {"grpo": (0.2, 0.2), "dapo": (0.2, 0.28), "dr_grpo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "espo": (3e-4, 4e-4)}  # of the papers
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """Policy objective (algorithms in rl/objectives.py and rl/espo.py). Hashable: static in jit."""
+
+    name: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "espo"] = "espo"
+    clip_low: float = 0.0  # 0: the objective's own range (CLIP_RANGES); espo uses it with espo_fixed_clip alone, cispo never
+    clip_high: float = 0.0
+    dual_clip: float = 0.0  # c of max(., c A) where A < 0; 0: off
+    cispo_ratio_max: float = 5.0  # 1.2 is published too
+    espo_alpha: float = 0.02
+    espo_floor: float = 1e-5
+    espo_quantiles: tuple[float, ...] = (0.8,)  # of the response's entropies; () is one group
+    espo_token_form: Literal["gspo", "printed"] = "gspo"
+    espo_fixed_clip: bool = False  # clip_low / clip_high instead of the entropy-adaptive range
+    kl_coef: float = 0.0  # beta of k3 to the reference policy; 0: no reference is kept
+    router_aux_coef: float = 0.0
+
+    @property
+    def clips(self) -> tuple[float, float]:
+        """(low, high): the ratio stays in [1 - low, 1 + high]."""
+        low, high = CLIP_RANGES.get(self.name, (0.0, 0.0))
+        return self.clip_low or low, self.clip_high or high
+
+    def validate(self) -> None:
+        check(
+            self.clip_low >= 0 and self.clip_high >= 0,
+            f"rl.objective.clip_low/high = {self.clip_low}/{self.clip_high}: must be positive (0: the objective's own)",
+        )
+        check(self.dual_clip == 0 or self.dual_clip > 1, f"rl.objective.dual_clip = {self.dual_clip}: must be above 1 (0: off)")
+        check(not self.dual_clip or self.name != "cispo", f"rl.objective.dual_clip = {self.dual_clip}: cispo has no clipped term to bound; set 0")
+        check(self.cispo_ratio_max > 1, f"rl.objective.cispo_ratio_max = {self.cispo_ratio_max}: must be above 1")
+        check(self.espo_alpha > 0, f"rl.objective.espo_alpha = {self.espo_alpha}: must be positive")
+        check(self.espo_floor > 0, f"rl.objective.espo_floor = {self.espo_floor}: must be positive")
+        q = self.espo_quantiles
+        check(all(0 < x < 1 for x in q) and list(q) == sorted(set(q)), f"rl.objective.espo_quantiles = {q}: must increase strictly inside (0, 1)")
+        check(self.kl_coef >= 0, f"rl.objective.kl_coef = {self.kl_coef}: must be >= 0")
+        check(self.router_aux_coef >= 0, f"rl.objective.router_aux_coef = {self.router_aux_coef}: must be >= 0")
+
+
+@dataclass(frozen=True)
+class CorrectionConfig:
+    """Correction of the mismatch between rollout and training probabilities (rl/correction.py): a weight outside the clip."""
+
+    name: Literal["off", "tis", "icepop", "sequence"] = "off"
+    tis_cap: float = 2.0  # C of min(rho, C); 5 in arXiv 2512.01374
+    icepop_range: tuple[float, float] = (0.5, 5.0)  # of a token's rho
+    sequence_range: tuple[float, float] = (0.999, 1.002)  # of a response's geometric mean of rho
+
+    def validate(self) -> None:
+        check(self.tis_cap >= 1, f"rl.correction.tis_cap = {self.tis_cap}: must be at least 1, or on-policy tokens are scaled down")
+        for name in ("icepop_range", "sequence_range"):
+            low, high = getattr(self, name)
+            check(0 < low < 1 < high, f"rl.correction.{name} = {low, high}: must enclose 1, its lower end positive")
+
+
+@dataclass(frozen=True)
+class ZeroVarianceConfig:
+    """Stages of the zero-variance elimination (algorithms section 2)."""
+
+    rl_zvp: bool = True  # stage 4: entropy-guided advantage for uniform groups
+    rl_zvp_alpha: float = 0.1
+
+    def validate(self) -> None:
+        check(self.rl_zvp_alpha > 0, f"rl.zero_variance.rl_zvp_alpha = {self.rl_zvp_alpha}: must be positive (rl_zvp=False switches it off)")
+
+
+@dataclass(frozen=True)
+class RLConfig:
+    """One RL step: `prompts_per_step` groups of `group_size` samples, `updates_per_rollout` x `epochs` updates."""
+
+    steps: int = 100
+    prompts_per_step: int = 32
+    group_size: int = 8
+    updates_per_rollout: int = 1  # the rollout's groups are split into this many updates
+    epochs: int = 1
+    replay: Literal["off", "R2", "R3"] = "R3"
+    buckets: tuple[int, ...] = (64, 128, 256)  # sequence lengths of training batches
+    micro_batch_tokens: int = 16_384
+    normalize_std: bool = True  # divide advantages by the group's standard deviation; dr_grpo never does
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    zero_variance: ZeroVarianceConfig = field(default_factory=ZeroVarianceConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    save_every: int = 50
+    eval_every: int = 0
+    permute_rewards: bool = False  # control experiment: rewards shuffled within each group
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether a reference policy is kept and scored."""
+        return self.objective.kl_coef > 0
+
+    def validate(self) -> None:
+        for name in ("steps", "prompts_per_step", "updates_per_rollout", "epochs", "micro_batch_tokens"):
+            check(getattr(self, name) >= 1, f"rl.{name} = {getattr(self, name)}: must be positive")
+        check(self.group_size >= 2, f"rl.group_size = {self.group_size}: a group-relative advantage needs at least 2 samples")
+        check(
+            self.prompts_per_step % self.updates_per_rollout == 0,
+            f"rl.prompts_per_step = {self.prompts_per_step} is not a multiple of rl.updates_per_rollout = {self.updates_per_rollout}",
+        )
+        b = self.buckets
+        check(bool(b) and all(x > 1 for x in b) and list(b) == sorted(set(b)), f"rl.buckets = {b}: must increase and be above 1")
+        check(self.save_every >= 0, f"rl.save_every = {self.save_every}: must be >= 0 (0: only at the end)")
+        check(self.eval_every >= 0, f"rl.eval_every = {self.eval_every}: must be >= 0 (0: only before and after)")
+        self.objective.validate()
+        self.correction.validate()
+        self.zero_variance.validate()
+        self.optim.validate("rl.optim")
