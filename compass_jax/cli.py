@@ -127,13 +127,19 @@ def _parser() -> argparse.ArgumentParser:
         ("sft", "supervised fine-tuning"),
         ("train", "reinforcement learning; on an existing run directory it resumes"),
         ("eval", "evaluate a checkpoint on held-out prompts"),
+        ("filter", "estimate the pass rate of every training prompt; RL keeps those between the bounds (data.keep_file)"),
     ):
         # --help belongs to the overrides, which are known once the configuration is.
         sub = command(name, text, add_help=False)
         sub.add_argument("config", nargs="?", metavar="CONFIG", help=_CONFIG_HELP.format(f"compass {name}"))
         sub.add_argument("--dry-run", action="store_true", help="print the resolved configuration as JSON and stop")
         sub.set_defaults(usage=sub)
-    sub.add_argument("--checkpoint", metavar="DIR", help="a run directory, or one of its checkpoints")
+        if name in ("eval", "filter"):
+            sub.add_argument("--checkpoint", metavar="DIR", help="a run directory, or one of its checkpoints")
+    sub.add_argument("--out", metavar="DIR", help="where to write; the same command again continues")
+    sub.add_argument("--samples", type=int, default=8, help="answers to each prompt (default: %(default)s)")
+    sub.add_argument("--low", type=float, default=0.0, help="keep prompts with a pass rate above this (default: %(default)s)")
+    sub.add_argument("--high", type=float, default=1.0, help="and below this (default: %(default)s)")
     for name, source, text in (
         ("import-hf", "src", "a Hugging Face folder into a checkpoint"),
         ("export-hf", "checkpoint", "a checkpoint into a Hugging Face folder"),
@@ -192,9 +198,15 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
         from compass_jax.train.loop import run_rl
 
         _report_if_done(config, run_rl(config))
+    elif args.checkpoint is None:
+        raise ConfigError(f"--checkpoint DIR is missing: which weights is compass {args.command} to use?")
+    elif args.command == "filter":
+        if args.out is None:
+            raise ConfigError("--out DIR is missing: where is compass filter to write?")
+        from compass_jax.offline_filter import run_filter
+
+        run_filter(config, args.checkpoint, args.out, args.samples, args.low, args.high)
     else:
-        if args.checkpoint is None:
-            raise ConfigError("--checkpoint DIR is missing: which checkpoint is to be evaluated?")
         from compass_jax.evaluate import run_eval
 
         run_eval(config, args.checkpoint)

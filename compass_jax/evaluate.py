@@ -44,10 +44,19 @@ class Evaluation:
 
 
 def answers(
-    engine: Engine, params: Any, prompts: Sequence[Prompt], tokenizer: Tokenizer, scorer: Scorer, *, samples: int, sampler: Sampler, seed: int
+    engine: Engine,
+    params: Any,
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer,
+    scorer: Scorer,
+    *,
+    samples: int,
+    sampler: Sampler,
+    seed: int,
+    purpose: Purpose = Purpose.EVAL,
 ) -> tuple[list[list[Rollout]], list[list[Score]]]:
-    """`samples` scored rollouts of every prompt, in order. Draws depend on (seed, eval, prompt, sample, position) alone."""
-    collection = Collection(engine, params, prompts, samples, Purpose.EVAL, seed, sampler=sampler, keep_routing=False)
+    """`samples` scored rollouts of every prompt, in order. Draws depend on (seed, purpose, prompt, sample, position) alone."""
+    collection = Collection(engine, params, prompts, samples, purpose, seed, sampler=sampler, keep_routing=False)
     rollouts: dict[int, Rollout] = {}
     scores: dict[int, Score] = {}
     for rollout in collection:

@@ -12,11 +12,20 @@ from dataclasses import dataclass, field
 from compass_jax.config.data import DataConfig, EvalConfig, FileSource, ProceduralSource, RewardConfig, RolloutConfig
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
-from compass_jax.config.training import CLIP_RANGES, CorrectionConfig, ObjectiveConfig, OptimConfig, RLConfig, SFTConfig, ZeroVarianceConfig
+from compass_jax.config.training import (
+    CLIP_RANGES,
+    CorrectionConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    RLConfig,
+    SFTConfig,
+    ShapingConfig,
+    ZeroVarianceConfig,
+)
 
 __all__ = [
     "CLIP_RANGES", "ComputeConfig", "ConfigError", "CorrectionConfig", "DataConfig", "EvalConfig", "FileSource", "MoEConfig", "ModelConfig",
-    "ObjectiveConfig", "OptimConfig", "ProceduralSource", "RLConfig", "RewardConfig", "RolloutConfig", "RunConfig", "SFTConfig",
+    "ObjectiveConfig", "OptimConfig", "ProceduralSource", "RLConfig", "RewardConfig", "RolloutConfig", "RunConfig", "SFTConfig", "ShapingConfig",
     "ZeroVarianceConfig",
 ]
 
@@ -68,5 +77,14 @@ class RunConfig:
             self.rl.buckets[-1] >= longest,
             f"rl.buckets end at {self.rl.buckets[-1]} tokens, a rollout may have {longest} (rollout.prompt_buckets[-1] + max_new_tokens)",
         )
+        shaping = self.rl.shaping
+        check(
+            shaping.total < self.rewards.smallest_gap,
+            f"rl.shaping: the penalties sum to {shaping.total}, which is not below rewards.smallest_gap = {self.rewards.smallest_gap}: "
+            "a right answer could end below a wrong one; lower the penalties",
+        )
+        for name in ("length_free_tokens", "overlong_buffer_tokens"):
+            tokens = getattr(shaping, name)
+            check(tokens <= r.max_new_tokens, f"rl.shaping.{name} = {tokens} exceeds rollout.max_new_tokens = {r.max_new_tokens}")
         check(bool(self.data.sources), "data.sources is empty: RL needs prompts")
         return self

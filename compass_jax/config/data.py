@@ -78,6 +78,7 @@ class DataConfig:
     eval_prompts: int = 512
     tokenizer: str = ""  # folder with tokenizer.json and tokenizer_config.json
     system_prompt: str = ""
+    keep_file: str = ""  # pass_rates.jsonl of compass filter: RL trains on the prompts that it keeps; empty: on all
 
     def validate(self) -> None:
         for i, source in enumerate(self.sources):
@@ -94,11 +95,13 @@ class RewardConfig:
     timeout_s: float = 5.0
     right_at: float = 1.0  # raw reward from which an answer counts as right
     wrong_at: float = 0.0  # raw reward up to which an answer counts as wrong
+    smallest_gap: float = 1.0  # smallest difference of two rewards that the verifier can give (one test of ten: 0.1)
     answer_tag: str = "answer"  # the answer is the text in the last <answer>...</answer>; empty: the whole response
 
     def validate(self) -> None:
         check(self.workers >= 1, f"rewards.workers = {self.workers}: must be positive")
         check(self.timeout_s > 0, f"rewards.timeout_s = {self.timeout_s}: must be positive")
+        check(self.smallest_gap > 0, f"rewards.smallest_gap = {self.smallest_gap}: must be positive")
         check(self.wrong_at < self.right_at, f"rewards.wrong_at = {self.wrong_at} must be below rewards.right_at = {self.right_at}")
 
 

@@ -120,11 +120,40 @@ class CorrectionConfig:
 class ZeroVarianceConfig:
     """Stages of the zero-variance elimination (algorithms section 2)."""
 
+    select: bool = False  # stage 1: skip prompts whose recent groups were uniform (data/selection.py)
+    select_targets: tuple[float, float] = (1 / 12, 1 / 6)  # shares of all-right and all-wrong groups that it aims at
+    grow_to: int = 0  # stage 2: a uniform group gets more samples, doubling up to so many; 0: off
     rl_zvp: bool = True  # stage 4: entropy-guided advantage for uniform groups
     rl_zvp_alpha: float = 0.1
 
     def validate(self) -> None:
+        check(self.grow_to >= 0, f"rl.zero_variance.grow_to = {self.grow_to}: must be >= 0 (0: off)")
+        bad = [x for x in self.select_targets if not 0 < x < 1]
+        check(not bad, f"rl.zero_variance.select_targets = {self.select_targets}: must be in (0, 1)")
         check(self.rl_zvp_alpha > 0, f"rl.zero_variance.rl_zvp_alpha = {self.rl_zvp_alpha}: must be positive (rl_zvp=False switches it off)")
+
+
+@dataclass(frozen=True)
+class ShapingConfig:
+    """Stage 3: penalties (rl/shaping.py). Their sum must stay below rewards.smallest_gap; all 0: off."""
+
+    length_penalty: float = 0.0  # of a right answer of max_new_tokens
+    length_free_tokens: int = 0  # up to here a right answer costs nothing
+    repetition_penalty: float = 0.0  # of a right answer that says nothing but what it has said before
+    repetition_ngram: int = 4
+    overlong_penalty: float = 0.0  # DAPO's, of any answer of max_new_tokens; 0.5 where rewards are 0 and 1
+    overlong_buffer_tokens: int = 1  # the penalty grows over the last so many tokens
+
+    @property
+    def total(self) -> float:
+        """The most that all penalties together take off."""
+        return self.length_penalty + self.repetition_penalty + self.overlong_penalty
+
+    def validate(self) -> None:
+        for name in ("length_penalty", "length_free_tokens", "repetition_penalty", "overlong_penalty"):
+            check(getattr(self, name) >= 0, f"rl.shaping.{name} = {getattr(self, name)}: must be >= 0")
+        for name in ("repetition_ngram", "overlong_buffer_tokens"):
+            check(getattr(self, name) >= 1, f"rl.shaping.{name} = {getattr(self, name)}: must be positive")
 
 
 @dataclass(frozen=True)
@@ -142,11 +171,17 @@ class RLConfig:
     normalize_std: bool = True  # divide advantages by the group's standard deviation; dr_grpo never does
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    shaping: ShapingConfig = field(default_factory=ShapingConfig)
     zero_variance: ZeroVarianceConfig = field(default_factory=ZeroVarianceConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     save_every: int = 50
     eval_every: int = 0
     permute_rewards: bool = False  # control experiment: rewards shuffled within each group
+
+    @property
+    def capacity(self) -> int:
+        """The most samples that a group may have."""
+        return max(self.group_size, self.zero_variance.grow_to)
 
     @property
     def uses_reference(self) -> bool:
@@ -157,6 +192,11 @@ class RLConfig:
         for name in ("steps", "prompts_per_step", "updates_per_rollout", "epochs", "micro_batch_tokens"):
             check(getattr(self, name) >= 1, f"rl.{name} = {getattr(self, name)}: must be positive")
         check(self.group_size >= 2, f"rl.group_size = {self.group_size}: a group-relative advantage needs at least 2 samples")
+        grow_to = self.zero_variance.grow_to
+        check(
+            grow_to == 0 or grow_to > self.group_size,
+            f"rl.zero_variance.grow_to = {grow_to} does not exceed rl.group_size = {self.group_size}: no group could grow; raise it, or set 0",
+        )
         check(
             self.prompts_per_step % self.updates_per_rollout == 0,
             f"rl.prompts_per_step = {self.prompts_per_step} is not a multiple of rl.updates_per_rollout = {self.updates_per_rollout}",
@@ -167,5 +207,6 @@ class RLConfig:
         check(self.eval_every >= 0, f"rl.eval_every = {self.eval_every}: must be >= 0 (0: only before and after)")
         self.objective.validate()
         self.correction.validate()
+        self.shaping.validate()
         self.zero_variance.validate()
         self.optim.validate("rl.optim")

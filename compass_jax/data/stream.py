@@ -37,6 +37,11 @@ class ShuffledStream(Generic[T]):
         return len(self._items)
 
     @property
+    def position(self) -> int:
+        """Items given out so far."""
+        return self._position
+
+    @property
     def epoch(self) -> float:
         """Passes over the data so far."""
         return self._position / len(self._items)

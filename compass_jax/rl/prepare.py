@@ -15,6 +15,7 @@ from compass_jax.rl.espo import entropy_groups
 from compass_jax.rl.grouping import spread
 from compass_jax.rl.objectives import token_weights
 from compass_jax.rl.shapes import require_shape
+from compass_jax.rl.shaping import inversion, shaped_reward
 from compass_jax.rl.zero_variance import Kind, group_kind, rl_zvp_advantage, waste
 
 
@@ -39,6 +40,7 @@ def prepare(
     right_at: float,
     wrong_at: float,
     max_new_tokens: int,
+    repetition: Float[Array, "b"] | None = None,
     old_logp: Float[Array, "b t"] | None = None,
     rollout_logp: Float[Array, "b t"] | None = None,
 ) -> tuple[Prepared, Diagnostics]:
@@ -46,7 +48,7 @@ def prepare(
 
     `mask` holds all generated tokens; `group` is in 0..n_groups-1, or -1 for a padding row. Call it once per update with every row of it:
     the weights' denominators run over one update. `old_entropy` and `reward` have one dtype, and so has the result. A correction needs
-    `old_logp` and `rollout_logp`: ValueError without them.
+    `old_logp` and `rollout_logp`: ValueError without them; a repetition penalty, `repetition` (0 without it).
     """
     require_shape("prepare", (None, None), mask=mask)
     require_shape("prepare", mask.shape, old_entropy=old_entropy)
@@ -58,12 +60,19 @@ def prepare(
     kinds = group_kind(reward, known, group, n_groups, right_at=right_at, wrong_at=wrong_at)  # raw rewards, before any shaping
     row_kind = jnp.where(group >= 0, spread(kinds, group), int(Kind.UNDECIDED))
 
-    objective = config.objective
+    objective, zero = config.objective, jnp.zeros((), dtype)
+    shaped = reward
+    if config.shaping.total:  # stage 3
+        length = jnp.sum(mask, axis=1, dtype=jnp.int32)
+        repeated = jnp.zeros_like(reward) if repetition is None else repetition
+        shaped = shaped_reward(reward, length, repeated, config.shaping, right_at=right_at, max_new_tokens=max_new_tokens)
     normalize = config.normalize_std and objective.name != "dr_grpo"
-    advantage = jnp.where(trained, group_advantage(reward, known, group, n_groups, normalize)[:, None], jnp.zeros((), dtype))
+    response_advantage, by_shaping = group_advantage(reward, known, group, n_groups, normalize, shaped)
+    advantage = jnp.where(trained, response_advantage[:, None], zero)
     # Stage 4 takes what is still uniform after the stages before it: its advantage is 0 until here, so that adding is replacing.
+    still_uniform = jnp.where(by_shaping, int(Kind.UNDECIDED), row_kind)
     if config.zero_variance.rl_zvp:
-        advantage = advantage + rl_zvp_advantage(old_entropy, trained, row_kind, config.zero_variance.rl_zvp_alpha)
+        advantage = advantage + rl_zvp_advantage(old_entropy, trained, still_uniform, config.zero_variance.rl_zvp_alpha)
 
     entropy_group = entropy_groups(old_entropy, trained, objective.espo_quantiles) if objective.name == "espo" else None
     weight = token_weights(trained, group, known, n_groups, objective, entropy_group, dtype, max_new_tokens)
@@ -73,5 +82,7 @@ def prepare(
             raise ValueError(f"prepare: rl.correction.name = {config.correction.name!r} needs old_logp, recomputed, and rollout_logp")
         factor, corrected = correction_weight(old_logp, rollout_logp, trained, config.correction)
         weight = weight * factor
-    metrics = corrected | waste(mask & (group >= 0)[:, None], known, row_kind, kinds, rl_zvp=config.zero_variance.rl_zvp, dtype=dtype)
+    generated = mask & (group >= 0)[:, None]
+    metrics = waste(generated, known, row_kind, kinds, rl_zvp=config.zero_variance.rl_zvp, by_shaping=by_shaping, dtype=dtype)
+    metrics |= corrected | inversion(reward, advantage, trained, known, group)
     return Prepared(advantage, weight, trained, entropy_group), metrics

@@ -60,19 +60,27 @@ def rl_zvp_advantage(old_entropy: Float[Array, "b t"], mask: Bool[Array, "b t"],
 
 
 def waste(
-    mask: Bool[Array, "b t"], known: Bool[Array, "b"], row_kind: Int[Array, "b"], group_kinds: Int[Array, "g"], *, rl_zvp: bool, dtype=jnp.float32
+    mask: Bool[Array, "b t"],
+    known: Bool[Array, "b"],
+    row_kind: Int[Array, "b"],
+    group_kinds: Int[Array, "g"],
+    *,
+    rl_zvp: bool,
+    by_shaping: Bool[Array, "b"],
+    dtype=jnp.float32,
 ) -> Diagnostics:
     """What the generated tokens are trained on, and how many groups were uniform.
 
     `mask` holds every generated token, those of samples with an unknown reward included: they cost as much and are counted under
     `frac_none`, as are undecided groups, uniform ones in between and, without `rl_zvp`, all uniform ones. The four shares sum to 1.
+    `by_shaping` marks the rows of uniform groups whose advantage stage 3 made.
     `rate_all_right` and `rate_all_wrong` are shares of the groups with at least two known rewards.
     """
-    require_shape("waste", mask.shape[:1], known=known, row_kind=row_kind)
+    require_shape("waste", mask.shape[:1], known=known, row_kind=row_kind, by_shaping=by_shaping)
     uniform = (row_kind == Kind.ALL_RIGHT) | (row_kind == Kind.ALL_WRONG)
     verifier = known & (row_kind == Kind.VARIED)
-    entropy = known & uniform & rl_zvp
-    shaping = jnp.zeros_like(known)  # nothing shapes rewards yet
+    shaping = known & by_shaping
+    entropy = known & uniform & ~by_shaping & rl_zvp
     nothing = ~(verifier | shaping | entropy)
     signals = {"verifier_signal": verifier, "shaping_signal": shaping, "entropy_signal": entropy, "none": nothing}
     decided = group_kinds != Kind.UNDECIDED

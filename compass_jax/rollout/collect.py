@@ -73,7 +73,7 @@ class Collection:
     finished: frozenset[int] = frozenset()
 
     def __iter__(self) -> Iterator[Rollout]:
-        started = time.perf_counter()
+        started = time.perf_counter() - self.stats.seconds  # statistics may go on from an earlier collection's
         if self.keep_routing and self.store is None:
             self.store = self.engine.new_store(len(self.prompts) * self.samples)
         slots = self.engine.config.slots

@@ -1,4 +1,4 @@
-"""Rollouts -> host arrays of one step -> micro-batches. Row n * s + c is sample c of prompt n, in the routing store too."""
+"""Rollouts -> host arrays of one step -> micro-batches. Row n * s + c is sample c of prompt n, in the routing store too; s: the most samples."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from compass_jax.model.moe import unset_id
 from compass_jax.records import Group, Rollout, TrainBatch
+from compass_jax.rewards.penalties import repetition_frac
 from compass_jax.rl.bucketing import MicroBatch, take_rows
 
 
@@ -26,34 +27,39 @@ class StepArrays:
     rollout_entropy: np.ndarray
     reward: np.ndarray
     known: np.ndarray
+    repetition: np.ndarray  # share of a response's n-grams that it had said before
     group: np.ndarray
     old_logp: np.ndarray
     old_entropy: np.ndarray
     ref_logp: np.ndarray | None = None
 
 
-def assemble(groups: Sequence[Group], length: int) -> StepArrays:
-    """Groups with the same number of samples -> arrays of `length` columns; old log-probs are filled in later."""
-    rows = [(g, rollout, score) for g, group in enumerate(groups) for rollout, score in zip(group.rollouts, group.scores, strict=True)]
-    shape = (len(rows), length)
+def assemble(groups: Sequence[Group], rows: int, length: int, ngram: int) -> StepArrays:
+    """Groups -> arrays of `rows` x `length`, each sample in its rollout's row; old log-probs are filled in later. Repetition is of `ngram` tokens.
+
+    Rows that no sample has (of groups that did not grow) have length 0 and group -1.
+    """
+    shape = (rows, length)
     out = StepArrays(
         tokens=np.zeros(shape, np.int32),
-        lengths=np.zeros(shape[0], np.int32),
+        lengths=np.zeros(rows, np.int32),
         mask=np.zeros(shape, bool),
         rollout_logp=np.zeros(shape, np.float32),
         rollout_entropy=np.zeros(shape, np.float32),
-        reward=np.zeros(shape[0], np.float32),
-        known=np.zeros(shape[0], bool),
-        group=np.zeros(shape[0], np.int32),
+        reward=np.zeros(rows, np.float32),
+        known=np.zeros(rows, bool),
+        repetition=np.zeros(rows, np.float32),
+        group=np.full(rows, -1, np.int32),
         old_logp=np.zeros(shape, np.float32),
         old_entropy=np.zeros(shape, np.float32),
     )
-    for i, (g, rollout, score) in enumerate(rows):
-        n, start = len(rollout.tokens), len(rollout.prompt.tokens)
-        out.tokens[i, :n], out.lengths[i], out.group[i] = rollout.tokens, n, g
-        out.mask[i, start:n] = True
-        out.rollout_logp[i, :n], out.rollout_entropy[i, :n] = rollout.logp, rollout.entropy
-        out.reward[i], out.known[i] = score.reward, score.known
+    for g, group in enumerate(groups):
+        for rollout, score in zip(group.rollouts, group.scores, strict=True):
+            i, n, start = rollout.row, len(rollout.tokens), len(rollout.prompt.tokens)
+            out.tokens[i, :n], out.lengths[i], out.group[i] = rollout.tokens, n, g
+            out.mask[i, start:n] = True
+            out.rollout_logp[i, :n], out.rollout_entropy[i, :n] = rollout.logp, rollout.entropy
+            out.reward[i], out.known[i], out.repetition[i] = score.reward, score.known, repetition_frac(rollout.response, ngram)
     return out
 
 

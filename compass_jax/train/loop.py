@@ -19,34 +19,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from compass_jax.config import RunConfig
+from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import check_lengths, heldout_prompts, train_prompts
+from compass_jax.data.selection import PromptSelector
 from compass_jax.data.stream import PromptStream
 from compass_jax.evaluate import evaluate
 from compass_jax.model.transformer import Transformer
-from compass_jax.records import Group, Prompt, Rollout, Score, TrainBatch, TrainState
+from compass_jax.records import Group, Prompt, Rollout, TrainBatch, TrainState
 from compass_jax.rewards.score import Scorer
 from compass_jax.rl.bucketing import MicroBatch, padding_frac, plan
 from compass_jax.rl.correction import mismatch
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
-from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
-from compass_jax.rollout.sampling import Purpose
 from compass_jax.rundir import RunDir
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import optim, step
 from compass_jax.train.batch import StepArrays, assemble, from_arrays, micro_batch, put_routing, store_rows, to_arrays
+from compass_jax.train.gather import Gathered, Gatherer, Interrupted, is_uniform
 from compass_jax.train.session import StopSignal, carry_tokenizer, check_divergence, load_tokenizer
 from compass_jax.weights import checkpoint
 from compass_jax.weights.handover import hand_over
 from compass_jax.weights.hf import init_or_load
-
-
-class Interrupted(Exception):
-    """SIGTERM arrived during a rollout; carries what had finished."""
-
-    def __init__(self, finished: dict[int, Rollout], store: jax.Array | None):
-        super().__init__("stopped on request")
-        self.finished, self.store = finished, store
 
 
 class RLTrainer:
@@ -57,11 +50,15 @@ class RLTrainer:
         self.tokenizer = load_tokenizer(config)
         self.model = Transformer(config.model, config.compute)
         self.engine = Engine(config.model, config.compute, config.rollout, self.tokenizer.eos_id)
-        prompts = train_prompts(config.data, self.tokenizer, config.seed)
+        prompts, self.filter_tokens = train_prompts(config.data, self.tokenizer, config.seed), 0
+        if config.data.keep_file:
+            prompts, self.filter_tokens = kept_prompts(prompts, config.data.keep_file)
         check_lengths(prompts, config.rollout.prompt_buckets[-1])
         self.heldout = heldout_prompts(config.data, self.tokenizer, config.seed) if config.data.eval_prompts else []
         check_lengths(self.heldout, config.rollout.prompt_buckets[-1])
         self.stream = PromptStream(prompts, config.seed, [source.repeat for source in config.data.sources])
+        self.selector = PromptSelector(self.rl.zero_variance, config.seed)
+        self.gather = Gatherer(self.engine, scorer, self.tokenizer.decode, stop, self.rl, config.seed)
         self.history: dict[str, list[float]] = {}  # prompt id -> [rollouts scored, sum of rewards, sum of response tokens, last group's mean reward]
         self.done_steps = 0
         self.total_updates = self.rl.steps * self.rl.updates_per_rollout * self.rl.epochs
@@ -87,6 +84,7 @@ class RLTrainer:
         self.state, self.reference = arrays["state"], arrays.get("reference")
         self.stream.restore(meta["stream"])
         self.history = meta["history"]
+        self.selector.restore(meta["selector"])
         self.telemetry.restore(meta["telemetry"])
         if "pending" in arrays:
             pending = dict(arrays["pending"])
@@ -101,10 +99,10 @@ class RLTrainer:
         return {**arrays, "reference": params} if self.rl.uses_reference else arrays
 
     def _empty_store(self):
-        return self.engine.new_store(self.rl.prompts_per_step * self.rl.group_size)
+        return self.engine.new_store(self.rl.prompts_per_step * self.rl.capacity)
 
     def _pending_arrays(self, finished: dict[int, Rollout], store) -> dict[str, Any]:
-        rows = self.rl.prompts_per_step * self.rl.group_size
+        rows = self.rl.prompts_per_step * self.rl.capacity
         arrays = {name: jnp.asarray(x) for name, x in to_arrays(finished, rows, self.config.rollout.max_length).items()}
         return arrays if store is None else {**arrays, "routing": store}
 
@@ -121,6 +119,7 @@ class RLTrainer:
             "pending": pending is not None,
             "stream": stream or self.stream.state(),
             "history": self.history,
+            "selector": self.selector.state(),
             "telemetry": self.telemetry.state(),
         }
         checkpoint.save(self.config.directory, self.done_steps, arrays, meta, model=self.config.model, keep=self.config.keep_checkpoints)
@@ -132,16 +131,18 @@ class RLTrainer:
         """Runs the remaining steps; yields (step, metrics) after each. Raises Interrupted when SIGTERM comes during a rollout."""
         while self.done_steps < self.rl.steps and not self.stop.requested:
             before = self.stream.state()
-            prompts = self.stream.next_batch(self.rl.prompts_per_step)
+            prompts = self.selector.next_batch(self.stream, self.rl.prompts_per_step)
             try:
                 groups, store, metrics = self._rollout(prompts)
             except Interrupted as interrupted:
                 self.save(interrupted, before)
                 raise
-            arrays = assemble(groups, self.rl.buckets[-1])
+            arrays = assemble(groups, self.rl.prompts_per_step * self.rl.capacity, self.rl.buckets[-1], self.rl.shaping.repetition_ngram)
             if self.rl.permute_rewards:
-                _permute_rewards(arrays, self.rl.group_size, (self.config.seed, self.done_steps))
-            metrics |= _group_metrics(groups)
+                _permute_rewards(arrays, (self.config.seed, self.done_steps))
+            metrics |= {**_group_metrics(groups), "repetition_frac": float(arrays.repetition[arrays.group >= 0].mean())}
+            metrics |= self.selector.metrics() if self.rl.zero_variance.select else {}
+            metrics |= {"waste/filter_tokens": float(self.filter_tokens)} if self.filter_tokens else {}
             metrics |= self._train(arrays, store)
             self.decode, handed = hand_over(self.state.params, self.config.compute.dtype)
             self._remember(groups)
@@ -149,36 +150,14 @@ class RLTrainer:
             self.telemetry.log_rollouts(self.done_steps, self._rows(groups))
             yield self.done_steps, {**metrics, **handed, "policy_version": float(self.state.step), "staleness": 0.0, "epoch": self.stream.epoch}
 
-    def _rollout(self, prompts: list[Prompt]) -> tuple[list[Group], Any, dict[str, float]]:
-        """Samples and scores all groups, verifiers overlapped with decoding."""
-        samples, finished, store = self.rl.group_size, {}, None
+    def _rollout(self, prompts: list[Prompt]) -> Gathered:
+        """The step's groups, continued from what an interrupted rollout left."""
+        finished, store, version = {}, None, int(self.state.step)
         if self.pending is not None:
             saved, store = self.pending
-            finished = from_arrays(prompts, saved, samples, int(self.state.step), self.tokenizer.eos_id)
+            finished = from_arrays(prompts, saved, self.rl.capacity, version, self.tokenizer.eos_id)
             self.pending = None
-        collection = Collection(
-            self.engine, self.decode, prompts, samples, Purpose.TRAIN, self.config.seed, policy_version=int(self.state.step),
-            keep_routing=self.rl.replay == "R3", store=store, finished=frozenset(finished),
-        )  # fmt: skip
-        for row, rollout in finished.items():
-            self.scorer.submit(row, rollout.prompt, self.tokenizer.decode(rollout.response))
-        for rollout in collection:
-            finished[rollout.row] = rollout
-            self.scorer.submit(rollout.row, rollout.prompt, self.tokenizer.decode(rollout.response))
-            if self.stop.requested:
-                break
-        if self.stop.requested and len(finished) < len(prompts) * samples:
-            raise Interrupted(finished, collection.store if self.rl.replay == "R3" else None)
-        waited = time.perf_counter()
-        scores: dict[int, Score] = {}
-        while len(scores) < len(finished):
-            scores.update(self.scorer.collect(block=True))
-        metrics = {**collection.stats.metrics(), "time/reward_wait_s": time.perf_counter() - waited}
-        groups = []
-        for n, prompt in enumerate(prompts):
-            rows = range(n * samples, (n + 1) * samples)
-            groups.append(Group(prompt, tuple(finished[r] for r in rows), tuple(scores[r] for r in rows)))
-        return groups, collection.store, metrics
+        return self.gather(self.decode, prompts, version, finished, store)
 
     def _train(self, arrays: StepArrays, store) -> dict[str, float]:
         """Scores at the old parameters, then all updates of this rollout."""
@@ -204,9 +183,10 @@ class RLTrainer:
 
     def _plan(self, arrays: StepArrays, first_group: int, groups: int) -> list[MicroBatch]:
         """The micro-batches of one update. Scoring uses the same ones: a row's numbers depend on the shape it is computed in."""
-        first, samples = first_group * self.rl.group_size, groups * self.rl.group_size
-        plans = plan(arrays.lengths[first : first + samples], self.rl.buckets, self.rl.micro_batch_tokens)
-        return [micro._replace(rows=np.where(micro.rows < 0, -1, micro.rows + first)) for micro in plans]
+        first, last = first_group * self.rl.capacity, (first_group + groups) * self.rl.capacity
+        held = first + np.flatnonzero(arrays.lengths[first:last])  # groups that did not grow leave rows empty
+        plans = plan(arrays.lengths[held], self.rl.buckets, self.rl.micro_batch_tokens)
+        return [micro._replace(rows=np.where(micro.rows < 0, -1, held[micro.rows])) for micro in plans]
 
     def _score(self, arrays: StepArrays, store, plans: list[MicroBatch]):
         """Fills old log-probs and entropies; returns the routing to replay in the updates (None: live) and diagnostics."""
@@ -235,12 +215,13 @@ class RLTrainer:
 
     def _update(self, arrays: StepArrays, store, first_group: int, groups: int, plans: list[MicroBatch]):
         """One optimiser update on the rows of `groups` groups, in micro-batches."""
-        samples = self.rl.group_size
-        rows = slice(first_group * samples, (first_group + groups) * samples)
+        rows = slice(first_group * self.rl.capacity, (first_group + groups) * self.rl.capacity)
+        group = np.where(arrays.group[rows] < 0, -1, arrays.group[rows] - first_group)
         prepared, found = step.prepare(
-            arrays.mask[rows], arrays.old_entropy[rows], arrays.reward[rows], arrays.known[rows], arrays.group[rows] - first_group,
+            arrays.mask[rows], arrays.old_entropy[rows], arrays.reward[rows], arrays.known[rows], group,
             n_groups=groups, config=self.rl, right_at=self.config.rewards.right_at, wrong_at=self.config.rewards.wrong_at,
-            max_new_tokens=self.config.rollout.max_new_tokens, old_logp=arrays.old_logp[rows], rollout_logp=arrays.rollout_logp[rows],
+            max_new_tokens=self.config.rollout.max_new_tokens, repetition=arrays.repetition[rows],
+            old_logp=arrays.old_logp[rows], rollout_logp=arrays.rollout_logp[rows],
         )  # fmt: skip
         prepared = jax.device_get(prepared)
         tokens, total, parts = max(int(prepared.mask.sum()), 1), None, [found]
@@ -257,6 +238,7 @@ class RLTrainer:
 
     def _remember(self, groups: list[Group]) -> None:
         """The prompts' history: what later steps may select by."""
+        rewards, kinds = self.config.rewards, []
         for group in groups:
             known = [s.reward for s in group.scores if s.known]
             entry = self.history.setdefault(str(group.prompt.id), [0, 0.0, 0, 0.0])
@@ -264,6 +246,10 @@ class RLTrainer:
             entry[1] += float(sum(known))
             entry[2] += sum(r.response_length for r in group.rollouts)
             entry[3] = float(np.mean(known)) if known else entry[3]
+            uniform = is_uniform(group.scores)
+            kind = "easy" if uniform and min(known) >= rewards.right_at else "hard" if uniform and max(known) <= rewards.wrong_at else ""
+            kinds.append((group.prompt, kind))
+        self.selector.update(kinds, self.stream.epoch)
 
     def _rows(self, groups: list[Group]) -> list[dict]:
         """A few whole groups for rollouts.jsonl."""
@@ -298,12 +284,12 @@ def _put(target: np.ndarray, micro, values) -> None:
     target[micro.rows[real], :length] = np.asarray(values)[real, :length]
 
 
-def _permute_rewards(arrays: StepArrays, samples: int, seed: tuple[int, ...]) -> None:
+def _permute_rewards(arrays: StepArrays, seed: tuple[int, ...]) -> None:
     """Control experiment: rewards keep their group and lose their sample."""
     rng = np.random.default_rng(seed)
-    for first in range(0, len(arrays.reward), samples):
-        order = first + rng.permutation(samples)
-        rows = slice(first, first + samples)
+    for g in range(arrays.group.max() + 1):
+        rows = np.flatnonzero(arrays.group == g)
+        order = rows[rng.permutation(len(rows))]
         arrays.reward[rows], arrays.known[rows] = arrays.reward[order], arrays.known[order]
 
 

@@ -18,7 +18,7 @@ F, T = False, True
 
 
 def advantage(reward, known, group, n_groups, normalize_std=True):
-    return np.asarray(group_advantage(jnp.asarray(reward), jnp.asarray(known), jnp.asarray(group, dtype=jnp.int32), n_groups, normalize_std))
+    return np.asarray(group_advantage(jnp.asarray(reward), jnp.asarray(known), jnp.asarray(group, dtype=jnp.int32), n_groups, normalize_std)[0])
 
 
 def test_by_hand():

@@ -64,12 +64,15 @@ def test_waste_by_hand():
     mask = jnp.asarray(np.arange(8) < lengths[:, None])
     known = jnp.asarray([T, T, T, F, T, T])
     row_kind, group_kinds = jnp.asarray([V, R, W, V, B, U], jnp.int32), jnp.asarray([V, R, R, W, B, U, U], jnp.int32)
-    with_zvp = waste(mask, known, row_kind, group_kinds, rl_zvp=True)
-    without = waste(mask, known, row_kind, group_kinds, rl_zvp=False)
+    nobody = jnp.zeros(6, bool)
+    with_zvp = waste(mask, known, row_kind, group_kinds, rl_zvp=True, by_shaping=nobody)
+    without = waste(mask, known, row_kind, group_kinds, rl_zvp=False, by_shaping=nobody)
     names = ["tokens_generated", "frac_verifier_signal", "frac_shaping_signal", "frac_entropy_signal", "frac_none"]
     as_list = lambda d: [float(finalize_diagnostics(d)[f"waste/{n}"]) for n in names]  # noqa: E731
     assert as_list(with_zvp) == pytest.approx([21, 1 / 21, 0, 5 / 21, 15 / 21])
     assert as_list(without) == pytest.approx([21, 1 / 21, 0, 0, 20 / 21])
+    shaped = waste(mask, known, row_kind, group_kinds, rl_zvp=True, by_shaping=jnp.asarray([F, T, F, F, F, F]))
+    assert as_list(shaped) == pytest.approx([21, 1 / 21, 2 / 21, 3 / 21, 15 / 21])
     assert as_list(merge_diagnostics([with_zvp, without])) == pytest.approx([42, 1 / 21, 0, 5 / 42, 35 / 42])
     rates = finalize_diagnostics(with_zvp)
     assert rates["zero_variance/rate_all_right"] == pytest.approx(2 / 5) and rates["zero_variance/rate_all_wrong"] == pytest.approx(1 / 5)

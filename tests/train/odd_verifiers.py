@@ -24,3 +24,8 @@ def treacherous(response: str, answer: str) -> float:
     if kind == 7:
         raise RuntimeError("no verdict")
     return float(kind < 3)
+
+
+def seldom(response: str, answer: str) -> float:
+    """1 for one response of eight, so that many groups are all wrong."""
+    return float(_draw(response) == 3)

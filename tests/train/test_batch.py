@@ -1,5 +1,7 @@
 """Rollouts to arrays, micro-batches and back, row by row; the routing store's rows go where their tokens go."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -32,7 +34,7 @@ SCORES = {0: Score(1.0, True), 1: Score(0.0, False, "timeout"), 2: Score(0.25, T
 @pytest.fixture
 def arrays():
     groups = [Group(PROMPTS[g], (ROLLOUTS[2 * g], ROLLOUTS[2 * g + 1]), (SCORES[2 * g], SCORES[2 * g + 1])) for g in range(2)]
-    return assemble(groups, 10)
+    return assemble(groups, 4, 10, 2)
 
 
 def test_each_row_holds_its_sample(arrays):
@@ -45,6 +47,15 @@ def test_each_row_holds_its_sample(arrays):
     np.testing.assert_array_equal(arrays.group, [0, 0, 1, 1])
     np.testing.assert_array_equal(arrays.reward, np.array([1, 0, 0.25, -1], np.float32))
     np.testing.assert_array_equal(arrays.known, [True, False, True, True])
+
+
+def test_groups_of_different_sizes_keep_their_rows_and_leave_the_others_empty():
+    """Room for three samples a group: row 3 g + c; one group has two samples, the other one."""
+    moved = [dataclasses.replace(ROLLOUTS[i], row=row, tokens=ROLLOUTS[i].tokens) for i, row in ((0, 0), (1, 1), (2, 3))]
+    arrays = assemble([Group(PROMPTS[0], tuple(moved[:2]), (SCORES[0], SCORES[1])), Group(PROMPTS[1], (moved[2],), (SCORES[2],))], 6, 10, 2)
+    np.testing.assert_array_equal(arrays.group, [0, 0, -1, 1, -1, -1])
+    np.testing.assert_array_equal(arrays.lengths, [5, 7, 0, 6, 0, 0])
+    assert not arrays.mask[[2, 4, 5]].any() and not arrays.known[[2, 4, 5]].any() and arrays.mask[3].sum() == 1
 
 
 def store(length=12):

@@ -71,7 +71,7 @@ NAMES = (
     "response_length/max", "truncated_frac", "entropy_nats", "policy/kl_k3", "policy/clip_frac", "policy/ratio_max", "mismatch/logp_abs_diff",
     "mismatch/kl_k3", "mismatch/extreme_frac", "mismatch/ess", "replay/flip_frac", "replay/unset_frac", "moe/load_max_over_mean", "grad_norm",
     "lr", "loss", "rollout/tokens_per_s", "rollout/slot_occupancy", "train/tokens_per_s", "policy_version", "staleness", "time/rollout_s",
-    "time/score_s", "time/update_s", "time/handover_s",
+    "time/score_s", "time/update_s", "time/handover_s", "advantage/inversion_frac", "repetition_frac",
 )  # fmt: skip
 
 
@@ -198,9 +198,9 @@ def test_permuted_rewards_keep_their_group_and_lose_their_sample(undisturbed, tm
     assert permuted["grad_norm"] != plain["grad_norm"]
 
     class Arrays:
-        reward, known = np.arange(12.0), np.arange(12) % 3 > 0
+        reward, known, group = np.arange(12.0), np.arange(12) % 3 > 0, np.repeat(np.arange(3), 4)
 
-    loop._permute_rewards(Arrays, 4, (0, 1))
+    loop._permute_rewards(Arrays, (0, 1))
     np.testing.assert_array_equal(np.sort(Arrays.reward.reshape(3, 4)), np.arange(12.0).reshape(3, 4))
     np.testing.assert_array_equal(Arrays.known, Arrays.reward % 3 > 0)  # a verdict stays with its reward
     assert np.any(Arrays.reward != np.arange(12))

@@ -50,7 +50,7 @@ def sequences(dtype=np.float32):
     ids = np.argsort(rng.random((n, 32, 1, 6)), axis=-1)[..., :2].astype(np.uint8)
     routes = np.where((np.arange(32) < lengths[:, None] - 1)[:, :, None, None], ids, UNSET).astype(np.uint8)
     group = np.repeat(np.arange(GROUPS, dtype=np.int32), SAMPLES)
-    return StepArrays(tokens, lengths, mask, zeros[0], zeros[1], reward, known, group, zeros[2], zeros[3]), jnp.asarray(routes)
+    return StepArrays(tokens, lengths, mask, zeros[0], zeros[1], reward, known, np.zeros(n, dtype), group, zeros[2], zeros[3]), jnp.asarray(routes)
 
 
 def fill(target, micro, values):

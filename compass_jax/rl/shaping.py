@@ -1,0 +1,57 @@
+"""Stage 3 of the zero-variance elimination: penalties that make right answers differ, and never put a wrong one above a right one.
+
+Terms apply to right answers alone; DAPO's overlong penalty, a baseline, applies to all. Their ranges sum to less than the smallest
+difference of two raw rewards (refused at load time otherwise), so shaping cannot turn the order of two answers around.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from compass_jax.config import ShapingConfig
+from compass_jax.masked import masked_mean
+from compass_jax.rl.diagnostics import Diagnostics, share_of
+from compass_jax.rl.grouping import UNIFORM_WITHIN
+from compass_jax.rl.shapes import require_shape
+
+
+def shaped_reward(
+    reward: Float[Array, "b"],
+    length: Int[Array, "b"],
+    repetition: Float[Array, "b"],
+    config: ShapingConfig,
+    *,
+    right_at: float,
+    max_new_tokens: int,
+) -> Float[Array, "b"]:
+    """Raw reward less the penalties; `length` in generated tokens, `repetition` in [0, 1] (rewards/penalties.py).
+
+        right:   R - w_len * clip((n - free) / (max - free), 0, 1) - w_rep * repetition
+        all:     - w_over * clip((n - (max - buffer)) / buffer, 0, 1)        DAPO, arXiv 2503.14476, eq. 13
+    """
+    require_shape("shaped_reward", reward.shape[:1], reward=reward, length=length, repetition=repetition)
+    dtype = reward.dtype
+    n = length.astype(dtype)
+
+    def ramp(start: int) -> Float[Array, "b"]:
+        return jnp.clip((n - start) / max(max_new_tokens - start, 1), 0.0, 1.0).astype(dtype)
+
+    of_right = config.length_penalty * ramp(config.length_free_tokens) + config.repetition_penalty * repetition
+    of_all = config.overlong_penalty * ramp(max_new_tokens - config.overlong_buffer_tokens)
+    return reward - jnp.where(reward >= right_at, of_right.astype(dtype), jnp.zeros((), dtype)) - of_all.astype(dtype)
+
+
+def inversion(
+    reward: Float[Array, "b"], advantage: Float[Array, "b t"], mask: Bool[Array, "b t"], known: Bool[Array, "b"], group: Int[Array, "b"]
+) -> Diagnostics:
+    """Share of a group's pairs with unequal raw rewards in which the better answer has the lower advantage.
+
+        share of pairs with (R_i - R_j)(A_i - A_j) < 0,    A = mean over the response's tokens
+    """
+    require_shape("inversion", mask.shape, advantage=advantage)
+    mean = masked_mean(advantage, mask, axis=1)
+    counted = known & (group >= 0) & jnp.any(mask, axis=1)
+    better = (reward[:, None] - reward[None, :] > UNIFORM_WITHIN) & (group[:, None] == group[None, :]) & counted[:, None] & counted[None, :]
+    wrong_way = better & (mean[:, None] < mean[None, :])
+    return {"advantage/inversion_frac": share_of(wrong_way, better, advantage.dtype)}

@@ -1,0 +1,19 @@
+"""Repetition of a response by hand."""
+
+import numpy as np
+import pytest
+
+from compass_jax.rewards.penalties import repetition_frac
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ngram", "expected"),
+    [([], 2, 0), ([7], 2, 0), ([1, 2, 3], 2, 0), ([1, 1, 1, 1], 1, 0.75), ([1, 2, 1, 2, 1], 2, 0.5), ([5] * 11, 4, 7 / 8), (np.ones(3), 2, 0.5)],
+)
+def test_share_of_ngrams_said_before(tokens, ngram, expected):
+    assert repetition_frac(tokens, ngram) == pytest.approx(expected)
+
+
+def test_an_ngram_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="ngram = 0 must be positive"):
+        repetition_frac([1], 0)

@@ -1,0 +1,93 @@
+"""Stage 3: penalties by hand, the order of answers that they must keep, advantages of groups that only they tell apart."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compass_jax.config import ConfigError, RLConfig, ShapingConfig, ZeroVarianceConfig
+from compass_jax.rl import shaping
+from compass_jax.rl.diagnostics import finalize_diagnostics
+from compass_jax.rl.prepare import prepare
+
+shaped_reward = jax.jit(shaping.shaped_reward, static_argnames=("config", "right_at", "max_new_tokens"))
+CONFIG = ShapingConfig(length_penalty=0.05, length_free_tokens=10, repetition_penalty=0.02)
+
+
+def shaped(reward, length, repetition, config=CONFIG):
+    arrays = jnp.asarray(reward, jnp.float32), jnp.asarray(length, jnp.int32), jnp.asarray(repetition, jnp.float32)
+    return np.asarray(shaped_reward(*arrays, config, right_at=1.0, max_new_tokens=50))
+
+
+def test_penalties_by_hand_and_for_right_answers_alone():
+    got = shaped([1, 1, 1, 1, 0, 0.5], [5, 10, 30, 50, 50, 50], [0, 0, 0.5, 1, 1, 1])
+    np.testing.assert_allclose(got, [1, 1, 1 - 0.025 - 0.01, 1 - 0.07, 0, 0.5], rtol=1e-6)
+
+
+def test_dapos_overlong_penalty_holds_for_all_answers():
+    """0 up to L_max - L_cache = 40, then linear down to -0.5 at 50 (arXiv 2503.14476, eq. 13)."""
+    got = shaped([1, 1, 0, 0, 1], [40, 45, 45, 50, 20], [0] * 5, ShapingConfig(overlong_penalty=0.5, overlong_buffer_tokens=10))
+    np.testing.assert_allclose(got, [1, 0.75, -0.25, -0.5, 1], rtol=1e-6)
+
+
+def run(config, reward, lengths, repetition, group, known=None, rl_zvp=True):
+    """prepare() over rows of the given lengths, entropies 1 nat."""
+    b, t = len(reward), 50
+    mask = np.arange(t + 1) >= 1
+    mask = mask & (np.arange(t + 1) <= np.asarray(lengths)[:, None])
+    rl = RLConfig(shaping=config, zero_variance=ZeroVarianceConfig(rl_zvp=rl_zvp))
+    prepared, found = prepare(
+        jnp.asarray(mask), jnp.ones((b, t + 1)), jnp.asarray(reward, jnp.float32), jnp.asarray(known if known is not None else [True] * b),
+        jnp.asarray(group, jnp.int32), n_groups=max(group) + 1, config=rl, right_at=1.0, wrong_at=0.0, max_new_tokens=t,
+        repetition=jnp.asarray(repetition, jnp.float32),
+    )  # fmt: skip
+    advantage = np.array([a[m].mean() for a, m in zip(np.asarray(prepared.advantage), mask, strict=True)])
+    return advantage, {name: float(value) for name, value in finalize_diagnostics(found).items()}
+
+
+def test_a_uniform_right_group_learns_from_the_penalty_undivided_and_a_varied_one_from_the_verifier():
+    reward, lengths = [1, 1, 1, 1, 0, 1, 0, 0, 1, 1], [10, 30, 50, 50, 20, 30, 10, 50, 5, 8]
+    group = [0, 0, 0, 1, 1, 1, 2, 2, 3, 3]
+    config = ShapingConfig(length_penalty=0.05, length_free_tokens=10)
+    advantage, found = run(config, reward, lengths, [0] * 10, group)
+    s = np.array([1, 0.975, 0.95])
+    np.testing.assert_allclose(advantage[:3], s - s.mean(), atol=1e-6)
+    s = np.array([0.95, 0, 0.975])
+    np.testing.assert_allclose(advantage[3:6], (s - s.mean()) / (s.std() + 1e-6), rtol=1e-4)
+    assert advantage[6] == advantage[7] == 0  # all wrong: entropy 1 everywhere, nothing is shaped
+    np.testing.assert_allclose(advantage[8:], 0.1, rtol=1e-6)  # both within the free length: still uniform, so RL-ZVP
+    total = sum(lengths)
+    assert found["waste/frac_shaping_signal"] == pytest.approx(90 / total) and found["waste/frac_verifier_signal"] == pytest.approx(100 / total)
+    assert found["waste/frac_entropy_signal"] == pytest.approx(73 / total) and found["advantage/inversion_frac"] == 0
+    off, without = run(ShapingConfig(), reward, lengths, [0] * 10, group)
+    np.testing.assert_allclose(off[:3], 0.1, rtol=1e-6)
+    assert without["waste/frac_shaping_signal"] == 0
+
+
+def test_no_allowed_penalty_inverts_a_pair_and_a_larger_one_does():
+    """Random groups of rewards in tenths: the bound of the configuration is what keeps the order."""
+    rng = np.random.default_rng(0)
+    reward = rng.integers(8, 11, 240) / 10
+    group, lengths = np.repeat(np.arange(40), 6).tolist(), rng.integers(1, 51, 240)
+    inside = ShapingConfig(length_penalty=0.06, repetition_penalty=0.039)
+    _, found = run(inside, reward, lengths, rng.random(240), group)
+    assert found["advantage/inversion_frac"] == 0
+    outside = ShapingConfig(length_penalty=0.3)
+    _, found = run(outside, reward, lengths, rng.random(240), group)
+    assert found["advantage/inversion_frac"] > 0.05
+
+
+def test_inversion_counts_pairs_of_a_group_with_unequal_rewards():
+    mask = jnp.ones((7, 2), bool)
+    advantage = jnp.asarray([[2.0, 0], [1, -1], [0, 1], [-1, 3], [5, 5], [9, 9], [0, 0]])
+    reward, known = jnp.asarray([1.0, 0, 0.5, 1, 0, 1, 1]), jnp.asarray([True] * 6 + [False])
+    group = jnp.asarray([0, 0, 0, 1, 1, -1, 0], jnp.int32)
+    # means: 1, 0, 0.5 | 1, 5: pairs (1,0) (1,.5) (.5,0) in order, (1,0) of group 1 the wrong way round
+    found = shaping.inversion(reward, advantage, mask, known, group)
+    assert [float(x) for x in found["advantage/inversion_frac"]] == [1, 4]
+
+
+@pytest.mark.parametrize("change", [{"length_penalty": -0.1}, {"repetition_ngram": 0}, {"overlong_buffer_tokens": 0}])
+def test_penalties_that_make_no_sense_are_refused(change):
+    with pytest.raises(ConfigError, match=rf"rl\.shaping\.{next(iter(change))}"):
+        ShapingConfig(**change).validate()

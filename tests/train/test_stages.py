@@ -1,0 +1,103 @@
+"""All stages of the zero-variance elimination in real tiny runs: a uniform group grows, what it costs is counted, a stop in between loses nothing."""
+
+import dataclasses
+import json
+import os
+import signal
+from functools import partial
+
+import numpy as np
+import pytest
+from tiny_run import tiny_run
+
+from compass_jax.config import CorrectionConfig, ShapingConfig, ZeroVarianceConfig
+from compass_jax.records import Score
+from compass_jax.rewards.score import Scorer
+from compass_jax.train import loop
+from compass_jax.train.gather import is_uniform
+from compass_jax.train.loop import run_rl
+from compass_jax.weights import checkpoint
+
+pytestmark = pytest.mark.usefixtures("compile_once")
+EVERYTHING = dict(
+    zero_variance=ZeroVarianceConfig(select=True, grow_to=12),
+    shaping=ShapingConfig(length_penalty=0.05, repetition_penalty=0.02, repetition_ngram=2),
+    correction=CorrectionConfig("tis"),
+)
+
+
+def configured(directory, **rl):
+    config = tiny_run()
+    return dataclasses.replace(config, run_dir=str(directory), rl=dataclasses.replace(config.rl, **rl))
+
+
+def lines(directory, name):
+    return [json.loads(line) for line in (directory / f"{name}.jsonl").read_text().splitlines()]
+
+
+def numbers(directory):
+    kept = lambda name: not name.startswith(("time/", "rollout/")) and not name.endswith("tokens_per_s")  # noqa: E731
+    return [{k: v for k, v in row["metrics"].items() if kept(k)} for row in lines(directory, "metrics")]
+
+
+@pytest.fixture
+def seldom(monkeypatch):
+    monkeypatch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:seldom"))
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory, compile_once):
+    directory = tmp_path_factory.mktemp("grown")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:seldom"))
+        run_rl(configured(directory, **EVERYTHING))
+    return directory
+
+
+def test_uniform_is_judged_on_known_rewards():
+    known, unknown = Score(1.0, True), Score(0.0, False)
+    assert is_uniform([known, known, unknown]) and not is_uniform([known, unknown]) and not is_uniform([known, Score(0.0, True)])
+
+
+def test_groups_that_are_uniform_grow_until_they_vary_and_the_others_do_not(grown):
+    """Groups of 4, then 8, then 12: every size below 12 is the first at which the group varied."""
+    groups, rows = lines(grown, "rollouts"), lines(grown, "metrics")
+    sizes = [len(g["samples"]) for g in groups]
+    assert set(sizes) <= {4, 8, 12} and len(set(sizes)) > 1 and max(sizes) > 4
+    for group, size in zip(groups, sizes, strict=True):
+        rewards = [s["reward"] for s in group["samples"]]
+        before = {4: None, 8: 4, 12: 8}[size]
+        assert size == 12 or np.ptp(rewards) > 0
+        assert before is None or np.ptp(rewards[:before]) == 0
+    for row in rows:
+        here, m = [g for g in groups if g["step"] == row["step"]], row["metrics"]
+        larger = [g for g in here if len(g["samples"]) > 4]
+        assert m["zero_variance/grown_groups"] == len(larger)
+        assert m["zero_variance/grow_rescued_groups"] == sum(np.ptp([s["reward"] for s in g["samples"]]) > 0 for g in larger)
+        assert m["zero_variance/grow_tokens"] == sum(s["tokens"] for g in larger for s in g["samples"][4:])
+        assert m["waste/tokens_generated"] == sum(s["tokens"] for g in here for s in g["samples"])
+        assert sum(m[f"waste/frac_{k}"] for k in ("verifier_signal", "shaping_signal", "entropy_signal", "none")) == pytest.approx(1)
+        assert m["policy/ratio_dev_max"] == 0 and m["advantage/inversion_frac"] == 0 and 0 <= m["repetition_frac"] < 1
+        assert m["correction/weight_mean"] == pytest.approx(1, abs=1e-5) and m["correction/dropped_frac"] == 0
+
+
+def test_a_stop_while_groups_grow_loses_nothing(grown, tmp_path, monkeypatch, seldom):
+    """SIGTERM at sample 18 of step 1: the first round's 16 are there, the growth has begun; the rest follows after the restart."""
+
+    class Interrupting(Scorer):
+        submitted = 0
+
+        def submit(self, *args):
+            super().submit(*args)
+            Interrupting.submitted += 1
+            if Interrupting.submitted == 18:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(loop, "Scorer", partial(Interrupting, verifier="odd_verifiers:seldom"))
+    assert run_rl(configured(tmp_path, **EVERYTHING))["stopped"] and checkpoint.read_meta(tmp_path)["pending"]
+    assert not run_rl(configured(tmp_path, **EVERYTHING))["stopped"]
+    found, expected = numbers(tmp_path), numbers(grown)
+    assert [row["samples"] for row in lines(tmp_path, "rollouts")] == [row["samples"] for row in lines(grown, "rollouts")]
+    for mine, theirs in zip(found, expected, strict=True):
+        for name in theirs:
+            np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-5, atol=1e-7, err_msg=name)
