@@ -1,9 +1,12 @@
 """Stage 3: penalties by hand, the order of answers that they must keep, advantages of groups that only they tell apart."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_run import tiny_run
 
 from compass_jax.config import ConfigError, RLConfig, ShapingConfig, ZeroVarianceConfig
 from compass_jax.rl import shaping
@@ -91,3 +94,19 @@ def test_inversion_counts_pairs_of_a_group_with_unequal_rewards():
 def test_penalties_that_make_no_sense_are_refused(change):
     with pytest.raises(ConfigError, match=rf"rl\.shaping\.{next(iter(change))}"):
         ShapingConfig(**change).validate()
+
+
+def test_penalties_that_could_put_a_right_answer_below_a_wrong_one_are_refused_when_loaded():
+    base = tiny_run()
+
+    def with_penalties(gap=1.0, **penalties):
+        rl, rewards = dataclasses.replace(base.rl, shaping=ShapingConfig(**penalties)), dataclasses.replace(base.rewards, smallest_gap=gap)
+        return dataclasses.replace(base, rl=rl, rewards=rewards)
+
+    with_penalties(gap=0.1, length_penalty=0.05, repetition_penalty=0.04).validate_for_rl()
+    with_penalties(overlong_penalty=0.5).validate_for_rl()
+    for options in ({"gap": 0.1, "length_penalty": 0.06, "repetition_penalty": 0.04}, {"overlong_penalty": 1.0}):
+        with pytest.raises(ConfigError, match=r"the penalties sum to .* not below rewards.smallest_gap"):
+            with_penalties(**options).validate_for_rl()
+    with pytest.raises(ConfigError, match=r"overlong_buffer_tokens = 99 exceeds rollout.max_new_tokens = 16"):
+        with_penalties(overlong_buffer_tokens=99).validate_for_rl()
