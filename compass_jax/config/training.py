@@ -120,11 +120,11 @@ class CorrectionConfig:
 class ZeroVarianceConfig:
     """Stages of the zero-variance elimination (algorithms section 2)."""
 
+    rl_zvp: bool = True  # stage 4: entropy-guided advantage for uniform groups
+    rl_zvp_alpha: float = 0.1
     select: bool = False  # stage 1: skip prompts whose recent groups were uniform (data/selection.py)
     select_targets: tuple[float, float] = (1 / 12, 1 / 6)  # shares of all-right and all-wrong groups that it aims at
     grow_to: int = 0  # stage 2: a uniform group gets more samples, doubling up to so many; 0: off
-    rl_zvp: bool = True  # stage 4: entropy-guided advantage for uniform groups
-    rl_zvp_alpha: float = 0.1
 
     def validate(self) -> None:
         check(self.grow_to >= 0, f"rl.zero_variance.grow_to = {self.grow_to}: must be >= 0 (0: off)")
