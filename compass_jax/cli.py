@@ -127,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         ("sft", "supervised fine-tuning"),
         ("train", "reinforcement learning; on an existing run directory it resumes"),
         ("eval", "evaluate a checkpoint on held-out prompts"),
+        ("calibrate-alpha", "ESPO's clip fraction and clip range against alpha, on one rollout of a given model"),
         ("filter", "estimate the pass rate of every training prompt; RL keeps those between the bounds (data.keep_file)"),
     ):
         # --help belongs to the overrides, which are known once the configuration is.
@@ -134,8 +135,12 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("config", nargs="?", metavar="CONFIG", help=_CONFIG_HELP.format(f"compass {name}"))
         sub.add_argument("--dry-run", action="store_true", help="print the resolved configuration as JSON and stop")
         sub.set_defaults(usage=sub)
-        if name in ("eval", "filter"):
+        if name in ("eval", "calibrate-alpha", "filter"):
             sub.add_argument("--checkpoint", metavar="DIR", help="a run directory, or one of its checkpoints")
+        if name == "calibrate-alpha":
+            sub.add_argument("--out", metavar="DIR", help="where to write alpha.json")
+            sub.add_argument("--alphas", type=float, nargs="+", default=[0.01, 0.02, 0.03, 0.05, 0.07, 0.1], help="(default: %(default)s)")
+            sub.add_argument("--target-clip", type=float, default=0.15, help="clip fraction to aim at (default: %(default)s)")
     sub.add_argument("--out", metavar="DIR", help="where to write; the same command again continues")
     sub.add_argument("--samples", type=int, default=8, help="answers to each prompt (default: %(default)s)")
     sub.add_argument("--low", type=float, default=0.0, help="keep prompts with a pass rate above this (default: %(default)s)")
@@ -200,9 +205,13 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
         _report_if_done(config, run_rl(config))
     elif args.checkpoint is None:
         raise ConfigError(f"--checkpoint DIR is missing: which weights is compass {args.command} to use?")
+    elif args.command != "eval" and args.out is None:
+        raise ConfigError(f"--out DIR is missing: where is compass {args.command} to write?")
+    elif args.command == "calibrate-alpha":
+        from compass_jax.calibrate import run_calibration
+
+        run_calibration(config.validate_for_rl(), args.checkpoint, args.out, args.alphas, args.target_clip)
     elif args.command == "filter":
-        if args.out is None:
-            raise ConfigError("--out DIR is missing: where is compass filter to write?")
         from compass_jax.offline_filter import run_filter
 
         run_filter(config, args.checkpoint, args.out, args.samples, args.low, args.high)

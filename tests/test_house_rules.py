@@ -40,6 +40,7 @@ LAYERS = {
     "report": RUN,
     "evaluate": ANY,
     "offline_filter": ANY,
+    "calibrate": ANY,
     "demo": ANY,
     "cli": ANY,
     "__main__": ANY,

@@ -11,14 +11,14 @@ Everything a step depends on is in the checkpoint, so a killed run repeats its s
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.config import RunConfig
+from compass_jax.config import ObjectiveConfig, RunConfig
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import check_lengths, heldout_prompts, train_prompts
 from compass_jax.data.selection import PromptSelector
@@ -29,7 +29,7 @@ from compass_jax.records import Group, Prompt, Rollout, TrainBatch, TrainState
 from compass_jax.rewards.score import Scorer
 from compass_jax.rl.bucketing import MicroBatch, padding_frac, plan
 from compass_jax.rl.correction import mismatch
-from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
+from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.rollout.engine import Engine
 from compass_jax.rundir import RunDir
 from compass_jax.telemetry import Telemetry
@@ -213,8 +213,8 @@ class RLTrainer:
         found["padding_frac"] = (jnp.float32(padding_frac(plans, arrays.lengths)), jnp.float32(1))
         return (None if mode == "off" else store), found
 
-    def _update(self, arrays: StepArrays, store, first_group: int, groups: int, plans: list[MicroBatch]):
-        """One optimiser update on the rows of `groups` groups, in micro-batches."""
+    def _prepare(self, arrays: StepArrays, first_group: int, groups: int):
+        """(advantages and weights of one update's rows, the first of these rows, diagnostics)."""
         rows = slice(first_group * self.rl.capacity, (first_group + groups) * self.rl.capacity)
         group = np.where(arrays.group[rows] < 0, -1, arrays.group[rows] - first_group)
         prepared, found = step.prepare(
@@ -223,16 +223,44 @@ class RLTrainer:
             max_new_tokens=self.config.rollout.max_new_tokens, repetition=arrays.repetition[rows],
             old_logp=arrays.old_logp[rows], rollout_logp=arrays.rollout_logp[rows],
         )  # fmt: skip
-        prepared = jax.device_get(prepared)
+        return jax.device_get(prepared), rows.start, found
+
+    def _update(self, arrays: StepArrays, store, first_group: int, groups: int, plans: list[MicroBatch]):
+        """One optimiser update on the rows of `groups` groups, in micro-batches."""
+        prepared, first_row, found = self._prepare(arrays, first_group, groups)
         tokens, total, parts = max(int(prepared.mask.sum()), 1), None, [found]
         for micro in plans:
-            batch: TrainBatch = micro_batch(arrays, micro, store, prepared, rows.start)
+            batch: TrainBatch = micro_batch(arrays, micro, store, prepared, first_row)
             share = jnp.float32(batch.mask.sum() / tokens)
             grads, found = step.gradients(self.model, self.state.params, batch, share, config=self.rl, temperature=self.config.rollout.temperature)
             total = grads if total is None else step.add(total, grads)
             parts.append(found)
         self.state, applied = step.apply(self.state, total, config=self.rl.optim, total_steps=self.total_updates)
         return merge_diagnostics(parts), applied
+
+    def probe(self, objectives: Sequence[ObjectiveConfig]) -> list[list[dict[str, float]]]:
+        """One rollout and its updates as in a step; before each update, the diagnostics that each of `objectives` would report.
+
+        Entry [u][i]: objective i on the rows of update u, at the parameters that the u updates before it left.
+        """
+        groups, store, _ = self._rollout(self.selector.next_batch(self.stream, self.rl.prompts_per_step))
+        arrays = assemble(groups, self.rl.prompts_per_step * self.rl.capacity, self.rl.buckets[-1], self.rl.shaping.repetition_ngram)
+        size = self.rl.prompts_per_step // self.rl.updates_per_rollout
+        updates = [self._plan(arrays, u * size, size) for u in range(self.rl.updates_per_rollout)]
+        store, _ = self._score(arrays, store, [micro for plans in updates for micro in plans])
+        out = []
+        for u, plans in enumerate(updates):
+            prepared, first_row, _ = self._prepare(arrays, u * size, size)
+            parts: list[list[Diagnostics]] = [[] for _ in objectives]
+            for micro in plans:
+                batch = micro_batch(arrays, micro, store, prepared, first_row)
+                logp = step.score(self.model, self.state.params, batch, temperature=self.config.rollout.temperature)[0]
+                for part, objective in zip(parts, objectives, strict=True):
+                    part.append(step.objective_diagnostics(logp, batch, objective, self.config.model.vocab_size))
+            found = jax.device_get([finalize_diagnostics(merge_diagnostics(part)) for part in parts])
+            out.append([{name: float(x) for name, x in one.items()} for one in found])
+            self._update(arrays, store, u * size, size, plans)
+        return out
 
     # ---- accounts ---------------------------------------------------------------------------------------------------
 

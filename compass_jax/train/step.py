@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt
 
-from compass_jax.config import ModelConfig, OptimConfig, RLConfig
+from compass_jax.config import ModelConfig, ObjectiveConfig, OptimConfig, RLConfig
 from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.moe import RouterStats
 from compass_jax.model.transformer import Transformer
@@ -78,6 +78,15 @@ def gradients(
     (logp, _, _, aux), pullback = _forward_and_pullback(model, params, batch.tokens, batch.lengths, batch.routing, temperature)
     cotangents, diagnostics = _objective_gradient(logp, aux, batch, share, config, model.config)
     return _pull(pullback, cotangents), diagnostics
+
+
+@partial(jax.jit, static_argnames=("objective", "vocab_size"))
+def objective_diagnostics(logp: Float[Array, "b t"], batch: TrainBatch, objective: ObjectiveConfig, vocab_size: int) -> Diagnostics:
+    """What an objective would report about one micro-batch whose current log-probs are `logp`."""
+    return policy_objective(
+        logp, batch.old_logp, batch.old_entropy, batch.advantage, batch.weight, objective,
+        mask=batch.mask, entropy_group=batch.entropy_group, ref_logp=batch.ref_logp, vocab_size=vocab_size,
+    )[1]  # fmt: skip
 
 
 @partial(jax.jit, static_argnames=("config", "shape"))

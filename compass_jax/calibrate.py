@@ -1,0 +1,84 @@
+"""How ESPO's alpha clips: clip fraction and clip range against alpha, on one recorded rollout of a given model.
+
+    compass calibrate-alpha CONFIG --checkpoint DIR --out DIR [--alphas 0.01 0.02 0.05 0.1] [--target-clip 0.15]
+
+The first update after a rollout clips nothing (its ratio is 1), so the numbers are of the updates behind it: set rl.updates_per_rollout as
+in the run to come. The suggested alpha is the one whose clip fraction is nearest the target on a logarithmic scale between the measured
+ones; the default target is about GSPO's own clip fraction (arXiv 2507.18071, section 5.2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from compass_jax.config import ConfigError, RunConfig
+from compass_jax.report import summary_table
+from compass_jax.rewards.score import Scorer
+from compass_jax.rundir import write_atomically
+from compass_jax.telemetry import Telemetry
+from compass_jax.train.loop import RLTrainer
+from compass_jax.train.session import StopSignal
+
+ALPHAS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1)
+
+
+def run_calibration(config: RunConfig, checkpoint: str, out: str, alphas: Sequence[float] = ALPHAS, target: float = 0.15) -> dict[str, Any]:
+    """Prints and writes `out`/alpha.json; returns what it holds. Trains nothing that is kept."""
+    if config.rl.objective.name != "espo" or config.rl.objective.espo_fixed_clip:
+        raise ConfigError("rl.objective: alpha belongs to espo without espo_fixed_clip; set --rl.objective.name espo")
+    if config.rl.updates_per_rollout < 2:
+        raise ConfigError("rl.updates_per_rollout = 1: a first update is on policy and clips nothing; set at least 2")
+    if len(alphas) < 2 or min(alphas) <= 0 or list(alphas) != sorted(set(alphas)):
+        raise ConfigError(f"--alphas {' '.join(map(str, alphas))}: give at least two, positive and increasing")
+    if not 0 < target < 1:
+        raise ConfigError(f"--target-clip {target}: must be in (0, 1)")
+    objectives = [dataclasses.replace(config.rl.objective, espo_alpha=alpha) for alpha in alphas]
+    with tempfile.TemporaryDirectory() as scratch:
+        config = dataclasses.replace(config, run_dir=scratch, init_from=checkpoint)
+        with StopSignal() as stop, Scorer(config.rewards, config.data) as scorer, Telemetry(scratch, 1, "rl") as telemetry:
+            measured = RLTrainer(config, scorer, stop, telemetry).probe(objectives)[1:]
+    rows = [_row(alpha, [update[i] for update in measured]) for i, alpha in enumerate(alphas)]
+    suggestion = suggest([row["alpha"] for row in rows], [row["clip_frac"] for row in rows], target)
+    result = {"vocab_size": config.model.vocab_size, "updates_per_rollout": config.rl.updates_per_rollout, "target_clip": target}
+    result |= {"suggested_alpha": suggestion, "rows": rows}
+    Path(out).mkdir(parents=True, exist_ok=True)
+    write_atomically(Path(out) / "alpha.json", json.dumps(result, indent=2) + "\n")
+    console = Console(soft_wrap=True)
+    console.print(summary_table(rows, title=f"{checkpoint}: ESPO's clipping against alpha, updates 2 to {config.rl.updates_per_rollout}"))
+    console.print(f"suggested alpha for a clip fraction of {target:g}: {suggestion:.3g}", highlight=False)
+    return result
+
+
+def _row(alpha: float, updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means over the updates; epsilon and the floor of the groups of entropy from low to high."""
+
+    def mean(name: str) -> float:
+        return sum(update[name] for update in updates) / len(updates)
+
+    row = {"alpha": alpha, "clip_frac": mean("policy/clip_frac"), "ratio_dev_max": max(update["policy/ratio_dev_max"] for update in updates)}
+    groups = sorted(name.split("/")[1] for name in updates[0] if name.endswith("/epsilon"))
+    for group in groups:
+        row |= {f"{group} {what}": mean(f"espo/{group}/{what}") for what in ("epsilon", "clip_frac", "floor_frac")}
+    return row
+
+
+def suggest(alphas: Sequence[float], clip_fracs: Sequence[float], target: float) -> float:
+    """The alpha at which the clip fraction passes `target`, interpolated in log(alpha); the end of the range where it does not.
+
+    A wider range clips less, so the fractions fall with alpha.
+    """
+    if clip_fracs[0] <= target:
+        return alphas[0]
+    for i in range(1, len(alphas)):
+        if clip_fracs[i] <= target:
+            share = (clip_fracs[i - 1] - target) / (clip_fracs[i - 1] - clip_fracs[i])
+            return math.exp((1 - share) * math.log(alphas[i - 1]) + share * math.log(alphas[i]))
+    return alphas[-1]

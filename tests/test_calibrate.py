@@ -1,0 +1,64 @@
+"""compass calibrate-alpha: what it measures is what a training step reports, wider ranges clip less, the suggestion by hand."""
+
+import dataclasses
+import json
+
+import pytest
+from tiny_run import tiny_run
+
+from compass_jax.calibrate import run_calibration, suggest
+from compass_jax.config import ConfigError
+from compass_jax.train.loop import run_rl
+from compass_jax.train.sft import run_sft
+
+pytestmark = pytest.mark.usefixtures("compile_once")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, compile_once):
+    config = tiny_run()
+    directory = tmp_path_factory.mktemp("calibrate")
+    first = dataclasses.replace(config, run_dir=str(directory / "sft"), sft=dataclasses.replace(config.sft, steps=1))
+    run_sft(first)
+    rl = dataclasses.replace(config.rl, steps=1, updates_per_rollout=2)
+    data = dataclasses.replace(config.data, eval_prompts=0)
+    return directory, dataclasses.replace(config, rl=rl, data=data), first.run_dir
+
+
+def test_it_measures_what_a_step_reports_and_wider_ranges_clip_less(trained, tmp_path):
+    """A step's clip fraction is over both updates, the first of which clips nothing: the second's is larger by the share of its tokens."""
+    directory, config, start = trained
+    found = run_calibration(config, start, str(tmp_path), (0.002, 0.02, 0.2))
+    assert found == json.loads((tmp_path / "alpha.json").read_text())
+    rows = found["rows"]
+    clips, ranges = [row["clip_frac"] for row in rows], [row["group_1 epsilon"] for row in rows]
+    assert clips[0] > clips[2] and clips == sorted(clips, reverse=True)
+    assert ranges[1] == pytest.approx(10 * ranges[0], rel=1e-4) and ranges[2] == pytest.approx(100 * ranges[0], rel=1e-4)
+    run_rl(dataclasses.replace(config, run_dir=str(directory / "rl"), init_from=start))
+    step = json.loads((directory / "rl" / "metrics.jsonl").read_text())["metrics"]
+    assert step["policy/ratio_dev_max"] == pytest.approx(rows[1]["ratio_dev_max"], rel=1e-5)
+    assert 0.3 * rows[1]["clip_frac"] <= step["policy/clip_frac"] <= 0.7 * rows[1]["clip_frac"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "alpha.json"]
+
+
+def test_the_suggestion_is_where_the_clip_fraction_passes_the_target():
+    assert suggest([0.01, 0.1], [0.3, 0.1], 0.2) == pytest.approx(0.01 * 10**0.5)
+    assert suggest([0.01, 0.02, 0.04], [0.5, 0.4, 0.0], 0.1) == pytest.approx(0.02 * 2**0.75)
+    assert suggest([0.01, 0.1], [0.05, 0.01], 0.2) == 0.01 and suggest([0.01, 0.1], [0.9, 0.8], 0.2) == 0.1
+
+
+def test_what_cannot_be_calibrated_is_refused(trained, tmp_path):
+    _, config, start = trained
+
+    def with_rl(**changes):
+        return dataclasses.replace(config, rl=dataclasses.replace(config.rl, **changes))
+
+    with pytest.raises(ConfigError, match="alpha belongs to espo"):
+        run_calibration(with_rl(objective=dataclasses.replace(config.rl.objective, name="gspo")), start, str(tmp_path))
+    with pytest.raises(ConfigError, match="a first update is on policy"):
+        run_calibration(with_rl(updates_per_rollout=1), start, str(tmp_path))
+    for alphas in ((0.1,), (0.1, 0.05), (0.0, 0.1)):
+        with pytest.raises(ConfigError, match="--alphas"):
+            run_calibration(config, start, str(tmp_path), alphas)
+    with pytest.raises(ConfigError, match=r"--target-clip 1\.5"):
+        run_calibration(config, start, str(tmp_path), target=1.5)
