@@ -27,6 +27,7 @@ from compass_jax.telemetry import Telemetry
 from compass_jax.train.loop import RLTrainer
 from compass_jax.train.session import StopSignal
 
+_SHORT = {"clip_frac": "clip", "ratio_dev_max": "|r-1|", "epsilon": "eps", "floor_frac": "floor"}  # column titles; groups of entropy by number
 ALPHAS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1)
 
 
@@ -52,9 +53,16 @@ def run_calibration(config: RunConfig, checkpoint: str, out: str, alphas: Sequen
     Path(out).mkdir(parents=True, exist_ok=True)
     write_atomically(Path(out) / "alpha.json", json.dumps(result, indent=2) + "\n")
     console = Console(soft_wrap=True)
-    console.print(summary_table(rows, title=f"{checkpoint}: ESPO's clipping against alpha, updates 2 to {config.rl.updates_per_rollout}"))
+    short = [{_title(name): value for name, value in row.items()} for row in rows]
+    console.print(summary_table(short, title=f"{checkpoint}: ESPO's clipping against alpha, updates 2 to {config.rl.updates_per_rollout}"))
     console.print(f"suggested alpha for a clip fraction of {target:g}: {suggestion:.3g}", highlight=False)
     return result
+
+
+def _title(name: str) -> str:
+    """ "group_1 epsilon" -> "eps 1": nine columns have to fit in a terminal."""
+    *group, what = name.split()
+    return " ".join([_SHORT.get(what, what), *(g.removeprefix("group_") for g in group)])
 
 
 def _row(alpha: float, updates: Sequence[dict[str, float]]) -> dict[str, float]:
