@@ -123,7 +123,7 @@ class Telemetry:
         (first, then), span = self._times[0], self._times[-1][0] - self._times[0][0]
         left_s = (now - then) / span * (self.total_steps - step) if span > 0 and step > first else math.nan
         text = progress_text(numbers, left_s)
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.console.is_dumb_terminal:  # a dumb one cannot redraw a line
             self._draw(step, text)
         elif now - self._shown_at >= self.every_s or step >= self.total_steps:
             self._shown_at = now
