@@ -2,8 +2,8 @@
 
 XLA's `ragged_dot` is a dense product over all experts on CPU. Here every expert gets a block of `height` rows, which is
 close to the mean load, so that balanced experts run as one batched matmul. The rows of an expert beyond its block are
-worked off by a loop over smaller blocks, as many as there are: nothing is ever dropped, and a skewed load costs at most
-the blocks that stay empty.
+worked off by a loop over smaller blocks, as many as there are: nothing is ever dropped. A skewed load costs the blocks
+that stay empty, and the loop, whose products are slower than the batched ones.
 """
 
 from __future__ import annotations
@@ -44,10 +44,8 @@ def block_heights(pairs: int, experts: int) -> tuple[int, int]:
     return height, min(128, max(8, height // 4 // 8 * 8))
 
 
-def grouped_swiglu(
-    x: Float[Array, "n d"], weights: dict[str, Float[Array, "e ..."]], dispatch: Dispatch, k: int
-) -> Float[Array, "m d"]:
-    """SwiGLU of each (token, choice) pair with its expert, in the order of the pairs. Pairs of masked tokens give 0.
+def grouped_swiglu(x: Float[Array, "n d"], weights: dict[str, Float[Array, "e ..."]], dispatch: Dispatch, k: int) -> Float[Array, "m d"]:
+    """SwiGLU of each (token, choice) pair with its expert, in the order of the pairs; `k` choices a token. Pairs of masked tokens give 0.
 
     `weights`: gate and up `[e d f]`, or both side by side as gate_up `[e d 2f]` (one wider product; not differentiable); down `[e f d]`.
     """
