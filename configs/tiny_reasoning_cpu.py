@@ -53,8 +53,8 @@ def tiny_reasoning_cpu() -> RunConfig:
         ),
         rewards=RewardConfig(workers=1, timeout_s=5.0),
         sft=SFTConfig(
-            # A third of the examples is worked; the others are few answers that come often, so that they are remembered rather than understood.
-            procedural=(("sum_2x1", 50, 8), ("sum_3x1", 800, 1), ("sum_4x1", 800, 1), ("sum_5x1", 600, 1)),
+            # Few examples that come often: the cold start shows how a worked solution looks, what it is good for is left to RL.
+            procedural=(("sum_2x1", 50, 8), ("sum_3x1", 250, 3), ("sum_4x1", 250, 3), ("sum_5x1", 250, 3)),
             answers=(
                 ("sum_2x1", 25, 48), ("sum_3x1", 240, 6), ("sum_4x1", 240, 6), ("sum_5x1", 200, 6), ("sum_6x1", 60, 6), ("sum_3x2", 30, 12),
                 ("product_2x2", 5, 60),
@@ -63,7 +63,7 @@ def tiny_reasoning_cpu() -> RunConfig:
             optim=OptimConfig(learning_rate=2e-3, warmup_steps=20, schedule="cosine", weight_decay=0.1), save_every=500,
         ),
         rl=RLConfig(
-            steps=40, prompts_per_step=64, group_size=8, updates_per_rollout=2, replay="R3", buckets=(48, 80, 112), micro_batch_tokens=8192,
+            steps=60, prompts_per_step=64, group_size=8, updates_per_rollout=2, replay="R3", buckets=(48, 80, 112), micro_batch_tokens=8192,
             objective=ObjectiveConfig(name="espo"), optim=OptimConfig(learning_rate=3e-4, warmup_steps=2, schedule="cosine"), save_every=20,
         ),
         evaluation=EvalConfig(k=4),
