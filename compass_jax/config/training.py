@@ -125,8 +125,17 @@ class ZeroVarianceConfig:
     select: bool = False  # stage 1: skip prompts whose recent groups were uniform (data/selection.py)
     select_targets: tuple[float, float] = (1 / 12, 1 / 6)  # shares of all-right and all-wrong groups that it aims at
     grow_to: int = 0  # stage 2: a uniform group gets more samples, doubling up to so many; 0: off
+    dynamic_sampling: bool = False  # DAPO's instead of stage 4: uniform groups are dropped, further prompts rolled out (train/refill.py)
+    dynamic_batch: int = 3  # prompts of one of its rounds, in times of prompts_per_step
+    dynamic_rounds: int = 10  # at most; what is still missing then is filled with uniform groups
 
     def validate(self) -> None:
+        for name in ("dynamic_batch", "dynamic_rounds"):
+            check(getattr(self, name) >= 1, f"rl.zero_variance.{name} = {getattr(self, name)}: must be at least 1")
+        check(
+            not (self.dynamic_sampling and self.rl_zvp),
+            "rl.zero_variance.dynamic_sampling drops the uniform groups that rl_zvp learns from: switch one of them off",
+        )
         check(self.grow_to >= 0, f"rl.zero_variance.grow_to = {self.grow_to}: must be >= 0 (0: off)")
         bad = [x for x in self.select_targets if not 0 < x < 1]
         check(not bad, f"rl.zero_variance.select_targets = {self.select_targets}: must be in (0, 1)")
@@ -182,6 +191,12 @@ class RLConfig:
     def capacity(self) -> int:
         """The most samples that a group may have."""
         return max(self.group_size, self.zero_variance.grow_to)
+
+    @property
+    def prompts_per_round(self) -> int:
+        """Prompts that are rolled out together: a step's, or those of one round of dynamic sampling."""
+        zero = self.zero_variance
+        return self.prompts_per_step * (zero.dynamic_batch if zero.dynamic_sampling else 1)
 
     @property
     def uses_reference(self) -> bool:

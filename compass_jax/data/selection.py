@@ -64,8 +64,8 @@ class PromptSelector:
             self._chance[kind] = min(HIGHEST, max(LOWEST, round(moved, 10)))
 
     def metrics(self) -> dict[str, float]:
-        """Prompts skipped for the last batch, and the chances."""
-        return {"zero_variance/skipped_prompts": float(self.skipped), **{f"zero_variance/keep_{k}": p for k, p in self._chance.items()}}
+        """The chance of a prompt of each kind whose last group was uniform."""
+        return {f"zero_variance/keep_{k}": p for k, p in self._chance.items()}
 
     def state(self) -> dict[str, Any]:
         """Everything that later choices depend on, as JSON."""

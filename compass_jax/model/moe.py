@@ -14,8 +14,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.config import MoEConfig
-from compass_jax.model.grouped import Dispatch, grouped_swiglu
+from compass_jax.model.grouped import grouped_swiglu
 from compass_jax.model.precision import at_least_float32
+from compass_jax.model.sized import Dispatch
 
 
 class RouterStats(NamedTuple):

@@ -90,3 +90,10 @@ def waste(
         "zero_variance/rate_all_right": share_of(group_kinds == Kind.ALL_RIGHT, decided, dtype),
         "zero_variance/rate_all_wrong": share_of(group_kinds == Kind.ALL_WRONG, decided, dtype),
     }
+
+
+def waste_of_dropped(tokens: int) -> Diagnostics:
+    """Tokens of groups that are not trained on, to merge with `waste`: they were generated and carry nothing."""
+    count, none = jnp.float32(tokens), jnp.zeros((), jnp.float32)
+    shares = {name: (count if name == "none" else none, count) for name in ("verifier_signal", "shaping_signal", "entropy_signal", "none")}
+    return {"waste/tokens_generated": (count,), **{f"waste/frac_{name}": share for name, share in shares.items()}}

@@ -64,7 +64,8 @@ def assemble(groups: Sequence[Group], rows: int, length: int, ngram: int) -> Ste
 
 
 @partial(jax.jit, static_argnames="length")
-def _routing_rows(store, rows, length: int):
+def routing_rows(store, rows, length: int):
+    """Rows of the store, cut or padded to `length`; unset where a row is out of range or past the store."""
     taken = jnp.take(store[:, :length], rows, axis=0, mode="fill", fill_value=unset_id(store.dtype))
     return jnp.pad(taken, ((0, 0), (0, length - taken.shape[1]), (0, 0), (0, 0)), constant_values=unset_id(store.dtype))
 
@@ -101,7 +102,7 @@ def micro_batch(arrays: StepArrays, micro: MicroBatch, store, prepared=None, off
         lengths=rows(arrays.lengths),
         mask=rows(arrays.mask),
         rollout_logp=rows(arrays.rollout_logp),
-        routing=None if store is None else _routing_rows(store, store_rows(micro, store), micro.length),
+        routing=None if store is None else routing_rows(store, store_rows(micro, store), micro.length),
     )
     if prepared is None:
         return batch

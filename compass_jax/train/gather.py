@@ -1,13 +1,15 @@
-"""A step's groups: samples of every prompt, scored as they finish; a group that is uniform gets more (stage 2).
+"""Samples and scores of prompts, in rounds of their own where uniform groups grow (stage 2 of the zero-variance elimination).
 
-Rounds: sample what is missing, wait for the scores, double the samples of each uniform group, until none is uniform or may
-grow. A group is decided when its last sample is scored, so the rounds depend on results alone, never on a clock.
+A round decodes what is missing while the verifiers score what has finished. With `rl.zero_variance.grow_to`, further rounds wait
+for the scores, double the samples of each uniform group, until none is uniform or may grow. A group is decided when its last
+sample is scored, so the rounds depend on results alone, never on a clock.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -21,56 +23,76 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
 
 
+class Samples(NamedTuple):
+    """Finished samples by row, and the store with the routes of these rows (None: not replayed). Row n * capacity + c: sample c of prompt n."""
+
+    rollouts: dict[int, Rollout]
+    store: jax.Array | None = None
+
+
 class Interrupted(Exception):
     """SIGTERM arrived during a rollout; carries what had finished."""
 
-    def __init__(self, finished: dict[int, Rollout], store: jax.Array | None):
+    def __init__(self, samples: Samples):
         super().__init__("stopped on request")
-        self.finished, self.store = finished, store
+        self.samples = samples
 
 
-class Gathered(NamedTuple):
-    """Groups in the order of the prompts, their routes by row of the store (row n * capacity + c: sample c of prompt n), metrics."""
+@dataclass
+class Account:
+    """What a step's rollout cost and did, over all its rounds. `counts` are exact and survive a restart; times and rates do not."""
 
-    groups: list[Group]
-    store: jax.Array | None
-    metrics: dict[str, float]
+    stats: RolloutStats = field(default_factory=RolloutStats)
+    waited_s: float = 0.0
+    counts: dict[str, float] = field(default_factory=dict)
+
+    def add(self, counts: dict[str, float]) -> None:
+        """Adds counts by name."""
+        for name, value in counts.items():
+            self.counts[name] = self.counts.get(name, 0.0) + value
+
+    def metrics(self) -> dict[str, float]:
+        """By their public names."""
+        return {**self.stats.metrics(), "time/reward_wait_s": self.waited_s, **self.counts}
+
+
+def known_rewards(scores: Sequence[Score]) -> list[float]:
+    """The rewards that a verifier gave."""
+    return [score.reward for score in scores if score.known]
 
 
 def is_uniform(scores: Sequence[Score]) -> bool:
     """Whether at least two rewards are known and all known ones are equal within 1e-6."""
-    known = [score.reward for score in scores if score.known]
+    known = known_rewards(scores)
     return len(known) >= 2 and max(known) - min(known) <= UNIFORM_WITHIN
 
 
 class Gatherer:
-    """Samples and scores the groups of one step, verifiers overlapped with decoding."""
+    """Samples and scores groups, verifiers overlapped with decoding."""
 
     def __init__(self, engine: Engine, scorer: Scorer, decode_text, stop, config: RLConfig, seed: int):
         self.engine, self.scorer, self.decode_text, self.stop, self.rl, self.seed = engine, scorer, decode_text, stop, config, seed
 
-    def __call__(
-        self, params: Any, prompts: Sequence[Prompt], policy_version: int, finished: dict[int, Rollout] | None = None, store: jax.Array | None = None
-    ) -> Gathered:
-        """Raises Interrupted when a stop is requested before all samples of a round are there.
+    def __call__(self, params: Any, prompts: Sequence[Prompt], policy_version: int, have: Samples, account: Account) -> tuple[list[Group], Any]:
+        """The groups in the order of the prompts, and the routing store of their rows.
 
-        `finished` and `store` hold what an interrupted step had; the rounds are the same with them.
+        `have` holds what an interrupted call had; the rounds are the same with it. Raises Interrupted when a stop is requested
+        before all samples of a round are there.
         """
-        capacity, finished = self.rl.capacity, dict(finished or {})
+        capacity, finished, store = self.rl.capacity, dict(have.rollouts), have.store
         asked = [self.rl.group_size] * len(prompts)
         scores: dict[int, Score] = {}
-        stats, waited = RolloutStats(), 0.0
         for row, rollout in finished.items():
             self._submit(row, rollout)
         while True:
             rows = [range(n * capacity, n * capacity + k) for n, k in enumerate(asked)]
             missing = {row for group in rows for row in group if row not in finished}
             if missing:
-                store = self._sample(params, prompts, policy_version, missing, finished, store, stats)
+                store = self._sample(params, prompts, policy_version, missing, finished, store, account.stats)
             started = time.perf_counter()
             while any(row not in scores for group in rows for row in group):
                 scores.update(self.scorer.collect(block=True))
-            waited += time.perf_counter() - started
+            account.waited_s += time.perf_counter() - started
             growing = [n for n, group in enumerate(rows) if asked[n] < capacity and is_uniform([scores[row] for row in group])]
             if not growing:
                 break
@@ -79,7 +101,8 @@ class Gatherer:
         groups = [
             Group(p, tuple(finished[r] for r in group), tuple(scores[r] for r in group)) for p, group in zip(prompts, rows, strict=True)
         ]
-        return Gathered(groups, store, {**stats.metrics(), "time/reward_wait_s": waited, **self._growth(groups)})
+        account.add(self._growth(groups))
+        return groups, store
 
     def _sample(self, params, prompts, policy_version: int, missing: set[int], finished: dict[int, Rollout], store, stats: RolloutStats):
         """Adds the missing rows to `finished`; returns the routing store."""
@@ -94,7 +117,7 @@ class Gatherer:
             if self.stop.requested:
                 break
         if self.stop.requested and not missing.issubset(finished):
-            raise Interrupted(finished, collection.store if self.rl.replay == "R3" else None)
+            raise Interrupted(Samples(finished, collection.store if self.rl.replay == "R3" else None))
         return collection.store
 
     def _submit(self, row: int, rollout: Rollout) -> None:

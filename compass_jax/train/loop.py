@@ -10,6 +10,7 @@ Everything a step depends on is in the checkpoint, so a killed run repeats its s
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,17 +26,22 @@ from compass_jax.data.selection import PromptSelector
 from compass_jax.data.stream import PromptStream
 from compass_jax.evaluate import evaluate
 from compass_jax.model.transformer import Transformer
-from compass_jax.records import Group, Prompt, Rollout, TrainBatch, TrainState
+from compass_jax.records import Group, Prompt, TrainBatch, TrainState
 from compass_jax.rewards.score import Scorer
 from compass_jax.rl.bucketing import MicroBatch, padding_frac, plan
 from compass_jax.rl.correction import mismatch
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
+from compass_jax.rl.prepare import Prepared
+from compass_jax.rl.zero_variance import waste_of_dropped
 from compass_jax.rollout.engine import Engine
 from compass_jax.rundir import RunDir
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import optim, step
-from compass_jax.train.batch import StepArrays, assemble, from_arrays, micro_batch, put_routing, store_rows, to_arrays
-from compass_jax.train.gather import Gathered, Gatherer, Interrupted, is_uniform
+from compass_jax.train.batch import StepArrays, assemble, micro_batch, put_routing, store_rows
+from compass_jax.train.gather import Gatherer
+from compass_jax.train.history import PromptHistory
+from compass_jax.train.pending import Pending, empty, pack
+from compass_jax.train.refill import Gathered, Progress, Refill, StepInterrupted, Unfinished
 from compass_jax.train.session import StopSignal, carry_tokenizer, check_divergence, load_tokenizer
 from compass_jax.weights import checkpoint
 from compass_jax.weights.handover import hand_over
@@ -58,11 +64,11 @@ class RLTrainer:
         check_lengths(self.heldout, config.rollout.prompt_buckets[-1])
         self.stream = PromptStream(prompts, config.seed, [source.repeat for source in config.data.sources])
         self.selector = PromptSelector(self.rl.zero_variance, config.seed)
-        self.gather = Gatherer(self.engine, scorer, self.tokenizer.decode, stop, self.rl, config.seed)
-        self.history: dict[str, list[float]] = {}  # prompt id -> [rollouts scored, sum of rewards, sum of response tokens, last group's mean reward]
+        self.refill = Refill(Gatherer(self.engine, scorer, self.tokenizer.decode, stop, self.rl, config.seed), self.rl, config.rewards)
+        self.history = PromptHistory()
         self.done_steps = 0
         self.total_updates = self.rl.steps * self.rl.updates_per_rollout * self.rl.epochs
-        self.pending: tuple[dict[str, np.ndarray], jax.Array | None] | None = None
+        self.pending: Pending | None = None
         self._restore_or_start()
         self.decode, _ = hand_over(self.state.params, config.compute.dtype)
 
@@ -79,17 +85,15 @@ class RLTrainer:
             return
         abstract = jax.eval_shape(self._fresh_arrays)
         if checkpoint.read_meta(directory).get("pending"):
-            abstract["pending"] = jax.eval_shape(lambda: self._pending_arrays({}, self._empty_store()))
+            abstract["pending"] = jax.eval_shape(lambda: empty(self.engine, self.rl))
         self.done_steps, arrays, meta = checkpoint.restore(directory, abstract, model=config.model)
         self.state, self.reference = arrays["state"], arrays.get("reference")
         self.stream.restore(meta["stream"])
-        self.history = meta["history"]
+        self.history.restore(meta["history"])
         self.selector.restore(meta["selector"])
         self.telemetry.restore(meta["telemetry"])
         if "pending" in arrays:
-            pending = dict(arrays["pending"])
-            store = pending.pop("routing", None)
-            self.pending = jax.device_get(pending), store
+            self.pending = Pending(Progress(**meta["pending"]), arrays["pending"])
 
     def _fresh_arrays(self) -> dict[str, Any]:
         from compass_jax.model.transformer import init_params
@@ -101,24 +105,19 @@ class RLTrainer:
     def _empty_store(self):
         return self.engine.new_store(self.rl.prompts_per_step * self.rl.capacity)
 
-    def _pending_arrays(self, finished: dict[int, Rollout], store) -> dict[str, Any]:
-        rows = self.rl.prompts_per_step * self.rl.capacity
-        arrays = {name: jnp.asarray(x) for name, x in to_arrays(finished, rows, self.config.rollout.max_length).items()}
-        return arrays if store is None else {**arrays, "routing": store}
-
-    def save(self, pending: Interrupted | None = None, stream: dict | None = None) -> float:
-        """Writes checkpoint `done_steps`; with an interrupted rollout, its finished samples too. Returns seconds."""
+    def save(self, left: Unfinished | None = None, stream: dict | None = None) -> float:
+        """Writes checkpoint `done_steps`; with an interrupted step, its finished samples too. Returns seconds."""
         started = time.perf_counter()
         arrays: dict[str, Any] = {"state": self.state}
         if self.reference is not None:
             arrays["reference"] = self.reference
-        if pending is not None:
-            arrays["pending"] = self._pending_arrays(pending.finished, pending.store)
+        if left is not None:
+            arrays["pending"] = pack(left, self.engine, self.rl)
         meta = {
             "kind": "rl",
-            "pending": pending is not None,
+            "pending": None if left is None else dataclasses.asdict(left.progress),
             "stream": stream or self.stream.state(),
-            "history": self.history,
+            "history": self.history.state(),
             "selector": self.selector.state(),
             "telemetry": self.telemetry.state(),
         }
@@ -128,52 +127,63 @@ class RLTrainer:
     # ---- one step ---------------------------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Runs the remaining steps; yields (step, metrics) after each. Raises Interrupted when SIGTERM comes during a rollout."""
+        """Runs the remaining steps; yields (step, metrics) after each. Raises StepInterrupted when SIGTERM comes during a rollout."""
         while self.done_steps < self.rl.steps and not self.stop.requested:
             before = self.stream.state()
-            prompts = self.selector.next_batch(self.stream, self.rl.prompts_per_step)
             try:
-                groups, store, metrics = self._rollout(prompts)
-            except Interrupted as interrupted:
-                self.save(interrupted, before)
+                groups, store, results, dropped, metrics = self._rollout()
+            except StepInterrupted as interrupted:
+                self.save(interrupted.left, before)
                 raise
             arrays = assemble(groups, self.rl.prompts_per_step * self.rl.capacity, self.rl.buckets[-1], self.rl.shaping.repetition_ngram)
             if self.rl.permute_rewards:
                 _permute_rewards(arrays, (self.config.seed, self.done_steps))
             metrics |= {**_group_metrics(groups), "repetition_frac": float(arrays.repetition[arrays.group >= 0].mean())}
-            metrics |= self.selector.metrics() if self.rl.zero_variance.select else {}
             metrics |= {"waste/filter_tokens": float(self.filter_tokens)} if self.filter_tokens else {}
-            metrics |= self._train(arrays, store)
+            metrics |= self._train(arrays, store, dropped)
             self.decode, handed = hand_over(self.state.params, self.config.compute.dtype)
-            self._remember(groups)
+            self.history.update(results)
+            self.selector.update([(prompt, found.kind) for prompt, found in results], self.stream.epoch)
             self.done_steps += 1
             self.telemetry.log_rollouts(self.done_steps, self._rows(groups))
             yield self.done_steps, {**metrics, **handed, "policy_version": float(self.state.step), "staleness": 0.0, "epoch": self.stream.epoch}
 
-    def _rollout(self, prompts: list[Prompt]) -> Gathered:
+    def _rollout(self) -> Gathered:
         """The step's groups, continued from what an interrupted rollout left."""
-        finished, store, version = {}, None, int(self.state.step)
-        if self.pending is not None:
-            saved, store = self.pending
-            finished = from_arrays(prompts, saved, self.rl.capacity, version, self.tokenizer.eos_id)
-            self.pending = None
-        return self.gather(self.decode, prompts, version, finished, store)
+        pending, self.pending, version = self.pending, None, int(self.state.step)
+        skipped = 0
 
-    def _train(self, arrays: StepArrays, store) -> dict[str, float]:
+        def draw(n: int) -> list[Prompt]:
+            nonlocal skipped
+            prompts = self.selector.next_batch(self.stream, n)
+            skipped += self.selector.skipped
+            return prompts
+
+        def load(kept: list[Prompt], prompts: list[Prompt]) -> Unfinished:
+            return pending.unfinished(kept, prompts, self.rl, version, self.tokenizer.eos_id)
+
+        progress = Progress() if pending is None else pending.progress
+        gathered = self.refill(self.decode, draw, version, progress, None if pending is None else load)
+        chosen = {"zero_variance/skipped_prompts": float(skipped), **self.selector.metrics()} if self.rl.zero_variance.select else {}
+        return gathered._replace(metrics={**gathered.metrics, **chosen})
+
+    def _train(self, arrays: StepArrays, store, dropped_tokens: int) -> dict[str, float]:
         """Scores at the old parameters, then all updates of this rollout."""
         started = time.perf_counter()
         groups = self.rl.prompts_per_step // self.rl.updates_per_rollout
         updates = [self._plan(arrays, u * groups, groups) for u in range(self.rl.updates_per_rollout)]
         store, scored = self._score(arrays, store, [micro for plans in updates for micro in plans])
         scored_s = time.perf_counter() - started
+        prepared = [self._prepare(arrays, u * groups, groups) for u in range(len(updates))]
         parts, norms = [], []
         for _ in range(self.rl.epochs):
-            for u, plans in enumerate(updates):
-                found, applied = self._update(arrays, store, u * groups, groups, plans)
+            for plans, (rows, first_row, _) in zip(updates, prepared, strict=True):
+                found, applied = self._update(arrays, store, plans, rows, first_row)
                 parts.append(found)
                 norms.append(applied)
                 check_divergence(int(self.state.bad_steps), self.rl.optim.max_bad_steps, self.config.directory)
-        total = {**finalize_diagnostics(merge_diagnostics([*parts, scored]))}
+        accounts = [scored, waste_of_dropped(dropped_tokens), *(found for _, _, found in prepared)]
+        total = finalize_diagnostics(merge_diagnostics([*parts, *accounts]))
         seconds, tokens = time.perf_counter() - started, int(arrays.lengths.sum())
         metrics = {name: float(value) for name, value in jax.device_get(total).items()}
         metrics["loss"] /= len(parts)
@@ -225,10 +235,9 @@ class RLTrainer:
         )  # fmt: skip
         return jax.device_get(prepared), rows.start, found
 
-    def _update(self, arrays: StepArrays, store, first_group: int, groups: int, plans: list[MicroBatch]):
-        """One optimiser update on the rows of `groups` groups, in micro-batches."""
-        prepared, first_row, found = self._prepare(arrays, first_group, groups)
-        tokens, total, parts = max(int(prepared.mask.sum()), 1), None, [found]
+    def _update(self, arrays: StepArrays, store, plans: list[MicroBatch], prepared: Prepared, first_row: int):
+        """One optimiser update in micro-batches; `prepared` has its rows, which begin at `first_row` of `arrays`."""
+        tokens, total, parts = max(int(prepared.mask.sum()), 1), None, []
         for micro in plans:
             batch: TrainBatch = micro_batch(arrays, micro, store, prepared, first_row)
             share = jnp.float32(batch.mask.sum() / tokens)
@@ -243,7 +252,7 @@ class RLTrainer:
 
         Entry [u][i]: objective i on the rows of update u, at the parameters that the u updates before it left.
         """
-        groups, store, _ = self._rollout(self.selector.next_batch(self.stream, self.rl.prompts_per_step))
+        groups, store, *_ = self._rollout()
         arrays = assemble(groups, self.rl.prompts_per_step * self.rl.capacity, self.rl.buckets[-1], self.rl.shaping.repetition_ngram)
         size = self.rl.prompts_per_step // self.rl.updates_per_rollout
         updates = [self._plan(arrays, u * size, size) for u in range(self.rl.updates_per_rollout)]
@@ -259,25 +268,10 @@ class RLTrainer:
                     part.append(step.objective_diagnostics(logp, batch, objective, self.config.model.vocab_size))
             found = jax.device_get([finalize_diagnostics(merge_diagnostics(part)) for part in parts])
             out.append([{name: float(x) for name, x in one.items()} for one in found])
-            self._update(arrays, store, u * size, size, plans)
+            self._update(arrays, store, plans, prepared, first_row)
         return out
 
     # ---- accounts ---------------------------------------------------------------------------------------------------
-
-    def _remember(self, groups: list[Group]) -> None:
-        """The prompts' history: what later steps may select by."""
-        rewards, kinds = self.config.rewards, []
-        for group in groups:
-            known = [s.reward for s in group.scores if s.known]
-            entry = self.history.setdefault(str(group.prompt.id), [0, 0.0, 0, 0.0])
-            entry[0] += len(known)
-            entry[1] += float(sum(known))
-            entry[2] += sum(r.response_length for r in group.rollouts)
-            entry[3] = float(np.mean(known)) if known else entry[3]
-            uniform = is_uniform(group.scores)
-            kind = "easy" if uniform and min(known) >= rewards.right_at else "hard" if uniform and max(known) <= rewards.wrong_at else ""
-            kinds.append((group.prompt, kind))
-        self.selector.update(kinds, self.stream.epoch)
 
     def _rows(self, groups: list[Group]) -> list[dict]:
         """A few whole groups for rollouts.jsonl."""
@@ -361,8 +355,9 @@ def _run(trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: Stop
             if number == config.rl.steps or stop.requested or (config.rl.save_every and number % config.rl.save_every == 0):
                 trainer.save()
                 saved = number
-    except Interrupted as interrupted:
-        telemetry.note(f"stopped on request in step {trainer.done_steps + 1}; {len(interrupted.finished)} finished rollouts are in the checkpoint")
+    except StepInterrupted as interrupted:
+        held = len(interrupted.left.front.rollouts) + len(interrupted.left.current.rollouts)
+        telemetry.note(f"stopped on request in step {trainer.done_steps + 1}; {held} finished rollouts are in the checkpoint")
         return {"steps": trainer.done_steps, "stopped": True, **last}
     if trainer.done_steps != saved:
         trainer.save()

@@ -1,6 +1,5 @@
 """Routing and dispatch against a dense float64 numpy mixture of experts, values and gradients, with both grouped matmuls."""
 
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 from compass_jax.config import MoEConfig
-from compass_jax.model.grouped import Dispatch, block_heights, blocked_swiglu
 from compass_jax.model.moe import check_routes, moe_ffn, read_routes, route, routing_dtype, unset_id
 
 CONFIG = MoEConfig(experts=5, top_k=2, ffn=7)
@@ -204,73 +202,3 @@ def test_garbage_in_masked_tokens_reaches_nobody(implementation):
     dirty = run(jnp.asarray(np.where(mask[:, None], x, np.nan), jnp.float32), jnp.asarray(gates, jnp.float32))
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)
     assert np.isfinite(clean[0]).all() and not np.asarray(clean[0])[~mask].any() and np.abs(np.asarray(clean[0])[mask]).min() > 0
-
-
-# --- blocks of the padded grouped matmul -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("pairs", "experts"), [(1, 2), (38, 5), (1024, 8), (8192, 16), (512, 128), (256, 16)])
-def test_a_block_holds_about_the_mean_load(pairs, experts):
-    height, extra = block_heights(pairs, experts)
-    assert 8 <= extra <= 128 and extra <= max(8, height) and height % 8 == 0
-    mean = pairs / experts
-    assert mean + 2 * mean**0.5 <= height < mean + 2 * mean**0.5 + 8 if mean < 128 else abs(height - mean) <= 16
-
-
-def numpy_swiglu(x, weights, expert_of, k, g):
-    """Values of every pair and the pullback of `g`, from the definition, pair by pair; a pair of no expert gives and takes nothing."""
-    out, dx = np.zeros((len(expert_of), x.shape[1])), np.zeros_like(x)
-    d = {name: np.zeros_like(w) for name, w in weights.items()}
-    for p, e in enumerate(expert_of):
-        if e == len(weights["gate"]):
-            continue
-        row = x[p // k]
-        a, b = row @ weights["gate"][e], row @ weights["up"][e]
-        sigmoid = 1 / (1 + np.exp(-a))
-        hidden = a * sigmoid * b
-        out[p] = hidden @ weights["down"][e]
-        d_hidden = weights["down"][e] @ g[p]
-        d_a, d_b = d_hidden * b * (sigmoid + a * sigmoid * (1 - sigmoid)), d_hidden * a * sigmoid
-        for name, value in (("gate", np.outer(row, d_a)), ("up", np.outer(row, d_b)), ("down", np.outer(hidden, g[p]))):
-            d[name][e] += value
-        dx[p // k] += weights["gate"][e] @ d_a + weights["up"][e] @ d_b
-    return out, dx, d
-
-
-@partial(jax.jit, static_argnames=("k", "height", "extra"))
-def swiglu_and_pullback(x, weights, dispatch, g, k, height, extra):
-    out, pullback = jax.vjp(lambda x, w: blocked_swiglu(x, w["gate"], w["up"], w["down"], dispatch, k, height, extra), x, weights)
-    return out, *pullback(g)
-
-
-def loads(tokens, k, experts, height, extra):
-    """(name, rows of each expert): the fullest exactly as large as a block, one above it, a whole loop block above, one above that; extremes."""
-    pairs, rng = tokens * k, np.random.default_rng(3)
-
-    def fullest(size):
-        rest = rng.multinomial(pairs - size, np.full(experts - 1, 1 / (experts - 1)))
-        return np.concatenate([[size], rest])[rng.permutation(experts)]
-
-    edges = [edge for edge in (height, height + 1, height + extra, height + extra + 1) if edge <= pairs]
-    only = np.eye(experts, dtype=int) * pairs
-    few = [np.ones(experts, int), np.zeros(experts, int)]
-    return [*((f"fullest_{edge}", fullest(edge)) for edge in edges), ("first", only[0]), ("last", only[-1]), ("one_each", few[0]), ("none", few[1])]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "k", "experts", "height", "extra"), [(40, 2, 8, 8, 8), (100, 1, 6, 16, 8), (60, 2, 16, 16, 16), (20, 2, 4, 40, 8), (30, 2, 3, 1, 4)]
-)
-def test_any_load_gives_the_values_and_gradients_of_the_definition(x64, tokens, k, experts, height, extra):
-    """Blocks that are full, empty and overfull, loops of none, one and many blocks, tokens that are masked."""
-    rng = np.random.default_rng(1)
-    weights = {name: rng.standard_normal(shape) for name, shape in {"gate": (experts, 3, 4), "up": (experts, 3, 4), "down": (experts, 4, 3)}.items()}
-    for name, sizes in loads(tokens, k, experts, height, extra):
-        expert_of = np.full(tokens * k, experts)
-        expert_of[: sizes.sum()] = np.repeat(np.arange(experts), sizes)
-        rng.shuffle(expert_of)
-        order = np.argsort(expert_of, kind="stable")
-        dispatch = Dispatch(*(jnp.asarray(v, jnp.int32) for v in (order, np.argsort(order), sizes)))
-        x, g = rng.standard_normal((tokens, 3)), rng.standard_normal((tokens * k, 3))
-        found = swiglu_and_pullback(jnp.asarray(x), weights, dispatch, jnp.asarray(g), k, height, extra)
-        expected = numpy_swiglu(x, weights, expert_of, k, g)
-        jax.tree.map(lambda a, b, name=name: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10, err_msg=name), found, expected)

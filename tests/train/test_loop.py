@@ -130,7 +130,7 @@ def test_a_stop_request_during_a_rollout_loses_nothing(undisturbed, tmp_path, mo
     monkeypatch.setattr(loop, "Scorer", partial(Interrupting, verifier="odd_verifiers:coin"))
     result = run_rl(configured(tmp_path, steps=3))
     assert result["stopped"] and result["steps"] == (1 if pending else 2)
-    assert checkpoint.read_meta(tmp_path)["pending"] is pending
+    assert bool(checkpoint.read_meta(tmp_path)["pending"]) is pending
     generated = []
     monkeypatch.setattr(Collection, "_harvest", partial_harvest(generated))
     if pending:

@@ -1,0 +1,152 @@
+"""Grouped SwiGLU of many rows on CPU: each expert's rows, padded to a small unit, in blocks of as many sizes as a block has units.
+
+Rows are gathered once into the order of the experts. An expert's rows are blocks of the full size (about the mean load) and one smaller
+block with the rest; a loop for each size runs over the experts that need it. So every product has a shape that XLA knows, nothing is
+dropped, and a skewed load costs as much as an even one: at most a unit of empty rows an expert.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+SIZES = 8  # of a block, in units
+
+
+class Dispatch(NamedTuple):
+    """(token, choice) pairs sorted by expert; pair p is choice p % k of token p // k. Those of masked tokens come last, in no expert's rows."""
+
+    order: Int[Array, "m"]  # the pair in each sorted row
+    row: Int[Array, "m"]  # the sorted row of each pair
+    sizes: Int[Array, "e"]  # rows of each expert
+
+    def dispatched(self) -> Bool[Array, "m"]:
+        """Which pairs belong to an expert."""
+        return self.row < jnp.sum(self.sizes, dtype=jnp.int32)
+
+    def starts(self) -> Int[Array, "e"]:
+        """The sorted row at which each expert begins."""
+        return jnp.cumsum(self.sizes, dtype=jnp.int32) - self.sizes
+
+    def expert(self) -> Int[Array, "m"]:
+        """The expert of each pair; the last one for pairs of masked tokens."""
+        ends = jnp.cumsum(self.sizes, dtype=jnp.int32)
+        return jnp.minimum(jnp.sum(self.row[:, None] >= ends[None, :], axis=1, dtype=jnp.int32), len(self.sizes) - 1)
+
+
+class _Layout(NamedTuple):
+    """Where the rows of the experts lie, each expert's from a whole unit on."""
+
+    pair: Int[Array, "c"]
+    filled: Bool[Array, "c"]
+    place: Int[Array, "m"]  # of each pair; any place for a pair of no expert
+    starts: Int[Array, "e"]
+    units: Int[Array, "e"]
+
+
+def unit_rows(pairs: int, experts: int) -> int:
+    """Rows of a unit: an eighth of the mean load, in multiples of 8."""
+    return max(8, 8 * round(pairs / experts / SIZES / 8))
+
+
+def rows_of(x: Float[Array, "n d"], index: Int[Array, "*m"], filled: Bool[Array, "*m"]) -> Float[Array, "*m d"]:
+    """x[index] where filled, else 0: an empty place must not bring in what a masked token holds, which may be NaN."""
+    return jnp.where(filled[..., None], jnp.take(x, index, axis=0, mode="clip"), jnp.zeros((), x.dtype))
+
+
+def sized_forward(x: Float[Array, "n d"], into: tuple[Array, ...], down: Float[Array, "e f d"], dispatch: Dispatch, k: int, unit: int):
+    """(output of every pair `[m d]`, what the backward pass needs). `into`: (gate, up) `[e d f]`, or both side by side `[e d 2f]`."""
+    layout = _arrange(dispatch, unit)
+    rows = rows_of(x, layout.pair // k, layout.filled)
+
+    def body(count, expert, first, carry):
+        part = jax.lax.dynamic_slice_in_dim(rows, first, count)
+        hidden = [part @ w[expert] for w in into]
+        a, u = hidden if len(into) == 2 else jnp.split(hidden[0], 2, axis=-1)
+        return tuple(_write(whole, new, first) for whole, new in zip(carry, (*hidden, (jax.nn.silu(a) * u) @ down[expert]), strict=True))
+
+    start = tuple(jnp.zeros((rows.shape[0], w.shape[-1]), x.dtype) for w in (*into, down))
+    *hidden, out = _over_blocks(layout, unit, body, start)
+    return rows_of(out, layout.place, dispatch.dispatched()), (layout, rows, *hidden)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def sized_swiglu(x, gate, up, down, dispatch: Dispatch, k: int, unit: int) -> Float[Array, "m d"]:
+    """SwiGLU of each pair with its expert, in the order of the pairs; 0 for pairs of masked tokens."""
+    return sized_forward(x, (gate, up), down, dispatch, k, unit)[0]
+
+
+def _sized_fwd(x, gate, up, down, dispatch, k: int, unit: int):
+    out, saved = sized_forward(x, (gate, up), down, dispatch, k, unit)
+    return out, (saved, dispatch, gate, up, down)
+
+
+def _sized_bwd(k: int, unit: int, residuals, g):
+    (layout, *rows), dispatch, gate, up, down = residuals
+    rows.append(rows_of(g, layout.pair, layout.filled))
+
+    def body(count, expert, first, carry):
+        d_rows, *totals = carry
+        x, a, u, g = (jax.lax.dynamic_slice_in_dim(whole, first, count) for whole in rows)
+        s, d_h = jax.nn.sigmoid(a), g @ down[expert].T
+        d_a, d_u = d_h * u * s * (1 + a * (1 - s)), d_h * a * s
+        d_x = d_a @ gate[expert].T + d_u @ up[expert].T
+        parts = x.T @ d_a, x.T @ d_u, (a * s * u).T @ g
+        return _write(d_rows, d_x, first), *(_add(total, part, expert) for total, part in zip(totals, parts, strict=True))
+
+    start = tuple(jnp.zeros_like(x) for x in (rows[0], gate, up, down))
+    d_rows, *d_weights = _over_blocks(layout, unit, body, start)
+    d_pairs = rows_of(d_rows, layout.place, dispatch.dispatched())
+    return jnp.sum(d_pairs.reshape(-1, k, d_pairs.shape[1]), axis=1), *d_weights, None
+
+
+sized_swiglu.defvjp(_sized_fwd, _sized_bwd)
+
+
+def _arrange(dispatch: Dispatch, unit: int) -> _Layout:
+    order, row, sizes = dispatch
+    units, experts = (sizes + unit - 1) // unit, len(sizes)
+    ends = jnp.cumsum(units, dtype=jnp.int32) * unit
+    starts, sorted_starts, own = ends - units * unit, dispatch.starts(), dispatch.expert()
+    room = max(-(-order.shape[0] // unit) + experts, SIZES) * unit  # every product is compiled, so a full block must fit
+    place = jnp.arange(room, dtype=jnp.int32)
+    expert = jnp.minimum(jnp.sum(place[:, None] >= ends[None, :], axis=1, dtype=jnp.int32), experts - 1)
+    offset = place - jnp.take(starts, expert)
+    pair = jnp.take(order, jnp.take(sorted_starts, expert) + offset, mode="clip")
+    return _Layout(pair, offset < jnp.take(sizes, expert), jnp.take(starts, own) + row - jnp.take(sorted_starts, own), starts, units)
+
+
+def _over_blocks(layout: _Layout, unit: int, body, carry):
+    """body(rows, expert, first place, carry) for each block: those of full size, then the smaller ones, size by size."""
+    full, rest = layout.units // SIZES, layout.units % SIZES
+    ends = jnp.cumsum(full, dtype=jnp.int32)
+
+    def one_full(i, carry):
+        expert = jnp.sum(i >= ends, dtype=jnp.int32)
+        done = i - (ends[expert] - full[expert])
+        return body(SIZES * unit, expert, layout.starts[expert] + done * SIZES * unit, carry)
+
+    carry = jax.lax.fori_loop(jnp.int32(0), ends[-1], one_full, carry)
+    by_size = jnp.argsort(rest, stable=True).astype(jnp.int32)
+    bounds = jnp.cumsum(jnp.sum(rest[:, None] == jnp.arange(SIZES, dtype=rest.dtype)[None, :], axis=0, dtype=jnp.int32), dtype=jnp.int32)
+    for size in range(1, SIZES):
+
+        def one(i, carry, size=size):
+            expert = by_size[i]
+            return body(size * unit, expert, layout.starts[expert] + full[expert] * SIZES * unit, carry)
+
+        carry = jax.lax.fori_loop(bounds[size - 1], bounds[size], one, carry)
+    return carry
+
+
+def _write(whole: Float[Array, "c d"], part: Float[Array, "r d"], first) -> Float[Array, "c d"]:
+    return jax.lax.dynamic_update_slice_in_dim(whole, part, first, axis=0)
+
+
+def _add(total: Float[Array, "e d f"], part: Float[Array, "d f"], expert) -> Float[Array, "e d f"]:
+    mine = jax.lax.dynamic_index_in_dim(total, expert, keepdims=False)
+    return jax.lax.dynamic_update_index_in_dim(total, mine + part, expert, axis=0)

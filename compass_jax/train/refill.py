@@ -1,0 +1,160 @@
+"""One step's rollout. With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) in rounds, until enough groups vary.
+
+    a round     dynamic_batch * prompts_per_step prompts are rolled out; groups with at least two known rewards that differ are kept
+    the end     prompts_per_step groups are kept, or dynamic_rounds rounds are over: uniform groups of the last round fill the rest
+
+Kept groups move to the front store as they come, so that only they and one round's groups are held. What is dropped (uniform groups, and
+varied ones that came too late) is counted and remembered: its prompts' history is as good as any other's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from compass_jax.config import RewardConfig, RLConfig
+from compass_jax.records import Group, Prompt
+from compass_jax.train.batch import put_routing, routing_rows
+from compass_jax.train.gather import Account, Gatherer, Interrupted, Samples, is_uniform, known_rewards
+from compass_jax.train.history import Outcome, outcome
+
+Results = list[tuple[Prompt, Outcome]]
+Load = Callable[[list[Prompt], list[Prompt]], "Unfinished"]
+
+
+@dataclass
+class Progress:
+    """The finished rounds of an interrupted step, as JSON (`dataclasses.asdict`)."""
+
+    rounds: int = 0
+    kept: list[list[int]] = field(default_factory=list)  # [round, place in it] of each kept group, in the order of the front store
+    dropped: list[list] = field(default_factory=list)  # [round, place, *Outcome] of each other group
+    counts: dict[str, float] = field(default_factory=dict)
+
+
+class Unfinished(NamedTuple):
+    """What an interrupted step leaves to its continuation."""
+
+    progress: Progress
+    front: Samples  # of the kept groups
+    current: Samples  # of the round that was interrupted
+
+
+class StepInterrupted(Exception):
+    """SIGTERM arrived during a step's rollout; carries what had finished."""
+
+    def __init__(self, left: Unfinished):
+        super().__init__("stopped on request")
+        self.left = left
+
+
+class Gathered(NamedTuple):
+    """The groups to train on, their routes by row of the store (row n * capacity + c: sample c of group n), all groups' outcomes, metrics."""
+
+    groups: list[Group]
+    store: Any
+    results: Results
+    dropped_tokens: int  # generated for groups that are not trained on
+    metrics: dict[str, float]
+
+
+class Refill:
+    """Draws prompts and rolls them out until a step has its groups."""
+
+    def __init__(self, gather: Gatherer, config: RLConfig, rewards: RewardConfig):
+        self.gather, self.rl, self.rewards = gather, config, rewards
+
+    def __call__(self, params: Any, draw: Callable[[int], list[Prompt]], policy_version: int, progress: Progress, load: Load | None) -> Gathered:
+        """The step's groups. `draw(n)` gives the next n prompts, the same ones again after a restart.
+
+        An interrupted step goes on with its `progress` and with `load(prompts of the kept groups, prompts of the round)`, the samples that it
+        had; a new one has an empty progress and no `load`. Raises StepInterrupted.
+        """
+        earlier = [draw(self.rl.prompts_per_round) for _ in range(progress.rounds)]
+        prompts = draw(self.rl.prompts_per_round)
+        kept = [earlier[r][place] for r, place in progress.kept]
+        left = Unfinished(progress, Samples({}), Samples({})) if load is None else load(kept, prompts)
+        account, current = Account(counts=dict(progress.counts)), left.current
+        # Scores are not in the checkpoint: the verifiers give the same ones again.
+        groups = self.gather(params, kept, policy_version, left.front, Account())[0] if kept else []
+        rounds = _Rounds(self.rl, self.rewards, progress, groups, left.front.store, earlier)
+        while True:
+            try:
+                groups, store = self.gather(params, prompts, policy_version, current, account)
+            except Interrupted as interrupted:
+                raise StepInterrupted(rounds.unfinished(interrupted.samples)) from interrupted
+            if not self.rl.zero_variance.dynamic_sampling:
+                return Gathered(groups, store, [(g.prompt, outcome(g, self.rewards)) for g in groups], 0, account.metrics())
+            rounds.take(prompts, groups, store, account.counts)
+            if rounds.complete:
+                return rounds.gathered(account)
+            prompts, current = draw(self.rl.prompts_per_round), Samples({})
+
+
+class _Rounds:
+    """The kept groups of a step's rounds, their routes in the front store, and the account of the others."""
+
+    def __init__(self, config: RLConfig, rewards: RewardConfig, progress: Progress, kept: list[Group], store, prompts: list[list[Prompt]]):
+        self.rl, self.rewards, self.progress, self.kept, self.store, self.prompts = config, rewards, progress, kept, store, prompts
+
+    @property
+    def complete(self) -> bool:
+        return len(self.kept) == self.rl.prompts_per_step
+
+    def take(self, prompts: list[Prompt], groups: list[Group], store, counts: dict[str, float]) -> None:
+        """Keeps what a finished round has to keep; after the last round, uniform groups fill what is missing."""
+        number, wanted = self.progress.rounds, self.rl.prompts_per_step
+        self.prompts.append(prompts)
+        varied = [n for n, group in enumerate(groups) if len(known_rewards(group.scores)) >= 2 and not is_uniform(group.scores)]
+        chosen = varied[: wanted - len(self.kept)]
+        missing = wanted - len(self.kept) - len(chosen)
+        if number + 1 == self.rl.zero_variance.dynamic_rounds:
+            chosen += [n for n in range(len(groups)) if n not in set(chosen)][:missing]
+            self._count("filled_groups", missing, counts)
+        self._move(chosen, groups, store)
+        self.progress.kept += [[number, n] for n in chosen]
+        dropped = [n for n in range(len(groups)) if n not in set(chosen)]
+        self.progress.dropped += [[number, n, *outcome(groups[n], self.rewards)] for n in dropped]
+        self.progress.rounds += 1
+        self._count("rounds", 1, counts)
+        self._count("surplus_groups", len(set(varied) - set(chosen)), counts)
+        self._count("dropped_groups", len(dropped), counts)
+        self._count("dropped_tokens", sum(r.response_length for n in dropped for r in groups[n].rollouts), counts)
+        self.progress.counts = dict(counts)
+
+    @staticmethod
+    def _count(name: str, value: float, counts: dict[str, float]) -> None:
+        name = f"zero_variance/dynamic_{name}"
+        counts[name] = counts.get(name, 0.0) + float(value)
+
+    def _move(self, chosen: list[int], groups: list[Group], store) -> None:
+        """Chosen groups go behind the kept ones; their routes are copied on the device."""
+        capacity, total = self.rl.capacity, self.rl.prompts_per_step * self.rl.capacity
+        source, target = np.full(total, np.iinfo(np.int32).max, np.int32), np.full(total, total, np.int32)
+        for at, n in enumerate(chosen):
+            first = (len(self.kept) + at) * capacity
+            place = slice(at * capacity, (at + 1) * capacity)
+            source[place], target[place] = n * capacity + np.arange(capacity), first + np.arange(capacity)
+        if store is not None:
+            front = self.store if self.store is not None else jnp.zeros((total, *store.shape[1:]), store.dtype)
+            self.store = put_routing(front, jnp.asarray(target), routing_rows(store, jnp.asarray(source), store.shape[1]))
+        for n in chosen:
+            first = len(self.kept) * capacity
+            rollouts = tuple(dataclasses.replace(r, row=first + r.sample) for r in groups[n].rollouts)
+            self.kept.append(dataclasses.replace(groups[n], rollouts=rollouts))
+
+    def unfinished(self, current: Samples) -> Unfinished:
+        front = {rollout.row: rollout for group in self.kept for rollout in group.rollouts}
+        return Unfinished(self.progress, Samples(front, self.store), current)
+
+    def gathered(self, account: Account) -> Gathered:
+        found = {(r, n): Outcome(*rest) for r, n, *rest in self.progress.dropped}
+        found |= {(r, n): outcome(group, self.rewards) for (r, n), group in zip(self.progress.kept, self.kept, strict=True)}
+        results = [(self.prompts[r][n], found[r, n]) for r, n in sorted(found)]
+        dropped = int(account.counts["zero_variance/dynamic_dropped_tokens"])
+        return Gathered(self.kept, self.store, results, dropped, account.metrics())
