@@ -14,7 +14,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from compass_jax.cli import use_huge_pages
+from compass_jax.cli import tune_allocator
 from compass_jax.demo import demo_configs, evaluate_weights
 from compass_jax.train.loop import run_rl
 from compass_jax.train.sft import run_sft
@@ -45,5 +45,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    use_huge_pages("benchmarks.demo_controls")
+    tune_allocator("benchmarks.demo_controls")
     main()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks import common
-from compass_jax.cli import use_huge_pages
+from compass_jax.cli import tune_allocator
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.records import Prompt, stable_id
 from compass_jax.rollout.collect import Collection
@@ -139,7 +139,7 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     if argv is None:
-        use_huge_pages("benchmarks.rollout")
+        tune_allocator("benchmarks.rollout")
     args = common.arguments("generation against transformers", argv)
     run(args.rounds, common.SMOKE if args.smoke else common.REFERENCE, args.smoke)
 

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from benchmarks import common
-from compass_jax.cli import use_huge_pages
+from compass_jax.cli import tune_allocator
 from compass_jax.config import ComputeConfig, ModelConfig, OptimConfig
+from compass_jax.model.params import in_layout, training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.train import optim, step
 
@@ -34,8 +35,9 @@ class Ours:
     """compass_jax as its SFT trainer runs it: `sft_gradients`, then `apply`."""
 
     def __init__(self, config: ModelConfig, params: Any, batches: np.ndarray):
-        self.model = Transformer(config, ComputeConfig(scan_layers=False))
-        self.state = optim.init_state(params, OPTIM, TOTAL_STEPS)
+        compute = ComputeConfig(scan_layers=False)
+        self.model = Transformer(config, compute, training_layout(compute))
+        self.state = optim.init_state(in_layout(params, self.model.layout), OPTIM, TOTAL_STEPS)
         _, rows, length = batches.shape
         self.batches = itertools.cycle(jnp.asarray(batches, jnp.int32))
         self.lengths = jnp.full((rows,), length, jnp.int32)
@@ -142,7 +144,7 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     if argv is None:
-        use_huge_pages("benchmarks.train")
+        tune_allocator("benchmarks.train")
     args = common.arguments("training step against transformers", argv)
     run(args.rounds, common.SMOKE if args.smoke else common.REFERENCE, args.smoke)
 

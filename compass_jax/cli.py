@@ -24,7 +24,7 @@ _CONFIG_HELP = "a configuration file (configs/x.py, or x), then overrides such a
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0; 2 for a setting that cannot be used; 1 for another error of this project."""
     if argv is None:
-        use_huge_pages()
+        tune_allocator()
     parser = _parser()
     args, overrides = parser.parse_known_args(argv)
     if overrides and "config" not in args:
@@ -39,16 +39,20 @@ def main(argv: list[str] | None = None) -> int:
         return 2 if isinstance(error, ConfigError) else 1
 
 
-def use_huge_pages(module: str = "compass_jax") -> None:
-    """Starts the process again, as `python -m module`, with glibc asking for huge pages, which only its environment can switch on.
+# Large pages; freed memory stays with the process, in one arena (another one hands large blocks back to the kernel whatever the thresholds).
+TUNABLES = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296:glibc.malloc.arena_max=1"
 
-    XLA's CPU backend allocates a step's temporaries anew at every call; with 4 KiB pages the kernel spends up to half of a
-    training step on page faults. Does nothing where the variable is set already, or is not glibc's.
+
+def tune_allocator(module: str = "compass_jax") -> None:
+    """Starts the process again, as `python -m module`, with an allocator that keeps its memory, which only its environment can switch on.
+
+    XLA's CPU backend allocates a step's temporaries anew at every call; the kernel spends up to half of a training step on
+    page faults when glibc returns them in between. Does nothing where the variable is set already, or is not glibc's.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if sys.platform != "linux" or "hugetlb" in tunables:
         return
-    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, "glibc.malloc.hugetlb=1"]))
+    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, TUNABLES]))
     os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
 
 

@@ -11,13 +11,13 @@ from tiny_run import tiny_run
 
 from compass_jax import evaluate as room
 from compass_jax.evaluate import answers, evaluate
-from compass_jax.model.params import unstack
+from compass_jax.model.params import to_decode
 from compass_jax.records import Score
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Sampler
 
 ENGINE = Engine(MODEL, COMPUTE, dataclasses.replace(ROLLOUT, max_new_tokens=8, cache_bucket=32), EOS)
-LOOSE = unstack(random_params())
+LOOSE = to_decode(random_params())
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 16, 8, 5))]
 
 

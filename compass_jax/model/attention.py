@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import ModelConfig
@@ -60,6 +61,20 @@ def _attend(q: Float[Array, "b kv g t d"], cache: LayerCache, visible: Bool[Arra
     return jnp.einsum("bkqs,bksd->bkqd", weights, cache.v).reshape(b, kv, g, t, d)
 
 
+CHUNK, MOST_CHUNKS = 32, 8  # tokens that attend together, at least; and chunks of a sequence, at most
+
+
+def _causal(q: Float[Array, "b kv g t d"], new: LayerCache) -> Float[Array, "b kv g t d"]:
+    """Attention within rows, chunk of queries by chunk: no chunk computes scores of keys behind it, nearly half of them all."""
+    t = q.shape[3]
+    size, out = max(CHUNK, -(-t // MOST_CHUNKS)), []
+    for first in range(0, t, size):
+        last = min(t, first + size)
+        visible = np.arange(last)[None, :] <= np.arange(first, last)[:, None]
+        out.append(_attend(q[:, :, :, first:last], LayerCache(new.k[:, :, :last], new.v[:, :, :last]), jnp.asarray(visible)[None]))
+    return out[0] if len(out) == 1 else jnp.concatenate(out, axis=3)
+
+
 def attention(
     x: Float[Array, "b t m"], params, tables, positions: Int[Array, "b t"], config: ModelConfig, cache: LayerCache | None, read: int | None
 ) -> tuple[Float[Array, "b t m"], LayerCache | None]:
@@ -78,13 +93,14 @@ def attention(
     q = q.transpose(0, 2, 1, 3).reshape(x.shape[0], config.kv_heads, -1, x.shape[1], config.head_dim)
     new = LayerCache(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
     if cache is None:
-        seen, visible = new, jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))[None]
+        out = _causal(q, new)
     else:
         cache = LayerCache(_write(cache.k, k, positions), _write(cache.v, v, positions))
         size = cache.k.shape[2] if read is None else read
         seen = LayerCache(cache.k[:, :, :size], cache.v[:, :, :size])
         visible = jnp.arange(size, dtype=positions.dtype)[None, None, :] <= positions[:, :, None]
-    out = _attend(q, seen, visible).reshape(x.shape[0], config.heads, x.shape[1], config.head_dim)
+        out = _attend(q, seen, visible)
+    out = out.reshape(x.shape[0], config.heads, x.shape[1], config.head_dim)
     out = out.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1) @ params["o"].astype(x.dtype)
     if config.o_bias:
         out = out + params["o_bias"].astype(x.dtype)[None, None, :]

@@ -17,19 +17,21 @@ from compass_jax.model.sized import Dispatch, rows_of, sized_forward, sized_swig
 MANY_ROWS = 128  # an expert, on average
 
 
-def grouped_swiglu(x: Float[Array, "n d"], weights: dict[str, Float[Array, "e ..."]], dispatch: Dispatch, k: int) -> Float[Array, "m d"]:
-    """SwiGLU of each (token, choice) pair with its expert, in the order of the pairs; `k` choices a token. Pairs of masked tokens give 0.
+def grouped_swiglu(
+    x: Float[Array, "n d"], gates: Float[Array, "n k"], weights: dict[str, Float[Array, "e ..."]], dispatch: Dispatch
+) -> Float[Array, "n d"]:
+    """sum_k gates_k * SwiGLU of a token's k-th expert; masked tokens give 0.
 
     `weights`: gate and up `[e d f]`, or both side by side as gate_up `[e d 2f]` (one wider product; not differentiable); down `[e f d]`.
     """
     down, pairs = weights["down"], dispatch.order.shape[0]
     unit = unit_rows(pairs, down.shape[0])
     if "gate_up" not in weights:
-        return sized_swiglu(x, weights["gate"], weights["up"], down, dispatch, k, unit)
+        return sized_swiglu(x, gates, weights["gate"], weights["up"], down, dispatch, unit)
     if pairs >= MANY_ROWS * down.shape[0]:
-        return sized_forward(x, (weights["gate_up"],), down, dispatch, k, unit)[0]
+        return sized_forward(x, gates, (weights["gate_up"],), down, dispatch, unit)[0]
     height, extra = block_heights(pairs, down.shape[0])
-    return batched_swiglu(x, weights["gate_up"], down, dispatch, k, min(height, x.shape[0]), extra)
+    return batched_swiglu(x, gates, weights["gate_up"], down, dispatch, min(height, x.shape[0]), extra)
 
 
 def block_heights(pairs: int, experts: int) -> tuple[int, int]:
@@ -43,9 +45,16 @@ def block_heights(pairs: int, experts: int) -> tuple[int, int]:
 
 
 def batched_swiglu(
-    x: Float[Array, "n d"], gate_up: Float[Array, "e d f2"], down: Float[Array, "e f d"], dispatch: Dispatch, k: int, height: int, extra: int
-) -> Float[Array, "m d"]:
-    """Blocks of `height` rows in one batched matmul, blocks of `extra` rows in a loop for what does not fit in them."""
+    x: Float[Array, "n d"],
+    gates: Float[Array, "n k"],
+    gate_up: Float[Array, "e d f2"],
+    down: Float[Array, "e f d"],
+    dispatch: Dispatch,
+    height: int,
+    extra: int,
+) -> Float[Array, "n d"]:
+    """`grouped_swiglu` with blocks of `height` rows in one batched matmul, and of `extra` rows in a loop for what does not fit in them."""
+    k = gates.shape[1]
     offset, starts, own = jnp.arange(height, dtype=jnp.int32)[None, :], dispatch.starts(), dispatch.expert()
     pair = jnp.take(dispatch.order, starts[:, None] + offset, mode="clip")
     out = _swiglu(rows_of(x, pair // k, offset < dispatch.sizes[:, None]), gate_up, down)
@@ -62,7 +71,8 @@ def batched_swiglu(
         pairs, filled = jnp.take(dispatch.order, starts[expert] + height + done + at, mode="clip"), at < rest[expert] - done
         return _put(out, pairs, filled, _swiglu(rows_of(x, pairs // k, filled), gate_up[expert], down[expert]))
 
-    return jax.lax.fori_loop(jnp.int32(0), ends[-1], one, out)
+    out = jax.lax.fori_loop(jnp.int32(0), ends[-1], one, out)
+    return jnp.einsum("nkd,nk->nd", out.reshape(*gates.shape, -1), gates)
 
 
 def _swiglu(rows, gate_up, down):

@@ -1,21 +1,22 @@
 """Every parameter declared once: shape, logical axes, initialiser, Hugging Face name. Modules read, they never declare.
 
-The decoder is a static list of runs of equal layers (`layer_runs`): a run is a period of layer kinds repeated. Two
-layouts: *stacked* for training and storage, a leading axis of length `repeats` and one `lax.scan` per run; *unstacked*
-for decoding, a tuple over repeats, because a scan would copy every layer's weights out of the stack at every token, with
-the experts' gate and up side by side in one array, because one wide product of few rows is faster than two.
+The decoder is a static list of runs of equal layers (`layer_runs`): a run is a period of layer kinds repeated. Three
+layouts of a run: *stacked* for storage and for training with one `lax.scan` per run, a leading axis of length `repeats`;
+*unrolled* for training few layers, a tuple over repeats, because layers that are slices of one array are copied out of it,
+and their gradients into it; *decode*, unrolled with the experts' gate and up side by side in one array, because one wide
+product of few rows is faster than two.
 Abstract tree, shardings, initialisation and checkpoint conversion are all derived from `param_specs`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from compass_jax.config import ModelConfig
+from compass_jax.config import ComputeConfig, ModelConfig
 
 _LONGEST_PERIOD = 8
 
@@ -117,8 +118,16 @@ def is_spec(x: Any) -> bool:
     return isinstance(x, ParamSpec)
 
 
-def param_specs(config: ModelConfig, stacked: bool = True) -> dict[str, Any]:
-    """Nested dict of ParamSpec with the structure of the parameter tree, in the stacked or the unstacked layout."""
+Layout = Literal["stacked", "unrolled", "decode"]
+
+
+def training_layout(compute: ComputeConfig) -> Layout:
+    """In which layout a run trains; checkpoints are stacked whichever it is."""
+    return "stacked" if compute.scan_layers else "unrolled"
+
+
+def param_specs(config: ModelConfig, layout: Layout = "stacked") -> dict[str, Any]:
+    """Nested dict of ParamSpec with the structure of the parameter tree in a layout."""
     tree: dict[str, Any] = {
         "embed": ParamSpec((config.vocab_size, config.hidden), ("vocab", "embed"), "normal", "model.embed_tokens.weight"),
         "final_norm": ParamSpec((config.hidden,), ("embed",), "ones", "model.norm.weight"),
@@ -127,8 +136,9 @@ def param_specs(config: ModelConfig, stacked: bool = True) -> dict[str, Any]:
         tree["head"] = ParamSpec((config.hidden, config.vocab_size), ("embed", "vocab"), "normal", "lm_head.weight", True)
     for n, run in enumerate(layer_runs(config)):
         period = {f"layer_{j}": _layer_specs(config, kind) for j, kind in enumerate(run.period)}
-        if not stacked:
-            tree[f"run_{n}"] = (jax.tree.map(_fuse_specs, period, is_leaf=lambda x: _is_moe_mlp(x) or is_spec(x)),) * run.repeats
+        if layout != "stacked":
+            fused = jax.tree.map(_fuse_specs, period, is_leaf=lambda x: _is_moe_mlp(x) or is_spec(x))
+            tree[f"run_{n}"] = (fused if layout == "decode" else period,) * run.repeats
             continue
         tree[f"run_{n}"] = jax.tree.map(
             lambda s, r=run.repeats: s._replace(shape=(r, *s.shape), axes=("layers", *s.axes), stacked=True), period, is_leaf=is_spec
@@ -160,13 +170,35 @@ def _stack_gradients(_, layers: tuple[Any, ...]) -> tuple[Any]:
 unstack_run.defvjp(lambda run: (unstack_run(run), None), _stack_gradients)
 
 
-def unstack(params: dict[str, Any]) -> dict[str, Any]:
-    """Stacked layout -> unstacked layout."""
+def unroll(tree: Any) -> Any:
+    """Stacked -> unrolled layout, for every parameter tree in `tree` (an optimiser's state has several); one that is unrolled stays as it is."""
+    return _each_run(lambda run: run if isinstance(run, tuple) else unstack_run(run), tree)
 
-    def fuse(layer):
-        return jax.tree.map(_fuse, layer, is_leaf=_is_moe_mlp)
 
-    return {name: tuple(fuse(layers) for layers in unstack_run(tree)) if name.startswith("run_") else tree for name, tree in params.items()}
+def stack(tree: Any) -> Any:
+    """Unrolled -> stacked layout, for every parameter tree in `tree`; one that is stacked stays as it is."""
+    return _each_run(lambda run: jax.tree.map(lambda *layers: jnp.stack(layers), *run) if isinstance(run, tuple) else run, tree)
+
+
+def in_layout(tree: Any, layout: Layout) -> Any:
+    """`tree`, stacked, in a training layout."""
+    return tree if layout == "stacked" else unroll(tree)
+
+
+def _each_run(change, tree: Any) -> Any:
+    def of(params):
+        return {name: change(part) if name.startswith("run_") else part for name, part in params.items()} if _has_runs(params) else params
+
+    return jax.tree.map(of, tree, is_leaf=_has_runs)
+
+
+def _has_runs(tree: Any) -> bool:
+    return isinstance(tree, dict) and any(str(name).startswith("run_") for name in tree)
+
+
+def to_decode(params: dict[str, Any]) -> dict[str, Any]:
+    """Stacked or unrolled layout -> decode layout."""
+    return jax.tree.map(_fuse, unroll(params), is_leaf=_is_moe_mlp)
 
 
 def _is_moe_mlp(tree: Any) -> bool:

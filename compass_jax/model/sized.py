@@ -58,10 +58,23 @@ def rows_of(x: Float[Array, "n d"], index: Int[Array, "*m"], filled: Bool[Array,
     return jnp.where(filled[..., None], jnp.take(x, index, axis=0, mode="clip"), jnp.zeros((), x.dtype))
 
 
-def sized_forward(x: Float[Array, "n d"], into: tuple[Array, ...], down: Float[Array, "e f d"], dispatch: Dispatch, k: int, unit: int):
-    """(output of every pair `[m d]`, what the backward pass needs). `into`: (gate, up) `[e d f]`, or both side by side `[e d 2f]`."""
+def combine(
+    values: Float[Array, "c d"], place: Int[Array, "n k"], filled: Bool[Array, "n k"], gates: Float[Array, "n k"] | None
+) -> Float[Array, "n d"]:
+    """sum_j gates[n, j] * values[place[n, j]] over the filled places; without gates, the plain sum.
+
+    One pass on CPU, where a gather of all pairs and a contraction are three.
+    """
+    parts = [rows_of(values, place[:, j], filled[:, j]) for j in range(place.shape[1])]
+    return sum(part if gates is None else part * gates[:, j, None] for j, part in enumerate(parts))
+
+
+def sized_forward(
+    x: Float[Array, "n d"], gates: Float[Array, "n k"], into: tuple[Array, ...], down: Float[Array, "e f d"], dispatch: Dispatch, unit: int
+):
+    """(output `[n d]`, what the backward pass needs). `into`: (gate, up) `[e d f]`, or both side by side `[e d 2f]`."""
     layout = _arrange(dispatch, unit)
-    rows = rows_of(x, layout.pair // k, layout.filled)
+    rows = rows_of(x, layout.pair // gates.shape[1], layout.filled)
 
     def body(count, expert, first, carry):
         part = jax.lax.dynamic_slice_in_dim(rows, first, count)
@@ -71,40 +84,48 @@ def sized_forward(x: Float[Array, "n d"], into: tuple[Array, ...], down: Float[A
 
     start = tuple(jnp.zeros((rows.shape[0], w.shape[-1]), x.dtype) for w in (*into, down))
     *hidden, out = _over_blocks(layout, unit, body, start)
-    return rows_of(out, layout.place, dispatch.dispatched()), (layout, rows, *hidden)
+    return combine(out, *_by_token(layout, dispatch, gates), gates), (layout, rows, *hidden)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def sized_swiglu(x, gate, up, down, dispatch: Dispatch, k: int, unit: int) -> Float[Array, "m d"]:
-    """SwiGLU of each pair with its expert, in the order of the pairs; 0 for pairs of masked tokens."""
-    return sized_forward(x, (gate, up), down, dispatch, k, unit)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(6,))
+def sized_swiglu(x, gates, gate, up, down, dispatch: Dispatch, unit: int) -> Float[Array, "n d"]:
+    """sum_k gates_k * SwiGLU of a token's k-th expert; 0 for masked tokens."""
+    return sized_forward(x, gates, (gate, up), down, dispatch, unit)[0]
 
 
-def _sized_fwd(x, gate, up, down, dispatch, k: int, unit: int):
-    out, saved = sized_forward(x, (gate, up), down, dispatch, k, unit)
-    return out, (saved, dispatch, gate, up, down)
+def _sized_fwd(x, gates, gate, up, down, dispatch, unit: int):
+    out, saved = sized_forward(x, gates, (gate, up), down, dispatch, unit)
+    return out, (saved, dispatch, gates, gate, up, down)
 
 
-def _sized_bwd(k: int, unit: int, residuals, g):
-    (layout, *rows), dispatch, gate, up, down = residuals
-    rows.append(rows_of(g, layout.pair, layout.filled))
+def _sized_bwd(unit: int, residuals, g):
+    """The gates' gradient is that of the hidden layer along it: <g, h W> = <g W^T, h>, so the output is not needed again."""
+    (layout, x, a, u), dispatch, gates, gate, up, down = residuals
+    own = rows_of(gates.reshape(-1, 1), layout.pair, layout.filled)
+    rows = x, a, u, own, rows_of(g, layout.pair // gates.shape[1], layout.filled)
 
     def body(count, expert, first, carry):
-        d_rows, *totals = carry
-        x, a, u, g = (jax.lax.dynamic_slice_in_dim(whole, first, count) for whole in rows)
-        s, d_h = jax.nn.sigmoid(a), g @ down[expert].T
+        d_rows, d_own, *totals = carry
+        x, a, u, own, g = (jax.lax.dynamic_slice_in_dim(whole, first, count) for whole in rows)
+        s, d_out = jax.nn.sigmoid(a), g @ down[expert].T
+        h, d_h = a * s * u, own * d_out
         d_a, d_u = d_h * u * s * (1 + a * (1 - s)), d_h * a * s
         d_x = d_a @ gate[expert].T + d_u @ up[expert].T
-        parts = x.T @ d_a, x.T @ d_u, (a * s * u).T @ g
-        return _write(d_rows, d_x, first), *(_add(total, part, expert) for total, part in zip(totals, parts, strict=True))
+        parts = x.T @ d_a, x.T @ d_u, (own * h).T @ g
+        new = _write(d_rows, d_x, first), _write(d_own, jnp.sum(h * d_out, axis=1, keepdims=True), first)
+        return *new, *(_add(total, part, expert) for total, part in zip(totals, parts, strict=True))
 
-    start = tuple(jnp.zeros_like(x) for x in (rows[0], gate, up, down))
-    d_rows, *d_weights = _over_blocks(layout, unit, body, start)
-    d_pairs = rows_of(d_rows, layout.place, dispatch.dispatched())
-    return jnp.sum(d_pairs.reshape(-1, k, d_pairs.shape[1]), axis=1), *d_weights, None
+    d_rows, d_own, *d_weights = _over_blocks(layout, unit, body, tuple(jnp.zeros_like(v) for v in (x, own, gate, up, down)))
+    place, filled = _by_token(layout, dispatch, gates)
+    d_gates = rows_of(d_own, layout.place, dispatch.dispatched()).reshape(gates.shape)
+    return combine(d_rows, place, filled, None), d_gates, *d_weights, None
 
 
 sized_swiglu.defvjp(_sized_fwd, _sized_bwd)
+
+
+def _by_token(layout: _Layout, dispatch: Dispatch, gates):
+    return layout.place.reshape(gates.shape), dispatch.dispatched().reshape(gates.shape)
 
 
 def _arrange(dispatch: Dispatch, unit: int) -> _Layout:

@@ -2,8 +2,8 @@
 
     apply(params, tokens, positions, mask=..., routing=None, cache=None) -> ModelOutput(hidden, routing, cache, aux)
 
-Parameters in the stacked layout scan over layers (training); in the unstacked layout the layers are unrolled and a KV
-cache may be given (prefill and decode). `routing` replays recorded expert choices (arXiv 2510.11370), unset rows route
+Parameters in the stacked layout scan over layers (params.py); in the others the layers are unrolled and a KV cache may be
+given (prefill and decode). `routing` replays recorded expert choices (arXiv 2510.11370), unset rows route
 live, and the ids that were used come back.
 """
 
@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.model.attention import LayerCache, attention, rms_norm, rope_tables
 from compass_jax.model.moe import RouterStats, moe_ffn, route, routing_dtype, unset_id
-from compass_jax.model.params import init_tree, layer_runs, param_specs, unstack_run
+from compass_jax.model.params import Layout, init_tree, layer_runs, param_specs, unstack_run
 from compass_jax.model.precision import at_least_float32
 
 Cache = tuple[LayerCache, ...]
@@ -35,11 +35,11 @@ class ModelOutput(NamedTuple):
 
 
 class Transformer(nn.Module):
-    """Parameters are declared from `params.param_specs`; `stacked` says which layout they are in."""
+    """Parameters are declared from `params.param_specs`, in `layout`."""
 
     config: ModelConfig
     compute: ComputeConfig = ComputeConfig()
-    stacked: bool = True
+    layout: Layout = "stacked"
 
     @nn.compact
     def __call__(
@@ -54,12 +54,12 @@ class Transformer(nn.Module):
     ) -> ModelOutput:
         """Runs the decoder on tokens at positions; masked tokens must follow the valid ones of their row."""
         config, compute = self.config, self.compute
-        specs = param_specs(config, self.stacked)
+        specs, stacked = param_specs(config, self.layout), self.layout == "stacked"
         params = {
             name: self.param(name, lambda key, s=spec: init_tree(key, s, config.init_std, compute.param_dtype)) for name, spec in specs.items()
         }
-        if cache is not None and self.stacked:
-            raise ValueError("a KV cache needs the unstacked parameter layout (params.unstack): a scan would copy cache and weights at every token")
+        if cache is not None and stacked:
+            raise ValueError("a KV cache needs the decode layout of the parameters (params.to_decode): a scan would copy both at every token")
         x = jnp.take(params["embed"], tokens, axis=0).astype(compute.dtype)
         tables = rope_tables(positions, config.head_dim, config.rope_theta, x.dtype)
         block = _Block(config, compute, tables, positions, mask, read)
@@ -70,10 +70,10 @@ class Transformer(nn.Module):
             given = None if by_layer is None else by_layer[first : first + moe_here]
             first += moe_here
             here = params[f"run_{n}"]
-            if self.stacked and compute.scan_layers:
+            if stacked and compute.scan_layers:
                 x, out = _scan_run(block, run, here, x, given)
             else:
-                layers = unstack_run(here) if self.stacked else here
+                layers = unstack_run(here) if stacked else here
                 x, out, new = _unroll_run(block, run, layers, x, given, cache)
                 caches += new
             ids.append(out[0])

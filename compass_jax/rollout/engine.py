@@ -49,14 +49,14 @@ class DecodeState(NamedTuple):
 
 
 class Engine:
-    """The sampler of one model. Parameters come in the unstacked layout with every call; the engine holds none.
+    """The sampler of one model. Parameters come in the decode layout with every call; the engine holds none.
 
     Engines of equal settings are equal, so that they share what was compiled.
     """
 
     def __init__(self, model: ModelConfig, compute: ComputeConfig, rollout: RolloutConfig, eos_id: int):
         self.model_config, self.compute, self.config, self.eos_id = model, compute, rollout, eos_id
-        self.model = Transformer(model, compute, stacked=False)
+        self.model = Transformer(model, compute, "decode")
 
     def _settings(self):
         return self.model_config, self.compute, self.config, self.eos_id

@@ -25,6 +25,7 @@ from compass_jax.data.prompts import check_lengths, heldout_prompts, train_promp
 from compass_jax.data.selection import PromptSelector
 from compass_jax.data.stream import PromptStream
 from compass_jax.evaluate import evaluate
+from compass_jax.model.params import in_layout, stack, training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Group, Prompt, TrainBatch, TrainState
 from compass_jax.rewards.score import Scorer
@@ -54,7 +55,7 @@ class RLTrainer:
     def __init__(self, config: RunConfig, scorer: Scorer, stop: StopSignal, telemetry: Telemetry):
         self.config, self.rl, self.scorer, self.stop, self.telemetry = config, config.rl, scorer, stop, telemetry
         self.tokenizer = load_tokenizer(config)
-        self.model = Transformer(config.model, config.compute)
+        self.model = Transformer(config.model, config.compute, training_layout(config.compute))
         self.engine = Engine(config.model, config.compute, config.rollout, self.tokenizer.eos_id)
         prompts, self.filter_tokens = train_prompts(config.data, self.tokenizer, config.seed), 0
         if config.data.keep_file:
@@ -78,7 +79,7 @@ class RLTrainer:
         config, directory = self.config, self.config.directory
         found = checkpoint.latest(directory)
         if found is None:
-            params = init_or_load(config, jax.random.key(config.seed))
+            params = in_layout(init_or_load(config, jax.random.key(config.seed)), self.model.layout)
             self.state: TrainState = optim.init_state(params, self.rl.optim, self.total_updates)
             self.reference: Any = jax.tree.map(jnp.copy, params) if self.rl.uses_reference else None
             self.telemetry.restore(None)  # steps that were logged by a run killed before its first checkpoint
@@ -87,7 +88,7 @@ class RLTrainer:
         if checkpoint.read_meta(directory).get("pending"):
             abstract["pending"] = jax.eval_shape(lambda: empty(self.engine, self.rl))
         self.done_steps, arrays, meta = checkpoint.restore(directory, abstract, model=config.model)
-        self.state, self.reference = arrays["state"], arrays.get("reference")
+        self.state, self.reference = (in_layout(arrays.get(name), self.model.layout) for name in ("state", "reference"))
         self.stream.restore(meta["stream"])
         self.history.restore(meta["history"])
         self.selector.restore(meta["selector"])
@@ -108,9 +109,9 @@ class RLTrainer:
     def save(self, left: Unfinished | None = None, stream: dict | None = None) -> float:
         """Writes checkpoint `done_steps`; with an interrupted step, its finished samples too. Returns seconds."""
         started = time.perf_counter()
-        arrays: dict[str, Any] = {"state": self.state}
+        arrays: dict[str, Any] = {"state": stack(self.state)}
         if self.reference is not None:
-            arrays["reference"] = self.reference
+            arrays["reference"] = stack(self.reference)
         if left is not None:
             arrays["pending"] = pack(left, self.engine, self.rl)
         meta = {

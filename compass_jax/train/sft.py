@@ -12,6 +12,7 @@ import numpy as np
 
 from compass_jax.config import RunConfig
 from compass_jax.data.sft import ExampleStream, SFTExample, sft_examples
+from compass_jax.model.params import in_layout, stack, training_layout
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import TrainState
 from compass_jax.rl.bucketing import plan, take_rows
@@ -30,7 +31,7 @@ class SFTTrainer:
     def __init__(self, config: RunConfig, stop: StopSignal, telemetry: Telemetry):
         self.config, self.sft, self.stop, self.telemetry = config, config.sft, stop, telemetry
         self.tokenizer = load_tokenizer(config)
-        self.model = Transformer(config.model, config.compute)
+        self.model = Transformer(config.model, config.compute, training_layout(config.compute))
         examples, self.data_stats = sft_examples(config, self.tokenizer)
         self.stream = ExampleStream(examples, config.seed)
         self.done_steps = 0
@@ -40,7 +41,7 @@ class SFTTrainer:
         config, directory = self.config, self.config.directory
         if checkpoint.latest(directory) is None:
             params = init_or_load(config, jax.random.key(config.seed))
-            self.state: TrainState = optim.init_state(params, self.sft.optim, self.sft.steps)
+            self.state: TrainState = optim.init_state(in_layout(params, self.model.layout), self.sft.optim, self.sft.steps)
             self.telemetry.restore(None)  # steps that were logged by a run killed before its first checkpoint
             return
 
@@ -48,7 +49,7 @@ class SFTTrainer:
             return {"state": optim.init_state(init_params(config.model, config.compute, jax.random.key(0)), self.sft.optim, self.sft.steps)}
 
         self.done_steps, arrays, meta = checkpoint.restore(directory, jax.eval_shape(fresh), model=config.model)
-        self.state = arrays["state"]
+        self.state = in_layout(arrays["state"], self.model.layout)
         self.stream.restore(meta["stream"])
         self.telemetry.restore(meta["telemetry"])
 
@@ -56,7 +57,7 @@ class SFTTrainer:
         """Writes checkpoint `done_steps`."""
         meta = {"kind": "sft", "stream": self.stream.state(), "telemetry": self.telemetry.state()}
         checkpoint.save(
-            self.config.directory, self.done_steps, {"state": self.state}, meta, model=self.config.model, keep=self.config.keep_checkpoints
+            self.config.directory, self.done_steps, {"state": stack(self.state)}, meta, model=self.config.model, keep=self.config.keep_checkpoints
         )
 
     def steps(self) -> Iterator[tuple[int, dict[str, float]]]:

@@ -8,16 +8,16 @@ from typing import Any
 
 import jax
 
-from compass_jax.model.params import unstack
+from compass_jax.model.params import to_decode
 
 
 @partial(jax.jit, static_argnames=("dtype",))
 def _convert(params: Any, dtype: str) -> Any:
-    return jax.tree.map(lambda x: x.astype(dtype), unstack(params))
+    return jax.tree.map(lambda x: x.astype(dtype), to_decode(params))
 
 
 def hand_over(params: Any, dtype: str) -> tuple[Any, dict[str, float]]:
-    """The decoding copy (unstacked layout, in `dtype`) of stacked training parameters; and its bytes and seconds."""
+    """The decoding copy (decode layout, in `dtype`) of training parameters in either layout; and its bytes and seconds."""
     started = time.perf_counter()
     decode = jax.block_until_ready(_convert(params, dtype))
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(decode))

@@ -28,40 +28,43 @@ def test_a_full_block_of_units_is_about_the_mean(pairs, experts):
     assert unit % 8 == 0 and (unit == 8 or abs(SIZES * unit - pairs / experts) <= 32)
 
 
-def numpy_swiglu(x, weights, expert_of, k, g):
-    """Values of every pair and the pullback of `g`, from the definition, pair by pair; a pair of no expert gives and takes nothing."""
-    out, dx = np.zeros((len(expert_of), x.shape[1])), np.zeros_like(x)
+def numpy_swiglu(x, gates, weights, expert_of, g):
+    """Values of every token and the pullback of `g`, from the definition, pair by pair; a pair of no expert gives and takes nothing."""
+    k = gates.shape[1]
+    out, dx, d_gates = np.zeros_like(x), np.zeros_like(x), np.zeros_like(gates)
     d = {name: np.zeros_like(w) for name, w in weights.items()}
     for p, e in enumerate(expert_of):
         if e == len(weights["gate"]):
             continue
-        row = x[p // k]
+        row, own = x[p // k], gates[p // k, p % k]
         a, b = row @ weights["gate"][e], row @ weights["up"][e]
         sigmoid = 1 / (1 + np.exp(-a))
         hidden = a * sigmoid * b
-        out[p] = hidden @ weights["down"][e]
-        d_hidden = weights["down"][e] @ g[p]
+        value = hidden @ weights["down"][e]
+        out[p // k] += own * value
+        d_gates[p // k, p % k] = value @ g[p // k]
+        d_hidden = weights["down"][e] @ g[p // k] * own
         d_a, d_b = d_hidden * b * (sigmoid + a * sigmoid * (1 - sigmoid)), d_hidden * a * sigmoid
-        for name, value in (("gate", np.outer(row, d_a)), ("up", np.outer(row, d_b)), ("down", np.outer(hidden, g[p]))):
-            d[name][e] += value
+        for name, part in (("gate", np.outer(row, d_a)), ("up", np.outer(row, d_b)), ("down", np.outer(hidden, own * g[p // k]))):
+            d[name][e] += part
         dx[p // k] += weights["gate"][e] @ d_a + weights["up"][e] @ d_b
-    return out, dx, d
+    return out, dx, d_gates, d
 
 
-@partial(jax.jit, static_argnames=("k", "unit"))
-def values_and_pullback(x, weights, dispatch, g, k, unit):
-    out, pullback = jax.vjp(lambda x, w: sized_swiglu(x, w["gate"], w["up"], w["down"], dispatch, k, unit), x, weights)
+@partial(jax.jit, static_argnames=("unit",))
+def values_and_pullback(x, gates, weights, dispatch, g, unit):
+    out, pullback = jax.vjp(lambda x, s, w: sized_swiglu(x, s, w["gate"], w["up"], w["down"], dispatch, unit), x, gates, weights)
     return out, *pullback(g)
 
 
-@partial(jax.jit, static_argnames=("k", "unit"))
-def side_by_side(x, weights, dispatch, k, unit):
-    return sized_forward(x, (jnp.concatenate([weights["gate"], weights["up"]], axis=2),), weights["down"], dispatch, k, unit)[0]
+@partial(jax.jit, static_argnames=("unit",))
+def side_by_side(x, gates, weights, dispatch, unit):
+    return sized_forward(x, gates, (jnp.concatenate([weights["gate"], weights["up"]], axis=2),), weights["down"], dispatch, unit)[0]
 
 
-@partial(jax.jit, static_argnames=("k", "height", "extra"))
-def batched(x, weights, dispatch, k, height, extra):
-    return batched_swiglu(x, jnp.concatenate([weights["gate"], weights["up"]], axis=2), weights["down"], dispatch, k, height, extra)
+@partial(jax.jit, static_argnames=("height", "extra"))
+def batched(x, gates, weights, dispatch, height, extra):
+    return batched_swiglu(x, gates, jnp.concatenate([weights["gate"], weights["up"]], axis=2), weights["down"], dispatch, height, extra)
 
 
 def loads(tokens, k, experts, edges):
@@ -79,7 +82,7 @@ def loads(tokens, k, experts, edges):
 
 
 def problems(tokens, k, experts, edges):
-    """(name, x, weights, dispatch, gradient of the output, expert of each pair) for every load; some tokens are masked."""
+    """(name, (x, gates, weights), dispatch, gradient of the output, expert of each pair) for every load; some pairs have no expert."""
     rng = np.random.default_rng(1)
     weights = {name: rng.standard_normal(shape) for name, shape in {"gate": (experts, 3, 4), "up": (experts, 3, 4), "down": (experts, 4, 3)}.items()}
     for name, sizes in loads(tokens, k, experts, edges):
@@ -88,7 +91,8 @@ def problems(tokens, k, experts, edges):
         rng.shuffle(expert_of)
         order = np.argsort(expert_of, kind="stable")
         dispatch = Dispatch(*(jnp.asarray(v, jnp.int32) for v in (order, np.argsort(order), sizes)))
-        yield name, rng.standard_normal((tokens, 3)), weights, dispatch, rng.standard_normal((tokens * k, 3)), expert_of
+        inputs = rng.standard_normal((tokens, 3)), rng.standard_normal((tokens, k)), weights
+        yield name, inputs, dispatch, rng.standard_normal((tokens, 3)), expert_of
 
 
 def close(found, expected, name):
@@ -99,18 +103,19 @@ def close(found, expected, name):
 def test_blocks_of_all_sizes_give_the_values_and_gradients_of_the_definition(x64, tokens, k, experts, unit):
     """An expert of every number of units up to a full block, of a row more, of two full blocks; empty experts; one expert for all."""
     edges = [*(n * unit for n in range(1, SIZES + 1)), SIZES * unit + 1, 2 * SIZES * unit, 2 * SIZES * unit + unit]
-    for name, x, weights, dispatch, g, expert_of in problems(tokens, k, experts, edges):
-        expected = numpy_swiglu(x, weights, expert_of, k, g)
-        close(values_and_pullback(jnp.asarray(x), weights, dispatch, jnp.asarray(g), k, unit), expected, name)
-        close(side_by_side(jnp.asarray(x), weights, dispatch, k, unit), expected[0], name)
+    for name, inputs, dispatch, g, expert_of in problems(tokens, k, experts, edges):
+        expected = numpy_swiglu(*inputs, expert_of, g)
+        inputs = jax.tree.map(jnp.asarray, inputs)
+        close(values_and_pullback(*inputs, dispatch, jnp.asarray(g), unit), expected, name)
+        close(side_by_side(*inputs, dispatch, unit), expected[0], name)
 
 
 @pytest.mark.parametrize(("tokens", "k", "experts", "height", "extra"), [(40, 2, 8, 8, 8), (60, 2, 16, 16, 16), (20, 2, 4, 40, 8), (30, 2, 3, 1, 4)])
 def test_batched_blocks_and_the_loop_behind_them_give_the_values_of_the_definition(x64, tokens, k, experts, height, extra):
     """Blocks that are full, empty and overfull, loops of none, one and many blocks."""
-    for name, x, weights, dispatch, g, expert_of in problems(tokens, k, experts, [height, height + 1, height + extra, height + extra + 1]):
-        expected = numpy_swiglu(x, weights, expert_of, k, g)[0]
-        close(batched(jnp.asarray(x), weights, dispatch, k, height, extra), expected, name)
+    for name, inputs, dispatch, g, expert_of in problems(tokens, k, experts, [height, height + 1, height + extra, height + extra + 1]):
+        expected = numpy_swiglu(*inputs, expert_of, g)[0]
+        close(batched(*jax.tree.map(jnp.asarray, inputs), dispatch, height, extra), expected, name)
 
 
 @pytest.mark.parametrize("tokens", [40, 4 * MANY_ROWS])
@@ -124,8 +129,9 @@ def test_few_and_many_rows_give_the_same(monkeypatch, tokens):
     expert_of = rng.integers(0, 4, tokens)
     order = np.argsort(expert_of, kind="stable")
     dispatch = Dispatch(*(jnp.asarray(v, jnp.int32) for v in (order, np.argsort(order), np.bincount(expert_of, minlength=4))))
-    x = rng.standard_normal((tokens, 8))
+    x, gates = rng.standard_normal((tokens, 8)), rng.standard_normal((tokens, 1))
     apart = {"gate": weights["gate_up"][:, :, :6], "up": weights["gate_up"][:, :, 6:], "down": weights["down"]}
-    found = grouped_swiglu(jnp.asarray(x, jnp.float32), {n: jnp.asarray(w, jnp.float32) for n, w in weights.items()}, dispatch, 1)
-    np.testing.assert_allclose(found, numpy_swiglu(x, apart, expert_of, 1, np.zeros((tokens, 8)))[0], rtol=2e-4, atol=2e-4)
+    f32 = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), (x, gates, weights))
+    expected = numpy_swiglu(x, gates, apart, expert_of, np.zeros((tokens, 8)))[0]
+    np.testing.assert_allclose(grouped_swiglu(*f32, dispatch), expected, rtol=2e-4, atol=2e-4)
     assert calls == ["batched_swiglu" if tokens < 4 * MANY_ROWS else "sized_forward"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compass_jax.config import ModelConfig, MoEConfig
-from compass_jax.model.params import abstract_params, init_tree, is_spec, layer_runs, logical_axes, param_count, param_specs, unstack
+from compass_jax.model.params import abstract_params, init_tree, is_spec, layer_runs, logical_axes, param_count, param_specs, to_decode
 
 
 def config(layers, step=1, dense=(), moe=True, **other):
@@ -61,10 +61,10 @@ def test_unstacking_gives_each_layer_its_own_slice_of_the_stack():
         return x + 0.1 * jnp.arange(3, dtype=x.dtype).reshape(-1, *[1] * (x.ndim - 1)) if spec.stacked else x
 
     stacked = jax.tree.map(number_layers, stacked, param_specs(model))
-    loose = unstack(stacked)
-    shapes = jax.tree.map(lambda s: s.shape, param_specs(model, stacked=False), is_leaf=is_spec)
+    loose = to_decode(stacked)
+    shapes = jax.tree.map(lambda s: s.shape, param_specs(model, layout="decode"), is_leaf=is_spec)
     assert jax.tree.map(lambda x: x.shape, loose) == shapes
-    assert jax.tree.structure(loose) == jax.tree.structure(param_specs(model, stacked=False), is_leaf=is_spec)
+    assert jax.tree.structure(loose) == jax.tree.structure(param_specs(model, layout="decode"), is_leaf=is_spec)
     for r in range(3):
         mlp, whole = loose["run_0"][r]["layer_1"]["mlp"], stacked["run_0"]["layer_1"]["mlp"]
         gate, up = np.split(mlp["gate_up"], 2, axis=-1)  # an MoE layer's are side by side

@@ -7,7 +7,7 @@ import pytest
 
 from compass_jax.config import ComputeConfig
 from compass_jax.model.logprobs import head_weights, logits_of
-from compass_jax.model.params import unstack
+from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer, apply, init_cache
 from compass_jax.weights.hf import load_params, read_hf_config
 
@@ -86,7 +86,7 @@ def test_logits_equal_transformers(pair):
 
 def greedy(config, params, prompts, new):
     """Tokens by argmax through the KV cache: one prefill, then one token at a time."""
-    model, decode = Transformer(config, ComputeConfig(), stacked=False), unstack(params)
+    model, decode = Transformer(config, ComputeConfig(), layout="decode"), to_decode(params)
 
     @jax.jit
     def step(decode, tokens, positions, cache):

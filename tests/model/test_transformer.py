@@ -12,7 +12,7 @@ import pytest
 
 from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.model.logprobs import head_weights, token_logprobs
-from compass_jax.model.params import abstract_params, layer_runs, unstack
+from compass_jax.model.params import abstract_params, layer_runs, to_decode
 from compass_jax.model.transformer import Transformer, apply, init_cache
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -56,14 +56,14 @@ def random_routing(config, seed=0):
 
 
 def forward(params, config, compute=ComputeConfig(), routing=None, tokens=TOKENS, mask=MASK, stacked=True):  # noqa: B008
-    params = params if stacked else unstack(params)
+    params = params if stacked else to_decode(params)
     return _forward(params, config, compute, routing, jnp.asarray(tokens), jnp.asarray(mask), stacked)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 6))
 def _forward(params, config, compute, routing, tokens, mask, stacked):
     positions = jnp.asarray(POSITIONS)
-    return apply(Transformer(config, compute, stacked), params, tokens, positions, mask=mask, routing=routing)
+    return apply(Transformer(config, compute, "stacked" if stacked else "decode"), params, tokens, positions, mask=mask, routing=routing)
 
 
 def numpy_model(params, config, routing=None):
@@ -111,7 +111,7 @@ def test_the_decoder_equals_a_numpy_model_with_each_route_in_its_layer(x64, quic
 
 def test_training_prefill_and_decode_give_the_same_log_probs():
     config, params = SPREAD, random_params(SPREAD)
-    loose, model = unstack(params), Transformer(config, ComputeConfig(), stacked=False)
+    loose, model = to_decode(params), Transformer(config, ComputeConfig(), layout="decode")
     train = forward(params, config)
 
     @jax.jit
@@ -253,5 +253,5 @@ def test_a_dense_model_has_no_routing():
 
 def test_a_cache_with_stacked_parameters_is_refused():
     cache = init_cache(CONFIG, B, 16, jnp.float32)
-    with pytest.raises(ValueError, match="needs the unstacked parameter layout"):
+    with pytest.raises(ValueError, match="needs the decode layout of the parameters"):
         apply(Transformer(CONFIG), random_params(CONFIG), jnp.asarray(TOKENS), jnp.asarray(POSITIONS), mask=jnp.asarray(MASK), cache=cache)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, UNSET, make_prompt, random_params
 
-from compass_jax.model.params import unstack
+from compass_jax.model.params import to_decode
 from compass_jax.rollout.collect import Collection, RolloutStats
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
 
-LOOSE = unstack(random_params())
+LOOSE = to_decode(random_params())
 ROLL = dataclasses.replace(ROLLOUT, max_new_tokens=8, cache_bucket=32)
 SAMPLES = 3
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 16, 8, 9, 2, 5, 12))]
@@ -105,7 +105,7 @@ def test_draws_belong_to_seed_purpose_prompt_visit_and_sample(reference):
 
 def test_the_draws_of_one_sequence_are_not_one_draw_repeated():
     """With a nearly uniform model every position has its own key: one repeated would give one token again and again."""
-    flat = unstack(random_params(scale=1e-3))
+    flat = to_decode(random_params(scale=1e-3))
     job = Collection(ENGINES[6], flat, PROMPTS, SAMPLES, Purpose.TRAIN, 0)
     counts = [Counter(r.response.tolist()).most_common(1)[0][1] for r in job if r.response_length == 8]
     assert len(counts) > 10 and max(counts) <= 4 and np.mean(counts) < 2.5

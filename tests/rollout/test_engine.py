@@ -9,7 +9,7 @@ import pytest
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, UNSET, make_prompt, random_params
 
 from compass_jax.model.logprobs import head_weights, logits_of
-from compass_jax.model.params import unstack
+from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer
 from compass_jax.model.transformer import apply as apply_model
 from compass_jax.rollout import engine as engine_module
@@ -18,7 +18,7 @@ from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
 from compass_jax.train.step import forward
 
 PARAMS = random_params()
-LOOSE = unstack(PARAMS)
+LOOSE = to_decode(PARAMS)
 ENGINE = Engine(MODEL, COMPUTE, ROLLOUT, EOS)
 LENGTHS = (3, 8, 5)  # of three prompts in the bucket of 8, two samples each
 PROMPTS = [make_prompt(i, n) for i, n in enumerate(LENGTHS)]
@@ -129,7 +129,7 @@ def test_a_dense_model_has_no_routes():
     model = dataclasses.replace(MODEL, family="qwen3", moe=None, layers=1)
     params = random_params(model)
     engine = Engine(model, COMPUTE, ROLLOUT, EOS)
-    state = jax.device_get(finish(start(engine, unstack(params)), engine, unstack(params)))
+    state = jax.device_get(finish(start(engine, to_decode(params)), engine, to_decode(params)))
     assert state.routing is None and engine.new_store(3) is None
     (_, logp, _), store = engine.harvest(state, None, jnp.arange(6), jnp.arange(6))
     expected = training_pass(state, 1.0, False, params, Transformer(model, COMPUTE))[0]
