@@ -18,9 +18,11 @@
             rollout/test_engine.py: test_every_token_that_was_an_input_owns_a_route_and_no_other
             rollout/test_collect.py: test_every_request_is_answered_once_and_as_recorded
      7  padding routed to expert 0 overloads it; repeated ids
+            model/test_moe.py: test_garbage_in_masked_tokens_reaches_nobody
             model/test_transformer.py: test_padding_changes_nothing_and_is_not_dispatched
             model/test_moe.py: test_routes_that_are_no_routes_are_refused_on_the_host
      8  prefix reuse loses the routes of the reused part: the samples of a group share a prefill; any other reuse is refused
+            rollout/test_engine.py: test_every_token_that_was_an_input_owns_a_route_and_no_other
             rollout/test_engine.py: test_one_prefill_in_all_slots_of_a_group_equals_prefills_of_their_own
             rollout/test_engine.py: test_what_cannot_be_served_is_refused
      9  int32 and host hops

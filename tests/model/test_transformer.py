@@ -26,6 +26,8 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 # dense, MoE, MoE, dense, MoE: the MoE layers spread over several runs
 SPREAD = dataclasses.replace(CONFIG, layers=5, moe=dataclasses.replace(CONFIG.moe, sparse_step=1, dense_layers=(0, 3)))
+# dense, MoE, MoE, twice: one run, two MoE layers behind a dense one in its period
+TWO_OF_THREE = dataclasses.replace(CONFIG, layers=6, moe=dataclasses.replace(CONFIG.moe, sparse_step=1, dense_layers=(0, 3)))
 F64 = ComputeConfig(dtype="float64", param_dtype="float64")
 B, T = 2, 7
 TOKENS = np.random.default_rng(5).integers(0, 23, (B, T)).astype(np.int32)
@@ -91,11 +93,14 @@ def numpy_model(params, config, routing=None):
     return numpy_norm(x, p["final_norm"], config.norm_eps), np.stack(used, axis=2)
 
 
-@pytest.mark.parametrize("replay", ["live", "replayed"])
-@pytest.mark.parametrize("config", [CONFIG, SPREAD], ids=["periodic", "spread"])
+@pytest.mark.parametrize(
+    ("config", "replay"),
+    [(CONFIG, "live"), (SPREAD, "live"), (CONFIG, "replayed"), (SPREAD, "replayed"), (TWO_OF_THREE, "replayed")],
+    ids=["periodic-live", "spread-live", "periodic", "spread", "two of three"],
+)
 def test_the_decoder_equals_a_numpy_model_with_each_route_in_its_layer(x64, quick_compile, config, replay):
     """Dense layers between MoE layers must not shift the layer axis of the routes: the reference counts MoE layers itself."""
-    assert config.moe_layers == {CONFIG: (1, 3), SPREAD: (1, 2, 4)}[config]
+    assert config.moe_layers == {CONFIG: (1, 3), SPREAD: (1, 2, 4), TWO_OF_THREE: (1, 2, 4, 5)}[config]
     params, routing = random_params(config, "float64"), random_routing(config)
     if replay == "live":
         routing = np.full_like(routing, 255)
