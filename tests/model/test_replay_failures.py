@@ -170,7 +170,8 @@ def test_undefined_rows_behind_the_last_group_reach_nobody(monkeypatch):
 
     def run():
         """Values, and gradients in tokens, gates and weights: 0 x NaN would show in those of the gates."""
-        return jax.value_and_grad(lambda *of: jnp.sum(moe_ffn(of[0], ids, of[1], mask, of[2], "ragged") ** 2), (0, 1, 2))(x, jnp.ones((6, 2)), weights)
+        total = lambda x, gates, weights: jnp.sum(moe_ffn(x, ids, gates, mask, weights, "ragged") ** 2)  # noqa: E731
+        return jax.value_and_grad(total, (0, 1, 2))(x, jnp.ones((6, 2)), weights)
 
     expected = run()
     monkeypatch.setattr(moe.jax.lax, "ragged_dot", undefined_behind)
