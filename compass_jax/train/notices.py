@@ -17,7 +17,7 @@ def idle_settings(config: RunConfig, prompts: int) -> list[str]:
     rl, found = config.rl, []
     if rl.replay != "off" and not config.model.moe_layers:
         found.append(f"rl.replay = {rl.replay!r}: the model has no MoE layers, so there are no routes to replay; it runs as with 'off'")
-    rollouts = rl.steps * rl.prompts_per_step
+    rollouts = rl.steps * rl.prompts_per_round
     if rl.zero_variance.select and rollouts <= prompts:
         found.append(
             f"rl.zero_variance.select: skips prompts by their earlier results, and {rollouts} rollouts are not more than one pass over "

@@ -57,8 +57,9 @@ from compass_jax.records import Rollout
 from compass_jax.rewards.score import Scorer
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import loop
-from compass_jax.train.gather import Interrupted
+from compass_jax.train.gather import Samples
 from compass_jax.train.loop import RLTrainer, run_rl
+from compass_jax.train.refill import Progress, Unfinished
 from compass_jax.weights.checkpoint import CheckpointError
 
 UNSET = 255
@@ -101,7 +102,7 @@ class Trainer(RLTrainer):
         prompts = self.stream.next_batch(self.rl.prompts_per_step)
         zeros = np.zeros(30, np.float32)
         rollouts = {row: Rollout(prompts[0], 0, np.full(n, 9, np.int32), zeros[:n], zeros[:n], True, 0, row) for row, n in ((0, 12), (5, 30))}
-        return Interrupted(rollouts, store)
+        return Unfinished(Progress(), Samples({}), Samples(rollouts, store))
 
 
 def recorded(trainer):
@@ -118,7 +119,8 @@ def test_an_interrupted_rollout_comes_back_with_the_routes_that_its_replay_needs
     first = Trainer(config)
     store = recorded(first) if replay == "R3" else None
     first.save(first.interrupted(None if store is None else jnp.asarray(store)))
-    saved, routes = Trainer(config).pending
+    saved = Trainer(config).pending.arrays["current"]
+    routes = saved.get("routing")
     np.testing.assert_array_equal(np.flatnonzero(saved["lengths"]), [0, 5])
     assert (routes is None) == (replay != "R3")
     if store is not None:
