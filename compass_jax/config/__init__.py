@@ -86,5 +86,11 @@ class RunConfig:
         for name in ("length_free_tokens", "overlong_buffer_tokens"):
             tokens = getattr(shaping, name)
             check(tokens <= r.max_new_tokens, f"rl.shaping.{name} = {tokens} exceeds rollout.max_new_tokens = {r.max_new_tokens}")
+        for penalty, setting in (("length_penalty", "length_free_tokens"), ("repetition_penalty", "repetition_ngram")):
+            tokens = getattr(shaping, setting)
+            check(
+                not getattr(shaping, penalty) or tokens < r.max_new_tokens,
+                f"rl.shaping.{setting} = {tokens} is not below rollout.max_new_tokens = {r.max_new_tokens}: rl.shaping.{penalty} could never act",
+            )
         check(bool(self.data.sources), "data.sources is empty: RL needs prompts")
         return self

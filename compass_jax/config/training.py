@@ -89,6 +89,12 @@ class ObjectiveConfig:
             self.clip_low >= 0 and self.clip_high >= 0,
             f"rl.objective.clip_low/high = {self.clip_low}/{self.clip_high}: must be positive (0: the objective's own)",
         )
+        clips = self.name != "cispo" and (self.name != "espo" or self.espo_fixed_clip)
+        check(
+            clips or self.clip_low == self.clip_high == 0,
+            f"rl.objective.clip_low/high = {self.clip_low}/{self.clip_high}: {self.name} does not use them"
+            + (" without espo_fixed_clip; set it, or 0 for both" if self.name == "espo" else " (its bound is cispo_ratio_max); set 0 for both"),
+        )
         check(self.dual_clip == 0 or self.dual_clip > 1, f"rl.objective.dual_clip = {self.dual_clip}: must be above 1 (0: off)")
         check(not self.dual_clip or self.name != "cispo", f"rl.objective.dual_clip = {self.dual_clip}: cispo has no clipped term to bound; set 0")
         check(self.cispo_ratio_max > 1, f"rl.objective.cispo_ratio_max = {self.cispo_ratio_max}: must be above 1")

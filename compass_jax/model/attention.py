@@ -76,13 +76,12 @@ def _causal(q: Float[Array, "b kv g t d"], new: LayerCache) -> Float[Array, "b k
 
 
 def attention(
-    x: Float[Array, "b t m"], params, tables, positions: Int[Array, "b t"], config: ModelConfig, cache: LayerCache | None, read: int | None
+    x: Float[Array, "b t m"], params, tables, positions: Int[Array, "b t"], config: ModelConfig, cache: LayerCache | None
 ) -> tuple[Float[Array, "b t m"], LayerCache | None]:
     """Causal self-attention.
 
     Without a cache a token sees the tokens before it in its row. With one, the row's keys and values are written at
-    `positions` and a token sees the cache's positions up to its own, of which the first `read` (static; None: all) are
-    read; every live position must be below it.
+    `positions` and a token sees the cache's positions up to its own. Positions past the cache are not written.
     """
     q = _project(x, params, "q", config.heads)
     k = _project(x, params, "k", config.kv_heads)
@@ -96,10 +95,8 @@ def attention(
         out = _causal(q, new)
     else:
         cache = LayerCache(_write(cache.k, k, positions), _write(cache.v, v, positions))
-        size = cache.k.shape[2] if read is None else read
-        seen = LayerCache(cache.k[:, :, :size], cache.v[:, :, :size])
-        visible = jnp.arange(size, dtype=positions.dtype)[None, None, :] <= positions[:, :, None]
-        out = _attend(q, seen, visible)
+        visible = jnp.arange(cache.k.shape[2], dtype=positions.dtype)[None, None, :] <= positions[:, :, None]
+        out = _attend(q, cache, visible)
     out = out.reshape(x.shape[0], config.heads, x.shape[1], config.head_dim)
     out = out.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1) @ params["o"].astype(x.dtype)
     if config.o_bias:

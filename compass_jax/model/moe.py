@@ -47,7 +47,7 @@ def read_routes(routing: UInt[Array, "*n k"], experts: int) -> tuple[Int[Array, 
 
 def check_routes(routing: np.ndarray, experts: int, top_k: int, layers: int, where: str = "routing") -> None:
     """Host-side check of `[... t l k]`; raises ValueError for a wrong width, a partial row, an id out of range or a repeated id."""
-    if routing.shape[-1] != top_k or routing.shape[-2] != layers:
+    if routing.shape[-2:] != (layers, top_k):
         raise ValueError(f"{where}: shape {routing.shape} ends in (layers, k) = {routing.shape[-2:]}, the model has ({layers}, {top_k})")
     if routing.dtype != routing_dtype(experts):
         raise ValueError(f"{where}: dtype {routing.dtype}, a model of {experts} experts records {routing_dtype(experts)}")

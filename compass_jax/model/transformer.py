@@ -50,7 +50,6 @@ class Transformer(nn.Module):
         mask: Bool[Array, "b t"],
         routing: UInt[Array, "b t l k"] | None = None,
         cache: Cache | None = None,
-        read: int | None = None,
     ) -> ModelOutput:
         """Runs the decoder on tokens at positions; masked tokens must follow the valid ones of their row."""
         config, compute = self.config, self.compute
@@ -60,9 +59,11 @@ class Transformer(nn.Module):
         }
         if cache is not None and stacked:
             raise ValueError("a KV cache needs the decode layout of the parameters (params.to_decode): a scan would copy both at every token")
+        if routing is not None:
+            _require_own_routes(config, tokens, routing)
         x = jnp.take(params["embed"], tokens, axis=0).astype(compute.dtype)
         tables = rope_tables(positions, config.head_dim, config.rope_theta, x.dtype)
-        block = _Block(config, compute, tables, positions, mask, read)
+        block = _Block(config, compute, tables, positions, mask)
         by_layer = None if routing is None else jnp.moveaxis(routing, 2, 0)
         ids, stats, caches, first = [], [], [], 0
         for n, run in enumerate(layer_runs(config)):
@@ -94,14 +95,13 @@ class _Block(NamedTuple):
     tables: Any
     positions: Int[Array, "b t"]
     mask: Bool[Array, "b t"]
-    read: int | None
 
     def layer(self, x, params, is_moe: bool, given, cache):
         """One decoder layer -> (x, cache, ids or None, stats or None)."""
         config = self.config
         with jax.named_scope("attention"):
             y, cache = attention(
-                rms_norm(x, params["attention_norm"], config.norm_eps), params["attention"], self.tables, self.positions, config, cache, self.read
+                rms_norm(x, params["attention_norm"], config.norm_eps), params["attention"], self.tables, self.positions, config, cache
             )
             x = x + y
         y = rms_norm(x, params["mlp_norm"], config.norm_eps)
@@ -124,6 +124,15 @@ class _Block(NamedTuple):
         dtype = routing_dtype(moe.experts)
         record = jnp.where(mask[:, None], ids, unset_id(dtype)).astype(dtype)
         return out.reshape(b, t, d), record.reshape(b, t, -1), stats
+
+
+def _require_own_routes(config: ModelConfig, tokens: Int[Array, "b t"], routing: UInt[Array, "b t l k"]) -> None:
+    """Raises ValueError for routes of another model: a layer too many would go unread, one too few would be read twice, without a word."""
+    if not config.moe_layers:
+        raise ValueError("the model has no MoE layers: routing must be None")
+    shape, dtype = (*tokens.shape, len(config.moe_layers), config.moe.top_k), routing_dtype(config.moe.experts)
+    if routing.shape != shape or routing.dtype != dtype:
+        raise ValueError(f"routing is {routing.dtype}{list(routing.shape)}, tokens {list(tokens.shape)} of this model take {dtype}{list(shape)}")
 
 
 def grouped_matmul(compute: ComputeConfig) -> str:
@@ -199,9 +208,9 @@ def init_params(config: ModelConfig, compute: ComputeConfig, key: jax.Array) -> 
     return Transformer(config, compute).init(key, tokens, tokens, mask=jnp.ones((1, 1), bool))["params"]
 
 
-def apply(model: Transformer, params, tokens, positions, *, mask, routing=None, cache=None, read=None) -> ModelOutput:
+def apply(model: Transformer, params, tokens, positions, *, mask, routing=None, cache=None) -> ModelOutput:
     """`model.apply` on the bare parameter tree."""
-    return model.apply({"params": params}, tokens, positions, mask=mask, routing=routing, cache=cache, read=read)
+    return model.apply({"params": params}, tokens, positions, mask=mask, routing=routing, cache=cache)
 
 
 def init_cache(config: ModelConfig, batch: int, length: int, dtype) -> Cache:

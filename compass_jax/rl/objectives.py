@@ -176,7 +176,7 @@ class WeightInputs(NamedTuple):
     n_groups: int
     entropy_group: Int[Array, "b t"] | None
     config: ObjectiveConfig
-    max_new_tokens: int
+    max_new_tokens: int | None
     dtype: jnp.dtype
 
     @property
@@ -199,6 +199,8 @@ def all_token_mean(x: WeightInputs) -> Float[Array, "b t"]:
 
 def constant_length_mean(x: WeightInputs) -> Float[Array, "b t"]:
     """Mean over responses of the sum over a response's tokens / the largest number of new tokens (Dr.GRPO, arXiv 2503.20783, section 3.2)."""
+    if x.max_new_tokens is None:
+        raise ValueError("token_weights: dr_grpo needs max_new_tokens, the constant that it divides by")
     return x.responses * (x.mask.astype(x.dtype) / x.max_new_tokens)
 
 
@@ -230,13 +232,13 @@ def token_weights(
     config: ObjectiveConfig,
     entropy_group: Int[Array, "b t"] | None = None,
     dtype=jnp.float32,
-    max_new_tokens: int = 1,
+    max_new_tokens: int | None = None,
 ) -> Float[Array, "b t"]:
     """The normaliser of one update as a weight per token, so that no split into buckets or micro-batches changes the gradient.
 
     A mean over responses is one over the groups with a known sample, of the mean over a group's known samples. Give it all rows of the
-    update. Except for dr_grpo, which divides by `max_new_tokens`, the weights sum to 1 if every response that counts has tokens; samples
-    with unknown reward and padding have 0.
+    update. Except for dr_grpo, which divides by `max_new_tokens` (ValueError without it), the weights sum to 1 if every response that counts
+    has tokens; samples with unknown reward and padding have 0.
     """
     require_shape("token_weights", (None, None), mask=mask)
     require_shape("token_weights", mask.shape, entropy_group=entropy_group)

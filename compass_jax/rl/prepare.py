@@ -48,7 +48,7 @@ def prepare(
 
     `mask` holds all generated tokens; `group` is in 0..n_groups-1, or -1 for a padding row. Call it once per update with every row of it:
     the weights' denominators run over one update. `old_entropy` and `reward` have one dtype, and so has the result. A correction needs
-    `old_logp` and `rollout_logp`: ValueError without them; a repetition penalty, `repetition` (0 without it).
+    `old_logp` and `rollout_logp`, a repetition penalty `repetition`: ValueError without them.
     """
     require_shape("prepare", (None, None), mask=mask)
     require_shape("prepare", mask.shape, old_entropy=old_entropy)
@@ -63,8 +63,10 @@ def prepare(
     objective, zero = config.objective, jnp.zeros((), dtype)
     shaped = reward
     if config.shaping.total:  # stage 3
+        if config.shaping.repetition_penalty and repetition is None:
+            raise ValueError(f"prepare: rl.shaping.repetition_penalty = {config.shaping.repetition_penalty} needs repetition, a share per response")
         length = jnp.sum(mask, axis=1, dtype=jnp.int32)
-        repeated = jnp.zeros_like(reward) if repetition is None else repetition
+        repeated = jnp.zeros_like(reward) if repetition is None else repetition  # without the penalty it is multiplied by 0
         shaped = shaped_reward(reward, length, repeated, config.shaping, right_at=right_at, max_new_tokens=max_new_tokens)
     normalize = config.normalize_std and objective.name != "dr_grpo"
     response_advantage, by_shaping = group_advantage(reward, known, group, n_groups, normalize, shaped)

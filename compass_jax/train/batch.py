@@ -24,7 +24,6 @@ class StepArrays:
     lengths: np.ndarray
     mask: np.ndarray
     rollout_logp: np.ndarray
-    rollout_entropy: np.ndarray
     reward: np.ndarray
     known: np.ndarray
     repetition: np.ndarray  # share of a response's n-grams that it had said before
@@ -45,7 +44,6 @@ def assemble(groups: Sequence[Group], rows: int, length: int, ngram: int) -> Ste
         lengths=np.zeros(rows, np.int32),
         mask=np.zeros(shape, bool),
         rollout_logp=np.zeros(shape, np.float32),
-        rollout_entropy=np.zeros(shape, np.float32),
         reward=np.zeros(rows, np.float32),
         known=np.zeros(rows, bool),
         repetition=np.zeros(rows, np.float32),
@@ -58,7 +56,7 @@ def assemble(groups: Sequence[Group], rows: int, length: int, ngram: int) -> Ste
             i, n, start = rollout.row, len(rollout.tokens), len(rollout.prompt.tokens)
             out.tokens[i, :n], out.lengths[i], out.group[i] = rollout.tokens, n, g
             out.mask[i, start:n] = True
-            out.rollout_logp[i, :n], out.rollout_entropy[i, :n] = rollout.logp, rollout.entropy
+            out.rollout_logp[i, :n] = rollout.logp
             out.reward[i], out.known[i], out.repetition[i] = score.reward, score.known, repetition_frac(rollout.response, ngram)
     return out
 

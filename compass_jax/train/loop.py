@@ -41,12 +41,14 @@ from compass_jax.train import optim, step
 from compass_jax.train.batch import StepArrays, assemble, micro_batch, put_routing, store_rows
 from compass_jax.train.gather import Gatherer
 from compass_jax.train.history import PromptHistory
+from compass_jax.train.notices import Notices
 from compass_jax.train.pending import Pending, empty, pack
 from compass_jax.train.refill import Gathered, Progress, Refill, StepInterrupted, Unfinished
 from compass_jax.train.session import StopSignal, carry_tokenizer, check_divergence, load_tokenizer
 from compass_jax.weights import checkpoint
 from compass_jax.weights.handover import hand_over
 from compass_jax.weights.hf import init_or_load
+from compass_jax.weights.recorded import check_recorded_routes
 
 
 class RLTrainer:
@@ -69,6 +71,8 @@ class RLTrainer:
         self.history = PromptHistory()
         self.done_steps = 0
         self.total_updates = self.rl.steps * self.rl.updates_per_rollout * self.rl.epochs
+        self.notices = Notices(config, telemetry.note)
+        self.notices.at_start(len(self.stream))
         self.pending: Pending | None = None
         self._restore_or_start()
         self.decode, _ = hand_over(self.state.params, config.compute.dtype)
@@ -95,6 +99,10 @@ class RLTrainer:
         self.telemetry.restore(meta["telemetry"])
         if "pending" in arrays:
             self.pending = Pending(Progress(**meta["pending"]), arrays["pending"])
+            for part in arrays["pending"].values():
+                if "routing" in part:
+                    where = str(checkpoint.locate(directory))
+                    check_recorded_routes(np.asarray(part["lengths"]), np.asarray(part["routing"]), config.model, where)
 
     def _fresh_arrays(self) -> dict[str, Any]:
         from compass_jax.model.transformer import init_params
@@ -139,6 +147,7 @@ class RLTrainer:
             arrays = assemble(groups, self.rl.prompts_per_step * self.rl.capacity, self.rl.buckets[-1], self.rl.shaping.repetition_ngram)
             if self.rl.permute_rewards:
                 _permute_rewards(arrays, (self.config.seed, self.done_steps))
+            metrics |= self.notices.of_groups(groups)
             metrics |= {**_group_metrics(groups), "repetition_frac": float(arrays.repetition[arrays.group >= 0].mean())}
             metrics |= {"waste/filter_tokens": float(self.filter_tokens)} if self.filter_tokens else {}
             metrics |= self._train(arrays, store, dropped)
@@ -201,7 +210,8 @@ class RLTrainer:
 
     def _score(self, arrays: StepArrays, store, plans: list[MicroBatch]):
         """Fills old log-probs and entropies; returns the routing to replay in the updates (None: live) and diagnostics."""
-        mode, temperature, parts = self.rl.replay, self.config.rollout.temperature, []
+        mode = self.rl.replay if self.config.model.moe_layers else "off"
+        temperature, parts = self.config.rollout.temperature, []
         if mode == "R2":
             store = self._empty_store()  # nothing is set, so scoring routes live, in the program that will replay
         if self.reference is not None:
@@ -323,7 +333,7 @@ def _group_metrics(groups: list[Group]) -> dict[str, float]:
     known = [s.reward for s in scores if s.known]
     lengths = [r.response_length for r in rollouts]
     return {
-        "reward/mean": float(np.mean(known)) if known else 0.0,
+        "reward/mean": float(np.mean(known)) if known else float("nan"),  # null in the log: 0 would be a reward
         "reward/timeout_frac": float(np.mean([s.outcome == "timeout" for s in scores])),
         "reward/unknown_frac": float(np.mean([not s.known for s in scores])),
         "response_length/mean": float(np.mean(lengths)),

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compass_jax.config import RewardConfig, RLConfig
+from compass_jax.model.moe import unset_id
 from compass_jax.records import Group, Prompt
 from compass_jax.train.batch import put_routing, routing_rows
 from compass_jax.train.gather import Account, Gatherer, Interrupted, Samples, is_uniform, known_rewards
@@ -141,7 +142,7 @@ class _Rounds:
             place = slice(at * capacity, (at + 1) * capacity)
             source[place], target[place] = n * capacity + np.arange(capacity), first + np.arange(capacity)
         if store is not None:
-            front = self.store if self.store is not None else jnp.zeros((total, *store.shape[1:]), store.dtype)
+            front = self.store if self.store is not None else jnp.full((total, *store.shape[1:]), unset_id(store.dtype), store.dtype)
             self.store = put_routing(front, jnp.asarray(target), routing_rows(store, jnp.asarray(source), store.shape[1]))
         for n in chosen:
             first = len(self.kept) * capacity

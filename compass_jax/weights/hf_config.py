@@ -157,6 +157,8 @@ def _refuse_other_maths(raw: dict[str, Any], where: str) -> None:
         ("partial_rotary_factor", (1.0, None), "1.0"),
         ("use_mrope", (False, None), "false"),
         ("quantization_config", (None,), "unquantised weights"),
+        ("num_nextn_predict_layers", (0, None), "0; no layers that predict further tokens"),
+        ("scoring_func", ("softmax", None), "'softmax'; no sigmoid gates, no selection bias"),
     ):
         if raw.get(field, allowed[0]) not in allowed:
             raise _unsupported(where, field, raw[field], supported)

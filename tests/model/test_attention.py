@@ -57,10 +57,10 @@ def make(qk_norm=True, bias=True, seed=0):
     return config, {name: rng.standard_normal(shape) for name, shape in p.items()}, rng.standard_normal((2, 7, HIDDEN))
 
 
-def run(x, p, positions, config, dtype, cache=None, read=None):
+def run(x, p, positions, config, dtype, cache=None):
     positions = jnp.asarray(positions, jnp.int32)
     tables = rope_tables(positions, HEAD, config.rope_theta, dtype)
-    return attention(jnp.asarray(x, dtype), jax.tree.map(lambda w: jnp.asarray(w, dtype), p), tables, positions, config, cache, read)
+    return attention(jnp.asarray(x, dtype), jax.tree.map(lambda w: jnp.asarray(w, dtype), p), tables, positions, config, cache)
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (2, 5, 4, 8)])
@@ -107,19 +107,19 @@ def test_the_future_is_not_seen():
     np.testing.assert_array_equal(out[:, :4], changed[:, :4])
 
 
-@pytest.mark.parametrize("read", [None, 8])
-def test_rows_at_their_own_positions_through_the_cache(x64, read):
+@pytest.mark.parametrize("size", [12, 8])
+def test_rows_at_their_own_positions_through_the_cache(x64, size):
     """Row 0 has 3 tokens in the cache and row 1 has 5; the rest come one by one. A dirty cache stands for a slot used before."""
     config, p, x = make()
     positions = np.broadcast_to(np.arange(7), (2, 7))
     expected = numpy_attention(x, p, positions, config)
-    dirty = jnp.full((2, KV, 12, HEAD), 7.0)
+    dirty = jnp.full((2, KV, size, HEAD), 7.0)
     first = np.where(np.arange(5) < np.array([[3], [5]]), np.arange(5), 99)  # positions past the cache are dropped
-    out, cache = run(x[:, :5], p, first, config, jnp.float64, LayerCache(dirty, dirty), read)
+    out, cache = run(x[:, :5], p, first, config, jnp.float64, LayerCache(dirty, dirty))
     np.testing.assert_allclose(out[0, :3], expected[0, :3], atol=1e-12)
     np.testing.assert_allclose(out[1, :5], expected[1, :5], atol=1e-12)
     np.testing.assert_array_equal(cache.k[0, :, 3:], 7.0)
     for step in range(2):
         at = np.array([[3 + step], [5 + step]])
-        out, cache = run(np.take_along_axis(x, at[..., None], axis=1), p, at, config, jnp.float64, cache, read)
+        out, cache = run(np.take_along_axis(x, at[..., None], axis=1), p, at, config, jnp.float64, cache)
         np.testing.assert_allclose(out[:, 0], expected[[0, 1], at[:, 0]], atol=1e-12)

@@ -5,8 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compass_jax.config import ModelConfig, MoEConfig
-from compass_jax.model.params import abstract_params, init_tree, is_spec, layer_runs, logical_axes, param_count, param_specs, to_decode
+from compass_jax.config import ModelConfig, MoEConfig, OptimConfig
+from compass_jax.model.params import (
+    abstract_params,
+    init_tree,
+    is_spec,
+    layer_runs,
+    logical_axes,
+    param_count,
+    param_specs,
+    stack,
+    to_decode,
+    unroll,
+)
+from compass_jax.train.optim import init_state
 
 
 def config(layers, step=1, dense=(), moe=True, **other):
@@ -90,3 +102,19 @@ def test_initial_values_have_their_spread_and_no_two_leaves_are_alike():
     np.testing.assert_allclose([x.std() for x in matrices], 0.3, rtol=0.06)
     assert np.abs(np.corrcoef(matrices) - np.eye(4)).max() < 0.1
     assert not np.any(tree["q_bias"]) and not np.any(tree["o_bias"]) and np.all(tree["k_norm"] == 1)
+
+
+def test_every_parameter_tree_of_a_train_state_is_unrolled_and_stacked_again():
+    """Parameters and both moments of Adam; what is no parameter tree stays; each layer of the unrolled one is its slice."""
+    model = config(6, step=2)
+    shapes, keys = abstract_params(model, "float32"), iter(range(1000))
+    params = jax.tree.map(lambda x: jax.random.normal(jax.random.key(next(keys)), x.shape), shapes)
+    state = init_state(params, OptimConfig(weight_decay=0.1), 10)
+    loose = unroll(state)
+    for tree, whole in ((loose.params, state.params), (loose.opt_state[0].mu, state.opt_state[0].mu)):
+        assert jax.tree.structure(tree) == jax.tree.structure(param_specs(model, "unrolled"), is_leaf=is_spec)
+        np.testing.assert_array_equal(tree["run_0"][1]["layer_1"]["mlp"]["gate"], whole["run_0"]["layer_1"]["mlp"]["gate"][1])
+    back = stack(loose)
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, back, state)
+    assert jax.tree.structure(unroll(loose)) == jax.tree.structure(loose) and jax.tree.structure(stack(state)) == jax.tree.structure(state)

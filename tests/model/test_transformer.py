@@ -12,7 +12,7 @@ import pytest
 
 from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.model.logprobs import head_weights, token_logprobs
-from compass_jax.model.params import abstract_params, layer_runs, to_decode
+from compass_jax.model.params import abstract_params, layer_runs, to_decode, unroll
 from compass_jax.model.transformer import Transformer, apply, init_cache
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -26,6 +26,8 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 # dense, MoE, MoE, dense, MoE: the MoE layers spread over several runs
 SPREAD = dataclasses.replace(CONFIG, layers=5, moe=dataclasses.replace(CONFIG.moe, sparse_step=1, dense_layers=(0, 3)))
+# dense, MoE, MoE, twice: one run, two MoE layers behind a dense one in its period
+TWO_OF_THREE = dataclasses.replace(CONFIG, layers=6, moe=dataclasses.replace(CONFIG.moe, sparse_step=1, dense_layers=(0, 3)))
 F64 = ComputeConfig(dtype="float64", param_dtype="float64")
 B, T = 2, 7
 TOKENS = np.random.default_rng(5).integers(0, 23, (B, T)).astype(np.int32)
@@ -55,15 +57,15 @@ def random_routing(config, seed=0):
     return ids.astype(np.uint8)
 
 
-def forward(params, config, compute=ComputeConfig(), routing=None, tokens=TOKENS, mask=MASK, stacked=True):  # noqa: B008
-    params = params if stacked else to_decode(params)
-    return _forward(params, config, compute, routing, jnp.asarray(tokens), jnp.asarray(mask), stacked)
+def forward(params, config, compute=ComputeConfig(), routing=None, tokens=TOKENS, mask=MASK, layout="stacked"):  # noqa: B008
+    params = {"stacked": lambda p: p, "unrolled": unroll, "decode": to_decode}[layout](params)
+    return _forward(params, config, compute, routing, jnp.asarray(tokens), jnp.asarray(mask), layout)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 6))
-def _forward(params, config, compute, routing, tokens, mask, stacked):
+def _forward(params, config, compute, routing, tokens, mask, layout):
     positions = jnp.asarray(POSITIONS)
-    return apply(Transformer(config, compute, "stacked" if stacked else "decode"), params, tokens, positions, mask=mask, routing=routing)
+    return apply(Transformer(config, compute, layout), params, tokens, positions, mask=mask, routing=routing)
 
 
 def numpy_model(params, config, routing=None):
@@ -91,11 +93,14 @@ def numpy_model(params, config, routing=None):
     return numpy_norm(x, p["final_norm"], config.norm_eps), np.stack(used, axis=2)
 
 
-@pytest.mark.parametrize("replay", ["live", "replayed"])
-@pytest.mark.parametrize("config", [CONFIG, SPREAD], ids=["periodic", "spread"])
+@pytest.mark.parametrize(
+    ("config", "replay"),
+    [(CONFIG, "live"), (SPREAD, "live"), (CONFIG, "replayed"), (SPREAD, "replayed"), (TWO_OF_THREE, "replayed")],
+    ids=["periodic-live", "spread-live", "periodic", "spread", "two of three"],
+)
 def test_the_decoder_equals_a_numpy_model_with_each_route_in_its_layer(x64, quick_compile, config, replay):
     """Dense layers between MoE layers must not shift the layer axis of the routes: the reference counts MoE layers itself."""
-    assert config.moe_layers == {CONFIG: (1, 3), SPREAD: (1, 2, 4)}[config]
+    assert config.moe_layers == {CONFIG: (1, 3), SPREAD: (1, 2, 4), TWO_OF_THREE: (1, 2, 4, 5)}[config]
     params, routing = random_params(config, "float64"), random_routing(config)
     if replay == "live":
         routing = np.full_like(routing, 255)
@@ -139,11 +144,11 @@ def test_training_prefill_and_decode_give_the_same_log_probs():
     np.testing.assert_array_equal(np.asarray(whole.routing)[MASK], np.asarray(train.routing)[MASK])
 
 
-@pytest.mark.parametrize("stacked", [True, False])
-def test_feeding_a_forward_its_own_routing_changes_no_bit(stacked):
+@pytest.mark.parametrize("layout", ["stacked", "decode"])
+def test_feeding_a_forward_its_own_routing_changes_no_bit(layout):
     params = random_params(SPREAD)
-    live = forward(params, SPREAD, stacked=stacked)
-    again = forward(params, SPREAD, routing=live.routing, stacked=stacked)
+    live = forward(params, SPREAD, layout=layout)
+    again = forward(params, SPREAD, routing=live.routing, layout=layout)
     np.testing.assert_array_equal(again.hidden, live.hidden)
     np.testing.assert_array_equal(again.routing, live.routing)
     assert not np.any(again.aux.flips) and not np.any(again.aux.unset)
@@ -159,7 +164,7 @@ def test_the_routers_gradient_under_replay_equals_finite_differences(x64, quick_
     @jax.jit
     def loss(router):
         run = params["run_1"] | {"layer_0": params["run_1"]["layer_0"] | {"mlp": params["run_1"]["layer_0"]["mlp"] | {"router": router}}}
-        out = _forward(params | {"run_1": run}, config, F64, jnp.asarray(routing), jnp.asarray(TOKENS), jnp.asarray(MASK), True)
+        out = _forward(params | {"run_1": run}, config, F64, jnp.asarray(routing), jnp.asarray(TOKENS), jnp.asarray(MASK), "stacked")
         logp, _ = token_logprobs(out.hidden, head_weights(params), jnp.asarray(TOKENS), 1.0, 100)
         return jnp.sum(jnp.where(MASK, logp, 0.0))
 
@@ -197,9 +202,9 @@ def test_padding_changes_nothing_and_is_not_dispatched():
     assert np.all(np.asarray(first.routing)[~MASK] == 255)
 
 
-def gradients(params, config, compute, stacked=True):
+def gradients(params, config, compute, layout="stacked"):
     def loss(params):
-        out = forward(params, config, compute, stacked=stacked)
+        out = forward(params, config, compute, layout=layout)
         logp, _ = token_logprobs(out.hidden, head_weights(params), jnp.asarray(TOKENS), 1.0, 4)
         return jnp.sum(jnp.where(MASK, logp, jnp.zeros_like(logp))) + 0.1 * jnp.sum(out.aux.probs**2)
 
@@ -207,12 +212,12 @@ def gradients(params, config, compute, stacked=True):
 
 
 def test_scan_unrolled_rematerialised_and_both_grouped_matmuls_agree(x64, quick_compile):
-    """Values and every gradient, float64: scanned and padded; the same rematerialised; unrolled, rematerialised and ragged."""
+    """Values and every gradient, float64: scanned and padded; the same rematerialised; layers apart from the start and ragged."""
     params = random_params(CONFIG, "float64")
     value, grads = gradients(params, CONFIG, F64)
     variants = [
         gradients(params, CONFIG, dataclasses.replace(F64, remat=True)),
-        gradients(params, CONFIG, dataclasses.replace(F64, scan_layers=False, remat=True, experts="ragged")),
+        gradients(params, CONFIG, dataclasses.replace(F64, scan_layers=False, experts="ragged"), "unrolled"),
     ]
     for other_value, other in variants:
         np.testing.assert_allclose(other_value, value, rtol=1e-13)

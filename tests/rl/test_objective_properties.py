@@ -1,5 +1,9 @@
-"""What no arrangement of the same tokens may change: order of rows and tokens, padding, splits into micro-batches."""
+"""What no arrangement of the same tokens may change: order of rows and tokens, padding, buckets, splits into micro-batches.
 
+Six cases hold every objective, both kinds of advantage, every correction and every penalty of shaping.
+"""
+
+import dataclasses
 import functools
 
 import jax
@@ -10,33 +14,45 @@ import rl_reference as ref
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compass_jax.config import ObjectiveConfig, RLConfig
+from compass_jax.config import CorrectionConfig, ObjectiveConfig, RLConfig, ShapingConfig, ZeroVarianceConfig
+from compass_jax.rl.bucketing import take_rows
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.rl.objectives import policy_objective
 from compass_jax.rl.prepare import Prepared, prepare
 
+LENGTH, REPETITION = ShapingConfig(length_penalty=0.2, length_free_tokens=2), ShapingConfig(repetition_penalty=0.2)
+OVERLONG = ShapingConfig(overlong_penalty=0.2, overlong_buffer_tokens=12)
 CONFIGS = {
-    "grpo": ObjectiveConfig("grpo", kl_coef=0.1),
-    "gspo": ObjectiveConfig("gspo", clip_low=0.02, clip_high=0.03),
-    "espo": ObjectiveConfig(espo_quantiles=(0.5, 0.8)),
+    "grpo": RLConfig(objective=ObjectiveConfig("grpo", kl_coef=0.1), correction=CorrectionConfig("tis", tis_cap=1.2)),
+    "dapo": RLConfig(objective=ObjectiveConfig("dapo"), shaping=OVERLONG, correction=CorrectionConfig("icepop", icepop_range=(0.7, 1.5))),
+    "dr_grpo": RLConfig(objective=ObjectiveConfig("dr_grpo"), shaping=REPETITION, normalize_std=False),
+    "gspo": RLConfig(objective=ObjectiveConfig("gspo", clip_low=0.02, clip_high=0.03), shaping=LENGTH),
+    "cispo": RLConfig(objective=ObjectiveConfig("cispo", cispo_ratio_max=1.2), correction=CorrectionConfig("sequence", sequence_range=(0.9, 1.2))),
+    "espo": RLConfig(objective=ObjectiveConfig(espo_quantiles=(0.5, 0.8), espo_alpha=0.05)),
 }
 fast = settings(max_examples=12, deadline=None, derandomize=True, database=None)
 names = pytest.mark.parametrize("name", CONFIGS)
 TOL = dict(rtol=1e-10, atol=1e-13)
+WITHOUT_ENTROPY = "without entropy"  # espo with nothing but the verifier's advantage
+CONFIGS_AND_PLAIN = CONFIGS | {WITHOUT_ENTROPY: dataclasses.replace(CONFIGS["espo"], zero_variance=ZeroVarianceConfig(rl_zvp=False))}
 
 
 @functools.partial(jax.jit, static_argnames=("name", "n_groups"))
-def prepared(name, mask, entropy, reward, known, group, n_groups):
-    config = RLConfig(objective=CONFIGS[name])
-    return prepare(mask, entropy, reward, known, group, n_groups=n_groups, config=config, right_at=1.0, wrong_at=0.0, max_new_tokens=16)
+def prepared(name, mask, entropy, reward, known, group, repetition, old_logp, rollout_logp, n_groups):
+    return prepare(
+        mask, entropy, reward, known, group, n_groups=n_groups, config=CONFIGS_AND_PLAIN[name], right_at=1.0, wrong_at=0.0, max_new_tokens=16,
+        repetition=repetition, old_logp=old_logp, rollout_logp=rollout_logp,
+    )  # fmt: skip
 
 
 @functools.partial(jax.jit, static_argnames="name")
 def per_token_and_grad(name, logp, old_logp, entropy, ref_logp, p: Prepared):
+    objective = CONFIGS_AND_PLAIN[name].objective
+
     def total(logp):
         per_token, diagnostics = policy_objective(
-            logp, old_logp, entropy, p.advantage, p.weight, CONFIGS[name],
-            mask=p.mask, entropy_group=p.entropy_group, ref_logp=ref_logp, vocab_size=50,
+            logp, old_logp, entropy, p.advantage, p.weight, objective,
+            mask=p.mask, entropy_group=p.entropy_group, ref_logp=ref_logp if objective.kl_coef else None, vocab_size=50,
         )  # fmt: skip
         return per_token.sum(), (per_token, diagnostics)
 
@@ -44,11 +60,20 @@ def per_token_and_grad(name, logp, old_logp, entropy, ref_logp, p: Prepared):
     return per_token, grad, diagnostics
 
 
+def repetition_of(toy):
+    return np.sin(np.arange(len(toy.reward))) ** 2
+
+
+def arrays_of(toy):
+    """Per token: current, old and rollout log-probs, entropies, reference. Per row: mask, reward, known, group, repetition."""
+    per_token = toy.logp(toy.theta), toy.old_logp, toy.old_entropy, toy.ref_logp, toy.rollout_logp
+    return *per_token, toy.mask, toy.reward, toy.known, toy.group, repetition_of(toy)
+
+
 def everything(name, toy, at=lambda x: x):
     """(Prepared, per-token objective, gradient in logp) of the toy with every array rearranged by `at`; in x64."""
-    logp, old, entropy, ref_logp, mask = (jnp.asarray(at(x)) for x in (toy.logp(toy.theta), toy.old_logp, toy.old_entropy, toy.ref_logp, toy.mask))
-    reward, known, group = (jnp.asarray(at(x)) for x in (toy.reward, toy.known, toy.group.astype(np.int32)))
-    p, _ = prepared(name, mask, entropy, reward, known, group, toy.n_groups)
+    logp, old, entropy, ref_logp, rollout, mask, reward, known, group, repetition = (jnp.asarray(at(x)) for x in arrays_of(toy))
+    p, _ = prepared(name, mask, entropy, reward, known, group.astype(jnp.int32), repetition, old, rollout, toy.n_groups)
     per_token, grad, _ = per_token_and_grad(name, logp, old, entropy, ref_logp, p)
     return p, np.asarray(per_token), np.asarray(grad)
 
@@ -65,6 +90,7 @@ def test_permuting_rows_and_tokens_permutes_the_result(name, seed):
         before, after = everything(name, toy), everything(name, toy, move)
         for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
             np.testing.assert_allclose(move(np.asarray(a)), b, **TOL)
+        assert np.abs(before[2]).max() > 0
 
 
 @names
@@ -89,28 +115,82 @@ def test_padding_changes_nothing(name, seed, garbage):
 @names
 @fast
 @given(seed=st.integers(0, 2**16))
-def test_splitting_into_micro_batches_changes_nothing(name, seed):
+def test_splitting_into_micro_batches_and_buckets_changes_nothing(name, seed):
+    """Any rows in either part, short ones cut to a bucket of 7 tokens, both parts filled up with padding rows."""
     toy, rng = ref.make_toy(seed, drift=0.05), np.random.default_rng(seed)
     with jax.enable_x64(True):
-        arrays = [jnp.asarray(x) for x in (toy.logp(toy.theta), toy.old_logp, toy.old_entropy, toy.ref_logp)]
-        p, _ = prepared(name, jnp.asarray(toy.mask), arrays[2], jnp.asarray(toy.reward), jnp.asarray(toy.known), jnp.asarray(toy.group), toy.n_groups)
-        whole, whole_grad, whole_diagnostics = per_token_and_grad(name, *arrays, p)
-        halves = np.split(rng.permutation(len(toy.reward)), 2)
-        results = [per_token_and_grad(name, *(x[half] for x in arrays), jax.tree.map(lambda x: x[half], p)) for half in halves]  # noqa: B023
-        np.testing.assert_allclose(sum(r[0].sum() for r in results), whole.sum(), **TOL)
-        for half, (_, grad, _) in zip(halves, results, strict=True):
-            np.testing.assert_allclose(grad, whole_grad[half], **TOL)
-        merged = finalize_diagnostics(merge_diagnostics([d for *_, d in results]))
-        for key, value in finalize_diagnostics(whole_diagnostics).items():
+        p, whole, whole_grad = everything(name, toy)
+        arrays, n = arrays_of(toy)[:4], len(toy.reward)
+        diagnostics = per_token_and_grad(name, *(jnp.asarray(x) for x in arrays), p)[2]
+        lengths = np.where(toy.mask, np.arange(toy.mask.shape[1]) + 1, 0).max(1)
+        apart = (lengths <= 7) & (rng.random(n) < 0.8)
+        found, total = [], 0.0
+        for length, rows in ((7, np.flatnonzero(apart)), (toy.mask.shape[1], np.flatnonzero(~apart))):
+            rows = np.concatenate([rng.permutation(rows), np.full(n - len(rows), -1)])
+            take = lambda x, rows=rows, length=length: take_rows(jnp.asarray(x), rows, length)  # noqa: E731
+            per_token, grad, part = per_token_and_grad(name, *map(take, arrays), jax.tree.map(take, p))
+            np.testing.assert_allclose(grad, take(whole_grad), **TOL)
+            found.append(part)
+            total += float(per_token.sum())
+        assert 0 < apart.sum() < n
+        np.testing.assert_allclose(total, whole.sum(), **TOL)
+        merged = finalize_diagnostics(merge_diagnostics(found))
+        for key, value in finalize_diagnostics(diagnostics).items():
             np.testing.assert_allclose(merged[key], value, err_msg=key, **TOL)
+
+
+@names
+@fast
+@given(seed=st.integers(0, 2**16), everything_empty=st.booleans())
+def test_empty_masks_give_zero_and_disturb_nobody(name, seed, everything_empty):
+    """Responses without a trained token: nothing of theirs moves, nothing is NaN; all of them empty: nothing at all moves."""
+    toy, rng = ref.make_toy(seed, drift=0.05), np.random.default_rng(seed)
+    empty = rng.random(len(toy.reward)) < (1.0 if everything_empty else 0.4)
+    toy.mask[empty] = False
+    with jax.enable_x64(True):
+        p, per_token, grad = everything(name, toy)
+        for x in jax.tree.leaves((p.advantage, p.weight, per_token, grad)):
+            assert np.isfinite(x).all() and not np.asarray(x)[~toy.mask].any()
+        rows = toy.mask.any(1) & toy.known & (toy.group >= 0)
+        assert np.asarray(p.mask).any(1).tolist() == rows.tolist()
+        assert everything_empty == (not np.any(p.weight))
+
+
+def shaped(toy, config):
+    """Rewards less penalties of answers that are all right, by hand."""
+    n, repetition, s = toy.mask.sum(1), repetition_of(toy), config.shaping
+    length = np.clip((n - s.length_free_tokens) / (16 - s.length_free_tokens), 0, 1)
+    late = np.clip((n - 16 + s.overlong_buffer_tokens) / s.overlong_buffer_tokens, 0, 1)
+    return toy.reward - s.length_penalty * length - s.repetition_penalty * repetition - s.overlong_penalty * late
+
+
+@names
+@fast
+@given(seed=st.integers(0, 2**16))
+def test_uniform_right_groups_learn_from_shaping_undivided_else_from_entropy(name, seed):
+    toy, config = ref.make_toy(seed, drift=0.05), CONFIGS[name]
+    toy.reward[:] = 1.0
+    reward = shaped(toy, config)
+    expected, entropy = np.zeros(toy.mask.shape), ref.rl_zvp(toy, 1.0, 0.0, 0.1)
+    for g in range(toy.n_groups):
+        rows = (toy.group == g) & toy.known
+        by_shaping = np.ptp(reward[rows]) > 1e-6
+        expected[rows] = np.where(toy.mask[rows], (reward[rows] - reward[rows].mean())[:, None], 0) if by_shaping else entropy[rows]
+    with jax.enable_x64(True):
+        p, _, _ = everything(name, toy)
+        np.testing.assert_allclose(p.advantage, expected, rtol=1e-9, atol=1e-12)
+    assert (np.ptp(reward[toy.known]) > 0) == (config.shaping.total > 0) and np.abs(expected).max() > 0
 
 
 @fast
 @given(seed=st.integers(0, 2**16), reward=st.sampled_from([0.0, 0.5, 1.0]))
 def test_uniform_groups_never_move_the_policy_without_entropy(seed, reward):
+    """Uniform in between, or RL-ZVP switched off: nothing. All wrong: away from the certain tokens, by value."""
     toy = ref.make_toy(seed, drift=0.05)
     toy.reward[:] = reward
     with jax.enable_x64(True):
+        p, per_token, grad = everything(WITHOUT_ENTROPY, toy)
+        assert not np.any(p.advantage) and not per_token.any() and not grad.any()
         p, per_token, grad = everything("espo", toy)
         if reward == 0.5:
             assert not np.any(p.advantage) and not per_token.any() and not grad.any()

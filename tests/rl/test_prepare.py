@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import rl_reference as ref
 
-from compass_jax.config import ObjectiveConfig, RLConfig, ZeroVarianceConfig
+from compass_jax.config import CorrectionConfig, ObjectiveConfig, RLConfig, ShapingConfig, ZeroVarianceConfig
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.prepare import prepare
 
@@ -79,6 +79,20 @@ def test_no_tokens_at_all():
     p, metrics = run(toy, RLConfig(), dtype=jnp.float32)
     assert not np.any(p.advantage) and not np.any(p.weight) and np.all(np.asarray(p.entropy_group) == -1)
     assert finalize_diagnostics(metrics)["waste/frac_none"] == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (RLConfig(shaping=ShapingConfig(repetition_penalty=0.1)), r"rl\.shaping\.repetition_penalty = 0\.1 needs repetition"),
+        (RLConfig(correction=CorrectionConfig("tis")), r"rl\.correction\.name = 'tis' needs old_logp, recomputed, and rollout_logp"),
+    ],
+)
+def test_what_a_stage_needs_must_be_given(config, message):
+    toy = ref.make_toy(seed=14)
+    with pytest.raises(ValueError, match=message):
+        run(toy, config, dtype=jnp.float32)
+    run(toy, RLConfig(shaping=ShapingConfig(length_penalty=0.1)), dtype=jnp.float32)  # length is in the mask
 
 
 def test_shapes_are_checked(unchecked):

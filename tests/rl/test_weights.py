@@ -10,7 +10,7 @@ from compass_jax.config import ObjectiveConfig
 from compass_jax.rl import objectives
 from compass_jax.rl.espo import entropy_groups
 
-token_weights = jax.jit(objectives.token_weights, static_argnums=(3, 4, 6))
+token_weights = jax.jit(objectives.token_weights, static_argnums=(3, 4, 6, 7))
 F, T = False, True
 
 
@@ -61,3 +61,11 @@ def test_no_known_sample_at_all_gives_zero_weights():
 def test_espo_without_entropy_groups_is_refused():
     with pytest.raises(ValueError, match="espo needs entropy_group"):
         token_weights(jnp.ones((1, 2), bool), jnp.zeros(1, jnp.int32), jnp.ones(1, bool), 1, ObjectiveConfig())
+
+
+def test_dr_grpo_divides_by_a_constant_that_must_be_given():
+    mask, group, known = jnp.asarray([[T, T, F], [T, F, F]]), jnp.zeros(2, jnp.int32), jnp.ones(2, bool)
+    weight = token_weights(mask, group, known, 1, ObjectiveConfig("dr_grpo"), None, jnp.float32, 8)
+    np.testing.assert_allclose(weight, np.array([[1 / 16, 1 / 16, 0], [1 / 16, 0, 0]], np.float32))
+    with pytest.raises(ValueError, match="dr_grpo needs max_new_tokens"):
+        token_weights(mask, group, known, 1, ObjectiveConfig("dr_grpo"))

@@ -3,11 +3,13 @@
 import dataclasses
 from collections import Counter
 
+import jax
 import numpy as np
 import pytest
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, UNSET, make_prompt, random_params
 
 from compass_jax.model.params import to_decode
+from compass_jax.rollout import collect
 from compass_jax.rollout.collect import Collection, RolloutStats
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
@@ -130,6 +132,21 @@ def test_the_account_of_a_collection(reference):
     assert metrics["rollout/slot_occupancy"] == (tokens - len(rollouts)) / stats.slot_steps > 0.5
     assert metrics["rollout/tokens_per_s"] == pytest.approx(tokens / stats.seconds) and metrics["time/rollout_s"] == stats.seconds > 0
     assert RolloutStats().metrics()["rollout/slot_occupancy"] == 0
+
+
+def test_routes_stay_on_the_device_in_one_byte_a_choice(monkeypatch):
+    """What a collection brings to the host is never a route; the store holds layers x k bytes a token."""
+    fetched, real = [], jax.device_get
+
+    def device_get(tree):
+        fetched.extend(jax.tree.leaves(tree))
+        return real(tree)
+
+    monkeypatch.setattr(collect.jax, "device_get", device_get)
+    job = collection(prompts=PROMPTS[:2])
+    assert len(list(job)) == 2 * SAMPLES and len(fetched) > 6
+    assert {str(x.dtype) for x in fetched} == {"int32", "float32", "bool"} and max(x.ndim for x in fetched) == 2
+    assert isinstance(job.store, jax.Array) and job.store.nbytes == 2 * SAMPLES * ROLL.max_length * len(MODEL.moe_layers) * MODEL.moe.top_k
 
 
 def test_no_requests_and_nothing_left_to_do():

@@ -40,7 +40,7 @@ def arrays():
 def test_each_row_holds_its_sample(arrays):
     for row, r in ROLLOUTS.items():
         n, start = len(r.tokens), len(r.prompt.tokens)
-        for name, values in (("tokens", r.tokens), ("rollout_logp", r.logp), ("rollout_entropy", r.entropy)):
+        for name, values in (("tokens", r.tokens), ("rollout_logp", r.logp)):
             np.testing.assert_array_equal(getattr(arrays, name)[row], np.pad(values, (0, 10 - n)), err_msg=name)
         np.testing.assert_array_equal(arrays.mask[row], [start <= t < n for t in range(10)])
     np.testing.assert_array_equal(arrays.lengths, [5, 7, 6, 8])

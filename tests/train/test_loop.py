@@ -206,15 +206,15 @@ def test_permuted_rewards_keep_their_group_and_lose_their_sample(undisturbed, tm
     assert np.any(Arrays.reward != np.arange(12))
 
 
-@pytest.mark.parametrize("replay", ["R2", "off"])
+@pytest.mark.parametrize("replay", ["R3", "R2", "off"])
 def test_other_replays_and_a_reference(tmp_path, verifier, replay):
-    """Scoring's own routes are replayed over two updates, or routing is live; a reference is kept and scored."""
+    """The rollout's or scoring's own routes are replayed over two updates, or routing is live; a reference is kept and scored."""
     verifier("coin")
     config = configured(tmp_path, replay=replay, updates_per_rollout=2, objective=ObjectiveConfig("grpo", kl_coef=0.1))
     run_rl(dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=0)))
     first, second = numbers(tmp_path)
     assert first["mismatch/logp_abs_diff"] < 1e-5 and first["replay/unset_frac"] == 0
-    assert (first["replay/flip_frac"] > 0) == (replay == "R2")  # the second update's weights would route otherwise
+    assert (first["replay/flip_frac"] > 0) == (replay != "off")  # the second update's weights would route otherwise
     assert first["policy/ratio_dev_max"] > 1e-4  # of the second update
     assert min(first["policy/ref_kl_k3"], second["policy/ref_kl_k3"]) > 1e-3  # zero at the very start: test_step
     assert first["policy_version"] == 2 and second["policy_version"] == 4

@@ -192,3 +192,11 @@ def test_sigterm_in_a_round_loses_nothing(undisturbed, tmp_path, monkeypatch, sa
         assert mine.keys() == theirs.keys()
         for name in theirs:
             np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_places_of_the_front_store_that_no_group_has_taken_are_unset():
+    """Zeros would be routes to expert 0: one group of two is kept when a stop comes in the second round."""
+    script = Script([VARIED, WRONG, RIGHT, WRONG], [VARIED, WRONG, RIGHT, WRONG], stop_in=1)
+    with pytest.raises(StepInterrupted) as stopped:
+        Refill(script, CONFIG, RewardConfig())(None, script.draw, 0, Progress(), None)
+    np.testing.assert_array_equal(np.asarray(stopped.value.left.front.store).reshape(-1), [0, 1, 255, 255])

@@ -46,11 +46,11 @@ def sequences(dtype=np.float32):
     tokens = np.where(held, rng.integers(2, MODEL.vocab_size, held.shape), 0).astype(np.int32)
     mask = held & (np.arange(LONGEST) >= 3)
     reward, known = np.array([1, 0, 0, 1, 1, 1, 1, 0.5, 0, 0, 0, 0], dtype), np.arange(n) != 7
-    zeros = [np.zeros(held.shape, dtype) for _ in range(4)]
+    zeros = [np.zeros(held.shape, dtype) for _ in range(3)]
     ids = np.argsort(rng.random((n, 32, 1, 6)), axis=-1)[..., :2].astype(np.uint8)
     routes = np.where((np.arange(32) < lengths[:, None] - 1)[:, :, None, None], ids, UNSET).astype(np.uint8)
     group = np.repeat(np.arange(GROUPS, dtype=np.int32), SAMPLES)
-    return StepArrays(tokens, lengths, mask, zeros[0], zeros[1], reward, known, np.zeros(n, dtype), group, zeros[2], zeros[3]), jnp.asarray(routes)
+    return StepArrays(tokens, lengths, mask, zeros[0], reward, known, np.zeros(n, dtype), group, zeros[1], zeros[2]), jnp.asarray(routes)
 
 
 def fill(target, micro, values):

@@ -90,6 +90,8 @@ def test_biases_and_norms_of_the_families():
         ({"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2]}}, ["rope_parameters", "mrope_section"]),
         ({"use_mrope": True}, ["use_mrope", "True"]),
         ({"quantization_config": {"quant_method": "fp8"}}, ["quantization_config", "fp8"]),
+        ({"num_nextn_predict_layers": 1}, ["num_nextn_predict_layers", "1"]),
+        ({"scoring_func": "sigmoid"}, ["scoring_func", "sigmoid", "softmax"]),
     ],
 )
 def test_what_would_change_the_maths_is_refused_by_name(change, named):

@@ -1,0 +1,80 @@
+"""What a run says once to whoever watches: settings that do nothing here, and rewards that are not as they were declared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from compass_jax.config import RunConfig
+from compass_jax.records import Group
+from compass_jax.rl.grouping import UNIFORM_WITHIN
+
+
+def idle_settings(config: RunConfig, prompts: int) -> list[str]:
+    """Settings that are allowed and cannot act in this run; `prompts`: how many one pass over the data gives."""
+    rl, found = config.rl, []
+    if rl.replay != "off" and not config.model.moe_layers:
+        found.append(f"rl.replay = {rl.replay!r}: the model has no MoE layers, so there are no routes to replay; it runs as with 'off'")
+    rollouts = rl.steps * rl.prompts_per_round
+    if rl.zero_variance.select and rollouts <= prompts:
+        found.append(
+            f"rl.zero_variance.select: skips prompts by their earlier results, and {rollouts} rollouts are not more than one pass over "
+            f"{prompts} prompts: it will skip none; raise rl.steps"
+        )
+    return found
+
+
+def gap_violation(rewards: Sequence[float], smallest_gap: float) -> tuple[float, float] | None:
+    """The first two neighbouring rewards that differ by less than `smallest_gap`, unless they count as equal (1e-6)."""
+    ordered = np.sort(np.asarray(rewards, np.float64))
+    gaps = np.diff(ordered)
+    bad = np.flatnonzero((gaps > UNIFORM_WITHIN) & (gaps < smallest_gap - 1e-6))
+    return (float(ordered[bad[0]]), float(ordered[bad[0] + 1])) if bad.size else None
+
+
+class Notices:
+    """Says each thing once. `tell` prints a line above the progress."""
+
+    def __init__(self, config: RunConfig, tell: Callable[[str], None]):
+        self._config, self._tell = config, tell
+        self._said: set[str] = set()
+
+    def at_start(self, prompts: int) -> None:
+        """Settings that cannot act over a pass of so many prompts."""
+        for text in idle_settings(self._config, prompts):
+            self._tell(text)
+
+    def of_groups(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Counts of one step's groups that are not as declared.
+
+        reward/unverified_groups    no verifier gave an answer: advantage 0, weight 0, in no denominator
+        reward/gap_violations       with shaping: two rewards differ by less than rewards.smallest_gap, so that a penalty may turn them around
+        """
+        known = [[s.reward for s in group.scores if s.known] for group in groups]
+        out = {"reward/unverified_groups": float(sum(not rewards for rewards in known))}
+        if not any(known):
+            outcomes = Counter(s.outcome for group in groups for s in group.scores)
+            self._once("unverified", f"no verifier gave an answer in a whole step ({_listed(outcomes)}): nothing was trained on")
+        if not self._config.rl.shaping.total:
+            return out
+        gap = self._config.rewards.smallest_gap
+        found = [(group.prompt.question, pair) for group, rewards in zip(groups, known) if (pair := gap_violation(rewards, gap))]
+        if found:
+            question, (low, high) = found[0]
+            self._once(
+                "gap",
+                f"rewards.smallest_gap = {gap}, but answers to one prompt got {low:g} and {high:g} ({question!r:.60}): a penalty of rl.shaping may "
+                "put the better below the other; set it to the smallest difference that the verifier gives (counted in reward/gap_violations)",
+            )
+        return out | {"reward/gap_violations": float(len(found))}
+
+    def _once(self, kind: str, text: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self._tell(text)
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))

@@ -1,0 +1,133 @@
+"""What a run says once: by hand, and in a real run of a dense model in which one group got no verdict and rewards are closer than declared."""
+
+import dataclasses
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_run import tiny_run
+
+from compass_jax.config import RLConfig, ShapingConfig, ZeroVarianceConfig
+from compass_jax.records import Group, Prompt, Score
+from compass_jax.rl.diagnostics import finalize_diagnostics
+from compass_jax.telemetry import Telemetry
+from compass_jax.train import loop, step
+from compass_jax.train.loop import run_rl
+from compass_jax.train.notices import Notices, gap_violation, idle_settings
+
+DENSE = dict(family="qwen3", moe=None)
+SHAPED = ShapingConfig(length_penalty=0.05)
+
+
+def config_with(model=None, rewards=None, **rl):
+    base = tiny_run()
+    parts = {"model": model or {}, "rl": rl, "rewards": rewards or {}}
+    return dataclasses.replace(base, **{name: dataclasses.replace(getattr(base, name), **change) for name, change in parts.items()})
+
+
+def group_of(*rewards):
+    """A group with these rewards; None: no verdict."""
+    scores = tuple(Score(r or 0.0, r is not None, "ok" if r is not None else "timeout") for r in rewards)
+    return Group(Prompt(1, 0, "x", "how much?", np.zeros(1, np.int32), ""), (), scores)
+
+
+@pytest.mark.parametrize("replay", ["R2", "R3"])
+def test_replay_on_a_dense_model_is_allowed_and_said(replay):
+    (said,) = idle_settings(config_with(DENSE, replay=replay), 100)
+    assert f"rl.replay = '{replay}': the model has no MoE layers" in said
+    assert idle_settings(config_with(DENSE, replay="off"), 100) == [] == idle_settings(config_with(replay=replay), 100)
+
+
+def test_selection_within_one_pass_is_said():
+    select = ZeroVarianceConfig(select=True)
+    (said,) = idle_settings(config_with(zero_variance=select, steps=10, prompts_per_step=4), 40)
+    assert "rl.zero_variance.select" in said and "40 rollouts are not more than one pass over 40 prompts" in said
+    assert idle_settings(config_with(zero_variance=select, steps=11, prompts_per_step=4), 40) == []
+
+
+@pytest.mark.parametrize(
+    ("rewards", "gap", "expected"),
+    [
+        ([1, 0, 1], 1.0, None), ([0.5, 0, 1], 1.0, (0.0, 0.5)), ([0.5, 0, 1], 0.5, None), ([0.3, 0.1 + 0.2, 1], 0.7, None), ([], 1.0, None),
+        ([0.9, 1.0, 0.0], 0.1, None), ([1, 0.98, 0], 0.1, (0.98, 1.0)), ([2, 2 + 5e-7], 1.0, None),
+    ],
+)  # fmt: skip
+def test_a_gap_is_violated_by_rewards_that_differ_by_less(rewards, gap, expected):
+    assert gap_violation(rewards, gap) == expected
+
+
+def test_counts_of_a_step_and_each_thing_said_once():
+    said = []
+    notices = Notices(config_with(rewards={"smallest_gap": 0.5}, shaping=SHAPED), said.append)
+    groups = [group_of(1, 0, 0.25), group_of(None, None), group_of(0, None, 0.5), group_of(0.1, 0.2)]
+    for _ in range(2):
+        assert notices.of_groups(groups) == {"reward/unverified_groups": 1, "reward/gap_violations": 2}
+    assert len(said) == 1 and "smallest_gap = 0.5" in said[0] and "got 0 and 0.25 ('how much?')" in said[0]
+    for _ in range(2):
+        assert notices.of_groups([group_of(None, None)] * 3) == {"reward/unverified_groups": 3, "reward/gap_violations": 0}
+    assert len(said) == 2 and "no verifier gave an answer in a whole step (6 timeout)" in said[1]
+    unshaped = Notices(config_with(rewards={"smallest_gap": 0.5}), said.append)
+    assert unshaped.of_groups(groups) == {"reward/unverified_groups": 1} and len(said) == 2  # without penalties nothing can be turned around
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo", "cispo", "espo"])
+def test_a_group_without_any_verdict_is_in_no_denominator(name):
+    """Advantage 0, weight 0; the other group's weights are those that it has alone; its tokens are counted as good for nothing."""
+    rng, config = np.random.default_rng(0), dataclasses.replace(RLConfig(), objective=dataclasses.replace(RLConfig().objective, name=name))
+    mask = np.arange(9) >= rng.integers(1, 6, (6, 1))
+    entropy, reward = rng.random((6, 9)).astype(np.float32), np.array([1, 0, 1, 1, 0, 1], np.float32)
+    known = np.array([True] * 3 + [False] * 3)
+
+    def run(group, n_groups):
+        return step.prepare(mask, entropy, reward, known, jnp.asarray(group, jnp.int32), n_groups=n_groups, config=config,
+                            right_at=1.0, wrong_at=0.0, max_new_tokens=8)  # fmt: skip
+
+    both, found = run([0, 0, 0, 1, 1, 1], 2)
+    alone, _ = run([0, 0, 0, -1, -1, -1], 1)
+    for field in ("advantage", "weight", "mask"):
+        np.testing.assert_array_equal(getattr(both, field)[:3], getattr(alone, field)[:3], err_msg=field)
+        assert not np.any(getattr(both, field)[3:]) and np.any(getattr(both, field)[:3])
+    shares = {k: float(v) for k, v in finalize_diagnostics(found).items()}
+    assert shares["waste/frac_none"] == pytest.approx(mask[3:].sum() / mask.sum())
+    assert shares["zero_variance/rate_all_right"] == shares["zero_variance/rate_all_wrong"] == 0
+
+
+class Uneven:
+    """No verdict for the first prompt that it meets; right, nearly right and wrong in turn for the others."""
+
+    def __init__(self, *_):
+        self.waiting, self.first, self.turn = [], None, 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, key, prompt, text):
+        self.first = prompt.id if self.first is None else self.first
+        self.turn += 1
+        known = prompt.id != self.first
+        self.waiting.append((key, Score((1.0, 0.97, 0.0)[self.turn % 3] if known else 0.0, known, "ok" if known else "crash")))
+
+    def collect(self, block):
+        taken, self.waiting = self.waiting, []
+        return taken
+
+
+@pytest.mark.usefixtures("compile_once")
+def test_a_dense_run_with_replay_says_so_and_counts_what_got_no_verdict(tmp_path, monkeypatch):
+    """R2 would write routes that a dense model has not: it runs as with replay off."""
+    said = []
+    monkeypatch.setattr(loop, "Scorer", Uneven)
+    monkeypatch.setattr(Telemetry, "note", lambda self, text: said.append(text))
+    config = config_with(DENSE, replay="R2", shaping=SHAPED, steps=2)
+    run_rl(dataclasses.replace(config, run_dir=str(tmp_path), data=dataclasses.replace(config.data, eval_prompts=0)))
+    first, second = (json.loads(line)["metrics"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert (first["reward/unverified_groups"], second["reward/unverified_groups"]) == (1, 0) and first["reward/unknown_frac"] == 0.25
+    assert first["reward/gap_violations"] == 3 and second["reward/gap_violations"] == 4 and min(first["grad_norm"], second["grad_norm"]) > 0
+    assert "replay/flip_frac" not in first and math.isfinite(first["loss"])
+    told = [text for text in said if "rl.replay = 'R2'" in text], [text for text in said if "smallest_gap" in text]
+    assert [len(x) for x in told] == [1, 1]
