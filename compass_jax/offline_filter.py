@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from compass_jax.config import ConfigError, RunConfig
-from compass_jax.data.keep import PassRate, read_pass_rates
+from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
 from compass_jax.data.prompts import check_lengths, train_prompts
 from compass_jax.evaluate import answers, decoder_of
 from compass_jax.records import Prompt
@@ -40,6 +40,8 @@ def run_filter(config: RunConfig, checkpoint: str, out: str, samples: int = 8, l
     folder.mkdir(parents=True, exist_ok=True)
     engine, decode, tokenizer = decoder_of(config, checkpoint)
     prompts = train_prompts(config.data, tokenizer, config.seed)
+    if config.data.keep_file:  # of an earlier filter: this one goes on from what it kept
+        prompts, _ = kept_prompts(prompts, config.data.keep_file)
     check_lengths(prompts, config.rollout.prompt_buckets[-1])
     path, console = folder / "pass_rates.jsonl", Console(soft_wrap=True)
     done = read_pass_rates(path, complete=False) if path.exists() else {}

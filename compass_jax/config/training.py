@@ -75,6 +75,7 @@ class ObjectiveConfig:
     espo_quantiles: tuple[float, ...] = (0.8,)  # of the response's entropies; () is one group
     espo_token_form: Literal["gspo", "printed"] = "gspo"
     espo_fixed_clip: bool = False  # clip_low / clip_high instead of the entropy-adaptive range
+    espo_every_token: bool = False  # ablation: every token is a group of its own; needs espo_quantiles ()
     kl_coef: float = 0.0  # beta of k3 to the reference policy; 0: no reference is kept
     router_aux_coef: float = 0.0
 
@@ -102,6 +103,10 @@ class ObjectiveConfig:
         check(self.espo_floor > 0, f"rl.objective.espo_floor = {self.espo_floor}: must be positive")
         q = self.espo_quantiles
         check(all(0 < x < 1 for x in q) and list(q) == sorted(set(q)), f"rl.objective.espo_quantiles = {q}: must increase strictly inside (0, 1)")
+        check(
+            not self.espo_every_token or not q,
+            f"rl.objective.espo_every_token: quantiles {q} would do nothing beside it; set rl.objective.espo_quantiles ()",
+        )
         check(self.kl_coef >= 0, f"rl.objective.kl_coef = {self.kl_coef}: must be >= 0")
         check(self.router_aux_coef >= 0, f"rl.objective.router_aux_coef = {self.router_aux_coef}: must be >= 0")
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from compass_jax.model.sized import Dispatch, rows_of, sized_forward, sized_swiglu, unit_rows
+from compass_jax.model.sized import Dispatch, block_shapes, rows_of, sized_forward, sized_swiglu
 
 MANY_ROWS = 128  # an expert, on average
 
@@ -25,11 +25,11 @@ def grouped_swiglu(
     `weights`: gate and up `[e d f]`, or both side by side as gate_up `[e d 2f]` (one wider product; not differentiable); down `[e f d]`.
     """
     down, pairs = weights["down"], dispatch.order.shape[0]
-    unit = unit_rows(pairs, down.shape[0])
+    blocks = block_shapes(pairs, down.shape[0])
     if "gate_up" not in weights:
-        return sized_swiglu(x, gates, weights["gate"], weights["up"], down, dispatch, unit)
+        return sized_swiglu(x, gates, weights["gate"], weights["up"], down, dispatch, blocks)
     if pairs >= MANY_ROWS * down.shape[0]:
-        return sized_forward(x, gates, (weights["gate_up"],), down, dispatch, unit)[0]
+        return sized_forward(x, gates, (weights["gate_up"],), down, dispatch, blocks)[0]
     height, extra = block_heights(pairs, down.shape[0])
     return batched_swiglu(x, gates, weights["gate_up"], down, dispatch, min(height, x.shape[0]), extra)
 

@@ -14,8 +14,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-SIZES = 8  # of a block, in units
-
 
 class Dispatch(NamedTuple):
     """(token, choice) pairs sorted by expert; pair p is choice p % k of token p // k. Those of masked tokens come last, in no expert's rows."""
@@ -48,9 +46,23 @@ class _Layout(NamedTuple):
     units: Int[Array, "e"]
 
 
-def unit_rows(pairs: int, experts: int) -> int:
-    """Rows of a unit: an eighth of the mean load, in multiples of 8."""
-    return max(8, 8 * round(pairs / experts / SIZES / 8))
+class Blocks(NamedTuple):
+    """Shapes of blocks: 1 to `sizes` units of `unit` rows."""
+
+    unit: int
+    sizes: int
+
+    @property
+    def full(self) -> int:
+        """Rows of the largest block."""
+        return self.unit * self.sizes
+
+
+def block_shapes(pairs: int, experts: int) -> Blocks:
+    """Units of an eighth of the mean load, in multiples of 8 rows, and as many sizes as make the largest block about the mean load."""
+    mean = pairs / experts
+    unit = max(8, 8 * round(mean / 64))
+    return Blocks(unit, min(8, max(2, round(mean / unit))))
 
 
 def rows_of(x: Float[Array, "n d"], index: Int[Array, "*m"], filled: Bool[Array, "*m"]) -> Float[Array, "*m d"]:
@@ -70,10 +82,10 @@ def combine(
 
 
 def sized_forward(
-    x: Float[Array, "n d"], gates: Float[Array, "n k"], into: tuple[Array, ...], down: Float[Array, "e f d"], dispatch: Dispatch, unit: int
+    x: Float[Array, "n d"], gates: Float[Array, "n k"], into: tuple[Array, ...], down: Float[Array, "e f d"], dispatch: Dispatch, blocks: Blocks
 ):
     """(output `[n d]`, what the backward pass needs). `into`: (gate, up) `[e d f]`, or both side by side `[e d 2f]`."""
-    layout = _arrange(dispatch, unit)
+    layout = _arrange(dispatch, blocks)
     rows = rows_of(x, layout.pair // gates.shape[1], layout.filled)
 
     def body(count, expert, first, carry):
@@ -83,22 +95,22 @@ def sized_forward(
         return tuple(_write(whole, new, first) for whole, new in zip(carry, (*hidden, (jax.nn.silu(a) * u) @ down[expert]), strict=True))
 
     start = tuple(jnp.zeros((rows.shape[0], w.shape[-1]), x.dtype) for w in (*into, down))
-    *hidden, out = _over_blocks(layout, unit, body, start)
+    *hidden, out = _over_blocks(layout, blocks, body, start)
     return combine(out, *_by_token(layout, dispatch, gates), gates), (layout, rows, *hidden)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
-def sized_swiglu(x, gates, gate, up, down, dispatch: Dispatch, unit: int) -> Float[Array, "n d"]:
+def sized_swiglu(x, gates, gate, up, down, dispatch: Dispatch, blocks: Blocks) -> Float[Array, "n d"]:
     """sum_k gates_k * SwiGLU of a token's k-th expert; 0 for masked tokens."""
-    return sized_forward(x, gates, (gate, up), down, dispatch, unit)[0]
+    return sized_forward(x, gates, (gate, up), down, dispatch, blocks)[0]
 
 
-def _sized_fwd(x, gates, gate, up, down, dispatch, unit: int):
-    out, saved = sized_forward(x, gates, (gate, up), down, dispatch, unit)
+def _sized_fwd(x, gates, gate, up, down, dispatch, blocks: Blocks):
+    out, saved = sized_forward(x, gates, (gate, up), down, dispatch, blocks)
     return out, (saved, dispatch, gates, gate, up, down)
 
 
-def _sized_bwd(unit: int, residuals, g):
+def _sized_bwd(blocks: Blocks, residuals, g):
     """The gates' gradient is that of the hidden layer along it: <g, h W> = <g W^T, h>, so the output is not needed again."""
     (layout, x, a, u), dispatch, gates, gate, up, down = residuals
     own = rows_of(gates.reshape(-1, 1), layout.pair, layout.filled)
@@ -115,7 +127,7 @@ def _sized_bwd(unit: int, residuals, g):
         new = _write(d_rows, d_x, first), _write(d_own, jnp.sum(h * d_out, axis=1, keepdims=True), first)
         return *new, *(_add(total, part, expert) for total, part in zip(totals, parts, strict=True))
 
-    d_rows, d_own, *d_weights = _over_blocks(layout, unit, body, tuple(jnp.zeros_like(v) for v in (x, own, gate, up, down)))
+    d_rows, d_own, *d_weights = _over_blocks(layout, blocks, body, tuple(jnp.zeros_like(v) for v in (x, own, gate, up, down)))
     place, filled = _by_token(layout, dispatch, gates)
     d_gates = rows_of(d_own, layout.place, dispatch.dispatched()).reshape(gates.shape)
     return combine(d_rows, place, filled, None), d_gates, *d_weights, None
@@ -128,12 +140,12 @@ def _by_token(layout: _Layout, dispatch: Dispatch, gates):
     return layout.place.reshape(gates.shape), dispatch.dispatched().reshape(gates.shape)
 
 
-def _arrange(dispatch: Dispatch, unit: int) -> _Layout:
+def _arrange(dispatch: Dispatch, blocks: Blocks) -> _Layout:
     order, row, sizes = dispatch
     units, experts = (sizes + unit - 1) // unit, len(sizes)
     ends = jnp.cumsum(units, dtype=jnp.int32) * unit
     starts, sorted_starts, own = ends - units * unit, dispatch.starts(), dispatch.expert()
-    room = max(-(-order.shape[0] // unit) + experts, SIZES) * unit  # every product is compiled, so a full block must fit
+    room = max(-(-order.shape[0] // unit) + experts, blocks.sizes) * unit  # every product is compiled, so a full block must fit
     place = jnp.arange(room, dtype=jnp.int32)
     expert = jnp.minimum(jnp.sum(place[:, None] >= ends[None, :], axis=1, dtype=jnp.int32), experts - 1)
     offset = place - jnp.take(starts, expert)
@@ -141,24 +153,24 @@ def _arrange(dispatch: Dispatch, unit: int) -> _Layout:
     return _Layout(pair, offset < jnp.take(sizes, expert), jnp.take(starts, own) + row - jnp.take(sorted_starts, own), starts, units)
 
 
-def _over_blocks(layout: _Layout, unit: int, body, carry):
+def _over_blocks(layout: _Layout, blocks: Blocks, body, carry):
     """body(rows, expert, first place, carry) for each block: those of full size, then the smaller ones, size by size."""
-    full, rest = layout.units // SIZES, layout.units % SIZES
+    full, rest = layout.units // blocks.sizes, layout.units % blocks.sizes
     ends = jnp.cumsum(full, dtype=jnp.int32)
 
     def one_full(i, carry):
         expert = jnp.sum(i >= ends, dtype=jnp.int32)
         done = i - (ends[expert] - full[expert])
-        return body(SIZES * unit, expert, layout.starts[expert] + done * SIZES * unit, carry)
+        return body(blocks.full, expert, layout.starts[expert] + done * blocks.full, carry)
 
     carry = jax.lax.fori_loop(jnp.int32(0), ends[-1], one_full, carry)
     by_size = jnp.argsort(rest, stable=True).astype(jnp.int32)
-    bounds = jnp.cumsum(jnp.sum(rest[:, None] == jnp.arange(SIZES, dtype=rest.dtype)[None, :], axis=0, dtype=jnp.int32), dtype=jnp.int32)
-    for size in range(1, SIZES):
+    bounds = jnp.cumsum(jnp.sum(rest[:, None] == jnp.arange(blocks.sizes, dtype=rest.dtype)[None, :], axis=0, dtype=jnp.int32), dtype=jnp.int32)
+    for size in range(1, blocks.sizes):
 
         def one(i, carry, size=size):
             expert = by_size[i]
-            return body(size * unit, expert, layout.starts[expert] + full[expert] * SIZES * unit, carry)
+            return body(size * blocks.unit, expert, layout.starts[expert] + full[expert] * blocks.full, carry)
 
         carry = jax.lax.fori_loop(bounds[size - 1], bounds[size], one, carry)
     return carry

@@ -59,7 +59,8 @@ def espo(
                                                           s = sg[s_tau] * pi / sg[pi_old]    ("printed")
 
     eps_tau is `clip_range`, or clip_low / clip_high with `espo_fixed_clip`. The mean over tokens, groups and responses is in the
-    weights. With one group and the fixed clip this is GSPO.
+    weights. With one group and the fixed clip this is GSPO. `espo_every_token` is the paper's ablation "without grouping": a token is
+    a group of its own, s = pi / pi_old, and its clip range is that of its own entropy.
     """
     require_shape(
         "espo", logp.shape[:2], logp=logp, old_logp=old_logp, old_entropy=old_entropy, advantage=advantage, mask=mask, entropy_group=entropy_group
@@ -67,10 +68,16 @@ def espo(
     member = group_members(entropy_group, mask, len(config.espo_quantiles) + 1)
     log_ratio = token_log_ratio(logp, old_logp, mask)
     token = unit_ratio(logp, mask) if config.espo_token_form == "gspo" else jnp.exp(log_ratio)
-    ratio = group_ratio(log_ratio, member) * token
+    ratio = jnp.exp(log_ratio) if config.espo_every_token else group_ratio(log_ratio, member) * token
     if config.espo_fixed_clip:
         surrogate = clipped_surrogate(ratio, advantage, mask, *config.clips, config.dual_clip)
         return surrogate._replace(diagnostics=_clip_diagnostics(surrogate.clipped, mask, member, logp.dtype))
+    if config.espo_every_token:
+        adaptive = config.espo_alpha * jax.lax.stop_gradient(jnp.where(mask, old_entropy, jnp.zeros((), old_entropy.dtype))) / math.log(vocab_size)
+        epsilon, floored = jnp.maximum(adaptive, config.espo_floor), adaptive < config.espo_floor
+        surrogate = clipped_surrogate(ratio, advantage, mask, epsilon, epsilon, config.dual_clip)
+        found = {"espo/group_0/epsilon": mean_of(epsilon, mask), "espo/group_0/floor_frac": share_of(floored, mask, epsilon.dtype)}
+        return surrogate._replace(diagnostics=_clip_diagnostics(surrogate.clipped, mask, member, logp.dtype) | found)
     epsilon, floored = clip_range(old_entropy, member, config.espo_alpha, config.espo_floor, vocab_size)
     per_token = to_tokens(epsilon, member)
     surrogate = clipped_surrogate(ratio, advantage, mask, per_token, per_token, config.dual_clip)

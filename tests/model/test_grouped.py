@@ -9,7 +9,7 @@ import pytest
 
 from compass_jax.model import grouped
 from compass_jax.model.grouped import MANY_ROWS, batched_swiglu, block_heights, grouped_swiglu
-from compass_jax.model.sized import SIZES, Dispatch, sized_forward, sized_swiglu, unit_rows
+from compass_jax.model.sized import Blocks, Dispatch, block_shapes, sized_forward, sized_swiglu
 
 SHAPES = [(1, 2), (38, 5), (1024, 8), (8192, 16), (512, 128), (256, 16)]
 
@@ -24,8 +24,9 @@ def test_a_batched_block_holds_two_deviations_more_than_the_mean(pairs, experts)
 
 @pytest.mark.parametrize(("pairs", "experts"), SHAPES)
 def test_a_full_block_of_units_is_about_the_mean(pairs, experts):
-    unit = unit_rows(pairs, experts)
-    assert unit % 8 == 0 and (unit == 8 or abs(SIZES * unit - pairs / experts) <= 32)
+    blocks = block_shapes(pairs, experts)
+    assert blocks.unit % 8 == 0 and 2 <= blocks.sizes <= 8
+    assert blocks == (8, 2) or abs(blocks.full - pairs / experts) <= 32
 
 
 def numpy_swiglu(x, gates, weights, expert_of, g):
@@ -51,15 +52,15 @@ def numpy_swiglu(x, gates, weights, expert_of, g):
     return out, dx, d_gates, d
 
 
-@partial(jax.jit, static_argnames=("unit",))
-def values_and_pullback(x, gates, weights, dispatch, g, unit):
-    out, pullback = jax.vjp(lambda x, s, w: sized_swiglu(x, s, w["gate"], w["up"], w["down"], dispatch, unit), x, gates, weights)
+@partial(jax.jit, static_argnames=("blocks",))
+def values_and_pullback(x, gates, weights, dispatch, g, blocks):
+    out, pullback = jax.vjp(lambda x, s, w: sized_swiglu(x, s, w["gate"], w["up"], w["down"], dispatch, blocks), x, gates, weights)
     return out, *pullback(g)
 
 
-@partial(jax.jit, static_argnames=("unit",))
-def side_by_side(x, gates, weights, dispatch, unit):
-    return sized_forward(x, gates, (jnp.concatenate([weights["gate"], weights["up"]], axis=2),), weights["down"], dispatch, unit)[0]
+@partial(jax.jit, static_argnames=("blocks",))
+def side_by_side(x, gates, weights, dispatch, blocks):
+    return sized_forward(x, gates, (jnp.concatenate([weights["gate"], weights["up"]], axis=2),), weights["down"], dispatch, blocks)[0]
 
 
 @partial(jax.jit, static_argnames=("height", "extra"))
@@ -99,15 +100,16 @@ def close(found, expected, name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10, err_msg=name), found, expected)
 
 
-@pytest.mark.parametrize(("tokens", "k", "experts", "unit"), [(60, 2, 5, 2), (100, 1, 6, 8), (30, 2, 3, 1)])
-def test_blocks_of_all_sizes_give_the_values_and_gradients_of_the_definition(x64, tokens, k, experts, unit):
+@pytest.mark.parametrize(("tokens", "k", "experts", "unit", "sizes"), [(60, 2, 5, 2, 8), (100, 1, 6, 8, 3), (30, 2, 3, 1, 2)])
+def test_blocks_of_all_sizes_give_the_values_and_gradients_of_the_definition(x64, tokens, k, experts, unit, sizes):
     """An expert of every number of units up to a full block, of a row more, of two full blocks; empty experts; one expert for all."""
-    edges = [*(n * unit for n in range(1, SIZES + 1)), SIZES * unit + 1, 2 * SIZES * unit, 2 * SIZES * unit + unit]
+    blocks = Blocks(unit, sizes)
+    edges = [*(n * unit for n in range(1, sizes + 1)), blocks.full + 1, 2 * blocks.full, 2 * blocks.full + unit]
     for name, inputs, dispatch, g, expert_of in problems(tokens, k, experts, edges):
         expected = numpy_swiglu(*inputs, expert_of, g)
         inputs = jax.tree.map(jnp.asarray, inputs)
-        close(values_and_pullback(*inputs, dispatch, jnp.asarray(g), unit), expected, name)
-        close(side_by_side(*inputs, dispatch, unit), expected[0], name)
+        close(values_and_pullback(*inputs, dispatch, jnp.asarray(g), blocks), expected, name)
+        close(side_by_side(*inputs, dispatch, blocks), expected[0], name)
 
 
 @pytest.mark.parametrize(("tokens", "k", "experts", "height", "extra"), [(40, 2, 8, 8, 8), (60, 2, 16, 16, 16), (20, 2, 4, 40, 8), (30, 2, 3, 1, 4)])

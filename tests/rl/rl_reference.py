@@ -168,7 +168,7 @@ def _response(name, toy, i, logp, frozen, advantages, config, factor):
         thresholds = [np.quantile(entropy[tokens], q, method="linear") for q in config.espo_quantiles]
         index = [sum(h <= entropy[t] for h in thresholds) for t in tokens]
         parts = [tokens[np.array(index) == k] for k in range(len(thresholds) + 1)]
-        parts = [p for p in parts if len(p)]
+        parts = [[t] for t in tokens] if config.espo_every_token else [p for p in parts if len(p)]
     sums = [sum(factor[i, t] * _token(name, toy, i, t, part, logp, frozen, advantages, config) for t in part) for part in parts]
     if name == "dr_grpo":
         return sums[0] / MAX_NEW_TOKENS

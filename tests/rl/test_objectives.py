@@ -31,6 +31,11 @@ CASES = {
     "espo three groups with KL": (ObjectiveConfig(espo_quantiles=(0.25, 0.75), kl_coef=0.1), 0.04),
     "espo four groups": (ObjectiveConfig(espo_quantiles=(0.25, 0.5, 0.8), espo_alpha=0.05), 0.1),
     "espo floor": (ObjectiveConfig(espo_floor=0.0155), 0.04),
+    "espo every token": (ObjectiveConfig(espo_quantiles=(), espo_every_token=True, espo_alpha=0.05), 0.1),
+    "espo every token fixed clip": (
+        ObjectiveConfig(espo_quantiles=(), espo_every_token=True, espo_fixed_clip=True, clip_low=0.1, clip_high=0.1),
+        0.2,
+    ),
     "espo printed": (ObjectiveConfig(espo_token_form="printed"), 0.04),
     "espo printed four groups": (ObjectiveConfig(espo_token_form="printed", espo_quantiles=(0.25, 0.5, 0.8)), 0.04),
     "espo fixed clip": (ObjectiveConfig(espo_fixed_clip=True, clip_low=0.02, clip_high=0.03), 0.04),

@@ -1,0 +1,94 @@
+"""What the RL experiments share: a run as one row (accuracy against tokens, where the signal came from), rows as a table and a picture."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import experiments
+from compass_jax.config import RunConfig
+from compass_jax.train.loop import run_rl
+
+SIGNALS = ("verifier_signal", "shaping_signal", "entropy_signal", "none")
+SERIES = ("policy/clip_frac", "entropy_nats", "reward/mean", "response_length/mean", "zero_variance/rate_all_right", "zero_variance/rate_all_wrong")
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")  # Okabe and Ito's
+
+
+def run(config: RunConfig, start_accuracy: float, variant: str) -> dict[str, Any]:
+    """Trains `config` (or goes on with it) and returns its row. Held-out accuracy is avg@k, at 0 tokens that of the start."""
+    started = time.perf_counter()
+    final = run_rl(config)["evaluation"]
+    rows = [json.loads(line)["metrics"] for line in (Path(config.directory) / "metrics.jsonl").read_text().splitlines()]
+    row = {"variant": variant, "seed": config.seed, "hash": experiments.config_hash(config), "commit": experiments.commit()}
+    row |= {"seconds": round(time.perf_counter() - started, 1), "steps": len(rows), "greedy": final.greedy, "accuracy": final.avg_at_k}
+    return row | accounts(rows, start_accuracy, final.avg_at_k)
+
+
+def accounts(rows: Sequence[Mapping[str, float]], start: float, final: float) -> dict[str, Any]:
+    """From the metrics of every step: every token that was generated, filter rollouts included, by where its advantage came from."""
+    filtered = rows[0].get("waste/filter_tokens", 0.0)
+    tokens = np.cumsum([row["waste/tokens_generated"] for row in rows]) + filtered
+    signal = {name: sum(row["waste/tokens_generated"] * row[f"waste/frac_{name}"] for row in rows) for name in SIGNALS}
+    signal["none"] += filtered
+    curve = [[float(filtered), start]]
+    curve += [[float(t), row["eval/heldout/avg_at_k"]] for t, row in zip(tokens, rows, strict=True) if "eval/heldout/avg_at_k" in row]
+    if curve[-1][0] != tokens[-1]:
+        curve.append([float(tokens[-1]), final])
+    return {
+        "tokens": float(tokens[-1]),
+        "filter_tokens": filtered,
+        "shares": {name: value / float(tokens[-1]) for name, value in signal.items()},
+        "curve": curve,
+        "series": {name: [row.get(name) for row in rows] for name in SERIES},
+    }
+
+
+def tokens_to_reach(curve: Sequence[Sequence[float]], accuracy: float) -> float | None:
+    """Tokens at which the curve first passes `accuracy`, linearly interpolated; None where it does not."""
+    for (t0, a0), (t1, a1) in itertools.pairwise(curve):
+        if a1 >= accuracy:
+            return t1 if a1 == a0 or a0 >= accuracy else t0 + (accuracy - a0) / (a1 - a0) * (t1 - t0)
+    return None
+
+
+def by_variant(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Rows of each variant by seed, variants in the order in which they first come."""
+    out: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        out.setdefault(row["variant"], []).append(row)
+    return {name: sorted(found, key=lambda row: row["seed"]) for name, found in out.items()}
+
+
+def spread(values: Sequence[float], form: str = "{:.3f}") -> str:
+    """ "mean (least to greatest)"; one value alone as it is."""
+    values = list(values)
+    mean = form.format(float(np.mean(values)))
+    return mean if len(values) == 1 else f"{mean} ({form.format(min(values))} to {form.format(max(values))})"
+
+
+def plot_curves(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
+    """Held-out accuracy against tokens generated: the mean over seeds of each variant as a line, the seeds faintly behind it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8.5, 5), layout="constrained")
+    for colour, (name, found) in zip(COLOURS * 3, by_variant(rows).items(), strict=False):
+        curves = [np.array(row["curve"]) for row in found]
+        for curve in curves:
+            axes.plot(curve[:, 0] / 1e3, curve[:, 1], color=colour, alpha=0.25, linewidth=0.8)
+        grid = np.linspace(max(c[0, 0] for c in curves), min(c[-1, 0] for c in curves), 60)
+        mean = np.mean([np.interp(grid, c[:, 0], c[:, 1]) for c in curves], axis=0)
+        axes.plot(grid / 1e3, mean, color=colour, linewidth=2, label=f"{name} ({len(found)})")
+    axes.set(xlabel="tokens generated, in thousands (everything counted)", ylabel="held-out accuracy, avg@k", title=title)
+    axes.legend(title="variant (seeds)", frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
