@@ -141,7 +141,7 @@ def _by_token(layout: _Layout, dispatch: Dispatch, gates):
 
 
 def _arrange(dispatch: Dispatch, blocks: Blocks) -> _Layout:
-    order, row, sizes = dispatch
+    (order, row, sizes), unit = dispatch, blocks.unit
     units, experts = (sizes + unit - 1) // unit, len(sizes)
     ends = jnp.cumsum(units, dtype=jnp.int32) * unit
     starts, sorted_starts, own = ends - units * unit, dispatch.starts(), dispatch.expert()
