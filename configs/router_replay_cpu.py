@@ -48,8 +48,8 @@ def router_replay_cpu() -> RunConfig:
         rewards=RewardConfig(workers=1, timeout_s=5.0),
         sft=SFTConfig(
             procedural=(("sum_2x1", 100, 8), ("sum_3x1", 1200, 1), ("sum_4x1", 1200, 1)),
-            steps=400, batch=32, buckets=(48, 96), micro_batch_tokens=4096,
-            optim=OptimConfig(learning_rate=2e-3, warmup_steps=20, schedule="cosine", weight_decay=0.1), save_every=200,
+            steps=160, batch=32, buckets=(48, 96), micro_batch_tokens=4096,
+            optim=OptimConfig(learning_rate=2e-3, warmup_steps=20, schedule="cosine", weight_decay=0.1), save_every=80,
         ),
         rl=RLConfig(
             steps=1, prompts_per_step=32, group_size=8, updates_per_rollout=8, buckets=(64, 96), micro_batch_tokens=4096,
