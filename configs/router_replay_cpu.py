@@ -52,7 +52,7 @@ def router_replay_cpu() -> RunConfig:
             optim=OptimConfig(learning_rate=2e-3, warmup_steps=20, schedule="cosine", weight_decay=0.1), save_every=80,
         ),
         rl=RLConfig(
-            steps=1, prompts_per_step=32, group_size=8, updates_per_rollout=8, buckets=(64, 96), micro_batch_tokens=4096,
+            steps=1, prompts_per_step=16, group_size=8, updates_per_rollout=8, buckets=(64, 96), micro_batch_tokens=4096,
             objective=ObjectiveConfig(name="espo"), optim=OptimConfig(learning_rate=3e-4), correction=CorrectionConfig(name="tis"),
         ),
         evaluation=EvalConfig(k=4),
