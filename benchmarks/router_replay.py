@@ -28,7 +28,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +224,7 @@ def round_weights(params: Any, which: str) -> Any:
 
 
 def causes(config: RunConfig, params: Any, recording: Recording) -> list[dict[str, Any]]:
-    """For each row of `cause_rows`: the gap of live and replayed training to that sampler, and the share of (token, layer) that it routes otherwise."""
+    """For each row of `cause_rows`: the gap of live and of replayed training to that sampler, and how many (token, layer) it routes otherwise."""
     mask, temperature = recording.arrays.mask, config.rollout.temperature
     model, points, live = Transformer(config.model, config.compute), [], {}
     for name, parts, exact in cause_rows():

@@ -59,9 +59,8 @@ def fresh_table(rows: Sequence[Row]) -> str:
             flips = spread(values(rows, variant, mode, 0, lambda p: 100 * p["flip_frac"]), "{:.2f}")
             any_layer = spread(values(rows, variant, mode, 0, lambda p: 100 * p.get("flip_any_frac", 0)), "{:.1f}") if mode == "off" else "-"
             lines.append([NAMES[variant], mode, *(spread(v) for v in found), flips, any_layer])
-    return markdown(
-        ["rollout", "replay", "mean abs log-prob gap, nats", "k3 KL, nats", "share of ratios beyond 2", "flips, % of (token, layer)", "flips in any layer, % of tokens"], lines
-    )  # fmt: skip
+    header = ["rollout", "replay", "mean abs log-prob gap, nats", "k3 KL, nats", "share of ratios beyond 2", "flips, % of (token, layer)"]
+    return markdown([*header, "flips in any layer, % of tokens"], lines)
 
 
 def stale_table(rows: Sequence[Row]) -> str:
@@ -77,10 +76,8 @@ def stale_table(rows: Sequence[Row]) -> str:
                 if flips:
                     numbers = [spread(found[0], "{:.3f}"), *(spread(v) for v in found[1:])]
                     lines.append([NAMES[variant], str(updates), mode, *numbers, spread(flips, "{:.2f}")])
-    return markdown(
-        ["rollout", "updates", "replay", "weights moved, %", "now: gap, nats", "now: k3", "now: beyond 2", "recorded: gap, nats", "recorded: k3", "drift, nats",
-         "flips, %"], lines
-    )  # fmt: skip
+    header = ["rollout", "updates", "replay", "weights moved, %", "now: gap, nats", "now: k3", "now: beyond 2"]
+    return markdown([*header, "recorded: gap, nats", "recorded: k3", "drift, nats", "flips, %"], lines)
 
 
 def cause_points(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -124,7 +121,8 @@ def verdict(rows: Sequence[Row]) -> str:
         found = ratios(rows, "bf16", measure)
         if found:
             each = ", ".join(f"{x:.1f}" for x in found)
-            text.append(f"{measure}: off / R3 = {spread(found, '{:.1f}')} (seeds: {each}); asked for: {bar:g}; {'met' if min(found) >= bar else 'missed'}.")
+            met = "met" if min(found) >= bar else "missed"
+            text.append(f"{measure}: off / R3 = {spread(found, '{:.1f}')} (seeds: {each}); asked for: {bar:g}; {met}.")
     return "\n".join(f"- {line}" for line in text) + "\n"
 
 

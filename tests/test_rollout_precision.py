@@ -34,7 +34,7 @@ def test_a_quantised_rollout_without_correction_is_refused_in_rl_alone(kind):
 
 def test_parts_that_would_do_nothing_or_are_named_twice_are_refused():
     config = dataclasses.replace(tiny_run(), compute=ComputeConfig(float32_parts=("gate",)))
-    with pytest.raises(ConfigError, match="neither compute.dtype nor rollout.dtype is bfloat16"):
+    with pytest.raises(ConfigError, match=r"neither compute\.dtype nor rollout\.dtype is bfloat16"):
         config.validate()
     with_rollout(config, dtype="bfloat16").validate()
     dataclasses.replace(config, compute=dataclasses.replace(config.compute, dtype="bfloat16")).validate()

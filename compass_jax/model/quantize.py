@@ -30,7 +30,7 @@ def quantize(w: Float[Array, "... i o"], kind: str) -> Quantized:
     """8-bit values of w / scale, scale = max(absmax, tiny) / 448 (127 for int8) over the inputs `i` of each output channel.
 
     `kind`: "e4m3" or "int8"; KeyError for another. Values are clipped to the range before the cast: that of e4m3 does not saturate, it gives NaN.
-    A finite matrix gives finite values; the error of an entry is at most half the distance of its neighbours among the type's values, times the scale.
+    A finite matrix gives finite values; an entry's error is at most half the distance between the type's values around it, times the scale.
     """
     largest, wide = LARGEST[kind], w.astype(jnp.float32)
     scales = jnp.maximum(jnp.max(jnp.abs(wide), axis=-2, keepdims=True), _TINY) / largest

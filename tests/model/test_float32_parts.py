@@ -13,7 +13,7 @@ from compass_jax.model.transformer import Transformer, apply, init_cache
 
 PARTS = ("attention", "gate", "mlp", "stream")
 HALF = jax.tree.map(lambda x: x.astype("bfloat16"), random_params())
-TOKENS = jnp.asarray(np.random.default_rng(1).integers(2, MODEL.vocab_size, (24, 20)), jnp.int32)
+TOKENS = jnp.asarray(np.random.default_rng(1).integers(2, MODEL.vocab_size, (160, 20)), jnp.int32)
 MASK = jnp.ones(TOKENS.shape, bool)
 POSITIONS = jnp.broadcast_to(jnp.arange(20, dtype=jnp.int32)[None], TOKENS.shape)
 _apply = jax.jit(apply, static_argnums=0)
@@ -45,7 +45,7 @@ def test_each_part_is_a_source_of_error_of_its_own(part):
 
 
 def test_the_gate_in_float32_chooses_as_a_float32_model_does_from_the_same_stream():
-    """The first MoE layer sees a stream without rounding: with the gate in float32 its choice is the float32 model's, in bfloat16 ties are decided otherwise."""
+    """The first MoE layer sees a stream without rounding: with the gate in float32 its choice is the float32 model's, in bfloat16 some flip."""
     with_gate = run(("attention", "stream", "gate")).routing[:, :, 0]
     without = run(("attention", "stream")).routing[:, :, 0]
     np.testing.assert_array_equal(with_gate, EXACT.routing[:, :, 0])
@@ -56,7 +56,7 @@ def test_the_gate_in_float32_chooses_as_a_float32_model_does_from_the_same_strea
 @pytest.mark.parametrize("parts", [("attention",), ("gate", "stream"), PARTS])
 def test_decoding_with_a_cache_has_the_same_parts(parts):
     compute = dataclasses.replace(COMPUTE, dtype="bfloat16", float32_parts=parts)
-    cache = init_cache(MODEL, 24, 20, compute.dtype_of("attention"))
+    cache = init_cache(MODEL, 160, 20, compute.dtype_of("attention"))
     assert cache[0].k.dtype == (jnp.float32 if "attention" in parts else jnp.bfloat16)
     loose = Transformer(MODEL, compute, stacked=False)
     out = _apply(loose, unstack(HALF), TOKENS, POSITIONS, mask=MASK, cache=cache, routing=EXACT.routing)
