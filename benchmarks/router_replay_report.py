@@ -185,7 +185,8 @@ def _draw_causes(axes: Any, rows: Sequence[Row]) -> None:
         axes.barh(np.arange(len(names)) + shift, mean, height=0.38, color=COLOURS[mode], label=mode)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set(xscale="log", xlabel="mean |log-prob gap|, nats", title="causes: parts of the bfloat16 sampler in float32")
-    axes.legend(title="replay", loc="lower right")
+    axes.set_xlim(right=8 * axes.get_xlim()[1])  # room for the legend
+    axes.legend(title="replay", loc="upper right")
 
 
 def _draw_curves(axes: Any, rows: Sequence[Row]) -> None:
