@@ -10,7 +10,8 @@ updates of RL with R3 follow on these samples. After 0, 1, 4 and 8 of them float
 in three ways: `off` routes live, `R2` replays the routes of a float32 pass at the first weights, `R3` those of the rollout. All three see the
 same weights, so they differ by the routes alone. Compared are (algorithms: mean |difference|, k3, share of ratios beyond 2)
  - `now`: with the sampler at the same weights, by a pass over the recorded tokens. It tells how stale the recorded routes are: a fresh rollout
-   would have this gap if it were given them.
+   would have this gap if it were given them. That pass is not the decoder: in bfloat16 it rounds and routes a little otherwise, which R3 feels;
+   before the first update only `recorded` is the gap of a rollout.
  - `recorded`: with the log-probs of the rollout, which had the first weights; from update 1 on this holds the policy's own change too.
  - `drift`: with the same way at the first weights: the ratio that the objective sees. It is where R2 works: R2 is as far from the rollout
    as `off` is (both route live when the old log-probs are made) and keeps the routes still in between.

@@ -169,11 +169,11 @@ def _draw_stale(axes: Any, rows: Sequence[Row]) -> None:
         points.sort(key=lambda p: p["distance"])
         x, y = [100 * p["distance"] for p in points], [p["now"]["logp_abs_diff"] for p in points]
         axes.plot(x, y, MARKS[mode], color=COLOURS[mode], label=mode, markersize=6, alpha=0.8)
-        fresh = values(rows, "bf16", mode, 0, lambda p: p["now"]["logp_abs_diff"])
+        fresh = values(rows, "bf16", mode, 0, lambda p: p["recorded"]["logp_abs_diff"])
         if fresh:
             axes.axhline(float(np.mean(fresh)), color=COLOURS[mode], linewidth=1, linestyle="--" if mode == "off" else ":")
     axes.set(xscale="log", yscale="log", xlabel="distance of the weights from the rollout's, %", ylabel="mean |log-prob gap|, nats")
-    axes.set_title("bfloat16: stale routes, sampler at the same weights\n(lines: before the first update)")
+    axes.set_title("bfloat16: stale routes, sampler at the same weights\n(lines: recorded rollout, before the first update)")
     axes.legend(title="replay")
 
 
