@@ -40,7 +40,7 @@ import numpy as np
 from benchmarks import experiments
 from benchmarks.router_replay_report import write_report
 from benchmarks.router_replay_setup import Setup, full, smoke
-from compass_jax.cli import use_huge_pages
+from compass_jax.cli import tune_allocator
 from compass_jax.config import RunConfig
 from compass_jax.data.prompts import train_prompts
 from compass_jax.model.moe import unset_id
@@ -314,5 +314,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    use_huge_pages("benchmarks.router_replay")
+    tune_allocator("benchmarks.router_replay")
     main()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import COMPUTE, MODEL, random_params
 
-from compass_jax.model.params import unstack
+from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer, apply, init_cache
 
 PARTS = ("attention", "gate", "mlp", "stream")
@@ -58,8 +58,8 @@ def test_decoding_with_a_cache_has_the_same_parts(parts):
     compute = dataclasses.replace(COMPUTE, dtype="bfloat16", float32_parts=parts)
     cache = init_cache(MODEL, 160, 20, compute.dtype_of("attention"))
     assert cache[0].k.dtype == (jnp.float32 if "attention" in parts else jnp.bfloat16)
-    loose = Transformer(MODEL, compute, stacked=False)
-    out = _apply(loose, unstack(HALF), TOKENS, POSITIONS, mask=MASK, cache=cache, routing=EXACT.routing)
+    loose = Transformer(MODEL, compute, "decode")
+    out = _apply(loose, to_decode(HALF), TOKENS, POSITIONS, mask=MASK, cache=cache, routing=EXACT.routing)
     assert out.hidden.dtype == (jnp.float32 if "stream" in parts else jnp.bfloat16)
     stacked = run(parts, routing=EXACT.routing)
     np.testing.assert_allclose(*(np.asarray(x.hidden, np.float32) for x in (out, stacked)), atol=1e-4 if parts == PARTS else 0.1)
