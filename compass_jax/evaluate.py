@@ -95,8 +95,8 @@ def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]
     """Engine, decoding parameters and tokenizer for the weights of a run directory, a checkpoint or a Hugging Face folder."""
     tokenizer = load_tokenizer(config)
     params = init_or_load(dataclasses.replace(config, init_from=weights), jax.random.key(config.seed))
-    decode, _ = hand_over(params, config.compute.dtype)
-    return Engine(config.model, config.compute, config.rollout, tokenizer.eos_id), decode, tokenizer
+    decode, _ = hand_over(params, config.rollout_compute.dtype, config.rollout.quantize)
+    return Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id), decode, tokenizer
 
 
 def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:

@@ -7,7 +7,7 @@ The classes below the model are plain data and hashable where a jitted function 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compass_jax.config.data import DataConfig, EvalConfig, FileSource, ProceduralSource, RewardConfig, RolloutConfig
 from compass_jax.config.errors import ConfigError, check
@@ -53,6 +53,11 @@ class RunConfig:
         """Where the run writes."""
         return self.run_dir or f"runs/{self.name}"
 
+    @property
+    def rollout_compute(self) -> ComputeConfig:
+        """How the sampler computes the model: as training does, but in `rollout.dtype`."""
+        return replace(self.compute, dtype=self.rollout.dtype or self.compute.dtype)
+
     def validate(self) -> RunConfig:
         """Returns self, or raises ConfigError naming the first setting that cannot be used."""
         check(bool(self.name), "name is empty: give the run a name")
@@ -64,6 +69,9 @@ class RunConfig:
             self.rollout.max_length <= self.model.max_positions,
             f"rollout.prompt_buckets + max_new_tokens = {self.rollout.max_length} tokens exceed model.max_positions = {self.model.max_positions}",
         )
+        narrow = "bfloat16" in (self.compute.dtype, self.rollout_compute.dtype)
+        parts = self.compute.float32_parts
+        check(not parts or narrow, f"compute.float32_parts = {parts}: neither compute.dtype nor rollout.dtype is bfloat16, so it would do nothing")
         return self
 
     def validate_for_rl(self) -> RunConfig:
@@ -72,6 +80,11 @@ class RunConfig:
         r = self.rollout
         check(r.top_k == 0 and r.top_p == 1.0, f"rollout.top_k = {r.top_k}, top_p = {r.top_p}: RL trains the untruncated distribution; set 0 and 1")
         check(r.temperature > 0, f"rollout.temperature = {r.temperature}: RL samples; it must be positive")
+        check(
+            r.quantize == "off" or self.rl.correction.name != "off",
+            f"rollout.quantize = {r.quantize!r} samples from other weights than those that are trained: set rl.correction.name to 'tis', 'icepop' or "
+            "'sequence', or rollout.quantize to 'off'",
+        )
         longest = r.prompt_buckets[-1] + r.max_new_tokens
         check(
             self.rl.buckets[-1] >= longest,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from compass_jax.config.errors import check
 
@@ -19,6 +20,8 @@ class RolloutConfig:
     temperature: float = 1.0
     top_k: int = 0  # 0: off
     top_p: float = 1.0
+    dtype: Literal["", "float32", "bfloat16"] = ""  # of the sampler and its copy of the weights; empty: compute.dtype
+    quantize: Literal["off", "e4m3", "int8"] = "off"  # 8-bit weights in the sampler (model/quantize.py; emulated)
 
     @property
     def max_length(self) -> int:

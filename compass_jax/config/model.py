@@ -83,6 +83,14 @@ class ComputeConfig:
     scan_layers: bool = True  # one compiled body per run of equal layers; False unrolls: faster for few layers, slow to compile for many
     experts: Literal["auto", "ragged", "padded"] = "auto"  # grouped matmul; auto: padded on CPU, ragged elsewhere
     logprob_chunk: int = 4096  # tokens whose [v] logits exist at once
+    float32_parts: tuple[Literal["attention", "gate", "mlp", "stream"], ...] = ()  # computed in float32 where dtype is bfloat16
+
+    def dtype_of(self, part: str) -> str:
+        """The dtype of one part's activations: `attention` (and its cache), the router's input (`gate`), the experts and dense layers
+        (`mlp`), or the residual `stream` with the final norm and the LM head. Each includes the norm in front of it; weights are rounded
+        as before."""
+        return "float32" if self.dtype == "bfloat16" and part in self.float32_parts else self.dtype
 
     def validate(self) -> None:
         check(self.logprob_chunk >= 1, f"compute.logprob_chunk = {self.logprob_chunk}: must be positive")
+        check(len(set(self.float32_parts)) == len(self.float32_parts), f"compute.float32_parts = {self.float32_parts}: names a part twice")

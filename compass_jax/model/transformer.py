@@ -61,8 +61,8 @@ class Transformer(nn.Module):
             raise ValueError("a KV cache needs the decode layout of the parameters (params.to_decode): a scan would copy both at every token")
         if routing is not None:
             _require_own_routes(config, tokens, routing)
-        x = jnp.take(params["embed"], tokens, axis=0).astype(compute.dtype)
-        tables = rope_tables(positions, config.head_dim, config.rope_theta, x.dtype)
+        x = jnp.take(params["embed"], tokens, axis=0).astype(compute.dtype_of("stream"))
+        tables = rope_tables(positions, config.head_dim, config.rope_theta, compute.dtype_of("attention"))
         block = _Block(config, compute, tables, positions, mask)
         by_layer = None if routing is None else jnp.moveaxis(routing, 2, 0)
         ids, stats, caches, first = [], [], [], 0
@@ -100,24 +100,32 @@ class _Block(NamedTuple):
         """One decoder layer -> (x, cache, ids or None, stats or None)."""
         config = self.config
         with jax.named_scope("attention"):
-            y, cache = attention(
-                rms_norm(x, params["attention_norm"], config.norm_eps), params["attention"], self.tables, self.positions, config, cache
-            )
-            x = x + y
-        y = rms_norm(x, params["mlp_norm"], config.norm_eps)
+            y = self._normed(x, params["attention_norm"], "attention")
+            y, cache = attention(y, params["attention"], self.tables, self.positions, config, cache)
+            x = x + y.astype(x.dtype)
+        y = self._normed(x, params["mlp_norm"], "mlp")
         if not is_moe:
             with jax.named_scope("mlp"):
-                gate, up, down = (params["mlp"][name].astype(x.dtype) for name in ("gate", "up", "down"))
-                return x + (jax.nn.silu(y @ gate) * (y @ up)) @ down, cache, None, None
+                gate, up, down = (params["mlp"][name].astype(y.dtype) for name in ("gate", "up", "down"))
+                out = (jax.nn.silu(y @ gate) * (y @ up)) @ down
+                return x + out.astype(x.dtype), cache, None, None
         with jax.named_scope("moe"):
-            y, ids, stats = self._moe(y, params["mlp"], given)
-            return x + y, cache, ids, stats
+            own = self.compute.dtype_of("gate") != self.compute.dtype_of("mlp")
+            gate_input = self._normed(x, params["mlp_norm"], "gate") if own else y
+            y, ids, stats = self._moe(y, gate_input, params["mlp"], given)
+            return x + y.astype(x.dtype), cache, ids, stats
 
-    def _moe(self, y, params, given):
+    def _normed(self, x, scale, part: str):
+        """RMS norm in the dtype of `part`, or in that of the stream where that is wider."""
+        dtype = jnp.dtype(self.compute.dtype_of(part))
+        x = x.astype(dtype) if dtype.itemsize > x.dtype.itemsize else x
+        return rms_norm(x, scale, self.config.norm_eps).astype(dtype)
+
+    def _moe(self, y, gate_input, params, given):
         b, t, d = y.shape
         moe, flat, mask = self.config.moe, y.reshape(b * t, d), self.mask.reshape(b * t)
         wide = at_least_float32(y.dtype)
-        logits = jnp.matmul(flat.astype(wide), params["router"].astype(wide), precision=jax.lax.Precision.HIGHEST)
+        logits = jnp.matmul(gate_input.reshape(b * t, d).astype(wide), params["router"].astype(wide), precision=jax.lax.Precision.HIGHEST)
         ids, gates, stats = route(logits, None if given is None else given.reshape(b * t, -1), mask, moe)
         weights = {name: w.astype(y.dtype) for name, w in params.items() if name != "router"}
         out = moe_ffn(flat, ids, gates, mask, weights, grouped_matmul(self.compute))

@@ -98,7 +98,7 @@ class Engine:
             routing = jnp.full((n, t, len(c.moe_layers), c.moe.top_k), unset_id(dtype), dtype)
         wide = at_least_float32(self.compute.dtype)
         return DecodeState(
-            cache=init_cache(c, n, t, self.compute.dtype),
+            cache=init_cache(c, n, t, self.compute.dtype_of("attention")),
             tokens=jnp.zeros((n, t), jnp.int32),
             logp=jnp.zeros((n, t), wide),
             entropy=jnp.zeros((n, t), wide),
@@ -143,7 +143,7 @@ class Engine:
         p, t = tokens.shape
         positions = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32)[None], (p, t))
         mask = positions < lengths[:, None]
-        cache = init_cache(self.model_config, p, t, self.compute.dtype)
+        cache = init_cache(self.model_config, p, t, self.compute.dtype_of("attention"))
         out = apply(self.model, params, tokens, positions, mask=mask, cache=cache)
         last = jnp.take_along_axis(out.hidden, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)[:, 0]
         logits = logits_of(last, head_weights(params))

@@ -58,7 +58,7 @@ class RLTrainer:
         self.config, self.rl, self.scorer, self.stop, self.telemetry = config, config.rl, scorer, stop, telemetry
         self.tokenizer = load_tokenizer(config)
         self.model = Transformer(config.model, config.compute, training_layout(config.compute))
-        self.engine = Engine(config.model, config.compute, config.rollout, self.tokenizer.eos_id)
+        self.engine = Engine(config.model, config.rollout_compute, config.rollout, self.tokenizer.eos_id)
         prompts, self.filter_tokens = train_prompts(config.data, self.tokenizer, config.seed), 0
         if config.data.keep_file:
             prompts, self.filter_tokens = kept_prompts(prompts, config.data.keep_file)
@@ -75,7 +75,7 @@ class RLTrainer:
         self.notices.at_start(len(self.stream))
         self.pending: Pending | None = None
         self._restore_or_start()
-        self.decode, _ = hand_over(self.state.params, config.compute.dtype)
+        self.decode, _ = hand_over(self.state.params, config.rollout_compute.dtype, config.rollout.quantize)
 
     # ---- checkpoint -------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class RLTrainer:
             metrics |= {**_group_metrics(groups), "repetition_frac": float(arrays.repetition[arrays.group >= 0].mean())}
             metrics |= {"waste/filter_tokens": float(self.filter_tokens)} if self.filter_tokens else {}
             metrics |= self._train(arrays, store, dropped)
-            self.decode, handed = hand_over(self.state.params, self.config.compute.dtype)
+            self.decode, handed = hand_over(self.state.params, self.config.rollout_compute.dtype, self.config.rollout.quantize)
             self.history.update(results)
             self.selector.update([(prompt, found.kind) for prompt, found in results], self.stream.epoch)
             self.done_steps += 1

@@ -1,4 +1,4 @@
-"""Training parameters -> rollout parameters in one jitted function, never through the host."""
+"""Training parameters -> rollout parameters in one jitted function, never through the host. 8-bit weights are emulated (model/quantize.py)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from typing import Any
 import jax
 
 from compass_jax.model.params import to_decode
+from compass_jax.model.quantize import emulate
 
 
-@partial(jax.jit, static_argnames=("dtype",))
-def _convert(params: Any, dtype: str) -> Any:
-    return jax.tree.map(lambda x: x.astype(dtype), to_decode(params))
+@partial(jax.jit, static_argnames=("dtype", "quantize"))
+def _convert(params: Any, dtype: str, quantize: str) -> Any:
+    return emulate(to_decode(params), quantize, dtype)
 
 
-def hand_over(params: Any, dtype: str) -> tuple[Any, dict[str, float]]:
-    """The decoding copy (decode layout, in `dtype`) of training parameters in either layout; and its bytes and seconds."""
+def hand_over(params: Any, dtype: str, quantize: str = "off") -> tuple[Any, dict[str, float]]:
+    """The decoding copy (decode layout, in `dtype`) of training parameters in either layout; and its bytes and seconds.
+
+    quantize: rollout.quantize; the scales come from the unrounded parameters. The bytes are those of the arrays in `dtype`.
+    """
     started = time.perf_counter()
-    decode = jax.block_until_ready(_convert(params, dtype))
+    decode = jax.block_until_ready(_convert(params, dtype, quantize))
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(decode))
     return decode, {"handover/bytes": float(size), "time/handover_s": time.perf_counter() - started}

@@ -39,3 +39,34 @@ def test_the_rollouts_copy_outlives_an_update_that_consumes_the_training_paramet
     before = np.array(params["final_norm"])
     jax.tree.map(lambda x: x.delete(), params)
     np.testing.assert_array_equal(decode["final_norm"], before)
+
+
+def rounded_int8(w):
+    """int8 with one scale per output channel, in float64."""
+    wide = np.asarray(w, np.float64)
+    scale = np.abs(wide).max(axis=-2, keepdims=True) / 127
+    return np.round(wide / scale) * scale
+
+
+def test_quantised_matrices_hold_what_eight_bits_leave_of_the_unrounded_weights():
+    """Scales of one expert's or layer's channel come from that channel alone: a stack of layers is not one matrix, nor are gate and up."""
+    params = random_params()
+    layer = params["run_0"]["layer_0"]
+    layer["mlp"]["gate"] = layer["mlp"]["gate"] * 50
+    decode, _ = hand_over(params, "float32", "int8")
+    for repeat, tree in enumerate(decode["run_0"]):
+        got = tree["layer_0"]
+        for name in ("q", "k", "v", "o"):
+            np.testing.assert_allclose(got["attention"][name], rounded_int8(layer["attention"][name][repeat]), rtol=1e-5, atol=1e-7)
+        both = [rounded_int8(layer["mlp"][name][repeat]) for name in ("gate", "up")]
+        np.testing.assert_allclose(got["mlp"]["gate_up"], np.concatenate(both, -1), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(got["mlp"]["down"], rounded_int8(layer["mlp"]["down"][repeat]), rtol=1e-5, atol=1e-7)
+        for name in ("q_norm", "k_norm"):
+            np.testing.assert_array_equal(got["attention"][name], layer["attention"][name][repeat])
+        np.testing.assert_array_equal(got["mlp"]["router"], layer["mlp"]["router"][repeat])
+    for name in ("embed", "final_norm", "head"):
+        np.testing.assert_array_equal(decode[name], params[name])
+    half, metrics = hand_over(params, "bfloat16", "e4m3")
+    assert {x.dtype for x in jax.tree.leaves(half)} == {jnp.dtype("bfloat16")}
+    assert metrics["handover/bytes"] == 2 * sum(x.size for x in jax.tree.leaves(params))
+    np.testing.assert_array_equal(half["head"], params["head"].astype("bfloat16"))

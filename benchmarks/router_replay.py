@@ -1,0 +1,318 @@
+"""Experiment: what router replay is worth between a low-precision rollout and float32 training.
+
+    python -m benchmarks.router_replay [--out runs/router_replay] [--seeds 0 1 2] [--only bf16 causes ...] [--smoke]
+
+Cold start, recorded rollouts, causes of the gap, RL curves; a line per finished run in OUT/router_replay.jsonl, so that the same command
+goes on where it was killed; at the end OUT/router_replay.md and OUT/router_replay.png (benchmarks/router_replay_report.py).
+
+**bf16, e4m3, int8**: a model of configs/router_replay_cpu.py samples in that precision (8 bits: the weights, on top of bfloat16), and eight
+updates of RL with R3 follow on these samples. After 0, 1, 4 and 8 of them float32 training scores the samples with the weights of that moment
+in three ways: `off` routes live, `R2` replays the routes of a float32 pass at the first weights, `R3` those of the rollout. All three see the
+same weights, so they differ by the routes alone. Compared are (algorithms: mean |difference|, k3, share of ratios beyond 2)
+ - `now`: with the sampler at the same weights, by a pass over the recorded tokens. It tells how stale the recorded routes are: a fresh rollout
+   would have this gap if it were given them. That pass is not the decoder: in bfloat16 it rounds and routes a little otherwise, which R3 feels;
+   before the first update only `recorded` is the gap of a rollout.
+ - `recorded`: with the log-probs of the rollout, which had the first weights; from update 1 on this holds the policy's own change too.
+ - `drift`: with the same way at the first weights: the ratio that the objective sees. It is where R2 works: R2 is as far from the rollout
+   as `off` is (both route live when the old log-probs are made) and keeps the routes still in between.
+`flip_frac`: share of (token, layer) whose live top-k set is not the routes used; for `off`, not the rollout's.
+**bf16_slow**: the same with a tenth of the learning rate, for the gap against the distance of the weights.
+**causes**: the gap at equal weights with parts of the bfloat16 sampler turned to float32 (compute.float32_parts), or the weights' rounding
+taken away by training at the rounded weights; one part at a time, and one part alone in bfloat16. Sampled tokens are the same throughout.
+**curve_off, curve_R3**: RL of the model of configs/tiny_reasoning_cpu.py, bfloat16 rollout, eight updates per rollout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import experiments
+from benchmarks.router_replay_report import write_report
+from benchmarks.router_replay_setup import Setup, full, smoke
+from compass_jax.cli import tune_allocator
+from compass_jax.config import RunConfig
+from compass_jax.data.prompts import train_prompts
+from compass_jax.model.moe import unset_id
+from compass_jax.model.quantize import emulate
+from compass_jax.model.transformer import Transformer
+from compass_jax.records import Group, TrainState
+from compass_jax.report import read_metrics
+from compass_jax.rewards.score import Scorer
+from compass_jax.rl.bucketing import MicroBatch, plan
+from compass_jax.rl.correction import mismatch
+from compass_jax.rl.diagnostics import finalize_diagnostics
+from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.sampling import Purpose
+from compass_jax.train import optim, step
+from compass_jax.train.batch import StepArrays, assemble, micro_batch, put_routing, store_rows
+from compass_jax.train.loop import run_rl
+from compass_jax.train.session import load_tokenizer
+from compass_jax.train.sft import run_sft
+from compass_jax.weights.handover import hand_over
+from compass_jax.weights.hf import init_or_load
+
+PRECISIONS = {"bf16": "off", "e4m3": "e4m3", "int8": "int8", "bf16_slow": "off"}
+VARIANTS = (*PRECISIONS, "causes", "curve_off", "curve_R3")
+UPDATES = (0, 1, 4, 8)
+PARTS = ("attention", "gate", "mlp", "stream")
+_forward = jax.jit(step.forward, static_argnums=(0, 5))
+
+
+@dataclass
+class Recording:
+    """One rollout: its samples as arrays, its routes by row, the micro-batches of each update."""
+
+    arrays: StepArrays
+    store: jax.Array
+    plans: list[list[MicroBatch]]
+
+    @property
+    def micros(self) -> list[MicroBatch]:
+        """All micro-batches."""
+        return [micro for update in self.plans for micro in update]
+
+
+def record(config: RunConfig, params: Any) -> Recording:
+    """One step's rollout in `config.rollout`'s precision, scored."""
+    tokenizer, rl = load_tokenizer(config), config.rl
+    engine = Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id)
+    decode, _ = hand_over(params, config.rollout_compute.dtype, config.rollout.quantize)
+    prompts = train_prompts(config.data, tokenizer, config.seed)
+    prompts = [prompts[i] for i in np.random.default_rng(config.seed).permutation(len(prompts))[: rl.prompts_per_step]]
+    collection = Collection(engine, decode, prompts, rl.group_size, Purpose.TRAIN, config.seed)
+    rollouts, scores = {}, {}
+    with Scorer(config.rewards, config.data) as scorer:
+        for rollout in collection:
+            rollouts[rollout.row] = rollout
+            scorer.submit(rollout.row, rollout.prompt, tokenizer.decode(rollout.response))
+        while len(scores) < len(rollouts):
+            scores.update(scorer.collect(block=True))
+    rows = [range(n * rl.group_size, (n + 1) * rl.group_size) for n in range(len(prompts))]
+    groups = [Group(p, tuple(rollouts[r] for r in row), tuple(scores[r] for r in row)) for p, row in zip(prompts, rows, strict=True)]
+    arrays = assemble(groups, len(rollouts), rl.buckets[-1], rl.shaping.repetition_ngram)
+    size = len(rollouts) // rl.updates_per_rollout
+    plans = []
+    for first in range(0, len(rollouts), size):
+        parts = plan(arrays.lengths[first : first + size], rl.buckets, rl.micro_batch_tokens)
+        plans.append([micro._replace(rows=np.where(micro.rows < 0, -1, micro.rows + first)) for micro in parts])
+    return Recording(arrays, collection.store, plans)
+
+
+def whole_pass(model: Transformer, params: Any, recording: Recording, store: jax.Array | None, temperature: float):
+    """(log-probs `[b t]`, routes used `[b t l k]`, flips per (token, layer)) of the recorded sequences; routes of `store`, None: live."""
+    arrays, logp = recording.arrays, np.zeros_like(recording.arrays.old_logp)
+    routes = jnp.full_like(recording.store, unset_id(recording.store.dtype))
+    flips = counted = 0.0
+    for micro in recording.micros:
+        batch = micro_batch(arrays, micro, store)
+        found, _, used, aux = _forward(model, params, batch.tokens, batch.lengths, batch.routing, temperature)
+        real = micro.rows >= 0
+        logp[micro.rows[real], : micro.length] = np.asarray(found)[real]
+        routes = put_routing(routes, store_rows(micro, routes), used)
+        flips, counted = flips + float(jnp.sum(aux.flips)), counted + float(jnp.sum(aux.tokens))
+    return logp, routes, flips / counted
+
+
+def gap(logp: np.ndarray, other: np.ndarray, mask: np.ndarray) -> dict[str, float]:
+    """The four measures of rl/correction.py by their last names, with rho = exp(logp - other)."""
+    found = jax.device_get(finalize_diagnostics(mismatch(jnp.asarray(logp), jnp.asarray(other), jnp.asarray(mask))))
+    return {name.removeprefix("mismatch/"): float(x) for name, x in found.items()}
+
+
+def flips_between(a: jax.Array, b: jax.Array) -> tuple[float, float]:
+    """Shares of (token, layer), and of tokens in any layer, whose sets of experts differ; over tokens that both have a route for."""
+    a, b = (np.sort(np.asarray(x), axis=-1) for x in (a, b))
+    both = (a[:, :, 0, -1] != unset_id(a.dtype)) & (b[:, :, 0, -1] != unset_id(b.dtype))
+    differ = np.any(a != b, axis=-1)[both]
+    return float(differ.mean()), float(differ.any(axis=-1).mean())
+
+
+def distance(params: Any, first: Any) -> float:
+    """|params - first| / |first| over all weights."""
+    return float(optim.global_norm(jax.tree.map(jnp.subtract, params, first)) / optim.global_norm(first))
+
+
+def fix_old(config: RunConfig, model: Transformer, params: Any, recording: Recording) -> None:
+    """Fills old log-probs and entropies as the RL loop does under R3."""
+    arrays = recording.arrays
+    for micro in recording.micros:
+        batch = micro_batch(arrays, micro, recording.store)
+        logp, entropy, _, _ = step.score(model, params, batch, temperature=config.rollout.temperature)
+        real = micro.rows >= 0
+        for target, values in ((arrays.old_logp, logp), (arrays.old_entropy, entropy)):
+            target[micro.rows[real], : micro.length] = np.asarray(values)[real]
+
+
+def update(config: RunConfig, model: Transformer, state: TrainState, recording: Recording, number: int) -> TrainState:
+    """Update `number` (from 0) of the recorded rollout, with R3."""
+    arrays, rl = recording.arrays, config.rl
+    size = len(arrays.lengths) // rl.updates_per_rollout
+    rows = slice(number * size, (number + 1) * size)
+    groups = rl.prompts_per_step // rl.updates_per_rollout
+    prepared, _ = step.prepare(
+        arrays.mask[rows], arrays.old_entropy[rows], arrays.reward[rows], arrays.known[rows], arrays.group[rows] - number * groups,
+        n_groups=groups, config=rl, right_at=config.rewards.right_at, wrong_at=config.rewards.wrong_at,
+        max_new_tokens=config.rollout.max_new_tokens, repetition=arrays.repetition[rows], old_logp=arrays.old_logp[rows],
+        rollout_logp=arrays.rollout_logp[rows],
+    )  # fmt: skip
+    prepared, total = jax.device_get(prepared), None
+    for micro in recording.plans[number]:
+        batch = micro_batch(arrays, micro, recording.store, prepared, rows.start)
+        share = jnp.float32(batch.mask.sum() / max(prepared.mask.sum(), 1))
+        grads, _ = step.gradients(model, state.params, batch, share, config=rl, temperature=config.rollout.temperature)
+        total = grads if total is None else step.add(total, grads)
+    return step.apply(state, total, config=rl.optim, total_steps=rl.updates_per_rollout)[0]
+
+
+def measure(config: RunConfig, params: Any, recording: Recording) -> list[dict[str, Any]]:
+    """The points of one precision: after each of UPDATES, for off, R2 and R3."""
+    arrays, temperature = recording.arrays, config.rollout.temperature
+    model, sampler = (Transformer(config.model, compute) for compute in (config.compute, config.rollout_compute))
+    fix_old(config, model, params, recording)
+    state = optim.init_state(params, config.rl.optim, config.rl.updates_per_rollout)
+    routes, first, points = {"off": None, "R2": None, "R3": recording.store}, {}, []
+    for updates in range(max(UPDATES) + 1):
+        if updates in UPDATES:
+            low = emulate(state.params, config.rollout.quantize, config.rollout_compute.dtype)
+            sampled, _, _ = whole_pass(sampler, low, recording, None, temperature)
+            for mode in ("off", "R2", "R3"):
+                if mode == "R2" and not updates:  # recorded while routing live: the same pass as off, whose routes are R2's from now on
+                    points.append({**points[-1], "mode": "R2", "flip_frac": 0.0})
+                    first["R2"] = first["off"]
+                    continue
+                logp, used, flips = whole_pass(model, state.params, recording, routes[mode], temperature)
+                first.setdefault(mode, logp)
+                point = {"updates": updates, "mode": mode, "distance": distance(state.params, params), "flip_frac": flips}
+                if mode == "off":
+                    point["flip_frac"], point["flip_any_frac"] = flips_between(used, recording.store)
+                    routes["R2"] = used if not updates else routes["R2"]
+                point |= {"now": gap(logp, sampled, arrays.mask), "recorded": gap(logp, arrays.rollout_logp, arrays.mask)}
+                points.append({**point, "drift": gap(logp, first[mode], arrays.mask)["logp_abs_diff"]})
+        if updates < max(UPDATES):
+            state = update(config, model, state, recording, updates)
+    return points
+
+
+def cause_rows() -> list[tuple[str, tuple[str, ...], str]]:
+    """(name, parts of the sampler in float32, whose rounding of weights is taken away: none, router, all)."""
+    rows = [("all in bfloat16", (), "none"), ("weights in float32", (), "all")]
+    rows += [(f"{part} in float32", (part,), "none") for part in PARTS]
+    rows += [("gate and router's weights in float32", ("gate",), "router"), ("only the weights in bfloat16", PARTS, "none")]
+    rows += [(f"only {part} in bfloat16", tuple(p for p in PARTS if p != part), "all") for part in PARTS]
+    return [*rows, ("nothing in bfloat16", PARTS, "all")]
+
+
+def round_weights(params: Any, which: str) -> Any:
+    """`params` with the weights that `which` names rounded to bfloat16 and kept in their type."""
+
+    def leaf(path, w):
+        chosen = which == "all" or (which == "router" and getattr(path[-1], "key", "") == "router")
+        return w.astype("bfloat16").astype(w.dtype) if chosen else w
+
+    return jax.tree_util.tree_map_with_path(leaf, params)
+
+
+def causes(config: RunConfig, params: Any, recording: Recording) -> list[dict[str, Any]]:
+    """For each row of `cause_rows`: the gap of live and of replayed training to that sampler, and how many (token, layer) it routes otherwise."""
+    mask, temperature = recording.arrays.mask, config.rollout.temperature
+    model, points, live = Transformer(config.model, config.compute), [], {}
+    for name, parts, exact in cause_rows():
+        trained = round_weights(params, exact)
+        if exact not in live:
+            live[exact] = whole_pass(model, trained, recording, None, temperature)
+        sampler = Transformer(config.model, dataclasses.replace(config.rollout_compute, float32_parts=parts))
+        sampled, routes, _ = whole_pass(sampler, emulate(params, "off", config.rollout_compute.dtype), recording, None, temperature)
+        replayed, _, _ = whole_pass(model, trained, recording, routes, temperature)
+        flips, _ = flips_between(live[exact][1], routes)
+        off, r3 = gap(live[exact][0], sampled, mask), gap(replayed, sampled, mask)
+        points.append({"cause": name, "float32_parts": parts, "weights_equal": exact, "off": off, "R3": r3, "flip_frac": flips})
+    return points
+
+
+class Runs:
+    """The runs of one setup. Cold starts and recordings are made when a run first needs them."""
+
+    def __init__(self, setup: Setup, out: Path):
+        self.setup, self.out = setup, out
+        self.trained = cache(self._trained)
+        self.recorded = cache(self._recorded)
+
+    def _trained(self, seed: int) -> Any:
+        config = self.setup.cold_start(seed, self.out)
+        if run_sft(config)["stopped"]:
+            raise SystemExit("stopped on request: the same command continues")
+        return init_or_load(dataclasses.replace(config, init_from=config.run_dir), jax.random.key(0))
+
+    def _recorded(self, quantize: str, seed: int) -> Recording:
+        return record(self.setup.replay("bf16", quantize, seed), self.trained(seed))
+
+    def config(self, variant: str, seed: int) -> RunConfig:
+        """The configuration that a run's hash is of."""
+        if variant.startswith("curve_"):
+            return self.setup.curve(variant.removeprefix("curve_"), seed, self.out)
+        return self.setup.replay(variant, PRECISIONS.get(variant, "off"), seed)
+
+    def run(self, variant: str, seed: int) -> dict[str, Any]:
+        """What one run found."""
+        config = self.config(variant, seed)
+        if variant.startswith("curve_"):
+            return self._curve(config)
+        recording, params = self.recorded(config.rollout.quantize, seed), self.trained(seed)
+        work: Callable = causes if variant == "causes" else measure
+        arrays = recording.arrays
+        facts = {"response_tokens": int(arrays.mask.sum()), "reward_mean": float(arrays.reward.mean())}
+        return {**facts, "points": work(config, params, recording)}
+
+    def _curve(self, config: RunConfig) -> dict[str, Any]:
+        start = self.setup.curve_cold_start(self.out)
+        if run_sft(start)["stopped"]:
+            raise SystemExit("stopped on request: the same command continues")
+        result = run_rl(dataclasses.replace(config, init_from=start.run_dir))
+        if result["stopped"]:
+            raise SystemExit("stopped on request: the same command continues")
+        series = read_metrics(Path(config.run_dir) / "metrics.jsonl", "rl")
+        names = ("reward/mean", "mismatch/logp_abs_diff", "mismatch/kl_k3", "mismatch/extreme_frac", "replay/flip_frac", "entropy_nats", "grad_norm")
+        curves = {name: [float(x) for x in series[name][1]] for name in names if name in series}
+        return {"curves": curves, "avg_at_k": result["evaluation"].avg_at_k, "greedy": result["evaluation"].greedy}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default="runs/router_replay", help="directory of results and runs (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT", help=f"some of {', '.join(VARIANTS)}")
+    parser.add_argument("--smoke", action="store_true", help="toy sizes: does it run?")
+    args = parser.parse_args(argv)
+    out = Path(args.out)
+    runs, path = Runs(smoke() if args.smoke else full(), out), out / "router_replay.jsonl"
+    done = {(row["variant"], row["seed"], row["config"]) for row in experiments.finished(path)}
+    chosen = [(seed, variant) for seed in args.seeds for variant in VARIANTS if variant in args.only]
+    for seed, variant in sorted(chosen, key=lambda run: run[1].startswith("curve_")):
+        key = variant, seed, experiments.config_hash(runs.config(variant, seed))
+        if key in done:
+            print(f"{variant}, seed {seed}: done before", flush=True)
+            continue
+        started = time.perf_counter()
+        found = runs.run(variant, seed)
+        row = dict(zip(("variant", "seed", "config"), key, strict=True)) | {"commit": experiments.commit(), "smoke": args.smoke}
+        experiments.append(path, {**row, "seconds": round(time.perf_counter() - started, 1), **found})
+        print(f"{variant}, seed {seed}: {time.perf_counter() - started:.0f} s", flush=True)
+    write_report(experiments.finished(path), out)
+
+
+if __name__ == "__main__":
+    tune_allocator("benchmarks.router_replay")
+    main()

@@ -1,0 +1,53 @@
+"""8-bit weights for the rollout: (values, scales) with one scale per output channel and expert.
+
+Only the matrices of attention and MLP are quantised; router, norms, biases, embedding and LM head stay as they are. On CPU
+8 bits are emulated: the hand-over quantises and at once dequantises to the rollout's dtype, so that the sampler computes with
+the values that 8 bits can hold, at the speed and in the memory of its dtype (in bfloat16 the product value * scale is rounded once more).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+LARGEST = {"e4m3": 448.0, "int8": 127.0}  # of the values' type
+_TYPE = {"e4m3": jnp.float8_e4m3fn, "int8": jnp.int8}
+_TINY = 1e-30  # lower bound of a channel's absmax: an all-zero channel divides by it, and its 448th part is still a normal float32
+_MATRICES = frozenset({"q", "k", "v", "o", "gate", "up", "down", "gate_up"})
+
+
+class Quantized(NamedTuple):
+    """`values * scales` is the matrix."""
+
+    values: Array  # [... i o], float8_e4m3fn or int8
+    scales: Float[Array, "... 1 o"]  # float32
+
+
+def quantize(w: Float[Array, "... i o"], kind: str) -> Quantized:
+    """8-bit values of w / scale, scale = max(absmax, tiny) / 448 (127 for int8) over the inputs `i` of each output channel.
+
+    `kind`: "e4m3" or "int8"; KeyError for another. Values are clipped to the range before the cast: that of e4m3 does not saturate, it gives NaN.
+    A finite matrix gives finite values; an entry's error is at most half the distance between the type's values around it, times the scale.
+    """
+    largest, wide = LARGEST[kind], w.astype(jnp.float32)
+    scales = jnp.maximum(jnp.max(jnp.abs(wide), axis=-2, keepdims=True), _TINY) / largest
+    scaled = jnp.clip(wide / scales, -largest, largest)
+    return Quantized((jnp.round(scaled) if kind == "int8" else scaled).astype(_TYPE[kind]), scales)
+
+
+def dequantize(q: Quantized, dtype: str) -> Float[Array, "... i o"]:
+    """values * scales, computed in float32."""
+    return (q.values.astype(jnp.float32) * q.scales).astype(dtype)
+
+
+def emulate(params: Any, kind: str, dtype: str) -> Any:
+    """A parameter tree in `dtype` whose attention and MLP matrices hold what 8 bits of `kind` leave of them; "off": all are only cast."""
+
+    def leaf(path, w):
+        name = getattr(path[-1], "key", "")
+        return dequantize(quantize(w, kind), dtype) if kind != "off" and name in _MATRICES else w.astype(dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, params)
