@@ -63,6 +63,8 @@ def run_filter(config: RunConfig, checkpoint: str, out: str, samples: int = 8, l
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     plot_histogram([row.pass_rate for row in rows if row.known], samples, folder / "histogram.png")
     console.print(summary_table(_table(rows), title=f"{checkpoint}: pass rates of the training prompts, {samples} samples each"))
+    if (size := summary["suggested_group_size"]) is not None:
+        console.print(f"suggested rl.group_size: {size} (of the prompts that can vary, at most 1 group in 10 comes out uniform)", highlight=False)
     console.print(f"kept {summary['kept']} of {summary['prompts']} prompts for {summary['tokens']:,} tokens: {path}", highlight=False)
     return summary
 
@@ -85,7 +87,7 @@ def _check_same(done: dict[int, PassRate], samples: int, low: float, high: float
 
 
 def summarise(rows: Sequence[PassRate], samples: int) -> dict[str, Any]:
-    """Counts; and the share of uniform groups to expect for each group size n, mean of p^n + (1 - p)^n over the prompts' pass rates p."""
+    """Counts; the share of uniform groups to expect for each group size n, mean of p^n + (1 - p)^n over the prompts' pass rates p; a suggested n."""
     known = [row for row in rows if row.known]
     rates = np.array([row.pass_rate for row in known])
     return {
@@ -96,8 +98,26 @@ def summarise(rows: Sequence[PassRate], samples: int) -> dict[str, Any]:
         "without_verdict": len(rows) - len(known),
         "samples": samples,
         "tokens": sum(row.tokens for row in rows),
-        "expected_uniform": {n: float(np.mean(rates**n + (1 - rates) ** n)) if len(rates) else 0.0 for n in (2, 4, 8, 16, 32)},
+        "expected_uniform": {n: expected_uniform(rates, n) for n in (2, 4, 8, 16, 32)},
+        "suggested_group_size": suggest_group_size(rates),
     }
+
+
+def expected_uniform(rates: np.ndarray, n: int) -> float:
+    """Share of groups of n samples that come out uniform: mean of p^n + (1 - p)^n over pass rates p `[prompts]`; 0 without prompts."""
+    return float(np.mean(rates**n + (1 - rates) ** n)) if len(rates) else 0.0
+
+
+def suggest_group_size(rates: np.ndarray, uniform: float = 0.1, largest: int = 64) -> int | None:
+    """The smallest n whose groups of the prompts that can vary (0 < p < 1) are uniform in at most `uniform` of all cases.
+
+    More samples rescue ever fewer groups, and prompts at 0 and 1 none at all (as far as the estimate tells): those are the filter's. `largest`
+    where no smaller n does; None where no prompt can vary.
+    """
+    mixed = rates[(rates > 0) & (rates < 1)]
+    if not len(mixed):
+        return None
+    return next((n for n in range(2, largest) if expected_uniform(mixed, n) <= uniform), largest)
 
 
 def _table(rows: Sequence[PassRate]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from compass_jax.config import ConfigError
 from compass_jax.data.files import DataError
 from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
 from compass_jax.data.prompts import train_prompts
-from compass_jax.offline_filter import run_filter, summarise
+from compass_jax.offline_filter import expected_uniform, run_filter, suggest_group_size, summarise
 from compass_jax.records import Score
 from compass_jax.train.loop import run_rl
 from compass_jax.train.session import load_tokenizer
@@ -143,3 +143,12 @@ def test_files_that_cannot_be_used(tmp_path, trained):
     for options, message in (({"samples": 1}, "--samples 1"), ({"low": 0.5, "high": 0.5}, "--low 0.5 --high 0.5")):
         with pytest.raises(ConfigError, match=message):
             run_filter(trained, trained.run_dir, str(tmp_path), **options)
+
+
+def test_the_suggested_group_size_is_the_smallest_with_few_uniform_groups_among_prompts_that_can_vary():
+    """p = 0.5 alone: 2 * 0.5^n <= 0.1 from n = 5 on. p = 0.9 alone: 0.9^n + 0.1^n <= 0.1 from n = 22. Always right or wrong counts for nothing."""
+    assert suggest_group_size(np.array([0.5])) == 5 and suggest_group_size(np.array([0.9, 0.0, 1.0, 1.0])) == 22
+    for n, expected in ((4, 0.125), (5, 0.0625)):
+        assert expected_uniform(np.array([0.5]), n) == pytest.approx(expected)
+    assert suggest_group_size(np.array([0.999])) == 64 and suggest_group_size(np.array([0.0, 1.0])) is None
+    assert summarise([rate(1, 0.5), rate(2, 1.0, keep=False)], 4)["suggested_group_size"] == 5
