@@ -59,11 +59,11 @@ def tiny_reasoning_cpu() -> RunConfig:
                 ("sum_2x1", 25, 48), ("sum_3x1", 240, 6), ("sum_4x1", 240, 6), ("sum_5x1", 200, 6), ("sum_6x1", 60, 6), ("sum_3x2", 30, 12),
                 ("product_2x2", 5, 60),
             ),
-            steps=1500, batch=36, buckets=(48, 96), micro_batch_tokens=4096,
+            steps=1500, batch=36, buckets=(48, 96), micro_batch_tokens=1536,
             optim=OptimConfig(learning_rate=2e-3, warmup_steps=20, schedule="cosine", weight_decay=0.1), save_every=500,
         ),
         rl=RLConfig(
-            steps=60, prompts_per_step=64, group_size=8, updates_per_rollout=2, replay="R3", buckets=(48, 80, 112), micro_batch_tokens=8192,
+            steps=48, prompts_per_step=64, group_size=8, updates_per_rollout=2, replay="R3", buckets=(48, 80, 112), micro_batch_tokens=4096,
             objective=ObjectiveConfig(name="espo"), optim=OptimConfig(learning_rate=3e-4, warmup_steps=2, schedule="cosine"), save_every=20,
         ),
         evaluation=EvalConfig(k=4),
