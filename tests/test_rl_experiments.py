@@ -81,6 +81,8 @@ def test_a_synthetic_task_is_what_it_says(task, tmp_path):
     assert wrong == pytest.approx(1 / 4 if task == "decisions" else 7 / 8, abs=0.02)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("compile_once")
 def test_smoke_of_the_zero_variance_audit(tmp_path, monkeypatch):
     """Two variants from nothing; a second call runs nothing and writes the same table."""
     args = ["--out", str(tmp_path), "--seeds", "0", "--only", "grpo", "filter", "--smoke"]
@@ -92,6 +94,8 @@ def test_smoke_of_the_zero_variance_audit(tmp_path, monkeypatch):
     assert (tmp_path / "zero_variance.md").read_text() == table
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("compile_once")
 def test_smoke_of_the_objectives(tmp_path, monkeypatch):
     args = ["--out", str(tmp_path), "--seeds", "0", "--only", "espo", "--tasks", "decisions", "--smoke"]
     objectives.main(args)

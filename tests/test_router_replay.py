@@ -113,6 +113,7 @@ def test_the_tables_hold_means_and_spreads_and_the_bars_are_judged_by_the_worst_
     assert router_replay_report.spread([0.5]) == "5.00e-01"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compile_once")
 def test_a_toy_run_end_to_end_and_again(tmp_path, capsys):
     """Every number where a relation must hold: R2 is off at first, float32 throughout leaves rounding alone, replay of fresh routes flips nothing."""
