@@ -3,6 +3,7 @@
 Shapes in the signatures of the rooms of arrays (`rl`, `masked`, `model`) are checked in every call, by jaxtyping and beartype.
 """
 
+import gc
 import os
 import socket
 
@@ -37,6 +38,14 @@ def _guarded_connect(self, address):
 
 
 socket.socket.connect = _guarded_connect
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """What one file compiled is dropped behind it: thousands of programs in one process run into the kernel's limit of mappings."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture
