@@ -11,6 +11,7 @@ from tiny_run import tiny_run
 
 from compass_jax import evaluate
 from compass_jax.config import ComputeConfig, ConfigError, CorrectionConfig
+from compass_jax.model.params import stack
 from compass_jax.train import loop
 from compass_jax.train.loop import run_rl
 from compass_jax.weights.handover import hand_over
@@ -78,7 +79,7 @@ def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path,
         assert {x.dtype for x in jax.tree.leaves(decode)} == {jnp.dtype("bfloat16")}
         down = np.asarray(decode["run_0"][0]["layer_0"]["mlp"]["down"], np.float32)
         levels = max(len(np.unique(np.abs(down[e, :, c]))) for e in range(down.shape[0]) for c in range(down.shape[2]))
-        plain = np.asarray(params["run_0"]["layer_0"]["mlp"]["down"][0].astype("bfloat16"), np.float32)
+        plain = np.asarray(stack(params)["run_0"]["layer_0"]["mlp"]["down"][0].astype("bfloat16"), np.float32)
         assert np.array_equal(down, plain) == (kind == "off") and levels <= 16
     assert all(e.compute.dtype == "bfloat16" for e in engines)
     step = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["metrics"]
