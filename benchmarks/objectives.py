@@ -7,7 +7,7 @@ Three tasks:
     decisions   a few tokens decide: the answer is the product of choices that the cold start leaves open, between stretches that it knows by heart
     noise       ESPO's stated failure: the tokens of high entropy are filler words that nothing depends on; the answer is in certain tokens
 Each objective has its paper's clip range; the learning rate is the same for those that clip tokens (GRPO, DAPO, CISPO) and for those that
-clip sequences or groups of tokens (GSPO, ESPO), tuned once for each of the two on another seed than those reported. Uniform groups get
+clip sequences or groups of tokens (GSPO, ESPO). The two rates are chosen by hand and not tuned for any objective. Uniform groups get
 nothing from anyone (no RL-ZVP, no dynamic sampling), so that objectives alone differ. A line per finished run goes to OUT/objectives.jsonl,
 so that the same command goes on where it was killed; at the end OUT/objectives.md and a picture for each task.
 """

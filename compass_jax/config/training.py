@@ -107,6 +107,10 @@ class ObjectiveConfig:
             not self.espo_every_token or not q,
             f"rl.objective.espo_every_token: quantiles {q} would do nothing beside it; set rl.objective.espo_quantiles ()",
         )
+        check(
+            not self.espo_every_token or self.espo_token_form == "gspo",
+            f"rl.objective.espo_token_form = {self.espo_token_form!r} would do nothing beside espo_every_token; set 'gspo'",
+        )
         check(self.kl_coef >= 0, f"rl.objective.kl_coef = {self.kl_coef}: must be >= 0")
         check(self.router_aux_coef >= 0, f"rl.objective.router_aux_coef = {self.router_aux_coef}: must be >= 0")
 

@@ -101,7 +101,10 @@ def sized_forward(
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
 def sized_swiglu(x, gates, gate, up, down, dispatch: Dispatch, blocks: Blocks) -> Float[Array, "n d"]:
-    """sum_k gates_k * SwiGLU of a token's k-th expert; 0 for masked tokens."""
+    """sum_k gates_k * SwiGLU of a token's k-th expert; 0 for masked tokens. Differentiable in all but the last two.
+
+    x `[n d]`, gates `[n k]`, gate and up `[e d f]`, down `[e f d]`; `dispatch` holds the n * k pairs. Gates of masked tokens must be finite.
+    """
     return sized_forward(x, gates, (gate, up), down, dispatch, blocks)[0]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import rl_reference as ref
 
-from compass_jax.config import CorrectionConfig, ObjectiveConfig, RLConfig, ZeroVarianceConfig
+from compass_jax.config import ConfigError, CorrectionConfig, ObjectiveConfig, RLConfig, ZeroVarianceConfig
 from compass_jax.rl import objectives
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.prepare import prepare
@@ -312,3 +312,14 @@ def test_wrong_input_is_named(change, message, unchecked):
     with pytest.raises(ValueError, match=message):
         check = inspect.unwrap(objectives.policy_objective)  # without the annotations' own check, which is there in tests alone
         check(**arrays, config=ObjectiveConfig(kl_coef=0.1), mask=jnp.ones((2, 3), bool), vocab_size=9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"espo_quantiles": (0.8,)}, "espo_every_token: quantiles"), ({"espo_token_form": "printed"}, "would do nothing beside espo_every_token")],
+)
+def test_settings_that_do_nothing_beside_every_token_alone_are_refused(changes, message):
+    alone = ObjectiveConfig(espo_quantiles=(), espo_every_token=True)
+    alone.validate()
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(alone, **changes).validate()
