@@ -87,6 +87,15 @@ class Group:
     scores: tuple[Score, ...]
 
 
+class Outcome(NamedTuple):
+    """What is remembered of one group."""
+
+    known: int  # samples with a verdict
+    reward_sum: float
+    response_tokens: int
+    kind: str  # "easy": all right, "hard": all wrong, "": any other
+
+
 class TrainBatch(NamedTuple):
     """Arrays of sequences for one pass. `routing` None: live; its unset rows fall back to live routing, token by token."""
 

@@ -31,6 +31,12 @@ REFUSED = {
     "range of IcePop": (CorrectionConfig("icepop", icepop_range=(1.5, 5.0)), r"icepop_range = \(1\.5, 5\.0\): must enclose 1"),
     "range of sequences": (CorrectionConfig("sequence", sequence_range=(0.9, 0.99)), r"sequence_range = \(0\.9, 0\.99\): must enclose 1"),
     "alpha of RL-ZVP": (ZeroVarianceConfig(rl_zvp_alpha=0.0), r"rl_zvp_alpha = 0\.0: must be positive \(rl_zvp=False switches it off\)"),
+    "two selections": (ZeroVarianceConfig(select=True, curriculum=True), r"select and rl\.zero_variance\.curriculum both decide"),
+    "a temperature of nothing": (ZeroVarianceConfig(grow_temperature=1.5), r"grow_temperature = 1\.5: no group grows"),
+    "no temperature": (ZeroVarianceConfig(grow_to=16, grow_temperature=0.0), r"grow_temperature = 0\.0: must be positive"),
+    "a temperature without correction": (
+        RLConfig(zero_variance=ZeroVarianceConfig(grow_to=16, grow_temperature=1.5)), r"1\.5 samples from another policy .* set rl\.correction\.name"
+    ),
     "growth that cannot be": (RLConfig(group_size=8, zero_variance=ZeroVarianceConfig(grow_to=8)), r"grow_to = 8 does not exceed rl\.group_size = 8"),
     "a group of one": (RLConfig(group_size=1), r"group_size = 1: a group-relative advantage needs at least 2"),
     "updates": (RLConfig(prompts_per_step=6, updates_per_rollout=4), r"prompts_per_step = 6 is not a multiple of rl\.updates_per_rollout = 4"),

@@ -139,7 +139,9 @@ class ZeroVarianceConfig:
     rl_zvp_alpha: float = 0.1
     select: bool = False  # stage 1: skip prompts whose recent groups were uniform (data/selection.py)
     select_targets: tuple[float, float] = (1 / 12, 1 / 6)  # shares of all-right and all-wrong groups that it aims at
+    curriculum: bool = False  # instead of stage 1: prompts by the chance that their group varies, as their label's pass rate tells
     grow_to: int = 0  # stage 2: a uniform group gets more samples, doubling up to so many; 0: off
+    grow_temperature: float = 1.0  # each doubling samples at so many times the temperature before; needs rl.correction
     dynamic_sampling: bool = False  # DAPO's instead of stage 4: uniform groups are dropped, further prompts rolled out (train/refill.py)
     dynamic_batch: int = 3  # prompts of one of its rounds, in times of prompts_per_step
     dynamic_rounds: int = 10  # at most; what is still missing then is filled with uniform groups
@@ -150,6 +152,15 @@ class ZeroVarianceConfig:
         check(
             not (self.dynamic_sampling and self.rl_zvp),
             "rl.zero_variance.dynamic_sampling drops the uniform groups that rl_zvp learns from: switch one of them off",
+        )
+        check(
+            not (self.select and self.curriculum),
+            "rl.zero_variance.select and rl.zero_variance.curriculum both decide which prompts are rolled out: switch one of them off",
+        )
+        check(self.grow_temperature > 0, f"rl.zero_variance.grow_temperature = {self.grow_temperature}: must be positive (1: all samples alike)")
+        check(
+            self.grow_temperature == 1 or self.grow_to,
+            f"rl.zero_variance.grow_temperature = {self.grow_temperature}: no group grows; set rl.zero_variance.grow_to, or 1",
         )
         check(self.grow_to >= 0, f"rl.zero_variance.grow_to = {self.grow_to}: must be >= 0 (0: off)")
         bad = [x for x in self.select_targets if not 0 < x < 1]
@@ -235,6 +246,11 @@ class RLConfig:
         check(bool(b) and all(x > 1 for x in b) and list(b) == sorted(set(b)), f"rl.buckets = {b}: must increase and be above 1")
         check(self.save_every >= 0, f"rl.save_every = {self.save_every}: must be >= 0 (0: only at the end)")
         check(self.eval_every >= 0, f"rl.eval_every = {self.eval_every}: must be >= 0 (0: only before and after)")
+        check(
+            self.zero_variance.grow_temperature == 1 or self.correction.name != "off",
+            f"rl.zero_variance.grow_temperature = {self.zero_variance.grow_temperature} samples from another policy than the one that is trained: "
+            "set rl.correction.name to 'tis', 'icepop' or 'sequence', or grow_temperature to 1",
+        )
         self.objective.validate()
         self.correction.validate()
         self.shaping.validate()

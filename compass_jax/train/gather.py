@@ -1,15 +1,16 @@
 """Samples and scores of prompts, in rounds of their own where uniform groups grow (stage 2 of the zero-variance elimination).
 
 A round decodes what is missing while the verifiers score what has finished. With `rl.zero_variance.grow_to`, further rounds wait
-for the scores, double the samples of each uniform group, until none is uniform or may grow. A group is decided when its last
-sample is scored, so the rounds depend on results alone, never on a clock.
+for the scores, double the samples of each uniform group, until none is uniform or may grow. `grow_temperature` above 1 lets each
+doubling look further; its log-probs are those of its own temperature, which rl.correction weighs against the policy's. A group is
+decided when its last sample is scored, so the rounds depend on results alone, never on a clock.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -82,13 +83,14 @@ class Gatherer:
         capacity, finished, store = self.rl.capacity, dict(have.rollouts), have.store
         asked = [self.rl.group_size] * len(prompts)
         scores: dict[int, Score] = {}
+        sampler = self.engine.default_sampler()
         for row, rollout in finished.items():
             self._submit(row, rollout)
         while True:
             rows = [range(n * capacity, n * capacity + k) for n, k in enumerate(asked)]
             missing = {row for group in rows for row in group if row not in finished}
             if missing:
-                store = self._sample(params, prompts, policy_version, missing, finished, store, account.stats)
+                store = self._sample(params, prompts, policy_version, missing, finished, store, account.stats, sampler)
             started = time.perf_counter()
             while any(row not in scores for group in rows for row in group):
                 scores.update(self.scorer.collect(block=True))
@@ -98,18 +100,19 @@ class Gatherer:
                 break
             for n in growing:
                 asked[n] = min(2 * asked[n], capacity)
+            sampler = replace(sampler, temperature=sampler.temperature * self.rl.zero_variance.grow_temperature)
         groups = [
             Group(p, tuple(finished[r] for r in group), tuple(scores[r] for r in group)) for p, group in zip(prompts, rows, strict=True)
         ]
         account.add(self._growth(groups))
         return groups, store
 
-    def _sample(self, params, prompts, policy_version: int, missing: set[int], finished: dict[int, Rollout], store, stats: RolloutStats):
+    def _sample(self, params, prompts, policy_version: int, missing: set[int], finished: dict[int, Rollout], store, stats, sampler):
         """Adds the missing rows to `finished`; returns the routing store."""
         capacity = self.rl.capacity
         collection = Collection(
             self.engine, params, prompts, capacity, Purpose.TRAIN, self.seed, policy_version=policy_version, stats=stats,
-            keep_routing=self.rl.replay == "R3", store=store, finished=frozenset(range(len(prompts) * capacity)) - missing,
+            sampler=sampler, keep_routing=self.rl.replay == "R3", store=store, finished=frozenset(range(len(prompts) * capacity)) - missing,
         )  # fmt: skip
         for rollout in collection:
             finished[rollout.row] = rollout

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from compass_jax.config import RewardConfig
-from compass_jax.records import Group, Prompt
+from compass_jax.records import Group, Outcome, Prompt
 from compass_jax.train.gather import is_uniform, known_rewards
-
-
-class Outcome(NamedTuple):
-    """What is remembered of one group."""
-
-    known: int  # samples with a verdict
-    reward_sum: float
-    response_tokens: int
-    kind: str  # "easy": all right, "hard": all wrong, "": any other
 
 
 def outcome(group: Group, rewards: RewardConfig) -> Outcome:

@@ -22,7 +22,7 @@ import numpy as np
 from compass_jax.config import ObjectiveConfig, RunConfig
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import check_lengths, heldout_prompts, train_prompts
-from compass_jax.data.selection import PromptSelector
+from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.evaluate import evaluate
 from compass_jax.model.params import in_layout, stack, training_layout
@@ -66,13 +66,13 @@ class RLTrainer:
         self.heldout = heldout_prompts(config.data, self.tokenizer, config.seed) if config.data.eval_prompts else []
         check_lengths(self.heldout, config.rollout.prompt_buckets[-1])
         self.stream = PromptStream(prompts, config.seed, [source.repeat for source in config.data.sources])
-        self.selector = PromptSelector(self.rl.zero_variance, config.seed)
+        self.selector = prompt_selector(self.rl, config.rewards, config.seed)
         self.refill = Refill(Gatherer(self.engine, scorer, self.tokenizer.decode, stop, self.rl, config.seed), self.rl, config.rewards)
         self.history = PromptHistory()
         self.done_steps = 0
         self.total_updates = self.rl.steps * self.rl.updates_per_rollout * self.rl.epochs
         self.notices = Notices(config, telemetry.note)
-        self.notices.at_start(len(self.stream))
+        self.notices.at_start(len(self.stream), len({prompt.label for prompt in prompts}))
         self.pending: Pending | None = None
         self._restore_or_start()
         self.decode, _ = hand_over(self.state.params, config.rollout_compute.dtype, config.rollout.quantize)
@@ -153,7 +153,7 @@ class RLTrainer:
             metrics |= self._train(arrays, store, dropped)
             self.decode, handed = hand_over(self.state.params, self.config.rollout_compute.dtype, self.config.rollout.quantize)
             self.history.update(results)
-            self.selector.update([(prompt, found.kind) for prompt, found in results], self.stream.epoch)
+            self.selector.update(results, self.stream.epoch)
             self.done_steps += 1
             self.telemetry.log_rollouts(self.done_steps, self._rows(groups))
             yield self.done_steps, {**metrics, **handed, "policy_version": float(self.state.step), "staleness": 0.0, "epoch": self.stream.epoch}
@@ -174,7 +174,7 @@ class RLTrainer:
 
         progress = Progress() if pending is None else pending.progress
         gathered = self.refill(self.decode, draw, version, progress, None if pending is None else load)
-        chosen = {"zero_variance/skipped_prompts": float(skipped), **self.selector.metrics()} if self.rl.zero_variance.select else {}
+        chosen = {"zero_variance/skipped_prompts": float(skipped), **self.selector.metrics()} if self.selector.acts else {}
         return gathered._replace(metrics={**gathered.metrics, **chosen})
 
     def _train(self, arrays: StepArrays, store, dropped_tokens: int) -> dict[str, float]:

@@ -12,8 +12,8 @@ from compass_jax.records import Group
 from compass_jax.rl.grouping import UNIFORM_WITHIN
 
 
-def idle_settings(config: RunConfig, prompts: int) -> list[str]:
-    """Settings that are allowed and cannot act in this run; `prompts`: how many one pass over the data gives."""
+def idle_settings(config: RunConfig, prompts: int, labels: int) -> list[str]:
+    """Settings that are allowed and cannot act in this run; `prompts`: how many one pass over the data gives, `labels`: different ones of theirs."""
     rl, found = config.rl, []
     if rl.replay != "off" and not config.model.moe_layers:
         found.append(f"rl.replay = {rl.replay!r}: the model has no MoE layers, so there are no routes to replay; it runs as with 'off'")
@@ -22,6 +22,11 @@ def idle_settings(config: RunConfig, prompts: int) -> list[str]:
         found.append(
             f"rl.zero_variance.select: skips prompts by their earlier results, and {rollouts} rollouts are not more than one pass over "
             f"{prompts} prompts: it will skip none; raise rl.steps"
+        )
+    if rl.zero_variance.curriculum and labels == 1:
+        found.append(
+            "rl.zero_variance.curriculum: all prompts have the same label, so that only a prompt's own earlier result tells it from another; "
+            "give data sources labels by task or difficulty"
         )
     return found
 
@@ -41,9 +46,9 @@ class Notices:
         self._config, self._tell = config, tell
         self._said: set[str] = set()
 
-    def at_start(self, prompts: int) -> None:
-        """Settings that cannot act over a pass of so many prompts."""
-        for text in idle_settings(self._config, prompts):
+    def at_start(self, prompts: int, labels: int) -> None:
+        """Settings that cannot act over a pass of so many prompts with so many different labels."""
+        for text in idle_settings(self._config, prompts, labels):
             self._tell(text)
 
     def of_groups(self, groups: Sequence[Group]) -> dict[str, float]:

@@ -19,10 +19,10 @@ import numpy as np
 
 from compass_jax.config import RewardConfig, RLConfig
 from compass_jax.model.moe import unset_id
-from compass_jax.records import Group, Prompt
+from compass_jax.records import Group, Outcome, Prompt
 from compass_jax.train.batch import put_routing, routing_rows
 from compass_jax.train.gather import Account, Gatherer, Interrupted, Samples, is_uniform, known_rewards
-from compass_jax.train.history import Outcome, outcome
+from compass_jax.train.history import outcome
 
 Results = list[tuple[Prompt, Outcome]]
 Load = Callable[[list[Prompt], list[Prompt]], "Unfinished"]

@@ -5,24 +5,28 @@ import json
 import numpy as np
 import pytest
 
-from compass_jax.config import ConfigError, ZeroVarianceConfig
-from compass_jax.data.selection import PromptSelector
+from compass_jax.config import ConfigError, RewardConfig, RLConfig, ZeroVarianceConfig
+from compass_jax.data.selection import CurriculumSelector, StreakSelector, prompt_selector
 from compass_jax.data.stream import PromptStream
-from compass_jax.records import Prompt
+from compass_jax.records import Outcome, Prompt
 
 ON = ZeroVarianceConfig(select=True)
 BATCHES = 120
 PROMPTS = [Prompt(i, 0, "", f"q{i}", np.array([i], np.int32), "") for i in range(40)]
 
 
+def of_kind(kind):
+    return Outcome(4, {"easy": 4.0, "hard": 0.0, "": 2.0}[kind], 40, kind)
+
+
 def streaks(selector, z, kind="easy", epoch=0.0):
     for _ in range(z):
-        selector.update([(p, kind) for p in PROMPTS], epoch)
+        selector.update([(p, of_kind(kind)) for p in PROMPTS], epoch)
 
 
 @pytest.mark.parametrize(("z", "expected"), [(0, 1.0), (1, 0.5), (2, 0.25), (3, 0.125), (20, 0.01)])
 def test_a_streak_of_z_is_kept_with_p_to_the_z_but_never_below_one_percent(z, expected):
-    selector, stream = PromptSelector(ON, seed=3), PromptStream(PROMPTS, 3)
+    selector, stream = StreakSelector(ON, seed=3), PromptStream(PROMPTS, 3)
     streaks(selector, z)
     seen = 0
     for _ in range(BATCHES):
@@ -36,19 +40,19 @@ def test_a_streak_of_z_is_kept_with_p_to_the_z_but_never_below_one_percent(z, ex
 
 
 def test_a_varied_group_ends_a_streak_and_another_kind_starts_a_new_one():
-    selector = PromptSelector(ON, seed=0)
+    selector = StreakSelector(ON, seed=0)
     one = PROMPTS[0]
     for kinds, expected in ((["easy"] * 3, ["easy", 3]), (["easy", "easy", ""], ["", 0]), (["hard", "hard", "easy"], ["easy", 1])):
-        fresh = PromptSelector(ON, seed=0)
+        fresh = StreakSelector(ON, seed=0)
         for kind in kinds:
-            fresh.update([(one, kind)], 0.0)
+            fresh.update([(one, of_kind(kind))], 0.0)
         assert fresh.state()["streak"]["0"] == expected
     assert selector.state()["streak"] == {}
 
 
 def test_the_chances_move_towards_the_targets_from_the_second_epoch_on():
-    selector = PromptSelector(ON, seed=0)
-    results = [(p, "easy" if i < 4 else "hard" if i < 10 else "") for i, p in enumerate(PROMPTS)]  # 10% and 15%
+    selector = StreakSelector(ON, seed=0)
+    results = [(p, of_kind("easy" if i < 4 else "hard" if i < 10 else "")) for i, p in enumerate(PROMPTS)]  # 10% and 15%
     selector.update(results, 0.9)
     assert selector.state()["chance"] == {"easy": 0.5, "hard": 0.5}
     selector.update(results, 1.0)
@@ -59,8 +63,9 @@ def test_the_chances_move_towards_the_targets_from_the_second_epoch_on():
 
 
 def test_switched_off_it_is_the_stream_and_a_batch_is_always_full():
-    selector, stream, plain = PromptSelector(ZeroVarianceConfig(), 1), PromptStream(PROMPTS, 1), PromptStream(PROMPTS, 1)
+    selector, stream, plain = prompt_selector(RLConfig(), RewardConfig(), 1), PromptStream(PROMPTS, 1), PromptStream(PROMPTS, 1)
     streaks(selector, 5)
+    assert not selector.acts
     assert [p.id for p in selector.next_batch(stream, 50)] == [p.id for p in plain.next_batch(50)] and selector.skipped == 0
 
 
@@ -68,18 +73,72 @@ def test_a_restart_makes_the_same_choices():
     def batches(selector, stream, n):
         return [[(p.id, p.visit) for p in selector.next_batch(stream, 8)] for _ in range(n)]
 
-    selector, stream = PromptSelector(ON, seed=7), PromptStream(PROMPTS, 7)
+    selector, stream = StreakSelector(ON, seed=7), PromptStream(PROMPTS, 7)
     streaks(selector, 2, "hard", epoch=2.0)
     batches(selector, stream, 3)
     saved = json.loads(json.dumps([selector.state(), stream.state()]))
     expected = batches(selector, stream, 5)
-    again, place = PromptSelector(ON, seed=7), PromptStream(PROMPTS, 7)
+    again, place = StreakSelector(ON, seed=7), PromptStream(PROMPTS, 7)
     again.restore(saved[0])
     place.restore(saved[1])
     assert batches(again, place, 5) == expected
-    assert batches(PromptSelector(ON, seed=8), PromptStream(PROMPTS, 7), 5) != expected
+    assert batches(StreakSelector(ON, seed=8), PromptStream(PROMPTS, 7), 5) != expected
 
 
 def test_targets_outside_zero_and_one_are_refused():
     with pytest.raises(ConfigError, match=r"select_targets = \(0.1, 1.0\)"):
         ZeroVarianceConfig(select_targets=(0.1, 1.0)).validate()
+
+
+# ---- the curriculum -------------------------------------------------------------------------------------------------
+
+LABELLED = [Prompt(i, 0, ("solved", "frontier", "hopeless", "new")[i % 4], f"q{i}", np.array([i], np.int32), "") for i in range(40)]
+SHARES = {"solved": 1.0, "frontier": 0.5, "hopeless": 0.0}
+
+
+def curriculum(samples=8, steps=30):
+    """A curriculum that has seen half of the prompts of three labels, `steps` times."""
+    selector = prompt_selector(RLConfig(group_size=samples, zero_variance=ZeroVarianceConfig(curriculum=True)), RewardConfig(), 5)
+    assert isinstance(selector, CurriculumSelector) and selector.acts
+    for _ in range(steps):
+        selector.update([(p, Outcome(8, 8 * SHARES[p.label], 80, "")) for p in LABELLED[:20] if p.label in SHARES], 0.0)
+    return selector
+
+
+def test_a_prompt_comes_with_the_chance_that_its_group_varies():
+    """By hand from 1 - p^8 - (1 - p)^8: p = 1/2 from its label, and (8 * 1 + 8 * 1/2) / 16 for one whose own last group was all right."""
+    selector = curriculum()
+    unseen = {p.label: selector.chance(p) for p in LABELLED[20:]}
+    assert unseen == {"solved": 0.05, "hopeless": 0.05, "frontier": pytest.approx(1 - 2 * 0.5**8), "new": pytest.approx(1 - 2 * 0.5**8)}
+    frontier = next(p for p in LABELLED if p.label == "frontier")
+    before = selector._rate("frontier")
+    selector.update([(frontier, Outcome(8, 8.0, 80, "easy"))], 0.0)
+    label = selector._rate("frontier")
+    assert before == 0.5 < label
+    p = (8 + 8 * label) / 16
+    assert selector.chance(frontier) == pytest.approx(1 - p**8 - (1 - p) ** 8)
+
+
+def test_it_follows_a_policy_that_learns_and_skips_what_is_hopeless_before_it_was_tried():
+    selector, stream = curriculum(), PromptStream(LABELLED, 5)
+    taken = [p.label for _ in range(100) for p in selector.next_batch(stream, 4)]
+    share = {label: taken.count(label) / len(taken) for label in (*SHARES, "new")}
+    assert share["hopeless"] < 0.06 and share["solved"] < 0.06 and share["frontier"] + share["new"] > 0.9
+    for _ in range(30):  # what was hopeless is solved every second time now
+        selector.update([(p, Outcome(8, 4.0, 80, "")) for p in LABELLED if p.label == "hopeless"], 0.0)
+    assert selector.chance(LABELLED[22]) > 0.95
+
+
+def test_groups_without_a_verdict_teach_it_nothing_and_rewards_count_on_their_own_scale():
+    selector = CurriculumSelector(8, RewardConfig(right_at=1.0, wrong_at=-1.0, smallest_gap=0.5), 0)
+    selector.update([(LABELLED[0], Outcome(0, 0.0, 80, ""))], 0.0)
+    assert selector.chance(LABELLED[0]) == pytest.approx(1 - 2 * 0.5**8) and selector.metrics() == {}
+    selector.update([(LABELLED[0], Outcome(4, -2.0, 80, ""))], 0.0)
+    assert selector.metrics() == {"curriculum/solved": pytest.approx(0.25)}
+
+
+def test_a_curriculum_goes_on_after_a_restart():
+    selector = curriculum()
+    again = curriculum(steps=0)
+    again.restore(json.loads(json.dumps(selector.state())))
+    assert [again.chance(p) for p in LABELLED] == [selector.chance(p) for p in LABELLED] and again.metrics() == selector.metrics()

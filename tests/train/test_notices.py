@@ -35,16 +35,22 @@ def group_of(*rewards):
 
 @pytest.mark.parametrize("replay", ["R2", "R3"])
 def test_replay_on_a_dense_model_is_allowed_and_said(replay):
-    (said,) = idle_settings(config_with(DENSE, replay=replay), 100)
+    (said,) = idle_settings(config_with(DENSE, replay=replay), 100, 3)
     assert f"rl.replay = '{replay}': the model has no MoE layers" in said
-    assert idle_settings(config_with(DENSE, replay="off"), 100) == [] == idle_settings(config_with(replay=replay), 100)
+    assert idle_settings(config_with(DENSE, replay="off"), 100, 3) == [] == idle_settings(config_with(replay=replay), 100, 3)
+
+
+def test_a_curriculum_over_prompts_of_one_label_is_said():
+    config = config_with(zero_variance=ZeroVarianceConfig(curriculum=True))
+    (said,) = idle_settings(config, 40, 1)
+    assert "all prompts have the same label" in said and idle_settings(config, 40, 2) == []
 
 
 def test_selection_within_one_pass_is_said():
     select = ZeroVarianceConfig(select=True)
-    (said,) = idle_settings(config_with(zero_variance=select, steps=10, prompts_per_step=4), 40)
+    (said,) = idle_settings(config_with(zero_variance=select, steps=10, prompts_per_step=4), 40, 3)
     assert "rl.zero_variance.select" in said and "40 rollouts are not more than one pass over 40 prompts" in said
-    assert idle_settings(config_with(zero_variance=select, steps=11, prompts_per_step=4), 40) == []
+    assert idle_settings(config_with(zero_variance=select, steps=11, prompts_per_step=4), 40, 3) == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tiny_run import tiny_run
 from compass_jax.config import CorrectionConfig, ShapingConfig, ZeroVarianceConfig
 from compass_jax.records import Score
 from compass_jax.rewards.score import Scorer
-from compass_jax.train import loop
+from compass_jax.train import gather, loop
 from compass_jax.train.gather import is_uniform
 from compass_jax.train.loop import run_rl
 from compass_jax.weights import checkpoint
@@ -43,6 +43,21 @@ def numbers(directory):
 @pytest.fixture
 def seldom(monkeypatch):
     monkeypatch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:seldom"))
+
+
+def stop_at_sample(number, monkeypatch):
+    """SIGTERM when so many samples of the process have gone to the verifiers."""
+
+    class Interrupting(Scorer):
+        submitted = 0
+
+        def submit(self, *args):
+            super().submit(*args)
+            Interrupting.submitted += 1
+            if Interrupting.submitted == number:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(loop, "Scorer", partial(Interrupting, verifier="odd_verifiers:seldom"))
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +99,7 @@ def test_groups_that_are_uniform_grow_until_they_vary_and_the_others_do_not(grow
 def test_a_stop_while_groups_grow_loses_nothing(grown, tmp_path, monkeypatch, seldom):
     """SIGTERM at sample 18 of step 1: the first round's 16 are there, the growth has begun; the rest follows after the restart."""
 
-    class Interrupting(Scorer):
-        submitted = 0
-
-        def submit(self, *args):
-            super().submit(*args)
-            Interrupting.submitted += 1
-            if Interrupting.submitted == 18:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(loop, "Scorer", partial(Interrupting, verifier="odd_verifiers:seldom"))
+    stop_at_sample(18, monkeypatch)
     assert run_rl(configured(tmp_path, **EVERYTHING))["stopped"] and checkpoint.read_meta(tmp_path)["pending"]
     assert not run_rl(configured(tmp_path, **EVERYTHING))["stopped"]
     found, expected = numbers(tmp_path), numbers(grown)
@@ -101,3 +107,29 @@ def test_a_stop_while_groups_grow_loses_nothing(grown, tmp_path, monkeypatch, se
     for mine, theirs in zip(found, expected, strict=True):
         for name in theirs:
             np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+HOTTER = {**EVERYTHING, "zero_variance": ZeroVarianceConfig(grow_to=12, grow_temperature=2.0)}
+
+
+def test_each_doubling_samples_at_a_higher_temperature_which_the_correction_sees(tmp_path, monkeypatch, seldom):
+    """Rounds at 1, 2 and 4 times the temperature, also where a stop in the second round cut the step in two; only grown samples are off policy."""
+    rounds = []
+
+    class Watched(gather.Collection):
+        def __iter__(self):
+            rounds.append((self.sampler.temperature, len(self.prompts) * self.samples - len(self.finished)))
+            return super().__iter__()
+
+    monkeypatch.setattr(gather, "Collection", Watched)
+    run_rl(configured(tmp_path / "whole", **HOTTER))
+    asked = {t: [n for s, n in rounds if s == t] for t, _ in rounds}
+    assert set(asked) == {1.0, 2.0, 4.0} and len(asked[1.0]) == len(lines(tmp_path / "whole", "metrics"))
+    grown_groups = [row["metrics"]["zero_variance/grown_groups"] for row in lines(tmp_path / "whole", "metrics")]
+    assert asked[2.0] == [4 * n for n in grown_groups if n]
+    gaps = [row["metrics"]["mismatch/logp_abs_diff"] for row in lines(tmp_path / "whole", "metrics")]
+    assert any(grown_groups) and all((gap > 1e-3) == (n > 0) and (n > 0 or gap < 1e-5) for gap, n in zip(gaps, grown_groups, strict=True)), gaps
+    stop_at_sample(18, monkeypatch)
+    assert run_rl(configured(tmp_path / "cut", **HOTTER))["stopped"]
+    assert not run_rl(configured(tmp_path / "cut", **HOTTER))["stopped"]
+    assert [row["samples"] for row in lines(tmp_path / "cut", "rollouts")] == [row["samples"] for row in lines(tmp_path / "whole", "rollouts")]
