@@ -30,7 +30,6 @@ from compass_jax.evaluate import evaluate_weights
 from compass_jax.rundir import write_atomically
 from compass_jax.train.sft import run_sft
 
-CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tiny_reasoning_cpu.py"
 LEARNING_RATES = {"grpo": 1e-4, "dapo": 1e-4, "cispo": 1e-4, "gspo": 3e-4, "espo": 3e-4}
 VARIANTS = {
     "espo": ObjectiveConfig("espo"),
@@ -47,7 +46,7 @@ TASKS = ("sums", "decisions", "noise")
 
 def task_config(task: str, seed: int, folder: Path, smoke: bool) -> RunConfig:
     """The cold start of a task and everything of its RL but the objective."""
-    config = dataclasses.replace(load_config(str(CONFIG)), seed=seed, run_dir=str(folder / "sft"), name=f"objectives_{task}")
+    config = dataclasses.replace(load_config(str(rl_runs.CONFIG)), seed=seed, run_dir=str(folder / "sft"), name=f"objectives_{task}")
     rl = RLConfig(
         steps=40, prompts_per_step=32, group_size=8, updates_per_rollout=4, replay="R3", buckets=config.rl.buckets, micro_batch_tokens=8192,
         zero_variance=ZeroVarianceConfig(rl_zvp=False), save_every=0, eval_every=8,
@@ -71,22 +70,27 @@ def task_config(task: str, seed: int, folder: Path, smoke: bool) -> RunConfig:
     return dataclasses.replace(config, rl=rl, data=data, sft=sft, evaluation=evaluation)
 
 
-def with_objective(config: RunConfig, name: str, folder: Path) -> RunConfig:
+def with_objective(config: RunConfig, weights: str, name: str, folder: Path) -> RunConfig:
     """The RL run of one variant from the task's cold start."""
     objective = VARIANTS[name]
     optim = OptimConfig(learning_rate=LEARNING_RATES[objective.name], warmup_steps=2)
     safe = name.replace(", ", "_").replace(" ", "_").replace("/", "_")
     return dataclasses.replace(
-        config, run_dir=str(folder / safe), init_from=config.directory, rl=dataclasses.replace(config.rl, objective=objective, optim=optim)
+        config, run_dir=str(folder / safe), init_from=weights, rl=dataclasses.replace(config.rl, objective=objective, optim=optim)
     )
 
 
-def start_accuracy(config: RunConfig, folder: Path) -> float:
-    """Held-out accuracy of the cold start, trained and measured once."""
+def run_sft_of(config: RunConfig) -> str:
+    """The task's own cold start; its directory."""
     run_sft(config)
+    return config.directory
+
+
+def start_accuracy(config: RunConfig, weights: str, folder: Path) -> float:
+    """Held-out accuracy of the cold start, measured once."""
     file = folder / "start.json"
     if not file.exists():
-        write_atomically(file, json.dumps({"accuracy": evaluate_weights(config, config.directory).avg_at_k}))
+        write_atomically(file, json.dumps({"accuracy": evaluate_weights(config, weights).avg_at_k}))
     return json.loads(file.read_text())["accuracy"]
 
 
@@ -96,6 +100,7 @@ def main(argv: list[str] | None = None) -> None:
         tune_allocator("benchmarks.objectives")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="runs/objectives", help="directory of the runs and the results (default: %(default)s)")
+    parser.add_argument("--cold-starts", default="runs/cold_starts", help="cold starts that experiments share (default: %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="VARIANT")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
@@ -110,9 +115,11 @@ def main(argv: list[str] | None = None) -> None:
             if missing:
                 folder = out / f"seed{seed}" / task
                 config = task_config(task, seed, folder, args.smoke)
-                start = start_accuracy(config, folder)
+                shared = task == "sums" and not args.smoke
+                weights = rl_runs.cold_start(seed, Path(args.cold_starts)) if shared else run_sft_of(config)
+                start = start_accuracy(config, weights, folder)
                 for name in missing:
-                    experiments.append(results, {"task": task, **rl_runs.run(with_objective(config, name, folder), start, name)})
+                    experiments.append(results, {"task": task, **rl_runs.run(with_objective(config, weights, name, folder), start, name)})
     rows = sorted(experiments.finished(results), key=lambda row: list(VARIANTS).index(row["variant"]))
     write_atomically(out / "objectives.md", report(rows))
     for task in TASKS:

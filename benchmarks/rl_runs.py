@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import time
@@ -12,12 +13,22 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments
+from compass_jax.cli import load_config
 from compass_jax.config import RunConfig
 from compass_jax.train.loop import run_rl
+from compass_jax.train.sft import run_sft
 
+CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tiny_reasoning_cpu.py"
 SIGNALS = ("verifier_signal", "shaping_signal", "entropy_signal", "none")
 SERIES = ("policy/clip_frac", "entropy_nats", "reward/mean", "response_length/mean", "zero_variance/rate_all_right", "zero_variance/rate_all_wrong")
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")  # Okabe and Ito's
+
+
+def cold_start(seed: int, folder: Path) -> str:
+    """The demo's cold start of this seed, trained once for all experiments that start from it; its directory."""
+    config = dataclasses.replace(load_config(str(CONFIG)), seed=seed, run_dir=str(folder / f"seed{seed}"))
+    run_sft(config)
+    return config.directory
 
 
 def run(config: RunConfig, start_accuracy: float, variant: str) -> dict[str, Any]:

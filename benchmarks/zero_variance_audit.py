@@ -4,7 +4,8 @@
 
 For each seed: the cold start of configs/tiny_reasoning_cpu.py; pass rates of 1,400 of its prompts from 12 samples each; a prompt set of one third
 always right, one third always wrong and one third mixed ones; then the same RL with the stages added one by one. Stage 0 estimates the set's pass
-rates with 4 samples of its own, and pays for them. Every variant has the same number of updates; what it generated, filter rollouts and dropped
+rates with 4 samples of its own, and pays for them. Against RL-ZVP for the last uniform groups: growth at a rising temperature, and a curriculum
+instead of the selection. Every variant has the same number of updates; what it generated, filter rollouts and dropped
 groups included, is on the axis. A line per finished run goes to OUT/zero_variance.jsonl, so that the same command goes on where it was killed;
 at the end OUT/zero_variance.md and OUT/zero_variance.png.
 """
@@ -22,7 +23,7 @@ import numpy as np
 
 from benchmarks import experiments, rl_runs
 from compass_jax.cli import load_config, tune_allocator
-from compass_jax.config import ObjectiveConfig, OptimConfig, RLConfig, RunConfig, ShapingConfig, ZeroVarianceConfig
+from compass_jax.config import CorrectionConfig, ObjectiveConfig, OptimConfig, RLConfig, RunConfig, ShapingConfig, ZeroVarianceConfig
 from compass_jax.data.keep import PassRate
 from compass_jax.data.prompts import train_prompts
 from compass_jax.evaluate import answers, decoder_of, evaluate_weights
@@ -33,7 +34,6 @@ from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rundir import write_atomically
 from compass_jax.train.sft import run_sft
 
-CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tiny_reasoning_cpu.py"
 SAMPLES, LOOKED_AT = 12, 1400  # of a prompt's pass rate, by which the prompt set is put together; and prompts that it is chosen from
 FILTER_SAMPLES = 4
 KINDS = ("always right", "always wrong", "mixed")
@@ -59,13 +59,15 @@ VARIANTS: dict[str, tuple[bool, Callable[[RLConfig], RLConfig]]] = {
     "filter+select+grow": (True, _with(zero_variance=GROW)),
     "filter+select+grow+shaping": (True, _with(zero_variance=GROW, shaping=SHAPING)),
     "all": (True, _with(zero_variance={**GROW, "rl_zvp": True}, shaping=SHAPING)),
+    "no RL-ZVP, hotter growth": (True, _with(zero_variance={**GROW, "grow_temperature": 1.4}, shaping=SHAPING, correction=CorrectionConfig("tis"))),
+    "no RL-ZVP, curriculum": (True, _with(zero_variance={"curriculum": True, "grow_to": 16}, shaping=SHAPING)),
     "all but the filter": (False, _with(zero_variance={**GROW, "rl_zvp": True}, shaping=SHAPING)),
 }
 
 
 def base_config(seed: int, folder: Path, smoke: bool) -> tuple[RunConfig, int]:
     """(plain GRPO on the demo's tasks, prompts of each kind)."""
-    config = dataclasses.replace(load_config(str(CONFIG)), seed=seed, run_dir=str(folder / "sft"))
+    config = dataclasses.replace(load_config(str(rl_runs.CONFIG)), seed=seed, run_dir=str(folder / "sft"))
     rl = RLConfig(
         steps=40, prompts_per_step=32, group_size=8, updates_per_rollout=2, replay="R3", buckets=config.rl.buckets, micro_batch_tokens=8192,
         objective=ObjectiveConfig("grpo"), zero_variance=ZeroVarianceConfig(rl_zvp=False), optim=OptimConfig(learning_rate=1e-4, warmup_steps=2),
@@ -113,12 +115,14 @@ def choose(rates: Sequence[tuple[Prompt, float, int]], each: int, seed: int) -> 
     return {int(i): kind for kind, ids in kinds.items() for i in rng.permutation(ids)[:count]}
 
 
-def prepare(seed: int, out: Path, smoke: bool) -> tuple[RunConfig, Path, Path, float]:
+def prepare(seed: int, out: Path, cold_starts: Path, smoke: bool) -> tuple[RunConfig, Path, Path, float]:
     """(plain GRPO's config, file of the prompt set, stage 0's file, accuracy of the start), made once for each seed."""
     folder = out / f"seed{seed}"
     config, each = base_config(seed, folder, smoke)
-    run_sft(config)
-    weights, chosen_file, filtered = config.directory, folder / "prompts.jsonl", folder / "filter"
+    if smoke:
+        run_sft(config)
+    weights = config.directory if smoke else rl_runs.cold_start(seed, cold_starts)
+    chosen_file, filtered = folder / "prompts.jsonl", folder / "filter"
     if not chosen_file.exists():
         rates = pass_rates(config, weights)
         if smoke:  # a cold start of seconds has no prompt that is always right: kinds by number
@@ -149,6 +153,7 @@ def main(argv: list[str] | None = None) -> None:
         tune_allocator("benchmarks.zero_variance_audit")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="runs/zero_variance", help="directory of the runs and the results (default: %(default)s)")
+    parser.add_argument("--cold-starts", default="runs/cold_starts", help="cold starts that experiments share (default: %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="VARIANT")
     parser.add_argument("--smoke", action="store_true", help="a version of minutes: it shows that everything runs, not what it is worth")
@@ -159,7 +164,7 @@ def main(argv: list[str] | None = None) -> None:
         missing = [name for name in args.only if (name, seed) not in {(r["variant"], r["seed"]) for r in experiments.finished(results)}]
         if not missing:
             continue
-        config, chosen, filtered, start = prepare(seed, out, args.smoke)
+        config, chosen, filtered, start = prepare(seed, out, Path(args.cold_starts), args.smoke)
         for name in missing:
             uses_filter, change = VARIANTS[name]
             data = dataclasses.replace(config.data, keep_file=str(filtered if uses_filter else chosen))

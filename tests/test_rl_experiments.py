@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import objectives, rl_runs, synthetic_tasks, zero_variance_audit
+from benchmarks import alpha, objectives, rl_runs, synthetic_tasks, zero_variance_audit
 from compass_jax.records import Prompt
 from compass_jax.rewards.verifiers import Check, Task, build
 
@@ -54,7 +54,7 @@ def test_every_variant_is_a_configuration_that_may_run(name, tmp_path):
 @pytest.mark.parametrize("name", list(objectives.VARIANTS))
 def test_every_objective_is_a_configuration_that_may_run(name, tmp_path):
     config = objectives.task_config("decisions", 0, tmp_path, smoke=False)
-    assert objectives.with_objective(config, name, tmp_path).validate_for_rl().rl.objective == objectives.VARIANTS[name]
+    assert objectives.with_objective(config, "weights", name, tmp_path).validate_for_rl().rl.objective == objectives.VARIANTS[name]
 
 
 @pytest.mark.parametrize("task", ["decisions", "noise"])
@@ -104,3 +104,16 @@ def test_smoke_of_the_objectives(tmp_path, monkeypatch):
     monkeypatch.setattr(rl_runs, "run_rl", lambda config: pytest.fail("nothing was left to run"))
     objectives.main(args)
     assert (tmp_path / "objectives.md").read_text() == table
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compile_once")
+def test_smoke_of_the_calibration(tmp_path):
+    """Both sizes on the smallest vocabulary; a second call measures nothing and writes the same table."""
+    args = ["--out", str(tmp_path), "--vocabularies", "512", "--smoke"]
+    alpha.main(args)
+    table = (tmp_path / "alpha.md").read_text()
+    assert all(f"| {size} | 512 |" in table for size in alpha.SIZES) and (tmp_path / "alpha.png").stat().st_size > 10_000
+    lines = (tmp_path / "alpha.jsonl").read_text()
+    alpha.main(args)
+    assert (tmp_path / "alpha.jsonl").read_text() == lines and (tmp_path / "alpha.md").read_text() == table
