@@ -10,12 +10,12 @@ from jaxtyping import Array, Bool, Float, Int
 from compass_jax.config import RLConfig
 from compass_jax.rl.advantages import group_advantage
 from compass_jax.rl.correction import correction_weight
-from compass_jax.rl.diagnostics import Diagnostics
+from compass_jax.rl.diagnostics import Diagnostics, mean_of
 from compass_jax.rl.espo import entropy_groups
 from compass_jax.rl.grouping import spread
 from compass_jax.rl.objectives import token_weights
 from compass_jax.rl.shapes import require_shape
-from compass_jax.rl.shaping import inversion, shaped_reward
+from compass_jax.rl.shaping import inversion, penalties
 from compass_jax.rl.zero_variance import Kind, group_kind, rl_zvp_advantage, waste
 
 
@@ -61,13 +61,15 @@ def prepare(
     row_kind = jnp.where(group >= 0, spread(kinds, group), int(Kind.UNDECIDED))
 
     objective, zero = config.objective, jnp.zeros((), dtype)
-    shaped = reward
+    shaped, components = reward, {"verifier": reward}
     if config.shaping.total:  # stage 3
         if config.shaping.repetition_penalty and repetition is None:
             raise ValueError(f"prepare: rl.shaping.repetition_penalty = {config.shaping.repetition_penalty} needs repetition, a share per response")
         length = jnp.sum(mask, axis=1, dtype=jnp.int32)
         repeated = jnp.zeros_like(reward) if repetition is None else repetition  # without the penalty it is multiplied by 0
-        shaped = shaped_reward(reward, length, repeated, config.shaping, right_at=right_at, max_new_tokens=max_new_tokens)
+        taken = penalties(reward, length, repeated, config.shaping, right_at=right_at, max_new_tokens=max_new_tokens)
+        shaped = reward - sum(taken.values())
+        components |= {name: -x for name, x in taken.items()}
     normalize = config.normalize_std and objective.name != "dr_grpo"
     response_advantage, by_shaping = group_advantage(reward, known, group, n_groups, normalize, shaped)
     advantage = jnp.where(trained, response_advantage[:, None], zero)
@@ -86,5 +88,6 @@ def prepare(
         weight = weight * factor
     generated = mask & (group >= 0)[:, None]
     metrics = waste(generated, known, row_kind, kinds, rl_zvp=config.zero_variance.rl_zvp, by_shaping=by_shaping, dtype=dtype)
+    metrics |= {f"reward/{name}/mean": mean_of(x, known) for name, x in components.items()}
     metrics |= corrected | inversion(reward, advantage, trained, known, group)
     return Prepared(advantage, weight, trained, entropy_group), metrics

@@ -16,7 +16,7 @@ from compass_jax.rl.grouping import UNIFORM_WITHIN
 from compass_jax.rl.shapes import require_shape
 
 
-def shaped_reward(
+def penalties(
     reward: Float[Array, "b"],
     length: Int[Array, "b"],
     repetition: Float[Array, "b"],
@@ -24,22 +24,26 @@ def shaped_reward(
     *,
     right_at: float,
     max_new_tokens: int,
-) -> Float[Array, "b"]:
-    """Raw reward less the penalties; `length` in generated tokens, `repetition` in [0, 1] (rewards/penalties.py).
+) -> dict[str, Float[Array, "b"]]:
+    """What each penalty takes off, by name; `length` in generated tokens, `repetition` in [0, 1] (rewards/penalties.py).
 
-        right:   R - w_len * clip((n - free) / (max - free), 0, 1) - w_rep * repetition
-        all:     - w_over * clip((n - (max - buffer)) / buffer, 0, 1)        DAPO, arXiv 2503.14476, eq. 13
+        length       of right answers, w_len * clip((n - free) / (max - free), 0, 1)
+        repetition   of right answers, w_rep * repetition
+        overlong     of all answers, w_over * clip((n - (max - buffer)) / buffer, 0, 1)        DAPO, arXiv 2503.14476, eq. 13
+
+    Shaped reward = raw reward - their sum.
     """
-    require_shape("shaped_reward", reward.shape[:1], reward=reward, length=length, repetition=repetition)
+    require_shape("penalties", reward.shape[:1], reward=reward, length=length, repetition=repetition)
     dtype = reward.dtype
-    n = length.astype(dtype)
+    n, zero, right = length.astype(dtype), jnp.zeros((), dtype), reward >= right_at
 
     def ramp(start: int) -> Float[Array, "b"]:
         return jnp.clip((n - start) / max(max_new_tokens - start, 1), 0.0, 1.0).astype(dtype)
 
-    of_right = config.length_penalty * ramp(config.length_free_tokens) + config.repetition_penalty * repetition
-    of_all = config.overlong_penalty * ramp(max_new_tokens - config.overlong_buffer_tokens)
-    return reward - jnp.where(reward >= right_at, of_right.astype(dtype), jnp.zeros((), dtype)) - of_all.astype(dtype)
+    of_length = config.length_penalty * ramp(config.length_free_tokens)
+    overlong = config.overlong_penalty * ramp(max_new_tokens - config.overlong_buffer_tokens)
+    of_right = {"length": of_length, "repetition": config.repetition_penalty * repetition}
+    return {name: jnp.where(right, x.astype(dtype), zero) for name, x in of_right.items()} | {"overlong": overlong.astype(dtype)}
 
 
 def inversion(

@@ -13,13 +13,15 @@ from compass_jax.rl import shaping
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.prepare import prepare
 
-shaped_reward = jax.jit(shaping.shaped_reward, static_argnames=("config", "right_at", "max_new_tokens"))
+penalties = jax.jit(shaping.penalties, static_argnames=("config", "right_at", "max_new_tokens"))
 CONFIG = ShapingConfig(length_penalty=0.05, length_free_tokens=10, repetition_penalty=0.02)
 
 
 def shaped(reward, length, repetition, config=CONFIG):
     arrays = jnp.asarray(reward, jnp.float32), jnp.asarray(length, jnp.int32), jnp.asarray(repetition, jnp.float32)
-    return np.asarray(shaped_reward(*arrays, config, right_at=1.0, max_new_tokens=50))
+    taken = penalties(*arrays, config, right_at=1.0, max_new_tokens=50)
+    assert set(taken) == {"length", "repetition", "overlong"}
+    return np.asarray(arrays[0] - sum(taken.values()))
 
 
 def test_penalties_by_hand_and_for_right_answers_alone():
@@ -65,6 +67,16 @@ def test_a_uniform_right_group_learns_from_the_penalty_undivided_and_a_varied_on
     off, without = run(ShapingConfig(), reward, lengths, [0] * 10, group)
     np.testing.assert_allclose(off[:3], 0.1, rtol=1e-6)
     assert without["waste/frac_shaping_signal"] == 0
+
+
+def test_the_mean_of_every_component_is_reported_and_they_sum_to_the_shaped_reward():
+    """Rewards of the known samples alone: right with 5 and 50 tokens, wrong with 50, one unknown that would spoil every mean."""
+    config = ShapingConfig(length_penalty=0.05, repetition_penalty=0.02, overlong_penalty=0.1, overlong_buffer_tokens=10)
+    _, found = run(config, [1, 1, 0, 9], [5, 50, 50, 50], [0, 0.5, 1, 1], [0, 0, 0, 0], known=[True, True, True, False])
+    expected = {"verifier": 2 / 3, "length": -(0.005 + 0.05) / 3, "repetition": -0.01 / 3, "overlong": -0.2 / 3}
+    assert {name: found[f"reward/{name}/mean"] for name in expected} == pytest.approx(expected, rel=1e-5)
+    _, plain = run(ShapingConfig(), [1, 0], [5, 50], [0, 0], [0, 0])
+    assert [name for name in plain if name.startswith("reward/")] == ["reward/verifier/mean"] and plain["reward/verifier/mean"] == 0.5
 
 
 def test_no_allowed_penalty_inverts_a_pair_and_a_larger_one_does():
