@@ -88,6 +88,7 @@ def run_sft_of(config: RunConfig) -> str:
 
 def start_accuracy(config: RunConfig, weights: str, folder: Path) -> float:
     """Held-out accuracy of the cold start, measured once."""
+    folder.mkdir(parents=True, exist_ok=True)
     file = folder / "start.json"
     if not file.exists():
         write_atomically(file, json.dumps({"accuracy": evaluate_weights(config, weights).avg_at_k}))

@@ -119,6 +119,7 @@ def prepare(seed: int, out: Path, cold_starts: Path, smoke: bool) -> tuple[RunCo
     """(plain GRPO's config, file of the prompt set, stage 0's file, accuracy of the start), made once for each seed."""
     folder = out / f"seed{seed}"
     config, each = base_config(seed, folder, smoke)
+    folder.mkdir(parents=True, exist_ok=True)
     if smoke:
         run_sft(config)
     weights = config.directory if smoke else rl_runs.cold_start(seed, cold_starts)
