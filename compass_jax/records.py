@@ -92,8 +92,9 @@ class Outcome(NamedTuple):
 
     known: int  # samples with a verdict
     reward_sum: float
-    response_tokens: int
+    response_tokens: int  # of all samples
     kind: str  # "easy": all right, "hard": all wrong, "": any other
+    samples: int
 
 
 class TrainBatch(NamedTuple):

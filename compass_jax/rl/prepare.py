@@ -61,15 +61,7 @@ def prepare(
     row_kind = jnp.where(group >= 0, spread(kinds, group), int(Kind.UNDECIDED))
 
     objective, zero = config.objective, jnp.zeros((), dtype)
-    shaped, components = reward, {"verifier": reward}
-    if config.shaping.total:  # stage 3
-        if config.shaping.repetition_penalty and repetition is None:
-            raise ValueError(f"prepare: rl.shaping.repetition_penalty = {config.shaping.repetition_penalty} needs repetition, a share per response")
-        length = jnp.sum(mask, axis=1, dtype=jnp.int32)
-        repeated = jnp.zeros_like(reward) if repetition is None else repetition  # without the penalty it is multiplied by 0
-        taken = penalties(reward, length, repeated, config.shaping, right_at=right_at, max_new_tokens=max_new_tokens)
-        shaped = reward - sum(taken.values())
-        components |= {name: -x for name, x in taken.items()}
+    shaped, components = _shape(mask, reward, repetition, config, right_at, max_new_tokens)
     normalize = config.normalize_std and objective.name != "dr_grpo"
     response_advantage, by_shaping = group_advantage(reward, known, group, n_groups, normalize, shaped)
     advantage = jnp.where(trained, response_advantage[:, None], zero)
@@ -91,3 +83,15 @@ def prepare(
     metrics |= {f"reward/{name}/mean": mean_of(x, known) for name, x in components.items()}
     metrics |= corrected | inversion(reward, advantage, trained, known, group)
     return Prepared(advantage, weight, trained, entropy_group), metrics
+
+
+def _shape(mask: Bool[Array, "b t"], reward: Float[Array, "b"], repetition: Float[Array, "b"] | None, config: RLConfig, right_at: float, most: int):
+    """Stage 3: (the reward that advantages are made of, its parts by name)."""
+    if not config.shaping.total:
+        return reward, {"verifier": reward}
+    if config.shaping.repetition_penalty and repetition is None:
+        raise ValueError(f"prepare: rl.shaping.repetition_penalty = {config.shaping.repetition_penalty} needs repetition, a share per response")
+    length = jnp.sum(mask, axis=1, dtype=jnp.int32)
+    repeated = jnp.zeros_like(reward) if repetition is None else repetition  # without the penalty it is multiplied by 0
+    taken = penalties(reward, length, repeated, config.shaping, right_at=right_at, max_new_tokens=most)
+    return reward - sum(taken.values()), {"verifier": reward, **{name: -x for name, x in taken.items()}}

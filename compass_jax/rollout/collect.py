@@ -18,6 +18,7 @@ import numpy as np
 from compass_jax.records import Prompt, Rollout
 from compass_jax.rollout.engine import DecodeState, Engine, Prefix
 from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
+from compass_jax.rollout.schedule import longest_first
 
 
 @dataclass
@@ -49,6 +50,7 @@ class _Open:
     waiting: deque[tuple[int, int]]  # (prompt row, sample column)
     prompts: list[Prompt]
     first_request: list[int]  # store row of sample 0 of each prompt row
+    most: jax.Array | None  # new tokens of each prompt row
 
 
 @dataclass
@@ -56,7 +58,7 @@ class Collection:
     """One batch of requests: every prompt sampled `samples` times. Iterate to run it; `store` then holds the routing.
 
     Sample c of prompt n is row n * samples + c. Rows in `finished` are left out: an interrupted collection had them, and
-    their routing is in the `store` that is passed in.
+    their routing is in the `store` that is passed in. The order in which they run changes no sample: keys belong to requests, not to slots.
     """
 
     engine: Engine
@@ -71,6 +73,8 @@ class Collection:
     stats: RolloutStats = field(default_factory=RolloutStats)
     store: jax.Array | None = None
     finished: frozenset[int] = frozenset()
+    expected: Sequence[float] | None = None  # response tokens of each prompt's samples, NaN where unknown: the longest start first
+    max_new_tokens: Sequence[int] | None = None  # of each prompt's samples, at most the configuration's
 
     def __iter__(self) -> Iterator[Rollout]:
         started = time.perf_counter() - self.stats.seconds  # statistics may go on from an earlier collection's
@@ -78,7 +82,9 @@ class Collection:
             self.store = self.engine.new_store(len(self.prompts) * self.samples)
         slots = self.engine.config.slots
         state = self.engine.init_decode_state()
-        queue = deque((n, p) for n, p in enumerate(self.prompts) if not self.finished.issuperset(range(n * self.samples, (n + 1) * self.samples)))
+        order = range(len(self.prompts)) if self.expected is None else longest_first(self.expected)
+        missing = [n for n in order if not self.finished.issuperset(range(n * self.samples, (n + 1) * self.samples))]
+        queue = deque((n, self.prompts[n]) for n in missing)
         self._open: _Open | None = None
         owner: list[tuple[Prompt, int, int] | None] = [None] * slots  # (prompt, sample, store row)
         lengths = np.zeros(slots, np.int32)
@@ -107,7 +113,7 @@ class Collection:
                 slots[row, column] = slot
                 owner[slot] = (opened.prompts[row], column, opened.first_request[row] + column)
                 lengths[slot] = len(opened.prompts[row].tokens) + 1
-            state = self.engine.bulk_insert(opened.prefix, state, jnp.asarray(slots))
+            state = self.engine.bulk_insert(opened.prefix, state, jnp.asarray(slots), opened.most)
             if not opened.waiting:
                 self._open = None
         return state
@@ -134,7 +140,10 @@ class Collection:
         )
         self.stats.prefills += 1
         waiting = deque((r, c) for r, (n, _) in enumerate(taken) for c in range(s) if n * s + c not in self.finished)
-        return _Open(prefix, waiting, [p for _, p in taken], [n * s for n, _ in taken])
+        most = None
+        if self.max_new_tokens is not None:
+            most = jnp.asarray([self.max_new_tokens[n] for n, _ in taken] + [1] * (rows - len(taken)), jnp.int32)
+        return _Open(prefix, waiting, [p for _, p in taken], [n * s for n, _ in taken], most)
 
     def _tick(self, state, owner, lengths, waiting: bool):
         """One generate call; the cache is read up to the longest live sequence, rounded up to a bucket."""

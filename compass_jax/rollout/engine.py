@@ -159,8 +159,13 @@ class Engine:
         return self.bulk_insert(prefix, decode_state, slots)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
-    def bulk_insert(self, prefix: Prefix, decode_state: DecodeState, slots: Int[Array, "p s"]) -> DecodeState:
-        """Puts sample `s` of prompt `p` into `slots[p, s]`; -1 leaves it out (for a later call with the same prefix)."""
+    def bulk_insert(
+        self, prefix: Prefix, decode_state: DecodeState, slots: Int[Array, "p s"], max_new_tokens: Int[Array, "p"] | None = None
+    ) -> DecodeState:
+        """Puts sample `s` of prompt `p` into `slots[p, s]`; -1 leaves it out (for a later call with the same prefix).
+
+        `max_new_tokens` cuts the samples of each prompt, at most at the configuration's (None: there).
+        """
         state, (p, s), t = decode_state, slots.shape, prefix.tokens.shape[1]
         flat = slots.reshape(p * s)
         to = jnp.where(flat < 0, self.config.slots, flat)  # out of range: dropped
@@ -181,7 +186,9 @@ class Engine:
         def first(buffer, new):
             return buffer.at[to, lengths].set(new.astype(buffer.dtype), mode="drop")
 
-        limits = lengths + self.config.max_new_tokens
+        most = jnp.full(prefix.lengths.shape, self.config.max_new_tokens, jnp.int32)
+        most = most if max_new_tokens is None else jnp.clip(max_new_tokens, 1, most)
+        limits = lengths + jnp.take(most, source)
         return DecodeState(
             cache=jax.tree.map(layer, state.cache, prefix.cache),
             tokens=first(window(state.tokens, prefix.tokens), token),

@@ -9,7 +9,7 @@ decided when its last sample is scored, so the rounds depend on results alone, n
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -71,8 +71,9 @@ def is_uniform(scores: Sequence[Score]) -> bool:
 class Gatherer:
     """Samples and scores groups, verifiers overlapped with decoding."""
 
-    def __init__(self, engine: Engine, scorer: Scorer, decode_text, stop, config: RLConfig, seed: int):
+    def __init__(self, engine: Engine, scorer: Scorer, decode_text, stop, config: RLConfig, seed: int, expected_length: Callable[[Prompt], float]):
         self.engine, self.scorer, self.decode_text, self.stop, self.rl, self.seed = engine, scorer, decode_text, stop, config, seed
+        self.expected_length = expected_length
 
     def __call__(self, params: Any, prompts: Sequence[Prompt], policy_version: int, have: Samples, account: Account) -> tuple[list[Group], Any]:
         """The groups in the order of the prompts, and the routing store of their rows.
@@ -113,6 +114,7 @@ class Gatherer:
         collection = Collection(
             self.engine, params, prompts, capacity, Purpose.TRAIN, self.seed, policy_version=policy_version, stats=stats,
             sampler=sampler, keep_routing=self.rl.replay == "R3", store=store, finished=frozenset(range(len(prompts) * capacity)) - missing,
+            expected=[self.expected_length(prompt) for prompt in prompts],
         )  # fmt: skip
         for rollout in collection:
             finished[rollout.row] = rollout

@@ -67,8 +67,9 @@ class RLTrainer:
         check_lengths(self.heldout, config.rollout.prompt_buckets[-1])
         self.stream = PromptStream(prompts, config.seed, [source.repeat for source in config.data.sources])
         self.selector = prompt_selector(self.rl, config.rewards, config.seed)
-        self.refill = Refill(Gatherer(self.engine, scorer, self.tokenizer.decode, stop, self.rl, config.seed), self.rl, config.rewards)
         self.history = PromptHistory()
+        gatherer = Gatherer(self.engine, scorer, self.tokenizer.decode, stop, self.rl, config.seed, self.history.expected_length)
+        self.refill = Refill(gatherer, self.rl, config.rewards)
         self.done_steps = 0
         self.total_updates = self.rl.steps * self.rl.updates_per_rollout * self.rl.epochs
         self.notices = Notices(config, telemetry.note)

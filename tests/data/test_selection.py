@@ -16,7 +16,7 @@ PROMPTS = [Prompt(i, 0, "", f"q{i}", np.array([i], np.int32), "") for i in range
 
 
 def of_kind(kind):
-    return Outcome(4, {"easy": 4.0, "hard": 0.0, "": 2.0}[kind], 40, kind)
+    return Outcome(4, {"easy": 4.0, "hard": 0.0, "": 2.0}[kind], 40, kind, 4)
 
 
 def streaks(selector, z, kind="easy", epoch=0.0):
@@ -101,7 +101,7 @@ def curriculum(samples=8, steps=30):
     selector = prompt_selector(RLConfig(group_size=samples, zero_variance=ZeroVarianceConfig(curriculum=True)), RewardConfig(), 5)
     assert isinstance(selector, CurriculumSelector) and selector.acts
     for _ in range(steps):
-        selector.update([(p, Outcome(8, 8 * SHARES[p.label], 80, "")) for p in LABELLED[:20] if p.label in SHARES], 0.0)
+        selector.update([(p, Outcome(8, 8 * SHARES[p.label], 80, "", 8)) for p in LABELLED[:20] if p.label in SHARES], 0.0)
     return selector
 
 
@@ -112,7 +112,7 @@ def test_a_prompt_comes_with_the_chance_that_its_group_varies():
     assert unseen == {"solved": 0.05, "hopeless": 0.05, "frontier": pytest.approx(1 - 2 * 0.5**8), "new": pytest.approx(1 - 2 * 0.5**8)}
     frontier = next(p for p in LABELLED if p.label == "frontier")
     before = selector._rate("frontier")
-    selector.update([(frontier, Outcome(8, 8.0, 80, "easy"))], 0.0)
+    selector.update([(frontier, Outcome(8, 8.0, 80, "easy", 8))], 0.0)
     label = selector._rate("frontier")
     assert before == 0.5 < label
     p = (8 + 8 * label) / 16
@@ -125,15 +125,15 @@ def test_it_follows_a_policy_that_learns_and_skips_what_is_hopeless_before_it_wa
     share = {label: taken.count(label) / len(taken) for label in (*SHARES, "new")}
     assert share["hopeless"] < 0.06 and share["solved"] < 0.06 and share["frontier"] + share["new"] > 0.9
     for _ in range(30):  # what was hopeless is solved every second time now
-        selector.update([(p, Outcome(8, 4.0, 80, "")) for p in LABELLED if p.label == "hopeless"], 0.0)
+        selector.update([(p, Outcome(8, 4.0, 80, "", 8)) for p in LABELLED if p.label == "hopeless"], 0.0)
     assert selector.chance(LABELLED[22]) > 0.95
 
 
 def test_groups_without_a_verdict_teach_it_nothing_and_rewards_count_on_their_own_scale():
     selector = CurriculumSelector(8, RewardConfig(right_at=1.0, wrong_at=-1.0, smallest_gap=0.5), 0)
-    selector.update([(LABELLED[0], Outcome(0, 0.0, 80, ""))], 0.0)
+    selector.update([(LABELLED[0], Outcome(0, 0.0, 80, "", 8))], 0.0)
     assert selector.chance(LABELLED[0]) == pytest.approx(1 - 2 * 0.5**8) and selector.metrics() == {}
-    selector.update([(LABELLED[0], Outcome(4, -2.0, 80, ""))], 0.0)
+    selector.update([(LABELLED[0], Outcome(4, -2.0, 80, "", 8))], 0.0)
     assert selector.metrics() == {"curriculum/solved": pytest.approx(0.25)}
 
 

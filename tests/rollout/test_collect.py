@@ -157,3 +157,28 @@ def test_no_requests_and_nothing_left_to_do():
 def test_a_prompt_longer_than_the_longest_bucket_is_refused():
     with pytest.raises(ValueError, match="a prompt of 17 tokens exceeds the longest bucket"):
         list(collection(prompts=[PROMPTS[0], make_prompt(9, 17)]))
+
+
+def test_the_longest_expected_start_first_and_no_sample_changes(reference, monkeypatch):
+    """Prompts are prefilled in the order of what is expected of them, within a bucket; and every sample is the reference's."""
+    expected = [3.0, float("nan"), 9.0, 1.0, 8.0, 2.0, 7.0]  # prompt 1 counts as the mean, 5
+    started, prefill = [], collect.Collection._prefill
+
+    def watched(self, queue, free):
+        opened = prefill(self, queue, free)
+        started.extend(first // SAMPLES for first in opened.first_request)
+        return opened
+
+    monkeypatch.setattr(collect.Collection, "_prefill", watched)
+    rollouts = list(collection(2, expected=expected))
+    assert started == [2, 4, 6, 1, 0, 5, 3]
+    assert by_request(rollouts) == by_request(list(reference[0].values()))
+
+
+def test_each_prompt_may_have_a_limit_of_its_own(reference):
+    """A sample is the reference's, cut at its prompt's limit; a limit above the configuration's does nothing."""
+    limits = [1, 8, 3, 99, 2, 5, 4]
+    whole = by_request(list(reference[0].values()))
+    for (prompt, sample), tokens in by_request(list(collection(max_new_tokens=limits))).items():
+        n = next(i for i, p in enumerate(PROMPTS) if p.id == prompt)
+        assert tokens == whole[prompt, sample][: len(PROMPTS[n].tokens) + limits[n]]
