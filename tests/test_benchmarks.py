@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from benchmarks import common, rollout
+from benchmarks import common, long_tail, rollout
 
 ROOT = Path(__file__).parent.parent
 
@@ -124,6 +125,20 @@ def test_the_command_ends_with_one_line_of_json(run, capsys):
     assert found["agreement"]["logits_max_abs_diff"] < 1e-4 and found["ours_compile_s"] > 0
     assert found["others_cpu_share_max"] is None or 0 <= found["others_cpu_share_max"] <= 1.1
     assert set(found["transformers_options"]) >= {"experts", "attention"}
+
+
+def test_the_long_tail_ends_with_one_line_of_json(capsys):
+    long_tail.main(["--smoke", "--rounds", "2"])
+    (line,) = capsys.readouterr().out.splitlines()
+    found = json.loads(line)
+    assert found["benchmark"] == "long_tail" and found["smoke"] and found["requests"] == 12 and found["ratio"] > 0
+    assert 0 < found["slot_occupancy"] <= 1 and found["arrival_over_longest_first"]["steps"] > 0
+
+
+def test_the_mix_is_log_normal_and_expectations_are_off_by_their_factor():
+    lengths, expected = long_tail.request_lengths(4096, 512, 64)
+    assert np.median(lengths) == pytest.approx(64, rel=0.05) and lengths.max() == 512 and lengths.min() >= 1
+    assert np.std(np.log(expected / lengths)) == pytest.approx(0.5, rel=0.05)
 
 
 def test_a_number_of_rounds_that_cannot_be_is_refused(capsys):

@@ -1,0 +1,126 @@
+"""Generation of a long-tailed mix: 1,024 requests of log-normal length (median 64, sigma 1, cut at 512) on 64 slots, against transformers.
+
+    python -m benchmarks.long_tail [--rounds 7] [--smoke]
+
+Ours is the rollout's collector: freed slots are filled again, the longest expected requests first; what it expects is the true length
+times e^(0.5 z), z standard normal. transformers generates static batches of 64 in the order of arrival, each until its longest request is
+done; tokens that a request did not ask for do not count. `arrival_over_longest_first` compares our two orders, in decode steps and in seconds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import common
+from benchmarks.rollout import CACHE_BUCKET, Theirs, calibrate
+from compass_jax.cli import tune_allocator
+from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
+from compass_jax.records import Prompt, stable_id
+from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.sampling import Purpose
+from compass_jax.weights.handover import hand_over
+
+MEDIAN, SIGMA, ERROR = 64, 1.0, 0.5
+ORDER_ROUNDS = 3  # of our two orders against each other, behind the rounds
+
+
+def request_lengths(n: int, longest: int, median: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(new tokens of each request, what is expected of it)."""
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(np.exp(np.log(median) + SIGMA * rng.standard_normal(n)), 1, longest).astype(np.int64)
+    return lengths, lengths * np.exp(ERROR * rng.standard_normal(n))
+
+
+class Ours:
+    """compass_jax: one collection over all requests, each at its next visit."""
+
+    def __init__(self, config: ModelConfig, params: Any, prompts: np.ndarray, lengths: np.ndarray, expected: np.ndarray, slots: int):
+        most = int(lengths.max())
+        self.rollout = RolloutConfig(
+            slots=slots, prompt_buckets=(prompts.shape[1],), max_new_tokens=most, tokens_per_call=CACHE_BUCKET, cache_bucket=CACHE_BUCKET * 4
+        )
+        self.engine = Engine(config, ComputeConfig(), self.rollout, eos_id=-1)
+        self.params, _ = hand_over(params, "float32")
+        self.prompts = [Prompt(stable_id(f"prompt {i}"), 0, "random", "", row.astype(np.int32), "") for i, row in enumerate(prompts)]
+        self.lengths, self.expected = lengths.tolist(), expected.tolist()
+        self.visit = 0
+        self.stats: dict[bool, Any] = {}
+
+    def generate(self, by_length: bool = True) -> int:
+        """Generates in one of the two orders; returns the number of new tokens."""
+        prompts = [prompt.at_visit(self.visit) for prompt in self.prompts]
+        self.visit += 1
+        collection = Collection(
+            self.engine, self.params, prompts, 1, Purpose.TRAIN, 0, expected=self.expected if by_length else None, max_new_tokens=self.lengths
+        )
+        made = sum(rollout.response_length for rollout in collection)
+        jax.block_until_ready(collection.store)
+        self.stats[by_length] = collection.stats
+        return made
+
+
+def static_batches(theirs: Theirs, prompts: np.ndarray, lengths: np.ndarray, slots: int) -> int:
+    """transformers' side; returns the number of tokens that were asked for."""
+    import torch
+
+    for first in range(0, len(prompts), slots):
+        part = slice(first, first + slots)
+        theirs.prompts = torch.tensor(prompts[part])
+        theirs.mask = torch.ones_like(theirs.prompts)
+        theirs(int(lengths[part].max()))
+    return int(lengths.sum())
+
+
+def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
+    """Measures and prints the report."""
+    requests, longest, median = (12, 16, 6) if smoke else (1024, 512, MEDIAN)
+    slots = setup.prompts
+    model, config, params = common.build_pair(setup)
+    agreement = common.compare_logits(model, config, params, setup)
+    prompts = common.random_tokens(setup, (requests, setup.prompt_length), seed=3)
+    lengths, expected = request_lengths(requests, longest, median)
+    theirs = Theirs(model, prompts[:slots], setup.new_tokens)
+    options, times = calibrate(theirs)
+    ours = Ours(config, params, prompts, lengths, expected, slots)
+    for by_length in (False, True):
+        if (made := ours.generate(by_length)) != lengths.sum():
+            raise SystemExit(f"ours generated {made} tokens, not {lengths.sum()}: nothing was timed")
+    found = common.run_rounds(ours.generate, lambda: static_batches(theirs, prompts, lengths, slots), rounds, common.make_probe())
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for r in range(min(rounds, ORDER_ROUNDS)):
+        for by_length in (False, True)[:: -1 if r % 2 else 1]:
+            seconds[by_length].append(common.seconds(lambda by_length=by_length: ours.generate(by_length)))
+    arrival, by_length = ours.stats[False], ours.stats[True]
+    details = {
+        "requests": requests,
+        "slots": slots,
+        "lengths": {"median": float(np.median(lengths)), "mean": round(float(lengths.mean()), 1), "longest": int(lengths.max())},
+        "slot_occupancy": round(by_length.metrics()["rollout/slot_occupancy"], 4),
+        "slot_occupancy_arrival": round(arrival.metrics()["rollout/slot_occupancy"], 4),
+        "arrival_over_longest_first": {
+            "steps": round(arrival.steps / by_length.steps, 4),
+            "seconds": round(statistics.median(seconds[False]) / statistics.median(seconds[True]), 4),
+        },
+        "transformers_options": options,
+        "transformers_calibration_s": times,
+        "agreement": agreement,
+        "both_sides": "float32, temperature 1, untruncated distribution, no end token: a request ends at its length; prefill included",
+    }
+    common.report("long_tail", smoke, common.summarise(found), details, common.environment())
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    if argv is None:
+        tune_allocator("benchmarks.long_tail")
+    args = common.arguments("generation of a long-tailed mix against transformers", argv)
+    run(args.rounds, common.SMOKE if args.smoke else common.REFERENCE, args.smoke)
+
+
+if __name__ == "__main__":
+    main()
