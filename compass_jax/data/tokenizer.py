@@ -81,6 +81,18 @@ class Tokenizer:
         LM head) are dropped, bytes that are not UTF-8 become U+FFFD."""
         return self._backend.decode([i for i in map(int, ids) if 0 <= i < self.vocab_size], skip_special_tokens=True)
 
+    def byte_of(self, token: int) -> int | None:
+        """The byte that a token of a byte-level vocabulary stands for, where it is one byte; None otherwise."""
+        spelling = self._backend.id_to_token(int(token))
+        return self._bytes.get(spelling) if spelling is not None else None
+
+    @cached_property
+    def _bytes(self) -> dict[str, int]:
+        """Byte-level BPE spells a byte as its own character where that is printable, and by the characters from 256 on otherwise."""
+        own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+        others = [b for b in range(256) if b not in set(own)]
+        return {chr(b): b for b in own} | {chr(256 + i): b for i, b in enumerate(others)}
+
     @cached_property
     def _template(self) -> Any:
         import jinja2

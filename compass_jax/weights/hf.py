@@ -287,10 +287,27 @@ def export_hf(path: str | Path, out: str | Path, dtype: str | None = None, token
     to carry the tokenizer from; None: `tokenizer` of the run directory, where there is one.
     """
     params, config = _restore_params(path)
-    if tokenizer is None:
-        beside = (Path(path) / "tokenizer", checkpoint.locate(path).parent.parent / "tokenizer")
-        tokenizer = next((folder for folder in beside if folder.is_dir()), None)
+    tokenizer = tokenizer_beside(path) if tokenizer is None else tokenizer
     return save_params(params, config, out, dtype or str(params["embed"].dtype), tokenizer_from=tokenizer, replace=replace)
+
+
+def tokenizer_beside(path: str | Path) -> Path | None:
+    """The tokenizer's folder of a run directory, of one of its checkpoints, or of a Hugging Face folder; None where there is none."""
+    path = Path(path)
+    if (path / "tokenizer.json").is_file():
+        return path
+    beside = [path / "tokenizer"] + ([] if not is_checkpoint(path) else [checkpoint.locate(path).parent.parent / "tokenizer"])
+    return next((folder for folder in beside if folder.is_dir()), None)
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether a folder is a run directory or one checkpoint, and not a Hugging Face folder."""
+    return (Path(path) / "checkpoints").is_dir() or (Path(path) / "manifest.json").is_file()
+
+
+def model_of(path: str | Path) -> ModelConfig:
+    """The model of a checkpoint or of a Hugging Face folder."""
+    return checkpoint.read_manifest(path).model if is_checkpoint(path) else read_hf_config(path)
 
 
 def _restore_params(path: str | Path, shardings: Any = None) -> tuple[Any, ModelConfig]:
@@ -324,9 +341,8 @@ def init_or_load(config: RunConfig, key: jax.Array, shardings: Any = None) -> An
     path = Path(config.init_from)
     if not path.is_dir():
         raise WeightsError(f"init_from = {config.init_from!r}: there is no such folder")
-    if (path / "checkpoints").is_dir() or (path / "manifest.json").is_file():
-        model = checkpoint.read_manifest(path).model
-        _check_same_model(config, model)
+    if is_checkpoint(path):
+        _check_same_model(config, model_of(path))
         params, _ = _restore_params(path, shardings)
         return _cast(params, dtype)
     _check_same_model(config, read_hf_config(path))
