@@ -2,12 +2,13 @@
 
     python -m benchmarks.zero_variance_audit [--out runs/zero_variance] [--seeds 0 1 2] [--only grpo all ...] [--smoke]
 
-For each seed: the cold start of configs/tiny_reasoning_cpu.py; pass rates of 1,400 of its prompts from 12 samples each; a prompt set of one third
-always right, one third always wrong and one third mixed ones; then the same RL with the stages added one by one. Stage 0 estimates the set's pass
-rates with 4 samples of its own, and pays for them. Against RL-ZVP for the last uniform groups: growth at a rising temperature, and a curriculum
-instead of the selection. Every variant has the same number of updates; what it generated, filter rollouts and dropped
-groups included, is on the axis. A line per finished run goes to OUT/zero_variance.jsonl, so that the same command goes on where it was killed;
-at the end OUT/zero_variance.md and OUT/zero_variance.png.
+For each seed: the cold start of configs/tiny_reasoning_cpu.py; pass rates of 1,800 of its prompts from 12 samples each; a prompt set of one third
+always right, one third always wrong and one third mixed ones, 240 each; then the same RL with the stages added one by one. Stage 0 estimates the
+set's pass rates with 4 samples of its own, and pays for them. Two ways for the last uniform groups stand in for RL-ZVP: growth at a rising
+temperature, and a curriculum (instead of the selection); and the curriculum in place of filter and selection, too, for it costs nothing.
+Every variant has the same number of updates; what it generated, filter rollouts and dropped groups included, is on the axis. A line per finished
+run goes to OUT/zero_variance.jsonl, so that the same command goes on where it was killed; at the end OUT/zero_variance.md and
+OUT/zero_variance.png.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rundir import write_atomically
 from compass_jax.train.sft import run_sft
 
-SAMPLES, LOOKED_AT = 12, 1400  # of a prompt's pass rate, by which the prompt set is put together; and prompts that it is chosen from
+SAMPLES, LOOKED_AT = 12, 1800  # of a prompt's pass rate, by which the prompt set is put together; and prompts that it is chosen from
 FILTER_SAMPLES = 4
 KINDS = ("always right", "always wrong", "mixed")
 
@@ -50,18 +51,22 @@ def _with(**changes: Any) -> Callable[[RLConfig], RLConfig]:
 
 SHAPING = ShapingConfig(length_penalty=0.05, repetition_penalty=0.02)
 GROW = {"select": True, "grow_to": 16}
+CURRICULUM = {"curriculum": True, "grow_to": 16}
 # name -> (whether stage 0 runs, changes to plain GRPO)
 VARIANTS: dict[str, tuple[bool, Callable[[RLConfig], RLConfig]]] = {
     "grpo": (False, _with()),
-    "dapo": (False, _with(objective=ObjectiveConfig("dapo"), zero_variance={"dynamic_sampling": True})),
     "filter": (True, _with()),
     "filter+select": (True, _with(zero_variance={"select": True})),
     "filter+select+grow": (True, _with(zero_variance=GROW)),
     "filter+select+grow+shaping": (True, _with(zero_variance=GROW, shaping=SHAPING)),
     "all": (True, _with(zero_variance={**GROW, "rl_zvp": True}, shaping=SHAPING)),
-    "no RL-ZVP, hotter growth": (True, _with(zero_variance={**GROW, "grow_temperature": 1.4}, shaping=SHAPING, correction=CorrectionConfig("tis"))),
-    "no RL-ZVP, curriculum": (True, _with(zero_variance={"curriculum": True, "grow_to": 16}, shaping=SHAPING)),
     "all but the filter": (False, _with(zero_variance={**GROW, "rl_zvp": True}, shaping=SHAPING)),
+    "all, curriculum in place of filter": (False, _with(zero_variance={**CURRICULUM, "rl_zvp": True}, shaping=SHAPING)),
+    "dapo": (False, _with(objective=ObjectiveConfig("dapo"), zero_variance={"dynamic_sampling": True})),
+    "hotter growth in place of RL-ZVP": (
+        True, _with(zero_variance={**GROW, "grow_temperature": 1.4}, shaping=SHAPING, correction=CorrectionConfig("tis")),
+    ),
+    "curriculum in place of RL-ZVP": (True, _with(zero_variance=CURRICULUM, shaping=SHAPING)),
 }
 
 
@@ -81,7 +86,7 @@ def base_config(seed: int, folder: Path, smoke: bool) -> tuple[RunConfig, int]:
         data = dataclasses.replace(data, eval_prompts=8, sources=sources)
         few = (("sum_2x1", 20, 4), ("sum_3x1", 20, 4))
         sft = dataclasses.replace(sft, steps=30, batch=16, procedural=few[1:], answers=few)
-    return dataclasses.replace(config, rl=rl, data=data, evaluation=evaluation, sft=sft), 2 if smoke else 120
+    return dataclasses.replace(config, rl=rl, data=data, evaluation=evaluation, sft=sft), 2 if smoke else 240
 
 
 def pass_rates(config: RunConfig, weights: str) -> list[tuple[Prompt, float, int]]:
@@ -169,7 +174,7 @@ def main(argv: list[str] | None = None) -> None:
         for name in missing:
             uses_filter, change = VARIANTS[name]
             data = dataclasses.replace(config.data, keep_file=str(filtered if uses_filter else chosen))
-            folder = out / f"seed{seed}" / name.replace("+", "_").replace(" ", "_")
+            folder = out / f"seed{seed}" / name.translate(str.maketrans("+ ,", "___"))
             experiments.append(results, rl_runs.run(dataclasses.replace(config, run_dir=str(folder), data=data, rl=change(config.rl)), start, name))
     rows = sorted(experiments.finished(results), key=lambda row: list(VARIANTS).index(row["variant"]))
     table = report(rows)
