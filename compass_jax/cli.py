@@ -156,14 +156,16 @@ def _parser() -> argparse.ArgumentParser:
         sub = command(name, text)
         sub.add_argument(source, metavar=source.upper())
         sub.add_argument("out", metavar="OUT")
-    serve = command("serve", "JetStream's gRPC server over our engine (needs the extra 'serve')")
+    serve = command("serve", "JetStream's gRPC server, or HTTP for OpenAI's clients, over our engine (needs the extra 'serve')")
     serve.add_argument("weights", metavar="WEIGHTS", help="a run directory, one of its checkpoints, or a Hugging Face folder")
     serve.add_argument("--host", default="127.0.0.1", help="interface to listen on; 0.0.0.0 is every one (default: %(default)s)")
     serve.add_argument("--port", type=int, default=9000, help="(default: %(default)s)")
     serve.add_argument("--slots", type=int, default=16, help="requests decoded together (default: %(default)s)")
     serve.add_argument("--prompt-tokens", type=int, default=256, help="longest prompt, a power of two (default: %(default)s)")
     serve.add_argument("--max-new-tokens", type=int, default=256, help="longest answer (default: %(default)s)")
-    serve.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: %(default)s)")
+    serve.add_argument("--temperature", type=float, default=1.0, help="of JetStream's requests; 0 is greedy (default: %(default)s)")
+    serve.add_argument("--openai", action="store_true", help="HTTP: /v1/completions and /v1/chat/completions")
+    serve.add_argument("--max-waiting", type=int, default=64, help="HTTP requests that may wait for a slot (default: %(default)s)")
     command("report", "table and curves of a run").add_argument("run", metavar="RUN", help="a run directory")
     return parser
 

@@ -47,6 +47,8 @@ LAYERS = {
     "calibrate": ANY,
     "demo": ANY,
     "serve": ANY,
+    "openai_requests": {"records", "config", "data"},
+    "openai_api": ANY,
     "cli": ANY,
     "__main__": ANY,
     "__init__": set(),

@@ -32,6 +32,7 @@ class Prefix(NamedTuple):
     first_token: Int[Array, "p s"]
     first_logp: Float[Array, "p s"]
     first_entropy: Float[Array, "p s"]
+    temperature: Float[Array, "p"] | None = None  # of a `per_request` sampler
 
 
 class DecodeState(NamedTuple):
@@ -46,6 +47,7 @@ class DecodeState(NamedTuple):
     limits: Int[Array, "slots"]  # length at which the sequence is cut
     keys: UInt32[Array, "slots 2"]
     live: Bool[Array, "slots"]  # holds a sequence that is not finished
+    temperature: Float[Array, "slots"]  # of a `per_request` sampler; 0 otherwise
 
 
 class Engine:
@@ -107,6 +109,7 @@ class Engine:
             limits=jnp.ones((n,), jnp.int32),
             keys=jnp.zeros((n, 2), jnp.uint32),
             live=jnp.zeros((n,), bool),
+            temperature=jnp.zeros((n,), jnp.float32),
         )
 
     def prefill(self, *, params, existing_prefix=None, padded_tokens: Int[Array, "t"], true_length: int, sampler=None, request_id: int = 0) -> Prefix:
@@ -128,18 +131,25 @@ class Engine:
         sampler: Sampler | None,
         rng: UInt32[Array, "p s 2"],
         num_samples: int,
+        temperature: Float[Array, "p"] | None = None,
     ) -> Prefix:
-        """`p` prompts padded to one bucket, run once for all their samples; `rng` has one key per sample (`sample_keys`)."""
+        """`p` prompts padded to one bucket, run once for all their samples; `rng` has one key per sample (`sample_keys`).
+
+        `temperature` of each prompt's samples belongs to a `per_request` sampler: ValueError for one without the other.
+        """
         if rng.shape[1] != num_samples:
             raise ValueError(f"rng has keys for {rng.shape[1]} samples, num_samples = {num_samples}")
-        return self._prefill(params, padded_tokens, true_length, rng, sampler or self.default_sampler())
+        sampler = sampler or self.default_sampler()
+        if sampler.per_request != (temperature is not None):
+            raise ValueError("a per_request sampler needs the temperature of each prompt, and no other takes them")
+        return self._prefill(params, padded_tokens, true_length, rng, sampler, temperature)
 
     def default_sampler(self) -> Sampler:
         """The sampler of the rollout configuration."""
         return Sampler(self.config.temperature, self.config.top_k, self.config.top_p)
 
     @partial(jax.jit, static_argnums=(0, 5))
-    def _prefill(self, params, tokens, lengths, keys, sampler) -> Prefix:
+    def _prefill(self, params, tokens, lengths, keys, sampler, temperature) -> Prefix:
         p, t = tokens.shape
         positions = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32)[None], (p, t))
         mask = positions < lengths[:, None]
@@ -150,8 +160,9 @@ class Engine:
         s = keys.shape[1]
         spread = jnp.repeat(logits, s, axis=0, total_repeat_length=p * s)
         at = jnp.repeat(lengths, s, axis=0, total_repeat_length=p * s)
-        first = sample(spread, keys.reshape(p * s, 2), at, sampler)
-        return Prefix(out.cache, tokens, lengths, out.routing, keys, *(x.reshape(p, s) for x in first))
+        each = None if temperature is None else jnp.repeat(temperature, s, axis=0, total_repeat_length=p * s)
+        first = sample(spread, keys.reshape(p * s, 2), at, sampler, each)
+        return Prefix(out.cache, tokens, lengths, out.routing, keys, *(x.reshape(p, s) for x in first), temperature)
 
     def insert(self, prefix: Prefix, decode_state: DecodeState, slot: int, request_id=None) -> DecodeState:
         """Puts the first sample of the first prompt into `slot`."""
@@ -199,6 +210,7 @@ class Engine:
             limits=rows(state.limits, limits),
             keys=rows(state.keys, prefix.keys.reshape(p * s, 2)),
             live=rows(state.live, (token != self.eos_id) & (lengths + 1 < limits)),
+            temperature=state.temperature if prefix.temperature is None else rows(state.temperature, jnp.take(prefix.temperature, source)),
         )
 
     def _forget(self, routing, slots):
@@ -240,7 +252,7 @@ class Engine:
             i, cache, lengths, live, current, outputs = carry
             step = apply(self.model, params, current[:, None], lengths[:, None] - 1, mask=live[:, None], cache=cache)
             logits = logits_of(step.hidden[:, 0], head_weights(params))
-            token, logp, entropy = sample(logits, state.keys, lengths, sampler)
+            token, logp, entropy = sample(logits, state.keys, lengths, sampler, state.temperature if sampler.per_request else None)
             new = {"tokens": token, "logp": logp, "entropy": entropy, "wrote": live}
             if moe is not None:
                 new["routing"] = step.routing[:, 0]

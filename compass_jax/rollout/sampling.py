@@ -24,11 +24,15 @@ class Purpose(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Sampler:
-    """Static sampling parameters. Temperature 0 is greedy, its log-probs are those of temperature 1."""
+    """Static sampling parameters. Temperature 0 is greedy, its log-probs are those of temperature 1.
+
+    With `per_request` each sequence brings a temperature of its own, and `temperature` says nothing.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    per_request: bool = False
 
 
 def sample_keys(
@@ -65,12 +69,22 @@ def _argmax(x: Float[Array, "n v"]) -> Int[Array, "n"]:
 
 
 def sample(
-    logits: Float[Array, "n v"], keys: UInt32[Array, "n 2"], positions: Int[Array, "n"], sampler: Sampler
+    logits: Float[Array, "n v"],
+    keys: UInt32[Array, "n 2"],
+    positions: Int[Array, "n"],
+    sampler: Sampler,
+    temperature: Float[Array, "n"] | None = None,
 ) -> tuple[Int[Array, "n"], Float[Array, "n"], Float[Array, "n"]]:
-    """(token, logp, entropy) at `positions`; logp and entropy are of softmax(logits / T) over the full vocabulary, before truncation."""
-    scaled = logits / (sampler.temperature or 1.0)
+    """(token, logp, entropy) at `positions`; logp and entropy are of softmax(logits / T) over the full vocabulary, before truncation.
+
+    `temperature` is that of each sequence where the sampler is `per_request`.
+    """
+    if sampler.per_request:
+        scaled = logits / jnp.where(temperature > 0, temperature, jnp.ones_like(temperature)).astype(logits.dtype)[:, None]
+    else:
+        scaled = logits / (sampler.temperature or 1.0)
     logp, entropy = log_softmax_entropy(scaled)
-    if sampler.temperature == 0:
+    if sampler.temperature == 0 and not sampler.per_request:
         token = _argmax(logits)
     else:
 
@@ -80,4 +94,6 @@ def sample(
 
         kept = truncate(scaled, sampler.top_k, sampler.top_p)
         token = _argmax(kept + jax.vmap(noise)(keys, positions))
+        if sampler.per_request:
+            token = jnp.where(temperature > 0, token, _argmax(logits))
     return token, jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0], entropy

@@ -10,13 +10,13 @@ import threading
 
 import grpc
 
-from compass_jax.serve import ServeConfig, start
+from compass_jax.serve import ServeConfig, start_jetstream
 
 
 def main() -> None:
     weights, port = sys.argv[1], int(sys.argv[2])
     asked = json.load(sys.stdin)
-    server = start(ServeConfig(weights, port=port, slots=2, prompt_tokens=32, max_new_tokens=24, temperature=0.0))
+    server = start_jetstream(ServeConfig(weights, port=port, slots=2, prompt_tokens=32, max_new_tokens=24, temperature=0.0))
     from jetstream.core.proto import jetstream_pb2, jetstream_pb2_grpc
 
     stub = jetstream_pb2_grpc.OrchestratorStub(grpc.insecure_channel(f"127.0.0.1:{port}"))

@@ -1,0 +1,214 @@
+"""The HTTP door: OpenAI's own client completes, streams and cancels; the text is that of our own rollout; what cannot be asked is refused by name."""
+
+import dataclasses
+import http.client
+import json
+import socket
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import openai
+import pytest
+
+from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig, RolloutConfig
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.model.transformer import init_params
+from compass_jax.openai_api import BODY_BYTES
+from compass_jax.openai_requests import BadRequest, Served, TextStream, chat, completion
+from compass_jax.records import Prompt
+from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.online import Full, OnlineBatcher, Request
+from compass_jax.rollout.sampling import Purpose, Sampler
+from compass_jax.serve import ServeConfig, load, openai_server
+from compass_jax.weights.hf import save_params
+
+TOKENIZER = Path(__file__).parent.parent / "configs" / "tiny_tokenizer"
+MODEL = ModelConfig(
+    family="qwen3_moe", vocab_size=384, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=32, rope_theta=100.0, init_std=0.3,
+    max_positions=64, moe=MoEConfig(experts=6, top_k=2, ffn=16),
+)  # fmt: skip
+MOST, LONG = 48, "x" * 30
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """(ServeConfig, weights' folder) of a server with two slots that runs while the module's tests do."""
+    folder = tmp_path_factory.mktemp("serve") / "tiny"
+    save_params(init_params(MODEL, ComputeConfig(), jax.random.key(3)), MODEL, folder, "float32", tokenizer_from=TOKENIZER)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = ServeConfig(str(folder), port=port, slots=2, prompt_tokens=64, max_new_tokens=MOST, openai=True, max_waiting=4)
+    with openai_server(config) as running:
+        thread = threading.Thread(target=running.run)
+        thread.start()
+        while not running.started:
+            time.sleep(0.05)
+        yield config
+        running.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0, timeout=120) as made:
+        yield made
+
+
+def own(server, text_or_ids, limit, temperature=0.0):
+    """Our rollout's answer: (text, log-probs without the end token's, finish reason)."""
+    model, params, tokenizer = load(server.weights)
+    ids = tokenizer.encode(text_or_ids) if isinstance(text_or_ids, str) else text_or_ids
+    engine = Engine(model, ComputeConfig(), RolloutConfig(slots=2, prompt_buckets=(16, 64), max_new_tokens=MOST), tokenizer.eos_id)
+    prompt = Prompt(0, 0, "", "", np.array(ids, np.int32), "")
+    (r,) = Collection(engine, params, [prompt], 1, Purpose.SERVE, 0, sampler=Sampler(temperature), keep_routing=False, max_new_tokens=[limit])
+    logp = r.logp[len(ids) :] if r.truncated else r.logp[len(ids) : -1]
+    return tokenizer.decode(r.response), logp, "length" if r.truncated else "stop"
+
+
+def test_a_completion_is_what_our_rollout_samples(server, client):
+    for text, limit in (("1 + 2 = ", 20), ("tschüß", MOST), (LONG, 7)):
+        expected, logp, finish = own(server, text, limit)
+        found = client.completions.create(model="tiny", prompt=text, max_tokens=limit, temperature=0, logprobs=0)
+        (choice,) = found.choices
+        assert (choice.text, choice.finish_reason) == (expected, finish)
+        np.testing.assert_allclose(choice.logprobs.token_logprobs, logp, atol=1e-4)
+        assert found.usage.completion_tokens == len(logp) + (finish == "stop") and found.usage.prompt_tokens > 0
+    assert [m.id for m in client.models.list()] == ["tiny"]
+
+
+def test_a_chat_goes_through_the_template_and_streams_to_the_same_text(server, client):
+    messages = [{"role": "user", "content": "How much is 7 - 5?"}]
+    ids = Tokenizer.load(TOKENIZER).encode_chat(messages, add_generation_prompt=True)
+    expected, logp, finish = own(server, ids, MOST)
+    whole = client.chat.completions.create(model="tiny", messages=messages, temperature=0, logprobs=True)
+    assert whole.choices[0].message.content == expected and len(whole.choices[0].logprobs.content) == len(logp)
+    events = list(
+        client.chat.completions.create(model="tiny", messages=messages, temperature=0, stream=True, stream_options={"include_usage": True})
+    )
+    deltas = [e.choices[0] for e in events if e.choices]
+    assert "".join(d.delta.content or "" for d in deltas) == expected and deltas[-1].finish_reason == finish and len(deltas) > 2
+    assert events[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_requests_of_different_temperatures_share_the_slots_and_draws_follow_the_seed(server, client):
+    greedy = client.completions.create(model="tiny", prompt=["a", "b"], max_tokens=12, temperature=0)
+    assert [c.text for c in greedy.choices] == [own(server, text, 12)[0] for text in ("a", "b")]
+    ask = {"model": "tiny", "prompt": "a", "max_tokens": 12, "temperature": 1, "n": 3}
+    drawn = [[c.text for c in client.completions.create(**ask, seed=seed).choices] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2] and len(set(drawn[0])) == 3
+    assert len({client.completions.create(**{**ask, "n": 1}).choices[0].text for _ in range(3)}) == 3  # without a seed, each request has its own
+
+
+def test_a_stop_text_ends_the_answer_before_it(server, client):
+    text, _, _ = own(server, "1 + 2 = ", 40)
+    stop = text[9:12]
+    for stream in (False, True):
+        found = client.completions.create(model="tiny", prompt="1 + 2 = ", max_tokens=40, temperature=0, stop=[stop, "never"], stream=stream)
+        pieces = [e.choices[0] for e in found] if stream else [found.choices[0]]
+        assert "".join(p.text for p in pieces) == text[: text.index(stop)] and pieces[-1].finish_reason == "stop"
+
+
+def test_a_client_that_leaves_gives_up_its_slot(server, client):
+    """Two long streams hold both slots; after the first event they are closed, and a third request is answered at once."""
+    streams = [client.completions.create(model="tiny", prompt=LONG, max_tokens=MOST, temperature=1, stream=True, seed=i) for i in range(2)]
+    for stream in streams:
+        next(iter(stream))
+        stream.close()
+    assert client.completions.create(model="tiny", prompt="a", max_tokens=2, temperature=0).choices[0].text == own(server, "a", 2)[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"prompt": "a", "top_p": 0.9}, 400, "top_p = 0.9 is not supported"),
+        ({"prompt": "a", "frobnicate": 1}, 400, "frobnicate is not a field"),
+        ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens = 0: must be a whole number from 1 to 48"),
+        ({"prompt": "a", "max_tokens": 49}, 400, "from 1 to 48"),
+        ({"prompt": "a", "temperature": -1}, 400, "temperature = -1: must be a number from 0 to 2"),
+        ({"prompt": "a", "temperature": float("nan")}, 400, "temperature = nan"),
+        ({"prompt": "a", "n": 65}, 400, "n = 65"),
+        ({"prompt": ["a"] * 40, "n": 2}, 400, "40 prompts with n = 2 are more than 64"),
+        ({"prompt": "a", "logprobs": 5}, 400, "logprobs = 5: 0 gives"),
+        ({"prompt": "a", "stop": ["", "x"]}, 400, "stop must be"),
+        ({"prompt": ""}, 400, "the prompt is empty"),
+        ({}, 400, "prompt must be a text"),
+        ({"prompt": [1, 384]}, 400, "token ids must be from 0 to 383"),
+        ({"prompt": [1] * 65}, 400, "the prompt has 65 tokens, this server takes 64"),
+        ({"prompt": "a", "model": "gpt"}, 404, "'gpt' is not served here; 'tiny' is"),
+        ({"prompt": "a", "n": 7}, 429, "at most 4 may"),
+        ([], 400, "must be a JSON object"),
+        ("{", 400, "the body is not JSON"),
+        ("x" * (BODY_BYTES + 1), 413, "the body exceeds"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_by_name(server, body, status, message):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("POST", "/v1/completions", body if isinstance(body, str) else json.dumps(body), {"content-type": "application/json"})
+    response = connection.getresponse()
+    error = json.loads(response.read())["error"]
+    connection.close()
+    assert response.status == status and message in error["message"]
+
+
+SERVED = Served("tiny", Tokenizer.load(TOKENIZER), 384, 64, MOST)
+
+
+def test_messages_that_are_none_are_refused():
+    for messages in (None, [], ["hi"], [{"role": "user"}], [{"role": "user", "content": [{"type": "text", "text": "x"}]}]):
+        with pytest.raises(BadRequest, match="messages must be"):
+            chat({"messages": messages}, SERVED)
+    assert chat({"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 3, "top_p": 1.0}, SERVED).max_tokens == 3
+    assert completion({"prompt": [[1, 2], [3]], "stop": "x"}, SERVED).stop == ("x",)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_text_comes_whole_whatever_the_pieces(size):
+    """Characters of several bytes are never cut, and nothing of a stop text is sent before it is certain not to be one."""
+    tokenizer = Tokenizer.load(TOKENIZER)
+    text = "größer — 12 <answ <answer>7</answer>"
+    ids = tokenizer.encode(text)
+    for stop, expected in (((), text), (("<answer>",), "größer — 12 <answ "), (("never", "größer"), "")):
+        stream = TextStream(tokenizer, stop)
+        pieces = [stream.push(ids[i : i + size], i + size >= len(ids)) for i in range(0, len(ids), size)]
+        assert "".join(pieces) == expected and stream.stopped == bool(stop)
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+# ---- the batcher alone ----------------------------------------------------------------------------------------------
+
+
+def batcher_of(max_waiting=8, slots=2):
+    engine = Engine(MODEL, ComputeConfig(), RolloutConfig(slots=slots, prompt_buckets=(16,), max_new_tokens=8, tokens_per_call=4), 2)
+    return OnlineBatcher(engine, None, max_waiting)
+
+
+def test_a_batcher_that_fails_ends_every_request_and_says_so(caplog):
+    """Without weights the first prefill raises: who waits is told, and so is who comes later."""
+    batcher, told = batcher_of(), []
+    request = Request(np.array([1, 2], np.int32), 4, 0.0, lambda chunk: told.append(chunk.finish))
+    with batcher:
+        batcher.submit(request, dataclasses.replace(request))
+        deadline = time.time() + 60
+        while len(told) < 2 and time.time() < deadline:
+            time.sleep(0.05)
+        assert told == ["error", "error"] and batcher.error is not None
+        with pytest.raises(RuntimeError, match="the engine has failed"):
+            batcher.submit(request)
+    assert "the batcher ended" in caplog.text
+
+
+def test_what_the_engine_cannot_hold_or_the_queue_has_no_room_for_is_refused():
+    batcher = batcher_of(max_waiting=2)
+    request = Request(np.array([1, 2], np.int32), 4, 0.0, lambda chunk: None)
+    with pytest.raises(ValueError, match="17 tokens exceeds"):
+        batcher.submit(dataclasses.replace(request, tokens=np.ones(17, np.int32)))
+    with pytest.raises(ValueError, match="empty"):
+        batcher.submit(dataclasses.replace(request, tokens=np.ones(0, np.int32)))
+    batcher.submit(request, request)
+    with pytest.raises(Full, match="2 requests wait and at most 2 may"):
+        batcher.submit(request)
