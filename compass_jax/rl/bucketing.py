@@ -123,3 +123,29 @@ def _rides(rows: Sequence[int], buckets: Sequence[int], counts: Sequence[Sequenc
         return min(found)
 
     return list(best(0, 0)[1])
+
+
+def best_buckets(lengths: Sequence[int] | np.ndarray, count: int, longest: int, multiple: int = 8) -> tuple[int, ...]:
+    """At most `count` buckets that hold rows of these lengths with the fewest padded tokens: multiples of `multiple`, but for the last, `longest`.
+
+    Exact, by dynamic programming over the ends of buckets; rows that `plan` adds to fill a micro-batch are not counted. ValueError for a row
+    longer than `longest`.
+    """
+    sizes = np.asarray(lengths, np.int64)
+    if count < 1 or multiple < 1 or (sizes.size and sizes.max() > longest):
+        raise ValueError(f"best_buckets: count {count} and multiple {multiple} must be positive, rows at most {longest} long")
+    ends = [*range(multiple, longest, multiple), longest]
+    below = np.searchsorted(np.sort(sizes), ends, side="right")  # rows that fit each end
+    cost, start = [int(n) * end for n, end in zip(below, ends, strict=True)], [[-1] * len(ends)]  # tokens with one bucket up to each end
+    for _ in range(1, count):
+        options = [
+            min([(cost[j], -1)] + [(cost[i] + int(below[j] - below[i]) * ends[j], i) for i in range(j)]) for j in range(len(ends))
+        ]
+        cost = [best for best, _ in options]
+        start.append([i for _, i in options])
+    out, at = [], len(ends) - 1
+    for chosen in reversed(start):
+        if not out or ends[at] != out[-1]:
+            out.append(ends[at])
+        at = chosen[at] if chosen[at] >= 0 else at
+    return tuple(reversed(out))

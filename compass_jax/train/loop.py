@@ -149,6 +149,7 @@ class RLTrainer:
             if self.rl.permute_rewards:
                 _permute_rewards(arrays, (self.config.seed, self.done_steps))
             metrics |= self.notices.of_groups(groups)
+            self.notices.of_lengths(arrays.lengths)
             metrics |= {**_group_metrics(groups), "repetition_frac": float(arrays.repetition[arrays.group >= 0].mean())}
             metrics |= {"waste/filter_tokens": float(self.filter_tokens)} if self.filter_tokens else {}
             metrics |= self._train(arrays, store, dropped)

@@ -9,7 +9,10 @@ import numpy as np
 
 from compass_jax.config import RunConfig
 from compass_jax.records import Group
+from compass_jax.rl.bucketing import best_buckets, padding_frac, plan
 from compass_jax.rl.grouping import UNIFORM_WITHIN
+
+WATCHED_STEPS, WORTH_SAYING = 4, 0.05  # steps whose lengths are looked at; share of tokens that other buckets must save
 
 
 def idle_settings(config: RunConfig, prompts: int, labels: int) -> list[str]:
@@ -45,6 +48,7 @@ class Notices:
     def __init__(self, config: RunConfig, tell: Callable[[str], None]):
         self._config, self._tell = config, tell
         self._said: set[str] = set()
+        self._lengths: list[np.ndarray] = []
 
     def at_start(self, prompts: int, labels: int) -> None:
         """Settings that cannot act over a pass of so many prompts with so many different labels."""
@@ -74,6 +78,21 @@ class Notices:
                 "put the better below the other; set it to the smallest difference that the verifier gives (counted in reward/gap_violations)",
             )
         return out | {"reward/gap_violations": float(len(found))}
+
+    def of_lengths(self, lengths: np.ndarray) -> None:
+        """Lengths of one step's rows, 0 for none. After the first few steps: which buckets would have padded less, where it is worth it."""
+        if "buckets" in self._said:
+            return
+        self._lengths.append(lengths[lengths > 0])
+        if len(self._lengths) < WATCHED_STEPS:
+            return
+        rl = self._config.rl
+        better = best_buckets(np.concatenate(self._lengths), len(rl.buckets), rl.buckets[-1])
+        now, then = (np.mean([padding_frac(plan(x, b, rl.micro_batch_tokens), x) for x in self._lengths]) for b in (rl.buckets, better))
+        if now - then >= WORTH_SAYING:
+            self._tell(f"{now:.0%} of the training tokens were padding in {WATCHED_STEPS} steps; rl.buckets {better} would have made it {then:.0%}")
+        self._said.add("buckets")
+        self._lengths.clear()
 
     def _once(self, kind: str, text: str) -> None:
         if kind not in self._said:

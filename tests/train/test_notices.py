@@ -40,6 +40,21 @@ def test_replay_on_a_dense_model_is_allowed_and_said(replay):
     assert idle_settings(config_with(DENSE, replay="off"), 100, 3) == [] == idle_settings(config_with(replay=replay), 100, 3)
 
 
+def test_buckets_that_would_pad_less_are_named_once():
+    """Rows of 9 and 64 tokens in buckets of 32 and 64: after four steps the notice names 16 and 64, or is silent where little is to be won."""
+    said = []
+    config = config_with(buckets=(32, 64), micro_batch_tokens=128)
+    notices = Notices(config, said.append)
+    for _ in range(6):
+        notices.of_lengths(np.array([9] * 16 + [0] * 8 + [64] * 4))
+    (text,) = said
+    assert text.startswith("48% of the training tokens were padding in 4 steps")  # 400 tokens in 16 rows of 32 and 4 of 64
+    assert text.endswith("rl.buckets (16, 64) would have made it 22%")
+    silent = Notices(dataclasses.replace(config, rl=dataclasses.replace(config.rl, buckets=(16, 64))), lambda text: pytest.fail(text))
+    for _ in range(6):
+        silent.of_lengths(np.array([9] * 16 + [64] * 4))
+
+
 def test_a_curriculum_over_prompts_of_one_label_is_said():
     config = config_with(zero_variance=ZeroVarianceConfig(curriculum=True))
     (said,) = idle_settings(config, 40, 1)
