@@ -91,13 +91,14 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> No
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8.5, 5), layout="constrained")
-    for colour, (name, found) in zip(COLOURS * 3, by_variant(rows).items(), strict=False):
+    styles = itertools.product(("-", "--", ":"), COLOURS)
+    for (style, colour), (name, found) in zip(styles, by_variant(rows).items(), strict=False):
         curves = [np.array(row["curve"]) for row in found]
         for curve in curves:
             axes.plot(curve[:, 0] / 1e3, curve[:, 1], color=colour, alpha=0.25, linewidth=0.8)
         grid = np.linspace(max(c[0, 0] for c in curves), min(c[-1, 0] for c in curves), 60)
         mean = np.mean([np.interp(grid, c[:, 0], c[:, 1]) for c in curves], axis=0)
-        axes.plot(grid / 1e3, mean, color=colour, linewidth=2, label=f"{name} ({len(found)})")
+        axes.plot(grid / 1e3, mean, style, color=colour, linewidth=2, label=f"{name} ({len(found)})")
     axes.set(xlabel="tokens generated, in thousands (everything counted)", ylabel="held-out accuracy, avg@k", title=title)
     axes.legend(title="variant (seeds)", frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes.spines[["top", "right"]].set_visible(False)
