@@ -40,6 +40,10 @@ class ServeConfig:
             raise ConfigError(f"--prompt-tokens {self.prompt_tokens}: must be a power of two from 16 to 32768")
         if not 0 < self.port < 65536:
             raise ConfigError(f"--port {self.port}: must be from 1 to 65535")
+        if self.openai and self.temperature != 1:
+            raise ConfigError(f"--temperature {self.temperature} would do nothing beside --openai: every request brings its own; leave it out")
+        if not self.openai and self.max_waiting != ServeConfig.max_waiting:
+            raise ConfigError(f"--max-waiting {self.max_waiting} would do nothing without --openai: JetStream queues what comes; leave it out")
         if self.max_waiting < 1:
             raise ConfigError(f"--max-waiting {self.max_waiting}: must be positive")
         buckets = tuple(2**n for n in range(4, 16) if 2**n <= self.prompt_tokens)

@@ -113,13 +113,27 @@ def test_a_stop_text_ends_the_answer_before_it(server, client):
         assert "".join(p.text for p in pieces) == text[: text.index(stop)] and pieces[-1].finish_reason == "stop"
 
 
-def test_a_client_that_leaves_gives_up_its_slot(server, client):
-    """Two long streams hold both slots; after the first event they are closed, and a third request is answered at once."""
+def test_a_client_that_leaves_gives_up_its_slot(server, client, monkeypatch):
+    """Two streams hold both slots of an engine that takes 0.2 s a call; closed after the first event, they end as cancelled, not by their length."""
+    generate, finish, ended = Engine.generate, OnlineBatcher._finish, []
+
+    def slow(self, *args, **options):
+        time.sleep(0.2)
+        return generate(self, *args, **options)
+
+    def watched(self, slot, chunk):
+        ended.append(chunk.finish)
+        finish(self, slot, chunk)
+
+    monkeypatch.setattr(Engine, "generate", slow)
+    monkeypatch.setattr(OnlineBatcher, "_finish", watched)
     streams = [client.completions.create(model="tiny", prompt=LONG, max_tokens=MOST, temperature=1, stream=True, seed=i) for i in range(2)]
     for stream in streams:
         next(iter(stream))
         stream.close()
     assert client.completions.create(model="tiny", prompt="a", max_tokens=2, temperature=0).choices[0].text == own(server, "a", 2)[0]
+    # An answer that an earlier test's stop text ended may be given up here, too; only the third request may end by its length.
+    assert ended.count("length") == 1 and ended.count("cancelled") >= 2 and set(ended) == {"length", "cancelled"}
 
 
 @pytest.mark.parametrize(
@@ -212,3 +226,11 @@ def test_what_the_engine_cannot_hold_or_the_queue_has_no_room_for_is_refused():
     batcher.submit(request, request)
     with pytest.raises(Full, match="2 requests wait and at most 2 may"):
         batcher.submit(request)
+
+
+def test_a_batcher_that_has_stopped_takes_no_requests():
+    batcher = batcher_of()
+    with batcher:
+        pass
+    with pytest.raises(RuntimeError, match="the batcher has stopped"):
+        batcher.submit(Request(np.array([1, 2], np.int32), 4, 0.0, lambda chunk: None))

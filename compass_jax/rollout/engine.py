@@ -175,7 +175,7 @@ class Engine:
     ) -> DecodeState:
         """Puts sample `s` of prompt `p` into `slots[p, s]`; -1 leaves it out (for a later call with the same prefix).
 
-        `max_new_tokens` cuts the samples of each prompt, at most at the configuration's (None: there).
+        `max_new_tokens` cuts the samples of each prompt, from 1 to the configuration's (None: there); what lies outside is moved to these.
         """
         state, (p, s), t = decode_state, slots.shape, prefix.tokens.shape[1]
         flat = slots.reshape(p * s)

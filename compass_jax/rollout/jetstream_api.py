@@ -57,7 +57,7 @@ class JetStreamEngine(engine_api.Engine):
         return self._params
 
     def prefill(self, *, params, existing_prefix=None, padded_tokens: Int[Array, "t"], true_length: int) -> Prefix:
-        """One prompt; its first token is drawn here and handed out by the next `generate`."""
+        """One prompt; its first token is drawn here and handed out by the next `generate`. ValueError for an `existing_prefix`."""
         return self._engine.prefill(
             params=params, existing_prefix=existing_prefix, padded_tokens=jnp.asarray(padded_tokens, jnp.int32),
             true_length=min(true_length, len(padded_tokens)), sampler=self._sampler, request_id=next(self._requests),

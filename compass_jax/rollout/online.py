@@ -65,7 +65,7 @@ class OnlineBatcher:
         self._owner: list[Request | None] = [None] * engine.config.slots
         self._given = np.zeros(engine.config.slots, np.int64)
         self._changed = threading.Condition()
-        self._running = False
+        self._running = self._stopped = False
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
 
     def __enter__(self) -> OnlineBatcher:
@@ -83,12 +83,15 @@ class OnlineBatcher:
     def stop(self) -> None:
         """Ends the thread after its present tick; requests that are not finished end as "cancelled"."""
         with self._changed:
-            self._running = False
+            self._running, self._stopped = False, True
             self._changed.notify()
         self._thread.join()
 
     def submit(self, *requests: Request) -> None:
-        """Queues requests, all or none. Full if they do not fit into the queue; ValueError for a prompt that the engine cannot hold."""
+        """Queues requests, all or none. Full if they do not fit into the queue; ValueError for a prompt that the engine cannot hold.
+
+        RuntimeError after `stop`, or when the thread has failed: nobody would answer.
+        """
         for request in requests:
             if not len(request.tokens):
                 raise ValueError("the prompt is empty")
@@ -96,6 +99,8 @@ class OnlineBatcher:
         with self._changed:
             if self.error is not None:
                 raise RuntimeError("the engine has failed") from self.error
+            if self._stopped:
+                raise RuntimeError("the batcher has stopped")
             if len(self._waiting) + len(requests) > self.max_waiting:
                 raise Full(f"{len(self._waiting)} requests wait and at most {self.max_waiting} may: try again later")
             self._waiting.extend(requests)

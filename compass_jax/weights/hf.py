@@ -306,7 +306,7 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def model_of(path: str | Path) -> ModelConfig:
-    """The model of a checkpoint or of a Hugging Face folder."""
+    """The model of a checkpoint or of a Hugging Face folder. CheckpointError, or what `read_hf_config` raises, where it is neither."""
     return checkpoint.read_manifest(path).model if is_checkpoint(path) else read_hf_config(path)
 
 

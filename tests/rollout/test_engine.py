@@ -282,6 +282,10 @@ def test_what_cannot_be_served_is_refused():
         ENGINE.prefill(params=LOOSE, existing_prefix=object(), padded_tokens=np.zeros(8, np.int32), true_length=3)
     with pytest.raises(ValueError, match="keys for 2 samples, num_samples = 3"):
         prefill(samples=3, keys=keys_of())
+    one = dict(params=LOOSE, padded_tokens=jnp.zeros((1, 8), jnp.int32), true_length=jnp.array([3]), rng=keys_of(1, 1), num_samples=1)
+    for options in (dict(sampler=Sampler(per_request=True)), dict(sampler=Sampler(), temperature=jnp.ones(1))):
+        with pytest.raises(ValueError, match="a per_request sampler needs the temperature of each prompt"):
+            ENGINE.prefill_multisampling(**one, **options)
 
 
 def test_engines_of_equal_settings_share_what_was_compiled():

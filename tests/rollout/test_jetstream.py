@@ -55,7 +55,6 @@ def own_texts(weights):
 
 def test_jetstreams_server_and_client_give_the_text_of_our_own_rollout(weights):
     """Six requests at once on two slots, each with a limit of its own."""
-    pytest.importorskip("jetstream")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -84,6 +83,9 @@ def test_a_byte_of_a_longer_character_is_known():
         ({"port": 0}, "--port 0: must be from 1"),
         ({"temperature": -1.0}, r"temperature = -1\.0"),
         ({"slots": 0}, "slots = 0: must be positive"),
+        ({"openai": True, "temperature": 0.5}, "--temperature 0.5 would do nothing beside --openai"),
+        ({"max_waiting": 3}, "--max-waiting 3 would do nothing without --openai"),
+        ({"openai": True, "max_waiting": 0}, "--max-waiting 0: must be positive"),
     ],
 )
 def test_settings_that_cannot_be_served_are_refused(change, message):
