@@ -17,6 +17,9 @@ class RolloutConfig:
     max_new_tokens: int = 128
     tokens_per_call: int = 16
     cache_bucket: int = 64  # attention reads the cache up to the longest live sequence, rounded up to this
+    cache_pages: int = 0  # pages of KV cache that the slots share; 0: each slot has room for the longest sequence
+    page_tokens: int = 16  # positions of a page
+    prefill_chunk: int = 2048  # longer prompts run in pieces of this many tokens
     temperature: float = 1.0
     top_k: int = 0  # 0: off
     top_p: float = 1.0
@@ -29,12 +32,23 @@ class RolloutConfig:
         total = self.prompt_buckets[-1] + self.max_new_tokens
         return -(-total // self.cache_bucket) * self.cache_bucket
 
+    @property
+    def pages_per_slot(self) -> int:
+        """Pages of the longest sequence."""
+        return self.max_length // self.page_tokens
+
     def validate(self) -> None:
         check(self.slots >= 1, f"rollout.slots = {self.slots}: must be positive")
         b = self.prompt_buckets
         check(bool(b) and all(x > 0 for x in b) and list(b) == sorted(set(b)), f"rollout.prompt_buckets = {b}: must increase and be positive")
-        for name in ("max_new_tokens", "tokens_per_call", "cache_bucket"):
+        for name in ("max_new_tokens", "tokens_per_call", "cache_bucket", "page_tokens", "prefill_chunk"):
             check(getattr(self, name) >= 1, f"rollout.{name} = {getattr(self, name)}: must be positive")
+        if self.cache_pages:
+            uneven = f"rollout.cache_bucket = {self.cache_bucket} must be a multiple of rollout.page_tokens = {self.page_tokens}"
+            check(self.cache_bucket % self.page_tokens == 0, uneven)
+            longest = "the longest sequence, rollout.prompt_buckets[-1] + max_new_tokens"
+            least = f"{longest}, takes {self.pages_per_slot} pages of {self.page_tokens} tokens"
+            check(self.cache_pages >= self.pages_per_slot, f"rollout.cache_pages = {self.cache_pages}: {least}; fewer could never finish it")
         check(self.temperature >= 0, f"rollout.temperature = {self.temperature}: must be >= 0 (0 is greedy)")
         check(self.top_k >= 0, f"rollout.top_k = {self.top_k}: must be >= 0 (0 is off)")
         check(0 < self.top_p <= 1, f"rollout.top_p = {self.top_p}: must be in (0, 1]")

@@ -17,6 +17,7 @@ import numpy as np
 
 from compass_jax.records import Prompt, Rollout
 from compass_jax.rollout.engine import DecodeState, Engine, Prefix
+from compass_jax.rollout.pages import PagePool
 from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
 from compass_jax.rollout.schedule import longest_first
 
@@ -26,11 +27,12 @@ class RolloutStats:
     """What one collection did; `occupancy` is live slot-steps over all slot-steps."""
 
     tokens: int = 0
-    live_steps: int = 0  # the first token of a sample comes from the prefill: a sample of n tokens lives n - 1 steps
+    live_steps: int = 0  # the first token of a sample comes from a prefill: a sample of n tokens that was not preempted lives n - 1 steps
     calls: int = 0
     steps: int = 0
     slot_steps: int = 0
     prefills: int = 0
+    preempted: int = 0  # times that a sample gave its slot up for want of pages
     seconds: float = 0.0
 
     def metrics(self) -> dict[str, float]:
@@ -38,8 +40,28 @@ class RolloutStats:
         return {
             "rollout/tokens_per_s": self.tokens / max(self.seconds, 1e-9),
             "rollout/slot_occupancy": (self.live_steps / self.slot_steps) if self.slot_steps else 0.0,
+            "rollout/preempted": float(self.preempted),
             "time/rollout_s": self.seconds,
         }
+
+
+@dataclass(eq=False)
+class Sample:
+    """One sample on its way, in a slot or waiting for one. What it has so far is its own: a preempted sample goes on where it stopped.
+
+    Its log-probs and entropies so far are on the host, its routes in its row of the store; a prefill over its tokens, replaying these routes,
+    brings back the cache, and draws the next token with the key that the decoding step would have used.
+    """
+
+    prompt: Prompt
+    column: int
+    row: int  # of the store
+    limit: int  # tokens, prompt included, at which it is cut
+    tokens: np.ndarray  # int32 [t], prompt included
+    logp: np.ndarray  # float32 [t]
+    entropy: np.ndarray  # float32 [t]
+    length: int = 0  # tokens by now, those in the slot included
+    slot: int = -1
 
 
 @dataclass
@@ -47,10 +69,8 @@ class _Open:
     """A prefix whose samples are not all in slots yet."""
 
     prefix: Prefix
-    waiting: deque[tuple[int, int]]  # (prompt row, sample column)
-    prompts: list[Prompt]
-    first_request: list[int]  # store row of sample 0 of each prompt row
-    most: jax.Array | None  # new tokens of each prompt row
+    waiting: deque[tuple[int, Sample]]  # (prompt row, sample)
+    leader: dict[int, Sample] = field(default_factory=dict)  # of each prompt row: a sample whose pages of the prompt others can share
 
 
 @dataclass
@@ -59,6 +79,7 @@ class Collection:
 
     Sample c of prompt n is row n * samples + c. Rows in `finished` are left out: an interrupted collection had them, and
     their routing is in the `store` that is passed in. The order in which they run changes no sample: keys belong to requests, not to slots.
+    With `rollout.cache_pages` a sample enters a slot when pages are free for it; when they run out, the youngest gives way and goes on later.
     """
 
     engine: Engine
@@ -78,111 +99,209 @@ class Collection:
 
     def __iter__(self) -> Iterator[Rollout]:
         started = time.perf_counter() - self.stats.seconds  # statistics may go on from an earlier collection's
+        config = self.engine.config
         if self.keep_routing and self.store is None:
             self.store = self.engine.new_store(len(self.prompts) * self.samples)
-        slots = self.engine.config.slots
         state = self.engine.init_decode_state()
         order = range(len(self.prompts)) if self.expected is None else longest_first(self.expected)
-        missing = [n for n in order if not self.finished.issuperset(range(n * self.samples, (n + 1) * self.samples))]
-        queue = deque((n, self.prompts[n]) for n in missing)
+        self._queue = deque(n for n in order if not self.finished.issuperset(range(n * self.samples, (n + 1) * self.samples)))
         self._open: _Open | None = None
-        owner: list[tuple[Prompt, int, int] | None] = [None] * slots  # (prompt, sample, store row)
-        lengths = np.zeros(slots, np.int32)
-        while queue or self._open or any(o is not None for o in owner):
-            state = self._fill(state, queue, owner, lengths)
-            state, live, lengths = self._tick(state, owner, lengths, waiting=bool(queue or self._open))
-            finished = [s for s in range(slots) if owner[s] is not None and not live[s]]
-            done = self._harvest(state, finished, owner, lengths)
-            for slot in finished:
-                owner[slot] = None
+        self._preempted: deque[Sample] = deque()
+        self._slots: list[Sample | None] = [None] * config.slots
+        self._entered: list[Sample] = []  # those in slots, the oldest first
+        self._pages = PagePool(config.cache_pages, config.page_tokens, config.slots, config.pages_per_slot) if config.cache_pages else None
+        while self._queue or self._open or self._preempted or self._entered:
+            state = self._fill(self._make_room(state))
+            state, live = self._tick(state)
+            done = self._harvest(state, [x for x in self._entered if not live[x.slot]])
             self.stats.seconds = time.perf_counter() - started
             yield from done
         self.stats.seconds = time.perf_counter() - started
 
-    def _fill(self, state: DecodeState, queue, owner, lengths) -> DecodeState:
-        """Puts waiting samples into free slots, prefilling the next prompts when the open prefix is used up."""
-        free = deque(s for s, o in enumerate(owner) if o is None)
-        while free and (queue or self._open):
-            if self._open is None:
-                self._open = self._prefill(queue, len(free))
-            opened = self._open
-            slots = np.full(opened.prefix.first_token.shape, -1, np.int32)
-            while free and opened.waiting:
-                row, column = opened.waiting.popleft()
-                slot = free.popleft()
-                slots[row, column] = slot
-                owner[slot] = (opened.prompts[row], column, opened.first_request[row] + column)
-                lengths[slot] = len(opened.prompts[row].tokens) + 1
-            state = self.engine.bulk_insert(opened.prefix, state, jnp.asarray(slots), opened.most)
-            if not opened.waiting:
-                self._open = None
+    # --- who has which slot ---------------------------------------------------------------------------------------------
+
+    def _next_call(self, sample: Sample, length: int) -> int:
+        """Positions that are written by the end of the next call: every token but the last has been an input by then."""
+        return min(length + self.engine.config.tokens_per_call, sample.limit) - 1
+
+    def _make_room(self, state: DecodeState) -> DecodeState:
+        """Every sample in a slot gets the pages of its next call, the oldest first; where there are none left, the youngest gives way."""
+        if self._pages is None:
+            return state
+        victims: list[tuple[int, Sample]] = []
+        for sample in list(self._entered):
+            while sample.slot >= 0 and not self._pages.grow(sample.slot, self._next_call(sample, sample.length)):
+                youngest = self._entered[-1]
+                victims.append((youngest.slot, youngest))
+                self._leave(youngest)
+        self._fetch(state, victims)
+        for slot, sample in victims:
+            self._preempted.appendleft(sample)  # victims come from the youngest on, so the oldest goes on first
+            state = self.engine.free_resource(jnp.int32(slot), state)
+        self.stats.preempted += len(victims)
         return state
 
-    def _prefill(self, queue, free: int) -> _Open:
-        """Prefills the next prompts of one bucket, as many as the free slots can take (in one of two batch sizes)."""
-        slots, s = self.engine.config.slots, self.samples
-        sizes = sorted({-(-slots // s), -(-max(1, slots // 8) // s)})
-        bucket = self.engine.bucket(len(queue[0][1].tokens))
-        wanted, taken, passed = min(-(-free // s), sizes[-1]), [], []
-        while queue and len(taken) < wanted:
-            n, prompt = queue.popleft()
-            (taken if self.engine.bucket(len(prompt.tokens)) == bucket else passed).append((n, prompt))
-        queue.extendleft(reversed(passed))
-        rows = next(size for size in sizes if size >= len(taken))
-        tokens, lengths = np.zeros((rows, bucket), np.int32), np.zeros(rows, np.int32)
-        ids, visits = np.zeros(rows, np.uint32), np.zeros(rows, np.uint32)
-        for r, (_, prompt) in enumerate(taken):
-            tokens[r, : len(prompt.tokens)], lengths[r] = prompt.tokens, len(prompt.tokens)
-            ids[r], visits[r] = prompt.id, prompt.visit
-        keys = _group_keys(self.seed, self.purpose, jnp.asarray(ids), jnp.asarray(visits), s)
-        prefix = self.engine.prefill_multisampling(
-            params=self.params, padded_tokens=jnp.asarray(tokens), true_length=jnp.asarray(lengths), sampler=self.sampler, rng=keys, num_samples=s
-        )
-        self.stats.prefills += 1
-        waiting = deque((r, c) for r, (n, _) in enumerate(taken) for c in range(s) if n * s + c not in self.finished)
-        most = None
-        if self.max_new_tokens is not None:
-            most = jnp.asarray([self.max_new_tokens[n] for n, _ in taken] + [1] * (rows - len(taken)), jnp.int32)
-        return _Open(prefix, waiting, [p for _, p in taken], [n * s for n, _ in taken], most)
+    def _enter(self, sample: Sample, slot: int, leader: Sample | None) -> bool:
+        """Gives a sample a slot and the pages of its next call; False where too few are free."""
+        length = len(sample.tokens) + 1
+        if self._pages is not None:
+            sharing = leader is not None and leader.slot >= 0
+            shared = (leader.slot, len(sample.prompt.tokens)) if sharing else (None, 0)
+            if not self._pages.admit(slot, self._next_call(sample, length), *shared):
+                return False
+        sample.slot, sample.length, self._slots[slot] = slot, length, sample
+        self._entered.append(sample)
+        return True
 
-    def _tick(self, state, owner, lengths, waiting: bool):
+    def _leave(self, sample: Sample) -> None:
+        if self._pages is not None:
+            self._pages.release(sample.slot)
+        self._slots[sample.slot] = None
+        self._entered.remove(sample)
+        sample.slot = -1
+
+    # --- into slots -----------------------------------------------------------------------------------------------------
+
+    def _fill(self, state: DecodeState) -> DecodeState:
+        """Puts waiting samples into free slots: first those that were preempted, then new ones, prefilling when the open prefix is used up."""
+        free = deque(slot for slot, sample in enumerate(self._slots) if sample is None)
+        while free and self._preempted:
+            state, entered = self._resume(state, free)
+            if not entered:
+                return state
+        while free and (self._queue or self._open):
+            if self._open is None:
+                self._open = self._prefill(len(free))
+            state, entered = self._insert(state, self._open, free)
+            if not self._open.waiting:
+                self._open = None
+            if not entered:
+                break
+        return state
+
+    def _insert(self, state: DecodeState, opened: _Open, free: deque[int]) -> tuple[DecodeState, int]:
+        """(state, number of samples of `opened` that entered a slot)."""
+        slots, most, entered = np.full(opened.prefix.first_token.shape, -1, np.int32), np.ones(len(opened.prefix.lengths), np.int32), 0
+        while free and opened.waiting:
+            row, sample = opened.waiting[0]
+            if not self._enter(sample, free[0], opened.leader.get(row)):
+                break
+            opened.waiting.popleft()
+            opened.leader[row] = sample
+            slots[row, sample.column], most[row] = free.popleft(), sample.limit - len(sample.tokens)
+            entered += 1
+        if entered:
+            state = self.engine.bulk_insert(opened.prefix, self._with_table(state), jnp.asarray(slots), jnp.asarray(most))
+        return state, entered
+
+    def _prefill(self, free: int) -> _Open:
+        """Prefills the next prompts of one bucket, as many as the free slots can take (in one of two batch sizes)."""
+        config, s = self.engine.config, self.samples
+        sizes = sorted({-(-config.slots // s), -(-max(1, config.slots // 8) // s)})
+        bucket = self.engine.bucket(len(self.prompts[self._queue[0]].tokens))
+        wanted, taken, passed = min(-(-free // s), sizes[-1]), [], []
+        while self._queue and len(taken) < wanted:
+            n = self._queue.popleft()
+            (taken if self.engine.bucket(len(self.prompts[n].tokens)) == bucket else passed).append(n)
+        self._queue.extendleft(reversed(passed))
+        rows = next(size for size in sizes if size >= len(taken))
+        prompts = [self.prompts[n] for n in taken]
+        prefix = self._run_prefill([prompt.tokens for prompt in prompts], prompts, [range(s)] * len(taken), (rows, bucket), None)
+        waiting = ((r, self._sample(n, c)) for r, n in enumerate(taken) for c in range(s) if n * s + c not in self.finished)
+        return _Open(prefix, deque(waiting))
+
+    def _sample(self, n: int, column: int) -> Sample:
+        prompt, most = self.prompts[n], self.engine.config.max_new_tokens
+        if self.max_new_tokens is not None:
+            most = min(max(1, self.max_new_tokens[n]), most)
+        empty = np.zeros(len(prompt.tokens), np.float32)
+        return Sample(prompt, column, n * self.samples + column, len(prompt.tokens) + most, prompt.tokens, empty, empty)
+
+    def _resume(self, state: DecodeState, free: deque[int]) -> tuple[DecodeState, int]:
+        """Prefills preempted samples of one length bucket and puts them into slots; (state, how many)."""
+        size, entered = max(1, self.engine.config.slots // 8), []
+        bucket = self.engine.resume_bucket(len(self._preempted[0].tokens))
+        for sample in list(self._preempted):
+            fits = len(entered) < size and free and self.engine.resume_bucket(len(sample.tokens)) == bucket
+            if not fits or not self._enter(sample, free[0], None):
+                break
+            self._preempted.popleft()
+            free.popleft()
+            entered.append(sample)
+        if not entered:
+            return state, 0
+        rows = jnp.asarray([x.row for x in entered] + [len(self.prompts) * self.samples] * (size - len(entered)), jnp.int32)
+        routing = None if self.store is None else self.engine.stored_routes(self.store, rows, bucket)
+        prefix = self._run_prefill([x.tokens for x in entered], [x.prompt for x in entered], [[x.column] for x in entered], (size, bucket), routing)
+        slots, most = np.full((size, 1), -1, np.int32), np.ones(size, np.int32)
+        for i, sample in enumerate(entered):
+            slots[i, 0], most[i] = sample.slot, sample.limit - len(sample.tokens)
+        return self.engine.bulk_insert(prefix, self._with_table(state), jnp.asarray(slots), jnp.asarray(most)), len(entered)
+
+    def _run_prefill(self, texts, prompts, columns, shape: tuple[int, int], routing) -> Prefix:
+        """Runs `texts` of `prompts`, padded to `shape`, for the samples `columns` of each."""
+        s = len(columns[0])
+        tokens, lengths = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
+        ids, visits, each = np.zeros(shape[0], np.uint32), np.zeros(shape[0], np.uint32), np.zeros((shape[0], s), np.uint32)
+        for r, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
+            tokens[r, : len(text)], lengths[r] = text, len(text)
+            ids[r], visits[r], each[r] = prompt.id, prompt.visit, columns[r]
+        keys = _jitted_keys(self.seed, self.purpose, jnp.asarray(np.repeat(ids, s)), jnp.asarray(np.repeat(visits, s)), jnp.asarray(each.reshape(-1)))
+        self.stats.prefills += 1
+        return self.engine.prefill_multisampling(
+            params=self.params, padded_tokens=jnp.asarray(tokens), true_length=jnp.asarray(lengths), sampler=self.sampler,
+            rng=keys.reshape(shape[0], s, 2), num_samples=s, routing=routing,
+        )  # fmt: skip
+
+    # --- decoding and out of slots ----------------------------------------------------------------------------------------
+
+    def _with_table(self, state: DecodeState) -> DecodeState:
+        return state if self._pages is None else state._replace(table=jnp.asarray(self._pages.table.copy()))
+
+    def _tick(self, state: DecodeState) -> tuple[DecodeState, np.ndarray]:
         """One generate call; the cache is read up to the longest live sequence, rounded up to a bucket."""
         config = self.engine.config
-        longest = max((int(lengths[s]) for s, o in enumerate(owner) if o is not None), default=1)
+        longest = max((sample.length for sample in self._entered), default=1)
         read = min(config.max_length, -(-(longest + config.tokens_per_call) // config.cache_bucket) * config.cache_bucket)
-        wanted = max(1, config.slots // 8) if waiting else None
-        state, steps = self.engine.generate(self.params, state, self.sampler, read=read, wanted_free=wanted)
-        live, new_lengths, steps = jax.device_get((state.live, state.lengths, steps))
+        waiting = bool(self._queue or self._open or self._preempted)
+        empty = config.slots - len(self._entered)  # for want of pages: what waits needs more than these
+        wanted = empty + max(1, config.slots // 8) if waiting else None
+        state, steps = self.engine.generate(self.params, self._with_table(state), self.sampler, read=read, wanted_free=wanted)
+        live, lengths, steps = jax.device_get((state.live, state.lengths, steps))
+        for sample in self._entered:
+            self.stats.live_steps += int(lengths[sample.slot]) - sample.length
+            sample.length = int(lengths[sample.slot])
         self.stats.calls += 1
         self.stats.steps += int(steps)
         self.stats.slot_steps += int(steps) * config.slots
-        return state, live, np.array(new_lengths)
+        return state, live
 
-    def _harvest(self, state, finished: list[int], owner, lengths) -> list[Rollout]:
-        """Brings finished sequences to the host, an eighth of the slots at a time; their routing stays on the device."""
-        out, size = [], max(1, self.engine.config.slots // 8)
-        for at in range(0, len(finished), size):
-            part = finished[at : at + size]
+    def _fetch(self, state: DecodeState, samples: Sequence[tuple[int, Sample]]) -> None:
+        """Brings what the (slot, sample) have to the host, an eighth of the slots at a time; their routing stays on the device, in the store."""
+        size = max(1, self.engine.config.slots // 8)
+        for at in range(0, len(samples), size):
+            part = samples[at : at + size]
             pad = [0] * (size - len(part))
-            rows = [owner[s][2] for s in part] + [len(self.prompts) * self.samples] * len(pad)
-            arrays, self.store = self.engine.harvest(state, self.store, jnp.asarray(part + pad, jnp.int32), jnp.asarray(rows, jnp.int32))
+            slots = [slot for slot, _ in part] + pad
+            rows = [sample.row for _, sample in part] + [len(self.prompts) * self.samples] * len(pad)
+            arrays, self.store = self.engine.harvest(state, self.store, jnp.asarray(slots, jnp.int32), jnp.asarray(rows, jnp.int32))
             tokens, logp, entropy = jax.device_get(arrays)
-            for i, slot in enumerate(part):
-                prompt, column, row = owner[slot]
-                n = int(lengths[slot])
-                truncated = int(tokens[i, n - 1]) != self.engine.eos_id
-                self.stats.tokens += n - len(prompt.tokens)
-                self.stats.live_steps += n - len(prompt.tokens) - 1
-                out.append(Rollout(prompt, column, tokens[i, :n], logp[i, :n], entropy[i, :n], truncated, self.policy_version, row))
+            for i, (_, sample) in enumerate(part):
+                before, n = len(sample.tokens), sample.length
+                sample.tokens = tokens[i, :n]
+                sample.logp = np.concatenate([sample.logp, logp[i, before:n]])
+                sample.entropy = np.concatenate([sample.entropy, entropy[i, before:n]])
+
+    def _harvest(self, state: DecodeState, done: list[Sample]) -> list[Rollout]:
+        """The rollouts of samples that have ended; their slots are free."""
+        self._fetch(state, [(sample.slot, sample) for sample in done])
+        out = []
+        for x in done:
+            self._leave(x)
+            self.stats.tokens += x.length - len(x.prompt.tokens)
+            truncated = int(x.tokens[-1]) != self.engine.eos_id
+            out.append(Rollout(x.prompt, x.column, x.tokens, x.logp, x.entropy, truncated, self.policy_version, x.row))
         return out
-
-
-def _group_keys(seed: int, purpose: Purpose, ids, visits, samples: int):
-    """Keys `[p s 2]` of all samples of `p` prompts."""
-    p = ids.shape[0]
-    spread = [jnp.repeat(x, samples, total_repeat_length=p * samples) for x in (ids, visits)]
-    column = jnp.tile(jnp.arange(samples, dtype=jnp.uint32), p)
-    return _jitted_keys(seed, purpose, *spread, column).reshape(p, samples, 2)
 
 
 _jitted_keys = jax.jit(sample_keys, static_argnums=(0, 1))

@@ -18,6 +18,7 @@ from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.moe import routing_dtype, unset_id
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.transformer import Cache, Transformer, apply, init_cache
+from compass_jax.rollout.kv_cache import new_cache, put_back, put_prefix, window
 from compass_jax.rollout.sampling import Purpose, Sampler, sample, sample_keys
 
 
@@ -36,9 +37,13 @@ class Prefix(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """One row per slot. `t` is the longest sequence; arrays are aligned as in records.py."""
+    """One row per slot. `t` is the longest sequence; arrays are aligned as in records.py.
 
-    cache: Cache  # layers of [slots kv t d]
+    With `rollout.cache_pages` whoever drives the engine assigns pages to slots (pages.PagePool), and puts its `table` here before it inserts
+    and before it generates: for every live slot the pages of all positions that the call may write.
+    """
+
+    cache: Cache  # layers of [slots kv t d]; of [pages kv page d] with a table
     tokens: Int[Array, "slots t"]
     logp: Float[Array, "slots t"]
     entropy: Float[Array, "slots t"]
@@ -48,6 +53,7 @@ class DecodeState(NamedTuple):
     keys: UInt32[Array, "slots 2"]
     live: Bool[Array, "slots"]  # holds a sequence that is not finished
     temperature: Float[Array, "slots"]  # of a `per_request` sampler; 0 otherwise
+    table: Int[Array, "slots n"] | None = None  # the page of each stretch of a slot, out of range where there is none
 
 
 class Engine:
@@ -91,6 +97,15 @@ class Engine:
                 return size
         raise ValueError(f"a prompt of {length} tokens exceeds the longest bucket of rollout.prompt_buckets {self.config.prompt_buckets}")
 
+    def resume_bucket(self, length: int) -> int:
+        """Size to which `length` tokens of a sample that goes on are padded: a prompt bucket, or the longest one doubled until it holds them."""
+        size = self.config.prompt_buckets[-1]
+        if length <= size:
+            return self.bucket(length)
+        while size < length:
+            size *= 2
+        return min(size, self.config.max_length)
+
     def init_decode_state(self) -> DecodeState:
         """An empty state: no slot is live."""
         c, n, t = self.model_config, self.config.slots, self.config.max_length
@@ -99,8 +114,10 @@ class Engine:
             dtype = routing_dtype(c.moe.experts)
             routing = jnp.full((n, t, len(c.moe_layers), c.moe.top_k), unset_id(dtype), dtype)
         wide = at_least_float32(self.compute.dtype)
+        cache, table = new_cache(c, self.config, self.compute.dtype_of("attention"))
         return DecodeState(
-            cache=init_cache(c, n, t, self.compute.dtype_of("attention")),
+            cache=cache,
+            table=table,
             tokens=jnp.zeros((n, t), jnp.int32),
             logp=jnp.zeros((n, t), wide),
             entropy=jnp.zeros((n, t), wide),
@@ -132,40 +149,69 @@ class Engine:
         rng: UInt32[Array, "p s 2"],
         num_samples: int,
         temperature: Float[Array, "p"] | None = None,
+        routing: UInt[Array, "p t l k"] | None = None,
     ) -> Prefix:
         """`p` prompts padded to one bucket, run once for all their samples; `rng` has one key per sample (`sample_keys`).
 
-        `temperature` of each prompt's samples belongs to a `per_request` sampler: ValueError for one without the other.
+        `temperature` of each prompt's samples belongs to a `per_request` sampler: ValueError for one without the other. `routing`: recorded
+        routes of the tokens (of samples that go on, say), live where unset.
         """
         if rng.shape[1] != num_samples:
             raise ValueError(f"rng has keys for {rng.shape[1]} samples, num_samples = {num_samples}")
         sampler = sampler or self.default_sampler()
         if sampler.per_request != (temperature is not None):
             raise ValueError("a per_request sampler needs the temperature of each prompt, and no other takes them")
-        return self._prefill(params, padded_tokens, true_length, rng, sampler, temperature)
+        return self._prefill(params, padded_tokens, true_length, rng, sampler, temperature, routing)
 
     def default_sampler(self) -> Sampler:
         """The sampler of the rollout configuration."""
         return Sampler(self.config.temperature, self.config.top_k, self.config.top_p)
 
     @partial(jax.jit, static_argnums=(0, 5))
-    def _prefill(self, params, tokens, lengths, keys, sampler, temperature) -> Prefix:
-        p, t = tokens.shape
-        positions = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32)[None], (p, t))
-        mask = positions < lengths[:, None]
-        cache = init_cache(self.model_config, p, t, self.compute.dtype_of("attention"))
-        out = apply(self.model, params, tokens, positions, mask=mask, cache=cache)
-        last = jnp.take_along_axis(out.hidden, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)[:, 0]
+    def _prefill(self, params, tokens, lengths, keys, sampler, temperature, routing) -> Prefix:
+        p, s = keys.shape[:2]
+        last, cache, routing = self._encode(params, tokens, lengths, routing)
         logits = logits_of(last, head_weights(params))
-        s = keys.shape[1]
         spread = jnp.repeat(logits, s, axis=0, total_repeat_length=p * s)
         at = jnp.repeat(lengths, s, axis=0, total_repeat_length=p * s)
         each = None if temperature is None else jnp.repeat(temperature, s, axis=0, total_repeat_length=p * s)
         first = sample(spread, keys.reshape(p * s, 2), at, sampler, each)
-        return Prefix(out.cache, tokens, lengths, out.routing, keys, *(x.reshape(p, s) for x in first), temperature)
+        return Prefix(cache, tokens, lengths, routing, keys, *(x.reshape(p, s) for x in first), temperature)
+
+    def _encode(self, params, tokens, lengths, routing):
+        """(hidden state of each prompt's last token, cache, routing), by pieces of `prefill_chunk` tokens: attention scores are of one piece."""
+        p, t = tokens.shape
+        size = min(t, self.config.prefill_chunk)
+        n = -(-t // size)
+
+        def pieces(x):
+            """[p t ...] -> [n p size ...]"""
+            x = jnp.pad(x, ((0, 0), (0, n * size - t), *((0, 0),) * (x.ndim - 2)))
+            return jnp.moveaxis(x.reshape(p, n, size, *x.shape[2:]), 1, 0)
+
+        def piece(carry, inputs):
+            cache, last = carry
+            i, tokens, routing = inputs
+            positions = jnp.broadcast_to(i * size + jnp.arange(size, dtype=jnp.int32)[None], (p, size))
+            out = apply(self.model, params, tokens, positions, mask=positions < lengths[:, None], cache=cache, routing=routing)
+            at = jnp.maximum(lengths - 1, 0) - i * size
+            here = jnp.take_along_axis(out.hidden, jnp.clip(at, 0, size - 1)[:, None, None], axis=1)[:, 0]
+            return (out.cache, jnp.where((at // size == 0)[:, None], here, last)), out.routing
+
+        cache = init_cache(self.model_config, p, n * size, self.compute.dtype_of("attention"))
+        start = cache, jnp.zeros((p, self.model_config.hidden), self.compute.dtype)
+        inputs = jnp.arange(n, dtype=jnp.int32), pieces(tokens), None if routing is None else pieces(routing)
+        if n == 1:  # no loop: a scan of one is compiled as a loop
+            (cache, last), used = piece(start, jax.tree.map(lambda x: x[0], inputs))
+            return last, cache, used
+        (cache, last), used = jax.lax.scan(piece, start, inputs)
+        used = None if used is None else jnp.moveaxis(used, 0, 1).reshape(p, n * size, *used.shape[3:])[:, :t]
+        return last, jax.tree.map(lambda x: x[:, :, :t], cache), used
 
     def insert(self, prefix: Prefix, decode_state: DecodeState, slot: int, request_id=None) -> DecodeState:
-        """Puts the first sample of the first prompt into `slot`."""
+        """Puts the first sample of the first prompt into `slot`. ValueError with `rollout.cache_pages`: JetStream's callers assign no pages."""
+        if self.config.cache_pages:
+            raise ValueError(f"rollout.cache_pages = {self.config.cache_pages}: insert assigns no pages; use 0, or a Collection")
         slots = jnp.full(prefix.first_token.shape, -1, jnp.int32).at[0, 0].set(slot)
         return self.bulk_insert(prefix, decode_state, slots)
 
@@ -188,9 +234,6 @@ class Engine:
         def window(buffer, new):
             return buffer.at[to, :t].set(jnp.take(new, source, axis=0).astype(buffer.dtype), mode="drop")
 
-        def layer(buffer, new):
-            return buffer.at[to, :, :t].set(jnp.take(new, source, axis=0).astype(buffer.dtype), mode="drop")
-
         lengths = jnp.take(prefix.lengths, source)
         token, logp, entropy = (x.reshape(p * s) for x in (prefix.first_token, prefix.first_logp, prefix.first_entropy))
 
@@ -200,8 +243,8 @@ class Engine:
         most = jnp.full(prefix.lengths.shape, self.config.max_new_tokens, jnp.int32)
         most = most if max_new_tokens is None else jnp.clip(max_new_tokens, 1, most)
         limits = lengths + jnp.take(most, source)
-        return DecodeState(
-            cache=jax.tree.map(layer, state.cache, prefix.cache),
+        return state._replace(
+            cache=put_prefix(state.cache, state.table, prefix.cache, source, to),
             tokens=first(window(state.tokens, prefix.tokens), token),
             logp=first(rows(state.logp, jnp.zeros((p * s, state.logp.shape[1]), state.logp.dtype)), logp),
             entropy=first(rows(state.entropy, jnp.zeros((p * s, state.entropy.shape[1]), state.entropy.dtype)), entropy),
@@ -261,10 +304,10 @@ class Engine:
             live = live & (token != self.eos_id) & (lengths < state.limits)
             return i + 1, step.cache, lengths, live, token, outputs
 
-        size = state.cache[0].k.shape[2] if read is None else read
-        cache = jax.tree.map(lambda x: x[:, :, :size], state.cache)  # once for all steps: a step would copy what it reads
+        cache = window(state.cache, state.table, self.config.max_length if read is None else read)
         steps, cache, lengths, live, _, outputs = jax.lax.while_loop(go_on, body, (jnp.int32(0), cache, state.lengths, state.live, current, outputs))
-        cache = jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, 0, 2), state.cache, cache)
+        inputs = state.lengths[None, :] - 1 + jnp.arange(n, dtype=jnp.int32)[:, None]
+        cache = put_back(state.cache, state.table, cache, inputs, outputs["wrote"])
         return self._write_back(state, outputs)._replace(cache=cache, lengths=lengths, live=live), steps
 
     def _write_back(self, state: DecodeState, outputs) -> DecodeState:
@@ -296,6 +339,11 @@ class Engine:
         if store is not None:
             store = store.at[rows].set(jnp.take(state.routing, slots, axis=0, mode="clip"), mode="drop")
         return out, store
+
+    @partial(jax.jit, static_argnums=(0, 3))
+    def stored_routes(self, store: UInt[Array, "rows t l k"], rows: Int[Array, "n"], length: int) -> UInt[Array, "n length l k"]:
+        """The routes of the first `length` tokens of `rows`; unset for rows out of range."""
+        return jnp.take(store[:, :length], rows, axis=0, mode="fill", fill_value=unset_id(store.dtype))
 
     def new_store(self, rows: int) -> UInt[Array, "rows t l k"] | None:
         """Room for the routing of `rows` sequences, unset; None for a dense model."""

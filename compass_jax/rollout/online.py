@@ -54,11 +54,13 @@ class Request:
 class OnlineBatcher:
     """Runs `engine` on whatever was submitted. Use it as a context manager, or `start` and `stop` it.
 
-    A request's draws depend on (seed, sample, position) alone. An error in the thread ends every request with "error" and is raised by the
-    next `submit`.
+    ValueError for an engine whose slots share pages. A request's draws depend on (seed, sample, position) alone. An error in the thread
+    ends every request with "error" and is raised by the next `submit`.
     """
 
     def __init__(self, engine: Engine, params: Any, max_waiting: int):
+        if engine.config.cache_pages:
+            raise ValueError(f"rollout.cache_pages = {engine.config.cache_pages}: OnlineBatcher assigns no pages; use 0")
         self.engine, self.params, self.max_waiting = engine, params, max_waiting
         self.error: BaseException | None = None
         self._waiting: deque[Request] = deque()

@@ -164,9 +164,9 @@ def test_the_longest_expected_start_first_and_no_sample_changes(reference, monke
     expected = [3.0, float("nan"), 9.0, 1.0, 8.0, 2.0, 7.0]  # prompt 1 counts as the mean, 5
     started, prefill = [], collect.Collection._prefill
 
-    def watched(self, queue, free):
-        opened = prefill(self, queue, free)
-        started.extend(first // SAMPLES for first in opened.first_request)
+    def watched(self, free):
+        opened = prefill(self, free)
+        started.extend(sample.row // SAMPLES for _, sample in opened.waiting if sample.column == 0)
         return opened
 
     monkeypatch.setattr(collect.Collection, "_prefill", watched)

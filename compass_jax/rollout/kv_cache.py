@@ -1,0 +1,75 @@
+"""The KV cache of all slots: one stretch of positions for each, or pages that a table assigns. Pure functions of arrays.
+
+A cache is a tuple over layers; `table` `[slots n]` names the page of each stretch of a slot. Without a table a slot is one row of the cache.
+A generate call works on a copy of what it may read (a decoding step that read through the table, or a slice, would copy it at every token)
+and puts back what it wrote.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from compass_jax.config import ModelConfig, RolloutConfig
+from compass_jax.model.transformer import Cache, init_cache
+
+
+def new_cache(config: ModelConfig, rollout: RolloutConfig, dtype) -> tuple[Cache, Int[Array, "slots n"] | None]:
+    """(an empty cache, its table): layers of `[slots kv t d]` and None, or with `rollout.cache_pages` of `[pages kv page d]` and no page assigned."""
+    if not rollout.cache_pages:
+        return init_cache(config, rollout.slots, rollout.max_length, dtype), None
+    table = jnp.full((rollout.slots, rollout.pages_per_slot), rollout.cache_pages, jnp.int32)
+    return init_cache(config, rollout.cache_pages, rollout.page_tokens, dtype), table
+
+
+def window(cache: Cache, table: Int[Array, "slots n"] | None, size: int) -> Cache:
+    """The first `size` positions of every slot, layers of `[slots kv size d]`. What no page holds is any page's: attention masks it."""
+    if table is None:
+        return jax.tree.map(lambda x: x[:, :, :size], cache)
+
+    def gather(x):
+        taken = jnp.take(x, table[:, : size // x.shape[2]], axis=0, mode="clip")  # [slots n kv page d]
+        return taken.transpose(0, 2, 1, 3, 4).reshape(table.shape[0], x.shape[1], size, x.shape[3])
+
+    return jax.tree.map(gather, cache)
+
+
+def put_back(
+    cache: Cache, table: Int[Array, "slots n"] | None, seen: Cache, positions: Int[Array, "steps slots"], wrote: Bool[Array, "steps slots"]
+) -> Cache:
+    """`cache` with what a call wrote into its `window`: at `positions` where `wrote`."""
+    if table is None:
+        return jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, 0, 2), cache, seen)
+    pages, _, size, _ = cache[0].k.shape
+    page = jnp.take_along_axis(table.T, positions // size, axis=0, mode="clip")
+    page = jnp.where(wrote, page, pages)  # out of range: dropped
+
+    def scatter(x, new):
+        rows = jnp.take_along_axis(new, positions.T[:, None, :, None], axis=2, mode="clip")  # [slots kv steps d]
+        return x.at[page, :, positions % size].set(rows.transpose(2, 0, 1, 3), mode="drop")
+
+    return jax.tree.map(scatter, cache, seen)
+
+
+def put_prefix(cache: Cache, table: Int[Array, "slots n"] | None, new: Cache, source: Int[Array, "m"], slots: Int[Array, "m"]) -> Cache:
+    """`cache` with row `source[i]` of a prefix, layers of `[p kv t d]`, at the start of `slots[i]`; slots out of range are left out.
+
+    Slots that share a page of a prompt write the same into it.
+    """
+    if table is None:
+
+        def rows(x, prefix):
+            return x.at[slots, :, : prefix.shape[2]].set(jnp.take(prefix, source, axis=0).astype(x.dtype), mode="drop")
+
+        return jax.tree.map(rows, cache, new)
+
+    def paged(x, prefix):
+        p, kv, t, d = prefix.shape
+        pages, _, size, _ = x.shape
+        n = -(-t // size)
+        parts = jnp.pad(prefix, ((0, 0), (0, 0), (0, n * size - t), (0, 0))).reshape(p, kv, n, size, d).transpose(0, 2, 1, 3, 4)
+        to = jnp.take(table, slots, axis=0, mode="fill", fill_value=pages)[:, :n]
+        return x.at[to].set(jnp.take(parts, source, axis=0).astype(x.dtype), mode="drop")
+
+    return jax.tree.map(paged, cache, new)

@@ -1,0 +1,67 @@
+"""Which pages of the KV cache belong to which slot. Counts on the host, no arrays of the device; every host of a pod counts alike."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class PagePool:
+    """`pages` pages of `page_tokens` positions each, lent to `slots` slots of up to `per_slot` pages.
+
+    `table` `[slots, per_slot]` int32 is what the engine reads: the page of each stretch of a slot, `pages` (out of range) where there is none.
+    A page is lent to several slots where they share a prompt; it is free again when the last of them gives it back.
+    """
+
+    def __init__(self, pages: int, page_tokens: int, slots: int, per_slot: int):
+        self.pages, self.page_tokens = pages, page_tokens
+        self.table = np.full((slots, per_slot), pages, np.int32)
+        self._held = np.zeros(slots, np.int64)  # pages of each slot
+        self._users = np.zeros(pages, np.int64)  # slots of each page
+        self._free = list(range(pages - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        """Pages that nobody holds."""
+        return len(self._free)
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold `tokens` positions."""
+        return -(-tokens // self.page_tokens)
+
+    def admit(self, slot: int, tokens: int, leader: int | None = None, shared_tokens: int = 0) -> bool:
+        """Lends an empty slot the pages of `tokens` positions; False, and nothing lent, where too few are free.
+
+        The whole pages of the first `shared_tokens` positions are `leader`'s own, which holds them already: nobody writes to them any more.
+        """
+        if self._held[slot]:
+            raise ValueError(f"slot {slot} holds {self._held[slot]} pages: release it first")
+        shared = 0 if leader is None else shared_tokens // self.page_tokens
+        if leader is not None and shared > self._held[leader]:
+            raise ValueError(f"slot {leader} holds {self._held[leader]} pages and cannot share {shared}")
+        if self.pages_for(tokens) - shared > self.free:
+            return False
+        if shared:
+            self.table[slot, :shared] = self.table[leader, :shared]
+            self._users[self.table[slot, :shared]] += 1
+            self._held[slot] = shared
+        return self.grow(slot, tokens)
+
+    def grow(self, slot: int, tokens: int) -> bool:
+        """Lends a slot what it still needs for `tokens` positions; False, and nothing lent, where too few pages are free."""
+        missing = self.pages_for(tokens) - int(self._held[slot])
+        if missing > self.free:
+            return False
+        for _ in range(missing):
+            page = self._free.pop()
+            self._users[page] = 1
+            self.table[slot, self._held[slot]] = page
+            self._held[slot] += 1
+        return True
+
+    def release(self, slot: int) -> None:
+        """Takes a slot's pages back."""
+        for page in self.table[slot, : self._held[slot]].tolist():
+            self._users[page] -= 1
+            if not self._users[page]:
+                self._free.append(page)
+        self.table[slot], self._held[slot] = self.pages, 0

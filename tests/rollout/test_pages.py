@@ -1,0 +1,246 @@
+"""Pages: lent once or shared, given back by the last; a rollout through few of them is the rollout through many, and nothing is lost."""
+
+import dataclasses
+import resource
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
+
+from compass_jax.config import ConfigError
+from compass_jax.model.params import to_decode
+from compass_jax.model.transformer import init_cache
+from compass_jax.rollout import kv_cache
+from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.online import OnlineBatcher
+from compass_jax.rollout.pages import PagePool
+from compass_jax.rollout.sampling import Purpose, Sampler
+
+LOOSE = to_decode(random_params())
+ROLL = dataclasses.replace(ROLLOUT, max_new_tokens=20, cache_bucket=40, page_tokens=4, prompt_buckets=(8, 16))
+PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 16, 8, 9, 2, 5, 12))]
+SAMPLES = 3
+
+
+def collection(pages=0, slots=6, prompts=PROMPTS, samples=SAMPLES, config=ROLL, **options):
+    engine = Engine(MODEL, COMPUTE, dataclasses.replace(config, cache_pages=pages, slots=slots), EOS)
+    return Collection(engine, LOOSE, prompts, samples, Purpose.TRAIN, 0, **options)
+
+
+@pytest.fixture(scope="module")
+def dense():
+    """(rollouts by row, routing) with room for every slot at its longest."""
+    job = collection()
+    return {r.row: r for r in job}, np.asarray(job.store)
+
+
+# --- the count of pages -----------------------------------------------------------------------------------------------
+
+
+def check(pool, held):
+    """`held`: slot -> tokens. Every page has one owner, or owners that share it at the same place; the rest is free."""
+    owners = {}
+    for slot, row in enumerate(pool.table):
+        n = pool.pages_for(held[slot]) if slot in held else 0
+        assert np.all(row[:n] < pool.pages) and np.all(row[n:] == pool.pages)
+        for place, page in enumerate(row[:n].tolist()):
+            owners.setdefault(page, set()).add(place)
+    assert all(len(places) == 1 for places in owners.values())
+    assert pool.free == pool.pages - len(owners)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 24), st.integers(0, 4), st.integers(0, 24)), max_size=60))
+def test_pages_are_lent_once_or_shared_at_the_same_place_and_come_back(steps):
+    pool, held, shares = PagePool(9, 4, 5, 6), {}, {}
+    for slot, tokens, leader, prompt in steps:
+        before, table = pool.free, pool.table.copy()
+        if slot in held and tokens % 3 == 0:
+            pool.release(slot)
+            del held[slot]
+        elif slot in held:
+            tokens = max(tokens, held[slot])
+            if pool.grow(slot, tokens):
+                held[slot] = tokens
+            else:
+                assert pool.pages_for(tokens) - pool.pages_for(held[slot]) > before
+                np.testing.assert_array_equal(pool.table, table)
+        else:
+            sharing = leader in held and prompt <= min(held[leader], tokens)
+            if pool.admit(slot, tokens, *((leader, prompt) if sharing else ())):
+                held[slot], shares[slot] = tokens, (leader, prompt // 4) if sharing else None
+                if sharing:
+                    np.testing.assert_array_equal(pool.table[slot, : prompt // 4], pool.table[leader, : prompt // 4])
+            else:
+                assert pool.free == before
+                np.testing.assert_array_equal(pool.table, table)
+        check(pool, held)
+    for slot in list(held):
+        pool.release(slot)
+    assert pool.free == pool.pages and np.all(pool.table == pool.pages)
+
+
+def test_what_a_pool_cannot_do_is_refused():
+    pool = PagePool(4, 4, 3, 4)
+    assert pool.admit(0, 9) and pool.free == 1
+    with pytest.raises(ValueError, match="slot 0 holds 3 pages: release it first"):
+        pool.admit(0, 1)
+    with pytest.raises(ValueError, match="slot 1 holds 0 pages and cannot share 2"):
+        pool.admit(2, 9, 1, 9)
+    assert not pool.admit(1, 8) and pool.admit(1, 16, 0, 12) and pool.free == 0
+
+
+# --- the cache through a table ----------------------------------------------------------------------------------------
+
+
+def test_a_window_through_a_table_is_the_cache_that_was_put_in():
+    """Prefixes in scattered pages, two slots sharing their prompt's; decoding steps written at positions of their own, unwritten ones dropped."""
+    rng = np.random.default_rng(0)
+    table = jnp.array([[7, 2, 9, 20], [7, 5, 20, 20], [20, 20, 20, 20], [1, 3, 0, 8]], jnp.int32)
+    cache = jax.tree.map(lambda x: x + 99.0, init_cache(MODEL, 20, 4, jnp.float32))
+    prefix = jax.tree.map(lambda x: jnp.asarray(rng.standard_normal((2, 2, 6, 8)), jnp.float32), init_cache(MODEL, 2, 6, jnp.float32))
+    cache = kv_cache.put_prefix(cache, table, prefix, jnp.array([0, 0, 1, 1]), jnp.array([0, 1, 3, 4]))  # slot 4 is none: left out
+    seen = kv_cache.window(cache, table, 12)
+    for layer, new in zip(jax.tree.leaves(seen), jax.tree.leaves(prefix), strict=True):
+        for slot, source in ((0, 0), (1, 0), (3, 1)):
+            np.testing.assert_array_equal(layer[slot, :, :6], new[source])
+    positions, wrote = jnp.array([[6, 5, 3, 10], [7, 6, 4, 11]]), jnp.array([[True, True, False, True], [True, False, False, True]])
+    changed = jax.tree.map(lambda x: x + 1000.0, seen)
+    after = kv_cache.window(kv_cache.put_back(cache, table, changed, positions, wrote), table, 12)
+    for old, new in zip(jax.tree.leaves(seen), jax.tree.leaves(after), strict=True):
+        moved = {0: (6, 7), 1: (5,), 3: (10, 11)}
+        for slot in (0, 1, 3):
+            held = 12 if slot != 1 else 8
+            expected = np.array(old[slot, :, :held])
+            expected[:, list(moved[slot])] += 1000.0
+            np.testing.assert_array_equal(new[slot, :, :held], expected)
+    untouched = [p for p in range(20) if p not in (7, 2, 9, 5, 1, 3, 0, 8)]
+    for layer in jax.tree.leaves(kv_cache.put_back(cache, table, changed, positions, wrote)):
+        assert np.all(np.asarray(layer)[untouched] == 99.0)
+
+
+# --- rollouts through pages -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("pages", "slots", "preempts"), [(60, 6, False), (20, 6, True), (10, 1, False)])
+def test_few_pages_give_the_same_rollouts_as_room_for_all(dense, pages, slots, preempts):
+    """Samples that were preempted and went on are the same tokens, with the same log-probs and routes."""
+    job = collection(pages, slots)
+    rollouts = list(job)
+    assert sorted(r.row for r in rollouts) == sorted(dense[0])
+    for r in rollouts:
+        expected = dense[0][r.row]
+        np.testing.assert_array_equal(r.tokens, expected.tokens)
+        np.testing.assert_allclose(r.logp, expected.logp, atol=1e-5)
+        np.testing.assert_allclose(r.entropy, expected.entropy, atol=1e-5)
+        assert (r.truncated, r.sample, r.prompt) == (expected.truncated, expected.sample, expected.prompt)
+    np.testing.assert_array_equal(job.store, dense[1])
+    assert (job.stats.preempted > 0) == preempts and job.stats.metrics()["rollout/preempted"] == job.stats.preempted
+    assert job.stats.tokens == sum(r.response_length for r in rollouts)
+    assert job._pages.free == pages
+
+
+def test_samples_of_a_group_share_the_pages_of_their_prompt(monkeypatch):
+    """Sixteen tokens are four pages; of three samples, each with up to six pages more in its first call, two share all four."""
+    held, admit = [], PagePool.admit
+
+    def watched(self, *args):
+        entered = admit(self, *args)
+        held.append(self.pages - self.free)
+        return entered
+
+    monkeypatch.setattr(PagePool, "admit", watched)
+    list(collection(60, 6, prompts=[make_prompt(1, 16)]))
+    first = ROLL.tokens_per_call // ROLL.page_tokens
+    assert held == [4 + first, 4 + 2 * first, 4 + 3 * first]
+
+
+def test_a_preempted_sample_replays_its_routes(monkeypatch):
+    """What a resumed sample's prefill is given are the routes that its decoding recorded, of each of its tokens that was an input."""
+    seen, prefill = [], Engine.prefill_multisampling
+
+    def watched(self, **options):
+        if options["routing"] is not None:
+            seen.append((np.asarray(options["true_length"]), np.asarray(options["routing"])))
+        return prefill(self, **options)
+
+    monkeypatch.setattr(Engine, "prefill_multisampling", watched)
+    job = collection(20)
+    list(job)
+    assert len(seen) > 0
+    for lengths, routes in seen:
+        is_set = np.all(routes != 255, axis=(2, 3))
+        for n, row in zip(lengths, is_set, strict=True):
+            np.testing.assert_array_equal(row, np.arange(routes.shape[1]) < n - 1)
+
+
+def test_without_a_store_preempted_samples_route_live(dense):
+    job = collection(20, keep_routing=False)
+    rollouts = {r.row: r for r in job}
+    assert job.stats.preempted and job.store is None
+    assert {row: r.tokens.tolist() for row, r in rollouts.items()} == {row: r.tokens.tolist() for row, r in dense[0].items()}
+
+
+def resident():
+    """Bytes of memory of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.parametrize("n", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_requests_of_random_lengths_through_few_pages(n):
+    """None lost, none twice, each of the length that it asked for, every page is back at the end; memory does not grow after the first tenth."""
+    rng = np.random.default_rng(0)
+    prompts = [make_prompt(i, int(length)) for i, length in enumerate(rng.integers(1, 17, n))]
+    limits = rng.integers(1, 21, n).tolist()
+    greedy = dict(samples=1, sampler=Sampler(0.0), keep_routing=False, max_new_tokens=limits, expected=(np.array(limits) * rng.random(n)).tolist())
+    job = collection(20, 6, prompts, **greedy)
+    rows, memory = [], 0
+    for r in job:
+        rows.append(r.row)
+        memory = resident() if len(rows) == n // 10 else memory
+        assert r.response_length == limits[r.row] or (r.response_length < limits[r.row] and r.response[-1] == EOS)
+    assert sorted(rows) == list(range(n))
+    assert job.stats.preempted > 20 and job._pages.free == 20
+    assert resident() < 1.05 * memory
+
+
+# --- settings and long prompts ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cache_pages": 9}, "rollout.cache_pages = 9: the longest sequence, rollout.prompt_buckets.* takes 10 pages of 4 tokens"),
+        ({"cache_pages": 40, "page_tokens": 3}, "rollout.cache_bucket = 40 must be a multiple of rollout.page_tokens = 3"),
+        ({"page_tokens": 0}, "rollout.page_tokens = 0: must be positive"),
+        ({"prefill_chunk": 0}, "rollout.prefill_chunk = 0: must be positive"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(ROLL, **change).validate()
+
+
+def test_a_prompt_in_pieces_is_the_prompt_in_one(dense):
+    """Prompts of 16 in pieces of 5 (the last of one token), and of 8 in pieces of 5 and 3."""
+    job = collection(config=dataclasses.replace(ROLL, prefill_chunk=5))
+    rollouts = {r.row: r for r in job}
+    for row, expected in dense[0].items():
+        np.testing.assert_array_equal(rollouts[row].tokens, expected.tokens)
+        np.testing.assert_allclose(rollouts[row].logp, expected.logp, atol=1e-5)
+    np.testing.assert_array_equal(job.store, dense[1])
+
+
+def test_who_assigns_no_pages_takes_no_engine_with_pages():
+    engine = Engine(MODEL, COMPUTE, dataclasses.replace(ROLL, cache_pages=20), EOS)
+    with pytest.raises(ValueError, match=r"rollout\.cache_pages = 20: OnlineBatcher assigns no pages"):
+        OnlineBatcher(engine, LOOSE, 4)
+    one = engine.prefill(params=LOOSE, padded_tokens=np.zeros(8, np.int32), true_length=3)
+    with pytest.raises(ValueError, match="insert assigns no pages"):
+        engine.insert(one, engine.init_decode_state(), 0)
