@@ -211,6 +211,7 @@ class RLConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     save_every: int = 50
     eval_every: int = 0
+    one_step_off: bool = False  # the next rollout runs while this one is trained on, from the weights before; needs rl.correction
     permute_rewards: bool = False  # control experiment: rewards shuffled within each group
 
     @property
@@ -250,6 +251,10 @@ class RLConfig:
             self.zero_variance.grow_temperature == 1 or self.correction.name != "off",
             f"rl.zero_variance.grow_temperature = {self.zero_variance.grow_temperature} samples from another policy than the one that is trained: "
             "set rl.correction.name to 'tis', 'icepop' or 'sequence', or grow_temperature to 1",
+        )
+        check(
+            not self.one_step_off or self.correction.name != "off",
+            "rl.one_step_off samples from the weights before the last updates: set rl.correction.name to 'tis', 'icepop' or 'sequence'",
         )
         self.objective.validate()
         self.correction.validate()

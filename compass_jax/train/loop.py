@@ -5,6 +5,7 @@ One step:
  2. score: one training-side pass at the step's first parameters fixes old log-probs and entropies (routing per R2/R3/off)
  3. for each update: prepare (advantages, weights over the whole update), gradients summed over micro-batches, apply
  4. hand the parameters over to the rollout; log; save
+With `rl.one_step_off` the rollout of step n + 1 runs during 2 and 3 of step n, from the parameters before them; rl.correction weighs it.
 Everything a step depends on is in the checkpoint, so a killed run repeats its steps exactly.
 """
 
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -27,7 +29,7 @@ from compass_jax.data.stream import PromptStream
 from compass_jax.evaluate import evaluate
 from compass_jax.model.params import in_layout, stack, training_layout
 from compass_jax.model.transformer import Transformer
-from compass_jax.records import Group, Prompt, TrainBatch, TrainState
+from compass_jax.records import Prompt, TrainBatch, TrainState
 from compass_jax.rewards.score import Scorer
 from compass_jax.rl.bucketing import MicroBatch, padding_frac, plan
 from compass_jax.rl.correction import mismatch
@@ -38,6 +40,7 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rundir import RunDir
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import optim, step
+from compass_jax.train.accounts import group_metrics, permute_rewards, sample_rows
 from compass_jax.train.batch import StepArrays, assemble, micro_batch, put_routing, store_rows
 from compass_jax.train.gather import Gatherer
 from compass_jax.train.history import PromptHistory
@@ -68,13 +71,16 @@ class RLTrainer:
         self.stream = PromptStream(prompts, config.seed, [source.repeat for source in config.data.sources])
         self.selector = prompt_selector(self.rl, config.rewards, config.seed)
         self.history = PromptHistory()
-        gatherer = Gatherer(self.engine, scorer, self.tokenizer.decode, stop, self.rl, config.seed, self.history.expected_length)
+        # A rollout ahead is one of weights that are gone after the step: it cannot go on later, so a stop waits for it.
+        heard = StopSignal() if self.rl.one_step_off else stop
+        gatherer = Gatherer(self.engine, scorer, self.tokenizer.decode, heard, self.rl, config.seed, self.history.expected_length)
         self.refill = Refill(gatherer, self.rl, config.rewards)
         self.done_steps = 0
         self.total_updates = self.rl.steps * self.rl.updates_per_rollout * self.rl.epochs
         self.notices = Notices(config, telemetry.note)
         self.notices.at_start(len(self.stream), len({prompt.label for prompt in prompts}))
         self.pending: Pending | None = None
+        self.ahead: tuple[Gathered, dict] | None = None  # the next step's rollout, and the stream before it
         self._restore_or_start()
         self.decode, _ = hand_over(self.state.params, config.rollout_compute.dtype, config.rollout.quantize)
 
@@ -118,6 +124,8 @@ class RLTrainer:
     def save(self, left: Unfinished | None = None, stream: dict | None = None) -> float:
         """Writes checkpoint `done_steps`; with an interrupted step, its finished samples too. Returns seconds."""
         started = time.perf_counter()
+        if self.ahead is not None:
+            left, stream = self.ahead[0].left(self.rl.replay == "R3"), self.ahead[1]
         arrays: dict[str, Any] = {"state": stack(self.state)}
         if self.reference is not None:
             arrays["reference"] = stack(self.reference)
@@ -141,28 +149,48 @@ class RLTrainer:
         while self.done_steps < self.rl.steps and not self.stop.requested:
             before = self.stream.state()
             try:
-                groups, store, results, dropped, metrics = self._rollout()
+                groups, store, results, dropped, metrics, _ = self._rollout()() if self.ahead is None else self.ahead[0]
             except StepInterrupted as interrupted:
                 self.save(interrupted.left, before)
                 raise
+            self.ahead = None
             arrays = assemble(groups, self.rl.prompts_per_step * self.rl.capacity, self.rl.buckets[-1], self.rl.shaping.repetition_ngram)
             if self.rl.permute_rewards:
-                _permute_rewards(arrays, (self.config.seed, self.done_steps))
+                permute_rewards(arrays, (self.config.seed, self.done_steps))
             metrics |= self.notices.of_groups(groups)
             self.notices.of_lengths(arrays.lengths)
-            metrics |= {**_group_metrics(groups), "repetition_frac": float(arrays.repetition[arrays.group >= 0].mean())}
+            metrics |= {**group_metrics(groups), "repetition_frac": float(arrays.repetition[arrays.group >= 0].mean())}
             metrics |= {"waste/filter_tokens": float(self.filter_tokens)} if self.filter_tokens else {}
-            metrics |= self._train(arrays, store, dropped)
-            self.decode, handed = hand_over(self.state.params, self.config.rollout_compute.dtype, self.config.rollout.quantize)
+            metrics |= {"staleness": float(self.state.step) - groups[0].rollouts[0].policy_version, "epoch": self.stream.epoch}
             self.history.update(results)
             self.selector.update(results, self.stream.epoch)
+            metrics |= self._train_beside_the_next(arrays, store, dropped)
+            self.decode, handed = hand_over(self.state.params, self.config.rollout_compute.dtype, self.config.rollout.quantize)
             self.done_steps += 1
-            self.telemetry.log_rollouts(self.done_steps, self._rows(groups))
-            yield self.done_steps, {**metrics, **handed, "policy_version": float(self.state.step), "staleness": 0.0, "epoch": self.stream.epoch}
+            self.telemetry.log_rollouts(self.done_steps, sample_rows(groups, self.tokenizer.decode))
+            yield self.done_steps, {**metrics, **handed, "policy_version": float(self.state.step)}
 
-    def _rollout(self) -> Gathered:
-        """The step's groups, continued from what an interrupted rollout left."""
-        pending, self.pending, version = self.pending, None, int(self.state.step)
+    def _train_beside_the_next(self, arrays: StepArrays, store, dropped: int) -> dict[str, float]:
+        """`_train`; with `rl.one_step_off` the next step's rollout runs meanwhile, in a thread of its own.
+
+        It is waited for: nothing can be done before the next step that may use the verifiers or the prompts. Everything that it reads (the
+        prompts' history, the selector, the handed-over weights) stays as it is during the training.
+        """
+        if not self.rl.one_step_off or self.done_steps + 1 >= self.rl.steps:
+            return self._train(arrays, store, dropped)
+        before, rollout = self.stream.state(), self._rollout()
+        with ThreadPoolExecutor(1, "rollout") as thread:
+            ahead = thread.submit(rollout)
+            metrics = self._train(arrays, store, dropped)
+            started = time.perf_counter()
+            self.ahead = ahead.result(), before
+        return {**metrics, "time/rollout_wait_s": time.perf_counter() - started}
+
+    def _rollout(self) -> Callable[[], Gathered]:
+        """What makes the next step's groups, continued from what an interrupted rollout left; the policy is the present one."""
+        pending, self.pending, version, params = self.pending, None, int(self.state.step), self.decode
+        progress = Progress() if pending is None else pending.progress
+        version = version if progress.version < 0 else progress.version
         skipped = 0
 
         def draw(n: int) -> list[Prompt]:
@@ -174,10 +202,12 @@ class RLTrainer:
         def load(kept: list[Prompt], prompts: list[Prompt]) -> Unfinished:
             return pending.unfinished(kept, prompts, self.rl, version, self.tokenizer.eos_id)
 
-        progress = Progress() if pending is None else pending.progress
-        gathered = self.refill(self.decode, draw, version, progress, None if pending is None else load)
-        chosen = {"zero_variance/skipped_prompts": float(skipped), **self.selector.metrics()} if self.selector.acts else {}
-        return gathered._replace(metrics={**gathered.metrics, **chosen})
+        def run() -> Gathered:
+            gathered = self.refill(params, draw, version, progress, None if pending is None else load)
+            chosen = {"zero_variance/skipped_prompts": float(skipped), **self.selector.metrics()} if self.selector.acts else {}
+            return gathered._replace(metrics={**gathered.metrics, **chosen})
+
+        return run
 
     def _train(self, arrays: StepArrays, store, dropped_tokens: int) -> dict[str, float]:
         """Scores at the old parameters, then all updates of this rollout."""
@@ -265,7 +295,7 @@ class RLTrainer:
 
         Entry [u][i]: objective i on the rows of update u, at the parameters that the u updates before it left.
         """
-        groups, store, *_ = self._rollout()
+        groups, store, *_ = self._rollout()()
         arrays = assemble(groups, self.rl.prompts_per_step * self.rl.capacity, self.rl.buckets[-1], self.rl.shaping.repetition_ngram)
         size = self.rl.prompts_per_step // self.rl.updates_per_rollout
         updates = [self._plan(arrays, u * size, size) for u in range(self.rl.updates_per_rollout)]
@@ -286,28 +316,6 @@ class RLTrainer:
 
     # ---- accounts ---------------------------------------------------------------------------------------------------
 
-    def _rows(self, groups: list[Group]) -> list[dict]:
-        """A few whole groups for rollouts.jsonl."""
-        return [
-            {
-                "prompt": group.prompt.question,
-                "label": group.prompt.label,
-                "answer": group.prompt.answer,
-                "visit": group.prompt.visit,
-                "samples": [
-                    {
-                        "response": self.tokenizer.decode(r.response),
-                        "reward": s.reward,
-                        "outcome": s.outcome,
-                        "tokens": r.response_length,
-                        "truncated": r.truncated,
-                    }
-                    for r, s in zip(group.rollouts, group.scores, strict=True)
-                ],
-            }
-            for group in groups[:4]
-        ]  # fmt: skip
-
     def evaluate(self) -> dict[str, Any]:
         """Held-out accuracy of the current policy (see evaluate.evaluate)."""
         return evaluate(self.engine, self.decode, self.heldout, self.tokenizer, self.scorer, self.config)
@@ -317,31 +325,6 @@ def _put(target: np.ndarray, micro, values) -> None:
     real = micro.rows >= 0
     length = min(target.shape[1], micro.length)
     target[micro.rows[real], :length] = np.asarray(values)[real, :length]
-
-
-def _permute_rewards(arrays: StepArrays, seed: tuple[int, ...]) -> None:
-    """Control experiment: rewards keep their group and lose their sample."""
-    rng = np.random.default_rng(seed)
-    for g in range(arrays.group.max() + 1):
-        rows = np.flatnonzero(arrays.group == g)
-        order = rows[rng.permutation(len(rows))]
-        arrays.reward[rows], arrays.known[rows] = arrays.reward[order], arrays.known[order]
-
-
-def _group_metrics(groups: list[Group]) -> dict[str, float]:
-    """Rewards and lengths of one step's samples."""
-    scores = [s for g in groups for s in g.scores]
-    rollouts = [r for g in groups for r in g.rollouts]
-    known = [s.reward for s in scores if s.known]
-    lengths = [r.response_length for r in rollouts]
-    return {
-        "reward/mean": float(np.mean(known)) if known else float("nan"),  # null in the log: 0 would be a reward
-        "reward/timeout_frac": float(np.mean([s.outcome == "timeout" for s in scores])),
-        "reward/unknown_frac": float(np.mean([not s.known for s in scores])),
-        "response_length/mean": float(np.mean(lengths)),
-        "response_length/max": float(np.max(lengths)),
-        "truncated_frac": float(np.mean([r.truncated for r in rollouts])),
-    }
 
 
 def run_rl(config: RunConfig) -> dict[str, Any]:

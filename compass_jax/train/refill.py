@@ -36,10 +36,11 @@ class Progress:
     kept: list[list[int]] = field(default_factory=list)  # [round, place in it] of each kept group, in the order of the front store
     dropped: list[list] = field(default_factory=list)  # [round, place, *Outcome] of each other group
     counts: dict[str, float] = field(default_factory=dict)
+    version: int = -1  # of the policy that samples; -1: the one of the checkpoint
 
 
 class Unfinished(NamedTuple):
-    """What an interrupted step leaves to its continuation."""
+    """What an interrupted step leaves to its continuation; also a step's whole rollout that nobody has trained on yet."""
 
     progress: Progress
     front: Samples  # of the kept groups
@@ -62,6 +63,14 @@ class Gathered(NamedTuple):
     results: Results
     dropped_tokens: int  # generated for groups that are not trained on
     metrics: dict[str, float]
+    progress: Progress = Progress()
+
+    def left(self, replayed: bool) -> Unfinished:
+        """As an interrupted step would leave it, with nothing missing. `replayed`: the routes belong to it."""
+        rollouts = {rollout.row: rollout for group in self.groups for rollout in group.rollouts}
+        samples, version = Samples(rollouts, self.store if replayed else None), self.groups[0].rollouts[0].policy_version
+        whole = dataclasses.replace(self.progress, version=version)
+        return Unfinished(whole, samples, Samples({})) if self.progress.rounds else Unfinished(whole, Samples({}), samples)
 
 
 class Refill:
@@ -77,13 +86,16 @@ class Refill:
         had; a new one has an empty progress and no `load`. Raises StepInterrupted.
         """
         earlier = [draw(self.rl.prompts_per_round) for _ in range(progress.rounds)]
-        prompts = draw(self.rl.prompts_per_round)
+        whole = len(progress.kept) == self.rl.prompts_per_step
+        prompts = [] if whole else draw(self.rl.prompts_per_round)
         kept = [earlier[r][place] for r, place in progress.kept]
         left = Unfinished(progress, Samples({}), Samples({})) if load is None else load(kept, prompts)
         account, current = Account(counts=dict(progress.counts)), left.current
         # Scores are not in the checkpoint: the verifiers give the same ones again.
         groups = self.gather(params, kept, policy_version, left.front, Account())[0] if kept else []
         rounds = _Rounds(self.rl, self.rewards, progress, groups, left.front.store, earlier)
+        if whole:
+            return rounds.gathered(account)
         while True:
             try:
                 groups, store = self.gather(params, prompts, policy_version, current, account)
@@ -158,4 +170,4 @@ class _Rounds:
         found |= {(r, n): outcome(group, self.rewards) for (r, n), group in zip(self.progress.kept, self.kept, strict=True)}
         results = [(self.prompts[r][n], found[r, n]) for r, n in sorted(found)]
         dropped = int(account.counts["zero_variance/dynamic_dropped_tokens"])
-        return Gathered(self.kept, self.store, results, dropped, account.metrics())
+        return Gathered(self.kept, self.store, results, dropped, account.metrics(), self.progress)

@@ -20,7 +20,7 @@ from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
 from compass_jax.telemetry import Telemetry
-from compass_jax.train import loop
+from compass_jax.train import accounts, loop
 from compass_jax.train.loop import run_rl
 from compass_jax.train.session import TrainingDiverged
 from compass_jax.weights import checkpoint
@@ -200,7 +200,7 @@ def test_permuted_rewards_keep_their_group_and_lose_their_sample(undisturbed, tm
     class Arrays:
         reward, known, group = np.arange(12.0), np.arange(12) % 3 > 0, np.repeat(np.arange(3), 4)
 
-    loop._permute_rewards(Arrays, (0, 1))
+    accounts.permute_rewards(Arrays, (0, 1))
     np.testing.assert_array_equal(np.sort(Arrays.reward.reshape(3, 4)), np.arange(12.0).reshape(3, 4))
     np.testing.assert_array_equal(Arrays.known, Arrays.reward % 3 > 0)  # a verdict stays with its reward
     assert np.any(Arrays.reward != np.arange(12))

@@ -1,0 +1,59 @@
+"""What a step's groups look like in the log: rewards and lengths, a few samples; and the control experiment that shuffles rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from compass_jax.records import Group
+from compass_jax.train.batch import StepArrays
+
+
+def permute_rewards(arrays: StepArrays, seed: tuple[int, ...]) -> None:
+    """Control experiment: rewards keep their group and lose their sample."""
+    rng = np.random.default_rng(seed)
+    for g in range(arrays.group.max() + 1):
+        rows = np.flatnonzero(arrays.group == g)
+        order = rows[rng.permutation(len(rows))]
+        arrays.reward[rows], arrays.known[rows] = arrays.reward[order], arrays.known[order]
+
+
+def group_metrics(groups: list[Group]) -> dict[str, float]:
+    """Rewards and lengths of one step's samples."""
+    scores = [s for g in groups for s in g.scores]
+    rollouts = [r for g in groups for r in g.rollouts]
+    known = [s.reward for s in scores if s.known]
+    lengths = [r.response_length for r in rollouts]
+    return {
+        "reward/mean": float(np.mean(known)) if known else float("nan"),  # null in the log: 0 would be a reward
+        "reward/timeout_frac": float(np.mean([s.outcome == "timeout" for s in scores])),
+        "reward/unknown_frac": float(np.mean([not s.known for s in scores])),
+        "response_length/mean": float(np.mean(lengths)),
+        "response_length/max": float(np.max(lengths)),
+        "truncated_frac": float(np.mean([r.truncated for r in rollouts])),
+    }
+
+
+def sample_rows(groups: Sequence[Group], decode_text: Callable[[np.ndarray], str]) -> list[dict[str, Any]]:
+    """A few whole groups for rollouts.jsonl."""
+    return [
+        {
+            "prompt": group.prompt.question,
+            "label": group.prompt.label,
+            "answer": group.prompt.answer,
+            "visit": group.prompt.visit,
+            "samples": [
+                {
+                    "response": decode_text(r.response),
+                    "reward": s.reward,
+                    "outcome": s.outcome,
+                    "tokens": r.response_length,
+                    "truncated": r.truncated,
+                }
+                for r, s in zip(group.rollouts, group.scores, strict=True)
+            ],
+        }
+        for group in groups[:4]
+    ]  # fmt: skip

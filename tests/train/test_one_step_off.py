@@ -1,0 +1,176 @@
+"""One step off: the next rollout runs during the training, from the weights before it; a stop loses nothing, and the run goes on exactly."""
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+from functools import partial
+
+import pytest
+from tiny_run import tiny_run
+
+from compass_jax.config import ConfigError, CorrectionConfig, ZeroVarianceConfig
+from compass_jax.rewards.score import Scorer
+from compass_jax.rollout.collect import Collection
+from compass_jax.telemetry import Telemetry
+from compass_jax.train import loop
+from compass_jax.train.loop import RLTrainer, run_rl
+from compass_jax.train.refill import Refill
+from compass_jax.weights import checkpoint
+
+pytestmark = pytest.mark.usefixtures("compile_once")
+CLOCKS = ("time/", "rollout/")
+
+
+@pytest.fixture(autouse=True)
+def coin(monkeypatch):
+    """A check that calls half of all responses right."""
+    monkeypatch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:coin"))
+
+
+def configured(directory, rate=1e-2, **rl):
+    config = tiny_run()
+    optim = dataclasses.replace(config.rl.optim, learning_rate=rate)
+    rl = {"steps": 3, "correction": CorrectionConfig("tis"), "optim": optim, "one_step_off": True, "eval_every": 2, **rl}
+    return dataclasses.replace(config, run_dir=str(directory), rl=dataclasses.replace(config.rl, **rl))
+
+
+def lines(directory, name="metrics"):
+    return [json.loads(line) for line in (directory / f"{name}.jsonl").read_text().splitlines()]
+
+
+def numbers(directory):
+    rows = lines(directory)
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    return [{k: v for k, v in row["metrics"].items() if not k.startswith(CLOCKS) and not k.endswith("tokens_per_s")} for row in rows]
+
+
+def responses(directory):
+    """step -> texts of the logged samples."""
+    out: dict[int, list[str]] = {}
+    for row in lines(directory, "rollouts"):
+        out.setdefault(row["step"], []).extend(sample["response"] for sample in row["samples"])
+    return out
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, compile_once):
+    directory = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:coin"))
+        run_rl(configured(directory))
+    return directory
+
+
+def test_the_second_rollout_is_of_the_first_weights_and_the_third_of_the_second(undisturbed, tmp_path):
+    """A run that hardly learns keeps the first weights: its second step has the same samples, its third has others."""
+    run_rl(configured(tmp_path / "still", rate=1e-12, one_step_off=False))
+    run_rl(configured(tmp_path / "on_policy", one_step_off=False))
+    found, still, on_policy = responses(undisturbed), responses(tmp_path / "still"), responses(tmp_path / "on_policy")
+    assert found[1] == still[1] == on_policy[1]
+    assert found[2] == still[2] != on_policy[2]
+    assert found[3] != still[3] and found[3] != on_policy[3]
+    rows = numbers(undisturbed)
+    assert [row["staleness"] for row in rows] == [0, 1, 1] and [row["policy_version"] for row in rows] == [1, 2, 3]
+    assert [row["staleness"] for row in numbers(tmp_path / "on_policy")] == [0, 0, 0]
+    gaps = [row["mismatch/logp_abs_diff"] for row in rows]
+    assert gaps[0] < 1e-5 and min(gaps[1:]) > 1e-3  # the correction sees the policy's own change
+
+
+def test_the_rollout_runs_while_the_training_does(tmp_path, monkeypatch):
+    """The training of a step waits for the first finished sample of the next: it would wait for ever if one came after the other."""
+    sampled, real, train = threading.Event(), Collection._harvest, RLTrainer._train
+
+    def harvest(self, state, done):
+        out = real(self, state, done)
+        if out and threading.current_thread() is not threading.main_thread():
+            sampled.set()
+        return out
+
+    def waiting(self, *args):
+        assert sampled.wait(120)
+        return train(self, *args)
+
+    monkeypatch.setattr(Collection, "_harvest", harvest)
+    monkeypatch.setattr(RLTrainer, "_train", waiting)
+    result = run_rl(configured(tmp_path, steps=2))
+    assert result["steps"] == 2 and sampled.is_set() and "time/rollout_wait_s" in lines(tmp_path)[0]["metrics"]
+    assert "time/rollout_wait_s" not in lines(tmp_path)[1]["metrics"]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(undisturbed, tmp_path, monkeypatch, dynamic):
+    """Stopped after step 1, the second step's samples are in the checkpoint: nothing is sampled again, and no number changes."""
+    zero = {"zero_variance": ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)} if dynamic else {}
+    expected = undisturbed
+    if dynamic:
+        expected = tmp_path / "undisturbed"
+        run_rl(configured(expected, **zero))
+    real, done = Telemetry.log, []
+
+    def log(self, step, metrics):
+        real(self, step, metrics)
+        if step == 1 and not done:
+            done.append("stop")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Telemetry, "log", log)
+    stopped = tmp_path / "stopped"
+    result = run_rl(configured(stopped, **zero))
+    assert result["stopped"] and result["steps"] == 1
+    assert checkpoint.read_meta(stopped)["pending"]["version"] == 0
+    rounds, generated, call, harvest = [], [], Refill.__call__, Collection._harvest
+
+    def counted(self, state, done):
+        out = harvest(self, state, done)
+        generated.extend(out)
+        return out
+
+    def watched(self, params, draw, version, progress, load):
+        generated.clear()
+        found = call(self, params, draw, version, progress, load)
+        rounds.append((version, len(generated)))
+        return found
+
+    monkeypatch.setattr(Collection, "_harvest", counted)
+    monkeypatch.setattr(Refill, "__call__", watched)
+    assert run_rl(configured(stopped, **zero))["steps"] == 3
+    assert rounds[0] == (0, 0) and rounds[1][0] == 1 and rounds[1][1] >= 16
+    assert numbers(stopped) == numbers(expected)
+
+
+def test_a_run_that_died_behind_a_checkpoint_repeats_its_steps_exactly(undisturbed, tmp_path, monkeypatch):
+    """Killed in the training of step 3, with the checkpoint of step 2 and the third rollout in it."""
+    train = RLTrainer._train
+
+    def dying(self, *args):
+        if self.done_steps == 2:
+            raise KeyboardInterrupt
+        return train(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RLTrainer, "_train", dying)
+        with pytest.raises(KeyboardInterrupt):
+            run_rl(configured(tmp_path))
+    assert checkpoint.latest(tmp_path) == 2
+    assert run_rl(configured(tmp_path))["steps"] == 3
+    assert numbers(tmp_path) == numbers(undisturbed)
+
+
+def test_an_error_in_the_rollout_ahead_ends_the_run(tmp_path, monkeypatch):
+    real = Collection._harvest
+
+    def failing(self, state, done):
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("the device is gone")
+        return real(self, state, done)
+
+    monkeypatch.setattr(Collection, "_harvest", failing)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        run_rl(configured(tmp_path))
+
+
+def test_without_a_correction_it_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"rl\.one_step_off samples from the weights before the last updates: set rl\.correction\.name"):
+        configured(tmp_path, correction=CorrectionConfig()).validate_for_rl()
