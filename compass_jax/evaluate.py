@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -61,7 +62,7 @@ def answers(
     scores: dict[int, Score] = {}
     for rollout in collection:
         rollouts[rollout.row] = rollout
-        scorer.submit(rollout.row, rollout.prompt, tokenizer.decode(rollout.response))
+        scorer.submit(rollout.row, rollout.prompt, partial(tokenizer.decode, rollout.response))
     while len(scores) < len(rollouts):
         scores.update(scorer.collect(block=True))
     rows = [range(n * samples, (n + 1) * samples) for n in range(len(prompts))]

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 
@@ -77,6 +77,10 @@ def _checks(data: DataConfig) -> list[Check]:
     return [Check("reasoning_gym", s.dataset, s.options) if isinstance(s, ProceduralSource) else Check("math") for s in data.sources]
 
 
+def _with_text(task: Task) -> Task:
+    return task._replace(response=task.response()) if callable(task.response) else task
+
+
 class Scorer:
     """Verifier workers for `data.sources`. Use as a context manager, or call `close()`.
 
@@ -90,7 +94,7 @@ class Scorer:
         self._tickets = itertools.count()
         self._keys: dict[int, Hashable] = {}  # ticket -> key, of everything submitted and not collected
         self._outstanding: set[Hashable] = set()
-        self._queue: deque[tuple[int, Task]] = deque()
+        self._queue: deque[tuple[int, Task]] = deque()  # their responses may be functions still
         self._results: list[tuple[Hashable, Score]] = []
         self._error: str = ""
         self._ever_ready = False
@@ -102,8 +106,11 @@ class Scorer:
         self._thread = threading.Thread(target=self._run, name="reward-dispatch", daemon=True)
         self._thread.start()
 
-    def submit(self, key: Hashable, prompt: Prompt, response_text: str) -> None:
-        """Queues a response; returns at once. `key` must not belong to a sample that is still outstanding."""
+    def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
+        """Queues a response; returns at once. `key` must not belong to a sample that is still outstanding.
+
+        A function is called for the text in the dispatching thread: detokenising takes no time of the caller's.
+        """
         with self._changed:
             self._check_usable()
             if key in self._outstanding:
@@ -111,7 +118,7 @@ class Scorer:
             self._outstanding.add(key)
             ticket = next(self._tickets)
             self._keys[ticket] = key
-            self._queue.append((ticket, Task(prompt.source, response_text, prompt.answer, prompt.item)))
+            self._queue.append((ticket, Task(prompt.source, response, prompt.answer, prompt.item)))
             if len(self._queue) == 1:
                 self._wake_write.send_bytes(b"!")
 
@@ -195,7 +202,8 @@ class Scorer:
                 continue
             with self._changed:
                 share = min(BATCH, -(-len(self._queue) // len(self._workers)))
-                tasks = [self._queue.popleft() for _ in range(share)]
+                waiting = [self._queue.popleft() for _ in range(share)]
+            tasks = [(ticket, _with_text(task)) for ticket, task in waiting]  # not under the lock, for which `submit` would wait
             if tasks:
                 try:
                     worker.send(tasks)

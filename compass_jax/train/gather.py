@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -126,7 +127,7 @@ class Gatherer:
         return collection.store
 
     def _submit(self, row: int, rollout: Rollout) -> None:
-        self.scorer.submit(row, rollout.prompt, self.decode_text(rollout.response))
+        self.scorer.submit(row, rollout.prompt, partial(self.decode_text, rollout.response))
 
     def _growth(self, groups: Sequence[Group]) -> dict[str, float]:
         """What stage 2 did: groups that grew, those of them that vary now, and the tokens that it cost."""

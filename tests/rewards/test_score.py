@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -61,6 +62,28 @@ def test_many_results_keep_their_keys_and_come_fast():
         assert got == {("sample", n): Score(float(n), True) for n in numbers}
         assert seconds < 2.0
         assert s.collect(block=True) == [] and s.collect(block=False) == []
+
+
+def test_a_text_that_is_still_to_be_made_is_made_by_another_thread_and_holds_up_nobody():
+    """Detokenising takes 0.2 s; `submit` returns at once, thrice, and the text is scored. One that cannot be made is an error that is heard."""
+    threads = []
+
+    def text(value):
+        threads.append(threading.current_thread())
+        time.sleep(0.2)
+        return value
+
+    with scorer() as s:
+        s.wait_ready()
+        start = time.monotonic()
+        for n in range(3):
+            s.submit(n, PROMPT, partial(text, str(n)))
+        assert time.monotonic() - start < 0.15
+        assert drain(s) == {n: Score(float(n), True) for n in range(3)}
+        assert len(threads) == 3 and threading.main_thread() not in threads
+        s.submit("bad", PROMPT, partial(int, "no number"))
+        with pytest.raises(ScorerError, match="no number"):
+            drain(s)
 
 
 def test_hang_crash_and_exception_cost_only_their_own_sample():

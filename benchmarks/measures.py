@@ -1,0 +1,179 @@
+"""What each measure of the rollout is worth, one added to the other: seconds of a whole RL step, with a verifier that waits 50 ms per sample.
+
+    python -m benchmarks.measures [--rounds 7] [--cold-starts runs/cold_starts] [--smoke]
+
+The demo's model from its cold start, 64 prompts of 8 samples a step. Every row is a run of its own; they take turns step by step, so that a
+disturbance of the machine meets all alike, and their medians over the rounds are compared.
+    base                     texts are made and sent to the verifiers when the rollout is over
+    + detokenisation         texts are made as samples finish, by a thread beside the decoding; scored when the rollout is over
+    + reward overlap         scored as samples finish: what `compass train` always does
+    + 8-bit rollout          rollout.quantize int8, emulated on every backend so far: it has the numbers of 8 bits, not their speed
+    + longest first          requests start in the order of the length that is expected of them
+    + one step off           rl.one_step_off: the next rollout runs beside the training
+One row more has reward overlap and a verifier that does not wait: what is left of the wait is `wait_hidden`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import experiments, rl_runs
+from compass_jax.cli import load_config, tune_allocator
+from compass_jax.config import CorrectionConfig, RunConfig
+from compass_jax.rewards.score import Scorer
+from compass_jax.telemetry import Telemetry
+from compass_jax.train.loop import RLTrainer
+from compass_jax.train.session import StopSignal
+
+WORKERS = 8
+_TEXTS = ThreadPoolExecutor(1, "texts")
+
+
+class Late(Scorer):
+    """Verifiers that get nothing before somebody waits for them. `texts_early`: the texts are made beside the decoding all the same."""
+
+    texts_early = False
+
+    def __init__(self, *args: Any, **options: Any):
+        self._held: list[tuple[Any, ...]] = []
+        super().__init__(*args, **options)
+
+    def submit(self, key, prompt, response) -> None:
+        """Keeps it for `collect`."""
+        if self.texts_early:
+            response = _TEXTS.submit(response).result
+        self._held.append((key, prompt, response))
+
+    def collect(self, block: bool):
+        """Submits what was kept, then collects."""
+        for held in self._held:
+            key, prompt, response = held
+            super().submit(key, prompt, response())
+        self._held.clear()
+        return super().collect(block)
+
+
+class EarlyTexts(Late):
+    """`Late` with texts that are ready by then."""
+
+    texts_early = True
+
+
+class Variant(NamedTuple):
+    """One row: its scorer, its verifier, and what differs in its run from the row before."""
+
+    scorer: type[Scorer]
+    verifier: str
+    quantize: str = "off"
+    longest_first: bool = False
+    one_step_off: bool = False
+
+
+VARIANTS = {
+    "base": Variant(Late, "wait"),
+    "+ detokenisation": Variant(EarlyTexts, "wait"),
+    "+ reward overlap": Variant(Scorer, "wait"),
+    "+ 8-bit rollout": Variant(Scorer, "wait", "int8"),
+    "+ longest first": Variant(Scorer, "wait", "int8", True),
+    "+ one step off": Variant(Scorer, "wait", "int8", True, True),
+    "no wait": Variant(Scorer, "at_once"),
+}
+
+
+def variant_config(variant: Variant, weights: str, folder: Path, steps: int, smoke: bool) -> RunConfig:
+    """The demo's RL run with the row's measures."""
+    config = load_config(str(rl_runs.CONFIG))
+    rl = dataclasses.replace(
+        config.rl, steps=steps, save_every=0, eval_every=0, one_step_off=variant.one_step_off, correction=CorrectionConfig("tis"),
+        prompts_per_step=4 if smoke else config.rl.prompts_per_step, group_size=4 if smoke else config.rl.group_size,
+    )  # fmt: skip
+    rollout = dataclasses.replace(config.rollout, quantize=variant.quantize, slots=8 if smoke else config.rollout.slots)
+    data, rewards = dataclasses.replace(config.data, eval_prompts=0), dataclasses.replace(config.rewards, workers=WORKERS)
+    return dataclasses.replace(config, rl=rl, rollout=rollout, data=data, rewards=rewards, init_from=weights, run_dir=str(folder))
+
+
+def steps_of(variant: Variant, config: RunConfig, scope: contextlib.ExitStack) -> Iterator[tuple[int, dict[str, float]]]:
+    """The row's steps, one for each `next`."""
+    scorer = scope.enter_context(variant.scorer(config.rewards, config.data, verifier=f"benchmarks.slow_verifier:{variant.verifier}"))
+    scorer.wait_ready()
+    telemetry = scope.enter_context(Telemetry(config.directory, config.rl.steps, "rl"))
+    trainer = RLTrainer(config, scorer, StopSignal(), telemetry)
+    if not variant.longest_first:
+        trainer.refill.gather.expected_length = lambda prompt: math.nan
+    return trainer.steps()
+
+
+def measure(weights: str, out: Path, rounds: int, smoke: bool) -> list[dict[str, Any]]:
+    """One row of numbers for each variant: medians over the rounds; two steps of each before them are not counted."""
+    warm = 2
+    with contextlib.ExitStack() as scope:
+        running = {
+            name: steps_of(variant, variant_config(variant, weights, out / str(i), rounds + warm + 1, smoke), scope)
+            for i, (name, variant) in enumerate(VARIANTS.items())
+        }
+        taken: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
+        for r in range(rounds + warm):
+            for name in list(VARIANTS)[:: -1 if r % 2 else 1]:
+                started = time.perf_counter()
+                metrics = next(running[name])[1]
+                taken[name].append({"step_s": time.perf_counter() - started, **metrics})
+            print(f"round {r + 1 - warm}: " + ", ".join(f"{name} {found[-1]['step_s']:.2f} s" for name, found in taken.items()), flush=True)
+    rows = []
+    for name, found in taken.items():
+        counted = found[warm:]
+        row = {"variant": name, **{key: statistics.median(x[key] for x in counted) for key in ("step_s", "time/rollout_s", "time/reward_wait_s")}}
+        rows.append({**row, "tokens": statistics.median(x["waste/tokens_generated"] for x in counted), "steps_s": [x["step_s"] for x in counted]})
+    return rows
+
+
+def wait_hidden(rows: list[dict[str, Any]]) -> float:
+    """What a verifier that waits costs with overlap, as a share of what it costs without, in seconds of rollout and of waiting for rewards."""
+    cost = {row["variant"]: row["time/rollout_s"] + row["time/reward_wait_s"] for row in rows}
+    return (cost["+ reward overlap"] - cost["no wait"]) / (cost["+ detokenisation"] - cost["no wait"])
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measures and prints the table, then one JSON line."""
+    if argv is None:
+        tune_allocator("benchmarks.measures")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7, help="steps of each row that are counted (default: %(default)s)")
+    parser.add_argument("--cold-starts", default="runs/cold_starts", help="cold starts that experiments share (default: %(default)s)")
+    parser.add_argument("--out", default="runs/measures", help="directory of the runs, which must not exist (default: %(default)s)")
+    parser.add_argument("--smoke", action="store_true", help="a few samples from random weights: shows that it runs")
+    args = parser.parse_args(argv)
+    out = Path(args.out)
+    if out.exists():
+        parser.error(f"--out {out} exists: name another directory, or remove it")
+    weights = "" if args.smoke else rl_runs.cold_start(0, Path(args.cold_starts))
+    rows = measure(weights, out, args.rounds, args.smoke)
+    print(report(rows))
+    found = {"benchmark": "measures", "smoke": args.smoke, "wait_over_no_overlap": round(wait_hidden(rows), 4), "rows": rows}
+    print(json.dumps({**found, "commit": experiments.commit()}), flush=True)
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    """The cumulative table in Markdown."""
+    base, before = rows[0]["step_s"], rows[0]["step_s"]
+    lines = ["| measures | step, s | base over it | the row before over it | rollout, s | waiting for rewards, s |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        cells = [row["variant"], f"{row['step_s']:.2f}", f"{base / row['step_s']:.2f}", f"{before / row['step_s']:.2f}"]
+        if row["variant"] == "no wait":
+            cells[3] = ""
+        lines.append("| " + " | ".join([*cells, f"{row['time/rollout_s']:.2f}", f"{row['time/reward_wait_s']:.2f}"]) + " |")
+        before = row["step_s"]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
