@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ import numpy as np
 from benchmarks import experiments, rl_runs, synthetic_tasks
 from compass_jax.cli import load_config, tune_allocator
 from compass_jax.config import DataConfig, FileSource, ObjectiveConfig, OptimConfig, RLConfig, RunConfig, ZeroVarianceConfig
-from compass_jax.evaluate import evaluate_weights
 from compass_jax.rundir import write_atomically
 from compass_jax.train.sft import run_sft
 
@@ -91,15 +89,6 @@ def run_sft_of(config: RunConfig) -> str:
     return config.directory
 
 
-def start_accuracy(config: RunConfig, weights: str, folder: Path) -> float:
-    """Held-out accuracy of the cold start, measured once."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "start.json"
-    if not file.exists():
-        write_atomically(file, json.dumps({"accuracy": evaluate_weights(config, weights).avg_at_k}))
-    return json.loads(file.read_text())["accuracy"]
-
-
 def main(argv: list[str] | None = None) -> None:
     """Runs what is not finished, then writes the table and the pictures."""
     if argv is None:
@@ -123,7 +112,7 @@ def main(argv: list[str] | None = None) -> None:
                 config = task_config(task, seed, folder, args.smoke)
                 shared = task == "sums" and not args.smoke
                 weights = rl_runs.cold_start(seed, Path(args.cold_starts)) if shared else run_sft_of(config)
-                start = start_accuracy(config, weights, folder)
+                start = rl_runs.start_accuracy(config, weights, folder)
                 for name in missing:
                     experiments.append(results, {"task": task, **rl_runs.run(with_objective(config, weights, name, folder), start, name)})
     rows = sorted(experiments.finished(results), key=lambda row: list(VARIANTS).index(row["variant"]))

@@ -15,6 +15,8 @@ import numpy as np
 from benchmarks import experiments
 from compass_jax.cli import load_config
 from compass_jax.config import RunConfig
+from compass_jax.evaluate import evaluate_weights
+from compass_jax.rundir import write_atomically
 from compass_jax.train.loop import run_rl
 from compass_jax.train.sft import run_sft
 
@@ -29,6 +31,15 @@ def cold_start(seed: int, folder: Path) -> str:
     config = dataclasses.replace(load_config(str(CONFIG)), seed=seed, run_dir=str(folder / f"seed{seed}"))
     run_sft(config)
     return config.directory
+
+
+def start_accuracy(config: RunConfig, weights: str, folder: Path) -> float:
+    """Held-out accuracy of the cold start, measured once and kept in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "start.json"
+    if not file.exists():
+        write_atomically(file, json.dumps({"accuracy": evaluate_weights(config, weights).avg_at_k}))
+    return json.loads(file.read_text())["accuracy"]
 
 
 def run(config: RunConfig, start_accuracy: float, variant: str) -> dict[str, Any]:

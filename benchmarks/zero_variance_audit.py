@@ -27,7 +27,7 @@ from compass_jax.cli import load_config, tune_allocator
 from compass_jax.config import CorrectionConfig, ObjectiveConfig, OptimConfig, RLConfig, RunConfig, ShapingConfig, ZeroVarianceConfig
 from compass_jax.data.keep import PassRate
 from compass_jax.data.prompts import train_prompts
-from compass_jax.evaluate import answers, decoder_of, evaluate_weights
+from compass_jax.evaluate import answers, decoder_of
 from compass_jax.offline_filter import run_filter
 from compass_jax.records import Prompt
 from compass_jax.rewards.score import Scorer
@@ -140,10 +140,7 @@ def prepare(seed: int, out: Path, cold_starts: Path, smoke: bool) -> tuple[RunCo
     if not (filtered / "summary.json").exists():
         run_filter(config, weights, str(filtered), samples=FILTER_SAMPLES)
     _complete(filtered / "pass_rates.jsonl", chosen_file)
-    start_file = folder / "start.json"
-    if not start_file.exists():
-        write_atomically(start_file, json.dumps({"accuracy": evaluate_weights(config, weights).avg_at_k}))
-    return config, chosen_file, filtered / "complete.jsonl", json.loads(start_file.read_text())["accuracy"]
+    return config, chosen_file, filtered / "complete.jsonl", rl_runs.start_accuracy(config, weights, folder)
 
 
 def _complete(filtered: Path, chosen: Path) -> None:

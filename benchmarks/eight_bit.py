@@ -1,0 +1,88 @@
+"""Experiment: 200 steps of RL with an 8-bit rollout against the same run with a float32 rollout.
+
+    python -m benchmarks.eight_bit [--out runs/eight_bit] [--seeds 0] [--only float32 int8 e4m3] [--smoke]
+
+The demo's model from its cold start, ESPO with router replay R3; training is float32 throughout. The 8-bit rollouts have weights of 8 bits (on
+top of bfloat16, emulated: model/quantize.py) and truncated importance sampling. Same prompts, same number of samples. A line per finished run
+goes to OUT/eight_bit.jsonl, so that the same command goes on where it was killed; at the end OUT/eight_bit.md and OUT/eight_bit.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import experiments, rl_runs
+from compass_jax.cli import load_config, tune_allocator
+from compass_jax.config import CorrectionConfig, RolloutConfig, RunConfig
+from compass_jax.report import read_metrics
+from compass_jax.rundir import write_atomically
+
+VARIANTS = {"float32": {}, "int8": {"dtype": "bfloat16", "quantize": "int8"}, "e4m3": {"dtype": "bfloat16", "quantize": "e4m3"}}
+GAPS = ("mismatch/logp_abs_diff", "mismatch/kl_k3", "mismatch/extreme_frac", "replay/flip_frac")
+
+
+def run_config(variant: str, seed: int, folder: Path, weights: str, smoke: bool) -> RunConfig:
+    """The RL run of one precision."""
+    config = dataclasses.replace(load_config(str(rl_runs.CONFIG)), seed=seed, run_dir=str(folder), init_from=weights)
+    correction = CorrectionConfig("off" if variant == "float32" else "tis")
+    rl = dataclasses.replace(
+        config.rl, steps=2 if smoke else 200, prompts_per_step=4 if smoke else 32, group_size=4 if smoke else 8, correction=correction,
+        eval_every=1 if smoke else 20, save_every=0 if smoke else 50,
+    )  # fmt: skip
+    data, evaluation = dataclasses.replace(config.data, eval_prompts=8 if smoke else 256), dataclasses.replace(config.evaluation, k=2)
+    rollout: RolloutConfig = dataclasses.replace(config.rollout, **VARIANTS[variant])
+    return dataclasses.replace(config, rl=rl, data=data, evaluation=evaluation, rollout=rollout)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs what is not finished, then writes the table and the picture."""
+    if argv is None:
+        tune_allocator("benchmarks.eight_bit")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default="runs/eight_bit", help="directory of the runs and the results (default: %(default)s)")
+    parser.add_argument("--cold-starts", default="runs/cold_starts", help="cold starts that experiments share (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="VARIANT")
+    parser.add_argument("--smoke", action="store_true", help="a version of a minute from random weights: it shows that everything runs")
+    args = parser.parse_args(argv)
+    out = Path(args.out)
+    results = out / "eight_bit.jsonl"
+    for seed in args.seeds:
+        weights = "" if args.smoke else rl_runs.cold_start(seed, Path(args.cold_starts))
+        for variant in args.only:
+            if (variant, seed) in {(row["variant"], row["seed"]) for row in experiments.finished(results)}:
+                continue
+            config = run_config(variant, seed, out / f"seed{seed}" / variant, weights, args.smoke)
+            row = rl_runs.run(config, rl_runs.start_accuracy(config, weights, out / f"seed{seed}"), variant)
+            series = read_metrics(Path(config.directory) / "metrics.jsonl", "rl")
+            experiments.append(results, {**row, "gaps": {name: float(np.mean(series[name][1])) for name in GAPS}})
+    rows = sorted(experiments.finished(results), key=lambda row: list(VARIANTS).index(row["variant"]))
+    write_atomically(out / "eight_bit.md", report(rows))
+    rl_runs.plot_curves(rows, out / "eight_bit.png", "RL with 8-bit rollouts")
+    print(report(rows))
+    print(json.dumps({"benchmark": "eight_bit", "smoke": args.smoke, "accuracy": {f"{r['variant']}, seed {r['seed']}": r["accuracy"] for r in rows}}))
+
+
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    """The table in Markdown: accuracy before, at the end and at best; the gap of rollout and training."""
+    lines = ["| rollout | seeds | before | accuracy | greedy | best on the way | mean gap, nats | k3 | ratios beyond 2 | routed otherwise |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|---|"]
+    for name, mine in rl_runs.by_variant(rows).items():
+        cells = [name, str(len(mine))]
+        for values in ([r["curve"][0][1] for r in mine], [r["accuracy"] for r in mine], [r["greedy"] for r in mine]):
+            cells.append(rl_runs.spread(values))
+        cells.append(rl_runs.spread([max(a for _, a in r["curve"]) for r in mine]))
+        cells += [rl_runs.spread([r["gaps"][gap] for r in mine], "{:.1e}") for gap in GAPS]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
