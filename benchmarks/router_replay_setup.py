@@ -46,14 +46,13 @@ class Setup:
 
 
 def full() -> Setup:
-    """configs/router_replay_cpu.py; and configs/tiny_reasoning_cpu.py with a shorter cold start, smaller rollouts and eight updates for each."""
+    """configs/router_replay_cpu.py; and configs/tiny_reasoning_cpu.py with eight updates of a rollout, at a third of its learning rate for them."""
     small = load_config(str(_CONFIGS / "tiny_reasoning_cpu.py"))
     small = dataclasses.replace(
         small, name="router_replay_curves", data=dataclasses.replace(small.data, eval_prompts=104),
-        sft=dataclasses.replace(small.sft, steps=400, save_every=200), rollout=dataclasses.replace(small.rollout, slots=64),
         rl=dataclasses.replace(
-            small.rl, steps=12, prompts_per_step=32, updates_per_rollout=8, save_every=6, correction=CorrectionConfig(),
-            optim=OptimConfig(learning_rate=3e-4, warmup_steps=2),
+            small.rl, steps=16, updates_per_rollout=8, save_every=8, correction=CorrectionConfig(),
+            optim=OptimConfig(learning_rate=1e-4, warmup_steps=2),
         ),
     )  # fmt: skip
     return Setup(load_config(str(_CONFIGS / "router_replay_cpu.py")), small)
