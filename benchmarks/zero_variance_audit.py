@@ -6,8 +6,8 @@ For each seed: the cold start of configs/tiny_reasoning_cpu.py; pass rates of 1,
 always right, one third always wrong and one third mixed ones, 240 each; then the same RL with the stages added one by one. Stage 0 estimates the
 set's pass rates with 4 samples of its own, and pays for them. Two ways for the last uniform groups stand in for RL-ZVP: growth at a rising
 temperature, and a curriculum (instead of the selection); and the curriculum in place of filter and selection, too, for it costs nothing.
-Every variant has the same number of updates; what it generated, filter rollouts and dropped groups included, is on the axis. A line per finished
-run goes to OUT/zero_variance.jsonl, so that the same command goes on where it was killed; at the end OUT/zero_variance.md and
+Every variant has the same number of updates, of 32 prompts a step, and of 16 in three variants: where all groups teach, half as many may do.
+What was generated, filter rollouts and dropped groups included, is on the axis. A line per finished run goes to OUT/zero_variance.jsonl, so that the same command goes on where it was killed; at the end OUT/zero_variance.md and
 OUT/zero_variance.png.
 """
 
@@ -49,6 +49,10 @@ def _with(**changes: Any) -> Callable[[RLConfig], RLConfig]:
     return apply
 
 
+def _halved(change: Callable[[RLConfig], RLConfig]) -> Callable[[RLConfig], RLConfig]:
+    return lambda rl: dataclasses.replace(change(rl), prompts_per_step=rl.prompts_per_step // 2)
+
+
 SHAPING = ShapingConfig(length_penalty=0.05, repetition_penalty=0.02)
 GROW = {"select": True, "grow_to": 16}
 CURRICULUM = {"curriculum": True, "grow_to": 16}
@@ -68,6 +72,7 @@ VARIANTS: dict[str, tuple[bool, Callable[[RLConfig], RLConfig]]] = {
     ),
     "curriculum in place of RL-ZVP": (True, _with(zero_variance=CURRICULUM, shaping=SHAPING)),
 }
+VARIANTS |= {f"{name}, half the prompts a step": (VARIANTS[name][0], _halved(VARIANTS[name][1])) for name in ("grpo", "all", "all but the filter")}
 
 
 def base_config(seed: int, folder: Path, smoke: bool) -> tuple[RunConfig, int]:
