@@ -7,8 +7,8 @@ always right, one third always wrong and one third mixed ones, 240 each; then th
 set's pass rates with 4 samples of its own, and pays for them. Two ways for the last uniform groups stand in for RL-ZVP: growth at a rising
 temperature, and a curriculum (instead of the selection); and the curriculum in place of filter and selection, too, for it costs nothing.
 Every variant has the same number of updates, of 32 prompts a step, and of 16 in three variants: where all groups teach, half as many may do.
-What was generated, filter rollouts and dropped groups included, is on the axis. A line per finished run goes to OUT/zero_variance.jsonl, so that the same command goes on where it was killed; at the end OUT/zero_variance.md and
-OUT/zero_variance.png.
+What was generated, filter rollouts and dropped groups included, is on the axis. A line per finished run goes to OUT/zero_variance.jsonl, so that
+the same command goes on where it was killed; at the end OUT/zero_variance.md and OUT/zero_variance.png.
 """
 
 from __future__ import annotations
