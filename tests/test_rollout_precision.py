@@ -23,7 +23,7 @@ def with_rollout(config=None, correction="tis", **changes):
     return dataclasses.replace(config, rl=rl, rollout=dataclasses.replace(config.rollout, **changes))
 
 
-@pytest.mark.parametrize("kind", ["e4m3", "int8"])
+@pytest.mark.parametrize("kind", ["e4m3", "int8", "auto"])
 def test_a_quantised_rollout_without_correction_is_refused_in_rl_alone(kind):
     with pytest.raises(ConfigError, match=f"rollout.quantize = '{kind}' samples from other weights .* rl.correction.name"):
         with_rollout(correction="off", quantize=kind).validate_for_rl()

@@ -7,6 +7,7 @@ the values that 8 bits can hold, at the speed and in the memory of its dtype (in
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,22 @@ LARGEST = {"e4m3": 448.0, "int8": 127.0}  # of the values' type
 _TYPE = {"e4m3": jnp.float8_e4m3fn, "int8": jnp.int8}
 _TINY = 1e-30  # lower bound of a channel's absmax: an all-zero channel divides by it, and its 448th part is still a normal float32
 _MATRICES = frozenset({"q", "k", "v", "o", "gate", "up", "down", "gate_up"})
+
+
+_CHIPS = (  # a chip's name as JAX gives it -> the 8-bit type that its matrix units multiply at twice the rate of bfloat16
+    (r"tpu ?v?7", "e4m3"),
+    (r"tpu v[56]", "int8"),
+    (r"\b(h100|h200|gh200|b100|b200|gb200|l4|l40s?)\b", "e4m3"),
+    (r"\ba100\b", "int8"),
+)
+
+
+def kind_for(device_kind: str) -> str:
+    """What `rollout.quantize = "auto"` is on a chip (`jax.Device.device_kind`): "e4m3", "int8", or "off" for a chip that gains nothing or is unknown.
+
+    TPU v7 and NVIDIA's Hopper, Blackwell and Ada multiply float8; TPU v5 and v6 and A100 int8. TPU v4 and CPUs do neither faster.
+    """
+    return next((kind for pattern, kind in _CHIPS if re.search(pattern, device_kind.lower())), "off")
 
 
 class Quantized(NamedTuple):

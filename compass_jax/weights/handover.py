@@ -9,12 +9,17 @@ from typing import Any
 import jax
 
 from compass_jax.model.params import to_decode
-from compass_jax.model.quantize import emulate
+from compass_jax.model.quantize import emulate, kind_for
 
 
 @partial(jax.jit, static_argnames=("dtype", "quantize"))
 def _convert(params: Any, dtype: str, quantize: str) -> Any:
     return emulate(to_decode(params), quantize, dtype)
+
+
+def resolve(quantize: str) -> str:
+    """rollout.quantize with "auto" as what the first device multiplies fast."""
+    return kind_for(jax.devices()[0].device_kind) if quantize == "auto" else quantize
 
 
 def hand_over(params: Any, dtype: str, quantize: str = "off") -> tuple[Any, dict[str, float]]:
@@ -23,6 +28,6 @@ def hand_over(params: Any, dtype: str, quantize: str = "off") -> tuple[Any, dict
     quantize: rollout.quantize; the scales come from the unrounded parameters. The bytes are those of the arrays in `dtype`.
     """
     started = time.perf_counter()
-    decode = jax.block_until_ready(_convert(params, dtype, quantize))
+    decode = jax.block_until_ready(_convert(params, dtype, resolve(quantize)))
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(decode))
     return decode, {"handover/bytes": float(size), "time/handover_s": time.perf_counter() - started}

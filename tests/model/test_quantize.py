@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compass_jax.model.quantize import dequantize, emulate, quantize
+from compass_jax.model.quantize import dequantize, emulate, kind_for, quantize
 
 # e4m3: 4 bits of exponent (bias 7), 3 of mantissa; exponent 0 is subnormal, the pattern 15/7 is NaN and not a value
 E4M3 = sorted({(m / 8 + (e > 0)) * 2.0 ** (max(e, 1) - 7) for e in range(16) for m in range(8) if (e, m) != (15, 7)})
@@ -108,3 +108,15 @@ def test_a_tree_keeps_router_norms_biases_embedding_and_head(kind, dtype):
         np.testing.assert_allclose(np.asarray(out[name], np.float64), expected, rtol=1e-6 if dtype == "float32" else 2**-8)
         assert np.mean(np.asarray(out[name]) != np.asarray(plain[name])) > 0.5
     assert {x.dtype for x in out.values()} == {jnp.dtype(dtype)}
+
+
+@pytest.mark.parametrize(
+    ("chip", "kind"),
+    [
+        ("TPU7x", "e4m3"), ("TPU v7", "e4m3"), ("TPU v6 lite", "int8"), ("TPU v5p", "int8"), ("TPU v5 lite", "int8"), ("TPU v4", "off"),
+        ("NVIDIA H100 80GB HBM3", "e4m3"), ("NVIDIA H200", "e4m3"), ("NVIDIA L4", "e4m3"), ("NVIDIA A100-SXM4-80GB", "int8"),
+        ("Tesla V100-SXM2-16GB", "off"), ("NVIDIA GeForce GTX 1650", "off"), ("cpu", "off"), ("", "off"),
+    ],
+)  # fmt: skip
+def test_auto_takes_what_the_chip_multiplies_fast(chip, kind):
+    assert kind_for(chip) == kind

@@ -40,6 +40,14 @@ def test_replay_on_a_dense_model_is_allowed_and_said(replay):
     assert idle_settings(config_with(DENSE, replay="off"), 100, 3) == [] == idle_settings(config_with(replay=replay), 100, 3)
 
 
+def test_auto_that_finds_nothing_is_said(monkeypatch):
+    auto = config_with()
+    auto = dataclasses.replace(auto, rollout=dataclasses.replace(auto.rollout, quantize="auto"))
+    assert ["rollout.quantize = 'auto': no 8-bit type" in text for text in idle_settings(auto, 100, 3)] == [True]
+    monkeypatch.setattr("compass_jax.train.notices.resolve", lambda quantize: "int8")
+    assert idle_settings(auto, 100, 3) == []
+
+
 def test_buckets_that_would_pad_less_are_named_once():
     """Rows of 9 and 64 tokens in buckets of 32 and 64: after four steps the notice names 16 and 64, or is silent where little is to be won."""
     said = []

@@ -1,5 +1,7 @@
 """Training parameters to rollout parameters: the same numbers in the other layout and type."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from tiny import MODEL, random_params
 
 from compass_jax.model.params import layer_runs
+from compass_jax.weights import handover
 from compass_jax.weights.handover import hand_over
 
 
@@ -70,3 +73,11 @@ def test_quantised_matrices_hold_what_eight_bits_leave_of_the_unrounded_weights(
     assert {x.dtype for x in jax.tree.leaves(half)} == {jnp.dtype("bfloat16")}
     assert metrics["handover/bytes"] == 2 * sum(x.size for x in jax.tree.leaves(params))
     np.testing.assert_array_equal(half["head"], params["head"].astype("bfloat16"))
+
+
+@pytest.mark.parametrize(("chip", "kind"), [("TPU7x", "e4m3"), ("TPU v6 lite", "int8"), ("cpu", "off")])
+def test_auto_goes_by_the_first_device(monkeypatch, chip, kind):
+    expected, _ = hand_over(random_params(), "float32", kind)
+    monkeypatch.setattr(handover.jax, "devices", lambda: [SimpleNamespace(device_kind=chip)])
+    got, _ = hand_over(random_params(), "float32", "auto")
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
