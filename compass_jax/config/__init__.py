@@ -80,11 +80,13 @@ class RunConfig:
         r = self.rollout
         check(r.top_k == 0 and r.top_p == 1.0, f"rollout.top_k = {r.top_k}, top_p = {r.top_p}: RL trains the untruncated distribution; set 0 and 1")
         check(r.temperature > 0, f"rollout.temperature = {r.temperature}: RL samples; it must be positive")
-        check(
-            r.quantize == "off" or self.rl.correction.name != "off",
-            f"rollout.quantize = {r.quantize!r} samples from other weights than those that are trained: set rl.correction.name to 'tis', 'icepop' or "
-            "'sequence', or rollout.quantize to 'off'",
-        )
+        for name, what in (("quantize", "other weights than those that are trained"), ("kv_quantize", "rounded keys and values")):
+            kind = getattr(r, name)
+            check(
+                kind == "off" or self.rl.correction.name != "off",
+                f"rollout.{name} = {kind!r} samples from {what}: set rl.correction.name to 'tis', 'icepop' or 'sequence', "
+                f"or rollout.{name} to 'off'",
+            )
         longest = r.prompt_buckets[-1] + r.max_new_tokens
         check(
             self.rl.buckets[-1] >= longest,

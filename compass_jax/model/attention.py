@@ -11,13 +11,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import ModelConfig
 from compass_jax.model.precision import at_least_float32
+from compass_jax.model.quantize import Quantized, dequantize, kind_of, quantize
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one decoder layer, `[b kv s d]`: heads before positions, so that a read is one batched matmul."""
+    """Keys and values of one decoder layer, `[b kv s d]`: heads before positions, so that a read is one batched matmul. 8-bit ones have scales."""
 
-    k: Float[Array, "b kv s d"]
-    v: Float[Array, "b kv s d"]
+    k: Float[Array, "b kv s d"] | Quantized
+    v: Float[Array, "b kv s d"] | Quantized
 
 
 def rms_norm(x: Float[Array, "*n d"], scale: Float[Array, "d"], eps: float) -> Float[Array, "*n d"]:
@@ -54,11 +55,12 @@ def _attend(q: Float[Array, "b kv g t d"], cache: LayerCache, visible: Bool[Arra
     """softmax(q k^T / sqrt(d)) v without repeating keys; hidden scores take a large finite negative, so no row is NaN."""
     wide = at_least_float32(q.dtype)
     b, kv, g, t, d = q.shape
+    k, v = (dequantize(x, q.dtype) if isinstance(x, Quantized) else x for x in cache)
     flat = (q * (1.0 / d**0.5)).reshape(b, kv, g * t, d)
-    scores = jnp.einsum("bkqd,bksd->bkqs", flat, cache.k, preferred_element_type=wide).reshape(b, kv, g, t, -1)
+    scores = jnp.einsum("bkqd,bksd->bkqs", flat, k, preferred_element_type=wide).reshape(b, kv, g, t, -1)
     scores = jnp.where(visible[:, None, None], scores, jnp.array(-0.7 * float(jnp.finfo(wide).max), wide))
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype).reshape(b, kv, g * t, -1)
-    return jnp.einsum("bkqs,bksd->bkqd", weights, cache.v).reshape(b, kv, g, t, d)
+    return jnp.einsum("bkqs,bksd->bkqd", weights, v).reshape(b, kv, g, t, d)
 
 
 CHUNK, MOST_CHUNKS = 32, 8  # tokens that attend together, at least; and chunks of a sequence, at most
@@ -95,7 +97,7 @@ def attention(
         out = _causal(q, new)
     else:
         cache = LayerCache(_write(cache.k, k, positions), _write(cache.v, v, positions))
-        visible = jnp.arange(cache.k.shape[2], dtype=positions.dtype)[None, None, :] <= positions[:, :, None]
+        visible = jnp.arange(jax.tree.leaves(cache)[0].shape[2], dtype=positions.dtype)[None, None, :] <= positions[:, :, None]
         out = _attend(q, cache, visible)
     out = out.reshape(x.shape[0], config.heads, x.shape[1], config.head_dim)
     out = out.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1) @ params["o"].astype(x.dtype)
@@ -104,7 +106,11 @@ def attention(
     return out, cache
 
 
-def _write(cache: Float[Array, "b kv s d"], new: Float[Array, "b t kv d"], positions: Int[Array, "b t"]) -> Float[Array, "b kv s d"]:
-    """Scatters each token's row to its position; positions past the cache are dropped."""
-    rows = jnp.arange(cache.shape[0])[:, None]
-    return cache.at[rows, :, positions].set(new.astype(cache.dtype), mode="drop", unique_indices=True)
+def _write(cache: Float[Array, "b kv s d"] | Quantized, new: Float[Array, "b t kv d"], positions: Int[Array, "b t"]):
+    """Scatters each token's row to its position, in 8 bits where the cache has them; positions past the cache are dropped."""
+    rows = jnp.arange(positions.shape[0])[:, None]
+
+    def put(buffer, values):
+        return buffer.at[rows, :, positions].set(values.astype(buffer.dtype), mode="drop", unique_indices=True)
+
+    return jax.tree.map(put, cache, quantize(new, kind_of(cache), axis=-1) if isinstance(cache, Quantized) else new)

@@ -1,4 +1,4 @@
-"""8-bit weights for the rollout: (values, scales) with one scale per output channel and expert.
+"""8-bit weights for the rollout: (values, scales) with one scale per output channel and expert; 8-bit keys and values: one per position and head.
 
 Only the matrices of attention and MLP are quantised; router, norms, biases, embedding and LM head stay as they are. On CPU
 8 bits are emulated: the hand-over quantises and at once dequantises to the rollout's dtype, so that the sampler computes with
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 LARGEST = {"e4m3": 448.0, "int8": 127.0}  # of the values' type
@@ -40,24 +41,34 @@ class Quantized(NamedTuple):
     """`values * scales` is the matrix."""
 
     values: Array  # [... i o], float8_e4m3fn or int8
-    scales: Float[Array, "... 1 o"]  # float32
+    scales: Float[Array, "... 1 o"]  # float32; [... i 1] of keys and values
 
 
-def quantize(w: Float[Array, "... i o"], kind: str) -> Quantized:
-    """8-bit values of w / scale, scale = max(absmax, tiny) / 448 (127 for int8) over the inputs `i` of each output channel.
+def quantize(w: Float[Array, "... i o"], kind: str, axis: int = -2) -> Quantized:
+    """8-bit values of w / scale, scale = max(absmax, tiny) / 448 (127 for int8) over `axis`: the inputs `i` of each output channel.
 
     `kind`: "e4m3" or "int8"; KeyError for another. The cast to e4m3 gives NaN from 464 on, which the scale keeps away from.
     A finite matrix gives finite values; an entry's error is at most half the distance between the type's values around it, times the scale.
     """
     largest, wide = LARGEST[kind], w.astype(jnp.float32)
-    scales = jnp.maximum(jnp.max(jnp.abs(wide), axis=-2, keepdims=True), _TINY) / largest
+    scales = jnp.maximum(jnp.max(jnp.abs(wide), axis=axis, keepdims=True), _TINY) / largest
     scaled = wide / scales
     return Quantized((jnp.round(scaled) if kind == "int8" else scaled).astype(_TYPE[kind]), scales)
 
 
-def dequantize(q: Quantized, dtype: str) -> Float[Array, "... i o"]:
+def dequantize(q: Quantized, dtype: str | np.dtype) -> Float[Array, "... i o"]:
     """values * scales, computed in float32."""
     return (q.values.astype(jnp.float32) * q.scales).astype(dtype)
+
+
+def kind_of(q: Quantized) -> str:
+    """ "e4m3" or "int8"."""
+    return next(kind for kind, dtype in _TYPE.items() if q.values.dtype == dtype)
+
+
+def quantized_zeros(shape: tuple[int, ...], kind: str) -> Quantized:
+    """Zeros `[... i o]` with a scale for each row."""
+    return Quantized(jnp.zeros(shape, _TYPE[kind]), jnp.zeros((*shape[:-1], 1), jnp.float32))
 
 
 def emulate(params: Any, kind: str, dtype: str) -> Any:

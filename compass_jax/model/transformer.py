@@ -21,6 +21,7 @@ from compass_jax.model.attention import LayerCache, attention, rms_norm, rope_ta
 from compass_jax.model.moe import RouterStats, moe_ffn, route, routing_dtype, unset_id
 from compass_jax.model.params import Layout, init_tree, layer_runs, param_specs, unstack_run
 from compass_jax.model.precision import at_least_float32
+from compass_jax.model.quantize import quantized_zeros
 
 Cache = tuple[LayerCache, ...]
 
@@ -221,7 +222,11 @@ def apply(model: Transformer, params, tokens, positions, *, mask, routing=None, 
     return model.apply({"params": params}, tokens, positions, mask=mask, routing=routing, cache=cache)
 
 
-def init_cache(config: ModelConfig, batch: int, length: int, dtype) -> Cache:
-    """An empty KV cache of `length` positions per sequence."""
+def init_cache(config: ModelConfig, batch: int, length: int, dtype, kind: str = "off") -> Cache:
+    """An empty KV cache of `length` positions per sequence, in `dtype` or in the 8 bits of `kind` ("e4m3", "int8")."""
     shape = (batch, config.kv_heads, length, config.head_dim)
-    return tuple(LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.layers))
+
+    def empty():
+        return jnp.zeros(shape, dtype) if kind == "off" else quantized_zeros(shape, kind)
+
+    return tuple(LayerCache(empty(), empty()) for _ in range(config.layers))

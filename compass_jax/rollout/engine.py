@@ -198,7 +198,7 @@ class Engine:
             here = jnp.take_along_axis(out.hidden, jnp.clip(at, 0, size - 1)[:, None, None], axis=1)[:, 0]
             return (out.cache, jnp.where((at // size == 0)[:, None], here, last)), out.routing
 
-        cache = init_cache(self.model_config, p, n * size, self.compute.dtype_of("attention"))
+        cache = init_cache(self.model_config, p, n * size, self.compute.dtype_of("attention"), self.config.kv_quantize)
         start = cache, jnp.zeros((p, self.model_config.hidden), self.compute.dtype)
         inputs = jnp.arange(n, dtype=jnp.int32), pieces(tokens), None if routing is None else pieces(routing)
         if n == 1:  # no loop: a scan of one is compiled as a loop

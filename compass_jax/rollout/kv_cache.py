@@ -1,6 +1,7 @@
 """The KV cache of all slots: one stretch of positions for each, or pages that a table assigns. Pure functions of arrays.
 
-A cache is a tuple over layers; `table` `[slots n]` names the page of each stretch of a slot. Without a table a slot is one row of the cache.
+A cache is a tuple over layers (8-bit ones have a leaf of scales beside each of values, of the same axes); `table` `[slots n]` names the page of
+each stretch of a slot. Without a table a slot is one row of the cache.
 A generate call works on a copy of what it may read (a decoding step that read through the table, or a slice, would copy it at every token)
 and puts back what it wrote.
 """
@@ -18,9 +19,9 @@ from compass_jax.model.transformer import Cache, init_cache
 def new_cache(config: ModelConfig, rollout: RolloutConfig, dtype) -> tuple[Cache, Int[Array, "slots n"] | None]:
     """(an empty cache, its table): layers of `[slots kv t d]` and None, or with `rollout.cache_pages` of `[pages kv page d]` and no page assigned."""
     if not rollout.cache_pages:
-        return init_cache(config, rollout.slots, rollout.max_length, dtype), None
+        return init_cache(config, rollout.slots, rollout.max_length, dtype, rollout.kv_quantize), None
     table = jnp.full((rollout.slots, rollout.pages_per_slot), rollout.cache_pages, jnp.int32)
-    return init_cache(config, rollout.cache_pages, rollout.page_tokens, dtype), table
+    return init_cache(config, rollout.cache_pages, rollout.page_tokens, dtype, rollout.kv_quantize), table
 
 
 def window(cache: Cache, table: Int[Array, "slots n"] | None, size: int) -> Cache:
@@ -41,7 +42,7 @@ def put_back(
     """`cache` with what a call wrote into its `window`: at `positions` where `wrote`."""
     if table is None:
         return jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, 0, 2), cache, seen)
-    pages, _, size, _ = cache[0].k.shape
+    pages, _, size, _ = jax.tree.leaves(cache)[0].shape
     page = jnp.take_along_axis(table.T, positions // size, axis=0, mode="clip")
     page = jnp.where(wrote, page, pages)  # out of range: dropped
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
 from compass_jax.config import RunConfig
+from compass_jax.model.quantize import kind_for
 from compass_jax.records import Group
 from compass_jax.rl.bucketing import best_buckets, padding_frac, plan
 from compass_jax.rl.grouping import UNIFORM_WITHIN
-from compass_jax.weights.handover import resolve
 
 WATCHED_STEPS, WORTH_SAYING = 4, 0.05  # steps whose lengths are looked at; share of tokens that other buckets must save
 
@@ -21,7 +22,7 @@ def idle_settings(config: RunConfig, prompts: int, labels: int) -> list[str]:
     rl, found = config.rl, []
     if rl.replay != "off" and not config.model.moe_layers:
         found.append(f"rl.replay = {rl.replay!r}: the model has no MoE layers, so there are no routes to replay; it runs as with 'off'")
-    if config.rollout.quantize == "auto" and resolve("auto") == "off":
+    if config.rollout.quantize == "auto" and kind_for(jax.devices()[0].device_kind) == "off":
         found.append("rollout.quantize = 'auto': no 8-bit type is known to be faster on this device; it runs as with 'off'")
     rollouts = rl.steps * rl.prompts_per_round
     if rl.zero_variance.select and rollouts <= prompts:

@@ -44,7 +44,7 @@ def test_auto_that_finds_nothing_is_said(monkeypatch):
     auto = config_with()
     auto = dataclasses.replace(auto, rollout=dataclasses.replace(auto.rollout, quantize="auto"))
     assert ["rollout.quantize = 'auto': no 8-bit type" in text for text in idle_settings(auto, 100, 3)] == [True]
-    monkeypatch.setattr("compass_jax.train.notices.resolve", lambda quantize: "int8")
+    monkeypatch.setattr("compass_jax.train.notices.kind_for", lambda chip: "int8")
     assert idle_settings(auto, 100, 3) == []
 
 
