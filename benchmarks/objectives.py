@@ -124,17 +124,17 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """A table in Markdown for each task: accuracy before and after, tokens, clip fraction, entropy at the end."""
+    """A table in Markdown for each task: accuracy before, at the end and over the whole run, tokens, clip fraction, entropy at the end."""
     lines = []
     for task in TASKS:
         if not (found := [row for row in rows if row["task"] == task]):
             continue
         lines += ["", f"**{task}**, from {rl_runs.spread([r['curve'][0][1] for r in found])}", ""]
-        lines += ["| objective | seeds | accuracy | best on the way | thousand tokens | clip fraction | entropy at the end, nats |"]
+        lines += ["| objective | seeds | accuracy | mean of the curve | thousand tokens | clip fraction | entropy at the end, nats |"]
         lines += ["|---|---|---|---|---|---|---|"]
         for name, mine in rl_runs.by_variant(found).items():
             cells = [name, str(len(mine)), rl_runs.spread([r["accuracy"] for r in mine])]
-            cells += [rl_runs.spread([max(a for _, a in r["curve"]) for r in mine]), rl_runs.spread([r["tokens"] / 1e3 for r in mine], "{:.0f}")]
+            cells += [rl_runs.spread([rl_runs.mean_height(r["curve"]) for r in mine]), rl_runs.spread([r["tokens"] / 1e3 for r in mine], "{:.0f}")]
             cells += [rl_runs.spread([float(np.mean(r["series"]["policy/clip_frac"])) for r in mine])]
             cells += [rl_runs.spread([r["series"]["entropy_nats"][-1] for r in mine])]
             lines.append("| " + " | ".join(cells) + " |")

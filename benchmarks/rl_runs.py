@@ -79,6 +79,12 @@ def tokens_to_reach(curve: Sequence[Sequence[float]], accuracy: float) -> float 
     return None
 
 
+def mean_height(curve: Sequence[Sequence[float]]) -> float:
+    """Mean accuracy over the tokens of a curve, linear between its points: it tells who is there sooner."""
+    tokens, accuracy = np.asarray(curve, np.float64).T
+    return float(np.trapezoid(accuracy, tokens) / (tokens[-1] - tokens[0]))
+
+
 def by_variant(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Rows of each variant by seed, variants in the order in which they first come."""
     out: dict[str, list[Mapping[str, Any]]] = {}

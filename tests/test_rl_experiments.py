@@ -33,6 +33,10 @@ def test_tokens_to_reach_an_accuracy_are_interpolated_at_the_first_passing():
     assert rl_runs.tokens_to_reach(curve, 0.71) is None and rl_runs.tokens_to_reach([[100, 0.2], [200, 0.2]], 0.2) == 200
 
 
+def test_the_mean_height_of_a_curve_weighs_by_tokens():
+    assert rl_runs.mean_height([[100, 0.0], [200, 0.4], [500, 0.4]]) == pytest.approx((0.2 * 100 + 0.4 * 300) / 400)
+
+
 def test_the_prompt_set_has_as_many_prompts_of_each_kind():
     prompts = [Prompt(i, 0, "t", str(i), np.zeros(1, np.int32), "") for i in range(30)]
     rates = [(p, (0.0, 0.5, 1.0)[i % 3], 12) for i, p in enumerate(prompts)]
