@@ -151,6 +151,17 @@ def partial_harvest(generated, real=Collection._harvest):
     return harvest
 
 
+def test_a_run_through_few_pages_is_the_same_run(undisturbed, tmp_path, verifier):
+    """Eight slots on 21 pages of 56: samples are preempted, go on, and the training sees the tokens, log-probs and routes that it would have seen."""
+    verifier("coin")
+    config = configured(tmp_path)
+    run_rl(dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, cache_pages=21, page_tokens=8)))
+    assert all(row["metrics"]["rollout/preempted"] > 0 for row in lines(tmp_path))
+    for found, expected in zip(numbers(tmp_path), numbers(undisturbed[0]), strict=True):
+        for name in expected:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
 def test_a_stop_request_between_steps_saves_and_leaves(undisturbed, tmp_path, monkeypatch, verifier):
     verifier("coin")
     real = Telemetry.log

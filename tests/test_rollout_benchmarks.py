@@ -1,0 +1,53 @@
+"""The benchmarks of the rollout: their arithmetic by hand, and (slow) a smoke run of each."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import eight_bit, measures, same_tokens, slow_verifier
+from compass_jax.records import Prompt, Rollout
+
+
+def rollout(tokens, logp=None):
+    prompt = Prompt(1, 0, "t", "q", np.array([5, 6], np.int32), "")
+    tokens = np.array([5, 6, *tokens], np.int32)
+    return Rollout(prompt, 0, tokens, np.array([0, 0, *(logp or [-1.0] * (len(tokens) - 2))], np.float32), np.zeros(len(tokens)), False, 0, 0)
+
+
+def test_sequences_differ_from_their_first_other_token_on():
+    base = {n: rollout([1, 2, 3]) for n in range(4)}
+    other = {0: rollout([1, 2, 3]), 1: rollout([1, 9, 3], [-1.5, -1, -1]), 2: rollout([1, 2, 3, 4], [-1, -1, -1.25, -1]), 3: rollout([1, 2, 3])}
+    found = same_tokens.compare(base, other)
+    assert (found["sequences"], found["differ"]) == (4, 2)
+    assert found["first"] == 2.0 and found["gap"] == pytest.approx(0.375)  # positions 1 and 3; |1.5 - 1| and |1.25 - 1| before them
+    assert same_tokens.compare(base, base)["differ"] == 0
+
+
+def test_the_cost_of_a_wait_is_what_is_left_over_what_it_was():
+    rows = [
+        {"variant": name, "time/rollout_s": 4.0, "time/reward_wait_s": wait, "step_s": 6.0 + wait}
+        for name, wait in (("+ detokenisation", 3.1), ("+ reward overlap", 0.4), ("no wait", 0.1))
+    ]
+    assert measures.wait_hidden(rows) == pytest.approx(0.1)
+    table = measures.report(rows)
+    assert "| + reward overlap | 6.40 | 1.42 | 1.42 | 4.00 | 0.40 |" in table and "| no wait | 6.10 | 1.49 |  |" in table
+
+
+def test_the_slow_verifier_compares_texts(monkeypatch):
+    monkeypatch.setattr(slow_verifier, "WAIT_S", 0.0)
+    assert [slow_verifier.wait(" 12 ", "12"), slow_verifier.wait("1", "12"), slow_verifier.at_once("12", "12")] == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("variant", list(eight_bit.VARIANTS))
+def test_every_precision_is_a_configuration_that_may_run(variant, tmp_path):
+    eight_bit.run_config(variant, 0, tmp_path, "", smoke=False).validate_for_rl()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("benchmark", [measures, same_tokens, eight_bit])
+def test_a_smoke_run_ends_with_one_line_of_json(benchmark, tmp_path, capsys):
+    out = [] if benchmark is same_tokens else ["--out", str(tmp_path / "out")]
+    benchmark.main(["--smoke", *out, *(["--rounds", "1"] if benchmark is measures else [])])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["smoke"] and found["benchmark"] == benchmark.__name__.split(".")[-1]
