@@ -165,12 +165,14 @@ def main(argv: list[str] | None = None) -> None:
 def report(rows: list[dict[str, Any]]) -> str:
     """The cumulative table in Markdown."""
     base, before = rows[0]["step_s"], rows[0]["step_s"]
-    lines = ["| measures | step, s | base over it | the row before over it | rollout, s | waiting for rewards, s |", "|---|---|---|---|---|---|"]
+    lines = ["| measures | step, s | base over it | the row before over it | rollout, s | waiting for rewards, s | thousand tokens |"]
+    lines += ["|---|---|---|---|---|---|---|"]
     for row in rows:
         cells = [row["variant"], f"{row['step_s']:.2f}", f"{base / row['step_s']:.2f}", f"{before / row['step_s']:.2f}"]
         if row["variant"] == "no wait":
             cells[3] = ""
-        lines.append("| " + " | ".join([*cells, f"{row['time/rollout_s']:.2f}", f"{row['time/reward_wait_s']:.2f}"]) + " |")
+        cells += [f"{row['time/rollout_s']:.2f}", f"{row['time/reward_wait_s']:.2f}", f"{row['tokens'] / 1e3:.1f}"]
+        lines.append("| " + " | ".join(cells) + " |")
         before = row["step_s"]
     return "\n".join(lines) + "\n"
 

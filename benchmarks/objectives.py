@@ -132,9 +132,11 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
         lines += ["", f"**{task}**, from {rl_runs.spread([r['curve'][0][1] for r in found])}", ""]
         lines += ["| objective | seeds | accuracy | mean of the curve | thousand tokens | clip fraction | entropy at the end, nats |"]
         lines += ["|---|---|---|---|---|---|---|"]
+        budget = min(r["tokens"] for r in found)
         for name, mine in rl_runs.by_variant(found).items():
             cells = [name, str(len(mine)), rl_runs.spread([r["accuracy"] for r in mine])]
-            cells += [rl_runs.spread([rl_runs.mean_height(r["curve"]) for r in mine]), rl_runs.spread([r["tokens"] / 1e3 for r in mine], "{:.0f}")]
+            cells.append(rl_runs.spread([rl_runs.mean_height(r["curve"], budget) for r in mine]))
+            cells.append(rl_runs.spread([r["tokens"] / 1e3 for r in mine], "{:.0f}"))
             cells += [rl_runs.spread([float(np.mean(r["series"]["policy/clip_frac"])) for r in mine])]
             cells += [rl_runs.spread([r["series"]["entropy_nats"][-1] for r in mine])]
             lines.append("| " + " | ".join(cells) + " |")

@@ -79,10 +79,11 @@ def tokens_to_reach(curve: Sequence[Sequence[float]], accuracy: float) -> float 
     return None
 
 
-def mean_height(curve: Sequence[Sequence[float]]) -> float:
-    """Mean accuracy over the tokens of a curve, linear between its points: it tells who is there sooner."""
+def mean_height(curve: Sequence[Sequence[float]], until: float) -> float:
+    """Mean accuracy over the tokens up to `until` (a budget that all compared runs spent), linear between points: it tells who is there sooner."""
     tokens, accuracy = np.asarray(curve, np.float64).T
-    return float(np.trapezoid(accuracy, tokens) / (tokens[-1] - tokens[0]))
+    grid = np.append(tokens[tokens < until], until)
+    return float(np.trapezoid(np.interp(grid, tokens, accuracy), grid) / (until - tokens[0]))
 
 
 def by_variant(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

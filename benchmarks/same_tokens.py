@@ -10,7 +10,7 @@ weights on top of bfloat16. Draws belong to requests, so in exact arithmetic all
     few pages        a cache of an eighth of the pages: samples are preempted, and go on with their own routes
     few pages, live  the same without recorded routes
 `first` is the median position in the response of the first other token; `gap` the median distance, at that position, of the two log-probs of the
-token before it (in float32 a few rounding errors).
+token before it (in float32 a few rounding errors), of sequences whose first token is the same.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def compare(base: dict[tuple[int, int], Rollout], other: dict[tuple[int, int], R
         if len(differ) or len(a.tokens) != len(b.tokens):
             at = int(differ[0]) if len(differ) else n
             first.append(at - len(a.prompt.tokens))
-            gaps.append(abs(float(a.logp[at - 1] - b.logp[at - 1])))
+            if first[-1]:
+                gaps.append(abs(float(a.logp[at - 1] - b.logp[at - 1])))
     return {
         "sequences": len(base),
         "differ": len(first),

@@ -34,7 +34,9 @@ def test_tokens_to_reach_an_accuracy_are_interpolated_at_the_first_passing():
 
 
 def test_the_mean_height_of_a_curve_weighs_by_tokens():
-    assert rl_runs.mean_height([[100, 0.0], [200, 0.4], [500, 0.4]]) == pytest.approx((0.2 * 100 + 0.4 * 300) / 400)
+    curve = [[100, 0.0], [200, 0.4], [500, 0.4], [600, 0.0]]
+    assert rl_runs.mean_height(curve, 500) == pytest.approx((0.2 * 100 + 0.4 * 300) / 400)
+    assert rl_runs.mean_height(curve, 550) == pytest.approx((0.2 * 100 + 0.4 * 300 + 0.3 * 50) / 450)
 
 
 def test_the_prompt_set_has_as_many_prompts_of_each_kind():

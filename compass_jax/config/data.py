@@ -17,7 +17,7 @@ class RolloutConfig:
     max_new_tokens: int = 128
     tokens_per_call: int = 16
     cache_bucket: int = 64  # attention reads the cache up to the longest live sequence, rounded up to this
-    cache_pages: int = 0  # pages of KV cache that the slots share; 0: each slot has room for the longest sequence
+    cache_pages: int = 0  # pages that the slots share (a call works on a copy: rollout/kv_cache.py); 0: each has room for the longest sequence
     page_tokens: int = 16  # positions of a page
     prefill_chunk: int = 2048  # longer prompts run in pieces of this many tokens
     temperature: float = 1.0

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import ModelConfig
 from compass_jax.model.precision import at_least_float32
-from compass_jax.model.quantize import Quantized, dequantize, kind_of, quantize
+from compass_jax.model.quantize import Quantized, kind_of, quantize
 
 
 class LayerCache(NamedTuple):
@@ -55,12 +55,16 @@ def _attend(q: Float[Array, "b kv g t d"], cache: LayerCache, visible: Bool[Arra
     """softmax(q k^T / sqrt(d)) v without repeating keys; hidden scores take a large finite negative, so no row is NaN."""
     wide = at_least_float32(q.dtype)
     b, kv, g, t, d = q.shape
-    k, v = (dequantize(x, q.dtype) if isinstance(x, Quantized) else x for x in cache)
+    k, v = (x.values.astype(q.dtype) if isinstance(x, Quantized) else x for x in cache)
     flat = (q * (1.0 / d**0.5)).reshape(b, kv, g * t, d)
-    scores = jnp.einsum("bkqd,bksd->bkqs", flat, k, preferred_element_type=wide).reshape(b, kv, g, t, -1)
-    scores = jnp.where(visible[:, None, None], scores, jnp.array(-0.7 * float(jnp.finfo(wide).max), wide))
-    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype).reshape(b, kv, g * t, -1)
-    return jnp.einsum("bkqs,bksd->bkqd", weights, v).reshape(b, kv, g, t, d)
+    scores = jnp.einsum("bkqd,bksd->bkqs", flat, k, preferred_element_type=wide)
+    if isinstance(cache.k, Quantized):  # scales go to the products, of which there are fewer than entries of the cache
+        scores = scores * cache.k.scales.astype(wide).transpose(0, 1, 3, 2)
+    scores = jnp.where(visible[:, None, None], scores.reshape(b, kv, g, t, -1), jnp.array(-0.7 * float(jnp.finfo(wide).max), wide))
+    weights = jax.nn.softmax(scores, axis=-1).reshape(b, kv, g * t, -1)
+    if isinstance(cache.v, Quantized):
+        weights = weights * cache.v.scales.astype(wide).transpose(0, 1, 3, 2)
+    return jnp.einsum("bkqs,bksd->bkqd", weights.astype(q.dtype), v).reshape(b, kv, g, t, d)
 
 
 CHUNK, MOST_CHUNKS = 32, 8  # tokens that attend together, at least; and chunks of a sequence, at most

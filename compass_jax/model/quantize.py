@@ -1,7 +1,7 @@
 """8-bit weights for the rollout: (values, scales) with one scale per output channel and expert; 8-bit keys and values: one per position and head.
 
-Only the matrices of attention and MLP are quantised; router, norms, biases, embedding and LM head stay as they are. On CPU
-8 bits are emulated: the hand-over quantises and at once dequantises to the rollout's dtype, so that the sampler computes with
+Only the matrices of attention and MLP are quantised; router, norms, biases, embedding and LM head stay as they are. 8-bit
+weights are emulated on every backend: the hand-over quantises and at once dequantises to the rollout's dtype, so that the sampler computes with
 the values that 8 bits can hold, at the speed and in the memory of its dtype (in bfloat16 the product value * scale is rounded once more).
 """
 
@@ -24,7 +24,7 @@ _MATRICES = frozenset({"q", "k", "v", "o", "gate", "up", "down", "gate_up"})
 _CHIPS = (  # a chip's name as JAX gives it -> the 8-bit type that its matrix units multiply at twice the rate of bfloat16
     (r"tpu ?v?7", "e4m3"),
     (r"tpu v[56]", "int8"),
-    (r"\b(h100|h200|gh200|b100|b200|gb200|l4|l40s?)\b", "e4m3"),
+    (r"\b(gh|gb|h|b)(20|100|200|300|800)\b|\bl(4|20|40s?)\b|\bada\b|\brtx [45]0\d0", "e4m3"),
     (r"\ba100\b", "int8"),
 )
 
@@ -32,7 +32,8 @@ _CHIPS = (  # a chip's name as JAX gives it -> the 8-bit type that its matrix un
 def kind_for(device_kind: str) -> str:
     """What `rollout.quantize = "auto"` is on a chip (`jax.Device.device_kind`): "e4m3", "int8", or "off" for a chip that gains nothing or is unknown.
 
-    TPU v7 and NVIDIA's Hopper, Blackwell and Ada multiply float8; TPU v5 and v6 and A100 int8. TPU v4 and CPUs do neither faster.
+    TPU v7 and NVIDIA's Hopper, Blackwell and Ada multiply float8; TPU v5 and v6 and A100 int8. TPU v4 and CPUs do neither faster. So far the
+    arithmetic is emulated everywhere: this chooses whose rounding a run has.
     """
     return next((kind for pattern, kind in _CHIPS if re.search(pattern, device_kind.lower())), "off")
 

@@ -191,7 +191,7 @@ class Scorer:
                     outcome = self._receive(worker)
                     if outcome:
                         self._replace(i, outcome)
-        except Exception as error:  # whatever it is, whoever waits must hear of it
+        except BaseException as error:  # whatever it is (a panic of the tokenizer is no Exception), whoever waits must hear of it
             with self._changed:
                 self._error = str(error) if isinstance(error, ScorerError) else f"the scorer's thread failed: {error!r}"
                 self._changed.notify_all()

@@ -49,8 +49,8 @@ class RolloutStats:
 class Sample:
     """One sample on its way, in a slot or waiting for one. What it has so far is its own: a preempted sample goes on where it stopped.
 
-    Its log-probs and entropies so far are on the host, its routes in its row of the store; a prefill over its tokens, replaying these routes,
-    brings back the cache, and draws the next token with the key that the decoding step would have used.
+    Its log-probs and entropies so far are on the host, its routes in its row of the store; a prefill over its tokens, replaying these routes
+    (live ones without a store), brings back the cache, and draws the next token with the key that the decoding step would have used.
     """
 
     prompt: Prompt
@@ -142,12 +142,16 @@ class Collection:
         return state
 
     def _enter(self, sample: Sample, slot: int, leader: Sample | None) -> bool:
-        """Gives a sample a slot and the pages of its next call; False where too few are free."""
+        """Gives a sample a slot and the pages of its next call; False where too few are free.
+
+        One that was preempted waits until every sample in a slot could have a page more: it would be the first to give way again.
+        """
         length = len(sample.tokens) + 1
         if self._pages is not None:
             sharing = leader is not None and leader.slot >= 0
             shared = (leader.slot, len(sample.prompt.tokens)) if sharing else (None, 0)
-            if not self._pages.admit(slot, self._next_call(sample, length), *shared):
+            spare = len(self._entered) if len(sample.tokens) > len(sample.prompt.tokens) else 0
+            if not self._pages.admit(slot, self._next_call(sample, length), *shared, spare):
                 return False
         sample.slot, sample.length, self._slots[slot] = slot, length, sample
         self._entered.append(sample)
@@ -230,6 +234,7 @@ class Collection:
             entered.append(sample)
         if not entered:
             return state, 0
+        size = 1 if len(entered) == 1 else size
         rows = jnp.asarray([x.row for x in entered] + [len(self.prompts) * self.samples] * (size - len(entered)), jnp.int32)
         routing = None if self.store is None else self.engine.stored_routes(self.store, rows, bucket)
         prefix = self._run_prefill([x.tokens for x in entered], [x.prompt for x in entered], [[x.column] for x in entered], (size, bucket), routing)

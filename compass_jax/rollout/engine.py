@@ -199,7 +199,7 @@ class Engine:
             return (out.cache, jnp.where((at // size == 0)[:, None], here, last)), out.routing
 
         cache = init_cache(self.model_config, p, n * size, self.compute.dtype_of("attention"), self.config.kv_quantize)
-        start = cache, jnp.zeros((p, self.model_config.hidden), self.compute.dtype)
+        start = cache, jnp.zeros((p, self.model_config.hidden), self.compute.dtype_of("stream"))
         inputs = jnp.arange(n, dtype=jnp.int32), pieces(tokens), None if routing is None else pieces(routing)
         if n == 1:  # no loop: a scan of one is compiled as a loop
             (cache, last), used = piece(start, jax.tree.map(lambda x: x[0], inputs))

@@ -3,7 +3,8 @@
 A cache is a tuple over layers (8-bit ones have a leaf of scales beside each of values, of the same axes); `table` `[slots n]` names the page of
 each stretch of a slot. Without a table a slot is one row of the cache.
 A generate call works on a copy of what it may read (a decoding step that read through the table, or a slice, would copy it at every token)
-and puts back what it wrote.
+and puts back what it wrote: the copy is of all slots up to the longest live sequence, so that pages save what waits between calls and lies
+beyond it, and a single long sequence makes the copy as large as a cache without pages.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def put_back(
 def put_prefix(cache: Cache, table: Int[Array, "slots n"] | None, new: Cache, source: Int[Array, "m"], slots: Int[Array, "m"]) -> Cache:
     """`cache` with row `source[i]` of a prefix, layers of `[p kv t d]`, at the start of `slots[i]`; slots out of range are left out.
 
-    Slots that share a page of a prompt write the same into it.
+    Slots that share a page of a prompt write that prompt into it.
     """
     if table is None:
 

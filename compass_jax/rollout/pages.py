@@ -28,17 +28,18 @@ class PagePool:
         """Pages that hold `tokens` positions."""
         return -(-tokens // self.page_tokens)
 
-    def admit(self, slot: int, tokens: int, leader: int | None = None, shared_tokens: int = 0) -> bool:
-        """Lends an empty slot the pages of `tokens` positions; False, and nothing lent, where too few are free.
+    def admit(self, slot: int, tokens: int, leader: int | None = None, shared_tokens: int = 0, spare: int = 0) -> bool:
+        """Lends an empty slot the pages of `tokens` positions; False, and nothing lent, unless `spare` pages are still free then.
 
-        The whole pages of the first `shared_tokens` positions are `leader`'s own, which holds them already: nobody writes to them any more.
+        The whole pages of the first `shared_tokens` positions are `leader`'s own, which holds them already: all that is ever written to them
+        is the prompt that they share.
         """
         if self._held[slot]:
             raise ValueError(f"slot {slot} holds {self._held[slot]} pages: release it first")
         shared = 0 if leader is None else shared_tokens // self.page_tokens
         if leader is not None and shared > self._held[leader]:
             raise ValueError(f"slot {leader} holds {self._held[leader]} pages and cannot share {shared}")
-        if self.pages_for(tokens) - shared > self.free:
+        if self.pages_for(tokens) - shared + spare > self.free:
             return False
         if shared:
             self.table[slot, :shared] = self.table[leader, :shared]

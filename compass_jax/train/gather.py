@@ -9,9 +9,10 @@ decided when its last sample is scored, so the rounds depend on results alone, n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -26,10 +27,14 @@ from compass_jax.rollout.sampling import Purpose
 
 
 class Samples(NamedTuple):
-    """Finished samples by row, and the store with the routes of these rows (None: not replayed). Row n * capacity + c: sample c of prompt n."""
+    """Finished samples by row, the store with the routes of these rows (None: not replayed), and the scores of those that have one.
+
+    Row n * capacity + c: sample c of prompt n.
+    """
 
     rollouts: dict[int, Rollout]
     store: jax.Array | None = None
+    scores: Mapping[int, Score] = MappingProxyType({})
 
 
 class Interrupted(Exception):
@@ -84,17 +89,17 @@ class Gatherer:
         """
         capacity, finished, store = self.rl.capacity, dict(have.rollouts), have.store
         asked = [self.rl.group_size] * len(prompts)
-        scores: dict[int, Score] = {}
+        scores = dict(have.scores)  # a verdict stands: one that depended on a clock could be another the next time
         sampler = self.engine.default_sampler()
-        for row, rollout in finished.items():
-            self._submit(row, rollout)
+        for row in finished.keys() - scores.keys():
+            self._submit(row, finished[row])
         while True:
             rows = [range(n * capacity, n * capacity + k) for n, k in enumerate(asked)]
             missing = {row for group in rows for row in group if row not in finished}
             if missing:
-                store = self._sample(params, prompts, policy_version, missing, finished, store, account.stats, sampler)
+                store = self._sample(params, prompts, policy_version, missing, Samples(finished, store, scores), account.stats, sampler)
             started = time.perf_counter()
-            while any(row not in scores for group in rows for row in group):
+            while any(row not in scores for row in finished):
                 scores.update(self.scorer.collect(block=True))
             account.waited_s += time.perf_counter() - started
             growing = [n for n, group in enumerate(rows) if asked[n] < capacity and is_uniform([scores[row] for row in group])]
@@ -109,12 +114,12 @@ class Gatherer:
         account.add(self._growth(groups))
         return groups, store
 
-    def _sample(self, params, prompts, policy_version: int, missing: set[int], finished: dict[int, Rollout], store, stats, sampler):
-        """Adds the missing rows to `finished`; returns the routing store."""
-        capacity = self.rl.capacity
+    def _sample(self, params, prompts, policy_version: int, missing: set[int], have: Samples, stats, sampler):
+        """Adds the missing rows to `have.rollouts`; returns the routing store."""
+        capacity, finished = self.rl.capacity, have.rollouts
         collection = Collection(
             self.engine, params, prompts, capacity, Purpose.TRAIN, self.seed, policy_version=policy_version, stats=stats,
-            sampler=sampler, keep_routing=self.rl.replay == "R3", store=store, finished=frozenset(range(len(prompts) * capacity)) - missing,
+            sampler=sampler, keep_routing=self.rl.replay == "R3", store=have.store, finished=frozenset(range(len(prompts) * capacity)) - missing,
             expected=[self.expected_length(prompt) for prompt in prompts],
         )  # fmt: skip
         for rollout in collection:
@@ -123,7 +128,7 @@ class Gatherer:
             if self.stop.requested:
                 break
         if self.stop.requested and not missing.issubset(finished):
-            raise Interrupted(Samples(finished, collection.store if self.rl.replay == "R3" else None))
+            raise Interrupted(Samples(finished, collection.store if self.rl.replay == "R3" else None, have.scores))
         return collection.store
 
     def _submit(self, row: int, rollout: Rollout) -> None:

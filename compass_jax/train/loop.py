@@ -11,7 +11,6 @@ Everything a step depends on is in the checkpoint, so a killed run repeats its s
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,9 +44,9 @@ from compass_jax.train.batch import StepArrays, assemble, micro_batch, put_routi
 from compass_jax.train.gather import Gatherer
 from compass_jax.train.history import PromptHistory
 from compass_jax.train.notices import Notices
-from compass_jax.train.pending import Pending, empty, pack
+from compass_jax.train.pending import Pending, empty, from_json, pack, to_json
 from compass_jax.train.refill import Gathered, Progress, Refill, StepInterrupted, Unfinished
-from compass_jax.train.session import StopSignal, carry_tokenizer, check_divergence, load_tokenizer
+from compass_jax.train.session import RolloutStop, StopSignal, carry_tokenizer, check_divergence, load_tokenizer
 from compass_jax.weights import checkpoint
 from compass_jax.weights.handover import hand_over
 from compass_jax.weights.hf import init_or_load
@@ -71,9 +70,8 @@ class RLTrainer:
         self.stream = PromptStream(prompts, config.seed, [source.repeat for source in config.data.sources])
         self.selector = prompt_selector(self.rl, config.rewards, config.seed)
         self.history = PromptHistory()
-        # A rollout ahead is one of weights that are gone after the step: it cannot go on later, so a stop waits for it.
-        heard = StopSignal() if self.rl.one_step_off else stop
-        gatherer = Gatherer(self.engine, scorer, self.tokenizer.decode, heard, self.rl, config.seed, self.history.expected_length)
+        self.rollout_stop = RolloutStop(stop)
+        gatherer = Gatherer(self.engine, scorer, self.tokenizer.decode, self.rollout_stop, self.rl, config.seed, self.history.expected_length)
         self.refill = Refill(gatherer, self.rl, config.rewards)
         self.done_steps = 0
         self.total_updates = self.rl.steps * self.rl.updates_per_rollout * self.rl.epochs
@@ -105,7 +103,7 @@ class RLTrainer:
         self.selector.restore(meta["selector"])
         self.telemetry.restore(meta["telemetry"])
         if "pending" in arrays:
-            self.pending = Pending(Progress(**meta["pending"]), arrays["pending"])
+            self.pending = from_json(meta["pending"], arrays["pending"])
             for part in arrays["pending"].values():
                 if "routing" in part:
                     where = str(checkpoint.locate(directory))
@@ -133,7 +131,7 @@ class RLTrainer:
             arrays["pending"] = pack(left, self.engine, self.rl)
         meta = {
             "kind": "rl",
-            "pending": None if left is None else dataclasses.asdict(left.progress),
+            "pending": None if left is None else to_json(left),
             "stream": stream or self.stream.state(),
             "history": self.history.state(),
             "selector": self.selector.state(),
@@ -145,7 +143,10 @@ class RLTrainer:
     # ---- one step ---------------------------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Runs the remaining steps; yields (step, metrics) after each. Raises StepInterrupted when SIGTERM comes during a rollout."""
+        """Runs the remaining steps; yields (step, metrics) after each. Raises StepInterrupted when SIGTERM comes during a rollout.
+
+        A rollout ahead is finished first, and saved whole.
+        """
         while self.done_steps < self.rl.steps and not self.stop.requested:
             before = self.stream.state()
             try:
@@ -173,17 +174,24 @@ class RLTrainer:
     def _train_beside_the_next(self, arrays: StepArrays, store, dropped: int) -> dict[str, float]:
         """`_train`; with `rl.one_step_off` the next step's rollout runs meanwhile, in a thread of its own.
 
-        It is waited for: nothing can be done before the next step that may use the verifiers or the prompts. Everything that it reads (the
-        prompts' history, the selector, the handed-over weights) stays as it is during the training.
+        The last step of a run has none beside it, so that a run that is made longer goes on from there on policy. The rollout is waited for:
+        nothing can be done before the next step that may use the verifiers or the prompts. Everything that it reads (the prompts' history,
+        the selector, the handed-over weights) stays as it is during the training.
         """
         if not self.rl.one_step_off or self.done_steps + 1 >= self.rl.steps:
             return self._train(arrays, store, dropped)
         before, rollout = self.stream.state(), self._rollout()
+        self.rollout_stop.ahead = True
         with ThreadPoolExecutor(1, "rollout") as thread:
             ahead = thread.submit(rollout)
-            metrics = self._train(arrays, store, dropped)
+            try:
+                metrics = self._train(arrays, store, dropped)
+            except BaseException:
+                self.rollout_stop.abandoned = True  # leaving the thread waits for it
+                raise
             started = time.perf_counter()
             self.ahead = ahead.result(), before
+        self.rollout_stop.ahead = False
         return {**metrics, "time/rollout_wait_s": time.perf_counter() - started}
 
     def _rollout(self) -> Callable[[], Gathered]:

@@ -67,10 +67,15 @@ class Gathered(NamedTuple):
 
     def left(self, replayed: bool) -> Unfinished:
         """As an interrupted step would leave it, with nothing missing. `replayed`: the routes belong to it."""
-        rollouts = {rollout.row: rollout for group in self.groups for rollout in group.rollouts}
-        samples, version = Samples(rollouts, self.store if replayed else None), self.groups[0].rollouts[0].policy_version
+        samples, version = _samples(self.groups, self.store if replayed else None), self.groups[0].rollouts[0].policy_version
         whole = dataclasses.replace(self.progress, version=version)
         return Unfinished(whole, samples, Samples({})) if self.progress.rounds else Unfinished(whole, Samples({}), samples)
+
+
+def _samples(groups: list[Group], store) -> Samples:
+    """All samples of whole groups, with their scores."""
+    pairs = [pair for group in groups for pair in zip(group.rollouts, group.scores, strict=True)]
+    return Samples({rollout.row: rollout for rollout, _ in pairs}, store, {rollout.row: score for rollout, score in pairs})
 
 
 class Refill:
@@ -91,7 +96,6 @@ class Refill:
         kept = [earlier[r][place] for r, place in progress.kept]
         left = Unfinished(progress, Samples({}), Samples({})) if load is None else load(kept, prompts)
         account, current = Account(counts=dict(progress.counts)), left.current
-        # Scores are not in the checkpoint: the verifiers give the same ones again.
         groups = self.gather(params, kept, policy_version, left.front, Account())[0] if kept else []
         rounds = _Rounds(self.rl, self.rewards, progress, groups, left.front.store, earlier)
         if whole:
@@ -162,8 +166,7 @@ class _Rounds:
             self.kept.append(dataclasses.replace(groups[n], rollouts=rollouts))
 
     def unfinished(self, current: Samples) -> Unfinished:
-        front = {rollout.row: rollout for group in self.kept for rollout in group.rollouts}
-        return Unfinished(self.progress, Samples(front, self.store), current)
+        return Unfinished(self.progress, _samples(self.kept, self.store), current)
 
     def gathered(self, account: Account) -> Gathered:
         found = {(r, n): Outcome(*rest) for r, n, *rest in self.progress.dropped}

@@ -34,6 +34,21 @@ class StopSignal:
         self.requested = True
 
 
+class RolloutStop:
+    """What a rollout is told of a stop. One that runs ahead has weights that are gone after the step, and could not go on later: a stop waits for it.
+
+    `abandoned` ends it: the training beside it has failed.
+    """
+
+    def __init__(self, stop: StopSignal):
+        self.stop, self.ahead, self.abandoned = stop, False, False
+
+    @property
+    def requested(self) -> bool:
+        """Whether the rollout has to end."""
+        return self.abandoned or (self.stop.requested and not self.ahead)
+
+
 def load_tokenizer(config: RunConfig) -> Tokenizer:
     """The run's tokenizer. ConfigError where none is named or it has ids that the model lacks."""
     if not config.data.tokenizer:

@@ -114,7 +114,8 @@ def test_a_tree_keeps_router_norms_biases_embedding_and_head(kind, dtype):
     ("chip", "kind"),
     [
         ("TPU7x", "e4m3"), ("TPU v7", "e4m3"), ("TPU v6 lite", "int8"), ("TPU v5p", "int8"), ("TPU v5 lite", "int8"), ("TPU v4", "off"),
-        ("NVIDIA H100 80GB HBM3", "e4m3"), ("NVIDIA H200", "e4m3"), ("NVIDIA L4", "e4m3"), ("NVIDIA A100-SXM4-80GB", "int8"),
+        ("NVIDIA H100 80GB HBM3", "e4m3"), ("NVIDIA H200", "e4m3"), ("NVIDIA L4", "e4m3"), ("NVIDIA H800", "e4m3"), ("NVIDIA GB300", "e4m3"),
+        ("NVIDIA GeForce RTX 4090", "e4m3"), ("NVIDIA RTX 6000 Ada Generation", "e4m3"), ("NVIDIA A100-SXM4-80GB", "int8"),
         ("Tesla V100-SXM2-16GB", "off"), ("NVIDIA GeForce GTX 1650", "off"), ("cpu", "off"), ("", "off"),
     ],
 )  # fmt: skip

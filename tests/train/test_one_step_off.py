@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+import time
 from functools import partial
 
 import pytest
@@ -17,6 +18,7 @@ from compass_jax.telemetry import Telemetry
 from compass_jax.train import loop
 from compass_jax.train.loop import RLTrainer, run_rl
 from compass_jax.train.refill import Refill
+from compass_jax.train.session import TrainingDiverged
 from compass_jax.weights import checkpoint
 
 pytestmark = pytest.mark.usefixtures("compile_once")
@@ -99,12 +101,20 @@ def test_the_rollout_runs_while_the_training_does(tmp_path, monkeypatch):
     assert "time/rollout_wait_s" not in lines(tmp_path)[1]["metrics"]
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(undisturbed, tmp_path, monkeypatch, dynamic):
-    """Stopped after step 1, the second step's samples are in the checkpoint: nothing is sampled again, and no number changes."""
-    zero = {"zero_variance": ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)} if dynamic else {}
-    expected = undisturbed
-    if dynamic:
+OTHERS = {
+    "plain": {},
+    "dynamic sampling": {"zero_variance": ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)},
+    "growth, selection, R2, two updates": {
+        "zero_variance": ZeroVarianceConfig(grow_to=8, select=True), "replay": "R2", "updates_per_rollout": 2, "group_size": 2,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("other", list(OTHERS))
+def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(undisturbed, tmp_path, monkeypatch, other):
+    """Stopped after step 1, the second step's samples and scores are in the checkpoint: nothing is sampled or scored again, no number changes."""
+    zero, expected = OTHERS[other], undisturbed
+    if zero:
         expected = tmp_path / "undisturbed"
         run_rl(configured(expected, **zero))
     real, done = Telemetry.log, []
@@ -120,12 +130,16 @@ def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(undisturbed,
     result = run_rl(configured(stopped, **zero))
     assert result["stopped"] and result["steps"] == 1
     assert checkpoint.read_meta(stopped)["pending"]["version"] == 0
-    rounds, generated, call, harvest = [], [], Refill.__call__, Collection._harvest
+    rounds, generated, call, harvest, submit = [], [], Refill.__call__, Collection._harvest, Scorer.submit
 
     def counted(self, state, done):
         out = harvest(self, state, done)
         generated.extend(out)
         return out
+
+    def submitted(self, *args):
+        generated.append(args)
+        submit(self, *args)
 
     def watched(self, params, draw, version, progress, load):
         generated.clear()
@@ -134,18 +148,19 @@ def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(undisturbed,
         return found
 
     monkeypatch.setattr(Collection, "_harvest", counted)
+    monkeypatch.setattr(Scorer, "submit", submitted)
     monkeypatch.setattr(Refill, "__call__", watched)
     assert run_rl(configured(stopped, **zero))["steps"] == 3
-    assert rounds[0] == (0, 0) and rounds[1][0] == 1 and rounds[1][1] >= 16
+    assert rounds[0] == (0, 0) and rounds[1][0] > 0 and rounds[1][1] >= 16
     assert numbers(stopped) == numbers(expected)
 
 
 def test_a_run_that_died_behind_a_checkpoint_repeats_its_steps_exactly(undisturbed, tmp_path, monkeypatch):
-    """Killed in the training of step 3, with the checkpoint of step 2 and the third rollout in it."""
+    """Killed in the training of step 2, while the third rollout runs; the checkpoint of step 1 has the second."""
     train = RLTrainer._train
 
     def dying(self, *args):
-        if self.done_steps == 2:
+        if self.done_steps == 1:
             raise KeyboardInterrupt
         return train(self, *args)
 
@@ -153,9 +168,29 @@ def test_a_run_that_died_behind_a_checkpoint_repeats_its_steps_exactly(undisturb
         patch.setattr(RLTrainer, "_train", dying)
         with pytest.raises(KeyboardInterrupt):
             run_rl(configured(tmp_path))
-    assert checkpoint.latest(tmp_path) == 2
+    assert checkpoint.latest(tmp_path) == 1
     assert run_rl(configured(tmp_path))["steps"] == 3
     assert numbers(tmp_path) == numbers(undisturbed)
+
+
+def test_a_training_that_fails_does_not_wait_for_the_whole_rollout(tmp_path, monkeypatch):
+    """The rollout ahead is slow, and given up at its next sample."""
+    harvest, done = Collection._harvest, []
+
+    def slow(self, state, finished):
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(1.0)
+            done.extend(finished)
+        return harvest(self, state, finished)
+
+    def failing(self, *args):
+        raise TrainingDiverged("no number")
+
+    monkeypatch.setattr(Collection, "_harvest", slow)
+    monkeypatch.setattr(RLTrainer, "_train", failing)
+    with pytest.raises(TrainingDiverged, match="no number"):
+        run_rl(configured(tmp_path))
+    assert len(done) < 16
 
 
 def test_an_error_in_the_rollout_ahead_ends_the_run(tmp_path, monkeypatch):
