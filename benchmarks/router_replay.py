@@ -19,7 +19,7 @@ same weights, so they differ by the routes alone. Compared are (algorithms: mean
 **bf16_slow**: the same with a tenth of the learning rate, for the gap against the distance of the weights.
 **causes**: the gap at equal weights with parts of the bfloat16 sampler turned to float32 (compute.float32_parts), or the weights' rounding
 taken away by training at the rounded weights; one part at a time, and one part alone in bfloat16. Sampled tokens are the same throughout.
-**curve_off, curve_R3**: RL of the model of configs/tiny_reasoning_cpu.py, bfloat16 rollout, eight updates per rollout.
+**curve_off, curve_R3**: RL of the model of configs/tiny_reasoning_cpu.py from its cold start, bfloat16 rollout, eight updates per rollout.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import experiments
+from benchmarks import experiments, rl_runs
 from benchmarks.router_replay_report import write_report
 from benchmarks.router_replay_setup import Setup, full, smoke
 from compass_jax.cli import tune_allocator
@@ -244,8 +244,8 @@ def causes(config: RunConfig, params: Any, recording: Recording) -> list[dict[st
 class Runs:
     """The runs of one setup. Cold starts and recordings are made when a run first needs them."""
 
-    def __init__(self, setup: Setup, out: Path):
-        self.setup, self.out = setup, out
+    def __init__(self, setup: Setup, out: Path, cold_starts: Path | None):
+        self.setup, self.out, self.cold_starts = setup, out, cold_starts
         self.trained = cache(self._trained)
         self.recorded = cache(self._recorded)
 
@@ -276,10 +276,13 @@ class Runs:
         return {**facts, "points": work(config, params, recording)}
 
     def _curve(self, config: RunConfig) -> dict[str, Any]:
-        start = self.setup.curve_cold_start(self.out)
-        if run_sft(start)["stopped"]:
-            raise SystemExit("stopped on request: the same command continues")
-        result = run_rl(dataclasses.replace(config, init_from=start.run_dir))
+        if self.cold_starts is not None:
+            weights = rl_runs.cold_start(0, self.cold_starts)
+        else:
+            start = self.setup.curve_cold_start(self.out)
+            run_sft(start)
+            weights = start.run_dir
+        result = run_rl(dataclasses.replace(config, init_from=weights))
         if result["stopped"]:
             raise SystemExit("stopped on request: the same command continues")
         series = read_metrics(Path(config.run_dir) / "metrics.jsonl", "rl")
@@ -292,12 +295,13 @@ def main(argv: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="runs/router_replay", help="directory of results and runs (default: %(default)s)")
+    parser.add_argument("--cold-starts", default="runs/cold_starts", help="cold starts that experiments share (default: %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT", help=f"some of {', '.join(VARIANTS)}")
     parser.add_argument("--smoke", action="store_true", help="toy sizes: does it run?")
     args = parser.parse_args(argv)
     out = Path(args.out)
-    runs, path = Runs(smoke() if args.smoke else full(), out), out / "router_replay.jsonl"
+    runs, path = Runs(smoke() if args.smoke else full(), out, None if args.smoke else Path(args.cold_starts)), out / "router_replay.jsonl"
     done = {(row["variant"], row["seed"], row["config"]) for row in experiments.finished(path)}
     chosen = [(seed, variant) for seed in args.seeds for variant in VARIANTS if variant in args.only]
     for seed, variant in sorted(chosen, key=lambda run: run[1].startswith("curve_")):

@@ -24,7 +24,7 @@ class Setup:
         return dataclasses.replace(self.deep, seed=seed, run_dir=str(out / f"sft_seed{seed}"), rl=RLConfig(), rollout=RolloutConfig())
 
     def curve_cold_start(self, out: Path) -> RunConfig:
-        """SFT of the small model, one for all its curves."""
+        """SFT of the smoke version's small model, one for all its curves; the full one takes the cold start that experiments share."""
         return dataclasses.replace(self.small, run_dir=str(out / "sft_curves"), rl=RLConfig(), rollout=RolloutConfig())
 
     def replay(self, variant: str, quantize: str, seed: int) -> RunConfig:
