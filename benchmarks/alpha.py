@@ -57,6 +57,7 @@ def main(argv: list[str] | None = None) -> None:
             config = model_config(size, vocab, args.seed, out, args.smoke)
             run_sft(config)
             found = run_calibration(config, config.directory, config.directory, ALPHAS)
+            experiments.forget_compiled()
             row = {"size": size, "vocab": vocab, "seed": args.seed, "hash": experiments.config_hash(config), "commit": experiments.commit()}
             experiments.append(results, {**row, "suggested_alpha": found["suggested_alpha"], "rows": found["rows"]})
     rows = experiments.finished(results)

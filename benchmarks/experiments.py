@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from compass_jax.config import RunConfig
 from compass_jax.config_io import config_to_json
 
@@ -45,6 +47,11 @@ def append(path: str | os.PathLike, row: Mapping[str, Any]) -> None:
         out.write(line.encode() + b"\n")
         out.flush()
         os.fsync(out.fileno())
+
+
+def forget_compiled() -> None:
+    """Frees the programs of the last run: each holds memory mappings, of which Linux gives a process 65,530, and a few runs of RL use them up."""
+    jax.clear_caches()
 
 
 def config_hash(config: RunConfig) -> str:

@@ -49,6 +49,7 @@ def run(config: RunConfig, start_accuracy: float, variant: str) -> dict[str, Any
     rows = [json.loads(line)["metrics"] for line in (Path(config.directory) / "metrics.jsonl").read_text().splitlines()]
     row = {"variant": variant, "seed": config.seed, "hash": experiments.config_hash(config), "commit": experiments.commit()}
     row |= {"seconds": round(time.perf_counter() - started, 1), "steps": len(rows), "greedy": final.greedy, "accuracy": final.avg_at_k}
+    experiments.forget_compiled()
     return row | accounts(rows, start_accuracy, final.avg_at_k)
 
 

@@ -311,6 +311,7 @@ def main(argv: list[str] | None = None) -> None:
             continue
         started = time.perf_counter()
         found = runs.run(variant, seed)
+        experiments.forget_compiled()
         row = dict(zip(("variant", "seed", "config"), key, strict=True)) | {"commit": experiments.commit(), "smoke": args.smoke}
         experiments.append(path, {**row, "seconds": round(time.perf_counter() - started, 1), **found})
         print(f"{variant}, seed {seed}: {time.perf_counter() - started:.0f} s", flush=True)
