@@ -180,11 +180,14 @@ def _draw_stale(axes: Any, rows: Sequence[Row]) -> None:
 def _draw_causes(axes: Any, rows: Sequence[Row]) -> None:
     found = cause_points(rows)
     names = list(found)[::-1]
+    axes.set_title("causes: parts of the bfloat16 sampler in float32")
+    if not names:
+        return
     for mode, shift in (("off", 0.2), ("R3", -0.2)):
         mean = [np.mean([p[mode]["logp_abs_diff"] for p in found[name]]) for name in names]
         axes.barh(np.arange(len(names)) + shift, mean, height=0.38, color=COLOURS[mode], label=mode)
     axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set(xscale="log", xlabel="mean |log-prob gap|, nats", title="causes: parts of the bfloat16 sampler in float32")
+    axes.set(xscale="log", xlabel="mean |log-prob gap|, nats")
     axes.set_xlim(right=8 * axes.get_xlim()[1])  # room for the legend
     axes.legend(title="replay", loc="upper right")
 
@@ -215,6 +218,8 @@ def write_report(rows: Sequence[Row], out: Path) -> None:
     figure, axes = plt.subplots(2, 2, figsize=(13, 10), layout="constrained")
     for draw, panel in zip((_draw_fresh, _draw_stale, _draw_causes, _draw_curves), axes.flat, strict=True):
         draw(panel, latest(rows))
+        if not np.isfinite(panel.dataLim.get_points()).all():  # nothing measured: a logarithmic axis of nothing is an error
+            panel.set(xscale="linear", yscale="linear")
         panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(out / "router_replay.png", dpi=110)
     plt.close(figure)

@@ -113,6 +113,14 @@ def test_the_tables_hold_means_and_spreads_and_the_bars_are_judged_by_the_worst_
     assert router_replay_report.spread([0.5]) == "5.00e-01"
 
 
+def test_a_report_of_curves_alone_is_written(tmp_path):
+    """What the command with --only curve_off finds has no gaps and no causes."""
+    names = ("reward/mean", "mismatch/logp_abs_diff", "mismatch/kl_k3", "entropy_nats", "grad_norm")
+    row = {"variant": "curve_off", "seed": 0, "config": "x", "commit": "c", "smoke": False, "seconds": 1.0, "avg_at_k": 0.5, "greedy": 0.6}
+    router_replay_report.write_report([{**row, "curves": {name: [0.1, 0.2] for name in names}}], tmp_path)
+    assert "| off | 1 |" in (tmp_path / "router_replay.md").read_text() and (tmp_path / "router_replay.png").stat().st_size > 10_000
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("compile_once")
 def test_a_toy_run_end_to_end_and_again(tmp_path, capsys):
