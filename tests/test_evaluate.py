@@ -27,9 +27,9 @@ class SpyScorer:
     def __init__(self):
         self.given, self.waiting = {}, []
 
-    def submit(self, key, prompt, text):
+    def submit(self, key, prompt, response):
         assert key not in self.given
-        self.given[key] = (prompt.id, text)
+        self.given[key] = (prompt.id, response())
         self.waiting.append(key)
 
     def collect(self, block):
