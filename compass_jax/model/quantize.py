@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 LARGEST = {"e4m3": 448.0, "int8": 127.0}  # of the values' type
@@ -57,7 +56,7 @@ def quantize(w: Float[Array, "... i o"], kind: str, axis: int = -2) -> Quantized
     return Quantized((jnp.round(scaled) if kind == "int8" else scaled).astype(_TYPE[kind]), scales)
 
 
-def dequantize(q: Quantized, dtype: str | np.dtype) -> Float[Array, "... i o"]:
+def dequantize(q: Quantized, dtype: str) -> Float[Array, "... i o"]:
     """values * scales, computed in float32."""
     return (q.values.astype(jnp.float32) * q.scales).astype(dtype)
 

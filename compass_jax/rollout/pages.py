@@ -32,7 +32,7 @@ class PagePool:
         """Lends an empty slot the pages of `tokens` positions; False, and nothing lent, unless `spare` pages are still free then.
 
         The whole pages of the first `shared_tokens` positions are `leader`'s own, which holds them already: all that is ever written to them
-        is the prompt that they share.
+        is the prompt that they share. ValueError for a slot that holds pages already, and for a leader that holds fewer than are shared.
         """
         if self._held[slot]:
             raise ValueError(f"slot {slot} holds {self._held[slot]} pages: release it first")
