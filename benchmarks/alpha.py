@@ -9,7 +9,6 @@ does, not what longer tokens do. A line per finished model goes to OUT/alpha.jso
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,11 +41,9 @@ def main(argv: list[str] | None = None) -> None:
     """Measures what is not finished, then writes the table and the picture."""
     if argv is None:
         tune_allocator("benchmarks.alpha")
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default="runs/alpha", help="directory of the runs and the results (default: %(default)s)")
+    parser = rl_runs.parser(__doc__, "alpha")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--vocabularies", type=int, nargs="+", choices=VOCABULARIES, default=list(VOCABULARIES))
-    parser.add_argument("--smoke", action="store_true", help="a version of a minute: it shows that everything runs")
     args = parser.parse_args(argv)
     out = Path(args.out)
     results = out / "alpha.jsonl"

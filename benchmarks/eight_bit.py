@@ -10,7 +10,6 @@ command goes on where it was killed; at the end OUT/eight_bit.md and OUT/eight_b
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -48,12 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     """Runs what is not finished, then writes the table and the picture."""
     if argv is None:
         tune_allocator("benchmarks.eight_bit")
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default="runs/eight_bit", help="directory of the runs and the results (default: %(default)s)")
-    parser.add_argument("--cold-starts", default="runs/cold_starts", help="cold starts that experiments share (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="VARIANT")
-    parser.add_argument("--smoke", action="store_true", help="a version of a minute from random weights: it shows that everything runs")
+    parser = rl_runs.parser(__doc__, "eight_bit", cold_starts=True, seeds=(0,), variants=VARIANTS)
     args = parser.parse_args(argv)
     out = Path(args.out)
     results = out / "eight_bit.jsonl"

@@ -15,7 +15,6 @@ One row more has reward overlap and a verifier that does not wait: what is left 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -146,11 +145,8 @@ def main(argv: list[str] | None = None) -> None:
     """Measures and prints the table, then one JSON line."""
     if argv is None:
         tune_allocator("benchmarks.measures")
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = rl_runs.parser(__doc__, "measures", cold_starts=True)
     parser.add_argument("--rounds", type=int, default=7, help="steps of each row that are counted (default: %(default)s)")
-    parser.add_argument("--cold-starts", default="runs/cold_starts", help="cold starts that experiments share (default: %(default)s)")
-    parser.add_argument("--out", default="runs/measures", help="directory of the runs, which must not exist (default: %(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="a few samples from random weights: shows that it runs")
     args = parser.parse_args(argv)
     out = Path(args.out)
     if out.exists():

@@ -14,7 +14,6 @@ it was killed; at the end OUT/objectives.md and a picture for each task.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,13 +92,8 @@ def main(argv: list[str] | None = None) -> None:
     """Runs what is not finished, then writes the table and the pictures."""
     if argv is None:
         tune_allocator("benchmarks.objectives")
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default="runs/objectives", help="directory of the runs and the results (default: %(default)s)")
-    parser.add_argument("--cold-starts", default="runs/cold_starts", help="cold starts that experiments share (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="VARIANT")
+    parser = rl_runs.parser(__doc__, "objectives", cold_starts=True, seeds=(0, 1, 2), variants=VARIANTS)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--smoke", action="store_true", help="a version of minutes: it shows that everything runs, not what it is worth")
     args = parser.parse_args(argv)
     out = Path(args.out)
     results = out / "objectives.jsonl"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
 import json
@@ -24,6 +25,22 @@ CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tiny_reasoning_cp
 SIGNALS = ("verifier_signal", "shaping_signal", "entropy_signal", "none")
 SERIES = ("policy/clip_frac", "entropy_nats", "reward/mean", "response_length/mean", "zero_variance/rate_all_right", "zero_variance/rate_all_wrong")
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")  # Okabe and Ito's
+
+
+def parser(doc: str, out: str = "", *, cold_starts: bool = False, seeds: Sequence[int] = (), variants: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The options that experiments share: --smoke, and of --out (the folder `out` of runs/), --cold-starts, --seeds, --only those asked for."""
+    made = argparse.ArgumentParser(description=doc.splitlines()[0])
+    if out:
+        made.add_argument("--out", default=f"runs/{out}", help="directory of the runs and the results (default: %(default)s)")
+    if cold_starts:
+        made.add_argument("--cold-starts", default="runs/cold_starts", help="cold starts that experiments share (default: %(default)s)")
+    if seeds:
+        made.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
+    if variants:
+        helps = f"some of {', '.join(variants)}"
+        made.add_argument("--only", nargs="+", choices=list(variants), default=list(variants), metavar="VARIANT", help=helps)
+    made.add_argument("--smoke", action="store_true", help="a version of minutes: it shows that everything runs, not what it is worth")
+    return made
 
 
 def cold_start(seed: int, folder: Path) -> str:

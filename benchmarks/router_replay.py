@@ -24,7 +24,6 @@ taken away by training at the rounded weights; one part at a time, and one part 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import time
 from collections.abc import Callable
@@ -293,12 +292,7 @@ class Runs:
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default="runs/router_replay", help="directory of results and runs (default: %(default)s)")
-    parser.add_argument("--cold-starts", default="runs/cold_starts", help="cold starts that experiments share (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT", help=f"some of {', '.join(VARIANTS)}")
-    parser.add_argument("--smoke", action="store_true", help="toy sizes: does it run?")
+    parser = rl_runs.parser(__doc__, "router_replay", cold_starts=True, seeds=(0, 1, 2), variants=VARIANTS)
     args = parser.parse_args(argv)
     out = Path(args.out)
     runs, path = Runs(smoke() if args.smoke else full(), out, None if args.smoke else Path(args.cold_starts)), out / "router_replay.jsonl"

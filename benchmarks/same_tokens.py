@@ -15,7 +15,6 @@ token before it (in float32 a few rounding errors), of sequences whose first tok
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from pathlib import Path
@@ -95,10 +94,8 @@ def main(argv: list[str] | None = None) -> None:
     """Measures, prints the table and a JSON line."""
     if argv is None:
         tune_allocator("benchmarks.same_tokens")
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = rl_runs.parser(__doc__, cold_starts=True)
     parser.add_argument("--weights", default="", help="a run directory, checkpoint or Hugging Face folder (default: the demo's cold start)")
-    parser.add_argument("--cold-starts", default="runs/cold_starts", help="cold starts that experiments share (default: %(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="a few sequences of random weights: shows that it runs")
     args = parser.parse_args(argv)
     config = load_config(str(rl_runs.CONFIG))
     weights = args.weights or ("" if args.smoke else rl_runs.cold_start(0, Path(args.cold_starts)))

@@ -13,7 +13,6 @@ the same command goes on where it was killed; at the end OUT/zero_variance.md an
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
@@ -159,12 +158,7 @@ def main(argv: list[str] | None = None) -> None:
     """Runs what is not finished, then writes the table and the picture."""
     if argv is None:
         tune_allocator("benchmarks.zero_variance_audit")
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default="runs/zero_variance", help="directory of the runs and the results (default: %(default)s)")
-    parser.add_argument("--cold-starts", default="runs/cold_starts", help="cold starts that experiments share (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="VARIANT")
-    parser.add_argument("--smoke", action="store_true", help="a version of minutes: it shows that everything runs, not what it is worth")
+    parser = rl_runs.parser(__doc__, "zero_variance", cold_starts=True, seeds=(0, 1, 2), variants=VARIANTS)
     args = parser.parse_args(argv)
     out = Path(args.out)
     results = out / "zero_variance.jsonl"

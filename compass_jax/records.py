@@ -46,7 +46,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One finished sample. Routing stays on the device, in row `row` of the collector's routing store."""
+    """One sample, finished or cut to go on later. Routing stays on the device, in row `row` of the collector's routing store."""
 
     prompt: Prompt
     sample: int
@@ -54,7 +54,7 @@ class Rollout:
     logp: np.ndarray  # float32 [t]; 0 on the prompt
     entropy: np.ndarray  # float32 [t], nats; 0 on the prompt
     truncated: bool  # stopped by length, not by the end token
-    policy_version: int
+    versions: np.ndarray  # int32 [t]: the policy version under which each token was sampled; not read on the prompt
     row: int
 
     @property

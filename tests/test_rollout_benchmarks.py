@@ -12,7 +12,8 @@ from compass_jax.records import Prompt, Rollout
 def rollout(tokens, logp=None):
     prompt = Prompt(1, 0, "t", "q", np.array([5, 6], np.int32), "")
     tokens = np.array([5, 6, *tokens], np.int32)
-    return Rollout(prompt, 0, tokens, np.array([0, 0, *(logp or [-1.0] * (len(tokens) - 2))], np.float32), np.zeros(len(tokens)), False, 0, 0)
+    logps, n = np.array([0, 0, *(logp or [-1.0] * (len(tokens) - 2))], np.float32), len(tokens)
+    return Rollout(prompt, 0, tokens, logps, np.zeros(n), False, np.zeros(n, np.int32), 0)
 
 
 def test_sequences_differ_from_their_first_other_token_on():

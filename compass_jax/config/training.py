@@ -212,6 +212,7 @@ class RLConfig:
     save_every: int = 50
     eval_every: int = 0
     one_step_off: bool = False  # the next rollout runs while this one is trained on, from the weights before; needs rl.correction
+    partial_prompts: int = 0  # prompts more in flight; what is not whole with the last group of a step goes on in the next; needs rl.correction
     permute_rewards: bool = False  # control experiment: rewards shuffled within each group
 
     @property
@@ -221,9 +222,9 @@ class RLConfig:
 
     @property
     def prompts_per_round(self) -> int:
-        """Prompts that are rolled out together: a step's, or those of one round of dynamic sampling."""
+        """Prompts that are rolled out together: a step's and those beyond it, or those of one round of dynamic sampling."""
         zero = self.zero_variance
-        return self.prompts_per_step * (zero.dynamic_batch if zero.dynamic_sampling else 1)
+        return self.prompts_per_step * (zero.dynamic_batch if zero.dynamic_sampling else 1) + self.partial_prompts
 
     @property
     def uses_reference(self) -> bool:
@@ -256,8 +257,23 @@ class RLConfig:
             not self.one_step_off or self.correction.name != "off",
             "rl.one_step_off samples from the weights before the last updates: set rl.correction.name to 'tis', 'icepop' or 'sequence'",
         )
+        self._validate_partial()
         self.objective.validate()
         self.correction.validate()
         self.shaping.validate()
         self.zero_variance.validate()
         self.optim.validate("rl.optim")
+
+    def _validate_partial(self) -> None:
+        key = f"rl.partial_prompts = {self.partial_prompts}"
+        check(0 <= self.partial_prompts <= self.prompts_per_step, f"{key}: must be in 0..rl.prompts_per_step = {self.prompts_per_step}")
+        if self.partial_prompts:
+            check(
+                self.correction.name != "off",
+                f"{key} trains on tokens that older weights sampled: set rl.correction.name to 'tis', 'icepop' or 'sequence'",
+            )
+            check(not self.zero_variance.dynamic_sampling, f"{key}: dynamic sampling has rounds of its own; use one of the two")
+            check(
+                self.zero_variance.grow_temperature == 1,
+                f"{key}: rl.zero_variance.grow_temperature = {self.zero_variance.grow_temperature} would heat what goes on, too; set it to 1",
+            )

@@ -79,6 +79,13 @@ class PromptStream(ShuffledStream[tuple[Prompt, int, int]]):
         items = [(p, copy, n) for p in prompts for n in (1 if repeats is None else repeats[p.source],) for copy in range(n)]
         super().__init__(items, (f"{p.id} {p.tokens.tolist()} {p.answer}" for p, _, _ in items), seed)
 
+    def find(self, prompt_id: int, visit: int) -> Prompt:
+        """A prompt by its id, at a visit. Raises DataError where there is none."""
+        found = next((prompt for prompt, _, _ in self._items if prompt.id == prompt_id), None)
+        if found is None:
+            raise DataError(f"the checkpoint has samples of a prompt with id {prompt_id}, which this run's data lack: restore its sources")
+        return found.at_visit(visit)
+
     def next_batch(self, n: int) -> list[Prompt]:
         """The next `n` prompts, each at its visit."""
         return [prompt.at_visit(visit * copies + copy) for (prompt, copy, copies), visit in self.take(n)]

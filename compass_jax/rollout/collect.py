@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -47,7 +47,7 @@ class RolloutStats:
 
 @dataclass(eq=False)
 class Sample:
-    """One sample on its way, in a slot or waiting for one. What it has so far is its own: a preempted sample goes on where it stopped.
+    """One sample on its way, in a slot or waiting for one. What it has so far is its own: a preempted or carried sample goes on where it stopped.
 
     Its log-probs and entropies so far are on the host, its routes in its row of the store; a prefill over its tokens, replaying these routes
     (live ones without a store), brings back the cache, and draws the next token with the key that the decoding step would have used.
@@ -60,6 +60,7 @@ class Sample:
     tokens: np.ndarray  # int32 [t], prompt included
     logp: np.ndarray  # float32 [t]
     entropy: np.ndarray  # float32 [t]
+    versions: np.ndarray  # int32 [t]
     length: int = 0  # tokens by now, those in the slot included
     slot: int = -1
 
@@ -80,6 +81,9 @@ class Collection:
     Sample c of prompt n is row n * samples + c. Rows in `finished` are left out: an interrupted collection had them, and
     their routing is in the `store` that is passed in. The order in which they run changes no sample: keys belong to requests, not to slots.
     With `rollout.cache_pages` a sample enters a slot when pages are free for it; when they run out, the youngest gives way and goes on later.
+
+    Where `enough` says so after a tick, the collection ends; `cut` then gives what is not finished. Such samples are `carried` into a later
+    collection, with the store that has their routes: they go on under its policy, and their tokens keep log-probs and versions.
     """
 
     engine: Engine
@@ -94,6 +98,8 @@ class Collection:
     stats: RolloutStats = field(default_factory=RolloutStats)
     store: jax.Array | None = None
     finished: frozenset[int] = frozenset()
+    carried: Mapping[int, Rollout] = field(default_factory=dict)  # by row: begun in an earlier collection
+    enough: Callable[[], bool] | None = None
     expected: Sequence[float] | None = None  # response tokens of each prompt's samples, NaN where unknown: the longest start first
     max_new_tokens: Sequence[int] | None = None  # of each prompt's samples, at most the configuration's
 
@@ -102,21 +108,35 @@ class Collection:
         config = self.engine.config
         if self.keep_routing and self.store is None:
             self.store = self.engine.new_store(len(self.prompts) * self.samples)
-        state = self.engine.init_decode_state()
+        self._state = state = self.engine.init_decode_state()
         order = range(len(self.prompts)) if self.expected is None else longest_first(self.expected)
-        self._queue = deque(n for n in order if not self.finished.issuperset(range(n * self.samples, (n + 1) * self.samples)))
+        self._begun = self.finished | self.carried.keys()
+        self._queue = deque(n for n in order if not self._begun.issuperset(range(n * self.samples, (n + 1) * self.samples)))
         self._open: _Open | None = None
-        self._preempted: deque[Sample] = deque()
+        self._interrupted = deque(sorted(map(self._carry, self.carried.values()), key=lambda x: -len(x.tokens)))  # alike in length together
         self._slots: list[Sample | None] = [None] * config.slots
         self._entered: list[Sample] = []  # those in slots, the oldest first
         self._pages = PagePool(config.cache_pages, config.page_tokens, config.slots, config.pages_per_slot) if config.cache_pages else None
-        while self._queue or self._open or self._preempted or self._entered:
+        while self._waiting or self._entered:
+            if self.enough is not None and self.enough():
+                break
             state = self._fill(self._make_room(state))
             state, live = self._tick(state)
+            self._state = state
             done = self._harvest(state, [x for x in self._entered if not live[x.slot]])
             self.stats.seconds = time.perf_counter() - started
             yield from done
         self.stats.seconds = time.perf_counter() - started
+
+    def cut(self) -> dict[int, Rollout]:
+        """After the last rollout: the samples that are not finished, by row, each with at least one token; their routes are in the store."""
+        self._fetch(self._state, [(sample.slot, sample) for sample in self._entered])
+        return {sample.row: self._rollout(sample) for sample in (*self._entered, *self._interrupted)}
+
+    @property
+    def _waiting(self) -> bool:
+        """Whether a sample waits for a slot."""
+        return bool(self._queue or self._open or self._interrupted)
 
     # --- who has which slot ---------------------------------------------------------------------------------------------
 
@@ -136,7 +156,7 @@ class Collection:
                 self._leave(youngest)
         self._fetch(state, victims)
         for slot, sample in victims:
-            self._preempted.appendleft(sample)  # victims come from the youngest on, so the oldest goes on first
+            self._interrupted.appendleft(sample)  # victims come from the youngest on, so the oldest goes on first
             state = self.engine.free_resource(jnp.int32(slot), state)
         self.stats.preempted += len(victims)
         return state
@@ -144,7 +164,7 @@ class Collection:
     def _enter(self, sample: Sample, slot: int, leader: Sample | None) -> bool:
         """Gives a sample a slot and the pages of its next call; False where too few are free.
 
-        One that was preempted waits until every sample in a slot could have a page more: it would be the first to give way again.
+        One that has begun waits until every sample in a slot could have a page more: it would be the first to give way again.
         """
         length = len(sample.tokens) + 1
         if self._pages is not None:
@@ -167,9 +187,9 @@ class Collection:
     # --- into slots -----------------------------------------------------------------------------------------------------
 
     def _fill(self, state: DecodeState) -> DecodeState:
-        """Puts waiting samples into free slots: first those that were preempted, then new ones, prefilling when the open prefix is used up."""
+        """Puts waiting samples into free slots: first those that have begun, then new ones, prefilling when the open prefix is used up."""
         free = deque(slot for slot, sample in enumerate(self._slots) if sample is None)
-        while free and self._preempted:
+        while free and self._interrupted:
             state, entered = self._resume(state, free)
             if not entered:
                 return state
@@ -211,31 +231,39 @@ class Collection:
         rows = next(size for size in sizes if size >= len(taken))
         prompts = [self.prompts[n] for n in taken]
         prefix = self._run_prefill([prompt.tokens for prompt in prompts], prompts, [range(s)] * len(taken), (rows, bucket), None)
-        waiting = ((r, self._sample(n, c)) for r, n in enumerate(taken) for c in range(s) if n * s + c not in self.finished)
+        waiting = ((r, self._sample(n, c)) for r, n in enumerate(taken) for c in range(s) if n * s + c not in self._begun)
         return _Open(prefix, deque(waiting))
 
-    def _sample(self, n: int, column: int) -> Sample:
-        prompt, most = self.prompts[n], self.engine.config.max_new_tokens
+    def _limit(self, n: int) -> int:
+        most = self.engine.config.max_new_tokens
         if self.max_new_tokens is not None:
             most = min(max(1, self.max_new_tokens[n]), most)
-        empty = np.zeros(len(prompt.tokens), np.float32)
-        return Sample(prompt, column, n * self.samples + column, len(prompt.tokens) + most, prompt.tokens, empty, empty)
+        return len(self.prompts[n].tokens) + most
+
+    def _sample(self, n: int, column: int) -> Sample:
+        prompt = self.prompts[n]
+        empty, versions = np.zeros(len(prompt.tokens), np.float32), np.full(len(prompt.tokens), self.policy_version, np.int32)
+        return Sample(prompt, column, n * self.samples + column, self._limit(n), prompt.tokens, empty, empty, versions)
+
+    def _carry(self, was: Rollout) -> Sample:
+        limit = self._limit(was.row // self.samples)
+        return Sample(was.prompt, was.sample, was.row, limit, was.tokens, was.logp, was.entropy, was.versions, len(was.tokens))
 
     def _resume(self, state: DecodeState, free: deque[int]) -> tuple[DecodeState, int]:
-        """Prefills preempted samples of one length bucket and puts them into slots; (state, how many)."""
+        """Prefills samples that have begun, of one length bucket, and puts them into slots; (state, how many)."""
         size, entered = max(1, self.engine.config.slots // 8), []
-        bucket = self.engine.resume_bucket(len(self._preempted[0].tokens))
-        for sample in list(self._preempted):
+        bucket = self.engine.resume_bucket(len(self._interrupted[0].tokens))
+        for sample in list(self._interrupted):
             fits = len(entered) < size and free and self.engine.resume_bucket(len(sample.tokens)) == bucket
             if not fits or not self._enter(sample, free[0], None):
                 break
-            self._preempted.popleft()
+            self._interrupted.popleft()
             free.popleft()
             entered.append(sample)
         if not entered:
             return state, 0
         size = 1 if len(entered) == 1 else size
-        rows = jnp.asarray([x.row for x in entered] + [len(self.prompts) * self.samples] * (size - len(entered)), jnp.int32)
+        rows = jnp.asarray([x.row for x in entered] + [self._nowhere] * (size - len(entered)), jnp.int32)
         routing = None if self.store is None else self.engine.stored_routes(self.store, rows, bucket)
         prefix = self._run_prefill([x.tokens for x in entered], [x.prompt for x in entered], [[x.column] for x in entered], (size, bucket), routing)
         slots, most = np.full((size, 1), -1, np.int32), np.ones(size, np.int32)
@@ -268,9 +296,8 @@ class Collection:
         config = self.engine.config
         longest = max((sample.length for sample in self._entered), default=1)
         read = min(config.max_length, -(-(longest + config.tokens_per_call) // config.cache_bucket) * config.cache_bucket)
-        waiting = bool(self._queue or self._open or self._preempted)
         empty = config.slots - len(self._entered)  # for want of pages: what waits needs more than these
-        wanted = empty + max(1, config.slots // 8) if waiting else None
+        wanted = empty + max(1, config.slots // 8) if self._waiting else None
         state, steps = self.engine.generate(self.params, self._with_table(state), self.sampler, read=read, wanted_free=wanted)
         live, lengths, steps = jax.device_get((state.live, state.lengths, steps))
         for sample in self._entered:
@@ -288,7 +315,7 @@ class Collection:
             part = samples[at : at + size]
             pad = [0] * (size - len(part))
             slots = [slot for slot, _ in part] + pad
-            rows = [sample.row for _, sample in part] + [len(self.prompts) * self.samples] * len(pad)
+            rows = [sample.row for _, sample in part] + [self._nowhere] * len(pad)
             arrays, self.store = self.engine.harvest(state, self.store, jnp.asarray(slots, jnp.int32), jnp.asarray(rows, jnp.int32))
             tokens, logp, entropy = jax.device_get(arrays)
             for i, (_, sample) in enumerate(part):
@@ -296,6 +323,8 @@ class Collection:
                 sample.tokens = tokens[i, :n]
                 sample.logp = np.concatenate([sample.logp, logp[i, before:n]])
                 sample.entropy = np.concatenate([sample.entropy, entropy[i, before:n]])
+                sample.versions = np.concatenate([sample.versions, np.full(n - before, self.policy_version, np.int32)])
+                self.stats.tokens += n - before
 
     def _harvest(self, state: DecodeState, done: list[Sample]) -> list[Rollout]:
         """The rollouts of samples that have ended; their slots are free."""
@@ -303,10 +332,17 @@ class Collection:
         out = []
         for x in done:
             self._leave(x)
-            self.stats.tokens += x.length - len(x.prompt.tokens)
-            truncated = int(x.tokens[-1]) != self.engine.eos_id
-            out.append(Rollout(x.prompt, x.column, x.tokens, x.logp, x.entropy, truncated, self.policy_version, x.row))
+            out.append(self._rollout(x))
         return out
+
+    def _rollout(self, x: Sample) -> Rollout:
+        truncated = int(x.tokens[-1]) != self.engine.eos_id
+        return Rollout(x.prompt, x.column, x.tokens, x.logp, x.entropy, truncated, x.versions, x.row)
+
+    @property
+    def _nowhere(self) -> int:
+        """A row past the store's end."""
+        return len(self.prompts) * self.samples if self.store is None else self.store.shape[0]
 
 
 _jitted_keys = jax.jit(sample_keys, static_argnums=(0, 1))

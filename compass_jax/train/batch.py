@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compass_jax.model.moe import unset_id
-from compass_jax.records import Group, Rollout, TrainBatch
+from compass_jax.records import Group, Prompt, Rollout, TrainBatch
 from compass_jax.rewards.penalties import repetition_frac
 from compass_jax.rl.bucketing import MicroBatch, take_rows
 
@@ -115,27 +115,28 @@ def micro_batch(arrays: StepArrays, micro: MicroBatch, store, prepared=None, off
     )
 
 
-def from_arrays(prompts, saved: dict[str, np.ndarray], samples: int, policy_version: int, eos_id: int) -> dict[int, Rollout]:
-    """Finished rollouts of an interrupted step, by row (`to_arrays`'s inverse)."""
-    out = {}
-    for row in np.flatnonzero(saved["lengths"]):
+ROLLOUT_ARRAYS = {"tokens": np.int32, "logp": np.float32, "entropy": np.float32, "versions": np.int32}
+
+
+def from_arrays(prompts: Sequence[Prompt], saved: Mapping[str, np.ndarray], samples: int, eos_id: int) -> tuple[dict, dict]:
+    """(finished, begun) rollouts of an interrupted step, each by row: `to_arrays`'s inverse."""
+    finished: dict[int, Rollout] = {}
+    begun: dict[int, Rollout] = {}
+    for row in map(int, np.flatnonzero(saved["lengths"])):
         n, prompt = int(saved["lengths"][row]), prompts[row // samples]
-        tokens, logp, entropy = (np.asarray(saved[name][row, :n]) for name in ("tokens", "logp", "entropy"))
-        out[int(row)] = Rollout(prompt, int(row % samples), tokens, logp, entropy, int(tokens[-1]) != eos_id, policy_version, int(row))
-    return out
+        tokens, logp, entropy, versions = (np.asarray(saved[name][row, :n]) for name in ROLLOUT_ARRAYS)
+        rollout = Rollout(prompt, row % samples, tokens, logp, entropy, int(tokens[-1]) != eos_id, versions, row)
+        (finished if saved["finished"][row] else begun)[row] = rollout
+    return finished, begun
 
 
-def to_arrays(rollouts: dict[int, Rollout], rows: int, length: int) -> dict[str, np.ndarray]:
-    """Rollouts by row -> arrays of `rows` rows; length 0 where a row has not finished."""
-    out = {
-        "lengths": np.zeros(rows, np.int32),
-        "tokens": np.zeros((rows, length), np.int32),
-        "logp": np.zeros((rows, length), np.float32),
-        "entropy": np.zeros((rows, length), np.float32),
-    }
-    for row, rollout in rollouts.items():
+def to_arrays(finished: Mapping[int, Rollout], begun: Mapping[int, Rollout], rows: int, length: int) -> dict[str, np.ndarray]:
+    """Rollouts by row -> arrays of `rows` rows; length 0 where a row has not begun."""
+    out = {name: np.zeros((rows, length), dtype) for name, dtype in ROLLOUT_ARRAYS.items()}
+    out |= {"lengths": np.zeros(rows, np.int32), "finished": np.zeros(rows, bool)}
+    for row, rollout in (*finished.items(), *begun.items()):
         n = len(rollout.tokens)
-        out["lengths"][row] = n
-        for name in ("tokens", "logp", "entropy"):
+        out["lengths"][row], out["finished"][row] = n, row in finished
+        for name in ROLLOUT_ARRAYS:
             out[name][row, :n] = getattr(rollout, name)
     return out

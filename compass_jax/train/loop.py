@@ -5,6 +5,7 @@ One step:
  2. score: one training-side pass at the step's first parameters fixes old log-probs and entropies (routing per R2/R3/off)
  3. for each update: prepare (advantages, weights over the whole update), gradients summed over micro-batches, apply
  4. hand the parameters over to the rollout; log; save
+With `rl.partial_prompts` 1 ends before its longest samples do: they go on in the next step (train/partial.py).
 With `rl.one_step_off` the rollout of step n + 1 runs during 2 and 3 of step n, from the parameters before them; rl.correction weighs it.
 Everything a step depends on is in the checkpoint, so a killed run repeats its steps exactly.
 """
@@ -39,11 +40,12 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rundir import RunDir
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import optim, step
-from compass_jax.train.accounts import group_metrics, permute_rewards, sample_rows
+from compass_jax.train.accounts import group_metrics, permute_rewards, sample_rows, staleness
 from compass_jax.train.batch import StepArrays, assemble, micro_batch, put_routing, store_rows
 from compass_jax.train.gather import Gatherer
 from compass_jax.train.history import PromptHistory
 from compass_jax.train.notices import Notices
+from compass_jax.train.partial import PartialRollouts
 from compass_jax.train.pending import Pending, empty, from_json, pack, to_json
 from compass_jax.train.refill import Gathered, Progress, Refill, StepInterrupted, Unfinished
 from compass_jax.train.session import RolloutStop, StopSignal, carry_tokenizer, check_divergence, load_tokenizer
@@ -72,12 +74,13 @@ class RLTrainer:
         self.history = PromptHistory()
         self.rollout_stop = RolloutStop(stop)
         gatherer = Gatherer(self.engine, scorer, self.tokenizer.decode, self.rollout_stop, self.rl, config.seed, self.history.expected_length)
-        self.refill = Refill(gatherer, self.rl, config.rewards)
+        self.refill, self.partial = (kind(gatherer, self.rl, config.rewards) for kind in (Refill, PartialRollouts))
         self.done_steps = 0
         self.total_updates = self.rl.steps * self.rl.updates_per_rollout * self.rl.epochs
         self.notices = Notices(config, telemetry.note)
         self.notices.at_start(len(self.stream), len({prompt.label for prompt in prompts}))
         self.pending: Pending | None = None
+        self.carried: Unfinished | None = None  # partial rollouts: begun in an earlier step
         self.ahead: tuple[Gathered, dict] | None = None  # the next step's rollout, and the stream before it
         self._restore_or_start()
         self.decode, _ = hand_over(self.state.params, config.rollout_compute.dtype, config.rollout.quantize)
@@ -103,7 +106,11 @@ class RLTrainer:
         self.selector.restore(meta["selector"])
         self.telemetry.restore(meta["telemetry"])
         if "pending" in arrays:
-            self.pending = from_json(meta["pending"], arrays["pending"])
+            pending = from_json(meta["pending"], arrays["pending"])
+            if self.rl.partial_prompts:
+                self.carried = pending.carried(self.stream.find, self.rl, self.tokenizer.eos_id)
+            else:
+                self.pending = pending
             for part in arrays["pending"].values():
                 if "routing" in part:
                     where = str(checkpoint.locate(directory))
@@ -120,10 +127,16 @@ class RLTrainer:
         return self.engine.new_store(self.rl.prompts_per_step * self.rl.capacity)
 
     def save(self, left: Unfinished | None = None, stream: dict | None = None) -> float:
-        """Writes checkpoint `done_steps`; with an interrupted step, its finished samples too. Returns seconds."""
+        """Writes checkpoint `done_steps`; with an interrupted step, its samples too. Returns seconds.
+
+        `stream`: its state before the prompts of `left` were drawn, where they are to be drawn again.
+        """
         started = time.perf_counter()
         if self.ahead is not None:
             left, stream = self.ahead[0].left(self.rl.replay == "R3"), self.ahead[1]
+        left = left or self.carried
+        if stream is None or left is None or left.prompts is not None:
+            stream = self.stream.state()
         arrays: dict[str, Any] = {"state": stack(self.state)}
         if self.reference is not None:
             arrays["reference"] = stack(self.reference)
@@ -132,7 +145,7 @@ class RLTrainer:
         meta = {
             "kind": "rl",
             "pending": None if left is None else to_json(left),
-            "stream": stream or self.stream.state(),
+            "stream": stream,
             "history": self.history.state(),
             "selector": self.selector.state(),
             "telemetry": self.telemetry.state(),
@@ -150,11 +163,12 @@ class RLTrainer:
         while self.done_steps < self.rl.steps and not self.stop.requested:
             before = self.stream.state()
             try:
-                groups, store, results, dropped, metrics, _ = self._rollout()() if self.ahead is None else self.ahead[0]
+                gathered = self._rollout(self.done_steps + 1)() if self.ahead is None else self.ahead[0]
             except StepInterrupted as interrupted:
                 self.save(interrupted.left, before)
                 raise
-            self.ahead = None
+            groups, store, results, dropped, metrics, *_ = gathered
+            self.ahead, self.carried = None, gathered.rest
             arrays = assemble(groups, self.rl.prompts_per_step * self.rl.capacity, self.rl.buckets[-1], self.rl.shaping.repetition_ngram)
             if self.rl.permute_rewards:
                 permute_rewards(arrays, (self.config.seed, self.done_steps))
@@ -162,7 +176,7 @@ class RLTrainer:
             self.notices.of_lengths(arrays.lengths)
             metrics |= {**group_metrics(groups), "repetition_frac": float(arrays.repetition[arrays.group >= 0].mean())}
             metrics |= {"waste/filter_tokens": float(self.filter_tokens)} if self.filter_tokens else {}
-            metrics |= {"staleness": float(self.state.step) - groups[0].rollouts[0].policy_version, "epoch": self.stream.epoch}
+            metrics |= {**staleness(groups, int(self.state.step)), "epoch": self.stream.epoch}
             self.history.update(results)
             self.selector.update(results, self.stream.epoch)
             metrics |= self._train_beside_the_next(arrays, store, dropped)
@@ -180,7 +194,7 @@ class RLTrainer:
         """
         if not self.rl.one_step_off or self.done_steps + 1 >= self.rl.steps:
             return self._train(arrays, store, dropped)
-        before, rollout = self.stream.state(), self._rollout()
+        before, rollout = self.stream.state(), self._rollout(self.done_steps + 2)
         self.rollout_stop.ahead = True
         with ThreadPoolExecutor(1, "rollout") as thread:
             ahead = thread.submit(rollout)
@@ -194,12 +208,10 @@ class RLTrainer:
         self.rollout_stop.ahead = False
         return {**metrics, "time/rollout_wait_s": time.perf_counter() - started}
 
-    def _rollout(self) -> Callable[[], Gathered]:
-        """What makes the next step's groups, continued from what an interrupted rollout left; the policy is the present one."""
+    def _rollout(self, number: int) -> Callable[[], Gathered]:
+        """What makes the groups of step `number`, continued from what earlier rollouts left; the policy is the present one."""
         pending, self.pending, version, params = self.pending, None, int(self.state.step), self.decode
-        progress = Progress() if pending is None else pending.progress
-        version = version if progress.version < 0 else progress.version
-        skipped = 0
+        carried, last, skipped = self.carried, number >= self.rl.steps, 0
 
         def draw(n: int) -> list[Prompt]:
             nonlocal skipped
@@ -208,10 +220,13 @@ class RLTrainer:
             return prompts
 
         def load(kept: list[Prompt], prompts: list[Prompt]) -> Unfinished:
-            return pending.unfinished(kept, prompts, self.rl, version, self.tokenizer.eos_id)
+            return pending.unfinished(kept, prompts, self.rl, self.tokenizer.eos_id)
 
         def run() -> Gathered:
-            gathered = self.refill(params, draw, version, progress, None if pending is None else load)
+            if self.rl.partial_prompts:
+                gathered = self.partial(params, draw, version, carried, last)
+            else:
+                gathered = self.refill(params, draw, version, Progress() if pending is None else pending.progress, pending and load)
             chosen = {"zero_variance/skipped_prompts": float(skipped), **self.selector.metrics()} if self.selector.acts else {}
             return gathered._replace(metrics={**gathered.metrics, **chosen})
 
@@ -303,7 +318,7 @@ class RLTrainer:
 
         Entry [u][i]: objective i on the rows of update u, at the parameters that the u updates before it left.
         """
-        groups, store, *_ = self._rollout()()
+        groups, store, *_ = self._rollout(self.done_steps + 1)()
         arrays = assemble(groups, self.rl.prompts_per_step * self.rl.capacity, self.rl.buckets[-1], self.rl.shaping.repetition_ngram)
         size = self.rl.prompts_per_step // self.rl.updates_per_rollout
         updates = [self._plan(arrays, u * size, size) for u in range(self.rl.updates_per_rollout)]

@@ -1,9 +1,9 @@
-"""An interrupted step in a checkpoint: its finished samples and their routes as arrays of fixed shapes, progress and scores as JSON."""
+"""An interrupted step, or what partial rollouts carry, in a checkpoint: samples and routes as arrays of fixed shapes, the rest as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,8 +23,9 @@ class Pending(NamedTuple):
     progress: Progress
     arrays: dict[str, Any]  # "current" and, with dynamic sampling, "front"
     scores: dict[str, list[list]]  # the same names: [row, *Score] of each sample with a verdict
+    prompts: list[list[int]] | None = None  # [id, visit] of those that are carried
 
-    def unfinished(self, kept: Sequence[Prompt], prompts: Sequence[Prompt], config: RLConfig, policy_version: int, eos_id: int) -> Unfinished:
+    def unfinished(self, kept: Sequence[Prompt], prompts: Sequence[Prompt], config: RLConfig, eos_id: int) -> Unfinished:
         """With the prompts of the kept groups and those of the interrupted round, in order."""
 
         def samples(name: str, prompts: Sequence[Prompt]) -> Samples:
@@ -33,22 +34,28 @@ class Pending(NamedTuple):
             arrays = dict(self.arrays[name])
             store = arrays.pop("routing", None)
             scores = {row: Score(*score) for row, *score in self.scores.get(name, ())}
-            return Samples(from_arrays(prompts, jax.device_get(arrays), config.capacity, policy_version, eos_id), store, scores)
+            finished, begun = from_arrays(prompts, jax.device_get(arrays), config.capacity, eos_id)
+            return Samples(finished, store, scores, begun)
 
         return Unfinished(self.progress, samples("front", kept), samples("current", prompts))
+
+    def carried(self, find: Callable[[int, int], Prompt], config: RLConfig, eos_id: int) -> Unfinished:
+        """With the prompts that `find(id, visit)` gives."""
+        prompts = [find(*key) for key in self.prompts or ()]
+        return self.unfinished((), prompts, config, eos_id)._replace(prompts=prompts)
 
 
 def to_json(left: Unfinished) -> dict[str, Any]:
     """Progress and scores, as `from_json` reads them. JSON keeps rewards exactly."""
     parts = {"front": left.front, "current": left.current}
     scores = {name: [[row, *dataclasses.astuple(score)] for row, score in samples.scores.items()] for name, samples in parts.items()}
-    return {**dataclasses.asdict(left.progress), "scores": scores}
+    prompts = None if left.prompts is None else [[prompt.id, prompt.visit] for prompt in left.prompts]
+    return {"progress": dataclasses.asdict(left.progress), "scores": scores, "prompts": prompts}
 
 
 def from_json(saved: dict[str, Any], arrays: dict[str, Any]) -> Pending:
     """`to_json`'s inverse, with the arrays."""
-    progress = {name: value for name, value in saved.items() if name != "scores"}
-    return Pending(Progress(**progress), arrays, saved.get("scores", {}))
+    return Pending(Progress(**saved["progress"]), arrays, saved["scores"], saved["prompts"])
 
 
 def pack(left: Unfinished, engine: Engine, config: RLConfig) -> dict[str, Any]:
@@ -59,7 +66,8 @@ def pack(left: Unfinished, engine: Engine, config: RLConfig) -> dict[str, Any]:
     out = {}
     for name, (samples, groups) in parts.items():
         rows = groups * config.capacity
-        arrays: dict[str, Any] = {key: jnp.asarray(x) for key, x in to_arrays(samples.rollouts, rows, engine.config.max_length).items()}
+        saved = to_arrays(samples.rollouts, samples.begun, rows, engine.config.max_length)
+        arrays: dict[str, Any] = {key: jnp.asarray(x) for key, x in saved.items()}
         store = (engine.new_store(rows) if samples.store is None else samples.store) if config.replay == "R3" else None
         out[name] = arrays if store is None else {**arrays, "routing": store}
     return out

@@ -36,7 +36,6 @@ class Progress:
     kept: list[list[int]] = field(default_factory=list)  # [round, place in it] of each kept group, in the order of the front store
     dropped: list[list] = field(default_factory=list)  # [round, place, *Outcome] of each other group
     counts: dict[str, float] = field(default_factory=dict)
-    version: int = -1  # of the policy that samples; -1: the one of the checkpoint
 
 
 class Unfinished(NamedTuple):
@@ -45,6 +44,7 @@ class Unfinished(NamedTuple):
     progress: Progress
     front: Samples  # of the kept groups
     current: Samples  # of the round that was interrupted
+    prompts: list[Prompt] | None = None  # of `current`, where they are carried and not drawn again (train/partial.py)
 
 
 class StepInterrupted(Exception):
@@ -64,12 +64,15 @@ class Gathered(NamedTuple):
     dropped_tokens: int  # generated for groups that are not trained on
     metrics: dict[str, float]
     progress: Progress = Progress()
+    rest: Unfinished | None = None  # partial rollouts: what goes on in the next step
+    in_flight: Unfinished | None = None  # and that with this step's groups, where it may have to be saved
 
     def left(self, replayed: bool) -> Unfinished:
         """As an interrupted step would leave it, with nothing missing. `replayed`: the routes belong to it."""
-        samples, version = _samples(self.groups, self.store if replayed else None), self.groups[0].rollouts[0].policy_version
-        whole = dataclasses.replace(self.progress, version=version)
-        return Unfinished(whole, samples, Samples({})) if self.progress.rounds else Unfinished(whole, Samples({}), samples)
+        if self.in_flight is not None:
+            return self.in_flight
+        samples = _samples(self.groups, self.store if replayed else None)
+        return Unfinished(self.progress, samples, Samples({})) if self.progress.rounds else Unfinished(self.progress, Samples({}), samples)
 
 
 def _samples(groups: list[Group], store) -> Samples:
@@ -96,13 +99,13 @@ class Refill:
         kept = [earlier[r][place] for r, place in progress.kept]
         left = Unfinished(progress, Samples({}), Samples({})) if load is None else load(kept, prompts)
         account, current = Account(counts=dict(progress.counts)), left.current
-        groups = self.gather(params, kept, policy_version, left.front, Account())[0] if kept else []
+        groups = self.gather(params, kept, policy_version, left.front, Account()).groups if kept else []
         rounds = _Rounds(self.rl, self.rewards, progress, groups, left.front.store, earlier)
         if whole:
             return rounds.gathered(account)
         while True:
             try:
-                groups, store = self.gather(params, prompts, policy_version, current, account)
+                groups, _, (_, store, *_) = self.gather(params, prompts, policy_version, current, account)
             except Interrupted as interrupted:
                 raise StepInterrupted(rounds.unfinished(interrupted.samples)) from interrupted
             if not self.rl.zero_variance.dynamic_sampling:

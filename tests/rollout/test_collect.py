@@ -45,7 +45,7 @@ def test_every_request_is_answered_once_and_as_recorded(reference):
     assert sorted(rollouts) == list(range(len(PROMPTS) * SAMPLES))
     for row, rollout in rollouts.items():
         prompt, n = PROMPTS[row // SAMPLES], len(rollout.tokens)
-        assert (rollout.prompt, rollout.sample, rollout.policy_version) == (prompt, row % SAMPLES, 4)
+        assert (rollout.prompt, rollout.sample) == (prompt, row % SAMPLES) and rollout.versions.tolist() == [4] * n
         np.testing.assert_array_equal(rollout.tokens[: len(prompt.tokens)], prompt.tokens)
         assert len(rollout.logp) == len(rollout.entropy) == n and 1 <= rollout.response_length <= 8
         assert rollout.truncated == (rollout.response[-1] != EOS) and (not rollout.truncated or rollout.response_length == 8)
@@ -86,6 +86,33 @@ def test_an_interrupted_collection_continues_to_the_same_result(reference, taken
     assert by_request([*first.values(), *second.values()]) == by_request(list(reference[0].values()))
     np.testing.assert_array_equal(again.store, reference[1])
     assert again.stats.tokens == sum(r.response_length for r in second.values())
+
+
+@pytest.mark.parametrize("pages", [0, 40])
+def test_a_collection_that_is_cut_goes_on_in_another_and_each_token_keeps_its_version(reference, pages):
+    """Cut at the third finished sample; version 5 continues with what version 4 had begun. The weights are the same, so the tokens are, too."""
+    first, engine = {}, ENGINES[6]
+    if pages:
+        engine = Engine(MODEL, COMPUTE, dataclasses.replace(ROLL, slots=6, cache_pages=pages, page_tokens=4), EOS)
+    job = Collection(engine, LOOSE, PROMPTS, SAMPLES, Purpose.TRAIN, 0, policy_version=4, enough=lambda: len(first) >= 3)
+    for rollout in job:
+        first[rollout.row] = rollout
+    begun = job.cut()
+    assert 3 <= len(first) < 9 and begun and not begun.keys() & first.keys() and all(1 <= r.response_length < 8 for r in begun.values())
+    assert job.stats.tokens == sum(r.response_length for r in (first | begun).values())
+    again = Collection(
+        engine, LOOSE, PROMPTS, SAMPLES, Purpose.TRAIN, 0, policy_version=5, store=job.store, finished=frozenset(first), carried=begun
+    )  # fmt: skip
+    second = {r.row: r for r in again}
+    assert by_request([*first.values(), *second.values()]) == by_request(list(reference[0].values())) and not again.cut()
+    assert again.stats.tokens == sum(r.response_length - (begun[row].response_length if row in begun else 0) for row, r in second.items())
+    for row, rollout in second.items():
+        n = len(begun[row].tokens) if row in begun else 0
+        assert rollout.versions.tolist() == [4] * n + [5] * (len(rollout.tokens) - n)
+        for name in ("logp", "entropy"):
+            np.testing.assert_array_equal(getattr(rollout, name)[:n], getattr(begun[row], name) if n else [])
+            np.testing.assert_allclose(getattr(rollout, name), getattr(reference[0][row], name), atol=1e-5)
+    np.testing.assert_array_equal(again.store, reference[1])
 
 
 def test_draws_belong_to_seed_purpose_prompt_visit_and_sample(reference):

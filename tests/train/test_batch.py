@@ -24,7 +24,7 @@ def rollout(g, s):
     tokens = np.concatenate([prompt.tokens, rng.integers(2, 40, extra)]).astype(np.int32)
     tokens[-1] = EOS if row % 2 else 17
     logp, entropy = (np.where(generated, rng.random(n), 0).astype(np.float32) for _ in range(2))
-    return Rollout(prompt, s, tokens, -logp, entropy, tokens[-1] != EOS, 3, row)
+    return Rollout(prompt, s, tokens, -logp, entropy, tokens[-1] != EOS, np.full(n, 3, np.int32), row)
 
 
 ROLLOUTS = {g * 2 + s: rollout(g, s) for g in range(2) for s in range(2)}
@@ -105,14 +105,14 @@ def test_recorded_routes_go_to_their_rows_and_padding_rows_nowhere(length):
     np.testing.assert_array_equal(after, expected)
 
 
-def test_finished_rollouts_survive_the_way_through_a_checkpoint():
-    kept = {row: ROLLOUTS[row] for row in (1, 2)}
-    saved = to_arrays(kept, 4, 12)
+def test_rollouts_survive_the_way_through_a_checkpoint_the_finished_and_those_that_have_begun():
+    kept, begun = {1: ROLLOUTS[1]}, {2: ROLLOUTS[2]}
+    saved = to_arrays(kept, begun, 4, 12)
     np.testing.assert_array_equal(saved["lengths"], [0, 7, 6, 0])
-    back = from_arrays(PROMPTS, saved, 2, 3, EOS)
-    assert sorted(back) == [1, 2]
-    for row, r in back.items():
-        was = kept[row]
-        assert (r.prompt, r.sample, r.truncated, r.policy_version, r.row) == (was.prompt, was.sample, was.truncated, 3, row)
-        for name in ("tokens", "logp", "entropy"):
+    back = from_arrays(PROMPTS, saved, 2, EOS)
+    assert [list(part) for part in back] == [[1], [2]]
+    for row, r in (back[0] | back[1]).items():
+        was = (kept | begun)[row]
+        assert (r.prompt, r.sample, r.truncated, r.row) == (was.prompt, was.sample, was.truncated, row)
+        for name in ("tokens", "logp", "entropy", "versions"):
             np.testing.assert_array_equal(getattr(r, name), getattr(was, name))

@@ -100,8 +100,9 @@ class Trainer(RLTrainer):
     def interrupted(self, store):
         """As after a stop in step 1 with rows 0 and 5 finished, of 12 and 30 tokens."""
         prompts = self.stream.next_batch(self.rl.prompts_per_step)
-        zeros = np.zeros(30, np.float32)
-        rollouts = {row: Rollout(prompts[0], 0, np.full(n, 9, np.int32), zeros[:n], zeros[:n], True, 0, row) for row, n in ((0, 12), (5, 30))}
+        zeros, versions = np.zeros(30, np.float32), np.zeros(30, np.int32)
+        tokens = np.full(30, 9, np.int32)
+        rollouts = {row: Rollout(prompts[0], 0, tokens[:n], zeros[:n], zeros[:n], True, versions[:n], row) for row, n in ((0, 12), (5, 30))}
         return Unfinished(Progress(), Samples({}), Samples(rollouts, store))
 
 

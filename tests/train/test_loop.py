@@ -1,7 +1,6 @@
 """Real tiny RL runs: what they write, whom they trust, how they stop and go on."""
 
 import dataclasses
-import json
 import os
 import signal
 from collections import Counter
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import odd_verifiers
 import pytest
+from logged import lines, numbers
 from tiny_run import tiny_run
 
 from compass_jax.config import ObjectiveConfig
@@ -31,17 +31,6 @@ pytestmark = pytest.mark.usefixtures("compile_once")
 def configured(directory, **rl):
     config = tiny_run()
     return dataclasses.replace(config, run_dir=str(directory), rl=dataclasses.replace(config.rl, **rl))
-
-
-def lines(directory, name="metrics"):
-    return [json.loads(line) for line in (directory / f"{name}.jsonl").read_text().splitlines()]
-
-
-def numbers(directory):
-    """What a step's result is, without the clock: [{name: value}] by step; each step is there once."""
-    rows = lines(directory)
-    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
-    return [{k: v for k, v in row["metrics"].items() if not k.startswith(("time/", "rollout/")) and not k.endswith("tokens_per_s")} for row in rows]
 
 
 @pytest.fixture
@@ -135,7 +124,7 @@ def test_a_stop_request_during_a_rollout_loses_nothing(undisturbed, tmp_path, mo
     monkeypatch.setattr(Collection, "_harvest", partial_harvest(generated))
     if pending:
         assert not run_rl(configured(tmp_path, steps=2))["stopped"]
-        assert 0 < len([r for r in generated if r.policy_version == 1]) < 16  # the finished ones were not sampled again
+        assert 0 < len([r for r in generated if r.versions[-1] == 1]) < 16  # the finished ones were not sampled again
     found, expected = numbers(tmp_path), numbers(undisturbed[0])
     assert found[0] == expected[0]
     for name in expected[1]:

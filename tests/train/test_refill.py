@@ -9,6 +9,7 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from logged import lines, numbers
 from tiny import make_prompt
 from tiny_run import tiny_run
 
@@ -16,7 +17,7 @@ from compass_jax.config import ConfigError, RewardConfig, RLConfig, ZeroVariance
 from compass_jax.records import Group, Rollout, Score
 from compass_jax.rewards.score import Scorer
 from compass_jax.train import loop
-from compass_jax.train.gather import Interrupted, Samples
+from compass_jax.train.gather import Interrupted, Sampled, Samples
 from compass_jax.train.loop import run_rl
 from compass_jax.train.refill import Progress, Refill, StepInterrupted
 from compass_jax.weights import checkpoint
@@ -38,7 +39,7 @@ class Script:
 
     def __call__(self, params, prompts, version, have, account):
         if have.rollouts and len(have.rollouts) == 2 * len(prompts):  # groups that an interrupted step had kept
-            return [self._group(n, p, (0.0, 1.0)) for n, p in enumerate(prompts)], None
+            return Sampled([self._group(n, p, (0.0, 1.0)) for n, p in enumerate(prompts)], [], Samples({}))
         number = len(self.calls)
         self.calls.append([p.id for p in prompts])
         rewards = self.rounds[number]
@@ -48,10 +49,11 @@ class Script:
         if number == self.stop_in:
             raise Interrupted(Samples({r.row: r for r in groups[0].rollouts}, store))
         account.add({"zero_variance/grow_tokens": 1.0})
-        return groups, store
+        return Sampled(groups, [], Samples({}, store))
 
     def _group(self, n, prompt, rewards):
-        rollouts = [Rollout(prompt, c, np.arange(4 + c, dtype=np.int32), np.zeros(4 + c), np.zeros(4 + c), False, 0, 2 * n + c) for c in range(2)]
+        ids, zeros = np.arange(5, dtype=np.int32), np.zeros(5)
+        rollouts = [Rollout(prompt, c, ids[: 4 + c], zeros[: 4 + c], zeros[: 4 + c], False, ids[: 4 + c], 2 * n + c) for c in range(2)]
         return Group(prompt, tuple(rollouts), tuple(r if isinstance(r, Score) else Score(r, True) for r in rewards))
 
 
@@ -131,15 +133,6 @@ def configured(directory):
     return dataclasses.replace(config, run_dir=str(directory), rl=rl, data=dataclasses.replace(config.data, eval_prompts=0))
 
 
-def lines(directory, name):
-    return [json.loads(line) for line in (directory / f"{name}.jsonl").read_text().splitlines()]
-
-
-def numbers(directory):
-    kept = lambda name: not name.startswith(("time/", "rollout/")) and not name.endswith("tokens_per_s")  # noqa: E731
-    return [{k: v for k, v in row["metrics"].items() if kept(k)} for row in lines(directory, "metrics")]
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, compile_once):
     directory = tmp_path_factory.mktemp("dynamic")
@@ -184,7 +177,7 @@ def test_sigterm_in_a_round_loses_nothing(undisturbed, tmp_path, monkeypatch, sa
 
     monkeypatch.setattr(loop, "Scorer", partial(Interrupting, verifier="odd_verifiers:seldom"))
     assert run_rl(configured(tmp_path))["stopped"]
-    pending = checkpoint.read_meta(tmp_path)["pending"]
+    pending = checkpoint.read_meta(tmp_path)["pending"]["progress"]
     assert pending["rounds"] == (sample > 16) and len(pending["dropped"]) + len(pending["kept"]) == 8 * pending["rounds"]
     assert not run_rl(configured(tmp_path))["stopped"]
     assert lines(tmp_path, "rollouts") == lines(undisturbed, "rollouts")

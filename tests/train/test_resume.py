@@ -1,6 +1,5 @@
 """`kill -9` at random moments, each followed by the same command: every step's numbers are those of the undisturbed run, once."""
 
-import json
 import os
 import random
 import signal
@@ -10,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from logged import numbers
 
 from compass_jax.weights import checkpoint
 
@@ -83,20 +83,12 @@ class Run:
             process.send_signal(signal.SIGKILL)
             process.wait()
 
-    def numbers(self) -> list[dict]:
-        """The metrics of each step that do not depend on the clock."""
-        rows = [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
-        assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
-        return [
-            {k: v for k, v in row["metrics"].items() if not k.startswith(("time/", "rollout/")) and not k.endswith("tokens_per_s")} for row in rows
-        ]
-
 
 def prove(tmp_path, compiled, kills: int, steps: int, save_every: int, seed: int, quick: bool) -> None:
     """Kills at moments drawn from `seed`: the first after a step that no checkpoint holds, others before, in and between steps and saves."""
     undisturbed = Run(tmp_path / "undisturbed", compiled, steps, save_every, quick)
     undisturbed.finish()
-    expected = undisturbed.numbers()
+    expected = numbers(undisturbed.directory)
     assert len(expected) == steps and len({m["reward/mean"] for m in expected}) > 1 and len({m["loss"] for m in expected}) == steps
 
     run, rng = Run(tmp_path / "killed", compiled, steps, save_every, quick), random.Random(seed)
@@ -106,7 +98,7 @@ def prove(tmp_path, compiled, kills: int, steps: int, save_every: int, seed: int
         run.kill_after(new, rng.uniform(0.0, 0.1))
     assert run.logged() < steps
     run.finish()
-    found = run.numbers()
+    found = numbers(run.directory)
     assert [(m["loss"], m["reward/mean"]) for m in found] == [(m["loss"], m["reward/mean"]) for m in expected]
     assert found == expected
     samples = [(run.directory / "rollouts.jsonl").read_text(), (undisturbed.directory / "rollouts.jsonl").read_text()]

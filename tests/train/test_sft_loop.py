@@ -1,12 +1,12 @@
 """A real tiny SFT run: what it learns from, how an update is split, how it stops and goes on."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from logged import lines, numbers
 from tiny_run import tiny_run
 
 from compass_jax.config import OptimConfig
@@ -26,12 +26,6 @@ def configured(directory, **options):
     return dataclasses.replace(config, run_dir=str(directory), sft=dataclasses.replace(config.sft, **options))
 
 
-def numbers(directory):
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["stage"], row["step"]) for row in rows] == [("sft", n + 1) for n in range(len(rows))]
-    return [{k: v for k, v in row["metrics"].items() if not k.endswith("tokens_per_s")} for row in rows]
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, compile_once):
     directory = tmp_path_factory.mktemp("sft")
@@ -41,6 +35,7 @@ def undisturbed(tmp_path_factory, compile_once):
 def test_a_run_learns_and_reports(undisturbed):
     directory, result = undisturbed
     found = numbers(directory)
+    assert {row["stage"] for row in lines(directory)} == {"sft"}
     assert len(found) == 8 and found[0]["sft/loss"] > 3 and found[-1]["sft/loss"] < 0.6 * found[0]["sft/loss"]
     assert all(m["grad_norm"] > 0 and m["lr"] == pytest.approx(1e-2) and m["moe/load_max_over_mean"] >= 1 for m in found)
     assert [m["epoch"] for m in found] == pytest.approx([8 * (n + 1) / result["data"]["examples"] for n in range(8)])

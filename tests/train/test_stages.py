@@ -1,13 +1,13 @@
 """All stages of the zero-variance elimination in real tiny runs: a uniform group grows, what it costs is counted, a stop in between loses nothing."""
 
 import dataclasses
-import json
 import os
 import signal
 from functools import partial
 
 import numpy as np
 import pytest
+from logged import lines, numbers
 from tiny_run import tiny_run
 
 from compass_jax.config import CorrectionConfig, ShapingConfig, ZeroVarianceConfig
@@ -29,15 +29,6 @@ EVERYTHING = dict(
 def configured(directory, **rl):
     config = tiny_run()
     return dataclasses.replace(config, run_dir=str(directory), rl=dataclasses.replace(config.rl, **rl))
-
-
-def lines(directory, name):
-    return [json.loads(line) for line in (directory / f"{name}.jsonl").read_text().splitlines()]
-
-
-def numbers(directory):
-    kept = lambda name: not name.startswith(("time/", "rollout/")) and not name.endswith("tokens_per_s")  # noqa: E731
-    return [{k: v for k, v in row["metrics"].items() if kept(k)} for row in lines(directory, "metrics")]
 
 
 @pytest.fixture

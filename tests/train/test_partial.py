@@ -1,0 +1,214 @@
+"""Partial rollouts: what is not finished with a step's groups goes on in the next. Nothing is lost or comes twice, every token keeps its policy."""
+
+import dataclasses
+import os
+import signal
+from functools import partial
+
+import numpy as np
+import pytest
+from logged import lines, numbers
+from tiny_run import tiny_run
+
+from compass_jax.config import ConfigError, CorrectionConfig, ZeroVarianceConfig
+from compass_jax.rewards.score import Scorer
+from compass_jax.rollout.collect import Collection
+from compass_jax.telemetry import Telemetry
+from compass_jax.train import loop
+from compass_jax.train.loop import RLTrainer, run_rl
+from compass_jax.train.partial import PartialRollouts
+from compass_jax.weights import checkpoint
+
+pytestmark = pytest.mark.usefixtures("compile_once")
+STILL = 1e-12  # a learning rate that leaves the weights as they are: samples then depend on their keys alone
+
+
+def limit(self, n):
+    """A random model hardly ever stops: samples of a prompt end after 7, 10, 13 or 16 tokens."""
+    return len(self.prompts[n].tokens) + 16 - 3 * (self.prompts[n].id % 4)
+
+
+def odd(patch):
+    """A check that calls half of all responses right, and those limits."""
+    patch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:coin"))
+    patch.setattr(Collection, "_limit", limit)
+
+
+@pytest.fixture(autouse=True)
+def oddities(monkeypatch):
+    odd(monkeypatch)
+
+
+def configured(directory, rate=1e-2, **rl):
+    config = tiny_run()
+    optim = dataclasses.replace(config.rl.optim, learning_rate=rate)
+    rl = {"steps": 3, "correction": CorrectionConfig("tis"), "optim": optim, "partial_prompts": 3, **rl}
+    data, rollout = dataclasses.replace(config.data, eval_prompts=0), dataclasses.replace(config.rollout, slots=6)  # a group and a half
+    return dataclasses.replace(config, run_dir=str(directory), data=data, rollout=rollout, rl=dataclasses.replace(config.rl, **rl))
+
+
+def groups(directory):
+    """Every logged group as (question, its samples' texts and rewards), sorted."""
+    return sorted((row["prompt"], str([(s["response"], s["reward"]) for s in row["samples"]])) for row in lines(directory, "rollouts"))
+
+
+def watched(monkeypatch):
+    """The list to which each step's `Gathered` will be appended, its routes on the host."""
+    real, out = PartialRollouts.__call__, []
+
+    def call(self, *args):
+        found = real(self, *args)
+        current = found.rest.current._replace(store=np.array(found.rest.current.store))  # on the device the next rollout will overwrite them
+        out.append(found._replace(store=np.array(found.store), rest=found.rest._replace(current=current)))
+        return found
+
+    monkeypatch.setattr(PartialRollouts, "__call__", call)
+    return out
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, compile_once):
+    directory = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        odd(patch)
+        run_rl(configured(directory))
+    return directory
+
+
+GROWING = {"zero_variance": ZeroVarianceConfig(grow_to=8), "group_size": 2}
+
+
+@pytest.mark.parametrize("rl", [{}, GROWING, {"replay": "R2", "one_step_off": True}], ids=["plain", "growing", "one step off"])
+def test_the_same_groups_are_trained_on_as_without_each_once(tmp_path, monkeypatch, rl):
+    """At standing weights a sample that was cut, carried and continued is the sample that an ordinary run draws at once."""
+    run_rl(configured(tmp_path / "ordinary", STILL, partial_prompts=0, **rl))
+    gathered = watched(monkeypatch)
+    run_rl(configured(tmp_path / "partial", STILL, **rl))
+    assert groups(tmp_path / "partial") == groups(tmp_path / "ordinary") and len(groups(tmp_path / "partial")) == 12
+    assert [len(step.rest.prompts) for step in gathered] == [3, 3, 0]
+    assert all(step.rest.current.begun for step in gathered[:-1])  # samples were cut, and not only whole groups put back
+    for step, row in zip(gathered, lines(tmp_path / "partial"), strict=True):
+        assert row["metrics"]["rollout/carried_groups"] == len(step.rest.prompts)
+        left = [*step.rest.current.rollouts.values(), *step.rest.current.begun.values()]
+        assert row["metrics"]["rollout/carried_tokens"] == sum(r.response_length for r in left)
+        capacity = tiny_run().rl.capacity if not rl.get("zero_variance") else 8
+        assert all(r.row == g * capacity + r.sample for g, group in enumerate(step.groups) for r in group.rollouts)
+
+
+def test_a_token_keeps_the_version_the_log_prob_and_the_routes_with_which_it_was_sampled(tmp_path, monkeypatch):
+    gathered = watched(monkeypatch)
+    run_rl(configured(tmp_path))
+    cut, mixed = {}, 0
+    for number, step in enumerate(gathered):
+        for group in step.groups:
+            for r in group.rollouts:
+                own = r.versions[len(r.prompt.tokens) :]
+                assert (np.diff(own) >= 0).all() and own[-1] <= number
+                was, routes = cut.get((r.prompt.id, r.prompt.visit, r.sample), (None, None))
+                if was is None:
+                    continue
+                n, mixed = len(was.tokens), mixed + (own[0] < own[-1])
+                assert len(r.tokens) > n and (r.versions[n:] == number).all() and (r.versions[:n] < number).all()
+                for name in ("tokens", "logp", "entropy", "versions"):
+                    np.testing.assert_array_equal(getattr(r, name)[:n], getattr(was, name))
+                np.testing.assert_array_equal(step.store[r.row, : n - 1], routes[: n - 1])
+        current = step.rest.current
+        cut = {(r.prompt.id, r.prompt.visit, r.sample): (r, current.store[row]) for row, r in current.begun.items()}
+    assert mixed >= 2
+    for number, (step, row) in enumerate(zip(gathered, lines(tmp_path), strict=True)):
+        behind = [number - v for g in step.groups for r in g.rollouts for v in r.versions[len(r.prompt.tokens) :]]
+        assert row["metrics"]["staleness"] == pytest.approx(np.mean(behind)) and row["metrics"]["staleness_max"] == max(behind)
+    assert lines(tmp_path)[1]["metrics"]["staleness_max"] == 1
+
+
+def test_a_step_does_not_wait_for_its_longest_group(tmp_path, monkeypatch):
+    """Beyond the step's groups nothing is decoded to its end: the rollout of the first step stops with samples in its slots."""
+    gathered = watched(monkeypatch)
+    run_rl(configured(tmp_path, steps=2))
+    begun = gathered[0].rest.current.begun.values()
+    assert begun and all(0 < r.response_length < 16 for r in begun)
+    whole = [r for r in gathered[0].rest.current.rollouts.values()]
+    assert len(begun) + len(whole) < 3 * 4  # and some had not begun
+
+
+@pytest.mark.parametrize("rl", [{}, {"one_step_off": True}], ids=["plain", "one step off"])
+def test_a_run_that_died_repeats_its_steps_exactly(undisturbed, tmp_path, monkeypatch, rl):
+    """Killed in the training of step 2; the checkpoint of step 1 has what was carried, and one step off the whole rollout ahead."""
+    expected = undisturbed
+    if rl:
+        expected = tmp_path / "expected"
+        run_rl(configured(expected, **rl))
+    train, here = RLTrainer._train, tmp_path / "killed"
+
+    def dying(self, *args):
+        if self.done_steps == 1:
+            raise KeyboardInterrupt
+        return train(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RLTrainer, "_train", dying)
+        with pytest.raises(KeyboardInterrupt):
+            run_rl(configured(here, **rl))
+    assert checkpoint.latest(here) == 1 and len(checkpoint.read_meta(here)["pending"]["prompts"]) == (7 if rl else 3)
+    assert run_rl(configured(here, **rl))["steps"] == 3
+    assert numbers(here) == numbers(expected) and lines(here, "rollouts") == lines(expected, "rollouts")
+
+
+def test_a_stop_in_a_rollout_keeps_what_has_finished_and_what_has_begun(tmp_path, monkeypatch):
+    """SIGTERM at sample 20: the continued run samples none of the finished ones again, and ends with an ordinary run's groups."""
+    run_rl(configured(tmp_path / "ordinary", STILL, partial_prompts=0))
+    count = []
+
+    class Interrupting(Scorer):
+        def submit(self, *args):
+            super().submit(*args)
+            count.append(1)
+            if len(count) == 20:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    here, real, again = tmp_path / "stopped", Collection._harvest, []
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "Scorer", partial(Interrupting, verifier="odd_verifiers:coin"))
+        assert run_rl(configured(here, STILL))["stopped"]
+    pending = checkpoint.read_meta(here)["pending"]
+    saved = {(pending["prompts"][row // 4][0], row % 4) for row, *_ in pending["scores"]["current"]}
+    assert pending["prompts"] and saved
+
+    def harvest(self, *args):
+        out = real(self, *args)
+        again.extend((r.prompt.id, r.sample) for r in out)
+        return out
+
+    monkeypatch.setattr(Collection, "_harvest", harvest)
+    assert run_rl(configured(here, STILL))["steps"] == 3
+    assert not saved & set(again) and groups(here) == groups(tmp_path / "ordinary")
+
+
+def test_a_stop_between_steps_goes_on_exactly(undisturbed, tmp_path, monkeypatch):
+    real, done = Telemetry.log, []
+
+    def log(self, step, metrics):
+        real(self, step, metrics)
+        if step == 1 and not done:
+            done.append("stop")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Telemetry, "log", log)
+    assert run_rl(configured(tmp_path))["stopped"] and run_rl(configured(tmp_path))["steps"] == 3
+    assert numbers(tmp_path) == numbers(undisturbed)
+
+
+BAD = {
+    "correction": ({"correction": CorrectionConfig("off")}, "rl.correction.name"),
+    "dynamic": ({"zero_variance": ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)}, "dynamic sampling"),
+    "temperature": ({"zero_variance": ZeroVarianceConfig(grow_to=8, grow_temperature=1.5)}, "grow_temperature"),
+    "too many": ({"partial_prompts": 5}, "0..rl.prompts_per_step = 4"),
+    "negative": ({"partial_prompts": -1}, "0..rl.prompts_per_step = 4"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", list(BAD))
+def test_what_does_not_go_together_is_refused(tmp_path, bad):
+    rl, message = BAD[bad]
+    with pytest.raises(ConfigError, match=message):
+        run_rl(configured(tmp_path, **rl))
