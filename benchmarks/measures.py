@@ -7,9 +7,10 @@ disturbance of the machine meets all alike, and their medians over the rounds ar
     base                     texts are made and sent to the verifiers when the rollout is over
     + detokenisation         texts are made as samples finish, by a thread beside the decoding; scored when the rollout is over
     + reward overlap         scored as samples finish: what `compass train` always does
-    + 8-bit rollout          rollout.quantize int8, emulated on every backend so far: it has the numbers of 8 bits, not their speed
+    + 8-bit rollout          rollout.quantize int8; on a CPU emulated: the numbers of 8 bits, not their speed
     + longest first          requests start in the order of the length that is expected of them
     + one step off           rl.one_step_off: the next rollout runs beside the training
+    + partial rollouts       rl.partial_prompts, a quarter of the step's: a rollout ends with its last whole group, the rest goes on in the next
 One row more has reward overlap and a verifier that does not wait: what is left of the wait is `wait_hidden`.
 """
 
@@ -76,6 +77,7 @@ class Variant(NamedTuple):
     quantize: str = "off"
     longest_first: bool = False
     one_step_off: bool = False
+    partial: bool = False
 
 
 VARIANTS = {
@@ -85,6 +87,7 @@ VARIANTS = {
     "+ 8-bit rollout": Variant(Scorer, "wait", "int8"),
     "+ longest first": Variant(Scorer, "wait", "int8", True),
     "+ one step off": Variant(Scorer, "wait", "int8", True, True),
+    "+ partial rollouts": Variant(Scorer, "wait", "int8", True, True, True),
     "no wait": Variant(Scorer, "at_once"),
 }
 
@@ -96,6 +99,7 @@ def variant_config(variant: Variant, weights: str, folder: Path, steps: int, smo
         config.rl, steps=steps, save_every=0, eval_every=0, one_step_off=variant.one_step_off, correction=CorrectionConfig("tis"),
         prompts_per_step=4 if smoke else config.rl.prompts_per_step, group_size=4 if smoke else config.rl.group_size,
     )  # fmt: skip
+    rl = dataclasses.replace(rl, partial_prompts=rl.prompts_per_step // 4 if variant.partial else 0)
     rollout = dataclasses.replace(config.rollout, quantize=variant.quantize, slots=8 if smoke else config.rollout.slots)
     data, rewards = dataclasses.replace(config.data, eval_prompts=0), dataclasses.replace(config.rewards, workers=WORKERS)
     return dataclasses.replace(config, rl=rl, rollout=rollout, data=data, rewards=rewards, init_from=weights, run_dir=str(folder))

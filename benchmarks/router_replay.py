@@ -171,7 +171,7 @@ def update(config: RunConfig, model: Transformer, state: TrainState, recording: 
         batch = micro_batch(arrays, micro, recording.store, prepared, rows.start)
         share = jnp.float32(batch.mask.sum() / max(prepared.mask.sum(), 1))
         grads, _ = step.gradients(model, state.params, batch, share, config=rl, temperature=config.rollout.temperature)
-        total = grads if total is None else step.add(total, grads)
+        total = step.add(total, grads)
     return step.apply(state, total, config=rl.optim, total_steps=rl.updates_per_rollout)[0]
 
 

@@ -24,7 +24,7 @@ class RolloutConfig:
     top_k: int = 0  # 0: off
     top_p: float = 1.0
     dtype: Literal["", "float32", "bfloat16"] = ""  # of the sampler and its copy of the weights; empty: compute.dtype
-    quantize: Literal["off", "e4m3", "int8", "auto"] = "off"  # 8-bit weights in the sampler (model/quantize.py; emulated); auto: by the chip
+    quantize: Literal["off", "e4m3", "int8", "auto"] = "off"  # 8-bit weights in the sampler (model/quantize.py; emulated on CPU); auto: by the chip
     kv_quantize: Literal["off", "e4m3", "int8"] = "off"  # 8-bit keys and values in the cache, a scale for each position and head
 
     @property

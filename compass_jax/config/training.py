@@ -20,6 +20,7 @@ class OptimConfig:
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip_grad_norm: float = 1.0
+    float32_master: bool = True  # of parameters in bfloat16 (compute.param_dtype): moments, updates and gradient sums are in float32
     max_bad_steps: int = 3  # consecutive updates with a non-finite gradient before the run stops
 
     def validate(self, key: str) -> None:

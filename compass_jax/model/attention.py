@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import ModelConfig
 from compass_jax.model.precision import at_least_float32
-from compass_jax.model.quantize import Quantized, kind_of, quantize
+from compass_jax.model.quantize import Quantized, kind_of, matmul, quantize
 
 
 class LayerCache(NamedTuple):
@@ -45,7 +45,7 @@ def apply_rope(x: Float[Array, "b t h d"], tables) -> Float[Array, "b t h d"]:
 
 
 def _project(x, params, name: str, heads: int):
-    y = x @ params[name].astype(x.dtype)
+    y = matmul(x, params[name])
     if f"{name}_bias" in params:
         y = y + params[f"{name}_bias"].astype(x.dtype)[None, None, :]
     return y.reshape(*x.shape[:2], heads, -1)
@@ -104,7 +104,7 @@ def attention(
         visible = jnp.arange(jax.tree.leaves(cache)[0].shape[2], dtype=positions.dtype)[None, None, :] <= positions[:, :, None]
         out = _attend(q, cache, visible)
     out = out.reshape(x.shape[0], config.heads, x.shape[1], config.head_dim)
-    out = out.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1) @ params["o"].astype(x.dtype)
+    out = matmul(out.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1), params["o"])
     if config.o_bias:
         out = out + params["o_bias"].astype(x.dtype)[None, None, :]
     return out, cache

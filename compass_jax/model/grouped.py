@@ -12,17 +12,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from compass_jax.model.quantize import Quantized, matmul, of_expert
 from compass_jax.model.sized import Dispatch, block_shapes, rows_of, sized_forward, sized_swiglu
 
 MANY_ROWS = 128  # an expert, on average
 
 
 def grouped_swiglu(
-    x: Float[Array, "n d"], gates: Float[Array, "n k"], weights: dict[str, Float[Array, "e ..."]], dispatch: Dispatch
+    x: Float[Array, "n d"], gates: Float[Array, "n k"], weights: dict[str, Float[Array, "e ..."] | Quantized], dispatch: Dispatch
 ) -> Float[Array, "n d"]:
     """sum_k gates_k * SwiGLU of a token's k-th expert; masked tokens give 0.
 
     `weights`: gate and up `[e d f]`, or both side by side as gate_up `[e d 2f]` (one wider product; not differentiable); down `[e f d]`.
+    The latter may be 8-bit.
     """
     down, pairs = weights["down"], dispatch.order.shape[0]
     blocks = block_shapes(pairs, down.shape[0])
@@ -47,8 +49,8 @@ def block_heights(pairs: int, experts: int) -> tuple[int, int]:
 def batched_swiglu(
     x: Float[Array, "n d"],
     gates: Float[Array, "n k"],
-    gate_up: Float[Array, "e d f2"],
-    down: Float[Array, "e f d"],
+    gate_up: Float[Array, "e d f2"] | Quantized,
+    down: Float[Array, "e f d"] | Quantized,
     dispatch: Dispatch,
     height: int,
     extra: int,
@@ -69,15 +71,15 @@ def batched_swiglu(
         done = (i - (ends[expert] - blocks[expert])) * extra
         at = jnp.arange(extra, dtype=jnp.int32)
         pairs, filled = jnp.take(dispatch.order, starts[expert] + height + done + at, mode="clip"), at < rest[expert] - done
-        return _put(out, pairs, filled, _swiglu(rows_of(x, pairs // k, filled), gate_up[expert], down[expert]))
+        return _put(out, pairs, filled, _swiglu(rows_of(x, pairs // k, filled), of_expert(gate_up, expert), of_expert(down, expert)))
 
     out = jax.lax.fori_loop(jnp.int32(0), ends[-1], one, out)
     return jnp.einsum("nkd,nk->nd", out.reshape(*gates.shape, -1), gates)
 
 
 def _swiglu(rows, gate_up, down):
-    a, u = jnp.split(rows @ gate_up, 2, axis=-1)
-    return (jax.nn.silu(a) * u) @ down
+    a, u = jnp.split(matmul(rows, gate_up), 2, axis=-1)
+    return matmul(jax.nn.silu(a) * u, down)
 
 
 def _put(target: Float[Array, "m d"], pairs: Int[Array, "r"], filled: Bool[Array, "r"], values: Float[Array, "r d"]) -> Float[Array, "m d"]:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 from compass_jax.config import MoEConfig
 from compass_jax.model.grouped import grouped_swiglu
 from compass_jax.model.precision import at_least_float32
+from compass_jax.model.quantize import Quantized, ragged_matmul
 from compass_jax.model.sized import Dispatch
 
 
@@ -121,7 +122,7 @@ def moe_ffn(
     ids: Int[Array, "n k"],
     gates: Float[Array, "n k"],
     mask: Bool[Array, "n"],
-    weights: dict[str, Float[Array, "e ..."]],
+    weights: dict[str, Float[Array, "e ..."] | Quantized],
     implementation: str,
 ) -> Float[Array, "n d"]:
     """sum_k gates_k * SwiGLU_{ids_k}(x), dropless. Masked tokens are not dispatched and give 0."""
@@ -147,7 +148,7 @@ def _stable_order(keys: Int[Array, "m"], bound: int) -> Int[Array, "m"]:
 
 
 def ragged_swiglu(
-    x: Float[Array, "n d"], gates: Float[Array, "n k"], weights: dict[str, Float[Array, "e ..."]], dispatch: Dispatch
+    x: Float[Array, "n d"], gates: Float[Array, "n k"], weights: dict[str, Float[Array, "e ..."] | Quantized], dispatch: Dispatch
 ) -> Float[Array, "n d"]:
     """`grouped_swiglu` by `jax.lax.ragged_dot` (TPU, GPU)."""
     (order, row, sizes), k = dispatch, gates.shape[1]
@@ -156,8 +157,8 @@ def ragged_swiglu(
     rows = _permute(jnp.repeat(x, k, axis=0, total_repeat_length=order.shape[0]), order, row)
     rows = jnp.where(dispatched, rows, zero)
     if "gate_up" in weights:
-        a, u = jnp.split(jax.lax.ragged_dot(rows, weights["gate_up"], sizes), 2, axis=-1)
+        a, u = jnp.split(ragged_matmul(rows, weights["gate_up"], sizes), 2, axis=-1)
     else:
-        a, u = (jax.lax.ragged_dot(rows, weights[name], sizes) for name in ("gate", "up"))
-    out = jnp.where(dispatched, jax.lax.ragged_dot(jax.nn.silu(a) * u, weights["down"], sizes), zero)  # rows behind the last group are undefined
+        a, u = (ragged_matmul(rows, weights[name], sizes) for name in ("gate", "up"))
+    out = jnp.where(dispatched, ragged_matmul(jax.nn.silu(a) * u, weights["down"], sizes), zero)  # rows behind the last group are undefined
     return jnp.einsum("nkd,nk->nd", _permute(out, row, order).reshape(*gates.shape, -1), gates)

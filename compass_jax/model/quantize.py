@@ -1,8 +1,9 @@
 """8-bit weights for the rollout: (values, scales) with one scale per output channel and expert; 8-bit keys and values: one per position and head.
 
-Only the matrices of attention and MLP are quantised; router, norms, biases, embedding and LM head stay as they are. 8-bit
-weights are emulated on every backend: the hand-over quantises and at once dequantises to the rollout's dtype, so that the sampler computes with
-the values that 8 bits can hold, at the speed and in the memory of its dtype (in bfloat16 the product value * scale is rounded once more).
+Only the matrices of attention and MLP are quantised; router, norms, biases, embedding and LM head stay as they are. On TPU and GPU the
+sampler holds 8-bit weights and reads half the bytes of bfloat16 at every decoding step: `matmul` multiplies by the values and scales the product
+(activations stay in their dtype). On CPU, where that would only be slower, they are emulated: quantised and at once dequantised to the
+rollout's dtype, so that the sampler computes with the values that 8 bits can hold (in bfloat16 value * scale is rounded once more).
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
+
+from compass_jax.model.precision import at_least_float32
 
 LARGEST = {"e4m3": 448.0, "int8": 127.0}  # of the values' type
 _TYPE = {"e4m3": jnp.float8_e4m3fn, "int8": jnp.int8}
@@ -31,8 +34,7 @@ _CHIPS = (  # a chip's name as JAX gives it -> the 8-bit type that its matrix un
 def kind_for(device_kind: str) -> str:
     """What `rollout.quantize = "auto"` is on a chip (`jax.Device.device_kind`): "e4m3", "int8", or "off" for a chip that gains nothing or is unknown.
 
-    TPU v7 and NVIDIA's Hopper, Blackwell and Ada multiply float8; TPU v5 and v6 and A100 int8. TPU v4 and CPUs do neither faster. So far the
-    arithmetic is emulated everywhere: this chooses whose rounding a run has.
+    TPU v7 and NVIDIA's Hopper, Blackwell and Ada multiply float8; TPU v5 and v6 and A100 int8. TPU v4 and CPUs do neither faster.
     """
     return next((kind for pattern, kind in _CHIPS if re.search(pattern, device_kind.lower())), "off")
 
@@ -42,6 +44,11 @@ class Quantized(NamedTuple):
 
     values: Array  # [... i o], float8_e4m3fn or int8
     scales: Float[Array, "... 1 o"]  # float32; [... i 1] of keys and values
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The matrix's."""
+        return self.values.shape
 
 
 def quantize(w: Float[Array, "... i o"], kind: str, axis: int = -2) -> Quantized:
@@ -71,11 +78,56 @@ def quantized_zeros(shape: tuple[int, ...], kind: str) -> Quantized:
     return Quantized(jnp.zeros(shape, _TYPE[kind]), jnp.zeros((*shape[:-1], 1), jnp.float32))
 
 
-def emulate(params: Any, kind: str, dtype: str) -> Any:
-    """A parameter tree in `dtype` whose attention and MLP matrices hold what 8 bits of `kind` leave of them; "off": all are only cast."""
+def eight_bit(params: Any, kind: str, dtype: str) -> Any:
+    """A parameter tree in `dtype` whose attention and MLP matrices are `Quantized` in 8 bits of `kind`; "off": all are only cast."""
 
     def leaf(path, w):
-        name = getattr(path[-1], "key", "")
-        return dequantize(quantize(w, kind), dtype) if kind != "off" and name in _MATRICES else w.astype(dtype)
+        return quantize(w, kind) if kind != "off" and getattr(path[-1], "key", "") in _MATRICES else w.astype(dtype)
 
     return jax.tree_util.tree_map_with_path(leaf, params)
+
+
+def emulate(params: Any, kind: str, dtype: str) -> Any:
+    """`eight_bit`, dequantised to `dtype`: arrays alone, with what 8 bits leave of the matrices."""
+    low = eight_bit(params, kind, dtype)
+    return jax.tree.map(lambda w: dequantize(w, dtype) if _is_quantized(w) else w, low, is_leaf=_is_quantized)
+
+
+def _is_quantized(w: Any) -> bool:
+    return isinstance(w, Quantized)
+
+
+def any_quantized(tree: Any) -> bool:
+    """Whether a parameter tree has 8-bit matrices."""
+    return any(map(_is_quantized, jax.tree.leaves(tree, is_leaf=_is_quantized)))
+
+
+def in_dtype(w: Array | Quantized, dtype) -> Array | Quantized:
+    """A matrix cast to `dtype`; 8-bit ones as they are."""
+    return w if isinstance(w, Quantized) else w.astype(dtype)
+
+
+def matmul(x: Float[Array, "... m i"], w: Float[Array, "... i o"] | Quantized) -> Float[Array, "... m o"]:
+    """x @ w in the dtype of x. 8-bit values are exact in bfloat16; their scales multiply the product before it is rounded.
+
+    A batch of matrices takes a batch of x; one matrix takes x of any rank.
+    """
+    if not isinstance(w, Quantized):
+        return x @ w.astype(x.dtype)
+    out = jnp.matmul(x, w.values.astype(x.dtype), preferred_element_type=at_least_float32(x.dtype))
+    scales = w.scales.reshape((1,) * (out.ndim - w.scales.ndim) + w.scales.shape)
+    return (out * scales.astype(out.dtype)).astype(x.dtype)
+
+
+def ragged_matmul(x: Float[Array, "m i"], w: Float[Array, "e i o"] | Quantized, sizes: Int[Array, "e"]) -> Float[Array, "m o"]:
+    """`jax.lax.ragged_dot`: the first sizes[0] rows by w[0], and so on; rows behind the last group are undefined."""
+    if not isinstance(w, Quantized):
+        return jax.lax.ragged_dot(x, w, sizes)
+    out = jax.lax.ragged_dot(x, w.values.astype(x.dtype), sizes, preferred_element_type=at_least_float32(x.dtype))
+    scales = jnp.repeat(w.scales[:, 0].astype(out.dtype), sizes, axis=0, total_repeat_length=x.shape[0])
+    return (out * scales).astype(x.dtype)
+
+
+def of_expert(w: Float[Array, "e i o"] | Quantized, expert) -> Float[Array, "i o"] | Quantized:
+    """One expert's matrix."""
+    return jax.tree.map(lambda x: x[expert], w)

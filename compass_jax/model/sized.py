@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from compass_jax.model.quantize import Quantized, matmul, of_expert
+
 
 class Dispatch(NamedTuple):
     """(token, choice) pairs sorted by expert; pair p is choice p % k of token p // k. Those of masked tokens come last, in no expert's rows."""
@@ -82,7 +84,12 @@ def combine(
 
 
 def sized_forward(
-    x: Float[Array, "n d"], gates: Float[Array, "n k"], into: tuple[Array, ...], down: Float[Array, "e f d"], dispatch: Dispatch, blocks: Blocks
+    x: Float[Array, "n d"],
+    gates: Float[Array, "n k"],
+    into: tuple[Array | Quantized, ...],
+    down: Float[Array, "e f d"] | Quantized,
+    dispatch: Dispatch,
+    blocks: Blocks,
 ):
     """(output `[n d]`, what the backward pass needs). `into`: (gate, up) `[e d f]`, or both side by side `[e d 2f]`."""
     layout = _arrange(dispatch, blocks)
@@ -90,9 +97,10 @@ def sized_forward(
 
     def body(count, expert, first, carry):
         part = jax.lax.dynamic_slice_in_dim(rows, first, count)
-        hidden = [part @ w[expert] for w in into]
+        hidden = [matmul(part, of_expert(w, expert)) for w in into]
         a, u = hidden if len(into) == 2 else jnp.split(hidden[0], 2, axis=-1)
-        return tuple(_write(whole, new, first) for whole, new in zip(carry, (*hidden, (jax.nn.silu(a) * u) @ down[expert]), strict=True))
+        out = matmul(jax.nn.silu(a) * u, of_expert(down, expert))
+        return tuple(_write(whole, new, first) for whole, new in zip(carry, (*hidden, out), strict=True))
 
     start = tuple(jnp.zeros((rows.shape[0], w.shape[-1]), x.dtype) for w in (*into, down))
     *hidden, out = _over_blocks(layout, blocks, body, start)

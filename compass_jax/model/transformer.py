@@ -21,7 +21,7 @@ from compass_jax.model.attention import LayerCache, attention, rms_norm, rope_ta
 from compass_jax.model.moe import RouterStats, moe_ffn, route, routing_dtype, unset_id
 from compass_jax.model.params import Layout, init_tree, layer_runs, param_specs, unstack_run
 from compass_jax.model.precision import at_least_float32
-from compass_jax.model.quantize import quantized_zeros
+from compass_jax.model.quantize import any_quantized, in_dtype, matmul, quantized_zeros
 
 Cache = tuple[LayerCache, ...]
 
@@ -55,9 +55,7 @@ class Transformer(nn.Module):
         """Runs the decoder on tokens at positions; masked tokens must follow the valid ones of their row."""
         config, compute = self.config, self.compute
         specs, stacked = param_specs(config, self.layout), self.layout == "stacked"
-        params = {
-            name: self.param(name, lambda key, s=spec: init_tree(key, s, config.init_std, compute.param_dtype)) for name, spec in specs.items()
-        }
+        params = {name: self._declared(name, spec) for name, spec in specs.items()}
         if cache is not None and stacked:
             raise ValueError("a KV cache needs the decode layout of the parameters (params.to_decode): a scan would copy both at every token")
         if routing is not None:
@@ -88,6 +86,13 @@ class Transformer(nn.Module):
         return ModelOutput(hidden, used, tuple(caches) if cache is not None else None, aux)
 
 
+    def _declared(self, name: str, spec: Any) -> Any:
+        """The parameters of `spec`. 8-bit matrices are read as they are: flax compares what it is given with the initialiser's, leaf by leaf."""
+        if self.has_variable("params", name) and any_quantized(held := self.get_variable("params", name)):
+            return held
+        return self.param(name, lambda key: init_tree(key, spec, self.config.init_std, self.compute.param_dtype))
+
+
 class _Block(NamedTuple):
     """What every layer of one forward pass shares."""
 
@@ -107,8 +112,8 @@ class _Block(NamedTuple):
         y = self._normed(x, params["mlp_norm"], "mlp")
         if not is_moe:
             with jax.named_scope("mlp"):
-                gate, up, down = (params["mlp"][name].astype(y.dtype) for name in ("gate", "up", "down"))
-                out = (jax.nn.silu(y @ gate) * (y @ up)) @ down
+                gate, up, down = (params["mlp"][name] for name in ("gate", "up", "down"))
+                out = matmul(jax.nn.silu(matmul(y, gate)) * matmul(y, up), down)
                 return x + out.astype(x.dtype), cache, None, None
         with jax.named_scope("moe"):
             own = self.compute.dtype_of("gate") != self.compute.dtype_of("mlp")
@@ -128,7 +133,7 @@ class _Block(NamedTuple):
         wide = at_least_float32(y.dtype)
         logits = jnp.matmul(gate_input.reshape(b * t, d).astype(wide), params["router"].astype(wide), precision=jax.lax.Precision.HIGHEST)
         ids, gates, stats = route(logits, None if given is None else given.reshape(b * t, -1), mask, moe)
-        weights = {name: w.astype(y.dtype) for name, w in params.items() if name != "router"}
+        weights = {name: in_dtype(w, y.dtype) for name, w in params.items() if name != "router"}
         out = moe_ffn(flat, ids, gates, mask, weights, grouped_matmul(self.compute))
         dtype = routing_dtype(moe.experts)
         record = jnp.where(mask[:, None], ids, unset_id(dtype)).astype(dtype)

@@ -308,7 +308,7 @@ class RLTrainer:
             batch: TrainBatch = micro_batch(arrays, micro, store, prepared, first_row)
             share = jnp.float32(batch.mask.sum() / tokens)
             grads, found = step.gradients(self.model, self.state.params, batch, share, config=self.rl, temperature=self.config.rollout.temperature)
-            total = grads if total is None else step.add(total, grads)
+            total = step.add(total, grads)
             parts.append(found)
         self.state, applied = step.apply(self.state, total, config=self.rl.optim, total_steps=self.total_updates)
         return merge_diagnostics(parts), applied

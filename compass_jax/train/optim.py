@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,21 @@ import optax
 from compass_jax.config import OptimConfig
 from compass_jax.model.precision import at_least_float32
 from compass_jax.records import TrainState
+
+
+class WithMaster(NamedTuple):
+    """The optimiser's state of narrow parameters: moments and the parameters themselves in float32. What the model has is `master`, rounded.
+
+    An update of a relative size below 2^-9 would leave a bfloat16 parameter as it is; the master adds such updates up.
+    """
+
+    moments: Any
+    master: Any
+
+
+def widen(tree: Any) -> Any:
+    """All leaves in at least float32."""
+    return jax.tree.map(lambda x: x.astype(at_least_float32(x.dtype)), tree)
 
 
 def learning_rate(config: OptimConfig, total_steps: int) -> optax.Schedule:
@@ -43,14 +58,20 @@ def _is_scale(path) -> bool:
 def init_state(params: Any, config: OptimConfig, total_steps: int) -> TrainState:
     """A train state before the first update; the parameters are copied, because updates donate the state."""
     zero = jnp.zeros((), jnp.int32)
+    master = widen(params) if config.float32_master and _is_narrow(params) else None
     with jax.numpy_dtype_promotion("standard"):
-        opt_state = make_optimizer(config, total_steps).init(params)
+        opt_state = make_optimizer(config, total_steps).init(params if master is None else master)
+    opt_state = opt_state if master is None else WithMaster(opt_state, master)
     return TrainState(jax.tree.map(jnp.copy, params), opt_state, zero, zero + 0, zero + 0)
+
+
+def _is_narrow(params: Any) -> bool:
+    return any(x.dtype != at_least_float32(x.dtype) for x in jax.tree.leaves(params))
 
 
 def global_norm(tree: Any) -> jax.Array:
     """Square root of the sum of squares of all leaves, in at least float32."""
-    leaves = [x.astype(at_least_float32(x.dtype)) for x in jax.tree.leaves(tree)]
+    leaves = jax.tree.leaves(widen(tree))
     return jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in leaves))
 
 
@@ -59,15 +80,20 @@ def update(state: TrainState, grads: Any, config: OptimConfig, total_steps: int)
     norm = global_norm(grads)
     finite = jnp.isfinite(norm)
     scale = jnp.where(finite, jnp.minimum(1.0, config.clip_grad_norm / jnp.maximum(norm, 1e-12)), 0.0)
-    grads = jax.tree.map(lambda g: jnp.where(finite, g * scale.astype(g.dtype), jnp.zeros((), g.dtype)), grads)
+    has_master = isinstance(state.opt_state, WithMaster)
+    moments, params = state.opt_state if has_master else (state.opt_state, state.params)
+    grads = jax.tree.map(lambda g, p: jnp.where(finite, g * scale.astype(g.dtype), jnp.zeros((), g.dtype)).astype(p.dtype), grads, params)
     with jax.numpy_dtype_promotion("standard"):
-        updates, opt_state = make_optimizer(config, total_steps).update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        updates, opt_state = make_optimizer(config, total_steps).update(grads, moments, params)
+        params = optax.apply_updates(params, updates)
         lr = jnp.asarray(learning_rate(config, total_steps)(state.step), jnp.float32)
 
     def keep(new, old):
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
 
+    if has_master:
+        opt_state = WithMaster(opt_state, params)
+        params = jax.tree.map(lambda new, old: new.astype(old.dtype), params, state.params)
     good, bad = finite.astype(jnp.int32), (~finite).astype(jnp.int32)
     state = TrainState(
         keep(params, state.params), keep(opt_state, state.opt_state), state.step + good, (state.bad_steps + 1) * bad, state.skipped + bad

@@ -86,7 +86,7 @@ class SFTTrainer:
             t, n, w = (take_rows(x, micro.rows, micro.length) for x in (tokens, lengths, weight))
             share = jnp.float32(w.sum() / count)
             grads, found = step.sft_gradients(self.model, self.state.params, t, n, w / count, share, self.sft.router_aux_coef)
-            total = grads if total is None else step.add(total, grads)
+            total = step.add(total, grads)
             parts.append(found)
         self.state, applied = step.apply(self.state, total, config=self.sft.optim, total_steps=self.sft.steps)
         return merge_diagnostics(parts), applied

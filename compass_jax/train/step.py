@@ -132,10 +132,14 @@ def sft_gradients(
     return grads, {"loss": (nll,), "entropy_nats": (entropy,), **router_diagnostics(aux)}
 
 
+def add(total: Any | None, part: Any) -> Any:
+    """Sum of two gradients (None: of nothing yet) in at least float32; the first is donated."""
+    return optim.widen(part) if total is None else _add(total, part)
+
+
 @partial(jax.jit, donate_argnums=(0,))
-def add(total: Any, part: Any) -> Any:
-    """Sum of two gradients; the first is donated."""
-    return jax.tree.map(jnp.add, total, part)
+def _add(total: Any, part: Any) -> Any:
+    return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, part)
 
 
 @partial(jax.jit, static_argnames=("config", "total_steps"), donate_argnums=(0,))

@@ -1,5 +1,7 @@
 """AdamW, clipping and schedules against float64 numpy; a bad gradient changes the counters alone."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,3 +100,49 @@ def test_the_state_is_a_copy_that_updates_may_consume():
     state = optim.init_state(params, CONFIG, TOTAL)
     step.apply(state, {"embed": jnp.ones((2, 2))}, config=CONFIG, total_steps=TOTAL)
     np.testing.assert_array_equal(params["embed"], np.ones((2, 2)))
+
+
+SLOW = OptimConfig(learning_rate=1e-4, weight_decay=0.1)
+
+
+def halved(tree):
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), tree)
+
+
+def test_bfloat16_parameters_with_a_master_go_where_float32_ones_go():
+    """40 updates of 1e-4: each is less than bfloat16 can add to a weight near 1. The master is a float32 run's parameters, to the bit."""
+    start, gradients = halved(tree(0)), [halved(tree(10 + n)) for n in range(40)]
+    states = {
+        "float32": optim.init_state(optim.widen(start), SLOW, 40),
+        "master": optim.init_state(start, SLOW, 40),
+        "none": optim.init_state(start, dataclasses.replace(SLOW, float32_master=False), 40),
+    }
+    for gradient in gradients:
+        for name, config in (("float32", SLOW), ("master", SLOW), ("none", dataclasses.replace(SLOW, float32_master=False))):
+            states[name], _ = step.apply(states[name], gradient, config=config, total_steps=40)
+    wide, state = states["float32"], states["master"]
+    jax.tree.map(np.testing.assert_array_equal, state.opt_state.master, wide.params)
+    jax.tree.map(np.testing.assert_array_equal, state.opt_state.moments, wide.opt_state)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(jnp.bfloat16)), state.params, wide.params)
+    assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("bfloat16")}
+    lost = [np.abs(np.asarray(a, np.float32) - b).max() for a, b in zip(*map(jax.tree.leaves, (states["none"].params, wide.params)), strict=True)]
+    assert max(lost) > 1e-3  # without a master, weights near 1 have stood still
+
+
+def test_a_bad_gradient_leaves_the_master_as_it_is():
+    state = optim.init_state(halved(tree(0)), SLOW, 4)
+    before = jax.tree.map(np.array, state)
+    bad = halved(tree(1))
+    bad["embed"] = bad["embed"].at[0, 0].set(jnp.nan)
+    after, _ = step.apply(state, bad, config=SLOW, total_steps=4)
+    jax.tree.map(np.testing.assert_array_equal, (after.params, after.opt_state), (before.params, before.opt_state))
+    assert int(after.skipped) == 1
+
+
+def test_gradients_of_bfloat16_parameters_are_summed_in_float32():
+    """1 + 256 times 2^-8: in bfloat16 every addition would be lost."""
+    one, small = {"w": jnp.ones((2,), jnp.bfloat16)}, {"w": jnp.full((2,), 2.0**-8, jnp.bfloat16)}
+    total = step.add(None, one)
+    for _ in range(256):
+        total = step.add(total, small)
+    assert total["w"].dtype == jnp.float32 and total["w"].tolist() == [2.0, 2.0]

@@ -63,6 +63,28 @@ def test_a_killed_run_repeats_its_steps_and_logs_each_once(undisturbed, tmp_path
         assert numbers(tmp_path / name) == numbers(undisturbed[0])
 
 
+def test_parameters_in_bfloat16_learn_as_in_float32_and_go_on_exactly(undisturbed, tmp_path, monkeypatch):
+    """With a float32 master; a run that was killed behind the checkpoint of step 2 takes it from there."""
+
+    def run(name):
+        config = configured(tmp_path / name, steps=8, save_every=2)
+        run_sft(dataclasses.replace(config, compute=dataclasses.replace(config.compute, param_dtype="bfloat16", dtype="bfloat16")))
+        return numbers(tmp_path / name)
+
+    def kill(self, step, metrics, real=Telemetry.log):
+        if step == 3:
+            raise KeyboardInterrupt
+        real(self, step, metrics)
+
+    whole = run("whole")
+    wide = [m["sft/loss"] for m in numbers(undisturbed[0])]
+    np.testing.assert_allclose([m["sft/loss"] for m in whole], wide, rtol=0.05)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Telemetry, "log", kill)
+        run("killed")
+    assert checkpoint.latest(tmp_path / "killed") == 2 and run("killed") == whole
+
+
 def test_a_stop_request_saves_and_the_run_goes_on(undisturbed, tmp_path, monkeypatch):
     requests = []
 

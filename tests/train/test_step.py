@@ -81,7 +81,7 @@ def gradient(model, params, arrays, store, config, split, temperature=1.0):
         batch = micro_batch(arrays, micro, store, prepared)
         share = jnp.float32(batch.mask.sum() / prepared.mask.sum())
         grads, found = step.gradients(model, params, batch, share, config=config, temperature=temperature)
-        total = grads if total is None else step.add(total, grads)
+        total = step.add(total, grads)
         parts.append(found)
     return total, finalize_diagnostics(merge_diagnostics(parts))
 

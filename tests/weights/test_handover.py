@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from tiny import MODEL, random_params
 
+from compass_jax.config import ComputeConfig
 from compass_jax.model.params import layer_runs
+from compass_jax.model.quantize import Quantized
+from compass_jax.model.transformer import Transformer, apply, init_cache
 from compass_jax.weights import handover
 from compass_jax.weights.handover import hand_over
 
@@ -73,6 +76,36 @@ def test_quantised_matrices_hold_what_eight_bits_leave_of_the_unrounded_weights(
     assert {x.dtype for x in jax.tree.leaves(half)} == {jnp.dtype("bfloat16")}
     assert metrics["handover/bytes"] == 2 * sum(x.size for x in jax.tree.leaves(params))
     np.testing.assert_array_equal(half["head"], params["head"].astype("bfloat16"))
+
+
+@pytest.mark.parametrize("implementation", ["padded", "ragged"])
+@pytest.mark.parametrize(("kind", "dtype", "near"), [("int8", "float32", 1e-5), ("e4m3", "float32", 1e-5), ("e4m3", "bfloat16", 0.03)])
+def test_stored_eight_bit_weights_compute_what_emulated_ones_do(implementation, kind, dtype, near):
+    """A prefill of many rows and a step of few: what a TPU's sampler does, tested here. In bfloat16 emulation rounds a second time."""
+    params, routes = random_params(), None
+    model = Transformer(MODEL, ComputeConfig(dtype=dtype, experts=implementation), "decode")
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, MODEL.vocab_size, (3, 21)), jnp.int32)
+
+    def run(decode):
+        nonlocal routes
+        cache, outs = init_cache(MODEL, 3, 32, dtype), []
+        for part in (slice(0, 20), slice(20, 21)):
+            positions = jnp.broadcast_to(jnp.arange(21, dtype=jnp.int32)[None, part], tokens[:, part].shape)
+            given = None if routes is None else routes[:, part]
+            outs.append(apply(model, decode, tokens[:, part], positions, mask=positions >= 0, routing=given, cache=cache))
+            cache = outs[-1].cache
+        routes = jnp.concatenate([out.routing for out in outs], axis=1)  # the same experts in every run
+        return np.concatenate([np.asarray(out.hidden, np.float64) for out in outs], axis=1)
+
+    found = {}
+    for name, (what, stored) in {"emulated": (kind, False), "stored": (kind, True), "exact": ("off", False)}.items():
+        decode, metrics = hand_over(params, dtype, what, stored)
+        matrices = [x for x in jax.tree.leaves(decode, is_leaf=lambda x: isinstance(x, Quantized)) if isinstance(x, Quantized)]
+        assert bool(matrices) == stored and metrics["handover/bytes"] == sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(decode))
+        assert all(x.values.dtype.itemsize == 1 and x.scales.size * x.shape[-2] == x.values.size for x in matrices)
+        found[name] = run(decode)
+    error = {name: np.abs(found[name] - found["stored"]).max() / np.abs(found["stored"]).max() for name in ("emulated", "exact")}
+    assert 0 < error["emulated"] < near and error["exact"] > 1.5 * error["emulated"], error
 
 
 @pytest.mark.parametrize(("chip", "kind"), [("TPU7x", "e4m3"), ("TPU v6 lite", "int8"), ("cpu", "off")])
