@@ -212,8 +212,20 @@ def run_rounds(ours: Callable[[], int], theirs: Callable[[], int], rounds: int, 
     return out
 
 
-def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the rounds whose probe is at least KEEP of the best; `ratio` is the ratio of the medians."""
+def flops_per_token(config: ModelConfig) -> float:
+    """Of a forward pass, in products with weights: 2 for each weight that a token meets (of the experts its top k); attention scores left out."""
+    c = config
+    attention = 2 * c.hidden * c.head_dim * (c.heads + c.kv_heads)
+    moe = 0 if c.moe is None else c.hidden * (c.moe.experts + 3 * c.moe.top_k * c.moe.ffn)
+    dense = (c.layers - len(c.moe_layers)) * 3 * c.hidden * c.ffn
+    return 2.0 * (c.layers * attention + len(c.moe_layers) * moe + dense + c.hidden * c.vocab_size)
+
+
+def summarise(rounds: list[dict[str, Any]], flops: float) -> dict[str, Any]:
+    """Medians over the rounds whose probe is at least KEEP of the best; `ratio` is the ratio of the medians.
+
+    flops: of a token. A side's share of the matmul rate is what it needs for its tokens, over what the probe's product reached.
+    """
     best = max(r["matmul_gflops"] for r in rounds)
     marked = [{**r, "kept": r["matmul_gflops"] >= KEEP * best} for r in rounds]
     kept = [r for r in marked if r["kept"]]
@@ -223,6 +235,8 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "transformers_tokens_per_s": round(theirs, 1),
         "ratio": round(ours / theirs, 4),
         "matmul_gflops": round(matmul, 1),
+        "ours_matmul_share": round(ours * flops / matmul / 1e9, 4),
+        "transformers_matmul_share": round(theirs * flops / matmul / 1e9, 4),
         "rounds": len(rounds),
         "rounds_dropped": len(rounds) - len(kept),
         "others_cpu_share_max": max((r["others_cpu_share"] for r in kept if r.get("others_cpu_share") is not None), default=None),

@@ -111,7 +111,7 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
         "agreement": agreement,
         "both_sides": "float32, temperature 1, untruncated distribution, no end token: a request ends at its length; prefill included",
     }
-    common.report("long_tail", smoke, common.summarise(found), details, common.environment())
+    common.report("long_tail", smoke, common.summarise(found, common.flops_per_token(config)), details, common.environment())
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -133,7 +133,7 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
         "new_tokens": setup.new_tokens,
         "both_sides": "float32, temperature 1, untruncated distribution, no end token, prefill included",
     }
-    common.report("rollout", smoke, common.summarise(found), details, common.environment())
+    common.report("rollout", smoke, common.summarise(found, common.flops_per_token(config)), details, common.environment())
 
 
 def main(argv: list[str] | None = None) -> None:

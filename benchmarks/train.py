@@ -138,7 +138,7 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
         "moe_load_max_over_mean": [round(load, 2), round(ours.load, 2)],  # before the first and after the last round
         "both_sides": f"float32, full AdamW step, gradient clipping at {OPTIM.clip_grad_norm}, no router loss, no weight decay",
     }
-    common.report("train", smoke, common.summarise(found), details, common.environment())
+    common.report("train", smoke, common.summarise(found, 3 * common.flops_per_token(config)), details, common.environment())
 
 
 def main(argv: list[str] | None = None) -> None:

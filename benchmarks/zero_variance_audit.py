@@ -54,6 +54,7 @@ def _halved(change: Callable[[RLConfig], RLConfig]) -> Callable[[RLConfig], RLCo
 
 SHAPING = ShapingConfig(length_penalty=0.05, repetition_penalty=0.02)
 GROW = {"select": True, "grow_to": 16}
+HOTTER = {**GROW, "grow_temperature": 1.4}
 CURRICULUM = {"curriculum": True, "grow_to": 16}
 # name -> (whether stage 0 runs, changes to plain GRPO)
 VARIANTS: dict[str, tuple[bool, Callable[[RLConfig], RLConfig]]] = {
@@ -65,9 +66,13 @@ VARIANTS: dict[str, tuple[bool, Callable[[RLConfig], RLConfig]]] = {
     "all": (True, _with(zero_variance={**GROW, "rl_zvp": True}, shaping=SHAPING)),
     "all but the filter": (False, _with(zero_variance={**GROW, "rl_zvp": True}, shaping=SHAPING)),
     "all, curriculum in place of filter": (False, _with(zero_variance={**CURRICULUM, "rl_zvp": True}, shaping=SHAPING)),
+    "all, hotter growth": (True, _with(zero_variance={**HOTTER, "rl_zvp": True}, shaping=SHAPING, correction=CorrectionConfig("tis"))),
+    "all but the filter, hotter growth": (
+        False, _with(zero_variance={**HOTTER, "rl_zvp": True}, shaping=SHAPING, correction=CorrectionConfig("tis")),
+    ),
     "dapo": (False, _with(objective=ObjectiveConfig("dapo"), zero_variance={"dynamic_sampling": True})),
     "hotter growth in place of RL-ZVP": (
-        True, _with(zero_variance={**GROW, "grow_temperature": 1.4}, shaping=SHAPING, correction=CorrectionConfig("tis")),
+        True, _with(zero_variance=HOTTER, shaping=SHAPING, correction=CorrectionConfig("tis")),
     ),
     "curriculum in place of RL-ZVP": (True, _with(zero_variance=CURRICULUM, shaping=SHAPING)),
 }

@@ -15,12 +15,14 @@ from rich.console import Console
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.data.prompts import check_lengths, heldout_prompts
 from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.model.params import place
 from compass_jax.records import Prompt, Rollout, Score
 from compass_jax.report import summary_table
 from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
+from compass_jax.sharding import placements
 from compass_jax.train.session import load_tokenizer
 from compass_jax.weights.handover import hand_over
 from compass_jax.weights.hf import init_or_load
@@ -96,8 +98,10 @@ def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]
     """Engine, decoding parameters and tokenizer for the weights of a run directory, a checkpoint or a Hugging Face folder."""
     tokenizer = load_tokenizer(config)
     params = init_or_load(dataclasses.replace(config, init_from=weights), jax.random.key(config.seed))
-    decode, _ = hand_over(params, config.rollout_compute.dtype, config.rollout.quantize)
-    return Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id), decode, tokenizer
+    placement = placements(config.rollout_mesh or config.mesh, None, False)[1]
+    options = {} if placement is None else {"model": config.model, "placement": placement}
+    decode, _ = hand_over(place(params, config.model, placement), config.rollout_compute.dtype, config.rollout.quantize, **options)
+    return Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id, placement), decode, tokenizer
 
 
 def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:

@@ -18,6 +18,7 @@ from compass_jax.config_io import config_from_json, config_to_json, differences
 MAY_CHANGE = frozenset(
     {"run_dir", "keep_checkpoints", "rl.steps", "rl.save_every", "rl.eval_every", "sft.steps", "sft.save_every", "sft.eval_every"}
 )
+MESHES = ("mesh.", "rollout_mesh", "rollout_apart")  # a checkpoint goes on on any mesh
 
 
 class RunDirectoryInUse(RuntimeError):
@@ -33,7 +34,7 @@ class RunDir:
 
     The lock is `flock` on `.lock`: the kernel releases it when the process ends, however it ends, so no stale lock
     can stop a resume. `resumed` says whether the directory held a run before. On an existing directory the
-    configuration must be the same but for `MAY_CHANGE`; the new one is then written in its place.
+    configuration must be the same but for `MAY_CHANGE` and the meshes; the new one is then written in its place.
 
     Raises RunDirectoryInUse, ConfigMismatch; OSError where the directory cannot be made.
     """
@@ -85,7 +86,7 @@ def read_config(path: str | os.PathLike) -> RunConfig:
 
 def check_same_run(old: RunConfig, new: RunConfig, path: str) -> None:
     """Raises ConfigMismatch where `new` cannot continue a run of `old`."""
-    changed = {k: v for k, v in differences(old, new).items() if k not in MAY_CHANGE}
+    changed = {k: v for k, v in differences(old, new).items() if k not in MAY_CHANGE and not k.startswith(MESHES)}
     if changed:
         lines = "\n".join(f"  {key}: {was!r} in the run, {now!r} now" for key, (was, now) in changed.items())
         advice = f"Use another run_dir, or the configuration of the run ({path}/config.json)."

@@ -1,11 +1,13 @@
 """The benchmarks: arithmetic of the report by value, and both commands end to end on a toy model."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -13,6 +15,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from benchmarks import common, long_tail, rollout
+from compass_jax.config import ModelConfig, MoEConfig
+from compass_jax.model.params import is_spec, param_specs
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,15 +27,28 @@ def a_round(ours, theirs, gflops):
 
 def test_disturbed_rounds_are_dropped_and_the_ratio_is_that_of_the_medians():
     rounds = [a_round(10.0, 20.0, 100.0), a_round(30.0, 10.0, 70.0), a_round(1000.0, 1.0, 69.9), a_round(14.0, 11.0, 90.0)]
-    found = common.summarise(rounds)
+    found = common.summarise(rounds, 2e9)
     assert (found["rounds"], found["rounds_dropped"]) == (4, 1)
     assert [r["kept"] for r in found["per_round"]] == [True, True, False, True]
     assert (found["ours_tokens_per_s"], found["transformers_tokens_per_s"], found["matmul_gflops"]) == (14.0, 11.0, 90.0)
+    assert (found["ours_matmul_share"], found["transformers_matmul_share"]) == (round(28 / 90, 4), round(22 / 90, 4))
     assert found["ratio"] == round(14 / 11, 4)  # the median of the rounds' ratios would be 14/11 too, their mean not
 
 
+def test_flops_of_a_token_are_two_for_each_weight_that_it_meets():
+    """Against the parameter tree: everything but embedding and norms, of 16 experts the top 4."""
+    moe = MoEConfig(experts=16, top_k=4, ffn=24, dense_layers=(1,))
+    config = ModelConfig("qwen3_moe", vocab_size=96, hidden=32, layers=3, heads=4, kv_heads=2, head_dim=8, ffn=40, moe=moe)
+    met = 0.0
+    for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(config), is_leaf=is_spec):
+        name = str(path[-1].key)
+        if name != "embed" and not name.endswith("norm"):
+            met += math.prod(spec.shape) * (4 / 16 if spec.per_expert else 1)
+    assert common.flops_per_token(config) == 2 * met
+
+
 def test_the_ratio_is_not_the_median_of_ratios():
-    found = common.summarise([a_round(10.0, 20.0, 100.0), a_round(20.0, 10.0, 100.0), a_round(30.0, 60.0, 100.0)])
+    found = common.summarise([a_round(10.0, 20.0, 100.0), a_round(20.0, 10.0, 100.0), a_round(30.0, 60.0, 100.0)], 1.0)
     assert found["ratio"] == 1.0  # of the ratios 0.5, 2, 0.5 the median is 0.5
 
 

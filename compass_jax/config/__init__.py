@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from compass_jax.config.data import DataConfig, EvalConfig, FileSource, ProceduralSource, RewardConfig, RolloutConfig
 from compass_jax.config.errors import ConfigError, check
+from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.training import (
     CLIP_RANGES,
@@ -24,9 +25,9 @@ from compass_jax.config.training import (
 )
 
 __all__ = [
-    "CLIP_RANGES", "ComputeConfig", "ConfigError", "CorrectionConfig", "DataConfig", "EvalConfig", "FileSource", "MoEConfig", "ModelConfig",
-    "ObjectiveConfig", "OptimConfig", "ProceduralSource", "RLConfig", "RewardConfig", "RolloutConfig", "RunConfig", "SFTConfig", "ShapingConfig",
-    "ZeroVarianceConfig",
+    "CLIP_RANGES", "ComputeConfig", "ConfigError", "CorrectionConfig", "DataConfig", "EvalConfig", "FileSource", "MeshConfig", "MoEConfig",
+    "ModelConfig", "ObjectiveConfig", "OptimConfig", "ProceduralSource", "RLConfig", "RewardConfig", "RolloutConfig", "RunConfig",
+    "SFTConfig", "ShapingConfig", "ZeroVarianceConfig",
 ]
 
 
@@ -40,6 +41,9 @@ class RunConfig:
     seed: int = 0
     init_from: str = ""
     compute: ComputeConfig = field(default_factory=ComputeConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)  # of the training
+    rollout_mesh: MeshConfig | None = None  # None: the training's
+    rollout_apart: bool = False  # the rollout has devices of its own, behind the training's; with rl.one_step_off both work at once
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     data: DataConfig = field(default_factory=DataConfig)
     rewards: RewardConfig = field(default_factory=RewardConfig)
@@ -68,6 +72,19 @@ class RunConfig:
         check(
             self.rollout.max_length <= self.model.max_positions,
             f"rollout.prompt_buckets + max_new_tokens = {self.rollout.max_length} tokens exceed model.max_positions = {self.model.max_positions}",
+        )
+        self.mesh.validate("mesh", self.model)
+        (self.rollout_mesh or self.mesh).validate("rollout_mesh", self.model)
+        sampling = (self.rollout_mesh or self.mesh).devices
+        check(
+            self.rollout_apart or sampling == self.mesh.devices,
+            f"rollout_mesh has {sampling} devices, mesh {self.mesh.devices}: on the same devices both need as many; set rollout_apart to give the "
+            "rollout its own",
+        )
+        check(
+            not self.rl.one_step_off or self.rollout_apart or self.mesh.devices == 1,
+            f"rl.one_step_off on one mesh of {self.mesh.devices} devices: rollout and training would start programs from two threads, which can hang "
+            "in their collectives; set rollout_apart",
         )
         narrow = "bfloat16" in (self.compute.dtype, self.rollout_compute.dtype)
         parts = self.compute.float32_parts

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from compass_jax.config import ModelConfig
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, kind_of, matmul, quantize
+from compass_jax.sharding import Placement, constrain
 
 
 class LayerCache(NamedTuple):
@@ -81,8 +82,20 @@ def _causal(q: Float[Array, "b kv g t d"], new: LayerCache) -> Float[Array, "b k
     return out[0] if len(out) == 1 else jnp.concatenate(out, axis=3)
 
 
+def _whole(q: Float[Array, "b kv g t d"], new: LayerCache) -> Float[Array, "b kv g t d"]:
+    """Attention within rows at once, queries split over devices: slices of them would cross the split."""
+    at = jnp.arange(q.shape[3])
+    return _attend(q, new, (at[None, :] <= at[:, None])[None])
+
+
 def attention(
-    x: Float[Array, "b t m"], params, tables, positions: Int[Array, "b t"], config: ModelConfig, cache: LayerCache | None
+    x: Float[Array, "b t m"],
+    params,
+    tables,
+    positions: Int[Array, "b t"],
+    config: ModelConfig,
+    cache: LayerCache | None,
+    placement: Placement | None = None,
 ) -> tuple[Float[Array, "b t m"], LayerCache | None]:
     """Causal self-attention.
 
@@ -95,10 +108,13 @@ def attention(
     if config.qk_norm:
         q, k = rms_norm(q, params["q_norm"], config.norm_eps), rms_norm(k, params["k_norm"], config.norm_eps)
     q, k = apply_rope(q, tables), apply_rope(k, tables)
+    split = placement is not None and placement.token_axis(x.shape[1]) is not None
+    q = constrain(placement, q, "batch", "tokens", "heads", None)
+    k, v = (constrain(placement, y, "batch", None, "kv_heads", None) for y in (k, v))  # all tokens' keys and values, where tokens are split
     q = q.transpose(0, 2, 1, 3).reshape(x.shape[0], config.kv_heads, -1, x.shape[1], config.head_dim)
     new = LayerCache(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
     if cache is None:
-        out = _causal(q, new)
+        out = _whole(q, new) if split else _causal(q, new)
     else:
         cache = LayerCache(_write(cache.k, k, positions), _write(cache.v, v, positions))
         visible = jnp.arange(jax.tree.leaves(cache)[0].shape[2], dtype=positions.dtype)[None, None, :] <= positions[:, :, None]

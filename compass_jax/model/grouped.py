@@ -19,14 +19,14 @@ MANY_ROWS = 128  # an expert, on average
 
 
 def grouped_swiglu(
-    x: Float[Array, "n d"], gates: Float[Array, "n k"], weights: dict[str, Float[Array, "e ..."] | Quantized], dispatch: Dispatch
+    x: Float[Array, "n d"], gates: Float[Array, "n k"], weights: dict[str, Float[Array, "e ..."] | Quantized], dispatch: Dispatch, parts: int = 1
 ) -> Float[Array, "n d"]:
     """sum_k gates_k * SwiGLU of a token's k-th expert; masked tokens give 0.
 
     `weights`: gate and up `[e d f]`, or both side by side as gate_up `[e d 2f]` (one wider product; not differentiable); down `[e f d]`.
-    The latter may be 8-bit.
+    The latter may be 8-bit. `parts`: about so many of the pairs for each that is dispatched.
     """
-    down, pairs = weights["down"], dispatch.order.shape[0]
+    down, pairs = weights["down"], dispatch.order.shape[0] // parts
     blocks = block_shapes(pairs, down.shape[0])
     if "gate_up" not in weights:
         return sized_swiglu(x, gates, weights["gate"], weights["up"], down, dispatch, blocks)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from compass_jax.model.precision import at_least_float32
+from compass_jax.model.sharded import sharded_over_tokens
+from compass_jax.sharding import Placement
 
 
 def head_weights(params) -> Float[Array, "d v"]:
@@ -28,32 +32,61 @@ def log_softmax_entropy(logits: Float[Array, "*n v"]) -> tuple[Float[Array, "*n 
 
 
 def token_logprobs(
-    hidden: Float[Array, "b t d"], head: Float[Array, "d v"], tokens: Int[Array, "b t"], temperature: float, chunk: int
+    hidden: Float[Array, "b t d"],
+    head: Float[Array, "d v"],
+    tokens: Int[Array, "b t"],
+    temperature: float,
+    chunk: int,
+    placement: Placement | None = None,
 ) -> tuple[Float[Array, "b t"], Float[Array, "b t"]]:
     """(logp, entropy) of token t under log_softmax(logits / T) of the hidden state at t-1; index 0 is 0 in both.
 
-    Entropy is of the same distribution and carries no gradient. The logits of `chunk` tokens exist at once, in the
+    Entropy is of the same distribution and carries no gradient. The logits of `chunk` tokens exist at once on a device, in the
     backward pass too (each chunk is recomputed there).
     """
+    targets, run = jnp.roll(tokens, -1, axis=1), partial(_chunked, temperature=temperature, chunk=chunk)
+    if placement is None:
+        out = run(hidden, head, targets)
+    else:
+        out = sharded_over_tokens(placement, run, hidden, head, targets)
+    return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in out)
+
+
+def _chunked(hidden, head, targets, temperature: float, chunk: int, axis: str | None = None):
+    """(logp, entropy) of `targets` `[b t]` at their own places. axis: the mesh axis over which the vocabulary is split."""
     b, t, d = hidden.shape
     n = b * t
     size = min(chunk, n)
     pad = -n % size
     flat = jnp.pad(hidden.reshape(n, d), ((0, pad), (0, 0))).reshape(-1, size, d)
-    targets = jnp.pad(jnp.roll(tokens, -1, axis=1).reshape(n), (0, pad)).reshape(-1, size)
+    targets = jnp.pad(targets.reshape(n), (0, pad)).reshape(-1, size)
 
     @jax.checkpoint
     def one(h, target):
-        logp, entropy = log_softmax_entropy(logits_of(h, head) / temperature)
+        logits = logits_of(h, head) / temperature
+        if axis is not None:
+            return _split_logprobs(logits, target, axis)
+        logp, entropy = log_softmax_entropy(logits)
         return jnp.take_along_axis(logp, target[:, None], axis=-1)[:, 0], jax.lax.stop_gradient(entropy)
 
     if flat.shape[0] == 1:
         out = one(flat[0], targets[0])
     else:
         out = jax.lax.map(lambda xs: one(*xs), (flat, targets))
+    return tuple(x.reshape(-1)[:n].reshape(b, t) for x in out)
 
-    def align(x):
-        x = x.reshape(-1)[:n].reshape(b, t)
-        return jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
 
-    return align(out[0]), align(out[1])
+def _split_logprobs(logits: Float[Array, "n v"], target: Int[Array, "n"], axis: str) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
+    """(logp of the target, entropy) where each device has its own part of the vocabulary."""
+    size = logits.shape[1]
+    largest = jax.lax.pmax(jax.lax.stop_gradient(jnp.max(logits, axis=1)), axis)
+    shifted = logits - largest[:, None]
+    weights = jnp.exp(shifted)
+    total = jax.lax.psum(jnp.sum(weights, axis=1), axis)
+    local = target - jax.lax.axis_index(axis) * size
+    own = (local >= 0) & (local < size)
+    mine = jnp.take_along_axis(shifted, jnp.clip(local, 0, size - 1)[:, None], axis=1)[:, 0]
+    chosen = jax.lax.psum(jnp.where(own, mine, jnp.zeros((), mine.dtype)), axis)
+    logz = jnp.log(total)
+    mean = jax.lax.psum(jnp.sum(weights * shifted, axis=1), axis) / total
+    return chosen - logz, jax.lax.stop_gradient(logz - mean)

@@ -6,6 +6,8 @@ raw routing array: raw use is silently wrong, since a gather at 255 gives NaN or
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from compass_jax.config import MoEConfig
+from compass_jax.config import ModelConfig, MoEConfig
 from compass_jax.model.grouped import grouped_swiglu
 from compass_jax.model.precision import at_least_float32
-from compass_jax.model.quantize import Quantized, ragged_matmul
+from compass_jax.model.quantize import Quantized, in_dtype, ragged_matmul
 from compass_jax.model.sized import Dispatch
 
 
@@ -38,6 +40,14 @@ def routing_dtype(experts: int) -> np.dtype:
 def unset_id(dtype) -> int:
     """The value that means 'no route recorded here'."""
     return int(np.iinfo(dtype).max)
+
+
+def empty_routes(config: ModelConfig, *shape: int) -> UInt[Array, "..."] | None:
+    """Unset routes `[*shape l k]`; None for a dense model."""
+    if not config.moe_layers:
+        return None
+    dtype = routing_dtype(config.moe.experts)
+    return jnp.full((*shape, len(config.moe_layers), config.moe.top_k), unset_id(dtype), dtype)
 
 
 def read_routes(routing: UInt[Array, "*n k"], experts: int) -> tuple[Int[Array, "*n k"], Bool[Array, "*n"]]:
@@ -117,6 +127,28 @@ def _permute_bwd(saved, g):
 _permute.defvjp(_permute_fwd, _permute_bwd)
 
 
+def moe_layer(
+    y: Float[Array, "b t d"],
+    gate_input: Float[Array, "b t d"],
+    params: dict[str, Float[Array, "..."] | Quantized],
+    given: UInt[Array, "b t k"] | None,
+    mask: Bool[Array, "b t"],
+    config: MoEConfig,
+    implementation: str,
+    ffn: Callable | None = None,
+) -> tuple[Float[Array, "b t d"], UInt[Array, "b t k"], RouterStats]:
+    """(output, the ids that were used, router statistics) of one MoE layer. `ffn`: `moe_ffn`, or one that shares the work (model/sharded.py)."""
+    b, t, d = y.shape
+    flat, mask, wide = y.reshape(b * t, d), mask.reshape(b * t), at_least_float32(y.dtype)
+    logits = jnp.matmul(gate_input.reshape(b * t, d).astype(wide), params["router"].astype(wide), precision=jax.lax.Precision.HIGHEST)
+    ids, gates, stats = route(logits, None if given is None else given.reshape(b * t, -1), mask, config)
+    weights = {name: in_dtype(w, y.dtype) for name, w in params.items() if name != "router"}
+    out = (ffn or moe_ffn)(flat, ids, gates, mask, weights, implementation)
+    dtype = routing_dtype(config.experts)
+    record = jnp.where(mask[:, None], ids, unset_id(dtype)).astype(dtype)
+    return out.reshape(b, t, d), record.reshape(b, t, -1), stats
+
+
 def moe_ffn(
     x: Float[Array, "n d"],
     ids: Int[Array, "n k"],
@@ -124,8 +156,12 @@ def moe_ffn(
     mask: Bool[Array, "n"],
     weights: dict[str, Float[Array, "e ..."] | Quantized],
     implementation: str,
+    parts: int = 1,
 ) -> Float[Array, "n d"]:
-    """sum_k gates_k * SwiGLU_{ids_k}(x), dropless. Masked tokens are not dispatched and give 0."""
+    """sum_k gates_k * SwiGLU_{ids_k}(x), dropless. Masked tokens, and choices whose id is the number of experts, are not dispatched and give 0.
+
+    `parts`: of how many the experts here are one, so that about that share of the choices is theirs; it changes sizes of blocks alone.
+    """
     n, k = ids.shape
     experts = weights["down"].shape[0]
     flat = jnp.where(mask[:, None], ids, experts).reshape(n * k)  # `experts` sorts behind every group
@@ -133,7 +169,7 @@ def moe_ffn(
     row = jnp.zeros_like(order).at[order].set(jnp.arange(n * k, dtype=jnp.int32), unique_indices=True)
     sizes = jnp.sum(flat[:, None] == jnp.arange(experts, dtype=flat.dtype)[None, :], axis=0, dtype=jnp.int32)
     dispatch = Dispatch(order, row, sizes)
-    grouped = grouped_swiglu if implementation == "padded" else ragged_swiglu
+    grouped = partial(grouped_swiglu, parts=parts) if implementation == "padded" else ragged_swiglu
     # A masked token's gates may be NaN, and 0 * NaN is not 0.
     gates = jnp.where(mask[:, None], gates.astype(x.dtype), jnp.zeros((), x.dtype))
     return grouped(x, gates, weights, dispatch)

@@ -11,12 +11,14 @@ Abstract tree, shardings, initialisation and checkpoint conversion are all deriv
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from compass_jax.config import ComputeConfig, ModelConfig
+from compass_jax.sharding import SPLIT, STORE, Placement, move
 
 _LONGEST_PERIOD = 8
 
@@ -196,21 +198,23 @@ def _has_runs(tree: Any) -> bool:
     return isinstance(tree, dict) and any(str(name).startswith("run_") for name in tree)
 
 
-def to_decode(params: dict[str, Any]) -> dict[str, Any]:
-    """Stacked or unrolled layout -> decode layout."""
-    return jax.tree.map(_fuse, unroll(params), is_leaf=_is_moe_mlp)
+def to_decode(params: dict[str, Any], tensor: int = 1) -> dict[str, Any]:
+    """Stacked or unrolled layout -> decode layout, for experts that are split over `tensor` devices."""
+    return jax.tree.map(partial(_fuse, tensor=tensor), unroll(params), is_leaf=_is_moe_mlp)
 
 
 def _is_moe_mlp(tree: Any) -> bool:
     return isinstance(tree, dict) and "router" in tree
 
 
-def _fuse(tree: Any) -> Any:
-    """An MoE layer's gate and up `[e d f]` as gate_up `[e d 2f]`; anything else as it is."""
+def _fuse(tree: Any, tensor: int) -> Any:
+    """An MoE layer's gate and up `[e d f]` as gate_up `[e d 2f]`, in each of `tensor` parts gate before up; anything else as it is."""
     if not _is_moe_mlp(tree):
         return tree
     kept = {name: w for name, w in tree.items() if name not in ("gate", "up")}
-    return {**kept, "gate_up": jnp.concatenate([tree["gate"], tree["up"]], axis=-1)}
+    e, d, f = tree["gate"].shape
+    parts = [tree[name].reshape(e, d, tensor, f // tensor) for name in ("gate", "up")]
+    return {**kept, "gate_up": jnp.concatenate(parts, axis=-1).reshape(e, d, 2 * f)}
 
 
 def _fuse_specs(tree: Any) -> Any:
@@ -229,6 +233,44 @@ def abstract_params(config: ModelConfig, dtype: str) -> dict[str, Any]:
 def logical_axes(config: ModelConfig) -> dict[str, Any]:
     """The parameter tree with each leaf's tuple of logical axis names."""
     return jax.tree.map(lambda s: s.axes, param_specs(config), is_leaf=is_spec)
+
+
+def shardings_like(tree: Any, config: ModelConfig, placement: Placement, table: dict[str, str] = STORE) -> Any:
+    """A sharding for each leaf: those of parameter trees (an optimiser's state has several, in either training layout) by `table`, others whole."""
+
+    def of(part):
+        if not _has_runs(part):
+            return placement.sharding()
+        layout = "unrolled" if any(isinstance(run, tuple) for run in part.values()) else "stacked"
+        return jax.tree.map(lambda s: placement.param_sharding(s.axes, table), param_specs(config, layout), is_leaf=is_spec)
+
+    return jax.tree.map(of, tree, is_leaf=_has_runs)
+
+
+def place(tree: Any, config: ModelConfig, placement: Placement | None) -> Any:
+    """`tree` on the mesh as it is stored; as it is without one."""
+    return tree if placement is None else move(tree, shardings_like(tree, config, placement))
+
+
+def placed_structs(abstract: Any, config: ModelConfig, placement: Placement | None) -> Any:
+    """ShapeDtypeStructs with the shardings of storage, so that a checkpoint is read straight into them."""
+    if placement is None:
+        return abstract
+    shardings = shardings_like(abstract, config, placement)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
+
+
+def decode_shardings(tree: Any, config: ModelConfig, placement: Placement) -> Any:
+    """A sharding for each leaf of a decoding copy, 8-bit matrices and their scales (of one input) too."""
+
+    def of(spec: ParamSpec, part: Any):
+        def leaf(x):
+            axes = [axis if size > 1 else None for size, axis in zip(x.shape, spec.axes, strict=True)]
+            return placement.param_sharding(tuple(axes), SPLIT)
+
+        return jax.tree.map(leaf, part)
+
+    return jax.tree.map(of, param_specs(config, "decode"), tree, is_leaf=is_spec)
 
 
 def param_count(config: ModelConfig) -> int:

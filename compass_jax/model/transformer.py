@@ -9,6 +9,7 @@ live, and the ids that were used come back.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -18,10 +19,11 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.model.attention import LayerCache, attention, rms_norm, rope_tables
-from compass_jax.model.moe import RouterStats, moe_ffn, route, routing_dtype, unset_id
+from compass_jax.model.moe import RouterStats, moe_layer, routing_dtype
 from compass_jax.model.params import Layout, init_tree, layer_runs, param_specs, unstack_run
-from compass_jax.model.precision import at_least_float32
-from compass_jax.model.quantize import any_quantized, in_dtype, matmul, quantized_zeros
+from compass_jax.model.quantize import any_quantized, matmul, quantized_zeros
+from compass_jax.model.sharded import sharded_moe_layer
+from compass_jax.sharding import Placement, constrain
 
 Cache = tuple[LayerCache, ...]
 
@@ -41,6 +43,7 @@ class Transformer(nn.Module):
     config: ModelConfig
     compute: ComputeConfig = ComputeConfig()
     layout: Layout = "stacked"
+    placement: Placement | None = None  # how parameters and activations lie on a mesh; None: one device
 
     @nn.compact
     def __call__(
@@ -61,8 +64,9 @@ class Transformer(nn.Module):
         if routing is not None:
             _require_own_routes(config, tokens, routing)
         x = jnp.take(params["embed"], tokens, axis=0).astype(compute.dtype_of("stream"))
+        x = constrain(self.placement, x, "batch", "tokens", None)
         tables = rope_tables(positions, config.head_dim, config.rope_theta, compute.dtype_of("attention"))
-        block = _Block(config, compute, tables, positions, mask)
+        block = _Block(config, compute, tables, positions, mask, self.placement)
         by_layer = None if routing is None else jnp.moveaxis(routing, 2, 0)
         ids, stats, caches, first = [], [], [], 0
         for n, run in enumerate(layer_runs(config)):
@@ -101,20 +105,21 @@ class _Block(NamedTuple):
     tables: Any
     positions: Int[Array, "b t"]
     mask: Bool[Array, "b t"]
+    placement: Placement | None
 
     def layer(self, x, params, is_moe: bool, given, cache):
         """One decoder layer -> (x, cache, ids or None, stats or None)."""
         config = self.config
         with jax.named_scope("attention"):
             y = self._normed(x, params["attention_norm"], "attention")
-            y, cache = attention(y, params["attention"], self.tables, self.positions, config, cache)
-            x = x + y.astype(x.dtype)
+            y, cache = attention(y, params["attention"], self.tables, self.positions, config, cache, self.placement)
+            x = constrain(self.placement, x + y.astype(x.dtype), "batch", "tokens", None)
         y = self._normed(x, params["mlp_norm"], "mlp")
         if not is_moe:
             with jax.named_scope("mlp"):
                 gate, up, down = (params["mlp"][name] for name in ("gate", "up", "down"))
                 out = matmul(jax.nn.silu(matmul(y, gate)) * matmul(y, up), down)
-                return x + out.astype(x.dtype), cache, None, None
+                return constrain(self.placement, x + out.astype(x.dtype), "batch", "tokens", None), cache, None, None
         with jax.named_scope("moe"):
             own = self.compute.dtype_of("gate") != self.compute.dtype_of("mlp")
             gate_input = self._normed(x, params["mlp_norm"], "gate") if own else y
@@ -128,16 +133,8 @@ class _Block(NamedTuple):
         return rms_norm(x, scale, self.config.norm_eps).astype(dtype)
 
     def _moe(self, y, gate_input, params, given):
-        b, t, d = y.shape
-        moe, flat, mask = self.config.moe, y.reshape(b * t, d), self.mask.reshape(b * t)
-        wide = at_least_float32(y.dtype)
-        logits = jnp.matmul(gate_input.reshape(b * t, d).astype(wide), params["router"].astype(wide), precision=jax.lax.Precision.HIGHEST)
-        ids, gates, stats = route(logits, None if given is None else given.reshape(b * t, -1), mask, moe)
-        weights = {name: in_dtype(w, y.dtype) for name, w in params.items() if name != "router"}
-        out = moe_ffn(flat, ids, gates, mask, weights, grouped_matmul(self.compute))
-        dtype = routing_dtype(moe.experts)
-        record = jnp.where(mask[:, None], ids, unset_id(dtype)).astype(dtype)
-        return out.reshape(b, t, d), record.reshape(b, t, -1), stats
+        run = moe_layer if self.placement is None else partial(sharded_moe_layer, self.placement)
+        return run(y, gate_input, params, given, self.mask, self.config.moe, grouped_matmul(self.compute))
 
 
 def _require_own_routes(config: ModelConfig, tokens: Int[Array, "b t"], routing: UInt[Array, "b t l k"]) -> None:

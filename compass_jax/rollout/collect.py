@@ -19,7 +19,7 @@ from compass_jax.records import Prompt, Rollout
 from compass_jax.rollout.engine import DecodeState, Engine, Prefix
 from compass_jax.rollout.pages import PagePool
 from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
-from compass_jax.rollout.schedule import longest_first
+from compass_jax.rollout.schedule import evenly, longest_first
 
 
 @dataclass
@@ -113,7 +113,8 @@ class Collection:
         self._begun = self.finished | self.carried.keys()
         self._queue = deque(n for n in order if not self._begun.issuperset(range(n * self.samples, (n + 1) * self.samples)))
         self._open: _Open | None = None
-        self._interrupted = deque(sorted(map(self._carry, self.carried.values()), key=lambda x: -len(x.tokens)))  # alike in length together
+        alike = sorted(map(self._carry, self.carried.values()), key=lambda x: (-len(x.tokens), x.row))  # in length together, for their prefills
+        self._interrupted = deque(alike)
         self._slots: list[Sample | None] = [None] * config.slots
         self._entered: list[Sample] = []  # those in slots, the oldest first
         self._pages = PagePool(config.cache_pages, config.page_tokens, config.slots, config.pages_per_slot) if config.cache_pages else None
@@ -188,7 +189,8 @@ class Collection:
 
     def _fill(self, state: DecodeState) -> DecodeState:
         """Puts waiting samples into free slots: first those that have begun, then new ones, prefilling when the open prefix is used up."""
-        free = deque(slot for slot, sample in enumerate(self._slots) if sample is None)
+        empty = [slot for slot, sample in enumerate(self._slots) if sample is None]
+        free = deque(evenly(empty, len(self._slots), self.engine.slot_groups))
         while free and self._interrupted:
             state, entered = self._resume(state, free)
             if not entered:

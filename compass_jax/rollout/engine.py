@@ -15,11 +15,12 @@ from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.model.logprobs import head_weights, logits_of
-from compass_jax.model.moe import routing_dtype, unset_id
+from compass_jax.model.moe import empty_routes, unset_id
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.transformer import Cache, Transformer, apply, init_cache
 from compass_jax.rollout.kv_cache import new_cache, put_back, put_prefix, window
 from compass_jax.rollout.sampling import Purpose, Sampler, sample, sample_keys
+from compass_jax.sharding import Placement, constrain, move
 
 
 class Prefix(NamedTuple):
@@ -62,12 +63,12 @@ class Engine:
     Engines of equal settings are equal, so that they share what was compiled.
     """
 
-    def __init__(self, model: ModelConfig, compute: ComputeConfig, rollout: RolloutConfig, eos_id: int):
-        self.model_config, self.compute, self.config, self.eos_id = model, compute, rollout, eos_id
-        self.model = Transformer(model, compute, "decode")
+    def __init__(self, model: ModelConfig, compute: ComputeConfig, rollout: RolloutConfig, eos_id: int, placement: Placement | None = None):
+        self.model_config, self.compute, self.config, self.eos_id, self.placement = model, compute, rollout, eos_id, placement
+        self.model = Transformer(model, compute, "decode", placement)
 
     def _settings(self):
-        return self.model_config, self.compute, self.config, self.eos_id
+        return self.model_config, self.compute, self.config, self.eos_id, self.placement
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Engine) and self._settings() == other._settings()
@@ -79,6 +80,11 @@ class Engine:
     def max_concurrent_decodes(self) -> int:
         """Number of slots."""
         return self.config.slots
+
+    @property
+    def slot_groups(self) -> int:
+        """Devices, or groups of them, over which the slots are split."""
+        return 1 if self.placement is None else self.placement.size(*self.placement.batch_axes(self.config.slots))
 
     @property
     def max_prefill_length(self) -> int:
@@ -106,28 +112,38 @@ class Engine:
             size *= 2
         return min(size, self.config.max_length)
 
+    def _lay(self, x: Array, *axes: str | None) -> Array:
+        """`x` on the mesh, by its first axes; the others are whole."""
+        return constrain(self.placement, x, *axes, *(None,) * (x.ndim - len(axes)))
+
+    def _lay_state(self, state: DecodeState) -> DecodeState:
+        """A state as it lies between calls: slots over the mesh, heads of the cache over tensor."""
+        if self.placement is None:
+            return state
+        rows = None if self.config.cache_pages else "batch"
+        cache = jax.tree.map(lambda x: self._lay(x, rows, "kv_heads"), state.cache)
+        rest = jax.tree.map(lambda x: self._lay(x, "batch"), state._replace(cache=None, table=None))
+        return rest._replace(cache=cache, table=state.table)
+
+    @partial(jax.jit, static_argnums=0)
     def init_decode_state(self) -> DecodeState:
         """An empty state: no slot is live."""
-        c, n, t = self.model_config, self.config.slots, self.config.max_length
-        routing = None
-        if c.moe_layers:
-            dtype = routing_dtype(c.moe.experts)
-            routing = jnp.full((n, t, len(c.moe_layers), c.moe.top_k), unset_id(dtype), dtype)
-        wide = at_least_float32(self.compute.dtype)
-        cache, table = new_cache(c, self.config, self.compute.dtype_of("attention"))
-        return DecodeState(
+        n, t, wide = self.config.slots, self.config.max_length, at_least_float32(self.compute.dtype)
+        cache, table = new_cache(self.model_config, self.config, self.compute.dtype_of("attention"))
+        state = DecodeState(
             cache=cache,
             table=table,
             tokens=jnp.zeros((n, t), jnp.int32),
             logp=jnp.zeros((n, t), wide),
             entropy=jnp.zeros((n, t), wide),
-            routing=routing,
+            routing=empty_routes(self.model_config, n, t),
             lengths=jnp.ones((n,), jnp.int32),
             limits=jnp.ones((n,), jnp.int32),
             keys=jnp.zeros((n, 2), jnp.uint32),
             live=jnp.zeros((n,), bool),
             temperature=jnp.zeros((n,), jnp.float32),
         )
+        return self._lay_state(state)
 
     def prefill(self, *, params, existing_prefix=None, padded_tokens: Int[Array, "t"], true_length: int, sampler=None, request_id: int = 0) -> Prefix:
         """One prompt, one sample, keyed by `request_id`. `existing_prefix` is not supported: ValueError."""
@@ -171,7 +187,7 @@ class Engine:
     def _prefill(self, params, tokens, lengths, keys, sampler, temperature, routing) -> Prefix:
         p, s = keys.shape[:2]
         last, cache, routing = self._encode(params, tokens, lengths, routing)
-        logits = logits_of(last, head_weights(params))
+        logits = self._lay(logits_of(last, head_weights(params)), "batch")
         spread = jnp.repeat(logits, s, axis=0, total_repeat_length=p * s)
         at = jnp.repeat(lengths, s, axis=0, total_repeat_length=p * s)
         each = None if temperature is None else jnp.repeat(temperature, s, axis=0, total_repeat_length=p * s)
@@ -243,7 +259,7 @@ class Engine:
         most = jnp.full(prefix.lengths.shape, self.config.max_new_tokens, jnp.int32)
         most = most if max_new_tokens is None else jnp.clip(max_new_tokens, 1, most)
         limits = lengths + jnp.take(most, source)
-        return state._replace(
+        state = state._replace(
             cache=put_prefix(state.cache, state.table, prefix.cache, source, to),
             tokens=first(window(state.tokens, prefix.tokens), token),
             logp=first(rows(state.logp, jnp.zeros((p * s, state.logp.shape[1]), state.logp.dtype)), logp),
@@ -255,6 +271,7 @@ class Engine:
             live=rows(state.live, (token != self.eos_id) & (lengths + 1 < limits)),
             temperature=state.temperature if prefix.temperature is None else rows(state.temperature, jnp.take(prefix.temperature, source)),
         )
+        return self._lay_state(state)
 
     def _forget(self, routing, slots):
         """A new sequence must not inherit the routes of the slot's previous one: its rows start unset."""
@@ -294,7 +311,7 @@ class Engine:
         def body(carry):
             i, cache, lengths, live, current, outputs = carry
             step = apply(self.model, params, current[:, None], lengths[:, None] - 1, mask=live[:, None], cache=cache)
-            logits = logits_of(step.hidden[:, 0], head_weights(params))
+            logits = self._lay(logits_of(step.hidden[:, 0], head_weights(params)), "batch")
             token, logp, entropy = sample(logits, state.keys, lengths, sampler, state.temperature if sampler.per_request else None)
             new = {"tokens": token, "logp": logp, "entropy": entropy, "wrote": live}
             if moe is not None:
@@ -308,7 +325,7 @@ class Engine:
         steps, cache, lengths, live, _, outputs = jax.lax.while_loop(go_on, body, (jnp.int32(0), cache, state.lengths, state.live, current, outputs))
         inputs = state.lengths[None, :] - 1 + jnp.arange(n, dtype=jnp.int32)[:, None]
         cache = put_back(state.cache, state.table, cache, inputs, outputs["wrote"])
-        return self._write_back(state, outputs)._replace(cache=cache, lengths=lengths, live=live), steps
+        return self._lay_state(self._write_back(state, outputs)._replace(cache=cache, lengths=lengths, live=live)), steps
 
     def _write_back(self, state: DecodeState, outputs) -> DecodeState:
         """Scatters a call's `[steps slots]` outputs to the slots' rows; a live slot advances one position per step."""
@@ -327,7 +344,7 @@ class Engine:
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
     def free_resource(self, slot: Int[Array, ""], decode_state: DecodeState) -> DecodeState:
         """Gives a slot up; what it generated is forgotten."""
-        return decode_state._replace(live=decode_state.live.at[slot].set(False))
+        return self._lay_state(decode_state._replace(live=decode_state.live.at[slot].set(False)))
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
     def harvest(self, state: DecodeState, store: UInt[Array, "rows t l k"] | None, slots: Int[Array, "n"], rows: Int[Array, "n"]):
@@ -337,7 +354,7 @@ class Engine:
         """
         out = tuple(jnp.take(x, slots, axis=0, mode="clip") for x in (state.tokens, state.logp, state.entropy))
         if store is not None:
-            store = store.at[rows].set(jnp.take(state.routing, slots, axis=0, mode="clip"), mode="drop")
+            store = self._lay(store.at[rows].set(jnp.take(state.routing, slots, axis=0, mode="clip"), mode="drop"), "batch")
         return out, store
 
     @partial(jax.jit, static_argnums=(0, 3))
@@ -345,10 +362,12 @@ class Engine:
         """The routes of the first `length` tokens of `rows`; unset for rows out of range."""
         return jnp.take(store[:, :length], rows, axis=0, mode="fill", fill_value=unset_id(store.dtype))
 
+    def adopt(self, store: UInt[Array, "rows t l k"] | None) -> UInt[Array, "rows t l k"] | None:
+        """A store from elsewhere (a checkpoint), on the devices that sample."""
+        return store if store is None or self.placement is None else move(store, self.placement.rows(store.shape[0]))
+
+    @partial(jax.jit, static_argnums=(0, 1))
     def new_store(self, rows: int) -> UInt[Array, "rows t l k"] | None:
         """Room for the routing of `rows` sequences, unset; None for a dense model."""
-        c = self.model_config
-        if not c.moe_layers:
-            return None
-        dtype = routing_dtype(c.moe.experts)
-        return jnp.full((rows, self.config.max_length, len(c.moe_layers), c.moe.top_k), unset_id(dtype), dtype)
+        store = empty_routes(self.model_config, rows, self.config.max_length)
+        return None if store is None else self._lay(store, "batch")

@@ -27,42 +27,41 @@ from compass_jax.data.prompts import check_lengths, heldout_prompts, train_promp
 from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.evaluate import evaluate
-from compass_jax.model.params import in_layout, stack, training_layout
+from compass_jax.model.params import in_layout, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer
-from compass_jax.records import Prompt, TrainBatch, TrainState
+from compass_jax.records import Prompt, TrainState
 from compass_jax.rewards.score import Scorer
-from compass_jax.rl.bucketing import MicroBatch, padding_frac, plan
-from compass_jax.rl.correction import mismatch
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
-from compass_jax.rl.prepare import Prepared
-from compass_jax.rl.zero_variance import waste_of_dropped
 from compass_jax.rollout.engine import Engine
 from compass_jax.rundir import RunDir
+from compass_jax.sharding import placements
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import optim, step
 from compass_jax.train.accounts import group_metrics, permute_rewards, sample_rows, staleness
-from compass_jax.train.batch import StepArrays, assemble, micro_batch, put_routing, store_rows
+from compass_jax.train.batch import StepArrays, assemble
 from compass_jax.train.gather import Gatherer
 from compass_jax.train.history import PromptHistory
 from compass_jax.train.notices import Notices
-from compass_jax.train.partial import PartialRollouts
+from compass_jax.train.partial import SKIPPED, PartialRollouts
 from compass_jax.train.pending import Pending, empty, from_json, pack, to_json
 from compass_jax.train.refill import Gathered, Progress, Refill, StepInterrupted, Unfinished
-from compass_jax.train.session import RolloutStop, StopSignal, carry_tokenizer, check_divergence, load_tokenizer
+from compass_jax.train.session import RolloutStop, StopSignal, carry_tokenizer, load_tokenizer
+from compass_jax.train.updater import Updater
 from compass_jax.weights import checkpoint
 from compass_jax.weights.handover import hand_over
-from compass_jax.weights.hf import init_or_load
+from compass_jax.weights.hf import first_parameters
 from compass_jax.weights.recorded import check_recorded_routes
 
 
-class RLTrainer:
+class RLTrainer(Updater):
     """State and rooms of one run. `steps()` yields each step's metrics; `save()` writes a checkpoint."""
 
     def __init__(self, config: RunConfig, scorer: Scorer, stop: StopSignal, telemetry: Telemetry):
-        self.config, self.rl, self.scorer, self.stop, self.telemetry = config, config.rl, scorer, stop, telemetry
+        train, rollout = placements(config.mesh, config.rollout_mesh, config.rollout_apart)
+        super().__init__(config, Transformer(config.model, config.compute, training_layout(config.compute), train))
+        self.scorer, self.stop, self.telemetry = scorer, stop, telemetry
         self.tokenizer = load_tokenizer(config)
-        self.model = Transformer(config.model, config.compute, training_layout(config.compute))
-        self.engine = Engine(config.model, config.rollout_compute, config.rollout, self.tokenizer.eos_id)
+        self.engine = Engine(config.model, config.rollout_compute, config.rollout, self.tokenizer.eos_id, rollout)
         prompts, self.filter_tokens = train_prompts(config.data, self.tokenizer, config.seed), 0
         if config.data.keep_file:
             prompts, self.filter_tokens = kept_prompts(prompts, config.data.keep_file)
@@ -76,14 +75,18 @@ class RLTrainer:
         gatherer = Gatherer(self.engine, scorer, self.tokenizer.decode, self.rollout_stop, self.rl, config.seed, self.history.expected_length)
         self.refill, self.partial = (kind(gatherer, self.rl, config.rewards) for kind in (Refill, PartialRollouts))
         self.done_steps = 0
-        self.total_updates = self.rl.steps * self.rl.updates_per_rollout * self.rl.epochs
         self.notices = Notices(config, telemetry.note)
         self.notices.at_start(len(self.stream), len({prompt.label for prompt in prompts}))
         self.pending: Pending | None = None
         self.carried: Unfinished | None = None  # partial rollouts: begun in an earlier step
         self.ahead: tuple[Gathered, dict] | None = None  # the next step's rollout, and the stream before it
         self._restore_or_start()
-        self.decode, _ = hand_over(self.state.params, config.rollout_compute.dtype, config.rollout.quantize)
+        self.decode, _ = self._hand_over()
+
+    def _hand_over(self) -> tuple[Any, dict[str, float]]:
+        config = self.config
+        options = {} if self.engine.placement is None else {"model": config.model, "placement": self.engine.placement}
+        return hand_over(self.state.params, config.rollout_compute.dtype, config.rollout.quantize, **options)
 
     # ---- checkpoint -------------------------------------------------------------------------------------------------
 
@@ -91,16 +94,16 @@ class RLTrainer:
         config, directory = self.config, self.config.directory
         found = checkpoint.latest(directory)
         if found is None:
-            params = in_layout(init_or_load(config, jax.random.key(config.seed)), self.model.layout)
-            self.state: TrainState = optim.init_state(params, self.rl.optim, self.total_updates)
+            params = first_parameters(config, self.model)
+            self.state: TrainState = self.on_mesh(optim.init_state(params, self.rl.optim, self.total_updates))
             self.reference: Any = jax.tree.map(jnp.copy, params) if self.rl.uses_reference else None
             self.telemetry.restore(None)  # steps that were logged by a run killed before its first checkpoint
             return
-        abstract = jax.eval_shape(self._fresh_arrays)
+        abstract = placed_structs(jax.eval_shape(self._fresh_arrays), config.model, self.model.placement)
         if checkpoint.read_meta(directory).get("pending"):
             abstract["pending"] = jax.eval_shape(lambda: empty(self.engine, self.rl))
         self.done_steps, arrays, meta = checkpoint.restore(directory, abstract, model=config.model)
-        self.state, self.reference = (in_layout(arrays.get(name), self.model.layout) for name in ("state", "reference"))
+        self.state, self.reference = (self.on_mesh(in_layout(arrays.get(name), self.model.layout)) for name in ("state", "reference"))
         self.stream.restore(meta["stream"])
         self.history.restore(meta["history"])
         self.selector.restore(meta["selector"])
@@ -108,7 +111,7 @@ class RLTrainer:
         if "pending" in arrays:
             pending = from_json(meta["pending"], arrays["pending"])
             if self.rl.partial_prompts:
-                self.carried = pending.carried(self.stream.find, self.rl, self.tokenizer.eos_id)
+                self.carried = pending.carried(self.stream.find, self.rl, self.engine)
             else:
                 self.pending = pending
             for part in arrays["pending"].values():
@@ -122,9 +125,6 @@ class RLTrainer:
         params = init_params(self.config.model, self.config.compute, jax.random.key(0))
         arrays = {"state": optim.init_state(params, self.rl.optim, self.total_updates)}
         return {**arrays, "reference": params} if self.rl.uses_reference else arrays
-
-    def _empty_store(self):
-        return self.engine.new_store(self.rl.prompts_per_step * self.rl.capacity)
 
     def save(self, left: Unfinished | None = None, stream: dict | None = None) -> float:
         """Writes checkpoint `done_steps`; with an interrupted step, its samples too. Returns seconds.
@@ -168,6 +168,7 @@ class RLTrainer:
                 self.save(interrupted.left, before)
                 raise
             groups, store, results, dropped, metrics, *_ = gathered
+            store = self.routes_on_mesh(store)
             self.ahead, self.carried = None, gathered.rest
             arrays = assemble(groups, self.rl.prompts_per_step * self.rl.capacity, self.rl.buckets[-1], self.rl.shaping.repetition_ngram)
             if self.rl.permute_rewards:
@@ -180,7 +181,7 @@ class RLTrainer:
             self.history.update(results)
             self.selector.update(results, self.stream.epoch)
             metrics |= self._train_beside_the_next(arrays, store, dropped)
-            self.decode, handed = hand_over(self.state.params, self.config.rollout_compute.dtype, self.config.rollout.quantize)
+            self.decode, handed = self._hand_over()
             self.done_steps += 1
             self.telemetry.log_rollouts(self.done_steps, sample_rows(groups, self.tokenizer.decode))
             yield self.done_steps, {**metrics, **handed, "policy_version": float(self.state.step)}
@@ -220,98 +221,19 @@ class RLTrainer:
             return prompts
 
         def load(kept: list[Prompt], prompts: list[Prompt]) -> Unfinished:
-            return pending.unfinished(kept, prompts, self.rl, self.tokenizer.eos_id)
+            return pending.unfinished(kept, prompts, self.rl, self.engine)
 
         def run() -> Gathered:
             if self.rl.partial_prompts:
-                gathered = self.partial(params, draw, version, carried, last)
+                gathered = self.partial(params, draw, version, carried, last, lambda: skipped)
             else:
-                gathered = self.refill(params, draw, version, Progress() if pending is None else pending.progress, pending and load)
-            chosen = {"zero_variance/skipped_prompts": float(skipped), **self.selector.metrics()} if self.selector.acts else {}
-            return gathered._replace(metrics={**gathered.metrics, **chosen})
+                found = self.refill(params, draw, version, Progress() if pending is None else pending.progress, pending and load)
+                gathered = found._replace(metrics={**found.metrics, SKIPPED: float(skipped)})
+            if not self.selector.acts:
+                return gathered._replace(metrics={name: x for name, x in gathered.metrics.items() if name != SKIPPED})
+            return gathered._replace(metrics={**gathered.metrics, **self.selector.metrics()})
 
         return run
-
-    def _train(self, arrays: StepArrays, store, dropped_tokens: int) -> dict[str, float]:
-        """Scores at the old parameters, then all updates of this rollout."""
-        started = time.perf_counter()
-        groups = self.rl.prompts_per_step // self.rl.updates_per_rollout
-        updates = [self._plan(arrays, u * groups, groups) for u in range(self.rl.updates_per_rollout)]
-        store, scored = self._score(arrays, store, [micro for plans in updates for micro in plans])
-        scored_s = time.perf_counter() - started
-        prepared = [self._prepare(arrays, u * groups, groups) for u in range(len(updates))]
-        parts, norms = [], []
-        for _ in range(self.rl.epochs):
-            for plans, (rows, first_row, _) in zip(updates, prepared, strict=True):
-                found, applied = self._update(arrays, store, plans, rows, first_row)
-                parts.append(found)
-                norms.append(applied)
-                check_divergence(int(self.state.bad_steps), self.rl.optim.max_bad_steps, self.config.directory)
-        accounts = [scored, waste_of_dropped(dropped_tokens), *(found for _, _, found in prepared)]
-        total = finalize_diagnostics(merge_diagnostics([*parts, *accounts]))
-        seconds, tokens = time.perf_counter() - started, int(arrays.lengths.sum())
-        metrics = {name: float(value) for name, value in jax.device_get(total).items()}
-        metrics["loss"] /= len(parts)
-        metrics |= {name: float(np.mean([float(n[name]) for n in norms])) for name in norms[0]}
-        updates = {"time/score_s": scored_s, "time/update_s": seconds - scored_s, "train/tokens_per_s": tokens / seconds}
-        return {**metrics, **updates, "skipped_updates": float(self.state.skipped)}
-
-    def _plan(self, arrays: StepArrays, first_group: int, groups: int) -> list[MicroBatch]:
-        """The micro-batches of one update. Scoring uses the same ones: a row's numbers depend on the shape it is computed in."""
-        first, last = first_group * self.rl.capacity, (first_group + groups) * self.rl.capacity
-        held = first + np.flatnonzero(arrays.lengths[first:last])  # groups that did not grow leave rows empty
-        plans = plan(arrays.lengths[held], self.rl.buckets, self.rl.micro_batch_tokens)
-        return [micro._replace(rows=np.where(micro.rows < 0, -1, held[micro.rows])) for micro in plans]
-
-    def _score(self, arrays: StepArrays, store, plans: list[MicroBatch]):
-        """Fills old log-probs and entropies; returns the routing to replay in the updates (None: live) and diagnostics."""
-        mode = self.rl.replay if self.config.model.moe_layers else "off"
-        temperature, parts = self.config.rollout.temperature, []
-        if mode == "R2":
-            store = self._empty_store()  # nothing is set, so scoring routes live, in the program that will replay
-        if self.reference is not None:
-            arrays.ref_logp = np.zeros_like(arrays.old_logp)
-        for micro in plans:
-            batch = micro_batch(arrays, micro, None if mode == "off" else store)
-            logp, entropy, routing, found = step.score(self.model, self.state.params, batch, temperature=temperature)
-            _put(arrays.old_logp, micro, logp)
-            _put(arrays.old_entropy, micro, entropy)
-            if mode == "R2":
-                store = put_routing(store, store_rows(micro, store), routing)
-                found = {name: value for name, value in found.items() if not name.startswith("replay/")}
-            if self.reference is not None:
-                live = batch._replace(routing=None)
-                _put(arrays.ref_logp, micro, step.score(self.model, self.reference, live, temperature=temperature)[0])
-            parts.append(found)
-        found = merge_diagnostics([*parts, mismatch(jnp.asarray(arrays.old_logp), jnp.asarray(arrays.rollout_logp), jnp.asarray(arrays.mask))])
-        entropy = np.float32(np.sum(arrays.old_entropy, where=arrays.mask)), np.float32(max(arrays.mask.sum(), 1))
-        found["entropy_nats"] = tuple(jnp.asarray(x) for x in entropy)
-        found["padding_frac"] = (jnp.float32(padding_frac(plans, arrays.lengths)), jnp.float32(1))
-        return (None if mode == "off" else store), found
-
-    def _prepare(self, arrays: StepArrays, first_group: int, groups: int):
-        """(advantages and weights of one update's rows, the first of these rows, diagnostics)."""
-        rows = slice(first_group * self.rl.capacity, (first_group + groups) * self.rl.capacity)
-        group = np.where(arrays.group[rows] < 0, -1, arrays.group[rows] - first_group)
-        prepared, found = step.prepare(
-            arrays.mask[rows], arrays.old_entropy[rows], arrays.reward[rows], arrays.known[rows], group,
-            n_groups=groups, config=self.rl, right_at=self.config.rewards.right_at, wrong_at=self.config.rewards.wrong_at,
-            max_new_tokens=self.config.rollout.max_new_tokens, repetition=arrays.repetition[rows],
-            old_logp=arrays.old_logp[rows], rollout_logp=arrays.rollout_logp[rows],
-        )  # fmt: skip
-        return jax.device_get(prepared), rows.start, found
-
-    def _update(self, arrays: StepArrays, store, plans: list[MicroBatch], prepared: Prepared, first_row: int):
-        """One optimiser update in micro-batches; `prepared` has its rows, which begin at `first_row` of `arrays`."""
-        tokens, total, parts = max(int(prepared.mask.sum()), 1), None, []
-        for micro in plans:
-            batch: TrainBatch = micro_batch(arrays, micro, store, prepared, first_row)
-            share = jnp.float32(batch.mask.sum() / tokens)
-            grads, found = step.gradients(self.model, self.state.params, batch, share, config=self.rl, temperature=self.config.rollout.temperature)
-            total = step.add(total, grads)
-            parts.append(found)
-        self.state, applied = step.apply(self.state, total, config=self.rl.optim, total_steps=self.total_updates)
-        return merge_diagnostics(parts), applied
 
     def probe(self, objectives: Sequence[ObjectiveConfig]) -> list[list[dict[str, float]]]:
         """One rollout and its updates as in a step; before each update, the diagnostics that each of `objectives` would report.
@@ -319,6 +241,7 @@ class RLTrainer:
         Entry [u][i]: objective i on the rows of update u, at the parameters that the u updates before it left.
         """
         groups, store, *_ = self._rollout(self.done_steps + 1)()
+        store = self.routes_on_mesh(store)
         arrays = assemble(groups, self.rl.prompts_per_step * self.rl.capacity, self.rl.buckets[-1], self.rl.shaping.repetition_ngram)
         size = self.rl.prompts_per_step // self.rl.updates_per_rollout
         updates = [self._plan(arrays, u * size, size) for u in range(self.rl.updates_per_rollout)]
@@ -328,7 +251,7 @@ class RLTrainer:
             prepared, first_row, _ = self._prepare(arrays, u * size, size)
             parts: list[list[Diagnostics]] = [[] for _ in objectives]
             for micro in plans:
-                batch = micro_batch(arrays, micro, store, prepared, first_row)
+                batch = self.batch(arrays, micro, store, prepared, first_row)
                 logp = step.score(self.model, self.state.params, batch, temperature=self.config.rollout.temperature)[0]
                 for part, objective in zip(parts, objectives, strict=True):
                     part.append(step.objective_diagnostics(logp, batch, objective, self.config.model.vocab_size))
@@ -342,12 +265,6 @@ class RLTrainer:
     def evaluate(self) -> dict[str, Any]:
         """Held-out accuracy of the current policy (see evaluate.evaluate)."""
         return evaluate(self.engine, self.decode, self.heldout, self.tokenizer, self.scorer, self.config)
-
-
-def _put(target: np.ndarray, micro, values) -> None:
-    real = micro.rows >= 0
-    length = min(target.shape[1], micro.length)
-    target[micro.rows[real], :length] = np.asarray(values)[real, :length]
 
 
 def run_rl(config: RunConfig) -> dict[str, Any]:

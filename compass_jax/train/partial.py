@@ -26,9 +26,12 @@ from compass_jax.train.history import outcome
 from compass_jax.train.refill import Gathered, Progress, StepInterrupted, Unfinished
 
 
-def unfinished(samples: Samples, prompts: list[Prompt]) -> Unfinished:
+def unfinished(samples: Samples, prompts: list[Prompt], progress: Progress) -> Unfinished:
     """What is in flight of these prompts."""
-    return Unfinished(Progress(), Samples({}), samples, prompts)
+    return Unfinished(progress, Samples({}), samples, prompts)
+
+
+SKIPPED = "zero_variance/skipped_prompts"
 
 
 class PartialRollouts:
@@ -37,27 +40,38 @@ class PartialRollouts:
     def __init__(self, gather: Gatherer, config: RLConfig, rewards: RewardConfig):
         self.gather, self.rl, self.rewards = gather, config, rewards
 
-    def __call__(self, params: Any, draw: Callable[[int], list[Prompt]], policy_version: int, carried: Unfinished | None, last: bool) -> Gathered:
+    def __call__(
+        self,
+        params: Any,
+        draw: Callable[[int], list[Prompt]],
+        policy_version: int,
+        carried: Unfinished | None,
+        last: bool,
+        skipped: Callable[[], int] = lambda: 0,
+    ) -> Gathered:
         """The step's groups, and in `rest` what goes on later. `draw(n)` gives the next n prompts; `last`: no step comes after this one.
 
-        Raises StepInterrupted, with everything that is in flight.
+        `skipped()`: prompts that drawing has passed over, a metric that an interrupted step takes along. Raises StepInterrupted, with everything
+        that is in flight.
         """
         in_flight = self.rl.prompts_per_step if last else self.rl.prompts_per_round
         before, have = ((), Samples({})) if carried is None else (carried.prompts, carried.current)
-        prompts, account = [*before, *draw(max(0, in_flight - len(before)))], Account()
+        prompts = [*before, *draw(max(0, in_flight - len(before)))]
+        account = Account(counts={SKIPPED: float(skipped()) + (carried.progress.counts.get(SKIPPED, 0.0) if carried else 0.0)})
+        progress = Progress(counts=dict(account.counts))
         if have.store is None and self.rl.replay == "R3":
             have = have._replace(store=self.gather.engine.new_store(self.rl.prompts_per_round * self.rl.capacity))
         try:
             sampled = self.gather(params, prompts, policy_version, have, account, self.rl.prompts_per_step)
         except Interrupted as interrupted:
-            raise StepInterrupted(unfinished(interrupted.samples, prompts)) from interrupted
+            raise StepInterrupted(unfinished(interrupted.samples, prompts, progress)) from interrupted
         groups, store = self._chosen(sampled)
         rest = self._rest(sampled, prompts)
         waiting = [*rest.current.rollouts.values(), *rest.current.begun.values()]
         account.add({"rollout/carried_groups": float(len(rest.prompts)), "rollout/carried_tokens": float(sum(r.response_length for r in waiting))})
         results = [(group.prompt, outcome(group, self.rewards)) for group in groups]
-        in_flight = unfinished(sampled.samples, prompts) if self.rl.one_step_off else None
-        return Gathered(groups, store, results, 0, account.metrics(), rest=rest, in_flight=in_flight)
+        whole = unfinished(sampled.samples, prompts, progress) if self.rl.one_step_off else None
+        return Gathered(groups, store, results, 0, account.metrics(), rest=rest, in_flight=whole)
 
     def _chosen(self, sampled: Sampled) -> tuple[list[Group], Any]:
         """The groups and their routes, renumbered: row n * capacity + c is sample c of the n-th of them."""
@@ -78,7 +92,7 @@ class PartialRollouts:
         ]
         scores = {new[row]: score for row, score in samples.scores.items() if row in new}
         store = self._take(samples.store, places, self.rl.prompts_per_round)
-        return unfinished(Samples(moved[0], store, scores, moved[1]), [prompts[n] for n in places])
+        return unfinished(Samples(moved[0], store, scores, moved[1]), [prompts[n] for n in places], Progress())
 
     def _take(self, store: Any, places: Sequence[int], groups: int) -> Any:
         """The routes of the groups at `places`, in a store for `groups`."""

@@ -25,24 +25,24 @@ class Pending(NamedTuple):
     scores: dict[str, list[list]]  # the same names: [row, *Score] of each sample with a verdict
     prompts: list[list[int]] | None = None  # [id, visit] of those that are carried
 
-    def unfinished(self, kept: Sequence[Prompt], prompts: Sequence[Prompt], config: RLConfig, eos_id: int) -> Unfinished:
+    def unfinished(self, kept: Sequence[Prompt], prompts: Sequence[Prompt], config: RLConfig, engine: Engine) -> Unfinished:
         """With the prompts of the kept groups and those of the interrupted round, in order."""
 
         def samples(name: str, prompts: Sequence[Prompt]) -> Samples:
             if name not in self.arrays:
                 return Samples({})
             arrays = dict(self.arrays[name])
-            store = arrays.pop("routing", None)
+            store = engine.adopt(arrays.pop("routing", None))
             scores = {row: Score(*score) for row, *score in self.scores.get(name, ())}
-            finished, begun = from_arrays(prompts, jax.device_get(arrays), config.capacity, eos_id)
+            finished, begun = from_arrays(prompts, jax.device_get(arrays), config.capacity, engine.eos_id)
             return Samples(finished, store, scores, begun)
 
         return Unfinished(self.progress, samples("front", kept), samples("current", prompts))
 
-    def carried(self, find: Callable[[int, int], Prompt], config: RLConfig, eos_id: int) -> Unfinished:
+    def carried(self, find: Callable[[int, int], Prompt], config: RLConfig, engine: Engine) -> Unfinished:
         """With the prompts that `find(id, visit)` gives."""
         prompts = [find(*key) for key in self.prompts or ()]
-        return self.unfinished((), prompts, config, eos_id)._replace(prompts=prompts)
+        return self.unfinished((), prompts, config, engine)._replace(prompts=prompts)
 
 
 def to_json(left: Unfinished) -> dict[str, Any]:

@@ -12,17 +12,18 @@ import numpy as np
 
 from compass_jax.config import RunConfig
 from compass_jax.data.sft import ExampleStream, SFTExample, sft_examples
-from compass_jax.model.params import in_layout, stack, training_layout
+from compass_jax.model.params import in_layout, place, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import TrainState
 from compass_jax.rl.bucketing import plan, take_rows
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.rundir import RunDir
+from compass_jax.sharding import placements
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import optim, step
 from compass_jax.train.session import StopSignal, carry_tokenizer, check_divergence, load_tokenizer
 from compass_jax.weights import checkpoint
-from compass_jax.weights.hf import init_or_load
+from compass_jax.weights.hf import first_parameters
 
 
 class SFTTrainer:
@@ -31,25 +32,26 @@ class SFTTrainer:
     def __init__(self, config: RunConfig, stop: StopSignal, telemetry: Telemetry):
         self.config, self.sft, self.stop, self.telemetry = config, config.sft, stop, telemetry
         self.tokenizer = load_tokenizer(config)
-        self.model = Transformer(config.model, config.compute, training_layout(config.compute))
+        self.model = Transformer(config.model, config.compute, training_layout(config.compute), placements(config.mesh, None, False)[0])
         examples, self.data_stats = sft_examples(config, self.tokenizer)
         self.stream = ExampleStream(examples, config.seed)
         self.done_steps = 0
         self._restore_or_start()
 
     def _restore_or_start(self) -> None:
-        config, directory = self.config, self.config.directory
+        config, directory, placement = self.config, self.config.directory, self.model.placement
         if checkpoint.latest(directory) is None:
-            params = init_or_load(config, jax.random.key(config.seed))
-            self.state: TrainState = optim.init_state(in_layout(params, self.model.layout), self.sft.optim, self.sft.steps)
+            params = first_parameters(config, self.model)
+            self.state: TrainState = place(optim.init_state(params, self.sft.optim, self.sft.steps), config.model, placement)
             self.telemetry.restore(None)  # steps that were logged by a run killed before its first checkpoint
             return
 
         def fresh():
             return {"state": optim.init_state(init_params(config.model, config.compute, jax.random.key(0)), self.sft.optim, self.sft.steps)}
 
-        self.done_steps, arrays, meta = checkpoint.restore(directory, jax.eval_shape(fresh), model=config.model)
-        self.state = in_layout(arrays["state"], self.model.layout)
+        abstract = placed_structs(jax.eval_shape(fresh), config.model, placement)
+        self.done_steps, arrays, meta = checkpoint.restore(directory, abstract, model=config.model)
+        self.state = place(in_layout(arrays["state"], self.model.layout), config.model, placement)
         self.stream.restore(meta["stream"])
         self.telemetry.restore(meta["telemetry"])
 
@@ -82,13 +84,15 @@ class SFTTrainer:
             tokens[i, : len(e.tokens)], weight[i, : len(e.tokens)] = e.tokens, e.mask
         count = max(weight.sum(), 1.0)
         total, parts = None, []
-        for micro in plan(lengths, self.sft.buckets, self.sft.micro_batch_tokens):
+        multiple = 1 if self.model.placement is None else self.model.placement.rows_multiple
+        for micro in plan(lengths, self.sft.buckets, self.sft.micro_batch_tokens, rows_multiple=multiple):
             t, n, w = (take_rows(x, micro.rows, micro.length) for x in (tokens, lengths, weight))
             share = jnp.float32(w.sum() / count)
             grads, found = step.sft_gradients(self.model, self.state.params, t, n, w / count, share, self.sft.router_aux_coef)
             total = step.add(total, grads)
             parts.append(found)
         self.state, applied = step.apply(self.state, total, config=self.sft.optim, total_steps=self.sft.steps)
+        self.state = place(self.state, self.config.model, self.model.placement)
         return merge_diagnostics(parts), applied
 
 

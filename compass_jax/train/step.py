@@ -35,7 +35,7 @@ def forward(
     """(logp, entropy, routing used, aux) of whole sequences. The last token of a sequence is not an input, so it is masked like padding."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     out = apply_model(model, params, tokens, positions, mask=positions < lengths[:, None] - 1, routing=routing)
-    logp, entropy = token_logprobs(out.hidden, head_weights(params), tokens, temperature, model.compute.logprob_chunk)
+    logp, entropy = token_logprobs(out.hidden, head_weights(params), tokens, temperature, model.compute.logprob_chunk, model.placement)
     return logp, entropy, out.routing, out.aux
 
 

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import math
 import time
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
 
-from compass_jax.model.params import to_decode
+from compass_jax.config import MeshConfig, ModelConfig
+from compass_jax.model.params import abstract_params, decode_shardings, to_decode
 from compass_jax.model.quantize import eight_bit, emulate, kind_for
+from compass_jax.sharding import Placement, make_mesh
 
 
-@partial(jax.jit, static_argnames=("dtype", "quantize", "stored"))
-def _convert(params: Any, dtype: str, quantize: str, stored: bool) -> Any:
-    return (eight_bit if stored else emulate)(to_decode(params), quantize, dtype)
+def _convert(params: Any, dtype: str, quantize: str, stored: bool, tensor: int) -> Any:
+    return (eight_bit if stored else emulate)(to_decode(params, tensor), quantize, dtype)
+
+
+_STATIC = ("dtype", "quantize", "stored", "tensor")
+_convert_here = partial(jax.jit, static_argnames=_STATIC)(_convert)
+
+
+@cache
+def _converter(model: ModelConfig, placement: Placement, dtype: str, quantize: str, stored: bool, tensor: int):
+    """`_convert` whose results lie as the decoding mesh has them."""
+    options = {"dtype": dtype, "quantize": quantize, "stored": stored, "tensor": tensor}
+    abstract = jax.eval_shape(partial(_convert, **options), abstract_params(model, "float32"))
+    return jax.jit(partial(_convert, **options), out_shardings=decode_shardings(abstract, model, placement))
+
+
+def _near(params: Any, placement: Placement) -> Placement:
+    """A mesh over the devices that have `params`, which cuts matrices as `placement` does: what it holds is then copied, device to device.
+
+    Where these are too few or do not divide, a mesh that cuts nothing: the copies then go through the host.
+    """
+    devices = sorted(jax.tree.leaves(params)[0].sharding.device_set, key=lambda device: device.id)
+    cut = {axis: placement.size(axis) for axis in ("expert", "tensor")}
+    if len(devices) % math.prod(cut.values()):
+        cut = {"expert": 1, "tensor": 1}
+    return Placement(make_mesh(MeshConfig(replica=len(devices) // math.prod(cut.values()), **cut), devices), "decode")
 
 
 def resolve(quantize: str) -> str:
@@ -22,13 +48,31 @@ def resolve(quantize: str) -> str:
     return kind_for(jax.devices()[0].device_kind) if quantize == "auto" else quantize
 
 
-def hand_over(params: Any, dtype: str, quantize: str = "off", stored: bool | None = None) -> tuple[Any, dict[str, float]]:
+def hand_over(
+    params: Any,
+    dtype: str,
+    quantize: str = "off",
+    stored: bool | None = None,
+    *,
+    model: ModelConfig | None = None,
+    placement: Placement | None = None,
+) -> tuple[Any, dict[str, float]]:
     """The decoding copy (decode layout, in `dtype`) of training parameters in either layout; and its bytes and seconds.
 
     quantize: rollout.quantize; the scales come from the unrounded parameters. stored: 8-bit weights as values and scales (model/quantize.py);
-    else emulated; None: stored unless this is a CPU.
+    else emulated; None: stored unless this is a CPU. placement (with `model`): the mesh that decodes. On the training's devices the layout
+    changes within the jitted function; other devices get what was converted and cut on the training's.
     """
     started, stored = time.perf_counter(), jax.default_backend() != "cpu" if stored is None else stored
-    decode = jax.block_until_ready(_convert(params, dtype, resolve(quantize), stored))
+    quantize = resolve(quantize)
+    if placement is None:
+        decode = _convert_here(params, dtype=dtype, quantize=quantize, stored=stored, tensor=1)
+    elif jax.tree.leaves(params)[0].sharding.device_set == set(placement.mesh.devices.flat):
+        decode = _converter(model, placement, dtype, quantize, stored, placement.size("tensor"))(params)
+    else:
+        near = _near(params, placement)
+        there = _converter(model, near, dtype, quantize, stored, placement.size("tensor"))(params)
+        decode = jax.device_put(there, decode_shardings(there, model, placement))
+    decode = jax.block_until_ready(decode)
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(decode))
     return decode, {"handover/bytes": float(size), "time/handover_s": time.perf_counter() - started}

@@ -20,8 +20,8 @@ import numpy as np
 
 from compass_jax.config import ModelConfig, RunConfig
 from compass_jax.config_io import differences
-from compass_jax.model.params import ParamSpec, abstract_params, is_spec, layer_runs, param_specs
-from compass_jax.model.transformer import init_params
+from compass_jax.model.params import ParamSpec, abstract_params, in_layout, is_spec, layer_runs, param_specs, place, shardings_like
+from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.weights import checkpoint
 from compass_jax.weights.hf_config import UnsupportedModel, WeightsError, find_token_ids, read_hf_config, write_hf_config
 from compass_jax.weights.safetensors_io import (
@@ -347,6 +347,14 @@ def init_or_load(config: RunConfig, key: jax.Array, shardings: Any = None) -> An
         return _cast(params, dtype)
     _check_same_model(config, read_hf_config(path))
     return load_params(path, config.model, dtype, shardings)
+
+
+def first_parameters(config: RunConfig, model: Transformer) -> Any:
+    """`init_or_load` in the model's layout, made or read straight into its mesh."""
+    placement = model.placement
+    shardings = None if placement is None else shardings_like(abstract_params(config.model, "float32"), config.model, placement)
+    params = in_layout(init_or_load(config, jax.random.key(config.seed), shardings), model.layout)
+    return place(params, config.model, placement)
 
 
 def _cast(params: Any, dtype: str) -> Any:

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from compass_jax.rollout.schedule import longest_first
+from compass_jax.rollout.schedule import evenly, longest_first
 
 
 def test_the_longest_start_first_and_ties_keep_their_order():
@@ -15,6 +15,19 @@ def test_the_longest_start_first_and_ties_keep_their_order():
 def test_an_unknown_length_counts_as_the_mean():
     assert longest_first([1, math.nan, 9, 4]) == [2, 1, 3, 0]  # the mean is 4.67
     assert longest_first([math.nan] * 3) == [0, 1, 2]
+
+
+def test_free_slots_are_filled_where_most_are_free():
+    assert evenly([5, 0, 2], 6, 1) == [0, 2, 5]
+    assert evenly([0, 1, 2, 4, 5, 6, 7, 11], 12, 3) == [4, 5, 0, 6, 1, 7, 2, 11]
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        free = rng.permutation(32)[: rng.integers(0, 33)].tolist()
+        order, left = evenly(free, 32, 4), np.bincount([slot // 8 for slot in free], minlength=4)
+        assert sorted(order) == sorted(free)
+        for slot in order:
+            assert left[slot // 8] == left.max()
+            left[slot // 8] -= 1
 
 
 def makespan(lengths, order, slots):

@@ -108,7 +108,7 @@ class Trainer(RLTrainer):
 
 def recorded(trainer):
     """A store as the rollout leaves it: two experts of four for each input of the finished rows."""
-    store = np.array(trainer._empty_store())
+    store = np.array(trainer.empty_store())
     store[0, :11], store[5, :29] = [2, 0], [1, 3]
     return store
 

@@ -1,0 +1,47 @@
+"""Settings of the mesh: how many devices work along which axis."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass, fields
+
+from compass_jax.config.errors import check
+from compass_jax.config.model import ModelConfig
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each axis; their product is the number of devices of the mesh. 1 everywhere: one device, and no mesh.
+
+    Sequences are split over replica, fsdp and expert together, their tokens over context. replica: whole copies of the parameters. fsdp: the
+    parameters' hidden axis in storage, gathered layer by layer. expert: experts; their tokens travel. tensor: heads, the inner axis of
+    MLPs, the vocabulary. context: the tokens of a row in training; in decoding its devices take slots.
+    """
+
+    replica: int = 1
+    fsdp: int = 1
+    expert: int = 1
+    tensor: int = 1
+    context: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Of the whole mesh."""
+        return math.prod(astuple(self))
+
+    def validate(self, key: str, model: ModelConfig) -> None:
+        """Raises ConfigError, with both sizes, where an axis of the model does not divide."""
+        for field in fields(self):
+            check(getattr(self, field.name) >= 1, f"{key}.{field.name} = {getattr(self, field.name)}: must be positive")
+        sizes = [("fsdp", "model.hidden", model.hidden)]
+        sizes += [("tensor", name, size) for name, size in (("model.heads", model.heads), ("model.kv_heads", model.kv_heads))]
+        sizes += [("tensor", "model.vocab_size", model.vocab_size)]
+        if len(model.moe_layers) < model.layers:
+            sizes += [("tensor", "model.ffn", model.ffn)]
+        if model.moe_layers:
+            sizes += [("tensor", "model.moe.ffn", model.moe.ffn), ("expert", "model.moe.experts", model.moe.experts)]
+        else:
+            check(self.expert == 1, f"{key}.expert = {self.expert}: the model has no experts; give these devices to fsdp")
+        for axis, name, size in sizes:
+            n = getattr(self, axis)
+            check(size % n == 0, f"{key}.{axis} = {n} does not divide {name} = {size}")

@@ -1,0 +1,90 @@
+"""What automatic partitioning does badly, by hand: the MoE layer with its experts on several devices, log-probs over a split vocabulary.
+
+Expert parallelism: each device gathers the tokens of the devices that hold the other experts, computes what its own experts have to do with
+them, and the sums are scattered back. Nothing is dropped, and in float32 each token's routes are those of a single device.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from compass_jax.config import MoEConfig
+from compass_jax.model.moe import RouterStats, moe_ffn, moe_layer
+from compass_jax.model.quantize import Quantized
+from compass_jax.sharding import Placement
+
+
+class _Share(NamedTuple):
+    """How one device takes part in the experts' work."""
+
+    gather: bool  # tokens are split over the expert axis
+    expert: int
+    tensor: int
+
+    def __call__(self, x, ids, gates, mask, weights, implementation: str) -> Float[Array, "n d"]:
+        """`moe_ffn` of this device's tokens, with the experts of all devices along the expert axis."""
+        if self.gather:
+            x, ids, gates, mask = (jax.lax.all_gather(y, "expert", tiled=True) for y in (x, ids, gates, mask))
+        held = weights["down"].shape[0]
+        first = jax.lax.axis_index("expert") * held
+        own = jnp.where((ids >= first) & (ids < first + held), ids - first, held)  # `held` is no expert: not dispatched
+        out = moe_ffn(x, own, gates, mask, weights, implementation, self.expert)
+        if self.tensor > 1:
+            out = jax.lax.psum(out, "tensor")
+        if self.gather:
+            return jax.lax.psum_scatter(out, "expert", scatter_dimension=0, tiled=True)
+        return jax.lax.psum(out, "expert") if self.expert > 1 else out
+
+
+def sharded_moe_layer(
+    placement: Placement,
+    y: Float[Array, "b t d"],
+    gate_input: Float[Array, "b t d"],
+    params: dict[str, Any],
+    given: UInt[Array, "b t k"] | None,
+    mask: Bool[Array, "b t"],
+    config: MoEConfig,
+    implementation: str,
+) -> tuple[Float[Array, "b t d"], UInt[Array, "b t k"], RouterStats]:
+    """`moe_layer` over the mesh; the statistics are of all tokens."""
+    rows, tokens = placement.batch_axes(y.shape[0]), placement.token_axis(y.shape[1])
+    split = (*rows, *([tokens] if tokens else ()))
+    share = _Share("expert" in rows, placement.size("expert"), placement.size("tensor"))
+    here = P(rows or None, tokens)
+
+    def local(y, gate_input, params, given, mask):
+        out, ids, stats = moe_layer(y, gate_input, params, given, mask, config, implementation, share)
+        return out, ids, jax.tree.map(lambda x: jax.lax.psum(x, split), stats) if split else stats
+
+    specs = {name: _weight_spec(name, w) for name, w in params.items()}
+    run = jax.shard_map(
+        local, mesh=placement.mesh, in_specs=(here, here, specs, None if given is None else here, here), out_specs=(here, here, P()), check_vma=False
+    )
+    return run(y, gate_input, params, given, mask)
+
+
+def _weight_spec(name: str, w: Array | Quantized) -> Any:
+    """The hidden axis is whole: storage's split of it is gathered on the way in."""
+    if name == "router":
+        return P(None, None)
+    matrix = P("expert", "tensor", None) if name == "down" else P("expert", None, "tensor")
+    scales = P("expert", None, None if name == "down" else "tensor")
+    return Quantized(matrix, scales) if isinstance(w, Quantized) else matrix
+
+
+def sharded_over_tokens(
+    placement: Placement, chunked: Any, hidden: Float[Array, "b t d"], head: Float[Array, "d v"], targets: Int[Array, "b t"]
+) -> tuple[Float[Array, "b t"], Float[Array, "b t"]]:
+    """(logp, entropy) of `targets` by `chunked(hidden, head, targets, axis)`, each device its own tokens and its part of the vocabulary."""
+    here = P(placement.batch_axes(hidden.shape[0]) or None, placement.token_axis(hidden.shape[1]))
+    axis = "tensor" if placement.size("tensor") > 1 else None
+    local = partial(chunked, axis=axis)
+    return jax.shard_map(local, mesh=placement.mesh, in_specs=(here, P(None, axis), here), out_specs=(here, here), check_vma=False)(
+        hidden, head, targets
+    )

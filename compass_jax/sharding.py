@@ -1,0 +1,119 @@
+"""Where arrays lie: tables from logical axes to mesh axes, for parameters in storage, for training's activations and for decoding.
+
+A `Placement` is a mesh and how activations lie on it. Models, engines and steps take one, or None for a single device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from functools import cache
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from compass_jax.config import ConfigError, MeshConfig
+
+AXES = ("replica", "fsdp", "expert", "tensor", "context")
+SPLIT = {"heads": "tensor", "kv_heads": "tensor", "ffn": "tensor", "expert_ffn": "tensor", "vocab": "tensor", "expert": "expert"}
+STORE = {**SPLIT, "embed": "fsdp"}
+BATCH = {"train": ("replica", "fsdp", "expert"), "decode": ("replica", "fsdp", "expert", "context")}
+
+
+def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+    """The mesh over `devices` (None: the first of all devices). ConfigError where there are too few."""
+    have = jax.devices() if devices is None else devices
+    if len(have) < config.devices:
+        axes = ", ".join(f"{name} {n}" for name, n in zip(AXES, astuple(config), strict=True) if n > 1)
+        raise ConfigError(f"the mesh of {axes} needs {config.devices} devices, there are {len(have)}")
+    shape = astuple(config)
+    return Mesh(np.asarray(have[: config.devices]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A mesh, and whether it trains (rows over replica, fsdp and expert, tokens over context) or decodes (slots over these and context)."""
+
+    mesh: Mesh
+    use: Literal["train", "decode"] = "train"
+
+    def size(self, *axes: str) -> int:
+        """Devices along these mesh axes together."""
+        return math.prod(self.mesh.shape[axis] for axis in axes)
+
+    @property
+    def rows_multiple(self) -> int:
+        """Rows that a batch of training must be a multiple of."""
+        return self.size(*BATCH[self.use])
+
+    def batch_axes(self, rows: int) -> tuple[str, ...]:
+        """The mesh axes over which `rows` are split: as many of them, in their order, as divide the number. Along others the rows are repeated."""
+        taken: list[str] = []
+        for axis in BATCH[self.use]:
+            if rows % self.size(*taken, axis) == 0 and self.mesh.shape[axis] > 1:
+                taken.append(axis)
+        return tuple(taken)
+
+    def token_axis(self, tokens: int) -> str | None:
+        """The mesh axis over which the tokens of a row are split, where they divide."""
+        n = self.mesh.shape["context"]
+        return "context" if self.use == "train" and n > 1 and tokens % n == 0 else None
+
+    def spec(self, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> PartitionSpec:
+        """Of an array of this shape whose axes are "batch", "tokens", a name of SPLIT, or None."""
+        parts: list[Any] = []
+        for size, axis in zip(shape, axes, strict=True):
+            if axis == "batch":
+                parts.append(self.batch_axes(size) or None)
+            else:
+                parts.append(self.token_axis(size) if axis == "tokens" else SPLIT.get(axis or ""))
+        return PartitionSpec(*parts)
+
+    def rows(self, count: int) -> NamedSharding:
+        """Of an array of `count` rows."""
+        return self.sharding(self.batch_axes(count) or None)
+
+    def sharding(self, *parts: Any) -> NamedSharding:
+        """On this mesh, by mesh axes."""
+        return NamedSharding(self.mesh, PartitionSpec(*parts))
+
+    def constrain(self, x: jax.Array, *axes: str | None) -> jax.Array:
+        """`x`, laid out by its logical axes."""
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.spec(x.shape, axes)))
+
+    def param_sharding(self, axes: tuple[str | None, ...], table: dict[str, str]) -> NamedSharding:
+        """Of a parameter by its logical axes; `table`: STORE or SPLIT."""
+        return self.sharding(*(table.get(axis or "") for axis in axes))
+
+
+def placements(train: MeshConfig, rollout: MeshConfig | None, apart: bool) -> tuple[Placement | None, Placement | None]:
+    """(training's, the rollout's): None where one device does both. On the same devices unless `apart`: then the rollout's are those behind."""
+    rollout = rollout or train
+    if train.devices == rollout.devices == 1 and not apart:
+        return None, None
+    first = train.devices if apart else 0
+    return Placement(make_mesh(train)), Placement(make_mesh(rollout, jax.devices()[first:]), "decode")
+
+
+def move(tree: Any, shardings: Any) -> Any:
+    """`tree` laid out by `shardings`: leaves that lie so are kept, those on the same devices never leave them."""
+    leaves, structure = jax.tree.flatten(tree)
+    wanted = structure.flatten_up_to(shardings)
+    moving = [i for i, (x, s) in enumerate(zip(leaves, wanted, strict=True)) if not x.sharding.is_equivalent_to(s, x.ndim)]
+    here = [i for i in moving if leaves[i].sharding.device_set == wanted[i].device_set]
+    for i, x in zip(here, _relay(tuple(wanted[i] for i in here))([leaves[i] for i in here]), strict=True):
+        leaves[i] = x
+    return structure.unflatten([x if i in here else jax.device_put(x, s) for i, (x, s) in enumerate(zip(leaves, wanted, strict=True))])
+
+
+@cache
+def _relay(shardings: tuple[NamedSharding, ...]) -> Callable[[list[jax.Array]], list[jax.Array]]:
+    return jax.jit(lambda leaves: leaves, out_shardings=list(shardings))
+
+
+def constrain(placement: Placement | None, x: jax.Array, *axes: str | None) -> jax.Array:
+    """`Placement.constrain`; on a single device, `x`."""
+    return x if placement is None else placement.constrain(x, *axes)

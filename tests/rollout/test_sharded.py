@@ -1,0 +1,102 @@
+"""The rollout over meshes of eight simulated devices: the tokens, log-probs and routes of one device, whatever the axes."""
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from tiny import EOS, make_prompt, random_params
+
+from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig, MoEConfig, RolloutConfig
+from compass_jax.model.params import place
+from compass_jax.model.quantize import Quantized
+from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.sampling import Purpose
+from compass_jax.sharding import AXES, Placement, make_mesh
+from compass_jax.weights.handover import hand_over
+
+pytestmark = pytest.mark.usefixtures("compile_once")
+MODEL = ModelConfig(
+    family="qwen3_moe", vocab_size=40, hidden=32, layers=3, heads=8, kv_heads=8, head_dim=8, ffn=32, rope_theta=100.0,
+    moe=MoEConfig(experts=8, top_k=2, ffn=16, dense_layers=(1,)),
+)  # fmt: skip
+ROLLOUT = RolloutConfig(slots=8, prompt_buckets=(8, 16), max_new_tokens=10, tokens_per_call=4, cache_bucket=16)
+PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 16, 8, 9, 2, 5, 12))]
+SAMPLES = 3
+PARAMS = random_params(MODEL)
+ALONE = [{axis: 8} for axis in AXES]
+PAIRS = [{a: 2, b: 4} for a, b in itertools.combinations(AXES, 2)]
+QUICK = [{"expert": 2, "tensor": 4}, {"fsdp": 2, "expert": 4}]
+OPTIONS = {
+    "plain": ({}, "off"),
+    "pages, 8-bit weights, keys and values": ({"cache_pages": 13, "page_tokens": 8, "kv_quantize": "int8", "quantize": "int8"}, "int8"),
+}
+
+
+def named(mesh):
+    return "-".join(f"{axis}{n}" for axis, n in mesh.items())
+
+
+def collect(mesh, options="plain", devices=None):
+    """(rollouts by row, the store on the host)."""
+    changes, quantize = OPTIONS[options]
+    rollout, compute = dataclasses.replace(ROLLOUT, **changes), ComputeConfig(scan_layers=False)
+    if mesh is None:
+        placement, decode = None, hand_over(PARAMS, "float32", quantize, stored=True)[0]
+    else:
+        placement = Placement(make_mesh(MeshConfig(**mesh), devices), "decode")
+        decode = hand_over(place(PARAMS, MODEL, placement), "float32", quantize, stored=True, model=MODEL, placement=placement)[0]
+    job = Collection(Engine(MODEL, compute, rollout, EOS, placement), decode, PROMPTS, SAMPLES, Purpose.TRAIN, 0)
+    rollouts = {r.row: r for r in job}
+    return rollouts, np.asarray(job.store), decode, job.stats
+
+
+@pytest.fixture(scope="module")
+def one_device(compile_once):
+    return {name: collect(None, name) for name in OPTIONS}
+
+
+SLOW = [pytest.param(mesh, marks=pytest.mark.slow) for mesh in PAIRS if mesh not in QUICK]
+
+
+@pytest.mark.parametrize("mesh", [*ALONE, *QUICK, *SLOW], ids=named)
+def test_the_rollout_is_that_of_one_device(one_device, mesh):
+    found, store, decode, _ = collect(mesh)
+    expected, routes, *_ = one_device["plain"]
+    assert sorted(found) == sorted(expected) == list(range(len(PROMPTS) * SAMPLES))
+    for row, rollout in found.items():
+        np.testing.assert_array_equal(rollout.tokens, expected[row].tokens)
+        np.testing.assert_allclose(rollout.logp, expected[row].logp, atol=1e-5)
+        np.testing.assert_allclose(rollout.entropy, expected[row].entropy, atol=1e-5)
+    np.testing.assert_array_equal(store, routes)
+    # experts and heads are held once, by the devices of their axes; the hidden axis is not split
+    down = decode["run_0"][0]["layer_0"]["mlp"]["down"]
+    shard = down.addressable_shards[0].data.shape
+    assert shard == (8 // mesh.get("expert", 1), 16 // mesh.get("tensor", 1), 32)
+
+
+@pytest.mark.parametrize("mesh", [{"tensor": 2, "expert": 4}, {"fsdp": 4, "tensor": 2}], ids=named)
+def test_pages_and_stored_eight_bit_weights_over_a_mesh(one_device, mesh):
+    name = "pages, 8-bit weights, keys and values"
+    found, _, decode, stats = collect(mesh, name)
+    expected = one_device[name][0]
+    assert stats.preempted > 0 and isinstance(decode["run_0"][0]["layer_0"]["attention"]["q"], Quantized)
+    same = [np.array_equal(found[row].tokens, expected[row].tokens) for row in expected]
+    assert sorted(found) == sorted(expected) and np.mean(same) > 0.9  # 8 bits of a key may round otherwise
+    for row in np.flatnonzero(same):
+        np.testing.assert_allclose(found[row].logp, expected[row].logp, atol=5e-3)
+
+
+def test_a_mesh_of_other_devices_gets_its_weights_from_the_training():
+    """Training's parameters on devices 0 to 3, the rollout on 4 to 7: nothing of the rollout is on the training's devices."""
+    train = Placement(make_mesh(MeshConfig(fsdp=2, expert=2)))
+    apart = Placement(make_mesh(MeshConfig(expert=2, tensor=2), jax.devices()[4:]), "decode")
+    decode, metrics = hand_over(place(PARAMS, MODEL, train), "float32", model=MODEL, placement=apart)
+    assert {d.id for x in jax.tree.leaves(decode) for d in x.sharding.device_set} == {4, 5, 6, 7}
+    assert metrics["handover/bytes"] == 4 * sum(x.size for x in jax.tree.leaves(PARAMS))
+    job = Collection(Engine(MODEL, ComputeConfig(scan_layers=False), ROLLOUT, EOS, apart), decode, PROMPTS, SAMPLES, Purpose.TRAIN, 0)
+    found, expected = {r.row: r.tokens.tolist() for r in job}, collect(None)[0]
+    assert found == {row: r.tokens.tolist() for row, r in expected.items()}
+    assert {d.id for d in job.store.sharding.device_set} == {4, 5, 6, 7}
