@@ -35,7 +35,7 @@ from compass_jax.telemetry import Telemetry
 from compass_jax.train.loop import RLTrainer
 from compass_jax.train.session import StopSignal
 
-WORKERS = 8
+WORKERS = 32  # they only wait; with fewer than the rollout finishes samples in 50 ms, samples queue for them, and no overlap could hide that
 _TEXTS = ThreadPoolExecutor(1, "texts")
 
 
