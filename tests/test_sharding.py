@@ -113,7 +113,7 @@ def test_log_probs_loss_and_gradients_are_those_of_one_device(one_device, mesh):
     assert len(jax.tree.leaves(grads)[0].sharding.device_set) == 8
 
 
-@pytest.mark.parametrize("mesh", ALONE, ids=named)
+@pytest.mark.parametrize("mesh", [*ALONE[1:4], *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in (ALONE[0], ALONE[4]))], ids=named)
 def test_a_dense_model_and_live_routing_too(one_device, mesh):
     """Layers in a scan; a dense model with tied embeddings and biases."""
     compute = ComputeConfig(logprob_chunk=24)

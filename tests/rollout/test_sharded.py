@@ -28,7 +28,7 @@ SAMPLES = 3
 PARAMS = random_params(MODEL)
 ALONE = [{axis: 8} for axis in AXES]
 PAIRS = [{a: 2, b: 4} for a, b in itertools.combinations(AXES, 2)]
-QUICK = [{"expert": 2, "tensor": 4}, {"fsdp": 2, "expert": 4}]
+QUICK = [{"expert": 8}, {"tensor": 8}, {"context": 8}, {"expert": 2, "tensor": 4}]
 OPTIONS = {
     "plain": ({}, "off"),
     "pages, 8-bit weights, keys and values": ({"cache_pages": 13, "page_tokens": 8, "kv_quantize": "int8", "quantize": "int8"}, "int8"),
@@ -58,10 +58,10 @@ def one_device(compile_once):
     return {name: collect(None, name) for name in OPTIONS}
 
 
-SLOW = [pytest.param(mesh, marks=pytest.mark.slow) for mesh in PAIRS if mesh not in QUICK]
+SLOW = [pytest.param(mesh, marks=pytest.mark.slow) for mesh in [*ALONE, *PAIRS] if mesh not in QUICK]
 
 
-@pytest.mark.parametrize("mesh", [*ALONE, *QUICK, *SLOW], ids=named)
+@pytest.mark.parametrize("mesh", [*QUICK, *SLOW], ids=named)
 def test_the_rollout_is_that_of_one_device(one_device, mesh):
     found, store, decode, _ = collect(mesh)
     expected, routes, *_ = one_device["plain"]
