@@ -29,7 +29,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     if len(have) < config.devices:
         axes = ", ".join(f"{name} {n}" for name, n in zip(AXES, astuple(config), strict=True) if n > 1)
         raise ConfigError(f"the mesh of {axes} needs {config.devices} devices, there are {len(have)}")
-    shape = astuple(config)
+    shape = config.replica, config.fsdp, config.expert, config.tensor, config.context
     return Mesh(np.asarray(have[: config.devices]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
