@@ -28,7 +28,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     have = jax.devices() if devices is None else devices
     if len(have) < config.devices:
         axes = ", ".join(f"{name} {n}" for name, n in zip(AXES, astuple(config), strict=True) if n > 1)
-        raise ConfigError(f"the mesh of {axes} needs {config.devices} devices, there are {len(have)}")
+        raise ConfigError(f"the mesh of {axes} needs {config.devices} devices, there are {len(have)}: lower one of its axes")
     shape = config.replica, config.fsdp, config.expert, config.tensor, config.context
     return Mesh(np.asarray(have[: config.devices]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -99,14 +99,16 @@ def placements(train: MeshConfig, rollout: MeshConfig | None, apart: bool) -> tu
 
 
 def move(tree: Any, shardings: Any) -> Any:
-    """`tree` laid out by `shardings`: leaves that lie so are kept, those on the same devices never leave them."""
+    """`tree` laid out by `shardings`: only leaves that lie elsewhere move, on the same devices never off them; from others perhaps via the host."""
     leaves, structure = jax.tree.flatten(tree)
     wanted = structure.flatten_up_to(shardings)
     moving = [i for i, (x, s) in enumerate(zip(leaves, wanted, strict=True)) if not x.sharding.is_equivalent_to(s, x.ndim)]
     here = [i for i in moving if leaves[i].sharding.device_set == wanted[i].device_set]
     for i, x in zip(here, _relay(tuple(wanted[i] for i in here))([leaves[i] for i in here]), strict=True):
         leaves[i] = x
-    return structure.unflatten([x if i in here else jax.device_put(x, s) for i, (x, s) in enumerate(zip(leaves, wanted, strict=True))])
+    for i in set(moving).difference(here):
+        leaves[i] = jax.device_put(leaves[i], wanted[i])
+    return structure.unflatten(leaves)
 
 
 @cache

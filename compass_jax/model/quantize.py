@@ -1,9 +1,10 @@
 """8-bit weights for the rollout: (values, scales) with one scale per output channel and expert; 8-bit keys and values: one per position and head.
 
 Only the matrices of attention and MLP are quantised; router, norms, biases, embedding and LM head stay as they are. On TPU and GPU the
-sampler holds 8-bit weights and reads half the bytes of bfloat16 at every decoding step: `matmul` multiplies by the values and scales the product
-(activations stay in their dtype). On CPU, where that would only be slower, they are emulated: quantised and at once dequantised to the
-rollout's dtype, so that the sampler computes with the values that 8 bits can hold (in bfloat16 value * scale is rounded once more).
+sampler holds 8-bit weights, half the bytes of bfloat16: `matmul` casts the values to the activations' dtype in front of the product and
+scales it. Whether the compiler fuses that cast into the product, so that a decoding step reads half the bytes too, has not been measured.
+On CPU, where that would only be slower, they are emulated: quantised and at once dequantised to the rollout's dtype, so that the sampler
+computes with the values that 8 bits can hold (in bfloat16 value * scale is rounded once more).
 """
 
 from __future__ import annotations

@@ -25,13 +25,12 @@ from compass_jax.train.gather import Account, Gatherer, Interrupted, Sampled, Sa
 from compass_jax.train.history import outcome
 from compass_jax.train.refill import Gathered, Progress, StepInterrupted, Unfinished
 
+SKIPPED = "zero_variance/skipped_prompts"
+
 
 def unfinished(samples: Samples, prompts: list[Prompt], progress: Progress) -> Unfinished:
     """What is in flight of these prompts."""
     return Unfinished(progress, Samples({}), samples, prompts)
-
-
-SKIPPED = "zero_variance/skipped_prompts"
 
 
 class PartialRollouts:

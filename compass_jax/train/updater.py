@@ -45,7 +45,7 @@ class Updater:
         return place(tree, self.config.model, self.model.placement)
 
     def routes_on_mesh(self, store: Any) -> Any:
-        """A routing store `[rows t l k]` on the devices that train."""
+        """A routing store `[rows t l k]` on the devices that train; one from other devices may pass the host."""
         placement = self.model.placement
         if placement is None or store is None:
             return store

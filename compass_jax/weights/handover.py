@@ -1,4 +1,7 @@
-"""Training parameters -> rollout parameters in one jitted function, never through the host; 8-bit weights are emulated on CPU alone."""
+"""Training parameters -> rollout parameters in one jitted function; 8-bit weights are emulated on CPU alone.
+
+Nothing passes the host, with one exception: a rollout on devices of its own whose cut the training's devices cannot make (`_near`).
+"""
 
 from __future__ import annotations
 
@@ -61,8 +64,10 @@ def hand_over(
 
     quantize: rollout.quantize; the scales come from the unrounded parameters. stored: 8-bit weights as values and scales (model/quantize.py);
     else emulated; None: stored unless this is a CPU. placement (with `model`): the mesh that decodes. On the training's devices the layout
-    changes within the jitted function; other devices get what was converted and cut on the training's.
+    changes within the jitted function; other devices get what was converted and cut on the training's. ValueError for a placement without model.
     """
+    if placement is not None and model is None:
+        raise ValueError("hand_over: placement needs model, whose axes say what is split")
     started, stored = time.perf_counter(), jax.default_backend() != "cpu" if stored is None else stored
     quantize = resolve(quantize)
     if placement is None:

@@ -18,7 +18,7 @@ ENOUGH = 32  # routes of one expert each that agree by chance at most once in 2^
 def check_recorded_routes(lengths: np.ndarray, routing: np.ndarray, config: ModelConfig, where: str) -> None:
     """Whether `routing` `[rows t l k]` can be replayed for samples of `lengths` `[rows]` tokens; `where` is the checkpoint's directory.
 
-    A row of length 0 is a sample that had not finished: it is sampled anew, and what its routes hold is overwritten. Of a finished one
+    A row of length 0 is a sample that had not begun, or is sampled anew: what its routes hold is overwritten. Of any other one
     each of the first length - 1 tokens is set or unset (live routing), and everything behind is unset. CheckpointError names the
     checkpoint, the row and what is wrong: layers, k, type or length that the model does not have, an id out of range, a repeated id, a
     partly unset route, a route behind the last input. Zeros that some stage captured repeat an id where k > 1; with k = 1 each of them

@@ -49,6 +49,14 @@ def test_restore_over_other_data_is_refused(items, seed, named):
         PromptStream(items, seed).restore(state)
 
 
+def test_a_prompt_is_found_by_its_id_and_a_missing_one_is_named():
+    stream = PromptStream(make(11), seed=1)
+    found = stream.find(104, 3)
+    assert (found.id, found.question, found.visit) == (104, "q4", 3)
+    with pytest.raises(DataError, match="a prompt with id 99, which this run's data lack"):
+        stream.find(99, 0)
+
+
 def test_nothing_to_stream_is_an_error():
     with pytest.raises(DataError, match="no training items"):
         PromptStream([], seed=0)

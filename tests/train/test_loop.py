@@ -12,6 +12,7 @@ import numpy as np
 import odd_verifiers
 import pytest
 from logged import lines, numbers
+from stops import stop_at_sample
 from tiny_run import tiny_run
 
 from compass_jax.config import ObjectiveConfig
@@ -107,16 +108,7 @@ def test_the_same_run_again_gives_the_same_numbers_and_an_extension_goes_on(undi
 @pytest.mark.parametrize(("after", "pending"), [(19, True), (32, False)])
 def test_a_stop_request_during_a_rollout_loses_nothing(undisturbed, tmp_path, monkeypatch, after, pending):
     """SIGTERM at sample 3 of step 2: what had finished is saved and used. At the last sample: the step is finished."""
-    count = Counter()
-
-    class Interrupting(Scorer):
-        def submit(self, *args):
-            super().submit(*args)
-            count["submitted"] += 1
-            if count["submitted"] == after:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(loop, "Scorer", partial(Interrupting, verifier="odd_verifiers:coin"))
+    stop_at_sample(monkeypatch, after, "coin")
     result = run_rl(configured(tmp_path, steps=3))
     assert result["stopped"] and result["steps"] == (1 if pending else 2)
     assert bool(checkpoint.read_meta(tmp_path)["pending"]) is pending

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 from logged import lines, numbers
+from stops import stop_at_sample
 from tiny_run import tiny_run
 
 from compass_jax.config import ConfigError, CorrectionConfig, MeshConfig, ObjectiveConfig, ZeroVarianceConfig
@@ -98,19 +99,10 @@ STOPS = {
 @pytest.mark.parametrize("name", ["partial", "R2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("plain", "dynamic sampling"))])
 def test_a_stop_in_a_rollout_over_a_mesh_loses_nothing(tmp_path, monkeypatch, name):
     """SIGTERM at sample 11: the samples and their routes come back from the checkpoint onto the mesh; the groups are those of a whole run."""
-    count = []
-
-    class Interrupting(Scorer):
-        def submit(self, *args):
-            super().submit(*args)
-            count.append(1)
-            if len(count) == 11:
-                os.kill(os.getpid(), signal.SIGTERM)
-
     still = {"optim": dataclasses.replace(tiny_run().rl.optim, learning_rate=1e-12), **STOPS[name]}
     for mesh, here in (({}, "whole"), ({"mesh": MeshConfig(fsdp=2, expert=2), "rollout_mesh": MeshConfig(expert=2, tensor=2)}, "stopped")):
         if mesh:
-            monkeypatch.setattr(loop, "Scorer", partial(Interrupting, verifier="odd_verifiers:coin"))
+            stop_at_sample(monkeypatch, 11, "coin")
             assert run_rl(configured(tmp_path / here, still, **mesh))["stopped"]
         assert run_rl(configured(tmp_path / here, still, **mesh))["steps"] == still["steps"]
     found, expected = (sorted(str(row["samples"]) for row in lines(tmp_path / here, "rollouts")) for here in ("stopped", "whole"))

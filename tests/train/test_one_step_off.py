@@ -1,20 +1,18 @@
 """One step off: the next rollout runs during the training, from the weights before it; a stop loses nothing, and the run goes on exactly."""
 
 import dataclasses
-import os
-import signal
 import threading
 import time
 from functools import partial
 
 import pytest
 from logged import lines, numbers
+from stops import stop_after_step
 from tiny_run import tiny_run
 
 from compass_jax.config import ConfigError, CorrectionConfig, ZeroVarianceConfig
 from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.collect import Collection
-from compass_jax.telemetry import Telemetry
 from compass_jax.train import loop
 from compass_jax.train.loop import RLTrainer, run_rl
 from compass_jax.train.refill import Refill
@@ -106,15 +104,7 @@ def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(undisturbed,
     if zero:
         expected = tmp_path / "undisturbed"
         run_rl(configured(expected, **zero))
-    real, done = Telemetry.log, []
-
-    def log(self, step, metrics):
-        real(self, step, metrics)
-        if step == 1 and not done:
-            done.append("stop")
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(Telemetry, "log", log)
+    stop_after_step(monkeypatch, 1)
     stopped = tmp_path / "stopped"
     result = run_rl(configured(stopped, **zero))
     assert result["stopped"] and result["steps"] == 1

@@ -1,19 +1,17 @@
 """Partial rollouts: what is not finished with a step's groups goes on in the next. Nothing is lost or comes twice, every token keeps its policy."""
 
 import dataclasses
-import os
-import signal
 from functools import partial
 
 import numpy as np
 import pytest
 from logged import lines, numbers
+from stops import stop_after_step, stop_at_sample
 from tiny_run import tiny_run
 
 from compass_jax.config import ConfigError, CorrectionConfig, ZeroVarianceConfig
 from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.collect import Collection
-from compass_jax.telemetry import Telemetry
 from compass_jax.train import loop
 from compass_jax.train.loop import RLTrainer, run_rl
 from compass_jax.train.partial import PartialRollouts
@@ -127,8 +125,7 @@ def test_a_step_does_not_wait_for_its_longest_group(tmp_path, monkeypatch):
     run_rl(configured(tmp_path, steps=2))
     begun = gathered[0].rest.current.begun.values()
     assert begun and all(0 < r.response_length < 16 for r in begun)
-    whole = [r for r in gathered[0].rest.current.rollouts.values()]
-    assert len(begun) + len(whole) < 3 * 4  # and some had not begun
+    assert len(begun) + len(gathered[0].rest.current.rollouts) < 3 * 4  # and some had not begun
 
 
 @pytest.mark.parametrize("rl", [{}, {"one_step_off": True}], ids=["plain", "one step off"])
@@ -157,18 +154,9 @@ def test_a_run_that_died_repeats_its_steps_exactly(undisturbed, tmp_path, monkey
 def test_a_stop_in_a_rollout_keeps_what_has_finished_and_what_has_begun(tmp_path, monkeypatch):
     """SIGTERM at sample 20: the continued run samples none of the finished ones again, and ends with an ordinary run's groups."""
     run_rl(configured(tmp_path / "ordinary", STILL, partial_prompts=0))
-    count = []
-
-    class Interrupting(Scorer):
-        def submit(self, *args):
-            super().submit(*args)
-            count.append(1)
-            if len(count) == 20:
-                os.kill(os.getpid(), signal.SIGTERM)
-
     here, real, again = tmp_path / "stopped", Collection._harvest, []
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "Scorer", partial(Interrupting, verifier="odd_verifiers:coin"))
+        stop_at_sample(patch, 20, "coin")
         assert run_rl(configured(here, STILL))["stopped"]
     pending = checkpoint.read_meta(here)["pending"]
     saved = {(pending["prompts"][row // 4][0], row % 4) for row, *_ in pending["scores"]["current"]}
@@ -185,15 +173,7 @@ def test_a_stop_in_a_rollout_keeps_what_has_finished_and_what_has_begun(tmp_path
 
 
 def test_a_stop_between_steps_goes_on_exactly(undisturbed, tmp_path, monkeypatch):
-    real, done = Telemetry.log, []
-
-    def log(self, step, metrics):
-        real(self, step, metrics)
-        if step == 1 and not done:
-            done.append("stop")
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(Telemetry, "log", log)
+    stop_after_step(monkeypatch, 1)
     assert run_rl(configured(tmp_path))["stopped"] and run_rl(configured(tmp_path))["steps"] == 3
     assert numbers(tmp_path) == numbers(undisturbed)
 

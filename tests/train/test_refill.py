@@ -2,14 +2,13 @@
 
 import dataclasses
 import json
-import os
-import signal
 from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from logged import lines, numbers
+from stops import stop_at_sample
 from tiny import make_prompt
 from tiny_run import tiny_run
 
@@ -165,17 +164,7 @@ def test_a_run_trains_on_groups_that_vary_and_counts_every_token(undisturbed):
 @pytest.mark.parametrize("sample", [3, 20])
 def test_sigterm_in_a_round_loses_nothing(undisturbed, tmp_path, monkeypatch, sample):
     """At the given sample of the run: in the first round (16 samples), and in the second one, when groups were kept and dropped."""
-
-    class Interrupting(Scorer):
-        submitted = 0
-
-        def submit(self, *args):
-            super().submit(*args)
-            Interrupting.submitted += 1
-            if Interrupting.submitted == sample:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(loop, "Scorer", partial(Interrupting, verifier="odd_verifiers:seldom"))
+    stop_at_sample(monkeypatch, sample, "seldom")
     assert run_rl(configured(tmp_path))["stopped"]
     pending = checkpoint.read_meta(tmp_path)["pending"]["progress"]
     assert pending["rounds"] == (sample > 16) and len(pending["dropped"]) + len(pending["kept"]) == 8 * pending["rounds"]

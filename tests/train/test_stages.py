@@ -1,13 +1,12 @@
 """All stages of the zero-variance elimination in real tiny runs: a uniform group grows, what it costs is counted, a stop in between loses nothing."""
 
 import dataclasses
-import os
-import signal
 from functools import partial
 
 import numpy as np
 import pytest
 from logged import lines, numbers
+from stops import stop_at_sample
 from tiny_run import tiny_run
 
 from compass_jax.config import CorrectionConfig, ShapingConfig, ZeroVarianceConfig
@@ -34,21 +33,6 @@ def configured(directory, **rl):
 @pytest.fixture
 def seldom(monkeypatch):
     monkeypatch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:seldom"))
-
-
-def stop_at_sample(number, monkeypatch):
-    """SIGTERM when so many samples of the process have gone to the verifiers."""
-
-    class Interrupting(Scorer):
-        submitted = 0
-
-        def submit(self, *args):
-            super().submit(*args)
-            Interrupting.submitted += 1
-            if Interrupting.submitted == number:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(loop, "Scorer", partial(Interrupting, verifier="odd_verifiers:seldom"))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +74,7 @@ def test_groups_that_are_uniform_grow_until_they_vary_and_the_others_do_not(grow
 def test_a_stop_while_groups_grow_loses_nothing(grown, tmp_path, monkeypatch, seldom):
     """SIGTERM at sample 18 of step 1: the first round's 16 are there, the growth has begun; the rest follows after the restart."""
 
-    stop_at_sample(18, monkeypatch)
+    stop_at_sample(monkeypatch, 18, "seldom")
     assert run_rl(configured(tmp_path, **EVERYTHING))["stopped"] and checkpoint.read_meta(tmp_path)["pending"]
     assert not run_rl(configured(tmp_path, **EVERYTHING))["stopped"]
     found, expected = numbers(tmp_path), numbers(grown)
@@ -120,7 +104,7 @@ def test_each_doubling_samples_at_a_higher_temperature_which_the_correction_sees
     assert asked[2.0] == [4 * n for n in grown_groups if n]
     gaps = [row["metrics"]["mismatch/logp_abs_diff"] for row in lines(tmp_path / "whole", "metrics")]
     assert any(grown_groups) and all((gap > 1e-3) == (n > 0) and (n > 0 or gap < 1e-5) for gap, n in zip(gaps, grown_groups, strict=True)), gaps
-    stop_at_sample(18, monkeypatch)
+    stop_at_sample(monkeypatch, 18, "seldom")
     assert run_rl(configured(tmp_path / "cut", **HOTTER))["stopped"]
     assert not run_rl(configured(tmp_path / "cut", **HOTTER))["stopped"]
     assert [row["samples"] for row in lines(tmp_path / "cut", "rollouts")] == [row["samples"] for row in lines(tmp_path / "whole", "rollouts")]
