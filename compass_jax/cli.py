@@ -6,6 +6,7 @@ What is slow to import is imported by the command that needs it, so that a mista
 from __future__ import annotations
 
 import argparse
+import glob
 import importlib.util
 import inspect
 import json
@@ -25,6 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0; 2 for a setting that cannot be used; 1 for another error of this project."""
     if argv is None:
         tune_allocator()
+        pass_by_absent_tpus()
     parser = _parser()
     args, overrides = parser.parse_known_args(argv)
     if overrides and "config" not in args:
@@ -54,6 +56,13 @@ def tune_allocator(module: str = "compass_jax") -> None:
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, TUNABLES]))
     os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
+
+
+def pass_by_absent_tpus() -> None:
+    """Keeps JAX from looking for TPUs for minutes where their compiler is installed (for `compass plan`) and neither they nor a GPU are."""
+    devices = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*")
+    if importlib.util.find_spec("libtpu") and not any(glob.glob(pattern) for pattern in devices):
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def load_config(name: str) -> RunConfig:
@@ -132,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         ("train", "reinforcement learning; on an existing run directory it resumes"),
         ("eval", "evaluate a checkpoint on held-out prompts"),
         ("calibrate-alpha", "ESPO's clip fraction and clip range against alpha, on one rollout of a given model"),
+        ("plan", "compile a whole RL step for TPUs that are not here: memory per chip, collectives, and what to change where it does not fit"),
         ("filter", "estimate the pass rate of every training prompt; RL keeps those between the bounds (data.keep_file)"),
     ):
         # --help belongs to the overrides, which are known once the configuration is.
@@ -141,6 +151,11 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(usage=sub)
         if name in ("eval", "calibrate-alpha", "filter"):
             sub.add_argument("--checkpoint", metavar="DIR", help="a run directory, or one of its checkpoints")
+        if name == "plan":
+            sub.add_argument("--topology", metavar="NAME", help="v5p:4x4x4, v6e:16x16, tpu7x:4x4x4, ...")
+            sub.add_argument("--json", action="store_true", help="end with one line of JSON on stdout; everything else goes to stderr")
+            sub.add_argument("--png", metavar="FILE", help="draw the memory of every program")
+            sub.add_argument("--search", type=int, default=0, metavar="N", help="try so many other layouts of the training, the likeliest first")
         if name == "calibrate-alpha":
             sub.add_argument("--out", metavar="DIR", help="where to write alpha.json")
             sub.add_argument("--alphas", type=float, nargs="+", default=[0.01, 0.02, 0.03, 0.05, 0.07, 0.1], help="(default: %(default)s)")
@@ -204,12 +219,21 @@ def _report_if_done(config: RunConfig, result: dict[str, Any] | None) -> None:
         run_report(config.directory)
 
 
+def _plan(config: RunConfig, args: argparse.Namespace) -> int:
+    # The TPU's compiler runs on the CPU. It asks its environment what machine this is, and a cloud's servers where that says nothing.
+    answers = {"TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0", "TPU_SKIP_MDS_QUERY": "1"}
+    os.environ.update({"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", **answers})
+    from compass_jax.plan.run import run_plan
+
+    return run_plan(config, args.topology, as_json=args.json, png=args.png, searched=args.search)
+
+
 def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.config is None or args.config.startswith("-"):
         args.usage.print_help()
         return 0 if {"-h", "--help"} & set(overrides) else 2
     config = override(load_config(args.config), overrides, prog=f"compass {args.command} {args.config}")
-    config = config.validate_for_rl() if args.command == "train" else config.validate()
+    config = config.validate_for_rl() if args.command in ("train", "plan") else config.validate()
     if args.dry_run:
         print(config_to_json(config))
         return 0
@@ -221,6 +245,10 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
         from compass_jax.train.loop import run_rl
 
         _report_if_done(config, run_rl(config))
+    elif args.command == "plan":
+        if args.topology is None:
+            raise ConfigError("--topology NAME is missing: for which TPUs? For example v5p:4x4x4")
+        return _plan(config, args)
     elif args.checkpoint is None:
         raise ConfigError(f"--checkpoint DIR is missing: which weights is compass {args.command} to use?")
     elif args.command != "eval" and args.out is None:

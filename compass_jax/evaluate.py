@@ -99,9 +99,11 @@ def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]
     tokenizer = load_tokenizer(config)
     params = init_or_load(dataclasses.replace(config, init_from=weights), jax.random.key(config.seed))
     placement = placements(config.rollout_mesh or config.mesh, None, False)[1]
-    options = {} if placement is None else {"model": config.model, "placement": placement}
+    engine = Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id, placement)
+    options: dict[str, Any] = {"layout": engine.layout}
+    options |= {} if placement is None else {"model": config.model, "placement": placement}
     decode, _ = hand_over(place(params, config.model, placement), config.rollout_compute.dtype, config.rollout.quantize, **options)
-    return Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id, placement), decode, tokenizer
+    return engine, decode, tokenizer
 
 
 def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:

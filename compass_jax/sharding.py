@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from compass_jax.config import ConfigError, MeshConfig
 
 AXES = ("replica", "fsdp", "expert", "tensor", "context")
 SPLIT = {"heads": "tensor", "kv_heads": "tensor", "ffn": "tensor", "expert_ffn": "tensor", "vocab": "tensor", "expert": "expert"}
-STORE = {**SPLIT, "embed": "fsdp"}
+STORE = {**SPLIT, "embed": ("fsdp", "context")}
 BATCH = {"train": ("replica", "fsdp", "expert"), "decode": ("replica", "fsdp", "expert", "context")}
 
 
@@ -29,8 +30,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     if len(have) < config.devices:
         axes = ", ".join(f"{name} {n}" for name, n in zip(AXES, astuple(config), strict=True) if n > 1)
         raise ConfigError(f"the mesh of {axes} needs {config.devices} devices, there are {len(have)}: lower one of its axes")
-    shape = config.replica, config.fsdp, config.expert, config.tensor, config.context
-    return Mesh(np.asarray(have[: config.devices]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(np.asarray(have[: config.devices]).reshape(astuple(config)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,34 @@ class Placement:
         """`x`, laid out by its logical axes."""
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.spec(x.shape, axes)))
 
-    def param_sharding(self, axes: tuple[str | None, ...], table: dict[str, str]) -> NamedSharding:
+    def param_sharding(self, axes: tuple[str | None, ...], table: dict[str, Any]) -> NamedSharding:
         """Of a parameter by its logical axes; `table`: STORE or SPLIT."""
         return self.sharding(*(table.get(axis or "") for axis in axes))
 
 
-def placements(train: MeshConfig, rollout: MeshConfig | None, apart: bool) -> tuple[Placement | None, Placement | None]:
-    """(training's, the rollout's): None where one device does both. On the same devices unless `apart`: then the rollout's are those behind."""
-    rollout = rollout or train
+def placements(
+    train: MeshConfig, rollout: MeshConfig | None, apart: bool, devices: list[jax.Device] | None = None
+) -> tuple[Placement | None, Placement | None]:
+    """(training's, the rollout's): None where one device does both. On the same devices unless `apart`: then the rollout's are those behind.
+
+    devices: which there are (None: all). Both meshes on the same ones take them in one order, as a program that has arrays of both must.
+    """
+    rollout, have = rollout or train, jax.devices() if devices is None else devices
     if train.devices == rollout.devices == 1 and not apart:
         return None, None
-    first = train.devices if apart else 0
-    return Placement(make_mesh(train)), Placement(make_mesh(rollout, jax.devices()[first:]), "decode")
+    first = _by_torus(train, have[: train.devices])
+    rest = _by_torus(rollout, have[train.devices :][: rollout.devices]) if apart else first
+    return Placement(make_mesh(train, first)), Placement(make_mesh(rollout, rest), "decode")
+
+
+def _by_torus(config: MeshConfig, devices: list[jax.Device]) -> list[jax.Device]:
+    """TPU devices so ordered that neighbours on the mesh are neighbours on the torus; others as they come."""
+    if not devices or devices[0].platform != "tpu" or len(devices) != config.devices:
+        return devices
+    try:
+        return list(create_device_mesh(astuple(config), devices, allow_split_physical_axes=True).flat)
+    except (NotImplementedError, ValueError):  # a part of a torus that has no shape of its own
+        return devices
 
 
 def move(tree: Any, shardings: Any) -> Any:

@@ -15,7 +15,7 @@ class MeshConfig:
 
     Sequences are split over replica, fsdp and expert together, their tokens over context. replica: whole copies of the parameters. fsdp: the
     parameters' hidden axis in storage, gathered layer by layer. expert: experts; their tokens travel. tensor: heads, the inner axis of
-    MLPs, the vocabulary. context: the tokens of a row in training; in decoding its devices take slots.
+    MLPs, the vocabulary. context: the tokens of a row in training, and the hidden axis in storage with fsdp; in decoding its devices take slots.
     """
 
     replica: int = 1
@@ -33,7 +33,12 @@ class MeshConfig:
         """Raises ConfigError, with both sizes, where an axis of the model does not divide."""
         for field in fields(self):
             check(getattr(self, field.name) >= 1, f"{key}.{field.name} = {getattr(self, field.name)}: must be positive")
-        sizes = [("fsdp", "model.hidden", model.hidden)]
+        stored = self.fsdp * self.context
+        check(
+            model.hidden % stored == 0,
+            f"{key}.fsdp = {self.fsdp} times {key}.context = {self.context} does not divide model.hidden = {model.hidden}, which both store in parts",
+        )
+        sizes = []
         sizes += [("tensor", name, size) for name, size in (("model.heads", model.heads), ("model.kv_heads", model.kv_heads))]
         sizes += [("tensor", "model.vocab_size", model.vocab_size)]
         if len(model.moe_layers) < model.layers:

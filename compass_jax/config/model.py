@@ -81,7 +81,10 @@ class ComputeConfig:
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     remat: bool = False  # recompute each layer in the backward pass
     scan_layers: bool = True  # one compiled body per run of equal layers; False unrolls: faster for few layers, slow to compile for many
+    scan_decode: bool = False  # the same for prefill and decoding: what a TPU takes minutes to compile for a hundred layers
     experts: Literal["auto", "ragged", "padded"] = "auto"  # grouped matmul; auto: padded on CPU, ragged elsewhere
+    attention: Literal["auto", "splash", "portable"] = "auto"  # splash: the TPU's kernel, in training and prefill; auto: on a TPU, where lengths fit
+    moe_chunk: int = 0  # tokens of a device that go through the experts at once, recomputed in the backward pass; 0: all
     logprob_chunk: int = 4096  # tokens whose [v] logits exist at once
     float32_parts: tuple[Literal["attention", "gate", "mlp", "stream"], ...] = ()  # computed in float32 where dtype is bfloat16
 
@@ -93,4 +96,5 @@ class ComputeConfig:
 
     def validate(self) -> None:
         check(self.logprob_chunk >= 1, f"compute.logprob_chunk = {self.logprob_chunk}: must be positive")
+        check(self.moe_chunk >= 0, f"compute.moe_chunk = {self.moe_chunk}: must be >= 0 (0: all tokens at once)")
         check(len(set(self.float32_parts)) == len(self.float32_parts), f"compute.float32_parts = {self.float32_parts}: names a part twice")

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import ModelConfig
+from compass_jax.model.kernels import splash_causal, splash_fits
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, kind_of, matmul, quantize
 from compass_jax.sharding import Placement, constrain
@@ -20,6 +21,17 @@ class LayerCache(NamedTuple):
 
     k: Float[Array, "b kv s d"] | Quantized
     v: Float[Array, "b kv s d"] | Quantized
+
+
+class InStack(NamedTuple):
+    """One layer's part of caches that are stacked over layers."""
+
+    cache: LayerCache  # leaves [layers b kv s d]
+    layer: Int[Array, ""]
+
+    def part(self) -> LayerCache:
+        """That layer's cache."""
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, self.layer, 0, keepdims=False), self.cache)
 
 
 def rms_norm(x: Float[Array, "*n d"], scale: Float[Array, "d"], eps: float) -> Float[Array, "*n d"]:
@@ -94,13 +106,15 @@ def attention(
     tables,
     positions: Int[Array, "b t"],
     config: ModelConfig,
-    cache: LayerCache | None,
+    cache: LayerCache | InStack | None,
     placement: Placement | None = None,
-) -> tuple[Float[Array, "b t m"], LayerCache | None]:
+    kernel: str = "portable",
+) -> tuple[Float[Array, "b t m"], LayerCache | InStack | None]:
     """Causal self-attention.
 
     Without a cache a token sees the tokens before it in its row. With one, the row's keys and values are written at
     `positions` and a token sees the cache's positions up to its own. Positions past the cache are not written.
+    kernel: "splash" for rows without a cache, or that fill theirs (their positions then count from 0), where the kernel takes their length.
     """
     q = _project(x, params, "q", config.heads)
     k = _project(x, params, "k", config.kv_heads)
@@ -113,12 +127,17 @@ def attention(
     k, v = (constrain(placement, y, "batch", None, "kv_heads", None) for y in (k, v))  # all tokens' keys and values, where tokens are split
     q = q.transpose(0, 2, 1, 3).reshape(x.shape[0], config.kv_heads, -1, x.shape[1], config.head_dim)
     new = LayerCache(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
-    if cache is None:
+    if cache is not None:
+        cache, seen = _write_both(cache, k, v, positions)
+    rows = cache is None or (not isinstance(seen.k, Quantized) and seen.k.shape[2] == x.shape[1])  # 8-bit keys are read as they are kept
+    if rows and kernel == "splash" and splash_fits(x.shape[1], config.head_dim, placement):
+        scaled = (q * (1.0 / config.head_dim**0.5)).reshape(x.shape[0], config.heads, x.shape[1], config.head_dim)
+        out = splash_causal(scaled, new.k, new.v, placement)
+    elif cache is None:
         out = _whole(q, new) if split else _causal(q, new)
     else:
-        cache = LayerCache(_write(cache.k, k, positions), _write(cache.v, v, positions))
-        visible = jnp.arange(jax.tree.leaves(cache)[0].shape[2], dtype=positions.dtype)[None, None, :] <= positions[:, :, None]
-        out = _attend(q, cache, visible)
+        visible = jnp.arange(seen.k.shape[2], dtype=positions.dtype)[None, None, :] <= positions[:, :, None]
+        out = _attend(q, seen, visible)
     out = out.reshape(x.shape[0], config.heads, x.shape[1], config.head_dim)
     out = matmul(out.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1), params["o"])
     if config.o_bias:
@@ -126,11 +145,25 @@ def attention(
     return out, cache
 
 
-def _write(cache: Float[Array, "b kv s d"] | Quantized, new: Float[Array, "b t kv d"], positions: Int[Array, "b t"]):
-    """Scatters each token's row to its position, in 8 bits where the cache has them; positions past the cache are dropped."""
+def _write_both(cache: LayerCache | InStack, k, v, positions) -> tuple[LayerCache | InStack, LayerCache]:
+    """(the cache with the new keys and values, what attention reads of it)."""
+    if isinstance(cache, LayerCache):
+        cache = LayerCache(_write(cache.k, k, positions), _write(cache.v, v, positions))
+        return cache, cache
+    stack, layer = cache
+    cache = InStack(LayerCache(_write(stack.k, k, positions, layer), _write(stack.v, v, positions, layer)), layer)
+    return cache, cache.part()
+
+
+def _write(cache: Float[Array, "*n b kv s d"] | Quantized, new: Float[Array, "b t kv d"], positions: Int[Array, "b t"], layer=None):
+    """Scatters each token's row to its position, in 8 bits where the cache has them; positions past the cache are dropped.
+
+    layer: of a stacked cache, the one that is written.
+    """
     rows = jnp.arange(positions.shape[0])[:, None]
 
     def put(buffer, values):
-        return buffer.at[rows, :, positions].set(values.astype(buffer.dtype), mode="drop", unique_indices=True)
+        at = buffer.at[rows, :, positions] if layer is None else buffer.at[layer, rows, :, positions]
+        return at.set(values.astype(buffer.dtype), mode="drop", unique_indices=True)
 
     return jax.tree.map(put, cache, quantize(new, kind_of(cache), axis=-1) if isinstance(cache, Quantized) else new)

@@ -127,6 +127,24 @@ def _permute_bwd(saved, g):
 _permute.defvjp(_permute_fwd, _permute_bwd)
 
 
+@jax.custom_vjp
+def _spread(x: Float[Array, "n d"], order: Int[Array, "m"], inverse: Int[Array, "m"]) -> Float[Array, "m d"]:
+    """Each token once for each of its m / n choices, the choices in `order`; the transpose sums a token's, by a gather too."""
+    return jnp.take(x, order // (order.shape[0] // x.shape[0]), axis=0, mode="clip")
+
+
+def _spread_fwd(x, order, inverse):
+    return _spread(x, order, inverse), (inverse, x.shape[0])
+
+
+def _spread_bwd(saved, g):
+    inverse, n = saved
+    return jnp.take(g, inverse, axis=0, unique_indices=True, mode="clip").reshape(n, -1, g.shape[1]).sum(1), None, None
+
+
+_spread.defvjp(_spread_fwd, _spread_bwd)
+
+
 def moe_layer(
     y: Float[Array, "b t d"],
     gate_input: Float[Array, "b t d"],
@@ -136,17 +154,34 @@ def moe_layer(
     config: MoEConfig,
     implementation: str,
     ffn: Callable | None = None,
+    chunk: int = 0,
 ) -> tuple[Float[Array, "b t d"], UInt[Array, "b t k"], RouterStats]:
-    """(output, the ids that were used, router statistics) of one MoE layer. `ffn`: `moe_ffn`, or one that shares the work (model/sharded.py)."""
+    """(output, the ids that were used, router statistics) of one MoE layer. `ffn`: `moe_ffn`, or one that shares the work (model/sharded.py).
+
+    chunk: so many tokens go through the experts at once (0: all), and once more in the backward pass: what dropless dispatch may need, room
+    for all of them on one device, is then of a chunk.
+    """
     b, t, d = y.shape
     flat, mask, wide = y.reshape(b * t, d), mask.reshape(b * t), at_least_float32(y.dtype)
     logits = jnp.matmul(gate_input.reshape(b * t, d).astype(wide), params["router"].astype(wide), precision=jax.lax.Precision.HIGHEST)
     ids, gates, stats = route(logits, None if given is None else given.reshape(b * t, -1), mask, config)
     weights = {name: in_dtype(w, y.dtype) for name, w in params.items() if name != "router"}
-    out = (ffn or moe_ffn)(flat, ids, gates, mask, weights, implementation)
+    run = partial(ffn or moe_ffn, weights=weights, implementation=implementation)
+    out = _by_chunks(run, chunk, flat, ids, gates, mask) if 0 < chunk < b * t else run(flat, ids, gates, mask)
     dtype = routing_dtype(config.experts)
     record = jnp.where(mask[:, None], ids, unset_id(dtype)).astype(dtype)
     return out.reshape(b, t, d), record.reshape(b, t, -1), stats
+
+
+def _by_chunks(run: Callable, chunk: int, *tokens: Array) -> Float[Array, "n d"]:
+    """`run` of `[n ...]` arrays, `chunk` of their tokens after the other; the last ones are filled up with masked tokens."""
+    n = tokens[0].shape[0]
+
+    def parts(x):
+        return jnp.pad(x, ((0, -n % chunk), *((0, 0),) * (x.ndim - 1))).reshape(-1, chunk, *x.shape[1:])
+
+    out = jax.lax.map(jax.checkpoint(lambda part: run(*part)), tuple(map(parts, tokens)))
+    return out.reshape(-1, out.shape[-1])[:n]
 
 
 def moe_ffn(
@@ -165,14 +200,42 @@ def moe_ffn(
     n, k = ids.shape
     experts = weights["down"].shape[0]
     flat = jnp.where(mask[:, None], ids, experts).reshape(n * k)  # `experts` sorts behind every group
-    order = _stable_order(flat, experts + 1)
-    row = jnp.zeros_like(order).at[order].set(jnp.arange(n * k, dtype=jnp.int32), unique_indices=True)
-    sizes = jnp.sum(flat[:, None] == jnp.arange(experts, dtype=flat.dtype)[None, :], axis=0, dtype=jnp.int32)
-    dispatch = Dispatch(order, row, sizes)
+    dispatch = sorted_dispatch(flat, experts) if implementation == "padded" else counted_dispatch(flat, experts)
     grouped = partial(grouped_swiglu, parts=parts) if implementation == "padded" else ragged_swiglu
     # A masked token's gates may be NaN, and 0 * NaN is not 0.
     gates = jnp.where(mask[:, None], gates.astype(x.dtype), jnp.zeros((), x.dtype))
     return grouped(x, gates, weights, dispatch)
+
+
+def sorted_dispatch(expert: Int[Array, "m"], experts: int) -> Dispatch:
+    """The pairs of (token, choice) by their `expert`, those of one in their order; the id `experts` is none and comes behind."""
+    order = _stable_order(expert, experts + 1)
+    row = jnp.zeros_like(order).at[order].set(jnp.arange(expert.shape[0], dtype=jnp.int32), unique_indices=True)
+    return Dispatch(order, row, jnp.sum(expert[:, None] == jnp.arange(experts, dtype=expert.dtype)[None, :], axis=0, dtype=jnp.int32))
+
+
+def counted_dispatch(expert: Int[Array, "m"], experts: int) -> Dispatch:
+    """`sorted_dispatch` by counting: running counts of each expert's pairs say where each pair goes. On a TPU sums are cheap; a sort is slow,
+    and takes its compiler seconds in every layer."""
+    m = expert.shape[0]
+    here = expert[:, None] == jnp.arange(experts + 1, dtype=expert.dtype)[None, :]
+    counts = _running_counts(here)
+    sizes = counts[-1]
+    starts = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
+    row = jnp.sum(jnp.where(here, counts - 1 + starts[None, :], 0), axis=1, dtype=jnp.int32)
+    order = jnp.zeros_like(row).at[row].set(jnp.arange(m, dtype=jnp.int32), unique_indices=True)
+    return Dispatch(order, row, sizes[:experts])
+
+
+def _running_counts(here: Bool[Array, "m e"], size: int = 256) -> Int[Array, "m e"]:
+    """Cumulative sum over axis 0: within blocks a product with a triangle (0, 1 and counts up to 256 are exact), then over the blocks."""
+    m, e = here.shape
+    blocks = jnp.pad(here, ((0, -m % size), (0, 0))).reshape(-1, size, e).astype(jnp.bfloat16)
+    triangle = jnp.tril(jnp.ones((size, size), jnp.bfloat16))
+    within = jnp.einsum("ij,bje->bie", triangle, blocks, preferred_element_type=jnp.float32).astype(jnp.int32)
+    whole = within[:, -1]
+    before = jnp.cumsum(whole, axis=0, dtype=jnp.int32) - whole
+    return (within + before[:, None]).reshape(-1, e)[:m]
 
 
 def _stable_order(keys: Int[Array, "m"], bound: int) -> Int[Array, "m"]:
@@ -187,10 +250,10 @@ def ragged_swiglu(
     x: Float[Array, "n d"], gates: Float[Array, "n k"], weights: dict[str, Float[Array, "e ..."] | Quantized], dispatch: Dispatch
 ) -> Float[Array, "n d"]:
     """`grouped_swiglu` by `jax.lax.ragged_dot` (TPU, GPU)."""
-    (order, row, sizes), k = dispatch, gates.shape[1]
+    order, row, sizes = dispatch
     dispatched = (jnp.arange(order.shape[0], dtype=jnp.int32) < jnp.sum(sizes, dtype=jnp.int32))[:, None]
     zero = jnp.zeros((), x.dtype)
-    rows = _permute(jnp.repeat(x, k, axis=0, total_repeat_length=order.shape[0]), order, row)
+    rows = _spread(x, order, row)
     rows = jnp.where(dispatched, rows, zero)
     if "gate_up" in weights:
         a, u = jnp.split(ragged_matmul(rows, weights["gate_up"], sizes), 2, axis=-1)

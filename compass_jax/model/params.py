@@ -4,7 +4,7 @@ The decoder is a static list of runs of equal layers (`layer_runs`): a run is a 
 layouts of a run: *stacked* for storage and for training with one `lax.scan` per run, a leading axis of length `repeats`;
 *unrolled* for training few layers, a tuple over repeats, because layers that are slices of one array are copied out of it,
 and their gradients into it; *decode*, unrolled with the experts' gate and up side by side in one array, because one wide
-product of few rows is faster than two.
+product of few rows is faster than two; *decode_stacked*, the same stacked, for a scan (compute.scan_decode).
 Abstract tree, shardings, initialisation and checkpoint conversion are all derived from `param_specs`.
 """
 
@@ -120,12 +120,22 @@ def is_spec(x: Any) -> bool:
     return isinstance(x, ParamSpec)
 
 
-Layout = Literal["stacked", "unrolled", "decode"]
+Layout = Literal["stacked", "unrolled", "decode", "decode_stacked"]
 
 
 def training_layout(compute: ComputeConfig) -> Layout:
     """In which layout a run trains; checkpoints are stacked whichever it is."""
     return "stacked" if compute.scan_layers else "unrolled"
+
+
+def decode_layout(compute: ComputeConfig) -> Layout:
+    """In which layout a run samples."""
+    return "decode_stacked" if compute.scan_decode else "decode"
+
+
+def is_stacked(layout: Layout) -> bool:
+    """Whether a run's layers are one array."""
+    return layout in ("stacked", "decode_stacked")
 
 
 def param_specs(config: ModelConfig, layout: Layout = "stacked") -> dict[str, Any]:
@@ -138,9 +148,10 @@ def param_specs(config: ModelConfig, layout: Layout = "stacked") -> dict[str, An
         tree["head"] = ParamSpec((config.hidden, config.vocab_size), ("embed", "vocab"), "normal", "lm_head.weight", True)
     for n, run in enumerate(layer_runs(config)):
         period = {f"layer_{j}": _layer_specs(config, kind) for j, kind in enumerate(run.period)}
-        if layout != "stacked":
-            fused = jax.tree.map(_fuse_specs, period, is_leaf=lambda x: _is_moe_mlp(x) or is_spec(x))
-            tree[f"run_{n}"] = (fused if layout == "decode" else period,) * run.repeats
+        if layout.startswith("decode"):
+            period = jax.tree.map(_fuse_specs, period, is_leaf=lambda x: _is_moe_mlp(x) or is_spec(x))
+        if not is_stacked(layout):
+            tree[f"run_{n}"] = (period,) * run.repeats
             continue
         tree[f"run_{n}"] = jax.tree.map(
             lambda s, r=run.repeats: s._replace(shape=(r, *s.shape), axes=("layers", *s.axes), stacked=True), period, is_leaf=is_spec
@@ -198,9 +209,10 @@ def _has_runs(tree: Any) -> bool:
     return isinstance(tree, dict) and any(str(name).startswith("run_") for name in tree)
 
 
-def to_decode(params: dict[str, Any], tensor: int = 1) -> dict[str, Any]:
-    """Stacked or unrolled layout -> decode layout, for experts that are split over `tensor` devices."""
-    return jax.tree.map(partial(_fuse, tensor=tensor), unroll(params), is_leaf=_is_moe_mlp)
+def to_decode(params: dict[str, Any], tensor: int = 1, layout: Layout = "decode") -> dict[str, Any]:
+    """Stacked or unrolled layout -> a decode layout, for experts that are split over `tensor` devices."""
+    params = stack(params) if is_stacked(layout) else unroll(params)
+    return jax.tree.map(partial(_fuse, tensor=tensor), params, is_leaf=_is_moe_mlp)
 
 
 def _is_moe_mlp(tree: Any) -> bool:
@@ -208,13 +220,13 @@ def _is_moe_mlp(tree: Any) -> bool:
 
 
 def _fuse(tree: Any, tensor: int) -> Any:
-    """An MoE layer's gate and up `[e d f]` as gate_up `[e d 2f]`, in each of `tensor` parts gate before up; anything else as it is."""
+    """An MoE layer's gate and up `[... e d f]` as gate_up `[... e d 2f]`, in each of `tensor` parts gate before up; anything else as it is."""
     if not _is_moe_mlp(tree):
         return tree
     kept = {name: w for name, w in tree.items() if name not in ("gate", "up")}
-    e, d, f = tree["gate"].shape
-    parts = [tree[name].reshape(e, d, tensor, f // tensor) for name in ("gate", "up")]
-    return {**kept, "gate_up": jnp.concatenate(parts, axis=-1).reshape(e, d, 2 * f)}
+    *first, f = tree["gate"].shape
+    parts = [tree[name].reshape(*first, tensor, f // tensor) for name in ("gate", "up")]
+    return {**kept, "gate_up": jnp.concatenate(parts, axis=-1).reshape(*first, 2 * f)}
 
 
 def _fuse_specs(tree: Any) -> Any:
@@ -235,7 +247,7 @@ def logical_axes(config: ModelConfig) -> dict[str, Any]:
     return jax.tree.map(lambda s: s.axes, param_specs(config), is_leaf=is_spec)
 
 
-def shardings_like(tree: Any, config: ModelConfig, placement: Placement, table: dict[str, str] = STORE) -> Any:
+def shardings_like(tree: Any, config: ModelConfig, placement: Placement, table: dict[str, Any] = STORE) -> Any:
     """A sharding for each leaf: those of parameter trees (an optimiser's state has several, in either training layout) by `table`, others whole."""
 
     def of(part):
@@ -260,8 +272,8 @@ def placed_structs(abstract: Any, config: ModelConfig, placement: Placement | No
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
 
 
-def decode_shardings(tree: Any, config: ModelConfig, placement: Placement) -> Any:
-    """A sharding for each leaf of a decoding copy, 8-bit matrices and their scales (of one input) too."""
+def decode_shardings(tree: Any, config: ModelConfig, placement: Placement, layout: Layout = "decode") -> Any:
+    """A sharding for each leaf of a decoding copy in `layout`, 8-bit matrices and their scales (of one input) too."""
 
     def of(spec: ParamSpec, part: Any):
         def leaf(x):
@@ -270,7 +282,7 @@ def decode_shardings(tree: Any, config: ModelConfig, placement: Placement) -> An
 
         return jax.tree.map(leaf, part)
 
-    return jax.tree.map(of, param_specs(config, "decode"), tree, is_leaf=is_spec)
+    return jax.tree.map(of, param_specs(config, layout), tree, is_leaf=is_spec)
 
 
 def param_count(config: ModelConfig) -> int:

@@ -125,8 +125,9 @@ def ragged_matmul(x: Float[Array, "m i"], w: Float[Array, "e i o"] | Quantized, 
     if not isinstance(w, Quantized):
         return jax.lax.ragged_dot(x, w, sizes)
     out = jax.lax.ragged_dot(x, w.values.astype(x.dtype), sizes, preferred_element_type=at_least_float32(x.dtype))
-    scales = jnp.repeat(w.scales[:, 0].astype(out.dtype), sizes, axis=0, total_repeat_length=x.shape[0])
-    return (out * scales).astype(x.dtype)
+    ends = jnp.cumsum(sizes, dtype=jnp.int32)
+    expert = jnp.sum(jnp.arange(x.shape[0], dtype=jnp.int32)[:, None] >= ends[None, :], axis=1, dtype=jnp.int32)
+    return (out * jnp.take(w.scales[:, 0].astype(out.dtype), expert, axis=0, mode="clip")).astype(x.dtype)
 
 
 def of_expert(w: Float[Array, "e i o"] | Quantized, expert) -> Float[Array, "i o"] | Quantized:

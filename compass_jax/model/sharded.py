@@ -51,15 +51,16 @@ def sharded_moe_layer(
     mask: Bool[Array, "b t"],
     config: MoEConfig,
     implementation: str,
+    chunk: int = 0,
 ) -> tuple[Float[Array, "b t d"], UInt[Array, "b t k"], RouterStats]:
-    """`moe_layer` over the mesh; the statistics are of all tokens."""
+    """`moe_layer` over the mesh, `chunk` tokens of each device at once; the statistics are of all tokens."""
     rows, tokens = placement.batch_axes(y.shape[0]), placement.token_axis(y.shape[1])
     split = (*rows, *([tokens] if tokens else ()))
     share = _Share("expert" in rows, placement.size("expert"), placement.size("tensor"))
     here = P(rows or None, tokens)
 
     def local(y, gate_input, params, given, mask):
-        out, ids, stats = moe_layer(y, gate_input, params, given, mask, config, implementation, share)
+        out, ids, stats = moe_layer(y, gate_input, params, given, mask, config, implementation, share, chunk)
         return out, ids, jax.tree.map(lambda x: jax.lax.psum(x, split), stats) if split else stats
 
     specs = {name: _weight_spec(name, w) for name, w in params.items()}

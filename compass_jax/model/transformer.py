@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.config import ComputeConfig, ModelConfig
-from compass_jax.model.attention import LayerCache, attention, rms_norm, rope_tables
+from compass_jax.model.attention import InStack, LayerCache, attention, rms_norm, rope_tables
 from compass_jax.model.moe import RouterStats, moe_layer, routing_dtype
-from compass_jax.model.params import Layout, init_tree, layer_runs, param_specs, unstack_run
+from compass_jax.model.params import Layout, decode_layout, init_tree, is_stacked, layer_runs, param_specs, unstack_run
 from compass_jax.model.quantize import any_quantized, matmul, quantized_zeros
 from compass_jax.model.sharded import sharded_moe_layer
 from compass_jax.sharding import Placement, constrain
@@ -57,9 +57,9 @@ class Transformer(nn.Module):
     ) -> ModelOutput:
         """Runs the decoder on tokens at positions; masked tokens must follow the valid ones of their row."""
         config, compute = self.config, self.compute
-        specs, stacked = param_specs(config, self.layout), self.layout == "stacked"
+        specs, stacked = param_specs(config, self.layout), is_stacked(self.layout)
         params = {name: self._declared(name, spec) for name, spec in specs.items()}
-        if cache is not None and stacked:
+        if cache is not None and self.layout == "stacked":
             raise ValueError("a KV cache needs the decode layout of the parameters (params.to_decode): a scan would copy both at every token")
         if routing is not None:
             _require_own_routes(config, tokens, routing)
@@ -74,7 +74,10 @@ class Transformer(nn.Module):
             given = None if by_layer is None else by_layer[first : first + moe_here]
             first += moe_here
             here = params[f"run_{n}"]
-            if stacked and compute.scan_layers:
+            if cache is not None and stacked:
+                x, out, new = _scan_cached(block, run, here, x, given, cache[len(caches) : len(caches) + len(run.period)])
+                caches += new
+            elif stacked and compute.scan_layers:
                 x, out = _scan_run(block, run, here, x, given)
             else:
                 layers = unstack_run(here) if stacked else here
@@ -112,7 +115,9 @@ class _Block(NamedTuple):
         config = self.config
         with jax.named_scope("attention"):
             y = self._normed(x, params["attention_norm"], "attention")
-            y, cache = attention(y, params["attention"], self.tables, self.positions, config, cache, self.placement)
+            y, cache = attention(
+                y, params["attention"], self.tables, self.positions, config, cache, self.placement, attention_kernel(self.compute)
+            )
             x = constrain(self.placement, x + y.astype(x.dtype), "batch", "tokens", None)
         y = self._normed(x, params["mlp_norm"], "mlp")
         if not is_moe:
@@ -134,7 +139,7 @@ class _Block(NamedTuple):
 
     def _moe(self, y, gate_input, params, given):
         run = moe_layer if self.placement is None else partial(sharded_moe_layer, self.placement)
-        return run(y, gate_input, params, given, self.mask, self.config.moe, grouped_matmul(self.compute))
+        return run(y, gate_input, params, given, self.mask, self.config.moe, grouped_matmul(self.compute), chunk=self.compute.moe_chunk)
 
 
 def _require_own_routes(config: ModelConfig, tokens: Int[Array, "b t"], routing: UInt[Array, "b t l k"]) -> None:
@@ -151,6 +156,13 @@ def grouped_matmul(compute: ComputeConfig) -> str:
     if compute.experts != "auto":
         return compute.experts
     return "padded" if jax.default_backend() == "cpu" else "ragged"
+
+
+def attention_kernel(compute: ComputeConfig) -> str:
+    """'splash' on a TPU, 'portable' elsewhere, unless the config names one."""
+    if compute.attention != "auto":
+        return compute.attention
+    return "splash" if jax.default_backend() == "tpu" else "portable"
 
 
 def _period(block: _Block, kinds, params, x, given, caches):
@@ -185,6 +197,23 @@ def _scan_run(block: _Block, run, params, x, given):
         given = given.reshape(run.repeats, per_period, *given.shape[1:])
     x, out = jax.lax.scan(body, x, (params, given if per_period else None))
     return x, _drop_empty(_flatten_layers(out), block)
+
+
+def _scan_cached(block: _Block, run, params, x, given, caches: Cache):
+    """One run with stacked caches: these are carried, and each layer writes and reads its own part, so that they are never copied."""
+    per_period = sum(run.period)
+    if given is not None and per_period:
+        given = given.reshape(run.repeats, per_period, *given.shape[1:])
+
+    def body(carry, scanned):
+        x, caches = carry
+        layer, layer_params, routes = scanned
+        x, out, new = _period(block, run.period, layer_params, x, routes, [InStack(cache, layer) for cache in caches])
+        return (x, tuple(part.cache for part in new)), out
+
+    layers = jnp.arange(run.repeats, dtype=jnp.int32)
+    (x, caches), out = jax.lax.scan(body, (x, tuple(caches)), (layers, params, given if per_period else None))
+    return x, _drop_empty(_flatten_layers(out), block), list(caches)
 
 
 def _unroll_run(block: _Block, run, params, x, given, cache):
@@ -224,11 +253,16 @@ def apply(model: Transformer, params, tokens, positions, *, mask, routing=None, 
     return model.apply({"params": params}, tokens, positions, mask=mask, routing=routing, cache=cache)
 
 
-def init_cache(config: ModelConfig, batch: int, length: int, dtype, kind: str = "off") -> Cache:
-    """An empty KV cache of `length` positions per sequence, in `dtype` or in the 8 bits of `kind` ("e4m3", "int8")."""
-    shape = (batch, config.kv_heads, length, config.head_dim)
+def init_cache(config: ModelConfig, batch: int, length: int, compute: ComputeConfig, kind: str = "off") -> Cache:
+    """An empty KV cache of `length` positions per sequence, in the dtype of attention or in the 8 bits of `kind` ("e4m3", "int8").
 
-    def empty():
-        return jnp.zeros(shape, dtype) if kind == "off" else quantized_zeros(shape, kind)
+    One of each layer; with compute.scan_decode one of each layer of a run's period, its repeats in front.
+    """
 
+    def empty(*first: int):
+        shape = (*first, batch, config.kv_heads, length, config.head_dim)
+        return jnp.zeros(shape, compute.dtype_of("attention")) if kind == "off" else quantized_zeros(shape, kind)
+
+    if is_stacked(decode_layout(compute)):
+        return tuple(LayerCache(empty(run.repeats), empty(run.repeats)) for run in layer_runs(config) for _ in run.period)
     return tuple(LayerCache(empty(), empty()) for _ in range(config.layers))

@@ -44,7 +44,7 @@ def plan(lengths: Sequence[int] | np.ndarray, buckets: Sequence[int], micro_batc
     order = np.argsort(sizes, kind="stable")
     own = np.searchsorted(np.asarray(buckets), sizes[order])
     queue = [order[own == k] for k in range(len(buckets))]
-    shapes = [_row_counts(length, micro_batch_tokens, rows_multiple) for length in buckets]
+    shapes = [row_counts(length, micro_batch_tokens, rows_multiple) for length in buckets]
     moved = _rides(tuple(len(q) for q in queue), tuple(buckets), tuple(shapes))
     batches: list[MicroBatch] = []
     riders = order[:0]
@@ -79,8 +79,8 @@ def take_rows(array: Shaped[np.ndarray, "n ..."] | Shaped[Array, "n ..."], rows:
     return xp.pad(taken, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2), constant_values=value) if missing else taken
 
 
-def _row_counts(length: int, micro_batch_tokens: int, multiple: int) -> tuple[int, ...]:
-    """The allowed numbers of rows, largest first: full, half, quarter, in whole multiples."""
+def row_counts(length: int, micro_batch_tokens: int, multiple: int) -> tuple[int, ...]:
+    """The numbers of rows that a micro-batch of a bucket may have, largest first: full, half, quarter, in whole multiples of `multiple`."""
     full = max(1, micro_batch_tokens // length // multiple)
     return tuple(sorted({max(1, full // part) * multiple for part in (1, 2, 4)}, reverse=True))
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.moe import empty_routes, unset_id
+from compass_jax.model.params import decode_layout
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.transformer import Cache, Transformer, apply, init_cache
 from compass_jax.rollout.kv_cache import new_cache, put_back, put_prefix, window
@@ -26,7 +27,7 @@ from compass_jax.sharding import Placement, constrain, move
 class Prefix(NamedTuple):
     """`p` prompts after prefill, with the first token of each of their `s` samples."""
 
-    cache: Cache  # layers of [p kv t d]
+    cache: Cache  # layers of [p kv t d], or runs of [layers p kv t d] (compute.scan_decode)
     tokens: Int[Array, "p t"]
     lengths: Int[Array, "p"]
     routing: UInt[Array, "p t l k"] | None
@@ -44,7 +45,7 @@ class DecodeState(NamedTuple):
     and before it generates: for every live slot the pages of all positions that the call may write.
     """
 
-    cache: Cache  # layers of [slots kv t d]; of [pages kv page d] with a table
+    cache: Cache  # layers of [slots kv t d]; of [pages kv page d] with a table; or runs of these, stacked
     tokens: Int[Array, "slots t"]
     logp: Float[Array, "slots t"]
     entropy: Float[Array, "slots t"]
@@ -65,7 +66,8 @@ class Engine:
 
     def __init__(self, model: ModelConfig, compute: ComputeConfig, rollout: RolloutConfig, eos_id: int, placement: Placement | None = None):
         self.model_config, self.compute, self.config, self.eos_id, self.placement = model, compute, rollout, eos_id, placement
-        self.model = Transformer(model, compute, "decode", placement)
+        self.layout = decode_layout(compute)
+        self.model = Transformer(model, compute, self.layout, placement)
 
     def _settings(self):
         return self.model_config, self.compute, self.config, self.eos_id, self.placement
@@ -121,7 +123,7 @@ class Engine:
         if self.placement is None:
             return state
         rows = None if self.config.cache_pages else "batch"
-        cache = jax.tree.map(lambda x: self._lay(x, rows, "kv_heads"), state.cache)
+        cache = jax.tree.map(lambda x: self._lay(x, *(None,) * (x.ndim - 4), rows, "kv_heads"), state.cache)
         rest = jax.tree.map(lambda x: self._lay(x, "batch"), state._replace(cache=None, table=None))
         return rest._replace(cache=cache, table=state.table)
 
@@ -129,7 +131,7 @@ class Engine:
     def init_decode_state(self) -> DecodeState:
         """An empty state: no slot is live."""
         n, t, wide = self.config.slots, self.config.max_length, at_least_float32(self.compute.dtype)
-        cache, table = new_cache(self.model_config, self.config, self.compute.dtype_of("attention"))
+        cache, table = new_cache(self.model_config, self.config, self.compute)
         state = DecodeState(
             cache=cache,
             table=table,
@@ -188,10 +190,8 @@ class Engine:
         p, s = keys.shape[:2]
         last, cache, routing = self._encode(params, tokens, lengths, routing)
         logits = self._lay(logits_of(last, head_weights(params)), "batch")
-        spread = jnp.repeat(logits, s, axis=0, total_repeat_length=p * s)
-        at = jnp.repeat(lengths, s, axis=0, total_repeat_length=p * s)
-        each = None if temperature is None else jnp.repeat(temperature, s, axis=0, total_repeat_length=p * s)
-        first = sample(spread, keys.reshape(p * s, 2), at, sampler, each)
+        each = None if temperature is None else _for_samples(temperature, s)
+        first = sample(_for_samples(logits, s), keys.reshape(p * s, 2), _for_samples(lengths, s), sampler, each)
         return Prefix(cache, tokens, lengths, routing, keys, *(x.reshape(p, s) for x in first), temperature)
 
     def _encode(self, params, tokens, lengths, routing):
@@ -214,7 +214,7 @@ class Engine:
             here = jnp.take_along_axis(out.hidden, jnp.clip(at, 0, size - 1)[:, None, None], axis=1)[:, 0]
             return (out.cache, jnp.where((at // size == 0)[:, None], here, last)), out.routing
 
-        cache = init_cache(self.model_config, p, n * size, self.compute.dtype_of("attention"), self.config.kv_quantize)
+        cache = init_cache(self.model_config, p, n * size, self.compute, self.config.kv_quantize)
         start = cache, jnp.zeros((p, self.model_config.hidden), self.compute.dtype_of("stream"))
         inputs = jnp.arange(n, dtype=jnp.int32), pieces(tokens), None if routing is None else pieces(routing)
         if n == 1:  # no loop: a scan of one is compiled as a loop
@@ -222,7 +222,7 @@ class Engine:
             return last, cache, used
         (cache, last), used = jax.lax.scan(piece, start, inputs)
         used = None if used is None else jnp.moveaxis(used, 0, 1).reshape(p, n * size, *used.shape[3:])[:, :t]
-        return last, jax.tree.map(lambda x: x[:, :, :t], cache), used
+        return last, jax.tree.map(lambda x: x[..., :t, :], cache), used
 
     def insert(self, prefix: Prefix, decode_state: DecodeState, slot: int, request_id=None) -> DecodeState:
         """Puts the first sample of the first prompt into `slot`. ValueError with `rollout.cache_pages`: JetStream's callers assign no pages."""
@@ -242,7 +242,7 @@ class Engine:
         state, (p, s), t = decode_state, slots.shape, prefix.tokens.shape[1]
         flat = slots.reshape(p * s)
         to = jnp.where(flat < 0, self.config.slots, flat)  # out of range: dropped
-        source = jnp.repeat(jnp.arange(p), s, axis=0, total_repeat_length=p * s)
+        source = _for_samples(jnp.arange(p), s)
 
         def rows(buffer, new):
             return buffer.at[to].set(new.astype(buffer.dtype), mode="drop")
@@ -371,3 +371,8 @@ class Engine:
         """Room for the routing of `rows` sequences, unset; None for a dense model."""
         store = empty_routes(self.model_config, rows, self.config.max_length)
         return None if store is None else self._lay(store, "batch")
+
+
+def _for_samples(x: Array, s: int) -> Array:
+    """`x` `[p ...]` of prompts for each of their `s` samples, `[p*s ...]`."""
+    return jnp.broadcast_to(x[:, None], (x.shape[0], s, *x.shape[1:])).reshape(-1, *x.shape[1:])

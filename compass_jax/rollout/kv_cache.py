@@ -1,6 +1,7 @@
 """The KV cache of all slots: one stretch of positions for each, or pages that a table assigns. Pure functions of arrays.
 
-A cache is a tuple over layers (8-bit ones have a leaf of scales beside each of values, of the same axes); `table` `[slots n]` names the page of
+A cache is a tuple over layers (8-bit ones have a leaf of scales beside each of values, of the same axes), or over runs of layers, whose axis
+comes first (compute.scan_decode); `table` `[slots n]` names the page of
 each stretch of a slot. Without a table a slot is one row of the cache.
 A generate call works on a copy of what it may read (a decoding step that read through the table, or a slice, would copy it at every token)
 and puts back what it wrote: the copy is of all slots up to the longest live sequence, so that pages save what waits between calls and lies
@@ -9,32 +10,39 @@ beyond it, and a single long sequence makes the copy as large as a cache without
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from compass_jax.config import ModelConfig, RolloutConfig
+from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.model.transformer import Cache, init_cache
 
 
-def new_cache(config: ModelConfig, rollout: RolloutConfig, dtype) -> tuple[Cache, Int[Array, "slots n"] | None]:
+def new_cache(config: ModelConfig, rollout: RolloutConfig, compute: ComputeConfig) -> tuple[Cache, Int[Array, "slots n"] | None]:
     """(an empty cache, its table): layers of `[slots kv t d]` and None, or with `rollout.cache_pages` of `[pages kv page d]` and no page assigned."""
     if not rollout.cache_pages:
-        return init_cache(config, rollout.slots, rollout.max_length, dtype, rollout.kv_quantize), None
+        return init_cache(config, rollout.slots, rollout.max_length, compute, rollout.kv_quantize), None
     table = jnp.full((rollout.slots, rollout.pages_per_slot), rollout.cache_pages, jnp.int32)
-    return init_cache(config, rollout.cache_pages, rollout.page_tokens, dtype, rollout.kv_quantize), table
+    return init_cache(config, rollout.cache_pages, rollout.page_tokens, compute, rollout.kv_quantize), table
+
+
+def _each_layer(change: Callable[..., Array], *caches: Cache) -> Cache:
+    """`change` of each layer's leaves `[slots kv t d]`, whether the layers are stacked or not."""
+    return jax.tree.map(lambda *leaves: (jax.vmap(change) if leaves[0].ndim == 5 else change)(*leaves), *caches)
 
 
 def window(cache: Cache, table: Int[Array, "slots n"] | None, size: int) -> Cache:
     """The first `size` positions of every slot, layers of `[slots kv size d]`. What no page holds is any page's: attention masks it."""
     if table is None:
-        return jax.tree.map(lambda x: x[:, :, :size], cache)
+        return jax.tree.map(lambda x: x[..., :size, :], cache)
 
     def gather(x):
         taken = jnp.take(x, table[:, : size // x.shape[2]], axis=0, mode="clip")  # [slots n kv page d]
         return taken.transpose(0, 2, 1, 3, 4).reshape(table.shape[0], x.shape[1], size, x.shape[3])
 
-    return jax.tree.map(gather, cache)
+    return _each_layer(gather, cache)
 
 
 def put_back(
@@ -42,8 +50,8 @@ def put_back(
 ) -> Cache:
     """`cache` with what a call wrote into its `window`: at `positions` where `wrote`."""
     if table is None:
-        return jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, 0, 2), cache, seen)
-    pages, _, size, _ = jax.tree.leaves(cache)[0].shape
+        return jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, 0, x.ndim - 2), cache, seen)
+    pages, _, size, _ = jax.tree.leaves(cache)[0].shape[-4:]
     page = jnp.take_along_axis(table.T, positions // size, axis=0, mode="clip")
     page = jnp.where(wrote, page, pages)  # out of range: dropped
 
@@ -51,7 +59,7 @@ def put_back(
         rows = jnp.take_along_axis(new, positions.T[:, None, :, None], axis=2, mode="clip")  # [slots kv steps d]
         return x.at[page, :, positions % size].set(rows.transpose(2, 0, 1, 3), mode="drop")
 
-    return jax.tree.map(scatter, cache, seen)
+    return _each_layer(scatter, cache, seen)
 
 
 def put_prefix(cache: Cache, table: Int[Array, "slots n"] | None, new: Cache, source: Int[Array, "m"], slots: Int[Array, "m"]) -> Cache:
@@ -64,7 +72,7 @@ def put_prefix(cache: Cache, table: Int[Array, "slots n"] | None, new: Cache, so
         def rows(x, prefix):
             return x.at[slots, :, : prefix.shape[2]].set(jnp.take(prefix, source, axis=0).astype(x.dtype), mode="drop")
 
-        return jax.tree.map(rows, cache, new)
+        return _each_layer(rows, cache, new)
 
     def paged(x, prefix):
         p, kv, t, d = prefix.shape
@@ -74,4 +82,4 @@ def put_prefix(cache: Cache, table: Int[Array, "slots n"] | None, new: Cache, so
         to = jnp.take(table, slots, axis=0, mode="fill", fill_value=pages)[:, :n]
         return x.at[to].set(jnp.take(parts, source, axis=0).astype(x.dtype), mode="drop")
 
-    return jax.tree.map(paged, cache, new)
+    return _each_layer(paged, cache, new)

@@ -85,7 +85,8 @@ class RLTrainer(Updater):
 
     def _hand_over(self) -> tuple[Any, dict[str, float]]:
         config = self.config
-        options = {} if self.engine.placement is None else {"model": config.model, "placement": self.engine.placement}
+        options: dict[str, Any] = {"layout": self.engine.layout}
+        options |= {} if self.engine.placement is None else {"model": config.model, "placement": self.engine.placement}
         return hand_over(self.state.params, config.rollout_compute.dtype, config.rollout.quantize, **options)
 
     # ---- checkpoint -------------------------------------------------------------------------------------------------
@@ -181,6 +182,7 @@ class RLTrainer(Updater):
             self.history.update(results)
             self.selector.update(results, self.stream.epoch)
             metrics |= self._train_beside_the_next(arrays, store, dropped)
+            self.decode = None  # nobody samples by these weights any more: their memory is free for the next
             self.decode, handed = self._hand_over()
             self.done_steps += 1
             self.telemetry.log_rollouts(self.done_steps, sample_rows(groups, self.tokenizer.decode))

@@ -40,7 +40,7 @@ def forward(
 
 
 @partial(jax.jit, static_argnames=("model", "temperature"))
-def _forward_and_pullback(model: Transformer, params: Any, tokens, lengths, routing, temperature: float):
+def forward_and_pullback(model: Transformer, params: Any, tokens, lengths, routing, temperature: float):
     """((logp, entropy, routing used, aux), pullback of (logp, mean router probabilities) to the parameters).
 
     One compiled program gives the old and the new log-probs: two programs round differently (1e-5 in a token's ratio in
@@ -56,14 +56,15 @@ def _forward_and_pullback(model: Transformer, params: Any, tokens, lengths, rout
 
 
 @jax.jit
-def _pull(pullback, cotangents):
+def pull(pullback, cotangents):
+    """The parameters' gradient, from a pullback of `forward_and_pullback` and cotangents of what it pulls back."""
     return pullback(cotangents)[0]
 
 
 def score(model: Transformer, params: Any, batch: TrainBatch, *, temperature: float):
     """(old_logp, old_entropy, routing used, diagnostics) at `params`, routed as `batch.routing` says; bitwise what `gradients`
     sees at the same parameters and a batch of the same rows."""
-    (logp, entropy, routing, aux), _ = _forward_and_pullback(model, params, batch.tokens, batch.lengths, batch.routing, temperature)
+    (logp, entropy, routing, aux), _ = forward_and_pullback(model, params, batch.tokens, batch.lengths, batch.routing, temperature)
     return logp, entropy, routing, router_diagnostics(aux)
 
 
@@ -75,9 +76,9 @@ def gradients(
     `share` is the micro-batch's share of the update's tokens; it scales the router's load-balancing loss, the only term
     that depends on how an update is split (it is a product of two means; off by default).
     """
-    (logp, _, _, aux), pullback = _forward_and_pullback(model, params, batch.tokens, batch.lengths, batch.routing, temperature)
+    (logp, _, _, aux), pullback = forward_and_pullback(model, params, batch.tokens, batch.lengths, batch.routing, temperature)
     cotangents, diagnostics = _objective_gradient(logp, aux, batch, share, config, model.config)
-    return _pull(pullback, cotangents), diagnostics
+    return pull(pullback, cotangents), diagnostics
 
 
 @partial(jax.jit, static_argnames=("objective", "vocab_size"))
@@ -134,11 +135,12 @@ def sft_gradients(
 
 def add(total: Any | None, part: Any) -> Any:
     """Sum of two gradients (None: of nothing yet) in at least float32; the first is donated."""
-    return optim.widen(part) if total is None else _add(total, part)
+    return optim.widen(part) if total is None else accumulate(total, part)
 
 
 @partial(jax.jit, donate_argnums=(0,))
-def _add(total: Any, part: Any) -> Any:
+def accumulate(total: Any, part: Any) -> Any:
+    """total + part in the types of `total`, which is donated."""
     return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, part)
 
 

@@ -13,25 +13,25 @@ from typing import Any
 import jax
 
 from compass_jax.config import MeshConfig, ModelConfig
-from compass_jax.model.params import abstract_params, decode_shardings, to_decode
+from compass_jax.model.params import Layout, abstract_params, decode_shardings, to_decode
 from compass_jax.model.quantize import eight_bit, emulate, kind_for
 from compass_jax.sharding import Placement, make_mesh
 
 
-def _convert(params: Any, dtype: str, quantize: str, stored: bool, tensor: int) -> Any:
-    return (eight_bit if stored else emulate)(to_decode(params, tensor), quantize, dtype)
+def _convert(params: Any, dtype: str, quantize: str, stored: bool, tensor: int, layout: Layout) -> Any:
+    return (eight_bit if stored else emulate)(to_decode(params, tensor, layout), quantize, dtype)
 
 
-_STATIC = ("dtype", "quantize", "stored", "tensor")
+_STATIC = ("dtype", "quantize", "stored", "tensor", "layout")
 _convert_here = partial(jax.jit, static_argnames=_STATIC)(_convert)
 
 
 @cache
-def _converter(model: ModelConfig, placement: Placement, dtype: str, quantize: str, stored: bool, tensor: int):
-    """`_convert` whose results lie as the decoding mesh has them."""
-    options = {"dtype": dtype, "quantize": quantize, "stored": stored, "tensor": tensor}
+def converter(model: ModelConfig, placement: Placement, dtype: str, quantize: str, stored: bool, tensor: int, layout: Layout):
+    """The jitted function of `hand_over` whose results lie as the decoding mesh `placement` has them."""
+    options = {"dtype": dtype, "quantize": quantize, "stored": stored, "tensor": tensor, "layout": layout}
     abstract = jax.eval_shape(partial(_convert, **options), abstract_params(model, "float32"))
-    return jax.jit(partial(_convert, **options), out_shardings=decode_shardings(abstract, model, placement))
+    return jax.jit(partial(_convert, **options), out_shardings=decode_shardings(abstract, model, placement, layout))
 
 
 def _near(params: Any, placement: Placement) -> Placement:
@@ -59,8 +59,9 @@ def hand_over(
     *,
     model: ModelConfig | None = None,
     placement: Placement | None = None,
+    layout: Layout = "decode",
 ) -> tuple[Any, dict[str, float]]:
-    """The decoding copy (decode layout, in `dtype`) of training parameters in either layout; and its bytes and seconds.
+    """The decoding copy (in a decode layout, in `dtype`) of training parameters in either layout; and its bytes and seconds.
 
     quantize: rollout.quantize; the scales come from the unrounded parameters. stored: 8-bit weights as values and scales (model/quantize.py);
     else emulated; None: stored unless this is a CPU. placement (with `model`): the mesh that decodes. On the training's devices the layout
@@ -71,13 +72,13 @@ def hand_over(
     started, stored = time.perf_counter(), jax.default_backend() != "cpu" if stored is None else stored
     quantize = resolve(quantize)
     if placement is None:
-        decode = _convert_here(params, dtype=dtype, quantize=quantize, stored=stored, tensor=1)
+        decode = _convert_here(params, dtype=dtype, quantize=quantize, stored=stored, tensor=1, layout=layout)
     elif jax.tree.leaves(params)[0].sharding.device_set == set(placement.mesh.devices.flat):
-        decode = _converter(model, placement, dtype, quantize, stored, placement.size("tensor"))(params)
+        decode = converter(model, placement, dtype, quantize, stored, placement.size("tensor"), layout)(params)
     else:
         near = _near(params, placement)
-        there = _converter(model, near, dtype, quantize, stored, placement.size("tensor"))(params)
-        decode = jax.device_put(there, decode_shardings(there, model, placement))
+        there = converter(model, near, dtype, quantize, stored, placement.size("tensor"), layout)(params)
+        decode = jax.device_put(there, decode_shardings(there, model, placement, layout))
     decode = jax.block_until_ready(decode)
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(decode))
     return decode, {"handover/bytes": float(size), "time/handover_s": time.perf_counter() - started}

@@ -56,7 +56,7 @@ def test_the_gate_in_float32_chooses_as_a_float32_model_does_from_the_same_strea
 @pytest.mark.parametrize("parts", [("attention",), ("gate", "stream"), PARTS])
 def test_decoding_with_a_cache_has_the_same_parts(parts):
     compute = dataclasses.replace(COMPUTE, dtype="bfloat16", float32_parts=parts)
-    cache = init_cache(MODEL, 160, 20, compute.dtype_of("attention"))
+    cache = init_cache(MODEL, 160, 20, compute)
     assert cache[0].k.dtype == (jnp.float32 if "attention" in parts else jnp.bfloat16)
     loose = Transformer(MODEL, compute, "decode")
     out = _apply(loose, to_decode(HALF), TOKENS, POSITIONS, mask=MASK, cache=cache, routing=EXACT.routing)

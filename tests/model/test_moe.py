@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 
 from compass_jax.config import MoEConfig
-from compass_jax.model.moe import check_routes, moe_ffn, read_routes, route, routing_dtype, unset_id
+from compass_jax.model.moe import (
+    check_routes,
+    counted_dispatch,
+    moe_ffn,
+    moe_layer,
+    read_routes,
+    route,
+    routing_dtype,
+    sorted_dispatch,
+    unset_id,
+)
 
 CONFIG = MoEConfig(experts=5, top_k=2, ffn=7)
 N, D = 19, 6
@@ -202,3 +212,37 @@ def test_garbage_in_masked_tokens_reaches_nobody(implementation):
     dirty = run(jnp.asarray(np.where(mask[:, None], x, np.nan), jnp.float32), jnp.asarray(gates, jnp.float32))
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)
     assert np.isfinite(clean[0]).all() and not np.asarray(clean[0])[~mask].any() and np.abs(np.asarray(clean[0])[mask]).min() > 0
+
+
+@pytest.mark.parametrize(("pairs", "experts"), [(1, 2), (255, 5), (256, 3), (257, 4), (2000, 16)])
+def test_counting_puts_pairs_where_sorting_does(pairs, experts):
+    """Stable, the pairs of no expert (id `experts`) behind all others; also where one expert gets everything."""
+    for draw in (np.random.default_rng(pairs).integers(0, experts + 1, pairs), np.full(pairs, experts - 1)):
+        expert = jnp.asarray(draw, jnp.int32)
+        sorted_, counted = sorted_dispatch(expert, experts), counted_dispatch(expert, experts)
+        for a, b in zip(sorted_, counted, strict=True):
+            np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(sorted_.order, np.argsort(draw, kind="stable"))
+
+
+@pytest.mark.parametrize("implementation", ["ragged", "padded"])
+@pytest.mark.parametrize("chunk", [4, 5, 16])
+def test_tokens_may_go_through_the_experts_in_chunks(implementation, chunk):
+    """compute.moe_chunk changes what is computed at once, neither outputs nor gradients; 15 tokens, so that 4 leaves some over."""
+    rng = np.random.default_rng(0)
+    config = MoEConfig(experts=4, top_k=2, ffn=6)
+    x = jnp.asarray(rng.standard_normal((3, 5, 8)), jnp.float32)
+    shapes = {"router": (8, 4), "gate": (4, 8, 6), "up": (4, 8, 6), "down": (4, 6, 8)}
+    params = {name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name, shape in shapes.items()}
+    mask = jnp.asarray(rng.random((3, 5)) < 0.8)
+
+    def run(x, params, chunk):
+        out, ids, _ = moe_layer(x, x, params, None, mask, config, implementation, chunk=chunk)
+        return jnp.sum(jnp.sin(out)), (out, ids)
+
+    (_, (out, ids)), grads = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(x, params, chunk)
+    (_, (whole, whole_ids)), whole_grads = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(x, params, 0)
+    np.testing.assert_array_equal(ids, whole_ids)
+    np.testing.assert_allclose(out, whole, atol=1e-6)
+    for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(whole_grads), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-5)

@@ -94,7 +94,7 @@ def greedy(config, params, prompts, new):
         return jnp.argmax(logits_of(out.hidden[:, -1], head_weights(decode)), axis=-1).astype(jnp.int32)[:, None], out.cache
 
     start = prompts.shape[1]
-    cache = init_cache(config, len(prompts), start + new, jnp.float32)
+    cache = init_cache(config, len(prompts), start + new, ComputeConfig())
     token, cache = step(decode, jnp.asarray(prompts), jnp.broadcast_to(jnp.arange(start), prompts.shape), cache)
     made = [token]
     for i in range(new - 1):

@@ -125,7 +125,7 @@ def test_training_prefill_and_decode_give_the_same_log_probs():
 
     def prefill(length):
         where = jnp.where(MASK, POSITIONS, 1000)[:, :length]  # padding writes nothing
-        cache = init_cache(config, B, 16, jnp.float32)
+        cache = init_cache(config, B, 16, ComputeConfig())
         return step(loose, TOKENS[:, :length], where, MASK[:, :length], train.routing[:, :length], cache)
 
     whole, part = prefill(T), prefill(1)
@@ -257,6 +257,6 @@ def test_a_dense_model_has_no_routing():
 
 
 def test_a_cache_with_stacked_parameters_is_refused():
-    cache = init_cache(CONFIG, B, 16, jnp.float32)
+    cache = init_cache(CONFIG, B, 16, ComputeConfig())
     with pytest.raises(ValueError, match="needs the decode layout of the parameters"):
         apply(Transformer(CONFIG), random_params(CONFIG), jnp.asarray(TOKENS), jnp.asarray(POSITIONS), mask=jnp.asarray(MASK), cache=cache)

@@ -295,3 +295,24 @@ def test_engines_of_equal_settings_share_what_was_compiled():
     compiled = Engine._prefill._cache_size()
     prefill(engine=twin)
     assert Engine._prefill._cache_size() == compiled
+
+
+SCANNED = dataclasses.replace(COMPUTE, scan_decode=True)
+
+
+@pytest.mark.parametrize("rollout", [{}, {"prefill_chunk": 4}, {"kv_quantize": "int8"}], ids=["plain", "in pieces", "8-bit keys"])
+def test_layers_in_a_scan_sample_what_unrolled_layers_do(rollout):
+    """compute.scan_decode: the same tokens, routes and log-probs, from stacked weights and caches; three repeats of a dense and an MoE layer."""
+    moe = dataclasses.replace(MODEL.moe, dense_layers=(), sparse_step=2)
+    model, config = dataclasses.replace(MODEL, layers=6, moe=moe), dataclasses.replace(ROLLOUT, **rollout)
+    weights = random_params(model)
+    states = []
+    for compute in (COMPUTE, SCANNED):
+        engine = Engine(model, compute, config, EOS)
+        params = to_decode(weights, layout=engine.layout)
+        states.append(jax.device_get(finish(start(engine, params), engine, params)))
+    unrolled, scanned = states
+    np.testing.assert_array_equal(scanned.tokens, unrolled.tokens)
+    np.testing.assert_array_equal(scanned.routing, unrolled.routing)
+    np.testing.assert_allclose(scanned.logp, unrolled.logp, atol=2e-6)
+    assert [x.shape[0] for x in jax.tree.leaves(scanned.cache)] == [3] * len(jax.tree.leaves(scanned.cache)) and len(unrolled.cache) == 6

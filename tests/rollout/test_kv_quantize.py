@@ -75,7 +75,7 @@ def test_pages_and_preemption_change_no_token_of_an_8_bit_cache():
 
 def test_the_cache_takes_a_third_of_the_memory():
     """Heads of 32: 36 bytes for each row of 128 in float32; of 8, as here, 12 for 32."""
-    sizes = [sum(x.nbytes for x in jax.tree.leaves(init_cache(MODEL, 4, 16, jnp.float32, kind))) for kind in ("off", "int8", "e4m3")]
+    sizes = [sum(x.nbytes for x in jax.tree.leaves(init_cache(MODEL, 4, 16, COMPUTE, kind))) for kind in ("off", "int8", "e4m3")]
     assert sizes[1] == sizes[2] == sizes[0] * 12 // 32
 
 

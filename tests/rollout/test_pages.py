@@ -102,8 +102,8 @@ def test_a_window_through_a_table_is_the_cache_that_was_put_in():
     """Prefixes in scattered pages, two slots sharing their prompt's; decoding steps written at positions of their own, unwritten ones dropped."""
     rng = np.random.default_rng(0)
     table = jnp.array([[7, 2, 9, 20], [7, 5, 20, 20], [20, 20, 20, 20], [1, 3, 0, 8]], jnp.int32)
-    cache = jax.tree.map(lambda x: x + 99.0, init_cache(MODEL, 20, 4, jnp.float32))
-    prefix = jax.tree.map(lambda x: jnp.asarray(rng.standard_normal((2, 2, 6, 8)), jnp.float32), init_cache(MODEL, 2, 6, jnp.float32))
+    cache = jax.tree.map(lambda x: x + 99.0, init_cache(MODEL, 20, 4, COMPUTE))
+    prefix = jax.tree.map(lambda x: jnp.asarray(rng.standard_normal((2, 2, 6, 8)), jnp.float32), init_cache(MODEL, 2, 6, COMPUTE))
     cache = kv_cache.put_prefix(cache, table, prefix, jnp.array([0, 0, 1, 1]), jnp.array([0, 1, 3, 4]))  # slot 4 is none: left out
     seen = kv_cache.window(cache, table, 12)
     for layer, new in zip(jax.tree.leaves(seen), jax.tree.leaves(prefix), strict=True):

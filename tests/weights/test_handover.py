@@ -88,7 +88,7 @@ def test_stored_eight_bit_weights_compute_what_emulated_ones_do(implementation, 
 
     def run(decode):
         nonlocal routes
-        cache, outs = init_cache(MODEL, 3, 32, dtype), []
+        cache, outs = init_cache(MODEL, 3, 32, model.compute), []
         for part in (slice(0, 20), slice(20, 21)):
             positions = jnp.broadcast_to(jnp.arange(21, dtype=jnp.int32)[None, part], tokens[:, part].shape)
             given = None if routes is None else routes[:, part]

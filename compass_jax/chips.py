@@ -1,0 +1,37 @@
+"""Published peaks of the chips that a run may be on or planned for. A bound made of them is a bound, never a prediction."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Chip(NamedTuple):
+    """Peaks per chip as published in https://docs.cloud.google.com/tpu/docs/tpu7x (v5p, v6e, TPU7x; int8 of v5p and v6e: their own pages)."""
+
+    name: str
+    pattern: str  # of jax.Device.device_kind, in lower case
+    devices: int  # JAX devices of a chip
+    bf16_tflops: float
+    eight_bit_tflops: float
+    hbm_gib: float
+    hbm_gb_s: float
+    ici_gb_s: float  # out of a chip over all its links: half the published figure, which counts both directions
+
+    @property
+    def device_flops(self) -> float:
+        """Peak of one JAX device in bfloat16, FLOP/s."""
+        return self.bf16_tflops * 1e12 / self.devices
+
+
+CHIPS = (
+    Chip("v5p", r"tpu v5p?$", 1, 459, 918, 95, 2765, 600),
+    Chip("v6e", r"tpu v6( lite|e)?$", 1, 918, 1836, 32, 1638, 400),
+    Chip("tpu7x", r"tpu ?v?7x?$", 2, 2307, 4614, 192, 7380, 600),
+    Chip("H100", r"h100", 1, 989, 1979, 80, 3350, 450),
+)
+
+
+def chip_of(device_kind: str) -> Chip | None:
+    """The chip of a `jax.Device.device_kind`; None for one that is not in the table (a CPU)."""
+    return next((chip for chip in CHIPS if re.search(chip.pattern, device_kind.lower())), None)

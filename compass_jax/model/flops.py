@@ -1,0 +1,29 @@
+"""Floating-point operations that the model's arithmetic needs, whatever computes it: the measure of MFU (PaLM, arXiv 2204.02311, appendix B)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compass_jax.config import ModelConfig
+
+
+def flops_per_token(config: ModelConfig) -> float:
+    """Of a forward pass, in products with weights: 2 for each weight that a token meets (of the experts its top k); attention scores left out."""
+    c = config
+    attention = 2 * c.hidden * c.head_dim * (c.heads + c.kv_heads)
+    moe = 0 if c.moe is None else c.hidden * (c.moe.experts + 3 * c.moe.top_k * c.moe.ffn)
+    dense = (c.layers - len(c.moe_layers)) * 3 * c.hidden * c.ffn
+    return 2.0 * (c.layers * attention + len(c.moe_layers) * moe + dense + c.hidden * c.vocab_size)
+
+
+def forward_flops(config: ModelConfig, lengths: Sequence[int] | np.ndarray) -> float:
+    """Of a forward pass over sequences of `lengths` tokens, causal attention's scores and sums included: 2 h d t^2 a layer for t tokens."""
+    sizes = np.asarray(lengths, np.float64)
+    return flops_per_token(config) * float(sizes.sum()) + 2.0 * config.layers * config.heads * config.head_dim * float((sizes**2).sum())
+
+
+def active_params(config: ModelConfig) -> int:
+    """Parameters that one token meets: the products' weights and its row of the embedding."""
+    return int(flops_per_token(config) / 2) + config.hidden * (1 + 2 * config.layers)

@@ -1,0 +1,63 @@
+"""Attention kernels of the TPU (Pallas), behind the functions of model/attention.py: what they compute, the portable code computes too."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from compass_jax.sharding import Placement
+
+_LANES, _BLOCK = 128, 512  # the kernel's grain in tokens and head size; tokens of a block
+INTERPRET = False  # tests set it, where there is no TPU; what is compiled for one must not depend on where that is done
+
+
+def splash_fits(tokens: int, head_dim: int, placement: Placement | None) -> bool:
+    """Whether `splash_causal` takes rows of so many tokens: each device's part of them, and a head, in whole multiples of 128."""
+    axis = None if placement is None else placement.token_axis(tokens)
+    here = tokens // (placement.size(axis) if axis else 1)
+    return here % _LANES == 0 and head_dim % _LANES == 0
+
+
+def splash_causal(
+    q: Float[Array, "b h t d"], k: Float[Array, "b kv t d"], v: Float[Array, "b kv t d"], placement: Placement | None
+) -> Float[Array, "b h t d"]:
+    """Causal softmax(q k^T) v; q comes scaled. Scores exist a block at a time, in the backward pass too (FlashAttention-2, arXiv 2307.08691).
+
+    Over a mesh each device has its rows, its heads and its part of the queries, and all keys of its rows.
+    """
+    b, h, t, _ = q.shape
+    if placement is None:
+        return jax.vmap(_kernel(h, t, 1))(q, k, v)
+    axis, rows = placement.token_axis(t), placement.batch_axes(b) or None
+    kernel = _kernel(h // placement.size("tensor"), t, placement.size(axis) if axis else 1)
+    queries, keys = P(rows, "tensor", axis, None), P(rows, "tensor", None, None)
+
+    def local(kernel, q, k, v):
+        return jax.vmap(kernel)(q, k, v)
+
+    specs = kernel.manual_sharding_spec(placement.sharding(None, axis))
+    run = jax.shard_map(local, mesh=placement.mesh, in_specs=(specs, queries, keys, keys), out_specs=queries, check_vma=False)
+    return run(kernel, q, k, v)
+
+
+def _kernel(heads: int, tokens: int, shards: int) -> splash.SplashAttentionKernel:
+    """The kernel of `heads` heads whose queries lie in `shards` parts."""
+    block_q, block_kv = _block(tokens // shards), _block(tokens)
+    sizes = splash.BlockSizes(
+        block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv,
+        block_q_dkv=block_q, block_kv_dkv=block_kv, block_kv_dkv_compute=block_kv, block_q_dq=block_q, block_kv_dq=block_kv,
+    )  # fmt: skip
+    mask = masks.MultiHeadMask([masks.CausalMask((tokens, tokens), shard_count=shards)] * heads)
+    with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        kernel = splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=shards, interpret=INTERPRET)
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), kernel)
+
+
+def _block(tokens: int) -> int:
+    """The largest block that divides `tokens`."""
+    return next(size for size in (_BLOCK, _BLOCK // 2, _LANES) if tokens % size == 0)

@@ -1,0 +1,72 @@
+"""The least time that each program and a whole RL step can take at the chip's published peaks. A bound, not a prediction."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from compass_jax.chips import Chip
+from compass_jax.config import RunConfig
+from compass_jax.model.flops import flops_per_token, forward_flops
+from compass_jax.plan.memory import Memory
+from compass_jax.rl.bucketing import row_counts
+
+
+class Bound(NamedTuple):
+    """Seconds of one run of a program, by what it needs: arithmetic, memory (each argument and result once), links."""
+
+    flops_s: float
+    hbm_s: float
+    ici_s: float
+
+    @property
+    def seconds(self) -> float:
+        """All three may go on at the same time."""
+        return max(self)
+
+    @property
+    def by(self) -> str:
+        """Which of them it is."""
+        return ("FLOPs", "HBM", "ICI")[self.index(self.seconds)]
+
+
+def program_flops(config: RunConfig, name: str, tokens: int) -> float:
+    """Of one run, over all devices; of one token step of the decoding program, every slot at the longest length (the worst case)."""
+    model, rollout = config.model, config.rollout
+    kind, _, length = name.partition(" ")
+    if kind == "decode":
+        return tokens * (flops_per_token(model) + 4.0 * model.layers * model.heads * model.head_dim * rollout.max_length)
+    if kind == "prefill":
+        bucket = rollout.prompt_buckets[-1]
+        return forward_flops(model, [bucket] * (tokens // bucket))
+    if kind in ("forward", "backward"):
+        forward = forward_flops(model, [int(length)] * (tokens // int(length)))
+        return forward if kind == "forward" else forward * (3 if config.compute.remat else 2)
+    return 0.0
+
+
+def bound_of(config: RunConfig, chip: Chip, name: str, tokens: int, devices: int, memory: Memory, sent_bytes: float) -> Bound:
+    """Of one run of program `name` (decode: one token step)."""
+    share = chip.devices
+    return Bound(
+        program_flops(config, name, tokens) / devices / chip.device_flops,
+        (memory.arguments + memory.results) / (chip.hbm_gb_s * 1e9 / share),
+        sent_bytes / (chip.ici_gb_s * 1e9 / share),
+    )
+
+
+def runs_per_step(config: RunConfig, rows_multiple: int) -> dict[str, float]:
+    """How often each program runs in one RL step whose answers are all as long as they may be."""
+    rl, rollout = config.rl, config.rollout
+    samples, length = rl.prompts_per_step * rl.group_size, rl.buckets[-1]
+    fills = samples / rollout.slots
+    micro = samples / row_counts(length, rl.micro_batch_tokens, rows_multiple)[0]
+    return {
+        "hand-over": 1,
+        "prefill": fills,
+        "insert": fills,
+        "decode": max(1.0, fills) * rollout.max_new_tokens,
+        f"forward {length}": micro * (1 + rl.epochs),  # old log-probs, and the updates' own
+        f"backward {length}": micro * rl.epochs,
+        "add": micro * rl.epochs,
+        "apply": rl.updates_per_rollout * rl.epochs,
+    }

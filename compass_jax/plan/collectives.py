@@ -1,0 +1,117 @@
+"""What a compiled program sends: the collectives of its HLO text, each as often as the loops around it run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
+_BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16}  # others: what the name's digits say, f8e4m3fn and its like 8
+_HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{")
+_OP = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][\w\-]*)\((.*)$")
+_SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CALLED = re.compile(r"(?:body|condition|calls|to_apply|branch_computations|called_computations)=\{?(%?[\w.\-]+(?:, ?%?[\w.\-]+)*)\}?")
+
+
+class Sent(NamedTuple):
+    """One kind of collective: how many run, and the bytes that each device sends in them."""
+
+    count: float
+    bytes: float
+
+
+class _Op(NamedTuple):
+    kind: str
+    out: str  # the result's type
+    rest: str  # operands and attributes
+
+
+def collectives(hlo: str) -> dict[str, Sent]:
+    """Per kind, of one device and one run of the program. A loop whose length the compiler does not know counts once: a decoding program's
+    bytes are those of one token step, and of what is around it.
+
+    A device of n sends (n - 1) / n of what it gathers or scatters, twice that in an all-reduce (ring), and what it permutes.
+    """
+    programs = _computations(hlo)
+    times = _times(programs)
+    counts: dict[str, float] = defaultdict(float)
+    sent: dict[str, float] = defaultdict(float)
+    for name, ops in programs.items():
+        for op in ops:
+            kind = op.kind.removesuffix("-start")
+            if kind in KINDS and times[name]:
+                counts[kind] += times[name]
+                sent[kind] += times[name] * _bytes_sent(kind, op)
+    return {kind: Sent(counts[kind], sent[kind]) for kind in KINDS if counts[kind]}
+
+
+def total_bytes(found: Iterable[Sent]) -> float:
+    """Bytes that a device sends in all of them."""
+    return sum(x.bytes for x in found)
+
+
+def _computations(hlo: str) -> dict[str, list[_Op]]:
+    found: dict[str, list[_Op]] = {}
+    here: list[_Op] | None = None
+    for line in hlo.splitlines():
+        if line and not line[0].isspace() and (head := _HEAD.match(line)):
+            here = found.setdefault(("ENTRY " if line.startswith("ENTRY") else "") + head[1], [])
+        elif here is not None and (op := _OP.match(line)):
+            here.append(_Op(op[2], op[1], op[3]))
+    return found
+
+
+def _times(programs: dict[str, list[_Op]]) -> dict[str, float]:
+    """How often each computation runs in one run of the entry."""
+    times: dict[str, float] = defaultdict(float)
+
+    def visit(name: str, n: float) -> None:
+        times[name] += n
+        for op in programs.get(name, []):
+            trips = float(found[1]) if op.kind == "while" and (found := _TRIPS.search(op.rest)) else 1.0
+            for called in _CALLED.findall(op.rest):
+                for one in called.replace("%", "").replace(" ", "").split(","):
+                    if one in programs:
+                        visit(one, n * trips)
+
+    for name in [x for x in programs if x.startswith("ENTRY ")]:
+        visit(name, 1.0)
+    return times
+
+
+def _bytes_sent(kind: str, op: _Op) -> float:
+    sizes = [_size(*shape) for shape in _SHAPE.findall(op.out)]
+    largest, whole, n = max(sizes, default=0.0), sum(sizes), _group_size(op.rest)
+    if kind == "collective-permute":
+        return largest
+    if n <= 1:
+        return 0.0
+    if op.kind.endswith("-start") and kind == "all-reduce":
+        whole = whole if not op.out.startswith("((") else whole / 2
+    share = (n - 1) / n
+    if kind == "all-gather":  # a start's type has the operands beside the results
+        return largest * share if op.kind.endswith("-start") else whole * share
+    if kind == "all-reduce":
+        return 2 * whole * share
+    if kind == "reduce-scatter":
+        return (largest if op.kind.endswith("-start") else whole * n) * share
+    return whole * share
+
+
+def _size(dtype: str, dims: str) -> float:
+    digits = re.search(r"\d+", dtype)
+    bits = _BITS.get(dtype) or (8 if dtype.startswith("f8") else int(digits[0]) if digits else 0)
+    return math.prod(int(d) for d in dims.split(",") if d) * bits / 8
+
+
+def _group_size(rest: str) -> int:
+    """Devices of one group, from `replica_groups=[groups,size]<=...` or `{{0,1},{2,3}}`; 0 where there is none."""
+    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", rest):
+        return int(found[2])
+    if found := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
+        return found[1].count(",") + 1
+    return 0

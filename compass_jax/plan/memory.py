@@ -1,0 +1,119 @@
+"""Bytes on each device while each program of a step runs, and what to change where they are too many."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from compass_jax.config import RunConfig
+from compass_jax.plan.programs import Program, Step, bytes_per_device
+
+USABLE = 0.97  # of the published memory: the runtime keeps some for itself
+
+
+class Memory(NamedTuple):
+    """Bytes per device in one program."""
+
+    arguments: int
+    results: int  # that do not lie in donated arguments
+    temporary: int
+    beside: int  # of what else is alive
+    code: int = 0
+
+    @property
+    def total(self) -> int:
+        """At the same time, at most."""
+        return sum(self)
+
+
+def memory_of(program: Program, compiled: Any, parts: dict[str, int]) -> Memory:
+    """What the compiler says of a compiled program, and what lies beside it; `parts` from `resident`."""
+    found = compiled.memory_analysis()
+    return Memory(
+        found.argument_size_in_bytes,
+        found.output_size_in_bytes - found.alias_size_in_bytes,
+        found.temp_size_in_bytes,
+        sum(parts.get(name, 0) for name in program.beside),
+        found.generated_code_size_in_bytes,
+    )
+
+
+def resident(step: Step) -> dict[str, int]:
+    """Bytes per device of what lives from program to program, by the names of `Program.beside`; what is not compiled yet is missing."""
+    found = {"state": bytes_per_device(step.state), "store": bytes_per_device(step.store)}
+    found["moments"] = found["state"] - bytes_per_device(step.state.params)
+    for name, program in (("decode", "hand-over"), ("slots", "slots")):
+        if program in step.results:
+            found[name] = bytes_per_device(step.results[program])
+    if f"backward {step.config.rl.buckets[-1]}" in step.results:
+        found["sum"] = bytes_per_device(step.sum_of_gradients())
+    if step.config.rollout_apart:  # training's devices have nothing of the rollout, and the other way round
+        found |= {"decode": 0, "slots": 0}
+    return found
+
+
+def refused_bytes(error: BaseException) -> int | None:
+    """The bytes that a program would have needed, from the compiler's refusal; None for another error."""
+    text = str(error)
+    if "RESOURCE_EXHAUSTED" not in text and "Ran out of memory" not in text:
+        return None
+    if found := re.search(r"Used ([\d.]+)([KMG]?) of", text):
+        return int(float(found[1]) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[found[2]])
+    return -1
+
+
+class Change(NamedTuple):
+    """One setting to change, as on the command line, and why."""
+
+    setting: str
+    value: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"--{self.setting} {self.value}: {self.why}"
+
+
+def advice(config: RunConfig, program: str, memory: Memory | None, parts: dict[str, int]) -> list[Change]:
+    """What lowers the memory of the program that needs the most; the change that takes off most comes first."""
+    found: list[tuple[float, Change]] = []
+    sizes = {**parts, "temporary": 0 if memory is None else memory.temporary + memory.results}
+    if program in ("prefill", "insert", "decode", "slots", "hand-over"):
+        found += _of_rollout(config, sizes)
+    else:
+        found += _of_training(config, sizes, program)
+    halves, mesh = "parameters and moments in parts of half the size", config.mesh
+    state = Change("mesh.fsdp", str(2 * mesh.fsdp), f"{halves}, on twice the chips")
+    if mesh.replica % 2 == 0:
+        state = Change("mesh.fsdp", f"{2 * mesh.fsdp} --mesh.replica {mesh.replica // 2}", halves)
+    found.append((sizes.get("state", 0) / 2, state))
+    return [change for _, change in sorted(found, key=lambda x: -x[0])]
+
+
+def _of_rollout(config: RunConfig, sizes: dict[str, int]) -> list[tuple[float, Change]]:
+    rollout, slots = config.rollout, sizes.get("slots", 0)
+    found = [(slots / 2 + sizes["temporary"] / 4, Change("rollout.slots", str(rollout.slots // 2), "half the KV cache"))]
+    if rollout.quantize == "off":
+        found.append((sizes.get("decode", 0) / 2, Change("rollout.quantize", "auto", "the sampler's weights in 8 bits")))
+    return found
+
+
+def _of_training(config: RunConfig, sizes: dict[str, int], program: str) -> list[tuple[float, Change]]:
+    rl, compute, temporary = config.rl, config.compute, sizes["temporary"]
+    found: list[tuple[float, Change]] = []
+    if not compute.remat:
+        found.append((temporary * 0.9, Change("compute.remat", "True", "layers are computed again in the backward pass, not kept")))
+    rows = config.mesh.replica * config.mesh.fsdp * config.mesh.expert
+    longest = rl.buckets[-1]
+    if rl.micro_batch_tokens >= 2 * rows * longest:
+        found.append((temporary / 2, Change("rl.micro_batch_tokens", str(rl.micro_batch_tokens // 2), "half the tokens of a micro-batch")))
+    else:
+        mesh = config.mesh
+        lower = next((axis for axis in ("replica", "fsdp") if getattr(mesh, axis) % 2 == 0), None)
+        if lower:
+            value = f"{2 * mesh.context} --mesh.{lower} {getattr(mesh, lower) // 2}"
+            found.append((temporary / 2, Change("mesh.context", value, "half the tokens of a row on each device")))
+    if config.model.moe is not None and not compute.moe_chunk:
+        found.append((temporary * 0.8, Change("compute.moe_chunk", "4096", "fewer tokens go through the experts at once")))
+    if not compute.scan_layers:
+        found.append((temporary / 4, Change("compute.scan_layers", "True", "one layer's working memory for all")))
+    return found

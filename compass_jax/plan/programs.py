@@ -1,0 +1,183 @@
+"""The programs of one RL step, lowered for devices that are not here, with the shapes and layouts that the run would give them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from compass_jax.chips import Chip, chip_of
+from compass_jax.config import ConfigError, RunConfig
+from compass_jax.model.moe import empty_routes
+from compass_jax.model.params import in_layout, placed_structs, training_layout
+from compass_jax.model.quantize import kind_for
+from compass_jax.model.transformer import Transformer, init_params
+from compass_jax.records import TrainState
+from compass_jax.rl.bucketing import row_counts
+from compass_jax.rollout.engine import Engine
+from compass_jax.sharding import placements
+from compass_jax.train import optim, step
+from compass_jax.weights.handover import converter
+
+
+class Program(NamedTuple):
+    """One program: `lower` gives what the compiler takes. `beside` names what else is on the devices while it runs (`Memory`)."""
+
+    name: str
+    lower: Callable[[], jax.stages.Lowered]
+    beside: tuple[str, ...]
+    tokens: int  # that one run of it takes in, all devices together
+
+
+def topology_devices(name: str) -> list[jax.Device]:
+    """The devices of "v5p:4x4x4" and its like, none of which is here. ConfigError for a name that the TPU's compiler does not know."""
+    from jax.experimental import topologies
+
+    try:
+        return list(topologies.get_topology_desc(name, platform="tpu").devices)
+    except Exception as error:  # whatever it is, it is about the name, or about libtpu
+        raise ConfigError(
+            f"--topology {name}: {_first_line(error)}; names are like v5p:4x4x4, v6e:16x16, tpu7x:4x4x4, and the compiler comes with "
+            "pip install 'compass_jax[plan]'"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def for_chip(config: RunConfig, kind: str) -> RunConfig:
+    """`config` with what a run decides by its devices decided for another kind of them."""
+    compute = config.compute
+    compute = dataclasses.replace(
+        compute,
+        experts="ragged" if compute.experts == "auto" else compute.experts,
+        attention="splash" if compute.attention == "auto" else compute.attention,
+    )
+    quantize = kind_for(kind) if config.rollout.quantize == "auto" else config.rollout.quantize
+    return dataclasses.replace(config, compute=compute, rollout=dataclasses.replace(config.rollout, quantize=quantize))
+
+
+class Step:
+    """The abstract arrays of a run on `devices`, and its programs. Programs are compiled in the order of `programs()`: later ones take
+    the layouts that earlier ones give their results."""
+
+    def __init__(self, config: RunConfig, devices: list[jax.Device]):
+        self.chip: Chip | None = chip_of(devices[0].device_kind)
+        self.config = config = for_chip(config, devices[0].device_kind)
+        if config.mesh.devices > len(devices):
+            raise ConfigError(f"mesh has {config.mesh.devices} devices, the topology {len(devices)}: lower an axis, or name a larger topology")
+        self.train, self.decode = placements(config.mesh, config.rollout_mesh, config.rollout_apart, devices)
+        self.model = Transformer(config.model, config.compute, training_layout(config.compute), self.train)
+        self.engine = Engine(config.model, config.rollout_compute, config.rollout, 0, self.decode)
+        fresh = jax.eval_shape(self._fresh_state)
+        self.state: TrainState = placed_structs(fresh, config.model, self.train)
+        rows = config.rl.prompts_per_step * config.rl.capacity
+        self.store = jax.eval_shape(lambda: empty_routes(config.model, rows, config.rollout.max_length))
+        if self.store is not None:
+            self.store = _laid(self.store, self.train.rows(rows))
+        self.results: dict[str, Any] = {}  # what compiled programs give, as structs
+
+    def _fresh_state(self) -> TrainState:
+        config = self.config
+        params = in_layout(init_params(config.model, config.compute, jax.random.key(0)), self.model.layout)
+        return optim.init_state(params, config.rl.optim, 1)
+
+    def done(self, program: Program, compiled: jax.stages.Compiled) -> None:
+        """Keeps the shapes and layouts of a compiled program's results for the programs behind it."""
+        self.results[program.name] = jax.tree.map(_laid, compiled.out_info, compiled.output_shardings)
+
+    def programs(self) -> Iterator[Program]:
+        """In an order in which each finds the results that it needs; whoever iterates calls `done` for each."""
+        config, rows = self.config, len(self.config.rollout.prompt_buckets)
+        params = self.state.params
+        convert = converter(
+            config.model, self.decode, config.rollout_compute.dtype, config.rollout.quantize, True, self.decode.size("tensor"), self.engine.layout
+        )
+        yield Program("hand-over", lambda: convert.lower(params), ("moments", "store"), 0)
+        yield Program("slots", lambda: Engine.init_decode_state.lower(self.engine), ("state", "store", "decode"), 0)
+        prompts = -(-config.rollout.slots // config.rl.group_size)
+        bucket = config.rollout.prompt_buckets[rows - 1]
+        yield Program("prefill", partial(self._prefill, prompts, bucket), ("state", "store", "slots"), prompts * bucket)
+        yield Program("insert", partial(self._insert, prompts), ("state", "store", "decode"), 0)
+        yield Program("decode", self._generate, ("state", "store"), config.rollout.slots)
+        for length in reversed(config.rl.buckets):
+            count = row_counts(length, config.rl.micro_batch_tokens, self.train.rows_multiple)[0]
+            beside = ("moments", "store", "decode", "sum")
+            yield Program(f"forward {length}", partial(self._forward, count, length), beside, count * length)
+            yield Program(f"backward {length}", partial(self._backward, length), ("state", "store", "decode", "sum"), count * length)
+        yield Program("add", self._add, ("state", "store", "decode"), 0)
+        yield Program("apply", self._apply, ("store", "decode"), 0)
+
+    # ---- each program ------------------------------------------------------------------------------------------------
+
+    def _prefill(self, prompts: int, bucket: int):
+        everywhere = self.decode.sharding()
+        tokens, lengths = _struct((prompts, bucket), jnp.int32, everywhere), _struct((prompts,), jnp.int32, everywhere)
+        keys = _struct((prompts, self.config.rl.group_size, 2), jnp.uint32, everywhere)
+        return Engine._prefill.lower(
+            self.engine, self.results["hand-over"], tokens, lengths, keys, self.engine.default_sampler(), None, None
+        )
+
+    def _insert(self, prompts: int):
+        everywhere = self.decode.sharding()
+        slots = _struct((prompts, self.config.rl.group_size), jnp.int32, everywhere)
+        most = _struct((prompts,), jnp.int32, everywhere)
+        return Engine.bulk_insert.lower(self.engine, self.results["prefill"], self.results["slots"], slots, most)
+
+    def _generate(self):
+        wanted, read = _struct((), jnp.int32, self.decode.sharding()), self.config.rollout.max_length
+        return Engine._generate.lower(
+            self.engine, self.results["hand-over"], self.results["slots"], wanted, self.engine.default_sampler(), read
+        )
+
+    def _forward(self, rows: int, length: int):
+        here, model = self.train, self.config.model
+        tokens, lengths = _struct((rows, length), jnp.int32, here.sharding()), _struct((rows,), jnp.int32, here.sharding())
+        routing = None
+        if self.config.rl.replay != "off" and self.store is not None:
+            shape = rows, length, len(model.moe_layers), model.moe.top_k
+            routing = _struct(shape, self.store.dtype, here.sharding(*here.spec(shape, ("batch", "tokens", None, None))))
+        temperature = self.config.rollout.temperature
+        return step.forward_and_pullback.lower(self.model, self.state.params, tokens, lengths, routing, temperature)
+
+    def _backward(self, length: int):
+        (logp, _, _, aux), pullback = self.results[f"forward {length}"]
+        return step.pull.lower(pullback, (logp, None if aux is None else aux.probs))
+
+    def _grads(self) -> Any:
+        return self.results[f"backward {self.config.rl.buckets[-1]}"]
+
+    def sum_of_gradients(self) -> Any:
+        """What gradients add up to: each as its gradient lies, in at least float32."""
+        return jax.tree.map(lambda x: _struct(x.shape, jnp.promote_types(x.dtype, jnp.float32), x.sharding), self._grads())
+
+    def _add(self):
+        return step.accumulate.lower(self.sum_of_gradients(), self._grads())
+
+    def _apply(self):
+        return step.apply.lower(self.state, self.sum_of_gradients(), config=self.config.rl.optim, total_steps=1)
+
+
+def bytes_per_device(tree: Any) -> int:
+    """Of structs that have shardings."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * _itemsize(x.dtype) for x in jax.tree.leaves(tree))
+
+
+def _itemsize(dtype) -> int:
+    return 8 if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.dtype(dtype).itemsize
+
+
+def _struct(shape: tuple[int, ...], dtype, sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def _laid(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    assert not isinstance(sharding, SingleDeviceSharding)
+    return _struct(x.shape, x.dtype, sharding)

@@ -1,0 +1,160 @@
+"""`compass plan`: compiles every program of a step for a topology and says whether it fits."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from compass_jax.chips import Chip
+from compass_jax.config import ConfigError, RunConfig
+from compass_jax.plan.bound import Bound, bound_of, runs_per_step
+from compass_jax.plan.collectives import Sent, collectives, total_bytes
+from compass_jax.plan.memory import USABLE, Change, Memory, advice, memory_of, refused_bytes, resident
+from compass_jax.plan.programs import Program, Step, topology_devices
+
+GIB = 2**30
+
+
+class Found(NamedTuple):
+    """One program, compiled: or refused for want of memory (`memory` None), when `needs` is what the compiler said it would take."""
+
+    name: str
+    memory: Memory | None
+    needs: int  # bytes per device, with what lies beside it; -1: more than there is
+    sent: dict[str, Sent]
+    bound: Bound | None
+    compile_s: float
+
+
+class Plan(NamedTuple):
+    """What `compass plan` found."""
+
+    topology: str
+    chip: Chip
+    devices: int
+    config: RunConfig
+    parts: dict[str, int]  # bytes per device of what lives from program to program
+    found: list[Found]
+    changes: list[Change]
+
+    @property
+    def limit(self) -> float:
+        """Usable bytes per device."""
+        return USABLE * self.chip.hbm_gib * GIB / self.chip.devices
+
+    @property
+    def worst(self) -> Found:
+        """The program that needs the most memory."""
+        return max(self.found, key=lambda x: math.inf if x.needs < 0 else x.needs)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every program does."""
+        return all(x.memory is not None and x.needs <= self.limit for x in self.found)
+
+    @property
+    def step_s(self) -> float:
+        """The bound on an RL step whose answers are all as long as they may be; NaN where a program did not compile."""
+        runs = runs_per_step(self.config, _rows_multiple(self.config))
+        return sum(runs.get(x.name, 0) * (x.bound.seconds if x.bound else math.nan) for x in self.found)
+
+    def summary(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        per_chip = self.chip.devices
+        worst = self.worst
+        return {
+            "fits": self.fits,
+            "hbm_gib_per_chip": None if worst.needs < 0 else round(worst.needs * per_chip / GIB, 2),
+            "hbm_limit_gib": round(self.limit * per_chip / GIB, 2),
+            "worst": worst.name,
+            "topology": self.topology,
+            "devices": self.devices,
+            "devices_per_chip": per_chip,
+            "parts_gib_per_chip": {name: round(size * per_chip / GIB, 3) for name, size in self.parts.items()},
+            "programs": {x.name: _row(x, per_chip) for x in self.found},
+            "step_bound_s": None if math.isnan(self.step_s) else round(self.step_s, 2),
+            "compile_s": round(sum(x.compile_s for x in self.found), 1),
+            "changes": [str(x) for x in self.changes],
+        }
+
+
+def _rows_multiple(config: RunConfig) -> int:
+    return config.mesh.replica * config.mesh.fsdp * config.mesh.expert
+
+
+def _row(x: Found, per_chip: int) -> dict[str, Any]:
+    memory = None if x.memory is None else {name: round(size * per_chip / GIB, 3) for name, size in x.memory._asdict().items()}
+    return {
+        "gib_per_chip": None if x.needs < 0 else round(x.needs * per_chip / GIB, 3),
+        "memory_gib_per_chip": memory,
+        "collectives": {kind: {"count": sent.count, "gib_per_chip": round(sent.bytes * per_chip / GIB, 4)} for kind, sent in x.sent.items()},
+        "bound_s": None if x.bound is None else {"seconds": x.bound.seconds, "by": x.bound.by, **x.bound._asdict()},
+        "compile_s": round(x.compile_s, 1),
+    }
+
+
+def make_plan(config: RunConfig, topology: str, tell: Callable[[str], None] = lambda text: None) -> Plan:
+    """Compiles the programs of `config` for `topology` one after the other, saying each through `tell`.
+
+    The first one that the compiler refuses for want of memory ends it: what comes behind needs its results. ConfigError for an unknown
+    topology or chip, and for a mesh that the topology or the model does not divide into.
+    """
+    devices = topology_devices(topology)
+    step, found = Step(config, devices), []
+    if step.chip is None:
+        raise ConfigError(f"--topology {topology}: no peaks are known of {devices[0].device_kind}; add it to compass_jax/chips.py")
+    for program in step.programs():
+        started = time.perf_counter()
+        tell(f"compiling {program.name} ...")
+        try:
+            compiled = program.lower().compile()
+        except Exception as error:
+            needs = refused_bytes(error)
+            if needs is None:
+                raise
+            found.append((program, None, {}, needs, time.perf_counter() - started))
+            break
+        step.done(program, compiled)
+        found.append((program, compiled, collectives(compiled.as_text()), 0, time.perf_counter() - started))
+    return _judge(step, topology, len(devices), found)
+
+
+def _judge(step: Step, topology: str, devices: int, found: list[tuple[Program, Any, dict[str, Sent], int, float]]) -> Plan:
+    parts, rows = resident(step), []
+    for program, compiled, sent, needs, seconds in found:
+        if compiled is None:
+            rest = sum(parts.get(name, 0) for name in program.beside)
+            rows.append(Found(program.name, None, needs + rest if needs > 0 else -1, {}, None, seconds))
+            continue
+        memory = memory_of(program, compiled, parts)
+        bound = bound_of(step.config, step.chip, program.name, program.tokens, devices, memory, total_bytes(sent.values()))
+        rows.append(Found(program.name, memory, memory.total, sent, bound, seconds))
+    plan = Plan(topology, step.chip, devices, step.config, parts, rows, [])
+    if plan.fits:
+        return plan
+    return plan._replace(changes=advice(step.config, plan.worst.name, plan.worst.memory, parts))
+
+
+def run_plan(config: RunConfig, topology: str, *, as_json: bool, png: str | None, searched: int = 0) -> int:
+    """`compass plan`: prints what was found; 0 where it fits, 1 where not. `searched`: how many other layouts to try as well."""
+    from rich.console import Console
+
+    from compass_jax.plan.report import draw_plan, print_plan
+
+    console = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 180)
+    with console.status("starting the TPU's compiler") as status:
+        plan = make_plan(config, topology, status.update)
+    print_plan(plan, console)
+    if searched:
+        from compass_jax.plan.search import search
+
+        search(config, topology, searched, console)
+    if png:
+        console.print(f"picture: {draw_plan(plan, png)}")
+    if as_json:
+        print(json.dumps(plan.summary()))
+    return 0 if plan.fits else 1
