@@ -35,14 +35,14 @@ def free_port() -> int:
 def settings(process: int, processes: int, devices: int, port: int, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that process number `process` gets on top of `environ`; other XLA flags stay as they are."""
     kept = [flag for flag in environ.get("XLA_FLAGS", "").split() if flag.split("=")[0] != DEVICE_FLAG]
-    return {
+    own = {
         "COMPASS_COORDINATOR": f"127.0.0.1:{port}",
         "COMPASS_PROCESSES": str(processes),
         "COMPASS_PROCESS_ID": str(process),
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": " ".join([*kept, f"{DEVICE_FLAG}={devices}"]),
-        "PYTHONUNBUFFERED": "1",
     }
+    return own | ({"PYTHONUNBUFFERED": "1"} if process else {})  # process 0 writes as it would alone, the others into a pipe
 
 
 def resolve(command: Sequence[str]) -> list[str]:

@@ -24,11 +24,15 @@ def launch(*words: str, env: dict[str, str] | None = None) -> subprocess.Complet
 
 
 def python(code: str) -> list[str]:
-    return ["--", sys.executable, "-c", "import os, sys, time, signal; me = int(os.environ['COMPASS_PROCESS_ID']); " + code]
+    """A command that runs `code`. say: one write for a line, so that the lines of two processes do not mix."""
+    head = "import os, sys, time, signal; me = int(os.environ['COMPASS_PROCESS_ID'])"
+    say = "say = lambda word, file=sys.stdout: (file.write(f'{word} {me}\\n'), file.flush())"
+    return ["--", sys.executable, "-c", f"{head}; {say}; {code}"]
 
 
 def test_every_process_gets_its_variables():
-    show = "print(*(os.environ[k] for k in ('COMPASS_COORDINATOR', 'COMPASS_PROCESSES', 'COMPASS_PROCESS_ID', 'JAX_PLATFORMS', 'XLA_FLAGS')))"
+    names = ("COMPASS_COORDINATOR", "COMPASS_PROCESSES", "COMPASS_PROCESS_ID", "JAX_PLATFORMS", "XLA_FLAGS")
+    show = f"sys.stdout.write(' '.join(os.environ[name] for name in {names}) + chr(10))"
     kept = {"XLA_FLAGS": "--xla_dump_to=x --xla_force_host_platform_device_count=8 --xla_a=1", "JAX_PLATFORMS": "tpu", "COMPASS_DISTRIBUTED": "auto"}
     done = launch("--processes", "3", "--devices-per-process", "5", *python(show + "; assert 'COMPASS_DISTRIBUTED' not in os.environ"), env=kept)
     assert done.returncode == 0, done.stderr
@@ -39,7 +43,7 @@ def test_every_process_gets_its_variables():
 
 
 def test_lines_of_the_others_carry_their_number():
-    done = launch("--processes", "3", *python("print('out', me); print('err', me, file=sys.stderr); me and sys.stdout.write('no end')"))
+    done = launch("--processes", "3", *python("say('out'); say('err', sys.stderr); me and sys.stdout.write('no end')"))
     assert sorted(done.stdout.splitlines()) == ["[1] no end", "[1] out 1", "[2] no end", "[2] out 2", "out 0"]
     assert sorted(done.stderr.splitlines()) == ["[1] err 1", "[2] err 2", "err 0"]
 
@@ -85,10 +89,10 @@ def test_the_others_may_end_by_themselves_within_the_grace_time():
 @pytest.mark.parametrize("status", [0, 9])
 def test_signals_go_on_to_all(signum, status):
     """Each process saves and leaves, as a training does; the status is theirs."""
-    handler = f"signal.signal({int(signum)}, lambda *_: (print('saving', me), sys.exit({status})))"
-    process = subprocess.Popen(
-        [sys.executable, LOCAL, *python(f"{handler}; print('ready', me); time.sleep(60)")], stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL
-    )
+    handler = f"signal.signal({int(signum)}, lambda *_: (say('saving'), sys.exit({status})))"
+    # Short sleeps: a signal that comes just before a sleep begins is seen when it ends.
+    words = python(f"{handler}; say('ready'); [time.sleep(0.02) for _ in range(2000)]")
+    process = subprocess.Popen([sys.executable, LOCAL, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     ready = {process.stdout.readline().strip() for _ in range(2)}
     assert ready == {"ready 0", "[1] ready 1"}
     process.send_signal(signum)
