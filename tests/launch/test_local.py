@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import alive
 
 ROOT = Path(__file__).parents[2]
 LOCAL = ROOT / "launch" / "local.py"
@@ -70,14 +71,6 @@ def test_the_rest_is_killed_after_the_grace_time(tmp_path):
     assert done.returncode == 5 and time.monotonic() - started < 20
     assert "process 1 ended with status 5; the others have 0.5 s" in done.stderr and "killing process 0" in done.stderr
     assert [alive(int(pid)) for pid in (tmp_path / "pids").read_text().split()] == [False, False]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs: one that ended and that nobody has waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_the_others_may_end_by_themselves_within_the_grace_time():
