@@ -121,3 +121,13 @@ def test_compass_is_the_entry_point_of_this_interpreter():
 def test_mistakes(words, status, message):
     done = launch(*words)
     assert done.returncode == status and message in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / "compass_jax" / "distributed.py").exists(), reason="compass train cannot join other processes yet")
+def test_a_training_over_two_processes(tmp_path):
+    """The command itself: two processes of two devices train one step together, and write one run."""
+    words = ["--processes", "2", "--devices-per-process", "2", "--", "compass", "train", str(ROOT / "tests" / "tiny_run.py")]
+    done = subprocess.run([sys.executable, LOCAL, *words, "--run-dir", str(tmp_path), "--rl.steps", "1"], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
