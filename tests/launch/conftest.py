@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,23 +13,23 @@ ROOT = Path(__file__).parents[2]
 
 # Writes its arguments and standard input down; answers by the first rule whose words are in the call and which is not used up. Where
 # there are workers, ssh runs the remote command in each one's home directory, and scp copies there.
-FAKE = """#!{python} -SE
+FAKE = """#!{python} -ISE
 import json, os, sys
-from pathlib import Path
 
-here, words = Path({here!r}), [{name!r}, *sys.argv[1:]]
+here, words = {here!r}, [{name!r}, *sys.argv[1:]]
 stdin = sys.stdin.read() if "-" in words else ""
-with (here / "calls").open("a") as file:
+with open(here + "/calls", "a") as file:
     file.write(json.dumps([words, stdin]) + "\\n")
-rules = json.loads((here / "rules").read_text())
+rules = json.load(open(here + "/rules"))
 for rule in rules:
     if rule["words"] in " ".join(words) and rule["times"] > 0:
         rule["times"] -= 1
-        (here / "rules").write_text(json.dumps(rules))
+        with open(here + "/rules", "w") as file:
+            json.dump(rules, file)
         sys.stdout.write(rule["out"])
         sys.stderr.write(rule["err"])
         sys.exit(rule["status"])
-workers = sorted(here.glob("worker*"))
+workers = sorted(os.path.join(here, name) for name in os.listdir(here) if name.startswith("worker"))
 named = dict(word.split("=", 1) for word in words if word.startswith("--") and "=" in word)
 if named.get("--worker", "all") != "all":
     workers = workers[int(named["--worker"]):][:1]
@@ -36,9 +37,9 @@ status = 0
 for home in workers:
     import shutil, subprocess
     if "scp" in words:
-        shutil.copy(words[words.index("scp") + 1], home / words[words.index("scp") + 2].split(":")[1])
+        shutil.copy(words[words.index("scp") + 1], os.path.join(home, words[words.index("scp") + 2].split(":")[1]))
     if "ssh" in words:
-        done = subprocess.run(["bash", "-c", named["--command"]], env=os.environ | {{"HOME": str(home)}}, cwd=home)
+        done = subprocess.run(["bash", "-c", named["--command"]], env=os.environ | {{"HOME": home}}, cwd=home)
         status = status or done.returncode
 sys.exit(status)
 """
@@ -51,6 +52,11 @@ class Fakes:
         self.here, self.bin = here, here / "bin"
         self.bin.mkdir(parents=True)
         (here / "rules").write_text("[]")
+        # The scripts in a small tree of their own, which is copied to workers in no time.
+        self.script = here / "tree" / "launch" / "tpu_vm.sh"
+        self.script.parent.mkdir(parents=True)
+        for name in ("tpu_vm.sh", "worker.sh"):
+            shutil.copy(ROOT / "launch" / name, self.script.parent)
         for name in ("gcloud", "kubectl", "xpk"):
             self.add(name)
 

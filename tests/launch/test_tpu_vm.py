@@ -55,57 +55,57 @@ FOLLOW = ssh("compass/launch/worker.sh follow", "0")
 
 
 def test_create(fakes):
-    assert fakes.run(SCRIPT, "create", *FIXED).returncode == 0 and fakes.calls() == [CREATE]
-    assert fakes.run(SCRIPT, "create", *FIXED, "--version", "other").returncode == 0
+    assert fakes.run(fakes.script, "create", *FIXED).returncode == 0 and fakes.calls() == [CREATE]
+    assert fakes.run(fakes.script, "create", *FIXED, "--version", "other").returncode == 0
     assert fakes.calls() == [tpu_vm("create", "r1", "--accelerator-type=v5p-128", "--version=other")]
     fakes.answer("tpu-vm create", status=7)
-    assert fakes.run(SCRIPT, "create", *FIXED).returncode == 7
+    assert fakes.run(fakes.script, "create", *FIXED).returncode == 7
 
 
 def test_create_of_spot_capacity_waits_in_the_queue(fakes):
     fakes.answer(QUEUE, "ACCEPTED\n", "WAITING_FOR_RESOURCES\n", "PROVISIONING\n", "ACTIVE\n")
-    done = fakes.run(SCRIPT, "create", *SPOT)
+    done = fakes.run(fakes.script, "create", *SPOT)
     assert done.returncode == 0 and fakes.calls() == [ENQUEUE, *[ASK_QUEUE] * 4]
     assert "r1: WAITING_FOR_RESOURCES" in done.stderr
     fakes.answer(QUEUE, "FAILED\n")
-    done = fakes.run(SCRIPT, "create", *SPOT)
+    done = fakes.run(fakes.script, "create", *SPOT)
     assert done.returncode == 1 and "the queue gave no slice: FAILED" in done.stderr
     fakes.answer(QUEUE, status=1, err=NO_LOGIN)
-    done = fakes.run(SCRIPT, "create", *SPOT)
+    done = fakes.run(fakes.script, "create", *SPOT)
     assert done.returncode == 1 and "active account" in done.stderr
 
 
 @pytest.mark.parametrize("kind,version", [("v4-8", "tpu-ubuntu2204-base"), ("v5litepod-16", "v2-alpha-tpuv5-lite"), ("v6e-256", "v2-alpha-tpuv6e")])
 def test_the_version_goes_with_the_type(fakes, kind, version):
-    fakes.run(SCRIPT, "create", *SLICE, "--type", kind)
+    fakes.run(fakes.script, "create", *SLICE, "--type", kind)
     assert fakes.calls() == [tpu_vm("create", "r1", f"--accelerator-type={kind}", f"--version={version}")]
 
 
 def test_copy_run_logs_stop_delete(fakes):
-    assert fakes.run(SCRIPT, "copy", *SLICE).returncode == 0
+    assert fakes.run(fakes.script, "copy", *SLICE).returncode == 0
     assert fakes.calls() == copied(fakes) and not (fakes.here / "compass-r1.tar.gz").exists()
-    assert fakes.run(SCRIPT, "run", *SLICE, *TRAIN).returncode == 0
+    assert fakes.run(fakes.script, "run", *SLICE, *TRAIN).returncode == 0
     assert fakes.calls() == [ssh(f"compass/launch/worker.sh start {QUOTED}")]
-    assert fakes.run(SCRIPT, "stop", *SLICE).returncode == 0 and fakes.calls() == [ssh("compass/launch/worker.sh stop")]
-    assert fakes.run(SCRIPT, "logs", *SLICE, "--worker", "3").returncode == 0
+    assert fakes.run(fakes.script, "stop", *SLICE).returncode == 0 and fakes.calls() == [ssh("compass/launch/worker.sh stop")]
+    assert fakes.run(fakes.script, "logs", *SLICE, "--worker", "3").returncode == 0
     assert fakes.calls() == [ssh("compass/launch/worker.sh follow", "3")]
-    assert fakes.run(SCRIPT, "delete", *SLICE).returncode == 0 and fakes.calls() == [tpu_vm("delete", "r1", "--quiet")]
-    assert fakes.run(SCRIPT, "delete", *SPOT).returncode == 0 and fakes.calls() == [DEQUEUE]
+    assert fakes.run(fakes.script, "delete", *SLICE).returncode == 0 and fakes.calls() == [tpu_vm("delete", "r1", "--quiet")]
+    assert fakes.run(fakes.script, "delete", *SPOT).returncode == 0 and fakes.calls() == [DEQUEUE]
 
 
 @pytest.mark.parametrize("command,call", [("copy", "scp"), ("run", "ssh"), ("logs", "ssh"), ("stop", "ssh"), ("delete", "delete")])
 def test_the_status_is_that_of_gcloud(fakes, command, call):
     fakes.answer(f"tpu-vm {call}", status=9)
-    assert fakes.run(SCRIPT, command, *SLICE, *TRAIN).returncode == 9 and len(fakes.calls()) == 1
+    assert fakes.run(fakes.script, command, *SLICE, *TRAIN).returncode == 9 and len(fakes.calls()) == 1
 
 
 def test_status(fakes):
     fakes.answer(NODE, "READY\n", "PREEMPTED\n")
-    done = fakes.run(SCRIPT, "status", *SLICE)
+    done = fakes.run(fakes.script, "status", *SLICE)
     assert done.stdout == "r1: READY\n" and fakes.calls() == [ASK_NODE, ssh(ASK)]
-    assert fakes.run(SCRIPT, "status", *SLICE).stdout == "r1: PREEMPTED\n" and fakes.calls() == [ASK_NODE]
+    assert fakes.run(fakes.script, "status", *SLICE).stdout == "r1: PREEMPTED\n" and fakes.calls() == [ASK_NODE]
     fakes.answer(NODE, status=1, err=GONE)
-    assert fakes.run(SCRIPT, "status", *SLICE).stdout == "r1: ABSENT\n"
+    assert fakes.run(fakes.script, "status", *SLICE).stdout == "r1: ABSENT\n"
 
 
 def resumed(fakes) -> list[list[str]]:
@@ -114,7 +114,7 @@ def resumed(fakes) -> list[list[str]]:
 
 def test_resume_where_the_slice_is_gone(fakes):
     fakes.answer(NODE, status=1, err=GONE)
-    assert fakes.run(SCRIPT, "resume", *FIXED, *TRAIN).returncode == 0
+    assert fakes.run(fakes.script, "resume", *FIXED, *TRAIN).returncode == 0
     assert fakes.calls() == [ASK_NODE, CREATE, *resumed(fakes)]
 
 
@@ -122,7 +122,7 @@ def test_resume_where_slice_and_place_in_the_queue_are_gone(fakes):
     fakes.answer(QUEUE, status=1, err=GONE)
     fakes.answer(NODE, status=1, err=GONE)
     fakes.answer(QUEUE, "ACTIVE\n")
-    assert fakes.run(SCRIPT, "resume", *SPOT, *TRAIN).returncode == 0
+    assert fakes.run(fakes.script, "resume", *SPOT, *TRAIN).returncode == 0
     assert fakes.calls() == [ASK_QUEUE, ASK_NODE, ENQUEUE, ASK_QUEUE, *resumed(fakes)]
 
 
@@ -130,20 +130,20 @@ def test_resume_after_a_preemption(fakes):
     """The request is given back with what is left of the slice, then made again."""
     fakes.answer(QUEUE, "SUSPENDING\n", "SUSPENDED\n", "PROVISIONING\n", "ACTIVE\n")
     fakes.answer(NODE, "PREEMPTED\n")
-    assert fakes.run(SCRIPT, "resume", *SPOT, *TRAIN).returncode == 0
+    assert fakes.run(fakes.script, "resume", *SPOT, *TRAIN).returncode == 0
     assert fakes.calls() == [ASK_QUEUE, ASK_QUEUE, ASK_NODE, DEQUEUE, ENQUEUE, ASK_QUEUE, ASK_QUEUE, *resumed(fakes)]
 
 
 def test_resume_of_a_preempted_slice_that_was_never_in_the_queue(fakes):
     fakes.answer(NODE, "PREEMPTED\n")
-    assert fakes.run(SCRIPT, "resume", *FIXED, *TRAIN).returncode == 0
+    assert fakes.run(fakes.script, "resume", *FIXED, *TRAIN).returncode == 0
     assert fakes.calls() == [ASK_NODE, tpu_vm("delete", "r1", "--quiet"), CREATE, *resumed(fakes)]
 
 
 def test_resume_goes_on_waiting_for_a_request_that_still_stands(fakes):
     fakes.answer(QUEUE, "WAITING_FOR_RESOURCES\n", "ACTIVE\n")
     fakes.answer(NODE, "CREATING\n", "READY\n")
-    assert fakes.run(SCRIPT, "resume", *SPOT, *TRAIN).returncode == 0
+    assert fakes.run(fakes.script, "resume", *SPOT, *TRAIN).returncode == 0
     assert fakes.calls() == [ASK_QUEUE, ASK_QUEUE, ASK_NODE, ASK_NODE, *resumed(fakes)]
 
 
@@ -152,7 +152,7 @@ def test_resume_where_the_slice_is_there(fakes, answer, rest):
     """A running command is left alone; one that ended runs again."""
     fakes.answer(NODE, "READY\n")
     fakes.answer(" ssh ", answer)
-    done = fakes.run(SCRIPT, "resume", *FIXED, *TRAIN)
+    done = fakes.run(fakes.script, "resume", *FIXED, *TRAIN)
     assert done.returncode == 0 and ("running already" in done.stderr) is not rest
     assert fakes.calls() == [ASK_NODE, *(resumed(fakes) if rest else [ssh(ASK, "0")])]
 
@@ -163,7 +163,7 @@ def test_resume_where_the_slice_is_there(fakes, answer, rest):
 )
 def test_resume_touches_nothing_that_it_does_not_understand(fakes, out, status, err, expected, message):
     fakes.answer(NODE, out, status=status, err=err)
-    done = fakes.run(SCRIPT, "resume", *FIXED, *TRAIN)
+    done = fakes.run(fakes.script, "resume", *FIXED, *TRAIN)
     assert done.returncode == expected and message in done.stderr and fakes.calls() == [ASK_NODE]
 
 
@@ -175,7 +175,7 @@ def test_watch_lives_through_a_preemption(fakes):
     fakes.answer("worker.sh follow", status=255)
     fakes.answer(NODE, "PREEMPTED\n", times=2)
     fakes.answer(QUEUE, "SUSPENDED\n", "ACTIVE\n")
-    done = fakes.run(SCRIPT, "watch", *SPOT, *TRAIN)
+    done = fakes.run(fakes.script, "watch", *SPOT, *TRAIN)
     assert done.returncode == 0 and "lost it (status 255)" in done.stderr
     first = [ASK_QUEUE, ASK_NODE, ENQUEUE, ASK_QUEUE, *resumed(fakes), FOLLOW, ASK_NODE]
     assert fakes.calls() == [*first, ASK_QUEUE, ASK_NODE, DEQUEUE, ENQUEUE, ASK_QUEUE, *resumed(fakes), FOLLOW]
@@ -186,7 +186,7 @@ def test_watch_follows_again_where_only_the_connection_was_lost(fakes):
     fakes.answer("worker.sh status", "host: ended with status 143\n", "host: running\n", "host: running\n", "host: ended with status 5\n")
     fakes.answer("worker.sh follow", status=255)
     fakes.answer("worker.sh follow", status=1)
-    done = fakes.run(SCRIPT, "watch", *FIXED, *TRAIN)
+    done = fakes.run(fakes.script, "watch", *FIXED, *TRAIN)
     assert done.returncode == 5
     again = [ASK_NODE, ssh(ASK, "0"), FOLLOW, ASK_NODE, ssh(ASK, "0")]
     assert fakes.calls() == [ASK_NODE, *resumed(fakes), FOLLOW, ASK_NODE, ssh(ASK, "0"), *again]
@@ -194,18 +194,18 @@ def test_watch_follows_again_where_only_the_connection_was_lost(fakes):
 
 def test_watch_gives_up_where_nothing_works(fakes):
     fakes.answer(NODE, status=1, err=NO_LOGIN, times=99)
-    assert fakes.run(SCRIPT, "watch", *FIXED, *TRAIN).returncode == 1 and fakes.calls() == [ASK_NODE] * 5
+    assert fakes.run(fakes.script, "watch", *FIXED, *TRAIN).returncode == 1 and fakes.calls() == [ASK_NODE] * 5
 
 
 @pytest.mark.parametrize("command", ["create", "copy", "run", "logs", "status", "stop", "delete"])
 def test_dry_run_prints_what_a_shell_can_run(fakes, command):
     """Nothing is called; run by a shell, what was printed makes the very calls."""
-    done = fakes.run(SCRIPT, command, *FIXED, "--dry-run", *TRAIN)
+    done = fakes.run(fakes.script, command, *FIXED, "--dry-run", *TRAIN)
     assert done.returncode == 0 and fakes.calls() == [] and done.stderr == ""
     fakes.answer(NODE, "READY\n", times=2)
     fakes.run("bash", "-ec", done.stdout)
     printed = fakes.calls()
-    fakes.run(SCRIPT, command, *FIXED, *TRAIN)
+    fakes.run(fakes.script, command, *FIXED, *TRAIN)
     assert printed and fakes.calls() == printed
 
 
@@ -214,7 +214,7 @@ def test_dry_run_of_what_depends_on_answers_takes_the_longest_way(fakes):
     calls["resume"] = [ASK_NODE, *calls["create"], *copied(fakes), RESTART]
     calls["watch"] = [*calls["resume"], FOLLOW]
     for command, expected in calls.items():
-        done = fakes.run(SCRIPT, command, *SPOT, "--dry-run", *TRAIN)
+        done = fakes.run(fakes.script, command, *SPOT, "--dry-run", *TRAIN)
         assert done.returncode == 0 and fakes.calls() == [] and done.stderr == ""
         fakes.run("bash", "-ec", done.stdout)
         assert fakes.calls() == expected
@@ -235,7 +235,7 @@ def test_dry_run_of_what_depends_on_answers_takes_the_longest_way(fakes):
     ],
 )
 def test_mistakes(fakes, words, message):
-    done = fakes.run(SCRIPT, *words)
+    done = fakes.run(fakes.script, *words)
     assert done.returncode == 2 and message in done.stderr and fakes.calls() == []
 
 
@@ -243,12 +243,12 @@ def test_without_gcloud(fakes):
     for name in ("bash", "dirname"):
         (fakes.here / "few").mkdir(exist_ok=True)
         (fakes.here / "few" / name).symlink_to(shutil.which(name))
-    done = fakes.run(SCRIPT, "delete", *SLICE, path=str(fakes.here / "few"))
+    done = fakes.run(fakes.script, "delete", *SLICE, path=str(fakes.here / "few"))
     assert done.returncode == 2 and "gcloud is not on PATH" in done.stderr
 
 
 def test_help(fakes):
-    done = fakes.run(SCRIPT)
+    done = fakes.run(fakes.script)
     assert done.returncode == 0 and "resume" in done.stdout and fakes.calls() == []
 
 
@@ -268,7 +268,7 @@ def workers(fakes):
             'echo "$COMPASS_DISTRIBUTED, $#: $*"\nuntil [ -e ~/go ]; do sleep 0.02; done\nexit "$2"\n'
         )
         compass.chmod(0o755)
-    assert fakes.run(SCRIPT, "copy", *SLICE).returncode == 0
+    assert fakes.run(fakes.script, "copy", *SLICE).returncode == 0
     yield fakes
     for file in fakes.here.glob("worker*/compass-run/pid"):
         if Path(f"/proc/{file.read_text().strip()}").exists():
@@ -276,6 +276,8 @@ def workers(fakes):
 
 
 def test_copy_brings_the_tree_and_installs_it(workers):
+    workers.calls()
+    assert workers.run(SCRIPT, "copy", *SLICE).returncode == 0
     installs = [words for words in workers.calls() if words[0] == "python3"]
     assert [words[2:4] for words in installs] == [["pip", "install"], ["uv", "pip"]] * 2
     for number in (0, 1):
@@ -290,39 +292,39 @@ def let_go(fakes) -> None:
 
 
 def test_a_run_survives_its_connection_and_its_status_comes_back(workers):
-    assert workers.run(SCRIPT, "run", *SLICE, "--", "compass", "train", "5", "two words, it's $HOME").returncode == 0
-    again = workers.run(SCRIPT, "run", *SLICE, "--", "compass", "train", "0")
+    assert workers.run(workers.script, "run", *SLICE, "--", "compass", "train", "5", "two words, it's $HOME").returncode == 0
+    again = workers.run(workers.script, "run", *SLICE, "--", "compass", "train", "0")
     assert again.returncode == 3 and again.stderr.count("a command is running already") == 2
     workers.answer(NODE, "READY\n", times=9)
-    assert workers.run(SCRIPT, "status", *SLICE).stdout.count(": running") == 2
+    assert workers.run(workers.script, "status", *SLICE).stdout.count(": running") == 2
     let_go(workers)
-    logs = workers.run(SCRIPT, "logs", *SLICE, "--worker", "1")
+    logs = workers.run(workers.script, "logs", *SLICE, "--worker", "1")
     assert logs.returncode == 5 and "auto, 3: train 5 two words, it's $HOME" in logs.stdout
-    assert workers.run(SCRIPT, "status", *SLICE).stdout.count(": ended with status 5") == 2
+    assert workers.run(workers.script, "status", *SLICE).stdout.count(": ended with status 5") == 2
 
 
 def test_stop_lets_the_command_save(workers):
-    workers.run(SCRIPT, "run", *SLICE, "--", "compass", "train", "5")
+    workers.run(workers.script, "run", *SLICE, "--", "compass", "train", "5")
     wait_for(lambda: "auto" in (workers.worker(1) / "compass-run" / "log").read_text())
-    assert workers.run(SCRIPT, "stop", *SLICE).returncode == 0
-    logs = workers.run(SCRIPT, "logs", *SLICE, "--worker", "1")
+    assert workers.run(workers.script, "stop", *SLICE).returncode == 0
+    logs = workers.run(workers.script, "logs", *SLICE, "--worker", "1")
     assert logs.returncode == 0 and "saved" in logs.stdout
 
 
 def test_resume_replaces_what_is_left_of_a_run(workers):
     """Worker 0's command is killed, worker 1's hangs: resume starts both again."""
-    workers.run(SCRIPT, "run", *SLICE, "--", "compass", "train", "5")
+    workers.run(workers.script, "run", *SLICE, "--", "compass", "train", "5")
     pids = [workers.worker(number) / "compass-run" / "pid" for number in (0, 1)]
     before = [int(file.read_text()) for file in pids]
     os.killpg(before[0], signal.SIGKILL)
     wait_for(lambda: not alive(before[0]))
     workers.answer(NODE, "READY\n", times=9)
-    assert workers.run(SCRIPT, "logs", *SLICE).returncode == 137
-    assert "killed" in workers.run(SCRIPT, "status", *SLICE).stdout
-    assert workers.run(SCRIPT, "resume", *FIXED, "--", "compass", "train", "0").returncode == 0
+    assert workers.run(workers.script, "logs", *SLICE).returncode == 137
+    assert "killed" in workers.run(workers.script, "status", *SLICE).stdout
+    assert workers.run(workers.script, "resume", *FIXED, "--", "compass", "train", "0").returncode == 0
     assert not set(before) & {int(file.read_text()) for file in pids} and not alive(before[1])
     let_go(workers)
-    assert [workers.run(SCRIPT, "logs", *SLICE, "--worker", str(n)).returncode for n in (0, 1)] == [0, 0]
+    assert [workers.run(workers.script, "logs", *SLICE, "--worker", str(n)).returncode for n in (0, 1)] == [0, 0]
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "launch").glob("*.sh")), ids=lambda path: path.name)
