@@ -27,7 +27,7 @@ CHIPS_PER_HOST = 4
 GRACE_S = 120  # between SIGTERM, at which a run saves, and SIGKILL
 EXAMPLE = (
     "python launch/gke.py {} --name run1 --topology v5p:4x4x4 --image us-docker.pkg.dev/PROJECT/REPO/compass:1"
-    " -- compass train configs/tiny_reasoning_cpu.py --run-dir gs://BUCKET/run1"
+    " -- compass train configs/my_run.py --run-dir gs://BUCKET/run1"
 )
 
 

@@ -1,6 +1,6 @@
 """Several processes on this machine, each with simulated CPU devices, running the command that a pod would run.
 
-    python launch/local.py --processes 2 --devices-per-process 4 -- compass train configs/tiny_reasoning_cpu.py --run-dir runs/two
+    python launch/local.py --processes 2 --devices-per-process 4 -- compass train configs/tiny_reasoning_cpu.py --mesh.fsdp 8 --run-dir runs/two
 
 Every process gets COMPASS_COORDINATOR, COMPASS_PROCESSES and COMPASS_PROCESS_ID, from which the command joins the others. Process 0
 writes to this console as if it were alone; the lines of the others begin with their number. SIGINT and SIGTERM go on to all of them.
@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 DEVICE_FLAG = "--xla_force_host_platform_device_count"
-EXAMPLE = "python launch/local.py --processes 2 --devices-per-process 4 -- compass train configs/tiny_reasoning_cpu.py --run-dir runs/two"
+EXAMPLE = "python launch/local.py --processes 2 --devices-per-process 4 -- compass train configs/tiny_reasoning_cpu.py --mesh.fsdp 8"
 
 
 def free_port() -> int:

@@ -24,7 +24,7 @@ launch/tpu_vm.sh COMMAND OPTIONS [-- TRAINING COMMAND]
   --dry-run                       print the commands instead of running them
 
   launch/tpu_vm.sh watch --name run1 --zone us-east5-a --project my-project --type v5p-128 --spot \
-    -- compass train configs/tiny_reasoning_cpu.py --run-dir gs://my-bucket/run1
+    -- compass train configs/my_run.py --run-dir gs://my-bucket/run1
 
 COMPASS_POLL_S: seconds between two looks at a slice that is coming up (default: 30).
 HELP
@@ -274,7 +274,7 @@ main() {
   if [[ $command =~ ^(run|resume|watch)$ && ${#training[@]} -eq 0 ]]; then missing+=' -- TRAINING COMMAND'; fi
   if [[ $missing ]]; then
     fail "$command: missing$missing. For example
-  launch/tpu_vm.sh $command --name run1 --zone us-east5-a --project my-project --type v5p-128 -- compass train configs/tiny_reasoning_cpu.py --run-dir gs://my-bucket/run1"
+  launch/tpu_vm.sh $command --name run1 --zone us-east5-a --project my-project --type v5p-128 -- compass train configs/my_run.py --run-dir gs://my-bucket/run1"
   fi
   if [[ $needed == *type && ! $version ]]; then version=$(version_of "$type"); fi
   if [[ ! $dry_run ]] && ! command -v gcloud >/dev/null; then fail "gcloud is not on PATH: install the Google Cloud CLI"; fi

@@ -128,6 +128,7 @@ def test_mistakes(words, status, message):
 def test_a_training_over_two_processes(tmp_path):
     """The command itself: two processes of two devices train one step together, and write one run."""
     words = ["--processes", "2", "--devices-per-process", "2", "--", "compass", "train", str(ROOT / "tests" / "tiny_run.py")]
-    done = subprocess.run([sys.executable, LOCAL, *words, "--run-dir", str(tmp_path), "--rl.steps", "1"], capture_output=True, text=True, timeout=500)
+    words += ["--run-dir", str(tmp_path), "--rl.steps", "1", "--mesh.fsdp", "4"]
+    done = subprocess.run([sys.executable, LOCAL, *words], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
