@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import alive
+from process_state import alive
 
 ROOT = Path(__file__).parents[2]
 LOCAL = ROOT / "launch" / "local.py"

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from processes import alive, wait_for
+from process_state import alive, wait_for
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "launch" / "tpu_vm.sh"
