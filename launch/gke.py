@@ -1,0 +1,249 @@
+"""A run on TPU nodes of Google Kubernetes Engine: one JobSet of one TPU slice, with kubectl or xpk.
+
+    python launch/gke.py apply  --name RUN --topology v5p:4x4x4 --image IMAGE -- compass train CONFIG --run-dir gs://BUCKET/RUN
+    python launch/gke.py logs   --name RUN             follows worker 0's output (--worker N)
+    python launch/gke.py status --name RUN
+    python launch/gke.py delete --name RUN
+    python launch/gke.py render ...                    apply's manifest, nothing else
+    python launch/gke.py xpk    --cluster CLUSTER ...  the same run through `xpk workload create`
+
+A failed worker restarts the JobSet, at most --max-restarts times; a preempted node restarts it without being counted. A run directory on
+a bucket goes on from its last checkpoint. --dry-run prints what would be called. The exit status is that of kubectl or xpk.
+"""
+
+import argparse
+import math
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+CHIPS_PER_HOST = 4
+GRACE_S = 120  # between SIGTERM, at which a run saves, and SIGKILL
+EXAMPLE = (
+    "python launch/gke.py {} --name run1 --topology v5p:4x4x4 --image us-docker.pkg.dev/PROJECT/REPO/compass:1"
+    " -- compass train configs/my_run.py --run-dir gs://BUCKET/run1"
+)
+
+
+class GkeError(ValueError):
+    """A setting that cannot be used; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What GKE and xpk call a generation of TPUs, and which slices there are of it."""
+
+    accelerator: str  # value of the node label cloud.google.com/gke-tpu-accelerator
+    xpk: str  # prefix of xpk's --tpu-type
+    small: tuple[str, ...]  # topologies up to those that the rule of cubes makes
+    max_chips: int
+
+    def known(self, topology: str) -> bool:
+        """Whether there is such a slice: a listed one, or whole cubes of 4x4x4 with ascending sides."""
+        if topology in self.small:
+            return True
+        sides = [int(side) for side in topology.split("x")] if re.fullmatch(r"\d{1,3}(x\d{1,3}){2}", topology) else [0]
+        ascending = sides == sorted(sides) and len(self.small[0].split("x")) == 3
+        return ascending and min(sides) > 0 and all(side % 4 == 0 for side in sides) and math.prod(sides) <= self.max_chips
+
+    def listing(self) -> str:
+        """The known topologies, for people."""
+        cubes = f", 4x4x4, 4x4x8, 4x8x8 and so on: ascending multiples of 4, at most {self.max_chips:,} chips"
+        return ", ".join(self.small) + (cubes if len(self.small[0].split("x")) == 3 else "")
+
+
+FLAT = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
+GENERATIONS = {
+    "v5e": Generation("tpu-v5-lite-podslice", "v5litepod", FLAT[1:], 256),
+    "v5p": Generation("tpu-v5p-slice", "v5p", CUBES, 6144),
+    "v6e": Generation("tpu-v6e-slice", "v6e", FLAT, 256),
+    "tpu7x": Generation("tpu7x", "tpu7x", CUBES, 9216),
+}
+
+
+def slice_of(text: str) -> tuple[Generation, str, int]:
+    """`v5p:4x4x4` -> its generation, topology and number of hosts."""
+    name, _, topology = text.partition(":")
+    if name not in GENERATIONS or not GENERATIONS[name].known(topology):
+        known = "\n".join(f"  {n}: {g.listing()}" for n, g in GENERATIONS.items())
+        raise GkeError(f"--topology {text} is not known; write GENERATION:TOPOLOGY, for example v5p:4x4x4. Known are\n{known}")
+    chips = math.prod(int(side) for side in topology.split("x"))
+    return GENERATIONS[name], topology, chips // CHIPS_PER_HOST
+
+
+def pod(args: argparse.Namespace) -> dict[str, Any]:
+    """One worker: a pod on a host of the slice, with all of the host's chips."""
+    generation, topology, _ = slice_of(args.topology)
+    selector = {"cloud.google.com/gke-tpu-accelerator": generation.accelerator, "cloud.google.com/gke-tpu-topology": topology}
+    tolerations = [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}]
+    if args.spot:
+        selector["cloud.google.com/gke-spot"] = "true"
+        tolerations.append({"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"})
+    container = {
+        "name": "compass",
+        "image": args.image,
+        "command": args.command,
+        "env": [{"name": name, "value": value} for name, value in environment(args).items()],
+        # libtpu between workers, its metrics, JAX's coordinator
+        "ports": [{"containerPort": port, "protocol": "TCP"} for port in (8471, 8431, 8482)],
+        "resources": {"limits": {"google.com/tpu": CHIPS_PER_HOST}},
+    }
+    account = {"serviceAccountName": args.service_account} if args.service_account else {}
+    return {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE_S,
+        **account,
+        "nodeSelector": selector,
+        "tolerations": tolerations,
+        "containers": [container],
+    }
+
+
+def environment(args: argparse.Namespace) -> dict[str, str]:
+    """Variables of every worker; GKE adds TPU_WORKER_ID and TPU_WORKER_HOSTNAMES, from which JAX finds the others."""
+    return {"COMPASS_DISTRIBUTED": "auto"} | dict(each.split("=", 1) for each in args.env)
+
+
+def manifest(args: argparse.Namespace) -> dict[str, Any]:
+    """The JobSet: one indexed job with a worker on every host of the slice, and a headless service for their names."""
+    hosts = slice_of(args.topology)[2]
+    # A pod that lost its node fails the job with the reason PodFailurePolicy, which the rule below does not count as a restart.
+    disrupted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    job = {
+        "parallelism": hosts,
+        "completions": hosts,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": [disrupted]},
+        "template": {"spec": pod(args)},
+    }
+    uncounted = {"name": "preempted", "action": "RestartJobSetAndIgnoreMaxRestarts", "onJobFailureReasons": ["PodFailurePolicy"]}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": args.name, "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}},
+        "spec": {
+            "network": {"enableDNSHostnames": True, "subdomain": args.name, "publishNotReadyAddresses": True},
+            "failurePolicy": {"maxRestarts": args.max_restarts, "rules": [uncounted]},
+            "replicatedJobs": [{"name": "slice", "replicas": 1, "template": {"spec": job}}],
+        },
+    }
+
+
+def kubectl(args: argparse.Namespace, *words: str) -> list[str]:
+    """A kubectl call in the context and namespace that were asked for."""
+    where = [f"--{name}={value}" for name in ("context", "namespace") if (value := getattr(args, name))]
+    return ["kubectl", *where, *words]
+
+
+def calls(args: argparse.Namespace) -> list[tuple[list[str], str | None]]:
+    """The programs that an action calls, each with its standard input."""
+    if args.action == "apply":
+        return [(kubectl(args, "apply", "--filename", "-"), yaml.safe_dump(manifest(args), sort_keys=False))]
+    if args.action == "xpk":
+        return [(xpk(args), None)]
+    workers = f"jobset.sigs.k8s.io/jobset-name={args.name}"
+    if args.action == "logs":
+        labels = f"{workers},batch.kubernetes.io/job-completion-index={args.worker}"
+        return [(kubectl(args, "logs", "--follow", "--tail=-1", "--container=compass", f"--selector={labels}"), None)]
+    if args.action == "status":
+        return [(kubectl(args, "get", "jobset", args.name), None), (kubectl(args, "get", "pods", "--output=wide", f"--selector={workers}"), None)]
+    return [(kubectl(args, "delete", "jobset", args.name), None)]
+
+
+def xpk(args: argparse.Namespace) -> list[str]:
+    """The same run through xpk, which writes the JobSet itself (and queues it with Kueue on clusters that it made)."""
+    generation, topology, _ = slice_of(args.topology)
+    where = [f"--{name}={value}" for name in ("project", "zone", "namespace") if (value := getattr(args, name))]
+    return [
+        *("xpk", "workload", "create", f"--cluster={args.cluster}", *where, f"--workload={args.name}"),
+        *(f"--tpu-type={generation.xpk}-{topology}", f"--docker-image={args.image}", f"--max-restarts={args.max_restarts}"),
+        *("--restart-on-exit-codes=1", f"--termination-grace-period-seconds={GRACE_S}", *(["--spot"] if args.spot else [])),
+        *(f"--env={name}={value}" for name, value in environment(args).items()),
+        f"--command={shlex.join(args.command)}",
+    ]
+
+
+def shell(call: list[str], text: str | None) -> str:
+    """A call as a line for a shell, its standard input as a here-document."""
+    return shlex.join(call) if text is None else f"{shlex.join(call)} <<'MANIFEST'\n{text}MANIFEST"
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line; everything behind -- is the command. What is missing or unusable is told with an example, exit status 2."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="launch/gke.py", description=__doc__, formatter_class=formatter, allow_abbrev=False)
+    parser.add_argument("action", choices=("apply", "render", "logs", "status", "delete", "xpk"))
+    parser.add_argument("--name", help="of the JobSet")
+    parser.add_argument("--topology", help="GENERATION:TOPOLOGY, for example v5p:4x4x4, v6e:16x16, tpu7x:4x4x4")
+    parser.add_argument("--image", help="container image with compass in it (launch/Dockerfile)")
+    parser.add_argument("--max-restarts", type=int, default=10, help="after failures that are not preemptions (default: %(default)s)")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="further variables of the workers")
+    parser.add_argument("--spot", action="store_true", help="on nodes of spot capacity")
+    parser.add_argument("--service-account", help="Kubernetes service account that may write to the bucket")
+    parser.add_argument("--context", help="kubectl's context")
+    parser.add_argument("--namespace", help="Kubernetes namespace")
+    parser.add_argument("--worker", type=int, default=0, help="whose logs to follow (default: %(default)s)")
+    parser.add_argument("--cluster", help="xpk: the GKE cluster")
+    parser.add_argument("--project", help="xpk: the project of the cluster")
+    parser.add_argument("--zone", help="xpk: the zone of the cluster")
+    parser.add_argument("--dry-run", action="store_true", help="print the calls instead of making them")
+    split = argv.index("--") if "--" in argv else len(argv)
+    args = parser.parse_args(argv[:split])
+    args.command = list(argv[split + 1 :])
+    return args
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises GkeError for what is missing or unusable."""
+    starts = args.action in ("apply", "render", "xpk")
+    needed = ["name"] + (["topology", "image"] if starts else []) + (["cluster"] if args.action == "xpk" else [])
+    missing = [f"--{name}" for name in needed if not getattr(args, name)] + (["-- COMMAND"] if starts and not args.command else [])
+    if missing:
+        example = EXAMPLE.format(args.action) if starts else f"python launch/gke.py {args.action} --name run1"
+        raise GkeError(f"{args.action}: missing {', '.join(missing)}. For example\n  {example.replace('xpk ', 'xpk --cluster CLUSTER ')}")
+    # Pods are called NAME-slice-0-INDEX-abcde, which has to be a DNS label.
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", args.name):
+        raise GkeError(f"--name {args.name}: at most 40 lower-case letters, digits and -, with a letter in front and no - at the end")
+    if wrong := [each for each in args.env if "=" not in each]:
+        raise GkeError(f"--env {wrong[0]}: write NAME=VALUE")
+    if args.max_restarts < 0:
+        raise GkeError(f"--max-restarts {args.max_restarts}: 0 or more")
+    if starts:
+        slice_of(args.topology)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one action; returns the exit status of the program that it called."""
+    args = parse(argv)
+    try:
+        check(args)
+    except GkeError as error:
+        print(f"launch/gke.py: {error}", file=sys.stderr)
+        return 2
+    if args.action == "render":
+        print(yaml.safe_dump(manifest(args), sort_keys=False), end="")
+        return 0
+    for call, text in calls(args):
+        if args.dry_run:
+            print(shell(call, text))
+            continue
+        try:
+            status = subprocess.run(call, input=text, text=True, check=False).returncode
+        except FileNotFoundError:
+            print(f"launch/gke.py: {call[0]} is not on PATH", file=sys.stderr)
+            return 127
+        if status:
+            return status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,284 @@
+#!/usr/bin/env bash
+# A run on a TPU VM slice of Google Cloud, through gcloud. launch/tpu_vm.sh help explains.
+set -euo pipefail
+
+usage() {
+  cat <<'HELP'
+launch/tpu_vm.sh COMMAND OPTIONS [-- TRAINING COMMAND]
+
+  create   makes the slice and waits for it; with --spot it queues for spare capacity, which may be taken away at any time
+  copy     copies this working tree to every worker and installs it there
+  run      starts the training command on every worker, detached: it survives the end of this shell
+  logs     follows a worker's output to its end; exits with the command's own exit status (255: the connection was lost)
+  status   state of the slice, and of the command on every worker
+  stop     SIGTERM to the command on every worker: a run saves and leaves
+  resume   create where the slice is gone or preempted, copy, run; leaves a running command alone
+  watch    resume and logs, again after every preemption, until the command ends
+  delete   deletes the slice (and its place in the queue)
+
+  --name N --zone Z --project P   which slice; always needed
+  --type T                        accelerator type, for example v5p-128 or v6e-256: for create, resume, watch
+  --version V                     software of the VMs; the documented one of the type where it is left out
+  --spot                          with every command, where the slice is spot capacity
+  --worker W                      whose logs (default: 0)
+  --dry-run                       print the commands instead of running them
+
+  launch/tpu_vm.sh watch --name run1 --zone us-east5-a --project my-project --type v5p-128 --spot \
+    -- compass train configs/my_run.py --run-dir gs://my-bucket/run1
+
+COMPASS_POLL_S: seconds between two looks at a slice that is coming up (default: 30).
+HELP
+}
+
+fail() {
+  printf 'launch/tpu_vm.sh: %s\n' "$*" >&2
+  exit 2
+}
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+poll_s=${COMPASS_POLL_S:-30}
+name='' zone='' project='' type='' version='' spot='' worker=0 dry_run='' training=() given=()
+
+# ---- what is printed and what is run -----------------------------------------------------------------------------------
+
+# One argument as a shell reads it back.
+quote() {
+  if [[ $1 =~ ^[A-Za-z0-9_./:=@%+,-]+$ ]]; then
+    printf '%s' "$1"
+  else
+    printf "'%s'" "$(printf '%s' "$1" | sed "s/'/'\\\\''/g")"
+  fi
+}
+
+quote_all() {
+  local word line=''
+  for word in "$@"; do line+="$(quote "$word") "; done
+  printf '%s' "${line% }"
+}
+
+# Runs a command, or prints it.
+call() {
+  if [[ $dry_run ]]; then
+    quote_all "$@"
+    echo
+  else
+    "$@"
+  fi
+}
+
+note() { if [[ $dry_run ]]; then echo "# $*"; else echo "launch/tpu_vm.sh: $*" >&2; fi; }
+
+# The two kinds of gcloud calls: on the slice, and on its place in the queue.
+tpu_vm() { local verb=$1; shift; call gcloud compute tpus tpu-vm "$verb" "$@" --zone="$zone" --project="$project"; }
+queued() { local verb=$1; shift; call gcloud compute tpus queued-resources "$verb" "$@" --zone="$zone" --project="$project"; }
+
+on_workers() { tpu_vm ssh "$name" --worker="$1" --command="$2"; }
+
+# ---- states ------------------------------------------------------------------------------------------------------------
+
+# `state_of tpu-vm state` -> READY, PREEMPTED, ... or ABSENT; fails where gcloud fails for another reason (no login, no permission).
+state_of() {
+  local errors state
+  errors=$(mktemp)
+  if state=$(gcloud compute tpus "$1" describe "$name" --format="value($2)" --zone="$zone" --project="$project" 2>"$errors"); then
+    rm -f "$errors"
+    echo "$state"
+  elif grep -q -e NOT_FOUND -e 'was not found' "$errors"; then
+    rm -f "$errors"
+    echo ABSENT
+  else
+    cat "$errors" >&2
+    rm -f "$errors"
+    return 1
+  fi
+}
+
+node_state() { state_of tpu-vm state; }
+queue_state() { state_of queued-resources state.state; }
+
+# Waits until a state is none of those that pass by themselves; prints the one that came.
+settled() {
+  local state
+  while state=$("$1") || return 1; [[ $passing == *" $state "* ]]; do
+    note "$name: $state"
+    sleep "$poll_s"
+  done
+  echo "$state"
+}
+passing=' CREATING STARTING RESTARTING REIMAGING REPAIRING STOPPING DELETING ACCEPTED WAITING_FOR_RESOURCES PROVISIONING SUSPENDING '
+
+# ---- commands ----------------------------------------------------------------------------------------------------------
+
+create() {
+  if [[ ! $spot ]]; then
+    tpu_vm create "$name" --accelerator-type="$type" --version="$version"
+    return
+  fi
+  queued create "$name" --node-id="$name" --accelerator-type="$type" --runtime-version="$version" --spot
+  if [[ $dry_run ]]; then
+    note "then waits until the state is ACTIVE:"
+    queued describe "$name" --format='value(state.state)'
+    return
+  fi
+  local state
+  state=$(settled queue_state)
+  if [[ $state != ACTIVE ]]; then
+    note "$name: the queue gave no slice: $state. resume deletes the request and asks again"
+    return 1
+  fi
+}
+
+delete() {
+  if [[ $spot ]]; then queued delete "$name" --force --quiet; else tpu_vm delete "$name" --quiet; fi
+}
+
+# A slice that can be used: waits for one that is coming up, replaces one that was taken away.
+ensure() {
+  local queue=ABSENT node
+  if [[ $dry_run ]]; then
+    note "asks for the state; where the slice is gone (what is left of it is deleted first):"
+    tpu_vm describe "$name" --format='value(state)'
+    create
+    return
+  fi
+  if [[ $spot ]]; then queue=$(settled queue_state); fi
+  node=$(settled node_state)
+  case $node in
+    READY) return ;;
+    ABSENT | PREEMPTED | TERMINATED) note "$name: $node, asking for a new one" ;;
+    *) fail "$name: $node. Start or delete it, then try again" ;;
+  esac
+  if [[ $queue != ABSENT ]]; then
+    queued delete "$name" --force --quiet
+  elif [[ $node != ABSENT ]]; then
+    tpu_vm delete "$name" --quiet
+  fi
+  create
+}
+
+copy() {
+  local archive=${TMPDIR:-/tmp}/compass-$name.tar.gz
+  call tar -czf "$archive" -C "$root" --exclude=.git --exclude=.venv --exclude=./runs --exclude=__pycache__ --exclude='*.egg-info' .
+  tpu_vm scp "$archive" "$name:compass.tar.gz" --worker=all
+  call rm -f "$archive"
+  on_workers all 'rm -rf compass && mkdir compass && tar -xzf compass.tar.gz -C compass && compass/launch/worker.sh install'
+}
+
+run() { on_workers all "compass/launch/worker.sh start $(quote_all "${training[@]}")"; }
+
+logs() { on_workers "$worker" 'compass/launch/worker.sh follow'; }
+
+stop() { on_workers all 'compass/launch/worker.sh stop'; }
+
+status() {
+  local node
+  if [[ $dry_run ]]; then
+    tpu_vm describe "$name" --format='value(state)'
+  else
+    node=$(node_state)
+    echo "$name: $node"
+    if [[ $node != READY ]]; then return 0; fi
+  fi
+  on_workers all "$ask"
+}
+# shellcheck disable=SC2016  # expanded on the worker
+ask='test -x compass/launch/worker.sh || { echo "$(hostname): no command yet"; exit 0; }; compass/launch/worker.sh status'
+
+resume() {
+  local answer
+  ensure
+  if [[ ! $dry_run ]]; then
+    answer=$(on_workers 0 "$ask")
+    if [[ $answer == *': running'* ]]; then
+      note "$name: the command is running already"
+      return
+    fi
+  fi
+  copy
+  on_workers all "compass/launch/worker.sh restart $(quote_all "${training[@]}")"
+}
+
+# How the command ended on the worker whose logs are followed: a number, or nothing where it runs or cannot be asked.
+outcome() {
+  local answer
+  [[ $(node_state) == READY ]] && answer=$(on_workers "$worker" "$ask") || return 0
+  case $answer in
+    *': ended with status '*) echo "${answer##* }" ;;
+    *': killed'*) echo 137 ;;
+  esac
+}
+
+# Calls of this script, so that what fails in one ends that one alone. Gives up when resume fails five times in a row.
+watch() {
+  local status ended failures=0
+  while true; do
+    status=0
+    "$0" resume "${given[@]}" || status=$?
+    if [[ $status -eq 0 ]]; then
+      failures=0
+      "$0" logs "${given[@]}" || status=$?
+      if [[ $dry_run ]]; then note "and again after every preemption, until the command ends"; fi
+      if [[ $dry_run || $status -eq 0 ]]; then return; fi
+      ended=$(outcome)
+      if [[ $ended ]]; then return "$ended"; fi
+      note "$name: lost it (status $status)"
+    else
+      failures=$((failures + 1))
+      if [[ $status -eq 2 || $failures -eq 5 ]]; then return "$status"; fi
+    fi
+    sleep "$poll_s"
+  done
+}
+
+# ---- the command line --------------------------------------------------------------------------------------------------
+
+# The software version that the documentation names for a type.
+version_of() {
+  case $1 in
+    v6e-*) echo v2-alpha-tpuv6e ;;
+    v5p-*) echo v2-alpha-tpuv5 ;;
+    v5litepod-*) echo v2-alpha-tpuv5-lite ;;
+    v4-*) echo tpu-ubuntu2204-base ;;
+    tpu7*) fail "--type $1: TPU VMs end with v6e; launch/gke.py runs on tpu7x" ;;
+    *) fail "--type $1 is not known: v4-N, v5litepod-N, v5p-N or v6e-N (N as in v5p-128); for another, give --version too" ;;
+  esac
+}
+
+main() {
+  local command=${1:-help} needed='name zone project' missing='' option
+  if [[ $# -gt 0 ]]; then shift; fi
+  given=("$@")
+  while [[ $# -gt 0 ]]; do
+    case $1 in
+      --name | --zone | --project | --type | --version | --worker)
+        if [[ $# -lt 2 || $2 == --* ]]; then fail "$1: its value is missing"; fi
+        printf -v "${1#--}" '%s' "$2"
+        shift 2
+        ;;
+      --spot | --dry-run)
+        option=${1#--}
+        printf -v "${option//-/_}" yes
+        shift
+        ;;
+      --) shift; training=("$@"); break ;;
+      *) fail "$1 is not known; launch/tpu_vm.sh help lists the options (the training command stands behind --)" ;;
+    esac
+  done
+  case $command in
+    help | --help | -h) usage; return ;;
+    create | resume | watch) needed+=' type' ;;
+    copy | run | logs | status | stop | delete) ;;
+    *) fail "$command is not known: create, copy, run, logs, status, stop, resume, watch, delete, help" ;;
+  esac
+  for option in $needed; do if [[ ! ${!option} ]]; then missing+=" --$option"; fi; done
+  if [[ $command =~ ^(run|resume|watch)$ && ${#training[@]} -eq 0 ]]; then missing+=' -- TRAINING COMMAND'; fi
+  if [[ $missing ]]; then
+    fail "$command: missing$missing. For example
+  launch/tpu_vm.sh $command --name run1 --zone us-east5-a --project my-project --type v5p-128 -- compass train configs/my_run.py --run-dir gs://my-bucket/run1"
+  fi
+  if [[ $needed == *type && ! $version ]]; then version=$(version_of "$type"); fi
+  if [[ ! $dry_run ]] && ! command -v gcloud >/dev/null; then fail "gcloud is not on PATH: install the Google Cloud CLI"; fi
+  "$command"
+}
+
+main "$@"

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# One worker of a TPU VM slice; launch/tpu_vm.sh copies this file there and calls it. State is in ~/compass-run: log, pid, status.
+set -euo pipefail
+
+code=$HOME/compass venv=$HOME/compass-venv state=$HOME/compass-run
+
+# The job's shell runs (and is not another process that got its number).
+alive() { [[ -s $state/pid ]] && grep -qs worker.sh "/proc/$(cat "$state/pid")/cmdline"; }
+
+# The images have Python 3.10; uv brings a newer one. A second call installs what changed.
+install() {
+  cd "$code"
+  python3 -m pip install -q --user uv
+  [[ -d $venv ]] || python3 -m uv venv -q --python 3.12 "$venv"
+  python3 -m uv pip install -q --python "$venv" -e . 'jax[tpu]'
+}
+
+# Starts a command that does not end with the connection.
+start() {
+  mkdir -p "$state"
+  if alive; then
+    echo "$(hostname): a command is running already, pid $(cat "$state/pid")" >&2
+    exit 3
+  fi
+  rm -f "$state/status"
+  nohup setsid bash "$0" job "$@" >>"$state/log" 2>&1 </dev/null &
+  echo $! >"$state/pid"
+}
+
+# What `start` leaves behind: the command, and then its exit status in a file. SIGTERM is for the command; this shell waits for it.
+job() {
+  local status=0
+  trap : TERM INT
+  cd "$code"
+  export PATH="$venv/bin:$PATH" COMPASS_DISTRIBUTED=auto
+  echo "$(hostname) $(date -u +%FT%TZ): $*"
+  "$@" || status=$?
+  echo "$status" >"$state/status"
+}
+
+# Kills what a run that fell apart left here, then starts.
+restart() {
+  if alive; then kill -KILL -- "-$(cat "$state/pid")" || true; fi
+  for _ in {1..50}; do
+    if ! alive; then break; fi
+    sleep 0.1
+  done
+  start "$@"
+}
+
+# The log from its last lines on until the command ends; exits with the command's status.
+follow() {
+  [[ -s $state/pid ]] || { echo "$(hostname): no command yet" >&2; exit 1; }
+  tail -n 1000 -s 0.5 -F --pid="$(cat "$state/pid")" "$state/log"
+  [[ -s $state/status ]] || { echo "$(hostname): the command was killed" >&2; exit 137; }
+  exit "$(cat "$state/status")"
+}
+
+status() {
+  if alive; then
+    echo "$(hostname): running"
+  elif [[ -s $state/status ]]; then
+    echo "$(hostname): ended with status $(cat "$state/status")"
+  elif [[ -s $state/pid ]]; then
+    echo "$(hostname): killed"
+  else
+    echo "$(hostname): no command yet"
+  fi
+}
+
+# To the command alone: what it started hears of it from the command.
+stop() { if alive; then pkill -TERM -P "$(cat "$state/pid")"; fi; }
+
+"$@"

@@ -1,0 +1,100 @@
+"""Programs of the cloud, replaced: fakes on PATH that record how they were called, answer what a test says, and may play two workers."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Writes its arguments and standard input down; answers by the first rule whose words are in the call and which is not used up. Where
+# there are workers, ssh runs the remote command in each one's home directory, and scp copies there.
+FAKE = """#!{python} -ISE
+import json, os, sys
+
+here, words = {here!r}, [{name!r}, *sys.argv[1:]]
+stdin = sys.stdin.read() if "-" in words else ""
+with open(here + "/calls", "a") as file:
+    file.write(json.dumps([words, stdin]) + "\\n")
+rules = json.load(open(here + "/rules"))
+for rule in rules:
+    if rule["words"] in " ".join(words) and rule["times"] > 0:
+        rule["times"] -= 1
+        with open(here + "/rules", "w") as file:
+            json.dump(rules, file)
+        sys.stdout.write(rule["out"])
+        sys.stderr.write(rule["err"])
+        sys.exit(rule["status"])
+workers = sorted(os.path.join(here, name) for name in os.listdir(here) if name.startswith("worker"))
+named = dict(word.split("=", 1) for word in words if word.startswith("--") and "=" in word)
+if named.get("--worker", "all") != "all":
+    workers = workers[int(named["--worker"]):][:1]
+status = 0
+for home in workers:
+    import shutil, subprocess
+    if "scp" in words:
+        shutil.copy(words[words.index("scp") + 1], os.path.join(home, words[words.index("scp") + 2].split(":")[1]))
+    if "ssh" in words:
+        done = subprocess.run(["bash", "-c", named["--command"]], env=os.environ | {{"HOME": home}}, cwd=home)
+        status = status or done.returncode
+sys.exit(status)
+"""
+
+
+class Fakes:
+    """The fakes of one test."""
+
+    def __init__(self, here: Path):
+        self.here, self.bin = here, here / "bin"
+        self.bin.mkdir(parents=True)
+        (here / "rules").write_text("[]")
+        # The scripts in a small tree of their own, which is copied to workers in no time.
+        self.script = here / "tree" / "launch" / "tpu_vm.sh"
+        self.script.parent.mkdir(parents=True)
+        for name in ("tpu_vm.sh", "worker.sh"):
+            shutil.copy(ROOT / "launch" / name, self.script.parent)
+        for name in ("gcloud", "kubectl", "xpk"):
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        """Another program that only records and answers."""
+        (self.bin / name).write_text(FAKE.format(python=sys.executable, here=str(self.here), name=name))
+        (self.bin / name).chmod(0o755)
+
+    def answer(self, words: str, *outs: str, status: int = 0, err: str = "", times: int = 1) -> None:
+        """Calls with `words` in them print these, one after the other, and exit with `status`; each `times` times."""
+        rules = json.loads((self.here / "rules").read_text())
+        rules += [{"words": words, "out": out, "err": err, "status": status, "times": times} for out in outs or [""]]
+        (self.here / "rules").write_text(json.dumps(rules))
+
+    def worker(self, number: int) -> Path:
+        """A worker's home directory; once there is one, ssh and scp act on it."""
+        home = self.here / f"worker{number}"
+        home.mkdir(exist_ok=True)
+        return home
+
+    def run(self, *command: str | Path, path: str | None = None, **more: str) -> subprocess.CompletedProcess:
+        """Runs a command that finds the fakes on its PATH."""
+        env = os.environ | {"PATH": path or f"{self.bin}:{os.environ['PATH']}", "COMPASS_POLL_S": "0", "TMPDIR": str(self.here)} | more
+        return subprocess.run([str(word) for word in command], env=env, capture_output=True, text=True, timeout=60, cwd=ROOT)
+
+    def calls(self) -> list[list[str]]:
+        """The arguments of every call so far, in order; forgets them."""
+        return [words for words, _ in self.inputs()]
+
+    def inputs(self) -> list[tuple[list[str], str]]:
+        """The same, each with its standard input."""
+        file = self.here / "calls"
+        rows = [tuple(json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+        file.unlink(missing_ok=True)
+        return rows
+
+
+@pytest.fixture
+def fakes(tmp_path) -> Fakes:
+    """Fake gcloud, kubectl and xpk."""
+    return Fakes(tmp_path / "fakes")

@@ -1,0 +1,187 @@
+"""launch/gke.py: the manifest against JobSet's API, the calls of kubectl and xpk, and what is refused."""
+
+import copy
+import math
+import sys
+from pathlib import Path
+
+import jobset_schema as schema
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "launch" / "gke.py"
+TRAIN = ("--", "compass", "train", "configs/x.py", "--run-dir", "gs://b/it's r1")
+RUN = ("--name", "r1", "--topology", "v5p:4x4x4", "--image", "repo/compass:1")
+
+
+def gke(fakes, *words: str):
+    return fakes.run(sys.executable, SCRIPT, *words)
+
+
+def rendered(fakes, *words: str) -> dict:
+    done = gke(fakes, "render", *words)
+    assert done.returncode == 0, done.stderr
+    return yaml.safe_load(done.stdout)
+
+
+TOPOLOGIES = [
+    ("v5p:4x4x4", "tpu-v5p-slice", 16),
+    ("v5p:2x2x1", "tpu-v5p-slice", 1),
+    ("v5p:16x16x24", "tpu-v5p-slice", 1536),
+    ("v5e:16x16", "tpu-v5-lite-podslice", 64),
+    ("v6e:16x16", "tpu-v6e-slice", 64),
+    ("v6e:4x8", "tpu-v6e-slice", 8),
+    ("tpu7x:4x4x4", "tpu7x", 16),
+    ("tpu7x:8x16x16", "tpu7x", 512),
+]
+
+
+@pytest.mark.parametrize("topology,accelerator,hosts", TOPOLOGIES)
+def test_manifest(fakes, topology, accelerator, hosts):
+    """It fits the API, and has a worker with four chips on every host of the slice."""
+    manifest = rendered(fakes, *RUN, "--topology", topology, *TRAIN)
+    assert schema.faults(schema.JOBSET, manifest) == []
+    (job,) = manifest["spec"]["replicatedJobs"]
+    job, pod = job["template"]["spec"], job["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert job["parallelism"] == job["completions"] == hosts and job["backoffLimit"] == 0 and job["completionMode"] == "Indexed"
+    shape = topology.split(":")[1]
+    assert pod["nodeSelector"] == {"cloud.google.com/gke-tpu-accelerator": accelerator, "cloud.google.com/gke-tpu-topology": shape}
+    assert container["resources"]["limits"]["google.com/tpu"] * hosts == math.prod(map(int, shape.split("x")))
+    assert container["command"] == list(TRAIN[1:]) and container["env"] == [{"name": "COMPASS_DISTRIBUTED", "value": "auto"}]
+    assert manifest["spec"]["network"] == {"enableDNSHostnames": True, "subdomain": "r1", "publishNotReadyAddresses": True}
+    assert fakes.calls() == []
+
+
+def test_restarts(fakes):
+    """Failures are counted; a pod that lost its node is not (KEP-262's example of host maintenance)."""
+    spec = rendered(fakes, *RUN, "--max-restarts", "3", *TRAIN)["spec"]
+    (rule,) = spec["failurePolicy"]["rules"]
+    assert spec["failurePolicy"]["maxRestarts"] == 3
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
+    (disrupted,) = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert disrupted == {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+
+
+def test_options_of_the_pod(fakes):
+    manifest = rendered(fakes, *RUN, "--spot", "--service-account", "trainer", "--env", "A=b=c", "--env", "D=", *TRAIN)
+    assert schema.faults(schema.JOBSET, manifest) == []
+    pod = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true" and pod["serviceAccountName"] == "trainer"
+    assert {t["key"] for t in pod["tolerations"]} == {"google.com/tpu", "cloud.google.com/gke-spot"}
+    assert pod["containers"][0]["env"][1:] == [{"name": "A", "value": "b=c"}, {"name": "D", "value": ""}]
+
+
+def broken(change) -> dict:
+    manifest = copy.deepcopy(VALID)
+    job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+    change(manifest, job, job["template"]["spec"]["containers"][0])
+    return manifest
+
+
+VALID: dict = {}
+
+
+@pytest.mark.parametrize(
+    "change,fault",
+    [
+        (lambda m, j, c: m.update(apiVersion="batch/v1"), "$.apiVersion: 'batch/v1' is none of"),
+        (lambda m, j, c: m["spec"].update(maxRestarts=3), "$.spec: maxRestarts is not known"),
+        (lambda m, j, c: m["metadata"].update(name="R1"), "$.metadata.name: 'R1' does not fit"),
+        (lambda m, j, c: j.update(parallelism="16"), ".parallelism: '16' is no integer"),
+        (lambda m, j, c: j.update(parallelism=True), ".parallelism: True is no integer"),
+        (lambda m, j, c: j.update(completions=0), ".completions: 0 is less than 1"),
+        (lambda m, j, c: j["podFailurePolicy"]["rules"][0]["onPodConditions"][0].pop("status"), "status is missing"),
+        (lambda m, j, c: c.update(command=[]), ".command: is empty"),
+        (lambda m, j, c: c.update(command="compass train"), "is no array"),
+        (lambda m, j, c: c["ports"][0].update(containerPort=70000), "70000 is more than 65535"),
+        (lambda m, j, c: c["env"].append({"name": "A", "value": 1}), ".value: 1 is no string"),
+    ],
+)
+def test_the_schema_refuses(fakes, change, fault):
+    VALID.update(VALID or rendered(fakes, *RUN, *TRAIN))
+    (found,) = schema.faults(schema.JOBSET, broken(change))
+    assert fault in found
+
+
+def test_apply(fakes):
+    assert gke(fakes, "apply", *RUN, *TRAIN).returncode == 0
+    ((words, manifest),) = fakes.inputs()
+    assert words == ["kubectl", "apply", "--filename", "-"] and yaml.safe_load(manifest) == rendered(fakes, *RUN, *TRAIN)
+
+
+def test_logs_status_delete(fakes):
+    where, there = ("--name", "r1", "--context", "c", "--namespace", "n"), ["kubectl", "--context=c", "--namespace=n"]
+    mine = "jobset.sigs.k8s.io/jobset-name=r1"
+    assert gke(fakes, "logs", *where, "--worker", "7").returncode == 0
+    selector = f"--selector={mine},batch.kubernetes.io/job-completion-index=7"
+    assert fakes.calls() == [[*there, "logs", "--follow", "--tail=-1", "--container=compass", selector]]
+    assert gke(fakes, "status", *where).returncode == 0
+    assert fakes.calls() == [[*there, "get", "jobset", "r1"], [*there, "get", "pods", "--output=wide", f"--selector={mine}"]]
+    assert gke(fakes, "delete", *where).returncode == 0
+    assert fakes.calls() == [[*there, "delete", "jobset", "r1"]]
+
+
+XPK = ("--cluster", "c", "--zone", "z", "--project", "p")
+
+
+def test_xpk(fakes):
+    assert gke(fakes, "xpk", *RUN, *XPK, "--spot", "--env", "A=b", *TRAIN).returncode == 0
+    assert fakes.calls() == [
+        [
+            *("xpk", "workload", "create", "--cluster=c", "--project=p", "--zone=z", "--workload=r1", "--tpu-type=v5p-4x4x4"),
+            *("--docker-image=repo/compass:1", "--max-restarts=10", "--restart-on-exit-codes=1", "--termination-grace-period-seconds=120", "--spot"),
+            *("--env=COMPASS_DISTRIBUTED=auto", "--env=A=b", r"""--command=compass train configs/x.py --run-dir 'gs://b/it'"'"'s r1'"""),
+        ]
+    ]
+
+
+@pytest.mark.parametrize("action,program", [("apply", "kubectl"), ("logs", "kubectl"), ("status", "kubectl"), ("delete", "kubectl"), ("xpk", "xpk")])
+def test_the_status_is_that_of_the_program(fakes, action, program):
+    fakes.answer(program, status=9, err="no such cluster\n")
+    done = gke(fakes, action, *RUN, *XPK, *TRAIN)
+    assert done.returncode == 9 and done.stderr == "no such cluster\n" and len(fakes.calls()) == 1
+
+
+@pytest.mark.parametrize("action", ["apply", "logs", "status", "delete", "xpk"])
+def test_dry_run_prints_what_a_shell_can_run(fakes, action):
+    """Nothing is called; run by a shell, what was printed makes the very calls, manifest included."""
+    words = (action, *RUN, *XPK, "--env", "A=it's", *TRAIN)
+    done = gke(fakes, *words[:1], "--dry-run", *words[1:])
+    assert done.returncode == 0 and fakes.calls() == []
+    fakes.run("bash", "-ec", done.stdout)
+    printed = fakes.inputs()
+    gke(fakes, *words)
+    assert printed and fakes.inputs() == printed
+
+
+@pytest.mark.parametrize(
+    "words,message",
+    [
+        (("apply", "--name", "r1"), "apply: missing --topology, --image, -- COMMAND. For example\n  python launch/gke.py apply --name run1"),
+        (("xpk", *RUN, *TRAIN), "xpk: missing --cluster. For example\n  python launch/gke.py xpk --cluster CLUSTER --name run1"),
+        (("logs",), "logs: missing --name. For example\n  python launch/gke.py logs --name run1"),
+        (("apply", *RUN, "--topology", "v7:4x4", *TRAIN), "v6e: 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16"),
+        (("apply", *RUN, "--topology", "v5p:4x4", *TRAIN), "--topology v5p:4x4 is not known; write GENERATION:TOPOLOGY"),
+        (("apply", *RUN, "--topology", "v5p:4x4x6", *TRAIN), "is not known"),
+        (("apply", *RUN, "--topology", "v5p:8x4x4", *TRAIN), "is not known"),
+        (("apply", *RUN, "--topology", "v5p:0x4x4", *TRAIN), "is not known"),
+        (("apply", *RUN, "--topology", "v5p:16x16x28", *TRAIN), "at most 6,144 chips"),
+        (("apply", *RUN, "--topology", "v6e:4x4x4", *TRAIN), "is not known"),
+        (("apply", *RUN, "--topology", "v5p", *TRAIN), "is not known"),
+        (("apply", *RUN, "--name", "Run_1", *TRAIN), "--name Run_1: at most 40 lower-case letters"),
+        (("apply", *RUN, "--name", "r" * 41, *TRAIN), "at most 40"),
+        (("apply", *RUN, "--env", "A", *TRAIN), "--env A: write NAME=VALUE"),
+        (("apply", *RUN, "--max-restarts", "-1", *TRAIN), "--max-restarts -1: 0 or more"),
+        (("applly", *RUN), "invalid choice: 'applly'"),
+    ],
+)
+def test_mistakes(fakes, words, message):
+    done = gke(fakes, *words)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr and fakes.calls() == []
+
+
+def test_without_kubectl(fakes):
+    done = fakes.run(sys.executable, SCRIPT, "delete", "--name", "r1", path="/nowhere")
+    assert done.returncode == 127 and "kubectl is not on PATH" in done.stderr

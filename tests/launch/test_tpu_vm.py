@@ -1,0 +1,336 @@
+"""launch/tpu_vm.sh: which gcloud calls each command makes, in which order, and what it makes of their answers."""
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from process_state import alive, wait_for
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "launch" / "tpu_vm.sh"
+SLICE = ("--name", "r1", "--zone", "us-east5-a", "--project", "p")
+WHERE = ["--zone=us-east5-a", "--project=p"]
+SPOT = (*SLICE, "--type", "v5p-128", "--spot")
+FIXED = (*SLICE, "--type", "v5p-128")
+TRAIN = ("--", "compass", "train", "configs/x.py", "--run-dir", "gs://b/it's r1")
+QUOTED = r"compass train configs/x.py --run-dir 'gs://b/it'\''s r1'"
+GONE = "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource 'projects/p/locations/us-east5-a/nodes/r1' was not found"
+NO_LOGIN = "ERROR: (gcloud.compute.tpus.tpu-vm.describe) You do not currently have an active account selected."
+NODE, QUEUE = "tpu-vm describe", "queued-resources describe"
+
+
+def tpu_vm(*words: str) -> list[str]:
+    return ["gcloud", "compute", "tpus", "tpu-vm", *words, *WHERE]
+
+
+def queued(*words: str) -> list[str]:
+    return ["gcloud", "compute", "tpus", "queued-resources", *words, *WHERE]
+
+
+ASK_NODE = tpu_vm("describe", "r1", "--format=value(state)")
+ASK_QUEUE = queued("describe", "r1", "--format=value(state.state)")
+CREATE = tpu_vm("create", "r1", "--accelerator-type=v5p-128", "--version=v2-alpha-tpuv5")
+ENQUEUE = queued("create", "r1", "--node-id=r1", "--accelerator-type=v5p-128", "--runtime-version=v2-alpha-tpuv5", "--spot")
+DEQUEUE = queued("delete", "r1", "--force", "--quiet")
+UNPACK = "rm -rf compass && mkdir compass && tar -xzf compass.tar.gz -C compass && compass/launch/worker.sh install"
+ASK = "test -x compass/launch/worker.sh || { echo \"$(hostname): no command yet\"; exit 0; }; compass/launch/worker.sh status"
+
+
+def copied(fakes) -> list[list[str]]:
+    return [
+        tpu_vm("scp", f"{fakes.here}/compass-r1.tar.gz", "r1:compass.tar.gz", "--worker=all"),
+        tpu_vm("ssh", "r1", "--worker=all", f"--command={UNPACK}"),
+    ]
+
+
+def ssh(command: str, worker: str = "all") -> list[str]:
+    return tpu_vm("ssh", "r1", f"--worker={worker}", f"--command={command}")
+
+
+RESTART = ssh(f"compass/launch/worker.sh restart {QUOTED}")
+FOLLOW = ssh("compass/launch/worker.sh follow", "0")
+
+
+def test_create(fakes):
+    assert fakes.run(fakes.script, "create", *FIXED).returncode == 0 and fakes.calls() == [CREATE]
+    assert fakes.run(fakes.script, "create", *FIXED, "--version", "other").returncode == 0
+    assert fakes.calls() == [tpu_vm("create", "r1", "--accelerator-type=v5p-128", "--version=other")]
+    fakes.answer("tpu-vm create", status=7)
+    assert fakes.run(fakes.script, "create", *FIXED).returncode == 7
+
+
+def test_create_of_spot_capacity_waits_in_the_queue(fakes):
+    fakes.answer(QUEUE, "ACCEPTED\n", "WAITING_FOR_RESOURCES\n", "PROVISIONING\n", "ACTIVE\n")
+    done = fakes.run(fakes.script, "create", *SPOT)
+    assert done.returncode == 0 and fakes.calls() == [ENQUEUE, *[ASK_QUEUE] * 4]
+    assert "r1: WAITING_FOR_RESOURCES" in done.stderr
+    fakes.answer(QUEUE, "FAILED\n")
+    done = fakes.run(fakes.script, "create", *SPOT)
+    assert done.returncode == 1 and "the queue gave no slice: FAILED" in done.stderr
+    fakes.answer(QUEUE, status=1, err=NO_LOGIN)
+    done = fakes.run(fakes.script, "create", *SPOT)
+    assert done.returncode == 1 and "active account" in done.stderr
+
+
+@pytest.mark.parametrize("kind,version", [("v4-8", "tpu-ubuntu2204-base"), ("v5litepod-16", "v2-alpha-tpuv5-lite"), ("v6e-256", "v2-alpha-tpuv6e")])
+def test_the_version_goes_with_the_type(fakes, kind, version):
+    fakes.run(fakes.script, "create", *SLICE, "--type", kind)
+    assert fakes.calls() == [tpu_vm("create", "r1", f"--accelerator-type={kind}", f"--version={version}")]
+
+
+def test_copy_run_logs_stop_delete(fakes):
+    assert fakes.run(fakes.script, "copy", *SLICE).returncode == 0
+    assert fakes.calls() == copied(fakes) and not (fakes.here / "compass-r1.tar.gz").exists()
+    assert fakes.run(fakes.script, "run", *SLICE, *TRAIN).returncode == 0
+    assert fakes.calls() == [ssh(f"compass/launch/worker.sh start {QUOTED}")]
+    assert fakes.run(fakes.script, "stop", *SLICE).returncode == 0 and fakes.calls() == [ssh("compass/launch/worker.sh stop")]
+    assert fakes.run(fakes.script, "logs", *SLICE, "--worker", "3").returncode == 0
+    assert fakes.calls() == [ssh("compass/launch/worker.sh follow", "3")]
+    assert fakes.run(fakes.script, "delete", *SLICE).returncode == 0 and fakes.calls() == [tpu_vm("delete", "r1", "--quiet")]
+    assert fakes.run(fakes.script, "delete", *SPOT).returncode == 0 and fakes.calls() == [DEQUEUE]
+
+
+@pytest.mark.parametrize("command,call", [("copy", "scp"), ("run", "ssh"), ("logs", "ssh"), ("stop", "ssh"), ("delete", "delete")])
+def test_the_status_is_that_of_gcloud(fakes, command, call):
+    fakes.answer(f"tpu-vm {call}", status=9)
+    assert fakes.run(fakes.script, command, *SLICE, *TRAIN).returncode == 9 and len(fakes.calls()) == 1
+
+
+def test_status(fakes):
+    fakes.answer(NODE, "READY\n", "PREEMPTED\n")
+    done = fakes.run(fakes.script, "status", *SLICE)
+    assert done.stdout == "r1: READY\n" and fakes.calls() == [ASK_NODE, ssh(ASK)]
+    assert fakes.run(fakes.script, "status", *SLICE).stdout == "r1: PREEMPTED\n" and fakes.calls() == [ASK_NODE]
+    fakes.answer(NODE, status=1, err=GONE)
+    assert fakes.run(fakes.script, "status", *SLICE).stdout == "r1: ABSENT\n"
+
+
+def resumed(fakes) -> list[list[str]]:
+    return [ssh(ASK, "0"), *copied(fakes), RESTART]
+
+
+def test_resume_where_the_slice_is_gone(fakes):
+    fakes.answer(NODE, status=1, err=GONE)
+    assert fakes.run(fakes.script, "resume", *FIXED, *TRAIN).returncode == 0
+    assert fakes.calls() == [ASK_NODE, CREATE, *resumed(fakes)]
+
+
+def test_resume_where_slice_and_place_in_the_queue_are_gone(fakes):
+    fakes.answer(QUEUE, status=1, err=GONE)
+    fakes.answer(NODE, status=1, err=GONE)
+    fakes.answer(QUEUE, "ACTIVE\n")
+    assert fakes.run(fakes.script, "resume", *SPOT, *TRAIN).returncode == 0
+    assert fakes.calls() == [ASK_QUEUE, ASK_NODE, ENQUEUE, ASK_QUEUE, *resumed(fakes)]
+
+
+def test_resume_after_a_preemption(fakes):
+    """The request is given back with what is left of the slice, then made again."""
+    fakes.answer(QUEUE, "SUSPENDING\n", "SUSPENDED\n", "PROVISIONING\n", "ACTIVE\n")
+    fakes.answer(NODE, "PREEMPTED\n")
+    assert fakes.run(fakes.script, "resume", *SPOT, *TRAIN).returncode == 0
+    assert fakes.calls() == [ASK_QUEUE, ASK_QUEUE, ASK_NODE, DEQUEUE, ENQUEUE, ASK_QUEUE, ASK_QUEUE, *resumed(fakes)]
+
+
+def test_resume_of_a_preempted_slice_that_was_never_in_the_queue(fakes):
+    fakes.answer(NODE, "PREEMPTED\n")
+    assert fakes.run(fakes.script, "resume", *FIXED, *TRAIN).returncode == 0
+    assert fakes.calls() == [ASK_NODE, tpu_vm("delete", "r1", "--quiet"), CREATE, *resumed(fakes)]
+
+
+def test_resume_goes_on_waiting_for_a_request_that_still_stands(fakes):
+    fakes.answer(QUEUE, "WAITING_FOR_RESOURCES\n", "ACTIVE\n")
+    fakes.answer(NODE, "CREATING\n", "READY\n")
+    assert fakes.run(fakes.script, "resume", *SPOT, *TRAIN).returncode == 0
+    assert fakes.calls() == [ASK_QUEUE, ASK_QUEUE, ASK_NODE, ASK_NODE, *resumed(fakes)]
+
+
+@pytest.mark.parametrize("answer,rest", [("host: running\n", False), ("host: ended with status 1\n", True), ("host: killed\n", True)])
+def test_resume_where_the_slice_is_there(fakes, answer, rest):
+    """A running command is left alone; one that ended runs again."""
+    fakes.answer(NODE, "READY\n")
+    fakes.answer(" ssh ", answer)
+    done = fakes.run(fakes.script, "resume", *FIXED, *TRAIN)
+    assert done.returncode == 0 and ("running already" in done.stderr) is not rest
+    assert fakes.calls() == [ASK_NODE, *(resumed(fakes) if rest else [ssh(ASK, "0")])]
+
+
+@pytest.mark.parametrize(
+    "out,status,err,expected,message",
+    [("", 1, NO_LOGIN, 1, "active account"), ("STOPPED\n", 0, "", 2, "r1: STOPPED. Start or delete it, then try again")],
+)
+def test_resume_touches_nothing_that_it_does_not_understand(fakes, out, status, err, expected, message):
+    fakes.answer(NODE, out, status=status, err=err)
+    done = fakes.run(fakes.script, "resume", *FIXED, *TRAIN)
+    assert done.returncode == expected and message in done.stderr and fakes.calls() == [ASK_NODE]
+
+
+def test_watch_lives_through_a_preemption(fakes):
+    """A slice is made, taken away while its logs are followed, made again; then the command ends well."""
+    fakes.answer(QUEUE, status=1, err=GONE)
+    fakes.answer(NODE, status=1, err=GONE)
+    fakes.answer(QUEUE, "ACTIVE\n")
+    fakes.answer("worker.sh follow", status=255)
+    fakes.answer(NODE, "PREEMPTED\n", times=2)
+    fakes.answer(QUEUE, "SUSPENDED\n", "ACTIVE\n")
+    done = fakes.run(fakes.script, "watch", *SPOT, *TRAIN)
+    assert done.returncode == 0 and "lost it (status 255)" in done.stderr
+    first = [ASK_QUEUE, ASK_NODE, ENQUEUE, ASK_QUEUE, *resumed(fakes), FOLLOW, ASK_NODE]
+    assert fakes.calls() == [*first, ASK_QUEUE, ASK_NODE, DEQUEUE, ENQUEUE, ASK_QUEUE, *resumed(fakes), FOLLOW]
+
+
+def test_watch_follows_again_where_only_the_connection_was_lost(fakes):
+    fakes.answer(NODE, "READY\n", times=9)
+    fakes.answer("worker.sh status", "host: ended with status 143\n", "host: running\n", "host: running\n", "host: ended with status 5\n")
+    fakes.answer("worker.sh follow", status=255)
+    fakes.answer("worker.sh follow", status=1)
+    done = fakes.run(fakes.script, "watch", *FIXED, *TRAIN)
+    assert done.returncode == 5
+    again = [ASK_NODE, ssh(ASK, "0"), FOLLOW, ASK_NODE, ssh(ASK, "0")]
+    assert fakes.calls() == [ASK_NODE, *resumed(fakes), FOLLOW, ASK_NODE, ssh(ASK, "0"), *again]
+
+
+def test_watch_gives_up_where_nothing_works(fakes):
+    fakes.answer(NODE, status=1, err=NO_LOGIN, times=99)
+    assert fakes.run(fakes.script, "watch", *FIXED, *TRAIN).returncode == 1 and fakes.calls() == [ASK_NODE] * 5
+
+
+@pytest.mark.parametrize("command", ["create", "copy", "run", "logs", "status", "stop", "delete"])
+def test_dry_run_prints_what_a_shell_can_run(fakes, command):
+    """Nothing is called; run by a shell, what was printed makes the very calls."""
+    done = fakes.run(fakes.script, command, *FIXED, "--dry-run", *TRAIN)
+    assert done.returncode == 0 and fakes.calls() == [] and done.stderr == ""
+    fakes.answer(NODE, "READY\n", times=2)
+    fakes.run("bash", "-ec", done.stdout)
+    printed = fakes.calls()
+    fakes.run(fakes.script, command, *FIXED, *TRAIN)
+    assert printed and fakes.calls() == printed
+
+
+def test_dry_run_of_what_depends_on_answers_takes_the_longest_way(fakes):
+    calls = {"create": [ENQUEUE, ASK_QUEUE], "delete": [DEQUEUE]}
+    calls["resume"] = [ASK_NODE, *calls["create"], *copied(fakes), RESTART]
+    calls["watch"] = [*calls["resume"], FOLLOW]
+    for command, expected in calls.items():
+        done = fakes.run(fakes.script, command, *SPOT, "--dry-run", *TRAIN)
+        assert done.returncode == 0 and fakes.calls() == [] and done.stderr == ""
+        fakes.run("bash", "-ec", done.stdout)
+        assert fakes.calls() == expected
+
+
+@pytest.mark.parametrize(
+    "words,message",
+    [
+        (("create", "--name", "r1"), "create: missing --zone --project --type. For example\n  launch/tpu_vm.sh create --name run1 --zone"),
+        (("run", *SLICE), "run: missing -- TRAINING COMMAND. For example"),
+        (("resume", *SLICE, *TRAIN), "resume: missing --type"),
+        (("logs", "--zone", "z", "--project", "p"), "logs: missing --name"),
+        (("create", *SLICE, "--type", "tpu7x-128"), "launch/gke.py runs on tpu7x"),
+        (("create", *SLICE, "--type", "v9-8"), "--type v9-8 is not known: v4-N, v5litepod-N, v5p-N or v6e-N"),
+        (("create", "--name", "--zone", "z"), "--name: its value is missing"),
+        (("create", *SLICE, "--tpye", "v5p-8"), "--tpye is not known"),
+        (("launch", *SLICE), "launch is not known: create, copy, run"),
+    ],
+)
+def test_mistakes(fakes, words, message):
+    done = fakes.run(fakes.script, *words)
+    assert done.returncode == 2 and message in done.stderr and fakes.calls() == []
+
+
+def test_without_gcloud(fakes):
+    for name in ("bash", "dirname"):
+        (fakes.here / "few").mkdir(exist_ok=True)
+        (fakes.here / "few" / name).symlink_to(shutil.which(name))
+    done = fakes.run(fakes.script, "delete", *SLICE, path=str(fakes.here / "few"))
+    assert done.returncode == 2 and "gcloud is not on PATH" in done.stderr
+
+
+def test_help(fakes):
+    done = fakes.run(fakes.script)
+    assert done.returncode == 0 and "resume" in done.stdout and fakes.calls() == []
+
+
+# ---- the workers' side, for real: two home directories, the commands that would come through ssh ------------------------
+
+
+@pytest.fixture
+def workers(fakes):
+    """Two workers with the tree copied to them. `compass` there says how it was called and waits for `let_go` or SIGTERM."""
+    fakes.add("python3")
+    for number in (0, 1):
+        home = fakes.worker(number)
+        (home / "compass-venv" / "bin").mkdir(parents=True)
+        compass = home / "compass-venv" / "bin" / "compass"
+        compass.write_text(
+            "#!/usr/bin/env bash\ntrap 'echo saved; exit 0' TERM\n"
+            'echo "$COMPASS_DISTRIBUTED, $#: $*"\nuntil [ -e ~/go ]; do sleep 0.02; done\nexit "$2"\n'
+        )
+        compass.chmod(0o755)
+    assert fakes.run(fakes.script, "copy", *SLICE).returncode == 0
+    yield fakes
+    for file in fakes.here.glob("worker*/compass-run/pid"):
+        if Path(f"/proc/{file.read_text().strip()}").exists():
+            os.killpg(int(file.read_text()), signal.SIGKILL)
+
+
+def test_copy_brings_the_tree_and_installs_it(workers):
+    workers.calls()
+    assert workers.run(SCRIPT, "copy", *SLICE).returncode == 0
+    installs = [words for words in workers.calls() if words[0] == "python3"]
+    assert [words[2:4] for words in installs] == [["pip", "install"], ["uv", "pip"]] * 2
+    for number in (0, 1):
+        tree = workers.worker(number) / "compass"
+        assert (tree / "compass_jax" / "cli.py").read_text() == (ROOT / "compass_jax" / "cli.py").read_text()
+        assert not (tree / ".git").exists() and not (tree / ".venv").exists() and os.access(tree / "launch" / "worker.sh", os.X_OK)
+
+
+def let_go(fakes) -> None:
+    for number in (0, 1):
+        (fakes.worker(number) / "go").touch()
+
+
+def test_a_run_survives_its_connection_and_its_status_comes_back(workers):
+    assert workers.run(workers.script, "run", *SLICE, "--", "compass", "train", "5", "two words, it's $HOME").returncode == 0
+    again = workers.run(workers.script, "run", *SLICE, "--", "compass", "train", "0")
+    assert again.returncode == 3 and again.stderr.count("a command is running already") == 2
+    workers.answer(NODE, "READY\n", times=9)
+    assert workers.run(workers.script, "status", *SLICE).stdout.count(": running") == 2
+    let_go(workers)
+    logs = workers.run(workers.script, "logs", *SLICE, "--worker", "1")
+    assert logs.returncode == 5 and "auto, 3: train 5 two words, it's $HOME" in logs.stdout
+    assert workers.run(workers.script, "status", *SLICE).stdout.count(": ended with status 5") == 2
+
+
+def test_stop_lets_the_command_save(workers):
+    workers.run(workers.script, "run", *SLICE, "--", "compass", "train", "5")
+    wait_for(lambda: "auto" in (workers.worker(1) / "compass-run" / "log").read_text())
+    assert workers.run(workers.script, "stop", *SLICE).returncode == 0
+    logs = workers.run(workers.script, "logs", *SLICE, "--worker", "1")
+    assert logs.returncode == 0 and "saved" in logs.stdout
+
+
+def test_resume_replaces_what_is_left_of_a_run(workers):
+    """Worker 0's command is killed, worker 1's hangs: resume starts both again."""
+    workers.run(workers.script, "run", *SLICE, "--", "compass", "train", "5")
+    pids = [workers.worker(number) / "compass-run" / "pid" for number in (0, 1)]
+    before = [int(file.read_text()) for file in pids]
+    os.killpg(before[0], signal.SIGKILL)
+    wait_for(lambda: not alive(before[0]))
+    workers.answer(NODE, "READY\n", times=9)
+    assert workers.run(workers.script, "logs", *SLICE).returncode == 137
+    assert "killed" in workers.run(workers.script, "status", *SLICE).stdout
+    assert workers.run(workers.script, "resume", *FIXED, "--", "compass", "train", "0").returncode == 0
+    assert not set(before) & {int(file.read_text()) for file in pids} and not alive(before[1])
+    let_go(workers)
+    assert [workers.run(workers.script, "logs", *SLICE, "--worker", str(n)).returncode for n in (0, 1)] == [0, 0]
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "launch").glob("*.sh")), ids=lambda path: path.name)
+def test_shellcheck(script):
+    shellcheck = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(os.sys.executable).parent))
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run([shellcheck, script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
