@@ -14,7 +14,8 @@ _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{")
 _OP = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][\w\-]*)\((.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_CALLED = re.compile(r"(?:body|condition|calls|to_apply|branch_computations|called_computations)=\{?(%?[\w.\-]+(?:, ?%?[\w.\-]+)*)\}?")
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
+_CALLED = re.compile(r"\b(?:body|condition|calls|to_apply|branch_computations|called_computations)=(?:\{([^}]*)\}|(%?[\w.\-]+))")
 
 
 class Sent(NamedTuple):
@@ -43,9 +44,13 @@ def collectives(hlo: str) -> dict[str, Sent]:
     for name, ops in programs.items():
         for op in ops:
             kind = op.kind.removesuffix("-start")
-            if kind in KINDS and times[name]:
-                counts[kind] += times[name]
-                sent[kind] += times[name] * _bytes_sent(kind, op)
+            if kind not in KINDS or not times[name]:
+                continue
+            size = _bytes_sent(kind, op)
+            if name.startswith("all-reduce-scatter"):  # how the TPU's compiler fuses the two: of the whole sum only a part is kept
+                kind, size = "reduce-scatter", size / 2
+            counts[kind] += times[name]
+            sent[kind] += times[name] * size
     return {kind: Sent(counts[kind], sent[kind]) for kind in KINDS if counts[kind]}
 
 
@@ -72,15 +77,26 @@ def _times(programs: dict[str, list[_Op]]) -> dict[str, float]:
     def visit(name: str, n: float) -> None:
         times[name] += n
         for op in programs.get(name, []):
-            trips = float(found[1]) if op.kind == "while" and (found := _TRIPS.search(op.rest)) else 1.0
-            for called in _CALLED.findall(op.rest):
-                for one in called.replace("%", "").replace(" ", "").split(","):
+            trips = _trips(op, programs) if op.kind == "while" else 1.0
+            for many, single in _CALLED.findall(op.rest):
+                for one in (many or single).replace("%", "").replace(" ", "").split(","):
                     if one in programs:
                         visit(one, n * trips)
 
     for name in [x for x in programs if x.startswith("ENTRY ")]:
         visit(name, 1.0)
     return times
+
+
+def _trips(loop: _Op, programs: dict[str, list[_Op]]) -> float:
+    """How often a loop runs: what the compiler wrote, or else the bound of a condition that only compares a counter from 0 with a constant."""
+    if found := _TRIPS.search(loop.rest):
+        return float(found[1])
+    condition = programs.get(_CONDITION.search(loop.rest)[1], [])
+    bounds = [int(op.rest.split(")")[0]) for op in condition if op.kind == "constant" and op.out.startswith("s32[]")]
+    plain = {op.kind for op in condition} <= {"parameter", "get-tuple-element", "constant", "compare"}
+    counts = any("direction=LT" in op.rest for op in condition)
+    return float(bounds[0]) if plain and counts and len(bounds) == 1 else 1.0
 
 
 def _bytes_sent(kind: str, op: _Op) -> float:
@@ -109,7 +125,10 @@ def _size(dtype: str, dims: str) -> float:
 
 
 def _group_size(rest: str) -> int:
-    """Devices of one group, from `replica_groups=[groups,size]<=...` or `{{0,1},{2,3}}`; 0 where there is none."""
+    """Devices of one group, from `replica_groups=` `[groups,size]<=...`, `{{0,1},{2,3}}` or `mesh['x'=4,'y'=2] {'y'}`; 0 where there is none."""
+    if found := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", rest):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", found[2]))
     if found := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", rest):
         return int(found[2])
     if found := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):

@@ -107,13 +107,16 @@ class Step:
         yield Program("prefill", partial(self._prefill, prompts, bucket), ("state", "store", "slots"), prompts * bucket)
         yield Program("insert", partial(self._insert, prompts), ("state", "store", "decode"), 0)
         yield Program("decode", self._generate, ("state", "store"), config.rollout.slots)
-        for length in reversed(config.rl.buckets):
-            count = row_counts(length, config.rl.micro_batch_tokens, self.train.rows_multiple)[0]
-            beside = ("moments", "store", "decode", "sum")
-            yield Program(f"forward {length}", partial(self._forward, count, length), beside, count * length)
-            yield Program(f"backward {length}", partial(self._backward, length), ("state", "store", "decode", "sum"), count * length)
+        yield from self.training()
         yield Program("add", self._add, ("state", "store", "decode"), 0)
         yield Program("apply", self._apply, ("store", "decode"), 0)
+
+    def training(self) -> Iterator[Program]:
+        """Forward and backward of every bucket, the longest first."""
+        for length in reversed(self.config.rl.buckets):
+            count = row_counts(length, self.config.rl.micro_batch_tokens, self.train.rows_multiple)[0]
+            yield Program(f"forward {length}", partial(self._forward, count, length), ("moments", "store", "decode", "sum"), count * length)
+            yield Program(f"backward {length}", partial(self._backward, length), ("state", "store", "decode", "sum"), count * length)
 
     # ---- each program ------------------------------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class Step:
 
     def _backward(self, length: int):
         (logp, _, _, aux), pullback = self.results[f"forward {length}"]
-        return step.pull.lower(pullback, (logp, None if aux is None else aux.probs))
+        return step.pull.lower(self.model, pullback, (logp, None if aux is None else aux.probs))
 
     def _grads(self) -> Any:
         return self.results[f"backward {self.config.rl.buckets[-1]}"]

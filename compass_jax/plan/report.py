@@ -12,10 +12,12 @@ from rich.console import Console
 from compass_jax.plan.run import GIB, Found, Plan
 from compass_jax.report import summary_table
 
+_KINDS = ("arguments", "results", "temporary", "beside")
+
 
 def print_plan(plan: Plan, console: Console) -> None:
     """Memory, collectives and bound of every program, then the verdict."""
-    chip, per_chip = plan.chip, plan.chip.devices
+    per_chip = plan.chip.devices
     what = f"{plan.devices} devices, {plan.devices // per_chip} chips" + (f" of {per_chip} devices each" if per_chip > 1 else "")
     console.print(summary_table([_memory_row(x, per_chip) for x in plan.found], f"GiB per chip, {plan.topology}: {what}"))
     rows = [_work_row(x, per_chip) for x in plan.found if x.bound]
@@ -39,8 +41,8 @@ def _gib(size: float, per_chip: int) -> str:
 
 def _memory_row(x: Found, per_chip: int) -> dict[str, Any]:
     if x.memory is None:
-        return {"program": x.name, **dict.fromkeys(("arguments", "results", "temporary", "beside"), ""), "all": _refused(x, per_chip), "compiled in": ""}
-    sizes = {name: _gib(getattr(x.memory, name), per_chip) for name in ("arguments", "results", "temporary", "beside")}
+        return {"program": x.name, **dict.fromkeys(_KINDS, ""), "all": _refused(x, per_chip), "compiled in": ""}
+    sizes = {name: _gib(getattr(x.memory, name), per_chip) for name in _KINDS}
     return {"program": x.name, **sizes, "all": _gib(x.needs, per_chip), "compiled in": f"{x.compile_s:.0f} s"}
 
 

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int, UInt
 from compass_jax.config import ModelConfig, ObjectiveConfig, OptimConfig, RLConfig
 from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.moe import RouterStats
+from compass_jax.model.params import shardings_like
 from compass_jax.model.transformer import Transformer
 from compass_jax.model.transformer import apply as apply_model
 from compass_jax.records import TrainBatch, TrainState
@@ -55,10 +56,17 @@ def forward_and_pullback(model: Transformer, params: Any, tokens, lengths, routi
     return (logp, entropy, routing_used, jax.lax.stop_gradient(aux)), pullback
 
 
-@jax.jit
-def pull(pullback, cotangents):
-    """The parameters' gradient, from a pullback of `forward_and_pullback` and cotangents of what it pulls back."""
-    return pullback(cotangents)[0]
+@partial(jax.jit, static_argnames=("model",))
+def pull(model: Transformer, pullback, cotangents):
+    """The parameters' gradient, from a pullback of `forward_and_pullback` and cotangents of what it pulls back; over a mesh it lies as they do."""
+    return _stored(model, pullback(cotangents)[0])
+
+
+def _stored(model: Transformer, grads: Any) -> Any:
+    """Gradients laid out like their parameters: left to itself the compiler may keep them whole on every device."""
+    if model.placement is None:
+        return grads
+    return jax.lax.with_sharding_constraint(grads, shardings_like(grads, model.config, model.placement))
 
 
 def score(model: Transformer, params: Any, batch: TrainBatch, *, temperature: float):
@@ -78,7 +86,7 @@ def gradients(
     """
     (logp, _, _, aux), pullback = forward_and_pullback(model, params, batch.tokens, batch.lengths, batch.routing, temperature)
     cotangents, diagnostics = _objective_gradient(logp, aux, batch, share, config, model.config)
-    return pull(pullback, cotangents), diagnostics
+    return pull(model, pullback, cotangents), diagnostics
 
 
 @partial(jax.jit, static_argnames=("objective", "vocab_size"))
@@ -130,7 +138,7 @@ def sft_gradients(
         return nll + (aux_coef * share * balance).astype(nll.dtype), (nll, jnp.sum(weight * entropy), aux)
 
     grads, (nll, entropy, aux) = jax.grad(loss, has_aux=True)(params)
-    return grads, {"loss": (nll,), "entropy_nats": (entropy,), **router_diagnostics(aux)}
+    return _stored(model, grads), {"loss": (nll,), "entropy_nats": (entropy,), **router_diagnostics(aux)}
 
 
 def add(total: Any | None, part: Any) -> Any:

@@ -1,0 +1,112 @@
+"""Other layouts of the training for a topology: ranked by an estimate, the likeliest compiled and ranked by their bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from compass_jax.chips import chip_of
+from compass_jax.config import ConfigError, MeshConfig, RunConfig
+from compass_jax.model.flops import active_params, forward_flops
+from compass_jax.model.params import param_count
+from compass_jax.plan.bound import bound_of
+from compass_jax.plan.collectives import collectives, total_bytes
+from compass_jax.plan.memory import USABLE, memory_of, refused_bytes, resident
+from compass_jax.plan.programs import Step, topology_devices
+from compass_jax.report import summary_table
+
+GIB = 2**30
+
+
+class Estimate(NamedTuple):
+    """Of one layout, before anything is compiled."""
+
+    config: RunConfig
+    gib: float  # per device: parameters, moments, sums of gradients and what a micro-batch keeps
+    s_per_mtoken: float  # the greater of arithmetic and links for a million tokens of forward and backward
+
+
+def layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
+    """`config` on every training mesh of so many devices that divides the model and a row, with and without remat; one row of the longest bucket
+    on each group of context devices."""
+    sizes = [n for n in range(1, devices + 1) if devices % n == 0]
+    longest = config.rl.buckets[-1]
+    for expert, tensor, context in itertools.product(sizes, sizes, sizes):
+        if devices % (expert * tensor * context) or longest % (128 * context):
+            continue
+        mesh = MeshConfig(fsdp=devices // (expert * tensor * context), expert=expert, tensor=tensor, context=context)
+        try:
+            mesh.validate("mesh", config.model)
+        except ConfigError:
+            continue
+        rows = mesh.replica * mesh.fsdp * mesh.expert
+        if rows > config.rl.prompts_per_step * config.rl.group_size:
+            continue
+        for remat in (True, False):
+            rl = dataclasses.replace(config.rl, micro_batch_tokens=rows * longest)
+            yield dataclasses.replace(config, mesh=mesh, rl=rl, compute=dataclasses.replace(config.compute, remat=remat))
+
+
+def estimate(config: RunConfig, device_flops: float, ici_bytes_s: float) -> Estimate:
+    """Memory and time of one layout, roughly: it only decides what is worth compiling."""
+    model, mesh = config.model, config.mesh
+    length, total = config.rl.buckets[-1], param_count(model)
+    moe = model.moe
+    experts = 0 if moe is None else len(model.moe_layers) * 3 * moe.experts * model.hidden * moe.ffn
+    store, d, local = mesh.fsdp * mesh.context, model.hidden, length / mesh.context
+    held = (experts / mesh.expert + (total - experts)) / (store * mesh.tensor)
+    kept = model.layers * local * d * 2 * (1 if config.compute.remat else 18)
+    gib = (held * (14 + 4 + 2) + kept) / GIB
+    gathered = (experts / mesh.expert + (total - experts)) / mesh.tensor * 2 * (1 - 1 / store)
+    moved = 2 * local * d * (mesh.expert - 1) * len(model.moe_layers)
+    summed = 4 * local * d * (1 - 1 / mesh.tensor) * 2 * model.layers
+    keys = 2 * (mesh.context - 1) * local * 2 * (d + 2 * model.kv_heads * model.head_dim / mesh.tensor) * model.layers / 2
+    passes = 4 if config.compute.remat else 3
+    links = (gathered + moved + summed + keys) * passes / ici_bytes_s
+    arithmetic = forward_flops(model, [length]) / (mesh.context * mesh.tensor) * passes / device_flops
+    return Estimate(config, gib, max(links, arithmetic) / (length / mesh.context / mesh.tensor) * 1e6 / mesh.devices)
+
+
+def search(config: RunConfig, topology: str, count: int, console: Console) -> list[dict[str, Any]]:
+    """Compiles forward and backward of the `count` likeliest layouts; prints and returns them, the fastest by its bound first."""
+    devices = topology_devices(topology)
+    chip = chip_of(devices[0].device_kind)
+    limit = USABLE * chip.hbm_gib / chip.devices
+    all_ = [estimate(x, chip.device_flops, chip.ici_gb_s * 1e9 / chip.devices) for x in layouts(config, len(devices))]
+    likely = sorted((x for x in all_ if x.gib <= limit), key=lambda x: x.s_per_mtoken)[:count]
+    console.print(f"{len(all_)} layouts divide model and topology, {sum(x.gib <= limit for x in all_)} may fit; compiling {len(likely)}")
+    rows = [_compiled(x.config, devices, limit) for x in likely]
+    rows.sort(key=lambda row: (row["fits"] != "yes", row["s / Mtoken"]))
+    if rows:
+        console.print(summary_table(rows, f"layouts of the training on {topology}, {active_params(config.model) / 1e9:.1f}B active parameters"))
+    return rows
+
+
+def _compiled(config: RunConfig, devices: list[Any], limit: float) -> dict[str, Any]:
+    step, length = Step(config, devices), config.rl.buckets[-1]
+    mesh = " ".join(f"{name} {n}" for name, n in dataclasses.asdict(config.mesh).items() if n > 1)
+    row: dict[str, Any] = {"mesh": mesh, "remat": str(config.compute.remat)}
+    row |= {"fits": "no", "GiB per device": math.inf, "s / Mtoken": math.inf, "by": ""}
+    worst, seconds, by = 0.0, 0.0, []
+    for program in step.training():
+        try:
+            compiled = program.lower().compile()
+        except Exception as error:
+            if refused_bytes(error) is None:
+                raise
+            return row
+        step.done(program, compiled)
+        memory = memory_of(program, compiled, resident(step))
+        sent = total_bytes(collectives(compiled.as_text()).values())
+        bound = bound_of(config, step.chip, program.name, program.tokens, len(devices), memory, sent)
+        worst, seconds = max(worst, memory.total / GIB), seconds + bound.seconds
+        by.append(bound.by)
+        if program.name == f"backward {length}":
+            tokens = program.tokens
+            break
+    return row | {"fits": "yes" if worst <= limit else "no", "GiB per device": worst, "s / Mtoken": seconds / tokens * 1e6, "by": ", ".join(by)}

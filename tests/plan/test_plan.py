@@ -1,0 +1,135 @@
+"""compass plan on a small model: the real compiler of TPUs that are not here; what fits, what does not, and advice that makes it fit."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compass_jax.chips import CHIPS, chip_of
+from compass_jax.cli import load_config
+from compass_jax.model.flops import active_params, flops_per_token, forward_flops
+from compass_jax.model.params import param_count
+from compass_jax.plan.memory import refused_bytes
+from compass_jax.plan.search import layouts
+
+pytest.importorskip("libtpu")
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = """
+import dataclasses
+from compass_jax.config import MeshConfig, ModelConfig, MoEConfig, RunConfig
+from compass_jax.config.pods import pod_run
+
+
+def small() -> RunConfig:
+    model = ModelConfig(
+        family="qwen3_moe", vocab_size=1024, hidden=256, layers=6, heads=4, kv_heads=2, head_dim=128, ffn=512,
+        moe=MoEConfig(experts=8, top_k=2, ffn=256), max_positions=40_960,
+    )
+    run = pod_run("small", model, "", MeshConfig(fsdp=2, expert=2), MeshConfig(expert=2, tensor=2), slots=64, prompts=4)
+    return dataclasses.replace(run, rl=dataclasses.replace(run.rl, buckets=(32_768,)))
+"""
+
+
+def plan(tmp_path, *options):
+    """(exit code, the summary or stderr)."""
+    file = tmp_path / "small.py"
+    file.write_text(CONFIG)
+    environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    command = [sys.executable, "-m", "compass_jax", "plan", str(file), "--json", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=ROOT, env=environment)
+    lines = done.stdout.splitlines()
+    return done.returncode, json.loads(lines[-1]) if lines else done.stderr, done.stderr
+
+
+def test_a_step_is_compiled_and_its_memory_is_what_its_arrays_take(tmp_path):
+    code, found, text = plan(tmp_path, "--topology", "v5p:2x2x1", "--png", str(tmp_path / "plan.png"))
+    assert code == 0 and found["fits"] and found["hbm_gib_per_chip"] < found["hbm_limit_gib"] < 95
+    assert found["devices"] == 4 and found["devices_per_chip"] == 1
+    programs, parts, gib = found["programs"], found["parts_gib_per_chip"], 2**30
+    assert list(programs) == ["hand-over", "slots", "prefill", "insert", "decode", "forward 32768", "backward 32768", "add", "apply"]
+    # 64 slots over expert, two heads over tensor: keys and values of 6 layers in bfloat16; beside them tokens, log-probs, routes.
+    cache = 6 * 2 * 64 / 2 * 1 * 32_768 * 128 * 2
+    assert cache / gib <= parts["slots"] <= 1.05 * cache / gib
+    experts, rest = 6 * 3 * 8 * 256 * 256, 6 * (2 * 256 * 512 + 2 * 256 * 256 + 8 * 256) + 2 * 1024 * 256
+    assert parts["state"] == pytest.approx(14 * (experts / 4 + rest / 2) / gib, abs=1e-3)  # experts over all four devices, the rest over fsdp
+    assert programs["decode"]["memory_gib_per_chip"]["arguments"] == pytest.approx(parts["slots"] + parts["decode"], abs=2e-3)
+    assert programs["forward 32768"]["collectives"]["all-gather"]["count"] > 6  # of each layer
+    assert programs["apply"]["bound_s"]["by"] == "HBM" and found["step_bound_s"] > 0
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+    assert "small fits v5p:2x2x1" in text and "bound on an RL step" in text
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_refused_with_advice_that_makes_it_fit(tmp_path):
+    code, found, text = plan(tmp_path, "--topology", "v5p:2x2x1", "--rollout.slots", "1024")
+    assert code == 1 and not found["fits"] and "does NOT fit" in text
+    assert found["hbm_gib_per_chip"] is None or found["hbm_gib_per_chip"] > found["hbm_limit_gib"]
+    option, value = found["changes"][0].split(":")[0].split()
+    assert (option, value) == ("--rollout.slots", "512")
+    code, found, _ = plan(tmp_path, "--topology", "v5p:2x2x1", option, value)
+    assert code == 0 and found["fits"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "--topology NAME is missing"),
+        (("--topology", "v5p:1000"), "names are like v5p:4x4x4"),
+        (("--topology", "v5p:2x2x1", "--mesh.fsdp", "8", "--rollout-mesh.replica", "4"), "mesh has 16 devices, the topology 4"),
+    ],
+)
+def test_bad_requests_are_told(tmp_path, options, message):
+    code, found, _ = plan(tmp_path, *options)
+    assert code == 2 and message in found
+
+
+def test_chips_are_known_by_what_jax_calls_them():
+    assert [chip_of(kind).name for kind in ("TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e", "TPU7x", "TPU v7x", "NVIDIA H100 80GB HBM3")] == [
+        "v5p", "v5p", "v6e", "v6e", "tpu7x", "tpu7x", "H100",
+    ]  # fmt: skip
+    assert chip_of("cpu") is None and chip_of("TPU v5 lite") is None
+    assert all(chip.device_flops * chip.devices == chip.bf16_tflops * 1e12 for chip in CHIPS)
+
+
+def test_refusals_of_the_compiler_are_read():
+    text = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 120.50G of 95.74G hbm. Exceeded hbm capacity by 24.76G."
+    assert refused_bytes(RuntimeError(text)) == int(120.5 * 2**30)
+    assert refused_bytes(RuntimeError("RESOURCE_EXHAUSTED: no numbers")) == -1 and refused_bytes(ValueError("something else")) is None
+
+
+SIZES = {
+    "qwen3_30b_a3b_v5p_4x4x4": (30.5e9, 3.3e9, 64),
+    "qwen3_235b_a22b_v5p_4x8x8": (235.1e9, 22.2e9, 256),
+    "compass_245b_a71b_v5p_8x8x8": (244.9e9, 70.9e9, 512),
+    "qwen3_30b_a3b_v6e_16x16": (30.5e9, 3.3e9, 256),
+    "qwen3_235b_a22b_tpu7x_4x4x4": (235.1e9, 22.2e9, 128),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_pod_configurations_have_the_sizes_of_their_names(name):
+    """Parameters, active ones, devices of both meshes; 32k tokens, groups of 16, 8-bit rollout."""
+    total, active, devices = SIZES[name]
+    config = load_config(str(ROOT / "configs" / f"{name}.py")).validate_for_rl()
+    assert param_count(config.model) == pytest.approx(total, rel=0.01) and active_params(config.model) == pytest.approx(active, rel=0.02)
+    assert config.mesh.devices == config.rollout_mesh.devices == devices
+    assert config.rl.buckets[-1] == 32_768 and config.rl.group_size == 16 and config.rollout.quantize == "auto"
+
+
+def test_flops_are_those_of_the_products():
+    """Against a count of the dense model's own products, by hand; attention's share grows with the square of the length."""
+    config = load_config(str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py")).model
+    per_layer = 2048 * 128 * (32 * 2 + 4 * 2) + 2048 * 128 + 8 * 3 * 2048 * 768
+    assert flops_per_token(config) == 2 * (48 * per_layer + 2048 * 151_936)
+    assert forward_flops(config, [100, 10]) == 110 * flops_per_token(config) + 2 * 48 * 32 * 128 * (100**2 + 10**2)
+
+
+def test_a_search_looks_at_meshes_that_divide_the_model():
+    config = load_config(str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py"))
+    found = list(layouts(config, 64))
+    assert len({(x.mesh, x.compute.remat) for x in found}) == len(found) > 50
+    assert all(x.mesh.devices == 64 and x.validate_for_rl() for x in found)
+    assert {x.mesh.tensor for x in found} == {1, 2, 4}  # four heads of keys and values
