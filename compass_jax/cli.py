@@ -25,7 +25,8 @@ _CONFIG_HELP = "a configuration file (configs/x.py, or x), then overrides such a
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0; 2 for a setting that cannot be used; 1 for another error of this project."""
     if argv is None:
-        tune_allocator()
+        if sys.argv[1:2] != ["plan"]:  # nothing is computed there, and one arena slows the compiler's threads
+            tune_allocator()
         pass_by_absent_tpus()
     parser = _parser()
     args, overrides = parser.parse_known_args(argv)
