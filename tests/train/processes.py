@@ -23,8 +23,8 @@ from tiny_run import tiny_run
 def processes():
     config = tiny_run()
     # ESPO clips at ratios of 1e-5, where the order of a sum decides
-    options = {"objective": ObjectiveConfig("grpo"), "correction": CorrectionConfig("tis"), "save_every": 1, "eval_every": 2}
-    return dataclasses.replace(config, rl=dataclasses.replace(config.rl, **options))
+    rl = dataclasses.replace(config.rl, objective=ObjectiveConfig("grpo"), correction=CorrectionConfig("tis"), steps=4)
+    return dataclasses.replace(config, rl=rl, model=dataclasses.replace(config.model, layers=1))
 """
 
 
