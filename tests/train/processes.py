@@ -14,17 +14,18 @@ from pathlib import Path
 TESTS = Path(__file__).parent.parent
 PATIENCE_S = 200
 CONFIG = """
-import dataclasses
+from dataclasses import replace
 
-from compass_jax.config import CorrectionConfig, ObjectiveConfig
+from compass_jax.config import CorrectionConfig, MeshConfig, ObjectiveConfig, ZeroVarianceConfig
 from tiny_run import tiny_run
 
 
 def processes():
     config = tiny_run()
     # ESPO clips at ratios of 1e-5, where the order of a sum decides
-    rl = dataclasses.replace(config.rl, objective=ObjectiveConfig("grpo"), correction=CorrectionConfig("tis"), steps=4)
-    return dataclasses.replace(config, rl=rl, model=dataclasses.replace(config.model, layers=1))
+    rl = replace(config.rl, objective=ObjectiveConfig("grpo"), correction=CorrectionConfig("tis"), steps=4)
+    rl = replace(rl, {rl})
+    return replace(config, rl=rl, model=replace(config.model, layers=1), {run})
 """
 
 
@@ -44,18 +45,22 @@ def free_port() -> int:
 
 
 class Job:
-    """One command in `count` processes that have eight devices together; its output is in `folder`/log_<number>.txt."""
+    """One command in `count` processes that have eight devices together; its output is in `folder`/log_<number>.txt.
 
-    def __init__(self, folder: Path, compiled: Path, count: int, *options: str):
-        (folder / "processes.py").write_text(CONFIG)
+    `rl` and `run`: what the configuration has otherwise, as arguments of dataclasses.replace.
+    """
+
+    def __init__(self, folder: Path, compiled: Path, count: int, *options: str, command: str = "train", rl: str = "", run: str = ""):
+        (folder / "processes.py").write_text(CONFIG.format(rl=rl, run=run))
         self.directory, self.logs = folder / "run", [folder / f"log_{number}.txt" for number in range(count)]
-        command = [sys.executable, "-m", "compass_jax", "train", str(folder / "processes.py"), "--run-dir", str(self.directory), *options]
+        arguments = [command, str(folder / "processes.py"), "--run-dir", str(self.directory), *options]
         port, self.processes = free_port(), []
         for number, path in enumerate(self.logs):
             own = {"COMPASS_COORDINATOR": f"127.0.0.1:{port}", "COMPASS_PROCESSES": str(count), "COMPASS_PROCESS_ID": str(number)}
             variables = environment(compiled, 8 // count) | (own if count > 1 else {})
             with path.open("wb") as log:
-                self.processes.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=TESTS.parent))
+                whole = [sys.executable, "-m", "compass_jax", *arguments]
+                self.processes.append(subprocess.Popen(whole, env=variables, stdout=log, stderr=log, cwd=TESTS.parent))
 
     def __enter__(self) -> Job:
         return self
