@@ -89,7 +89,7 @@ def processes() -> Iterator[None]:
     In a process of several, an error is told on stderr and ends the process at once: the interpreter's own end would wait for processes that
     wait for this one. One that ends in any other way (`kill -9`, jax's abort when another is lost) leaves last words.
     """
-    if not initialize():
+    if not initialize() or jax.process_count() == 1:
         yield
         return
     name = f"process {jax.process_index()} of {jax.process_count()} (pid {os.getpid()} on {socket.gethostname()})"

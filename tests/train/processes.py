@@ -25,7 +25,9 @@ def processes():
     # ESPO clips at ratios of 1e-5, where the order of a sum decides
     rl = replace(config.rl, objective=ObjectiveConfig("grpo"), correction=CorrectionConfig("tis"), steps=4)
     rl = replace(rl, {rl})
-    return replace(config, rl=rl, model=replace(config.model, layers=1), {run})
+    model, rollout, data = replace(config.model, layers=1), replace(config.rollout, max_new_tokens=8), replace(config.data, eval_prompts=0)
+    config = replace(config, rl=rl, model=model, rollout=rollout, data=data)
+    return replace(config, {run})
 """
 
 
@@ -44,16 +46,20 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-class Job:
-    """One command in `count` processes that have eight devices together; its output is in `folder`/log_<number>.txt.
+def write_config(folder: Path, rl: str = "", run: str = "") -> Path:
+    """The configuration file. `rl` and `run`: what is otherwise in it, as arguments of dataclasses.replace."""
+    file = folder / "processes.py"
+    file.write_text(CONFIG.format(rl=rl, run=run))
+    return file
 
-    `rl` and `run`: what the configuration has otherwise, as arguments of dataclasses.replace.
-    """
+
+class Job:
+    """One command in `count` processes that have eight devices together; its output is in `folder`/log_<number>.txt."""
 
     def __init__(self, folder: Path, compiled: Path, count: int, *options: str, command: str = "train", rl: str = "", run: str = ""):
-        (folder / "processes.py").write_text(CONFIG.format(rl=rl, run=run))
+        file = write_config(folder, rl, run)
         self.directory, self.logs = folder / "run", [folder / f"log_{number}.txt" for number in range(count)]
-        arguments = [command, str(folder / "processes.py"), "--run-dir", str(self.directory), *options]
+        arguments = [command, str(file), "--run-dir", str(self.directory), *options]
         port, self.processes = free_port(), []
         for number, path in enumerate(self.logs):
             own = {"COMPASS_COORDINATOR": f"127.0.0.1:{port}", "COMPASS_PROCESSES": str(count), "COMPASS_PROCESS_ID": str(number)}

@@ -1,17 +1,20 @@
 """RL in two processes of four devices each: the numbers of one process, what is left when one is killed, and a stop that reaches one of them."""
 
+import dataclasses
 import signal
 import time
 
 import numpy as np
 import pytest
 from logged import lines, numbers
-from processes import Job
+from processes import Job, write_config
 
+from compass_jax.cli import load_config
+from compass_jax.config import MeshConfig
+from compass_jax.train.loop import run_rl
 from compass_jax.weights import checkpoint
 
 MESH = ("--mesh.fsdp", "2", "--mesh.expert", "2", "--mesh.tensor", "2")
-OTHER = ("--mesh.fsdp", "4", "--mesh.context", "2")
 
 
 def compare(found, expected):
@@ -34,15 +37,17 @@ def same_samples(first, second):
     return [row["samples"] for row in lines(first, "rollouts")] == [row["samples"] for row in lines(second, "rollouts")]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, compiled):
-    """Four steps in one process of eight devices."""
-    return run(tmp_path_factory.mktemp("one") / "whole", compiled, 1, *MESH, "--data.eval-prompts", "0")
+def run_here(folder, mesh):
+    """A run, or what is left of it, in this process of eight devices; its directory."""
+    folder.mkdir(exist_ok=True)
+    directory = folder / "run"
+    run_rl(dataclasses.replace(load_config(str(write_config(folder))), run_dir=str(directory), mesh=mesh))
+    return directory
 
 
-def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path, compiled, undisturbed):
+def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path, compiled, compile_once):
     """Two processes: SIGTERM to the second, the same command; SIGKILL to the second; on in one process, on another mesh."""
-    command = (tmp_path, compiled, 2, *MESH, "--data.eval-prompts", "0")
+    command = (tmp_path, compiled, 2, *MESH)
     with Job(*command) as job:
         job.wait_for(lambda: checkpoint.latest(job.directory) == 1)
         time.sleep(0.3)  # into the next rollout
@@ -60,8 +65,8 @@ def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path, compiled, undisturb
         for number in (0, 1):
             assert f"process {number} of 2 (pid {job.processes[number].pid} on " in job.log(number)
             assert "the same command, in every process, goes on from the last checkpoint" in job.log(number)
-    with Job(tmp_path, compiled, 1, *OTHER, "--data.eval-prompts", "0") as job:
-        job.finish()
+    undisturbed = run_here(tmp_path / "one", MeshConfig(fsdp=2, expert=2, tensor=2))
+    run_here(tmp_path, MeshConfig(fsdp=4, context=2))
     compare(numbers(job.directory), numbers(undisturbed))
     assert same_samples(job.directory, undisturbed)
 
@@ -73,7 +78,7 @@ VARIANTS = {
     "two meshes, pages, a reference": (
         "eval_every=2, objective=ObjectiveConfig('grpo', kl_coef=0.01)",
         "mesh=MeshConfig(context=2, expert=4), rollout_mesh=MeshConfig(expert=4, tensor=2), "
-        "rollout=replace(config.rollout, cache_pages=40, page_tokens=8)",
+        "rollout=replace(config.rollout, cache_pages=40, page_tokens=8), data=replace(config.data, eval_prompts=4)",
     ),
 }
 
@@ -113,7 +118,7 @@ def test_fine_tuning_and_evaluation_in_two_processes(tmp_path, compiled):
     for count in (1, 2):
         folder = tmp_path / str(count)
         folder.mkdir()
-        tuned = {"command": "sft", "run": "sft=replace(config.sft, steps=6, save_every=1)"}
+        tuned = {"command": "sft", "run": "sft=replace(config.sft, steps=6, save_every=1), data=replace(config.data, eval_prompts=4)"}
         if count == 2:
             with Job(folder, compiled, count, *MESH, **tuned) as job:
                 job.wait_for(lambda job=job: job.steps() >= 2)
@@ -122,7 +127,7 @@ def test_fine_tuning_and_evaluation_in_two_processes(tmp_path, compiled):
                 assert 2 <= job.steps() < 6
         with Job(folder, compiled, count, *MESH, **tuned) as job:
             job.finish()
-        with Job(folder, compiled, count, *MESH, "--checkpoint", str(job.directory), command="eval") as told:
+        with Job(folder, compiled, count, *MESH, "--checkpoint", str(job.directory), **{**tuned, "command": "eval"}) as told:
             told.finish()
         table = [line for line in told.log(0).splitlines() if "│" in line or "pass@" in line]
         found[count] = numbers(job.directory), table
