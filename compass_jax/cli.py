@@ -214,13 +214,17 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 def _report_if_done(config: RunConfig, result: dict[str, Any] | None) -> None:
     """The table and the curves of a run that reached its end."""
-    if result and not result["stopped"]:
+    from compass_jax.distributed import first
+
+    if result and not result["stopped"] and first():
         from compass_jax.report import run_report
 
         run_report(config.directory)
 
 
 def _plan(config: RunConfig, args: argparse.Namespace) -> int:
+    if args.topology is None:
+        raise ConfigError("--topology NAME is missing: for which TPUs? For example v5p:4x4x4")
     # The TPU's compiler runs on the CPU. It asks its environment what machine this is, and a cloud's servers where that says nothing.
     answers = {"TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0", "TPU_SKIP_MDS_QUERY": "1"}
     os.environ.update({"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", **answers})
@@ -238,6 +242,23 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.dry_run:
         print(config_to_json(config))
         return 0
+    if args.command == "plan":
+        return _plan(config, args)
+    if args.command not in ("sft", "train") and args.checkpoint is None:
+        raise ConfigError(f"--checkpoint DIR is missing: which weights is compass {args.command} to use?")
+    if args.command in ("calibrate-alpha", "filter") and args.out is None:
+        raise ConfigError(f"--out DIR is missing: where is compass {args.command} to write?")
+    from compass_jax.distributed import processes, refuse
+
+    if args.command in ("calibrate-alpha", "filter"):
+        refuse(f"compass {args.command}")
+    with processes():
+        _run_with(args, config)
+    return 0
+
+
+def _run_with(args: argparse.Namespace, config: RunConfig) -> None:
+    """The work of a command that has a configuration."""
     if args.command == "sft":
         from compass_jax.train.sft import run_sft
 
@@ -246,14 +267,6 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
         from compass_jax.train.loop import run_rl
 
         _report_if_done(config, run_rl(config))
-    elif args.command == "plan":
-        if args.topology is None:
-            raise ConfigError("--topology NAME is missing: for which TPUs? For example v5p:4x4x4")
-        return _plan(config, args)
-    elif args.checkpoint is None:
-        raise ConfigError(f"--checkpoint DIR is missing: which weights is compass {args.command} to use?")
-    elif args.command != "eval" and args.out is None:
-        raise ConfigError(f"--out DIR is missing: where is compass {args.command} to write?")
     elif args.command == "calibrate-alpha":
         from compass_jax.calibrate import run_calibration
 
@@ -266,5 +279,4 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
         from compass_jax.evaluate import run_eval
 
         run_eval(config, args.checkpoint)
-    return 0
 

@@ -15,7 +15,8 @@ from rich.console import Console
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.data.prompts import check_lengths, heldout_prompts
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.model.params import place
+from compass_jax.distributed import first
+from compass_jax.model.params import abstract_params, shardings_like
 from compass_jax.records import Prompt, Rollout, Score
 from compass_jax.report import summary_table
 from compass_jax.rewards.score import Scorer
@@ -23,7 +24,7 @@ from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.sharding import placements
-from compass_jax.train.session import load_tokenizer
+from compass_jax.train.session import load_tokenizer, shared
 from compass_jax.weights.handover import hand_over
 from compass_jax.weights.hf import init_or_load
 
@@ -97,12 +98,13 @@ def evaluate(engine: Engine, params: Any, prompts: Sequence[Prompt], tokenizer: 
 def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]:
     """Engine, decoding parameters and tokenizer for the weights of a run directory, a checkpoint or a Hugging Face folder."""
     tokenizer = load_tokenizer(config)
-    params = init_or_load(dataclasses.replace(config, init_from=weights), jax.random.key(config.seed))
     placement = placements(config.rollout_mesh or config.mesh, None, False)[1]
+    shardings = None if placement is None else shardings_like(abstract_params(config.model, "float32"), config.model, placement)
+    params = init_or_load(dataclasses.replace(config, init_from=weights), jax.random.key(config.seed), shardings)
     engine = Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id, placement)
     options: dict[str, Any] = {"layout": engine.layout}
     options |= {} if placement is None else {"model": config.model, "placement": placement}
-    decode, _ = hand_over(place(params, config.model, placement), config.rollout_compute.dtype, config.rollout.quantize, **options)
+    decode, _ = hand_over(params, config.rollout_compute.dtype, config.rollout.quantize, **options)
     return engine, decode, tokenizer
 
 
@@ -114,7 +116,7 @@ def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:
     engine, decode, tokenizer = decoder_of(config, weights)
     prompts = heldout_prompts(config.data, tokenizer, config.seed)
     check_lengths(prompts, config.rollout.prompt_buckets[-1])
-    with Scorer(config.rewards, config.data) as scorer:
+    with shared(Scorer(config.rewards, config.data)) as scorer:
         return evaluate(engine, decode, prompts, tokenizer, scorer, config)
 
 
@@ -123,7 +125,7 @@ def run_eval(config: RunConfig, checkpoint: str) -> dict[str, Any]:
     found = evaluate_weights(config, checkpoint)
     rows = [{"task": name, "prompts": n, f"avg@{found.k}": avg, "greedy": best} for name, (n, avg, best) in found.labels.items()]
     rows.append({"task": "all", "prompts": found.prompts, f"avg@{found.k}": found.avg_at_k, "greedy": found.greedy})
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, quiet=not first())
     console.print(summary_table(rows, title=f"{checkpoint}: accuracy on held-out prompts"))
     console.print(f"pass@{found.k} {found.pass_at_k:.4g}; scores left out because the check failed: {found.unknown}")
     return dataclasses.asdict(found)

@@ -97,6 +97,8 @@ def placements(
     devices: which there are (None: all). Both meshes on the same ones take them in one order, as a program that has arrays of both must.
     """
     rollout, have = rollout or train, jax.devices() if devices is None else devices
+    if devices is None:
+        _check_processes(train, apart)
     if train.devices == rollout.devices == 1 and not apart:
         return None, None
     first = _by_torus(train, have[: train.devices])
@@ -114,6 +116,40 @@ def _by_torus(config: MeshConfig, devices: list[jax.Device]) -> list[jax.Device]
         return devices
 
 
+def _check_processes(train: MeshConfig, apart: bool) -> None:
+    """Several processes run one program: a process without devices in a mesh could not take part in it."""
+    have, processes = jax.device_count(), jax.process_count()
+    if processes == 1:
+        return
+    if apart:
+        raise ConfigError(f"rollout_apart over {processes} processes: each must take part in both the rollout and the training; set it to False")
+    if train.devices != have:
+        raise ConfigError(f"mesh has {train.devices} devices, the {processes} processes have {have}: a mesh over several processes takes all")
+
+
+def put(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """`x`, which this process has whole, laid out by `sharding`; over several processes it is the same in each of them."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def fetch(tree: Any) -> Any:
+    """`jax.device_get`; what this process has only in part is gathered first, by all processes at the same place."""
+    leaves, structure = jax.tree.flatten(tree)
+    parts = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated)]
+    whole = tuple(NamedSharding(leaves[i].sharding.mesh, PartitionSpec()) for i in parts)
+    for i, x in zip(parts, _relay(whole)([leaves[i] for i in parts]) if parts else (), strict=True):
+        leaves[i] = x
+    return jax.device_get(structure.unflatten(leaves))
+
+
+def everywhere() -> jax.sharding.Sharding:
+    """A copy on every device of every process."""
+    return NamedSharding(Mesh(np.asarray(jax.devices()), ("all",)), PartitionSpec())
+
+
 def move(tree: Any, shardings: Any) -> Any:
     """`tree` laid out by `shardings`: only leaves that lie elsewhere move, on the same devices never off them; from others perhaps via the host."""
     leaves, structure = jax.tree.flatten(tree)
@@ -123,7 +159,7 @@ def move(tree: Any, shardings: Any) -> Any:
     for i, x in zip(here, _relay(tuple(wanted[i] for i in here))([leaves[i] for i in here]), strict=True):
         leaves[i] = x
     for i in set(moving).difference(here):
-        leaves[i] = jax.device_put(leaves[i], wanted[i])
+        leaves[i] = put(leaves[i], wanted[i]) if leaves[i].is_fully_addressable else jax.device_put(leaves[i], wanted[i])
     return structure.unflatten(leaves)
 
 

@@ -40,16 +40,20 @@ class Telemetry:
     Every line is with the operating system before `log` returns, so `kill -9` loses none. `state()` goes into the
     checkpoint and `restore()` takes back what was logged after it, so that no step is ever logged twice.
     On a terminal a bar is drawn; elsewhere one line at most every `every_s` seconds, and one for the last step.
+    Of several processes one writes; in the others (`writes` is False) nothing is recorded or shown.
     """
 
-    def __init__(self, run_dir: str | os.PathLike, total_steps: int, stage: str, *, every_s: float = 10.0, console: Console | None = None):
-        self.run_dir = Path(run_dir)
-        self.run_dir.mkdir(parents=True, exist_ok=True)
+    def __init__(
+        self, run_dir: str | os.PathLike, total_steps: int, stage: str, *, every_s: float = 10.0, console: Console | None = None, writes: bool = True
+    ):
+        self.run_dir, self.writes = Path(run_dir), writes
+        if writes:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
         self.total_steps = total_steps
         self.stage = stage
         self.every_s = every_s
         self.console = console or Console(file=sys.stdout, soft_wrap=True)
-        self._files = {name: _Lines(self.run_dir / f"{name}.jsonl", stage) for name in ("metrics", "rollouts")}
+        self._files = {name: _Lines(self.run_dir / f"{name}.jsonl", stage) for name in ("metrics", "rollouts") if writes}
         self._last_step = 0
         self._board: Any = None
         self._bar: Progress | None = None
@@ -64,6 +68,8 @@ class Telemetry:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of `step` and shows progress. Values are numbers, or arrays of one element."""
+        if not self.writes:
+            return
         numbers = {name: float(value) for name, value in metrics.items()}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         self._files["metrics"].append([{"stage": self.stage, "step": step, "metrics": finite}])
@@ -75,11 +81,14 @@ class Telemetry:
 
     def log_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Records samples (JSON-able rows) of `step` in rollouts.jsonl."""
+        if not self.writes:
+            return
         self._files["rollouts"].append([{"stage": self.stage, "step": step, **row} for row in rows])
 
     def note(self, text: str) -> None:
         """Prints a line above the progress."""
-        self.console.print(text, highlight=False, markup=False)
+        if self.writes:
+            self.console.print(text, highlight=False, markup=False)
 
     def state(self) -> dict[str, int]:
         """The cursor: lines of this stage in each file, and the last step. JSON-able, for the checkpoint."""

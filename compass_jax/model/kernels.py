@@ -53,7 +53,7 @@ def _kernel(heads: int, tokens: int, shards: int) -> splash.SplashAttentionKerne
         block_q_dkv=block_q, block_kv_dkv=block_kv, block_kv_dkv_compute=block_kv, block_q_dq=block_q, block_kv_dq=block_kv,
     )  # fmt: skip
     mask = masks.MultiHeadMask([masks.CausalMask((tokens, tokens), shard_count=shards)] * heads)
-    with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with jax.ensure_compile_time_eval():
         kernel = splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=shards, interpret=INTERPRET)
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), kernel)
 

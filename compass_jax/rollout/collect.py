@@ -20,6 +20,7 @@ from compass_jax.rollout.engine import DecodeState, Engine, Prefix
 from compass_jax.rollout.pages import PagePool
 from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
 from compass_jax.rollout.schedule import evenly, longest_first
+from compass_jax.sharding import fetch
 
 
 @dataclass
@@ -301,7 +302,7 @@ class Collection:
         empty = config.slots - len(self._entered)  # for want of pages: what waits needs more than these
         wanted = empty + max(1, config.slots // 8) if self._waiting else None
         state, steps = self.engine.generate(self.params, self._with_table(state), self.sampler, read=read, wanted_free=wanted)
-        live, lengths, steps = jax.device_get((state.live, state.lengths, steps))
+        live, lengths, steps = fetch((state.live, state.lengths, steps))
         for sample in self._entered:
             self.stats.live_steps += int(lengths[sample.slot]) - sample.length
             sample.length = int(lengths[sample.slot])
@@ -319,7 +320,7 @@ class Collection:
             slots = [slot for slot, _ in part] + pad
             rows = [sample.row for _, sample in part] + [self._nowhere] * len(pad)
             arrays, self.store = self.engine.harvest(state, self.store, jnp.asarray(slots, jnp.int32), jnp.asarray(rows, jnp.int32))
-            tokens, logp, entropy = jax.device_get(arrays)
+            tokens, logp, entropy = fetch(arrays)
             for i, (_, sample) in enumerate(part):
                 before, n = len(sample.tokens), sample.length
                 sample.tokens = tokens[i, :n]

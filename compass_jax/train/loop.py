@@ -26,6 +26,7 @@ from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import check_lengths, heldout_prompts, train_prompts
 from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
+from compass_jax.distributed import first
 from compass_jax.evaluate import evaluate
 from compass_jax.model.params import in_layout, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer
@@ -33,7 +34,6 @@ from compass_jax.records import Prompt, TrainState
 from compass_jax.rewards.score import Scorer
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.rollout.engine import Engine
-from compass_jax.rundir import RunDir
 from compass_jax.sharding import placements
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import optim, step
@@ -45,7 +45,7 @@ from compass_jax.train.notices import Notices
 from compass_jax.train.partial import SKIPPED, PartialRollouts
 from compass_jax.train.pending import Pending, empty, from_json, pack, to_json
 from compass_jax.train.refill import Gathered, Progress, Refill, StepInterrupted, Unfinished
-from compass_jax.train.session import RolloutStop, StopSignal, carry_tokenizer, load_tokenizer
+from compass_jax.train.session import RolloutStop, StopSignal, carry_tokenizer, load_tokenizer, newest_checkpoint, open_run, shared
 from compass_jax.train.updater import Updater
 from compass_jax.weights import checkpoint
 from compass_jax.weights.handover import hand_over
@@ -93,8 +93,7 @@ class RLTrainer(Updater):
 
     def _restore_or_start(self) -> None:
         config, directory = self.config, self.config.directory
-        found = checkpoint.latest(directory)
-        if found is None:
+        if newest_checkpoint(directory) is None:
             params = first_parameters(config, self.model)
             self.state: TrainState = self.on_mesh(optim.init_state(params, self.rl.optim, self.total_updates))
             self.reference: Any = jax.tree.map(jnp.copy, params) if self.rl.uses_reference else None
@@ -273,10 +272,10 @@ def run_rl(config: RunConfig) -> dict[str, Any]:
     """Trains until `rl.steps`, resuming what the run directory holds; returns the last metrics and the evaluations."""
     config.validate_for_rl()
     with (
-        RunDir(config.directory, config),
+        open_run(config),
         StopSignal() as stop,
-        Scorer(config.rewards, config.data) as scorer,
-        Telemetry(config.directory, config.rl.steps, "rl") as telemetry,
+        shared(Scorer(config.rewards, config.data)) as scorer,
+        Telemetry(config.directory, config.rl.steps, "rl", writes=first()) as telemetry,
     ):
         trainer = RLTrainer(config, scorer, stop, telemetry)
         carry_tokenizer(config)

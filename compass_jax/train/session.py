@@ -1,25 +1,53 @@
-"""What SFT and RL runs share: a stop signal, the tokenizer checked against the model, errors that end a run."""
+"""What SFT and RL runs share: the run directory, a stop signal, the tokenizer checked against the model, errors that end a run.
+
+And what of it several processes do together: process 0 writes, scores and requests to stop are everyone's.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+import jax
+
+from compass_jax import distributed
 from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config_io import flatten
 from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.rewards.score import Scorer
+from compass_jax.rewards.shared import SharedScorer
+from compass_jax.rundir import RunDir
+from compass_jax.weights import checkpoint
 
 
 class TrainingDiverged(RuntimeError):
     """Several updates in a row had a gradient with NaN or infinity."""
 
 
+class RunRefused(RuntimeError):
+    """Process 0 could not open the run directory; the message is its error's."""
+
+
 class StopSignal:
     """Turns SIGTERM into a flag that the loop reads where it can save and leave. A second SIGTERM ends the process at once."""
 
     def __init__(self) -> None:
-        self.requested = False
+        self._asked = self._agreed = False
+
+    @property
+    def requested(self) -> bool:
+        """Whether to stop. Of several processes one request is enough, and all must look at the same places: they ask each other."""
+        self._agreed = self._agreed or distributed.anyone(self._asked)
+        return self._agreed
+
+    @requested.setter
+    def requested(self, value: bool) -> None:
+        """Asks for a stop, as SIGTERM does."""
+        self._asked = value
 
     def __enter__(self) -> StopSignal:
         self._before = signal.signal(signal.SIGTERM, self._handle)
@@ -29,9 +57,9 @@ class StopSignal:
         signal.signal(signal.SIGTERM, self._before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self._asked:
             raise SystemExit(128 + number)
-        self.requested = True
+        self._asked = True
 
 
 class RolloutStop:
@@ -49,6 +77,42 @@ class RolloutStop:
         return self.abandoned or (self.stop.requested and not self.ahead)
 
 
+@contextlib.contextmanager
+def open_run(config: RunConfig) -> Iterator[None]:
+    """The run directory, opened for writing by process 0; what it refuses is raised in every process.
+
+    ConfigError where another process has another configuration.
+    """
+    distributed.same(flatten(config), "start the same command in every process")
+    run, refusal = RunDir(config.directory, config), None
+    if distributed.first():
+        try:
+            run.__enter__()
+        except Exception as error:
+            refusal = error
+    told = distributed.exchange(str(refusal or "").encode())[0].decode()
+    if told:
+        raise refusal or RunRefused(told)
+    try:
+        yield
+    finally:
+        run.__exit__()
+
+
+def newest_checkpoint(directory: str) -> int | None:
+    """Step of the newest checkpoint of a run directory; ConfigError where the processes do not see the same one."""
+    found = checkpoint.latest(directory)
+    distributed.same({f"the newest checkpoint in {directory}": found}, "a run directory must be on a file system that all processes share")
+    return found
+
+
+def shared(scorer: Scorer) -> Scorer | SharedScorer:
+    """`scorer`; of several processes each checks its share of the samples."""
+    if jax.process_count() == 1:
+        return scorer
+    return SharedScorer(scorer, jax.process_index(), jax.process_count(), distributed.exchange)
+
+
 def load_tokenizer(config: RunConfig) -> Tokenizer:
     """The run's tokenizer. ConfigError where none is named or it has ids that the model lacks."""
     if not config.data.tokenizer:
@@ -64,7 +128,8 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
 
 def carry_tokenizer(config: RunConfig) -> None:
     """Copies the tokenizer into the run directory, from where an export takes it."""
-    shutil.copytree(config.data.tokenizer, Path(config.directory) / "tokenizer", dirs_exist_ok=True)
+    if distributed.first():
+        shutil.copytree(config.data.tokenizer, Path(config.directory) / "tokenizer", dirs_exist_ok=True)
 
 
 def check_divergence(bad_steps: int, limit: int, where: str) -> None:

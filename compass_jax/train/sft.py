@@ -12,16 +12,16 @@ import numpy as np
 
 from compass_jax.config import RunConfig
 from compass_jax.data.sft import ExampleStream, SFTExample, sft_examples
+from compass_jax.distributed import first
 from compass_jax.model.params import in_layout, place, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import TrainState
 from compass_jax.rl.bucketing import plan, take_rows
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
-from compass_jax.rundir import RunDir
-from compass_jax.sharding import placements
+from compass_jax.sharding import fetch, placements
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import optim, step
-from compass_jax.train.session import StopSignal, carry_tokenizer, check_divergence, load_tokenizer
+from compass_jax.train.session import StopSignal, carry_tokenizer, check_divergence, load_tokenizer, newest_checkpoint, open_run
 from compass_jax.weights import checkpoint
 from compass_jax.weights.hf import first_parameters
 
@@ -40,7 +40,7 @@ class SFTTrainer:
 
     def _restore_or_start(self) -> None:
         config, directory, placement = self.config, self.config.directory, self.model.placement
-        if checkpoint.latest(directory) is None:
+        if newest_checkpoint(directory) is None:
             params = first_parameters(config, self.model)
             self.state: TrainState = place(optim.init_state(params, self.sft.optim, self.sft.steps), config.model, placement)
             self.telemetry.restore(None)  # steps that were logged by a run killed before its first checkpoint
@@ -70,7 +70,7 @@ class SFTTrainer:
             found, applied = self._update(examples)
             check_divergence(int(self.state.bad_steps), self.sft.optim.max_bad_steps, self.config.directory)
             self.done_steps += 1
-            metrics = {name: float(x) for name, x in jax.device_get({**finalize_diagnostics(found), **applied}).items()}
+            metrics = {name: float(x) for name, x in fetch({**finalize_diagnostics(found), **applied}).items()}
             metrics["sft/loss"] = metrics.pop("loss")
             tokens = sum(len(e.tokens) for e in examples)
             yield self.done_steps, {**metrics, "train/tokens_per_s": tokens / (time.perf_counter() - started), "epoch": self.stream.epoch}
@@ -99,7 +99,7 @@ class SFTTrainer:
 def run_sft(config: RunConfig) -> dict[str, Any]:
     """Trains until `sft.steps`, resuming what the run directory holds; returns the last metrics."""
     config.validate()
-    with RunDir(config.directory, config), StopSignal() as stop, Telemetry(config.directory, config.sft.steps, "sft") as telemetry:
+    with open_run(config), StopSignal() as stop, Telemetry(config.directory, config.sft.steps, "sft", writes=first()) as telemetry:
         trainer = SFTTrainer(config, stop, telemetry)
         carry_tokenizer(config)
         saved, last = trainer.done_steps, {}

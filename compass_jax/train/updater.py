@@ -22,7 +22,7 @@ from compass_jax.rl.correction import mismatch
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.rl.prepare import Prepared
 from compass_jax.rl.zero_variance import waste_of_dropped
-from compass_jax.sharding import move
+from compass_jax.sharding import fetch, move
 from compass_jax.train import step
 from compass_jax.train.batch import StepArrays, micro_batch, put_routing, store_rows
 from compass_jax.train.session import check_divergence
@@ -81,7 +81,7 @@ class Updater:
         accounts = [scored, waste_of_dropped(dropped_tokens), *(found for _, _, found in prepared)]
         total = finalize_diagnostics(merge_diagnostics([*parts, *accounts]))
         seconds, tokens = time.perf_counter() - started, int(arrays.lengths.sum())
-        metrics = {name: float(value) for name, value in jax.device_get(total).items()}
+        metrics = {name: float(value) for name, value in fetch(total).items()}
         metrics["loss"] /= len(parts)
         metrics |= {name: float(np.mean([float(n[name]) for n in norms])) for name in norms[0]}
         updates = {"time/score_s": scored_s, "time/update_s": seconds - scored_s, "train/tokens_per_s": tokens / seconds}
@@ -150,4 +150,4 @@ class Updater:
 def _put(target: np.ndarray, micro, values) -> None:
     real = micro.rows >= 0
     length = min(target.shape[1], micro.length)
-    target[micro.rows[real], :length] = np.asarray(values)[real, :length]
+    target[micro.rows[real], :length] = fetch(values)[real, :length]

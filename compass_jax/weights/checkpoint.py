@@ -24,6 +24,7 @@ from jax.experimental import multihost_utils
 
 from compass_jax.config import ModelConfig
 from compass_jax.config_io import differences, from_plain, to_plain
+from compass_jax.sharding import everywhere, put
 
 FORMAT = 1
 _STEP = re.compile(r"(?:\.old_)?step_(\d+)")
@@ -65,7 +66,7 @@ def save(run_dir: str | os.PathLike, step: int, arrays: Any, meta: dict, *, mode
             temporary.mkdir(parents=True)
         multihost_utils.sync_global_devices("checkpoint directory")
         with _checkpointer() as orbax:
-            orbax.save(temporary / "arrays", {k: x for k, x in flat.items() if x.size})  # orbax refuses arrays without elements
+            orbax.save(temporary / "arrays", {k: _of_all(x) for k, x in flat.items() if x.size})  # orbax refuses arrays without elements
         if first:
             _write(temporary / "meta.json", text)
             _flush_tree(temporary)
@@ -88,7 +89,7 @@ def restore(
     """Reads a checkpoint: (step, arrays shaped and sharded as `abstract_arrays`, meta).
 
     path: a run directory (newest checkpoint, or `step`), or a checkpoint's own directory. abstract_arrays: pytree of
-    jax.ShapeDtypeStruct; a leaf without sharding goes to the first device. model: refuse a checkpoint of another one.
+    jax.ShapeDtypeStruct; a leaf without sharding goes to the first device (of several processes: to all devices). model: refuse another one's.
     subset: read only the leaves asked for; otherwise the checkpoint must hold these and no others.
     Raises CheckpointMismatch, or CheckpointError where there is none or it is damaged.
     """
@@ -98,14 +99,16 @@ def restore(
     if model is not None:
         _compare_models(where, manifest.model, model)
     _compare_leaves(where, manifest.leaves, wanted, subset)
-    one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0]) if jax.process_count() == 1 else everywhere()
     stored = {k: x for k, x in wanted.items() if x.size}
     how = {k: ocp.ArrayRestoreArgs(sharding=x.sharding or one, dtype=x.dtype, global_shape=x.shape) for k, x in stored.items()}
-    flat = {k: jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding or one) for k, x in wanted.items() if not x.size}
+    flat = {k: put(jnp.zeros(x.shape, x.dtype), x.sharding or one) for k, x in wanted.items() if not x.size}
     try:
         with _checkpointer() as orbax:
             flat |= orbax.restore(where / "arrays", args=ocp.args.PyTreeRestore(item=stored, restore_args=how, partial_restore=subset))
     except Exception as error:
+        if jax.process_count() > 1 and isinstance(error, jax.errors.JaxRuntimeError):  # another process is lost; the checkpoint is none the worse
+            raise
         raise CheckpointError(f"{where} is damaged: its arrays cannot be read ({_cause(error)}); remove it to use an earlier one") from error
     return manifest.step, jax.tree.unflatten(jax.tree.structure(abstract_arrays), [flat[k] for k in wanted]), read_meta(where)
 
@@ -152,6 +155,11 @@ def abstract_like(arrays: Any) -> Any:
 def _checkpointer() -> ocp.Checkpointer:
     """All leaves in one key-value store: few files, however many leaves."""
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False))
+
+
+def _of_all(x: jax.Array) -> jax.Array:
+    """What every process has whole, as one array of them all: orbax saves no other."""
+    return x if jax.process_count() == 1 or not x.is_fully_addressable else put(x, everywhere())
 
 
 def _flatten(tree: Any) -> dict[str, Any]:

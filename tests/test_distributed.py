@@ -1,0 +1,125 @@
+"""What the environment must say for several processes, and what one process alone does where several would exchange."""
+
+import jax
+import pytest
+
+from compass_jax import distributed
+from compass_jax.config import ConfigError
+
+GOOD = {"COMPASS_COORDINATOR": "10.0.0.1:8476", "COMPASS_PROCESSES": "4", "COMPASS_PROCESS_ID": "3"}
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """What jax.distributed.initialize was told; nothing is joined, and jax's settings stay as they are."""
+    calls = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **options: calls.append(options))
+    monkeypatch.setattr(jax.config, "update", lambda name, value: None)
+    for name in (*distributed.VARIABLES, "COMPASS_DISTRIBUTED"):
+        monkeypatch.delenv(name, raising=False)
+    return calls
+
+
+BAD = {
+    "no coordinator": ({"COMPASS_COORDINATOR": ""}, "COMPASS_COORDINATOR not set, but COMPASS_PROCESSES, COMPASS_PROCESS_ID: set all of"),
+    "no count": ({"COMPASS_PROCESSES": ""}, "COMPASS_PROCESSES not set, but COMPASS_COORDINATOR, COMPASS_PROCESS_ID"),
+    "only an id": ({"COMPASS_COORDINATOR": "", "COMPASS_PROCESSES": ""}, "COMPASS_COORDINATOR, COMPASS_PROCESSES not set, but COMPASS_PROCESS_ID"),
+    "no port": ({"COMPASS_COORDINATOR": "10.0.0.1"}, "COMPASS_COORDINATOR = '10.0.0.1': must be host:port of process 0"),
+    "count": ({"COMPASS_PROCESSES": "many"}, "COMPASS_PROCESSES = 'many': must be a number of at least 1"),
+    "id": ({"COMPASS_PROCESS_ID": "4"}, r"COMPASS_PROCESS_ID = '4': must be in 0\.\.3 \(COMPASS_PROCESSES = 4\)"),
+    "auto": (dict.fromkeys(GOOD, "") | {"COMPASS_DISTRIBUTED": "yes"}, "COMPASS_DISTRIBUTED = 'yes': only 'auto' is known"),
+}
+
+
+@pytest.mark.parametrize("bad", list(BAD))
+def test_variables_that_cannot_be_used_are_named(bad, joined, monkeypatch):
+    changes, message = BAD[bad]
+    for name, value in (GOOD | changes).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        distributed.initialize()
+    assert joined == []
+
+
+def test_what_jax_is_told(joined, monkeypatch):
+    assert not distributed.initialize() and joined == []
+    monkeypatch.setenv("COMPASS_DISTRIBUTED", "auto")
+    assert distributed.initialize() and joined == [{"heartbeat_timeout_seconds": 10}]
+    for name, value in GOOD.items():
+        monkeypatch.setenv(name, value)
+    assert distributed.initialize()
+    assert joined.pop() == {"coordinator_address": "10.0.0.1:8476", "num_processes": 4, "process_id": 3, "heartbeat_timeout_seconds": 10}
+    monkeypatch.setenv("COMPASS_COORDINATOR", "127.0.0.1:8476")
+    assert distributed.initialize() and joined.pop()["coordinator_bind_address"] == "127.0.0.1:8476"
+    monkeypatch.setenv("COMPASS_PROCESSES", "1")
+    monkeypatch.setenv("COMPASS_PROCESS_ID", "0")
+    assert not distributed.initialize()
+
+
+def test_processes_that_do_not_meet_are_told_where(joined, monkeypatch):
+    def fail(**options):
+        raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: Barrier timed out\nand much more")
+
+    monkeypatch.setattr(jax.distributed, "initialize", fail)
+    for name, value in GOOD.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(distributed.DistributedError, match=r"did not meet at 10\.0\.0\.1:8476: DEADLINE_EXCEEDED: Barrier timed out; start the same"):
+        distributed.initialize()
+
+
+def test_a_command_of_one_process_is_refused_in_several(joined, monkeypatch):
+    distributed.refuse("compass filter")
+    for name, value in GOOD.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="compass filter runs in one process: unset COMPASS_COORDINATOR"):
+        distributed.refuse("compass filter")
+
+
+def test_one_process_asks_nobody(joined):
+    with distributed.processes():
+        assert distributed.first() and joined == []
+    assert distributed.exchange(b"x") == [b"x"]
+    assert distributed.anyone(True) and not distributed.anyone(False)
+    distributed.same({"seed": 1}, "")
+    with pytest.raises(KeyError), distributed.processes():
+        raise KeyError
+
+
+def test_values_that_differ_are_named_with_the_process(monkeypatch):
+    monkeypatch.setattr(distributed, "exchange", lambda payload: [payload, payload, b'{"rl.steps": 3, "seed": 1}'])
+    distributed.same({"rl.steps": 3, "seed": 1}, "")
+    with pytest.raises(ConfigError, match=r"^rl\.steps is 2 in process 0 and 3 in process 2: start the same command$"):
+        distributed.same({"rl.steps": 2, "seed": 1}, "start the same command")
+
+
+def test_payloads_of_any_size_come_back_whole(monkeypatch):
+    """Over two processes, the other of which says the same."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    sizes = []
+
+    def gather(x):
+        sizes.append(x.size)
+        return distributed.np.stack([x, x])
+
+    monkeypatch.setattr(distributed.multihost_utils, "process_allgather", gather)
+    for size in (0, 1, 1024, 1025, 5000):
+        payload = bytes(i % 256 for i in range(size))
+        assert distributed.exchange(payload) == [payload, payload]
+    assert sizes[1::2] == [1024, 1024, 1024, 2048, 8192]
+
+
+@pytest.mark.parametrize(
+    "error,code,said",
+    [
+        (ConfigError("seed is bad"), 2, "process 1 of 2: seed is bad"),
+        (distributed.DistributedError("gone"), 1, "process 1 of 2: gone"),
+        (jax.errors.JaxRuntimeError("UNKNOWN: Gloo: reset by peer\nmore"), 1, "when another process is lost: UNKNOWN: Gloo: reset by peer\n"),
+        (ZeroDivisionError(), 1, "ZeroDivisionError"),
+        (SystemExit(143), 143, "ended from outside"),
+        (KeyboardInterrupt(), 130, "ended from outside"),
+    ],
+)
+def test_what_ends_a_process_is_told(error, code, said, capsys, monkeypatch):
+    monkeypatch.setattr(distributed.time, "sleep", lambda seconds: None)
+    assert distributed._told("process 1 of 2", error) == code
+    assert said in capsys.readouterr().err

@@ -1,0 +1,113 @@
+"""`compass train` in several real processes over loopback, each with devices of its own. Also a configuration file for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+PATIENCE_S = 200
+CONFIG = """
+from dataclasses import replace
+
+from compass_jax.config import CorrectionConfig, MeshConfig, ObjectiveConfig, ZeroVarianceConfig
+from tiny_run import tiny_run
+
+
+def processes():
+    config = tiny_run()
+    # ESPO clips at ratios of 1e-5, where the order of a sum decides
+    rl = replace(config.rl, objective=ObjectiveConfig("grpo"), correction=CorrectionConfig("tis"), steps=4)
+    rl = replace(rl, {rl})
+    model, rollout, data = replace(config.model, layers=1), replace(config.rollout, max_new_tokens=8), replace(config.data, eval_prompts=0)
+    config = replace(config, rl=rl, model=model, rollout=rollout, data=data)
+    return replace(config, {run})
+"""
+
+
+def environment(compiled: Path, devices: int) -> dict[str, str]:
+    """One process with so many simulated devices, and a compilation cache."""
+    out = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "COMPASS_"))}
+    out |= {"PYTHONPATH": str(TESTS), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    out |= {"JAX_COMPILATION_CACHE_DIR": str(compiled), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    return out | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def write_config(folder: Path, rl: str = "", run: str = "") -> Path:
+    """The configuration file. `rl` and `run`: what is otherwise in it, as arguments of dataclasses.replace."""
+    file = folder / "processes.py"
+    file.write_text(CONFIG.format(rl=rl, run=run))
+    return file
+
+
+class Job:
+    """One command in `count` processes that have eight devices together; its output is in `folder`/log_<number>.txt."""
+
+    def __init__(self, folder: Path, compiled: Path, count: int, *options: str, command: str = "train", rl: str = "", run: str = ""):
+        file = write_config(folder, rl, run)
+        self.directory, self.logs = folder / "run", [folder / f"log_{number}.txt" for number in range(count)]
+        arguments = [command, str(file), "--run-dir", str(self.directory), *options]
+        port, self.processes = free_port(), []
+        for number, path in enumerate(self.logs):
+            own = {"COMPASS_COORDINATOR": f"127.0.0.1:{port}", "COMPASS_PROCESSES": str(count), "COMPASS_PROCESS_ID": str(number)}
+            variables = environment(compiled, 8 // count) | (own if count > 1 else {})
+            with path.open("wb") as log:
+                whole = [sys.executable, "-m", "compass_jax", *arguments]
+                self.processes.append(subprocess.Popen(whole, env=variables, stdout=log, stderr=log, cwd=TESTS.parent))
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def log(self, number: int) -> str:
+        """What process `number` said."""
+        return self.logs[number].read_text(errors="replace")
+
+    def steps(self) -> int:
+        """Lines of metrics.jsonl so far."""
+        file = self.directory / "metrics.jsonl"
+        return file.read_bytes().count(b"\n") if file.exists() else 0
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Until it holds, every process still running."""
+        limit = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert all(process.poll() is None for process in self.processes) and time.monotonic() < limit, self.told()
+            time.sleep(0.01)
+
+    def send(self, number: int, what: signal.Signals) -> None:
+        """A signal to one process."""
+        self.processes[number].send_signal(what)
+
+    def codes(self) -> list[int]:
+        """Exit codes, when all have ended."""
+        limit = time.monotonic() + PATIENCE_S
+        try:
+            return [process.wait(max(0.0, limit - time.monotonic())) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.told()) from None
+
+    def finish(self) -> None:
+        """To its end, without an error."""
+        assert self.codes() == [0] * len(self.processes), self.told()
+
+    def told(self) -> str:
+        """The ends of all logs."""
+        return "\n".join(f"--- process {n}\n{self.log(n)[-3000:]}" for n in range(len(self.logs)))

@@ -1,0 +1,135 @@
+"""RL in two processes of four devices each: the numbers of one process, what is left when one is killed, and a stop that reaches one of them."""
+
+import dataclasses
+import signal
+import time
+
+import numpy as np
+import pytest
+from logged import lines, numbers
+from processes import Job, write_config
+
+from compass_jax.cli import load_config
+from compass_jax.config import MeshConfig
+from compass_jax.train.loop import run_rl
+from compass_jax.weights import checkpoint
+
+MESH = ("--mesh.fsdp", "2", "--mesh.expert", "2", "--mesh.tensor", "2")
+
+
+def compare(found, expected):
+    assert len(found) == len(expected) > 0
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in theirs:
+            np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def run(folder, compiled, count, *options, **settings):
+    """A whole run; its directory."""
+    folder.mkdir()
+    with Job(folder, compiled, count, *options, **settings) as job:
+        job.finish()
+    return job.directory
+
+
+def same_samples(first, second):
+    return [row["samples"] for row in lines(first, "rollouts")] == [row["samples"] for row in lines(second, "rollouts")]
+
+
+def run_here(folder, mesh):
+    """A run, or what is left of it, in this process of eight devices; its directory."""
+    folder.mkdir(exist_ok=True)
+    directory = folder / "run"
+    run_rl(dataclasses.replace(load_config(str(write_config(folder))), run_dir=str(directory), mesh=mesh))
+    return directory
+
+
+def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path, compiled, compile_once):
+    """Two processes: SIGTERM to the second, the same command; SIGKILL to the second; on in one process, on another mesh."""
+    command = (tmp_path, compiled, 2, *MESH)
+    with Job(*command) as job:
+        job.wait_for(lambda: checkpoint.latest(job.directory) == 1)
+        time.sleep(0.3)  # into the next rollout
+        job.send(1, signal.SIGTERM)
+        job.finish()
+        assert "stopped on request" in job.log(0) and "stopped" not in job.log(1)
+        reached = job.steps()
+        assert 1 <= reached < 4 and checkpoint.latest(job.directory) == reached
+    with Job(*command) as job:
+        job.wait_for(lambda: job.steps() > reached)
+        job.send(1, signal.SIGKILL)
+        started = time.monotonic()
+        codes = job.codes()
+        assert time.monotonic() - started < 30 and codes[1] == -signal.SIGKILL and codes[0] != 0
+        for number in (0, 1):
+            assert f"process {number} of 2 (pid {job.processes[number].pid} on " in job.log(number)
+            assert "the same command, in every process, goes on from the last checkpoint" in job.log(number)
+    undisturbed = run_here(tmp_path / "one", MeshConfig(fsdp=2, expert=2, tensor=2))
+    run_here(tmp_path, MeshConfig(fsdp=4, context=2))
+    compare(numbers(job.directory), numbers(undisturbed))
+    assert same_samples(job.directory, undisturbed)
+
+
+VARIANTS = {
+    "R2 and growth": ("replay='R2', updates_per_rollout=2, group_size=2, zero_variance=ZeroVarianceConfig(grow_to=4)", "mesh=MeshConfig(fsdp=8)"),
+    "dynamic": ("group_size=2, zero_variance=ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)", "mesh=MeshConfig(fsdp=2, expert=2, tensor=2)"),
+    "partial": ("partial_prompts=3", "mesh=MeshConfig(fsdp=4, expert=2)"),
+    "two meshes, pages, a reference": (
+        "eval_every=2, objective=ObjectiveConfig('grpo', kl_coef=0.01)",
+        "mesh=MeshConfig(context=2, expert=4), rollout_mesh=MeshConfig(expert=4, tensor=2), "
+        "rollout=replace(config.rollout, cache_pages=40, page_tokens=8), data=replace(config.data, eval_prompts=4)",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_two_processes_give_the_numbers_of_one(tmp_path, compiled, variant):
+    rl, changes = VARIANTS[variant]
+    one, two = (run(tmp_path / str(count), compiled, count, rl=rl, run=changes) for count in (1, 2))
+    compare(numbers(two), numbers(one))
+    assert same_samples(two, one)
+
+
+@pytest.mark.slow
+def test_twenty_steps_with_a_kill_of_each_process(tmp_path, compiled):
+    """Two processes: undisturbed the numbers of one; killed, each once, to the last bit their own."""
+    settings = {"rl": "steps=20, optim=replace(rl.optim, learning_rate=1e-3)"}
+    one, two = (run(tmp_path / str(count), compiled, count, *MESH, **settings) for count in (1, 2))
+    compare(numbers(two), numbers(one))
+    (tmp_path / "killed").mkdir()
+    for number in (0, 1):
+        with Job(tmp_path / "killed", compiled, 2, *MESH, **settings) as job:
+            before = checkpoint.latest(job.directory) or 0
+            job.wait_for(lambda job=job, before=before: (checkpoint.latest(job.directory) or 0) >= before + 3)
+            time.sleep(0.5)
+            job.send(number, signal.SIGKILL)
+            assert 0 not in job.codes(), job.told()
+    with Job(tmp_path / "killed", compiled, 2, *MESH, **settings) as job:
+        job.finish()
+    assert numbers(job.directory) == numbers(two) and same_samples(job.directory, two)
+
+
+@pytest.mark.slow
+def test_fine_tuning_and_evaluation_in_two_processes(tmp_path, compiled):
+    """SFT with a stop at one process and the same command again; the accuracies of its weights."""
+    found = {}
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        tuned = {"command": "sft", "run": "sft=replace(config.sft, steps=6, save_every=1), data=replace(config.data, eval_prompts=4)"}
+        if count == 2:
+            with Job(folder, compiled, count, *MESH, **tuned) as job:
+                job.wait_for(lambda job=job: job.steps() >= 2)
+                job.send(1, signal.SIGTERM)
+                job.finish()
+                assert 2 <= job.steps() < 6
+        with Job(folder, compiled, count, *MESH, **tuned) as job:
+            job.finish()
+        with Job(folder, compiled, count, *MESH, "--checkpoint", str(job.directory), **{**tuned, "command": "eval"}) as told:
+            told.finish()
+        table = [line for line in told.log(0).splitlines() if "│" in line or "pass@" in line]
+        found[count] = numbers(job.directory), table
+    compare(found[2][0], found[1][0])
+    assert found[2][1] == found[1][1] and len(found[1][1]) > 2

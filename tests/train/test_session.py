@@ -1,0 +1,118 @@
+"""What several processes agree on before and between steps: the run directory, its newest checkpoint, requests to stop, meshes of all devices."""
+
+import dataclasses
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import tiny_run
+
+from compass_jax import distributed, sharding
+from compass_jax.config import ConfigError, MeshConfig
+from compass_jax.config_io import flatten
+from compass_jax.rewards.shared import SharedScorer
+from compass_jax.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
+from compass_jax.telemetry import Telemetry
+from compass_jax.train.session import RunRefused, StopSignal, newest_checkpoint, open_run, shared
+
+
+@pytest.fixture
+def second(monkeypatch):
+    """This is process 1 of 2; the fixture is what process 0 says at each exchange, one after the other (None: the same as this one)."""
+    says = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+
+    def exchange(payload):
+        first = says.pop(0) if says else None
+        return [payload if first is None else first, payload]
+
+    monkeypatch.setattr(distributed, "exchange", exchange)
+    return says
+
+
+def config_at(directory, **changes):
+    return dataclasses.replace(tiny_run(), run_dir=str(directory), **changes)
+
+
+def test_process_0_alone_writes_the_run_directory(tmp_path, second, monkeypatch):
+    with open_run(config_at(tmp_path / "run")):
+        assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(jax, "process_index", lambda: 0)
+    with open_run(config_at(tmp_path / "run")):
+        assert (tmp_path / "run" / "config.json").exists()
+
+
+def test_what_process_0_refuses_is_raised_in_every_process(tmp_path, second, monkeypatch):
+    second[:] = [None, b"the run directory is in use by somebody"]
+    with pytest.raises(RunRefused, match="is in use by somebody"), open_run(config_at(tmp_path)):
+        pass
+    monkeypatch.setattr(jax, "process_index", lambda: 0)
+    with RunDir(tmp_path, config_at(tmp_path)), pytest.raises(RunDirectoryInUse), open_run(config_at(tmp_path)):
+        pass
+    with pytest.raises(ConfigMismatch, match="seed"), open_run(config_at(tmp_path, seed=5)):
+        pass
+
+
+def test_processes_of_different_configurations_do_not_start(tmp_path, second):
+    second[:] = [json.dumps(flatten(config_at(tmp_path, seed=4))).encode()]
+    message = r"^seed is 4 in process 0 and 0 in process 1: start the same command in every process$"
+    with pytest.raises(ConfigError, match=message), open_run(config_at(tmp_path)):
+        pass
+
+
+def test_processes_that_see_different_checkpoints_do_not_share_a_disk(tmp_path, second):
+    assert newest_checkpoint(str(tmp_path)) is None
+    second[:] = [json.dumps({f"the newest checkpoint in {tmp_path}": 7}).encode()]
+    with pytest.raises(ConfigError, match="is 7 in process 0 and None in process 1: a run directory must be on a file system that all"):
+        newest_checkpoint(str(tmp_path))
+
+
+def test_one_process_that_is_asked_to_stop_stops_all(monkeypatch):
+    asked = []
+    monkeypatch.setattr(distributed, "anyone", lambda flag: asked.append(flag) or flag or len(asked) == 3)
+    with StopSignal() as stop:
+        assert not stop.requested and not stop.requested and stop.requested and stop.requested
+        assert asked == [False] * 3  # it is agreed, and not asked again
+        os.kill(os.getpid(), signal.SIGTERM)  # the first that this process gets
+        assert stop.requested
+        with pytest.raises(SystemExit):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_scores_are_shared_by_several_processes_alone(second, monkeypatch):
+    scorer = object()
+    assert isinstance(shared(scorer), SharedScorer)
+    monkeypatch.setattr(jax, "process_count", lambda: 1)
+    assert shared(scorer) is scorer
+
+
+def test_a_process_that_does_not_write_leaves_no_trace(tmp_path, capsys):
+    with Telemetry(tmp_path / "run", 2, "rl", writes=False) as telemetry:
+        telemetry.restore(None)
+        telemetry.log(1, {"loss": 1.0})
+        telemetry.log_rollouts(1, [{"prompt": "x"}])
+        telemetry.note("said")
+    assert not (tmp_path / "run").exists() and capsys.readouterr().out == ""
+
+
+def test_a_mesh_that_leaves_a_process_out_is_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ConfigError, match="mesh has 4 devices, the 2 processes have 8: a mesh over several processes takes all"):
+        sharding.placements(MeshConfig(fsdp=4), None, False)
+    with pytest.raises(ConfigError, match="rollout_apart over 2 processes: each must take part in both"):
+        sharding.placements(MeshConfig(fsdp=4), MeshConfig(fsdp=4), True)
+    assert sharding.placements(MeshConfig(fsdp=8), None, False)[0].mesh.size == 8
+
+
+def test_host_values_and_parts_come_and_go_whole():
+    mesh = sharding.make_mesh(MeshConfig(fsdp=8))
+    parts = jax.NamedSharding(mesh, jax.P("fsdp"))
+    x = sharding.put(np.arange(16), parts)
+    assert x.sharding == parts
+    found = sharding.fetch({"x": x, "y": np.ones(2)})
+    np.testing.assert_array_equal(found["x"], np.arange(16))
+    assert isinstance(found["x"], np.ndarray) and sharding.everywhere().device_set == set(jax.devices())
