@@ -212,15 +212,6 @@ def run_rounds(ours: Callable[[], int], theirs: Callable[[], int], rounds: int, 
     return out
 
 
-def flops_per_token(config: ModelConfig) -> float:
-    """Of a forward pass, in products with weights: 2 for each weight that a token meets (of the experts its top k); attention scores left out."""
-    c = config
-    attention = 2 * c.hidden * c.head_dim * (c.heads + c.kv_heads)
-    moe = 0 if c.moe is None else c.hidden * (c.moe.experts + 3 * c.moe.top_k * c.moe.ffn)
-    dense = (c.layers - len(c.moe_layers)) * 3 * c.hidden * c.ffn
-    return 2.0 * (c.layers * attention + len(c.moe_layers) * moe + dense + c.hidden * c.vocab_size)
-
-
 def summarise(rounds: list[dict[str, Any]], flops: float) -> dict[str, Any]:
     """Medians over the rounds whose probe is at least KEEP of the best; `ratio` is the ratio of the medians.
 

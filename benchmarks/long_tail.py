@@ -19,6 +19,7 @@ from benchmarks import common
 from benchmarks.rollout import CACHE_BUCKET, Theirs, calibrate
 from compass_jax.cli import tune_allocator
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
+from compass_jax.model.flops import flops_per_token
 from compass_jax.records import Prompt, stable_id
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
@@ -111,7 +112,7 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
         "agreement": agreement,
         "both_sides": "float32, temperature 1, untruncated distribution, no end token: a request ends at its length; prefill included",
     }
-    common.report("long_tail", smoke, common.summarise(found, common.flops_per_token(config)), details, common.environment())
+    common.report("long_tail", smoke, common.summarise(found, flops_per_token(config)), details, common.environment())
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -19,6 +19,7 @@ import torch
 from benchmarks import common
 from compass_jax.cli import tune_allocator
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
+from compass_jax.model.flops import flops_per_token
 from compass_jax.records import Prompt, stable_id
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
@@ -133,7 +134,7 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
         "new_tokens": setup.new_tokens,
         "both_sides": "float32, temperature 1, untruncated distribution, no end token, prefill included",
     }
-    common.report("rollout", smoke, common.summarise(found, common.flops_per_token(config)), details, common.environment())
+    common.report("rollout", smoke, common.summarise(found, flops_per_token(config)), details, common.environment())
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -21,6 +21,7 @@ import torch
 from benchmarks import common
 from compass_jax.cli import tune_allocator
 from compass_jax.config import ComputeConfig, ModelConfig, OptimConfig
+from compass_jax.model.flops import flops_per_token
 from compass_jax.model.params import in_layout, training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.train import optim, step
@@ -138,7 +139,7 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
         "moe_load_max_over_mean": [round(load, 2), round(ours.load, 2)],  # before the first and after the last round
         "both_sides": f"float32, full AdamW step, gradient clipping at {OPTIM.clip_grad_norm}, no router loss, no weight decay",
     }
-    common.report("train", smoke, common.summarise(found, 3 * common.flops_per_token(config)), details, common.environment())
+    common.report("train", smoke, common.summarise(found, 3 * flops_per_token(config)), details, common.environment())
 
 
 def main(argv: list[str] | None = None) -> None:

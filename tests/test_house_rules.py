@@ -34,7 +34,7 @@ LAYERS = {
     "rewards.penalties": set(),
     "data": {"records", "config", "data"},
     "weights": MODEL | {"weights", "config_io"},
-    "train": MODEL | {"rl", "train", "rewards.penalties"},
+    "train": MODEL | {"chips", "rl", "train", "rewards.penalties"},
     "train.session": MODEL | {"train", "data", "distributed", "config_io", "rundir", "rewards", "weights"},
     "train.gather": MODEL | {"rl", "rollout", "rewards"},
     "train.history": MODEL | {"train"},

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compass_jax.chips import chip_of
 from compass_jax.config import RunConfig
+from compass_jax.model.flops import forward_flops
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.params import place
 from compass_jax.model.transformer import Transformer
@@ -85,7 +87,19 @@ class Updater:
         metrics["loss"] /= len(parts)
         metrics |= {name: float(np.mean([float(n[name]) for n in norms])) for name in norms[0]}
         updates = {"time/score_s": scored_s, "time/update_s": seconds - scored_s, "train/tokens_per_s": tokens / seconds}
+        updates |= self._mfu(arrays.lengths, seconds)
         return {**metrics, **updates, "skipped_updates": float(self.state.skipped)}
+
+    def _mfu(self, lengths: np.ndarray, seconds: float) -> dict[str, float]:
+        """train/mfu: what forward and backward of these rows must compute, over what the devices could have; old log-probs count as overhead.
+
+        Empty on a chip whose peak is not known (compass_jax/chips.py).
+        """
+        chip = chip_of(jax.devices()[0].device_kind)
+        if chip is None:
+            return {}
+        devices = 1 if self.model.placement is None else self.model.placement.mesh.size
+        return {"train/mfu": 3 * self.rl.epochs * forward_flops(self.config.model, lengths) / (seconds * devices * chip.device_flops)}
 
     def _plan(self, arrays: StepArrays, first_group: int, groups: int) -> list[MicroBatch]:
         """The micro-batches of one update. Scoring uses the same ones: a row's numbers depend on the shape it is computed in."""

@@ -1,0 +1,42 @@
+"""train/mfu: against the count of a run's own rows; absent where the chip's peak is not known."""
+
+import dataclasses
+import math
+from functools import partial
+
+import pytest
+from logged import lines
+from tiny_run import tiny_run
+
+from compass_jax.chips import Chip
+from compass_jax.model.flops import forward_flops
+from compass_jax.rewards.score import Scorer
+from compass_jax.train import loop, updater
+from compass_jax.train.loop import run_rl
+
+pytestmark = pytest.mark.usefixtures("compile_once")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_mfu_is_the_arithmetic_of_the_rows_over_the_peak(tmp_path, monkeypatch, known):
+    chip = Chip("test", "cpu", 1, 2.0, 4.0, 1.0, 1.0, 1.0)
+    monkeypatch.setattr(updater, "chip_of", lambda kind: chip if known else None)
+    monkeypatch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:coin"))
+    seen, real = [], loop.RLTrainer._mfu
+
+    def keep(self, lengths, seconds):
+        seen.append((lengths.copy(), seconds))
+        return real(self, lengths, seconds)
+
+    monkeypatch.setattr(loop.RLTrainer, "_mfu", keep)
+    config = tiny_run()
+    config = dataclasses.replace(config, run_dir=str(tmp_path), rl=dataclasses.replace(config.rl, steps=1))
+    run_rl(config)
+    metrics = lines(tmp_path, "metrics")[0]["metrics"]
+    if not known:
+        assert "train/mfu" not in metrics
+        return
+    (lengths, seconds), = seen
+    assert lengths.sum() > 0
+    expected = 3 * config.rl.epochs * forward_flops(config.model, lengths) / (seconds * 2e12)
+    assert math.isclose(metrics["train/mfu"], expected, rel_tol=1e-6) and expected > 0
