@@ -7,7 +7,7 @@ weights on top of bfloat16. Draws belong to requests, so in exact arithmetic all
     again            the same once more
     other order      prompts shuffled
     64 slots         other shapes, other programs: sums are rounded otherwise, and a draw between two nearly equal tokens may fall otherwise
-    few pages        a cache of an eighth of the pages: samples are preempted, and go on with their own routes
+    few pages        a cache of a quarter of the pages, of 4 tokens each: samples are preempted, and go on with their own routes
     few pages, live  the same without recorded routes
 `first` is the median position in the response of the first other token; `gap` the median distance, at that position, of the two log-probs of the
 token before it (in float32 a few rounding errors), of sequences whose first token is the same.
@@ -76,12 +76,13 @@ def measure(config: RunConfig, weights: str, prompts: list[Any]) -> list[dict[st
         return dataclasses.replace(config, rollout=dataclasses.replace(rollout, **changes))
 
     shuffled = [prompts[i] for i in np.random.default_rng(0).permutation(len(prompts))]
-    pages = max(rollout.slots * rollout.pages_per_slot // 8, rollout.pages_per_slot)
+    few = with_rollout(page_tokens=4, tokens_per_call=4)
+    few = dataclasses.replace(few, rollout=dataclasses.replace(few.rollout, cache_pages=rollout.slots * few.rollout.pages_per_slot // 4))
     base, _ = collect(config, weights, prompts)
     runs = {
         "again": (config, prompts, True), "other order": (config, shuffled, True),
         "64 slots": (with_rollout(slots=rollout.slots // 2), prompts, True),
-        "few pages": (with_rollout(cache_pages=pages), prompts, True), "few pages, live": (with_rollout(cache_pages=pages), prompts, False),
+        "few pages": (few, prompts, True), "few pages, live": (few, prompts, False),
     }  # fmt: skip
     rows = []
     for name, (changed, asked, keep_routing) in runs.items():

@@ -9,8 +9,8 @@ from compass_jax.config.pods import QWEN3_235B_A22B, pod_run
 
 
 def qwen3_235b_a22b_v5p_4x8x8() -> RunConfig:
-    """Trains with 4-way context, samples with experts over 32 and heads over 4 devices."""
+    """Trains with 4-way context, samples with experts over 16 and heads over 4 devices."""
     return pod_run(
         "qwen3_235b_a22b_v5p_4x8x8", QWEN3_235B_A22B, "weights/Qwen3-235B-A22B",
-        MeshConfig(fsdp=4, expert=16, context=4), MeshConfig(replica=2, expert=32, tensor=4), slots=512,
+        MeshConfig(fsdp=4, expert=16, context=4), MeshConfig(replica=4, expert=16, tensor=4), slots=512,
     )  # fmt: skip

@@ -78,7 +78,7 @@ def advice(config: RunConfig, program: str, memory: Memory | None, parts: dict[s
     found: list[tuple[float, Change]] = []
     sizes = {**parts, "temporary": 0 if memory is None else memory.temporary + memory.results}
     if program in ("prefill", "insert", "decode", "slots", "hand-over"):
-        found += _of_rollout(config, sizes)
+        found += _of_rollout(config, sizes, program)
     else:
         found += _of_training(config, sizes, program)
     halves, mesh = "parameters and moments in parts of half the size", config.mesh
@@ -89,8 +89,12 @@ def advice(config: RunConfig, program: str, memory: Memory | None, parts: dict[s
     return [change for _, change in sorted(found, key=lambda x: -x[0])]
 
 
-def _of_rollout(config: RunConfig, sizes: dict[str, int]) -> list[tuple[float, Change]]:
-    rollout, slots = config.rollout, sizes.get("slots", 0)
+def _of_rollout(config: RunConfig, sizes: dict[str, int], program: str) -> list[tuple[float, Change]]:
+    rollout, slots, mesh, there = config.rollout, sizes.get("slots", 0), config.mesh, config.rollout_mesh or config.mesh
+    if program == "hand-over" and there.expert != mesh.expert and (there.replica * there.expert) % mesh.expert == 0:
+        value = f"{mesh.expert} --rollout-mesh.replica {there.replica * there.expert // mesh.expert}"
+        why = "experts cut alike in training and rollout never meet whole on the way"
+        return [(float("inf"), Change("rollout-mesh.expert", value, why))]
     found = [(slots / 2 + sizes["temporary"] / 4, Change("rollout.slots", str(rollout.slots // 2), "half the KV cache"))]
     if rollout.quantize == "off":
         found.append((sizes.get("decode", 0) / 2, Change("rollout.quantize", "auto", "the sampler's weights in 8 bits")))

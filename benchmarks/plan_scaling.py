@@ -1,0 +1,116 @@
+"""What a plan costs and finds as a model and a pod grow: compile seconds, memory per chip, bytes of collectives.
+
+    python -m benchmarks.plan_scaling [--out benchmarks/results] [--smoke]
+
+Qwen3-30B-A3B's layers on v5p, forward and backward of rows of 8,192 tokens: with more layers, more experts, and on more chips at one row a chip
+(weak scaling, 16 to 512). Nothing runs on a TPU: these are the compiler's numbers. Writes plan_scaling.json and plan_scaling.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+LENGTH = 8192
+LAYERS, EXPERTS = (12, 24, 48, 96), (32, 64, 128, 256)
+CHIPS = {16: "v5p:2x2x4", 64: "v5p:4x4x4", 128: "v5p:4x4x8", 256: "v5p:4x8x8", 512: "v5p:8x8x8"}
+
+
+def configured(chips: int, layers: int, experts: int) -> Any:
+    """The 30B model's RunConfig with so many layers and experts, experts over 8 devices, the rest of the chips for fsdp."""
+    from compass_jax.config import MeshConfig
+    from compass_jax.config.pods import QWEN3_30B_A3B, pod_run
+
+    moe = dataclasses.replace(QWEN3_30B_A3B.moe, experts=experts)
+    model = dataclasses.replace(QWEN3_30B_A3B, layers=layers, moe=moe)
+    mesh = MeshConfig(fsdp=chips // 8, expert=8)
+    run = pod_run("scaling", model, "", mesh, MeshConfig(replica=chips // 32, expert=8, tensor=4) if chips >= 32 else mesh, slots=64)
+    return dataclasses.replace(run, rl=dataclasses.replace(run.rl, buckets=(LENGTH, 32_768), micro_batch_tokens=chips * LENGTH))
+
+
+def measure(chips: int, layers: int, experts: int) -> dict[str, Any]:
+    """Forward and backward of one row of LENGTH tokens a chip."""
+    from compass_jax.plan.collectives import collectives
+    from compass_jax.plan.memory import memory_of, resident
+    from compass_jax.plan.programs import Step, topology_devices
+
+    step = Step(configured(chips, layers, experts), topology_devices(CHIPS[chips]))
+    row: dict[str, Any] = {"chips": chips, "layers": layers, "experts": experts, "gib": {}, "sent_gib": {}}
+    row["state_gib"] = resident(step)["state"] / 2**30
+    seconds = 0.0
+    for program in step.training():
+        if not program.name.endswith(f" {LENGTH}"):
+            continue
+        started = time.perf_counter()
+        compiled = program.lower().compile()
+        seconds += time.perf_counter() - started
+        step.done(program, compiled)
+        memory = memory_of(program, compiled, {})
+        row["gib"][program.name.split()[0]] = (memory.arguments + memory.results + memory.temporary) / 2**30
+        for kind, sent in collectives(compiled.as_text()).items():
+            row["sent_gib"][kind] = row["sent_gib"].get(kind, 0.0) + sent.bytes / 2**30
+    return row | {"compile_s": seconds}
+
+
+def draw(rows: list[dict[str, Any]], png: Path) -> None:
+    """One panel for each thing that grows, and the collectives of weak scaling."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.4), layout="constrained")
+    panels = figure.subplots(1, 4)
+    for axes, name in zip(panels, ("layers", "experts", "chips"), strict=False):
+        some = [row for row in rows if row["varied"] == name]
+        axes.plot([r[name] for r in some], [r["compile_s"] for r in some], "o-", color="#3b6ea5", label="compile s")
+        axes.plot([r[name] for r in some], [r["gib"]["backward"] for r in some], "s-", color="#d98c3f", label="backward, GiB per chip")
+        axes.plot([r[name] for r in some], [r["state_gib"] for r in some], "^-", color="#6fb07f", label="state, GiB per chip")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([r[name] for r in some], [str(r[name]) for r in some])
+        axes.set_xlabel(name)
+        axes.set_ylim(bottom=0)
+        axes.minorticks_off()
+    panels[0].legend(fontsize=7, frameon=False)
+    some, bottom = [row for row in rows if row["varied"] == "chips"], None
+    places = range(len(some))
+    for kind, colour in (("all-gather", "#3b6ea5"), ("reduce-scatter", "#6fb07f"), ("all-reduce", "#d98c3f")):
+        sizes = [r["sent_gib"].get(kind, 0.0) for r in some]
+        panels[3].bar(places, sizes, bottom=bottom, color=colour, label=kind, width=0.6)
+        bottom = sizes if bottom is None else [a + b for a, b in zip(bottom, sizes, strict=True)]
+    panels[3].set_xticks(places, [str(r["chips"]) for r in some])
+    panels[3].set_xlabel("chips, one row each")
+    panels[3].set_title("GiB that a chip sends", fontsize=9)
+    panels[3].legend(fontsize=7, frameon=False)
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(png, dpi=120)
+
+
+def main() -> None:
+    """Measures, writes, draws."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default="benchmarks/results", help="folder of the results (default: %(default)s)")
+    parser.add_argument("--smoke", action="store_true", help="a few layers and chips: it shows that everything runs")
+    args = parser.parse_args()
+    answers = {"TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0", "TPU_SKIP_MDS_QUERY": "1"}
+    os.environ.update({"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", **answers})
+    wanted = [("layers", 64, n, 128) for n in LAYERS] + [("experts", 64, 48, n) for n in EXPERTS] + [("chips", n, 48, 128) for n in CHIPS]
+    if args.smoke:
+        wanted = [("layers", 16, 2, 32), ("layers", 16, 4, 32), ("experts", 16, 2, 32), ("chips", 16, 2, 32)]
+    rows, known = [], {}
+    for varied, *what in wanted:
+        if tuple(what) not in known:
+            known[tuple(what)] = measure(*what)
+        rows.append({"varied": varied, **known[tuple(what)]})
+        print(json.dumps(rows[-1]), flush=True)
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "plan_scaling.json").write_text(json.dumps(rows, indent=1) + "\n")
+    draw(rows, out / "plan_scaling.png")
+
+
+if __name__ == "__main__":
+    main()
