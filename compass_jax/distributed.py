@@ -26,6 +26,7 @@ from compass_jax.config.errors import check
 
 VARIABLES = ("COMPASS_COORDINATOR", "COMPASS_PROCESSES", "COMPASS_PROCESS_ID")
 HEARTBEAT_S = 10  # a process that is silent for so long is lost; jax's own 100 s would hold a pod that long
+_THREADS = 64  # of XLA's pool where devices are simulated: far more than devices
 _SMALLEST = 1024  # bytes of an exchange: sizes are powers of two, so that few programs are compiled
 
 
@@ -44,7 +45,7 @@ def initialize() -> bool:
         return False
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, which StopSignal answers
     if "cpu" in (jax.config.jax_platforms or "cpu"):
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        _simulated_devices()
     try:
         jax.distributed.initialize(**options, heartbeat_timeout_seconds=HEARTBEAT_S)
     except jax.errors.JaxRuntimeError as error:
@@ -54,6 +55,15 @@ def initialize() -> bool:
             "COMPASS_PROCESS_ID, and check that process 0 can be reached there"
         ) from error
     return True
+
+
+def _simulated_devices() -> None:
+    """Settings for CPUs. A collective between processes holds a thread of XLA's pool until the others arrive, one for each device; where the pool
+    has no more threads than devices (it has as many as cores) a device that is late finds none, and all wait for ever: seen on two cores.
+    """
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # gloo pairs up collectives by their order: one program after the other
+    os.environ.setdefault("PJRT_NPROC", str(max(_THREADS, os.cpu_count() or 1)))
 
 
 def refuse(what: str) -> None:

@@ -15,6 +15,7 @@ def joined(monkeypatch):
     calls = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **options: calls.append(options))
     monkeypatch.setattr(jax.config, "update", lambda name, value: None)
+    monkeypatch.setenv("PJRT_NPROC", "1")
     for name in (*distributed.VARIABLES, "COMPASS_DISTRIBUTED"):
         monkeypatch.delenv(name, raising=False)
     return calls

@@ -93,6 +93,24 @@ def test_two_processes_give_the_numbers_of_one(tmp_path, compiled, variant):
 
 
 @pytest.mark.slow
+def test_a_stop_in_a_rollout_keeps_its_samples(tmp_path, compiled):
+    """SIGTERM to one of two processes within a rollout: its samples, their routes and what is left come back, in both."""
+    settings = {"rl": "group_size=8, steps=3"}
+    one = run(tmp_path / "one", compiled, 1, *MESH, **settings)
+    (tmp_path / "two").mkdir()
+    with Job(tmp_path / "two", compiled, 2, *MESH, **settings) as job:
+        job.wait_for(lambda: checkpoint.latest(job.directory) == 1)
+        time.sleep(0.4)
+        job.send(1, signal.SIGTERM)
+        job.finish()
+        assert "finished rollouts are in the checkpoint" in job.log(0) and checkpoint.read_meta(job.directory)["pending"]
+    with Job(tmp_path / "two", compiled, 2, *MESH, **settings) as job:
+        job.finish()
+    compare(numbers(job.directory), numbers(one))
+    assert same_samples(job.directory, one)
+
+
+@pytest.mark.slow
 def test_twenty_steps_with_a_kill_of_each_process(tmp_path, compiled):
     """Two processes: undisturbed the numbers of one; killed, each once, to the last bit their own."""
     settings = {"rl": "steps=20, optim=replace(rl.optim, learning_rate=1e-3)"}
