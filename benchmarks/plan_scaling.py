@@ -16,9 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from compass_jax.cli import COMPILER_ALONE
+
 LENGTH = 8192
-LAYERS, EXPERTS = (12, 24, 48, 96), (32, 64, 128, 256)
-CHIPS = {16: "v5p:2x2x4", 64: "v5p:4x4x4", 128: "v5p:4x4x8", 256: "v5p:4x8x8", 512: "v5p:8x8x8"}
+LAYERS, EXPERTS = (24, 48, 96), (64, 128, 256)
+CHIPS = {16: "v5p:2x2x4", 64: "v5p:4x4x4", 256: "v5p:4x8x8", 512: "v5p:8x8x8"}
 
 
 def configured(chips: int, layers: int, experts: int) -> Any:
@@ -95,8 +97,7 @@ def main() -> None:
     parser.add_argument("--out", default="benchmarks/results", help="folder of the results (default: %(default)s)")
     parser.add_argument("--smoke", action="store_true", help="a few layers and chips: it shows that everything runs")
     args = parser.parse_args()
-    answers = {"TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0", "TPU_SKIP_MDS_QUERY": "1"}
-    os.environ.update({"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", **answers})
+    os.environ.update(COMPILER_ALONE)
     wanted = [("layers", 64, n, 128) for n in LAYERS] + [("experts", 64, 48, n) for n in EXPERTS] + [("chips", n, 48, 128) for n in CHIPS]
     if args.smoke:
         wanted = [("layers", 16, 2, 32), ("layers", 16, 4, 32), ("experts", 16, 2, 32), ("chips", 16, 2, 32)]

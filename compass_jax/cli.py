@@ -222,12 +222,17 @@ def _report_if_done(config: RunConfig, result: dict[str, Any] | None) -> None:
         run_report(config.directory)
 
 
+COMPILER_ALONE = {
+    "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0", "TPU_SKIP_MDS_QUERY": "1",
+}  # fmt: skip
+
+
 def _plan(config: RunConfig, args: argparse.Namespace) -> int:
     if args.topology is None:
         raise ConfigError("--topology NAME is missing: for which TPUs? For example v5p:4x4x4")
     # The TPU's compiler runs on the CPU. It asks its environment what machine this is, and a cloud's servers where that says nothing.
-    answers = {"TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0", "TPU_SKIP_MDS_QUERY": "1"}
-    os.environ.update({"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", **answers})
+    os.environ.update(COMPILER_ALONE)
     from compass_jax.plan.run import run_plan
 
     return run_plan(config, args.topology, as_json=args.json, png=args.png, searched=args.search)

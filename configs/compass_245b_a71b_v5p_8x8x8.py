@@ -3,7 +3,7 @@
 16 experts, top-4, as arXiv 2512.07710 says of its model; the layers' sizes are our own, since it does not give them.
 
     compass plan configs/compass_245b_a71b_v5p_8x8x8.py --topology v5p:8x8x8
-    compass train configs/compass_245b_a71b_v5p_8x8x8.py --run-dir gs://BUCKET/RUN          on every host (launch/)
+    compass train configs/compass_245b_a71b_v5p_8x8x8.py --run-dir /gcs/RUN          on every host (launch/)
 """
 
 from compass_jax.config import MeshConfig, RunConfig

@@ -1,7 +1,7 @@
 """Qwen3-235B-A22B on 64 chips of TPU7x (4x4x4), 128 devices: a chip is two devices of 96 GiB. 32k tokens, groups of 16, float8 rollout.
 
     compass plan configs/qwen3_235b_a22b_tpu7x_4x4x4.py --topology tpu7x:4x4x4
-    compass train configs/qwen3_235b_a22b_tpu7x_4x4x4.py --run-dir gs://BUCKET/RUN          on every host (launch/)
+    compass train configs/qwen3_235b_a22b_tpu7x_4x4x4.py --run-dir /gcs/RUN          on every host (launch/)
 """
 
 from compass_jax.config import MeshConfig, RunConfig

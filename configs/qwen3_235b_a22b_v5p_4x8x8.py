@@ -1,7 +1,7 @@
 """Qwen3-235B-A22B on 256 chips of TPU v5p (4x8x8): 32k tokens, groups of 16, int8 rollout.
 
     compass plan configs/qwen3_235b_a22b_v5p_4x8x8.py --topology v5p:4x8x8
-    compass train configs/qwen3_235b_a22b_v5p_4x8x8.py --run-dir gs://BUCKET/RUN          on every host (launch/)
+    compass train configs/qwen3_235b_a22b_v5p_4x8x8.py --run-dir /gcs/RUN          on every host (launch/)
 """
 
 from compass_jax.config import MeshConfig, RunConfig

@@ -1,7 +1,7 @@
 """Qwen3-30B-A3B on 64 chips of TPU v5p (4x4x4): 32k tokens, groups of 16, int8 rollout.
 
     compass plan configs/qwen3_30b_a3b_v5p_4x4x4.py --topology v5p:4x4x4
-    compass train configs/qwen3_30b_a3b_v5p_4x4x4.py --run-dir gs://BUCKET/RUN          on every host (launch/)
+    compass train configs/qwen3_30b_a3b_v5p_4x4x4.py --run-dir /gcs/RUN          on every host (launch/)
 """
 
 from compass_jax.config import MeshConfig, RunConfig

@@ -1,7 +1,7 @@
 """Qwen3-30B-A3B on 256 chips of TPU v6e (16x16), which have 32 GiB each: 32k tokens, groups of 16, int8 rollout.
 
     compass plan configs/qwen3_30b_a3b_v6e_16x16.py --topology v6e:16x16
-    compass train configs/qwen3_30b_a3b_v6e_16x16.py --run-dir gs://BUCKET/RUN          on every host (launch/)
+    compass train configs/qwen3_30b_a3b_v6e_16x16.py --run-dir /gcs/RUN          on every host (launch/)
 """
 
 from compass_jax.config import MeshConfig, RunConfig

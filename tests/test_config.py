@@ -93,3 +93,8 @@ def test_no_setting_is_ignored():
     classes = [x for x in vars(config_module).values() if dataclasses.is_dataclass(x)]
     fields = {f"{c.__name__}.{f.name}" for c in classes for f in dataclasses.fields(c)}
     assert len(classes) > 12 and [name for name in sorted(fields) if name.split(".")[1] not in read] == []
+
+
+def test_a_run_directory_is_a_path_not_a_bucket():
+    with pytest.raises(ConfigError, match=r"run_dir = 'gs://b/run1': must be a path; mount the bucket"):
+        dataclasses.replace(tiny_run(), run_dir="gs://b/run1").validate()

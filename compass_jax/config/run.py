@@ -45,6 +45,10 @@ class RunConfig:
     def validate(self) -> RunConfig:
         """Returns self, or raises ConfigError naming the first setting that cannot be used."""
         check(bool(self.name), "name is empty: give the run a name")
+        check(
+            "://" not in self.run_dir,
+            f"run_dir = {self.run_dir!r}: must be a path; mount the bucket (gcsfuse; launch/ does it with --bucket) and name the mount's folder",
+        )
         check(0 <= self.seed < 2**32, f"seed = {self.seed}: must be in [0, 2**32)")
         check(self.keep_checkpoints >= 1, f"keep_checkpoints = {self.keep_checkpoints}: must be at least 1")
         for part in (self.model, self.compute, self.rollout, self.data, self.rewards, self.sft, self.rl, self.evaluation):

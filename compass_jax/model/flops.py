@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from compass_jax.config import ModelConfig
+from compass_jax.model.params import param_count
 
 
 def flops_per_token(config: ModelConfig) -> float:
@@ -25,5 +26,7 @@ def forward_flops(config: ModelConfig, lengths: Sequence[int] | np.ndarray) -> f
 
 
 def active_params(config: ModelConfig) -> int:
-    """Parameters that one token meets: the products' weights and its row of the embedding."""
-    return int(flops_per_token(config) / 2) + config.hidden * (1 + 2 * config.layers)
+    """Parameters without the experts that a token does not choose: what a model's name calls active (A3B)."""
+    moe = config.moe
+    idle = 0 if moe is None else len(config.moe_layers) * 3 * (moe.experts - moe.top_k) * config.hidden * moe.ffn
+    return param_count(config) - idle

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from compass_jax.chips import CHIPS, chip_of
-from compass_jax.cli import load_config
+from compass_jax.cli import COMPILER_ALONE, load_config
 from compass_jax.model.flops import active_params, flops_per_token, forward_flops
 from compass_jax.model.params import param_count
 from compass_jax.plan.memory import refused_bytes
+from compass_jax.plan.programs import Step, topology_devices
 from compass_jax.plan.search import layouts
 
 pytest.importorskip("libtpu")
@@ -25,7 +27,7 @@ from compass_jax.config.pods import pod_run
 
 def small() -> RunConfig:
     model = ModelConfig(
-        family="qwen3_moe", vocab_size=1024, hidden=256, layers=6, heads=4, kv_heads=2, head_dim=128, ffn=512,
+        family="qwen3_moe", vocab_size=1536, hidden=256, layers=6, heads=4, kv_heads=2, head_dim=128, ffn=512,
         moe=MoEConfig(experts=8, top_k=2, ffn=256), max_positions=40_960,
     )
     run = pod_run("small", model, "", MeshConfig(fsdp=2, expert=2), MeshConfig(expert=2, tensor=2), slots=64, prompts=4)
@@ -53,7 +55,7 @@ def test_a_step_is_compiled_and_its_memory_is_what_its_arrays_take(tmp_path):
     # 64 slots over expert, two heads over tensor: keys and values of 6 layers in bfloat16; beside them tokens, log-probs, routes.
     cache = 6 * 2 * 64 / 2 * 1 * 32_768 * 128 * 2
     assert cache / gib <= parts["slots"] <= 1.05 * cache / gib
-    experts, rest = 6 * 3 * 8 * 256 * 256, 6 * (2 * 256 * 512 + 2 * 256 * 256 + 8 * 256) + 2 * 1024 * 256
+    experts, rest = 6 * 3 * 8 * 256 * 256, 6 * (2 * 256 * 512 + 2 * 256 * 256 + 8 * 256) + 2 * 1536 * 256
     assert parts["state"] == pytest.approx(14 * (experts / 4 + rest / 2) / gib, abs=1e-3)  # experts over all four devices, the rest over fsdp
     assert programs["decode"]["memory_gib_per_chip"]["arguments"] == pytest.approx(parts["slots"] + parts["decode"], abs=2e-3)
     assert programs["forward 32768"]["collectives"]["all-gather"]["count"] > 6  # of each layer
@@ -101,10 +103,10 @@ def test_refusals_of_the_compiler_are_read():
 
 
 SIZES = {
-    "qwen3_30b_a3b_v5p_4x4x4": (30.5e9, 3.3e9, 64),
+    "qwen3_30b_a3b_v5p_4x4x4": (30.5e9, 3.35e9, 64),
     "qwen3_235b_a22b_v5p_4x8x8": (235.1e9, 22.2e9, 256),
     "compass_245b_a71b_v5p_8x8x8": (244.9e9, 70.9e9, 512),
-    "qwen3_30b_a3b_v6e_16x16": (30.5e9, 3.3e9, 256),
+    "qwen3_30b_a3b_v6e_16x16": (30.5e9, 3.35e9, 256),
     "qwen3_235b_a22b_tpu7x_4x4x4": (235.1e9, 22.2e9, 128),
 }
 
@@ -133,3 +135,27 @@ def test_a_search_looks_at_meshes_that_divide_the_model():
     assert len({(x.mesh, x.compute.remat) for x in found}) == len(found) > 50
     assert all(x.mesh.devices == 64 and x.validate_for_rl() for x in found)
     assert {x.mesh.tensor for x in found} == {1, 2, 4}  # four heads of keys and values
+
+
+@pytest.fixture(scope="module")
+def small_step(tmp_path_factory):
+    """The programs of the small configuration for four devices of v5p that are not here."""
+    file = tmp_path_factory.mktemp("plan") / "small.py"
+    file.write_text(CONFIG)
+    config = load_config(str(file))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in COMPILER_ALONE.items():
+            patch.setenv(name, value)
+        yield Step(config, topology_devices("v5p:2x2x1"))
+
+
+def test_the_hand_over_never_has_a_whole_layer(small_step):
+    """Of no layer do the experts' matrices, or those of attention, come together whole on a device on their way between the two layouts."""
+    program = next(small_step.programs())
+    assert program.name == "hand-over"
+    shapes = [tuple(map(int, dims.split(","))) for dims in re.findall(r" = [a-z]+\d+\w*\[([\d,]+)\]", program.lower().compile().as_text())]
+    model = small_step.config.model
+    whole = [(model.moe.experts, model.hidden, model.moe.ffn), (model.hidden, model.heads * model.head_dim)]
+    assert len([shape for shape in shapes if shape[0] == model.layers]) > 20  # runs of layers do pass
+    for matrix in whole:
+        assert not [shape for shape in shapes if sorted(shape[-len(matrix) :]) == sorted(matrix)]
