@@ -260,7 +260,7 @@ class Engine:
         most = most if max_new_tokens is None else jnp.clip(max_new_tokens, 1, most)
         limits = lengths + jnp.take(most, source)
         state = state._replace(
-            cache=put_prefix(state.cache, state.table, prefix.cache, source, to),
+            cache=put_prefix(state.cache, state.table, prefix.cache, source, to, self.placement is not None),
             tokens=first(window(state.tokens, prefix.tokens), token),
             logp=first(rows(state.logp, jnp.zeros((p * s, state.logp.shape[1]), state.logp.dtype)), logp),
             entropy=first(rows(state.entropy, jnp.zeros((p * s, state.entropy.shape[1]), state.entropy.dtype)), entropy),

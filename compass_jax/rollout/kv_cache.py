@@ -62,11 +62,24 @@ def put_back(
     return _each_layer(scatter, cache, seen)
 
 
-def put_prefix(cache: Cache, table: Int[Array, "slots n"] | None, new: Cache, source: Int[Array, "m"], slots: Int[Array, "m"]) -> Cache:
+def put_prefix(
+    cache: Cache, table: Int[Array, "slots n"] | None, new: Cache, source: Int[Array, "m"], slots: Int[Array, "m"], over_mesh: bool = False
+) -> Cache:
     """`cache` with row `source[i]` of a prefix, layers of `[p kv t d]`, at the start of `slots[i]`; slots out of range are left out.
 
-    Slots that share a page of a prompt write that prompt into it.
+    Slots that share a page of a prompt write that prompt into it. over_mesh: slots lie on several devices, so each slot looks up its row,
+    where a scatter would bring the rows of all slots to every device.
     """
+    if table is None and over_mesh:
+        count = jax.tree.leaves(cache)[0].shape[-4]
+        row = jnp.full((count,), -1, jnp.int32).at[slots].set(source.astype(jnp.int32), mode="drop")
+
+        def looked_up(x, prefix):
+            t = prefix.shape[2]
+            taken = jnp.take(prefix, jnp.maximum(row, 0), axis=0).astype(x.dtype)
+            return x.at[:, :, :t].set(jnp.where((row >= 0)[:, None, None, None], taken, x[:, :, :t]))
+
+        return _each_layer(looked_up, cache, new)
     if table is None:
 
         def rows(x, prefix):
