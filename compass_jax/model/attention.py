@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import ModelConfig
+from compass_jax.model.decode_kernel import decode_attention, decode_fits
 from compass_jax.model.kernels import splash_causal, splash_fits
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, kind_of, matmul, quantize
@@ -109,12 +110,14 @@ def attention(
     cache: LayerCache | InStack | None,
     placement: Placement | None = None,
     kernel: str = "portable",
+    table: Int[Array, "b n"] | None = None,
 ) -> tuple[Float[Array, "b t m"], LayerCache | InStack | None]:
     """Causal self-attention.
 
     Without a cache a token sees the tokens before it in its row. With one, the row's keys and values are written at
     `positions` and a token sees the cache's positions up to its own. Positions past the cache are not written.
-    kernel: "splash" for rows without a cache, or that fill theirs (their positions then count from 0), where the kernel takes their length.
+    kernel: "splash" for rows without a cache, or that fill theirs (their positions then count from 0), and for one query of each row, where the
+    kernels take their lengths. table: the cache is of pages, and the row's stretches lie in these; then one query of each row, by the kernel.
     """
     q = _project(x, params, "q", config.heads)
     k = _project(x, params, "k", config.kv_heads)
@@ -128,13 +131,17 @@ def attention(
     q = q.transpose(0, 2, 1, 3).reshape(x.shape[0], config.kv_heads, -1, x.shape[1], config.head_dim)
     new = LayerCache(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
     if cache is not None:
-        cache, seen = _write_both(cache, k, v, positions)
+        cache, seen = _write_both(cache, k, v, positions, table)
     rows = cache is None or (not isinstance(seen.k, Quantized) and seen.k.shape[2] == x.shape[1])  # 8-bit keys are read as they are kept
     if rows and kernel == "splash" and splash_fits(x.shape[1], config.head_dim, placement):
         scaled = (q * (1.0 / config.head_dim**0.5)).reshape(x.shape[0], config.heads, x.shape[1], config.head_dim)
         out = splash_causal(scaled, new.k, new.v, placement)
     elif cache is None:
         out = _whole(q, new) if split else _causal(q, new)
+    elif table is not None or (kernel == "splash" and x.shape[1] == 1 and takes_kernel(cache, False)):
+        stack, layer = cache if isinstance(cache, InStack) else (jax.tree.map(lambda y: y[None], cache), jnp.int32(0))
+        scaled = (q * (1.0 / config.head_dim**0.5))[:, :, :, 0]
+        out = decode_attention(scaled, stack.k, stack.v, positions[:, 0] + 1, table, layer, placement)[:, :, :, None]
     else:
         visible = jnp.arange(seen.k.shape[2], dtype=positions.dtype)[None, None, :] <= positions[:, :, None]
         out = _attend(q, seen, visible)
@@ -145,25 +152,35 @@ def attention(
     return out, cache
 
 
-def _write_both(cache: LayerCache | InStack, k, v, positions) -> tuple[LayerCache | InStack, LayerCache]:
-    """(the cache with the new keys and values, what attention reads of it)."""
+def takes_kernel(cache: LayerCache | InStack, paged: bool) -> bool:
+    """Whether decoding can read this cache by the kernel: its type, and the size of its rows or pages and heads."""
+    k = (cache.cache if isinstance(cache, InStack) else cache).k
+    return not isinstance(k, Quantized) and decode_fits(k.shape[-2], k.shape[-1], paged)
+
+
+def _write_both(cache: LayerCache | InStack, k, v, positions, table) -> tuple[LayerCache | InStack, LayerCache]:
+    """(the cache with the new keys and values, one layer's of it)."""
     if isinstance(cache, LayerCache):
-        cache = LayerCache(_write(cache.k, k, positions), _write(cache.v, v, positions))
+        cache = LayerCache(_write(cache.k, k, positions, table), _write(cache.v, v, positions, table))
         return cache, cache
     stack, layer = cache
-    cache = InStack(LayerCache(_write(stack.k, k, positions, layer), _write(stack.v, v, positions, layer)), layer)
+    cache = InStack(LayerCache(_write(stack.k, k, positions, table, layer), _write(stack.v, v, positions, table, layer)), layer)
     return cache, cache.part()
 
 
-def _write(cache: Float[Array, "*n b kv s d"] | Quantized, new: Float[Array, "b t kv d"], positions: Int[Array, "b t"], layer=None):
+def _write(cache: Float[Array, "*n c kv s d"] | Quantized, new: Float[Array, "b t kv d"], positions: Int[Array, "b t"], table=None, layer=None):
     """Scatters each token's row to its position, in 8 bits where the cache has them; positions past the cache are dropped.
 
-    layer: of a stacked cache, the one that is written.
+    table: of a cache of pages; positions without a page are dropped. layer: of a stacked cache, the one that is written.
     """
     rows = jnp.arange(positions.shape[0])[:, None]
+    if table is not None:
+        size, none = cache.shape[-2], cache.shape[-4]
+        rows = jnp.take_along_axis(table, positions // size, axis=1, mode="fill", fill_value=none)
+        positions = positions % size
 
     def put(buffer, values):
         at = buffer.at[rows, :, positions] if layer is None else buffer.at[layer, rows, :, positions]
-        return at.set(values.astype(buffer.dtype), mode="drop", unique_indices=True)
+        return at.set(values.astype(buffer.dtype), mode="drop", unique_indices=table is None)
 
     return jax.tree.map(put, cache, quantize(new, kind_of(cache), axis=-1) if isinstance(cache, Quantized) else new)

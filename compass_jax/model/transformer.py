@@ -54,8 +54,9 @@ class Transformer(nn.Module):
         mask: Bool[Array, "b t"],
         routing: UInt[Array, "b t l k"] | None = None,
         cache: Cache | None = None,
+        table: Int[Array, "b n"] | None = None,
     ) -> ModelOutput:
-        """Runs the decoder on tokens at positions; masked tokens must follow the valid ones of their row."""
+        """Runs the decoder on tokens at positions; masked tokens must follow the valid ones of their row. `table`: `cache` is of pages."""
         config, compute = self.config, self.compute
         specs, stacked = param_specs(config, self.layout), is_stacked(self.layout)
         params = {name: self._declared(name, spec) for name, spec in specs.items()}
@@ -66,7 +67,7 @@ class Transformer(nn.Module):
         x = jnp.take(params["embed"], tokens, axis=0).astype(compute.dtype_of("stream"))
         x = constrain(self.placement, x, "batch", "tokens", None)
         tables = rope_tables(positions, config.head_dim, config.rope_theta, compute.dtype_of("attention"))
-        block = _Block(config, compute, tables, positions, mask, self.placement)
+        block = _Block(config, compute, tables, positions, mask, self.placement, table)
         by_layer = None if routing is None else jnp.moveaxis(routing, 2, 0)
         ids, stats, caches, first = [], [], [], 0
         for n, run in enumerate(layer_runs(config)):
@@ -109,6 +110,7 @@ class _Block(NamedTuple):
     positions: Int[Array, "b t"]
     mask: Bool[Array, "b t"]
     placement: Placement | None
+    table: Int[Array, "b n"] | None
 
     def layer(self, x, params, is_moe: bool, given, cache):
         """One decoder layer -> (x, cache, ids or None, stats or None)."""
@@ -116,7 +118,7 @@ class _Block(NamedTuple):
         with jax.named_scope("attention"):
             y = self._normed(x, params["attention_norm"], "attention")
             y, cache = attention(
-                y, params["attention"], self.tables, self.positions, config, cache, self.placement, attention_kernel(self.compute)
+                y, params["attention"], self.tables, self.positions, config, cache, self.placement, attention_kernel(self.compute), self.table
             )
             x = constrain(self.placement, x + y.astype(x.dtype), "batch", "tokens", None)
         y = self._normed(x, params["mlp_norm"], "mlp")
@@ -248,9 +250,9 @@ def init_params(config: ModelConfig, compute: ComputeConfig, key: jax.Array) -> 
     return Transformer(config, compute).init(key, tokens, tokens, mask=jnp.ones((1, 1), bool))["params"]
 
 
-def apply(model: Transformer, params, tokens, positions, *, mask, routing=None, cache=None) -> ModelOutput:
+def apply(model: Transformer, params, tokens, positions, *, mask, routing=None, cache=None, table=None) -> ModelOutput:
     """`model.apply` on the bare parameter tree."""
-    return model.apply({"params": params}, tokens, positions, mask=mask, routing=routing, cache=cache)
+    return model.apply({"params": params}, tokens, positions, mask=mask, routing=routing, cache=cache, table=table)
 
 
 def init_cache(config: ModelConfig, batch: int, length: int, compute: ComputeConfig, kind: str = "off") -> Cache:

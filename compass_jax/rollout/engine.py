@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
+from compass_jax.model.attention import takes_kernel
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.moe import empty_routes, unset_id
 from compass_jax.model.params import decode_layout
 from compass_jax.model.precision import at_least_float32
-from compass_jax.model.transformer import Cache, Transformer, apply, init_cache
+from compass_jax.model.transformer import Cache, Transformer, apply, attention_kernel, init_cache
 from compass_jax.rollout.kv_cache import new_cache, put_back, put_prefix, window
 from compass_jax.rollout.sampling import Purpose, Sampler, sample, sample_keys
 from compass_jax.sharding import Placement, constrain, move
@@ -310,7 +311,7 @@ class Engine:
 
         def body(carry):
             i, cache, lengths, live, current, outputs = carry
-            step = apply(self.model, params, current[:, None], lengths[:, None] - 1, mask=live[:, None], cache=cache)
+            step = apply(self.model, params, current[:, None], lengths[:, None] - 1, mask=live[:, None], cache=cache, table=pages)
             logits = self._lay(logits_of(step.hidden[:, 0], head_weights(params)), "batch")
             token, logp, entropy = sample(logits, state.keys, lengths, sampler, state.temperature if sampler.per_request else None)
             new = {"tokens": token, "logp": logp, "entropy": entropy, "wrote": live}
@@ -321,10 +322,12 @@ class Engine:
             live = live & (token != self.eos_id) & (lengths < state.limits)
             return i + 1, step.cache, lengths, live, token, outputs
 
-        cache = window(state.cache, state.table, self.config.max_length if read is None else read)
+        in_place = attention_kernel(self.compute) == "splash" and state.table is not None and takes_kernel(state.cache[0], True)
+        pages = state.table if in_place else None  # the kernel reads and writes pages where they lie
+        cache = state.cache if in_place else window(state.cache, state.table, self.config.max_length if read is None else read)
         steps, cache, lengths, live, _, outputs = jax.lax.while_loop(go_on, body, (jnp.int32(0), cache, state.lengths, state.live, current, outputs))
         inputs = state.lengths[None, :] - 1 + jnp.arange(n, dtype=jnp.int32)[:, None]
-        cache = put_back(state.cache, state.table, cache, inputs, outputs["wrote"])
+        cache = cache if in_place else put_back(state.cache, state.table, cache, inputs, outputs["wrote"])
         return self._lay_state(self._write_back(state, outputs)._replace(cache=cache, lengths=lengths, live=live)), steps
 
     def _write_back(self, state: DecodeState, outputs) -> DecodeState:

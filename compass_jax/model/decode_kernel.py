@@ -1,0 +1,109 @@
+"""The TPU's decoding attention (Pallas): one query of every slot, over keys that stay where they lie, in rows or in pages.
+
+Blocks of keys come through the block table, as in PagedAttention (arXiv 2309.06180), with a running softmax (FlashAttention-2, 2307.08691).
+Blocks behind a slot's length are neither fetched nor computed, so that a step costs what the live sequences hold.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+
+from compass_jax.model import kernels
+from compass_jax.sharding import Placement
+
+_HIDDEN = -1e30  # of a score; finite, so that a block without any visible key leaves no NaN
+_BLOCK = 512  # tokens of a block where keys lie in rows
+
+
+def decode_fits(positions: int, head_dim: int, paged: bool) -> bool:
+    """Whether `decode_attention` takes rows of so many positions, or pages of so many: heads of whole lanes, blocks of whole tiles."""
+    return head_dim % 128 == 0 and (positions % 16 == 0 if paged else positions % 128 == 0)
+
+
+def decode_attention(
+    q: Float[Array, "b kv g d"],
+    k: Float[Array, "l n kv s d"],
+    v: Float[Array, "l n kv s d"],
+    lengths: Int[Array, "b"],
+    table: Int[Array, "b m"] | None,
+    layer: Int[Array, ""],
+    placement: Placement | None,
+) -> Float[Array, "b kv g d"]:
+    """softmax(q k^T) v over the first `lengths` keys of each slot in `layer`; q comes scaled, lengths are at least 1.
+
+    Without a table row i of the cache is slot i's; with one, its page j is `table[i, j]` (only pages below its length are looked up).
+    """
+    run = partial(_decode, interpret=kernels.INTERPRET)
+    if placement is None:
+        return run(q, k, v, lengths, table, layer)
+    rows = placement.batch_axes(q.shape[0]) or None
+    queries, keys = P(rows, "tensor"), P(None, rows if table is None else None, "tensor")
+    specs = (queries, keys, keys, P(rows), None if table is None else P(rows), P())
+    return jax.shard_map(run, mesh=placement.mesh, in_specs=specs, out_specs=queries, check_vma=False)(q, k, v, lengths, table, layer)
+
+
+def _decode(q, k, v, lengths, table, layer, interpret: bool):
+    b, kv, g, d = q.shape
+    positions = k.shape[3]
+    if table is None:
+        size = next(n for n in (_BLOCK, 256, 128) if positions % n == 0)
+        blocks, table = positions // size, jnp.zeros((1, 1), jnp.int32)  # not read
+        where = _own_row
+    else:
+        size, blocks, where = positions, table.shape[1], _page
+    scalars = (lengths.astype(jnp.int32), jnp.clip(table, 0, k.shape[1] - 1).astype(jnp.int32), layer.reshape(1).astype(jnp.int32))
+    one = pl.BlockSpec((None, kv, g, d), lambda i, j, *_: (i, 0, 0, 0))
+    keys = pl.BlockSpec((None, None, kv, size, d), partial(where, size))
+    grid = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=3, grid=(b, blocks), in_specs=[one, keys, keys], out_specs=one,
+        scratch_shapes=[pltpu.VMEM((kv, g, n), jnp.float32) for n in (1, 1, d)],
+    )  # fmt: skip
+    call = pl.pallas_call(
+        partial(_kernel, size=size, blocks=blocks), grid_spec=grid, out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype), interpret=interpret
+    )
+    return call(*scalars, q, k, v)
+
+
+def _last_block(size: int, i, lengths):
+    return (lengths[i] - 1) // size
+
+
+def _own_row(size: int, i, j, lengths, table, layer):
+    """Block j of row i; behind the last one that is needed that one again, which is there already and not fetched."""
+    return layer[0], i, 0, jnp.minimum(j, _last_block(size, i, lengths)), 0
+
+
+def _page(size: int, i, j, lengths, table, layer):
+    return layer[0], table[i, jnp.minimum(j, _last_block(size, i, lengths))], 0, 0, 0
+
+
+def _kernel(lengths, table, layer, q, k, v, out, largest, total, weighed, *, size: int, blocks: int):
+    i, j = pl.program_id(0), pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _():
+        largest[...] = jnp.full(largest.shape, _HIDDEN, jnp.float32)
+        total[...] = jnp.zeros(total.shape, jnp.float32)
+        weighed[...] = jnp.zeros(weighed.shape, jnp.float32)
+
+    @pl.when(j * size < lengths[i])
+    def _():
+        scores = jax.lax.dot_general(q[...], k[...], (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+        at = j * size + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 2)
+        scores = jnp.where(at < lengths[i], scores, _HIDDEN)
+        top = jnp.maximum(largest[...], jnp.max(scores, axis=2, keepdims=True))
+        weights, keep = jnp.exp(scores - top), jnp.exp(largest[...] - top)
+        here = jax.lax.dot_general(weights.astype(v.dtype), v[...], (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+        largest[...], total[...] = top, total[...] * keep + jnp.sum(weights, axis=2, keepdims=True)
+        weighed[...] = weighed[...] * keep + here
+
+    @pl.when(j == blocks - 1)
+    def _():
+        out[...] = (weighed[...] / total[...]).astype(out.dtype)

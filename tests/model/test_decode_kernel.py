@@ -1,0 +1,64 @@
+"""The decoding kernel, interpreted, against softmax attention in float64: rows and pages, alone and over a mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compass_jax.config import MeshConfig
+from compass_jax.model import kernels
+from compass_jax.model.decode_kernel import decode_attention, decode_fits
+from compass_jax.sharding import Placement, make_mesh
+
+B, KV, G, D, LAYERS = 4, 2, 3, 128, 2
+LENGTHS = np.array([1, 300, 256, 77])
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    monkeypatch.setattr(kernels, "INTERPRET", True)
+
+
+def reference(q, k, v, lengths):
+    """[b kv g d] float64; k and v `[b kv s d]`."""
+    out = np.zeros(q.shape)
+    for i, n in enumerate(lengths):
+        scores = np.einsum("kgd,ksd->kgs", q[i].astype(np.float64), k[i, :, :n].astype(np.float64))
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        out[i] = np.einsum("kgs,ksd->kgd", weights / weights.sum(-1, keepdims=True), v[i, :, :n].astype(np.float64))
+    return out
+
+
+def draw(*shape):
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "slots and heads over a mesh"])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_rows(mesh, layer):
+    q, k, v = draw(B, KV, G, D) / D**0.5, draw(LAYERS, B, KV, 384, D), draw(LAYERS, B, KV, 384, D)[::-1].copy()
+    k[:, 0, :, 1:] = np.nan  # behind slot 0's only key: masked, whatever is there
+    placement = Placement(make_mesh(MeshConfig(**mesh)), "decode") if mesh else None
+    out = jax.jit(lambda *x: decode_attention(*x, None, jnp.int32(layer), placement))(q, k, v, LENGTHS)
+    np.testing.assert_allclose(out, reference(q, k[layer], v[layer], LENGTHS), atol=2e-6)
+
+
+@pytest.mark.parametrize("mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "slots and heads over a mesh"])
+def test_pages_in_any_order_shared_and_missing(mesh):
+    """Pages of 32 tokens: slots 1 and 2 share their first two; entries behind a slot's length are out of range and are not looked up."""
+    size, pages, per_slot = 32, 40, 12
+    rng = np.random.default_rng(3)
+    table, free = np.full((B, per_slot), pages, np.int32), list(rng.permutation(pages))
+    for i, n in enumerate(LENGTHS):
+        for j in range(-(-n // size)):
+            table[i, j] = table[1, j] if i == 2 and j < 2 else free.pop()
+    q, k, v = draw(B, KV, G, D) / D**0.5, draw(LAYERS, pages, KV, size, D), draw(LAYERS, pages, KV, size, D)[::-1].copy()
+    placement = Placement(make_mesh(MeshConfig(**mesh)), "decode") if mesh else None
+    out = jax.jit(lambda *x: decode_attention(*x, jnp.int32(1), placement))(q, k, v, LENGTHS, table)
+    rows = [x[1][np.minimum(table, pages - 1)].transpose(0, 2, 1, 3, 4).reshape(B, KV, -1, D) for x in (k, v)]
+    np.testing.assert_allclose(out, reference(q, *rows, LENGTHS), atol=2e-6)
+
+
+def test_sizes_that_the_kernel_does_not_take_are_known():
+    assert decode_fits(256, 128, False) and decode_fits(32, 128, True)
+    assert not decode_fits(200, 128, False) and not decode_fits(8, 128, True) and not decode_fits(256, 64, False)

@@ -1,0 +1,53 @@
+"""Rollouts whose decoding reads keys by the kernel, interpreted: rows and pages, unrolled and in a scan, preempted; the portable code's tokens."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
+
+from compass_jax.model import decode_kernel, kernels
+from compass_jax.model.params import to_decode
+from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.sampling import Purpose
+
+WIDE = dataclasses.replace(MODEL, head_dim=128)
+PARAMS = random_params(WIDE)
+PROMPTS = [make_prompt(i, 3 + i) for i in range(4)]
+ROLL = dataclasses.replace(ROLLOUT, slots=4, max_new_tokens=120, prompt_buckets=(8,), cache_bucket=128, page_tokens=16)
+HOW = {
+    "rows": ({}, {}),
+    "rows in a scan": ({}, {"scan_decode": True}),
+    "pages": ({"cache_pages": 32}, {}),
+    "pages in a scan, few": ({"cache_pages": 8, "slots": 8}, {"scan_decode": True}),
+}
+
+
+def roll(compute, rollout):
+    engine = Engine(WIDE, compute, dataclasses.replace(ROLL, **rollout), EOS)
+    job = Collection(engine, to_decode(PARAMS, layout=engine.layout), PROMPTS, 2, Purpose.TRAIN, 0)
+    return {r.row: r for r in job}, np.asarray(job.store), job.stats
+
+
+@pytest.fixture(scope="module")
+def portable():
+    return roll(COMPUTE, {})[:2]
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_the_kernel_gives_the_same_rollout(portable, monkeypatch, name):
+    rollout, compute = HOW[name]
+    called, real = [], decode_kernel._decode
+    monkeypatch.setattr(kernels, "INTERPRET", True)
+    monkeypatch.setattr(decode_kernel, "_decode", lambda *a, **k: called.append(a[4] is not None) or real(*a, **k))
+    found, store, stats = roll(dataclasses.replace(COMPUTE, attention="splash", **compute), rollout)
+    expected, routes = portable
+    assert called and all(paged == bool(rollout) for paged in called)
+    assert (stats.preempted > 0) == (name == "pages in a scan, few")
+    for row, theirs in expected.items():
+        np.testing.assert_array_equal(found[row].tokens, theirs.tokens)
+        np.testing.assert_allclose(found[row].logp, theirs.logp, atol=1e-5)
+    np.testing.assert_array_equal(store, routes)
+    assert jax.device_count() == 8 and max(len(r.tokens) for r in expected.values()) > 60
