@@ -1,14 +1,15 @@
 """A run on TPU nodes of Google Kubernetes Engine: one JobSet of one TPU slice, with kubectl or xpk.
 
-    python launch/gke.py apply  --name RUN --topology v5p:4x4x4 --image IMAGE -- compass train CONFIG --run-dir gs://BUCKET/RUN
+    python launch/gke.py apply  --name RUN --topology v5p:4x4x4 --image IMAGE --bucket BUCKET -- compass train CONFIG --run-dir /gcs/RUN
     python launch/gke.py logs   --name RUN             follows worker 0's output (--worker N)
     python launch/gke.py status --name RUN
     python launch/gke.py delete --name RUN
     python launch/gke.py render ...                    apply's manifest, nothing else
     python launch/gke.py xpk    --cluster CLUSTER ...  the same run through `xpk workload create`
 
-A failed worker restarts the JobSet, at most --max-restarts times; a preempted node restarts it without being counted. A run directory on
-a bucket goes on from its last checkpoint. --dry-run prints what would be called. The exit status is that of kubectl or xpk.
+A failed worker restarts the JobSet, at most --max-restarts times; a preempted node restarts it without being counted. --bucket mounts a
+bucket at /gcs (Cloud Storage FUSE): a run directory there goes on from its last checkpoint. --dry-run prints what would be called. The
+exit status is that of kubectl or xpk.
 """
 
 import argparse
@@ -25,9 +26,19 @@ import yaml
 
 CHIPS_PER_HOST = 4
 GRACE_S = 120  # between SIGTERM, at which a run saves, and SIGKILL
+# The volume's mount options are gcsfuse's. Nothing of the metadata is kept: on many TPU machines gcsfuse would keep it for ever, and a worker
+# would not see what others write.
+MOUNT_OPTIONS = "implicit-dirs,metadata-cache:ttl-secs:0"
+# With the first, GKE adds a container that runs gcsfuse. The others lift that container's limits, which Standard clusters allow and Autopilot
+# does not: where it runs out of memory, the mount is gone.
+FUSE_ANNOTATIONS = {"gke-gcsfuse/volumes": "true"} | {f"gke-gcsfuse/{name}-limit": "0" for name in ("cpu", "memory", "ephemeral-storage")}
 EXAMPLE = (
-    "python launch/gke.py {} --name run1 --topology v5p:4x4x4 --image us-docker.pkg.dev/PROJECT/REPO/compass:1"
-    " -- compass train configs/my_run.py --run-dir gs://BUCKET/run1"
+    "python launch/gke.py {} --name run1 --topology v5p:4x4x4 --image us-docker.pkg.dev/PROJECT/REPO/compass:1 {}"
+    " -- compass train configs/my_run.py --run-dir /gcs/run1"
+)
+STORAGE = (
+    "xpk mounts storages that its cluster knows. Once: xpk storage attach {0} --type=gcsfuse --bucket={0} --mount-point=/gcs --readonly=false"
+    " --size=1 --auto-mount=false --mount-options={1} --cluster=... --project=... --zone=...; then --storage {0} instead of --bucket {0}"
 )
 
 
@@ -96,6 +107,11 @@ def pod(args: argparse.Namespace) -> dict[str, Any]:
         "resources": {"limits": {"google.com/tpu": CHIPS_PER_HOST}},
     }
     account = {"serviceAccountName": args.service_account} if args.service_account else {}
+    volumes = {}
+    if args.bucket:
+        container["volumeMounts"] = [{"name": "bucket", "mountPath": "/gcs"}]
+        attributes = {"bucketName": args.bucket, "mountOptions": MOUNT_OPTIONS}
+        volumes = {"volumes": [{"name": "bucket", "csi": {"driver": "gcsfuse.csi.storage.gke.io", "volumeAttributes": attributes}}]}
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_S,
@@ -103,6 +119,7 @@ def pod(args: argparse.Namespace) -> dict[str, Any]:
         "nodeSelector": selector,
         "tolerations": tolerations,
         "containers": [container],
+        **volumes,
     }
 
 
@@ -116,13 +133,14 @@ def manifest(args: argparse.Namespace) -> dict[str, Any]:
     hosts = slice_of(args.topology)[2]
     # A pod that lost its node fails the job with the reason PodFailurePolicy, which the rule below does not count as a restart.
     disrupted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    annotations = {"metadata": {"annotations": FUSE_ANNOTATIONS}} if args.bucket else {}
     job = {
         "parallelism": hosts,
         "completions": hosts,
         "completionMode": "Indexed",
         "backoffLimit": 0,
         "podFailurePolicy": {"rules": [disrupted]},
-        "template": {"spec": pod(args)},
+        "template": {**annotations, "spec": pod(args)},
     }
     uncounted = {"name": "preempted", "action": "RestartJobSetAndIgnoreMaxRestarts", "onJobFailureReasons": ["PodFailurePolicy"]}
     return {
@@ -166,6 +184,7 @@ def xpk(args: argparse.Namespace) -> list[str]:
         *("xpk", "workload", "create", f"--cluster={args.cluster}", *where, f"--workload={args.name}"),
         *(f"--tpu-type={generation.xpk}-{topology}", f"--docker-image={args.image}", f"--max-restarts={args.max_restarts}"),
         *("--restart-on-exit-codes=1", f"--termination-grace-period-seconds={GRACE_S}", *(["--spot"] if args.spot else [])),
+        *(f"--storage={name}" for name in args.storage),
         *(f"--env={name}={value}" for name, value in environment(args).items()),
         f"--command={shlex.join(args.command)}",
     ]
@@ -187,6 +206,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-restarts", type=int, default=10, help="after failures that are not preemptions (default: %(default)s)")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="further variables of the workers")
     parser.add_argument("--spot", action="store_true", help="on nodes of spot capacity")
+    parser.add_argument("--bucket", help="mounted at /gcs in every worker; needs GKE's Cloud Storage FUSE CSI driver")
     parser.add_argument("--service-account", help="Kubernetes service account that may write to the bucket")
     parser.add_argument("--context", help="kubectl's context")
     parser.add_argument("--namespace", help="Kubernetes namespace")
@@ -194,6 +214,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cluster", help="xpk: the GKE cluster")
     parser.add_argument("--project", help="xpk: the project of the cluster")
     parser.add_argument("--zone", help="xpk: the zone of the cluster")
+    parser.add_argument("--storage", action="append", default=[], help="xpk: a storage of the cluster, which mounts a bucket at /gcs")
     parser.add_argument("--dry-run", action="store_true", help="print the calls instead of making them")
     split = argv.index("--") if "--" in argv else len(argv)
     args = parser.parse_args(argv[:split])
@@ -207,7 +228,8 @@ def check(args: argparse.Namespace) -> None:
     needed = ["name"] + (["topology", "image"] if starts else []) + (["cluster"] if args.action == "xpk" else [])
     missing = [f"--{name}" for name in needed if not getattr(args, name)] + (["-- COMMAND"] if starts and not args.command else [])
     if missing:
-        example = EXAMPLE.format(args.action) if starts else f"python launch/gke.py {args.action} --name run1"
+        storage = "--storage my-bucket" if args.action == "xpk" else "--bucket my-bucket"
+        example = EXAMPLE.format(args.action, storage) if starts else f"python launch/gke.py {args.action} --name run1"
         raise GkeError(f"{args.action}: missing {', '.join(missing)}. For example\n  {example.replace('xpk ', 'xpk --cluster CLUSTER ')}")
     # Pods are called NAME-slice-0-INDEX-abcde, which has to be a DNS label.
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", args.name):
@@ -218,6 +240,23 @@ def check(args: argparse.Namespace) -> None:
         raise GkeError(f"--max-restarts {args.max_restarts}: 0 or more")
     if starts:
         slice_of(args.topology)
+        check_bucket(args)
+
+
+def check_bucket(args: argparse.Namespace) -> None:
+    """Raises GkeError for a bucket that cannot be mounted, and for a run directory that would not be on one."""
+    if args.bucket and not re.fullmatch(r"[a-z0-9][-a-z0-9_.]+[a-z0-9]", args.bucket):
+        whole = "Say --bucket my-bucket and --run-dir /gcs/run1 for gs://my-bucket/run1"
+        raise GkeError(f"--bucket {args.bucket}: the name alone, without gs:// and folders. {whole}")
+    if args.bucket and args.action == "xpk":
+        raise GkeError(f"xpk: no --bucket. {STORAGE.format(args.bucket, MOUNT_OPTIONS)}")
+    said = re.search(r" --run[-_]dir[ =](\S+)", " ".join(args.command))
+    run_dir = said[1] if said else ""
+    if on_bucket := re.fullmatch(r"gs://([^/]*)/*(.*)", run_dir):
+        option = "--storage" if args.action == "xpk" else "--bucket"
+        raise GkeError(f"a run directory is a path: say {option} {on_bucket[1]} (in front of --) and --run-dir /gcs/{on_bucket[2]}")
+    if re.match(r"/gcs(/|$)", run_dir) and not args.bucket and args.action != "xpk":
+        raise GkeError("the run directory is on a bucket, and --bucket is missing: it would end with the pod")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,8 +7,8 @@ usage() {
 launch/tpu_vm.sh COMMAND OPTIONS [-- TRAINING COMMAND]
 
   create   makes the slice and waits for it; with --spot it queues for spare capacity, which may be taken away at any time
-  copy     copies this working tree to every worker and installs it there
-  run      starts the training command on every worker, detached: it survives the end of this shell
+  copy     copies this working tree to every worker, installs it there and mounts the bucket
+  run      mounts the bucket where it is not, and starts the training command on every worker, detached: it survives the end of this shell
   logs     follows a worker's output to its end; exits with the command's own exit status (255: the connection was lost)
   status   state of the slice, and of the command on every worker
   stop     SIGTERM to the command on every worker: a run saves and leaves
@@ -20,11 +20,12 @@ launch/tpu_vm.sh COMMAND OPTIONS [-- TRAINING COMMAND]
   --type T                        accelerator type, for example v5p-128 or v6e-256: for create, resume, watch
   --version V                     software of the VMs; the documented one of the type where it is left out
   --spot                          with every command, where the slice is spot capacity
+  --bucket B                      mounted at /gcs on every worker (gcsfuse): gs://B/run1 is /gcs/run1 there
   --worker W                      whose logs (default: 0)
   --dry-run                       print the commands instead of running them
 
   launch/tpu_vm.sh watch --name run1 --zone us-east5-a --project my-project --type v5p-128 --spot \
-    -- compass train configs/my_run.py --run-dir gs://my-bucket/run1
+    --bucket my-bucket -- compass train configs/my_run.py --run-dir /gcs/run1
 
 COMPASS_POLL_S: seconds between two looks at a slice that is coming up (default: 30).
 HELP
@@ -37,7 +38,7 @@ fail() {
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 poll_s=${COMPASS_POLL_S:-30}
-name='' zone='' project='' type='' version='' spot='' worker=0 dry_run='' training=() given=()
+name='' zone='' project='' type='' version='' bucket='' spot='' worker=0 dry_run='' training=() given=()
 
 # ---- what is printed and what is run -----------------------------------------------------------------------------------
 
@@ -162,9 +163,16 @@ copy() {
   tpu_vm scp "$archive" "$name:compass.tar.gz" --worker=all
   call rm -f "$archive"
   on_workers all 'rm -rf compass && mkdir compass && tar -xzf compass.tar.gz -C compass && compass/launch/worker.sh install'
+  mount_bucket
 }
 
-run() { on_workers all "compass/launch/worker.sh start $(quote_all "${training[@]}")"; }
+# On all workers before anything starts on one: a worker where it fails says so, and the call fails.
+mount_bucket() { if [[ $bucket ]]; then on_workers all "compass/launch/worker.sh mount_bucket $bucket"; fi; }
+
+run() {
+  mount_bucket
+  on_workers all "compass/launch/worker.sh start $(quote_all "${training[@]}")"
+}
 
 logs() { on_workers "$worker" 'compass/launch/worker.sh follow'; }
 
@@ -244,13 +252,25 @@ version_of() {
   esac
 }
 
+# A bucket's name, and a run directory that can be one: compass writes to paths.
+check_bucket() {
+  if [[ $bucket && ! $bucket =~ ^[a-z0-9][-a-z0-9_.]+[a-z0-9]$ ]]; then
+    fail "--bucket $bucket: the name alone, without gs:// and folders. Say --bucket my-bucket and --run-dir /gcs/run1 for gs://my-bucket/run1"
+  fi
+  if [[ " ${training[*]-} " =~ \ --run[-_]dir[\ =]gs://([^/\ ]*)/*([^\ ]*) ]]; then
+    fail "a run directory is a path: say --bucket ${BASH_REMATCH[1]} (in front of --) and --run-dir /gcs/${BASH_REMATCH[2]}"
+  elif [[ ! $bucket && " ${training[*]-} " =~ \ --run[-_]dir[\ =]/gcs[/\ ] ]]; then
+    fail "the run directory is on a bucket, and --bucket is missing"
+  fi
+}
+
 main() {
   local command=${1:-help} needed='name zone project' missing='' option
   if [[ $# -gt 0 ]]; then shift; fi
   given=("$@")
   while [[ $# -gt 0 ]]; do
     case $1 in
-      --name | --zone | --project | --type | --version | --worker)
+      --name | --zone | --project | --type | --version | --bucket | --worker)
         if [[ $# -lt 2 || $2 == --* ]]; then fail "$1: its value is missing"; fi
         printf -v "${1#--}" '%s' "$2"
         shift 2
@@ -274,8 +294,9 @@ main() {
   if [[ $command =~ ^(run|resume|watch)$ && ${#training[@]} -eq 0 ]]; then missing+=' -- TRAINING COMMAND'; fi
   if [[ $missing ]]; then
     fail "$command: missing$missing. For example
-  launch/tpu_vm.sh $command --name run1 --zone us-east5-a --project my-project --type v5p-128 -- compass train configs/my_run.py --run-dir gs://my-bucket/run1"
+  launch/tpu_vm.sh $command --name run1 --zone us-east5-a --project my-project --type v5p-128 --bucket my-bucket -- compass train configs/my_run.py --run-dir /gcs/run1"
   fi
+  check_bucket
   if [[ $needed == *type && ! $version ]]; then version=$(version_of "$type"); fi
   if [[ ! $dry_run ]] && ! command -v gcloud >/dev/null; then fail "gcloud is not on PATH: install the Google Cloud CLI"; fi
   "$command"

@@ -15,6 +15,38 @@ install() {
   python3 -m uv pip install -q --python "$venv" -e . 'jax[tpu]'
 }
 
+# Google's package, from the repository that the installation guide of Cloud Storage FUSE names.
+install_gcsfuse() {
+  local url=https://packages.cloud.google.com/apt key=/usr/share/keyrings/cloud.google.asc patient=(-o DPkg::Lock::Timeout=300)
+  sudo curl -fsSL -o "$key" "$url/doc/apt-key.gpg" || return
+  sudo tee /etc/apt/sources.list.d/gcsfuse.list >/dev/null <<<"deb [signed-by=$key] $url gcsfuse-$(lsb_release -c -s) main" || return
+  sudo apt-get "${patient[@]}" -q update || true # another repository's fault is none of ours
+  sudo apt-get "${patient[@]}" -q -y install gcsfuse
+}
+
+# Nothing of the metadata is kept: on many TPU machines gcsfuse would keep it for ever, and a worker would not see what others write.
+gcsfuse_options=(--implicit-dirs --metadata-cache-ttl-secs=0 --uid="$(id -u)" --gid="$(id -g)" -o allow_other)
+
+# Mounts a bucket at /gcs; leaves it alone where it is mounted. The folder is root's, so that nothing can be written to it while it is not.
+mount_bucket() {
+  local bucket=$1 there
+  if mountpoint -q /gcs; then
+    there=$(findmnt -n -o SOURCE --mountpoint /gcs) || true
+    [[ $there == "$bucket" ]] || no_bucket "/gcs holds $there already; sudo umount /gcs there, then try again"
+    return
+  fi
+  command -v gcsfuse >/dev/null || install_gcsfuse >&2 || no_bucket 'gcsfuse cannot be installed'
+  sudo umount -l /gcs 2>/dev/null || true # what a gcsfuse that died leaves there
+  sudo mkdir -p /gcs || no_bucket 'the folder cannot be made'
+  sudo gcsfuse "${gcsfuse_options[@]}" "$bucket" /gcs >&2 || no_bucket "gcsfuse failed; may the VM's service account use the bucket?"
+  mountpoint -q /gcs || no_bucket 'gcsfuse ended well, but nothing is mounted'
+}
+
+no_bucket() {
+  echo "$(hostname): cannot mount gs://$bucket at /gcs: $1" >&2
+  exit 1
+}
+
 # Starts a command that does not end with the connection.
 start() {
   mkdir -p "$state"

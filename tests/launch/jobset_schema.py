@@ -1,8 +1,8 @@
 """A JSON schema of the part of JobSet (jobset.x-k8s.io/v1alpha2) that launch/gke.py writes, and a validator of the words it uses.
 
 Written from the JobSet API (jobset_types.go: ReplicatedJob, Network, FailurePolicy and its rules) and the Kubernetes API of what is inside
-it (batch/v1 JobSpec with its podFailurePolicy; v1 PodSpec, Container, Toleration). No field beyond those listed is allowed. `status` of a
-pod condition is required: JobSet's CRD has no default for it, unlike the Job API.
+it (batch/v1 JobSpec with its podFailurePolicy; v1 PodSpec, Container, Toleration, Volume with a CSIVolumeSource). No field beyond those
+listed is allowed. `status` of a pod condition is required: JobSet's CRD has no default for it, unlike the Job API.
 """
 
 import re
@@ -38,8 +38,10 @@ CONTAINER = record(
     {
         "env": {"type": "array", "items": record({"name": {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}, "value": TEXT})},
         "ports": {"type": "array", "items": PORT},
+        "volumeMounts": many(record({"name": DNS_LABEL, "mountPath": {"type": "string", "pattern": "^/[^:]+$"}}, {"readOnly": BOOLEAN})),
     },
 )
+VOLUME = record({"name": DNS_LABEL, "csi": record({"driver": TEXT}, {"volumeAttributes": LABELS, "readOnly": BOOLEAN})})
 POD = record(
     {
         "restartPolicy": {"enum": ["Never"]},  # a podFailurePolicy asks for it
@@ -49,7 +51,12 @@ POD = record(
         ),
         "containers": many(CONTAINER),
     },
-    {"terminationGracePeriodSeconds": {"type": "integer", "minimum": 0}, "serviceAccountName": DNS_LABEL, "tolerations": many(TOLERATION)},
+    {
+        "terminationGracePeriodSeconds": {"type": "integer", "minimum": 0},
+        "serviceAccountName": DNS_LABEL,
+        "tolerations": many(TOLERATION),
+        "volumes": many(VOLUME),
+    },
 )
 CONDITION = record({"type": TEXT, "status": {"enum": ["True", "False", "Unknown"]}})
 POD_FAILURE = record({"action": {"enum": ["FailJob", "FailIndex", "Ignore", "Count"]}, "onPodConditions": many(CONDITION)})
@@ -59,7 +66,7 @@ JOB = record(
         "completions": COUNT,
         "completionMode": {"enum": ["Indexed", "NonIndexed"]},
         "backoffLimit": {"type": "integer", "minimum": 0},
-        "template": record({"spec": POD}),
+        "template": record({"spec": POD}, {"metadata": record({}, {"annotations": LABELS, "labels": LABELS})}),
     },
     {"podFailurePolicy": record({"rules": many(POD_FAILURE)})},
 )

@@ -11,7 +11,8 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "launch" / "gke.py"
-TRAIN = ("--", "compass", "train", "configs/x.py", "--run-dir", "gs://b/it's r1")
+COMMAND = ("--", "compass", "train", "configs/x.py", "--run-dir", "/gcs/it's r1")
+TRAIN = ("--bucket", "bkt", *COMMAND)
 RUN = ("--name", "r1", "--topology", "v5p:4x4x4", "--image", "repo/compass:1")
 
 
@@ -49,7 +50,7 @@ def test_manifest(fakes, topology, accelerator, hosts):
     shape = topology.split(":")[1]
     assert pod["nodeSelector"] == {"cloud.google.com/gke-tpu-accelerator": accelerator, "cloud.google.com/gke-tpu-topology": shape}
     assert container["resources"]["limits"]["google.com/tpu"] * hosts == math.prod(map(int, shape.split("x")))
-    assert container["command"] == list(TRAIN[1:]) and container["env"] == [{"name": "COMPASS_DISTRIBUTED", "value": "auto"}]
+    assert container["command"] == list(COMMAND[1:]) and container["env"] == [{"name": "COMPASS_DISTRIBUTED", "value": "auto"}]
     assert manifest["spec"]["network"] == {"enableDNSHostnames": True, "subdomain": "r1", "publishNotReadyAddresses": True}
     assert fakes.calls() == []
 
@@ -71,6 +72,19 @@ def test_options_of_the_pod(fakes):
     assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true" and pod["serviceAccountName"] == "trainer"
     assert {t["key"] for t in pod["tolerations"]} == {"google.com/tpu", "cloud.google.com/gke-spot"}
     assert pod["containers"][0]["env"][1:] == [{"name": "A", "value": "b=c"}, {"name": "D", "value": ""}]
+
+
+def test_the_bucket(fakes):
+    """Cloud Storage FUSE's CSI driver mounts it at /gcs; without one the manifest has nothing of it."""
+    job = rendered(fakes, *RUN, "--bucket", "my-bucket", *COMMAND)["spec"]["replicatedJobs"][0]["template"]["spec"]
+    limits = {"gke-gcsfuse/cpu-limit": "0", "gke-gcsfuse/memory-limit": "0", "gke-gcsfuse/ephemeral-storage-limit": "0"}
+    assert job["template"]["metadata"] == {"annotations": {"gke-gcsfuse/volumes": "true"} | limits}
+    attributes = {"bucketName": "my-bucket", "mountOptions": "implicit-dirs,metadata-cache:ttl-secs:0"}
+    csi = {"driver": "gcsfuse.csi.storage.gke.io", "volumeAttributes": attributes}
+    assert job["template"]["spec"]["volumes"] == [{"name": "bucket", "csi": csi}]
+    assert job["template"]["spec"]["containers"][0]["volumeMounts"] == [{"name": "bucket", "mountPath": "/gcs"}]
+    without = rendered(fakes, *RUN, "--", "compass", "train", "configs/x.py", "--run-dir", "/nfs/gcs/r1")
+    assert schema.faults(schema.JOBSET, without) == [] and not any(word in str(without) for word in ("gcsfuse", "olume", "/gcs'"))
 
 
 def broken(change) -> dict:
@@ -97,6 +111,9 @@ VALID: dict = {}
         (lambda m, j, c: c.update(command="compass train"), "is no array"),
         (lambda m, j, c: c["ports"][0].update(containerPort=70000), "70000 is more than 65535"),
         (lambda m, j, c: c["env"].append({"name": "A", "value": 1}), ".value: 1 is no string"),
+        (lambda m, j, c: j["template"]["metadata"]["annotations"].update(a=True), ".annotations.a: True is no string"),
+        (lambda m, j, c: j["template"]["spec"]["volumes"][0]["csi"].pop("driver"), "driver is missing"),
+        (lambda m, j, c: c["volumeMounts"][0].update(mountPath="gcs"), ".mountPath: 'gcs' does not fit"),
     ],
 )
 def test_the_schema_refuses(fakes, change, fault):
@@ -126,13 +143,19 @@ def test_logs_status_delete(fakes):
 XPK = ("--cluster", "c", "--zone", "z", "--project", "p")
 
 
+def mounted(action: str) -> tuple[str, ...]:
+    """The bucket and the training command: a pod mounts it by itself, xpk through a storage of the cluster."""
+    return ("--storage", "bkt", *COMMAND) if action == "xpk" else TRAIN
+
+
 def test_xpk(fakes):
-    assert gke(fakes, "xpk", *RUN, *XPK, "--spot", "--env", "A=b", *TRAIN).returncode == 0
+    assert gke(fakes, "xpk", *RUN, *XPK, "--spot", "--env", "A=b", *mounted("xpk")).returncode == 0
     assert fakes.calls() == [
         [
             *("xpk", "workload", "create", "--cluster=c", "--project=p", "--zone=z", "--workload=r1", "--tpu-type=v5p-4x4x4"),
             *("--docker-image=repo/compass:1", "--max-restarts=10", "--restart-on-exit-codes=1", "--termination-grace-period-seconds=120", "--spot"),
-            *("--env=COMPASS_DISTRIBUTED=auto", "--env=A=b", r"""--command=compass train configs/x.py --run-dir 'gs://b/it'"'"'s r1'"""),
+            *("--storage=bkt", "--env=COMPASS_DISTRIBUTED=auto", "--env=A=b"),
+            r"""--command=compass train configs/x.py --run-dir '/gcs/it'"'"'s r1'""",
         ]
     ]
 
@@ -140,14 +163,14 @@ def test_xpk(fakes):
 @pytest.mark.parametrize("action,program", [("apply", "kubectl"), ("logs", "kubectl"), ("status", "kubectl"), ("delete", "kubectl"), ("xpk", "xpk")])
 def test_the_status_is_that_of_the_program(fakes, action, program):
     fakes.answer(program, status=9, err="no such cluster\n")
-    done = gke(fakes, action, *RUN, *XPK, *TRAIN)
+    done = gke(fakes, action, *RUN, *XPK, *mounted(action))
     assert done.returncode == 9 and done.stderr == "no such cluster\n" and len(fakes.calls()) == 1
 
 
 @pytest.mark.parametrize("action", ["apply", "logs", "status", "delete", "xpk"])
 def test_dry_run_prints_what_a_shell_can_run(fakes, action):
     """Nothing is called; run by a shell, what was printed makes the very calls, manifest included."""
-    words = (action, *RUN, *XPK, "--env", "A=it's", *TRAIN)
+    words = (action, *RUN, *XPK, "--env", "A=it's", *mounted(action))
     done = gke(fakes, *words[:1], "--dry-run", *words[1:])
     assert done.returncode == 0 and fakes.calls() == []
     fakes.run("bash", "-ec", done.stdout)
@@ -160,7 +183,15 @@ def test_dry_run_prints_what_a_shell_can_run(fakes, action):
     "words,message",
     [
         (("apply", "--name", "r1"), "apply: missing --topology, --image, -- COMMAND. For example\n  python launch/gke.py apply --name run1"),
-        (("xpk", *RUN, *TRAIN), "xpk: missing --cluster. For example\n  python launch/gke.py xpk --cluster CLUSTER --name run1"),
+        (("xpk", *RUN, *COMMAND), "xpk: missing --cluster. For example\n  python launch/gke.py xpk --cluster CLUSTER --name run1"),
+        (
+            ("xpk", *RUN, *XPK, *TRAIN),
+            "xpk: no --bucket. xpk mounts storages that its cluster knows. Once: xpk storage attach bkt --type=gcsfuse --bucket=bkt",
+        ),
+        (("xpk", *RUN, *XPK, "--", "compass", "--run-dir", "gs://bkt/r/1"), "say --storage bkt (in front of --) and --run-dir /gcs/r/1"),
+        (("apply", *RUN, "--", "compass", "--run-dir=gs://bkt/r1"), "is a path: say --bucket bkt (in front of --) and --run-dir /gcs/r1"),
+        (("apply", *RUN, *COMMAND), "the run directory is on a bucket, and --bucket is missing"),
+        (("apply", *RUN, "--bucket", "gs://bkt", *COMMAND), "--bucket gs://bkt: the name alone, without gs:// and folders"),
         (("logs",), "logs: missing --name. For example\n  python launch/gke.py logs --name run1"),
         (("apply", *RUN, "--topology", "v7:4x4", *TRAIN), "v6e: 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16"),
         (("apply", *RUN, "--topology", "v5p:4x4", *TRAIN), "--topology v5p:4x4 is not known; write GENERATION:TOPOLOGY"),

@@ -15,8 +15,8 @@ SLICE = ("--name", "r1", "--zone", "us-east5-a", "--project", "p")
 WHERE = ["--zone=us-east5-a", "--project=p"]
 SPOT = (*SLICE, "--type", "v5p-128", "--spot")
 FIXED = (*SLICE, "--type", "v5p-128")
-TRAIN = ("--", "compass", "train", "configs/x.py", "--run-dir", "gs://b/it's r1")
-QUOTED = r"compass train configs/x.py --run-dir 'gs://b/it'\''s r1'"
+TRAIN = ("--bucket", "bkt", "--", "compass", "train", "configs/x.py", "--run-dir", "/gcs/it's r1")
+QUOTED = r"compass train configs/x.py --run-dir '/gcs/it'\''s r1'"
 GONE = "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource 'projects/p/locations/us-east5-a/nodes/r1' was not found"
 NO_LOGIN = "ERROR: (gcloud.compute.tpus.tpu-vm.describe) You do not currently have an active account selected."
 NODE, QUEUE = "tpu-vm describe", "queued-resources describe"
@@ -36,7 +36,7 @@ CREATE = tpu_vm("create", "r1", "--accelerator-type=v5p-128", "--version=v2-alph
 ENQUEUE = queued("create", "r1", "--node-id=r1", "--accelerator-type=v5p-128", "--runtime-version=v2-alpha-tpuv5", "--spot")
 DEQUEUE = queued("delete", "r1", "--force", "--quiet")
 UNPACK = "rm -rf compass && mkdir compass && tar -xzf compass.tar.gz -C compass && compass/launch/worker.sh install"
-ASK = "test -x compass/launch/worker.sh || { echo \"$(hostname): no command yet\"; exit 0; }; compass/launch/worker.sh status"
+ASK = 'test -x compass/launch/worker.sh || { echo "$(hostname): no command yet"; exit 0; }; compass/launch/worker.sh status'
 
 
 def copied(fakes) -> list[list[str]]:
@@ -50,6 +50,7 @@ def ssh(command: str, worker: str = "all") -> list[str]:
     return tpu_vm("ssh", "r1", f"--worker={worker}", f"--command={command}")
 
 
+MOUNT = ssh("compass/launch/worker.sh mount_bucket bkt")
 RESTART = ssh(f"compass/launch/worker.sh restart {QUOTED}")
 FOLLOW = ssh("compass/launch/worker.sh follow", "0")
 
@@ -85,7 +86,7 @@ def test_copy_run_logs_stop_delete(fakes):
     assert fakes.run(fakes.script, "copy", *SLICE).returncode == 0
     assert fakes.calls() == copied(fakes) and not (fakes.here / "compass-r1.tar.gz").exists()
     assert fakes.run(fakes.script, "run", *SLICE, *TRAIN).returncode == 0
-    assert fakes.calls() == [ssh(f"compass/launch/worker.sh start {QUOTED}")]
+    assert fakes.calls() == [MOUNT, ssh(f"compass/launch/worker.sh start {QUOTED}")]
     assert fakes.run(fakes.script, "stop", *SLICE).returncode == 0 and fakes.calls() == [ssh("compass/launch/worker.sh stop")]
     assert fakes.run(fakes.script, "logs", *SLICE, "--worker", "3").returncode == 0
     assert fakes.calls() == [ssh("compass/launch/worker.sh follow", "3")]
@@ -109,7 +110,7 @@ def test_status(fakes):
 
 
 def resumed(fakes) -> list[list[str]]:
-    return [ssh(ASK, "0"), *copied(fakes), RESTART]
+    return [ssh(ASK, "0"), *copied(fakes), MOUNT, RESTART]
 
 
 def test_resume_where_the_slice_is_gone(fakes):
@@ -211,7 +212,7 @@ def test_dry_run_prints_what_a_shell_can_run(fakes, command):
 
 def test_dry_run_of_what_depends_on_answers_takes_the_longest_way(fakes):
     calls = {"create": [ENQUEUE, ASK_QUEUE], "delete": [DEQUEUE]}
-    calls["resume"] = [ASK_NODE, *calls["create"], *copied(fakes), RESTART]
+    calls["resume"] = [ASK_NODE, *calls["create"], *copied(fakes), MOUNT, RESTART]
     calls["watch"] = [*calls["resume"], FOLLOW]
     for command, expected in calls.items():
         done = fakes.run(fakes.script, command, *SPOT, "--dry-run", *TRAIN)
