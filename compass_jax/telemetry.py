@@ -91,7 +91,12 @@ class Telemetry:
             self.console.print(text, highlight=False, markup=False)
 
     def state(self) -> dict[str, int]:
-        """The cursor: lines of this stage in each file, and the last step. JSON-able, for the checkpoint."""
+        """The cursor: lines of this stage in each file, and the last step. JSON-able, for the checkpoint.
+
+        The files are closed, and opened again by the next line: a bucket's mount keeps what is in a closed file alone.
+        """
+        for file in self._files.values():
+            file.close()
         return {name: file.count for name, file in self._files.items()} | {"step": self._last_step}
 
     def restore(self, state: Mapping[str, int] | None) -> None:

@@ -219,3 +219,18 @@ def test_run_report(tmp_path):
     assert "tokens without signal" in console.file.getvalue() and os.path.getsize(tmp_path / "curves_rl.png") > 5000
     with pytest.raises(ReportError, match="not the directory of a run"):
         run_report(tmp_path / "none")
+
+
+def test_a_checkpoint_closes_the_files_and_the_next_line_opens_them(tmp_path, quiet):
+    """A bucket's mount uploads a file when it is closed: what a checkpoint counts must be there, whatever happens next."""
+
+    def open_files():
+        return {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+
+    path = str(tmp_path / "metrics.jsonl")
+    with Telemetry(tmp_path, 3, "rl", console=quiet) as telemetry:
+        telemetry.log(1, {"loss": 1.0})
+        assert path in open_files()
+        assert telemetry.state()["metrics"] == 1 and path not in open_files()
+        telemetry.log(2, {"loss": 0.5})
+        assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2]
