@@ -7,7 +7,7 @@ weights on top of bfloat16. Draws belong to requests, so in exact arithmetic all
     again            the same once more
     other order      prompts shuffled
     64 slots         other shapes, other programs: sums are rounded otherwise, and a draw between two nearly equal tokens may fall otherwise
-    few pages        a cache of a quarter of the pages, of 4 tokens each: samples are preempted, and go on with their own routes
+    few pages        a cache of an eighth of the pages, of 4 tokens each: samples are preempted, and go on with their own routes
     few pages, live  the same without recorded routes
 `first` is the median position in the response of the first other token; `gap` the median distance, at that position, of the two log-probs of the
 token before it (in float32 a few rounding errors), of sequences whose first token is the same.
@@ -77,7 +77,7 @@ def measure(config: RunConfig, weights: str, prompts: list[Any]) -> list[dict[st
 
     shuffled = [prompts[i] for i in np.random.default_rng(0).permutation(len(prompts))]
     few = with_rollout(page_tokens=4, tokens_per_call=4)
-    few = dataclasses.replace(few, rollout=dataclasses.replace(few.rollout, cache_pages=rollout.slots * few.rollout.pages_per_slot // 4))
+    few = dataclasses.replace(few, rollout=dataclasses.replace(few.rollout, cache_pages=rollout.slots * few.rollout.pages_per_slot // 8))
     base, _ = collect(config, weights, prompts)
     runs = {
         "again": (config, prompts, True), "other order": (config, shuffled, True),

@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import ModelConfig
-from compass_jax.model.decode_kernel import decode_attention, decode_fits
-from compass_jax.model.kernels import splash_causal, splash_fits
+from compass_jax.model.kernels import decode_fits, splash_causal, splash_fits
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, kind_of, matmul, quantize
 from compass_jax.sharding import Placement, constrain
@@ -139,6 +138,8 @@ def attention(
     elif cache is None:
         out = _whole(q, new) if split else _causal(q, new)
     elif table is not None or (kernel == "splash" and x.shape[1] == 1 and takes_kernel(cache, False)):
+        from compass_jax.model.decode_kernel import decode_attention
+
         stack, layer = cache if isinstance(cache, InStack) else (jax.tree.map(lambda y: y[None], cache), jnp.int32(0))
         scaled = (q * (1.0 / config.head_dim**0.5))[:, :, :, 0]
         out = decode_attention(scaled, stack.k, stack.v, positions[:, 0] + 1, table, layer, placement)[:, :, :, None]

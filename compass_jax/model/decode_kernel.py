@@ -22,11 +22,6 @@ _HIDDEN = -1e30  # of a score; finite, so that a block without any visible key l
 _BLOCK = 512  # tokens of a block where keys lie in rows
 
 
-def decode_fits(positions: int, head_dim: int, paged: bool) -> bool:
-    """Whether `decode_attention` takes rows of so many positions, or pages of so many: heads of whole lanes, blocks of whole tiles."""
-    return head_dim % 128 == 0 and (positions % 16 == 0 if paged else positions % 128 == 0)
-
-
 def decode_attention(
     q: Float[Array, "b kv g d"],
     k: Float[Array, "l n kv s d"],

@@ -1,12 +1,15 @@
-"""Attention kernels of the TPU (Pallas), behind the functions of model/attention.py: what they compute, the portable code computes too."""
+"""Attention kernels of the TPU (Pallas), behind the functions of model/attention.py: what they compute, the portable code computes too.
+
+Pallas is imported where a kernel is used: on other chips it would only be slow to import.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
@@ -21,6 +24,11 @@ def splash_fits(tokens: int, head_dim: int, placement: Placement | None) -> bool
     axis = None if placement is None else placement.token_axis(tokens)
     here = tokens // (placement.size(axis) if axis else 1)
     return here % _LANES == 0 and head_dim % _LANES == 0
+
+
+def decode_fits(positions: int, head_dim: int, paged: bool) -> bool:
+    """Whether `decode_kernel.decode_attention` takes rows of so many positions, or pages of so many: heads of whole lanes, blocks of whole tiles."""
+    return head_dim % _LANES == 0 and (positions % 16 == 0 if paged else positions % _LANES == 0)
 
 
 def splash_causal(
@@ -45,8 +53,11 @@ def splash_causal(
     return run(kernel, q, k, v)
 
 
-def _kernel(heads: int, tokens: int, shards: int) -> splash.SplashAttentionKernel:
+def _kernel(heads: int, tokens: int, shards: int) -> Any:
     """The kernel of `heads` heads whose queries lie in `shards` parts."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
     block_q, block_kv = _block(tokens // shards), _block(tokens)
     sizes = splash.BlockSizes(
         block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv,

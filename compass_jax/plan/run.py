@@ -109,7 +109,7 @@ def make_plan(config: RunConfig, topology: str, tell: Callable[[str], None] = la
         raise ConfigError(f"--topology {topology}: no peaks are known of {devices[0].device_kind}; add it to compass_jax/chips.py")
     for program in step.programs():
         started = time.perf_counter()
-        tell(f"compiling {program.name} ...")
+        tell(f"compiling {program.name}")
         try:
             compiled = program.lower().compile()
         except Exception as error:
@@ -147,7 +147,7 @@ def run_plan(config: RunConfig, topology: str, *, as_json: bool, png: str | None
 
     console = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 180)
     with console.status("starting the TPU's compiler") as status:
-        plan = make_plan(config, topology, status.update)
+        plan = make_plan(config, topology, status.update if console.is_terminal else console.print)
     print_plan(plan, console)
     if searched:
         from compass_jax.plan.search import search

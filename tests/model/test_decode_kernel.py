@@ -7,7 +7,8 @@ import pytest
 
 from compass_jax.config import MeshConfig
 from compass_jax.model import kernels
-from compass_jax.model.decode_kernel import decode_attention, decode_fits
+from compass_jax.model.decode_kernel import decode_attention
+from compass_jax.model.kernels import decode_fits
 from compass_jax.sharding import Placement, make_mesh
 
 B, KV, G, D, LAYERS = 4, 2, 3, 128, 2
