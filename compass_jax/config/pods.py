@@ -9,6 +9,7 @@ from compass_jax.config.run import RunConfig
 from compass_jax.config.training import CorrectionConfig, ObjectiveConfig, OptimConfig, RLConfig, ZeroVarianceConfig
 
 PROMPT, ANSWER = 2048, 30_720  # tokens; 32,768 together
+PAIRS = 131_072  # of a token and a choice, that a device has room for at once in an MoE layer: it may be sent all of its group's
 
 QWEN3_30B_A3B = ModelConfig(
     family="qwen3_moe", vocab_size=151_936, hidden=2048, layers=48, heads=32, kv_heads=4, head_dim=128, ffn=6144,
@@ -32,7 +33,7 @@ def pod_run(
 
     slots: sequences decoded together. A micro-batch is one row of 32k tokens on each group of context devices.
     """
-    rows = mesh.replica * mesh.fsdp * mesh.expert
+    rows, pairs = mesh.replica * mesh.fsdp * mesh.expert, mesh.expert * model.moe.top_k
     return RunConfig(
         name=name,
         model=model,
@@ -40,7 +41,7 @@ def pod_run(
         mesh=mesh,
         rollout_mesh=rollout_mesh,
         compute=ComputeConfig(
-            dtype="bfloat16", param_dtype="bfloat16", remat=True, scan_layers=True, scan_decode=True, moe_chunk=4096, logprob_chunk=2048,
+            dtype="bfloat16", param_dtype="bfloat16", remat=True, scan_layers=True, scan_decode=True, moe_chunk=PAIRS // pairs, logprob_chunk=2048,
         ),
         rollout=RolloutConfig(
             slots=slots, prompt_buckets=(1024, PROMPT), max_new_tokens=ANSWER, tokens_per_call=64, cache_bucket=4096, prefill_chunk=PROMPT,

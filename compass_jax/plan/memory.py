@@ -118,6 +118,9 @@ def _of_training(config: RunConfig, sizes: dict[str, int], program: str) -> list
             found.append((temporary / 2, Change("mesh.context", value, "half the tokens of a row on each device")))
     if config.model.moe is not None and not compute.moe_chunk:
         found.append((temporary * 0.8, Change("compute.moe_chunk", "4096", "fewer tokens go through the experts at once")))
+    elif config.model.moe is not None and compute.moe_chunk >= 1024:
+        value = str(compute.moe_chunk // 4)
+        found.append((temporary * 0.6, Change("compute.moe_chunk", value, "fewer tokens go through the experts at once")))
     if not compute.scan_layers:
         found.append((temporary / 4, Change("compute.scan_layers", "True", "one layer's working memory for all")))
     return found
