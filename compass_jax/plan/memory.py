@@ -80,7 +80,7 @@ def advice(config: RunConfig, program: str, memory: Memory | None, parts: dict[s
     if program in ("prefill", "insert", "decode", "slots", "hand-over"):
         found += _of_rollout(config, sizes, program)
     else:
-        found += _of_training(config, sizes, program)
+        found += _of_training(config, sizes)
     halves, mesh = "parameters and moments in parts of half the size", config.mesh
     state = Change("mesh.fsdp", str(2 * mesh.fsdp), f"{halves}, on twice the chips")
     if mesh.replica % 2 == 0:
@@ -101,7 +101,7 @@ def _of_rollout(config: RunConfig, sizes: dict[str, int], program: str) -> list[
     return found
 
 
-def _of_training(config: RunConfig, sizes: dict[str, int], program: str) -> list[tuple[float, Change]]:
+def _of_training(config: RunConfig, sizes: dict[str, int]) -> list[tuple[float, Change]]:
     rl, compute, temporary = config.rl, config.compute, sizes["temporary"]
     found: list[tuple[float, Change]] = []
     if not compute.remat:
