@@ -56,8 +56,8 @@ def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path,
     """Every copy that is handed over, in evaluation too, is in bfloat16 and quantised; the state stays float32, and the mismatch is measured."""
     handed, engines = [], []
 
-    def recorded(params, dtype, quantize="off"):
-        decode, metrics = hand_over(params, dtype, quantize)
+    def recorded(params, dtype, quantize="off", **options):
+        decode, metrics = hand_over(params, dtype, quantize, **options)
         handed.append((jax.tree.map(jnp.copy, params), decode))
         return decode, metrics
 
