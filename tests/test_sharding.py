@@ -122,6 +122,18 @@ def test_a_dense_model_and_live_routing_too(one_device, mesh):
         compare(run(DENSE, compute, mesh, None)[0], one_device(DENSE, compute, False))
 
 
+EXCHANGED = [{"expert": 8}, {"expert": 4, "fsdp": 2}, {"expert": 2, "tensor": 4}, {"expert": 4, "context": 2}]
+
+
+@pytest.mark.parametrize("mesh", [EXCHANGED[1], *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in (EXCHANGED[0], *EXCHANGED[2:]))], ids=named)
+@pytest.mark.parametrize("chunk", [0, 6])
+def test_tokens_sent_to_their_experts_alone_give_the_same(one_device, mesh, chunk):
+    """compute.exchange = "all_to_all", all tokens at once and by chunks of which the last is not full."""
+    compute = ComputeConfig(scan_layers=False, logprob_chunk=24)
+    sent = ComputeConfig(scan_layers=False, logprob_chunk=24, exchange="all_to_all", moe_chunk=chunk)
+    compare(run(MODEL, sent, mesh, recorded(MODEL))[0], one_device(MODEL, compute, True))
+
+
 def test_rows_and_tokens_that_an_axis_does_not_divide_are_repeated(one_device):
     """15 tokens over two devices, 8 rows over three axes of which one does not fit."""
     compute = ComputeConfig(scan_layers=False, logprob_chunk=24)

@@ -84,6 +84,7 @@ class ComputeConfig:
     scan_decode: bool = False  # the same for prefill and decoding: what a TPU takes minutes to compile for a hundred layers
     experts: Literal["auto", "ragged", "padded"] = "auto"  # grouped matmul; auto: padded on CPU, ragged elsewhere
     attention: Literal["auto", "splash", "portable"] = "auto"  # splash: the TPU's kernel, in training and prefill; auto: on a TPU, where lengths fit
+    exchange: Literal["gather", "all_to_all"] = "gather"  # how training sends tokens to experts on other devices; prefill and decoding gather
     moe_chunk: int = 0  # tokens of a device that go through the experts at once, recomputed in the backward pass; 0: all
     logprob_chunk: int = 4096  # tokens whose [v] logits exist at once
     float32_parts: tuple[Literal["attention", "gate", "mlp", "stream"], ...] = ()  # computed in float32 where dtype is bfloat16

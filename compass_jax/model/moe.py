@@ -110,13 +110,13 @@ def _router_stats(probs, live, ids, is_set, mask, replaying: bool) -> RouterStat
 
 
 @jax.custom_vjp
-def _permute(x: Float[Array, "m d"], order: Int[Array, "m"], inverse: Int[Array, "m"]) -> Float[Array, "m d"]:
+def permute(x: Float[Array, "m d"], order: Int[Array, "m"], inverse: Int[Array, "m"]) -> Float[Array, "m d"]:
     """x[order]; its transpose is a gather too (a scatter-add is many times slower on CPU)."""
     return jnp.take(x, order, axis=0, unique_indices=True, mode="clip")
 
 
 def _permute_fwd(x, order, inverse):
-    return _permute(x, order, inverse), (order, inverse)
+    return permute(x, order, inverse), (order, inverse)
 
 
 def _permute_bwd(saved, g):
@@ -124,17 +124,17 @@ def _permute_bwd(saved, g):
     return jnp.take(g, inverse, axis=0, unique_indices=True, mode="clip"), None, None
 
 
-_permute.defvjp(_permute_fwd, _permute_bwd)
+permute.defvjp(_permute_fwd, _permute_bwd)
 
 
 @jax.custom_vjp
-def _spread(x: Float[Array, "n d"], order: Int[Array, "m"], inverse: Int[Array, "m"]) -> Float[Array, "m d"]:
+def spread(x: Float[Array, "n d"], order: Int[Array, "m"], inverse: Int[Array, "m"]) -> Float[Array, "m d"]:
     """Each token once for each of its m / n choices, the choices in `order`; the transpose sums a token's, by a gather too."""
     return jnp.take(x, order // (order.shape[0] // x.shape[0]), axis=0, mode="clip")
 
 
 def _spread_fwd(x, order, inverse):
-    return _spread(x, order, inverse), (inverse, x.shape[0])
+    return spread(x, order, inverse), (inverse, x.shape[0])
 
 
 def _spread_bwd(saved, g):
@@ -142,7 +142,7 @@ def _spread_bwd(saved, g):
     return jnp.take(g, inverse, axis=0, unique_indices=True, mode="clip").reshape(n, -1, g.shape[1]).sum(1), None, None
 
 
-_spread.defvjp(_spread_fwd, _spread_bwd)
+spread.defvjp(_spread_fwd, _spread_bwd)
 
 
 def moe_layer(
@@ -253,11 +253,11 @@ def ragged_swiglu(
     order, row, sizes = dispatch
     dispatched = (jnp.arange(order.shape[0], dtype=jnp.int32) < jnp.sum(sizes, dtype=jnp.int32))[:, None]
     zero = jnp.zeros((), x.dtype)
-    rows = _spread(x, order, row)
+    rows = spread(x, order, row)
     rows = jnp.where(dispatched, rows, zero)
     if "gate_up" in weights:
         a, u = jnp.split(ragged_matmul(rows, weights["gate_up"], sizes), 2, axis=-1)
     else:
         a, u = (ragged_matmul(rows, weights[name], sizes) for name in ("gate", "up"))
     out = jnp.where(dispatched, ragged_matmul(jax.nn.silu(a) * u, weights["down"], sizes), zero)  # rows behind the last group are undefined
-    return jnp.einsum("nkd,nk->nd", _permute(out, row, order).reshape(*gates.shape, -1), gates)
+    return jnp.einsum("nkd,nk->nd", permute(out, row, order).reshape(*gates.shape, -1), gates)

@@ -1,13 +1,14 @@
 """What automatic partitioning does badly, by hand: the MoE layer with its experts on several devices, log-probs over a split vocabulary.
 
-Expert parallelism: each device gathers the tokens of the devices that hold the other experts, computes what its own experts have to do with
-them, and the sums are scattered back. Nothing is dropped, and in float32 each token's routes are those of a single device.
+Expert parallelism: each device gets the tokens of the devices that hold the other experts, all of them (gather) or those that its experts are
+chosen for (all_to_all, model/exchange.py), computes what its own experts have to do with them, and the sums go back. Nothing is dropped, and in
+float32 each token's routes are those of a single device.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.config import MoEConfig
+from compass_jax.model.exchange import through_experts
 from compass_jax.model.moe import RouterStats, moe_ffn, moe_layer
 from compass_jax.model.quantize import Quantized
 from compass_jax.sharding import Placement
@@ -23,23 +25,29 @@ from compass_jax.sharding import Placement
 class _Share(NamedTuple):
     """How one device takes part in the experts' work."""
 
-    gather: bool  # tokens are split over the expert axis
+    how: Literal["gather", "all_to_all", "here"]  # here: each device has the same tokens
     expert: int
     tensor: int
+    native: bool = False  # a TPU's own all-to-all
 
     def __call__(self, x, ids, gates, mask, weights, implementation: str) -> Float[Array, "n d"]:
         """`moe_ffn` of this device's tokens, with the experts of all devices along the expert axis."""
-        if self.gather:
-            x, ids, gates, mask = (jax.lax.all_gather(y, "expert", tiled=True) for y in (x, ids, gates, mask))
         held = weights["down"].shape[0]
-        first = jax.lax.axis_index("expert") * held
-        own = jnp.where((ids >= first) & (ids < first + held), ids - first, held)  # `held` is no expert: not dispatched
-        out = moe_ffn(x, own, gates, mask, weights, implementation, self.expert)
-        if self.tensor > 1:
-            out = jax.lax.psum(out, "tensor")
-        if self.gather:
-            return jax.lax.psum_scatter(out, "expert", scatter_dimension=0, tiled=True)
-        return jax.lax.psum(out, "expert") if self.expert > 1 else out
+        work = partial(moe_ffn, weights=weights, implementation=implementation, parts=self.expert)
+        if self.how == "all_to_all":
+            out = through_experts(work, x, ids, gates, mask, held, self.native)
+        else:
+            if self.how == "gather":
+                x, ids, gates, mask = (jax.lax.all_gather(y, "expert", tiled=True) for y in (x, ids, gates, mask))
+            first = jax.lax.axis_index("expert") * held
+            own = jnp.where((ids >= first) & (ids < first + held), ids - first, held)  # `held` is no expert: not dispatched
+            out = work(x, own, gates, mask)
+        if self.how == "gather":
+            out = jax.lax.psum_scatter(out, "expert", scatter_dimension=0, tiled=True)
+        elif self.how == "here" and self.expert > 1:
+            out = jax.lax.psum(out, "expert")
+        # Last: over this device's own tokens, not over all that came.
+        return jax.lax.psum(out, "tensor") if self.tensor > 1 else out
 
 
 def sharded_moe_layer(
@@ -52,11 +60,13 @@ def sharded_moe_layer(
     config: MoEConfig,
     implementation: str,
     chunk: int = 0,
+    exchange: Literal["gather", "all_to_all"] = "gather",
 ) -> tuple[Float[Array, "b t d"], UInt[Array, "b t k"], RouterStats]:
-    """`moe_layer` over the mesh, `chunk` tokens of each device at once; the statistics are of all tokens."""
+    """`moe_layer` over the mesh, `chunk` tokens of each device at once, by `exchange` (ComputeConfig.exchange); the statistics are of all tokens."""
     rows, tokens = placement.batch_axes(y.shape[0]), placement.token_axis(y.shape[1])
     split = (*rows, *([tokens] if tokens else ()))
-    share = _Share("expert" in rows, placement.size("expert"), placement.size("tensor"))
+    native = placement.mesh.devices.flat[0].platform == "tpu"
+    share = _Share(exchange if "expert" in rows else "here", placement.size("expert"), placement.size("tensor"), native)
     here = P(rows or None, tokens)
 
     def local(y, gate_input, params, given, mask):

@@ -140,7 +140,10 @@ class _Block(NamedTuple):
         return rms_norm(x, scale, self.config.norm_eps).astype(dtype)
 
     def _moe(self, y, gate_input, params, given):
-        run = moe_layer if self.placement is None else partial(sharded_moe_layer, self.placement)
+        run = moe_layer
+        if self.placement is not None:
+            exchange = self.compute.exchange if self.placement.use == "train" else "gather"
+            run = partial(sharded_moe_layer, self.placement, exchange=exchange)
         return run(y, gate_input, params, given, self.mask, self.config.moe, grouped_matmul(self.compute), chunk=self.compute.moe_chunk)
 
 

@@ -44,9 +44,10 @@ def program_flops(config: RunConfig, name: str, tokens: int) -> float:
     return 0.0
 
 
-def bound_of(config: RunConfig, chip: Chip, name: str, tokens: int, devices: int, memory: Memory, sent_bytes: float) -> Bound:
+def bound_of(config: RunConfig, chip: Chip, name: str, tokens: int, memory: Memory, sent_bytes: float) -> Bound:
     """Of one run of program `name` (decode: one token step)."""
-    share = chip.devices
+    share, sampling = chip.devices, name.split()[0] in ("prefill", "insert", "decode", "slots")
+    devices = (config.rollout_mesh or config.mesh).devices if sampling else config.mesh.devices
     return Bound(
         program_flops(config, name, tokens) / devices / chip.device_flops,
         (memory.arguments + memory.results) / (chip.hbm_gb_s * 1e9 / share),
@@ -65,7 +66,7 @@ def runs_per_step(config: RunConfig, rows_multiple: int) -> dict[str, float]:
         "prefill": fills,
         "insert": fills,
         "decode": max(1.0, fills) * rollout.max_new_tokens,
-        f"forward {length}": micro * (1 + rl.epochs),  # old log-probs, and the updates' own
+        f"forward {length}": micro * (1 + rl.uses_reference + rl.epochs),  # old log-probs, the reference's, and the updates' own
         f"backward {length}": micro * rl.epochs,
         "add": micro * rl.epochs,
         "apply": rl.updates_per_rollout * rl.epochs,

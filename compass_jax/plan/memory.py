@@ -33,15 +33,23 @@ def memory_of(program: Program, compiled: Any, parts: dict[str, int]) -> Memory:
         found.argument_size_in_bytes,
         found.output_size_in_bytes - found.alias_size_in_bytes,
         found.temp_size_in_bytes,
-        sum(parts.get(name, 0) for name in program.beside),
+        beside(program, parts),
         found.generated_code_size_in_bytes,
     )
+
+
+def beside(program: Program, parts: dict[str, int]) -> int:
+    """Bytes per device of what is alive while `program` runs and is not its own."""
+    return sum(parts.get(name, 0) for name in (*program.beside, "reference"))
 
 
 def resident(step: Step) -> dict[str, int]:
     """Bytes per device of what lives from program to program, by the names of `Program.beside`; what is not compiled yet is missing."""
     found = {"state": bytes_per_device(step.state), "store": bytes_per_device(step.store)}
-    found["moments"] = found["state"] - bytes_per_device(step.state.params)
+    params = bytes_per_device(step.state.params)
+    found["moments"] = found["state"] - params
+    if step.config.rl.uses_reference:
+        found["reference"] = params
     for name, program in (("decode", "hand-over"), ("slots", "slots")):
         if program in step.results:
             found[name] = bytes_per_device(step.results[program])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
 
-from compass_jax.chips import Chip, chip_of
+from compass_jax.chips import CHIPS, Chip, chip_of
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.params import in_layout, placed_structs, training_layout
@@ -21,13 +21,14 @@ from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import TrainState
 from compass_jax.rl.bucketing import row_counts
 from compass_jax.rollout.engine import Engine
-from compass_jax.sharding import placements
+from compass_jax.sharding import Placement, make_mesh, placements
 from compass_jax.train import optim, step
 from compass_jax.weights.handover import converter
 
 
 class Program(NamedTuple):
-    """One program: `lower` gives what the compiler takes. `beside` names what else is on the devices while it runs (`Memory`)."""
+    """One program: `lower` gives what the compiler takes. `beside` names what else is on the devices while it runs (`resident`); the reference
+    policy's parameters, if there are any, are there always."""
 
     name: str
     lower: Callable[[], jax.stages.Lowered]
@@ -39,13 +40,21 @@ def topology_devices(name: str) -> list[jax.Device]:
     """The devices of "v5p:4x4x4" and its like, none of which is here. ConfigError for a name that the TPU's compiler does not know."""
     from jax.experimental import topologies
 
+    single = {"chips_per_host_bounds": [1, 1, 1]} if re.fullmatch(r"[^:]+:1(x1)*", name) else {}  # otherwise a host has a square of four
     try:
-        return list(topologies.get_topology_desc(name, platform="tpu").devices)
+        return list(topologies.get_topology_desc(name, platform="tpu", **single).devices)
     except Exception as error:  # whatever it is, it is about the name, or about libtpu
         raise ConfigError(
             f"--topology {name}: {_first_line(error)}; names are like v5p:4x4x4, v6e:16x16, tpu7x:4x4x4, and the compiler comes with "
             "pip install 'compass_jax[plan]'"
         ) from error
+
+
+def known_chip(devices: list[jax.Device]) -> Chip:
+    """The peaks of its chips, or ConfigError."""
+    if chip := chip_of(devices[0].device_kind):
+        return chip
+    raise ConfigError(f"no peaks are known of {devices[0].device_kind}; known are {', '.join(x.name for x in CHIPS)}")
 
 
 def _first_line(error: BaseException) -> str:
@@ -69,11 +78,9 @@ class Step:
     the layouts that earlier ones give their results."""
 
     def __init__(self, config: RunConfig, devices: list[jax.Device]):
-        self.chip: Chip | None = chip_of(devices[0].device_kind)
+        self.chip = known_chip(devices)
         self.config = config = for_chip(config, devices[0].device_kind)
-        if config.mesh.devices > len(devices):
-            raise ConfigError(f"mesh has {config.mesh.devices} devices, the topology {len(devices)}: lower an axis, or name a larger topology")
-        self.train, self.decode = placements(config.mesh, config.rollout_mesh, config.rollout_apart, devices)
+        self.train, self.decode = _placements(config, devices)
         self.model = Transformer(config.model, config.compute, training_layout(config.compute), self.train)
         self.engine = Engine(config.model, config.rollout_compute, config.rollout, 0, self.decode)
         fresh = jax.eval_shape(self._fresh_state)
@@ -95,15 +102,14 @@ class Step:
 
     def programs(self) -> Iterator[Program]:
         """In an order in which each finds the results that it needs; whoever iterates calls `done` for each."""
-        config, rows = self.config, len(self.config.rollout.prompt_buckets)
-        params = self.state.params
+        config, params = self.config, self.state.params
         convert = converter(
             config.model, self.decode, config.rollout_compute.dtype, config.rollout.quantize, True, self.decode.size("tensor"), self.engine.layout
         )
         yield Program("hand-over", lambda: convert.lower(params), ("moments", "store"), 0)
         yield Program("slots", lambda: Engine.init_decode_state.lower(self.engine), ("state", "store", "decode"), 0)
         prompts = -(-config.rollout.slots // config.rl.group_size)
-        bucket = config.rollout.prompt_buckets[rows - 1]
+        bucket = config.rollout.prompt_buckets[-1]
         yield Program("prefill", partial(self._prefill, prompts, bucket), ("state", "store", "slots"), prompts * bucket)
         yield Program("insert", partial(self._insert, prompts), ("state", "store", "decode"), 0)
         yield Program("decode", self._generate, ("state", "store"), config.rollout.slots)
@@ -168,6 +174,21 @@ class Step:
         return step.apply.lower(self.state, self.sum_of_gradients(), config=self.config.rl.optim, total_steps=1)
 
 
+def _placements(config: RunConfig, devices: list[jax.Device]) -> tuple[Placement, Placement]:
+    """Training's and the rollout's, together on all `devices`: a part of them would leave the rest of what is paid for idle."""
+    rollout = config.rollout_mesh or config.mesh
+    takes = config.mesh.devices + (rollout.devices if config.rollout_apart else 0)
+    if takes != len(devices):
+        what = "mesh and rollout_mesh have" if config.rollout_apart else "mesh has"
+        change = "lower an axis, or name a larger topology" if takes > len(devices) else "raise an axis, or name a smaller topology"
+        raise ConfigError(f"{what} {takes} devices, the topology {len(devices)}: {change}")
+    train, decode = placements(config.mesh, config.rollout_mesh, config.rollout_apart, devices)
+    if train is None or decode is None:
+        mesh = make_mesh(config.mesh, devices)
+        return Placement(mesh), Placement(mesh, "decode")
+    return train, decode
+
+
 def bytes_per_device(tree: Any) -> int:
     """Of structs that have shardings."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * _itemsize(x.dtype) for x in jax.tree.leaves(tree))
@@ -182,5 +203,4 @@ def _struct(shape: tuple[int, ...], dtype, sharding) -> jax.ShapeDtypeStruct:
 
 
 def _laid(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    assert not isinstance(sharding, SingleDeviceSharding)
     return _struct(x.shape, x.dtype, sharding)

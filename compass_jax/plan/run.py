@@ -13,7 +13,7 @@ from compass_jax.chips import Chip
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.plan.bound import Bound, bound_of, runs_per_step
 from compass_jax.plan.collectives import Sent, collectives, total_bytes
-from compass_jax.plan.memory import USABLE, Change, Memory, advice, memory_of, refused_bytes, resident
+from compass_jax.plan.memory import USABLE, Change, Memory, advice, beside, memory_of, refused_bytes, resident
 from compass_jax.plan.programs import Program, Step, topology_devices
 
 GIB = 2**30
@@ -105,8 +105,6 @@ def make_plan(config: RunConfig, topology: str, tell: Callable[[str], None] = la
     """
     devices = topology_devices(topology)
     step, found = Step(config, devices), []
-    if step.chip is None:
-        raise ConfigError(f"--topology {topology}: no peaks are known of {devices[0].device_kind}; add it to compass_jax/chips.py")
     for program in step.programs():
         started = time.perf_counter()
         tell(f"compiling {program.name}")
@@ -127,11 +125,10 @@ def _judge(step: Step, topology: str, devices: int, found: list[tuple[Program, A
     parts, rows = resident(step), []
     for program, compiled, sent, needs, seconds in found:
         if compiled is None:
-            rest = sum(parts.get(name, 0) for name in program.beside)
-            rows.append(Found(program.name, None, needs + rest if needs > 0 else -1, {}, None, seconds))
+            rows.append(Found(program.name, None, needs + beside(program, parts) if needs > 0 else -1, {}, None, seconds))
             continue
         memory = memory_of(program, compiled, parts)
-        bound = bound_of(step.config, step.chip, program.name, program.tokens, devices, memory, total_bytes(sent.values()))
+        bound = bound_of(step.config, step.chip, program.name, program.tokens, memory, total_bytes(sent.values()))
         rows.append(Found(program.name, memory, memory.total, sent, bound, seconds))
     plan = Plan(topology, step.chip, devices, step.config, parts, rows, [])
     if plan.fits:

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from compass_jax.chips import chip_of
 from compass_jax.config import ConfigError, MeshConfig, RunConfig
 from compass_jax.model.flops import active_params, forward_flops
 from compass_jax.model.params import param_count
 from compass_jax.plan.bound import bound_of
 from compass_jax.plan.collectives import collectives, total_bytes
 from compass_jax.plan.memory import USABLE, memory_of, refused_bytes, resident
-from compass_jax.plan.programs import Step, topology_devices
+from compass_jax.plan.programs import Step, known_chip, topology_devices
 from compass_jax.report import summary_table
 
 GIB = 2**30
@@ -36,10 +35,10 @@ def layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
     on each group of context devices."""
     sizes = [n for n in range(1, devices + 1) if devices % n == 0]
     longest = config.rl.buckets[-1]
-    for expert, tensor, context in itertools.product(sizes, sizes, sizes):
-        if devices % (expert * tensor * context) or longest % (128 * context):
+    for replica, expert, tensor, context in itertools.product(sizes, sizes, sizes, sizes):
+        if devices % (taken := replica * expert * tensor * context) or longest % (128 * context):
             continue
-        mesh = MeshConfig(fsdp=devices // (expert * tensor * context), expert=expert, tensor=tensor, context=context)
+        mesh = MeshConfig(replica, devices // taken, expert, tensor, context)
         try:
             mesh.validate("mesh", config.model)
         except ConfigError:
@@ -67,7 +66,8 @@ def estimate(config: RunConfig, device_flops: float, ici_bytes_s: float) -> Esti
     summed = 4 * local * d * (1 - 1 / mesh.tensor) * 2 * model.layers
     keys = 2 * (mesh.context - 1) * local * 2 * (d + 2 * model.kv_heads * model.head_dim / mesh.tensor) * model.layers / 2
     passes = 4 if config.compute.remat else 3
-    links = (gathered + moved + summed + keys) * passes / ici_bytes_s
+    alike = held * 2 * 2 * (1 - 1 / mesh.replica)  # gradients, made the same in all replicas
+    links = ((gathered + moved + summed + keys) * passes + alike) / ici_bytes_s
     arithmetic = forward_flops(model, [length]) / (mesh.context * mesh.tensor) * passes / device_flops
     return Estimate(config, gib, max(links, arithmetic) / (length / mesh.context / mesh.tensor) * 1e6 / mesh.devices)
 
@@ -75,22 +75,29 @@ def estimate(config: RunConfig, device_flops: float, ici_bytes_s: float) -> Esti
 def search(config: RunConfig, topology: str, count: int, console: Console) -> list[dict[str, Any]]:
     """Compiles forward and backward of the `count` likeliest layouts; prints and returns them, the fastest by its bound first."""
     devices = topology_devices(topology)
-    chip = chip_of(devices[0].device_kind)
+    chip = known_chip(devices)
     limit = USABLE * chip.hbm_gib / chip.devices
     all_ = [estimate(x, chip.device_flops, chip.ici_gb_s * 1e9 / chip.devices) for x in layouts(config, len(devices))]
     likely = sorted((x for x in all_ if x.gib <= limit), key=lambda x: x.s_per_mtoken)[:count]
     console.print(f"{len(all_)} layouts divide model and topology, {sum(x.gib <= limit for x in all_)} may fit; compiling {len(likely)}")
-    rows = [_compiled(x.config, devices, limit) for x in likely]
+    rows = []
+    for x in likely:
+        console.print(f"compiling {_named(x.config)}")
+        rows.append(_compiled(x.config, devices, limit))
     rows.sort(key=lambda row: (row["fits"] != "yes", row["s / Mtoken"]))
     if rows:
         console.print(summary_table(rows, f"layouts of the training on {topology}, {active_params(config.model) / 1e9:.1f}B active parameters"))
     return rows
 
 
+def _named(config: RunConfig) -> str:
+    mesh = " ".join(f"{name} {n}" for name, n in dataclasses.asdict(config.mesh).items() if n > 1)
+    return f"{mesh}, {'remat' if config.compute.remat else 'no remat'}"
+
+
 def _compiled(config: RunConfig, devices: list[Any], limit: float) -> dict[str, Any]:
     step, length = Step(config, devices), config.rl.buckets[-1]
-    mesh = " ".join(f"{name} {n}" for name, n in dataclasses.asdict(config.mesh).items() if n > 1)
-    row: dict[str, Any] = {"mesh": mesh, "remat": str(config.compute.remat)}
+    row: dict[str, Any] = {"layout": _named(config)}
     row |= {"fits": "no", "GiB per device": math.inf, "s / Mtoken": math.inf, "by": ""}
     worst, seconds, by = 0.0, 0.0, []
     for program in step.training():
@@ -103,7 +110,7 @@ def _compiled(config: RunConfig, devices: list[Any], limit: float) -> dict[str, 
         step.done(program, compiled)
         memory = memory_of(program, compiled, resident(step))
         sent = total_bytes(collectives(compiled.as_text()).values())
-        bound = bound_of(config, step.chip, program.name, program.tokens, len(devices), memory, sent)
+        bound = bound_of(config, step.chip, program.name, program.tokens, memory, sent)
         worst, seconds = max(worst, memory.total / GIB), seconds + bound.seconds
         by.append(bound.by)
         if program.name == f"backward {length}":

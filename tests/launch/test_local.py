@@ -124,7 +124,6 @@ def test_mistakes(words, status, message):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (ROOT / "compass_jax" / "distributed.py").exists(), reason="compass train cannot join other processes yet")
 def test_a_training_over_two_processes(tmp_path):
     """The command itself: two processes of two devices train one step together, and write one run."""
     words = ["--processes", "2", "--devices-per-process", "2", "--", "compass", "train", str(ROOT / "tests" / "tiny_run.py")]

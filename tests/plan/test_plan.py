@@ -80,7 +80,10 @@ def test_what_does_not_fit_is_refused_with_advice_that_makes_it_fit(tmp_path):
     [
         ((), "--topology NAME is missing"),
         (("--topology", "v5p:1000"), "names are like v5p:4x4x4"),
-        (("--topology", "v5p:2x2x1", "--mesh.fsdp", "8", "--rollout-mesh.replica", "4"), "mesh has 16 devices, the topology 4"),
+        (("--topology", "v5p:2x2x1", "--mesh.fsdp", "8", "--rollout-mesh.replica", "4"), "mesh has 16 devices, the topology 4: lower an axis"),
+        (("--topology", "v5p:2x2x2"), "mesh has 4 devices, the topology 8: raise an axis, or name a smaller topology"),
+        (("--topology", "v5p:2x2x1", "--rollout-apart", "True"), "mesh and rollout_mesh have 8 devices, the topology 4"),
+        (("--topology", "v4:2x2x1"), "no peaks are known of TPU v4; known are v5p"),
     ],
 )
 def test_bad_requests_are_told(tmp_path, options, message):
@@ -129,12 +132,32 @@ def test_flops_are_those_of_the_products():
     assert forward_flops(config, [100, 10]) == 110 * flops_per_token(config) + 2 * 48 * 32 * 128 * (100**2 + 10**2)
 
 
+@pytest.mark.slow
+def test_a_search_compiles_the_likeliest_and_ranks_them(tmp_path):
+    code, found, text = plan(tmp_path, "--topology", "v5p:2x2x1", "--search", "2")
+    assert code == 0 and found["fits"]
+    assert "compiling 2" in text and "layouts of the training on v5p:2x2x1" in text
+    assert text.count(" yes ") == 2 and text.index("layouts divide model and topology") > text.index("small fits v5p:2x2x1")
+
+
+@pytest.mark.slow
+def test_one_device_and_a_reference_policy_are_planned(tmp_path):
+    alone = [x for axis in ("fsdp", "expert", "tensor") for mesh in ("mesh", "rollout-mesh") for x in (f"--{mesh}.{axis}", "1")]
+    code, found, _ = plan(tmp_path, "--topology", "v6e:1x1", *alone, "--rollout.slots", "8", "--rl.objective.kl-coef", "0.01")
+    assert code == 0 and found["devices"] == 1 and found["parts_gib_per_chip"]["reference"] > 0
+    parts = found["parts_gib_per_chip"]
+    assert parts["reference"] == pytest.approx(parts["state"] - parts["moments"], abs=2e-3)
+    apply = found["programs"]["apply"]["memory_gib_per_chip"]
+    assert apply["beside"] == pytest.approx(parts["store"] + parts["decode"] + parts["reference"], abs=2e-3)
+    assert all(not program["collectives"] for program in found["programs"].values())
+
+
 def test_a_search_looks_at_meshes_that_divide_the_model():
     config = load_config(str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py"))
     found = list(layouts(config, 64))
     assert len({(x.mesh, x.compute.remat) for x in found}) == len(found) > 50
     assert all(x.mesh.devices == 64 and x.validate_for_rl() for x in found)
-    assert {x.mesh.tensor for x in found} == {1, 2, 4}  # four heads of keys and values
+    assert {x.mesh.replica for x in found} >= {1, 2, 4} and {x.mesh.tensor for x in found} == {1, 2, 4}  # four heads of keys and values
 
 
 @pytest.fixture(scope="module")
