@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import ModelConfig
@@ -130,7 +131,7 @@ def attention(
     q = q.transpose(0, 2, 1, 3).reshape(x.shape[0], config.kv_heads, -1, x.shape[1], config.head_dim)
     new = LayerCache(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
     if cache is not None:
-        cache, seen = _write_both(cache, k, v, positions, table)
+        cache, seen = _write_both(cache, k, v, positions, table, placement)
     rows = cache is None or (not isinstance(seen.k, Quantized) and seen.k.shape[2] == x.shape[1])  # 8-bit keys are read as they are kept
     if rows and kernel == "splash" and splash_fits(x.shape[1], config.head_dim, placement):
         scaled = (q * (1.0 / config.head_dim**0.5)).reshape(x.shape[0], config.heads, x.shape[1], config.head_dim)
@@ -159,13 +160,22 @@ def takes_kernel(cache: LayerCache | InStack, paged: bool) -> bool:
     return not isinstance(k, Quantized) and decode_fits(k.shape[-2], k.shape[-1], paged)
 
 
-def _write_both(cache: LayerCache | InStack, k, v, positions, table) -> tuple[LayerCache | InStack, LayerCache]:
+def _write_both(cache: LayerCache | InStack, k, v, positions, table, placement) -> tuple[LayerCache | InStack, LayerCache]:
     """(the cache with the new keys and values, one layer's of it)."""
-    if isinstance(cache, LayerCache):
-        cache = LayerCache(_write(cache.k, k, positions, table), _write(cache.v, v, positions, table))
-        return cache, cache
-    stack, layer = cache
-    cache = InStack(LayerCache(_write(stack.k, k, positions, table, layer), _write(stack.v, v, positions, table, layer)), layer)
+    stack, layer = (cache, None) if isinstance(cache, LayerCache) else cache
+
+    def write(stack, new, positions, table, layer):
+        return jax.tree.map(lambda x, y: _write(x, y, positions, table, layer), stack, new, is_leaf=lambda x: isinstance(x, Quantized))
+
+    if table is not None and placement is not None:  # pages are counted within a group of slots
+        rows = placement.batch_axes(positions.shape[0]) or None
+        pages = jax.tree.map(lambda x: P(*(None,) * (x.ndim - 4), rows, "tensor"), stack)
+        specs = (pages, LayerCache(*2 * (P(rows, None, "tensor"),)), P(rows), P(rows), None if layer is None else P())
+        write = jax.shard_map(write, mesh=placement.mesh, in_specs=specs, out_specs=pages, check_vma=False)
+    stack = write(stack, LayerCache(k, v), positions, table, layer)
+    if layer is None:
+        return stack, stack
+    cache = InStack(stack, layer)
     return cache, cache.part()
 
 

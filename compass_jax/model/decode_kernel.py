@@ -33,13 +33,14 @@ def decode_attention(
 ) -> Float[Array, "b kv g d"]:
     """softmax(q k^T) v over the first `lengths` keys of each slot in `layer`; q comes scaled, lengths are at least 1.
 
-    Without a table row i of the cache is slot i's; with one, its page j is `table[i, j]` (only pages below its length are looked up).
+    Without a table row i of the cache is slot i's; with one, its page j is `table[i, j]` (only pages below its length are looked up), over a mesh
+    counted within the part of the pages that lies with the slot.
     """
     run = partial(_decode, interpret=kernels.INTERPRET)
     if placement is None:
         return run(q, k, v, lengths, table, layer)
     rows = placement.batch_axes(q.shape[0]) or None
-    queries, keys = P(rows, "tensor"), P(None, rows if table is None else None, "tensor")
+    queries, keys = P(rows, "tensor"), P(None, rows, "tensor")
     specs = (queries, keys, keys, P(rows), None if table is None else P(rows), P())
     return jax.shard_map(run, mesh=placement.mesh, in_specs=specs, out_specs=queries, check_vma=False)(q, k, v, lengths, table, layer)
 

@@ -72,7 +72,7 @@ class _Open:
 
     prefix: Prefix
     waiting: deque[tuple[int, Sample]]  # (prompt row, sample)
-    leader: dict[int, Sample] = field(default_factory=dict)  # of each prompt row: a sample whose pages of the prompt others can share
+    leader: dict[tuple[int, int], Sample] = field(default_factory=dict)  # by prompt row and group of slots: whose pages of the prompt others share
 
 
 @dataclass
@@ -118,7 +118,8 @@ class Collection:
         self._interrupted = deque(alike)
         self._slots: list[Sample | None] = [None] * config.slots
         self._entered: list[Sample] = []  # those in slots, the oldest first
-        self._pages = PagePool(config.cache_pages, config.page_tokens, config.slots, config.pages_per_slot) if config.cache_pages else None
+        groups, room = self.engine.slot_groups, (config.page_tokens, config.slots, config.pages_per_slot)
+        self._pages = PagePool(config.cache_pages, *room, groups) if config.cache_pages else None
         while self._waiting or self._entered:
             if self.enough is not None and self.enough():
                 break
@@ -147,13 +148,14 @@ class Collection:
         return min(length + self.engine.config.tokens_per_call, sample.limit) - 1
 
     def _make_room(self, state: DecodeState) -> DecodeState:
-        """Every sample in a slot gets the pages of its next call, the oldest first; where there are none left, the youngest gives way."""
+        """Every sample in a slot gets the pages of its next call, the oldest first; where there are none left, the youngest of its group gives way."""
         if self._pages is None:
             return state
         victims: list[tuple[int, Sample]] = []
         for sample in list(self._entered):
             while sample.slot >= 0 and not self._pages.grow(sample.slot, self._next_call(sample, sample.length)):
-                youngest = self._entered[-1]
+                group = self._pages.group(sample.slot)
+                youngest = next(x for x in reversed(self._entered) if self._pages.group(x.slot) == group)
                 victims.append((youngest.slot, youngest))
                 self._leave(youngest)
         self._fetch(state, victims)
@@ -163,21 +165,41 @@ class Collection:
         self.stats.preempted += len(victims)
         return state
 
-    def _enter(self, sample: Sample, slot: int, leader: Sample | None) -> bool:
-        """Gives a sample a slot and the pages of its next call; False where too few are free.
+    def _enter(self, sample: Sample, free: deque[int], opened: _Open | None = None, row: int = 0) -> bool:
+        """Gives a sample one of the `free` slots and the pages of its next call. False where too few are free for it; slots of groups without
+        pages are then no longer in `free`.
 
-        One that has begun waits until every sample in a slot could have a page more: it would be the first to give way again.
+        opened, row: the prefix and prompt row that it comes from, unless it had begun. One that has waits until every sample of the slots'
+        group could have a page more: it would be the first to give way again.
         """
         length = len(sample.tokens) + 1
-        if self._pages is not None:
-            sharing = leader is not None and leader.slot >= 0
-            shared = (leader.slot, len(sample.prompt.tokens)) if sharing else (None, 0)
-            spare = len(self._entered) if len(sample.tokens) > len(sample.prompt.tokens) else 0
-            if not self._pages.admit(slot, self._next_call(sample, length), *shared, spare):
-                return False
-        sample.slot, sample.length, self._slots[slot] = slot, length, sample
+        while free:
+            slot = free[0]
+            leader = None if opened is None else opened.leader.get((row, self._group(slot)))
+            if self._admit(sample, slot, length, leader):
+                break
+            for other in [x for x in free if self._group(x) == self._group(slot)]:
+                free.remove(other)
+        else:
+            return False
+        sample.slot, sample.length, self._slots[slot] = free.popleft(), length, sample
         self._entered.append(sample)
+        if opened is not None:
+            opened.leader[row, self._group(slot)] = sample
         return True
+
+    def _group(self, slot: int) -> int:
+        return 0 if self._pages is None else self._pages.group(slot)
+
+    def _admit(self, sample: Sample, slot: int, length: int, leader: Sample | None) -> bool:
+        """Whether pages were free, and are the slot's now."""
+        if self._pages is None:
+            return True
+        sharing = leader is not None and leader.slot >= 0 and self._group(leader.slot) == self._group(slot)  # it may have left, and come back elsewhere
+        shared = (leader.slot, len(sample.prompt.tokens)) if sharing else (None, 0)
+        begun = len(sample.tokens) > len(sample.prompt.tokens)
+        spare = sum(self._group(x.slot) == self._group(slot) for x in self._entered) if begun else 0
+        return self._pages.admit(slot, self._next_call(sample, length), *shared, spare)
 
     def _leave(self, sample: Sample) -> None:
         if self._pages is not None:
@@ -211,11 +233,10 @@ class Collection:
         slots, most, entered = np.full(opened.prefix.first_token.shape, -1, np.int32), np.ones(len(opened.prefix.lengths), np.int32), 0
         while free and opened.waiting:
             row, sample = opened.waiting[0]
-            if not self._enter(sample, free[0], opened.leader.get(row)):
+            if not self._enter(sample, free, opened, row):
                 break
             opened.waiting.popleft()
-            opened.leader[row] = sample
-            slots[row, sample.column], most[row] = free.popleft(), sample.limit - len(sample.tokens)
+            slots[row, sample.column], most[row] = sample.slot, sample.limit - len(sample.tokens)
             entered += 1
         if entered:
             state = self.engine.bulk_insert(opened.prefix, self._with_table(state), jnp.asarray(slots), jnp.asarray(most))
@@ -258,10 +279,9 @@ class Collection:
         bucket = self.engine.resume_bucket(len(self._interrupted[0].tokens))
         for sample in list(self._interrupted):
             fits = len(entered) < size and free and self.engine.resume_bucket(len(sample.tokens)) == bucket
-            if not fits or not self._enter(sample, free[0], None):
+            if not fits or not self._enter(sample, free):
                 break
             self._interrupted.popleft()
-            free.popleft()
             entered.append(sample)
         if not entered:
             return state, 0

@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
-from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
+from compass_jax.config import ComputeConfig, ConfigError, ModelConfig, RolloutConfig
 from compass_jax.model.attention import takes_kernel
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.moe import empty_routes, unset_id
 from compass_jax.model.params import decode_layout
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.transformer import Cache, Transformer, apply, attention_kernel, init_cache
-from compass_jax.rollout.kv_cache import new_cache, put_back, put_prefix, window
+from compass_jax.rollout.kv_cache import new_cache, pages_spec, put_back, put_prefix, window
 from compass_jax.rollout.sampling import Purpose, Sampler, sample, sample_keys
 from compass_jax.sharding import Placement, constrain, move
 
@@ -68,6 +68,12 @@ class Engine:
     def __init__(self, model: ModelConfig, compute: ComputeConfig, rollout: RolloutConfig, eos_id: int, placement: Placement | None = None):
         self.model_config, self.compute, self.config, self.eos_id, self.placement = model, compute, rollout, eos_id, placement
         self.layout = decode_layout(compute)
+        groups, pages = self.slot_groups, rollout.cache_pages
+        if pages % groups or 0 < pages < groups * rollout.pages_per_slot:
+            raise ConfigError(
+                f"rollout.cache_pages = {pages}: {groups} groups of slots on devices of their own have equal parts of the pages; it must be a "
+                f"multiple of {groups}, and at least {groups * rollout.pages_per_slot}, so that the longest sequence fits in each"
+            )
         self.model = Transformer(model, compute, self.layout, placement)
 
     def _settings(self):
@@ -123,16 +129,15 @@ class Engine:
         """A state as it lies between calls: slots over the mesh, heads of the cache over tensor."""
         if self.placement is None:
             return state
-        rows = None if self.config.cache_pages else "batch"
-        cache = jax.tree.map(lambda x: self._lay(x, *(None,) * (x.ndim - 4), rows, "kv_heads"), state.cache)
-        rest = jax.tree.map(lambda x: self._lay(x, "batch"), state._replace(cache=None, table=None))
-        return rest._replace(cache=cache, table=state.table)
+        _, specs = pages_spec(self.placement, self.config.slots, state.cache)  # rows lie as pages do, with their slots
+        cache = jax.tree.map(lambda x, spec: jax.lax.with_sharding_constraint(x, self.placement.sharding(*spec)), state.cache, specs)
+        return jax.tree.map(lambda x: self._lay(x, "batch"), state._replace(cache=None))._replace(cache=cache)
 
     @partial(jax.jit, static_argnums=0)
     def init_decode_state(self) -> DecodeState:
         """An empty state: no slot is live."""
         n, t, wide = self.config.slots, self.config.max_length, at_least_float32(self.compute.dtype)
-        cache, table = new_cache(self.model_config, self.config, self.compute)
+        cache, table = new_cache(self.model_config, self.config, self.compute, self.slot_groups)
         state = DecodeState(
             cache=cache,
             table=table,
@@ -261,7 +266,7 @@ class Engine:
         most = most if max_new_tokens is None else jnp.clip(max_new_tokens, 1, most)
         limits = lengths + jnp.take(most, source)
         state = state._replace(
-            cache=put_prefix(state.cache, state.table, prefix.cache, source, to, self.placement is not None),
+            cache=put_prefix(state.cache, state.table, prefix.cache, source, to, self.placement),
             tokens=first(window(state.tokens, prefix.tokens), token),
             logp=first(rows(state.logp, jnp.zeros((p * s, state.logp.shape[1]), state.logp.dtype)), logp),
             entropy=first(rows(state.entropy, jnp.zeros((p * s, state.entropy.shape[1]), state.entropy.dtype)), entropy),
@@ -324,10 +329,11 @@ class Engine:
 
         in_place = attention_kernel(self.compute) == "splash" and state.table is not None and takes_kernel(state.cache[0], True)
         pages = state.table if in_place else None  # the kernel reads and writes pages where they lie
-        cache = state.cache if in_place else window(state.cache, state.table, self.config.max_length if read is None else read)
+        size = self.config.max_length if read is None else read
+        cache = state.cache if in_place else window(state.cache, state.table, size, self.placement)
         steps, cache, lengths, live, _, outputs = jax.lax.while_loop(go_on, body, (jnp.int32(0), cache, state.lengths, state.live, current, outputs))
         inputs = state.lengths[None, :] - 1 + jnp.arange(n, dtype=jnp.int32)[:, None]
-        cache = cache if in_place else put_back(state.cache, state.table, cache, inputs, outputs["wrote"])
+        cache = cache if in_place else put_back(state.cache, state.table, cache, inputs, outputs["wrote"], self.placement)
         return self._lay_state(self._write_back(state, outputs)._replace(cache=cache, lengths=lengths, live=live)), steps
 
     def _write_back(self, state: DecodeState, outputs) -> DecodeState:

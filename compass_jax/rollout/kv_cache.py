@@ -2,7 +2,8 @@
 
 A cache is a tuple over layers (8-bit ones have a leaf of scales beside each of values, of the same axes), or over runs of layers, whose axis
 comes first (compute.scan_decode); `table` `[slots n]` names the page of
-each stretch of a slot. Without a table a slot is one row of the cache.
+each stretch of a slot. Without a table a slot is one row of the cache. Over a mesh each group of slots has its own pages, counted from 0: what
+touches them runs on each device by itself (`shard_map`).
 A generate call works on a copy of what it may read (a decoding step that read through the table, or a slice, would copy it at every token)
 and puts back what it wrote: the copy is of all slots up to the longest live sequence, so that pages save what waits between calls and lies
 beyond it, and a single long sequence makes the copy as large as a cache without pages.
@@ -11,20 +12,27 @@ beyond it, and a single long sequence makes the copy as large as a cache without
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int
 
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.model.transformer import Cache, init_cache
+from compass_jax.sharding import Placement
 
 
-def new_cache(config: ModelConfig, rollout: RolloutConfig, compute: ComputeConfig) -> tuple[Cache, Int[Array, "slots n"] | None]:
-    """(an empty cache, its table): layers of `[slots kv t d]` and None, or with `rollout.cache_pages` of `[pages kv page d]` and no page assigned."""
+def new_cache(config: ModelConfig, rollout: RolloutConfig, compute: ComputeConfig, groups: int = 1) -> tuple[Cache, Int[Array, "slots n"] | None]:
+    """(an empty cache, its table): layers of `[slots kv t d]` and None, or with `rollout.cache_pages` of `[pages kv page d]` and no page assigned.
+
+    groups: of slots, each with an equal part of the pages.
+    """
     if not rollout.cache_pages:
         return init_cache(config, rollout.slots, rollout.max_length, compute, rollout.kv_quantize), None
-    table = jnp.full((rollout.slots, rollout.pages_per_slot), rollout.cache_pages, jnp.int32)
+    table = jnp.full((rollout.slots, rollout.pages_per_slot), rollout.cache_pages // groups, jnp.int32)
     return init_cache(config, rollout.cache_pages, rollout.page_tokens, compute, rollout.kv_quantize), table
 
 
@@ -33,44 +41,68 @@ def _each_layer(change: Callable[..., Array], *caches: Cache) -> Cache:
     return jax.tree.map(lambda *leaves: (jax.vmap(change) if leaves[0].ndim == 5 else change)(*leaves), *caches)
 
 
-def window(cache: Cache, table: Int[Array, "slots n"] | None, size: int) -> Cache:
+def window(cache: Cache, table: Int[Array, "slots n"] | None, size: int, placement: Placement | None = None) -> Cache:
     """The first `size` positions of every slot, layers of `[slots kv size d]`. What no page holds is any page's: attention masks it."""
     if table is None:
         return jax.tree.map(lambda x: x[..., :size, :], cache)
 
-    def gather(x):
+    def gather(x, table):
         taken = jnp.take(x, table[:, : size // x.shape[2]], axis=0, mode="clip")  # [slots n kv page d]
         return taken.transpose(0, 2, 1, 3, 4).reshape(table.shape[0], x.shape[1], size, x.shape[3])
 
-    return _each_layer(gather, cache)
+    def local(cache, table):
+        return _each_layer(partial(gather, table=table), cache)
+
+    if placement is None:
+        return local(cache, table)
+    rows, heads = pages_spec(placement, table.shape[0], cache)
+    return _by_group(placement, local, (heads, rows), heads)(cache, table)
 
 
 def put_back(
-    cache: Cache, table: Int[Array, "slots n"] | None, seen: Cache, positions: Int[Array, "steps slots"], wrote: Bool[Array, "steps slots"]
+    cache: Cache,
+    table: Int[Array, "slots n"] | None,
+    seen: Cache,
+    positions: Int[Array, "steps slots"],
+    wrote: Bool[Array, "steps slots"],
+    placement: Placement | None = None,
 ) -> Cache:
     """`cache` with what a call wrote into its `window`: at `positions` where `wrote`."""
     if table is None:
         return jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, 0, x.ndim - 2), cache, seen)
-    pages, _, size, _ = jax.tree.leaves(cache)[0].shape[-4:]
-    page = jnp.take_along_axis(table.T, positions // size, axis=0, mode="clip")
-    page = jnp.where(wrote, page, pages)  # out of range: dropped
 
-    def scatter(x, new):
-        rows = jnp.take_along_axis(new, positions.T[:, None, :, None], axis=2, mode="clip")  # [slots kv steps d]
-        return x.at[page, :, positions % size].set(rows.transpose(2, 0, 1, 3), mode="drop")
+    def local(cache, table, seen, positions, wrote):
+        pages, _, size, _ = jax.tree.leaves(cache)[0].shape[-4:]
+        page = jnp.take_along_axis(table.T, positions // size, axis=0, mode="clip")
+        page = jnp.where(wrote, page, pages)  # out of range: dropped
 
-    return _each_layer(scatter, cache, seen)
+        def scatter(x, new):
+            rows = jnp.take_along_axis(new, positions.T[:, None, :, None], axis=2, mode="clip")  # [slots kv steps d]
+            return x.at[page, :, positions % size].set(rows.transpose(2, 0, 1, 3), mode="drop")
+
+        return _each_layer(scatter, cache, seen)
+
+    if placement is None:
+        return local(cache, table, seen, positions, wrote)
+    rows, heads = pages_spec(placement, table.shape[0], cache)
+    steps = P(None, *rows)
+    return _by_group(placement, local, (heads, rows, heads, steps, steps), heads)(cache, table, seen, positions, wrote)
 
 
 def put_prefix(
-    cache: Cache, table: Int[Array, "slots n"] | None, new: Cache, source: Int[Array, "m"], slots: Int[Array, "m"], over_mesh: bool = False
+    cache: Cache,
+    table: Int[Array, "slots n"] | None,
+    new: Cache,
+    source: Int[Array, "m"],
+    slots: Int[Array, "m"],
+    placement: Placement | None = None,
 ) -> Cache:
     """`cache` with row `source[i]` of a prefix, layers of `[p kv t d]`, at the start of `slots[i]`; slots out of range are left out.
 
-    Slots that share a page of a prompt write that prompt into it. over_mesh: slots lie on several devices, so each slot looks up its row,
-    where a scatter would bring the rows of all slots to every device.
+    Slots that share a page of a prompt write that prompt into it. Over a mesh without pages each slot looks up its row: a scatter would bring
+    the rows of all slots to every device.
     """
-    if table is None and over_mesh:
+    if table is None and placement is not None:
         count = jax.tree.leaves(cache)[0].shape[-4]
         row = jnp.full((count,), -1, jnp.int32).at[slots].set(source.astype(jnp.int32), mode="drop")
 
@@ -87,7 +119,7 @@ def put_prefix(
 
         return _each_layer(rows, cache, new)
 
-    def paged(x, prefix):
+    def paged(x, prefix, table, slots, source):
         p, kv, t, d = prefix.shape
         pages, _, size, _ = x.shape
         n = -(-t // size)
@@ -95,4 +127,27 @@ def put_prefix(
         to = jnp.take(table, slots, axis=0, mode="fill", fill_value=pages)[:, :n]
         return x.at[to].set(jnp.take(parts, source, axis=0).astype(x.dtype), mode="drop")
 
-    return _each_layer(paged, cache, new)
+    def local(cache, table, new, source, slots):
+        return _each_layer(partial(paged, table=table, slots=slots, source=source), cache, new)
+
+    if placement is None:
+        return local(cache, table, new, source, slots)
+    rows, heads = pages_spec(placement, table.shape[0], cache)
+    everywhere = jax.tree.map(lambda x: P(*(None,) * (x.ndim - 3), "tensor"), new)
+
+    def own(cache, table, new, source, slots):
+        n = table.shape[0]
+        here = slots - jax.lax.axis_index(rows[0]) * n if rows[0] else slots
+        return local(cache, table, new, source, jnp.where((here >= 0) & (here < n), here, n))
+
+    return _by_group(placement, own, (heads, rows, everywhere, P(), P()), heads)(cache, table, new, source, slots)
+
+
+def pages_spec(placement: Placement, slots: int, cache: Cache) -> tuple[P, Any]:
+    """How the rows of a table lie, and each leaf of a cache of pages: pages with their slots, heads over tensor."""
+    axes = placement.batch_axes(slots) or None
+    return P(axes), jax.tree.map(lambda x: P(*(None,) * (x.ndim - 4), axes, "tensor"), cache)
+
+
+def _by_group(placement: Placement, function: Callable[..., Cache], given: tuple[Any, ...], out: Any) -> Callable[..., Cache]:
+    return jax.shard_map(function, mesh=placement.mesh, in_specs=given, out_specs=out, check_vma=False)

@@ -46,17 +46,19 @@ def test_rows(mesh, layer):
 
 @pytest.mark.parametrize("mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "slots and heads over a mesh"])
 def test_pages_in_any_order_shared_and_missing(mesh):
-    """Pages of 32 tokens: slots 1 and 2 share their first two; entries behind a slot's length are out of range and are not looked up."""
-    size, pages, per_slot = 32, 40, 12
+    """Pages of 32 tokens: slots 2 and 3 share their first two; entries behind a slot's length are out of range and are not looked up. Over the mesh
+    slots 0 and 1 have the first half of the pages, 2 and 3 the others, counted from 0."""
+    size, pages, per_slot, groups = 32, 40, 12, mesh.get("fsdp", 1)
     rng = np.random.default_rng(3)
-    table, free = np.full((B, per_slot), pages, np.int32), list(rng.permutation(pages))
+    table, free = np.full((B, per_slot), pages, np.int32), [list(rng.permutation(pages // groups)) for _ in range(groups)]
+    first = np.arange(B) * groups // B
     for i, n in enumerate(LENGTHS):
         for j in range(-(-n // size)):
-            table[i, j] = table[1, j] if i == 2 and j < 2 else free.pop()
+            table[i, j] = table[2, j] if i == 3 and j < 2 else free[first[i]].pop()
     q, k, v = draw(B, KV, G, D) / D**0.5, draw(LAYERS, pages, KV, size, D), draw(LAYERS, pages, KV, size, D)[::-1].copy()
     placement = Placement(make_mesh(MeshConfig(**mesh)), "decode") if mesh else None
     out = jax.jit(lambda *x: decode_attention(*x, jnp.int32(1), placement))(q, k, v, LENGTHS, table)
-    rows = [x[1][np.minimum(table, pages - 1)].transpose(0, 2, 1, 3, 4).reshape(B, KV, -1, D) for x in (k, v)]
+    rows = [x[1][np.minimum(table + first[:, None] * pages // groups, pages - 1)].transpose(0, 2, 1, 3, 4).reshape(B, KV, -1, D) for x in (k, v)]
     np.testing.assert_allclose(out, reference(q, *rows, LENGTHS), atol=2e-6)
 
 

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 
+from compass_jax.config import MeshConfig
 from compass_jax.model import decode_kernel, kernels
-from compass_jax.model.params import to_decode
+from compass_jax.model.params import place, to_decode
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
+from compass_jax.sharding import Placement, make_mesh
+from compass_jax.weights.handover import hand_over
 
 WIDE = dataclasses.replace(MODEL, head_dim=128)
 PARAMS = random_params(WIDE)
@@ -22,12 +25,18 @@ HOW = {
     "rows in a scan": ({}, {"scan_decode": True}),
     "pages": ({"cache_pages": 32}, {}),
     "pages in a scan, few": ({"cache_pages": 8, "slots": 8}, {"scan_decode": True}),
+    "pages over a mesh": ({"cache_pages": 16, "slots": 8}, {}),
 }
 
 
-def roll(compute, rollout):
-    engine = Engine(WIDE, compute, dataclasses.replace(ROLL, **rollout), EOS)
-    job = Collection(engine, to_decode(PARAMS, layout=engine.layout), PROMPTS, 2, Purpose.TRAIN, 0)
+def roll(compute, rollout, mesh=None):
+    placement = None if mesh is None else Placement(make_mesh(MeshConfig(**mesh)), "decode")
+    engine = Engine(WIDE, compute, dataclasses.replace(ROLL, **rollout), EOS, placement)
+    if placement is None:
+        params = to_decode(PARAMS, layout=engine.layout)
+    else:
+        params = hand_over(place(PARAMS, WIDE, placement), "float32", layout=engine.layout, model=WIDE, placement=placement)[0]
+    job = Collection(engine, params, PROMPTS, 2, Purpose.TRAIN, 0)
     return {r.row: r for r in job}, np.asarray(job.store), job.stats
 
 
@@ -42,10 +51,11 @@ def test_the_kernel_gives_the_same_rollout(portable, monkeypatch, name):
     called, real = [], decode_kernel._decode
     monkeypatch.setattr(kernels, "INTERPRET", True)
     monkeypatch.setattr(decode_kernel, "_decode", lambda *a, **k: called.append(a[4] is not None) or real(*a, **k))
-    found, store, stats = roll(dataclasses.replace(COMPUTE, attention="splash", **compute), rollout)
+    mesh = {"fsdp": 2, "tensor": 2} if "mesh" in name else None
+    found, store, stats = roll(dataclasses.replace(COMPUTE, attention="splash", **compute), rollout, mesh)
     expected, routes = portable
     assert called and all(paged == bool(rollout) for paged in called)
-    assert (stats.preempted > 0) == (name == "pages in a scan, few")
+    assert (stats.preempted > 0) == ("few" in name)
     for row, theirs in expected.items():
         np.testing.assert_array_equal(found[row].tokens, theirs.tokens)
         np.testing.assert_allclose(found[row].logp, theirs.logp, atol=1e-5)

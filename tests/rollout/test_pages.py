@@ -49,17 +49,17 @@ def check(pool, held):
         n = pool.pages_for(held[slot]) if slot in held else 0
         assert np.all(row[:n] < pool.pages) and np.all(row[n:] == pool.pages)
         for place, page in enumerate(row[:n].tolist()):
-            owners.setdefault(page, set()).add(place)
+            owners.setdefault((pool.group(slot), page), set()).add(place)
     assert all(len(places) == 1 for places in owners.values())
-    assert pool.free == pool.pages - len(owners)
+    assert [pool.free_of(g) for g in range(pool.groups)] == [pool.pages - sum(group == g for group, _ in owners) for g in range(pool.groups)]
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 24), st.integers(0, 4), st.integers(0, 24)), max_size=60))
-def test_pages_are_lent_once_or_shared_at_the_same_place_and_come_back(steps):
-    pool, held, shares = PagePool(9, 4, 5, 6), {}, {}
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 24), st.integers(0, 5), st.integers(0, 24)), max_size=60), st.sampled_from([1, 2]))
+def test_pages_are_lent_once_or_shared_at_the_same_place_and_come_back(steps, groups):
+    pool, held, shares = PagePool(9 * groups, 4, 6, 6, groups), {}, {}
     for slot, tokens, leader, prompt in steps:
-        before, table = pool.free, pool.table.copy()
+        before, table = pool.free_of(pool.group(slot)), pool.table.copy()
         if slot in held and tokens % 3 == 0:
             pool.release(slot)
             del held[slot]
@@ -71,18 +71,18 @@ def test_pages_are_lent_once_or_shared_at_the_same_place_and_come_back(steps):
                 assert pool.pages_for(tokens) - pool.pages_for(held[slot]) > before
                 np.testing.assert_array_equal(pool.table, table)
         else:
-            sharing = leader in held and prompt <= min(held[leader], tokens)
+            sharing = leader in held and pool.group(leader) == pool.group(slot) and prompt <= min(held[leader], tokens)
             if pool.admit(slot, tokens, *((leader, prompt) if sharing else ())):
                 held[slot], shares[slot] = tokens, (leader, prompt // 4) if sharing else None
                 if sharing:
                     np.testing.assert_array_equal(pool.table[slot, : prompt // 4], pool.table[leader, : prompt // 4])
             else:
-                assert pool.free == before
+                assert pool.free_of(pool.group(slot)) == before
                 np.testing.assert_array_equal(pool.table, table)
         check(pool, held)
     for slot in list(held):
         pool.release(slot)
-    assert pool.free == pool.pages and np.all(pool.table == pool.pages)
+    assert pool.free == 9 * groups and np.all(pool.table == pool.pages)
 
 
 def test_what_a_pool_cannot_do_is_refused():
@@ -93,6 +93,12 @@ def test_what_a_pool_cannot_do_is_refused():
     with pytest.raises(ValueError, match="slot 1 holds 0 pages and cannot share 2"):
         pool.admit(2, 9, 1, 9)
     assert not pool.admit(1, 8) and pool.admit(1, 16, 0, 12) and pool.free == 0
+    with pytest.raises(ValueError, match="9 pages and 4 slots cannot be split into 2 equal groups"):
+        PagePool(9, 4, 4, 4, 2)
+    pool = PagePool(8, 4, 4, 4, 2)
+    assert pool.admit(0, 4)
+    with pytest.raises(ValueError, match="slot 0 has pages of group 0, slot 2 of group 1"):
+        pool.admit(2, 4, 0, 4)
 
 
 # --- the cache through a table ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import EOS, make_prompt, random_params
 
-from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig, MoEConfig, RolloutConfig
+from compass_jax.config import ComputeConfig, ConfigError, MeshConfig, ModelConfig, MoEConfig, RolloutConfig
 from compass_jax.model.params import place
 from compass_jax.model.quantize import Quantized
 from compass_jax.rollout.collect import Collection
@@ -31,7 +31,7 @@ PAIRS = [{a: 2, b: 4} for a, b in itertools.combinations(AXES, 2)]
 QUICK = [{"expert": 8}, {"tensor": 8}, {"context": 8}, {"expert": 2, "tensor": 4}]
 OPTIONS = {
     "plain": ({}, "off"),
-    "pages, 8-bit weights, keys and values": ({"cache_pages": 13, "page_tokens": 8, "kv_quantize": "int8", "quantize": "int8"}, "int8"),
+    "pages, 8-bit weights, keys and values": ({"cache_pages": 20, "page_tokens": 8, "kv_quantize": "int8", "quantize": "int8"}, "int8"),
 }
 
 
@@ -50,7 +50,7 @@ def collect(mesh, options="plain", devices=None):
         decode = hand_over(place(PARAMS, MODEL, placement), "float32", quantize, stored=True, model=MODEL, placement=placement)[0]
     job = Collection(Engine(MODEL, compute, rollout, EOS, placement), decode, PROMPTS, SAMPLES, Purpose.TRAIN, 0)
     rollouts = {r.row: r for r in job}
-    return rollouts, np.asarray(job.store), decode, job.stats
+    return rollouts, np.asarray(job.store), decode, job
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +80,22 @@ def test_the_rollout_is_that_of_one_device(one_device, mesh):
 @pytest.mark.parametrize("mesh", [{"tensor": 2, "expert": 4}, {"fsdp": 4, "tensor": 2}], ids=named)
 def test_pages_and_stored_eight_bit_weights_over_a_mesh(one_device, mesh):
     name = "pages, 8-bit weights, keys and values"
-    found, _, decode, stats = collect(mesh, name)
+    found, _, decode, job = collect(mesh, name)
     expected = one_device[name][0]
-    assert stats.preempted > 0 and isinstance(decode["run_0"][0]["layer_0"]["attention"]["q"], Quantized)
+    assert job.stats.preempted > 0 and isinstance(decode["run_0"][0]["layer_0"]["attention"]["q"], Quantized)
+    assert {x.addressable_shards[0].data.shape[0] for x in jax.tree.leaves(job._state.cache)} == {5}  # each group of two slots its own pages
     same = [np.array_equal(found[row].tokens, expected[row].tokens) for row in expected]
     assert sorted(found) == sorted(expected) and np.mean(same) > 0.9  # 8 bits of a key may round otherwise
     for row in np.flatnonzero(same):
         np.testing.assert_allclose(found[row].logp, expected[row].logp, atol=5e-3)
+
+
+@pytest.mark.parametrize("pages", [18, 12])
+def test_pages_that_the_groups_of_slots_cannot_have_alike_are_refused(pages):
+    placement = Placement(make_mesh(MeshConfig(fsdp=4, tensor=2)), "decode")
+    rollout = dataclasses.replace(ROLLOUT, cache_pages=pages, page_tokens=8)
+    with pytest.raises(ConfigError, match=rf"rollout.cache_pages = {pages}: 4 groups of slots .* must be a multiple of 4, and at least 16"):
+        Engine(MODEL, ComputeConfig(), rollout, EOS, placement)
 
 
 def test_a_mesh_of_other_devices_gets_its_weights_from_the_training():
