@@ -11,7 +11,7 @@ from typing import NamedTuple
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16}  # others: what the name's digits say, f8e4m3fn and its like 8
 _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{")
-_OP = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][\w\-]*)\((.*)$")
+_OP = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
@@ -26,6 +26,7 @@ class Sent(NamedTuple):
 
 
 class _Op(NamedTuple):
+    name: str
     kind: str
     out: str  # the result's type
     rest: str  # operands and attributes
@@ -35,7 +36,9 @@ def collectives(hlo: str) -> dict[str, Sent]:
     """Per kind, of one device and one run of the program. A loop whose length the compiler does not know counts once: a decoding program's
     bytes are those of one token step, and of what is around it.
 
-    A device of n sends (n - 1) / n of what it gathers or scatters, twice that in an all-reduce (ring), and what it permutes.
+    A device of n sends (n - 1) / n of what it gathers or scatters, twice that in an all-reduce (ring), and what it permutes. What a ragged
+    all-to-all sends depends on the data: counted is a share of the smaller of its operand and its room for the result, which is what even
+    routing sends at most.
     """
     programs = _computations(hlo)
     times = _times(programs)
@@ -47,6 +50,8 @@ def collectives(hlo: str) -> dict[str, Sent]:
             if kind not in KINDS or not times[name]:
                 continue
             size = _bytes_sent(kind, op)
+            if kind == "ragged-all-to-all":
+                size = min(size, _operand_size(op, ops) * (1 - 1 / max(1, _group_size(op.rest))))
             if name.startswith("all-reduce-scatter"):  # how the TPU's compiler fuses the two: of the whole sum only a part is kept
                 kind, size = "reduce-scatter", size / 2
             counts[kind] += times[name]
@@ -66,7 +71,7 @@ def _computations(hlo: str) -> dict[str, list[_Op]]:
         if line and not line[0].isspace() and (head := _HEAD.match(line)):
             here = found.setdefault(("ENTRY " if line.startswith("ENTRY") else "") + head[1], [])
         elif here is not None and (op := _OP.match(line)):
-            here.append(_Op(op[2], op[1], op[3]))
+            here.append(_Op(op[1], op[3], op[2], op[4]))
     return found
 
 
@@ -116,6 +121,13 @@ def _bytes_sent(kind: str, op: _Op) -> float:
     if kind == "reduce-scatter":
         return (largest if op.kind.endswith("-start") else whole * n) * share
     return whole * share
+
+
+def _operand_size(op: _Op, ops: list[_Op]) -> float:
+    """Bytes of an operation's first operand; what is not in its computation is taken to be as large as may be."""
+    first = op.rest.split(",")[0].split(")")[0].strip().lstrip("%")
+    found = next((x for x in ops if x.name == first), None)
+    return math.inf if found is None else max((_size(*shape) for shape in _SHAPE.findall(found.out)), default=math.inf)
 
 
 def _size(dtype: str, dims: str) -> float:

@@ -122,7 +122,7 @@ class Step:
         for length in reversed(self.config.rl.buckets):
             count = row_counts(length, self.config.rl.micro_batch_tokens, self.train.rows_multiple)[0]
             yield Program(f"forward {length}", partial(self._forward, count, length), ("moments", "store", "decode", "sum"), count * length)
-            yield Program(f"backward {length}", partial(self._backward, length), ("state", "store", "decode", "sum"), count * length)
+            yield Program(f"backward {length}", partial(self._backward, length), ("moments", "store", "decode", "sum"), count * length)
 
     # ---- each program ------------------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Step:
 
     def _backward(self, length: int):
         (logp, _, _, aux), pullback = self.results[f"forward {length}"]
-        return step.pull.lower(self.model, pullback, (logp, None if aux is None else aux.probs))
+        return step.pull.lower(self.model, self.state.params, pullback, (logp, None if aux is None else aux.probs))
 
     def _grads(self) -> Any:
         return self.results[f"backward {self.config.rl.buckets[-1]}"]

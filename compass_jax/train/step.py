@@ -26,6 +26,7 @@ from compass_jax.rl.diagnostics import Diagnostics
 from compass_jax.rl.objectives import policy_objective
 from compass_jax.rl.prepare import prepare as _prepare
 from compass_jax.train import optim
+from compass_jax.train.pullback import Pullback
 
 prepare = partial(jax.jit, static_argnames=("n_groups", "config", "right_at", "wrong_at", "max_new_tokens"))(_prepare)
 
@@ -53,13 +54,14 @@ def forward_and_pullback(model: Transformer, params: Any, tokens, lengths, routi
         return (logp, None if aux is None else aux.probs), (entropy, routing_used, aux)
 
     (logp, _), pullback, (entropy, routing_used, aux) = jax.vjp(run, params, has_aux=True)
-    return (logp, entropy, routing_used, jax.lax.stop_gradient(aux)), pullback
+    return (logp, entropy, routing_used, jax.lax.stop_gradient(aux)), Pullback.without(pullback, params)
 
 
 @partial(jax.jit, static_argnames=("model",))
-def pull(model: Transformer, pullback, cotangents):
-    """The parameters' gradient, from a pullback of `forward_and_pullback` and cotangents of what it pulls back; over a mesh it lies as they do."""
-    return _stored(model, pullback(cotangents)[0])
+def pull(model: Transformer, params: Any, pullback: Pullback, cotangents):
+    """The parameters' gradient, from a pullback of `forward_and_pullback` at `params` and cotangents of what it pulls back; over a mesh it
+    lies as they do."""
+    return _stored(model, pullback.within(params)(cotangents)[0])
 
 
 def _stored(model: Transformer, grads: Any) -> Any:
@@ -86,7 +88,7 @@ def gradients(
     """
     (logp, _, _, aux), pullback = forward_and_pullback(model, params, batch.tokens, batch.lengths, batch.routing, temperature)
     cotangents, diagnostics = _objective_gradient(logp, aux, batch, share, config, model.config)
-    return pull(model, pullback, cotangents), diagnostics
+    return pull(model, params, pullback, cotangents), diagnostics
 
 
 @partial(jax.jit, static_argnames=("objective", "vocab_size"))

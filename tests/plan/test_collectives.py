@@ -41,6 +41,17 @@ def test_bytes_that_a_device_sends(name):
     assert total_bytes(collectives(entry(line)).values()) == mib * MIB
 
 
+@pytest.mark.parametrize(("rows", "room", "mib"), [(512, 2048, 0.75), (2048, 512, 0.75), (2048, 2048, 3.0)])
+def test_a_ragged_all_to_all_counts_what_even_routing_sends_at_most(rows, room, mib):
+    """bf16 rows of 2 KiB over four devices, room for all that may come."""
+    lines = [
+        f"%x.1 = bf16[{rows},1024]{{1,0}} fusion(%p), kind=kLoop",
+        f"%z = bf16[{room},1024]{{1,0}} broadcast(%p)",
+        f"%a = bf16[{room},1024]{{1,0}} ragged-all-to-all(%x.1, %z, %o, %s, %o, /*index=5*/%s), replica_groups={{{{0,1,2,3}}}}",
+    ]
+    assert collectives(entry(*lines)) == {"ragged-all-to-all": (1, mib * MIB)}
+
+
 LOOP = """%cond (p: (s32[], f32[4])) -> pred[] {
   %p = (s32[], f32[4]{0}) parameter(0)
   %n = s32[]{:T(128)} constant(48)
