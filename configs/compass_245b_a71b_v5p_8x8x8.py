@@ -14,5 +14,5 @@ def compass_245b_a71b_v5p_8x8x8() -> RunConfig:
     """Trains with 4-way context, samples with experts over 16 and heads over 8 devices."""
     return pod_run(
         "compass_245b_a71b_v5p_8x8x8", COMPASS_245B_A71B, "weights/compass-245b",
-        MeshConfig(fsdp=8, expert=16, context=4), MeshConfig(replica=4, expert=16, tensor=8), slots=512,
+        MeshConfig(fsdp=8, expert=16, context=4), MeshConfig(replica=4, expert=16, tensor=8), slots=512, exchange="all_to_all",
     )  # fmt: skip

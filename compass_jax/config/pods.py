@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from compass_jax.config.data import DataConfig, FileSource, RewardConfig, RolloutConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
@@ -27,11 +29,21 @@ COMPASS_245B_A71B = ModelConfig(
 
 
 def pod_run(
-    name: str, model: ModelConfig, weights: str, mesh: MeshConfig, rollout_mesh: MeshConfig, *, slots: int, prompts: int = 64
+    name: str,
+    model: ModelConfig,
+    weights: str,
+    mesh: MeshConfig,
+    rollout_mesh: MeshConfig,
+    *,
+    slots: int,
+    prompts: int = 64,
+    exchange: Literal["gather", "all_to_all"] = "gather",
 ) -> RunConfig:
     """RL of `model` from the Hugging Face folder `weights`: 16 answers of up to 30,720 tokens to each of `prompts` prompts, sampled by 8-bit weights.
 
-    slots: sequences decoded together. A micro-batch is one row of 32k tokens on each group of context devices.
+    slots: sequences decoded together. exchange: of tokens between experts' devices. A gather over n devices brings n - 1 times a device's tokens
+    over links that are all busy; an all-to-all brings fewer (of 4 experts of 16 on 16 devices a quarter, of 8 of 128 two fifths), over paths
+    that share links: worth it where each token needs few of the devices. A micro-batch is one row of 32k tokens on each group of context devices.
     """
     rows, pairs = mesh.replica * mesh.fsdp * mesh.expert, mesh.expert * model.moe.top_k
     return RunConfig(
@@ -42,6 +54,7 @@ def pod_run(
         rollout_mesh=rollout_mesh,
         compute=ComputeConfig(
             dtype="bfloat16", param_dtype="bfloat16", remat=True, scan_layers=True, scan_decode=True, moe_chunk=PAIRS // pairs, logprob_chunk=2048,
+            exchange=exchange,
         ),
         rollout=RolloutConfig(
             slots=slots, prompt_buckets=(1024, PROMPT), max_new_tokens=ANSWER, tokens_per_call=64, cache_bucket=4096, prefill_chunk=PROMPT,
