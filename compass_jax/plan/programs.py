@@ -104,8 +104,9 @@ class Step:
         """In an order in which each finds the results that it needs; whoever iterates calls `done` for each."""
         config, params = self.config, self.state.params
         convert = converter(
-            config.model, self.decode, config.rollout_compute.dtype, config.rollout.quantize, True, self.decode.size("tensor"), self.engine.layout
-        )
+            config.model, self.decode, config.rollout_compute.dtype, config.rollout.quantize, True, self.decode.size("tensor"), self.engine.layout,
+            None if config.rollout_apart else self.train.mesh,
+        )  # fmt: skip
         yield Program("hand-over", lambda: convert.lower(params), ("moments", "store"), 0)
         yield Program("slots", lambda: Engine.init_decode_state.lower(self.engine), ("state", "store", "decode"), 0)
         prompts = -(-config.rollout.slots // config.rl.group_size)

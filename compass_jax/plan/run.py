@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from compass_jax.chips import Chip
-from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config import RunConfig
 from compass_jax.plan.bound import Bound, bound_of, runs_per_step
 from compass_jax.plan.collectives import Sent, collectives, total_bytes
 from compass_jax.plan.memory import USABLE, Change, Memory, advice, beside, memory_of, refused_bytes, resident

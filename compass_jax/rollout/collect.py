@@ -148,7 +148,7 @@ class Collection:
         return min(length + self.engine.config.tokens_per_call, sample.limit) - 1
 
     def _make_room(self, state: DecodeState) -> DecodeState:
-        """Every sample in a slot gets the pages of its next call, the oldest first; where there are none left, the youngest of its group gives way."""
+        """Every sample in a slot gets the pages of its next call, the oldest first; where none are left, the youngest of its group gives way."""
         if self._pages is None:
             return state
         victims: list[tuple[int, Sample]] = []
@@ -195,7 +195,8 @@ class Collection:
         """Whether pages were free, and are the slot's now."""
         if self._pages is None:
             return True
-        sharing = leader is not None and leader.slot >= 0 and self._group(leader.slot) == self._group(slot)  # it may have left, and come back elsewhere
+        # The leader may have left its slot, and come back in another group.
+        sharing = leader is not None and leader.slot >= 0 and self._group(leader.slot) == self._group(slot)
         shared = (leader.slot, len(sample.prompt.tokens)) if sharing else (None, 0)
         begun = len(sample.tokens) > len(sample.prompt.tokens)
         spare = sum(self._group(x.slot) == self._group(slot) for x in self._entered) if begun else 0

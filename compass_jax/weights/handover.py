@@ -11,11 +11,12 @@ from functools import cache, partial
 from typing import Any
 
 import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from compass_jax.config import MeshConfig, ModelConfig
 from compass_jax.model.params import Layout, abstract_params, decode_shardings, to_decode
 from compass_jax.model.quantize import eight_bit, emulate, kind_for
-from compass_jax.sharding import Placement, make_mesh
+from compass_jax.sharding import BATCH, STORE, Placement, make_mesh
 
 
 def _convert(params: Any, dtype: str, quantize: str, stored: bool, tensor: int, layout: Layout) -> Any:
@@ -27,11 +28,37 @@ _convert_here = partial(jax.jit, static_argnames=_STATIC)(_convert)
 
 
 @cache
-def converter(model: ModelConfig, placement: Placement, dtype: str, quantize: str, stored: bool, tensor: int, layout: Layout):
-    """The jitted function of `hand_over` whose results lie as the decoding mesh `placement` has them."""
+def converter(model: ModelConfig, placement: Placement, dtype: str, quantize: str, stored: bool, tensor: int, layout: Layout, source: Mesh | None):
+    """The jitted function of `hand_over` whose results lie as the decoding mesh `placement` has them; source: the training's mesh."""
     options = {"dtype": dtype, "quantize": quantize, "stored": stored, "tensor": tensor, "layout": layout}
     abstract = jax.eval_shape(partial(_convert, **options), abstract_params(model, "float32"))
-    return jax.jit(partial(_convert, **options), out_shardings=decode_shardings(abstract, model, placement, layout))
+
+    def convert(params):
+        if source is not None:
+            tables = {name: axis for name, axis in (("embed", 0), ("head", 1)) if name in params}
+            params = {**params, **{name: _by_vocabulary(params[name], axis, source, placement) for name, axis in tables.items()}}
+        return _convert(params, **options)
+
+    return jax.jit(convert, out_shardings=decode_shardings(abstract, model, placement, layout))
+
+
+def _by_vocabulary(x: jax.Array, axis: int, source: Mesh, placement: Placement) -> jax.Array:
+    """An embedding on its way between meshes: cut along the vocabulary (`axis`) as finely as it was cut along the hidden axis, then the same
+    parts where the decoding mesh wants them. Without these steps the compiler gives every device the whole table, and then cuts it.
+
+    Unchanged where the decoding mesh has no axes that make as many parts.
+    """
+    mine = [name for name in ("tensor", *STORE["embed"]) if source.shape[name] > 1]
+    parts, theirs = math.prod(source.shape[name] for name in mine), ["tensor"]
+    for name in BATCH["decode"]:
+        if placement.size(*theirs, name) <= parts:
+            theirs.append(name)
+    if placement.size(*theirs) != parts or x.shape[axis] % parts:
+        return x
+    for mesh, names in ((source, mine), (placement.mesh, theirs)):
+        spec = PartitionSpec(*(None,) * axis, tuple(names), *(None,) * (x.ndim - 1 - axis))
+        x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+    return x
 
 
 def _near(params: Any, placement: Placement) -> Placement:
@@ -74,10 +101,11 @@ def hand_over(
     if placement is None:
         decode = _convert_here(params, dtype=dtype, quantize=quantize, stored=stored, tensor=1, layout=layout)
     elif jax.tree.leaves(params)[0].sharding.device_set == set(placement.mesh.devices.flat):
-        decode = converter(model, placement, dtype, quantize, stored, placement.size("tensor"), layout)(params)
+        mesh = getattr(jax.tree.leaves(params)[0].sharding, "mesh", None)
+        decode = converter(model, placement, dtype, quantize, stored, placement.size("tensor"), layout, mesh)(params)
     else:
         near = _near(params, placement)
-        there = converter(model, near, dtype, quantize, stored, placement.size("tensor"), layout)(params)
+        there = converter(model, near, dtype, quantize, stored, placement.size("tensor"), layout, None)(params)
         decode = jax.device_put(there, decode_shardings(there, model, placement, layout))
     decode = jax.block_until_ready(decode)
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(decode))

@@ -1,5 +1,6 @@
 """compass plan on a small model: the real compiler of TPUs that are not here; what fits, what does not, and advice that makes it fit."""
 
+import dataclasses
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import pytest
 
 from compass_jax.chips import CHIPS, chip_of
 from compass_jax.cli import COMPILER_ALONE, load_config
+from compass_jax.config import MeshConfig
 from compass_jax.model.flops import active_params, flops_per_token, forward_flops
 from compass_jax.model.params import param_count
 from compass_jax.plan.memory import refused_bytes
@@ -143,7 +145,9 @@ def test_a_search_compiles_the_likeliest_and_ranks_them(tmp_path):
 @pytest.mark.slow
 def test_one_device_and_a_reference_policy_are_planned(tmp_path):
     alone = [x for axis in ("fsdp", "expert", "tensor") for mesh in ("mesh", "rollout-mesh") for x in (f"--{mesh}.{axis}", "1")]
-    code, found, _ = plan(tmp_path, "--topology", "v6e:1x1", *alone, "--rollout.slots", "8", "--rl.objective.kl-coef", "0.01")
+    alone += ["--rl.buckets", "2048", "--rl.micro-batch-tokens", "2048", "--rollout.max-new-tokens", "1024", "--rollout.prompt-buckets", "1024"]
+    alone += ["--rollout.prefill-chunk", "1024", "--rollout.slots", "16", "--rollout.cache-bucket", "1024"]
+    code, found, _ = plan(tmp_path, "--topology", "v6e:1x1", *alone, "--rl.objective.kl-coef", "0.01")
     assert code == 0 and found["devices"] == 1 and found["parts_gib_per_chip"]["reference"] > 0
     parts = found["parts_gib_per_chip"]
     assert parts["reference"] == pytest.approx(parts["state"] - parts["moments"], abs=2e-3)
@@ -162,23 +166,25 @@ def test_a_search_looks_at_meshes_that_divide_the_model():
 
 @pytest.fixture(scope="module")
 def small_step(tmp_path_factory):
-    """The programs of the small configuration for four devices of v5p that are not here."""
+    """The programs of the small configuration for eight devices of v5p that are not here, context and replica among their axes."""
     file = tmp_path_factory.mktemp("plan") / "small.py"
     file.write_text(CONFIG)
-    config = load_config(str(file))
+    config = dataclasses.replace(load_config(str(file)), mesh=MeshConfig(fsdp=2, expert=2, context=2))
+    config = dataclasses.replace(config, rollout_mesh=MeshConfig(replica=2, expert=2, tensor=2))
     with pytest.MonkeyPatch.context() as patch:
         for name, value in COMPILER_ALONE.items():
             patch.setenv(name, value)
-        yield Step(config, topology_devices("v5p:2x2x1"))
+        yield Step(config, topology_devices("v5p:2x2x2"))
 
 
 def test_the_hand_over_never_has_a_whole_layer(small_step):
-    """Of no layer do the experts' matrices, or those of attention, come together whole on a device on their way between the two layouts."""
+    """Of no layer do the experts' matrices, or those of attention, come together whole on a device on their way between the two layouts, nor do
+    the embedding and the head."""
     program = next(small_step.programs())
     assert program.name == "hand-over"
     shapes = [tuple(map(int, dims.split(","))) for dims in re.findall(r" = [a-z]+\d+\w*\[([\d,]+)\]", program.lower().compile().as_text())]
     model = small_step.config.model
-    whole = [(model.moe.experts, model.hidden, model.moe.ffn), (model.hidden, model.heads * model.head_dim)]
+    whole = [(model.moe.experts, model.hidden, model.moe.ffn), (model.hidden, model.heads * model.head_dim), (model.vocab_size, model.hidden)]
     assert len([shape for shape in shapes if shape[0] == model.layers]) > 20  # runs of layers do pass
     for matrix in whole:
         assert not [shape for shape in shapes if sorted(shape[-len(matrix) :]) == sorted(matrix)]

@@ -133,7 +133,9 @@ def test_a_window_through_a_table_is_the_cache_that_was_put_in():
 # --- rollouts through pages -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("pages", "slots", "preempts"), [(60, 6, False), (20, 6, True), (40, 16, True), (10, 1, False)])
+@pytest.mark.parametrize(
+    ("pages", "slots", "preempts"), [(60, 6, False), (20, 6, True), pytest.param(40, 16, True, marks=pytest.mark.slow), (10, 1, False)]
+)
 def test_few_pages_give_the_same_rollouts_as_room_for_all(dense, pages, slots, preempts):
     """Samples that were preempted and went on are the same tokens, with the same log-probs and routes."""
     job = collection(pages, slots)

@@ -28,7 +28,7 @@ SAMPLES = 3
 PARAMS = random_params(MODEL)
 ALONE = [{axis: 8} for axis in AXES]
 PAIRS = [{a: 2, b: 4} for a, b in itertools.combinations(AXES, 2)]
-QUICK = [{"expert": 8}, {"tensor": 8}, {"context": 8}, {"expert": 2, "tensor": 4}]
+QUICK = [{"expert": 8}, {"tensor": 8}, {"expert": 2, "tensor": 4}]
 OPTIONS = {
     "plain": ({}, "off"),
     "pages, 8-bit weights, keys and values": ({"cache_pages": 20, "page_tokens": 8, "kv_quantize": "int8", "quantize": "int8"}, "int8"),

@@ -63,7 +63,10 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize("name", list(MESHES))
+SLOW = "context, and another mesh for the rollout"
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name == SLOW else name for name in MESHES])
 def test_a_run_over_a_mesh_is_that_of_one_device(one_device, tmp_path, name):
     apart = name == "apart"
     config = configured(tmp_path, {"one_step_off": apart, "steps": 3}, **MESHES[name])
@@ -96,7 +99,7 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize("name", ["partial", "R2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("plain", "dynamic sampling"))])
+@pytest.mark.parametrize("name", ["R2", *(pytest.param(name, marks=pytest.mark.slow) for name in STOPS if name != "R2")])
 def test_a_stop_in_a_rollout_over_a_mesh_loses_nothing(tmp_path, monkeypatch, name):
     """SIGTERM at sample 11: the samples and their routes come back from the checkpoint onto the mesh; the groups are those of a whole run."""
     still = {"optim": dataclasses.replace(tiny_run().rl.optim, learning_rate=1e-12), **STOPS[name]}
