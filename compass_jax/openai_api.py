@@ -129,6 +129,8 @@ class Api:
             answer = Answer(asked, self.served, self.batcher, number if asked.seed is None else asked.seed)
         except BadRequest as error:
             return _error(str(error), error.status, error.param)
+        except ValueError as error:
+            return _error(str(error), 400, None)
         except Full as error:
             return _error(str(error), 429, None)
         except RuntimeError as error:

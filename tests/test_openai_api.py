@@ -154,7 +154,7 @@ def test_a_client_that_leaves_gives_up_its_slot(server, client, monkeypatch):
         ({"prompt": [1, 384]}, 400, "token ids must be from 0 to 383"),
         ({"prompt": [1] * 65}, 400, "the prompt has 65 tokens, this server takes 64"),
         ({"prompt": "a", "model": "gpt"}, 404, "'gpt' is not served here; 'tiny' is"),
-        ({"prompt": "a", "n": 7}, 429, "at most 4 may"),
+        ({"prompt": "a", "n": 7}, 400, "7 sequences are asked for at once, at most 4 may wait here"),
         ([], 400, "must be a JSON object"),
         ("{", 400, "the body is not JSON"),
         ("x" * (BODY_BYTES + 1), 413, "the body exceeds"),
@@ -216,6 +216,16 @@ def test_a_batcher_that_fails_ends_every_request_and_says_so(caplog):
     assert "the batcher ended" in caplog.text
 
 
+def test_a_full_queue_is_told_to_come_back(server, client, monkeypatch):
+    def full(self, *requests):
+        raise Full("4 requests wait and at most 4 may: try again later")
+
+    monkeypatch.setattr(OnlineBatcher, "submit", full)
+    with pytest.raises(openai.RateLimitError, match="at most 4 may") as refused:
+        client.completions.create(model="tiny", prompt="a")
+    assert refused.value.response.headers["retry-after"] == "1"
+
+
 def test_what_the_engine_cannot_hold_or_the_queue_has_no_room_for_is_refused():
     batcher = batcher_of(max_waiting=2)
     request = Request(np.array([1, 2], np.int32), 4, 0.0, lambda chunk: None)
@@ -223,6 +233,8 @@ def test_what_the_engine_cannot_hold_or_the_queue_has_no_room_for_is_refused():
         batcher.submit(dataclasses.replace(request, tokens=np.ones(17, np.int32)))
     with pytest.raises(ValueError, match="empty"):
         batcher.submit(dataclasses.replace(request, tokens=np.ones(0, np.int32)))
+    with pytest.raises(ValueError, match="3 sequences are asked for at once, at most 2 may wait"):
+        batcher.submit(request, request, request)
     batcher.submit(request, request)
     with pytest.raises(Full, match="2 requests wait and at most 2 may"):
         batcher.submit(request)

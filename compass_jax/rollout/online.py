@@ -90,10 +90,13 @@ class OnlineBatcher:
         self._thread.join()
 
     def submit(self, *requests: Request) -> None:
-        """Queues requests, all or none. Full if they do not fit into the queue; ValueError for a prompt that the engine cannot hold.
+        """Queues requests, all or none. Full if they do not fit into the queue now; ValueError for more than ever do, and for a prompt that the
+        engine cannot hold.
 
         RuntimeError after `stop`, or when the thread has failed: nobody would answer.
         """
+        if len(requests) > self.max_waiting:
+            raise ValueError(f"{len(requests)} sequences are asked for at once, at most {self.max_waiting} may wait here: ask for fewer")
         for request in requests:
             if not len(request.tokens):
                 raise ValueError("the prompt is empty")
