@@ -1,6 +1,6 @@
 """What a plan costs and finds as a model and a pod grow: compile seconds, memory per chip, bytes of collectives.
 
-    python -m benchmarks.plan_scaling [--out benchmarks/results] [--smoke]
+    python -m benchmarks.plan_scaling [--out benchmarks/results] [--smoke] [--draw]
 
 Qwen3-30B-A3B's layers on v5p, forward and backward of rows of 8,192 tokens: with more layers, more experts, and on more chips at one row a chip
 (weak scaling, 16 to 512). Nothing runs on a TPU: these are the compiler's numbers. Writes plan_scaling.json and plan_scaling.png.
@@ -60,35 +60,45 @@ def measure(chips: int, layers: int, experts: int) -> dict[str, Any]:
 
 
 def draw(rows: list[dict[str, Any]], png: Path) -> None:
-    """One panel for each thing that grows, and the collectives of weak scaling."""
+    """Seconds and memory against each thing that grows, and the collectives of weak scaling."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.4), layout="constrained")
-    panels = figure.subplots(1, 4)
-    for axes, name in zip(panels, ("layers", "experts", "chips"), strict=False):
-        some = [row for row in rows if row["varied"] == name]
-        axes.plot([r[name] for r in some], [r["compile_s"] for r in some], "o-", color="#3b6ea5", label="compile s")
-        axes.plot([r[name] for r in some], [r["gib"]["backward"] for r in some], "s-", color="#d98c3f", label="backward, GiB per chip")
-        axes.plot([r[name] for r in some], [r["state_gib"] for r in some], "^-", color="#6fb07f", label="state, GiB per chip")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks([r[name] for r in some], [str(r[name]) for r in some])
-        axes.set_xlabel(name)
-        axes.set_ylim(bottom=0)
-        axes.minorticks_off()
-    panels[0].legend(fontsize=7, frameon=False)
-    some, bottom = [row for row in rows if row["varied"] == "chips"], None
-    places = range(len(some))
-    for kind, colour in (("all-gather", "#3b6ea5"), ("reduce-scatter", "#6fb07f"), ("all-reduce", "#d98c3f")):
-        sizes = [r["sent_gib"].get(kind, 0.0) for r in some]
-        panels[3].bar(places, sizes, bottom=bottom, color=colour, label=kind, width=0.6)
-        bottom = sizes if bottom is None else [a + b for a, b in zip(bottom, sizes, strict=True)]
-    panels[3].set_xticks(places, [str(r["chips"]) for r in some])
-    panels[3].set_xlabel("chips, one row each")
-    panels[3].set_title("GiB that a chip sends", fontsize=9)
-    panels[3].legend(fontsize=7, frameon=False)
-    for axes in panels:
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    panels = figure.subplot_mosaic([["s layers", "s experts", "s chips", "sent"], ["layers", "experts", "chips", "sent"]])
+    lines = {"backward": ("s-", "#d98c3f", lambda r: r["gib"]["backward"]), "forward": ("o-", "#3b6ea5", lambda r: r["gib"]["forward"])}
+    lines["parameters and moments"] = ("^-", "#6fb07f", lambda r: r["state_gib"])
+    for name in ("layers", "experts", "chips"):
+        some, above, below = [row for row in rows if row["varied"] == name], panels[f"s {name}"], panels[name]
+        above.plot([r[name] for r in some], [r["compile_s"] for r in some], "o-", color="#555555")
+        for label, (style, colour, value) in lines.items():
+            below.plot([r[name] for r in some], [value(r) for r in some], style, color=colour, label=label)
+        for axes in (above, below):
+            axes.set_xscale("log", base=2)
+            axes.set_xticks([r[name] for r in some], [str(r[name]) for r in some])
+            axes.set_ylim(bottom=0)
+            axes.minorticks_off()
+        below.set_xlabel(name)
+    panels["s layers"].set_ylabel("seconds of compilation")
+    panels["layers"].set_ylabel("GiB per chip")
+    panels["layers"].legend(fontsize=8, frameon=False)
+    _draw_sent(panels["sent"], [row for row in rows if row["varied"] == "chips"])
+    for axes in panels.values():
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(png, dpi=120)
+
+
+def _draw_sent(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Bars of what a chip sends."""
+    bottom = [0.0] * len(rows)
+    for kind, colour in (("all-gather", "#3b6ea5"), ("reduce-scatter", "#6fb07f"), ("all-reduce", "#d98c3f")):
+        sizes = [r["sent_gib"].get(kind, 0.0) for r in rows]
+        axes.bar(range(len(rows)), sizes, bottom=bottom, color=colour, label=kind, width=0.6)
+        bottom = [a + b for a, b in zip(bottom, sizes, strict=True)]
+    axes.set_xticks(range(len(rows)), [str(r["chips"]) for r in rows])
+    axes.set_xlabel("chips, one row each")
+    axes.set_ylabel("GiB that a chip sends in forward and backward")
+    axes.set_ylim(0, 1.3 * max(bottom))
+    axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
 def main() -> None:
@@ -96,7 +106,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="benchmarks/results", help="folder of the results (default: %(default)s)")
     parser.add_argument("--smoke", action="store_true", help="a few layers and chips: it shows that everything runs")
+    parser.add_argument("--draw", action="store_true", help="only the picture, of the plan_scaling.json that is there")
     args = parser.parse_args()
+    out = Path(args.out)
+    if args.draw:
+        return draw(json.loads((out / "plan_scaling.json").read_text()), out / "plan_scaling.png")
     os.environ.update(COMPILER_ALONE)
     wanted = [("layers", 64, n, 128) for n in LAYERS] + [("experts", 64, 48, n) for n in EXPERTS] + [("chips", n, 48, 128) for n in CHIPS]
     if args.smoke:
@@ -107,7 +121,6 @@ def main() -> None:
             known[tuple(what)] = measure(*what)
         rows.append({"varied": varied, **known[tuple(what)]})
         print(json.dumps(rows[-1]), flush=True)
-    out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / "plan_scaling.json").write_text(json.dumps(rows, indent=1) + "\n")
     draw(rows, out / "plan_scaling.png")
