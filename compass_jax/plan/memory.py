@@ -103,7 +103,8 @@ def _of_rollout(config: RunConfig, sizes: dict[str, int], program: str) -> list[
         value = f"{mesh.expert} --rollout-mesh.replica {there.replica * there.expert // mesh.expert}"
         why = "experts cut alike in training and rollout never meet whole on the way"
         return [(float("inf"), Change("rollout-mesh.expert", value, why))]
-    found = [(slots / 2 + sizes["temporary"] / 4, Change("rollout.slots", str(rollout.slots // 2), "half the KV cache"))]
+    gain = float("inf") if program == "slots" else slots / 2 + sizes["temporary"] / 4  # refused, "slots" has no size yet: it is the cache itself
+    found = [(gain, Change("rollout.slots", str(rollout.slots // 2), "half the KV cache"))]
     if rollout.quantize == "off":
         found.append((sizes.get("decode", 0) / 2, Change("rollout.quantize", "auto", "the sampler's weights in 8 bits")))
     return found

@@ -68,11 +68,11 @@ def test_a_step_is_compiled_and_its_memory_is_what_its_arrays_take(tmp_path):
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused_with_advice_that_makes_it_fit(tmp_path):
-    code, found, text = plan(tmp_path, "--topology", "v5p:2x2x1", "--rollout.slots", "1024")
+    code, found, text = plan(tmp_path, "--topology", "v5p:2x2x1", "--rollout.slots", "2048")
     assert code == 1 and not found["fits"] and "does NOT fit" in text
     assert found["hbm_gib_per_chip"] is None or found["hbm_gib_per_chip"] > found["hbm_limit_gib"]
     option, value = found["changes"][0].split(":")[0].split()
-    assert (option, value) == ("--rollout.slots", "512")
+    assert (option, value) == ("--rollout.slots", "1024")
     code, found, _ = plan(tmp_path, "--topology", "v5p:2x2x1", option, value)
     assert code == 0 and found["fits"]
 
