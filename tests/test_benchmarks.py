@@ -145,6 +145,7 @@ def test_the_command_ends_with_one_line_of_json(run, capsys):
     assert set(found["transformers_options"]) >= {"experts", "attention"}
 
 
+@pytest.mark.slow
 def test_the_long_tail_ends_with_one_line_of_json(capsys):
     long_tail.main(["--smoke", "--rounds", "2"])
     (line,) = capsys.readouterr().out.splitlines()

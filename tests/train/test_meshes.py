@@ -75,6 +75,7 @@ def test_a_run_over_a_mesh_is_that_of_one_device(one_device, tmp_path, name):
     assert evaluate_weights(config, str(tmp_path)).avg_at_k == pytest.approx(evaluate_weights(configured(tmp_path), str(tmp_path)).avg_at_k)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_on_another_mesh(one_device, tmp_path, monkeypatch):
     """Stopped after each step, on eight devices, on one, and on four with the rollout on the others."""
 

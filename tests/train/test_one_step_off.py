@@ -97,7 +97,7 @@ OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("other", list(OTHERS))
+@pytest.mark.parametrize("other", [pytest.param(name, marks=pytest.mark.slow) if "growth" in name else name for name in OTHERS])
 def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(undisturbed, tmp_path, monkeypatch, other):
     """Stopped after step 1, the second step's samples and scores are in the checkpoint: nothing is sampled or scored again, no number changes."""
     zero, expected = OTHERS[other], undisturbed
