@@ -9,7 +9,7 @@ demo: $(VENV)/.core
 	$(BIN)/compass demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --cov=compass_jax --cov-report=term-missing:skip-covered --cov-fail-under=85
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --cov=compass_jax --cov-report=term-missing:skip-covered --cov-fail-under=85 --durations=40
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow

@@ -77,7 +77,7 @@ def test_the_rollout_is_that_of_one_device(one_device, mesh):
     assert shard == (8 // mesh.get("expert", 1), 16 // mesh.get("tensor", 1), 32)
 
 
-@pytest.mark.parametrize("mesh", [{"tensor": 2, "expert": 4}, {"fsdp": 4, "tensor": 2}], ids=named)
+@pytest.mark.parametrize("mesh", [{"tensor": 2, "expert": 4}, pytest.param({"fsdp": 4, "tensor": 2}, marks=pytest.mark.slow)], ids=named)
 def test_pages_and_stored_eight_bit_weights_over_a_mesh(one_device, mesh):
     name = "pages, 8-bit weights, keys and values"
     found, _, decode, job = collect(mesh, name)
