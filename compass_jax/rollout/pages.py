@@ -8,7 +8,8 @@ import numpy as np
 class PagePool:
     """`pages` pages of `page_tokens` positions each, lent to `slots` slots of up to `per_slot` pages.
 
-    groups: over so many devices slots and pages are split, in equal parts of both; a slot has pages of its own group alone.
+    groups: over so many devices slots and pages are split, in equal parts of both (ValueError where they do not divide); a slot has pages of its
+    own group alone.
     `table` `[slots, per_slot]` int32 is what the engine reads: of each stretch of a slot its page, counted within its group, and
     `pages // groups` (out of range) where there is none. A page is lent to several slots where they share a prompt; it is free again when the
     last of them gives it back.
