@@ -26,7 +26,10 @@ from compass_jax.config.errors import check
 
 VARIABLES = ("COMPASS_COORDINATOR", "COMPASS_PROCESSES", "COMPASS_PROCESS_ID")
 HEARTBEAT_S = 10  # a process that is silent for so long is lost; jax's own 100 s would hold a pod that long
-_THREADS = 64  # of XLA's pool where devices are simulated: far more than devices
+_SIMULATED = "xla_force_host_platform_device_count"
+# Of XLA's pool where devices are simulated; it has as many as devices by itself. A collective holds one for each device until all have come, and so
+# does a launch onto a device with 32 programs ahead of it: a device that is late then finds none, and all wait for ever (seen on two cores).
+_THREADS = 64
 _SMALLEST = 1024  # bytes of an exchange: sizes are powers of two, so that few programs are compiled
 
 
@@ -35,17 +38,20 @@ class DistributedError(RuntimeError):
 
 
 def initialize() -> bool:
-    """Joins the processes that the environment names; whether there are several. Comes before anything that uses a device.
+    """Joins the processes that the environment names; whether there are several. Comes before anything that uses a device, one process or many.
 
     COMPASS_COORDINATOR (host:port of process 0), COMPASS_PROCESSES and COMPASS_PROCESS_ID: all or none. COMPASS_DISTRIBUTED=auto alone: a TPU pod
     or GKE, where jax finds the others itself. Raises ConfigError for variables that cannot be used, DistributedError where the others are not met.
     """
-    options = _options()
+    options, on_cpu = _options(), "cpu" in (jax.config.jax_platforms or "cpu")
+    if on_cpu and (options is not None or _SIMULATED in os.environ.get("XLA_FLAGS", "") or (jax.config.jax_num_cpu_devices or 0) > 1):
+        os.environ.setdefault("PJRT_NPROC", str(max(_THREADS, os.cpu_count() or 1)))
     if options is None:
         return False
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, which StopSignal answers
-    if "cpu" in (jax.config.jax_platforms or "cpu"):
-        _simulated_devices()
+    if on_cpu:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.config.update("jax_cpu_enable_async_dispatch", False)  # gloo pairs up collectives by their order: one program after the other
     try:
         jax.distributed.initialize(**options, heartbeat_timeout_seconds=HEARTBEAT_S)
     except jax.errors.JaxRuntimeError as error:
@@ -55,15 +61,6 @@ def initialize() -> bool:
             "COMPASS_PROCESS_ID, and check that process 0 can be reached there"
         ) from error
     return True
-
-
-def _simulated_devices() -> None:
-    """Settings for CPUs. A collective between processes holds a thread of XLA's pool until the others arrive, one for each device; where the pool
-    has no more threads than devices (it has as many as cores) a device that is late finds none, and all wait for ever: seen on two cores.
-    """
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_cpu_enable_async_dispatch", False)  # gloo pairs up collectives by their order: one program after the other
-    os.environ.setdefault("PJRT_NPROC", str(max(_THREADS, os.cpu_count() or 1)))
 
 
 def refuse(what: str) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ.setdefault("PJRT_NPROC", "64")  # as distributed.initialize sets it
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -63,26 +64,21 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def compiled(tmp_path_factory):
-    """The folder of the persistent compilation cache."""
-    return tmp_path_factory.mktemp("compiled")
+    """The folder of the persistent compilation cache, empty at first: what one test of this process compiled, the next one loads."""
+    folder = tmp_path_factory.mktemp("compiled")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compilation_cache.reset_cache()
+    return folder
 
 
 @pytest.fixture(scope="module")
-def compile_once(compiled):
-    """Within one test file, a program that some run compiled is loaded instead."""
-    values = {
-        "jax_compilation_cache_dir": str(compiled),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-        "jax_disable_most_optimizations": True,  # compiles three times faster; test_step has the same proofs fully optimised
-    }
-    before = {name: jax.config.values[name] for name in values}
-    for name, value in values.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+def compile_lightly():
+    """Programs of one test file are compiled three times faster; test_step has the proofs of the training step fully optimised."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
     yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -11,11 +11,11 @@ from compass_jax.config import ConfigError
 from compass_jax.train.loop import run_rl
 from compass_jax.train.sft import run_sft
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_lightly")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, compile_once):
+def trained(tmp_path_factory, compile_lightly):
     config = tiny_run()
     directory = tmp_path_factory.mktemp("calibrate")
     first = dataclasses.replace(config, run_dir=str(directory / "sft"), sft=dataclasses.replace(config.sft, steps=1))

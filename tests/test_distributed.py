@@ -1,5 +1,9 @@
 """What the environment must say for several processes, and what one process alone does where several would exchange."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import pytest
 
@@ -84,6 +88,38 @@ def test_one_process_asks_nobody(joined):
     distributed.same({"seed": 1}, "")
     with pytest.raises(KeyError), distributed.processes():
         raise KeyError
+
+
+AHEAD = """
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from compass_jax import distributed
+
+distributed.initialize()
+sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"))
+half = jax.jit(lambda a: a / 2)
+
+@jax.jit
+def program(a):
+    for _ in range(4):
+        a = jax.lax.with_sharding_constraint(jax.numpy.tanh(a @ jax.numpy.roll(a.T, 1)), sharding)
+    return a
+
+a, out = jax.device_put(jax.numpy.ones((512, 512)), sharding), []
+for _ in range(60):
+    a = program(a)
+    out += [half(a), half(a)]
+jax.block_until_ready(out)
+"""
+
+
+def test_simulated_devices_may_lag_behind_their_host():
+    """180 programs are launched without a wait; XLA holds 32 a device, and by itself has a thread for each device: it ended after a minute."""
+    environment = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
+    environment |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", AHEAD], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_values_that_differ_are_named_with_the_process(monkeypatch):

@@ -18,7 +18,7 @@ from compass_jax.train.loop import run_rl
 from compass_jax.train.session import load_tokenizer
 from compass_jax.train.sft import run_sft
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_lightly")
 
 
 class Verdicts:
@@ -45,7 +45,7 @@ class Verdicts:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, compile_once):
+def trained(tmp_path_factory, compile_lightly):
     config = tiny_run()
     config = dataclasses.replace(config, run_dir=str(tmp_path_factory.mktemp("filter") / "sft"), sft=dataclasses.replace(config.sft, steps=1))
     run_sft(config)

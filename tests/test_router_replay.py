@@ -122,7 +122,7 @@ def test_a_report_of_curves_alone_is_written(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compile_once")
+@pytest.mark.usefixtures("compile_lightly")
 def test_a_toy_run_end_to_end_and_again(tmp_path, capsys):
     """Every number where a relation must hold: R2 is off at first, float32 throughout leaves rounding alone, replay of fresh routes flips nothing."""
     command = ["--smoke", "--out", str(tmp_path), "--seeds", "0", "--only", "bf16", "causes", "curve_R3"]

@@ -14,7 +14,7 @@ from compass_jax.records import TrainBatch
 from compass_jax.sharding import AXES, Placement, make_mesh
 from compass_jax.train import step
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_lightly")
 MODEL = ModelConfig(
     family="qwen3_moe", vocab_size=96, hidden=32, layers=3, heads=8, kv_heads=8, head_dim=8, ffn=32,
     moe=MoEConfig(experts=8, top_k=2, ffn=16, dense_layers=(0,)), rope_theta=10_000.0, max_positions=64, init_std=0.3,
@@ -75,7 +75,7 @@ def noise():
 
 
 @pytest.fixture(scope="module")
-def one_device(compile_once):
+def one_device(compile_lightly):
     cache = {}
 
     def of(model, compute, replayed):

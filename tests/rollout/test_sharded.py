@@ -17,7 +17,7 @@ from compass_jax.rollout.sampling import Purpose
 from compass_jax.sharding import AXES, Placement, make_mesh
 from compass_jax.weights.handover import hand_over
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_lightly")
 MODEL = ModelConfig(
     family="qwen3_moe", vocab_size=40, hidden=32, layers=3, heads=8, kv_heads=8, head_dim=8, ffn=32, rope_theta=100.0,
     moe=MoEConfig(experts=8, top_k=2, ffn=16, dense_layers=(1,)),
@@ -54,7 +54,7 @@ def collect(mesh, options="plain", devices=None):
 
 
 @pytest.fixture(scope="module")
-def one_device(compile_once):
+def one_device(compile_lightly):
     return {name: collect(None, name) for name in OPTIONS}
 
 

@@ -77,7 +77,7 @@ def configured(directory, **rl):
     return dataclasses.replace(base, run_dir=str(directory), data=data, rl=dataclasses.replace(base.rl, **rl))
 
 
-@pytest.mark.usefixtures("compile_once")
+@pytest.mark.usefixtures("compile_lightly")
 def test_at_learning_rate_zero_nothing_drifts(tmp_path, monkeypatch):
     """Three steps of two updates at temperature 0.7: the gap stays rounding, the policy stays where it was."""
     monkeypatch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:coin"))

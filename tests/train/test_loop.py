@@ -26,7 +26,7 @@ from compass_jax.train.loop import run_rl
 from compass_jax.train.session import TrainingDiverged
 from compass_jax.weights import checkpoint
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_lightly")
 
 
 def configured(directory, **rl):
@@ -46,7 +46,7 @@ def verifier(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, compile_once):
+def undisturbed(tmp_path_factory, compile_lightly):
     """Two steps with a check that calls half of all responses right."""
     directory = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import signal
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from compass_jax.train import loop
 from compass_jax.train.loop import run_rl
 from compass_jax.train.sft import run_sft
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_lightly")
 
 
 @pytest.fixture(autouse=True)
@@ -36,15 +36,16 @@ def configured(directory, rl=None, **options):
 
 
 @pytest.fixture(scope="module")
-def one_device(tmp_path_factory, compile_once):
-    """Directories of runs on one device, by whether they run one step off."""
-    out = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:coin"))
-        for name in (False, True):
-            out[name] = tmp_path_factory.mktemp("one")
-            run_rl(configured(out[name], {"one_step_off": name, "steps": 3}))
-    return out
+def one_device(tmp_path_factory, compile_lightly):
+    """The directory of the run on one device, one step off or not; each runs once, when it is first asked for."""
+
+    @cache
+    def directory(one_step_off):
+        out = tmp_path_factory.mktemp("one")
+        run_rl(configured(out, {"one_step_off": one_step_off, "steps": 3}))
+        return out
+
+    return directory
 
 
 def compare(found, expected):
@@ -63,15 +64,12 @@ MESHES = {
 }
 
 
-SLOW = "context, and another mesh for the rollout"
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name == SLOW else name for name in MESHES])
+@pytest.mark.parametrize("name", ["apart", *(pytest.param(name, marks=pytest.mark.slow) for name in MESHES if name != "apart")])
 def test_a_run_over_a_mesh_is_that_of_one_device(one_device, tmp_path, name):
     apart = name == "apart"
     config = configured(tmp_path, {"one_step_off": apart, "steps": 3}, **MESHES[name])
     run_rl(config)
-    compare(numbers(tmp_path), numbers(one_device[apart]))
+    compare(numbers(tmp_path), numbers(one_device(apart)))
     assert evaluate_weights(config, str(tmp_path)).avg_at_k == pytest.approx(evaluate_weights(configured(tmp_path), str(tmp_path)).avg_at_k)
 
 
@@ -89,7 +87,7 @@ def test_a_run_goes_on_on_another_mesh(one_device, tmp_path, monkeypatch):
     for meshes in ({"mesh": MeshConfig(fsdp=4, tensor=2)}, {}, apart):
         result = run_rl(configured(tmp_path, {"steps": 3}, **meshes))
     assert result["steps"] == 3
-    compare(numbers(tmp_path), numbers(one_device[False]))
+    compare(numbers(tmp_path), numbers(one_device(False)))
 
 
 STOPS = {

@@ -14,7 +14,7 @@ from compass_jax.rewards.score import Scorer
 from compass_jax.train import loop, updater
 from compass_jax.train.loop import run_rl
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_lightly")
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -19,7 +19,7 @@ from compass_jax.train.refill import Refill
 from compass_jax.train.session import TrainingDiverged
 from compass_jax.weights import checkpoint
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_lightly")
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def responses(directory):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, compile_once):
+def undisturbed(tmp_path_factory, compile_lightly):
     directory = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:coin"))

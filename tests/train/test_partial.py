@@ -17,7 +17,7 @@ from compass_jax.train.loop import RLTrainer, run_rl
 from compass_jax.train.partial import PartialRollouts
 from compass_jax.weights import checkpoint
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_lightly")
 STILL = 1e-12  # a learning rate that leaves the weights as they are: samples then depend on their keys alone
 
 
@@ -65,7 +65,7 @@ def watched(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, compile_once):
+def undisturbed(tmp_path_factory, compile_lightly):
     directory = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
         odd(patch)

@@ -133,7 +133,7 @@ def configured(directory):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, compile_once):
+def undisturbed(tmp_path_factory, compile_lightly):
     directory = tmp_path_factory.mktemp("dynamic")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:seldom"))
@@ -141,7 +141,7 @@ def undisturbed(tmp_path_factory, compile_once):
     return directory
 
 
-@pytest.mark.usefixtures("compile_once")
+@pytest.mark.usefixtures("compile_lightly")
 def test_a_run_trains_on_groups_that_vary_and_counts_every_token(undisturbed):
     rounds = []
     for row in lines(undisturbed, "metrics"):
@@ -160,7 +160,7 @@ def test_a_run_trains_on_groups_that_vary_and_counts_every_token(undisturbed):
     assert max(rounds) > 1  # or the test would not show what it says
 
 
-@pytest.mark.usefixtures("compile_once")
+@pytest.mark.usefixtures("compile_lightly")
 @pytest.mark.parametrize("sample", [3, 20])
 def test_sigterm_in_a_round_loses_nothing(undisturbed, tmp_path, monkeypatch, sample):
     """At the given sample of the run: in the first round (16 samples), and in the second one, when groups were kept and dropped."""

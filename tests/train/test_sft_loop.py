@@ -18,7 +18,7 @@ from compass_jax.train.session import StopSignal, TrainingDiverged
 from compass_jax.train.sft import SFTTrainer, run_sft
 from compass_jax.weights import checkpoint
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_lightly")
 
 
 def configured(directory, **options):
@@ -27,7 +27,7 @@ def configured(directory, **options):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, compile_once):
+def undisturbed(tmp_path_factory, compile_lightly):
     directory = tmp_path_factory.mktemp("sft")
     return directory, run_sft(configured(directory, steps=8))
 
@@ -106,7 +106,7 @@ def test_a_stop_request_saves_and_the_run_goes_on(undisturbed, tmp_path, monkeyp
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory, compile_once):
+def trainer(tmp_path_factory, compile_lightly):
     """An SFT trainer before its first step, plain gradient descent so that the update shows the gradient."""
     directory = tmp_path_factory.mktemp("trainer")
     config = configured(directory, router_aux_coef=0.0, optim=OptimConfig(learning_rate=1e-3, clip_grad_norm=1e9))

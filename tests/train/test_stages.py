@@ -17,7 +17,7 @@ from compass_jax.train.gather import is_uniform
 from compass_jax.train.loop import run_rl
 from compass_jax.weights import checkpoint
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_lightly")
 EVERYTHING = dict(
     zero_variance=ZeroVarianceConfig(select=True, grow_to=12),
     shaping=ShapingConfig(length_penalty=0.05, repetition_penalty=0.02, repetition_ngram=2),
@@ -36,7 +36,7 @@ def seldom(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def grown(tmp_path_factory, compile_once):
+def grown(tmp_path_factory, compile_lightly):
     directory = tmp_path_factory.mktemp("grown")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:seldom"))
