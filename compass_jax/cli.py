@@ -192,8 +192,8 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.command == "demo":
         from compass_jax.demo import run_demo
 
-        run_demo(args.out, args.seed)
-    elif args.command == "import-hf":
+        return STOPPED if run_demo(args.out, args.seed).get("stopped") else 0
+    if args.command == "import-hf":
         from compass_jax.weights.hf import import_hf
 
         import_hf(args.src, args.out)
@@ -212,14 +212,20 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
-def _report_if_done(config: RunConfig, result: dict[str, Any] | None) -> None:
-    """The table and the curves of a run that reached its end."""
+STOPPED = 143  # 128 + SIGTERM: whoever started the command must not take a run that stopped on request for a finished one
+
+
+def _report_if_done(config: RunConfig, result: dict[str, Any]) -> int:
+    """The table and the curves of a run that reached its end; the exit status."""
     from compass_jax.distributed import first
 
-    if result and not result["stopped"] and first():
+    if result["stopped"]:
+        return STOPPED
+    if first():
         from compass_jax.report import run_report
 
         run_report(config.directory)
+    return 0
 
 
 COMPILER_ALONE = {
@@ -258,21 +264,21 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.command in ("calibrate-alpha", "filter"):
         refuse(f"compass {args.command}")
     with processes():
-        _run_with(args, config)
-    return 0
+        status = _run_with(args, config)
+    return status
 
 
-def _run_with(args: argparse.Namespace, config: RunConfig) -> None:
-    """The work of a command that has a configuration."""
+def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
+    """The work of a command that has a configuration; the exit status."""
     if args.command == "sft":
         from compass_jax.train.sft import run_sft
 
-        _report_if_done(config, run_sft(config))
-    elif args.command == "train":
+        return _report_if_done(config, run_sft(config))
+    if args.command == "train":
         from compass_jax.train.loop import run_rl
 
-        _report_if_done(config, run_rl(config))
-    elif args.command == "calibrate-alpha":
+        return _report_if_done(config, run_rl(config))
+    if args.command == "calibrate-alpha":
         from compass_jax.calibrate import run_calibration
 
         run_calibration(config.validate_for_rl(), args.checkpoint, args.out, args.alphas, args.target_clip)
@@ -284,4 +290,5 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> None:
         from compass_jax.evaluate import run_eval
 
         run_eval(config, args.checkpoint)
+    return 0
 

@@ -25,6 +25,7 @@ from compass_jax.config import ConfigError
 from compass_jax.config.errors import check
 
 VARIABLES = ("COMPASS_COORDINATOR", "COMPASS_PROCESSES", "COMPASS_PROCESS_ID")
+LOST = 75  # exit status where another process was lost (EX_TEMPFAIL: the same command goes on); jax's own end of a process is an abort, 134
 HEARTBEAT_S = 10  # a process that is silent for so long is lost; jax's own 100 s would hold a pod that long
 _SIMULATED = "xla_force_host_platform_device_count"
 # Of XLA's pool where devices are simulated; it has as many as devices by itself. A collective holds one for each device until all have come, and so
@@ -146,7 +147,7 @@ def _told(name: str, error: BaseException) -> int:
         code = code if isinstance(code, int) else 1
         print(f"compass: {name} was ended from outside", file=sys.stderr, flush=True)
     elif isinstance(error, jax.errors.JaxRuntimeError):
-        code = 1
+        code = LOST
         traceback.print_exception(error)
         print(f"compass: {name}: a computation failed, as it does when another process is lost: {_first_line(error)}", file=sys.stderr, flush=True)
         time.sleep(HEARTBEAT_S + 2)  # jax's service names the process that was lost, and ends this one

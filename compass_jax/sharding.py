@@ -155,12 +155,18 @@ def move(tree: Any, shardings: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     wanted = structure.flatten_up_to(shardings)
     moving = [i for i, (x, s) in enumerate(zip(leaves, wanted, strict=True)) if not x.sharding.is_equivalent_to(s, x.ndim)]
-    here = [i for i in moving if leaves[i].sharding.device_set == wanted[i].device_set]
+    here = [i for i in moving if ordered(leaves[i].sharding) == ordered(wanted[i])]
     for i, x in zip(here, _relay(tuple(wanted[i] for i in here))([leaves[i] for i in here]), strict=True):
         leaves[i] = x
     for i in set(moving).difference(here):
         leaves[i] = put(leaves[i], wanted[i]) if leaves[i].is_fully_addressable else jax.device_put(leaves[i], wanted[i])
     return structure.unflatten(leaves)
+
+
+def ordered(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
+    """Its devices in the order in which a program has them, on a torus seldom that of their numbers; arrays of two orders share no program."""
+    mesh = getattr(sharding, "mesh", None)
+    return tuple(sorted(sharding.device_set, key=lambda device: device.id) if mesh is None else mesh.devices.flat)
 
 
 @cache

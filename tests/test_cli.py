@@ -25,19 +25,19 @@ def file(tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Replaces the rooms that the commands call by recorders."""
+    """Replaces the rooms that the commands call by recorders, which say that they were stopped on request."""
     found = []
     rooms = {"demo": "run_demo", "train.sft": "run_sft", "train.loop": "run_rl", "evaluate": "run_eval", "weights.hf": "import_hf export_hf"}
     for room, functions in rooms.items():
-        record = {name: lambda *args, name=name: found.append((name, *args)) for name in functions.split()}
+        record = {name: lambda *args, name=name: found.append((name, *args)) or {"stopped": True} for name in functions.split()}
         monkeypatch.setitem(sys.modules, f"compass_jax.{room}", types.SimpleNamespace(**record))
     return found
 
 
 def test_each_command_calls_its_room(calls, file):
-    assert cli.main(["demo", "--out", "o", "--seed", "3"]) == 0
-    assert cli.main(["sft", file]) == 0
-    assert cli.main(["train", file, "--rl.steps", "3"]) == 0
+    assert cli.main(["demo", "--out", "o", "--seed", "3"]) == 143
+    assert cli.main(["sft", file]) == 143
+    assert cli.main(["train", file, "--rl.steps", "3"]) == 143
     assert cli.main(["eval", file, "--checkpoint", "c", "--evaluation.k", "2"]) == 0
     assert cli.main(["import-hf", "a", "b"]) == 0
     assert cli.main(["export-hf", "c", "d"]) == 0

@@ -150,7 +150,7 @@ def test_payloads_of_any_size_come_back_whole(monkeypatch):
     [
         (ConfigError("seed is bad"), 2, "process 1 of 2: seed is bad"),
         (distributed.DistributedError("gone"), 1, "process 1 of 2: gone"),
-        (jax.errors.JaxRuntimeError("UNKNOWN: Gloo: reset by peer\nmore"), 1, "when another process is lost: UNKNOWN: Gloo: reset by peer\n"),
+        (jax.errors.JaxRuntimeError("UNKNOWN: Gloo: reset by peer\nmore"), 75, "when another process is lost: UNKNOWN: Gloo: reset by peer\n"),
         (ZeroDivisionError(), 1, "ZeroDivisionError"),
         (SystemExit(143), 143, "ended from outside"),
         (KeyboardInterrupt(), 130, "ended from outside"),

@@ -8,6 +8,7 @@ from compass_jax.chips import Chip
 from compass_jax.config import RunConfig
 from compass_jax.model.flops import flops_per_token, forward_flops
 from compass_jax.plan.memory import Memory
+from compass_jax.plan.programs import SAMPLING
 from compass_jax.rl.bucketing import row_counts
 
 
@@ -35,8 +36,8 @@ def program_flops(config: RunConfig, name: str, tokens: int) -> float:
     kind, _, length = name.partition(" ")
     if kind == "decode":
         return tokens * (flops_per_token(model) + 4.0 * model.layers * model.heads * model.head_dim * rollout.max_length)
-    if kind == "prefill":
-        bucket = rollout.prompt_buckets[-1]
+    if kind in ("prefill", "resume"):
+        bucket = rollout.prompt_buckets[-1] if kind == "prefill" else rollout.max_length
         return forward_flops(model, [bucket] * (tokens // bucket))
     if kind in ("forward", "backward"):
         forward = forward_flops(model, [int(length)] * (tokens // int(length)))
@@ -46,7 +47,7 @@ def program_flops(config: RunConfig, name: str, tokens: int) -> float:
 
 def bound_of(config: RunConfig, chip: Chip, name: str, tokens: int, memory: Memory, sent_bytes: float) -> Bound:
     """Of one run of program `name` (decode: one token step)."""
-    share, sampling = chip.devices, name.split()[0] in ("prefill", "insert", "decode", "slots")
+    share, sampling = chip.devices, name.split()[0] in SAMPLING
     devices = (config.rollout_mesh or config.mesh).devices if sampling else config.mesh.devices
     return Bound(
         program_flops(config, name, tokens) / devices / chip.device_flops,
@@ -59,7 +60,8 @@ def runs_per_step(config: RunConfig, rows_multiple: int) -> dict[str, float]:
     """How often each program runs in one RL step whose answers are all as long as they may be."""
     rl, rollout = config.rl, config.rollout
     samples, length = rl.prompts_per_step * rl.group_size, rl.buckets[-1]
-    fills = samples / rollout.slots
+    zero = rl.zero_variance
+    fills = samples * (zero.dynamic_batch if zero.dynamic_sampling else 1) / rollout.slots  # one round of dynamic sampling, at least
     micro = samples / row_counts(length, rl.micro_batch_tokens, rows_multiple)[0]
     return {
         "hand-over": 1,

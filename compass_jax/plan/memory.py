@@ -6,7 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 from compass_jax.config import RunConfig
-from compass_jax.plan.programs import Program, Step, bytes_per_device
+from compass_jax.plan.programs import SAMPLING, Program, Step, bytes_per_device
 
 USABLE = 0.97  # of the published memory: the runtime keeps some for itself
 
@@ -40,23 +40,20 @@ def memory_of(program: Program, compiled: Any, parts: dict[str, int]) -> Memory:
 
 def beside(program: Program, parts: dict[str, int]) -> int:
     """Bytes per device of what is alive while `program` runs and is not its own."""
-    return sum(parts.get(name, 0) for name in (*program.beside, "reference"))
+    return sum(parts.get(name, 0) for name in program.beside)
 
 
 def resident(step: Step) -> dict[str, int]:
     """Bytes per device of what lives from program to program, by the names of `Program.beside`; what is not compiled yet is missing."""
-    found = {"state": bytes_per_device(step.state), "store": bytes_per_device(step.store)}
+    found = {"state": bytes_per_device(step.state), "store": bytes_per_device(step.store), "decode": bytes_per_device(step.sampler)}
     params = bytes_per_device(step.state.params)
     found["moments"] = found["state"] - params
     if step.config.rl.uses_reference:
         found["reference"] = params
-    for name, program in (("decode", "hand-over"), ("slots", "slots")):
-        if program in step.results:
-            found[name] = bytes_per_device(step.results[program])
+    if "slots" in step.results:
+        found["slots"] = bytes_per_device(step.results["slots"])
     if f"backward {step.config.rl.buckets[-1]}" in step.results:
         found["sum"] = bytes_per_device(step.sum_of_gradients())
-    if step.config.rollout_apart:  # training's devices have nothing of the rollout, and the other way round
-        found |= {"decode": 0, "slots": 0}
     return found
 
 
@@ -85,7 +82,7 @@ def advice(config: RunConfig, program: str, memory: Memory | None, parts: dict[s
     """What lowers the memory of the program that needs the most; the change that takes off most comes first."""
     found: list[tuple[float, Change]] = []
     sizes = {**parts, "temporary": 0 if memory is None else memory.temporary + memory.results}
-    if program in ("prefill", "insert", "decode", "slots", "hand-over"):
+    if program.split()[0] in (*SAMPLING, "hand-over"):
         found += _of_rollout(config, sizes, program)
     else:
         found += _of_training(config, sizes)
@@ -123,7 +120,7 @@ def _of_training(config: RunConfig, sizes: dict[str, int]) -> list[tuple[float, 
         mesh = config.mesh
         lower = next((axis for axis in ("replica", "fsdp") if getattr(mesh, axis) % 2 == 0), None)
         if lower:
-            value = f"{2 * mesh.context} --mesh.{lower} {getattr(mesh, lower) // 2}"
+            value = f"{2 * mesh.context} --mesh.{lower} {getattr(mesh, lower) // 2} --rl.micro_batch_tokens {rl.micro_batch_tokens // 2}"
             found.append((temporary / 2, Change("mesh.context", value, "half the tokens of a row on each device")))
     if config.model.moe is not None and not compute.moe_chunk:
         found.append((temporary * 0.8, Change("compute.moe_chunk", "4096", "fewer tokens go through the experts at once")))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from compass_jax.chips import CHIPS, Chip, chip_of
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.model.moe import empty_routes
-from compass_jax.model.params import in_layout, placed_structs, training_layout
+from compass_jax.model.params import decode_shardings, in_layout, placed_structs, training_layout
 from compass_jax.model.quantize import kind_for
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import TrainState
@@ -23,12 +23,13 @@ from compass_jax.rl.bucketing import row_counts
 from compass_jax.rollout.engine import Engine
 from compass_jax.sharding import Placement, make_mesh, placements
 from compass_jax.train import optim, step
-from compass_jax.weights.handover import converter
+from compass_jax.weights.handover import converter, near
+
+SAMPLING = ("slots", "prefill", "insert", "resume", "decode")  # first words of the names of what the rollout's devices run
 
 
 class Program(NamedTuple):
-    """One program: `lower` gives what the compiler takes. `beside` names what else is on the devices while it runs (`resident`); the reference
-    policy's parameters, if there are any, are there always."""
+    """One program: `lower` gives what the compiler takes. `beside` names what else is on its devices while it runs (`resident`)."""
 
     name: str
     lower: Callable[[], jax.stages.Lowered]
@@ -85,10 +86,18 @@ class Step:
         self.engine = Engine(config.model, config.rollout_compute, config.rollout, 0, self.decode)
         fresh = jax.eval_shape(self._fresh_state)
         self.state: TrainState = placed_structs(fresh, config.model, self.train)
-        rows = config.rl.prompts_per_step * config.rl.capacity
+        kept = config.rl.prompts_per_step if config.rl.zero_variance.dynamic_sampling else 0  # of earlier rounds
+        rows = (config.rl.prompts_per_round + kept) * config.rl.capacity
         self.store = jax.eval_shape(lambda: empty_routes(config.model, rows, config.rollout.max_length))
-        if self.store is not None:
-            self.store = _laid(self.store, self.train.rows(rows))
+        if self.store is not None:  # it lies over the rollout's rows, and then over training's: counted where it is cut less
+            self.store = _laid(self.store, min(self.train, self.decode, key=lambda x: x.size(*x.batch_axes(rows))).rows(rows))
+        apart = config.rollout_apart
+        self.convert = converter(
+            config.model, near(self.state.params, self.decode) if apart else self.decode, config.rollout_compute.dtype, config.rollout.quantize, True,
+            self.decode.size("tensor"), self.engine.layout, None if apart else self.train.mesh,
+        )  # fmt: skip
+        sampler = jax.eval_shape(self.convert, self.state.params)
+        self.sampler = jax.tree.map(_laid, sampler, decode_shardings(sampler, config.model, self.decode, self.engine.layout))
         self.results: dict[str, Any] = {}  # what compiled programs give, as structs
 
     def _fresh_state(self) -> TrainState:
@@ -98,51 +107,68 @@ class Step:
 
     def done(self, program: Program, compiled: jax.stages.Compiled) -> None:
         """Keeps the shapes and layouts of a compiled program's results for the programs behind it."""
-        self.results[program.name] = jax.tree.map(_laid, compiled.out_info, compiled.output_shardings)
+        copied = program.name == "hand-over" and self.config.rollout_apart  # from the training's devices to the rollout's
+        self.results[program.name] = self.sampler if copied else jax.tree.map(_laid, compiled.out_info, compiled.output_shardings)
 
     def programs(self) -> Iterator[Program]:
         """In an order in which each finds the results that it needs; whoever iterates calls `done` for each."""
         config, params = self.config, self.state.params
-        convert = converter(
-            config.model, self.decode, config.rollout_compute.dtype, config.rollout.quantize, True, self.decode.size("tensor"), self.engine.layout,
-            None if config.rollout_apart else self.train.mesh,
-        )  # fmt: skip
-        yield Program("hand-over", lambda: convert.lower(params), ("moments", "store"), 0)
-        yield Program("slots", lambda: Engine.init_decode_state.lower(self.engine), ("state", "store", "decode"), 0)
-        prompts = -(-config.rollout.slots // config.rl.group_size)
-        bucket = config.rollout.prompt_buckets[-1]
-        yield Program("prefill", partial(self._prefill, prompts, bucket), ("state", "store", "slots"), prompts * bucket)
-        yield Program("insert", partial(self._insert, prompts), ("state", "store", "decode"), 0)
-        yield Program("decode", self._generate, ("state", "store"), config.rollout.slots)
+        yield self._on_training("hand-over", lambda: self.convert.lower(params), ("moments", "store"))
+        yield self._on_rollout("slots", lambda: Engine.init_decode_state.lower(self.engine), ("state", "store", "decode"))
+        rollout, samples = config.rollout, config.rl.group_size
+        prompts, bucket = -(-rollout.slots // samples), rollout.prompt_buckets[-1]
+        yield self._on_rollout("prefill", partial(self._prefill, prompts, samples, bucket), ("state", "store", "slots"), prompts * bucket)
+        yield self._on_rollout("insert", partial(self._insert, "prefill", prompts, samples), ("state", "store", "decode"))
+        if rollout.cache_pages or config.rl.partial_prompts:  # samples that go on after a preemption, or in another step
+            rows, longest = max(1, rollout.slots // 8), rollout.max_length
+            yield self._on_rollout("resume", partial(self._prefill, rows, 1, longest, True), ("state", "slots"), rows * longest)
+            yield self._on_rollout("insert resumed", partial(self._insert, "resume", rows, 1), ("state", "store", "decode"))
+        yield self._on_rollout("decode", self._generate, ("state", "store"), rollout.slots)
         yield from self.training()
-        yield Program("add", self._add, ("state", "store", "decode"), 0)
-        yield Program("apply", self._apply, ("store", "decode"), 0)
+        yield self._on_training("add", self._add, ("state", "store", "decode"))
+        yield self._on_training("apply", self._apply, ("store", "decode"))
+
+    def _on_training(self, name: str, lower: Callable[[], jax.stages.Lowered], beside: tuple[str, ...], tokens: int = 0) -> Program:
+        gone = ("decode", "slots") if self.config.rollout_apart else ()
+        return Program(name, lower, (*(x for x in beside if x not in gone), "reference"), tokens)
+
+    def _on_rollout(self, name: str, lower: Callable[[], jax.stages.Lowered], beside: tuple[str, ...], tokens: int = 0) -> Program:
+        if self.config.rollout_apart:
+            return Program(name, lower, tuple(x for x in beside if x != "state"), tokens)
+        return Program(name, lower, (*beside, "reference"), tokens)
 
     def training(self) -> Iterator[Program]:
         """Forward and backward of every bucket, the longest first."""
         for length in reversed(self.config.rl.buckets):
             count = row_counts(length, self.config.rl.micro_batch_tokens, self.train.rows_multiple)[0]
-            yield Program(f"forward {length}", partial(self._forward, count, length), ("moments", "store", "decode", "sum"), count * length)
-            yield Program(f"backward {length}", partial(self._backward, length), ("moments", "store", "decode", "sum"), count * length)
+            beside = "moments", "store", "decode", "sum"
+            yield self._on_training(f"forward {length}", partial(self._forward, count, length), beside, count * length)
+            yield self._on_training(f"backward {length}", partial(self._backward, length), beside, count * length)
 
     # ---- each program ------------------------------------------------------------------------------------------------
 
-    def _prefill(self, prompts: int, bucket: int):
+    def _prefill(self, prompts: int, samples: int, bucket: int, replayed: bool = False):
         everywhere = self.decode.sharding()
         tokens, lengths = _struct((prompts, bucket), jnp.int32, everywhere), _struct((prompts,), jnp.int32, everywhere)
-        keys = _struct((prompts, self.config.rl.group_size, 2), jnp.uint32, everywhere)
+        keys = _struct((prompts, samples, 2), jnp.uint32, everywhere)
+        routing = None
+        if replayed and self.store is not None:
+            routing = _struct((prompts, *self.store.shape[1:]), self.store.dtype, everywhere)
         return Engine._prefill.lower(
-            self.engine, self.results["hand-over"], tokens, lengths, keys, self.engine.default_sampler(), None, None
+            self.engine, self.results["hand-over"], tokens, lengths, keys, self.engine.default_sampler(), None, routing
         )
 
-    def _insert(self, prompts: int):
+    def _insert(self, prefix: str, prompts: int, samples: int):
         everywhere = self.decode.sharding()
-        slots = _struct((prompts, self.config.rl.group_size), jnp.int32, everywhere)
+        slots = _struct((prompts, samples), jnp.int32, everywhere)
         most = _struct((prompts,), jnp.int32, everywhere)
-        return Engine.bulk_insert.lower(self.engine, self.results["prefill"], self.results["slots"], slots, most)
+        return Engine.bulk_insert.lower(self.engine, self.results[prefix], self.results["slots"], slots, most)
 
     def _generate(self):
-        wanted, read = _struct((), jnp.int32, self.decode.sharding()), self.config.rollout.max_length
+        wanted, rollout = _struct((), jnp.int32, self.decode.sharding()), self.config.rollout
+        read = None  # else the longest part of the cache that is a copy: the whole is none
+        if not self.engine.in_place(self.results["slots"]) and rollout.max_length > rollout.cache_bucket:
+            read = rollout.max_length - rollout.cache_bucket
         return Engine._generate.lower(
             self.engine, self.results["hand-over"], self.results["slots"], wanted, self.engine.default_sampler(), read
         )

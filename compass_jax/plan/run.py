@@ -14,7 +14,7 @@ from compass_jax.config import RunConfig
 from compass_jax.plan.bound import Bound, bound_of, runs_per_step
 from compass_jax.plan.collectives import Sent, collectives, total_bytes
 from compass_jax.plan.memory import USABLE, Change, Memory, advice, beside, memory_of, refused_bytes, resident
-from compass_jax.plan.programs import Program, Step, topology_devices
+from compass_jax.plan.programs import SAMPLING, Program, Step, topology_devices
 
 GIB = 2**30
 
@@ -58,9 +58,15 @@ class Plan(NamedTuple):
 
     @property
     def step_s(self) -> float:
-        """The bound on an RL step whose answers are all as long as they may be; NaN where a program did not compile."""
+        """The bound on an RL step whose answers are all as long as they may be; NaN where a program did not compile.
+
+        One step off, the rollout runs beside the training: the longer of the two counts, with the hand-over between them.
+        """
         runs = runs_per_step(self.config, _rows_multiple(self.config))
-        return sum(runs.get(x.name, 0) * (x.bound.seconds if x.bound else math.nan) for x in self.found)
+        took = {x.name: runs.get(x.name, 0) * (x.bound.seconds if x.bound else math.nan) for x in self.found}
+        rollout, between = sum(s for name, s in took.items() if name.split()[0] in SAMPLING), took.get("hand-over", math.nan)
+        training = sum(took.values()) - rollout - between
+        return between + (max(rollout, training) if self.config.rl.one_step_off else rollout + training)
 
     def summary(self) -> dict[str, Any]:
         """What `--json` prints."""

@@ -129,9 +129,15 @@ class Engine:
         """A state as it lies between calls: slots over the mesh, heads of the cache over tensor."""
         if self.placement is None:
             return state
-        _, specs = pages_spec(self.placement, self.config.slots, state.cache)  # rows lie as pages do, with their slots
-        cache = jax.tree.map(lambda x, spec: jax.lax.with_sharding_constraint(x, self.placement.sharding(*spec)), state.cache, specs)
+        cache = self._lay_cache(state.cache, self.config.slots)
         return jax.tree.map(lambda x: self._lay(x, "batch"), state._replace(cache=None))._replace(cache=cache)
+
+    def _lay_cache(self, cache: Cache, rows: int) -> Cache:
+        """A cache of so many slots or prompts on the mesh: its rows, or its pages with their slots, over the devices, its heads over tensor."""
+        if self.placement is None:
+            return cache
+        _, specs = pages_spec(self.placement, rows, cache)
+        return jax.tree.map(lambda x, spec: jax.lax.with_sharding_constraint(x, self.placement.sharding(*spec)), cache, specs)
 
     @partial(jax.jit, static_argnums=0)
     def init_decode_state(self) -> DecodeState:
@@ -220,15 +226,15 @@ class Engine:
             here = jnp.take_along_axis(out.hidden, jnp.clip(at, 0, size - 1)[:, None, None], axis=1)[:, 0]
             return (out.cache, jnp.where((at // size == 0)[:, None], here, last)), out.routing
 
-        cache = init_cache(self.model_config, p, n * size, self.compute, self.config.kv_quantize)
+        cache = self._lay_cache(init_cache(self.model_config, p, n * size, self.compute, self.config.kv_quantize), p)
         start = cache, jnp.zeros((p, self.model_config.hidden), self.compute.dtype_of("stream"))
         inputs = jnp.arange(n, dtype=jnp.int32), pieces(tokens), None if routing is None else pieces(routing)
         if n == 1:  # no loop: a scan of one is compiled as a loop
             (cache, last), used = piece(start, jax.tree.map(lambda x: x[0], inputs))
-            return last, cache, used
+            return last, self._lay_cache(cache, p), used
         (cache, last), used = jax.lax.scan(piece, start, inputs)
         used = None if used is None else jnp.moveaxis(used, 0, 1).reshape(p, n * size, *used.shape[3:])[:, :t]
-        return last, jax.tree.map(lambda x: x[..., :t, :], cache), used
+        return last, self._lay_cache(jax.tree.map(lambda x: x[..., :t, :], cache), p), used
 
     def insert(self, prefix: Prefix, decode_state: DecodeState, slot: int, request_id=None) -> DecodeState:
         """Puts the first sample of the first prompt into `slot`. ValueError with `rollout.cache_pages`: JetStream's callers assign no pages."""
@@ -293,7 +299,12 @@ class Engine:
         positions that attention reads; it must cover the longest live sequence plus tokens_per_call.
         """
         wanted = jnp.int32(self.config.slots + 1 if wanted_free is None else wanted_free)
+        read = None if self.in_place(decode_state) else read  # the kernel reads no more than each sequence has
         return self._generate(params, decode_state, wanted, sampler or self.default_sampler(), read)
+
+    def in_place(self, state: DecodeState) -> bool:
+        """Whether decoding reads and writes the cache where it lies, by the kernel; else `generate` works on a copy of what it may read."""
+        return attention_kernel(self.compute) == "splash" and takes_kernel(state.cache[0], state.table is not None)
 
     @partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=2)
     def _generate(self, params, state: DecodeState, wanted_free, sampler, read):
@@ -327,8 +338,8 @@ class Engine:
             live = live & (token != self.eos_id) & (lengths < state.limits)
             return i + 1, step.cache, lengths, live, token, outputs
 
-        in_place = attention_kernel(self.compute) == "splash" and state.table is not None and takes_kernel(state.cache[0], True)
-        pages = state.table if in_place else None  # the kernel reads and writes pages where they lie
+        in_place = self.in_place(state)
+        pages = state.table if in_place else None
         size = self.config.max_length if read is None else read
         cache = state.cache if in_place else window(state.cache, state.table, size, self.placement)
         steps, cache, lengths, live, _, outputs = jax.lax.while_loop(go_on, body, (jnp.int32(0), cache, state.lengths, state.live, current, outputs))

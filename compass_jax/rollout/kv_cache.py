@@ -1,12 +1,11 @@
 """The KV cache of all slots: one stretch of positions for each, or pages that a table assigns. Pure functions of arrays.
 
 A cache is a tuple over layers (8-bit ones have a leaf of scales beside each of values, of the same axes), or over runs of layers, whose axis
-comes first (compute.scan_decode); `table` `[slots n]` names the page of
-each stretch of a slot. Without a table a slot is one row of the cache. Over a mesh each group of slots has its own pages, counted from 0: what
-touches them runs on each device by itself (`shard_map`).
-A generate call works on a copy of what it may read (a decoding step that read through the table, or a slice, would copy it at every token)
-and puts back what it wrote: the copy is of all slots up to the longest live sequence, so that pages save what waits between calls and lies
-beyond it, and a single long sequence makes the copy as large as a cache without pages.
+comes first (compute.scan_decode); `table` `[slots n]` names the page of each stretch of a slot. Without a table a slot is one row of the cache.
+Over a mesh each group of slots has its own pages, counted from 0: what touches them runs on each device by itself (`shard_map`).
+Without the kernel a generate call works on a copy of what it may read (a decoding step that read through the table, or a slice, would copy it
+at every token) and puts back what it wrote: the copy is of all slots up to the longest live sequence, so that pages save what waits between
+calls and lies beyond it, and a single long sequence makes the copy as large as a cache without pages.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ And what of it several processes do together: process 0 writes, scores and reque
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from compass_jax.rewards.score import Scorer
 from compass_jax.rewards.shared import SharedScorer
 from compass_jax.rundir import RunDir
 from compass_jax.weights import checkpoint
+from compass_jax.weights.hf import carry_files
 
 
 class TrainingDiverged(RuntimeError):
@@ -127,9 +127,11 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
 
 
 def carry_tokenizer(config: RunConfig) -> None:
-    """Copies the tokenizer into the run directory, from where an export takes it."""
+    """Copies the tokenizer's files into the run directory, from where an export takes them; its folder may hold weights beside them."""
     if distributed.first():
-        shutil.copytree(config.data.tokenizer, Path(config.directory) / "tokenizer", dirs_exist_ok=True)
+        target = Path(config.directory) / "tokenizer"
+        target.mkdir(exist_ok=True)
+        carry_files(config.data.tokenizer, target)
 
 
 def check_divergence(bad_steps: int, limit: int, where: str) -> None:

@@ -90,6 +90,7 @@ class SFTTrainer:
             share = jnp.float32(w.sum() / count)
             grads, found = step.sft_gradients(self.model, self.state.params, t, n, w / count, share, self.sft.router_aux_coef)
             total = step.add(total, grads)
+            del grads  # else they would lie there through the next forward and backward
             parts.append(found)
         self.state, applied = step.apply(self.state, total, config=self.sft.optim, total_steps=self.sft.steps)
         self.state = place(self.state, self.config.model, self.model.placement)

@@ -155,6 +155,7 @@ class Updater:
             share = jnp.float32(batch.mask.sum() / tokens)
             grads, found = step.gradients(self.model, self.state.params, batch, share, config=self.rl, temperature=self.config.rollout.temperature)
             total = step.add(total, grads)
+            del grads  # else they would lie there through the next forward and backward
             parts.append(found)
         self.state, applied = step.apply(self.state, total, config=self.rl.optim, total_steps=self.total_updates)
         self.state = self.on_mesh(self.state)  # nothing, unless the compiler laid a part of it elsewhere

@@ -1,6 +1,6 @@
 """Training parameters -> rollout parameters in one jitted function; 8-bit weights are emulated on CPU alone.
 
-Nothing passes the host, with one exception: a rollout on devices of its own whose cut the training's devices cannot make (`_near`).
+Nothing passes the host, with one exception: a rollout on devices of its own whose cut the training's devices cannot make (`near`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from compass_jax.config import MeshConfig, ModelConfig
 from compass_jax.model.params import Layout, abstract_params, decode_shardings, to_decode
 from compass_jax.model.quantize import eight_bit, emulate, kind_for
-from compass_jax.sharding import BATCH, STORE, Placement, make_mesh
+from compass_jax.sharding import BATCH, STORE, Placement, make_mesh, ordered
 
 
 def _convert(params: Any, dtype: str, quantize: str, stored: bool, tensor: int, layout: Layout) -> Any:
@@ -61,12 +61,12 @@ def _by_vocabulary(x: jax.Array, axis: int, source: Mesh, placement: Placement) 
     return x
 
 
-def _near(params: Any, placement: Placement) -> Placement:
+def near(params: Any, placement: Placement) -> Placement:
     """A mesh over the devices that have `params`, which cuts matrices as `placement` does: what it holds is then copied, device to device.
 
     Where these are too few or do not divide, a mesh that cuts nothing: the copies then go through the host.
     """
-    devices = sorted(jax.tree.leaves(params)[0].sharding.device_set, key=lambda device: device.id)
+    devices = list(ordered(jax.tree.leaves(params)[0].sharding))
     cut = {axis: placement.size(axis) for axis in ("expert", "tensor")}
     if len(devices) % math.prod(cut.values()):
         cut = {"expert": 1, "tensor": 1}
@@ -104,8 +104,7 @@ def hand_over(
         mesh = getattr(jax.tree.leaves(params)[0].sharding, "mesh", None)
         decode = converter(model, placement, dtype, quantize, stored, placement.size("tensor"), layout, mesh)(params)
     else:
-        near = _near(params, placement)
-        there = converter(model, near, dtype, quantize, stored, placement.size("tensor"), layout, None)(params)
+        there = converter(model, near(params, placement), dtype, quantize, stored, placement.size("tensor"), layout, None)(params)
         decode = jax.device_put(there, decode_shardings(there, model, placement, layout))
     decode = jax.block_until_ready(decode)
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(decode))

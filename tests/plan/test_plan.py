@@ -142,11 +142,27 @@ def test_a_search_compiles_the_likeliest_and_ranks_them(tmp_path):
     assert text.count(" yes ") == 2 and text.index("layouts divide model and topology") > text.index("small fits v5p:2x2x1")
 
 
+SHORT = ["--rl.buckets", "2048", "--rollout.max-new-tokens", "1024", "--rollout.prompt-buckets", "1024", "--rollout.prefill-chunk", "1024"]
+SHORT += ["--rollout.slots", "16", "--rollout.cache-bucket", "1024"]
+
+
+@pytest.mark.slow
+def test_a_rollout_on_devices_of_its_own_is_planned_with_what_goes_on_in_its_slots(tmp_path):
+    options = ["--rl.micro-batch-tokens", "8192", "--rollout-apart", "True", "--rl.one-step-off", "True", "--rollout.cache-pages", "256"]
+    code, found, _ = plan(tmp_path, "--topology", "v5p:2x2x2", *SHORT, *options)
+    assert code == 0 and found["devices"] == 8
+    programs, parts = {name: x["memory_gib_per_chip"]["beside"] for name, x in found["programs"].items()}, found["parts_gib_per_chip"]
+    assert {"resume", "insert resumed"} < programs.keys() and parts["slots"] > 0 and parts["decode"] > 0
+    assert programs["prefill"] == pytest.approx(parts["store"] + parts["slots"], abs=2e-3)  # and nothing of the training
+    assert programs["apply"] == pytest.approx(parts["store"], abs=2e-3)  # and nothing of the rollout
+    alone = [x["bound_s"]["seconds"] for name, x in found["programs"].items() if name in ("hand-over", "decode")]
+    assert alone[0] + alone[1] <= found["step_bound_s"] + 0.01
+
+
 @pytest.mark.slow
 def test_one_device_and_a_reference_policy_are_planned(tmp_path):
     alone = [x for axis in ("fsdp", "expert", "tensor") for mesh in ("mesh", "rollout-mesh") for x in (f"--{mesh}.{axis}", "1")]
-    alone += ["--rl.buckets", "2048", "--rl.micro-batch-tokens", "2048", "--rollout.max-new-tokens", "1024", "--rollout.prompt-buckets", "1024"]
-    alone += ["--rollout.prefill-chunk", "1024", "--rollout.slots", "16", "--rollout.cache-bucket", "1024"]
+    alone += [*SHORT, "--rl.micro-batch-tokens", "2048"]
     code, found, _ = plan(tmp_path, "--topology", "v6e:1x1", *alone, "--rl.objective.kl-coef", "0.01")
     assert code == 0 and found["devices"] == 1 and found["parts_gib_per_chip"]["reference"] > 0
     parts = found["parts_gib_per_chip"]

@@ -104,9 +104,9 @@ class Job:
         except subprocess.TimeoutExpired:
             raise AssertionError(self.told()) from None
 
-    def finish(self) -> None:
-        """To its end, without an error."""
-        assert self.codes() == [0] * len(self.processes), self.told()
+    def finish(self, status: int = 0) -> None:
+        """To its end, without an error; 143 where it was stopped on request."""
+        assert self.codes() == [status] * len(self.processes), self.told()
 
     def told(self) -> str:
         """The ends of all logs."""

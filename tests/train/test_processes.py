@@ -52,7 +52,7 @@ def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path, compiled, compile_l
         job.wait_for(lambda: checkpoint.latest(job.directory) == 1)
         time.sleep(0.3)  # into the next rollout
         job.send(1, signal.SIGTERM)
-        job.finish()
+        job.finish(143)
         assert "stopped on request" in job.log(0) and "stopped" not in job.log(1)
         reached = job.steps()
         assert 1 <= reached < 4 and checkpoint.latest(job.directory) == reached
@@ -102,7 +102,7 @@ def test_a_stop_in_a_rollout_keeps_its_samples(tmp_path, compiled):
         job.wait_for(lambda: checkpoint.latest(job.directory) == 1)
         time.sleep(0.4)
         job.send(1, signal.SIGTERM)
-        job.finish()
+        job.finish(143)
         assert "finished rollouts are in the checkpoint" in job.log(0) and checkpoint.read_meta(job.directory)["pending"]
     with Job(tmp_path / "two", compiled, 2, *MESH, **settings) as job:
         job.finish()
@@ -141,7 +141,7 @@ def test_fine_tuning_and_evaluation_in_two_processes(tmp_path, compiled):
             with Job(folder, compiled, count, *MESH, **tuned) as job:
                 job.wait_for(lambda job=job: job.steps() >= 2)
                 job.send(1, signal.SIGTERM)
-                job.finish()
+                job.finish(143)
                 assert 2 <= job.steps() < 6
         with Job(folder, compiled, count, *MESH, **tuned) as job:
             job.finish()

@@ -16,7 +16,7 @@ from compass_jax.config_io import flatten
 from compass_jax.rewards.shared import SharedScorer
 from compass_jax.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
 from compass_jax.telemetry import Telemetry
-from compass_jax.train.session import RunRefused, StopSignal, newest_checkpoint, open_run, shared
+from compass_jax.train.session import RunRefused, StopSignal, carry_tokenizer, newest_checkpoint, open_run, shared
 
 
 @pytest.fixture
@@ -116,3 +116,16 @@ def test_host_values_and_parts_come_and_go_whole():
     found = sharding.fetch({"x": x, "y": np.ones(2)})
     np.testing.assert_array_equal(found["x"], np.arange(16))
     assert isinstance(found["x"], np.ndarray) and sharding.everywhere().device_set == set(jax.devices())
+
+
+def test_the_tokenizer_is_carried_without_the_weights_beside_it(tmp_path):
+    source = tmp_path / "model"
+    source.mkdir()
+    for name in ("tokenizer.json", "chat_template.jinja", "model-00001-of-00002.safetensors"):
+        (source / name).write_text(name)
+    config = config_at(tmp_path / "run")
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(source)))
+    for _ in range(2):  # a resumed run carries it again
+        with open_run(config):
+            carry_tokenizer(config)
+    assert sorted(x.name for x in (tmp_path / "run" / "tokenizer").iterdir()) == ["chat_template.jinja", "tokenizer.json"]

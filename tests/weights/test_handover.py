@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from tiny import MODEL, random_params
 
-from compass_jax.config import ComputeConfig
-from compass_jax.model.params import layer_runs
+from compass_jax.config import ComputeConfig, MeshConfig
+from compass_jax.model.params import layer_runs, place
 from compass_jax.model.quantize import Quantized
 from compass_jax.model.transformer import Transformer, apply, init_cache
+from compass_jax.sharding import Placement, make_mesh, move, ordered
 from compass_jax.weights import handover
 from compass_jax.weights.handover import hand_over
 
@@ -114,3 +115,24 @@ def test_auto_goes_by_the_first_device(monkeypatch, chip, kind):
     monkeypatch.setattr(handover.jax, "devices", lambda: [SimpleNamespace(device_kind=chip)])
     got, _ = hand_over(random_params(), "float32", "auto")
     jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+def on(numbers, use="train", **axes) -> Placement:
+    """A mesh over the devices of these numbers, in this order."""
+    return Placement(make_mesh(MeshConfig(**axes), [jax.devices()[i] for i in numbers]), use)
+
+
+def test_devices_in_the_order_of_a_torus_hand_over_to_others():
+    """As on TPUs, where a mesh seldom counts its devices by their numbers; a conversion onto a mesh of another order is refused by jax."""
+    params, there = random_params(MODEL), on((6, 7, 5, 4), "decode", expert=2, tensor=2)
+    expected = hand_over(place(params, MODEL, on((0, 1, 2, 3), fsdp=4)), "float32", model=MODEL, placement=there)[0]
+    found = hand_over(place(params, MODEL, on((0, 1, 3, 2), fsdp=4)), "float32", model=MODEL, placement=there)[0]
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize("target", [(0, 1, 3, 2), (4, 5, 6, 7)])
+def test_what_lies_on_devices_of_another_order_is_moved(target):
+    x, wanted = jax.device_put(np.arange(8), on((0, 1, 2, 3), fsdp=4).rows(8)), on(target, fsdp=4).rows(8)
+    moved = move({"x": x}, {"x": wanted})["x"]
+    assert ordered(moved.sharding) == tuple(jax.devices()[i] for i in target)
+    np.testing.assert_array_equal(moved, np.arange(8))
