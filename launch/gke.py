@@ -1,23 +1,26 @@
 """A run on TPU nodes of Google Kubernetes Engine: one JobSet of one TPU slice, with kubectl or xpk.
 
     python launch/gke.py apply  --name RUN --topology v5p:4x4x4 --image IMAGE --bucket BUCKET -- compass train CONFIG --run-dir /gcs/RUN
-    python launch/gke.py logs   --name RUN             follows worker 0's output (--worker N)
+    python launch/gke.py logs   --name RUN             follows worker 0's output (--worker N) over all restarts, to the run's end
     python launch/gke.py status --name RUN
     python launch/gke.py delete --name RUN
     python launch/gke.py render ...                    apply's manifest, nothing else
     python launch/gke.py xpk    --cluster CLUSTER ...  the same run through `xpk workload create`
 
-A failed worker restarts the JobSet, at most --max-restarts times; a preempted node restarts it without being counted. --bucket mounts a
-bucket at /gcs (Cloud Storage FUSE): a run directory there goes on from its last checkpoint. --dry-run prints what would be called. The
-exit status is that of kubectl or xpk.
+A failed worker restarts the JobSet, at most --max-restarts times; a preempted node, and a run that saved at SIGTERM, restart it without being
+counted. --bucket mounts a bucket at /gcs (Cloud Storage FUSE): a run directory there goes on from its last checkpoint. --dry-run prints what
+would be called. The exit status is that of kubectl or xpk; of `logs`, 0 where the run completed and 1 where it failed for good.
+COMPASS_POLL_S: seconds between two looks of `logs` (default: 5).
 """
 
 import argparse
 import math
+import os
 import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +29,9 @@ import yaml
 
 CHIPS_PER_HOST = 4
 GRACE_S = 120  # between SIGTERM, at which a run saves, and SIGKILL
+SAVED = 143  # compass's exit status after that
+LOST = 75  # compass's where another worker is gone
+POLL_S = os.environ.get("COMPASS_POLL_S", "5")
 # The volume's mount options are gcsfuse's. Nothing of the metadata is kept: on many TPU machines gcsfuse would keep it for ever, and a worker
 # would not see what others write.
 MOUNT_OPTIONS = "implicit-dirs,metadata-cache:ttl-secs:0"
@@ -131,15 +137,18 @@ def environment(args: argparse.Namespace) -> dict[str, str]:
 def manifest(args: argparse.Namespace) -> dict[str, Any]:
     """The JobSet: one indexed job with a worker on every host of the slice, and a headless service for their names."""
     hosts = slice_of(args.topology)[2]
-    # A pod that lost its node fails the job with the reason PodFailurePolicy, which the rule below does not count as a restart.
+    # A pod that lost its node, or that saved because it had to go, fails the job with the reason PodFailurePolicy, which the rule below does not
+    # count as a restart. For the same reason nothing else may be here: a worker that lost another one (75, 134) or a setting that cannot be used
+    # (2) would start again for ever. They are counted.
     disrupted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    saved = {"action": "FailJob", "onExitCodes": {"containerName": "compass", "operator": "In", "values": [SAVED]}}
     annotations = {"metadata": {"annotations": FUSE_ANNOTATIONS}} if args.bucket else {}
     job = {
         "parallelism": hosts,
         "completions": hosts,
         "completionMode": "Indexed",
         "backoffLimit": 0,
-        "podFailurePolicy": {"rules": [disrupted]},
+        "podFailurePolicy": {"rules": [disrupted, saved]},
         "template": {**annotations, "spec": pod(args)},
     }
     uncounted = {"name": "preempted", "action": "RestartJobSetAndIgnoreMaxRestarts", "onJobFailureReasons": ["PodFailurePolicy"]}
@@ -169,11 +178,38 @@ def calls(args: argparse.Namespace) -> list[tuple[list[str], str | None]]:
         return [(xpk(args), None)]
     workers = f"jobset.sigs.k8s.io/jobset-name={args.name}"
     if args.action == "logs":
-        labels = f"{workers},batch.kubernetes.io/job-completion-index={args.worker}"
-        return [(kubectl(args, "logs", "--follow", "--tail=-1", "--container=compass", f"--selector={labels}"), None)]
+        pods = f"--selector={workers},batch.kubernetes.io/job-completion-index={args.worker}"
+        ask = kubectl(args, "get", "jobset", args.name, '--output=jsonpath={.status.conditions[?(@.status=="True")].type}')
+        wait = kubectl(args, "wait", "pod", pods, "--for=condition=Ready", "--timeout=10s")
+        read = kubectl(args, "logs", "--follow", "--tail=-1", "--container=compass", pods)
+        return [(ask, None), (wait, None), (read, None), (ask, None)]
     if args.action == "status":
         return [(kubectl(args, "get", "jobset", args.name), None), (kubectl(args, "get", "pods", "--output=wide", f"--selector={workers}"), None)]
     return [(kubectl(args, "delete", "jobset", args.name), None)]
+
+
+def follow(ask: list[str], wait: list[str], read: list[str]) -> int:
+    """A worker's output, attempt by attempt, until the JobSet has ended: 0 where it completed, 1 where it failed."""
+    answered, failures, told, since = False, 0, "", []
+    while True:
+        asked = subprocess.run(ask, stdout=subprocess.PIPE, text=True, check=False)
+        ended = {"Completed", "Failed"} & set(asked.stdout.split())
+        failures = failures + 1 if asked.returncode else 0
+        # What fails at first (no such JobSet) is told at once; a cluster that does not answer for a moment is asked again.
+        if failures and (failures == 5 or not answered):
+            return asked.returncode
+        answered = True
+        pod = None if ended or failures else subprocess.run(wait, capture_output=True, text=True, check=False)
+        if ended or (pod and not pod.returncode):
+            # Where it broke off, all is printed again rather than a part lost; else only what comes later: the next attempt.
+            if not subprocess.run([*read, *since], check=False).returncode:
+                since = [f"--since-time={time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}"]
+        elif pod and pod.stderr != told:
+            told = pod.stderr
+            print(f"launch/gke.py: waiting for the worker's pod: {told.strip()}", file=sys.stderr)
+        if ended:
+            return 0 if "Completed" in ended else 1
+        time.sleep(float(POLL_S))
 
 
 def xpk(args: argparse.Namespace) -> list[str]:
@@ -183,7 +219,7 @@ def xpk(args: argparse.Namespace) -> list[str]:
     return [
         *("xpk", "workload", "create", f"--cluster={args.cluster}", *where, f"--workload={args.name}"),
         *(f"--tpu-type={generation.xpk}-{topology}", f"--docker-image={args.image}", f"--max-restarts={args.max_restarts}"),
-        *("--restart-on-exit-codes=1", f"--termination-grace-period-seconds={GRACE_S}", *(["--spot"] if args.spot else [])),
+        *(f"--restart-on-exit-codes=1,{LOST}", f"--termination-grace-period-seconds={GRACE_S}", *(["--spot"] if args.spot else [])),
         *(f"--storage={name}" for name in args.storage),
         *(f"--env={name}={value}" for name, value in environment(args).items()),
         f"--command={shlex.join(args.command)}",
@@ -236,6 +272,8 @@ def check(args: argparse.Namespace) -> None:
         raise GkeError(f"--name {args.name}: at most 40 lower-case letters, digits and -, with a letter in front and no - at the end")
     if wrong := [each for each in args.env if "=" not in each]:
         raise GkeError(f"--env {wrong[0]}: write NAME=VALUE")
+    if not re.fullmatch(r"\d+(\.\d+)?", POLL_S):
+        raise GkeError(f"COMPASS_POLL_S={POLL_S}: must be a number of seconds")
     if args.max_restarts < 0:
         raise GkeError(f"--max-restarts {args.max_restarts}: 0 or more")
     if starts:
@@ -250,13 +288,19 @@ def check_bucket(args: argparse.Namespace) -> None:
         raise GkeError(f"--bucket {args.bucket}: the name alone, without gs:// and folders. {whole}")
     if args.bucket and args.action == "xpk":
         raise GkeError(f"xpk: no --bucket. {STORAGE.format(args.bucket, MOUNT_OPTIONS)}")
-    said = re.search(r" --run[-_]dir[ =](\S+)", " ".join(args.command))
+    line = f" {' '.join(args.command)} "
+    said = re.search(r""" --run[-_]dir[ =]['"]?(\S*)""", line)
     run_dir = said[1] if said else ""
+    option = "--storage" if args.action == "xpk" else "--bucket"
     if on_bucket := re.fullmatch(r"gs://([^/]*)/*(.*)", run_dir):
-        option = "--storage" if args.action == "xpk" else "--bucket"
         raise GkeError(f"a run directory is a path: say {option} {on_bucket[1]} (in front of --) and --run-dir /gcs/{on_bucket[2]}")
     if re.match(r"/gcs(/|$)", run_dir) and not args.bucket and args.action != "xpk":
         raise GkeError("the run directory is on a bucket, and --bucket is missing: it would end with the pod")
+    # What is not `compass train` or `sft` need not have one.
+    if (said or re.search(r"[ /](compass|compass_jax) (train|sft) ", line)) and not run_dir.startswith("/"):
+        wrong = f"--run-dir {run_dir} is relative" if run_dir else "--run-dir is missing"
+        say = f"Say {option} {args.bucket or 'my-bucket'} (in front of --) and --run-dir /gcs/{args.name}"
+        raise GkeError(f"{wrong}: the run would be on each pod's own disk, which the others do not see and which ends with the pod. {say}")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -270,17 +314,22 @@ def main(argv: Sequence[str]) -> int:
     if args.action == "render":
         print(yaml.safe_dump(manifest(args), sort_keys=False), end="")
         return 0
-    for call, text in calls(args):
-        if args.dry_run:
-            print(shell(call, text))
-            continue
-        try:
+    made = calls(args)
+    if args.dry_run:
+        print("\n".join(shell(call, text) for call, text in made))
+        return 0
+    try:
+        if args.action == "logs":
+            return follow(*(call for call, _ in made[:3]))
+        for call, text in made:
             status = subprocess.run(call, input=text, text=True, check=False).returncode
-        except FileNotFoundError:
-            print(f"launch/gke.py: {call[0]} is not on PATH", file=sys.stderr)
-            return 127
-        if status:
-            return status
+            if status:
+                return status
+    except FileNotFoundError:
+        print(f"launch/gke.py: {made[0][0][0]} is not on PATH", file=sys.stderr)
+        return 127
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

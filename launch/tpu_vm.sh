@@ -11,15 +11,18 @@ launch/tpu_vm.sh COMMAND OPTIONS [-- TRAINING COMMAND]
   run      mounts the bucket where it is not, and starts the training command on every worker, detached: it survives the end of this shell
   logs     follows a worker's output to its end; exits with the command's own exit status (255: the connection was lost)
   status   state of the slice, and of the command on every worker
-  stop     SIGTERM to the command on every worker: a run saves and leaves
+  stop     SIGTERM to the command on every worker: a run saves and leaves; watch does not start it again
   resume   create where the slice is gone or preempted, copy, run; leaves a running command alone
-  watch    resume and logs, again after every preemption, until the command ends
+  watch    resume and logs, again after every preemption or lost worker, until the command ends; then says how to delete the slice
   delete   deletes the slice (and its place in the queue)
 
   --name N --zone Z --project P   which slice; always needed
   --type T                        accelerator type, for example v5p-128 or v6e-256: for create, resume, watch
   --version V                     software of the VMs; the documented one of the type where it is left out
   --spot                          with every command, where the slice is spot capacity
+  --reserved                      capacity of a reservation; for create, resume, watch
+  --create-flag=F                 one more flag of gcloud's create, again for each: --create-flag=--network=mine
+  --delete                        watch: deletes the slice at the end, whatever the command's status
   --bucket B                      mounted at /gcs on every worker (gcsfuse): gs://B/run1 is /gcs/run1 there
   --worker W                      whose logs (default: 0)
   --dry-run                       print the commands instead of running them
@@ -38,7 +41,7 @@ fail() {
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 poll_s=${COMPASS_POLL_S:-30}
-name='' zone='' project='' type='' version='' bucket='' spot='' worker=0 dry_run='' training=() given=()
+name='' zone='' project='' type='' version='' bucket='' spot='' reserved='' delete='' worker=0 dry_run='' training=() given=() create_flags=()
 
 # ---- what is printed and what is run -----------------------------------------------------------------------------------
 
@@ -73,7 +76,8 @@ note() { if [[ $dry_run ]]; then echo "# $*"; else echo "launch/tpu_vm.sh: $*" >
 tpu_vm() { local verb=$1; shift; call gcloud compute tpus tpu-vm "$verb" "$@" --zone="$zone" --project="$project"; }
 queued() { local verb=$1; shift; call gcloud compute tpus queued-resources "$verb" "$@" --zone="$zone" --project="$project"; }
 
-on_workers() { tpu_vm ssh "$name" --worker="$1" --command="$2"; }
+# A host that vanished ends the connection within two minutes; gcloud splits the flag at the space.
+on_workers() { tpu_vm ssh "$name" --worker="$1" --ssh-flag='-oServerAliveInterval=30 -oServerAliveCountMax=4' --command="$2"; }
 
 # ---- states ------------------------------------------------------------------------------------------------------------
 
@@ -97,13 +101,24 @@ state_of() {
 node_state() { state_of tpu-vm state; }
 queue_state() { state_of queued-resources state.state; }
 
-# Waits until a state is none of those that pass by themselves; prints the one that came.
+# Waits until a state is none of those that pass by themselves; prints the one that came. Once it waits (with `yes`: from the start), a
+# gcloud that fails is asked again like one that answers; what it complains of is said once.
 settled() {
-  local state
-  while state=$("$1") || return 1; [[ $passing == *" $state "* ]]; do
-    note "$name: $state"
+  local state errors complaint='' waits=${2:-}
+  errors=$(mktemp)
+  while true; do
+    if state=$("$1" 2>"$errors"); then
+      if [[ $passing != *" $state "* ]]; then break; fi
+      note "$name: $state"
+      waits=yes
+    else
+      if [[ $(<"$errors") != "$complaint" ]]; then cat "$errors" >&2; fi
+      complaint=$(<"$errors")
+      if [[ ! $waits ]]; then rm -f "$errors"; return 1; fi
+    fi
     sleep "$poll_s"
   done
+  rm -f "$errors"
   echo "$state"
 }
 passing=' CREATING STARTING RESTARTING REIMAGING REPAIRING STOPPING DELETING ACCEPTED WAITING_FOR_RESOURCES PROVISIONING SUSPENDING '
@@ -112,17 +127,18 @@ passing=' CREATING STARTING RESTARTING REIMAGING REPAIRING STOPPING DELETING ACC
 
 create() {
   if [[ ! $spot ]]; then
-    tpu_vm create "$name" --accelerator-type="$type" --version="$version"
+    tpu_vm create "$name" --accelerator-type="$type" --version="$version" ${reserved:+--reserved} ${create_flags[@]+"${create_flags[@]}"}
     return
   fi
-  queued create "$name" --node-id="$name" --accelerator-type="$type" --runtime-version="$version" --spot
+  queued create "$name" --node-id="$name" --accelerator-type="$type" --runtime-version="$version" --spot \
+    ${create_flags[@]+"${create_flags[@]}"}
   if [[ $dry_run ]]; then
     note "then waits until the state is ACTIVE:"
     queued describe "$name" --format='value(state.state)'
     return
   fi
   local state
-  state=$(settled queue_state)
+  state=$(settled queue_state yes)
   if [[ $state != ACTIVE ]]; then
     note "$name: the queue gave no slice: $state. resume deletes the request and asks again"
     return 1
@@ -159,10 +175,11 @@ ensure() {
 
 copy() {
   local archive=${TMPDIR:-/tmp}/compass-$name.tar.gz
-  call tar -czf "$archive" -C "$root" --exclude=.git --exclude=.venv --exclude=./runs --exclude=__pycache__ --exclude='*.egg-info' .
+  call tar -czf "$archive" -C "$root" --exclude=.git --exclude=.venv --exclude=./runs --exclude=./weights --exclude=./data \
+    --exclude=__pycache__ --exclude='*.egg-info' .
   tpu_vm scp "$archive" "$name:compass.tar.gz" --worker=all
   call rm -f "$archive"
-  on_workers all 'rm -rf compass && mkdir compass && tar -xzf compass.tar.gz -C compass && compass/launch/worker.sh install'
+  on_workers all 'rm -rf compass && mkdir compass && tar -xzf compass.tar.gz -C compass && rm compass.tar.gz && compass/launch/worker.sh install'
   mount_bucket
 }
 
@@ -196,8 +213,8 @@ resume() {
   local answer
   ensure
   if [[ ! $dry_run ]]; then
-    answer=$(on_workers 0 "$ask")
-    if [[ $answer == *': running'* ]]; then
+    answer=$(on_workers all "$ask")
+    if [[ $answer == *': running'* && ! $answer =~ ': '(ended|killed|'no command') ]]; then
       note "$name: the command is running already"
       return
     fi
@@ -206,36 +223,99 @@ resume() {
   on_workers all "compass/launch/worker.sh restart $(quote_all "${training[@]}")"
 }
 
-# How the command ended on the worker whose logs are followed: a number, or nothing where it runs or cannot be asked.
+# How the command ended, from what all workers answer: a status, behind `stopped` where `stop` was called, and behind `ending` where others
+# still run it. Or `running`; `gone`, where there is no slice or no command; `silent`, where gcloud or a worker does not answer.
 outcome() {
-  local answer
-  [[ $(node_state) == READY ]] && answer=$(on_workers "$worker" "$ask") || return 0
-  case $answer in
-    *': ended with status '*) echo "${answer##* }" ;;
-    *': killed'*) echo 137 ;;
-  esac
+  local node answer line ended status rank best=0 running='' stopped=''
+  node=$(node_state) || { echo silent; return; }
+  if [[ $node != READY ]]; then echo gone; return; fi
+  answer=$(on_workers all "$ask") || { echo silent; return; }
+  # What ended by itself counts before what that did to the others, and a run that saved before one that lost it. Killed: its VM restarted.
+  while read -r line; do
+    ended=''
+    if [[ $line =~ ': ended with status '([0-9]+) ]]; then ended=${BASH_REMATCH[1]}; fi
+    if [[ $line == *': killed'* ]]; then ended=killed; fi
+    if [[ $line == *': running'* ]]; then running=running; fi
+    if [[ $line == *', stopped' ]]; then stopped='stopped '; fi
+    case $ended in '') rank=0 ;; 0) rank=1 ;; killed) rank=2 ;; 75 | 134) rank=3 ;; 143) rank=4 ;; *) rank=5 ;; esac
+    if [[ $rank -gt $best ]]; then best=$rank status=${ended/killed/137}; fi
+  done <<<"$answer"
+  if [[ $best -eq 0 ]]; then
+    echo "${running:-gone}"
+  elif [[ $running && $best -lt 5 ]]; then
+    echo "ending $stopped$status"
+  else
+    echo "$stopped$status"
+  fi
 }
 
-# Calls of this script, so that what fails in one ends that one alone. Gives up when resume fails five times in a row.
-watch() {
-  local status ended failures=0
+# The outcome once all workers answer. Where the command ends on some alone, the others are given a few looks to follow.
+settled_outcome() {
+  local result said='' looks=0
+  while true; do
+    result=$(outcome)
+    case $result in
+      silent)
+        if [[ ! $said ]]; then note "$name: not every worker answers; waiting until all do"; said=yes; fi ;;
+      ending*)
+        looks=$((looks + 1))
+        if [[ $looks -eq 5 ]]; then echo "${result#ending }"; return; fi
+        ;;
+      *) echo "$result"; return ;;
+    esac
+    sleep "$poll_s"
+  done
+}
+
+# Calls of this script, so that what fails in one ends that one alone. Gives up when resume fails five times in a row, and when workers are
+# lost five times in a row soon after a start: then it is the command that loses them. 143 without a stop: the VM was being taken away.
+attend() {
+  local status began lasted_s result failures=0 losses=0
   while true; do
     status=0
     "$0" resume "${given[@]}" || status=$?
     if [[ $status -eq 0 ]]; then
       failures=0
+      began=$(date +%s)
       "$0" logs "${given[@]}" || status=$?
+      lasted_s=$(($(date +%s) - began))
       if [[ $dry_run ]]; then note "and again after every preemption, until the command ends"; fi
       if [[ $dry_run || $status -eq 0 ]]; then return; fi
-      ended=$(outcome)
-      if [[ $ended ]]; then return "$ended"; fi
-      note "$name: lost it (status $status)"
+      result=$(settled_outcome)
+      case $result in
+        gone | running | 143) note "$name: lost it (status $status)" ;;
+        75 | 134)
+          if [[ $lasted_s -lt 600 ]]; then losses=$((losses + 1)); else losses=0; fi
+          note "$name: a worker was lost (status $result)"
+          if [[ $losses -eq 5 ]]; then
+            note "$name: the fifth time in a row within 10 minutes of a start: giving up; logs --worker N shows what another worker said"
+            return "$result"
+          fi
+          ;;
+        *) return "${result#stopped }" ;;
+      esac
     else
       failures=$((failures + 1))
       if [[ $status -eq 2 || $failures -eq 5 ]]; then return "$status"; fi
     fi
     sleep "$poll_s"
   done
+}
+
+# The last line, of a watch that is interrupted too: who leaves has to know what goes on costing.
+costs() {
+  local words=("$0" delete --name "$name" --zone "$zone" --project "$project")
+  if [[ $spot ]]; then words+=(--spot); fi
+  note "what is left of the slice costs until it is deleted: $(quote_all "${words[@]}")"
+}
+
+watch() {
+  local status=0
+  trap costs EXIT
+  attend || status=$?
+  if [[ ! $delete ]]; then return "$status"; fi
+  if delete; then trap - EXIT; elif [[ $status -eq 0 ]]; then status=1; fi
+  return "$status"
 }
 
 # ---- the command line --------------------------------------------------------------------------------------------------
@@ -264,6 +344,16 @@ check_bucket() {
   fi
 }
 
+# A relative run directory would be on each worker's own disk. What is not `compass train` or `sft` need not have one.
+check_run_dir() {
+  local dir='' given_dir=" --run[-_]dir[ =]['\"]?([^ ]*)" starts='[ /](compass|compass_jax) (train|sft) ' line=" ${training[*]-} "
+  if [[ $line =~ $given_dir ]]; then dir=${BASH_REMATCH[1]}; elif [[ ! $line =~ $starts ]]; then return; fi
+  if [[ $dir == /* ]]; then return; fi
+  if [[ $dir ]]; then dir=" $dir is relative"; else dir=' is missing'; fi
+  fail "--run-dir$dir: the run would be on each worker's own disk, which the others do not see" \
+    "and copy replaces. Say --bucket ${bucket:-my-bucket} (in front of --) and --run-dir /gcs/$name"
+}
+
 main() {
   local command=${1:-help} needed='name zone project' missing='' option
   if [[ $# -gt 0 ]]; then shift; fi
@@ -275,11 +365,13 @@ main() {
         printf -v "${1#--}" '%s' "$2"
         shift 2
         ;;
-      --spot | --dry-run)
+      --spot | --reserved | --delete | --dry-run)
         option=${1#--}
         printf -v "${option//-/_}" yes
         shift
         ;;
+      --create-flag=*) create_flags+=("${1#--create-flag=}"); shift ;;
+      --create-flag) fail "--create-flag: write it with =, as in --create-flag=--network=mine" ;;
       --) shift; training=("$@"); break ;;
       *) fail "$1 is not known; launch/tpu_vm.sh help lists the options (the training command stands behind --)" ;;
     esac
@@ -296,7 +388,9 @@ main() {
     fail "$command: missing$missing. For example
   launch/tpu_vm.sh $command --name run1 --zone us-east5-a --project my-project --type v5p-128 --bucket my-bucket -- compass train configs/my_run.py --run-dir /gcs/run1"
   fi
+  if [[ $spot && $reserved ]]; then fail "--spot and --reserved: a slice is one or the other; leave one out"; fi
   check_bucket
+  if [[ $command =~ ^(run|resume|watch)$ ]]; then check_run_dir; fi
   if [[ $needed == *type && ! $version ]]; then version=$(version_of "$type"); fi
   if [[ ! $dry_run ]] && ! command -v gcloud >/dev/null; then fail "gcloud is not on PATH: install the Google Cloud CLI"; fi
   "$command"

@@ -54,7 +54,7 @@ start() {
     echo "$(hostname): a command is running already, pid $(cat "$state/pid")" >&2
     exit 3
   fi
-  rm -f "$state/status"
+  rm -f "$state/status" "$state/stopped"
   nohup setsid bash "$0" job "$@" >>"$state/log" 2>&1 </dev/null &
   echo $! >"$state/pid"
 }
@@ -89,18 +89,25 @@ follow() {
 }
 
 status() {
+  local stopped=''
+  if [[ -e $state/stopped ]]; then stopped=', stopped'; fi
   if alive; then
-    echo "$(hostname): running"
+    echo "$(hostname): running$stopped"
   elif [[ -s $state/status ]]; then
-    echo "$(hostname): ended with status $(cat "$state/status")"
+    echo "$(hostname): ended with status $(cat "$state/status")$stopped"
   elif [[ -s $state/pid ]]; then
-    echo "$(hostname): killed"
+    echo "$(hostname): killed$stopped"
   else
     echo "$(hostname): no command yet"
   fi
 }
 
-# To the command alone: what it started hears of it from the command.
-stop() { if alive; then pkill -TERM -P "$(cat "$state/pid")"; fi; }
+# To the command alone: what it started hears of it from the command. The mark, until the next start, tells that somebody wanted this: a VM
+# that is taken away sends SIGTERM too.
+stop() {
+  mkdir -p "$state"
+  touch "$state/stopped"
+  if alive; then pkill -TERM -P "$(cat "$state/pid")"; fi
+}
 
 "$@"

@@ -59,7 +59,12 @@ POD = record(
     },
 )
 CONDITION = record({"type": TEXT, "status": {"enum": ["True", "False", "Unknown"]}})
-POD_FAILURE = record({"action": {"enum": ["FailJob", "FailIndex", "Ignore", "Count"]}, "onPodConditions": many(CONDITION)})
+EXIT_CODES = record(
+    {"operator": {"enum": ["In", "NotIn"]}, "values": many({"type": "integer", "minimum": 1, "maximum": 255})}, {"containerName": DNS_LABEL}
+)
+POD_FAILURE = record(
+    {"action": {"enum": ["FailJob", "FailIndex", "Ignore", "Count"]}}, {"onPodConditions": many(CONDITION), "onExitCodes": EXIT_CODES}
+)
 JOB = record(
     {
         "parallelism": COUNT,

@@ -111,9 +111,9 @@ def test_resume_mounts_after_the_copy_and_before_the_run(fakes):
     fakes.answer(NODE, "READY\n", times=2)
     fakes.answer("mount_bucket", status=1)
     assert fakes.run(fakes.script, "resume", *FIXED, *TRAIN).returncode == 1
-    assert fakes.calls()[1:] == [ssh(ASK, "0"), *copied(fakes), MOUNT]
+    assert fakes.calls()[1:] == [ssh(ASK), *copied(fakes), MOUNT]
     assert fakes.run(fakes.script, "resume", *FIXED, *TRAIN).returncode == 0
-    assert fakes.calls()[1:] == [ssh(ASK, "0"), *copied(fakes), MOUNT, RESTART]
+    assert fakes.calls()[1:] == [ssh(ASK), *copied(fakes), MOUNT, RESTART]
 
 
 def test_copy_mounts_and_dry_runs_say_so(fakes):

@@ -56,13 +56,15 @@ def test_manifest(fakes, topology, accelerator, hosts):
 
 
 def test_restarts(fakes):
-    """Failures are counted; a pod that lost its node is not (KEP-262's example of host maintenance)."""
+    """Failures are counted; a pod that lost its node is not (KEP-262's example of host maintenance), nor one that saved at SIGTERM."""
     spec = rendered(fakes, *RUN, "--max-restarts", "3", *TRAIN)["spec"]
     (rule,) = spec["failurePolicy"]["rules"]
     assert spec["failurePolicy"]["maxRestarts"] == 3
     assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
-    (disrupted,) = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
+    disrupted, saved = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
     assert disrupted == {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    # Nothing else may have the reason that is not counted: another status would start again for ever.
+    assert saved == {"action": "FailJob", "onExitCodes": {"containerName": "compass", "operator": "In", "values": [143]}}
 
 
 def test_options_of_the_pod(fakes):
@@ -107,6 +109,7 @@ VALID: dict = {}
         (lambda m, j, c: j.update(parallelism=True), ".parallelism: True is no integer"),
         (lambda m, j, c: j.update(completions=0), ".completions: 0 is less than 1"),
         (lambda m, j, c: j["podFailurePolicy"]["rules"][0]["onPodConditions"][0].pop("status"), "status is missing"),
+        (lambda m, j, c: j["podFailurePolicy"]["rules"][1]["onExitCodes"].update(values=[0]), ".values[0]: 0 is less than 1"),
         (lambda m, j, c: c.update(command=[]), ".command: is empty"),
         (lambda m, j, c: c.update(command="compass train"), "is no array"),
         (lambda m, j, c: c["ports"][0].update(containerPort=70000), "70000 is more than 65535"),
@@ -128,16 +131,55 @@ def test_apply(fakes):
     assert words == ["kubectl", "apply", "--filename", "-"] and yaml.safe_load(manifest) == rendered(fakes, *RUN, *TRAIN)
 
 
-def test_logs_status_delete(fakes):
+def test_status_delete(fakes):
     where, there = ("--name", "r1", "--context", "c", "--namespace", "n"), ["kubectl", "--context=c", "--namespace=n"]
     mine = "jobset.sigs.k8s.io/jobset-name=r1"
-    assert gke(fakes, "logs", *where, "--worker", "7").returncode == 0
-    selector = f"--selector={mine},batch.kubernetes.io/job-completion-index=7"
-    assert fakes.calls() == [[*there, "logs", "--follow", "--tail=-1", "--container=compass", selector]]
     assert gke(fakes, "status", *where).returncode == 0
     assert fakes.calls() == [[*there, "get", "jobset", "r1"], [*there, "get", "pods", "--output=wide", f"--selector={mine}"]]
     assert gke(fakes, "delete", *where).returncode == 0
     assert fakes.calls() == [[*there, "delete", "jobset", "r1"]]
+
+
+POD = "--selector=jobset.sigs.k8s.io/jobset-name=r1,batch.kubernetes.io/job-completion-index=7"
+GET = ["kubectl", "get", "jobset", "r1", '--output=jsonpath={.status.conditions[?(@.status=="True")].type}']
+WAIT = ["kubectl", "wait", "pod", POD, "--for=condition=Ready", "--timeout=10s"]
+READ = ["kubectl", "logs", "--follow", "--tail=-1", "--container=compass", POD]
+
+
+def followed(fakes) -> tuple[int, str, list[list[str]]]:
+    """`logs` of worker 7: its status, what it printed, its calls without the times that they name."""
+    done = gke(fakes, "logs", "--name", "r1", "--worker", "7")
+    return done.returncode, done.stdout + done.stderr, [[word.split("-time=")[0] for word in call] for call in fakes.calls()]
+
+
+@pytest.mark.parametrize("end,expected", [("StartupPolicyCompleted Completed", 0), ("Failed", 1)])
+def test_logs_follow_attempt_after_attempt(fakes, end, expected):
+    """From right after apply, over a restart, to the JobSet's end; no attempt's output twice."""
+    fakes.answer("get jobset", "", "", "StartupPolicyCompleted", end)
+    fakes.answer("wait", status=1, err="error: no matching resources found\n")
+    fakes.answer("logs", "first\n", "second\n")
+    status, printed, calls = followed(fakes)
+    assert calls == [GET, WAIT, GET, WAIT, READ, GET, WAIT, [*READ, "--since"], GET, [*READ, "--since"]]
+    assert status == expected and printed == "first\nsecond\nlaunch/gke.py: waiting for the worker's pod: error: no matching resources found\n"
+
+
+def test_logs_where_the_run_has_ended(fakes):
+    fakes.answer("get jobset", "Completed")
+    assert followed(fakes) == (0, "", [GET, READ])
+
+
+def test_logs_where_the_connection_broke(fakes):
+    """Everything again; and a cluster that never answers again ends it."""
+    fakes.answer("get jobset", "", "")
+    fakes.answer("get jobset", status=9, times=9)
+    fakes.answer("logs", status=1)
+    assert followed(fakes) == (9, "", [GET, WAIT, READ, GET, WAIT, READ, *[GET] * 5])
+
+
+def test_dry_run_of_logs(fakes):
+    done = gke(fakes, "logs", "--dry-run", "--name", "r1", "--worker", "7")
+    fakes.run("bash", "-ec", done.stdout)
+    assert fakes.calls() == [GET, WAIT, READ, GET]
 
 
 XPK = ("--cluster", "c", "--zone", "z", "--project", "p")
@@ -153,8 +195,8 @@ def test_xpk(fakes):
     assert fakes.calls() == [
         [
             *("xpk", "workload", "create", "--cluster=c", "--project=p", "--zone=z", "--workload=r1", "--tpu-type=v5p-4x4x4"),
-            *("--docker-image=repo/compass:1", "--max-restarts=10", "--restart-on-exit-codes=1", "--termination-grace-period-seconds=120", "--spot"),
-            *("--storage=bkt", "--env=COMPASS_DISTRIBUTED=auto", "--env=A=b"),
+            *("--docker-image=repo/compass:1", "--max-restarts=10", "--restart-on-exit-codes=1,75"),
+            *("--termination-grace-period-seconds=120", "--spot", "--storage=bkt", "--env=COMPASS_DISTRIBUTED=auto", "--env=A=b"),
             r"""--command=compass train configs/x.py --run-dir '/gcs/it'"'"'s r1'""",
         ]
     ]
@@ -167,7 +209,7 @@ def test_the_status_is_that_of_the_program(fakes, action, program):
     assert done.returncode == 9 and done.stderr == "no such cluster\n" and len(fakes.calls()) == 1
 
 
-@pytest.mark.parametrize("action", ["apply", "logs", "status", "delete", "xpk"])
+@pytest.mark.parametrize("action", ["apply", "status", "delete", "xpk"])
 def test_dry_run_prints_what_a_shell_can_run(fakes, action):
     """Nothing is called; run by a shell, what was printed makes the very calls, manifest included."""
     words = (action, *RUN, *XPK, "--env", "A=it's", *mounted(action))
@@ -191,6 +233,13 @@ def test_dry_run_prints_what_a_shell_can_run(fakes, action):
         (("xpk", *RUN, *XPK, "--", "compass", "--run-dir", "gs://bkt/r/1"), "say --storage bkt (in front of --) and --run-dir /gcs/r/1"),
         (("apply", *RUN, "--", "compass", "--run-dir=gs://bkt/r1"), "is a path: say --bucket bkt (in front of --) and --run-dir /gcs/r1"),
         (("apply", *RUN, *COMMAND), "the run directory is on a bucket, and --bucket is missing"),
+        (("apply", *RUN, "--bucket", "bkt", "--", "compass", "train", "c"), "--run-dir is missing: the run would be on each pod's own disk"),
+        (
+            ("render", *RUN, "--", "python", "-m", "compass_jax", "sft", "c", "--run_dir=runs/x"),
+            "--run-dir runs/x is relative: the run would be on each pod's own disk, which the others do not see and which ends with the pod."
+            " Say --bucket my-bucket (in front of --) and --run-dir /gcs/r1\n",
+        ),
+        (("xpk", *RUN, *XPK, "--", "compass", "eval", "c", "--run-dir", "x"), "Say --storage my-bucket (in front of --) and --run-dir /gcs/r1\n"),
         (("apply", *RUN, "--bucket", "gs://bkt", *COMMAND), "--bucket gs://bkt: the name alone, without gs:// and folders"),
         (("logs",), "logs: missing --name. For example\n  python launch/gke.py logs --name run1"),
         (("apply", *RUN, "--topology", "v7:4x4", *TRAIN), "v6e: 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16"),
@@ -216,3 +265,12 @@ def test_mistakes(fakes, words, message):
 def test_without_kubectl(fakes):
     done = fakes.run(sys.executable, SCRIPT, "delete", "--name", "r1", path="/nowhere")
     assert done.returncode == 127 and "kubectl is not on PATH" in done.stderr
+
+
+def test_what_has_no_run_directory(fakes):
+    assert rendered(fakes, *RUN, "--", "compass", "eval", "configs/x.py", "--checkpoint", "/nfs/r1")["kind"] == "JobSet"
+
+
+def test_interval_that_is_no_number(fakes):
+    done = fakes.run(sys.executable, SCRIPT, "logs", "--name", "r1", COMPASS_POLL_S="soon")
+    assert done.returncode == 2 and done.stderr == "launch/gke.py: COMPASS_POLL_S=soon: must be a number of seconds\n"

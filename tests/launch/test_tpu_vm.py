@@ -35,19 +35,20 @@ ASK_QUEUE = queued("describe", "r1", "--format=value(state.state)")
 CREATE = tpu_vm("create", "r1", "--accelerator-type=v5p-128", "--version=v2-alpha-tpuv5")
 ENQUEUE = queued("create", "r1", "--node-id=r1", "--accelerator-type=v5p-128", "--runtime-version=v2-alpha-tpuv5", "--spot")
 DEQUEUE = queued("delete", "r1", "--force", "--quiet")
-UNPACK = "rm -rf compass && mkdir compass && tar -xzf compass.tar.gz -C compass && compass/launch/worker.sh install"
+UNPACK = "rm -rf compass && mkdir compass && tar -xzf compass.tar.gz -C compass && rm compass.tar.gz && compass/launch/worker.sh install"
 ASK = 'test -x compass/launch/worker.sh || { echo "$(hostname): no command yet"; exit 0; }; compass/launch/worker.sh status'
 
 
 def copied(fakes) -> list[list[str]]:
     return [
         tpu_vm("scp", f"{fakes.here}/compass-r1.tar.gz", "r1:compass.tar.gz", "--worker=all"),
-        tpu_vm("ssh", "r1", "--worker=all", f"--command={UNPACK}"),
+        ssh(UNPACK),
     ]
 
 
 def ssh(command: str, worker: str = "all") -> list[str]:
-    return tpu_vm("ssh", "r1", f"--worker={worker}", f"--command={command}")
+    """What ends within two minutes where the host is gone."""
+    return tpu_vm("ssh", "r1", f"--worker={worker}", "--ssh-flag=-oServerAliveInterval=30 -oServerAliveCountMax=4", f"--command={command}")
 
 
 MOUNT = ssh("compass/launch/worker.sh mount_bucket bkt")
@@ -71,9 +72,30 @@ def test_create_of_spot_capacity_waits_in_the_queue(fakes):
     fakes.answer(QUEUE, "FAILED\n")
     done = fakes.run(fakes.script, "create", *SPOT)
     assert done.returncode == 1 and "the queue gave no slice: FAILED" in done.stderr
-    fakes.answer(QUEUE, status=1, err=NO_LOGIN)
-    done = fakes.run(fakes.script, "create", *SPOT)
-    assert done.returncode == 1 and "active account" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["create", "resume"])
+def test_a_gcloud_that_fails_ends_no_wait_in_the_queue(fakes, command):
+    """Each complaint is said once."""
+    if command == "resume":
+        fakes.answer(QUEUE, "ACCEPTED\n")
+    fakes.answer(QUEUE, status=1, err=NO_LOGIN, times=9)
+    fakes.answer(QUEUE, status=1, err="ERROR: no network", times=9)
+    fakes.answer(QUEUE, "ACTIVE\n")
+    fakes.answer(NODE, "READY\n")
+    done = fakes.run(fakes.script, command, *SPOT, *TRAIN)
+    assert done.returncode == 0 and done.stderr.count("active account") == done.stderr.count("no network") == 1
+    assert fakes.calls().count(ASK_QUEUE) == (20 if command == "resume" else 19)
+
+
+def test_flags_of_gcloud_create(fakes):
+    flags = ("--create-flag=--network=n", "--create-flag=--service-account=a@b c")
+    added = ["--network=n", "--service-account=a@b c"]
+    fakes.run(fakes.script, "create", *FIXED, "--reserved", *flags)
+    assert fakes.calls() == [tpu_vm("create", "r1", "--accelerator-type=v5p-128", "--version=v2-alpha-tpuv5", "--reserved", *added)]
+    fakes.answer(QUEUE, "ACTIVE\n")
+    fakes.run(fakes.script, "create", *SPOT, *flags)
+    assert fakes.calls() == [[*ENQUEUE[: -len(WHERE)], *added, *WHERE], ASK_QUEUE]
 
 
 @pytest.mark.parametrize("kind,version", [("v4-8", "tpu-ubuntu2204-base"), ("v5litepod-16", "v2-alpha-tpuv5-lite"), ("v6e-256", "v2-alpha-tpuv6e")])
@@ -110,7 +132,7 @@ def test_status(fakes):
 
 
 def resumed(fakes) -> list[list[str]]:
-    return [ssh(ASK, "0"), *copied(fakes), MOUNT, RESTART]
+    return [ssh(ASK), *copied(fakes), MOUNT, RESTART]
 
 
 def test_resume_where_the_slice_is_gone(fakes):
@@ -155,7 +177,7 @@ def test_resume_where_the_slice_is_there(fakes, answer, rest):
     fakes.answer(" ssh ", answer)
     done = fakes.run(fakes.script, "resume", *FIXED, *TRAIN)
     assert done.returncode == 0 and ("running already" in done.stderr) is not rest
-    assert fakes.calls() == [ASK_NODE, *(resumed(fakes) if rest else [ssh(ASK, "0")])]
+    assert fakes.calls() == [ASK_NODE, *(resumed(fakes) if rest else [ssh(ASK)])]
 
 
 @pytest.mark.parametrize(
@@ -166,36 +188,6 @@ def test_resume_touches_nothing_that_it_does_not_understand(fakes, out, status, 
     fakes.answer(NODE, out, status=status, err=err)
     done = fakes.run(fakes.script, "resume", *FIXED, *TRAIN)
     assert done.returncode == expected and message in done.stderr and fakes.calls() == [ASK_NODE]
-
-
-def test_watch_lives_through_a_preemption(fakes):
-    """A slice is made, taken away while its logs are followed, made again; then the command ends well."""
-    fakes.answer(QUEUE, status=1, err=GONE)
-    fakes.answer(NODE, status=1, err=GONE)
-    fakes.answer(QUEUE, "ACTIVE\n")
-    fakes.answer("worker.sh follow", status=255)
-    fakes.answer(NODE, "PREEMPTED\n", times=2)
-    fakes.answer(QUEUE, "SUSPENDED\n", "ACTIVE\n")
-    done = fakes.run(fakes.script, "watch", *SPOT, *TRAIN)
-    assert done.returncode == 0 and "lost it (status 255)" in done.stderr
-    first = [ASK_QUEUE, ASK_NODE, ENQUEUE, ASK_QUEUE, *resumed(fakes), FOLLOW, ASK_NODE]
-    assert fakes.calls() == [*first, ASK_QUEUE, ASK_NODE, DEQUEUE, ENQUEUE, ASK_QUEUE, *resumed(fakes), FOLLOW]
-
-
-def test_watch_follows_again_where_only_the_connection_was_lost(fakes):
-    fakes.answer(NODE, "READY\n", times=9)
-    fakes.answer("worker.sh status", "host: ended with status 143\n", "host: running\n", "host: running\n", "host: ended with status 5\n")
-    fakes.answer("worker.sh follow", status=255)
-    fakes.answer("worker.sh follow", status=1)
-    done = fakes.run(fakes.script, "watch", *FIXED, *TRAIN)
-    assert done.returncode == 5
-    again = [ASK_NODE, ssh(ASK, "0"), FOLLOW, ASK_NODE, ssh(ASK, "0")]
-    assert fakes.calls() == [ASK_NODE, *resumed(fakes), FOLLOW, ASK_NODE, ssh(ASK, "0"), *again]
-
-
-def test_watch_gives_up_where_nothing_works(fakes):
-    fakes.answer(NODE, status=1, err=NO_LOGIN, times=99)
-    assert fakes.run(fakes.script, "watch", *FIXED, *TRAIN).returncode == 1 and fakes.calls() == [ASK_NODE] * 5
 
 
 @pytest.mark.parametrize("command", ["create", "copy", "run", "logs", "status", "stop", "delete"])
@@ -231,6 +223,12 @@ def test_dry_run_of_what_depends_on_answers_takes_the_longest_way(fakes):
         (("create", *SLICE, "--type", "tpu7x-128"), "launch/gke.py runs on tpu7x"),
         (("create", *SLICE, "--type", "v9-8"), "--type v9-8 is not known: v4-N, v5litepod-N, v5p-N or v6e-N"),
         (("create", "--name", "--zone", "z"), "--name: its value is missing"),
+        (("create", *SPOT, "--reserved"), "--spot and --reserved: a slice is one or the other; leave one out"),
+        (("create", *FIXED, "--create-flag", "--network=n"), "--create-flag: write it with =, as in --create-flag=--network=mine"),
+        (("run", *SLICE, "--bucket", "bkt", "--", "compass", "train", "c.py"), "--run-dir is missing: the run would be on each worker's own disk"),
+        (("watch", *FIXED, "--", "python", "-m", "compass_jax", "sft", "c.py"), "Say --bucket my-bucket (in front of --) and --run-dir /gcs/r1\n"),
+        (("resume", *FIXED, "--bucket", "bkt", "--", "compass", "eval", "c.py", "--run_dir=runs/x"), "--run-dir runs/x is relative: the run would"),
+        (("run", *SLICE, "--", "compass", "train", "c.py", "--run-dir", ""), "--run-dir is missing"),
         (("create", *SLICE, "--tpye", "v5p-8"), "--tpye is not known"),
         (("launch", *SLICE), "launch is not known: create, copy, run"),
     ],
@@ -238,6 +236,11 @@ def test_dry_run_of_what_depends_on_answers_takes_the_longest_way(fakes):
 def test_mistakes(fakes, words, message):
     done = fakes.run(fakes.script, *words)
     assert done.returncode == 2 and message in done.stderr and fakes.calls() == []
+
+
+def test_what_has_no_run_directory(fakes):
+    assert fakes.run(fakes.script, "run", *SLICE, "--", "compass", "eval", "c.py", "--checkpoint", "/nfs/r1").returncode == 0
+    assert fakes.calls() == [ssh("compass/launch/worker.sh start compass eval c.py --checkpoint /nfs/r1")]
 
 
 def test_without_gcloud(fakes):
@@ -265,7 +268,7 @@ def workers(fakes):
         (home / "compass-venv" / "bin").mkdir(parents=True)
         compass = home / "compass-venv" / "bin" / "compass"
         compass.write_text(
-            "#!/usr/bin/env bash\ntrap 'echo saved; exit 0' TERM\n"
+            "#!/usr/bin/env bash\ntrap 'echo saved; exit 143' TERM\n"
             'echo "$COMPASS_DISTRIBUTED, $#: $*"\nuntil [ -e ~/go ]; do sleep 0.02; done\nexit "$2"\n'
         )
         compass.chmod(0o755)
@@ -287,34 +290,49 @@ def test_copy_brings_the_tree_and_installs_it(workers):
         assert not (tree / ".git").exists() and not (tree / ".venv").exists() and os.access(tree / "launch" / "worker.sh", os.X_OK)
 
 
+def test_copy_leaves_out_what_is_large_and_keeps_no_archive(workers):
+    for name in ("weights", "data", "runs", "compass_jax/data"):
+        (workers.script.parents[1] / name).mkdir(parents=True)
+        (workers.script.parents[1] / name / "file").touch()
+    assert workers.run(workers.script, "copy", *SLICE).returncode == 0
+    for number in (0, 1):
+        files = {str(file.relative_to(workers.worker(number))) for file in workers.worker(number).rglob("*.tar.gz")}
+        files |= {str(file.relative_to(workers.worker(number))) for file in workers.worker(number).rglob("file")}
+        assert files == {"compass/compass_jax/data/file"}
+
+
 def let_go(fakes) -> None:
     for number in (0, 1):
         (fakes.worker(number) / "go").touch()
 
 
 def test_a_run_survives_its_connection_and_its_status_comes_back(workers):
-    assert workers.run(workers.script, "run", *SLICE, "--", "compass", "train", "5", "two words, it's $HOME").returncode == 0
-    again = workers.run(workers.script, "run", *SLICE, "--", "compass", "train", "0")
+    assert workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "5", "two words, it's $HOME").returncode == 0
+    again = workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "0")
     assert again.returncode == 3 and again.stderr.count("a command is running already") == 2
     workers.answer(NODE, "READY\n", times=9)
     assert workers.run(workers.script, "status", *SLICE).stdout.count(": running") == 2
     let_go(workers)
     logs = workers.run(workers.script, "logs", *SLICE, "--worker", "1")
-    assert logs.returncode == 5 and "auto, 3: train 5 two words, it's $HOME" in logs.stdout
+    assert logs.returncode == 5 and "auto, 3: run 5 two words, it's $HOME" in logs.stdout
     assert workers.run(workers.script, "status", *SLICE).stdout.count(": ended with status 5") == 2
 
 
 def test_stop_lets_the_command_save(workers):
-    workers.run(workers.script, "run", *SLICE, "--", "compass", "train", "5")
+    workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "5")
     wait_for(lambda: "auto" in (workers.worker(1) / "compass-run" / "log").read_text())
     assert workers.run(workers.script, "stop", *SLICE).returncode == 0
     logs = workers.run(workers.script, "logs", *SLICE, "--worker", "1")
-    assert logs.returncode == 0 and "saved" in logs.stdout
+    assert logs.returncode == 143 and "saved" in logs.stdout
+    workers.answer(NODE, "READY\n", times=9)
+    assert workers.run(workers.script, "status", *SLICE).stdout.count(": ended with status 143, stopped\n") == 2
+    workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "5")
+    assert workers.run(workers.script, "status", *SLICE).stdout.count(": running\n") == 2
 
 
 def test_resume_replaces_what_is_left_of_a_run(workers):
     """Worker 0's command is killed, worker 1's hangs: resume starts both again."""
-    workers.run(workers.script, "run", *SLICE, "--", "compass", "train", "5")
+    workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "5")
     pids = [workers.worker(number) / "compass-run" / "pid" for number in (0, 1)]
     before = [int(file.read_text()) for file in pids]
     os.killpg(before[0], signal.SIGKILL)
@@ -322,7 +340,7 @@ def test_resume_replaces_what_is_left_of_a_run(workers):
     workers.answer(NODE, "READY\n", times=9)
     assert workers.run(workers.script, "logs", *SLICE).returncode == 137
     assert "killed" in workers.run(workers.script, "status", *SLICE).stdout
-    assert workers.run(workers.script, "resume", *FIXED, "--", "compass", "train", "0").returncode == 0
+    assert workers.run(workers.script, "resume", *FIXED, "--", "compass", "run", "0").returncode == 0
     assert not set(before) & {int(file.read_text()) for file in pids} and not alive(before[1])
     let_go(workers)
     assert [workers.run(workers.script, "logs", *SLICE, "--worker", str(n)).returncode for n in (0, 1)] == [0, 0]
