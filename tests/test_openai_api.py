@@ -35,7 +35,7 @@ MOST, LONG = 48, "x" * 30
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, compile_lightly):
     """(ServeConfig, weights' folder) of a server with two slots that runs while the module's tests do."""
     folder = tmp_path_factory.mktemp("serve") / "tiny"
     save_params(init_params(MODEL, ComputeConfig(), jax.random.key(3)), MODEL, folder, "float32", tokenizer_from=TOKENIZER)

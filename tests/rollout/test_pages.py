@@ -21,6 +21,8 @@ from compass_jax.rollout.online import OnlineBatcher
 from compass_jax.rollout.pages import PagePool
 from compass_jax.rollout.sampling import Purpose, Sampler
 
+pytestmark = pytest.mark.usefixtures("compile_lightly")
+
 LOOSE = to_decode(random_params())
 ROLL = dataclasses.replace(ROLLOUT, max_new_tokens=20, cache_bucket=40, page_tokens=4, prompt_buckets=(8, 16))
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 16, 8, 9, 2, 5, 12))]
@@ -33,7 +35,7 @@ def collection(pages=0, slots=6, prompts=PROMPTS, samples=SAMPLES, config=ROLL, 
 
 
 @pytest.fixture(scope="module")
-def dense():
+def dense(compile_lightly):
     """(rollouts by row, routing) with room for every slot at its longest."""
     job = collection()
     return {r.row: r for r in job}, np.asarray(job.store)

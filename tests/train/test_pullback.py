@@ -12,6 +12,8 @@ from compass_jax.model.params import in_layout, training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.train import step
 
+pytestmark = pytest.mark.usefixtures("compile_lightly")
+
 
 @pytest.mark.parametrize("how", [{}, {"scan_layers": True, "remat": True}], ids=["unrolled", "scanned, remat"])
 def test_a_pullback_carries_no_parameter_and_pulls_back_the_same(how):
