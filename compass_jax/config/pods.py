@@ -44,7 +44,7 @@ def pod_run(
     slots: sequences decoded together. exchange: of tokens between experts' devices. A gather over n devices brings n - 1 times a device's tokens
     over links that are all busy; an all-to-all brings fewer (of 4 experts of 16 on 16 devices a quarter, of 8 of 128 two fifths), over paths
     that share links: worth it where each token needs few of the devices. A micro-batch is one row of 32k tokens on each group of context devices.
-    A checkpoint every second step (of five minutes at least, by the bounds of the plans): a preemption loses what came behind the last one.
+    A checkpoint every second step (of about five minutes and more, by the bounds of the plans): a preemption loses what came behind the last one.
     """
     rows, pairs = mesh.replica * mesh.fsdp * mesh.expert, mesh.expert * model.moe.top_k
     return RunConfig(

@@ -15,8 +15,10 @@ from compass_jax.cli import COMPILER_ALONE, load_config
 from compass_jax.config import MeshConfig
 from compass_jax.model.flops import active_params, flops_per_token, forward_flops
 from compass_jax.model.params import param_count
-from compass_jax.plan.memory import refused_bytes
+from compass_jax.plan.bound import Bound, runs_per_step
+from compass_jax.plan.memory import advice, refused_bytes
 from compass_jax.plan.programs import Step, topology_devices
+from compass_jax.plan.run import Found, Plan
 from compass_jax.plan.search import layouts
 
 pytest.importorskip("libtpu")
@@ -155,8 +157,34 @@ def test_a_rollout_on_devices_of_its_own_is_planned_with_what_goes_on_in_its_slo
     assert {"resume", "insert resumed"} < programs.keys() and parts["slots"] > 0 and parts["decode"] > 0
     assert programs["prefill"] == pytest.approx(parts["store"] + parts["slots"], abs=2e-3)  # and nothing of the training
     assert programs["apply"] == pytest.approx(parts["store"], abs=2e-3)  # and nothing of the rollout
-    alone = [x["bound_s"]["seconds"] for name, x in found["programs"].items() if name in ("hand-over", "decode")]
-    assert alone[0] + alone[1] <= found["step_bound_s"] + 0.01
+
+
+def test_one_step_off_the_longer_of_rollout_and_training_bounds_a_step():
+    config = load_config("qwen3_30b_a3b_v5p_4x4x4")
+    runs = runs_per_step(config, 32)
+    seconds = {"hand-over": 5.0, "prefill": 2.0, "decode": 0.01, "forward 32768": 1.0, "backward 32768": 2.0}
+    found = [Found(name, None, 0, {}, Bound(s, 0.0, 0.0), 0.0) for name, s in seconds.items()]
+    rollout, training = (sum(runs[name] * seconds[name] for name in names) for names in (list(seconds)[1:3], list(seconds)[3:]))
+
+    def bound(config):
+        return Plan("", CHIPS[0], 64, config, {}, found, []).step_s
+
+    off = dataclasses.replace(config, rl=dataclasses.replace(config.rl, one_step_off=True))
+    assert bound(config) == pytest.approx(5 + rollout + training) and bound(off) == pytest.approx(5 + max(rollout, training))
+
+
+def test_a_round_of_dynamic_sampling_is_rolled_out_whole():
+    config = load_config("qwen3_30b_a3b_v5p_4x4x4")
+    zero = dataclasses.replace(config.rl.zero_variance, dynamic_sampling=True, dynamic_batch=3)
+    rounds = runs_per_step(dataclasses.replace(config, rl=dataclasses.replace(config.rl, zero_variance=zero)), 32)
+    once = runs_per_step(config, 32)
+    assert all(rounds[name] == once[name] * (3 if name in ("prefill", "insert", "decode") else 1) for name in once)
+
+
+def test_half_a_row_on_each_device_is_half_the_tokens_of_a_micro_batch():
+    config = load_config("qwen3_30b_a3b_v5p_4x4x4")
+    change = next(x for x in advice(config, "backward 32768", None, {}) if x.setting == "mesh.context")
+    assert change.value.split() == ["4", "--mesh.fsdp", "2", "--rl.micro_batch_tokens", str(config.rl.micro_batch_tokens // 2)]
 
 
 @pytest.mark.slow
