@@ -274,3 +274,13 @@ def test_what_has_no_run_directory(fakes):
 def test_interval_that_is_no_number(fakes):
     done = fakes.run(sys.executable, SCRIPT, "logs", "--name", "r1", COMPASS_POLL_S="soon")
     assert done.returncode == 2 and done.stderr == "launch/gke.py: COMPASS_POLL_S=soon: must be a number of seconds\n"
+
+
+def test_its_exit_statuses_are_those_of_the_command():
+    """The script imports nothing of the package, so that it runs where that is not installed."""
+    from compass_jax.cli import STOPPED
+    from compass_jax.distributed import LOST
+
+    text, shell = SCRIPT.read_text(), SCRIPT.with_name("tpu_vm.sh").read_text()
+    assert f"\nSAVED = {STOPPED} " in text and f"\nLOST = {LOST} " in text
+    assert f"{LOST} | 134)" in shell and f"gone | running | {STOPPED})" in shell
