@@ -14,25 +14,26 @@ CODE_FOLDERS = ("compass_jax", "configs", "launch", "tests", "benchmarks")
 # Room -> the rooms it may import, itself included. A room is a folder of the package or one of its top-level files;
 # the longest entry that fits a file decides. ANY: the rooms that put everything together.
 ANY = None
-BASE = {"records", "config", "masked"}
+BASE = {"records", "config", "masked", "untrusted"}
 MODEL = BASE | {"sharding", "model"}
-RUN = {"config", "config_io", "rundir", "telemetry", "report"}
+RUN = {"config", "config_io", "untrusted", "rundir", "telemetry", "report"}
 LAYERS = {
     "records": set(),
-    "config": {"config"},
+    "config": {"config", "untrusted"},
     "masked": set(),
     "chips": set(),
+    "untrusted": set(),
     "plan": ANY,
-    "config_io": {"config"},
+    "config_io": {"config", "untrusted"},
     "distributed": {"config"},
     "sharding": BASE,
     "model": MODEL,
     "rollout": MODEL | {"rollout"},
     "rollout.jetstream_api": MODEL | {"rollout", "data"},
     "rl": BASE | {"rl"},
-    "rewards": {"records", "config", "rewards"},
+    "rewards": {"records", "config", "untrusted", "rewards"},
     "rewards.penalties": set(),
-    "data": {"records", "config", "data"},
+    "data": {"records", "config", "untrusted", "data"},
     "weights": MODEL | {"weights", "config_io"},
     "train": MODEL | {"chips", "rl", "train", "rewards.penalties"},
     "train.session": MODEL | {"train", "data", "distributed", "config_io", "rundir", "rewards", "weights"},
@@ -42,15 +43,15 @@ LAYERS = {
     "train.pending": MODEL | {"train", "rollout"},
     "train.loop": ANY,
     "train.sft": ANY,
-    "telemetry": {"config"},
-    "rundir": {"config", "config_io"},
+    "telemetry": {"config", "untrusted"},
+    "rundir": {"config", "config_io", "untrusted"},
     "report": RUN,
     "evaluate": ANY,
     "offline_filter": ANY,
     "calibrate": ANY,
     "demo": ANY,
     "serve": ANY,
-    "openai_requests": {"records", "config", "data"},
+    "openai_requests": {"records", "config", "untrusted", "data"},
     "openai_api": ANY,
     "cli": ANY,
     "__main__": ANY,

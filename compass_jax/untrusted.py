@@ -1,0 +1,142 @@
+"""The one reader of files and texts that others wrote: size, encoding, depth and numbers are checked before anybody uses them.
+
+Configurations, tokenizers, indexes, manifests, rows and requests are JSON. Python's reader takes more than JSON (NaN, lone surrogates, a key
+twice, integers of any length) and ends in a RecursionError where brackets nest; each of these is an error with a place here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 64 * 2**20
+MOST_DEPTH = 64
+MOST_DIGITS = 19  # of an integer: what 64 bits can hold
+
+_TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class UntrustedError(ValueError):
+    """A file or text that cannot be used; the message says which, where in it, and what to do. Rooms raise their own kind of it."""
+
+
+def read_bytes(path: str | os.PathLike, *, error: type[Exception] = UntrustedError, most_bytes: int = MOST_BYTES) -> bytes:
+    """The content of a regular file of at most `most_bytes`. Raises `error` for anything else that may lie under the name."""
+    path = Path(path)
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise error(f"{path} is not a file: a folder, a pipe or a device lies there")
+        if found.st_size > most_bytes:
+            raise error(f"{path} has {found.st_size:,} bytes, more than the {most_bytes:,} that such a file may have")
+        return path.read_bytes()
+    except FileNotFoundError as cause:
+        raise error(f"{path} does not exist") from cause
+    except (OSError, ValueError) as cause:  # ValueError: a name with a NUL in it
+        raise error(f"{str(path)[:200]} cannot be read: {getattr(cause, 'strerror', None) or cause}") from cause
+
+
+def read_text(path: str | os.PathLike, *, error: type[Exception] = UntrustedError, most_bytes: int = MOST_BYTES) -> str:
+    """The text of a UTF-8 file, without a byte order mark. Raises `error` like `read_bytes`, and for another encoding."""
+    return decode_utf8(read_bytes(path, error=error, most_bytes=most_bytes), str(path), error=error)
+
+
+def decode_utf8(data: bytes, where: str, *, error: type[Exception] = UntrustedError) -> str:
+    """`data` as text, without a byte order mark. Raises `error` naming the byte that is not UTF-8."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as cause:
+        raise error(f"{where}: not UTF-8 (byte {cause.start}: {cause.reason}); convert it to UTF-8") from cause
+
+
+def read_json(
+    path: str | os.PathLike, *, error: type[Exception] = UntrustedError, most_bytes: int = MOST_BYTES, most_digits: int = MOST_DIGITS
+) -> Any:
+    """The value of a JSON file. Raises `error`, naming the path, for whatever `read_text` and `parse_json` refuse."""
+    return parse_json(read_text(path, error=error, most_bytes=most_bytes), str(path), error=error, most_digits=most_digits)
+
+
+def parse_json(
+    text: str | bytes,
+    where: str,
+    *,
+    error: type[Exception] = UntrustedError,
+    most_depth: int = MOST_DEPTH,
+    most_digits: int = MOST_DIGITS,
+) -> Any:
+    """The value of a JSON text: finite numbers, whole characters, every key once.
+
+    Args:
+        text: what is read; bytes must be UTF-8.
+        where: the place that messages begin with ("rows.jsonl, line 3").
+        error: the class to raise, made from one message.
+        most_depth: arrays and objects inside each other.
+        most_digits: digits of an integer. Reference answers may be long; sizes and settings fit in 19.
+    """
+    if isinstance(text, bytes):
+        text = decode_utf8(text, where, error=error)
+    if nesting(text) > most_depth:
+        raise error(f"{where}: nested deeper than {most_depth} levels")
+
+    def whole(digits: str) -> int:
+        if len(digits.lstrip("-")) > most_digits:
+            raise error(f"{where}: the integer {digits[:20]}... has more than {most_digits} digits; write it as a string")
+        return int(digits)
+
+    def real(digits: str) -> float:
+        if not math.isfinite(value := float(digits)):
+            raise error(f"{where}: the number {digits[:40]} is not finite; write it as a string, or a smaller one")
+        return value
+
+    def constant(name: str) -> float:
+        raise error(f"{where}: {name} is no number of JSON; remove it, or write it as a string")
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise error(f"{where}: the key {twice[:80]!r} comes twice; keep one")
+        return found
+
+    try:
+        value = json.loads(text, parse_int=whole, parse_float=real, parse_constant=constant, object_pairs_hook=once)
+    except json.JSONDecodeError as cause:
+        raise error(f"{where}: not JSON: {cause}") from cause
+    if re.search(r"\\u[dD][89a-fA-F]", text):
+        _refuse_surrogates(value, where, error)
+    return value
+
+
+def nesting(text: str) -> int:
+    """How deeply a JSON text nests; 0 for a number or a string. Brackets inside strings do not count."""
+    depth = deepest = 0
+    for token in _TOKENS.finditer(text):
+        mark = token[0]
+        if mark in ("[", "{"):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif mark in ("]", "}"):
+            depth -= 1
+    return deepest
+
+
+def whole_text(text: str, where: str, *, error: type[Exception] = UntrustedError) -> str:
+    """`text`, which then can be encoded. Raises `error` where it holds half a character (a lone surrogate)."""
+    if half := _SURROGATE.search(text):
+        place = f"character {half.start()}, {half[0]!r}"
+        raise error(f"{where}: half a character (a lone surrogate: {place}); write the text as UTF-8, or remove it")
+    return text
+
+
+def _refuse_surrogates(value: Any, where: str, error: type[Exception]) -> None:
+    if isinstance(value, str):
+        whole_text(value, where, error=error)
+    for part in (*value.keys(), *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _refuse_surrogates(part, where, error)

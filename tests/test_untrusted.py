@@ -1,0 +1,87 @@
+"""The reader of other people's files: what is not plain JSON is an error with a place, never a traceback of the library below."""
+
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compass_jax.untrusted import UntrustedError, nesting, parse_json, read_json, whole_text
+
+
+class OwnError(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"a": NaN}', "NaN is no number"),
+        ("[-Infinity]", "-Infinity is no number"),
+        ("[1e400]", "1e400 is not finite"),
+        ("9" * 400, "more than 19 digits"),
+        ('{"a": 1, "b": {"c": 2, "c": 3}}', "the key 'c' comes twice"),
+        ("[" * 100_000, "nested deeper than 64"),
+        ('{"a":' * 100_000, "nested deeper than 64"),
+        (r'{"a": ["\ud800"]}', "half a character"),
+        (r'{"\udfff": 1}', "half a character"),
+        ("", "not JSON"),
+        ('{"a": 1', "not JSON"),
+        ('{"a": 1} x', "not JSON"),
+        (b'{"a": "\xff"}', "not UTF-8 (byte 7"),
+    ],
+)
+def test_what_is_not_json_is_refused_with_its_place_and_the_callers_error(text, told):
+    with pytest.raises(OwnError) as caught:
+        parse_json(text, "rows.jsonl, line 3", error=OwnError)
+    assert str(caught.value).startswith("rows.jsonl, line 3: ") and told in str(caught.value)
+
+
+def test_long_integers_pass_where_the_caller_says_so():
+    assert parse_json("9" * 400, "row", most_digits=4000) == int("9" * 400)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**18), 10**18) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(values, st.booleans())
+def test_json_of_any_value_is_read_as_the_librarys_reader_reads_it(value, ascii_only):
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    assert parse_json(text, "x") == json.loads(text)
+
+
+@given(values)
+def test_nesting_counts_brackets_outside_of_strings(value):
+    def depth(v):
+        inner = list(v.values()) if isinstance(v, dict) else v if isinstance(v, list) else None
+        return 0 if inner is None else 1 + max(map(depth, inner), default=0)
+
+    assert nesting(json.dumps(value)) == depth(value)
+
+
+def test_emoji_written_as_a_pair_of_escapes_is_a_whole_character():
+    assert parse_json(r'"\ud83d\ude00"', "x") == "\U0001f600"
+    assert whole_text("\U0001f600", "x") == "\U0001f600"
+
+
+def test_files_that_are_none_are_named(tmp_path):
+    file = tmp_path / "a.json"
+    file.write_bytes(b"\xef\xbb\xbf[1]")
+    assert read_json(file) == [1]
+    os.mkfifo(tmp_path / "pipe")
+    for path, told in (
+        (tmp_path / "none.json", "does not exist"),
+        (tmp_path, "is not a file"),
+        (tmp_path / "pipe", "is not a file"),
+        (tmp_path / ("x" * 5000), "cannot be read"),
+        (str(tmp_path) + "/a\0b", "cannot be read"),
+    ):
+        with pytest.raises(UntrustedError, match=told):
+            read_json(path)
+    with pytest.raises(UntrustedError, match="more than the 2 that"):
+        read_json(file, most_bytes=2)
