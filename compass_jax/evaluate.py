@@ -114,7 +114,9 @@ def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:
     if not config.data.eval_prompts:
         raise ConfigError("data.eval_prompts = 0: there are no held-out prompts to evaluate on")
     engine, decode, tokenizer = decoder_of(config, weights)
-    prompts = heldout_prompts(config.data, tokenizer, config.seed)
+    console = Console(soft_wrap=True, quiet=not first())
+    tell = partial(console.print, highlight=False, markup=False)
+    prompts = heldout_prompts(config.data, tokenizer, config.seed, tell)
     check_lengths(prompts, config.rollout.prompt_buckets[-1])
     with shared(Scorer(config.rewards, config.data)) as scorer:
         return evaluate(engine, decode, prompts, tokenizer, scorer, config)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,14 @@ def run_filter(config: RunConfig, checkpoint: str, out: str, samples: int = 8, l
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     engine, decode, tokenizer = decoder_of(config, checkpoint)
-    prompts = train_prompts(config.data, tokenizer, config.seed)
+    console = Console(soft_wrap=True)
+    tell = partial(console.print, highlight=False, markup=False)
+    prompts = train_prompts(config.data, tokenizer, config.seed, tell)
     if config.data.keep_file:  # of an earlier filter: this one goes on from what it kept
         prompts, _ = kept_prompts(prompts, config.data.keep_file)
     check_lengths(prompts, config.rollout.prompt_buckets[-1])
-    path, console = folder / "pass_rates.jsonl", Console(soft_wrap=True)
-    done = read_pass_rates(path, complete=False) if path.exists() else {}
+    path = folder / "pass_rates.jsonl"
+    done = read_pass_rates(path, complete=False, prompts=prompts) if path.exists() else {}
     _check_same(done, samples, low, high, path)
     left = [p for p in prompts if p.id not in done]
     sampler = Sampler(config.rollout.temperature, config.rollout.top_k, config.rollout.top_p)

@@ -11,10 +11,12 @@ import math
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 MOST_BYTES = 64 * 2**20
+MOST_LINE_BYTES = 8 * 2**20  # of JSON lines: several million characters of text
 MOST_DEPTH = 64
 MOST_DIGITS = 19  # of an integer: what 64 bits can hold
 
@@ -26,20 +28,55 @@ class UntrustedError(ValueError):
     """A file or text that cannot be used; the message says which, where in it, and what to do. Rooms raise their own kind of it."""
 
 
-def read_bytes(path: str | os.PathLike, *, error: type[Exception] = UntrustedError, most_bytes: int = MOST_BYTES) -> bytes:
-    """The content of a regular file of at most `most_bytes`. Raises `error` for anything else that may lie under the name."""
+def open_regular(path: str | os.PathLike, *, error: type[Exception] = UntrustedError) -> IO[bytes]:
+    """A regular file, open for reading bytes. Raises `error` for anything else that may lie under the name, and never waits."""
     path = Path(path)
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(path.stat().st_mode):
             raise error(f"{path} is not a file: a folder, a pipe or a device lies there")
-        if found.st_size > most_bytes:
-            raise error(f"{path} has {found.st_size:,} bytes, more than the {most_bytes:,} that such a file may have")
-        return path.read_bytes()
+        return open(path, "rb")
     except FileNotFoundError as cause:
         raise error(f"{path} does not exist") from cause
     except (OSError, ValueError) as cause:  # ValueError: a name with a NUL in it
-        raise error(f"{str(path)[:200]} cannot be read: {getattr(cause, 'strerror', None) or cause}") from cause
+        raise error(_unreadable(path, cause)) from cause
+
+
+def _unreadable(path: Path, cause: Exception) -> str:
+    return f"{str(path)[:200]} cannot be read: {getattr(cause, 'strerror', None) or cause}"
+
+
+def read_bytes(path: str | os.PathLike, *, error: type[Exception] = UntrustedError, most_bytes: int = MOST_BYTES) -> bytes:
+    """The content of a regular file of at most `most_bytes`. Raises `error` for anything else that may lie under the name."""
+    with open_regular(path, error=error) as file:
+        if (size := os.fstat(file.fileno()).st_size) > most_bytes:
+            raise error(f"{path} has {size:,} bytes, more than the {most_bytes:,} that such a file may have")
+        try:
+            return file.read()
+        except OSError as cause:
+            raise error(_unreadable(Path(path), cause)) from cause
+
+
+def read_lines(
+    path: str | os.PathLike, *, error: type[Exception] = UntrustedError, most_bytes: int = MOST_LINE_BYTES
+) -> Iterator[tuple[str, bytes]]:
+    """(where, line) of a regular file, one at a time; `where` is "path, line 3", and the line keeps its line feed.
+
+    Raises `error` like `open_regular`, and for a line of more than `most_bytes`; all of it when the first line is asked for.
+    """
+    with open_regular(path, error=error) as file:
+        number = 0
+        while True:
+            number += 1
+            where = f"{path}, line {number}"
+            try:
+                line = file.readline(most_bytes + 1)
+            except OSError as cause:
+                raise error(_unreadable(Path(path), cause)) from cause
+            if not line:
+                return
+            if len(line) > most_bytes:
+                raise error(f"{where}: more than {most_bytes:,} bytes, the most that a line may have; split it, or leave the row out")
+            yield where, line
 
 
 def read_text(path: str | os.PathLike, *, error: type[Exception] = UntrustedError, most_bytes: int = MOST_BYTES) -> str:

@@ -130,7 +130,8 @@ def test_files_that_cannot_be_used(tmp_path, trained):
     path = tmp_path / "pass_rates.jsonl"
     with pytest.raises(DataError, match="no such file; compass filter writes it"):
         kept_prompts(prompts, str(path))
-    good = "".join(json.dumps(rate(p.id, 1.0, keep=False)._asdict()) + "\n" for p in prompts)
+    rates = [rate(p.id, 1.0, keep=False)._replace(question=p.question) for p in prompts]
+    good = "".join(json.dumps(row._asdict()) + "\n" for row in rates)
     for content, message in (
         (good, rf"keeps none of {len(prompts)} training prompts"),
         (good[:-3], "the last line is cut off"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from compass_jax.data.files import DataError
 from compass_jax.records import Prompt
+from compass_jax.untrusted import parse_json, read_lines
 
 
 class PassRate(NamedTuple):
@@ -26,36 +29,87 @@ class PassRate(NamedTuple):
     keep: bool
 
 
-def read_pass_rates(path: str | Path, complete: bool = True) -> dict[int, PassRate]:
-    """Rows by prompt id. A damaged line raises DataError naming it; a cut-off last line too if the file must be `complete`.
+def read_pass_rates(
+    path: str | Path, complete: bool = True, prompts: Sequence[Prompt] | None = None
+) -> dict[int, PassRate]:
+    """Rows by prompt id. Raises DataError naming the line that is damaged, that contradicts another, or that is of none of `prompts`.
 
-    Otherwise that line is removed from the file, so that a continued filter writes behind whole lines.
+    A cut-off last line too is an error if the file must be `complete`. Otherwise it is removed from the file, so that a continued filter
+    writes after whole lines.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; compass filter writes it (pass_rates.jsonl)")
-    text = path.read_text()
-    whole, cut = text[: text.rfind("\n") + 1], text[text.rfind("\n") + 1 :]
-    if cut:
-        if complete:
-            raise DataError(f"{path}: the last line is cut off; run the same compass filter command again, it continues")
-        path.write_text(whole)
-    rows = {}
-    for number, line in enumerate(whole.splitlines(), 1):
-        try:
-            row = PassRate(**json.loads(line))
-        except (ValueError, TypeError) as error:
-            raise DataError(f"{path}, line {number}: not a line of compass filter: {error}") from error
-        rows[row.id] = row
+    if not os.path.lexists(path):
+        raise DataError(
+            f"{str(path)[:200]}: no such file; compass filter writes it (pass_rates.jsonl)"
+        )
+    asked = None if prompts is None else {p.id: p.question for p in prompts}
+    rows: dict[int, PassRate] = {}
+    places: dict[int, str] = {}
+    size = 0
+    for where, line in read_lines(path, error=DataError):
+        if not line.endswith(b"\n"):
+            if complete:
+                raise DataError(
+                    f"{where}: the last line is cut off; run the same compass filter command again, it continues"
+                )
+            os.truncate(path, size)
+            break
+        size += len(line)
+        row = _checked(parse_json(line, where, error=DataError), where)
+        if asked is not None and asked.get(row.id) != row.question:
+            what = f"{row.question!r:.60} (id {row.id}) is no training prompt of this run"
+            raise DataError(
+                f"{where}: {what}; run compass filter with this configuration, its seed and data sources"
+            )
+        if rows.setdefault(row.id, row) != row:
+            raise DataError(
+                f"{where}: contradicts {places[row.id]} on the prompt with id {row.id}; remove the wrong one"
+            )
+        places.setdefault(row.id, where)
     return rows
+
+
+def _checked(values: Any, where: str) -> PassRate:
+    """The row, or DataError naming the field that compass filter would not have written."""
+    if not isinstance(values, dict) or set(values) != set(PassRate._fields):
+        raise DataError(
+            f"{where}: not a line of compass filter: it must be an object with the fields {', '.join(PassRate._fields)}"
+        )
+    row = PassRate(**values)
+
+    def whole(value: Any, low: int, high: float) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+    def share(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+    bounds = share(row.low) and share(row.high) and row.low < row.high
+    sound = {
+        "id": whole(row.id, 0, 2**32 - 1),
+        "label": isinstance(row.label, str),
+        "question": isinstance(row.question, str),
+        "pass_rate": share(row.pass_rate),
+        "samples": whole(row.samples, 1, math.inf),
+        "known": whole(row.samples, 1, math.inf) and whole(row.known, 0, row.samples),
+        "tokens": whole(row.tokens, 0, math.inf),
+        "low": bounds,
+        "high": bounds,
+        "keep": isinstance(row.keep, bool),
+    }
+    for name, ok in sound.items():
+        if not ok:
+            value = json.dumps(values[name])
+            raise DataError(
+                f"{where}: not a line of compass filter: {name} = {value:.80}; correct it, or run compass filter again"
+            )
+    return row
 
 
 def kept_prompts(prompts: Sequence[Prompt], path: str) -> tuple[list[Prompt], int]:
     """(the prompts that the filter keeps, tokens that the estimate cost).
 
-    DataError if a prompt was not estimated (other sources or another seed), or none is kept.
+    DataError if a prompt was not estimated or a line is of no prompt (other sources or another seed), or none is kept.
     """
-    rows = read_pass_rates(path)
+    rows = read_pass_rates(path, prompts=prompts)
     missing = [p for p in prompts if p.id not in rows]
     if missing:
         raise DataError(
@@ -64,5 +118,7 @@ def kept_prompts(prompts: Sequence[Prompt], path: str) -> tuple[list[Prompt], in
         )
     kept = [p for p in prompts if rows[p.id].keep]
     if not kept:
-        raise DataError(f"{path} keeps none of {len(prompts)} training prompts: widen --low and --high of compass filter")
+        raise DataError(
+            f"{path} keeps none of {len(prompts)} training prompts: widen --low and --high of compass filter"
+        )
     return kept, sum(row.tokens for row in rows.values())

@@ -1,24 +1,28 @@
 """The prompts of RL and evaluation: from reasoning-gym's datasets, or from JSONL and Parquet files.
 
-1. Every source gives its distinct questions (`questions`), the same for the same configuration and seed.
+1. Every source gives its distinct questions (`questions`), the same for the same configuration and seed. Two rows of a file are the
+   same where all their messages are, character by character: white space is part of code, and the system turn of the task.
 2. A hash of the question's text alone decides whether it is held out, so neither another seed nor another source with
-   the same question can move it into training.
+   the same question can move it into training. White space is normalised there, and system turns are left out, so that rows which differ
+   in these alone fall on the same side: no question is in both splits.
 3. Instruction, question and system prompt go through the chat template and are tokenised.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from compass_jax.config import DataConfig, FileSource, ProceduralSource
-from compass_jax.data.files import DataError, check_messages, read_rows
+from compass_jax.data.files import DataError, check_messages, read_rows, refuse_blank
 from compass_jax.data.procedural import distinct_entries, encode_item, normalised
 from compass_jax.data.stream import PromptStream
 from compass_jax.data.tokenizer import Tokenizer
@@ -27,6 +31,7 @@ from compass_jax.records import Prompt, stable_id
 __all__ = ["DataError", "PromptStream", "PromptTooLong", "Question", "check_lengths", "heldout_prompts", "is_heldout", "questions", "train_prompts"]
 
 logger = logging.getLogger(__name__)
+Tell = Callable[[str], None]  # shows a person one line
 
 
 class PromptTooLong(DataError):
@@ -53,13 +58,16 @@ def is_heldout(question: str, heldout_frac: float) -> bool:
     return int.from_bytes(digest, "big") % 10_000 < heldout_frac * 10_000
 
 
-def questions(config: DataConfig, seed: int) -> list[Question]:
-    """All questions of all sources, both splits, in a fixed order; distinct within a source; ids distinct overall."""
+def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> list[Question]:
+    """All questions of all sources, both splits, in a fixed order; distinct within a source; ids distinct overall.
+
+    `tell` gets a line for each file with rows that were left out.
+    """
     found: list[Question] = []
     used: set[int] = set()
     for index, source in enumerate(config.sources):
-        draw = _procedural if isinstance(source, ProceduralSource) else _from_file
-        for question in draw(config, index, source, seed):
+        drawn = _procedural(config, index, source, seed) if isinstance(source, ProceduralSource) else _from_file(config, index, source, tell)
+        for question in drawn:
             number = question.id
             while number in used:  # a 32-bit collision, or one label used by two sources
                 number = (number + 1) % 2**32
@@ -77,31 +85,46 @@ def _procedural(config: DataConfig, index: int, source: ProceduralSource, seed: 
         yield _question(config, index, label, text, [{"role": "user", "content": asked}], answer, entry)
 
 
-def _from_file(config: DataConfig, index: int, source: FileSource, seed: int) -> Iterator[Question]:
+def _from_file(config: DataConfig, index: int, source: FileSource, tell: Tell) -> Iterator[Question]:
+    """The distinct prompts of a file. Of rows with the same messages the first counts.
+
+    A second answer to the same prompt is a contradiction that the file alone cannot settle. It is told with its place and does not end the
+    run: one of 100,000 rows would make the file useless, and to drop the first too would let a bad row remove a good one.
+    """
     label = source.label or source.path.rsplit("/", 1)[-1].rsplit(".", 1)[0]
-    seen: set[str] = set()
+    prompt_field, answer_field = source.prompt_field, source.answer_field
+    fields = {name: f"add it or set data.sources[{index}].{key}" for key, name in (("prompt_field", prompt_field), ("answer_field", answer_field))}
+    first: dict[str, tuple[str, str]] = {}  # messages -> answer, place
     repeats = 0
-    for where, row in read_rows(source.path):
-        for key, name in (("prompt_field", source.prompt_field), ("answer_field", source.answer_field)):
-            if row.get(name) is None:
-                raise DataError(f"{where}: no field {name!r} (fields: {', '.join(map(str, row))}); add it or set data.sources[{index}].{key}")
-        text, messages = _asked(row[source.prompt_field], f"{where}, field {source.prompt_field!r}")
-        if normalised(text) in seen:
+    contradictions: list[str] = []
+    for where, row in read_rows(source.path, fields):
+        text, messages = _asked(row[prompt_field], f"{where}, field {prompt_field!r}")
+        answer = _answer(row[answer_field], f"{where}, field {answer_field!r}")
+        question = _question(config, index, label, text, messages, answer, None)
+        key = hashlib.blake2b(json.dumps(question.messages).encode(), digest_size=16).hexdigest()
+        if key not in first:
+            first[key] = (answer, where)
+            yield question
+        elif first[key][0] == answer:
             repeats += 1
-            continue
-        seen.add(normalised(text))
-        yield _question(config, index, label, text, messages, _answer(row[source.answer_field], f"{where}, field {source.answer_field!r}"), None)
+        else:
+            answers = f"{first[key][0]!r:.40} in {first[key][1]}, {answer!r:.40} in {where}"
+            contradictions.append(f"{text!r:.60} ({answers})")
     if repeats:
-        logger.warning("%s: %d rows repeat an earlier question; the first answer is used", source.path, repeats)
+        tell(f"{source.path}: {repeats} rows repeat an earlier prompt with its answer; they are left out")
+    if contradictions:
+        tell(f"{source.path}: {len(contradictions)} rows give another answer to an earlier prompt; the first answer is used: {contradictions[0]}")
 
 
 def _question(
-    config: DataConfig, index: int, label: str, text: str, messages: list[dict[str, str]], answer: str, entry: dict[str, Any] | None
+    config: DataConfig, index: int, label: str, text: str, asked: list[dict[str, str]], answer: str, entry: dict[str, Any] | None
 ) -> Question:
+    messages = asked
     if config.system_prompt and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": config.system_prompt}, *messages]
     heldout = is_heldout(text, config.heldout_frac)
-    return Question(stable_id(label + "\n" + text), index, label, text, tuple(messages), answer, entry, heldout)
+    own_system = [message["content"] for message in asked if message["role"] == "system"]
+    return Question(stable_id("\n".join([label, *own_system, text])), index, label, text, tuple(messages), answer, entry, heldout)
 
 
 def _asked(prompt: Any, where: str) -> tuple[str, list[dict[str, str]]]:
@@ -115,12 +138,17 @@ def _asked(prompt: Any, where: str) -> tuple[str, list[dict[str, str]]]:
     messages = check_messages(prompt, where)
     if messages[-1]["role"] == "assistant":
         raise DataError(f"{where}: ends with an assistant message; it must end with what is asked")
+    if not any(message["role"] == "user" for message in messages):
+        raise DataError(f"{where}: no message of role 'user': nothing is asked; add one or delete the row")
+    refuse_blank(messages, "user", where, "nothing is asked")
     return "\n".join(message["content"] for message in messages if message["role"] != "system"), messages
 
 
 def _answer(answer: Any, where: str) -> str:
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or not str(answer).strip():
-        raise DataError(f"{where}: {answer!r:.80} is no reference answer; it must be text or a number")
+    whole = isinstance(answer, int) and not isinstance(answer, bool)
+    real = isinstance(answer, float) and math.isfinite(answer)
+    if not whole and not real and not (isinstance(answer, str) and answer.strip()):
+        raise DataError(f"{where}: {answer!r:.80} is no reference answer; it must be text or a finite number")
     return str(answer)
 
 
@@ -136,26 +164,26 @@ def _to_prompt(question: Question, tokenizer: Tokenizer) -> Prompt:
     )
 
 
-def train_prompts(config: DataConfig, tokenizer: Tokenizer, seed: int) -> list[Prompt]:
-    """All prompts of the training split. Raises DataError if there is none."""
-    chosen = [question for question in questions(config, seed) if not question.heldout]
+def train_prompts(config: DataConfig, tokenizer: Tokenizer, seed: int, tell: Tell = logger.warning) -> list[Prompt]:
+    """All prompts of the training split. `tell` is that of `questions`. Raises DataError if there is none."""
+    chosen = [question for question in questions(config, seed, tell) if not question.heldout]
     if not chosen:
         raise DataError(f"no training prompts: data.sources are empty, or data.heldout_frac = {config.heldout_frac} holds all of them out")
     return [_to_prompt(question, tokenizer) for question in chosen]
 
 
-def heldout_prompts(config: DataConfig, tokenizer: Tokenizer, seed: int) -> list[Prompt]:
+def heldout_prompts(config: DataConfig, tokenizer: Tokenizer, seed: int, tell: Tell = logger.warning) -> list[Prompt]:
     """`data.eval_prompts` held-out prompts, each label with its share of what is available, in the sources' order.
 
-    Fewer available: all of them, and that is logged. None available: DataError (none asked for: an empty list).
+    Fewer available: all of them, and that is told, as is what `questions` tells. None available: DataError (none asked for: an empty list).
     """
     if config.eval_prompts == 0:
         return []
-    available = [question for question in questions(config, seed) if question.heldout]
+    available = [question for question in questions(config, seed, tell) if question.heldout]
     if not available:
         raise DataError(f"no held-out prompts: raise data.heldout_frac = {config.heldout_frac} or the sources' sizes, or set data.eval_prompts to 0")
     if len(available) < config.eval_prompts:
-        logger.warning("only %d held-out prompts are available, data.eval_prompts asks for %d", len(available), config.eval_prompts)
+        tell(f"only {len(available)} held-out prompts are available, data.eval_prompts asks for {config.eval_prompts}")
     left = _shares(Counter(question.label for question in available), config.eval_prompts)
     chosen = []
     for question in available:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from compass_jax.config import ProceduralSource, RunConfig
-from compass_jax.data.files import DataError, check_messages, read_rows
+from compass_jax.data.files import DataError, check_messages, read_rows, refuse_blank
 from compass_jax.data.procedural import normalised
-from compass_jax.data.prompts import Question, questions
+from compass_jax.data.prompts import Question, Tell, questions
 from compass_jax.data.stream import ShuffledStream
 from compass_jax.data.tokenizer import Tokenizer, TokenizerError
 from compass_jax.data.worked import known_datasets, worked_solution
@@ -52,18 +52,19 @@ class ExampleStream(ShuffledStream[SFTExample]):
         return [example for example, _ in self.take(n)]
 
 
-def sft_examples(config: RunConfig, tokenizer: Tokenizer) -> tuple[list[SFTExample], dict[str, int]]:
+def sft_examples(config: RunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning) -> tuple[list[SFTExample], dict[str, int]]:
     """The examples of `config.sft` and what was counted on the way.
 
     Counts: examples, duplicates, too_long, heldout (the last three are left out), tokens, assistant_tokens,
-    and "from/<label>" for each label, before any repeat. Raises DataError for a file or label that cannot be used, or if nothing is left.
+    and "from/<label>" for each label, before any repeat. `tell` gets a line for what is left out.
+    Raises DataError for a file or label that cannot be used, or if nothing is left.
     """
-    pool = questions(config.data, config.seed)
+    pool = questions(config.data, config.seed, tell)
     asked = {key for question in pool if question.heldout for key in (normalised(question.text), normalised(question.messages[-1]["content"]))}
     counts: Counter[str] = Counter(duplicates=0, too_long=0, heldout=0)
     seen: set[str] = set()
     examples: list[SFTExample] = []
-    for where, label, messages, times in (*_from_files(config.sft.files), *_procedural(config, pool)):
+    for where, label, messages, times in (*_from_files(config.sft.files), *_procedural(config, pool, tell)):
         if any(message["role"] == "user" and normalised(message["content"]) in asked for message in messages):
             counts["heldout"] += 1
             continue
@@ -80,37 +81,37 @@ def sft_examples(config: RunConfig, tokenizer: Tokenizer) -> tuple[list[SFTExamp
             counts[f"from/{label}"] += 1
         seen.add(example.key)
     counts.update(examples=len(examples), tokens=sum(len(e.tokens) for e in examples), assistant_tokens=sum(int(e.mask.sum()) for e in examples))
-    _check_any(config, counts)
+    _check_any(config, counts, tell)
     return examples, dict(counts)
 
 
-def _check_any(config: RunConfig, counts: Counter[str]) -> None:
+def _check_any(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
     if not counts["examples"]:
         raise DataError(
             f"no SFT examples are left of sft.files = {config.sft.files}, sft.procedural = {config.sft.procedural} "
             f"and sft.answers = {config.sft.answers}: "
             f"{counts['too_long']} are longer than sft.buckets[-1] = {config.sft.buckets[-1]} tokens, {counts['heldout']} ask a held-out question"
         )
+    if counts["duplicates"]:
+        tell(f"{counts['duplicates']} SFT examples repeat an earlier one and are left out")
     if counts["too_long"]:
-        logger.warning("%d SFT examples are longer than sft.buckets[-1] = %d tokens and are left out", counts["too_long"], config.sft.buckets[-1])
+        tell(f"{counts['too_long']} SFT examples are longer than sft.buckets[-1] = {config.sft.buckets[-1]} tokens and are left out")
     if counts["heldout"]:
-        logger.warning("%d SFT examples ask a held-out question and are left out", counts["heldout"])
+        tell(f"{counts['heldout']} SFT examples ask a held-out question and are left out")
 
 
 def _from_files(paths: Iterable[str]) -> Iterator[tuple[str, str, Messages, int]]:
     for path in paths:
         label = path.rsplit("/", 1)[-1].rsplit(".", 1)[0]
-        for where, row in read_rows(path):
-            if "messages" not in row:
-                fields = ", ".join(map(str, row))
-                raise DataError(f"{where}: no field 'messages' (fields: {fields}); it must hold a list of {{'role', 'content'}}")
+        for where, row in read_rows(path, {"messages": "it must hold a list of {'role', 'content'}"}):
             messages = check_messages(row["messages"], where)
+            refuse_blank(messages, "assistant", where, "an empty answer would be learnt")
             if not any(message["role"] == "assistant" for message in messages):
                 raise DataError(f"{where}: no assistant message: there is nothing to learn from; add one or delete the row")
             yield where, label, messages, 1
 
 
-def _procedural(config: RunConfig, pool: Sequence[Question]) -> Iterator[tuple[str, str, Messages, int]]:
+def _procedural(config: RunConfig, pool: Sequence[Question], tell: Tell) -> Iterator[tuple[str, str, Messages, int]]:
     """Worked solutions, then bare answers, of the first training questions of each named label; and how often each comes."""
     datasets: dict[str, set[str]] = {}  # of each label; two sources may share one
     for source in config.data.sources:
@@ -125,15 +126,15 @@ def _procedural(config: RunConfig, pool: Sequence[Question]) -> Iterator[tuple[s
             unknown = datasets[label] - set(known_datasets())
             if unknown and key == "procedural":
                 raise DataError(f"{where}: no worked solutions for {', '.join(sorted(unknown))}; there are some for: {', '.join(known_datasets())}")
-            for question in _first(pool, label, wanted, where):
+            for question in _first(pool, label, wanted, where, tell):
                 bare = f"<{tag}>{question.answer}</{tag}>" if tag else question.answer
                 dataset = config.data.sources[question.source].dataset
                 solution = worked_solution(dataset, question.entry) if key == "procedural" else bare
                 yield where, label, [*question.messages, {"role": "assistant", "content": solution}], times
 
 
-def _first(pool: Sequence[Question], label: str, wanted: int, where: str) -> list[Question]:
+def _first(pool: Sequence[Question], label: str, wanted: int, where: str, tell: Tell) -> list[Question]:
     chosen = [question for question in pool if question.label == label and question.entry is not None and not question.heldout][:wanted]
     if len(chosen) < wanted:
-        logger.warning("%s: only %d training questions are available, %d were asked for", where, len(chosen), wanted)
+        tell(f"{where}: only {len(chosen)} training questions are available, {wanted} were asked for")
     return chosen

@@ -62,11 +62,13 @@ class RLTrainer(Updater):
         self.scorer, self.stop, self.telemetry = scorer, stop, telemetry
         self.tokenizer = load_tokenizer(config)
         self.engine = Engine(config.model, config.rollout_compute, config.rollout, self.tokenizer.eos_id, rollout)
-        prompts, self.filter_tokens = train_prompts(config.data, self.tokenizer, config.seed), 0
+        self.notices = Notices(config, telemetry.note)
+        prompts = train_prompts(config.data, self.tokenizer, config.seed, self.notices.once)
+        self.filter_tokens = 0
         if config.data.keep_file:
             prompts, self.filter_tokens = kept_prompts(prompts, config.data.keep_file)
         check_lengths(prompts, config.rollout.prompt_buckets[-1])
-        self.heldout = heldout_prompts(config.data, self.tokenizer, config.seed) if config.data.eval_prompts else []
+        self.heldout = heldout_prompts(config.data, self.tokenizer, config.seed, self.notices.once)
         check_lengths(self.heldout, config.rollout.prompt_buckets[-1])
         self.stream = PromptStream(prompts, config.seed, [source.repeat for source in config.data.sources])
         self.selector = prompt_selector(self.rl, config.rewards, config.seed)
@@ -75,7 +77,6 @@ class RLTrainer(Updater):
         gatherer = Gatherer(self.engine, scorer, self.tokenizer.decode, self.rollout_stop, self.rl, config.seed, self.history.expected_length)
         self.refill, self.partial = (kind(gatherer, self.rl, config.rewards) for kind in (Refill, PartialRollouts))
         self.done_steps = 0
-        self.notices = Notices(config, telemetry.note)
         self.notices.at_start(len(self.stream), len({prompt.label for prompt in prompts}))
         self.pending: Pending | None = None
         self.carried: Unfinished | None = None  # partial rollouts: begun in an earlier step

@@ -54,6 +54,10 @@ class Notices:
         self._said: set[str] = set()
         self._lengths: list[np.ndarray] = []
 
+    def once(self, text: str) -> None:
+        """Says a line, unless it was said before."""
+        self._once(text, text)
+
     def at_start(self, prompts: int, labels: int) -> None:
         """Settings that cannot act over a pass of so many prompts with so many different labels."""
         for text in idle_settings(self._config, prompts, labels):

@@ -33,7 +33,7 @@ class SFTTrainer:
         self.config, self.sft, self.stop, self.telemetry = config, config.sft, stop, telemetry
         self.tokenizer = load_tokenizer(config)
         self.model = Transformer(config.model, config.compute, training_layout(config.compute), placements(config.mesh, None, False)[0])
-        examples, self.data_stats = sft_examples(config, self.tokenizer)
+        examples, self.data_stats = sft_examples(config, self.tokenizer, telemetry.note)
         self.stream = ExampleStream(examples, config.seed)
         self.done_steps = 0
         self._restore_or_start()

@@ -68,6 +68,7 @@ def test_duplicates_long_and_heldout_rows_are_left_out_and_counted(tmp_path, tok
     examples, stats = sft_examples(run(DATA, files=(write(tmp_path / "chats.jsonl", rows),)), tokenizer)
     assert [tokenizer.decode(e.tokens[e.mask]) for e in examples] == ["1", "2"]
     assert (stats["examples"], stats["duplicates"], stats["too_long"], stats["heldout"], stats["from/chats"]) == (2, 1, 1, 2, 2)
+    assert "1 SFT examples repeat an earlier one and are left out" in caplog.text
     assert "1 SFT examples are longer than sft.buckets[-1] = 300" in caplog.text
     with pytest.raises(DataError, match=r"no SFT examples are left.*1 are longer"):
         sft_examples(run(files=(write(tmp_path / "long.jsonl", rows[3:4]),)), tokenizer)
@@ -87,6 +88,12 @@ GOOD = json.dumps(row("q", "a")) + "\n"
         (GOOD + '{"messages": []}\n', r"s\.jsonl, line 2: messages must be a non-empty list"),
         (GOOD + '{"messages": [{"role": "user", "content": 3}]}\n', r"s\.jsonl, line 2: messages\[0\] must be an object"),
         (GOOD + '{"messages": [{"role": "bot", "content": "x"}]}\n', r"s\.jsonl, line 2: messages\[0\] has the role 'bot'"),
+        (GOOD + '{"messages": null}\n', r"s\.jsonl, line 2: 'messages' is null"),
+        (
+            GOOD + '{"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}]}\n',
+            r"s\.jsonl, line 2: messages\[0\] has 'tool_calls': only role and content are used",
+        ),
+        (GOOD + '{"messages": [{"role": "assistant", "content": " "}]}\n', r"s\.jsonl, line 2: messages\[0\] of role 'assistant' is empty"),
         (GOOD + '{"messages": [{"role": "user", "content": "x"}]}\n', r"s\.jsonl, line 2: no assistant message"),
     ],
 )
