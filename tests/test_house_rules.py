@@ -34,7 +34,7 @@ LAYERS = {
     "rewards": {"records", "config", "untrusted", "rewards"},
     "rewards.penalties": set(),
     "data": {"records", "config", "untrusted", "data"},
-    "weights": MODEL | {"weights", "config_io"},
+    "weights": MODEL | {"weights", "config_io", "distributed"},
     "train": MODEL | {"chips", "rl", "train", "rewards.penalties"},
     "train.session": MODEL | {"train", "data", "distributed", "config_io", "rundir", "rewards", "weights"},
     "train.gather": MODEL | {"rl", "rollout", "rewards"},

@@ -94,16 +94,17 @@ class RLTrainer(Updater):
 
     def _restore_or_start(self) -> None:
         config, directory = self.config, self.config.directory
-        if newest_checkpoint(directory) is None:
+        found = newest_checkpoint(directory, self.telemetry.note)
+        if found is None:
             params = first_parameters(config, self.model)
             self.state: TrainState = self.on_mesh(optim.init_state(params, self.rl.optim, self.total_updates))
             self.reference: Any = jax.tree.map(jnp.copy, params) if self.rl.uses_reference else None
             self.telemetry.restore(None)  # steps that were logged by a run killed before its first checkpoint
             return
         abstract = placed_structs(jax.eval_shape(self._fresh_arrays), config.model, self.model.placement)
-        if checkpoint.read_meta(directory).get("pending"):
+        if found.meta().get("pending"):
             abstract["pending"] = jax.eval_shape(lambda: empty(self.engine, self.rl))
-        self.done_steps, arrays, meta = checkpoint.restore(directory, abstract, model=config.model)
+        self.done_steps, arrays, meta = checkpoint.restore(found, abstract, model=config.model)
         self.state, self.reference = (self.on_mesh(in_layout(arrays.get(name), self.model.layout)) for name in ("state", "reference"))
         self.stream.restore(meta["stream"])
         self.history.restore(meta["history"])
@@ -117,8 +118,7 @@ class RLTrainer(Updater):
                 self.pending = pending
             for part in arrays["pending"].values():
                 if "routing" in part:
-                    where = str(checkpoint.locate(directory))
-                    check_recorded_routes(np.asarray(part["lengths"]), np.asarray(part["routing"]), config.model, where)
+                    check_recorded_routes(np.asarray(part["lengths"]), np.asarray(part["routing"]), config.model, str(found.path))
 
     def _fresh_arrays(self) -> dict[str, Any]:
         from compass_jax.model.transformer import init_params

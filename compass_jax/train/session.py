@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -99,10 +99,20 @@ def open_run(config: RunConfig) -> Iterator[None]:
         run.__exit__()
 
 
-def newest_checkpoint(directory: str) -> int | None:
-    """Step of the newest checkpoint of a run directory; ConfigError where the processes do not see the same one."""
-    found = checkpoint.latest(directory)
-    distributed.same({f"the newest checkpoint in {directory}": found}, "a run directory must be on a file system that all processes share")
+def newest_checkpoint(directory: str, tell: Callable[[str], None]) -> checkpoint.Sound | None:
+    """The newest sound checkpoint of a run directory that is open for writing, or None where it has none.
+
+    Damaged ones after it are told of and renamed to `damaged_...`: the run will write those steps again. CheckpointError
+    where all are damaged, ConfigError where the processes do not see the same ones.
+    """
+    newest = checkpoint.latest(directory)
+    remedy = "a run directory must be on a file system that all processes share"
+    distributed.same({f"the newest checkpoint in {directory}": newest}, remedy)
+    if newest is None:
+        return None
+    found = checkpoint.find(directory, tell=tell)
+    for kept in checkpoint.set_aside(found) if distributed.first() else ():
+        tell(f"it is kept as {kept}: remove it when nobody needs it")
     return found
 
 

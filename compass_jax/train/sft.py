@@ -40,7 +40,8 @@ class SFTTrainer:
 
     def _restore_or_start(self) -> None:
         config, directory, placement = self.config, self.config.directory, self.model.placement
-        if newest_checkpoint(directory) is None:
+        found = newest_checkpoint(directory, self.telemetry.note)
+        if found is None:
             params = first_parameters(config, self.model)
             self.state: TrainState = place(optim.init_state(params, self.sft.optim, self.sft.steps), config.model, placement)
             self.telemetry.restore(None)  # steps that were logged by a run killed before its first checkpoint
@@ -50,7 +51,7 @@ class SFTTrainer:
             return {"state": optim.init_state(init_params(config.model, config.compute, jax.random.key(0)), self.sft.optim, self.sft.steps)}
 
         abstract = placed_structs(jax.eval_shape(fresh), config.model, placement)
-        self.done_steps, arrays, meta = checkpoint.restore(directory, abstract, model=config.model)
+        self.done_steps, arrays, meta = checkpoint.restore(found, abstract, model=config.model)
         self.state = place(in_layout(arrays["state"], self.model.layout), config.model, placement)
         self.stream.restore(meta["stream"])
         self.telemetry.restore(meta["telemetry"])

@@ -2,10 +2,13 @@
 
     <run>/checkpoints/step_00000012/   arrays/ (orbax)   meta.json   manifest.json
 
-A checkpoint is written into `.tmp_...`, every file of it is flushed to the disk, the manifest last, and the directory is then
-renamed, so a crash at any moment leaves the previous checkpoints as they were; the next `save` sweeps what was half-written.
-The manifest lists every leaf (path, shape, dtype) and the model's configuration. `restore` compares them itself before it
-reads an array, because orbax casts another dtype without a word. Another mesh is welcome: arrays are read straight into the shardings asked for.
+A checkpoint is written into `.tmp_...`, every file of it is flushed to the disk, the manifest last,
+and the directory is then renamed, so a crash at any moment leaves the previous checkpoints as they
+were; the next `save` sweeps what was half-written. The manifest has a digest of every file
+(weights/manifest.py), which `restore` compares before it trusts one (weights/sound.py). It lists
+every leaf (path, shape, dtype) and the model's configuration, and `restore` compares them itself,
+because orbax casts another dtype without a word. Another mesh is welcome: arrays are read straight
+into the shardings asked for.
 """
 
 from __future__ import annotations
@@ -14,49 +17,74 @@ import json
 import os
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from compass_jax import distributed
 from compass_jax.config import ModelConfig
-from compass_jax.config_io import differences, from_plain, to_plain
+from compass_jax.config_io import differences
 from compass_jax.sharding import everywhere, put
+from compass_jax.weights import digests, disk, manifest, sound
+from compass_jax.weights.digests import Digest
+from compass_jax.weights.manifest import ARRAYS, META, CheckpointError, Manifest
+from compass_jax.weights.sound import Sound, find, set_aside
 
-FORMAT = 1
-_STEP = re.compile(r"(?:\.old_)?step_(\d+)")
+__all__ = [
+    "CheckpointError",
+    "CheckpointMismatch",
+    "Manifest",
+    "Sound",
+    "abstract_like",
+    "find",
+    "latest",
+    "locate",
+    "read_manifest",
+    "read_meta",
+    "restore",
+    "save",
+    "set_aside",
+]
+
 _SHOWN = 5  # differences named in a message
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, found or read; the message names the path and what to do."""
+_OWN_FOLDER = re.compile(rf"{ARRAYS}/ocdbt\.process_(\d+)/")  # what one process wrote
 
 
 class CheckpointMismatch(CheckpointError):
     """The checkpoint is of another model, or holds other arrays than asked for; the message names the first differences."""
 
 
-class Manifest(NamedTuple):
-    """What a checkpoint holds: `leaves` maps each leaf's path to (shape, dtype name)."""
+def save(
+    run_dir: str | os.PathLike,
+    step: int,
+    arrays: Any,
+    meta: dict,
+    *,
+    model: ModelConfig,
+    keep: int = 2,
+) -> Path:
+    """The directory of the checkpoint `step`, which is written; it replaces one of the same step.
 
-    step: int
-    model: ModelConfig
-    leaves: dict[str, tuple[tuple[int, ...], str]]
+    Args:
+        run_dir: where checkpoints/ is, or will be.
+        step: the number of steps that are done.
+        arrays: pytree of jax arrays (random keys as uint32 key data).
+        meta: JSON-able host-side state, given back equal by `restore`.
+        model: the configuration that the manifest names.
+        keep: of the sound checkpoints all but the newest so many are removed.
 
-
-def save(run_dir: str | os.PathLike, step: int, arrays: Any, meta: dict, *, model: ModelConfig, keep: int = 2) -> Path:
-    """Writes checkpoint `step` (replacing one of the same step) and removes all but the newest `keep`; returns its directory.
-
-    arrays: pytree of jax arrays (random keys as uint32 key data). meta: JSON-able host-side state, given back equal by `restore`.
-    Every process of a run calls this together. Raises CheckpointError, with what was written removed and earlier
-    checkpoints untouched, when the disk is full or refuses; and for a leaf that is no jax array.
+    Every process of a run calls this together. Raises CheckpointError, with what was written
+    removed and earlier checkpoints untouched, when the disk is full or refuses; and for a leaf that
+    is no jax array.
     """
     flat = _flatten(arrays)
-    text = json.dumps(meta)
-    manifest = {"format": FORMAT, "step": step, "model": to_plain(model), "leaves": {k: [list(x.shape), str(x.dtype)] for k, x in flat.items()}}
+    text = json.dumps(meta).encode()
+    leaves = {k: (tuple(x.shape), str(x.dtype)) for k, x in flat.items()}
     root = Path(run_dir).absolute() / "checkpoints"
     final, temporary = root / f"step_{step:08d}", root / f".tmp_step_{step:08d}"
     first = jax.process_index() == 0
@@ -65,12 +93,19 @@ def save(run_dir: str | os.PathLike, step: int, arrays: Any, meta: dict, *, mode
             _sweep(root)
             temporary.mkdir(parents=True)
         multihost_utils.sync_global_devices("checkpoint directory")
-        with _checkpointer() as orbax:
-            orbax.save(temporary / "arrays", {k: _of_all(x) for k, x in flat.items() if x.size})  # orbax refuses arrays without elements
+        with disk.told_once(), _checkpointer() as orbax:
+            # orbax refuses arrays without elements
+            stored = {k: _of_all(x) for k, x in flat.items() if x.size}
+            orbax.save(temporary / ARRAYS, stored)
+        with ThreadPoolExecutor(1) as beside:  # digests are made while the files are flushed
+            own = beside.submit(_own_digests, temporary)
+            if first:
+                _write(temporary / META, text)
+                _flush_tree(temporary)
+            files = _of_all_processes(own.result()) | {META: digests.of_bytes(text)}
         if first:
-            _write(temporary / "meta.json", text)
-            _flush_tree(temporary)
-            _write(temporary / "manifest.json", json.dumps(manifest))
+            described = manifest.to_text(Manifest(step, model, leaves, files))
+            _write(temporary / manifest.NAME, described.encode())
             _flush(temporary)
             _publish(temporary, final)
             _forget(root, keep, step)
@@ -78,78 +113,105 @@ def save(run_dir: str | os.PathLike, step: int, arrays: Any, meta: dict, *, mode
     except Exception as error:
         if first:
             shutil.rmtree(temporary, ignore_errors=True)
-        free = shutil.disk_usage(_existing(root)).free
-        raise CheckpointError(f"checkpoint of step {step} could not be written to {final} ({free:,} bytes free there): {_cause(error)}") from error
+        size = sum(x.nbytes for x in flat.values())
+        free = disk.free_bytes(root)  # without it, as at the next try
+        raise CheckpointError(disk.failure(step, final, error, size, free)) from error
     return final
 
 
 def restore(
-    path: str | os.PathLike, abstract_arrays: Any, step: int | None = None, *, model: ModelConfig | None = None, subset: bool = False
+    path: str | os.PathLike | Sound,
+    abstract_arrays: Any,
+    step: int | None = None,
+    *,
+    model: ModelConfig | None = None,
+    subset: bool = False,
 ) -> tuple[int, Any, dict]:
     """Reads a checkpoint: (step, arrays shaped and sharded as `abstract_arrays`, meta).
 
-    path: a run directory (newest checkpoint, or `step`), or a checkpoint's own directory. abstract_arrays: pytree of
-    jax.ShapeDtypeStruct; a leaf without sharding goes to the first device (of several processes: to all devices). model: refuse another one's.
-    subset: read only the leaves asked for; otherwise the checkpoint must hold these and no others.
+    Args:
+        path: a run directory (its newest sound checkpoint, or `step`), a checkpoint's own
+            directory, or what `find` found, which is not verified again.
+        abstract_arrays: pytree of jax.ShapeDtypeStruct; a leaf without sharding goes to the first
+            device (of several processes: to all devices).
+        model: refuse another one's.
+        subset: read only the leaves asked for; otherwise the checkpoint must hold these and no
+            others.
+
     Raises CheckpointMismatch, or CheckpointError where there is none or it is damaged.
     """
-    where = locate(path, step)
-    manifest = read_manifest(where)
+    found = path if isinstance(path, Sound) else find(path, step)
+    where = found.path
     wanted = _flatten(abstract_arrays)
     if model is not None:
-        _compare_models(where, manifest.model, model)
-    _compare_leaves(where, manifest.leaves, wanted, subset)
-    one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0]) if jax.process_count() == 1 else everywhere()
+        _compare_models(where, found.manifest.model, model)
+    _compare_leaves(where, found.manifest.leaves, wanted, subset)
+    alone = jax.process_count() == 1
+    one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0]) if alone else everywhere()
     stored = {k: x for k, x in wanted.items() if x.size}
-    how = {k: ocp.ArrayRestoreArgs(sharding=x.sharding or one, dtype=x.dtype, global_shape=x.shape) for k, x in stored.items()}
-    flat = {k: put(jnp.zeros(x.shape, x.dtype), x.sharding or one) for k, x in wanted.items() if not x.size}
+    how = {
+        k: ocp.ArrayRestoreArgs(sharding=x.sharding or one, dtype=x.dtype, global_shape=x.shape)
+        for k, x in stored.items()
+    }
+    flat = {
+        k: put(jnp.zeros(x.shape, x.dtype), x.sharding or one)
+        for k, x in wanted.items()
+        if not x.size
+    }
     try:
         with _checkpointer() as orbax:
-            flat |= orbax.restore(where / "arrays", args=ocp.args.PyTreeRestore(item=stored, restore_args=how, partial_restore=subset))
+            asked = ocp.args.PyTreeRestore(item=stored, restore_args=how, partial_restore=subset)
+            flat |= orbax.restore(where / ARRAYS, args=asked)
     except Exception as error:
-        if jax.process_count() > 1 and isinstance(error, jax.errors.JaxRuntimeError):  # another process is lost; the checkpoint is none the worse
+        if not alone and isinstance(error, jax.errors.JaxRuntimeError):  # another process is lost
             raise
-        raise CheckpointError(f"{where} is damaged: its arrays cannot be read ({_cause(error)}); remove it to use an earlier one") from error
-    return manifest.step, jax.tree.unflatten(jax.tree.structure(abstract_arrays), [flat[k] for k in wanted]), read_meta(where)
+        why = disk.cause(error)
+        if found.manifest.files is not None:
+            raise CheckpointError(
+                f"{where}: its arrays are as they were written, and cannot be read ({why})"
+            ) from error
+        raise CheckpointError(
+            f"{where} is damaged: its arrays cannot be read ({why}); "
+            "remove it to use an earlier one"
+        ) from error
+    arrays = jax.tree.unflatten(jax.tree.structure(abstract_arrays), [flat[k] for k in wanted])
+    return found.manifest.step, arrays, found.meta()
 
 
 def latest(run_dir: str | os.PathLike) -> int | None:
-    """The newest complete checkpoint's step, or None."""
-    return max(_complete(Path(run_dir) / "checkpoints"), default=None)
+    """The newest checkpoint's step, by the directories' names, or None; it may be damaged."""
+    return max(sound.steps(Path(run_dir)), default=None)
 
 
 def locate(path: str | os.PathLike, step: int | None = None) -> Path:
-    """The checkpoint directory meant by `path`: itself, or the newest (or that of `step`) of a run directory. Raises CheckpointError."""
-    path = Path(path).absolute()
-    if (path / "manifest.json").exists():
-        return path
-    found = _complete(path / "checkpoints")
-    if not found:
-        raise CheckpointError(f"{path} holds no checkpoint: give a run directory with checkpoints/, or one of its step_... directories")
-    if step is None:
-        return found[max(found)]
-    if step not in found:
-        raise CheckpointError(f"{path} has no checkpoint of step {step}; it has {', '.join(map(str, sorted(found)))}")
-    return found[step]
+    """The directory that `path` means: a checkpoint's own, or a run's newest (or that of `step`).
+
+    It may be damaged. Raises CheckpointError where there is none.
+    """
+    return sound.candidates(Path(path).absolute(), step)[0]
 
 
 def read_manifest(path: str | os.PathLike, step: int | None = None) -> Manifest:
-    """Steps, model and leaves of a checkpoint, without its arrays. Raises CheckpointError where it is damaged or of another format."""
-    where = locate(path, step)
-    data = _read_json(where / "manifest.json")
-    if data.get("format") != FORMAT:
-        raise CheckpointError(f"{where}: written in format {data.get('format')}, this version reads format {FORMAT}")
-    return Manifest(data["step"], from_plain(ModelConfig, data["model"]), {k: (tuple(s), d) for k, (s, d) in data["leaves"].items()})
+    """Step, model and leaves of a checkpoint, of which names and sizes were compared alone.
+
+    Of a run's, it is the newest where these fit. Raises CheckpointError where there is none.
+    """
+    return find(path, step, tell=_nobody, contents=False).manifest
 
 
 def read_meta(path: str | os.PathLike, step: int | None = None) -> dict:
-    """The host-side state of a checkpoint, without its arrays."""
-    return _read_json(locate(path, step) / "meta.json")
+    """The host-side state of the checkpoint whose manifest `read_manifest` gives.
+
+    Raises CheckpointError.
+    """
+    return find(path, step, tell=_nobody, contents=False).meta()
 
 
 def abstract_like(arrays: Any) -> Any:
     """The ShapeDtypeStructs, shardings included, with which `restore` gives back arrays like these."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays
+    )
 
 
 def _checkpointer() -> ocp.Checkpointer:
@@ -167,9 +229,13 @@ def _flatten(tree: Any) -> dict[str, Any]:
     flat = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         key = jax.tree_util.keystr(path, simple=True, separator="/")
-        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or jax.dtypes.issubdtype(
+            leaf.dtype, jax.dtypes.prng_key
+        ):
             what = f"{type(leaf).__name__} {getattr(leaf, 'dtype', '')}".strip()
-            raise CheckpointError(f"leaf {key} is {what}: a checkpoint holds plain jax arrays; host values go to meta, random keys in as key data")
+            raise CheckpointError(
+                f"leaf {key} is {what}: a checkpoint holds plain jax arrays; host values go to meta, random keys in as key data"
+            )
         if key in flat:
             raise CheckpointError(f"two leaves have the same path {key}")
         flat[key] = leaf
@@ -179,7 +245,9 @@ def _flatten(tree: Any) -> dict[str, Any]:
 def _compare_models(where: Path, saved: ModelConfig, wanted: ModelConfig) -> None:
     found = differences(saved, wanted)
     if found:
-        lines = [f"  model.{k}: {a!r} in the checkpoint, {b!r} asked for" for k, (a, b) in found.items()]
+        lines = [
+            f"  model.{k}: {a!r} in the checkpoint, {b!r} asked for" for k, (a, b) in found.items()
+        ]
         raise CheckpointMismatch(f"{where} is a checkpoint of another model:\n" + _few(lines))
 
 
@@ -188,9 +256,15 @@ def _compare_leaves(where: Path, saved: dict, wanted: dict, subset: bool) -> Non
     for key, leaf in wanted.items():
         have, want = saved.get(key), (tuple(leaf.shape), str(leaf.dtype))
         if have != want:
-            lines.append(f"  {key}: {_describe(have)} in the checkpoint, {_describe(want)} asked for")
+            lines.append(
+                f"  {key}: {_describe(have)} in the checkpoint, {_describe(want)} asked for"
+            )
     if not subset:
-        lines += [f"  {key}: {_describe(saved[key])} in the checkpoint, not asked for" for key in saved if key not in wanted]
+        lines += [
+            f"  {key}: {_describe(saved[key])} in the checkpoint, not asked for"
+            for key in saved
+            if key not in wanted
+        ]
     if lines:
         raise CheckpointMismatch(f"{where} does not hold the arrays asked for:\n" + _few(lines))
 
@@ -202,16 +276,6 @@ def _describe(leaf: tuple[tuple[int, ...], str] | None) -> str:
 def _few(lines: list[str]) -> str:
     more = len(lines) - _SHOWN
     return "\n".join(lines[:_SHOWN] + ([f"  and {more} more"] if more > 0 else []))
-
-
-def _complete(root: Path) -> dict[int, Path]:
-    """Step -> directory of every whole checkpoint. An `.old_` one counts only while its successor is not yet in place."""
-    found: dict[int, Path] = {}
-    for path in sorted(root.iterdir()) if root.is_dir() else ():  # ".old_" sorts before "step_", so the successor wins
-        match = _STEP.fullmatch(path.name)
-        if match and (path / "manifest.json").exists():
-            found[int(match[1])] = path
-    return found
 
 
 def _sweep(root: Path) -> None:
@@ -235,20 +299,52 @@ def _publish(temporary: Path, final: Path) -> None:
 
 
 def _forget(root: Path, keep: int, current: int) -> None:
-    """Removes all but the newest `keep` and the one just written.
+    """Removes all but the newest `keep` and the one just written. Damaged ones are neither counted
+    nor removed.
 
     Each is renamed first, so that a crash leaves no half-removed checkpoint under its name.
     """
-    found = _complete(root)
-    for step in sorted(set(found) - {current})[: -keep + 1 or None]:
+    whole = {
+        step: path
+        for step, path in sound.steps(root.parent).items()
+        if step != current and not sound.examine(path, contents=False).faults
+    }
+    for step in sorted(whole)[: -keep + 1 or None]:
         doomed = root / f".tmp_remove_{step:08d}"
-        os.rename(found[step], doomed)
+        os.rename(whole[step], doomed)
         shutil.rmtree(doomed)
 
 
-def _write(file: Path, text: str) -> None:
-    with open(file, "w") as out:
-        out.write(text)
+def _own_digests(temporary: Path) -> dict[str, Digest]:
+    """The digests of what this process wrote, which the operating system still has in its memory.
+
+    The first process also digests what belongs to no process.
+    """
+    number, count, names = jax.process_index(), jax.process_count(), []
+    for folder, _, files in os.walk(temporary / ARRAYS):
+        names += [str((Path(folder) / name).relative_to(temporary)) for name in files]
+    writers = {name: int(match[1]) if (match := _OWN_FOLDER.match(name)) else 0 for name in names}
+    own = [name for name, writer in writers.items() if (writer if writer < count else 0) == number]
+    found = digests.of_files(temporary, sorted(own))
+    for digest in found.values():
+        if isinstance(digest, OSError):
+            raise digest
+    return found
+
+
+def _of_all_processes(own: dict[str, Digest]) -> dict[str, Digest]:
+    """Name -> digest of the arrays' files, whichever process digested them."""
+    parts = [json.loads(part) for part in distributed.exchange(json.dumps(own).encode())]
+    return {name: Digest(*digest) for part in parts for name, digest in sorted(part.items())}
+
+
+def _nobody(text: str) -> None:
+    """Hears what a look at names and sizes has to say: whoever reads the arrays will be told."""
+
+
+def _write(file: Path, data: bytes) -> None:
+    with open(file, "wb") as out:
+        out.write(data)
         out.flush()
         os.fsync(out.fileno())
 
@@ -267,19 +363,3 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _existing(path: Path) -> Path:
-    return next(p for p in (path, *path.parents) if p.exists())
-
-
-def _cause(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:300] + " ..."
-
-
-def _read_json(file: Path) -> dict:
-    try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read ({_cause(error)}): damaged; remove {file.parent} to use an earlier one") from error

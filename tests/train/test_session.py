@@ -65,10 +65,10 @@ def test_processes_of_different_configurations_do_not_start(tmp_path, second):
 
 
 def test_processes_that_see_different_checkpoints_do_not_share_a_disk(tmp_path, second):
-    assert newest_checkpoint(str(tmp_path)) is None
+    assert newest_checkpoint(str(tmp_path), print) is None
     second[:] = [json.dumps({f"the newest checkpoint in {tmp_path}": 7}).encode()]
     with pytest.raises(ConfigError, match="is 7 in process 0 and None in process 1: a run directory must be on a file system that all"):
-        newest_checkpoint(str(tmp_path))
+        newest_checkpoint(str(tmp_path), print)
 
 
 def test_one_process_that_is_asked_to_stop_stops_all(monkeypatch):

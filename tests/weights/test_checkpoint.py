@@ -173,14 +173,14 @@ def test_no_checkpoint_and_a_damaged_one_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 9; it has 1$"):
         restore(tmp_path, 9)
     (where / "meta.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"meta.json cannot be read"):
+    with pytest.raises(CheckpointError, match=r"step_00000001 is damaged: meta.json has 1 bytes, 1\d\d were written"):
         restore(tmp_path)
     one = {"x": jnp.arange(1000)}
     where = save(tmp_path, 2, arrays=one)
     for file in (where / "arrays").rglob("d/*"):
         file.write_bytes(file.read_bytes()[:10])
-    with pytest.raises(CheckpointError, match="is damaged: its arrays cannot be read"):
-        restore(tmp_path, arrays=one)
+    with pytest.raises(CheckpointError, match=r"step_00000002 is damaged: arrays/.* has 10 bytes, [\d,]+ were written"):
+        restore(where, arrays=one)
 
 
 class Killed(BaseException):
@@ -267,7 +267,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        message = r"step 2 could not be written to .*step_00000002 \([\d,]+ bytes free there\): .*No space left"
+        message = r"step 2 could not be written to .*step_00000002 \([\d,]+ bytes free there\): No space left on device; its arrays have"
         with pytest.raises(CheckpointError, match=message) as error:
             save(tmp_path, 2)
     assert isinstance(error.value.__cause__, OSError)

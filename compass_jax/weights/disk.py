@@ -1,0 +1,104 @@
+"""A disk that refuses: it is told in one line, with what to do, and nothing is said beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_STRAGGLERS_S = 0.2  # how long orbax's threads may speak of a failed save after it
+_REMEDIES = {
+    errno.ENOSPC: "free some space there, or lower keep_checkpoints",
+    errno.EDQUOT: "free some of your quota there, or lower keep_checkpoints",
+    errno.EFBIG: "raise the limit on the size of a file (ulimit -f)",
+    errno.EROFS: "mount it for writing, or choose another directory",
+    errno.EACCES: "make it writable for this user, or choose another directory",
+    errno.EPERM: "make it writable for this user, or choose another directory",
+}
+
+
+@contextlib.contextmanager
+def told_once() -> Iterator[None]:
+    """Around orbax's saving. Where that fails, the error that it raises is all that is said of it.
+
+    Its threads log the same error with tracebacks, and tensorstore's report to an event loop that
+    is closed by then. Both are held back, nothing else is, and a save that succeeds lets them out.
+    """
+    logger, hook = logging.getLogger("absl"), sys.unraisablehook
+    held: list[Any] = []
+
+    def unraisable(args: Any) -> None:
+        late = (
+            isinstance(args.exc_value, RuntimeError)
+            and str(args.exc_value) == "Event loop is closed"
+        )
+        held.append(lambda: hook(args)) if late else hook(args)
+
+    def log(record: logging.LogRecord) -> bool:
+        own = "_SignalingThread.run() raised an exception" in str(record.msg)
+        if own:
+            held.append(lambda: logger.callHandlers(record))
+        return not own
+
+    logger.addFilter(log)
+    sys.unraisablehook = unraisable
+    try:
+        yield
+        for tell in held:
+            tell()
+    except Exception:
+        time.sleep(_STRAGGLERS_S)
+        raise
+    finally:
+        sys.unraisablehook = hook
+        logger.removeFilter(log)
+
+
+def failure(step: int, final: Path, error: Exception, size: int, free: int | None) -> str:
+    """One line: what could not be written, where, why, and what to do."""
+    code, told = _errno(error), cause(error)
+    why = os.strerror(code) if code else told
+    remedy = _REMEDIES.get(code, "look at the disk") + ", then " if code else ""
+    room = "" if free is None else f" ({free:,} bytes free there)"
+    return (
+        f"checkpoint of step {step} could not be written to {final}{room}: {why}; "
+        f"its arrays have {size:,} bytes before compression, what was written of it was removed, "
+        "and earlier checkpoints are as they were: "
+        f"{remedy}start the same command again"
+    )
+
+
+def _errno(error: BaseException | None) -> int:
+    """The number of the operating system's error that caused `error`; 0 where there is none.
+
+    tensorstore has it in its text.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno:
+            return error.errno
+        if match := re.search(r"os_error_code='(\d+)'", str(error)):
+            return int(match[1])
+        error = error.__cause__ or error.__context__
+    return 0
+
+
+def free_bytes(path: Path) -> int | None:
+    """Bytes that are free where `path` lies, or would lie; None where that cannot be told."""
+    for existing in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(existing).free
+    return None
+
+
+def cause(error: BaseException) -> str:
+    """The message of an error in one line of bounded length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:300] + " ..."

@@ -1,0 +1,251 @@
+"""Which checkpoints are sound: files that the manifest lists, as they were written, and no others.
+
+Names, sizes, steps and digests are compared before anything of a checkpoint is used. Digests tie
+arrays, meta.json and manifest together; the manifest's step is tied to the directory's name. Of
+several processes each digests its share of the files, and all come to the same decision.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from compass_jax import distributed
+from compass_jax.weights import digests
+from compass_jax.weights import manifest as manifests
+from compass_jax.weights.digests import Digest
+from compass_jax.weights.disk import cause
+from compass_jax.weights.manifest import ARRAYS, META, NAME, CheckpointError, Manifest
+
+SET_ASIDE = "damaged_"  # how the names of damaged checkpoints begin that a resumed run moved aside
+_STEP = re.compile(r"(?:\.old_)?step_(\d{1,18})")
+_SHOWN = 5  # faults named in a message
+
+logger = logging.getLogger(__name__)
+
+
+class Sound(NamedTuple):
+    """A checkpoint that is as it was written. `damaged`: newer ones of its run, which are not."""
+
+    path: Path
+    manifest: Manifest
+    damaged: tuple[Path, ...] = ()
+
+    def meta(self) -> dict[str, Any]:
+        """The host-side state. Raises CheckpointError where it changed since."""
+        return read_meta(self.path, self.manifest)
+
+
+class Examined(NamedTuple):
+    """The manifest, where it can be read, and everything that is wrong with the checkpoint."""
+
+    manifest: Manifest | None
+    faults: list[str]
+
+
+def steps(run_dir: Path) -> dict[int, Path]:
+    """Step -> directory of every checkpoint of a run, in ascending order, damaged ones included.
+
+    An `.old_` one counts only while its successor is not yet in place.
+    """
+    root = run_dir / "checkpoints"
+    found: dict[int, Path] = {}
+    for path in sorted(root.iterdir()) if root.is_dir() else ():  # ".old_" sorts before "step_"
+        match = _STEP.fullmatch(path.name)
+        if match and path.is_dir():
+            found[int(match[1])] = path
+    return dict(sorted(found.items()))
+
+
+def is_one(path: Path) -> bool:
+    """Whether `path` is meant as one checkpoint, and not as a run directory; it may be damaged."""
+    if (path / NAME).exists():
+        return True
+    named = _STEP.fullmatch(path.name) is not None
+    return named and path.is_dir() and not (path / "checkpoints").is_dir()
+
+
+def candidates(path: Path, step: int | None = None) -> list[Path]:
+    """The checkpoints that `path` means: itself, or those of a run directory, newest first.
+
+    Raises CheckpointError where there are none.
+    """
+    if is_one(path):
+        return [path]
+    found = steps(path)
+    if not found:
+        raise CheckpointError(
+            f"{path} holds no checkpoint: give a run directory with checkpoints/, "
+            "or one of its step_... directories"
+        )
+    if step is None:
+        return list(found.values())[::-1]
+    if step not in found:
+        raise CheckpointError(
+            f"{path} has no checkpoint of step {step}; it has {', '.join(map(str, found))}"
+        )
+    return [found[step]]
+
+
+def find(
+    path: str | os.PathLike,
+    step: int | None = None,
+    *,
+    tell: Callable[[str], None] = logger.warning,
+    contents: bool = True,
+) -> Sound:
+    """The newest sound checkpoint of a run directory, or the one that was named.
+
+    Args:
+        path: a run directory, or a checkpoint's own directory.
+        step: the checkpoint of a run directory that is meant.
+        tell: gets a line for each damaged checkpoint that was passed over, and for one that
+            cannot be verified (format 1).
+        contents: compare every byte with the manifest, which several processes do together;
+            otherwise names and sizes.
+
+    Raises CheckpointError where the one that was named is damaged, or all are.
+    """
+    path = Path(path).absolute()
+    meant = candidates(path, step)
+    damaged: dict[Path, list[str]] = {}
+    for where in meant:
+        manifest, faults = examine(where, contents=contents)
+        if manifest is None or faults:
+            damaged[where] = faults
+            continue
+        for other, why in damaged.items():
+            tell(f"{other} is damaged and was passed over: {_few(why)}; going on from {where.name}")
+        if manifest.files is None:
+            old = manifests.UNVERIFIED
+            tell(f"{where} cannot be verified: it is of format {old}, which had no digests")
+        return Sound(where, manifest, tuple(damaged))
+    told = "\n".join(f"{where} is damaged: {_few(faults)}" for where, faults in damaged.items())
+    if len(meant) > 1:
+        told += f"\nno sound checkpoint is left in {path}"
+    elif step is not None or is_one(path):
+        told += "\nname an earlier one, or the run directory, to use the newest sound one"
+    else:
+        told += "\nit is the only one there; put back a copy of it, or remove it to begin anew"
+    raise CheckpointError(told)
+
+
+def examine(where: Path, *, contents: bool = True) -> Examined:
+    """Everything that is wrong with the checkpoint in the directory `where`.
+
+    contents: digest every file, which several processes do together; otherwise the manifest, names
+    and sizes are compared, by this process alone.
+    """
+    manifest, faults = _outside(where)
+    if not contents:
+        return Examined(manifest, faults)
+    if manifest is not None and manifest.files is not None:
+        faults += _inside(where, _share(manifest.files))
+    return Examined(manifest, _agreed(faults))
+
+
+def read_meta(where: Path, manifest: Manifest) -> dict[str, Any]:
+    """The content of meta.json, as `save` was given it. Raises CheckpointError where it cannot be
+    read or was changed."""
+    file = where / META
+    try:
+        data = file.read_bytes()
+        if manifest.files is not None and digests.of_bytes(data) != manifest.files[META]:
+            raise CheckpointError(f"{file} is damaged: its digest is not the manifest's")
+        meta = json.loads(data)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is damaged: it cannot be read ({cause(error)})") from error
+    if not isinstance(meta, dict):
+        raise CheckpointError(f"{file} is damaged: it holds no JSON object")
+    return meta
+
+
+def set_aside(found: Sound) -> list[Path]:
+    """Where the damaged checkpoints that were passed over lie now: renamed, so that the run does
+    not write over them.
+
+    One that cannot be renamed stays where it is.
+    """
+    out = []
+    for path in found.damaged:
+        name = SET_ASIDE + path.name.removeprefix(".old_")
+        taken = {other.name for other in path.parent.iterdir()}
+        free = next(
+            n for n in (name, *(f"{name}_{i}" for i in range(2, len(taken) + 3))) if n not in taken
+        )
+        try:
+            out.append(path.rename(path.with_name(free)))
+        except OSError as error:
+            logger.warning("%s is damaged and could not be renamed: %s", path, error)
+    return out
+
+
+def _outside(where: Path) -> Examined:
+    """What can be seen without the files' contents."""
+    try:
+        manifest = manifests.read(where)
+    except CheckpointError as error:
+        return Examined(None, [str(error)])
+    faults = []
+    named = _STEP.fullmatch(where.name)
+    if named and int(named[1]) != manifest.step:
+        faults.append(
+            f"its manifest is of step {manifest.step}, the directory's name of step {int(named[1])}"
+        )
+    if manifest.files is None:
+        missing = [name for name in (META, ARRAYS) if not (where / name).exists()]
+        return Examined(manifest, faults + [f"{name} is missing" for name in missing])
+    for name, digest in manifest.files.items():
+        try:
+            size = (where / name).stat().st_size
+        except OSError as error:
+            faults.append(
+                f"{name} is missing"
+                if isinstance(error, FileNotFoundError)
+                else f"{name}: {error.strerror}"
+            )
+            continue
+        if size != digest.size:
+            faults.append(f"{name} has {size:,} bytes, {digest.size:,} were written")
+    there = {
+        str((Path(folder) / name).relative_to(where))
+        for folder, _, names in os.walk(where / ARRAYS)
+        for name in names
+    }
+    faults += [f"{name} was not written with it" for name in sorted(there - set(manifest.files))]
+    return Examined(manifest, faults)
+
+
+def _share(files: dict[str, Digest]) -> dict[str, Digest]:
+    """The files whose digests this process compares, about as many bytes as each of the others."""
+    ordered = sorted(files, key=lambda name: (-files[name].size, name))
+    return {name: files[name] for name in ordered[jax.process_index() :: jax.process_count()]}
+
+
+def _inside(where: Path, files: dict[str, Digest]) -> list[str]:
+    faults = []
+    for name, found in digests.of_files(where, files).items():
+        if isinstance(found, OSError):
+            if not isinstance(found, FileNotFoundError):  # that is told already
+                faults.append(f"{name} cannot be read: {found.strerror or found}")
+        elif found.size == files[name].size and found != files[name]:
+            faults.append(f"{name} was changed after it was written: its digest does not fit")
+    return faults
+
+
+def _agreed(faults: list[str]) -> list[str]:
+    """The faults that any process found."""
+    told = (json.loads(part) for part in distributed.exchange(json.dumps(faults).encode()))
+    return list(dict.fromkeys(fault for part in told for fault in part))
+
+
+def _few(faults: list[str]) -> str:
+    more = len(faults) - _SHOWN
+    return "; ".join(faults[:_SHOWN] + ([f"and {more} more"] if more > 0 else []))

@@ -1,0 +1,295 @@
+"""Damage to a checkpoint is noticed before anything of it is used, and the newest sound one is used
+in its place."""
+
+import json
+import logging
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from forged import edit_manifest
+
+from compass_jax import distributed
+from compass_jax.config import ModelConfig, MoEConfig
+from compass_jax.train.session import newest_checkpoint
+from compass_jax.weights import checkpoint, digests, manifest, sound
+from compass_jax.weights.checkpoint import CheckpointError
+
+MODEL = ModelConfig("qwen3_moe", 100, 32, 2, 2, 1, 16, 64, moe=MoEConfig(8, 2, 32))
+
+
+def tree(step=0):
+    draw = np.random.default_rng(step)
+    return {
+        "w": jnp.asarray(draw.normal(size=(64, 48)), jnp.bfloat16),
+        "m": jnp.asarray(draw.normal(size=(64, 48)), jnp.float32),
+        "step": jnp.int32(step),
+        "none": jnp.zeros((0, 4)),
+    }
+
+
+def save(run, step, keep=9):
+    return checkpoint.save(
+        run, step, tree(step), {"at": step, "none": [None]}, model=MODEL, keep=keep
+    )
+
+
+def restore(path, step=None):
+    return checkpoint.restore(path, checkpoint.abstract_like(tree()), step, model=MODEL)
+
+
+def files_of(where):
+    return sorted(path for path in where.rglob("*") if path.is_file())
+
+
+def flip(file, bit):
+    data = bytearray(file.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+
+
+def largest(where):
+    return max(files_of(where), key=lambda file: file.stat().st_size)
+
+
+def damage(where):
+    flip(largest(where), 8 * 1000)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run directory with checkpoints of steps 1, 2 and 3."""
+    for step in (1, 2, 3):
+        save(tmp_path / "run", step)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("flips", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_every_flipped_bit_is_noticed(tmp_path, flips):
+    """At least three in each file, the others in proportion to the files' bytes; by restore itself
+    in one of ten."""
+    where = save(tmp_path, 1)
+    files = files_of(where)
+    assert len(files) > 10 and files[-1].name == "meta.json" and files[-2].name == "manifest.json"
+    sizes = np.array([file.stat().st_size for file in files], np.float64)
+    draw = np.random.default_rng(16)
+    drawn = draw.choice(len(files), flips - 3 * len(files), p=sizes / sizes.sum())
+    chosen = [*(i for i in range(len(files)) for _ in range(3)), *drawn]
+    unnoticed = []
+    for count, i in enumerate(chosen):
+        bit = int(draw.integers(8 * sizes[i]))
+        flip(files[i], bit)
+        found = sound.examine(where)
+        if not found.faults:
+            unnoticed.append((files[i].name, bit))
+        if count % 10 == 0:
+            with pytest.raises(CheckpointError, match="is damaged"):
+                restore(tmp_path)
+        flip(files[i], bit)
+    assert len(chosen) == flips and unnoticed == []
+    assert sound.examine(where).faults == [] and restore(tmp_path)[0] == 1
+
+
+def swap(name):
+    def apply(run):
+        other, target = (
+            run / "checkpoints" / "step_00000002" / name,
+            run / "checkpoints" / "step_00000003" / name,
+        )
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+        shutil.copytree(other, target) if other.is_dir() else shutil.copy(other, target)
+
+    return apply
+
+
+def at_newest(change):
+    return lambda run: change(run / "checkpoints" / "step_00000003")
+
+
+def rename(run):
+    shutil.rmtree(run / "checkpoints" / "step_00000003")
+    (run / "checkpoints" / "step_00000002").rename(run / "checkpoints" / "step_00000003")
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        (at_newest(lambda where: largest(where).unlink()), r"arrays/.* is missing"),
+        (
+            at_newest(lambda where: (where / "arrays" / "d" / "more").write_text("")),
+            r"arrays/d/more was not written with it",
+        ),
+        (
+            at_newest(lambda where: largest(where).write_bytes(b"x" * 77)),
+            r"has 77 bytes, [\d,]+ were written",
+        ),
+        (
+            at_newest(lambda where: (where / "meta.json").write_text('{"at": 2, "none": [null]}')),
+            r"meta.json was changed after",
+        ),
+        (at_newest(lambda where: (where / "meta.json").unlink()), r"meta.json is missing"),
+        (
+            at_newest(lambda where: (where / "manifest.json").unlink()),
+            r"manifest.json does not exist",
+        ),
+        (
+            at_newest(lambda where: shutil.rmtree(where / "arrays")),
+            r"arrays/_METADATA is missing; .* and \d more",
+        ),
+        (
+            at_newest(lambda where: edit_manifest(where, lambda x: x | {"step": 2})),
+            r"manifest is of step 2, the directory's name of step 3",
+        ),
+        (swap("arrays"), r"arrays/.* is missing; .*and \d+ more"),
+        (swap("meta.json"), r"meta.json was changed after it was written"),
+        (swap("manifest.json"), r"its manifest is of step 2, the directory's name of step 3"),
+        (rename, r"its manifest is of step 2, the directory's name of step 3"),
+    ],
+)
+def test_what_is_not_as_it_was_written_is_named_and_an_older_one_used(run, caplog, change, message):
+    change(run)
+    with pytest.raises(CheckpointError, match=f"step_00000003 is damaged: .*{message}"):
+        restore(run, 3)
+    with pytest.raises(CheckpointError, match=f"step_00000003 is damaged: .*{message}"):
+        restore(run / "checkpoints" / "step_00000003")
+    kept = 1 if change is rename else 2
+    with caplog.at_level(logging.WARNING):
+        step, arrays, meta = restore(run)
+    assert step == kept and meta["at"] == kept
+    np.testing.assert_array_equal(arrays["m"], tree(kept)["m"])
+    (told,) = caplog.messages
+    assert (
+        re.search(f"step_00000003 is damaged and was passed over: .*{message}", told)
+        and f"going on from step_0000000{kept}" in told
+    )
+
+
+def test_where_all_are_damaged_all_are_named(run):
+    for step in (1, 2, 3):
+        damage(run / "checkpoints" / f"step_0000000{step}")
+    with pytest.raises(
+        CheckpointError,
+        match=r"(?s)00000003 is damaged.*00000001 is damaged.*no sound checkpoint is left",
+    ):
+        restore(run)
+    assert len(list((run / "checkpoints").iterdir())) == 3
+
+
+def test_a_resumed_run_keeps_damaged_ones_under_another_name(run):
+    told = []
+    assert newest_checkpoint(str(run), told.append).manifest.step == 3 and told == []
+    for again in ("damaged_step_00000003", "damaged_step_00000003_2"):
+        damage(run / "checkpoints" / "step_00000003")
+        found = newest_checkpoint(str(run), told.append)
+        assert found.path.name == "step_00000002" and found.meta() == {"at": 2, "none": [None]}
+        assert told[-1].endswith(f"checkpoints/{again}: remove it when nobody needs it")
+        assert sound.examine(run / "checkpoints" / again).faults
+        save(run, 3)  # writes under the old name
+    assert checkpoint.latest(run) == 3 and restore(run)[0] == 3
+
+
+def test_the_only_one_is_never_renamed_nor_taken_for_none(run):
+    for step in (1, 2):
+        shutil.rmtree(run / "checkpoints" / f"step_0000000{step}")
+    (run / "checkpoints" / "step_00000003" / "manifest.json").unlink()
+    with pytest.raises(
+        CheckpointError,
+        match=r"step_00000003 is damaged: .*manifest.json does not exist\nit is the only one there",
+    ):
+        newest_checkpoint(str(run), print)
+    assert (run / "checkpoints" / "step_00000003").is_dir()
+
+
+def test_damaged_ones_are_neither_counted_nor_removed(run):
+    for step in (2, 3):
+        (run / "checkpoints" / f"step_0000000{step}" / "meta.json").unlink()
+    save(run, 4, keep=2)
+    assert list(sound.steps(run)) == [1, 2, 3, 4]
+    save(run, 5, keep=2)
+    assert list(sound.steps(run)) == [2, 3, 4, 5]
+    assert restore(run)[0] == 5
+
+
+def as_format_1(where):
+    """What the version before wrote."""
+    content = json.loads((where / "manifest.json").read_text())
+    content = {name: content[name] for name in ("format", "step", "model", "leaves")} | {
+        "format": 1
+    }
+    (where / "manifest.json").write_text(json.dumps(content))
+
+
+def test_a_checkpoint_without_digests_is_read_with_a_warning(tmp_path, caplog):
+    where = save(tmp_path, 1)
+    as_format_1(where)
+    assert restore(tmp_path)[2] == {"at": 1, "none": [None]}
+    assert re.fullmatch(
+        r".*step_00000001 cannot be verified: it is of format 1, which had no digests",
+        caplog.messages[0],
+    )
+    shutil.move(where, where.with_name("step_00000004"))
+    with pytest.raises(
+        CheckpointError, match="its manifest is of step 1, the directory's name of step 4"
+    ):
+        restore(tmp_path)
+    shutil.move(where.with_name("step_00000004"), where)
+    for file in (where / "arrays").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:10])
+    with pytest.raises(
+        CheckpointError,
+        match=r"step_00000001 is damaged: its arrays cannot be read .*remove it",
+    ):
+        restore(tmp_path)
+
+
+def test_of_several_processes_each_digests_its_share_and_all_decide_alike(tmp_path, monkeypatch):
+    where = save(tmp_path, 1)
+    listed = manifest.read(where).files
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    shares = []
+    for number in range(3):
+        monkeypatch.setattr(jax, "process_index", lambda number=number: number)
+        shares.append(set(sound._share(listed)))
+    assert (
+        set.union(*shares) == set(listed) and sum(map(len, shares)) == len(listed) and all(shares)
+    )
+    monkeypatch.setattr(
+        distributed,
+        "exchange",
+        lambda payload: [b"[]", json.dumps(["another found this"]).encode(), payload],
+    )
+    assert sound.examine(where).faults == ["another found this"]
+
+
+def test_of_several_processes_each_digests_what_it_wrote(tmp_path, monkeypatch):
+    where = save(tmp_path, 1)
+    shutil.copytree(where / "arrays" / "ocdbt.process_0", where / "arrays" / "ocdbt.process_1")
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    found = []
+    for number in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda number=number: number)
+        found.append(checkpoint._own_digests(where))
+    assert (
+        all(name.startswith("arrays/ocdbt.process_1/") for name in found[1]) and len(found[1]) >= 3
+    )
+    names = {str(file.relative_to(where)) for file in files_of(where / "arrays")}
+    assert set(found[0]) == names - set(found[1])
+    monkeypatch.setattr(
+        distributed, "exchange", lambda payload: [payload, json.dumps(found[0]).encode()]
+    )
+    assert checkpoint._of_all_processes(found[1]) == found[0] | found[1]
+
+
+def test_a_digest_is_that_of_the_bytes_whatever_the_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(digests, "PIECE", 1000)
+    data = np.random.default_rng(0).bytes(3500)
+    contents = {"empty": b"", "short": data[:10], "one": data[:1000], "many": data}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    found = digests.of_files(tmp_path, [*contents, "missing"])
+    assert isinstance(found.pop("missing"), FileNotFoundError)
+    assert found == {name: digests.of_bytes(content) for name, content in contents.items()}
+    assert len({digest.value for digest in found.values()}) == 4 and found["many"].size == 3500

@@ -1,0 +1,162 @@
+"""A disk that is full or refuses, during a save: one line, and what was there before stays."""
+
+import contextlib
+import errno
+import logging
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compass_jax.config import ModelConfig
+from compass_jax.weights import checkpoint, disk
+from compass_jax.weights.checkpoint import CheckpointError
+
+MODEL = ModelConfig("qwen3", 100, 32, 2, 2, 1, 16, 64)
+SMALL = {"x": jnp.arange(12.0)}
+SAVE_TWICE = """
+    import sys
+    import numpy as np
+    import jax.numpy as jnp
+    from compass_jax.config import ModelConfig
+    from compass_jax.weights import checkpoint
+
+    draw = np.random.default_rng(0)
+    model = ModelConfig("qwen3", 100, 32, 2, 2, 1, 16, 64)
+    arrays = {str(i): jnp.asarray(draw.normal(size=(256, 256)), jnp.float32) for i in range(64)}
+    checkpoint.save(sys.argv[1], 1, {"x": jnp.arange(12.0)}, {}, model=model)
+    try:
+        checkpoint.save(sys.argv[1], 2, arrays, {}, model=model)
+    except checkpoint.CheckpointError as error:
+        print(error)
+"""
+
+
+@contextlib.contextmanager
+def mounted(folder, options):
+    """A file system in memory, mounted at `folder`; skips where this user may not mount."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def save(run, step, arrays=SMALL):
+    return checkpoint.save(run, step, arrays, {"at": step}, model=MODEL)
+
+
+def test_a_full_disk_is_one_line_and_nothing_else(tmp_path):
+    """In a process of its own, whose whole stderr is looked at: orbax's threads say nothing."""
+    with mounted(tmp_path / "disk", "size=4m") as there:
+        command = [sys.executable, "-c", textwrap.dedent(SAVE_TWICE), str(there / "run")]
+        environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        assert done.returncode == 0 and done.stderr == ""
+        (line,) = done.stdout.splitlines()
+        where = f"{there}/run/checkpoints/step_00000002"
+        assert line.startswith(f"checkpoint of step 2 could not be written to {where} (")
+        free = int(line.split("step_00000002 (")[1].split(" bytes free there)")[0].replace(",", ""))
+        assert 3 * 2**20 < free < 4 * 2**20  # what a second try would have
+        assert (
+            "): No space left on device; its arrays have 16,777,216 bytes before compression"
+            in line
+        )
+        assert line.endswith(
+            "free some space there, or lower keep_checkpoints, then start the same command again"
+        )
+        assert os.listdir(there / "run" / "checkpoints") == ["step_00000001"]
+        assert checkpoint.restore(there / "run", checkpoint.abstract_like(SMALL))[0] == 1
+
+
+def test_a_read_only_disk_is_one_line(tmp_path):
+    with mounted(tmp_path / "disk", "size=4m") as there:
+        save(there / "run", 1)
+        subprocess.run(["mount", "-o", "remount,ro", str(there)], check=True)
+        with pytest.raises(CheckpointError) as told:
+            save(there / "run", 2)
+        assert "Read-only file system" in str(told.value) and "\n" not in str(told.value)
+        assert "mount it for writing, or choose another directory" in str(told.value)
+        assert checkpoint.restore(there / "run", checkpoint.abstract_like(SMALL))[0] == 1
+
+
+def test_a_limit_on_files_met_by_orbax_is_one_line(tmp_path, capfd):
+    save(tmp_path, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    noise = jnp.asarray(np.random.default_rng(0).integers(0, 256, 1_000_000), jnp.uint8)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
+    try:
+        with pytest.raises(CheckpointError) as told:
+            save(tmp_path, 2, {"x": noise})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "File too large" in str(told.value) and "ulimit -f" in str(told.value)
+    assert capfd.readouterr().err == ""
+    assert checkpoint.restore(tmp_path, checkpoint.abstract_like(SMALL))[0] == 1
+
+
+@pytest.mark.parametrize(
+    "code,remedy",
+    [
+        (errno.ENOSPC, "No space left on device; .*lower keep_checkpoints"),
+        (errno.EACCES, "Permission denied; .*make it writable for this user"),
+        (errno.EIO, "Input/output error; .*look at the disk"),
+    ],
+)
+@pytest.mark.parametrize("step", ["_flush_tree", "_own_digests", "_publish"])
+def test_an_error_anywhere_in_a_save_is_told_with_a_remedy(
+    tmp_path, monkeypatch, code, remedy, step
+):
+    save(tmp_path, 1)
+
+    def fails(*args):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(checkpoint, step, fails)
+    with pytest.raises(CheckpointError, match=f"step 2 could not be written .*: {remedy}"):
+        save(tmp_path, 2)
+    assert os.listdir(tmp_path / "checkpoints") == ["step_00000001"]
+
+
+def test_only_what_orbax_says_of_a_failed_write_is_held_back(monkeypatch, caplog):
+    """Other logs and errors of threads pass; after a save that succeeded what was held back too."""
+    heard = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: heard.append(str(args.exc_value)))
+    absl = logging.getLogger("absl")
+
+    class Unraisable:
+        def __init__(self, text):
+            self.exc_value = RuntimeError(text)
+
+    def speak():
+        for text in ("Event loop is closed", "something else"):
+            sys.unraisablehook(Unraisable(text))
+        absl.error("[process=%d] _SignalingThread.run() raised an exception: %s", 0, "disk")
+        absl.error("another thing")
+
+    def failing_save():
+        with disk.told_once():
+            speak()
+            raise OSError
+
+    monkeypatch.setattr(absl, "propagate", True)
+    with pytest.raises(OSError):
+        failing_save()
+    assert heard == ["something else"] and caplog.messages == ["another thing"]
+    heard.clear()
+    caplog.clear()
+    with disk.told_once():
+        speak()
+    assert heard == ["something else", "Event loop is closed"] and len(caplog.messages) == 2
+    heard.clear()
+    speak()
+    assert heard == ["Event loop is closed", "something else"]
