@@ -1,0 +1,162 @@
+"""What digests cost a checkpoint: seconds of saving and of restoring with them and without, and of each hash alone.
+
+    python -m benchmarks.checkpoint [--out runs/checkpoint] [--gib 2] [--rounds 7] [--smoke]
+
+Random float32 arrays, which hardly compress: about as many bytes in files as in memory, all in the page cache. Saving and restoring with and
+without digests take turns in every round; the side that goes first alternates, and the medians are compared. `verify` is what restoring does
+before it reads. The hashes read the same files, in pieces, with one thread and with as many as there are cores; that they release the
+interpreter is seen in the second column. The last line is one of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import xxhash
+
+from benchmarks.common import cores, environment, report, say, seconds
+from compass_jax.config import ModelConfig
+from compass_jax.weights import checkpoint, digests, sound
+
+MODEL = ModelConfig("qwen3", 10, 8, 1, 1, 1, 8, 8)
+LEAF = 64 * 2**20  # bytes
+
+
+class Crc:
+    """zlib's CRC-32 with the methods of a hash."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def update(self, data: memoryview) -> None:
+        """Goes on with `data`."""
+        self.value = zlib.crc32(data, self.value)
+
+    def digest(self) -> int:
+        """The checksum so far."""
+        return self.value
+
+
+HASHES: dict[str, Callable[[], Any]] = {
+    "xxh3, 128 bits": xxhash.xxh3_128,
+    "zlib.crc32": Crc,
+    "sha256": hashlib.sha256,
+    "blake2b": hashlib.blake2b,
+}
+
+
+def arrays_of(size: int) -> dict[str, jax.Array]:
+    """Random leaves of `size` bytes together."""
+    keys = jax.random.split(jax.random.key(0), max(1, size // LEAF))
+    shape = (size // len(keys) // 4,)
+    arrays = {f"leaf_{i}": jax.random.normal(key, shape) for i, key in enumerate(keys)}
+    return jax.block_until_ready(arrays)
+
+
+@contextlib.contextmanager
+def without_digests() -> Iterator[None]:
+    """Checkpoints are saved and restored as if their digests cost nothing: none is made, none is compared."""
+    none = {"meta.json": digests.of_bytes(b"{}")}
+    with (
+        mock.patch.object(checkpoint, "_own_digests", lambda temporary: none),
+        mock.patch.object(sound, "examine", lambda where, contents=True: sound.Examined(sound.manifests.read(where), [])),
+    ):
+        yield
+
+
+def one_round(run: Path, arrays: dict[str, jax.Array], digested: bool, step: int) -> dict[str, float]:
+    """Seconds of saving one checkpoint and of restoring it; where it is digested, of verifying it alone."""
+    with contextlib.nullcontext() if digested else without_digests():
+        save = seconds(lambda: checkpoint.save(run, step, arrays, {}, model=MODEL, keep=1))
+        where = checkpoint.locate(run)
+        abstract = checkpoint.abstract_like(arrays)
+        restore = seconds(lambda: jax.block_until_ready(checkpoint.restore(where, abstract)[1]))
+    verify = {"verify_s": seconds(lambda: sound.examine(where))} if digested else {}
+    return {"save_s": save, "restore_s": restore, **verify}
+
+
+def hash_seconds(files: list[Path], new: Callable[[], Any], threads: int) -> float:
+    """Seconds to digest these files with one hash, as weights/digests.py does."""
+
+    def piece(file: Path, start: int) -> None:
+        left, digest = digests.PIECE, new()
+        buffer = memoryview(bytearray(2**20))
+        with open(file, "rb", buffering=0) as data:
+            data.seek(start)
+            while left > 0 and (count := data.readinto(buffer[:left])):
+                digest.update(buffer[:count])
+                left -= count
+        digest.digest()
+
+    work = [(file, start) for file in files for start in range(0, file.stat().st_size, digests.PIECE)]
+    started = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda job: piece(*job), work))
+    return time.perf_counter() - started
+
+
+def table(found: dict[str, Any]) -> str:
+    """The table in Markdown."""
+    rows = [("saving", "save"), ("restoring", "restore")]
+    lines = ["| | with digests, s | without, s | share of digests, by the medians |", "|---|---|---|---|"]
+    for name, key in rows:
+        both = found[f"{key}_s"], found[f"{key}_without_s"]
+        lines.append(f"| {name} | {both[0]:.2f} | {both[1]:.2f} | {found[f'{key}_share']:+.1%} |")
+    lines.append(f"| of it verifying, alone | {found['verify_s']:.2f} | | {found['verify_share']:+.1%} of restoring |")
+    lines += ["", f"| hash | one thread, GiB/s | {found['threads']} threads, GiB/s |", "|---|---|---|"]
+    lines += [f"| {name} | {one:.1f} | {many:.1f} |" for name, (one, many) in found["hashes_gib_per_s"].items()]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measures, prints the table and the line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default="runs/checkpoint", help="where checkpoints are written, and removed (default: %(default)s)")
+    parser.add_argument("--gib", type=float, default=2.0, help="size of a checkpoint (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="(default: %(default)s)")
+    parser.add_argument("--smoke", action="store_true", help="a toy checkpoint: shows that the benchmark works")
+    args = parser.parse_args(argv)
+    out = Path(args.out)
+    arrays = arrays_of(2**22 if args.smoke else int(args.gib * 2**30))
+    rounds: list[dict[str, Any]] = []
+    for number in range(args.rounds):
+        row: dict[str, Any] = {}
+        for digested in (True, False) if number % 2 == 0 else (False, True):
+            shutil.rmtree(out, ignore_errors=True)
+            row["with" if digested else "without"] = one_round(out, arrays, digested, number)
+        rounds.append(row)
+        say(f"round {number + 1}: {json.dumps(row)}")
+    checkpoint.save(out, 0, arrays, {}, model=MODEL)
+    files = [file for file in out.rglob("*") if file.is_file()]
+    size, threads = sum(file.stat().st_size for file in files), min(16, os.cpu_count() or 1)
+    speeds = {}
+    for name, new in HASHES.items():
+        times = [min(hash_seconds(files, new, count) for _ in range(3)) for count in (1, threads)]
+        speeds[name] = [round(size / 2**30 / time, 2) for time in times]
+    shutil.rmtree(out)
+    found: dict[str, Any] = {"bytes": size, "threads": threads, "rounds": len(rounds), "hashes_gib_per_s": speeds}
+    for key in ("save_s", "restore_s"):
+        both = [statistics.median(row[side][key] for row in rounds) for side in ("with", "without")]
+        found |= {key: round(both[0], 3), f"{key[:-2]}_without_s": round(both[1], 3), f"{key[:-2]}_share": round(both[0] / both[1] - 1, 4)}
+    verify = statistics.median(row["with"]["verify_s"] for row in rounds)
+    found |= {"verify_s": round(verify, 3), "verify_share": round(verify / found["restore_without_s"], 4)}
+    print(table(found))
+    report("checkpoint", args.smoke, found, {"cores": cores(), "per_round": rounds}, environment())
+
+
+if __name__ == "__main__":
+    main()
