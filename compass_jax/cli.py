@@ -182,6 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--temperature", type=float, default=1.0, help="of JetStream's requests; 0 is greedy (default: %(default)s)")
     serve.add_argument("--openai", action="store_true", help="HTTP: /v1/completions and /v1/chat/completions")
     serve.add_argument("--max-waiting", type=int, default=64, help="HTTP requests that may wait for a slot (default: %(default)s)")
+    command("check", "every fault of a run's checkpoints, of one checkpoint or of a Hugging Face folder").add_argument("path", metavar="DIR")
     command("report", "table and curves of a run").add_argument("run", metavar="RUN", help="a run directory")
     return parser
 
@@ -201,6 +202,10 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
         from compass_jax.weights.hf import export_hf
 
         export_hf(args.checkpoint, args.out)
+    elif args.command == "check":
+        from compass_jax.check import run_check
+
+        return 0 if run_check(args.path) else 1
     elif args.command == "serve":
         from compass_jax.serve import ServeConfig, run_serve
 

@@ -46,6 +46,7 @@ LAYERS = {
     "telemetry": {"config", "untrusted"},
     "rundir": {"config", "config_io", "untrusted"},
     "report": RUN,
+    "check": {"config", "rundir", "data", "weights"},
     "evaluate": ANY,
     "offline_filter": ANY,
     "calibrate": ANY,

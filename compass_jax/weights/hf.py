@@ -109,7 +109,8 @@ def load_params(folder: str | Path, config: ModelConfig, param_dtype: str, shard
     """
     stored = read_headers(folder)
     leaves, structure = _leaves(config)
-    _check_tensors(Path(folder), config, leaves, stored)
+    if problems := tensor_problems(Path(folder), config, stored):
+        raise WeightsError(problems[0])
     targets = [None] * len(leaves) if shardings is None else structure.flatten_up_to(shardings)
     dtype = jnp.dtype(param_dtype)
     params = []
@@ -143,24 +144,28 @@ def _read_block(leaf: _Leaf, stored: dict[str, Stored], index: tuple[slice, ...]
     return block
 
 
-def _check_tensors(folder: Path, config: ModelConfig, leaves: list[_Leaf], stored: dict[str, Stored]) -> None:
-    expected = {name: leaf.shape for leaf in leaves for name in leaf.names.flat}
+def tensor_problems(folder: Path, config: ModelConfig, stored: dict[str, Stored]) -> list[str]:
+    """What keeps these tensors from being the weights of a model: names, shapes, types, a tied head that is not."""
+    problems = []
+    expected = {name: leaf.shape for leaf in _leaves(config)[0] for name in leaf.names.flat}
     missing = [name for name in expected if name not in stored]
     if missing:
         hint = "; config.json says that the head is not tied to the embedding" if _HEAD in missing else ""
-        raise WeightsError(f"{folder} lacks {_some(missing)}, which the model needs{hint}")
+        problems.append(f"{folder} lacks {_some(missing)}, which the model needs{hint}")
     extra = [name for name in stored if name not in expected]
-    if config.tie_embeddings and _HEAD in extra:
+    if config.tie_embeddings and _HEAD in extra and _EMBEDDING in stored:
         if not same_tensor((_HEAD, stored[_HEAD]), (_EMBEDDING, stored[_EMBEDDING])):
-            raise WeightsError(f"{folder}: tie_word_embeddings is true, but {_HEAD} differs from {_EMBEDDING}")
+            problems.append(f"{folder}: tie_word_embeddings is true, but {_HEAD} differs from {_EMBEDDING}")
         extra.remove(_HEAD)
     if extra:
-        raise WeightsError(f"{folder} holds {_some(extra)}, which a {config.family} model of this config does not have")
-    for name, shape in expected.items():
-        if stored[name].shape != shape:
-            raise WeightsError(f"{stored[name].file}: tensor {name} has shape {stored[name].shape}, the model expects {shape}")
-        if stored[name].dtype not in DTYPES.values():
-            raise WeightsError(f"{stored[name].file}: tensor {name} is stored as {stored[name].dtype}; supported: {', '.join(DTYPES.values())}")
+        problems.append(f"{folder} holds {_some(extra)}, which a {config.family} model of this config does not have")
+    for name in (name for name in expected if name in stored):
+        found = stored[name]
+        if found.shape != expected[name]:
+            problems.append(f"{found.file}: tensor {name} has shape {found.shape}, the model expects {expected[name]}")
+        if found.dtype not in DTYPES.values():
+            problems.append(f"{found.file}: tensor {name} is stored as {found.dtype}; supported: {', '.join(DTYPES.values())}")
+    return problems
 
 
 def _some(names: list[str]) -> str:

@@ -38,21 +38,43 @@ def read_headers(folder: str | Path) -> dict[str, Stored]:
 
     Raises WeightsError for a shard that is missing, truncated or damaged, and where index and shards disagree.
     """
+    found, problems = look(folder)
+    if problems:
+        raise WeightsError(problems[0])
+    return found
+
+
+def look(folder: str | Path) -> tuple[dict[str, Stored], list[str]]:
+    """The tensors whose headers can be read, and everything that is wrong with files, headers and index.
+
+    Raises WeightsError where the folder holds no weights, or its index is none.
+    """
     folder = Path(folder)
     files, index = _files(folder)
     found: dict[str, Stored] = {}
+    problems = []
+    unread: set[str] = set()  # files whose tensors are not known
     for file in files:
-        with open_file(file) as handle:
-            for name in handle.keys():  # noqa: SIM118 (not a dict)
-                if name in found:
-                    raise WeightsError(f"tensor {name} is in {found[name].file.name} and in {file.name} of {folder}")
-                piece = handle.get_slice(name)
-                code = piece.get_dtype()
-                found[name] = Stored(file, tuple(piece.get_shape()), DTYPES.get(code, code))
-    for name, file_name in index.items():
-        if name not in found or found[name].file.name != file_name:
-            raise WeightsError(f"{folder / INDEX} places tensor {name} in {file_name}, which does not hold it")
-    return found
+        if not file.is_file():
+            unread.add(file.name)
+            lost = [name for name, where in index.items() if where == file.name]
+            problems.append(f"shard {file} is missing: {INDEX} lists {len(lost)} tensors in it, {lost[0]} first; download it again")
+            continue
+        try:
+            with open_file(file) as handle:
+                for name in handle.keys():  # noqa: SIM118 (not a dict)
+                    piece = handle.get_slice(name)
+                    code = piece.get_dtype()
+                    stored = Stored(file, tuple(piece.get_shape()), DTYPES.get(code, code))
+                    if (first := found.setdefault(name, stored)) is not stored:
+                        problems.append(f"tensor {name} is in {first.file.name} and in {file.name} of {folder}")
+        except WeightsError as error:
+            unread.add(file.name)
+            problems.append(str(error))
+    for name, place in index.items():
+        if place not in unread and (name not in found or found[name].file.name != place):
+            problems.append(f"{folder / INDEX} places tensor {name} in {place}, which does not hold it")
+    return found, problems
 
 
 def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
@@ -63,12 +85,7 @@ def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
     index = read_json(folder / INDEX).get("weight_map")
     if not isinstance(index, dict) or not all(isinstance(name, str) and Path(name).name == name for name in index.values()):
         raise WeightsError(f"{folder / INDEX}: weight_map must give a file of this folder for each tensor")
-    files = [folder / name for name in sorted(set(index.values()))]
-    for file in files:
-        if not file.is_file():
-            lost = [name for name, where in index.items() if where == file.name]
-            raise WeightsError(f"shard {file} is missing: {INDEX} lists {len(lost)} tensors in it, {lost[0]} first; download it again")
-    return files, index
+    return [folder / name for name in sorted(set(index.values()))], index
 
 
 @contextmanager
