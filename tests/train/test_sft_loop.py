@@ -63,6 +63,26 @@ def test_a_killed_run_repeats_its_steps_and_logs_each_once(undisturbed, tmp_path
         assert numbers(tmp_path / name) == numbers(undisturbed[0])
 
 
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
+    undisturbed, tmp_path, capsys
+):
+    """What it logged after that one is taken back; the damaged one is named and kept."""
+    config = configured(tmp_path, steps=8, save_every=2)
+    run_sft(config)
+    newest = checkpoint.locate(tmp_path)
+    file = max(newest.rglob("ocdbt*/d/*"), key=lambda file: file.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    capsys.readouterr()
+    assert run_sft(config)["steps"] == 8 and numbers(tmp_path) == numbers(undisturbed[0])
+    told = capsys.readouterr().out
+    assert f"{newest} is damaged and was passed over: arrays/" in told
+    assert "its digest does not fit; going on from step_00000006" in told
+    names = sorted(path.name for path in newest.parent.iterdir())
+    assert names == ["damaged_step_00000008", "step_00000006", "step_00000008"]
+
+
 def test_parameters_in_bfloat16_learn_as_in_float32_and_go_on_exactly(undisturbed, tmp_path, monkeypatch):
     """With a float32 master; a run that was killed behind the checkpoint of step 2 takes it from there."""
 
