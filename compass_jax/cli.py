@@ -173,18 +173,37 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(source, metavar=source.upper())
         sub.add_argument("out", metavar="OUT")
     serve = command("serve", "JetStream's gRPC server, or HTTP for OpenAI's clients, over our engine (needs the extra 'serve')")
-    serve.add_argument("weights", metavar="WEIGHTS", help="a run directory, one of its checkpoints, or a Hugging Face folder")
-    serve.add_argument("--host", default="127.0.0.1", help="interface to listen on; 0.0.0.0 is every one (default: %(default)s)")
-    serve.add_argument("--port", type=int, default=9000, help="(default: %(default)s)")
-    serve.add_argument("--slots", type=int, default=16, help="requests decoded together (default: %(default)s)")
-    serve.add_argument("--prompt-tokens", type=int, default=256, help="longest prompt, a power of two (default: %(default)s)")
-    serve.add_argument("--max-new-tokens", type=int, default=256, help="longest answer (default: %(default)s)")
-    serve.add_argument("--temperature", type=float, default=1.0, help="of JetStream's requests; 0 is greedy (default: %(default)s)")
-    serve.add_argument("--openai", action="store_true", help="HTTP: /v1/completions and /v1/chat/completions")
-    serve.add_argument("--max-waiting", type=int, default=64, help="HTTP requests that may wait for a slot (default: %(default)s)")
     command("check", "every fault of a run's checkpoints, of one checkpoint or of a Hugging Face folder").add_argument("path", metavar="DIR")
+    _serve_options(serve)
     command("report", "table and curves of a run").add_argument("run", metavar="RUN", help="a run directory")
     return parser
+
+
+def _serve_options(serve: argparse.ArgumentParser) -> None:
+    def option(name: str, text: str, **options: Any) -> None:
+        said = "" if "action" in options or "default" not in options else " (default: %(default)s)"
+        serve.add_argument(f"--{name}", help=text + said, **options)
+
+    weights = "a run directory, one of its checkpoints, or a Hugging Face folder"
+    serve.add_argument("weights", metavar="WEIGHTS", help=weights)
+    option("host", "interface to listen on; 0.0.0.0 is every one", default="127.0.0.1")
+    option("port", "with --openai, 0 is any that is free", type=int, default=9000)
+    option("slots", "requests decoded together", type=int, default=16)
+    option("prompt-tokens", "longest prompt, a power of two", type=int, default=256)
+    option("max-new-tokens", "longest answer", type=int, default=256)
+    option("temperature", "of JetStream's requests; 0 is greedy", type=float, default=1.0)
+    option("openai", "HTTP, which everything below needs", action="store_true")
+    option("max-waiting", "requests that may wait for a slot", type=int, default=64)
+    text = "at most so many connections; one more closes the oldest idle or slow one"
+    option("max-connections", text, type=int, default=512)
+    text = "clients must bring this key; needed where other machines reach the host. The variable "
+    text += "COMPASS_API_KEY says the same, and the list of processes does not show it"
+    option("api-key", text, metavar="KEY")
+    text = "clients may call this server by this name, too, beside localhost and its address"
+    option("allow-host", text + "; may come several times", action="append", default=[], metavar="NAME")
+    text = "read special tokens that a prompt of /v1/completions spells as control tokens; otherwise "
+    text += "they are text, as they always are in the messages of a chat"
+    option("trust-prompts", text, action="store_true")
 
 
 def _run(args: argparse.Namespace, overrides: list[str]) -> int:

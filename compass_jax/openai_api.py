@@ -1,7 +1,9 @@
-"""`compass serve --openai`: /v1/completions, /v1/chat/completions and /v1/models over HTTP, as OpenAI's clients speak them.
+"""`compass serve --openai`: /v1/completions, /v1/chat/completions and /v1/models over HTTP, as
+OpenAI's clients speak them.
 
-An answer streams as server-sent events or comes whole. A client that goes away gives up its slots. Bodies are limited in size and waiting
-requests in number; both limits answer at once (413, 429), nothing queues without bound.
+An answer streams as server-sent events or comes whole. A client that goes away gives up its slots.
+The event loop moves bytes alone: bodies are parsed and tokenised, tokens become text and answers
+become JSON on threads of their own.
 """
 
 from __future__ import annotations
@@ -10,230 +12,242 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
-
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from typing import Any
 
 from compass_jax import openai_requests as wire
-from compass_jax.openai_requests import Asked, BadRequest, Served, TextStream
-from compass_jax.rollout.online import Chunk, Full, OnlineBatcher, Request
-
-BODY_BYTES = 1 << 20
-LOOKED_FOR = 0.1  # seconds between two looks whether a client that waits for a whole answer is still there
-
-
-class Piece(NamedTuple):
-    """New text of one choice, the tokens that came with it, and why it ended ("" while it goes on)."""
-
-    choice: int
-    text: str
-    tokens: list[int]
-    logp: list[float]
-    finish: str
-
-
-class Answer:
-    """All choices of one request, in the order in which their pieces come. `close` gives up what is not finished."""
-
-    def __init__(self, asked: Asked, served: Served, batcher: OnlineBatcher, seed: int):
-        self.asked, self._served = asked, served
-        self._queue: asyncio.Queue[tuple[int, Chunk]] = asyncio.Queue()
-        self._texts = [TextStream(served.tokenizer, asked.stop) for _ in range(len(asked.prompts) * asked.n)]
-        self.completion_tokens = 0
-        loop = asyncio.get_running_loop()
-
-        def deliver(choice: int):
-            return lambda chunk: loop.call_soon_threadsafe(self._queue.put_nowait, (choice, chunk))
-
-        self._requests = [
-            Request(tokens, asked.max_tokens, asked.temperature, deliver(p * asked.n + i), seed, p * asked.n + i)
-            for p, tokens in enumerate(asked.prompts)
-            for i in range(asked.n)
-        ]
-        batcher.submit(*self._requests)
-
-    def close(self) -> None:
-        """Cancels every request that has not ended."""
-        for request in self._requests:
-            request.cancel()
-
-    def usage(self) -> dict[str, int]:
-        """Tokens so far."""
-        prompt = sum(len(tokens) for tokens in self.asked.prompts)
-        return {"prompt_tokens": prompt, "completion_tokens": self.completion_tokens, "total_tokens": prompt + self.completion_tokens}
-
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """Pieces until every choice has ended. RuntimeError where the engine fails or the server stops."""
-        open_choices = set(range(len(self._requests)))
-        while open_choices:
-            choice, chunk = await self._queue.get()
-            if choice not in open_choices:
-                continue  # what was decoded behind a stop text
-            if chunk.finish in ("error", "cancelled"):
-                raise RuntimeError("the engine has failed" if chunk.finish == "error" else "the server stops")
-            self.completion_tokens += len(chunk.tokens)
-            text = self._texts[choice].push(chunk.tokens, bool(chunk.finish))
-            finish = "stop" if self._texts[choice].stopped else chunk.finish
-            if finish:
-                open_choices.discard(choice)
-                self._requests[choice].cancel()
-            shown = chunk.tokens[:-1] if chunk.finish == "stop" else chunk.tokens  # the end token is no text
-            yield Piece(choice, text, shown, chunk.logp[: len(shown)], finish)
+from compass_jax.openai_answers import Answer, Form, Piece
+from compass_jax.openai_requests import Asked, Served
+from compass_jax.rollout.online import Full, OnlineBatcher
+from compass_jax.serving.errors import BadRequest
+from compass_jax.serving.guard import Receive, Scope, Send
+from compass_jax.serving.limits import Limits
+from compass_jax.serving.metrics import CONTENT_TYPE, Metrics
+from compass_jax.serving.places import Places, Writer
 
 
 class Api:
-    """The routes over one batcher."""
+    """An ASGI application: the routes over one batcher. Errors are raised as BadRequest."""
 
-    def __init__(self, served: Served, batcher: OnlineBatcher):
-        self.served, self.batcher = served, batcher
+    def __init__(self, served: Served, batcher: OnlineBatcher, limits: Limits):
+        self.served = served
+        self.batcher = batcher
+        self.limits = limits
+        self.small = Places("requests", 2, limits.preparing, limits.prepare_s)
+        self.large = Places("large requests", 1, limits.large_bodies, limits.prepare_s)
+        self.writer = Writer()
+        self.metrics = Metrics()
+        self._watch()
+        self._receiving = 0  # large bodies
         self._number = itertools.count(1)
         self._started = int(time.time())
+        self.routes = {
+            "/v1/completions": ("POST", self._completions),
+            "/v1/chat/completions": ("POST", self._chat),
+            "/v1/models": ("GET", self._models),
+            "/health": ("GET", self._health),
+            "/metrics": ("GET", self._metrics_page),
+        }
 
-    def app(self) -> Starlette:
-        """The application."""
-        routes = [
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
-            Route("/v1/models", self.models),
-            Route("/health", self.health),
-        ]
-        return Starlette(routes=routes)
+    def close(self) -> None:
+        """Ends the threads as soon as they have nothing to do."""
+        for threads in (self.small, self.large, self.writer):
+            threads.close()
 
-    async def models(self, request: HttpRequest) -> Response:
-        """The one model."""
-        model = {"id": self.served.model, "object": "model", "created": self._started, "owned_by": "compass_jax"}
-        return JSONResponse({"object": "list", "data": [model]})
+    def _watch(self) -> None:
+        watch = self.metrics.watch
+        batcher = self.batcher
+        watch(
+            "compass_slots",
+            "Sequences that are decoded together.",
+            lambda: batcher.engine.config.slots,
+        )
+        watch("compass_slots_used", "Slots that hold a sequence.", lambda: batcher.active)
+        watch("compass_waiting", "Sequences that wait for a slot.", lambda: batcher.waiting)
+        watch(
+            "compass_preparing",
+            "Requests that are parsed and tokenised.",
+            lambda: self.small.taken + self.large.taken,
+        )
 
-    async def health(self, request: HttpRequest) -> Response:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        method, handler = self.routes.get(scope["path"], ("", None))
+        if handler is None:
+            raise BadRequest(f"there is no {scope['path'][:100]!r} here", status=404)
+        if scope["method"] not in ((method, "HEAD") if method == "GET" else (method,)):
+            raise BadRequest(
+                f"{scope['path']} takes {method}",
+                status=405,
+                headers=((b"allow", method.encode()),),
+            )
+        await handler(scope, receive, send)
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        model = {
+            "id": self.served.model,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "compass_jax",
+        }
+        await _send(send, json.dumps({"object": "list", "data": [model]}).encode())
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
         """200 while the engine lives, 503 after it failed."""
-        return JSONResponse({"status": "ok"} if self.batcher.error is None else {"status": "failed"}, 200 if self.batcher.error is None else 503)
+        alive = self.batcher.error is None
+        await _send(
+            send,
+            json.dumps({"status": "ok" if alive else "failed"}).encode(),
+            200 if alive else 503,
+        )
 
-    async def completions(self, request: HttpRequest) -> Response:
-        """POST /v1/completions."""
-        return await self._respond(request, chat=False)
+    async def _metrics_page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _send(send, self.metrics.page().encode(), kind=CONTENT_TYPE)
 
-    async def chat(self, request: HttpRequest) -> Response:
-        """POST /v1/chat/completions."""
-        return await self._respond(request, chat=True)
+    async def _completions(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._respond(scope, receive, send, chat=False)
 
-    async def _respond(self, request: HttpRequest, chat: bool) -> Response:
+    async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._respond(scope, receive, send, chat=True)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, chat: bool) -> None:
         number = next(self._number)
+        asked = await self._asked(scope, receive, chat)
         try:
-            body = await _body(request)
-            asked = (wire.chat if chat else wire.completion)(body, self.served)
-            answer = Answer(asked, self.served, self.batcher, number if asked.seed is None else asked.seed)
-        except BadRequest as error:
-            return _error(str(error), error.status, error.param)
-        except ValueError as error:
-            return _error(str(error), 400, None)
+            seed = number if asked.seed is None else asked.seed
+            answer = Answer(asked, self.served, self.batcher, self.writer, seed)
         except Full as error:
-            return _error(str(error), 429, None)
+            self.metrics.rejected.add("queue")
+            raise BadRequest(str(error), status=429) from error
+        except ValueError as error:
+            raise BadRequest(str(error)) from error
         except RuntimeError as error:
-            return _error(str(error), 500, None)
-        form = _Form(self.served, chat, asked, number)
-        if asked.stream:
-            return StreamingResponse(_events(answer, form), media_type="text/event-stream")
-        return await _whole(request, answer, form)
+            raise BadRequest(
+                str(error), status=503 if self.batcher.error is None else 500
+            ) from error
+        self.metrics.prompt_tokens.add(by=answer.usage()["prompt_tokens"])
+        form = Form(self.served.model, chat, asked, number)
+        try:
+            pieces = self._timed(scope, answer)
+            await _while_there(
+                receive, (_stream if asked.stream else self._whole)(send, pieces, answer, form)
+            )
+        finally:
+            answer.close()
+            self.metrics.completion_tokens.add(by=answer.completion_tokens)
+
+    async def _asked(self, scope: Scope, receive: Receive, chat: bool) -> Asked:
+        """The request, received and prepared. Large bodies have few places, which they hold until
+        they are prepared: they bound the memory that bodies take, and small requests wait for none
+        of them."""
+        limits = self.limits
+        declared = int(dict(scope["headers"]).get(b"content-length", b"0"))
+        large = declared > limits.small_body_bytes
+        self._receiving += large
+        body = bytearray()
+        try:
+            self._check_size(declared, large)
+            async for part in _body(receive):
+                body += part
+                if not large and len(body) > limits.small_body_bytes:
+                    large = True
+                    self._receiving += 1
+                self._check_size(len(body), large)
+            places = self.large if large else self.small
+            return await places.run(wire.read, bytes(body), chat, self.served)
+        except BadRequest as error:
+            reason = {413: "size", 429: "busy", 503: "busy", 499: "left"}.get(
+                error.status, "request"
+            )
+            self.metrics.rejected.add(reason)
+            raise
+        finally:
+            self._receiving -= large
+
+    def _check_size(self, size: int, large: bool) -> None:
+        if size > self.limits.body_bytes:
+            raise BadRequest(f"the body exceeds {self.limits.body_bytes} bytes", status=413)
+        if large and self._receiving > self.limits.large_bodies:
+            text = f"{self.limits.large_bodies} large bodies are on their way: try again later"
+            raise BadRequest(text, status=429)
+
+    async def _timed(self, scope: Scope, answer: Answer) -> AsyncIterator[Piece]:
+        first = True
+        async for piece in answer.pieces():
+            if first:
+                self.metrics.first_token.observe(scope["path"], time.monotonic() - scope["begun"])
+                first = False
+            yield piece
+
+    async def _whole(
+        self, send: Send, pieces: AsyncIterator[Piece], answer: Answer, form: Form
+    ) -> None:
+        """Sends the answer when all of it is there."""
+        found: list[list[Piece]] = [[] for _ in range(len(form.asked.prompts) * form.asked.n)]
+        async for piece in pieces:
+            found[piece.choice].append(piece)
+        await _send(send, await self.writer.wait(form.whole, found, answer.usage()))
 
 
-class _Form(NamedTuple):
-    """How an answer is written."""
+async def _stream(send: Send, pieces: AsyncIterator[Piece], answer: Answer, form: Form) -> None:
+    """Sends server-sent events, one for each piece. An error is an event, too: its status has been
+    sent by then."""
 
-    served: Served
-    chat: bool
-    asked: Asked
-    number: int
+    async def event(value: Any) -> None:
+        await send(
+            {"type": "http.response.body", "body": b"data: %s\n\n" % value, "more_body": True}
+        )
 
-    def envelope(self, streamed: bool) -> dict[str, Any]:
-        kind = ("chat.completion.chunk" if streamed else "chat.completion") if self.chat else "text_completion"
-        name = f"{'chatcmpl' if self.chat else 'cmpl'}-{self.number}"
-        return {"id": name, "object": kind, "created": int(time.time()), "model": self.served.model}
-
-    def logprobs(self, tokens: list[int], logp: list[float], offset: int) -> dict[str, Any] | None:
-        if not self.asked.logprobs:
-            return None
-        texts = [self.served.tokenizer.decode([t]) for t in tokens]
-        if self.chat:
-            rows = zip(texts, logp, strict=True)
-            return {"content": [{"token": t, "logprob": p, "bytes": list(t.encode()), "top_logprobs": []} for t, p in rows]}
-        starts = [offset + sum(map(len, texts[:i])) for i in range(len(texts))]
-        return {"tokens": texts, "token_logprobs": logp, "top_logprobs": None, "text_offset": starts}
-
-    def choice(self, index: int, text: str, tokens: list[int], logp: list[float], finish: str, streamed: bool, offset: int = 0) -> dict[str, Any]:
-        head = {"index": index, "finish_reason": finish or None, "logprobs": self.logprobs(tokens, logp, offset)}
-        if not self.chat:
-            return {**head, "text": text}
-        return {**head, ("delta" if streamed else "message"): {"role": "assistant", "content": text}}
-
-
-async def _events(answer: Answer, form: _Form) -> AsyncIterator[str]:
-    """Server-sent events, one for each piece; also where the client leaves, the slots are given up."""
+    headers = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     offsets: dict[int, int] = {}
     try:
-        async for piece in answer.pieces():
+        async for piece in pieces:
             offset = offsets.get(piece.choice, 0)
             offsets[piece.choice] = offset + len(piece.text)
-            choice = form.choice(piece.choice, piece.text, piece.tokens, piece.logp, piece.finish, True, offset)
-            yield f"data: {json.dumps({**form.envelope(True), 'choices': [choice]})}\n\n"
+            choices = [form.choice(piece, True, offset)]
+            await event(json.dumps({**form.envelope(True), "choices": choices}).encode())
         if form.asked.usage:
-            yield f"data: {json.dumps({**form.envelope(True), 'choices': [], 'usage': answer.usage()})}\n\n"
-        yield "data: [DONE]\n\n"
-    except RuntimeError as error:
-        yield f"data: {json.dumps({'error': {'message': str(error), 'type': 'server_error'}})}\n\n"
+            last = {**form.envelope(True), "choices": [], "usage": answer.usage()}
+            await event(json.dumps(last).encode())
+        await event(b"[DONE]")
+    except BadRequest as error:
+        await event(error.body())
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _send(send: Send, body: bytes, status: int = 200, kind: str = "application/json") -> None:
+    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _body(receive: Receive) -> AsyncIterator[bytes]:
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise BadRequest("the client left", status=499)
+        more = message.get("more_body", False)
+        yield message.get("body", b"")
+
+
+async def _while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Does the work, or gives it up when the client leaves."""
+
+    async def left() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks: list[Awaitable[None]] = [asyncio.ensure_future(work), asyncio.ensure_future(left())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0] in done:
+            await tasks[0]
     finally:
-        answer.close()
-
-
-async def _whole(request: HttpRequest, answer: Answer, form: _Form) -> Response:
-    """The answer when all of it is there; given up when the client leaves before."""
-
-    async def gather() -> list[list[Piece]]:
-        found: list[list[Piece]] = [[] for _ in range(len(form.asked.prompts) * form.asked.n)]
-        async for piece in answer.pieces():
-            found[piece.choice].append(piece)
-        return found
-
-    task = asyncio.create_task(gather())
-    try:
-        while not task.done():
-            await asyncio.wait({task}, timeout=LOOKED_FOR)
-            if not task.done() and await request.is_disconnected():
-                return Response(status_code=499)
-        choices = []
-        for index, pieces in enumerate(task.result()):
-            tokens, logp = ([x for piece in pieces for x in getattr(piece, name)] for name in ("tokens", "logp"))
-            choices.append(form.choice(index, "".join(p.text for p in pieces), tokens, logp, pieces[-1].finish, False))
-        return JSONResponse({**form.envelope(False), "choices": choices, "usage": answer.usage()})
-    except RuntimeError as error:
-        return _error(str(error), 500, None)
-    finally:
-        task.cancel()
-        answer.close()
-
-
-async def _body(request: HttpRequest) -> Any:
-    """The JSON body. BadRequest where it is none, or larger than BODY_BYTES, whatever its headers say."""
-    parts, size = [], 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size > BODY_BYTES:
-                raise BadRequest(f"the body exceeds {BODY_BYTES} bytes", status=413)
-            parts.append(part)
-    except ClientDisconnect as error:
-        raise BadRequest("the client left") from error
-    try:
-        return json.loads(b"".join(parts))
-    except ValueError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-
-
-def _error(message: str, status: int, param: str | None) -> Response:
-    kind = "invalid_request_error" if status < 429 else "rate_limit_error" if status == 429 else "server_error"
-    headers = {"retry-after": "1"} if status == 429 else None
-    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": None}}, status, headers=headers)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

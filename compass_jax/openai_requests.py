@@ -1,34 +1,50 @@
-"""What an OpenAI client may ask of `compass serve --openai`: bodies of requests, checked, and text cut into the pieces of an answer.
+"""What an OpenAI client may ask of `compass serve --openai`: bodies of requests, checked.
 
-A field that would change the answer and is not supported is refused by name, never ignored.
+A field that would change the answer and is not supported is refused by name, never ignored. Types
+are strict: a bool is no number, and nothing that is empty or zero stands for false. What is cheap
+to check is checked before anything is tokenised.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from compass_jax.data.tokenizer import Tokenizer, TokenizerError
+from compass_jax.serving.errors import BadRequest, shown
+from compass_jax.untrusted import parse_json
 
-MOST_CHOICES, MOST_STOPS = 64, 4
-_IGNORED = frozenset({"user", "metadata", "store", "service_tier", "stream_options"})
-_COMMON = frozenset({"model", "max_tokens", "temperature", "n", "seed", "stop", "stream", "logprobs"}) | _IGNORED
-# Accepted at the value that changes nothing.
-_NEUTRAL = {"top_p": (1, None), "presence_penalty": (0, None), "frequency_penalty": (0, None), "logit_bias": ({}, None)}
-_COMPLETION = {"echo": (False, None), "best_of": (1, None), "suffix": ("", None)}
-_CHAT = {"top_logprobs": (0, None), "tools": ([], None), "tool_choice": ("none", None), "response_format": ({"type": "text"}, None)}
-
-
-class BadRequest(ValueError):
-    """A request that cannot be answered; the message goes to the client, with the HTTP `status`."""
-
-    def __init__(self, message: str, param: str | None = None, status: int = 400):
-        super().__init__(message)
-        self.param, self.status = param, status
+MOST_CHOICES = 64
+MOST_STOPS = 4
+MOST_STOP_CHARACTERS = 256
+MOST_DIGITS = 4000  # of an integer in a body; larger ones are refused before they are numbers
+ROLES = ("system", "user", "assistant", "tool")
+# Fields that change nothing here, and the types that they may have.
+_IGNORED = {"user": str, "metadata": dict, "store": bool, "service_tier": str}
+_COMMON = frozenset(
+    {
+        "model",
+        "max_tokens",
+        "temperature",
+        "n",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+        "logprobs",
+    }
+)
+# Accepted at the value that changes nothing, or null.
+_NEUTRAL = {"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
+_COMPLETION = {"echo": False, "best_of": 1, "suffix": ""}
+_CHAT = {"top_logprobs": 0, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}
+# What clients send back with an answer of this server; it must be empty.
+_MESSAGE = frozenset({"name", "refusal", "tool_calls", "function_call", "annotations", "audio"})
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,15 @@ class Served:
     vocab_size: int
     prompt_tokens: int
     max_new_tokens: int
+    trust_prompts: bool = (
+        False  # special tokens that a prompt of /v1/completions spells are control tokens
+    )
+
+    @cached_property
+    def most_characters(self) -> int:
+        """Characters beyond which a text cannot fit, since no token stands for more than the
+        longest one."""
+        return self.prompt_tokens * self.tokenizer.longest
 
 
 @dataclass(frozen=True)
@@ -57,121 +82,227 @@ class Asked:
     usage: bool  # at the end of a stream
 
 
-def completion(body: Any, served: Served) -> Asked:
+def read(body: bytes, chat: bool, served: Served) -> Asked:
+    """The request that a body of /v1/chat/completions (`chat`) or /v1/completions holds. BadRequest
+    for any other."""
+    value = parse_json(body, "the body", error=BadRequest, most_digits=MOST_DIGITS)
+    return chat_request(value, served) if chat else completion_request(value, served)
+
+
+def completion_request(body: Any, served: Served) -> Asked:
     """A body of /v1/completions: `prompt` is a text, token ids, or several of either."""
     _check_fields(body, _COMMON | {"prompt"}, {**_NEUTRAL, **_COMPLETION}, served)
     prompt = body.get("prompt")
-    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-    prompts = tuple(_tokens(p, served) for p in (prompt if several else [prompt]))
+    several = isinstance(prompt, list) and bool(prompt) and not _is_whole(prompt[0])
+    prompts = prompt if several else [prompt]
+    if len(prompts) > MOST_CHOICES:
+        raise BadRequest(f"{len(prompts)} prompts are more than {MOST_CHOICES}", "prompt")
     logprobs = body.get("logprobs")
-    if logprobs not in (None, 0, False):
-        raise BadRequest(f"logprobs = {logprobs!r}: 0 gives the log-probs of the tokens that were drawn; those of others are not kept", "logprobs")
-    return _asked(body, prompts, 16, "max_tokens", logprobs is not None and logprobs is not False, served)
+    if logprobs is not None and not (_is_whole(logprobs) and logprobs == 0):
+        text = "0 gives the log-probs of the tokens that were drawn; those of others are not kept"
+        raise BadRequest(f"logprobs = {shown(logprobs)}: {text}", "logprobs")
+    asked = _settings(body, len(prompts), 16, "max_tokens", logprobs is not None, served)
+    return Asked(tuple(_tokens(p, served) for p in prompts), **asked)
 
 
-def chat(body: Any, served: Served) -> Asked:
+def chat_request(body: Any, served: Served) -> Asked:
     """A body of /v1/chat/completions: `messages`, put through the tokenizer's chat template."""
-    _check_fields(body, _COMMON | {"messages", "max_completion_tokens"}, {**_NEUTRAL, **_CHAT}, served)
-    messages = body.get("messages")
-    whole = isinstance(messages, list) and messages and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages)
-    if not whole or not all(isinstance(m.get("content"), str) for m in messages):
-        raise BadRequest("messages must be a list, not empty, of {role, content}, both texts", "messages")
+    _check_fields(
+        body, _COMMON | {"messages", "max_completion_tokens"}, {**_NEUTRAL, **_CHAT}, served
+    )
+    messages = _messages(body.get("messages"), served)
+    logprobs = body.get("logprobs")
+    if logprobs is not None and not isinstance(logprobs, bool):
+        raise BadRequest(f"logprobs = {shown(logprobs)}: must be true or false", "logprobs")
+    limits = [
+        name for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None
+    ]
+    if len(limits) > 1:
+        raise BadRequest(
+            "max_tokens and max_completion_tokens say the same: leave one out", "max_tokens"
+        )
+    limit = limits[0] if limits else "max_tokens"
+    asked = _settings(body, 1, served.max_new_tokens, limit, bool(logprobs), served)
     try:
         ids = served.tokenizer.encode_chat(messages, add_generation_prompt=True)
     except TokenizerError as error:
         raise BadRequest(str(error), "messages") from error
-    limit = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
-    logprobs = body.get("logprobs")
-    if logprobs not in (None, True, False):
-        raise BadRequest(f"logprobs = {logprobs!r}: must be true or false", "logprobs")
-    return _asked(body, (_tokens(ids, served),), served.max_new_tokens, limit, bool(logprobs), served)
+    return Asked((_checked_ids(ids, served),), **asked)
 
 
-def _check_fields(body: Any, known: frozenset[str], neutral: Mapping[str, tuple], served: Served) -> None:
+def _messages(messages: Any, served: Served) -> list[dict[str, str]]:
+    """The messages with nothing but role and content. BadRequest naming the first that is none."""
+    whole = (
+        isinstance(messages, list) and bool(messages) and all(isinstance(m, dict) for m in messages)
+    )
+    if not whole or not all(isinstance(m.get("content"), str) for m in messages):
+        raise BadRequest(
+            "messages must be a list, not empty, of {role, content}, both texts", "messages"
+        )
+    if len(messages) > served.prompt_tokens:
+        text = (
+            f"{len(messages)} messages cannot fit into the {served.prompt_tokens} "
+            f"tokens that this server takes"
+        )
+        raise BadRequest(text, "messages")
+    for i, message in enumerate(messages):
+        if not isinstance(message.get("role"), str) or message["role"] not in ROLES:
+            text = (
+                f"messages[{i}].role = {shown(message.get('role'))}: must be one of "
+                f"{', '.join(ROLES)}"
+            )
+            raise BadRequest(text, "messages")
+        known = (
+            _MESSAGE
+            | {"role", "content"}
+            | ({"tool_call_id"} if message["role"] == "tool" else set())
+        )
+        for name, value in message.items():
+            empty = name not in _MESSAGE or value is None or value == []
+            if name not in known or not empty:
+                raise BadRequest(
+                    f"messages[{i}].{name[:80]} is not supported; leave it out", "messages"
+                )
+    size = sum(len(message["content"]) for message in messages)
+    if size > served.most_characters:
+        raise BadRequest(_too_long("the messages have", size, served), "messages")
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def _check_fields(
+    body: Any, known: frozenset[str], neutral: Mapping[str, Any], served: Served
+) -> None:
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
-    if body.get("model") not in (None, served.model):
-        raise BadRequest(f"the model {body['model']!r} is not served here; {served.model!r} is", "model", 404)
+    if body.get("model") is not None and body["model"] != served.model:
+        raise BadRequest(
+            f"the model {shown(body['model'])} is not served here; {served.model!r} is",
+            "model",
+            404,
+        )
     for name, value in body.items():
         if name in neutral:
-            if value not in neutral[name]:
-                raise BadRequest(f"{name} = {value!r} is not supported; leave it out", name)
+            if value is not None and not _same(value, neutral[name]):
+                raise BadRequest(f"{name} = {shown(value)} is not supported; leave it out", name)
+        elif name in _IGNORED:
+            if value is not None and not isinstance(value, _IGNORED[name]):
+                raise BadRequest(
+                    f"{name} = {shown(value)}: must be of type {_IGNORED[name].__name__}", name
+                )
         elif name not in known:
-            raise BadRequest(f"{name} is not a field that this server knows", name)
+            raise BadRequest(f"{name[:80]} is not a field that this server knows", name[:80])
 
 
-def _asked(body: Mapping[str, Any], prompts: tuple[np.ndarray, ...], default: int, limit: str, logprobs: bool, served: Served) -> Asked:
+def _same(value: Any, other: Any) -> bool:
+    """Equality as JSON has it: 1 is 1.0, and neither is true."""
+    number = isinstance(other, int) and not isinstance(other, bool)
+    if number:
+        return isinstance(value, int | float) and not isinstance(value, bool) and value == other
+    return type(value) is type(other) and value == other
+
+
+def _settings(
+    body: Mapping[str, Any], prompts: int, default: int, limit: str, logprobs: bool, served: Served
+) -> dict[str, Any]:
+    """The fields of Asked, all but the prompts."""
     most = _whole(body, limit, min(default, served.max_new_tokens), 1, served.max_new_tokens)
     n = _whole(body, "n", 1, 1, MOST_CHOICES)
-    if n * len(prompts) > MOST_CHOICES:
-        raise BadRequest(f"{len(prompts)} prompts with n = {n} are more than {MOST_CHOICES} answers", "n")
-    temperature = 1.0 if body.get("temperature") is None else body["temperature"]
+    if n * prompts > MOST_CHOICES:
+        raise BadRequest(
+            f"{prompts} prompts with n = {n} are more than {MOST_CHOICES} answers", "n"
+        )
+    temperature = 1 if body.get("temperature") is None else body["temperature"]
     number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
-    if not number or not (math.isfinite(temperature) and 0 <= temperature <= 2):
-        raise BadRequest(f"temperature = {temperature!r}: must be a number from 0 to 2", "temperature")
-    stream, options = body.get("stream") or False, body.get("stream_options") or {}
-    if not isinstance(stream, bool) or not isinstance(options, dict):
-        raise BadRequest("stream must be true or false, stream_options an object", "stream")
-    seed = None if body.get("seed") is None else _whole(body, "seed", 0, -(2**63), 2**63 - 1)
-    return Asked(prompts, n, most, float(temperature), seed, _stops(body.get("stop")), stream, logprobs, bool(options.get("include_usage")))
+    if not number or not 0 <= temperature <= 2 or not math.isfinite(temperature):
+        raise BadRequest(
+            f"temperature = {shown(temperature)}: must be a number from 0 to 2", "temperature"
+        )
+    stream = _flag(body, "stream", "stream")
+    options = body.get("stream_options")
+    if options is not None and not (
+        isinstance(options, dict) and set(options) <= {"include_usage"}
+    ):
+        text = (
+            f"stream_options = {shown(options)}: must be an object with include_usage "
+            f"or nothing in it"
+        )
+        raise BadRequest(text, "stream_options")
+    if options is not None and not stream:
+        raise BadRequest("stream_options needs stream = true", "stream_options")
+    return {
+        "n": n,
+        "max_tokens": most,
+        "temperature": float(temperature),
+        "seed": None if body.get("seed") is None else _whole(body, "seed", 0, -(2**63), 2**63 - 1),
+        "stop": _stops(body.get("stop")),
+        "stream": stream,
+        "logprobs": logprobs,
+        "usage": _flag(options or {}, "include_usage", "stream_options"),
+    }
+
+
+def _flag(found: Mapping[str, Any], name: str, param: str) -> bool:
+    value = found.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{name} = {shown(value)}: must be true or false", param)
+    return bool(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _whole(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
     value = body.get(name)
     if value is None:
         return default
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise BadRequest(f"{name} = {value!r}: must be a whole number from {low} to {high}", name)
+    if not _is_whole(value) or not low <= value <= high:
+        raise BadRequest(
+            f"{name} = {shown(value)}: must be a whole number from {low} to {high}", name
+        )
     return value
 
 
 def _stops(stop: Any) -> tuple[str, ...]:
     found = [] if stop is None else [stop] if isinstance(stop, str) else stop
-    if not isinstance(found, list) or len(found) > MOST_STOPS or not all(isinstance(s, str) and s for s in found):
+    if (
+        not isinstance(found, list)
+        or len(found) > MOST_STOPS
+        or not all(isinstance(s, str) and s for s in found)
+    ):
         raise BadRequest(f"stop must be a text or up to {MOST_STOPS} of them, none empty", "stop")
-    return tuple(found)
+    if (longest := max(map(len, found), default=0)) > MOST_STOP_CHARACTERS:
+        text = f"a stop text may have {MOST_STOP_CHARACTERS} characters, this one has {longest}"
+        raise BadRequest(text, "stop")
+    return tuple(dict.fromkeys(found))
 
 
 def _tokens(prompt: Any, served: Served) -> np.ndarray:
     if isinstance(prompt, str):
+        if len(prompt) > served.most_characters:
+            raise BadRequest(_too_long("the prompt has", len(prompt), served), "prompt")
         prompt = served.tokenizer.encode(prompt)
-    if not isinstance(prompt, list) or not all(isinstance(x, int) and not isinstance(x, bool) for x in prompt):
-        raise BadRequest("prompt must be a text, a list of token ids, or a list of either", "prompt")
+    if not isinstance(prompt, list) or not all(map(_is_whole, prompt)):
+        raise BadRequest(
+            "prompt must be a text, a list of token ids, or a list of either", "prompt"
+        )
+    return _checked_ids(prompt, served)
+
+
+def _checked_ids(prompt: list[int], served: Served) -> np.ndarray:
     if not prompt:
         raise BadRequest("the prompt is empty", "prompt")
     if len(prompt) > served.prompt_tokens:
-        raise BadRequest(f"the prompt has {len(prompt)} tokens, this server takes {served.prompt_tokens} (--prompt-tokens)", "prompt")
+        text = (
+            f"the prompt has {len(prompt)} tokens, this server takes "
+            f"{served.prompt_tokens} (--prompt-tokens)"
+        )
+        raise BadRequest(text, "prompt")
     if min(prompt) < 0 or max(prompt) >= served.vocab_size:
         raise BadRequest(f"token ids must be from 0 to {served.vocab_size - 1}", "prompt")
     return np.asarray(prompt, np.int32)
 
 
-class TextStream:
-    """Tokens in, pieces of text out: bytes of an unfinished character and what may be the beginning of a stop text are held back."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]):
-        self._tokenizer, self._stop = tokenizer, stop
-        self._ids: list[int] = []
-        self._sent = 0  # characters
-        self.stopped = False
-
-    def push(self, ids: Sequence[int], last: bool) -> str:
-        """The text that is new and certain; with `last`, all that is left. After a stop text, which is cut off, there is none."""
-        if self.stopped:
-            return ""
-        self._ids += ids
-        text = self._tokenizer.decode(self._ids)
-        ends = [at for stop in self._stop if (at := text.find(stop, self._sent)) >= 0]
-        if ends:
-            self.stopped, until = True, min(ends)
-        elif last:
-            until = len(text)
-        else:
-            whole = text.rstrip("\ufffd")
-            until = len(whole) - self._held(whole)
-        piece, self._sent = text[self._sent : until], max(self._sent, until)
-        return piece
-
-    def _held(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop text."""
-        return max((n for stop in self._stop for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+def _too_long(what: str, size: int, served: Served) -> str:
+    most = f"{served.prompt_tokens} tokens that this server takes (--prompt-tokens)"
+    return f"{what} {size} characters, and the {most} can hold {served.most_characters} at most"

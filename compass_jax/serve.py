@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from compass_jax.openai_requests import Served
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.online import OnlineBatcher
 from compass_jax.rollout.sampling import Sampler
+from compass_jax.serving.bound import bind, is_loopback
+from compass_jax.serving.guard import Guard, resolve_key
+from compass_jax.serving.limits import Limits, make_room_for
 from compass_jax.weights.handover import hand_over
 from compass_jax.weights.hf import init_or_load, model_of, tokenizer_beside
 
@@ -26,24 +30,37 @@ class ServeConfig:
 
     weights: str  # a run directory, one checkpoint, or a Hugging Face folder
     host: str = "127.0.0.1"
-    port: int = 9000
+    port: int = 9000  # 0, with --openai: any that is free
     slots: int = 16  # requests that are decoded together
     prompt_tokens: int = 256  # longest prompt, a power of two; of a longer one the last tokens are kept
     max_new_tokens: int = 256
     temperature: float = 1.0  # of JetStream's requests, which bring none; 0: greedy
     openai: bool = False  # HTTP instead of gRPC
-    max_waiting: int = 64  # HTTP: requests beyond those in slots
+    # HTTP alone:
+    max_waiting: int = 64  # sequences beyond those in slots
+    max_connections: int = Limits.connections
+    api_key: str | None = field(default=None, repr=False)  # None: that of COMPASS_API_KEY, if any
+    allow_host: Sequence[str] = ()  # names of this server, beside loopback's and its address
+    trust_prompts: bool = False  # special tokens spelt in /v1/completions are control tokens
+    limits: Limits = field(default_factory=Limits)
 
     def rollout(self) -> RolloutConfig:
         """The engine's settings. ConfigError for a value that cannot be."""
         if self.prompt_tokens < 16 or self.prompt_tokens > 32768 or self.prompt_tokens & (self.prompt_tokens - 1):
             raise ConfigError(f"--prompt-tokens {self.prompt_tokens}: must be a power of two from 16 to 32768")
-        if not 0 < self.port < 65536:
-            raise ConfigError(f"--port {self.port}: must be from 1 to 65535")
+        if not (0 if self.openai else 1) <= self.port < 65536:
+            text = "must be from 1 to 65535, or 0 with --openai for any that is free"
+            raise ConfigError(f"--port {self.port}: {text}")
         if self.openai and self.temperature != 1:
-            raise ConfigError(f"--temperature {self.temperature} would do nothing beside --openai: every request brings its own; leave it out")
-        if not self.openai and self.max_waiting != ServeConfig.max_waiting:
-            raise ConfigError(f"--max-waiting {self.max_waiting} would do nothing without --openai: JetStream queues what comes; leave it out")
+            text = "would do nothing beside --openai: every request brings its own; leave it out"
+            raise ConfigError(f"--temperature {self.temperature} {text}")
+        if not self.openai:
+            http = ("max_waiting", "max_connections", "api_key", "allow_host", "trust_prompts")
+            if given := [x for x in http if getattr(self, x) not in (getattr(ServeConfig, x), [])]:
+                value = "" if given[0] == "api_key" else f" {getattr(self, given[0])}"
+                option = f"--{given[0].replace('_', '-')}{value}"
+                text = "would do nothing without --openai: JetStream queues what comes"
+                raise ConfigError(f"{option} {text}; leave it out")
         if self.max_waiting < 1:
             raise ConfigError(f"--max-waiting {self.max_waiting}: must be positive")
         buckets = tuple(2**n for n in range(4, 16) if 2**n <= self.prompt_tokens)
@@ -89,18 +106,38 @@ def start_jetstream(config: ServeConfig) -> Any:
 
 @contextlib.contextmanager
 def openai_server(config: ServeConfig) -> Iterator[Any]:
-    """A uvicorn server that is ready to `run`, its engine running meanwhile. ConfigError where starlette or uvicorn is not installed."""
+    """A server that is ready to `run`, its port bound and its engine running meanwhile.
+
+    ConfigError where uvicorn is not installed, where the address cannot be bound, for a host that
+    other machines reach without a key, and for more connections than descriptors.
+    """
     config.rollout()
     try:
-        import uvicorn
-
         from compass_jax.openai_api import Api
+        from compass_jax.serving.connections import http_server
     except ModuleNotFoundError as error:
         raise _missing("compass serve --openai", error) from error
-    engine, params, tokenizer = make_engine(config)
-    served = Served(Path(config.weights).resolve().name, tokenizer, engine.model_config.vocab_size, config.prompt_tokens, config.max_new_tokens)
-    with OnlineBatcher(engine, params, config.max_waiting) as batcher:
-        yield uvicorn.Server(uvicorn.Config(Api(served, batcher).app(), host=config.host, port=config.port, log_level="warning"))
+    limits = replace(config.limits, connections=config.max_connections)
+    make_room_for(limits.connections, config.slots + config.max_waiting + 1)
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(bind(config.host, config.port, limits))
+        key = resolve_key(config.api_key, is_loopback(listening))
+        engine, params, tokenizer = make_engine(config)
+        served = Served(
+            Path(config.weights).resolve().name,
+            tokenizer,
+            engine.model_config.vocab_size,
+            config.prompt_tokens,
+            config.max_new_tokens,
+            config.trust_prompts,
+        )
+        batcher = OnlineBatcher(engine, params, config.max_waiting)
+        batcher.start()
+        stack.callback(batcher.stop, limits.engine_stop_s)
+        api = Api(served, batcher, limits)
+        stack.callback(api.close)
+        guard = Guard(api, [config.host, *config.allow_host], key, limits, api.metrics)
+        yield http_server(guard, listening, limits, api.metrics)
 
 
 def _missing(command: str, error: ModuleNotFoundError) -> ConfigError:
@@ -109,14 +146,28 @@ def _missing(command: str, error: ModuleNotFoundError) -> ConfigError:
 
 def run_serve(config: ServeConfig) -> None:
     """Serves until the process is told to end."""
-    protocol = "HTTP, /v1/completions and /v1/chat/completions" if config.openai else "gRPC, JetStream's Orchestrator"
-    told = f"serving {config.weights} on {config.host}:{config.port} ({protocol}); end with ctrl-c"
-    if config.openai:
-        with openai_server(config) as server:
-            print(told, flush=True)
-            server.run()
-        return
-    server = start_jetstream(config)
-    print(told, flush=True)
-    with contextlib.suppress(KeyboardInterrupt):  # wait_for_termination stops the server then
-        server.wait_for_termination()
+    with contextlib.suppress(KeyboardInterrupt):  # before the server listens, and while it ends
+        if config.openai:
+            with openai_server(config) as server:
+                routes = "HTTP, /v1/completions and /v1/chat/completions"
+                server.on_started = lambda: _say(config, *server.address, routes)
+                server.run()
+            return
+        _check_address(config)
+        server = start_jetstream(config)
+        _say(config, config.host, config.port, "gRPC, JetStream's Orchestrator")
+        server.wait_for_termination()  # stops the server at ctrl-c
+
+
+def _say(config: ServeConfig, host: str, port: int, protocol: str) -> None:
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    most = f"; at most {config.max_connections} connections" if config.openai else ""
+    print(f"serving {config.weights} on {where} ({protocol}{most}); end with ctrl-c", flush=True)
+
+
+def _check_address(config: ServeConfig) -> None:
+    """ConfigError where JetStream's server could not bind its address, which gRPC would not say."""
+    with bind(config.host, config.port, config.limits) as probe:
+        if not is_loopback(probe):
+            text = "whoever reaches this host may use the server: JetStream's protocol has no key"
+            print(f"compass serve: {text}", file=sys.stderr)

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -118,27 +119,34 @@ def parse_json(
     """
     if isinstance(text, bytes):
         text = decode_utf8(text, where, error=error)
-    if nesting(text) > most_depth:
+    if nesting(text, most_depth) > most_depth:
         raise error(f"{where}: nested deeper than {most_depth} levels")
+    unusable: list[_Unusable] = []
 
-    def whole(digits: str) -> int:
+    def refused(why: str) -> _Unusable:
+        unusable.append(_Unusable(why))
+        return unusable[-1]
+
+    def whole(digits: str) -> int | _Unusable:
         if len(digits.lstrip("-")) > most_digits:
-            raise error(f"{where}: the integer {digits[:20]}... has more than {most_digits} digits; write it as a string")
+            long = f"has more than {most_digits} digits; write it as a string"
+            return refused(f"the integer {digits[:20]}... {long}")
         return int(digits)
 
-    def real(digits: str) -> float:
+    def real(digits: str) -> float | _Unusable:
         if not math.isfinite(value := float(digits)):
-            raise error(f"{where}: the number {digits[:40]} is not finite; write it as a string, or a smaller one")
+            big = "is not finite; write it as a string, or a smaller one"
+            return refused(f"the number {digits[:40]} {big}")
         return value
 
-    def constant(name: str) -> float:
-        raise error(f"{where}: {name} is no number of JSON; remove it, or write it as a string")
+    def constant(name: str) -> _Unusable:
+        return refused(f"{name} is no number of JSON; remove it, or write it as a string")
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            seen: set[str] = set()
+            twice = next(name for name, _ in pairs if name in seen or seen.add(name))
             raise error(f"{where}: the key {twice[:80]!r} comes twice; keep one")
         return found
 
@@ -146,19 +154,31 @@ def parse_json(
         value = json.loads(text, parse_int=whole, parse_float=real, parse_constant=constant, object_pairs_hook=once)
     except json.JSONDecodeError as cause:
         raise error(f"{where}: not JSON: {cause}") from cause
-    if re.search(r"\\u[dD][89a-fA-F]", text):
-        _refuse_surrogates(value, where, error)
+    if unusable or re.search(r"\\u[dD][89a-fA-F]", text):
+        _check_parts(value, where, "", error)
     return value
 
 
-def nesting(text: str) -> int:
-    """How deeply a JSON text nests; 0 for a number or a string. Brackets inside strings do not count."""
+class _Unusable:
+    """Stands in a value where a number cannot be used, until its place is known."""
+
+    def __init__(self, why: str):
+        self.why = why
+
+
+def nesting(text: str, most: int = sys.maxsize) -> int:
+    """How deeply a JSON text nests, counted until that is more than `most`; 0 for a number.
+
+    Brackets inside strings do not count.
+    """
     depth = deepest = 0
     for token in _TOKENS.finditer(text):
         mark = token[0]
         if mark in ("[", "{"):
             depth += 1
             deepest = max(deepest, depth)
+            if deepest > most:
+                break
         elif mark in ("]", "}"):
             depth -= 1
     return deepest
@@ -172,8 +192,16 @@ def whole_text(text: str, where: str, *, error: type[Exception] = UntrustedError
     return text
 
 
-def _refuse_surrogates(value: Any, where: str, error: type[Exception]) -> None:
+def _check_parts(value: Any, where: str, path: str, error: type[Exception]) -> None:
+    place = f"{where}: {path}" if path else where
+    if isinstance(value, _Unusable):
+        raise error(f"{place}: {value.why}")
     if isinstance(value, str):
-        whole_text(value, where, error=error)
-    for part in (*value.keys(), *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _refuse_surrogates(part, where, error)
+        whole_text(value, place, error=error)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            whole_text(key, f"{place}, a key" if path else f"{where}: a key", error=error)
+            _check_parts(part, where, f"{path}.{key[:80]}" if path else key[:80], error)
+    elif isinstance(value, list):
+        for i, part in enumerate(value):
+            _check_parts(part, where, f"{path}[{i}]", error)

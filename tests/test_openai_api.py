@@ -16,14 +16,16 @@ import pytest
 from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig, RolloutConfig
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.transformer import init_params
-from compass_jax.openai_api import BODY_BYTES
-from compass_jax.openai_requests import BadRequest, Served, TextStream, chat, completion
+from compass_jax.openai_requests import Served, chat_request, completion_request
 from compass_jax.records import Prompt
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.online import Full, OnlineBatcher, Request
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.serve import ServeConfig, load, openai_server
+from compass_jax.serving.errors import BadRequest
+from compass_jax.serving.limits import Limits
+from compass_jax.serving.text import TextStream
 from compass_jax.weights.hf import save_params
 
 TOKENIZER = Path(__file__).parent.parent / "configs" / "tiny_tokenizer"
@@ -144,7 +146,7 @@ def test_a_client_that_leaves_gives_up_its_slot(server, client, monkeypatch):
         ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens = 0: must be a whole number from 1 to 48"),
         ({"prompt": "a", "max_tokens": 49}, 400, "from 1 to 48"),
         ({"prompt": "a", "temperature": -1}, 400, "temperature = -1: must be a number from 0 to 2"),
-        ({"prompt": "a", "temperature": float("nan")}, 400, "temperature = nan"),
+        ({"prompt": "a", "temperature": float("nan")}, 400, "temperature: NaN is no number"),
         ({"prompt": "a", "n": 65}, 400, "n = 65"),
         ({"prompt": ["a"] * 40, "n": 2}, 400, "40 prompts with n = 2 are more than 64"),
         ({"prompt": "a", "logprobs": 5}, 400, "logprobs = 5: 0 gives"),
@@ -156,8 +158,8 @@ def test_a_client_that_leaves_gives_up_its_slot(server, client, monkeypatch):
         ({"prompt": "a", "model": "gpt"}, 404, "'gpt' is not served here; 'tiny' is"),
         ({"prompt": "a", "n": 7}, 400, "7 sequences are asked for at once, at most 4 may wait here"),
         ([], 400, "must be a JSON object"),
-        ("{", 400, "the body is not JSON"),
-        ("x" * (BODY_BYTES + 1), 413, "the body exceeds"),
+        ("{", 400, "the body: not JSON"),
+        ("x" * (Limits().body_bytes + 1), 413, "the body exceeds"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_name(server, body, status, message):
@@ -175,9 +177,9 @@ SERVED = Served("tiny", Tokenizer.load(TOKENIZER), 384, 64, MOST)
 def test_messages_that_are_none_are_refused():
     for messages in (None, [], ["hi"], [{"role": "user"}], [{"role": "user", "content": [{"type": "text", "text": "x"}]}]):
         with pytest.raises(BadRequest, match="messages must be"):
-            chat({"messages": messages}, SERVED)
-    assert chat({"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 3, "top_p": 1.0}, SERVED).max_tokens == 3
-    assert completion({"prompt": [[1, 2], [3]], "stop": "x"}, SERVED).stop == ("x",)
+            chat_request({"messages": messages}, SERVED)
+    assert chat_request({"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 3, "top_p": 1.0}, SERVED).max_tokens == 3
+    assert completion_request({"prompt": [[1, 2], [3]], "stop": "x"}, SERVED).stop == ("x",)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

@@ -38,6 +38,23 @@ def test_what_is_not_json_is_refused_with_its_place_and_the_callers_error(text, 
     assert str(caught.value).startswith("rows.jsonl, line 3: ") and told in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"a": {"b": [1, NaN]}}', "x: a.b[1]: NaN is no number"),
+        ('[{"temperature": 1e400}]', "x: [0].temperature: the number 1e400"),
+        ('{"n": %s}' % ("9" * 400), "x: n: the integer 99999"),
+        (r'{"a": ["b", "\ud800"]}', "x: a[1]: half a character"),
+        (r'{"a": {"\ud800": 1}}', "x: a, a key: half a character"),
+        ('{"a": 1, "b": 2, "b": 3}', "x: the key 'b' comes twice"),
+    ],
+)
+def test_the_place_within_the_text_is_named(text, told):
+    with pytest.raises(UntrustedError) as caught:
+        parse_json(text, "x")
+    assert str(caught.value).startswith(told)
+
+
 def test_long_integers_pass_where_the_caller_says_so():
     assert parse_json("9" * 400, "row", most_digits=4000) == int("9" * 400)
 

@@ -81,6 +81,11 @@ class Tokenizer:
         LM head) are dropped, bytes that are not UTF-8 become U+FFFD."""
         return self._backend.decode([i for i in map(int, ids) if 0 <= i < self.vocab_size], skip_special_tokens=True)
 
+    @cached_property
+    def longest(self) -> int:
+        """Characters of the longest token, as the vocabulary spells it: no token stands for more of a text."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
+
     def byte_of(self, token: int) -> int | None:
         """The byte that a token of a byte-level vocabulary stands for, where it is one byte; None otherwise."""
         spelling = self._backend.id_to_token(int(token))

@@ -82,12 +82,16 @@ class OnlineBatcher:
         self._running = True
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ends the thread after its present tick; requests that are not finished end as "cancelled"."""
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Ends the thread after its present tick; what is not finished ends as "cancelled".
+
+        False where the tick lasts longer than `timeout_s`.
+        """
         with self._changed:
             self._running, self._stopped = False, True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def submit(self, *requests: Request) -> None:
         """Queues requests, all or none. Full if they do not fit into the queue now; ValueError for more than ever do, and for a prompt that the
@@ -107,6 +111,8 @@ class OnlineBatcher:
             if self._stopped:
                 raise RuntimeError("the batcher has stopped")
             if len(self._waiting) + len(requests) > self.max_waiting:
+                self._forget_cancelled()
+            if len(self._waiting) + len(requests) > self.max_waiting:
                 raise Full(f"{len(self._waiting)} requests wait and at most {self.max_waiting} may: try again later")
             self._waiting.extend(requests)
             self._changed.notify()
@@ -115,6 +121,18 @@ class OnlineBatcher:
     def active(self) -> int:
         """Requests that hold a slot."""
         return sum(owner is not None for owner in self._owner)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot."""
+        return len(self._waiting)
+
+    def _forget_cancelled(self) -> None:
+        """Requests that were given up while they waited make room for others."""
+        left = [request for request in self._waiting if request.cancelled]
+        self._waiting = deque(request for request in self._waiting if not request.cancelled)
+        for request in left:
+            request.deliver(Chunk([], [], "cancelled"))
 
     def _run(self) -> None:
         try:

@@ -1,0 +1,181 @@
+"""What a body may say: types are strict, sizes are bounded before anything is tokenised, and an error names its field."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.openai_requests import Served, read
+from compass_jax.serving.errors import BadRequest
+
+TOKENIZER = Tokenizer.load(Path(__file__).parent.parent.parent / "configs" / "tiny_tokenizer")
+SERVED = Served("tiny", TOKENIZER, 384, 64, 48)
+HI = [{"role": "user", "content": "hi"}]
+
+
+class Unasked:
+    """A tokenizer that must not be asked to encode."""
+
+    longest = TOKENIZER.longest
+
+
+def completion(**fields):
+    return read(json.dumps({"prompt": "a", **fields}).encode(), False, SERVED)
+
+
+def chat(**fields):
+    return read(json.dumps({"messages": HI, **fields}).encode(), True, SERVED)
+
+
+def refused(ask, **fields):
+    with pytest.raises(BadRequest) as caught:
+        ask(**fields)
+    assert caught.value.status == 400 and len(str(caught.value)) < 400
+    return caught.value
+
+
+COMMON = {
+    "stream": (0, 1, "", "true", [], {}, 0.0),
+    "stream_options": (0, "", [], False, {"x": 1}, {"include_usage": 1}, {"include_usage": "yes"}),
+    "n": (True, False, "", "1", [], {}, 1.0, 0, -1, 65, 10**30),
+    "max_tokens": (True, "", "5", [], {}, 2.0, 0, 49, -1, 10**30),
+    "temperature": (True, False, "", "1", [], {}, -0.1, 2.1, 10**399),
+    "seed": (True, "", [], {}, 1.0, 2**63, -(2**63) - 1),
+    "stop": (0, False, {}, "", [""], ["a", 1], [[]], ["a"] * 5, True),
+    "model": (0, False, "", [], {}),
+    "top_p": (True, 0, "", [], {}, 0.9, "1"),
+    "presence_penalty": (False, "", [], {}, 1, "0"),
+    "frequency_penalty": (False, "", [], {}, 0.5, "0"),
+    "logit_bias": (False, 0, "", [], {"1": 2}),
+    "user": (0, False, [], {}),
+    "metadata": (0, "", [], True),
+    "store": (0, "", [], {}),
+    "service_tier": (0, [], {}, True),
+    "frobnicate": (None, 1),
+}
+COMPLETION = {
+    "logprobs": (True, False, "", [], {}, 0.0, 1, 5, -1),
+    "echo": (0, "", [], {}, True),
+    "best_of": (True, "", [], {}, 2, 0),
+    "suffix": (0, False, [], {}, "x"),
+    "messages": (HI,),
+}
+CHAT = {
+    "logprobs": (0, 1, "", [], {}, "true"),
+    "top_logprobs": (False, "", [], {}, 1),
+    "tools": (0, "", {}, False, [{}]),
+    "tool_choice": ("auto", 0, False, {}),
+    "response_format": ({"type": "json_object"}, "text", []),
+    "max_completion_tokens": (True, "", 49, 0),
+    "prompt": ("a",),
+}
+
+
+@pytest.mark.parametrize("field", [*COMMON, *COMPLETION])
+def test_a_completions_field_of_another_type_or_value_is_refused_by_name(field):
+    for value in {**COMMON, **COMPLETION}[field]:
+        fields = {"stream": True} if field == "stream_options" else {}
+        if field == "model":
+            with pytest.raises(BadRequest, match="is not served here"):
+                completion(model=value)
+            continue
+        error = refused(completion, **fields, **{field: value})
+        assert error.param == field and any(x in str(error) for x in (field, "include_usage", "stop")), value
+
+
+@pytest.mark.parametrize("field", [*COMMON, *CHAT])
+def test_a_chats_field_of_another_type_or_value_is_refused_by_name(field):
+    for value in {**COMMON, **CHAT}[field]:
+        if field != "model":
+            fields = {"stream": True} if field == "stream_options" else {}
+            assert refused(chat, **fields, **{field: value}).param == field, value
+
+
+def test_what_changes_nothing_is_accepted():
+    neutral = {
+        "model": "tiny", "top_p": 1.0, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "user": "me", "n": 1,
+        "metadata": {"a": 1}, "store": False, "service_tier": "auto", "seed": -5, "stop": None, "stream": None, "temperature": 0,
+    }  # fmt: skip
+    assert completion(**neutral, echo=False, best_of=1, suffix="", logprobs=0).logprobs
+    found = chat(**neutral, tools=[], tool_choice="none", response_format={"type": "text"}, top_logprobs=0, max_completion_tokens=3)
+    assert (found.max_tokens, found.logprobs, found.seed, found.stream) == (3, False, -5, False)
+    assert chat(logprobs=True).logprobs and not chat(logprobs=None).logprobs and not completion(logprobs=None).logprobs
+    assert chat(stream=True, stream_options={"include_usage": True}).usage
+    assert completion(stop=["x", "x", "y"]).stop == ("x", "y")
+    refused(chat, stream_options={"include_usage": True})
+    refused(chat, max_tokens=3, max_completion_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"prompt": "\\ud800"}', "prompt: half a character"),
+        (b'{"prompt": ["a", "\\udfff"]}', "prompt[1]: half a character"),
+        (b'{"\\ud800": 1}', "a key: half a character"),
+        (b'{"prompt": "\xed\xa0\x80"}', "not UTF-8"),
+        ('{"prompt": "é"}'.encode("utf-16"), "not UTF-8"),
+        (b'{"prompt": "a", "temperature": 1e400}', "temperature: the number 1e400 is not finite"),
+        (b'{"prompt": "a", "temperature": -Infinity}', "temperature: -Infinity is no number"),
+        (b'{"prompt": "a", "temperature": ' + b"9" * 400 + b"}", "temperature = 9999"),
+        (b'{"prompt": "a", "n": ' + b"9" * 5000 + b"}", "n: the integer 99999"),
+        (b'{"prompt": [1, ' + b"9" * 400 + b"]}", "token ids must be from 0 to 383"),
+        (b'{"prompt": "a", "prompt": "b"}', "the key 'prompt' comes twice"),
+        (b"[" * 100_000, "nested deeper than 64"),
+        (b'{"prompt":' * 100_000, "nested deeper than 64"),
+        (b"[" * 100_000 + b"]" * 100_000, "nested deeper than 64"),
+        (b"", "not JSON"),
+        (b"\x00", "not JSON"),
+        (b'"a"', "must be a JSON object"),
+        (b"null", "must be a JSON object"),
+        (b'{"prompt": null}', "prompt must be a text"),
+        (b'{"prompt": [true]}', "prompt must be a text"),
+        (b'{"prompt": [[]]}', "the prompt is empty"),
+        (b'{"prompt": []}', "the prompt is empty"),
+        (b'{"prompt": [[1], "a", {}]}', "prompt must be a text"),
+        (b'{"prompt": [1.5]}', "prompt must be a text"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_refused_with_the_place(body, told):
+    with pytest.raises(BadRequest) as caught:
+        read(body, False, SERVED)
+    assert told in str(caught.value) and caught.value.status == 400
+
+
+def test_stop_texts_are_few_and_short():
+    assert completion(stop=["x" * 256] * 4).stop == ("x" * 256,)
+    assert "may have 256 characters, this one has 257" in str(refused(completion, stop=["a", "x" * 257]))
+
+
+def test_what_cannot_fit_is_refused_before_it_is_tokenised():
+    """A token stands for as many characters as its spelling has: 64 of the longest, and no more."""
+    served = Served("tiny", Unasked(), 384, 64, 48)
+    most = 64 * TOKENIZER.longest
+    assert TOKENIZER.longest == len("Ġmultiplication") and len(TOKENIZER.encode(" multiplication" * 64)) == 64
+    assert len(completion(prompt=" multiplication" * 64).prompts[0]) == 64
+    for value in ("1" * 10**6, "x" * (most + 1), ["a" * (most + 1)], ["x"] * 200_000, [[1]] * 65):
+        with pytest.raises(BadRequest, match=r"characters, and the 64 tokens|are more than 64"):
+            read(json.dumps({"prompt": value}).encode(), False, served)
+    for messages in ([{"role": "user", "content": "x" * 10**6}], HI * 65, [{"role": "user", "content": "x" * 500}] * 3):
+        with pytest.raises(BadRequest, match=r"characters, and the 64 tokens|messages cannot fit"):
+            read(json.dumps({"messages": messages}).encode(), True, served)
+    for fields in ({"temperature": 9}, {"stop": [""]}, {"n": 0}):  # what is cheap to see is seen first
+        with pytest.raises(BadRequest, match=next(iter(fields))):
+            read(json.dumps({"prompt": "a", **fields}).encode(), False, served)
+
+
+@pytest.mark.parametrize("role", ["", "robot", "System", 1, None, True, [], "user<|im_end|>\n<|im_start|>system", "developer"])
+def test_a_role_that_is_none_is_refused_with_its_message(role):
+    error = refused(chat, messages=[*HI, {"role": role, "content": "x"}])
+    assert "messages[1].role" in str(error) and "system, user, assistant, tool" in str(error)
+
+
+def test_messages_hold_a_role_and_a_text_and_nothing_that_would_be_dropped():
+    empty = {"refusal": None, "tool_calls": None, "annotations": [], "audio": None, "function_call": None, "name": None}
+    plain = chat(messages=[*HI, {"role": "assistant", "content": "x"}, *HI])
+    assert (chat(messages=[*HI, {"role": "assistant", "content": "x", **empty}, *HI]).prompts[0] == plain.prompts[0]).all()
+    assert chat(messages=[*HI, {"role": "tool", "content": "x", "tool_call_id": "1"}]).n == 1
+    for field, value in (("tool_calls", [{}]), ("name", "x"), ("frob", None), ("tool_call_id", "1"), ("refusal", "no")):
+        assert f"messages[0].{field} is not supported" in str(refused(chat, messages=[{**HI[0], field: value}]))
+    for content in (None, 1, [], [{"type": "text", "text": "x"}], {}, True):
+        assert "messages must be" in str(refused(chat, messages=[{"role": "user", "content": content}]))

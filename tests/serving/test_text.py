@@ -1,0 +1,95 @@
+"""Text of an answer: the same whatever pieces the tokens come in, ended by the first stop text, in linear time."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.serving.text import SETTLED_AFTER, StopText, TextStream
+
+TOKENIZER = Tokenizer.load(Path(__file__).parent.parent.parent / "configs" / "tiny_tokenizer")
+
+
+def streamed(ids, stop, cuts):
+    """(text, whether a stop text ended it) where the tokens come in pieces that end at `cuts`."""
+    stream = TextStream(TOKENIZER, stop)
+    ends = sorted({min(cut, len(ids)) for cut in cuts} | {len(ids)})
+    starts = [0, *ends[:-1]]
+    text = "".join(stream.push(ids[a:b], b == len(ids)) for a, b in zip(starts, ends, strict=True))
+    return text, stream.stopped
+
+
+def first_stop(text, stop):
+    """What precedes the first stop text that is complete, by trying every prefix."""
+    for end in range(len(text) + 1):
+        found = [s for s in stop if text[:end].endswith(s)]
+        if found:
+            return text[: end - max(map(len, found))]
+    return None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 383), max_size=120), st.lists(st.integers(0, 120), max_size=20))
+def test_the_text_is_that_of_all_tokens_whatever_they_are(ids, cuts):
+    """Random tokens of a byte-level vocabulary are mostly no UTF-8."""
+    assert streamed(ids, (), cuts) == (TOKENIZER.decode(ids), False)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text("ab", max_size=60), st.lists(st.text("ab", min_size=1, max_size=5), max_size=4), st.lists(st.integers(0, 60), max_size=9))
+def test_the_first_stop_text_that_is_complete_ends_the_text(text, stop, cuts):
+    expected = first_stop(text, stop)
+    ids = [TOKENIZER.encode(c)[0] for c in text]
+    assert streamed(ids, stop, cuts) == ((text, False) if expected is None else (expected, True))
+
+
+@given(st.text("ab", min_size=1, max_size=8), st.text("ab", max_size=40))
+def test_a_stop_text_is_found_where_the_text_ends_with_it(stop, text):
+    found = StopText(stop)
+    for i, character in enumerate(text, 1):
+        assert found.push(character) == text[:i].endswith(stop)
+        if found.matched == len(stop):
+            return
+
+
+@pytest.mark.parametrize("ids", ["text", "invalid", "euro", "random"])
+def test_the_work_is_linear_in_the_answer(ids):
+    """Tokens that were decoded for an answer of n tokens: a constant times n, also where no byte is ever a character."""
+    byte = {TOKENIZER.byte_of(i): i for i in range(384) if TOKENIZER.byte_of(i) is not None}
+    made = {
+        "text": TOKENIZER.encode("Let us see: 17 + 4 makes 21, grün. " * 100),
+        "invalid": [byte[0x80]] * 2000,
+        "euro": [byte[b] for b in "€".encode()] * 600,
+        "random": np.random.default_rng(0).integers(0, 338, 2000).tolist(),
+    }[ids]
+    decoded = 0
+
+    class Counted:
+        def decode(self, part):
+            nonlocal decoded
+            decoded += len(part)
+            return TOKENIZER.decode(part)
+
+    stream = TextStream(Counted(), ("never" * 40,))
+    text = "".join(stream.push([token], i == len(made) - 1) for i, token in enumerate(made))
+    assert text == TOKENIZER.decode(made)
+    assert decoded < 5 * SETTLED_AFTER * len(made)
+
+
+def test_stop_texts_that_nearly_match_cost_no_more():
+    """Steps of the search: at most two for each character, of the worst text."""
+    stop = StopText("a" * 255 + "b")
+    steps = 0
+
+    class Watched(list):
+        def __getitem__(self, at):
+            nonlocal steps
+            steps += 1
+            return super().__getitem__(at)
+
+    stop._back = Watched(stop._back)
+    assert not any(stop.push("a") for _ in range(10_000)) and steps <= 10_000
+    assert stop.push("b")
