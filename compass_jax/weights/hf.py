@@ -36,6 +36,7 @@ from compass_jax.weights.safetensors_io import (
     write_file,
     write_json,
 )
+from compass_jax.weights.sound import is_one
 
 __all__ = [
     "CARRIED",
@@ -307,7 +308,7 @@ def tokenizer_beside(path: str | Path) -> Path | None:
 
 def is_checkpoint(path: str | Path) -> bool:
     """Whether a folder is a run directory or one checkpoint, and not a Hugging Face folder."""
-    return (Path(path) / "checkpoints").is_dir() or (Path(path) / "manifest.json").is_file()
+    return (Path(path) / "checkpoints").is_dir() or is_one(Path(path).absolute())
 
 
 def model_of(path: str | Path) -> ModelConfig:
@@ -317,7 +318,8 @@ def model_of(path: str | Path) -> ModelConfig:
 
 def _restore_params(path: str | Path, shardings: Any = None) -> tuple[Any, ModelConfig]:
     """The parameters of a checkpoint, in the type that it stores, without its optimiser state."""
-    manifest = checkpoint.read_manifest(path)
+    found = checkpoint.find(path)
+    manifest = found.manifest
     parents = [keys for keys in (("params",), ("state", "params")) if "/".join((*keys, "embed")) in manifest.leaves]
     if not parents:
         raise WeightsError(f"{path} is a checkpoint without parameters (neither params nor state/params)")
@@ -327,7 +329,7 @@ def _restore_params(path: str | Path, shardings: Any = None) -> tuple[Any, Model
         wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), wanted, shardings)
     for key in reversed(prefix):
         wanted = {key: wanted}
-    _, arrays, _ = checkpoint.restore(path, wanted, subset=True)
+    _, arrays, _ = checkpoint.restore(found, wanted, subset=True)
     for key in prefix:
         arrays = arrays[key]
     return arrays, manifest.model

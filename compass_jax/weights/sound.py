@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 
 from compass_jax import distributed
+from compass_jax.untrusted import read_bytes
 from compass_jax.weights import digests
 from compass_jax.weights import manifest as manifests
 from compass_jax.weights.digests import Digest
@@ -27,6 +29,7 @@ from compass_jax.weights.manifest import ARRAYS, META, NAME, CheckpointError, Ma
 SET_ASIDE = "damaged_"  # how the names of damaged checkpoints begin that a resumed run moved aside
 _STEP = re.compile(r"(?:\.old_)?step_(\d{1,18})")
 _SHOWN = 5  # faults named in a message
+_MOST_META = 2**36  # bytes: a run's history of every prompt may be long
 
 logger = logging.getLogger(__name__)
 
@@ -155,12 +158,12 @@ def read_meta(where: Path, manifest: Manifest) -> dict[str, Any]:
     """The content of meta.json, as `save` was given it. Raises CheckpointError where it cannot be
     read or was changed."""
     file = where / META
+    data = read_bytes(file, error=CheckpointError, most_bytes=_MOST_META)
+    if manifest.files is not None and digests.of_bytes(data) != manifest.files[META]:
+        raise CheckpointError(f"{file} is damaged: its digest is not the manifest's")
     try:
-        data = file.read_bytes()
-        if manifest.files is not None and digests.of_bytes(data) != manifest.files[META]:
-            raise CheckpointError(f"{file} is damaged: its digest is not the manifest's")
         meta = json.loads(data)
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged: it cannot be read ({cause(error)})") from error
     if not isinstance(meta, dict):
         raise CheckpointError(f"{file} is damaged: it holds no JSON object")
@@ -204,7 +207,7 @@ def _outside(where: Path) -> Examined:
         return Examined(manifest, faults + [f"{name} is missing" for name in missing])
     for name, digest in manifest.files.items():
         try:
-            size = (where / name).stat().st_size
+            seen = (where / name).stat()
         except OSError as error:
             faults.append(
                 f"{name} is missing"
@@ -212,8 +215,10 @@ def _outside(where: Path) -> Examined:
                 else f"{name}: {error.strerror}"
             )
             continue
-        if size != digest.size:
-            faults.append(f"{name} has {size:,} bytes, {digest.size:,} were written")
+        if not stat.S_ISREG(seen.st_mode):
+            faults.append(f"{name} is no file: a folder, a pipe or a device lies there")
+        elif seen.st_size != digest.size:
+            faults.append(f"{name} has {seen.st_size:,} bytes, {digest.size:,} were written")
     there = {
         str((Path(folder) / name).relative_to(where))
         for folder, _, names in os.walk(where / ARRAYS)
@@ -230,11 +235,12 @@ def _share(files: dict[str, Digest]) -> dict[str, Digest]:
 
 
 def _inside(where: Path, files: dict[str, Digest]) -> list[str]:
+    """Which of these files have another content; those without the right size are told already."""
     faults = []
-    for name, found in digests.of_files(where, files).items():
+    whole = [name for name in files if (where / name).is_file()]  # reading a pipe would wait
+    for name, found in digests.of_files(where, whole).items():
         if isinstance(found, OSError):
-            if not isinstance(found, FileNotFoundError):  # that is told already
-                faults.append(f"{name} cannot be read: {found.strerror or found}")
+            faults.append(f"{name} cannot be read: {found.strerror or found}")
         elif found.size == files[name].size and found != files[name]:
             faults.append(f"{name} was changed after it was written: its digest does not fit")
     return faults

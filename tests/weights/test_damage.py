@@ -3,6 +3,7 @@ in its place."""
 
 import json
 import logging
+import os
 import re
 import shutil
 
@@ -109,6 +110,11 @@ def at_newest(change):
     return lambda run: change(run / "checkpoints" / "step_00000003")
 
 
+def pipe(file):
+    file.unlink()
+    os.mkfifo(file)
+
+
 def rename(run):
     shutil.rmtree(run / "checkpoints" / "step_00000003")
     (run / "checkpoints" / "step_00000002").rename(run / "checkpoints" / "step_00000003")
@@ -131,6 +137,12 @@ def rename(run):
             r"meta.json was changed after",
         ),
         (at_newest(lambda where: (where / "meta.json").unlink()), r"meta.json is missing"),
+        (
+            at_newest(lambda where: pipe(where / "meta.json")),
+            r"meta.json is no file: a folder, a pipe",
+        ),
+        (at_newest(lambda where: pipe(largest(where))), r"arrays/.* is no file: a folder, a pipe"),
+        (at_newest(lambda where: pipe(where / "manifest.json")), r"manifest.json is not a file"),
         (
             at_newest(lambda where: (where / "manifest.json").unlink()),
             r"manifest.json does not exist",
