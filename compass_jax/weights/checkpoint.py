@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,7 +51,6 @@ __all__ = [
 ]
 
 _SHOWN = 5  # differences named in a message
-_OWN_FOLDER = re.compile(rf"{ARRAYS}/ocdbt\.process_(\d+)/")  # what one process wrote
 
 
 class CheckpointMismatch(CheckpointError):
@@ -323,7 +321,7 @@ def _own_digests(temporary: Path) -> dict[str, Digest]:
     number, count, names = jax.process_index(), jax.process_count(), []
     for folder, _, files in os.walk(temporary / ARRAYS):
         names += [str((Path(folder) / name).relative_to(temporary)) for name in files]
-    writers = {name: int(match[1]) if (match := _OWN_FOLDER.match(name)) else 0 for name in names}
+    writers = {name: manifest.writer_of(name) or 0 for name in names}
     own = [name for name, writer in writers.items() if (writer if writer < count else 0) == number]
     found = digests.of_files(temporary, sorted(own))
     for digest in found.values():

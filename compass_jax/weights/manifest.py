@@ -29,6 +29,7 @@ NAME, META, ARRAYS = "manifest.json", "meta.json", "arrays"
 _KEYS = {UNVERIFIED: ("format", "step", "model", "leaves")}
 _KEYS[FORMAT] = (*_KEYS[UNVERIFIED], "files", "digest")
 _OWN_DIGEST = re.compile(r', "digest": "([0-9a-f]{32})"\}\Z')
+_OWN_FOLDER = re.compile(rf"{ARRAYS}/ocdbt\.process_(\d{{1,9}})/")
 _DTYPE = re.compile(r"bool|(u?int|b?float|complex)\d+\w*")
 _MOST_AXES = 32
 _MOST_BYTES = 2**60  # of one leaf
@@ -97,6 +98,12 @@ def read(where: Path) -> Manifest:
         raise CheckpointError(f"{file}: step = {_shown(step)}, a number of steps is expected")
     files = None if form == UNVERIFIED else _files(data["files"], file)
     return Manifest(step, _model(data["model"], file), _leaves(data["leaves"], file), files)
+
+
+def writer_of(name: str) -> int | None:
+    """The process that wrote a file of the arrays; None for what belongs to all of them."""
+    match = _OWN_FOLDER.match(name)
+    return int(match[1]) if match else None
 
 
 def _digest(text: str) -> str:

@@ -229,9 +229,18 @@ def _outside(where: Path) -> Examined:
 
 
 def _share(files: dict[str, Digest]) -> dict[str, Digest]:
-    """The files whose digests this process compares, about as many bytes as each of the others."""
+    """The files whose digests this process compares.
+
+    Where there are as many processes as wrote the checkpoint, these are the files that a process of
+    this number wrote: it will read its arrays from them, out of memory then. Otherwise the files
+    are dealt out by size.
+    """
+    number, count = jax.process_index(), jax.process_count()
+    writers = {name: manifests.writer_of(name) for name in files}
+    if {writer for writer in writers.values() if writer is not None} == set(range(count)):
+        return {name: files[name] for name, writer in writers.items() if (writer or 0) == number}
     ordered = sorted(files, key=lambda name: (-files[name].size, name))
-    return {name: files[name] for name in ordered[jax.process_index() :: jax.process_count()]}
+    return {name: files[name] for name in ordered[number::count]}
 
 
 def _inside(where: Path, files: dict[str, Digest]) -> list[str]:

@@ -268,6 +268,12 @@ def test_of_several_processes_each_digests_its_share_and_all_decide_alike(tmp_pa
     assert (
         set.union(*shares) == set(listed) and sum(map(len, shares)) == len(listed) and all(shares)
     )
+    of_three = {
+        f"arrays/ocdbt.process_{i}/{name}": digests.Digest(1, "") for i in range(3) for name in "ab"
+    }
+    monkeypatch.setattr(jax, "process_index", lambda: 2)
+    own = [f"arrays/ocdbt.process_2/{name}" for name in "ab"]
+    assert list(sound._share(listed | of_three)) == own
     monkeypatch.setattr(
         distributed,
         "exchange",
