@@ -52,8 +52,8 @@ NESTED = "[" * 100_000 + "]" * 100_000
         (lambda x: x | {"more": 1}, r"the key 'more' belongs to no manifest of format 2"),
         (lambda x: x | {"step": -1}, r"step = -1, a number of steps is expected"),
         (lambda x: x | {"step": True}, r"step = True, a number"),
-        (lambda x: x | {"step": float("nan")}, r"manifest.json: NaN is no number of JSON"),
-        (lambda x: x | {"step": 10**30}, r"the integer 1000.* has more than 19 digits"),
+        (lambda x: x | {"step": float("nan")}, r"manifest.json: step: NaN is no number of JSON"),
+        (lambda x: x | {"step": 10**30}, r"manifest.json: step: the integer 1000.* has more than 19 digits"),
         (lambda x: x | {"model": []}, r"manifest.json: model"),
         (
             lambda x: x["model"].update(hidden="a"),
