@@ -71,11 +71,12 @@ _forward = jax.jit(step.forward, static_argnums=(0, 5))
 
 @dataclass
 class Recording:
-    """One rollout: its samples as arrays, its routes by row, the micro-batches of each update."""
+    """One rollout: its samples as arrays, its routes by row, the micro-batches of each update, the ids that its tokenizer has."""
 
     arrays: StepArrays
     store: jax.Array
     plans: list[list[MicroBatch]]
+    known: int
 
     @property
     def micros(self) -> list[MicroBatch]:
@@ -86,7 +87,7 @@ class Recording:
 def record(config: RunConfig, params: Any) -> Recording:
     """One step's rollout in `config.rollout`'s precision, scored."""
     tokenizer, rl = load_tokenizer(config), config.rl
-    engine = Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id)
+    engine = Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id, known=tokenizer.vocab_size)
     decode, _ = hand_over(params, config.rollout_compute.dtype, config.rollout.quantize)
     prompts = train_prompts(config.data, tokenizer, config.seed)
     prompts = [prompts[i] for i in np.random.default_rng(config.seed).permutation(len(prompts))[: rl.prompts_per_step]]
@@ -106,7 +107,7 @@ def record(config: RunConfig, params: Any) -> Recording:
     for first in range(0, len(rollouts), size):
         parts = plan(arrays.lengths[first : first + size], rl.buckets, rl.micro_batch_tokens)
         plans.append([micro._replace(rows=np.where(micro.rows < 0, -1, micro.rows + first)) for micro in parts])
-    return Recording(arrays, collection.store, plans)
+    return Recording(arrays, collection.store, plans, tokenizer.vocab_size)
 
 
 def whole_pass(model: Transformer, params: Any, recording: Recording, store: jax.Array | None, temperature: float):
@@ -178,7 +179,7 @@ def update(config: RunConfig, model: Transformer, state: TrainState, recording: 
 def measure(config: RunConfig, params: Any, recording: Recording) -> list[dict[str, Any]]:
     """The points of one precision: after each of UPDATES, for off, R2 and R3."""
     arrays, temperature = recording.arrays, config.rollout.temperature
-    model, sampler = (Transformer(config.model, compute) for compute in (config.compute, config.rollout_compute))
+    model, sampler = (Transformer(config.model, compute, known=recording.known) for compute in (config.compute, config.rollout_compute))
     fix_old(config, model, params, recording)
     state = optim.init_state(params, config.rl.optim, config.rl.updates_per_rollout)
     routes, first, points = {"off": None, "R2": None, "R3": recording.store}, {}, []
@@ -226,12 +227,13 @@ def round_weights(params: Any, which: str) -> Any:
 def causes(config: RunConfig, params: Any, recording: Recording) -> list[dict[str, Any]]:
     """For each row of `cause_rows`: the gap of live and of replayed training to that sampler, and how many (token, layer) it routes otherwise."""
     mask, temperature = recording.arrays.mask, config.rollout.temperature
-    model, points, live = Transformer(config.model, config.compute), [], {}
+    model, points, live = Transformer(config.model, config.compute, known=recording.known), [], {}
     for name, parts, exact in cause_rows():
         trained = round_weights(params, exact)
         if exact not in live:
             live[exact] = whole_pass(model, trained, recording, None, temperature)
-        sampler = Transformer(config.model, dataclasses.replace(config.rollout_compute, float32_parts=parts))
+        compute = dataclasses.replace(config.rollout_compute, float32_parts=parts)
+        sampler = Transformer(config.model, compute, known=recording.known)
         sampled, routes, _ = whole_pass(sampler, emulate(params, "off", config.rollout_compute.dtype), recording, None, temperature)
         replayed, _, _ = whole_pass(model, trained, recording, routes, temperature)
         flips, _ = flips_between(live[exact][1], routes)

@@ -42,7 +42,7 @@ SAMPLES = 8
 def collect(config: RunConfig, weights: str, prompts: list[Any], keep_routing: bool = True) -> tuple[dict[tuple[int, int], Rollout], int]:
     """((prompt id, sample) -> rollout, times that a sample was preempted)."""
     engine, decode, tokenizer = decoder_of(config, weights)
-    engine = Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id)
+    engine = Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id, known=tokenizer.vocab_size)
     collection = Collection(engine, decode, prompts, SAMPLES, Purpose.TRAIN, config.seed, keep_routing=keep_routing)
     found = {(r.prompt.id, r.sample): r for r in collection}
     return found, collection.stats.preempted

@@ -45,10 +45,11 @@ def run_calibration(config: RunConfig, checkpoint: str, out: str, alphas: Sequen
     with tempfile.TemporaryDirectory() as scratch:
         config = dataclasses.replace(config, run_dir=scratch, init_from=checkpoint)
         with StopSignal() as stop, Scorer(config.rewards, config.data) as scorer, Telemetry(scratch, 1, "rl") as telemetry:
-            measured = RLTrainer(config, scorer, stop, telemetry).probe(objectives)[1:]
+            trainer = RLTrainer(config, scorer, stop, telemetry)
+            measured, columns = trainer.probe(objectives)[1:], trainer.model.columns
     rows = [_row(alpha, [update[i] for update in measured]) for i, alpha in enumerate(alphas)]
     suggestion = suggest([row["alpha"] for row in rows], [row["clip_frac"] for row in rows], target)
-    result = {"vocab_size": config.model.vocab_size, "updates_per_rollout": config.rl.updates_per_rollout, "target_clip": target}
+    result = {"vocab_size": columns, "updates_per_rollout": config.rl.updates_per_rollout, "target_clip": target}
     result |= {"suggested_alpha": suggestion, "rows": rows}
     Path(out).mkdir(parents=True, exist_ok=True)
     write_atomically(Path(out) / "alpha.json", json.dumps(result, indent=2) + "\n")

@@ -101,7 +101,7 @@ def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]
     placement = placements(config.rollout_mesh or config.mesh, None, False)[1]
     shardings = None if placement is None else shardings_like(abstract_params(config.model, "float32"), config.model, placement)
     params = init_or_load(dataclasses.replace(config, init_from=weights), jax.random.key(config.seed), shardings)
-    engine = Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id, placement)
+    engine = Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id, placement, tokenizer.vocab_size)
     options: dict[str, Any] = {"layout": engine.layout}
     options |= {} if placement is None else {"model": config.model, "placement": placement}
     decode, _ = hand_over(params, config.rollout_compute.dtype, config.rollout.quantize, **options)

@@ -79,16 +79,18 @@ def load(weights: str) -> tuple[ModelConfig, Any, Tokenizer]:
     model, folder = model_of(weights), tokenizer_beside(weights)
     if folder is None:
         raise ConfigError(f"{weights} has no tokenizer beside it: serve the run directory, or an exported folder with tokenizer.json")
+    tokenizer = Tokenizer.for_model(folder, model.vocab_size)
     config = RunConfig(name="serve", model=model, init_from=weights)
     params, _ = hand_over(init_or_load(config, jax.random.key(0)), config.compute.dtype)
-    return model, params, Tokenizer.load(folder)
+    return model, params, tokenizer
 
 
 def make_engine(config: ServeConfig) -> tuple[Engine, Any, Tokenizer]:
     """(engine, parameters, tokenizer) of what is served."""
     rollout = config.rollout()
     model, params, tokenizer = load(config.weights)
-    return Engine(model, RunConfig(name="serve", model=model).compute, rollout, tokenizer.eos_id), params, tokenizer
+    compute = RunConfig(name="serve", model=model).compute
+    return Engine(model, compute, rollout, tokenizer.eos_id, known=tokenizer.vocab_size), params, tokenizer
 
 
 def start_jetstream(config: ServeConfig) -> Any:
@@ -126,7 +128,7 @@ def openai_server(config: ServeConfig) -> Iterator[Any]:
         served = Served(
             Path(config.weights).resolve().name,
             tokenizer,
-            engine.model_config.vocab_size,
+            tokenizer.vocab_size,
             config.prompt_tokens,
             config.max_new_tokens,
             config.trust_prompts,

@@ -32,7 +32,8 @@ class TokenizerError(ValueError):
 class Tokenizer:
     """A Hugging Face tokenizer: `tokenizer.json`, `tokenizer_config.json` and a chat template.
 
-    `eos_id` ends a turn, `pad_id` fills batches (the end token's id where the folder names no pad token).
+    `eos_id` ends a turn, `pad_id` fills batches (the end token's id where the folder names no pad token). `vocab_size` is the
+    largest id + 1: ids may have holes.
     """
 
     def __init__(self, backend: Any, specials: dict[str, str], chat_template: str | None, folder: str):
@@ -40,7 +41,7 @@ class Tokenizer:
         self._specials = specials
         self._chat_template = chat_template
         self._folder = folder
-        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.vocab_size: int = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eos_id = self._special_id("eos_token")
         self.pad_id = self._special_id("pad_token") if "pad_token" in specials else self.eos_id
 
@@ -62,6 +63,17 @@ class Tokenizer:
         except ValueError as error:
             raise TokenizerError(f"{folder / 'tokenizer_config.json'} is not JSON: {error}") from error
         return cls(backend, _special_tokens(config), _chat_template(folder, config), str(folder))
+
+    @classmethod
+    def for_model(cls, folder: str | Path, vocab_size: int) -> Tokenizer:
+        """`load`, for a model with `vocab_size` rows. Raises TokenizerError where the folder has ids beyond them, too."""
+        tokenizer = cls.load(folder)
+        if tokenizer.vocab_size > vocab_size:
+            raise TokenizerError(
+                f"the tokenizer {folder} has ids up to {tokenizer.vocab_size - 1}, and the model has rows for {vocab_size} ids: "
+                "name the tokenizer that belongs to the model, or raise model.vocab_size"
+            )
+        return tokenizer
 
     def _special_id(self, name: str) -> int:
         token = self._specials.get(name)

@@ -25,6 +25,30 @@ def logits_of(hidden: Float[Array, "*n d"], head: Float[Array, "d v"]) -> Float[
     return jnp.matmul(hidden, head.astype(hidden.dtype), preferred_element_type=wide, precision=exact)
 
 
+def known_columns(
+    logits: Float[Array, "*n v"], known: int | None, axis: str | None = None
+) -> Float[Array, "*n v"]:
+    """Logits whose columns from `known` on are so low that they have no probability, and no gradient.
+
+    These are the columns that pad an LM head: no token has their ids. The value is finite, so that
+    0 * log 0 is 0 in an entropy. None, or as many as there are columns: nothing is done.
+
+    Args:
+        logits: this device's columns.
+        known: ids that the tokenizer has (its largest id + 1), or None for all.
+        axis: the mesh axis over which the columns are split, where the caller is inside shard_map.
+    """
+    v = logits.shape[-1]
+    parts = 1 if axis is None else jax.lax.axis_size(axis)
+    if known is None or known >= v * parts:
+        return logits
+    index = jax.lax.broadcasted_iota(jnp.int32, (1,) * (logits.ndim - 1) + (v,), logits.ndim - 1)
+    if axis is not None:
+        index = index + jax.lax.axis_index(axis) * v
+    lowest = jnp.array(jnp.finfo(logits.dtype).min / 2, logits.dtype)
+    return jnp.where(index < known, logits, lowest)
+
+
 def log_softmax_entropy(logits: Float[Array, "*n v"]) -> tuple[Float[Array, "*n v"], Float[Array, "*n"]]:
     """log_softmax and its entropy in nats."""
     logp = jax.nn.log_softmax(logits, axis=-1)
@@ -38,13 +62,14 @@ def token_logprobs(
     temperature: float,
     chunk: int,
     placement: Placement | None = None,
+    known: int | None = None,
 ) -> tuple[Float[Array, "b t"], Float[Array, "b t"]]:
     """(logp, entropy) of token t under log_softmax(logits / T) of the hidden state at t-1; index 0 is 0 in both.
 
     Entropy is of the same distribution and carries no gradient. The logits of `chunk` tokens exist at once on a device, in the
-    backward pass too (each chunk is recomputed there).
+    backward pass too (each chunk is recomputed there). The head's columns from `known` on count for nothing (`known_columns`).
     """
-    targets, run = jnp.roll(tokens, -1, axis=1), partial(_chunked, temperature=temperature, chunk=chunk)
+    targets, run = jnp.roll(tokens, -1, axis=1), partial(_chunked, temperature=temperature, chunk=chunk, known=known)
     if placement is None:
         out = run(hidden, head, targets)
     else:
@@ -52,7 +77,7 @@ def token_logprobs(
     return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in out)
 
 
-def _chunked(hidden, head, targets, temperature: float, chunk: int, axis: str | None = None):
+def _chunked(hidden, head, targets, temperature: float, chunk: int, axis: str | None = None, known: int | None = None):
     """(logp, entropy) of `targets` `[b t]` at their own places. axis: the mesh axis over which the vocabulary is split."""
     b, t, d = hidden.shape
     n = b * t
@@ -63,7 +88,7 @@ def _chunked(hidden, head, targets, temperature: float, chunk: int, axis: str | 
 
     @jax.checkpoint
     def one(h, target):
-        logits = logits_of(h, head) / temperature
+        logits = known_columns(logits_of(h, head) / temperature, known, axis)
         if axis is not None:
             return _split_logprobs(logits, target, axis)
         logp, entropy = log_softmax_entropy(logits)

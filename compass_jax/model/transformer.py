@@ -44,6 +44,12 @@ class Transformer(nn.Module):
     compute: ComputeConfig = ComputeConfig()
     layout: Layout = "stacked"
     placement: Placement | None = None  # how parameters and activations lie on a mesh; None: one device
+    known: int | None = None  # ids that the tokenizer has; the LM head's other columns count for nothing (None: all are tokens)
+
+    @property
+    def columns(self) -> int:
+        """Columns of the LM head that are tokens."""
+        return self.config.vocab_size if self.known is None else min(self.known, self.config.vocab_size)
 
     @nn.compact
     def __call__(

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ from compass_jax.rl.bucketing import row_counts
 from compass_jax.rollout.engine import Engine
 from compass_jax.sharding import Placement, make_mesh, placements
 from compass_jax.train import optim, step
+from compass_jax.train.session import load_tokenizer
 from compass_jax.weights.handover import converter, near
 
 SAMPLING = ("slots", "prefill", "insert", "resume", "decode")  # first words of the names of what the rollout's devices run
@@ -74,6 +76,17 @@ def for_chip(config: RunConfig, kind: str) -> RunConfig:
     return dataclasses.replace(config, compute=compute, rollout=dataclasses.replace(config.rollout, quantize=quantize))
 
 
+def known_ids(config: RunConfig) -> int:
+    """Ids that the run's tokenizer has: the LM head's other columns are masked.
+
+    Where its folder is not here, one less than the head has: most published heads are padded, and
+    the mask costs the same whatever it covers.
+    """
+    if (Path(config.data.tokenizer or "-") / "tokenizer.json").is_file():
+        return load_tokenizer(config).vocab_size
+    return config.model.vocab_size - 1
+
+
 class Step:
     """The abstract arrays of a run on `devices`, and its programs. Programs are compiled in the order of `programs()`: later ones take
     the layouts that earlier ones give their results."""
@@ -82,8 +95,8 @@ class Step:
         self.chip = known_chip(devices)
         self.config = config = for_chip(config, devices[0].device_kind)
         self.train, self.decode = _placements(config, devices)
-        self.model = Transformer(config.model, config.compute, training_layout(config.compute), self.train)
-        self.engine = Engine(config.model, config.rollout_compute, config.rollout, 0, self.decode)
+        self.model = Transformer(config.model, config.compute, training_layout(config.compute), self.train, known_ids(config))
+        self.engine = Engine(config.model, config.rollout_compute, config.rollout, 0, self.decode, self.model.known)
         fresh = jax.eval_shape(self._fresh_state)
         self.state: TrainState = placed_structs(fresh, config.model, self.train)
         kept = config.rl.prompts_per_step if config.rl.zero_variance.dynamic_sampling else 0  # of earlier rounds

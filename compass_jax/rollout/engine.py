@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
-from compass_jax.config import ComputeConfig, ConfigError, ModelConfig, RolloutConfig
+from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.model.attention import takes_kernel
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.moe import empty_routes, unset_id
 from compass_jax.model.params import decode_layout
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.transformer import Cache, Transformer, apply, attention_kernel, init_cache
-from compass_jax.rollout.kv_cache import new_cache, pages_spec, put_back, put_prefix, window
+from compass_jax.rollout.kv_cache import check_pages, new_cache, pages_spec, put_back, put_prefix, window
 from compass_jax.rollout.sampling import Purpose, Sampler, sample, sample_keys
 from compass_jax.sharding import Placement, constrain, move
 
@@ -62,22 +62,21 @@ class DecodeState(NamedTuple):
 class Engine:
     """The sampler of one model. Parameters come in the decode layout with every call; the engine holds none.
 
-    Engines of equal settings are equal, so that they share what was compiled.
+    Engines of equal settings are equal, so that they share what was compiled. `known` ids are tokens; the LM head's other columns
+    are never drawn (None: all are tokens).
     """
 
-    def __init__(self, model: ModelConfig, compute: ComputeConfig, rollout: RolloutConfig, eos_id: int, placement: Placement | None = None):
+    def __init__(
+        self, model: ModelConfig, compute: ComputeConfig, rollout: RolloutConfig, eos_id: int,
+        placement: Placement | None = None, known: int | None = None,
+    ):  # fmt: skip
         self.model_config, self.compute, self.config, self.eos_id, self.placement = model, compute, rollout, eos_id, placement
         self.layout = decode_layout(compute)
-        groups, pages = self.slot_groups, rollout.cache_pages
-        if pages % groups or 0 < pages < groups * rollout.pages_per_slot:
-            raise ConfigError(
-                f"rollout.cache_pages = {pages}: {groups} groups of slots on devices of their own have equal parts of the pages; it must be a "
-                f"multiple of {groups}, and at least {groups * rollout.pages_per_slot}, so that the longest sequence fits in each"
-            )
-        self.model = Transformer(model, compute, self.layout, placement)
+        check_pages(rollout, self.slot_groups)
+        self.model = Transformer(model, compute, self.layout, placement, known)
 
     def _settings(self):
-        return self.model_config, self.compute, self.config, self.eos_id, self.placement
+        return self.model, self.config, self.eos_id
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Engine) and self._settings() == other._settings()
@@ -203,7 +202,7 @@ class Engine:
         last, cache, routing = self._encode(params, tokens, lengths, routing)
         logits = self._lay(logits_of(last, head_weights(params)), "batch")
         each = None if temperature is None else _for_samples(temperature, s)
-        first = sample(_for_samples(logits, s), keys.reshape(p * s, 2), _for_samples(lengths, s), sampler, each)
+        first = sample(_for_samples(logits, s), keys.reshape(p * s, 2), _for_samples(lengths, s), sampler, each, self.model.known)
         return Prefix(cache, tokens, lengths, routing, keys, *(x.reshape(p, s) for x in first), temperature)
 
     def _encode(self, params, tokens, lengths, routing):
@@ -329,7 +328,8 @@ class Engine:
             i, cache, lengths, live, current, outputs = carry
             step = apply(self.model, params, current[:, None], lengths[:, None] - 1, mask=live[:, None], cache=cache, table=pages)
             logits = self._lay(logits_of(step.hidden[:, 0], head_weights(params)), "batch")
-            token, logp, entropy = sample(logits, state.keys, lengths, sampler, state.temperature if sampler.per_request else None)
+            each = state.temperature if sampler.per_request else None
+            token, logp, entropy = sample(logits, state.keys, lengths, sampler, each, self.model.known)
             new = {"tokens": token, "logp": logp, "entropy": entropy, "wrote": live}
             if moe is not None:
                 new["routing"] = step.routing[:, 0]

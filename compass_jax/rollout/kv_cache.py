@@ -19,9 +19,19 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int
 
-from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
+from compass_jax.config import ComputeConfig, ConfigError, ModelConfig, RolloutConfig
 from compass_jax.model.transformer import Cache, init_cache
 from compass_jax.sharding import Placement
+
+
+def check_pages(rollout: RolloutConfig, groups: int) -> None:
+    """Raises ConfigError where `groups` groups of slots, each on devices of its own, cannot have equal and sufficient parts of the pages."""
+    pages, least = rollout.cache_pages, groups * rollout.pages_per_slot
+    if pages % groups or 0 < pages < least:
+        raise ConfigError(
+            f"rollout.cache_pages = {pages}: {groups} groups of slots on devices of their own have equal parts of the pages; "
+            f"it must be a multiple of {groups}, and at least {least}, so that the longest sequence fits in each"
+        )
 
 
 def new_cache(config: ModelConfig, rollout: RolloutConfig, compute: ComputeConfig, groups: int = 1) -> tuple[Cache, Int[Array, "slots n"] | None]:

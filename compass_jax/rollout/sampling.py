@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from compass_jax.model.logprobs import log_softmax_entropy
+from compass_jax.model.logprobs import known_columns, log_softmax_entropy
 
 
 class Purpose(enum.IntEnum):
@@ -61,11 +61,11 @@ def truncate(logits: Float[Array, "n v"], top_k: int, top_p: float) -> Float[Arr
     return logits
 
 
-def _argmax(x: Float[Array, "n v"]) -> Int[Array, "n"]:
-    """The first index of the largest value: as two plain reductions, because XLA's argmax on CPU is one slow one. A row of NaN gives the last."""
+def _argmax(x: Float[Array, "n v"], last: int) -> Int[Array, "n"]:
+    """The first index of the largest value: as two plain reductions, because XLA's argmax on CPU is one slow one. A row of NaN gives `last`."""
     index = jnp.arange(x.shape[-1], dtype=jnp.int32)[None, :]
     largest = x == jnp.max(x, axis=-1, keepdims=True)
-    return jnp.min(jnp.where(largest, index, jnp.int32(x.shape[-1] - 1)), axis=-1)
+    return jnp.min(jnp.where(largest, index, jnp.int32(last)), axis=-1)
 
 
 def sample(
@@ -74,18 +74,24 @@ def sample(
     positions: Int[Array, "n"],
     sampler: Sampler,
     temperature: Float[Array, "n"] | None = None,
+    known: int | None = None,
 ) -> tuple[Int[Array, "n"], Float[Array, "n"], Float[Array, "n"]]:
     """(token, logp, entropy) at `positions`; logp and entropy are of softmax(logits / T) over the full vocabulary, before truncation.
 
-    `temperature` is that of each sequence where the sampler is `per_request`.
+    `temperature` is that of each sequence where the sampler is `per_request`. Ids from `known` on are no tokens: they are not
+    drawn, and count neither in logp nor in the entropy (`known_columns`).
     """
+    v = logits.shape[-1]
+    last = (v if known is None else min(known, v)) - 1
+    logits = known_columns(logits, known)
     if sampler.per_request:
         scaled = logits / jnp.where(temperature > 0, temperature, jnp.ones_like(temperature)).astype(logits.dtype)[:, None]
     else:
         scaled = logits / (sampler.temperature or 1.0)
+    scaled = known_columns(scaled, known)  # again: divided by a small temperature, the lowest would overflow
     logp, entropy = log_softmax_entropy(scaled)
     if sampler.temperature == 0 and not sampler.per_request:
-        token = _argmax(logits)
+        token = _argmax(logits, last)
     else:
 
         def noise(key, position):
@@ -93,7 +99,7 @@ def sample(
             return jax.random.gumbel(key, logits.shape[-1:], logits.dtype)
 
         kept = truncate(scaled, sampler.top_k, sampler.top_p)
-        token = _argmax(kept + jax.vmap(noise)(keys, positions))
+        token = _argmax(kept + jax.vmap(noise)(keys, positions), last)
         if sampler.per_request:
-            token = jnp.where(temperature > 0, token, _argmax(logits))
+            token = jnp.where(temperature > 0, token, _argmax(logits, last))
     return token, jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0], entropy

@@ -58,10 +58,11 @@ class RLTrainer(Updater):
 
     def __init__(self, config: RunConfig, scorer: Scorer, stop: StopSignal, telemetry: Telemetry):
         train, rollout = placements(config.mesh, config.rollout_mesh, config.rollout_apart)
-        super().__init__(config, Transformer(config.model, config.compute, training_layout(config.compute), train))
-        self.scorer, self.stop, self.telemetry = scorer, stop, telemetry
         self.tokenizer = load_tokenizer(config)
-        self.engine = Engine(config.model, config.rollout_compute, config.rollout, self.tokenizer.eos_id, rollout)
+        known = self.tokenizer.vocab_size
+        super().__init__(config, Transformer(config.model, config.compute, training_layout(config.compute), train, known))
+        self.scorer, self.stop, self.telemetry = scorer, stop, telemetry
+        self.engine = Engine(config.model, config.rollout_compute, config.rollout, self.tokenizer.eos_id, rollout, known)
         self.notices = Notices(config, telemetry.note)
         prompts = train_prompts(config.data, self.tokenizer, config.seed, self.notices.once)
         self.filter_tokens = 0
@@ -256,7 +257,7 @@ class RLTrainer(Updater):
                 batch = self.batch(arrays, micro, store, prepared, first_row)
                 logp = step.score(self.model, self.state.params, batch, temperature=self.config.rollout.temperature)[0]
                 for part, objective in zip(parts, objectives, strict=True):
-                    part.append(step.objective_diagnostics(logp, batch, objective, self.config.model.vocab_size))
+                    part.append(step.objective_diagnostics(logp, batch, objective, self.model.columns))
             found = jax.device_get([finalize_diagnostics(merge_diagnostics(part)) for part in parts])
             out.append([{name: float(x) for name, x in one.items()} for one in found])
             self._update(arrays, store, plans, prepared, first_row)

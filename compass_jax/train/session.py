@@ -124,16 +124,10 @@ def shared(scorer: Scorer) -> Scorer | SharedScorer:
 
 
 def load_tokenizer(config: RunConfig) -> Tokenizer:
-    """The run's tokenizer. ConfigError where none is named or it has ids that the model lacks."""
+    """The run's tokenizer. ConfigError where none is named; TokenizerError where it has ids that the model lacks."""
     if not config.data.tokenizer:
         raise ConfigError("data.tokenizer is empty: name a folder with tokenizer.json and tokenizer_config.json")
-    tokenizer = Tokenizer.load(config.data.tokenizer)
-    if tokenizer.vocab_size > config.model.vocab_size:
-        raise ConfigError(
-            f"data.tokenizer {config.data.tokenizer} has {tokenizer.vocab_size} tokens, model.vocab_size is {config.model.vocab_size}: "
-            "the model needs at least as many rows"
-        )
-    return tokenizer
+    return Tokenizer.for_model(config.data.tokenizer, config.model.vocab_size)
 
 
 def carry_tokenizer(config: RunConfig) -> None:

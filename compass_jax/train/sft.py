@@ -32,7 +32,8 @@ class SFTTrainer:
     def __init__(self, config: RunConfig, stop: StopSignal, telemetry: Telemetry):
         self.config, self.sft, self.stop, self.telemetry = config, config.sft, stop, telemetry
         self.tokenizer = load_tokenizer(config)
-        self.model = Transformer(config.model, config.compute, training_layout(config.compute), placements(config.mesh, None, False)[0])
+        placement = placements(config.mesh, None, False)[0]
+        self.model = Transformer(config.model, config.compute, training_layout(config.compute), placement, self.tokenizer.vocab_size)
         examples, self.data_stats = sft_examples(config, self.tokenizer, telemetry.note)
         self.stream = ExampleStream(examples, config.seed)
         self.done_steps = 0

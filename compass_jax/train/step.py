@@ -37,7 +37,8 @@ def forward(
     """(logp, entropy, routing used, aux) of whole sequences. The last token of a sequence is not an input, so it is masked like padding."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     out = apply_model(model, params, tokens, positions, mask=positions < lengths[:, None] - 1, routing=routing)
-    logp, entropy = token_logprobs(out.hidden, head_weights(params), tokens, temperature, model.compute.logprob_chunk, model.placement)
+    head, chunk = head_weights(params), model.compute.logprob_chunk
+    logp, entropy = token_logprobs(out.hidden, head, tokens, temperature, chunk, model.placement, model.known)
     return logp, entropy, out.routing, out.aux
 
 
@@ -87,7 +88,7 @@ def gradients(
     that depends on how an update is split (it is a product of two means; off by default).
     """
     (logp, _, _, aux), pullback = forward_and_pullback(model, params, batch.tokens, batch.lengths, batch.routing, temperature)
-    cotangents, diagnostics = _objective_gradient(logp, aux, batch, share, config, model.config)
+    cotangents, diagnostics = _objective_gradient(logp, aux, batch, share, config, model.config, model.columns)
     return pull(model, params, pullback, cotangents), diagnostics
 
 
@@ -100,15 +101,15 @@ def objective_diagnostics(logp: Float[Array, "b t"], batch: TrainBatch, objectiv
     )[1]  # fmt: skip
 
 
-@partial(jax.jit, static_argnames=("config", "shape"))
-def _objective_gradient(logp, aux: RouterStats | None, batch: TrainBatch, share, config: RLConfig, shape: ModelConfig):
+@partial(jax.jit, static_argnames=("config", "shape", "columns"))
+def _objective_gradient(logp, aux: RouterStats | None, batch: TrainBatch, share, config: RLConfig, shape: ModelConfig, columns: int):
     """Gradient of -objective in (logp, aux.probs), and the micro-batch's diagnostics."""
 
     def loss(of):
         logp, probs = of
         per_token, diagnostics = policy_objective(
             logp, batch.old_logp, batch.old_entropy, batch.advantage, batch.weight, config.objective,
-            mask=batch.mask, entropy_group=batch.entropy_group, ref_logp=batch.ref_logp, vocab_size=shape.vocab_size,
+            mask=batch.mask, entropy_group=batch.entropy_group, ref_logp=batch.ref_logp, vocab_size=columns,
         )  # fmt: skip
         total = -jnp.sum(per_token)
         diagnostics = {**diagnostics, "loss": (jax.lax.stop_gradient(total),)}

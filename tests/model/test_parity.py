@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compass_jax.config import ComputeConfig
-from compass_jax.model.logprobs import head_weights, logits_of
+from compass_jax.model.logprobs import head_weights, logits_of, token_logprobs
 from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer, apply, init_cache
 from compass_jax.weights.hf import load_params, read_hf_config
@@ -82,6 +82,23 @@ def test_logits_equal_transformers(pair):
     ours = np.asarray(logits_of(out, head_weights(params)))
     assert theirs.std() >= 1
     np.testing.assert_allclose(ours, theirs, atol=5e-5, rtol=0)
+
+
+def test_log_probs_of_the_columns_that_a_tokenizer_has_equal_transformers(pair):
+    import torch
+
+    model, config, params = pair
+    known = config.vocab_size - 40
+    tokens = np.random.default_rng(1).integers(0, known, (2, 9)).astype(np.int32)
+    with torch.no_grad():
+        logits = model(torch.tensor(tokens, dtype=torch.long)).logits[:, :-1, :known]
+    logp = logits.log_softmax(-1)
+    theirs = logp.gather(-1, torch.tensor(tokens[:, 1:, None], dtype=torch.long))[..., 0].numpy()
+    positions = jnp.broadcast_to(jnp.arange(9), tokens.shape)
+    hidden = apply(Transformer(config), params, jnp.asarray(tokens), positions, mask=jnp.ones((2, 9), bool)).hidden
+    ours, entropy = token_logprobs(hidden, head_weights(params), jnp.asarray(tokens), 1.0, 5, known=known)
+    np.testing.assert_allclose(ours[:, 1:], theirs, atol=5e-5, rtol=0)
+    np.testing.assert_allclose(entropy[:, 1:], -(logp.exp() * logp).sum(-1).numpy(), atol=5e-5, rtol=0)
 
 
 def greedy(config, params, prompts, new):
