@@ -65,7 +65,8 @@ def own(server, text_or_ids, limit, temperature=0.0):
     """Our rollout's answer: (text, log-probs without the end token's, finish reason)."""
     model, params, tokenizer = load(server.weights)
     ids = tokenizer.encode(text_or_ids) if isinstance(text_or_ids, str) else text_or_ids
-    engine = Engine(model, ComputeConfig(), RolloutConfig(slots=2, prompt_buckets=(16, 64), max_new_tokens=MOST), tokenizer.eos_id)
+    rollout = RolloutConfig(slots=2, prompt_buckets=(16, 64), max_new_tokens=MOST)
+    engine = Engine(model, ComputeConfig(), rollout, tokenizer.eos_id, known=tokenizer.vocab_size)
     prompt = Prompt(0, 0, "", "", np.array(ids, np.int32), "")
     (r,) = Collection(engine, params, [prompt], 1, Purpose.SERVE, 0, sampler=Sampler(temperature), keep_routing=False, max_new_tokens=[limit])
     logp = r.logp[len(ids) :] if r.truncated else r.logp[len(ids) : -1]

@@ -152,16 +152,20 @@ def _answer(answer: Any, where: str) -> str:
     return str(answer)
 
 
-def _to_prompt(question: Question, tokenizer: Tokenizer) -> Prompt:
-    return Prompt(
-        id=question.id,
-        source=question.source,
-        label=question.label,
-        question=question.text,
-        tokens=np.asarray(tokenizer.encode_chat(question.messages, add_generation_prompt=True), np.int32),
-        answer=question.answer,
-        item="" if question.entry is None else encode_item(question.entry),
-    )
+def _to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prompt]:
+    encoded = tokenizer.encode_chats([question.messages for question in questions], add_generation_prompt=True)
+    return [
+        Prompt(
+            id=question.id,
+            source=question.source,
+            label=question.label,
+            question=question.text,
+            tokens=np.asarray(ids, np.int32),
+            answer=question.answer,
+            item="" if question.entry is None else encode_item(question.entry),
+        )
+        for question, ids in zip(questions, encoded, strict=True)
+    ]
 
 
 def train_prompts(config: DataConfig, tokenizer: Tokenizer, seed: int, tell: Tell = logger.warning) -> list[Prompt]:
@@ -169,7 +173,7 @@ def train_prompts(config: DataConfig, tokenizer: Tokenizer, seed: int, tell: Tel
     chosen = [question for question in questions(config, seed, tell) if not question.heldout]
     if not chosen:
         raise DataError(f"no training prompts: data.sources are empty, or data.heldout_frac = {config.heldout_frac} holds all of them out")
-    return [_to_prompt(question, tokenizer) for question in chosen]
+    return _to_prompts(chosen, tokenizer)
 
 
 def heldout_prompts(config: DataConfig, tokenizer: Tokenizer, seed: int, tell: Tell = logger.warning) -> list[Prompt]:
@@ -189,8 +193,8 @@ def heldout_prompts(config: DataConfig, tokenizer: Tokenizer, seed: int, tell: T
     for question in available:
         if left[question.label] > 0:
             left[question.label] -= 1
-            chosen.append(_to_prompt(question, tokenizer))
-    return chosen
+            chosen.append(question)
+    return _to_prompts(chosen, tokenizer)
 
 
 def _shares(available: Counter[str], wanted: int) -> dict[str, int]:

@@ -64,12 +64,13 @@ def sft_examples(config: RunConfig, tokenizer: Tokenizer, tell: Tell = logger.wa
     counts: Counter[str] = Counter(duplicates=0, too_long=0, heldout=0)
     seen: set[str] = set()
     examples: list[SFTExample] = []
-    for where, label, messages, times in (*_from_files(config.sft.files), *_procedural(config, pool, tell)):
-        if any(message["role"] == "user" and normalised(message["content"]) in asked for message in messages):
-            counts["heldout"] += 1
-            continue
+    rows = [*_from_files(config.sft.files), *_procedural(config, pool, tell)]
+    allowed = [row for row in rows if not any(m["role"] == "user" and normalised(m["content"]) in asked for m in row[2])]
+    counts["heldout"] = len(rows) - len(allowed)
+    encoded = tokenizer.encode_examples([messages for _, _, messages, _ in allowed])
+    for where, label, _, times in allowed:
         try:
-            example = SFTExample(*tokenizer.encode_example(messages), label)
+            example = SFTExample(*next(encoded), label)
         except TokenizerError as error:
             raise DataError(f"{where}: {error}") from error
         if example.key in seen:

@@ -1,18 +1,25 @@
 """Text to ids and back: a Hugging Face tokenizer folder, read with `tokenizers` and `jinja2` alone.
 
 `encode` never adds special tokens by itself: what a model sees is what the chat template writes, so that a prompt's
-tokens are the same in SFT, in the rollout and in the exported model.
+tokens are the same in SFT, in the rollout and in the exported model. A folder is what somebody else wrote: it is
+tried before it is used (tokenizer_probe.py), its template is rendered elsewhere (templates.py), and what messages
+hold is never a control token (control_tokens.py).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from compass_jax.data.control_tokens import ControlTokenError, ControlTokens
+from compass_jax.data.templates import Job, TemplateFailure, renderer
+from compass_jax.data.tokenizer_probe import problem_of
+from compass_jax.untrusted import read_json, read_text
 
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHATML = (
@@ -21,6 +28,8 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+
+MOST_TEMPLATE = 2**20  # bytes
 
 Messages = Sequence[dict[str, Any]]
 
@@ -41,28 +50,33 @@ class Tokenizer:
         self._specials = specials
         self._chat_template = chat_template
         self._folder = folder
+        self._control = ControlTokens(backend, {name: t for name, t in specials.items() if backend.token_to_id(t) is not None})
         self.vocab_size: int = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eos_id = self._special_id("eos_token")
         self.pad_id = self._special_id("pad_token") if "pad_token" in specials else self.eos_id
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """Reads a folder. Raises TokenizerError naming the file that is missing or cannot be read."""
+        """Reads a folder. Raises TokenizerError where a file is missing, cannot be read, or cannot be right; the message names it."""
         from tokenizers import Tokenizer as Backend
 
         folder = Path(folder)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             if not (folder / name).is_file():
                 raise TokenizerError(f"{folder / name} does not exist: data.tokenizer must be a folder with tokenizer.json and tokenizer_config.json")
-        try:
-            backend = Backend.from_file(str(folder / "tokenizer.json"))
-        except Exception as error:  # the library raises bare Exception
-            raise TokenizerError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
-        try:
-            config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise TokenizerError(f"{folder / 'tokenizer_config.json'} is not JSON: {error}") from error
-        return cls(backend, _special_tokens(config), _chat_template(folder, config), str(folder))
+        text = read_text(folder / "tokenizer.json", error=TokenizerError)
+        if problem := problem_of(text):
+            file = folder / "tokenizer.json"
+            raise TokenizerError(f"{file} is not a tokenizer to rely on: {problem}; use the one that the model was published with")
+        config = read_json(folder / "tokenizer_config.json", error=TokenizerError)
+        specials = _special_tokens(folder, config)
+        backend = Backend.from_str(text)
+        backend.no_truncation()  # as transformers does: a file may have been saved with either
+        backend.no_padding()
+        known = backend.get_vocab(with_added_tokens=True).keys()
+        known -= {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+        backend.add_special_tokens([token for token in specials.values() if token in known])  # they may be plain entries
+        return cls(backend, specials, _chat_template(folder, config), str(folder))
 
     @classmethod
     def for_model(cls, folder: str | Path, vocab_size: int) -> Tokenizer:
@@ -85,8 +99,21 @@ class Tokenizer:
         return index
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text. Special tokens are recognised where the text spells them, and never added."""
-        return self._backend.encode(text, add_special_tokens=False).ids
+        """Ids of a text. Special tokens are recognised where the text spells them, and never added: for texts of one's own.
+
+        Raises TokenizerError for a text that cannot be encoded (half a character, say).
+        """
+        return self._encoded(text, lambda: self._backend.encode(text, add_special_tokens=False).ids)
+
+    def _encoded(self, text: str, encode: Any) -> list[int]:
+        try:
+            return encode()
+        except ControlTokenError as error:
+            raise TokenizerError(f"the tokenizer {self._folder} refuses these messages: {error}") from error
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # bare Exceptions, and panics, which are none
+            raise TokenizerError(f"the tokenizer {self._folder} cannot encode {text[:80]!r}: {error}") from error
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids, special tokens left out. Never raises: ids outside the vocabulary (the padded columns of an
@@ -110,60 +137,94 @@ class Tokenizer:
         others = [b for b in range(256) if b not in set(own)]
         return {chr(b): b for b in own} | {chr(256 + i): b for i, b in enumerate(others)}
 
-    @cached_property
-    def _template(self) -> Any:
-        import jinja2
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    def _rendered(self, conversations: Sequence[Messages], jobs: Sequence[tuple[int, int, bool]], trusted: bool) -> list[Any]:
+        """The text of each job (conversation, messages of it, add_generation_prompt), or the TokenizerError that it ends in.
 
+        A text is a str, or a `_Hidden` one where the messages spell control tokens and are not `trusted`.
+        """
         if self._chat_template is None:
             raise TokenizerError(f"{self._folder} has no chat template: add chat_template.jinja")
+        shown = [messages if trusted else self._hide(messages) for messages in conversations]
+        made = [Job([], 0, False) if isinstance(shown[c], TokenizerError) else Job(shown[c], n, add) for c, n, add in jobs]
+        found: list[Any] = renderer().render(self._chat_template, self._specials, made)
+        for i, (c, _, _) in enumerate(jobs):
+            if isinstance(shown[c], TokenizerError):
+                found[i] = shown[c]
+            elif isinstance(found[i], TemplateFailure):
+                found[i] = TokenizerError(f"the chat template of {self._folder} refuses these messages: {found[i]}")
+            elif shown[c] is not conversations[c]:
+                found[i] = _Hidden(found[i])
+        return found
 
-        def raise_exception(message: str) -> None:
-            raise jinja2.exceptions.TemplateError(message)
+    def _hide(self, messages: Messages) -> Any:
+        try:
+            return self._control.hide(messages)
+        except ControlTokenError as error:
+            return TokenizerError(f"the tokenizer {self._folder} refuses these messages: {error}")
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-        environment.globals["raise_exception"] = raise_exception
-        return environment.from_string(self._chat_template)
+    def _ids(self, text: str) -> list[int]:
+        """Ids of a rendered text, or of a part of one."""
+        if isinstance(text, _Hidden):
+            return self._encoded(text, lambda: self._control.encode(text))
+        return self.encode(text)
 
-    def apply_chat_template(self, messages: Messages, add_generation_prompt: bool) -> str:
+    def apply_chat_template(self, messages: Messages, add_generation_prompt: bool, trusted: bool = False) -> str:
         """The conversation as text; with the opening of the assistant's turn if `add_generation_prompt`.
 
-        Raises TokenizerError with the template's own words if it refuses the messages.
+        Raises TokenizerError with the template's own words if it refuses the messages, and where it fails or takes
+        too long. `trusted`: see `encode_chat`.
         """
-        import jinja2
+        text = _good(self._rendered([messages], [(0, len(messages), add_generation_prompt)], trusted)[0])
+        return ControlTokens.shown(text) if isinstance(text, _Hidden) else text
 
-        try:
-            return self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **self._specials)
-        except jinja2.exceptions.TemplateError as error:
-            raise TokenizerError(f"the chat template of {self._folder} refuses these messages: {error}") from error
+    def encode_chat(self, messages: Messages, add_generation_prompt: bool, trusted: bool = False) -> list[int]:
+        """Ids of `apply_chat_template`. What the messages hold is text, whatever it spells; only the template's own markers are
+        control tokens. `trusted`: spellings in the messages are control tokens, too."""
+        return self.encode_chats([messages], add_generation_prompt, trusted)[0]
 
-    def encode_chat(self, messages: Messages, add_generation_prompt: bool) -> list[int]:
-        """Ids of `apply_chat_template`."""
-        return self.encode(self.apply_chat_template(messages, add_generation_prompt))
+    def encode_chats(self, conversations: Sequence[Messages], add_generation_prompt: bool, trusted: bool = False) -> list[list[int]]:
+        """`encode_chat` of many conversations, rendered together: faster than one by one."""
+        jobs = [(i, len(messages), add_generation_prompt) for i, messages in enumerate(conversations)]
+        found = []
+        for messages, text in zip(conversations, self._rendered(conversations, jobs, trusted), strict=True):
+            try:
+                found.append(self._ids(_good(text)))
+            except TokenizerError as error:
+                if len(conversations) == 1:
+                    raise
+                raise TokenizerError(f"{error}; they are {str(list(messages))[:200]}") from error
+        return found
 
-    def encode_example(self, messages: Messages) -> tuple[np.ndarray, np.ndarray]:
+    def encode_example(self, messages: Messages, trusted: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """(tokens int32 [t], mask bool [t]): a conversation, and which tokens the assistant wrote.
 
         The mask covers each assistant message's content and its end token, nothing else. What precedes an assistant
         message is encoded on its own, so it has the ids that the rollout's prompt has. Nothing follows the last end token.
+        `trusted`: see `encode_chat`.
 
         Raises:
             TokenizerError: there is no assistant message; the template rewrites earlier turns or does not close an
                 assistant message with the end token (the message's index is named).
         """
+        return next(self.encode_examples([messages], trusted))
+
+    def encode_examples(self, conversations: Sequence[Messages], trusted: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """`encode_example` of many conversations, rendered together; what is wrong with one is raised when it is reached."""
+        turns = [[i for i, m in enumerate(messages) if m.get("role") == "assistant"] for messages in conversations]
+        jobs = [(c, i + answered, not answered) for c, found in enumerate(turns) for i in found for answered in (False, True)]
+        texts = iter(self._rendered(conversations, jobs, trusted) if jobs else ())
+        for found in turns:
+            yield self._example([(i, _good(next(texts)), _good(next(texts))) for i in found])
+
+    def _example(self, turns: Sequence[tuple[int, str, str]]) -> tuple[np.ndarray, np.ndarray]:
+        """An example of its assistant messages: the index of each, and the text before and after it."""
         ids: list[int] = []
         mask: list[bool] = []
         done = ""  # rendered text that is already encoded
-        for i, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = self.apply_chat_template(messages[:i], add_generation_prompt=True)
-            after = self.apply_chat_template(messages[: i + 1], add_generation_prompt=False)
+        for i, before, after in turns:
             if not (before.startswith(done) and after.startswith(before)):
                 raise TokenizerError(f"messages[{i}]: the chat template of {self._folder} renders what precedes it differently once it is there")
-            context, answer = self.encode(before[len(done) :]), self.encode(after[len(before) :])
+            context, answer = self._ids(before[len(done) :]), self._ids(after[len(before) :])
             if self.eos_id not in answer:
                 end_token = self._specials["eos_token"]
                 raise TokenizerError(f"messages[{i}]: the chat template of {self._folder} does not end it with the end token {end_token!r}")
@@ -177,20 +238,50 @@ class Tokenizer:
         return np.asarray(ids[:last], np.int32), np.asarray(mask[:last], bool)
 
 
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+class _Hidden(str):
+    """A text, or a part of one, that was rendered from hidden messages (ControlTokens.hide)."""
+
+    def __getitem__(self, key: Any) -> _Hidden:
+        return _Hidden(super().__getitem__(key))
+
+
+def _good(text: str | TokenizerError) -> str:
+    if isinstance(text, TokenizerError):
+        raise text
+    return text
+
+
+def _special_tokens(folder: Path, config: Any) -> dict[str, str]:
     """bos, eos, pad and unk as strings; a token is written as a string or as {"content": ...}."""
-    found = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    return {name: token["content"] if isinstance(token, dict) else token for name, token in found.items() if token is not None}
+    file = folder / "tokenizer_config.json"
+    if not isinstance(config, dict):
+        raise TokenizerError(f"{file} holds a {type(config).__name__}: it must be an object with eos_token and the like")
+    tokens: dict[str, str] = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        token = config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if token is not None and not (isinstance(text, str) and text):
+            raise TokenizerError(f"{file}: {name} is {str(token)[:80]}: it must be a text, or an object whose content is one")
+        if token is not None:
+            tokens[name] = text
+    return tokens
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     """The template file wins over the config's; of several named templates the default one is used."""
-    file = folder / "chat_template.jinja"
+    file, template = folder / "chat_template.jinja", config.get("chat_template")
     if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
+        return read_text(file, error=TokenizerError, most_bytes=MOST_TEMPLATE)
+    where = f"{folder / 'tokenizer_config.json'}: chat_template"
     if isinstance(template, list):
-        return {entry["name"]: entry["template"] for entry in template}.get("default")
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        if len(named) != 1:
+            raise TokenizerError(f"{where} is a list with {len(named)} templates named default: it must have one")
+        template = named[0].get("template")
+    if template is not None and not isinstance(template, str):
+        raise TokenizerError(f"{where} is a {type(template).__name__}: it must be a text, or a list of named ones")
+    if template is not None and len(template) > MOST_TEMPLATE:
+        raise TokenizerError(f"{where} has {len(template):,} characters, more than {MOST_TEMPLATE:,}")
     return template
 
 

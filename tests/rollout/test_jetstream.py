@@ -44,7 +44,8 @@ def weights(tmp_path_factory):
 def own_texts(weights):
     """Greedy, by our rollout: the last 32 tokens of each prompt, cut at its limit; the padding token for the empty prompt."""
     model, params, tokenizer = load(str(weights))
-    engine = Engine(model, ComputeConfig(), RolloutConfig(slots=2, prompt_buckets=(16, 32), max_new_tokens=24, tokens_per_call=4), tokenizer.eos_id)
+    rollout = RolloutConfig(slots=2, prompt_buckets=(16, 32), max_new_tokens=24, tokens_per_call=4)
+    engine = Engine(model, ComputeConfig(), rollout, tokenizer.eos_id, known=tokenizer.vocab_size)
     ids = [tokenizer.encode(text)[-32:] or [tokenizer.pad_id] for text in TEXTS]
     prompts = [Prompt(i, 0, "", text, np.array(x, np.int32), "") for i, (text, x) in enumerate(zip(TEXTS, ids, strict=True))]
     found = {}

@@ -181,6 +181,7 @@ def reference_logp(trainer, example):
     positions = np.arange(104, dtype=np.int32)[None]
     hidden = jax.jit(lambda p, x: apply(trainer.model, p, x, jnp.asarray(positions), mask=jnp.asarray(positions < len(example.tokens))).hidden)
     logits = np.asarray(logits_of(hidden(trainer.state.params, jnp.asarray(tokens)), head_weights(trainer.state.params))[0], np.float64)
+    logits = logits[:, : trainer.tokenizer.vocab_size]  # the head's other columns are no tokens
     logp = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     return np.array([0.0, *(logp[t - 1, example.tokens[t]] for t in range(1, len(example.tokens)))])
 

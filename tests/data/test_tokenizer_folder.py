@@ -1,0 +1,154 @@
+"""Tokenizer folders that cannot be right are refused when they are loaded, with the file and what is wrong."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from compass_jax.data import tokenizer_probe
+from compass_jax.data.tokenizer import Tokenizer, TokenizerError
+
+TINY = Path(__file__).parents[2] / "configs" / "tiny_tokenizer"
+CONFIG = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": "{{ messages }}"}
+
+
+def written(folder, change=lambda raw: None, config=CONFIG):
+    raw = json.loads((TINY / "tokenizer.json").read_text())
+    change(raw)
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    (folder / "tokenizer_config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return folder
+
+
+def move(raw, token, index):
+    raw["model"]["vocab"][token] = index
+    for added in raw["added_tokens"]:
+        if added["content"] == token:
+            added["id"] = index
+
+
+@pytest.mark.parametrize(("token", "index"), [("?", 100_000), ("<|im_end|>", 5000), ("<|endoftext|>", 384)])
+def test_an_id_beyond_the_model_is_refused_however_few_tokens_there_are(tmp_path, token, index):
+    folder = written(tmp_path, lambda raw: move(raw, token, index))
+    with pytest.raises(TokenizerError, match=rf"{tmp_path} has ids up to {index}, and the model has rows for 384"):
+        Tokenizer.for_model(folder, 384)
+    assert Tokenizer.for_model(folder, index + 1).vocab_size == index + 1
+
+
+def test_holes_below_the_model_s_size_keep_the_text_of_the_highest_tokens(tmp_path):
+    tokenizer = Tokenizer.for_model(written(tmp_path, lambda raw: move(raw, "?", 380)), 384)
+    assert tokenizer.vocab_size == 381 and tokenizer.encode("why?")[-1] == 380
+    assert tokenizer.decode(tokenizer.encode("why?")) == "why?"
+    assert tokenizer.decode([*tokenizer.encode("why"), 350, 379, 381, 383, -1, 2**40]) == "why"
+
+
+def drop(raw):
+    raw["normalizer"] = {"type": "Replace", "pattern": {"Regex": "[\\s\\S]"}, "content": ""}
+
+
+def one_digit(raw):
+    raw["normalizer"] = {"type": "Replace", "pattern": {"Regex": "[0-9]+"}, "content": "0"}
+
+
+def no_letters(raw):
+    raw["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "[A-Za-z ]+"}, "behavior": "Removed", "invert": False}
+
+
+def backtracks(raw):
+    raw["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
+
+
+def another_id(raw):
+    raw["added_tokens"][2]["id"] = 300
+
+
+REFUSED = [
+    (drop, "'0123456789' is encoded to nothing"),
+    (no_letters, "'The answer is' is encoded to nothing"),
+    (one_digit, "numbers cannot be told apart"),
+    (backtracks, "'.*' is encoded|cannot encode a plain text"),
+    (another_id, r"added_tokens gives '<\|im_end\|>' the id 300, which it cannot have \(it gets 2\)"),
+    (lambda raw: raw["model"]["vocab"].update(zz=5), "the tokens .* and .* have the same id 5"),
+    (lambda raw: raw["model"]["vocab"].update(zz=-5), "cannot be read"),
+    (lambda raw: raw["model"]["vocab"].update(zz=10**12), "cannot be read"),
+    (lambda raw: raw["model"]["vocab"].update(zz=10**30), "more than 19 digits"),
+    (lambda raw: raw.update(model=[1]), "cannot be read"),
+    (lambda raw: raw.update(added_tokens=7), "cannot be read"),
+    (lambda raw: raw["model"].update(merges=[["no", "such"]]), "cannot be read"),
+    (lambda raw: raw.update(extra=json.loads("[" * 80 + "]" * 80)), "nested deeper"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED)
+def test_a_tokenizer_that_cannot_be_right_is_refused(tmp_path, change, words):
+    folder = written(tmp_path, change)
+    with pytest.raises(TokenizerError, match=rf"{folder}/tokenizer.json is not a tokenizer to rely on: .*({words}).*published"):
+        Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ([], "holds a list"), (7, "holds a int"), ("{", "not JSON"), ('{"eos_token": NaN}', "NaN is no number"), ("[" * 200, "nested deeper"),
+        ({"eos_token": 7}, "eos_token is 7"), ({"eos_token": {"content": 7}}, "eos_token is"), ({"eos_token": {}}, "eos_token is"),
+        ({"eos_token": ""}, "eos_token is"), ({"eos_token": ["<|im_end|>"]}, "eos_token is"), ({"eos_token": None}, "names no eos_token"),
+        ({"eos_token": "<end>"}, "'<end>', which is not in"), ({"pad_token": "<pad>"}, "'<pad>', which is not in"),
+        ({"pad_token": True}, "pad_token is True"),
+        ({"chat_template": 7}, "chat_template is a int"), ({"chat_template": {}}, "chat_template is a dict"),
+        ({"chat_template": []}, "0 templates named default"), ({"chat_template": [7, None]}, "0 templates named default"),
+        ({"chat_template": [{"name": "default"}] * 2}, "2 templates named default"),
+        ({"chat_template": [{"name": "default", "template": 7}]}, "chat_template is a int"),
+        ({"chat_template": "x" * (2**20 + 1)}, "more than 1,048,576"),
+    ],
+)  # fmt: skip
+def test_an_odd_tokenizer_config_is_refused(tmp_path, config, words):
+    folder = written(tmp_path, config={**CONFIG, **config} if isinstance(config, dict) else config if isinstance(config, str) else json.dumps(config))
+    with pytest.raises(TokenizerError, match=words):
+        Tokenizer.load(folder)
+
+
+def test_files_that_are_none_are_refused(tmp_path):
+    folder = written(tmp_path)
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(TokenizerError, match=r"chat_template.jinja: not UTF-8"):
+        Tokenizer.load(folder)
+    (folder / "chat_template.jinja").write_bytes(b"x" * (2**20 + 1))
+    with pytest.raises(TokenizerError, match="more than the 1,048,576"):
+        Tokenizer.load(folder)
+    os.truncate(folder / "tokenizer.json", 2**40)  # a hole, not a terabyte
+    with pytest.raises(TokenizerError, match="more than the 67,108,864"):
+        Tokenizer.load(folder)
+
+
+def test_one_that_takes_for_ever_to_load_or_all_memory_is_refused(tmp_path, monkeypatch):
+    folder = written(tmp_path)
+    text = (folder / "tokenizer.json").read_text()
+    monkeypatch.setattr(tokenizer_probe, "WALL_S", 0.01)
+    assert "takes longer than 0.01 s" in tokenizer_probe.problem_of(text + " ")
+    monkeypatch.undo()
+    monkeypatch.setattr(tokenizer_probe, "MODULE", "compass_jax.data.no_such_module")  # a process that ends early
+    assert "or fails (status 1)" in tokenizer_probe.problem_of(text + "  ")
+
+
+def test_what_a_file_says_of_truncation_and_padding_is_left_out_as_transformers_does(tmp_path):
+    def both(raw):
+        raw["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+        raw["padding"] = {
+            "strategy": {"Fixed": 1000}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "x",
+        }  # fmt: skip
+
+    assert Tokenizer.load(written(tmp_path, both)).encode("12345") == Tokenizer.load(TINY).encode("12345")
+
+
+def test_an_end_token_of_the_plain_vocabulary_becomes_a_control_token_as_in_transformers(tmp_path):
+    from transformers import AutoTokenizer
+
+    folder = written(tmp_path, config={**CONFIG, "eos_token": "the", "tokenizer_class": "PreTrainedTokenizerFast"})
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    word = next(token for token in raw["model"]["vocab"] if token.isalpha() and len(token) > 2)
+    (folder / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "eos_token": word, "tokenizer_class": "PreTrainedTokenizerFast"}))
+    ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+    text = f"12{word}34"
+    assert ours.encode(text) == theirs.encode(text) and ours.eos_id in ours.encode(text)
+    assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True) == "1234"
