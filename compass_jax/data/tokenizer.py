@@ -98,11 +98,14 @@ class Tokenizer:
             raise TokenizerError(f"{self._folder}/tokenizer_config.json names {name} {token!r}, which is not in tokenizer.json")
         return index
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text. Special tokens are recognised where the text spells them, and never added: for texts of one's own.
+    def encode(self, text: str, trusted: bool = True) -> list[int]:
+        """Ids of a text. Special tokens are recognised where the text spells them, and never added; not `trusted`: they are text, too.
 
         Raises TokenizerError for a text that cannot be encoded (half a character, say).
         """
+        if not trusted:
+            hidden = _good(self._hide(text))
+            return self.encode(text) if hidden is text else self._ids(_Hidden(hidden))
         return self._encoded(text, lambda: self._backend.encode(text, add_special_tokens=False).ids)
 
     def _encoded(self, text: str, encode: Any) -> list[int]:

@@ -107,6 +107,14 @@ def test_an_example_s_mask_ends_at_the_template_s_own_end_token(styles):
         np.testing.assert_array_equal(tokens[~mask], prompt)
 
 
+def test_a_text_alone_is_trusted_unless_it_is_said_not_to_be(styles):
+    tokenizer, text = styles["chatml"], f"a {ATTACK} b"
+    assert [i for i in tokenizer.encode(text) if i < 3] == [2, 1]
+    ids = tokenizer.encode(text, trusted=False)
+    assert min(ids) > 2 and tokenizer.decode(ids) == text
+    assert tokenizer.encode("plain > text <", trusted=False) == tokenizer.encode("plain > text <")
+
+
 def test_many_together_are_each_alone(styles):
     tokenizer = styles["chatml"]
     chats = [conversation("s", f"{i} {ATTACK if i % 7 == 0 else ''}", str(i)) for i in range(300)]
