@@ -154,7 +154,7 @@ def test_a_client_that_leaves_gives_up_its_slot(server, client, monkeypatch):
         ({"prompt": "a", "stop": ["", "x"]}, 400, "stop must be"),
         ({"prompt": ""}, 400, "the prompt is empty"),
         ({}, 400, "prompt must be a text"),
-        ({"prompt": [1, 384]}, 400, "token ids must be from 0 to 383"),
+        ({"prompt": [1, 384]}, 400, "token ids must be from 0 to 337"),
         ({"prompt": [1] * 65}, 400, "the prompt has 65 tokens, this server takes 64"),
         ({"prompt": "a", "model": "gpt"}, 404, "'gpt' is not served here; 'tiny' is"),
         ({"prompt": "a", "n": 7}, 400, "7 sequences are asked for at once, at most 4 may wait here"),
