@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from tiny import COMPUTE, EOS, ROLLOUT, make_prompt, random_params
 from tiny import MODEL as TINY
+from tiny_run import tiny_run
 
 from compass_jax.config import MeshConfig, ObjectiveConfig, RLConfig
 from compass_jax.model.logprobs import known_columns, token_logprobs
 from compass_jax.model.params import place
 from compass_jax.model.transformer import Transformer
+from compass_jax.plan.programs import known_ids
 from compass_jax.records import TrainBatch
 from compass_jax.rl.espo import clip_range
 from compass_jax.rollout.collect import Collection
@@ -156,6 +158,13 @@ def test_the_rollout_over_a_mesh_is_that_of_one_device():
         np.testing.assert_array_equal(found[row].tokens, rollout.tokens)
         np.testing.assert_allclose(found[row].logp, rollout.logp, atol=2e-5)
         np.testing.assert_allclose(found[row].entropy, rollout.entropy, atol=2e-5)
+
+
+def test_a_plan_masks_what_the_run_masks():
+    config = tiny_run()
+    assert known_ids(config) == 338 < config.model.vocab_size
+    absent = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="not/here"))
+    assert known_ids(absent) == config.model.vocab_size - 1  # most published heads are padded
 
 
 def test_training_has_the_rollout_s_log_probs_and_no_gradient_for_unknown_columns():
