@@ -19,6 +19,7 @@ from compass_jax.distributed import first
 from compass_jax.model.params import abstract_params, shardings_like
 from compass_jax.records import Prompt, Rollout, Score
 from compass_jax.report import summary_table
+from compass_jax.rewards.detect import notice
 from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
@@ -128,6 +129,7 @@ def run_eval(config: RunConfig, checkpoint: str) -> dict[str, Any]:
     rows = [{"task": name, "prompts": n, f"avg@{found.k}": avg, "greedy": best} for name, (n, avg, best) in found.labels.items()]
     rows.append({"task": "all", "prompts": found.prompts, f"avg@{found.k}": found.avg_at_k, "greedy": found.greedy})
     console = Console(soft_wrap=True, quiet=not first())
+    console.print(notice(config.rewards.sandbox), highlight=False)
     console.print(summary_table(rows, title=f"{checkpoint}: accuracy on held-out prompts"))
     console.print(f"pass@{found.k} {found.pass_at_k:.4g}; scores left out because the check failed: {found.unknown}")
     return dataclasses.asdict(found)

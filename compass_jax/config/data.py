@@ -105,12 +105,16 @@ class DataConfig:
         check(self.eval_prompts >= 0, f"data.eval_prompts = {self.eval_prompts}: must be >= 0")
 
 
+MOST_TIMEOUT_S = 86_400
+
+
 @dataclass(frozen=True)
 class RewardConfig:
     """Verifier workers. A sample whose check hangs, crashes or raises is excluded and counted, never scored 0."""
 
     workers: int = 1
     timeout_s: float = 5.0
+    sandbox: Literal["auto", "required", "off"] = "auto"  # auto: behind what the machine has; required: behind all guards or not at all
     right_at: float = 1.0  # raw reward from which an answer counts as right
     wrong_at: float = 0.0  # raw reward up to which an answer counts as wrong
     smallest_gap: float = 1.0  # smallest difference of two rewards that the verifier can give (one test of ten: 0.1)
@@ -118,7 +122,8 @@ class RewardConfig:
 
     def validate(self) -> None:
         check(self.workers >= 1, f"rewards.workers = {self.workers}: must be positive")
-        check(self.timeout_s > 0, f"rewards.timeout_s = {self.timeout_s}: must be positive")
+        check(0 < self.timeout_s <= MOST_TIMEOUT_S, f"rewards.timeout_s = {self.timeout_s}: must be positive, and at most {MOST_TIMEOUT_S:,} (a day)")
+        check(self.sandbox in ("auto", "required", "off"), f"rewards.sandbox = {self.sandbox!r}: must be auto, required or off")
         check(self.smallest_gap > 0, f"rewards.smallest_gap = {self.smallest_gap}: must be positive")
         check(self.wrong_at < self.right_at, f"rewards.wrong_at = {self.wrong_at} must be below rewards.right_at = {self.right_at}")
 

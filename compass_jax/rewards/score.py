@@ -1,30 +1,40 @@
 """Scores responses in worker processes that can be killed, while the rollout goes on.
 
-A thread hands tasks to idle workers and collects their answers; `submit` and `collect` only touch queues. A check that
-runs longer than `rewards.timeout_s` has its worker killed; a worker that dies took down only the task it was on. Such a
-sample gets a Score that is not known; the tasks behind it go to the next worker. Results carry the caller's key.
+A thread hands tasks to idle workers and collects their answers; `submit` and `collect` only touch queues. What a check may
+do is the workers' affair (worker.py); what comes from them is JSON of a fixed form (channel.py). A check that runs longer
+than `rewards.timeout_s` is ended, and a worker that dies took down only the task it was on. Such a sample gets a Score that
+is not known; the tasks behind it go to the next worker. Results carry the caller's key.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
+import select
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
+from typing import Any
 
 from compass_jax.config import DataConfig, ProceduralSource, RewardConfig
 from compass_jax.records import Prompt, Score
+from compass_jax.rewards.channel import Channel, ChannelError, Said
+from compass_jax.rewards.detect import environment, guards_for
 from compass_jax.rewards.verifiers import Check, Task
+
+logger = logging.getLogger(__name__)
 
 BATCH = 32  # most tasks that are sent to a worker at once
 START_LIMIT_S = 300.0  # first imports on a cold disk are slow; a worker that needs longer than this does not start
+GRACE_S = 2.0  # a worker ends a check in a child itself; after this it is ended with the check
 UNLUCKY_LIMIT = 5
+RESTARTS = 3
+END_LIMIT_S = 15.0
 
 
 class ScorerError(RuntimeError):
@@ -32,45 +42,47 @@ class ScorerError(RuntimeError):
 
 
 class _Worker:
-    """A process, its connection, and the tasks it was sent and has not answered (the first is the one it is on)."""
+    """A process, its channel, and the tasks it was sent and has not answered (the first is the one it is on)."""
 
-    def __init__(self, setup: tuple[list[Check], str, float]):
-        self.connection, theirs = Pipe()
+    def __init__(self, setup: dict[str, Any]):
+        ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, _import_path())), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         command = [sys.executable, "-P", "-m", "compass_jax.rewards.worker", str(theirs.fileno()), str(lifeline)]
         # not multiprocessing: its children import the program's main module, and with it jax
         kept = (theirs.fileno(), lifeline)
-        self.process = subprocess.Popen(command, pass_fds=kept, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        null = subprocess.DEVNULL
+        self.process = subprocess.Popen(
+            command, pass_fds=kept, env=environment(bool(setup["guards"])), stdin=null, stdout=null, start_new_session=True
+        )
         theirs.close()
         os.close(lifeline)
+        self.channel = Channel(ours)
         self.tasks: deque[tuple[int, Task]] = deque()
+        self.answered = 0  # tasks of this batch
         self.ready = False
         self.begun = False  # it has received the tasks
         self.since = time.monotonic()  # when it began what it is doing
-        self.connection.send(setup)
+        self.channel.send(setup)
 
-    def send(self, tasks: list[tuple[int, Task]]) -> None:
-        self.tasks.extend(tasks)
+    def send(self, tasks: list[Task]) -> None:
+        """Hands over the texts of `self.tasks`."""
+        self.answered = 0
         self.begun = False
         self.since = time.monotonic()
-        self.connection.send([task for _, task in tasks])
+        self.channel.send(tasks)
 
     def kill(self) -> int:
-        """Ends it and returns its exit code. May be called twice."""
-        self.process.kill()
-        code = self.process.wait()
-        self.connection.close()
+        """Ends it and all that it started, and returns its exit code. May be called twice."""
         if self._lifeline >= 0:
-            os.close(self._lifeline)
+            os.close(self._lifeline)  # it ends its descendants, and then itself
             self._lifeline = -1
+        try:
+            code = self.process.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        self.channel.close()
         return code
-
-
-def _import_path() -> list[str]:
-    """What the worker imports is what this process imports."""
-    package = str(Path(__file__).resolve().parents[2])
-    return [package, *(os.path.abspath(entry) for entry in sys.path)]
 
 
 def _checks(data: DataConfig) -> list[Check]:
@@ -78,18 +90,26 @@ def _checks(data: DataConfig) -> list[Check]:
 
 
 def _with_text(task: Task) -> Task:
-    return task._replace(response=task.response()) if callable(task.response) else task
+    if not callable(task.response):
+        return task
+    try:
+        return task._replace(response=task.response())
+    except BaseException as error:  # whatever it is: a panic of the tokenizer is no Exception
+        raise ScorerError(f"the text of a response cannot be made: {error!r}") from error
 
 
 class Scorer:
     """Verifier workers for `data.sources`. Use as a context manager, or call `close()`.
 
     `verifier` ("module:function", called with response and reference answer) replaces every source's own check.
+    `guards` (names out of guards.GUARDS) replaces what `rewards.sandbox` chooses; None: that.
+    Raises ConfigError where `rewards.sandbox` requires a guard that this machine lacks.
     """
 
-    def __init__(self, rewards: RewardConfig, data: DataConfig, verifier: str = ""):
+    def __init__(self, rewards: RewardConfig, data: DataConfig, verifier: str = "", guards: tuple[str, ...] | None = None):
         checks = [Check(verifier) for _ in data.sources] if verifier else _checks(data)
-        self._setup = (checks, rewards.answer_tag, rewards.timeout_s)
+        guards = guards_for(rewards.sandbox) if guards is None else guards
+        self._setup = {"checks": checks, "tag": rewards.answer_tag, "timeout_s": rewards.timeout_s, "guards": guards}
         self._timeout_s = rewards.timeout_s
         self._tickets = itertools.count()
         self._keys: dict[int, Hashable] = {}  # ticket -> key, of everything submitted and not collected
@@ -97,11 +117,12 @@ class Scorer:
         self._queue: deque[tuple[int, Task]] = deque()  # their responses may be functions still
         self._results: list[tuple[Hashable, Score]] = []
         self._error: str = ""
-        self._ever_ready = False
         self._unlucky = 0  # workers in a row that died with no task begun
         self._closing = False
         self._changed = threading.Condition()
-        self._wake_read, self._wake_write = Pipe(duplex=False)
+        self._restarts = 0  # of the thread, since the last answer
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
         self._workers = [_Worker(self._setup) for _ in range(rewards.workers)]
         self._thread = threading.Thread(target=self._run, name="reward-dispatch", daemon=True)
         self._thread.start()
@@ -120,7 +141,7 @@ class Scorer:
             self._keys[ticket] = key
             self._queue.append((ticket, Task(prompt.source, response, prompt.answer, prompt.item)))
             if len(self._queue) == 1:
-                self._wake_write.send_bytes(b"!")
+                os.write(self._wake_write, b"!")
 
     @property
     def outstanding(self) -> int:
@@ -157,13 +178,13 @@ class Scorer:
             if self._closing:
                 return
             self._closing = True
-            self._wake_write.send_bytes(b"!")
+            os.write(self._wake_write, b"!")
             self._changed.notify_all()
         self._thread.join()
         for worker in self._workers:
             worker.kill()
-        self._wake_read.close()
-        self._wake_write.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
 
     def __enter__(self) -> Scorer:
         return self
@@ -177,24 +198,50 @@ class Scorer:
         if self._closing:
             raise ScorerError("the scorer is closed")
 
-    # The rest runs in the dispatching thread, the only one that touches connections.
+    # The rest runs in the dispatching thread, the only one that touches channels.
 
     def _run(self) -> None:
-        try:
-            while not self._closing:
+        while not self._closing:
+            try:
                 self._hand_out()
-                connections: list[Connection] = [self._wake_read, *(worker.connection for worker in self._workers)]
-                wait(connections, self._patience())
-                while self._wake_read.poll():
-                    self._wake_read.recv_bytes()
+                self._wait()
                 for i, worker in enumerate(self._workers):
                     outcome = self._receive(worker)
                     if outcome:
                         self._replace(i, outcome)
-        except BaseException as error:  # whatever it is (a panic of the tokenizer is no Exception), whoever waits must hear of it
-            with self._changed:
-                self._error = str(error) if isinstance(error, ScorerError) else f"the scorer's thread failed: {error!r}"
-                self._changed.notify_all()
+            except Exception as error:
+                try:
+                    self._recover(error)
+                except Exception as last:  # whoever waits must hear of it
+                    with self._changed:
+                        self._error = str(last) if isinstance(last, ScorerError) else f"the scorer's thread failed: {last!r}"
+                        self._changed.notify_all()
+                    return
+
+    def _recover(self, error: Exception) -> None:
+        """New workers after a failure of this thread itself; what was in flight is queued again, in its order."""
+        self._restarts += 1
+        if isinstance(error, ScorerError) or self._restarts > RESTARTS:
+            raise error
+        logger.warning("the scorer's thread failed and starts again (%d of %d): %r", self._restarts, RESTARTS, error)
+        for worker in self._workers:
+            worker.kill()
+        with self._changed:
+            held = sorted(entry for worker in self._workers for entry in worker.tasks)
+            self._queue.extendleft(entry for entry in reversed(held) if entry[0] in self._keys)
+            for worker in self._workers:
+                worker.tasks.clear()
+        self._workers = [_Worker(self._setup) for _ in self._workers]
+
+    def _wait(self) -> None:
+        """Until a worker says something, something is submitted, or a limit is over."""
+        poll = select.poll()
+        for descriptor in (self._wake_read, *(worker.channel.connection.fileno() for worker in self._workers)):
+            poll.register(descriptor, select.POLLIN)
+        patience = self._patience()
+        for descriptor, _ in poll.poll(None if patience is None else 1000 * patience + 1):
+            if descriptor == self._wake_read:
+                os.read(self._wake_read, 4096)
 
     def _hand_out(self) -> None:
         for worker in self._workers:
@@ -202,18 +249,19 @@ class Scorer:
                 continue
             with self._changed:
                 share = min(BATCH, -(-len(self._queue) // len(self._workers)))
-                waiting = [self._queue.popleft() for _ in range(share)]
-            tasks = [(ticket, _with_text(task)) for ticket, task in waiting]  # not under the lock, for which `submit` would wait
-            if tasks:
+                worker.tasks.extend(self._queue.popleft() for _ in range(share))
+            if worker.tasks:
+                # not under the lock, for which `submit` would wait
+                worker.tasks = deque((ticket, _with_text(task)) for ticket, task in worker.tasks)
                 try:
-                    worker.send(tasks)
+                    worker.send([task for _, task in worker.tasks])
                 except OSError:  # it died while idle: none of these was begun, and its end of file is read next
-                    worker.tasks.clear()
                     with self._changed:
-                        self._queue.extendleft(reversed(tasks))
+                        self._queue.extendleft(reversed(worker.tasks))
+                    worker.tasks.clear()
 
     def _limit_s(self, worker: _Worker) -> float:
-        return self._timeout_s if worker.ready else START_LIMIT_S
+        return self._timeout_s + GRACE_S if worker.ready else START_LIMIT_S
 
     def _patience(self) -> float | None:
         """Seconds until the next limit; None if every worker is idle."""
@@ -223,25 +271,34 @@ class Scorer:
     def _receive(self, worker: _Worker) -> str:
         """Takes all that a worker has sent. Returns "crash" or "timeout" if it must be replaced, else ""."""
         try:
-            while worker.connection.poll():
-                value, detail = worker.connection.recv()
+            for said in worker.channel.receive():
                 worker.since = time.monotonic()
-                if not worker.ready:
-                    if value != "ready":
-                        raise ScorerError(f"a verifier worker cannot start:\n{detail}")
-                    with self._changed:
-                        worker.ready = self._ever_ready = True
-                        self._changed.notify_all()
-                elif value == "begun":
-                    worker.begun = True
+                if isinstance(said, Said):
+                    self._note(worker, said)
+                elif not worker.begun or said.index != worker.answered:
+                    raise ChannelError(f"an answer to task {said.index}, which is not the one it is on")
                 else:
-                    self._unlucky = 0
-                    known = value is not None
-                    self._finish(worker.tasks.popleft()[0], Score(value if known else 0.0, known, "ok" if known else "error", detail))
+                    worker.answered += 1
+                    self._unlucky = self._restarts = 0
+                    known = said.reward is not None
+                    self._finish(worker.tasks.popleft()[0], Score(said.reward if known else 0.0, known, said.outcome, said.detail))
         except (EOFError, OSError):
+            return "crash"
+        except (ChannelError, IndexError) as error:
+            logger.warning("a verifier worker is replaced: it sent %s", error)
             return "crash"
         late = (worker.tasks or not worker.ready) and time.monotonic() - worker.since > self._limit_s(worker)
         return "timeout" if late else ""
+
+    def _note(self, worker: _Worker, said: Said) -> None:
+        if worker.ready == (said.word != "begun"):
+            raise ChannelError(f"{said.word!r}, when it was {'ready' if worker.ready else 'not ready'}")
+        if said.word == "failed":
+            raise ScorerError(f"a verifier worker cannot start:\n{said.detail}")
+        with self._changed:
+            worker.begun = said.word == "begun"
+            worker.ready = True
+            self._changed.notify_all()
 
     def _finish(self, ticket: int, score: Score) -> None:
         with self._changed:
@@ -252,7 +309,7 @@ class Scorer:
         """A fresh worker for one that hangs or died; the task it was on is given up, those behind it are queued first."""
         worker = self._workers[index]
         code = worker.kill()
-        if not worker.ready and (outcome == "timeout" or not self._ever_ready):
+        if not worker.ready and (outcome == "timeout" or code >= 0):  # it ended itself, and would again
             how = f"was not ready after {START_LIMIT_S:.0f} s" if outcome == "timeout" else f"ended with code {code} before it was ready"
             raise ScorerError(f"a verifier worker {how}; its standard error says why")
         if outcome == "crash" and not (worker.tasks and worker.begun):  # no task's doing: it was killed from outside

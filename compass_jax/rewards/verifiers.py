@@ -7,14 +7,53 @@ which the caller reports as unknown and never as 0.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import logging
+import math
+import numbers
 import re
+import sys
+import types
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from compass_jax.rewards.answers import (
+    arithmetic,
+    exact,
+    expression,
+    is_arithmetic,
+    is_expression,
+    is_program,
+    literal,
+)
+
 FORMAT_CREDIT = 0.05  # reasoning-gym's scorers give 0.01 or 0.05 for any answer that can be parsed
+
+
+# data sets whose scorers evaluate the answer: the name that does it in their module, what replaces it
+READERS: dict[str, tuple[str, Callable]] = {
+    "countdown": ("parse_expr", arithmetic),
+    "puzzle24": ("parse_expr", arithmetic),
+    "polynomial_multiplication": ("sp", expression),
+    "simple_integration": ("sympy", expression),
+    "intermediate_integration": ("sympy", expression),
+    "binary_matrix": ("eval", literal),
+    "spiral_matrix": ("eval", literal),
+    "string_insertion": ("eval", literal),
+    "n_queens": ("eval", literal),
+}
+
+
+# What a child would have to learn again for each answer: math-verify's parser remembers decisions, sympy imports when asked
+WARM = (
+    ("$1/2$", "$0.5$"), (r"\frac{1}{3} + \sqrt{2}", r"\frac{2}{6} + \sqrt{2}"), ("(x+1)^2", "x^2+2x+1"), ("x=2", "2"),
+    (r"\{1, 2\}", r"\{2, 1\}"), ("[0, 1)", "(0, 1]"), (r"(-\infty, 3]", r"(-\infty, 2]"), ("50\\%", "0.5"), (r"2\pi r^2", r"\pi r^2"),
+    (r"\sin(x)^2 + \cos(x)^2", "1"), (r"\log_2(8)", "3.0"), (r"e^{2x} - \ln(y)", "e^x"), ("3 + 4i", "4i + 3"), ("x > 3", "3 < x"),
+    (r"\begin{pmatrix}1 & 2\\3 & 4\end{pmatrix}", r"\begin{pmatrix}1 & 2\\3 & 5\end{pmatrix}"), ("(1, 2)", "(1, 3)"), ("7 \\text{ cm}", "7 m"),
+    (r"\frac{\sqrt{3}}{2}", r"\frac{3}{2\sqrt{3}}"), ("10^{-3}", "0.001"), (r"\binom{5}{2}", "10"), ("5!", "120"), ("2x + 3y = 6", "y = 2"),
+)  # fmt: skip
 
 
 class Check(NamedTuple):
@@ -46,17 +85,36 @@ def extract_answer(response: str, tag: str) -> str | None:
     return None if start < 0 else response[start + len(tag) + 2 : end].strip()
 
 
-def math_verify_score(answer: str, reference: str) -> float:
-    """1.0 if math-verify finds `answer` equal to `reference`, else 0.0.
+def math_decided(answer: str, reference: str) -> float | None:
+    """1.0 or 0.0 where no algebra is needed to say whether `answer` is `reference`, else None.
 
-    A reference that is a word ("Paris") is compared as text, without regard to case and white space: as mathematics it
-    would be a product of letters, equal to each of its anagrams. There is no time limit in here: math-verify's own limits
-    turn an undecided comparison into "wrong". The worker is killed from outside instead.
+    Equal texts are equal, two plain decimals are compared exactly, and so are two plain fractions.
+    A reference that is a word ("Paris") is compared as text: as mathematics it would be a product
+    of letters, equal to each of its anagrams. Program text is no answer.
     """
     if _plain(answer) == _plain(reference):
         return 1.0
-    if re.search(r"[^\W\d_]{3,}", reference) and not re.search(r"[\d\\$=+*/^(){}\[\]]", reference):
+    word = re.search(r"[^\W\d_]{3,}", reference)
+    if word and not re.search(r"[\d\\$=+*/^(){}\[\]]", reference):
         return 0.0
+    if is_program(answer):
+        return 0.0
+    found = exact(answer)
+    wanted = exact(reference)
+    if found and wanted and found[0] == wanted[0]:
+        return float(found[1] == wanted[1])
+    return None
+
+
+def math_verify_score(answer: str, reference: str) -> float:
+    """1.0 if `math_decided` or math-verify finds `answer` equal to `reference`, else 0.0.
+
+    There is no time limit in here: math-verify's own limits turn an undecided comparison into
+    "wrong". The process is killed from outside instead.
+    """
+    decided = math_decided(answer, reference)
+    if decided is not None:
+        return decided
     import math_verify
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its limits are off
@@ -103,6 +161,50 @@ def _dataset(name: str, options: tuple[tuple[str, Any], ...]) -> Any:
     return reasoning_gym.create_dataset(name, **{key: as_list(value) for key, value in options})
 
 
+def _class(dataset: str) -> type:
+    from reasoning_gym.factory import DATASETS
+
+    return DATASETS[dataset][0]
+
+
+def evaluates(dataset: str) -> bool:
+    """Whether the scorer of a reasoning-gym data set gives text to Python or sympy.
+
+    Of a data set that nobody has looked at (READERS) all of the module counts, what draws its
+    questions included. Those of READERS evaluate nothing, unless sympy builds the answer.
+    """
+    name, reader = READERS.get(dataset, ("", None))
+    cls = _class(dataset)
+    source = inspect.getsource(cls.score_answer if reader else sys.modules[cls.__module__])
+    found = re.findall(r"\b(eval|exec|compile|parse_expr|sympify)\(", source)
+    return bool(set(found) - {name}) or reader is expression
+
+
+def take_over(dataset: str) -> None:
+    """Puts a reader that evaluates nothing in the place of what the data set's scorer calls.
+
+    The names are those that its module looks up; a test shows that each is still looked up.
+    """
+    name, reader = READERS[dataset]
+    module = sys.modules[_class(dataset).__module__]
+    if name in ("sp", "sympy"):
+        import sympy
+
+        reader = types.SimpleNamespace(**(vars(sympy) | {"parse_expr": reader}))
+    setattr(module, name, reader)
+
+
+def can_be_read(dataset: str, answer: str) -> bool:
+    """Whether an answer has the form that a scorer which evaluates text may see.
+
+    Where the evaluated answer is a list, the scorer compares texts first, and `literal` refuses.
+    """
+    reader = READERS.get(dataset, ("", literal))[1]
+    if reader is literal:
+        return True
+    return is_arithmetic(answer) if reader is arithmetic else is_expression(answer)
+
+
 def reasoning_gym_score(dataset_name: str, item_json: str, answer: str, options: tuple[tuple[str, Any], ...] = ()) -> float:
     """The score of the dataset's own scorer (some depend on the dataset's `options`), unchanged but for two cases.
 
@@ -111,28 +213,62 @@ def reasoning_gym_score(dataset_name: str, item_json: str, answer: str, options:
     """
     dataset, entry = _dataset(dataset_name, options), decode_item(item_json)
     try:
-        score = float(dataset.score_answer(answer, entry))
+        score = number(dataset.score_answer(answer, entry))
     except (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError):
         dataset.score_answer(entry["answer"], entry)
         return 0.0
     return 0.0 if 0.0 < score <= FORMAT_CREDIT else score
 
 
-def build(check: Check, tag: str) -> Callable[[Task], float]:
-    """The function that scores a source's tasks, everything it needs imported. A response without an answer scores 0."""
-    if check.kind == "reasoning_gym":
-        _dataset(check.dataset, check.options)
-        score = lambda answer, task: reasoning_gym_score(check.dataset, task.item, answer, check.options)  # noqa: E731
-    elif check.kind == "math":
-        math_verify_score("$1/2$", "$0.5$")
-        score = lambda answer, task: math_verify_score(answer, task.answer)  # noqa: E731
-    else:
+def number(value: Any) -> float:
+    """`value` as a float. Raises TypeError for what is no number ("1"), ValueError for NaN."""
+    if not isinstance(value, numbers.Real) and type(value).__module__ != "numpy":
+        raise TypeError(f"the check returned {value!r:.100}: it must be a number")
+    if not math.isfinite(found := float(value)):
+        raise ValueError(f"the check returned {found}")
+    return found
+
+
+class Checker(NamedTuple):
+    """How a source's tasks are scored."""
+
+    decide: Callable[[Task], float | None]  # without evaluating anything; None: `score` must say
+    score: Callable[[Task], float]
+    forked: bool  # `score` runs in a child of its own
+
+    def __call__(self, task: Task) -> float:
+        """The score, here and now."""
+        decided = self.decide(task)
+        return self.score(task) if decided is None else decided
+
+
+def build(check: Check, tag: str) -> Checker:
+    """What scores a source's tasks, with all that it needs imported. No answer scores 0."""
+    if check.kind not in ("reasoning_gym", "math"):
         module, _, function = check.kind.partition(":")
         verify = getattr(importlib.import_module(module), function)
-        return lambda task: float(verify(task.response, task.answer))
+        own = lambda task: number(verify(task.response, task.answer))  # noqa: E731
+        return Checker(lambda task: None, own, forked=True)
+    if check.kind == "math":
+        for left, right in WARM:
+            math_verify_score(left, right)
+        decided = math_decided
+        forked = True
+    else:
+        _dataset(check.dataset, check.options)
+        if check.dataset in READERS:
+            take_over(check.dataset)
+        decided = lambda answer, _: None if can_be_read(check.dataset, answer) else 0.0  # noqa: E731
+        forked = evaluates(check.dataset)
 
-    def score_response(task: Task) -> float:
+    def decide(task: Task) -> float | None:
         answer = extract_answer(task.response, tag)
-        return 0.0 if answer is None else score(answer, task)
+        return 0.0 if answer is None else decided(answer, task.answer)
 
-    return score_response
+    def score(task: Task) -> float:
+        answer = extract_answer(task.response, tag)
+        if check.kind == "math":
+            return math_verify_score(answer, task.answer)
+        return reasoning_gym_score(check.dataset, task.item, answer, check.options)
+
+    return Checker(decide, score, forked)

@@ -1,88 +1,137 @@
-"""The process that checks answers: `python -m compass_jax.rewards.worker CONNECTION LIFELINE` (two file descriptors).
+"""The process that checks answers: `python -m compass_jax.rewards.worker SOCKET LIFELINE`.
 
-It imports what the checks need, says ready, and then answers each batch of tasks one by one, in order:
+It splits in two. The guardian waits until the scorer is gone or the other ends, and takes all
+descendants with it. The other imports what the checks need, confines itself and answers (the lines
+are described in channel.py): what decides by comparing it checks itself, what evaluates text or is
+a user's own it checks in a child for each answer.
 
-    parent -> (checks, tag, timeout_s)  once
-    worker -> ("ready", "")             or ("failed", traceback)
-    parent -> [Task, ...]               when all earlier answers have come
-    worker -> ("begun", "")             it has them: dying now is the first task's doing
-    worker -> (reward, "")              for each; or (None, why) if the check raised
-
-Only `rewards/score.py` starts it. Nothing here may import jax: a worker is started anew after every hang.
+Only `rewards/score.py` starts it. Nothing here may import jax: it is started anew after a hang.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
+import json
 import os
+import select
+import shutil
 import signal
+import socket
 import sys
-import threading
+import tempfile
+import time
 import traceback
-from multiprocessing.connection import Connection
+from functools import partial
+from typing import Any, NoReturn
 
-from compass_jax.rewards.verifiers import Task, build
+from compass_jax.rewards import guards, sandbox
+from compass_jax.rewards.channel import line
+from compass_jax.rewards.verifiers import Check, Checker, Task, build, number
 
-MEMORY_BYTES = 8 * 2**30  # of address space: an answer like 9**9**9**9 must not take the machine's memory
 DETAIL_CHARS = 2000
 
 
-def _limit_memory() -> None:
-    import resource
-
-    with contextlib.suppress(ValueError, OSError):  # not every system can, and a lower limit may be in force
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
-
-
-def _die_with_parent(lifeline: int) -> None:
-    """The parent never writes: the read returns when the parent is gone, however it went, even while a check runs."""
-
-    def wait() -> None:
-        os.read(lifeline, 1)
-        os._exit(0)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def _answer(score, task: Task) -> tuple[float | None, str]:
+def _answer(checker: Checker, task: Task, zone: sandbox.Zone, seconds: float) -> list[Any]:
+    """Reward or None, outcome, detail."""
     try:
-        reward = score(task)
-        if not math.isfinite(reward):
-            return None, f"the check returned {reward}"
-        return reward, ""
-    except BaseException:  # a check may even call exit()
-        return None, traceback.format_exc()[-DETAIL_CHARS:]
-
-
-def serve(connection: Connection) -> None:
-    """Answers until the parent closes the connection."""
-    try:
-        checks, tag, timeout_s = connection.recv()
-        scores = [build(check, tag) for check in checks]
-    except EOFError:
-        return
+        value = checker.decide(task)
+        if value is None and checker.forked:
+            found = zone.run(partial(checker.score, task), seconds)
+            if found.outcome != "ok":
+                return [None, found.outcome, found.detail[-DETAIL_CHARS:]]
+            value = found.value
+        elif value is None:
+            value = checker.score(task)
+        return [number(value), "ok", ""]
+    except sandbox.SandboxError:
+        raise
     except BaseException:
-        connection.send(("failed", traceback.format_exc()))
+        return [None, "error", traceback.format_exc()[-DETAIL_CHARS:]]
+
+
+def serve(connection: socket.socket, setup: dict[str, Any], folder: str) -> None:
+    """Answers until the scorer closes the connection."""
+    seconds = setup["timeout_s"]
+    try:
+        checks = [build(Check(k, d, _tuples(o)), setup["tag"]) for k, d, o in setup["checks"]]
+        zone = sandbox.enter(setup["guards"], folder, _imported())
+        guards.limit_memory()
+        guards.die_with_parent()  # again: the kernel forgets it where the user changes
+    except BaseException:
+        connection.sendall(line(["failed", traceback.format_exc()[-2 * DETAIL_CHARS :]]))
         return
-    connection.send(("ready", ""))
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            tasks = connection.recv()
-            connection.send(("begun", ""))
-            for task in tasks:
-                # the parent kills far earlier; this ends an orphan in native code (a regular expression) that lets no thread run
-                signal.setitimer(signal.ITIMER_PROF, 2 * timeout_s + 60)
-                connection.send(_answer(scores[task.source], task))
+    connection.sendall(line(["ready", ""]))
+    with connection.makefile("rb") as lines, contextlib.suppress(OSError):
+        for batch in lines:
+            connection.sendall(line(["begun", ""]))
+            for index, task in enumerate(json.loads(batch)):
+                task = Task(*task)
+                answer = _answer(checks[task.source], task, zone, seconds)
+                connection.sendall(line([index, *answer]))
+
+
+def _tuples(value: Any) -> Any:
+    """JSON has lists where settings have tuples."""
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _imported() -> set[str]:
+    """Where modules lie, to be read by those that import the rest of themselves later."""
+    files = [getattr(m, "__file__", None) for n, m in list(sys.modules.items()) if "." not in n]
+    return {*filter(os.path.isdir, sys.path), *(os.path.dirname(f) for f in files if f)}
+
+
+def _first_line(connection: socket.socket) -> bytes:
+    """Byte by byte: what follows belongs to another reader."""
+    text = bytearray()
+    while not text.endswith(b"\n"):
+        part = connection.recv(1)
+        if not part:
+            return b""
+        text += part
+    return bytes(text)
+
+
+def _guard(child: int, lifeline: int, folder: str) -> NoReturn:
+    """Ends when the child ends, or ends it when the scorer is gone; nobody is left then."""
+    descriptor = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    poll.register(lifeline, select.POLLIN)  # nobody writes: it is readable when its end is closed
+    if descriptor not in dict(poll.poll()):
+        os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    guards.kill_descendants(time.monotonic() + sandbox.END_LIMIT_S)
+    shutil.rmtree(folder, ignore_errors=True)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def main() -> None:
-    """Ctrl-C and SIGTERM reach the whole process group; the parent decides then, and the worker follows it."""
+    """Ctrl-C and SIGTERM are for the scorer to decide about; the worker follows it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _limit_memory()
-    _die_with_parent(int(sys.argv[2]))
-    serve(Connection(int(sys.argv[1])))
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    lifeline = int(sys.argv[2])
+    text = _first_line(connection)
+    if not text:
+        return
+    setup = json.loads(text)
+    folder = tempfile.mkdtemp(prefix="compass-check-")
+    guards.adopt_orphans()
+    missing = guards.separate(setup["guards"])
+    child = os.fork()
+    if child:
+        connection.close()
+        _guard(child, lifeline, folder)
+    os.close(lifeline)
+    guards.die_with_parent()
+    if missing:
+        connection.sendall(line(["failed", f"guards that were there are missing: {missing}"]))
+    else:
+        serve(connection, setup, folder)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from compass_jax.evaluate import evaluate
 from compass_jax.model.params import in_layout, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Prompt, TrainState
+from compass_jax.rewards.detect import notice
 from compass_jax.rewards.score import Scorer
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.rollout.engine import Engine
@@ -279,6 +280,7 @@ def run_rl(config: RunConfig) -> dict[str, Any]:
         shared(Scorer(config.rewards, config.data)) as scorer,
         Telemetry(config.directory, config.rl.steps, "rl", writes=first()) as telemetry,
     ):
+        telemetry.note(notice(config.rewards.sandbox))
         trainer = RLTrainer(config, scorer, stop, telemetry)
         carry_tokenizer(config)
         return _run(trainer, config, telemetry, stop)

@@ -1,7 +1,7 @@
 """Checks that misbehave on command, for the workers of test_score: the response says how."""
 
+import ctypes
 import os
-import signal
 import sys
 import time
 
@@ -17,7 +17,7 @@ def obey(response: str, answer: str) -> float:
     elif word == "exit":
         os._exit(3)
     elif word == "segfault":
-        os.kill(os.getpid(), signal.SIGSEGV)
+        ctypes.string_at(0)
     elif word == "quit":
         sys.exit("done")
     elif word == "raise":

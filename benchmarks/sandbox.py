@@ -1,0 +1,132 @@
+"""What a check of an answer costs, through the whole path (submit -> collect), and what share of the demo's time that is.
+
+    python -m benchmarks.sandbox [--checks 400] [--demo-checks 30000] [--demo-s 780]
+
+Each kind of check three times: in place (the verifier alone, called in a loop), in a worker without guards ("off"), and behind
+all guards that this machine has ("auto"). Seconds of processor are those of all processes, imports subtracted; checks a second
+and core are their inverse. Prints a table and ends with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from compass_jax.config import DataConfig, FileSource, ProceduralSource, RewardConfig
+from compass_jax.data.procedural import distinct_entries, encode_item
+from compass_jax.records import Prompt
+from compass_jax.rewards.detect import notice
+from compass_jax.rewards.score import Scorer
+from compass_jax.rewards.verifiers import Check, Task, build
+
+USERS = "benchmarks.slow_verifier:at_once"
+Rows = list[tuple[Prompt, str]]
+
+
+def processor_s() -> float:
+    """Seconds of processor of this process and of all its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def _prompt(number: int, answer: str, item: str = "") -> Prompt:
+    return Prompt(number, 0, "x", "q", np.zeros(1, np.int32), answer, item)
+
+
+def procedural(source: ProceduralSource) -> Callable[[int], Rows]:
+    """Rows of a reasoning-gym source: its own answers, every second one spoilt."""
+
+    def rows(count: int) -> Rows:
+        entries = distinct_entries(source, 0)
+        picked = [entries[n % len(entries)] for n in range(count)]
+        wrong = ["", " + 1"]
+        answers = [f"<answer>{entry['answer']}{wrong[n % 2]}</answer>" for n, entry in enumerate(picked)]
+        prompts = [_prompt(n, entry["answer"], encode_item(entry)) for n, entry in enumerate(picked)]
+        return list(zip(prompts, answers, strict=True))
+
+    return rows
+
+
+def numbers(count: int) -> Rows:
+    """Whole numbers, half of them wrong: what most answers to mathematical questions are."""
+    return [(_prompt(n, str(n)), f"<answer>{n + n % 2}</answer>") for n in range(count)]
+
+
+def algebra(count: int) -> Rows:
+    """Expressions that need math-verify, half of them wrong."""
+    answer = "<answer>\\frac{{{}}}{{3}} + \\sqrt{{2}}</answer>"
+    return [(_prompt(n, f"\\frac{{{n}}}{{3}} + \\sqrt{{2}}"), answer.format(2 * n + 2 * (n % 2)).replace("{3}", "{6}", 1)) for n in range(count)]
+
+
+SUMS = ProceduralSource("chain_sum", (("min_terms", 3), ("max_terms", 3)), size=400)
+COUNTDOWN = ProceduralSource("countdown", size=200)
+KINDS: dict[str, tuple[DataConfig, Callable[[int], Rows], str]] = {
+    "sums (the demo's)": (DataConfig(sources=(SUMS,)), procedural(SUMS), ""),
+    "countdown": (DataConfig(sources=(COUNTDOWN,)), procedural(COUNTDOWN), ""),
+    "math, numbers": (DataConfig(sources=(FileSource("unused.jsonl"),)), numbers, ""),
+    "math, algebra": (DataConfig(sources=(FileSource("unused.jsonl"),)), algebra, ""),
+    "a user's verifier": (DataConfig(sources=(FileSource("unused.jsonl"),)), numbers, USERS),
+}
+
+
+def through_scorer(data: DataConfig, rows: Rows, verifier: str, mode: str) -> tuple[float, float]:
+    """Seconds of wall clock and of processor that one check takes."""
+    spent = []
+    wall = 0.0
+    for part in ([], rows):
+        before = processor_s()
+        with Scorer(RewardConfig(workers=1, sandbox=mode), data, verifier) as scorer:
+            scorer.wait_ready()
+            start = time.perf_counter()
+            for number, (prompt, response) in enumerate(part):
+                scorer.submit(number, prompt, response)
+            while scorer.outstanding:
+                assert all(score.known for _, score in scorer.collect(block=True))
+            wall = time.perf_counter() - start
+        spent.append(processor_s() - before)
+    return wall / len(rows), max(0.0, spent[1] - spent[0]) / len(rows)
+
+
+def in_place(data: DataConfig, rows: Rows, verifier: str) -> float:
+    """Seconds of processor that the verifier alone takes, called here."""
+    source = data.sources[0]
+    named = Check("reasoning_gym", source.dataset, source.options) if isinstance(source, ProceduralSource) else Check(verifier or "math")
+    check = build(named, "answer")
+    start = time.process_time()
+    for prompt, response in rows:
+        check(Task(0, response, prompt.answer, prompt.item))
+    return (time.process_time() - start) / len(rows)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checks", type=int, default=400)
+    parser.add_argument("--demo-checks", type=int, default=30_000, help="answers that the demo scores: 48 steps of 512, two evaluations of 2,600")
+    parser.add_argument("--demo-s", type=float, default=780.0, help="seconds that the demo takes")
+    options = parser.parse_args()
+    print(notice("auto"))
+    print("| check | in place, ms of processor | off, ms | auto, ms | auto, wall ms | auto, checks a second and core |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    found = {}
+    for name, (data, make, verifier) in KINDS.items():
+        rows = make(options.checks)
+        alone = in_place(data, rows, verifier)
+        through_scorer(data, rows[:8], verifier, "auto")
+        _, off = through_scorer(data, rows, verifier, "off")
+        wall, auto = through_scorer(data, rows, verifier, "auto")
+        found[name] = {"in_place_s": alone, "off_s": off, "auto_s": auto, "auto_wall_s": wall, "checks_per_s_per_core": 1 / auto}
+        print(f"| {name} | {1e3 * alone:.2f} | {1e3 * off:.2f} | {1e3 * auto:.2f} | {1e3 * wall:.2f} | {1 / auto:.0f} |", flush=True)
+    demo = found["sums (the demo's)"]["auto_s"] * options.demo_checks
+    share = demo / options.demo_s
+    print(f"the demo: {options.demo_checks:,} checks cost {demo:.1f} s of processor, {share:.2%} of {options.demo_s:.0f} s")
+    print(json.dumps({"checks": found, "demo_checks": options.demo_checks, "demo_scoring_s": demo, "demo_share": share}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,373 @@
+"""What the kernel can keep a process from: namespaces, Landlock, seccomp, limits.
+
+A worker enters in two stages: `separate` before it imports anything (user and process
+namespace), `confine` after its imports (everything else). What a machine has is found by trying
+both in a process of its own: `python -m compass_jax.rewards.guards TEMPORARY_FOLDER`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from compass_jax.rewards import seccomp
+
+USER = "user namespace"
+PROCESSES = "process namespace"
+MOUNTS = "mount namespace"
+NETWORK = "network namespace"
+LANDLOCK = "Landlock"
+SECCOMP = "seccomp"
+GUARDS = (USER, PROCESSES, MOUNTS, NETWORK, LANDLOCK, SECCOMP)
+
+NOBODY = 65534  # the user that root becomes
+TMPFS = "mode=700,size=64m,nr_inodes=4096"
+MEMORY_BYTES = 8 * 2**30  # of address space: 9**9**9**9 must not take the machine's memory
+FILE_BYTES = 64 * 2**20
+PROCESS_LIMIT = 64
+FILE_LIMIT = 256
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_KEEPCAPS = 8
+_PR_SET_SECCOMP = 22
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_CAP_DAC_READ_SEARCH = 2
+_CAP_SYS_ADMIN = 21
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def _syscall(number: int, what: str, *arguments: object) -> int:
+    long = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    return _call(_libc.syscall(ctypes.c_long(number), *long), what)
+
+
+def _prctl(option: int, *values: object) -> None:
+    values = [ctypes.c_ulong(v) if isinstance(v, int) else v for v in values]
+    filled = [*values, *[ctypes.c_ulong(0)] * (4 - len(values))]
+    _call(_libc.prctl(ctypes.c_int(option), *filled), f"prctl {option}")
+
+
+def _unshare(flags: int) -> None:
+    _call(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def separate(wanted: Iterable[str]) -> dict[str, str]:
+    """What of `wanted` could not be had, by name with the reason: user and process namespace.
+
+    Called by a process with one thread; its next child is the first process of the new process
+    namespace. Where it runs as root, the namespace has a second user, NOBODY, for `confine`.
+    """
+    missing: dict[str, str] = {}
+    if USER in wanted:
+        try:
+            _own_users()
+        except OSError as error:
+            missing[USER] = str(error)
+    if PROCESSES in wanted:
+        try:
+            _unshare(CLONE_NEWPID)
+        except OSError as error:
+            missing[PROCESSES] = str(error)
+    return missing
+
+
+def _own_users() -> None:
+    """Enters a user namespace. Its maps are written by a process that stayed outside."""
+    target = os.getpid()
+    begin, started = os.pipe()
+    helper = os.fork()
+    if helper == 0:
+        os.close(started)
+        code = 1
+        try:
+            if os.read(begin, 1):
+                _write_maps(target)
+                code = 0
+        finally:
+            os._exit(code)
+    os.close(begin)
+    try:
+        _unshare(CLONE_NEWUSER)
+        os.write(started, b"!")
+    finally:
+        os.close(started)
+        failed = os.waitpid(helper, 0)[1]
+    if failed:
+        raise OSError(1, "the maps of its users cannot be written")
+
+
+def _write_maps(target: int) -> None:
+    folder = Path(f"/proc/{target}")
+    user = os.geteuid()
+    group = os.getegid()
+    if user == 0:
+        try:
+            (folder / "uid_map").write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n")
+            (folder / "gid_map").write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n")
+            return
+        except OSError:
+            pass  # inside a container that has no such user
+    (folder / "setgroups").write_text("deny")
+    (folder / "uid_map").write_text(f"{user} {user} 1\n")
+    (folder / "gid_map").write_text(f"{group} {group} 1\n")
+
+
+def confine(wanted: Iterable[str], folder: str, readable: Iterable[str]) -> dict[str, str]:
+    """What of `wanted` could not be had: the guards that do not hinder imports. No way back.
+
+    Args:
+        wanted: names out of GUARDS.
+        folder: the one folder that may be written to; a tmpfs covers it where mounts are own.
+        readable: files and folders that may be read; the system's libraries are added.
+    """
+    wanted = set(wanted)
+    missing: dict[str, str] = {}
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    steps = (
+        (MOUNTS, lambda: _own_mounts(folder)),
+        (NETWORK, lambda: _unshare(CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)),
+        ("", lambda: _become_nobody(folder, readable) if USER in wanted else None),
+        (LANDLOCK, lambda: _landlock(folder, readable, PROCESSES not in wanted)),
+        (SECCOMP, lambda: _install(seccomp.denied_program())),
+    )
+    for name, step in steps:
+        if not name or name in wanted:
+            try:
+                step()
+            except OSError as error:
+                missing[name or USER] = str(error)
+    _prctl(_PR_SET_DUMPABLE, 0)
+    return missing
+
+
+def _own_mounts(folder: str) -> None:
+    """Nothing can be written but `folder`, an own tmpfs; nobody's processes are seen in /proc."""
+    _unshare(CLONE_NEWNS)
+    private = 0x4000 | 1 << 18
+    _mount("none", "/", "", private, "")
+    attributes = struct.pack("=4Q", 1, 0, 0, 0)  # everything below / is read-only
+    at_fdcwd = ctypes.c_int(-100)
+    recursive = 0x8000
+    path = ctypes.c_char_p(b"/")
+    _syscall(442, "mount_setattr", at_fdcwd, path, recursive, ctypes.c_char_p(attributes), 32)
+    nosuid_nodev = 2 | 4
+    _mount("tmpfs", folder, "tmpfs", nosuid_nodev, TMPFS)
+    _mount("tmpfs", "/proc", "tmpfs", nosuid_nodev | 1, "size=4k,mode=555")
+
+
+def _mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
+    text = [ctypes.c_char_p(part.encode()) for part in (source, target, kind)]
+    options = ctypes.c_char_p(data.encode())
+    _call(_libc.mount(*text, ctypes.c_ulong(flags), options), f"mount {target}")
+
+
+def _become_nobody(folder: str, readable: Iterable[str]) -> None:
+    """Root becomes NOBODY, who may read what root may; another user stays.
+
+    An answer then is no owner of root's files, and its number of processes can be limited.
+    """
+    if os.geteuid() != 0:
+        _keep(_CAP_SYS_ADMIN)
+        return
+    os.chown(folder, NOBODY, NOBODY)
+    _prctl(_PR_SET_KEEPCAPS, 1)
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    _keep(_CAP_SYS_ADMIN, _CAP_DAC_READ_SEARCH)
+    for path in readable:
+        if os.path.isdir(path):
+            os.listdir(path)
+
+
+def _keep(*capabilities: int) -> None:
+    """Drops all capabilities but these; what is kept is in effect."""
+    low = sum(1 << c for c in capabilities)
+    header = struct.pack("=Ii", 0x20080522, 0)
+    data = struct.pack("=6I", low, low, 0, 0, 0, 0)
+    _call(_libc.capset(ctypes.c_char_p(header), ctypes.c_char_p(data)), "capset")
+
+
+def drop_capabilities() -> None:
+    """Nothing is left but, where root became nobody, the right to read root's folders."""
+    _keep(*((_CAP_DAC_READ_SEARCH,) if os.getuid() == NOBODY else ()))
+
+
+def limit(seconds: float, whole: bool) -> None:
+    """Limits of memory, processor time, files and, with an own user namespace, of processes."""
+    cpu = int(seconds) + 2
+    limits = {
+        resource.RLIMIT_AS: MEMORY_BYTES,
+        resource.RLIMIT_CPU: cpu,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: FILE_BYTES,
+        resource.RLIMIT_NOFILE: FILE_LIMIT,
+    }
+    if whole:
+        limits[resource.RLIMIT_NPROC] = PROCESS_LIMIT
+    for kind, most in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+
+
+def limit_memory() -> None:
+    """The limit of address space, for this process and its children."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def new_process_namespace() -> None:
+    """The next child is the first process of a namespace of its own."""
+    _unshare(CLONE_NEWPID)
+
+
+def rejoin(namespace: int) -> None:
+    """Later children are in `namespace` again (a descriptor of /proc/self/ns/pid)."""
+    _call(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(CLONE_NEWPID)), "setns")
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when its parent ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parents ended become this process's children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_descendants(deadline: float) -> bool:
+    """Whether all descendants of this process, an adopter of orphans, are dead by `deadline`."""
+    while time.monotonic() < deadline:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return True
+        for child in _children():
+            try:
+                os.kill(child, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.001)
+    return False
+
+
+def _children() -> list[int]:
+    found = []
+    own = os.getpid()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            status = Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(status[1]) == own:
+            found.append(int(name))
+    return found
+
+
+def _landlock(folder: str, readable: Iterable[str], processes: bool) -> None:
+    """Reading below `readable` and the system's libraries, writing below `folder`, no more.
+
+    processes: /proc can be read, to find descendants. Another process's memory and environment
+    stay closed: Landlock lets nobody look into a process outside.
+    """
+    abi = _syscall(444, "landlock_create_ruleset", 0, 0, 1)
+    execute = 1
+    read = execute | 1 << 2 | 1 << 3
+    every = (1 << 13) - 1
+    every |= 1 << 13 if abi >= 2 else 0  # links and moves between folders
+    every |= 1 << 14 if abi >= 3 else 0  # truncate
+    every |= 1 << 15 if abi >= 5 else 0  # ioctl of devices
+    attributes = [every]
+    attributes += [3] if abi >= 4 else []  # bind and connect of TCP
+    attributes += [3] if abi >= 6 else []  # signals and abstract sockets
+    packed = struct.pack(f"={len(attributes)}Q", *attributes)
+    rules = _syscall(444, "landlock_create_ruleset", ctypes.c_char_p(packed), len(packed), 0)
+    for path in {*readable, *_system(), *(("/proc",) if processes else ())}:
+        _allow(rules, path, read)
+    devices = {"/dev/null": read | 2, "/dev/zero": read, "/dev/urandom": read, "/dev/random": read}
+    for path, access in devices.items():
+        _allow(rules, path, access)
+    special = 1 << 6 | 1 << 11  # devices are made nowhere
+    _allow(rules, folder, every & ~special)
+    _syscall(446, "landlock_restrict_self", rules, 0)
+    os.close(rules)
+
+
+def _allow(rules: int, path: str, access: int) -> None:
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    if not os.path.isdir(path):
+        access &= 1 | 2 | 4 | 1 << 14 | 1 << 15
+    rule = struct.pack("=Qi", access, place)
+    _syscall(445, "landlock_add_rule", rules, 1, ctypes.c_char_p(rule), 0)
+    os.close(place)
+
+
+def _system() -> set[str]:
+    fixed = ("/usr", "/bin", "/lib", "/lib64", "/opt", "/etc/ld.so.cache", "/etc/localtime")
+    python = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()}
+    return {*fixed, *python, os.path.realpath(sys.executable)}
+
+
+def signal_nobody_else() -> None:
+    """Where processes share a namespace: this process can send signals to itself alone."""
+    _install(seccomp.own_signals_program(os.getpid()))
+
+
+def _install(program: bytes) -> None:
+    code = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
+    _prctl(_PR_SET_SECCOMP, 2, ctypes.c_char_p(header))
+
+
+def _attempt(folder: str) -> dict[str, str]:
+    """What this machine lacks, found by entering everything, as a worker does."""
+    missing = separate(GUARDS)
+    readable, said = os.pipe()
+    if os.fork() == 0:
+        left = [name for name in GUARDS if name not in missing]
+        found = confine(left, folder, [entry for entry in sys.path if entry])
+        os.write(said, json.dumps(missing | found).encode())
+        os._exit(0)
+    os.close(said)
+    with os.fdopen(readable, "rb") as file:
+        found = file.read()
+    os.wait()
+    return json.loads(found)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_attempt(sys.argv[1])))
