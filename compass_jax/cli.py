@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from compass_jax.config import ConfigError, ProceduralSource, RunConfig
-from compass_jax.config_io import config_to_json
+from compass_jax.config_io import config_to_json, tuples
+from compass_jax.untrusted import parse_json
 
 _CONFIG_HELP = "a configuration file (configs/x.py, or x), then overrides such as --rl.steps 3; `{} CONFIG --help` lists them all"
 
@@ -115,14 +116,10 @@ def _source_options(info: Any) -> Any:
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="JSON",
-        instance_from_str=lambda words: _tuples(json.loads(words[0])),
+        instance_from_str=lambda words: tuples(parse_json(words[0], "options", error=ConfigError)),
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda value: [json.dumps(value)],
     )
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(x) for x in value) if isinstance(value, list) else value
 
 
 def _parser() -> argparse.ArgumentParser:

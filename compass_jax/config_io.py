@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import types
 import typing
 from typing import Any
 
 from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config.ranges import MOST_DEPTH, check_fields, field_hints, options, shown
+from compass_jax.untrusted import parse_json
 
 KIND = "kind"  # where a field may hold one of several dataclasses, this key names which
 
@@ -22,13 +23,10 @@ def config_to_json(config: RunConfig) -> str:
 def config_from_json(text: str) -> RunConfig:
     """Reads what `config_to_json` wrote. A key that is absent takes its default.
 
-    Raises ConfigError, naming the key, for text that is not JSON, an unknown key, a missing key without default, or a value of the wrong type.
+    Raises ConfigError, naming the key, for text that `untrusted.parse_json` refuses, an unknown key, a missing key without default, or a value
+    of the wrong type or out of its range.
     """
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"the configuration is not JSON: {error}") from error
-    return from_plain(RunConfig, data)
+    return from_plain(RunConfig, parse_json(text, "the configuration", error=ConfigError))
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -38,7 +36,11 @@ def to_plain(config: Any) -> dict[str, Any]:
 
 def from_plain(cls: type, data: Any) -> Any:
     """The inverse of `to_plain` for the dataclass `cls`; raises ConfigError like `config_from_json`."""
-    return _decode(data, cls, "")
+    if not isinstance(data, dict):
+        raise ConfigError(f"{cls.__name__} is read from an object, not from {shown(data)}")
+    config = _decode(data, cls, "")
+    check_fields(config, "")
+    return config
 
 
 def flatten(config: Any, key: str = "") -> dict[str, Any]:
@@ -62,20 +64,15 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     return {k: (a.get(k, "absent"), b.get(k, "absent")) for k in keys if a.get(k, "absent") != b.get(k, "absent")}
 
 
-def _options(hint: Any) -> tuple:
-    """The members of a union, or the hint alone."""
-    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
-
-
 def _dataclasses_of(hint: Any) -> dict[str, type]:
-    return {option.__name__: option for option in _options(hint) if dataclasses.is_dataclass(option)}
+    return {option.__name__: option for option in options(hint) if dataclasses.is_dataclass(option)}
 
 
 def _encode(value: Any, hint: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        hints = typing.get_type_hints(type(value))
+        hints = field_hints(type(value))
         tag = {KIND: type(value).__name__} if len(_dataclasses_of(hint)) > 1 else {}
-        return tag | {f.name: _encode(getattr(value, f.name), hints[f.name]) for f in dataclasses.fields(value)}
+        return tag | {name: _encode(getattr(value, name), hints[name]) for name in hints}
     if isinstance(value, tuple):
         inner = typing.get_args(hint)
         return [_encode(x, inner[0] if inner else Any) for x in value]
@@ -83,63 +80,44 @@ def _encode(value: Any, hint: Any) -> Any:
 
 
 def _decode(data: Any, hint: Any, key: str) -> Any:
+    """`data` with its objects as the dataclasses of `hint`, which check their own fields, and its lists as tuples."""
     classes = _dataclasses_of(hint)
     if classes and isinstance(data, dict):
         return _decode_dataclass(data, classes, key)
-    for option in _options(hint):
-        found, value = _decode_plain(data, option, key)
-        if found:
-            return value
-    raise ConfigError(f"{key} = {data!r}: the wrong type, it must be {_name(hint)}")
+    if not isinstance(data, list):
+        return data
+    inner = typing.get_args(hint)
+    if inner and _dataclasses_of(inner[0]):
+        return tuple(_decode(x, inner[0], f"{key}.{i}") for i, x in enumerate(data))
+    return tuples(data)
 
 
-def _decode_dataclass(data: dict, classes: dict[str, type], key: str) -> Any:
+def _decode_dataclass(data: dict[str, Any], classes: dict[str, type], key: str) -> Any:
     where = key or "the configuration"
     kind = data.get(KIND) if len(classes) > 1 else next(iter(classes))
-    if kind not in classes:
-        raise ConfigError(f"{where}.{KIND} = {kind!r}: must be one of {', '.join(classes)}")
-    cls, hints = classes[kind], typing.get_type_hints(classes[kind])
-    fields = {f.name: f for f in dataclasses.fields(cls)}
+    if not isinstance(kind, str) or kind not in classes:
+        raise ConfigError(f"{where}.{KIND} = {shown(kind)}: must be one of {', '.join(classes)}")
+    cls = classes[kind]
+    hints = field_hints(cls)
     values = {}
     for name, value in data.items():
         full = f"{key}.{name}" if key else name
         if name == KIND and len(classes) > 1:
             continue
-        if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1)
-            raise ConfigError(f"{full}: no such key" + (f"; did you mean {near[0]}?" if near else ""))
+        if name not in hints:
+            near = difflib.get_close_matches(name, hints, n=1)
+            raise ConfigError(f"{full[:200]}: no such key" + (f"; did you mean {near[0]}?" if near else ""))
         values[name] = _decode(value, hints[name], full)
     missing = dataclasses.MISSING
-    absent = [n for n, f in fields.items() if n not in values and f.default is missing and f.default_factory is missing]
+    fields = [f.name for f in dataclasses.fields(cls) if f.default is missing and f.default_factory is missing]
+    absent = [name for name in fields if name not in values]
     if absent:
         raise ConfigError(f"{where}: {', '.join(absent)} must be given")
     return cls(**values)
 
 
-def _decode_plain(data: Any, option: Any, key: str) -> tuple[bool, Any]:
-    """(whether `data` is an `option`, the value). Only None, booleans, numbers, text, literals and tuples occur."""
-    origin, inner = typing.get_origin(option), typing.get_args(option)
-    if origin is typing.Literal:
-        return data in inner, data
-    if (origin or option) is tuple:
-        if not isinstance(data, list):
-            return False, None
-        if not inner:
-            return True, _tuples(data)
-        hints = [inner[0]] * len(data) if len(inner) == 2 and inner[1] is Ellipsis else list(inner)
-        if len(hints) != len(data):
-            raise ConfigError(f"{key} = {data!r}: must have {len(hints)} values")
-        return True, tuple(_decode(x, h, f"{key}.{i}") for i, (x, h) in enumerate(zip(data, hints)))
-    if isinstance(data, bool) or option is bool:
-        return isinstance(data, bool) and option is bool, data
-    if option is float:
-        return isinstance(data, int | float), data
-    return isinstance(option, type) and isinstance(data, option), data
-
-
-def _tuples(data: Any) -> Any:
-    return tuple(_tuples(x) for x in data) if isinstance(data, list) else data
-
-
-def _name(hint: Any) -> str:
-    return getattr(hint, "__name__", None) if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")
+def tuples(value: Any, depth: int = 0) -> Any:
+    """`value` with every list in it as a tuple. Raises ConfigError where they nest deeper than a setting may."""
+    if depth > MOST_DEPTH:
+        raise ConfigError(f"lists in lists, deeper than {MOST_DEPTH} levels")
+    return tuple(tuples(x, depth + 1) for x in value) if isinstance(value, list) else value

@@ -41,7 +41,7 @@ def test_json_round_trip_is_exact(config):
         ('"replay": "R3"', '"replay": "R4"', r"rl.replay = 'R4': the wrong type, it must be Literal\['off', 'R2', 'R3'\]"),
         ('"kind": "FileSource"', '"kind": "Url"', r"data.sources.1.kind = 'Url': must be one of ProceduralSource, FileSource"),
         ('"vocab_size": 100,', "", r"model: vocab_size must be given"),
-        ('"name": "x",', '"name": "x"', r"the configuration is not JSON"),
+        ('"name": "x",', '"name": "x"', r"the configuration: not JSON"),
     ],
 )
 def test_json_that_cannot_be_read_is_named(old, new, message):
@@ -120,5 +120,5 @@ def test_no_run_directory_and_a_damaged_config_are_named(tmp_path):
     with pytest.raises(ConfigError, match="is not a run directory"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"config.json: the configuration is not JSON"):
+    with pytest.raises(ConfigError, match=r"config.json: the configuration: not JSON"):
         read_config(tmp_path)

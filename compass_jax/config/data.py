@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from compass_jax.config.errors import check
+from compass_jax.config.ranges import (
+    CountOrOff,
+    Fraction,
+    Name,
+    Range,
+    Repeat,
+    Share,
+    Text,
+    Tokens,
+    check_fields,
+)
+
+Temperature = Annotated[float, Range(0, 100, note="0 is greedy")]
+TopK = Annotated[int, Range(0, 2**24, note="0 is off")]
+
+
+def check_temperature(key: str, value: float) -> None:
+    """Raises ConfigError for a temperature so low that logits divided by it could overflow."""
+    check(value == 0 or value >= 1e-3, f"{key} = {value}: must be 0 (greedy) or at least 0.001")
 
 
 @dataclass(frozen=True)
 class RolloutConfig:
     """The sampler: slots decoded together, prompts padded to a bucket, T on both sides of the ratio."""
 
-    slots: int = 64
-    prompt_buckets: tuple[int, ...] = (32, 64, 128)
-    max_new_tokens: int = 128
-    tokens_per_call: int = 16
-    cache_bucket: int = 64  # attention reads the cache up to the longest live sequence, rounded up to this
-    cache_pages: int = 0  # pages that the slots share (a call works on a copy: rollout/kv_cache.py); 0: each has room for the longest sequence
-    page_tokens: int = 16  # positions of a page
-    prefill_chunk: int = 2048  # longer prompts run in pieces of this many tokens
-    temperature: float = 1.0
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0
+    slots: Annotated[int, Range(1, 2**20)] = 64
+    prompt_buckets: tuple[Tokens, ...] = (32, 64, 128)
+    max_new_tokens: Tokens = 128
+    tokens_per_call: Tokens = 16
+    cache_bucket: Tokens = 64  # attention reads the cache up to the longest live sequence, rounded up to this
+    cache_pages: CountOrOff = 0  # pages that the slots share (a call works on a copy: rollout/kv_cache.py); 0: each has room for the longest sequence
+    page_tokens: Tokens = 16  # positions of a page
+    prefill_chunk: Tokens = 2048  # longer prompts run in pieces of this many tokens
+    temperature: Temperature = 1.0
+    top_k: TopK = 0
+    top_p: Share = 1.0
     dtype: Literal["", "float32", "bfloat16"] = ""  # of the sampler and its copy of the weights; empty: compute.dtype
     quantize: Literal["off", "e4m3", "int8", "auto"] = "off"  # 8-bit weights in the sampler (model/quantize.py; emulated on CPU); auto: by the chip
     kv_quantize: Literal["off", "e4m3", "int8"] = "off"  # 8-bit keys and values in the cache, a scale for each position and head
@@ -39,20 +58,16 @@ class RolloutConfig:
         return self.max_length // self.page_tokens
 
     def validate(self) -> None:
-        check(self.slots >= 1, f"rollout.slots = {self.slots}: must be positive")
+        check_fields(self, "rollout")
         b = self.prompt_buckets
-        check(bool(b) and all(x > 0 for x in b) and list(b) == sorted(set(b)), f"rollout.prompt_buckets = {b}: must increase and be positive")
-        for name in ("max_new_tokens", "tokens_per_call", "cache_bucket", "page_tokens", "prefill_chunk"):
-            check(getattr(self, name) >= 1, f"rollout.{name} = {getattr(self, name)}: must be positive")
+        check(bool(b) and list(b) == sorted(set(b)), f"rollout.prompt_buckets = {b}: must increase and be positive")
         if self.cache_pages:
             uneven = f"rollout.cache_bucket = {self.cache_bucket} must be a multiple of rollout.page_tokens = {self.page_tokens}"
             check(self.cache_bucket % self.page_tokens == 0, uneven)
             longest = "the longest sequence, rollout.prompt_buckets[-1] + max_new_tokens"
             least = f"{longest}, takes {self.pages_per_slot} pages of {self.page_tokens} tokens"
             check(self.cache_pages >= self.pages_per_slot, f"rollout.cache_pages = {self.cache_pages}: {least}; fewer could never finish it")
-        check(self.temperature >= 0, f"rollout.temperature = {self.temperature}: must be >= 0 (0 is greedy)")
-        check(self.top_k >= 0, f"rollout.top_k = {self.top_k}: must be >= 0 (0 is off)")
-        check(0 < self.top_p <= 1, f"rollout.top_p = {self.top_p}: must be in (0, 1]")
+        check_temperature("rollout.temperature", self.temperature)
 
 
 @dataclass(frozen=True)
@@ -61,15 +76,17 @@ class ProceduralSource:
 
     dataset: str
     options: tuple[tuple[str, int | float | str | bool | tuple], ...] = ()
-    size: int = 1000  # distinct items drawn before splitting
+    size: Annotated[int, Range(1, 10**7)] = 1000  # distinct items drawn before splitting
     label: str = ""  # name in the accuracy table; empty: the dataset's name
-    instruction: str = ""  # put before the question; empty: none
-    repeat: int = 1  # times that each of its prompts comes in one pass of RL
+    instruction: Text = ""  # put before the question; empty: none
+    repeat: Repeat = 1  # times that each of its prompts comes in one pass of RL
 
     def validate(self, key: str) -> None:
-        check(self.repeat >= 1, f"{key}.repeat = {self.repeat}: must be at least 1")
+        check_fields(self, key)
         check(bool(self.dataset), f"{key}.dataset is empty: name a reasoning-gym dataset")
-        check(self.size >= 1, f"{key}.size = {self.size}: must be positive")
+        most = 10**8  # a pass over the prompts is a list in memory
+        both = f"{key}: size = {self.size} times repeat = {self.repeat}"
+        check(self.size * self.repeat <= most, f"{both} must be at most {most}")
 
 
 @dataclass(frozen=True)
@@ -77,13 +94,13 @@ class FileSource:
     """Prompts from a JSONL or Parquet file, one per row: a prompt (text, or chat messages) and a reference answer checked by math-verify."""
 
     path: str
-    prompt_field: str = "prompt"
-    answer_field: str = "answer"
+    prompt_field: Name = "prompt"
+    answer_field: Name = "answer"
     label: str = ""
-    repeat: int = 1  # as in ProceduralSource
+    repeat: Repeat = 1  # as in ProceduralSource
 
     def validate(self, key: str) -> None:
-        check(self.repeat >= 1, f"{key}.repeat = {self.repeat}: must be at least 1")
+        check_fields(self, key)
         check(self.path.endswith((".jsonl", ".parquet")), f"{key}.path = {self.path!r}: must end in .jsonl or .parquet")
 
 
@@ -92,17 +109,17 @@ class DataConfig:
     """Prompts of RL and evaluation. A question is held out by a hash of its text, so no split can share one."""
 
     sources: tuple[ProceduralSource | FileSource, ...] = ()
-    heldout_frac: float = 0.2
-    eval_prompts: int = 512
+    heldout_frac: Fraction = 0.2
+    eval_prompts: CountOrOff = 512
     tokenizer: str = ""  # folder with tokenizer.json and tokenizer_config.json
-    system_prompt: str = ""
+    system_prompt: Text = ""
     keep_file: str = ""  # pass_rates.jsonl of compass filter: RL trains on the prompts that it keeps; empty: on all
 
     def validate(self) -> None:
+        check_fields(self, "data")
         for i, source in enumerate(self.sources):
             source.validate(f"data.sources[{i}]")
-        check(0 <= self.heldout_frac < 1, f"data.heldout_frac = {self.heldout_frac}: must be in [0, 1)")
-        check(self.eval_prompts >= 0, f"data.eval_prompts = {self.eval_prompts}: must be >= 0")
+        check(self.heldout_frac < 1, f"data.heldout_frac = {self.heldout_frac}: must be in [0, 1)")
 
 
 MOST_TIMEOUT_S = 86_400
@@ -132,13 +149,12 @@ class RewardConfig:
 class EvalConfig:
     """Evaluation on held-out prompts: k samples at `temperature`, and one greedy answer."""
 
-    k: int = 4
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    k: Annotated[int, Range(1, 65_536)] = 4
+    temperature: Temperature = 1.0
+    top_k: TopK = 0
+    top_p: Share = 1.0
 
     def validate(self) -> None:
-        check(self.k >= 1, f"evaluation.k = {self.k}: must be positive")
+        check_fields(self, "evaluation")
         check(self.temperature > 0, f"evaluation.temperature = {self.temperature}: must be positive (greedy is always reported too)")
-        check(self.top_k >= 0, f"evaluation.top_k = {self.top_k}: must be >= 0 (0 is off)")
-        check(0 < self.top_p <= 1, f"evaluation.top_p = {self.top_p}: must be in (0, 1]")
+        check_temperature("evaluation.temperature", self.temperature)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
+from typing import Annotated
 
 from compass_jax.config.errors import check
 from compass_jax.config.model import ModelConfig
+from compass_jax.config.ranges import Range, check_fields
+
+Devices = Annotated[int, Range(1, 2**20)]
 
 
 @dataclass(frozen=True)
@@ -18,11 +22,11 @@ class MeshConfig:
     MLPs, the vocabulary. context: the tokens of a row in training, and the hidden axis in storage with fsdp; in decoding its devices take slots.
     """
 
-    replica: int = 1
-    fsdp: int = 1
-    expert: int = 1
-    tensor: int = 1
-    context: int = 1
+    replica: Devices = 1
+    fsdp: Devices = 1
+    expert: Devices = 1
+    tensor: Devices = 1
+    context: Devices = 1
 
     @property
     def devices(self) -> int:
@@ -31,8 +35,7 @@ class MeshConfig:
 
     def validate(self, key: str, model: ModelConfig) -> None:
         """Raises ConfigError, with both sizes, where an axis of the model does not divide."""
-        for field in fields(self):
-            check(getattr(self, field.name) >= 1, f"{key}.{field.name} = {getattr(self, field.name)}: must be positive")
+        check_fields(self, key)
         stored = self.fsdp * self.context
         check(
             model.hidden % stored == 0,

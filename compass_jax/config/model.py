@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from compass_jax.config.errors import check
+from compass_jax.config.ranges import CountOrOff, Range, Tokens, check_fields
+
+Width = Annotated[int, Range(1, 2**20)]
+MOST_PARAMETERS = 10**13  # several times those of the largest model that was published
 
 
 @dataclass(frozen=True)
 class MoEConfig:
     """Mixture-of-experts layers. `ffn` is the hidden width of one expert (HF `moe_intermediate_size`)."""
 
-    experts: int
-    top_k: int
-    ffn: int
+    experts: Annotated[int, Range(2, 65_535, note="a route has 16 bits")]
+    top_k: Annotated[int, Range(1, 65_535)]
+    ffn: Width
     norm_top_k: bool = True  # HF norm_topk_prob: gate weights of the chosen experts sum to one
-    sparse_step: int = 1  # HF decoder_sparse_step: layer i is MoE when (i + 1) % sparse_step == 0
-    dense_layers: tuple[int, ...] = ()  # HF mlp_only_layers
+    sparse_step: Annotated[int, Range(1, 1000)] = 1  # HF decoder_sparse_step: layer i is MoE when (i + 1) % sparse_step == 0
+    dense_layers: tuple[Annotated[int, Range(0, 999)], ...] = ()  # HF mlp_only_layers
 
     def validate(self, layers: int) -> None:
-        check(self.experts >= 2, f"model.moe.experts = {self.experts}: at least 2 are needed")
-        check(1 <= self.top_k <= self.experts, f"model.moe.top_k = {self.top_k}: must be in 1..{self.experts} (experts)")
-        check(self.ffn >= 1, f"model.moe.ffn = {self.ffn}: must be positive")
-        check(self.sparse_step >= 1, f"model.moe.sparse_step = {self.sparse_step}: must be at least 1")
-        bad = [i for i in self.dense_layers if not 0 <= i < layers]
+        check_fields(self, "model.moe")
+        check(self.top_k <= self.experts, f"model.moe.top_k = {self.top_k}: must be in 1..{self.experts} (experts)")
+        bad = [i for i in self.dense_layers if i >= layers]
         check(not bad, f"model.moe.dense_layers {bad}: the model has layers 0..{layers - 1}")
 
 
@@ -33,22 +35,22 @@ class ModelConfig:
     """A decoder of one of the supported families, in the terms of its Hugging Face config."""
 
     family: Literal["qwen3_moe", "qwen3", "qwen2"]
-    vocab_size: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int  # hidden width of the dense layers' MLP (HF intermediate_size)
+    vocab_size: Annotated[int, Range(1, 2**24)]
+    hidden: Width
+    layers: Annotated[int, Range(1, 1000)]
+    heads: Annotated[int, Range(1, 65_536)]
+    kv_heads: Annotated[int, Range(1, 65_536)]
+    head_dim: Annotated[int, Range(1, 65_536)]
+    ffn: Width  # hidden width of the dense layers' MLP (HF intermediate_size)
     moe: MoEConfig | None = None
-    rope_theta: float = 1_000_000.0
-    norm_eps: float = 1e-6
+    rope_theta: Annotated[float, Range(0, 1e15, above=True)] = 1_000_000.0
+    norm_eps: Annotated[float, Range(0, 1, above=True)] = 1e-6
     tie_embeddings: bool = False
     qk_norm: bool = True
     qkv_bias: bool = False
     o_bias: bool = False
-    max_positions: int = 32_768
-    init_std: float = 0.02
+    max_positions: Tokens = 32_768
+    init_std: Annotated[float, Range(0, 1000)] = 0.02
 
     def is_moe(self, layer: int) -> bool:
         """Whether decoder layer `layer` (0-based) is a mixture of experts."""
@@ -61,8 +63,7 @@ class ModelConfig:
         return tuple(i for i in range(self.layers) if self.is_moe(i))
 
     def validate(self) -> None:
-        for name in ("vocab_size", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "max_positions"):
-            check(getattr(self, name) >= 1, f"model.{name} = {getattr(self, name)}: must be positive")
+        check_fields(self, "model")
         check(self.heads % self.kv_heads == 0, f"model.heads = {self.heads} is not a multiple of model.kv_heads = {self.kv_heads}")
         check(self.head_dim % 2 == 0, f"model.head_dim = {self.head_dim}: rotary embeddings need an even size")
         check(
@@ -71,6 +72,12 @@ class ModelConfig:
         )
         if self.moe is not None:
             self.moe.validate(self.layers)
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        experts = 0 if self.moe is None else self.moe.experts * (3 * self.moe.ffn + 1)
+        mlp = self.hidden * max(3 * self.ffn, experts)
+        size = self.layers * (attention + mlp) + 2 * self.vocab_size * self.hidden
+        found = f"model: its sizes make up to {size:.1e} parameters"
+        check(size <= MOST_PARAMETERS, f"{found}, at most {MOST_PARAMETERS:.0e} are allowed")
 
 
 @dataclass(frozen=True)
@@ -85,8 +92,8 @@ class ComputeConfig:
     experts: Literal["auto", "ragged", "padded"] = "auto"  # grouped matmul; auto: padded on CPU, ragged elsewhere
     attention: Literal["auto", "splash", "portable"] = "auto"  # splash: the TPU's kernel, in training and prefill; auto: on a TPU, where lengths fit
     exchange: Literal["gather", "all_to_all"] = "gather"  # how training sends tokens to experts on other devices; prefill and decoding gather
-    moe_chunk: int = 0  # tokens of a device that go through the experts at once, recomputed in the backward pass; 0: all
-    logprob_chunk: int = 4096  # tokens whose [v] logits exist at once
+    moe_chunk: CountOrOff = 0  # tokens of a device that go through the experts at once, recomputed in the backward pass; 0: all
+    logprob_chunk: Tokens = 4096  # tokens whose [v] logits exist at once
     float32_parts: tuple[Literal["attention", "gate", "mlp", "stream"], ...] = ()  # computed in float32 where dtype is bfloat16
 
     def dtype_of(self, part: str) -> str:
@@ -96,6 +103,5 @@ class ComputeConfig:
         return "float32" if self.dtype == "bfloat16" and part in self.float32_parts else self.dtype
 
     def validate(self) -> None:
-        check(self.logprob_chunk >= 1, f"compute.logprob_chunk = {self.logprob_chunk}: must be positive")
-        check(self.moe_chunk >= 0, f"compute.moe_chunk = {self.moe_chunk}: must be >= 0 (0: all tokens at once)")
+        check_fields(self, "compute")
         check(len(set(self.float32_parts)) == len(self.float32_parts), f"compute.float32_parts = {self.float32_parts}: names a part twice")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 from compass_jax.config.data import DataConfig, EvalConfig, RewardConfig, RolloutConfig
 from compass_jax.config.errors import check
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
+from compass_jax.config.ranges import Count, Range, check_fields
 from compass_jax.config.training import RLConfig, SFTConfig
 
 
@@ -18,7 +20,7 @@ class RunConfig:
     name: str
     model: ModelConfig
     run_dir: str = ""  # empty: runs/<name>
-    seed: int = 0
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     init_from: str = ""
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)  # of the training
@@ -30,7 +32,7 @@ class RunConfig:
     sft: SFTConfig = field(default_factory=SFTConfig)
     rl: RLConfig = field(default_factory=RLConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
-    keep_checkpoints: int = 2
+    keep_checkpoints: Count = 2
 
     @property
     def directory(self) -> str:
@@ -44,13 +46,12 @@ class RunConfig:
 
     def validate(self) -> RunConfig:
         """Returns self, or raises ConfigError naming the first setting that cannot be used."""
+        check_fields(self, "")
         check(bool(self.name), "name is empty: give the run a name")
         check(
             "://" not in self.run_dir,
             f"run_dir = {self.run_dir!r}: must be a path; mount the bucket (gcsfuse; launch/ does it with --bucket) and name the mount's folder",
         )
-        check(0 <= self.seed < 2**32, f"seed = {self.seed}: must be in [0, 2**32)")
-        check(self.keep_checkpoints >= 1, f"keep_checkpoints = {self.keep_checkpoints}: must be at least 1")
         for part in (self.model, self.compute, self.rollout, self.data, self.rewards, self.sft, self.rl, self.evaluation):
             part.validate()
         check(

@@ -3,56 +3,74 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from compass_jax.config.errors import check
+from compass_jax.config.ranges import (
+    Count,
+    CountOrOff,
+    Fraction,
+    Name,
+    Range,
+    Repeat,
+    Tokens,
+    check_fields,
+)
+
+Coefficient = Annotated[float, Range(0, 1000)]
+Bound = Annotated[float, Range(0, 1e6)]  # of a ratio of probabilities
+Decay = Annotated[float, Range(0, 0.9999999)]
+Batch = Annotated[int, Range(1, 2**20)]
+Samples = Annotated[int, Range(0, 65_536)]
+FromZero = Annotated[float, Range(0, 1e6, above=True)]
+Clip = Annotated[float, Range(0, 1e6, note="0: the objective's own")]
+Temper = Annotated[float, Range(0, 100, above=True, note="1: all samples alike")]
+Strength = Annotated[float, Range(0, 1000, above=True, note="rl_zvp=False switches it off")]
+Cap = Annotated[float, Range(1, 1e6, note="below, on-policy tokens are scaled down")]
+BatchTokens = Annotated[int, Range(1, 2**31 - 1)]
+# (label of a data source, training questions, times that each comes in one pass)
+Taken = tuple[Name, Annotated[int, Range(0, 10**7)], Annotated[int, Range(0, 1000)]]
 
 
 @dataclass(frozen=True)
 class OptimConfig:
     """AdamW with linear warm-up, then constant or cosine decay to zero."""
 
-    learning_rate: float = 1e-6
-    warmup_steps: int = 0
+    learning_rate: Annotated[float, Range(0, 100)] = 1e-6
+    warmup_steps: CountOrOff = 0
     schedule: Literal["constant", "cosine"] = "constant"
-    b1: float = 0.9
-    b2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip_grad_norm: float = 1.0
+    b1: Decay = 0.9
+    b2: Decay = 0.95
+    eps: Annotated[float, Range(0, 1, above=True)] = 1e-8
+    weight_decay: Coefficient = 0.0
+    clip_grad_norm: Annotated[float, Range(0, 1e12, above=True)] = 1.0
     float32_master: bool = True  # of parameters in bfloat16 (compute.param_dtype): moments, updates and gradient sums are in float32
-    max_bad_steps: int = 3  # consecutive updates with a non-finite gradient before the run stops
+    max_bad_steps: Count = 3  # consecutive updates with a non-finite gradient before the run stops
 
     def validate(self, key: str) -> None:
-        check(self.learning_rate >= 0, f"{key}.learning_rate = {self.learning_rate}: must be >= 0")
-        check(self.warmup_steps >= 0, f"{key}.warmup_steps = {self.warmup_steps}: must be >= 0")
-        check(self.clip_grad_norm > 0, f"{key}.clip_grad_norm = {self.clip_grad_norm}: must be positive")
-        check(self.max_bad_steps >= 1, f"{key}.max_bad_steps = {self.max_bad_steps}: must be at least 1")
+        check_fields(self, key)
 
 
 @dataclass(frozen=True)
 class SFTConfig:
     """Supervised fine-tuning on chat-format worked solutions; loss on the assistant's tokens only."""
 
-    files: tuple[str, ...] = ()  # JSONL with `messages`
-    procedural: tuple[tuple[str, int, int], ...] = ()  # (label of a data source, worked training questions, times that each comes in one pass)
-    answers: tuple[tuple[str, int, int], ...] = ()  # the same with the bare answer, no steps: a cold start has few worked solutions
-    steps: int = 100
-    batch: int = 64
-    buckets: tuple[int, ...] = (64, 128, 256)
-    micro_batch_tokens: int = 16_384
-    router_aux_coef: float = 0.01
+    files: tuple[Name, ...] = ()  # JSONL with `messages`
+    procedural: tuple[Taken, ...] = ()  # (label of a data source, worked training questions, times that each comes in one pass)
+    answers: tuple[Taken, ...] = ()  # the same with the bare answer, no steps: a cold start has few worked solutions
+    steps: Count = 100
+    batch: Batch = 64
+    buckets: tuple[Tokens, ...] = (64, 128, 256)
+    micro_batch_tokens: BatchTokens = 16_384
+    router_aux_coef: Coefficient = 0.01
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(learning_rate=1e-3))
-    save_every: int = 0  # 0: only at the end
-    eval_every: int = 0
+    save_every: CountOrOff = 0  # 0: only at the end
+    eval_every: CountOrOff = 0
 
     def validate(self) -> None:
-        for name in ("steps", "batch", "micro_batch_tokens"):
-            check(getattr(self, name) >= 1, f"sft.{name} = {getattr(self, name)}: must be positive")
+        check_fields(self, "sft")
         b = self.buckets
         check(bool(b) and all(x > 1 for x in b) and list(b) == sorted(set(b)), f"sft.buckets = {b}: must increase and be above 1")
-        check(self.router_aux_coef >= 0, f"sft.router_aux_coef = {self.router_aux_coef}: must be >= 0")
-        check(self.save_every >= 0, f"sft.save_every = {self.save_every}: must be >= 0")
         for key, rows in (("procedural", self.procedural), ("answers", self.answers)):
             for i, row in enumerate(rows):
                 check(min(row[1:]) >= 1, f"sft.{key}[{i}] = {row}: its numbers must be at least 1")
@@ -60,6 +78,7 @@ class SFTConfig:
 
 
 CLIP_RANGES = {"grpo": (0.2, 0.2), "dapo": (0.2, 0.28), "dr_grpo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "espo": (3e-4, 4e-4)}  # of the papers
+MOST_SAMPLES = 2**24  # of a round
 
 
 @dataclass(frozen=True)
@@ -67,18 +86,18 @@ class ObjectiveConfig:
     """Policy objective (algorithms in rl/objectives.py and rl/espo.py). Hashable: static in jit."""
 
     name: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "espo"] = "espo"
-    clip_low: float = 0.0  # 0: the objective's own range (CLIP_RANGES); espo uses it with espo_fixed_clip alone, cispo never
-    clip_high: float = 0.0
-    dual_clip: float = 0.0  # c of max(., c A) where A < 0; 0: off
-    cispo_ratio_max: float = 5.0  # 1.2 is published too
-    espo_alpha: float = 0.02
-    espo_floor: float = 1e-5
-    espo_quantiles: tuple[float, ...] = (0.8,)  # of the response's entropies; () is one group
+    clip_low: Clip = 0.0  # 0: the objective's own range (CLIP_RANGES); espo uses it with espo_fixed_clip alone, cispo never
+    clip_high: Clip = 0.0
+    dual_clip: Bound = 0.0  # c of max(., c A) where A < 0; 0: off
+    cispo_ratio_max: Annotated[float, Range(1, 1e6, above=True)] = 5.0  # 1.2 is published too
+    espo_alpha: FromZero = 0.02
+    espo_floor: FromZero = 1e-5
+    espo_quantiles: tuple[Fraction, ...] = (0.8,)  # of the response's entropies; () is one group
     espo_token_form: Literal["gspo", "printed"] = "gspo"
     espo_fixed_clip: bool = False  # clip_low / clip_high instead of the entropy-adaptive range
     espo_every_token: bool = False  # ablation: every token is a group of its own; needs espo_quantiles ()
-    kl_coef: float = 0.0  # beta of k3 to the reference policy; 0: no reference is kept
-    router_aux_coef: float = 0.0
+    kl_coef: Coefficient = 0.0  # beta of k3 to the reference policy; 0: no reference is kept
+    router_aux_coef: Coefficient = 0.0
 
     @property
     def clips(self) -> tuple[float, float]:
@@ -87,10 +106,7 @@ class ObjectiveConfig:
         return self.clip_low or low, self.clip_high or high
 
     def validate(self) -> None:
-        check(
-            self.clip_low >= 0 and self.clip_high >= 0,
-            f"rl.objective.clip_low/high = {self.clip_low}/{self.clip_high}: must be positive (0: the objective's own)",
-        )
+        check_fields(self, "rl.objective")
         clips = self.name != "cispo" and (self.name != "espo" or self.espo_fixed_clip)
         check(
             clips or self.clip_low == self.clip_high == 0,
@@ -99,9 +115,6 @@ class ObjectiveConfig:
         )
         check(self.dual_clip == 0 or self.dual_clip > 1, f"rl.objective.dual_clip = {self.dual_clip}: must be above 1 (0: off)")
         check(not self.dual_clip or self.name != "cispo", f"rl.objective.dual_clip = {self.dual_clip}: cispo has no clipped term to bound; set 0")
-        check(self.cispo_ratio_max > 1, f"rl.objective.cispo_ratio_max = {self.cispo_ratio_max}: must be above 1")
-        check(self.espo_alpha > 0, f"rl.objective.espo_alpha = {self.espo_alpha}: must be positive")
-        check(self.espo_floor > 0, f"rl.objective.espo_floor = {self.espo_floor}: must be positive")
         q = self.espo_quantiles
         check(all(0 < x < 1 for x in q) and list(q) == sorted(set(q)), f"rl.objective.espo_quantiles = {q}: must increase strictly inside (0, 1)")
         check(
@@ -112,8 +125,6 @@ class ObjectiveConfig:
             not self.espo_every_token or self.espo_token_form == "gspo",
             f"rl.objective.espo_token_form = {self.espo_token_form!r} would do nothing beside espo_every_token; set 'gspo'",
         )
-        check(self.kl_coef >= 0, f"rl.objective.kl_coef = {self.kl_coef}: must be >= 0")
-        check(self.router_aux_coef >= 0, f"rl.objective.router_aux_coef = {self.router_aux_coef}: must be >= 0")
 
 
 @dataclass(frozen=True)
@@ -121,12 +132,12 @@ class CorrectionConfig:
     """Correction of the mismatch between rollout and training probabilities (rl/correction.py): a weight outside the clip."""
 
     name: Literal["off", "tis", "icepop", "sequence"] = "off"
-    tis_cap: float = 2.0  # C of min(rho, C); 5 in arXiv 2512.01374
-    icepop_range: tuple[float, float] = (0.5, 5.0)  # of a token's rho
-    sequence_range: tuple[float, float] = (0.999, 1.002)  # of a response's geometric mean of rho
+    tis_cap: Cap = 2.0  # C of min(rho, C); 5 in arXiv 2512.01374
+    icepop_range: tuple[Bound, Bound] = (0.5, 5.0)  # of a token's rho
+    sequence_range: tuple[Bound, Bound] = (0.999, 1.002)  # of a response's geometric mean of rho
 
     def validate(self) -> None:
-        check(self.tis_cap >= 1, f"rl.correction.tis_cap = {self.tis_cap}: must be at least 1, or on-policy tokens are scaled down")
+        check_fields(self, "rl.correction")
         for name in ("icepop_range", "sequence_range"):
             low, high = getattr(self, name)
             check(0 < low < 1 < high, f"rl.correction.{name} = {low, high}: must enclose 1, its lower end positive")
@@ -137,19 +148,18 @@ class ZeroVarianceConfig:
     """Stages of the zero-variance elimination (algorithms section 2)."""
 
     rl_zvp: bool = True  # stage 4: entropy-guided advantage for uniform groups
-    rl_zvp_alpha: float = 0.1
+    rl_zvp_alpha: Strength = 0.1
     select: bool = False  # stage 1: skip prompts whose recent groups were uniform (data/selection.py)
-    select_targets: tuple[float, float] = (1 / 12, 1 / 6)  # shares of all-right and all-wrong groups that it aims at
+    select_targets: tuple[Fraction, Fraction] = (1 / 12, 1 / 6)  # shares of all-right and all-wrong groups that it aims at
     curriculum: bool = False  # instead of stage 1: prompts by the chance that their group varies, as their label's pass rate tells
-    grow_to: int = 0  # stage 2: a uniform group gets more samples, doubling up to so many; 0: off
-    grow_temperature: float = 1.0  # each doubling samples at so many times the temperature before; needs rl.correction
+    grow_to: Samples = 0  # stage 2: a uniform group gets more samples, doubling up to so many; 0: off
+    grow_temperature: Temper = 1.0  # each doubling samples at so many times the temperature before; needs rl.correction
     dynamic_sampling: bool = False  # DAPO's instead of stage 4: uniform groups are dropped, further prompts rolled out (train/refill.py)
-    dynamic_batch: int = 3  # prompts of one of its rounds, in times of prompts_per_step
-    dynamic_rounds: int = 10  # at most; what is still missing then is filled with uniform groups
+    dynamic_batch: Repeat = 3  # prompts of one of its rounds, in times of prompts_per_step
+    dynamic_rounds: Count = 10  # at most; what is still missing then is filled with uniform groups
 
     def validate(self) -> None:
-        for name in ("dynamic_batch", "dynamic_rounds"):
-            check(getattr(self, name) >= 1, f"rl.zero_variance.{name} = {getattr(self, name)}: must be at least 1")
+        check_fields(self, "rl.zero_variance")
         check(
             not (self.dynamic_sampling and self.rl_zvp),
             "rl.zero_variance.dynamic_sampling drops the uniform groups that rl_zvp learns from: switch one of them off",
@@ -158,27 +168,24 @@ class ZeroVarianceConfig:
             not (self.select and self.curriculum),
             "rl.zero_variance.select and rl.zero_variance.curriculum both decide which prompts are rolled out: switch one of them off",
         )
-        check(self.grow_temperature > 0, f"rl.zero_variance.grow_temperature = {self.grow_temperature}: must be positive (1: all samples alike)")
         check(
             self.grow_temperature == 1 or self.grow_to,
             f"rl.zero_variance.grow_temperature = {self.grow_temperature}: no group grows; set rl.zero_variance.grow_to, or 1",
         )
-        check(self.grow_to >= 0, f"rl.zero_variance.grow_to = {self.grow_to}: must be >= 0 (0: off)")
         bad = [x for x in self.select_targets if not 0 < x < 1]
         check(not bad, f"rl.zero_variance.select_targets = {self.select_targets}: must be in (0, 1)")
-        check(self.rl_zvp_alpha > 0, f"rl.zero_variance.rl_zvp_alpha = {self.rl_zvp_alpha}: must be positive (rl_zvp=False switches it off)")
 
 
 @dataclass(frozen=True)
 class ShapingConfig:
     """Stage 3: penalties (rl/shaping.py). Their sum must stay below rewards.smallest_gap; all 0: off."""
 
-    length_penalty: float = 0.0  # of a right answer of max_new_tokens
-    length_free_tokens: int = 0  # up to here a right answer costs nothing
-    repetition_penalty: float = 0.0  # of a right answer that says nothing but what it has said before
-    repetition_ngram: int = 4
-    overlong_penalty: float = 0.0  # DAPO's, of any answer of max_new_tokens; 0.5 where rewards are 0 and 1
-    overlong_buffer_tokens: int = 1  # the penalty grows over the last so many tokens
+    length_penalty: Bound = 0.0  # of a right answer of max_new_tokens
+    length_free_tokens: CountOrOff = 0  # up to here a right answer costs nothing
+    repetition_penalty: Bound = 0.0  # of a right answer that says nothing but what it has said before
+    repetition_ngram: Tokens = 4
+    overlong_penalty: Bound = 0.0  # DAPO's, of any answer of max_new_tokens; 0.5 where rewards are 0 and 1
+    overlong_buffer_tokens: Tokens = 1  # the penalty grows over the last so many tokens
 
     @property
     def total(self) -> float:
@@ -186,34 +193,31 @@ class ShapingConfig:
         return self.length_penalty + self.repetition_penalty + self.overlong_penalty
 
     def validate(self) -> None:
-        for name in ("length_penalty", "length_free_tokens", "repetition_penalty", "overlong_penalty"):
-            check(getattr(self, name) >= 0, f"rl.shaping.{name} = {getattr(self, name)}: must be >= 0")
-        for name in ("repetition_ngram", "overlong_buffer_tokens"):
-            check(getattr(self, name) >= 1, f"rl.shaping.{name} = {getattr(self, name)}: must be positive")
+        check_fields(self, "rl.shaping")
 
 
 @dataclass(frozen=True)
 class RLConfig:
     """One RL step: `prompts_per_step` groups of `group_size` samples, `updates_per_rollout` x `epochs` updates."""
 
-    steps: int = 100
-    prompts_per_step: int = 32
-    group_size: int = 8
-    updates_per_rollout: int = 1  # the rollout's groups are split into this many updates
-    epochs: int = 1
+    steps: Count = 100
+    prompts_per_step: Batch = 32
+    group_size: Annotated[int, Range(1, 65_536)] = 8
+    updates_per_rollout: Batch = 1  # the rollout's groups are split into this many updates
+    epochs: Repeat = 1
     replay: Literal["off", "R2", "R3"] = "R3"
-    buckets: tuple[int, ...] = (64, 128, 256)  # sequence lengths of training batches
-    micro_batch_tokens: int = 16_384
+    buckets: tuple[Tokens, ...] = (64, 128, 256)  # sequence lengths of training batches
+    micro_batch_tokens: BatchTokens = 16_384
     normalize_std: bool = True  # divide advantages by the group's standard deviation; dr_grpo never does
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     shaping: ShapingConfig = field(default_factory=ShapingConfig)
     zero_variance: ZeroVarianceConfig = field(default_factory=ZeroVarianceConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
-    save_every: int = 50
-    eval_every: int = 0
+    save_every: CountOrOff = 50
+    eval_every: CountOrOff = 0
     one_step_off: bool = False  # the next rollout runs while this one is trained on, from the weights before; needs rl.correction
-    partial_prompts: int = 0  # prompts more in flight; what is not whole with the last group of a step goes on in the next; needs rl.correction
+    partial_prompts: CountOrOff = 0  # more in flight; what is not whole with the last group of a step goes on in the next; needs rl.correction
     permute_rewards: bool = False  # control experiment: rewards shuffled within each group
 
     @property
@@ -233,8 +237,7 @@ class RLConfig:
         return self.objective.kl_coef > 0
 
     def validate(self) -> None:
-        for name in ("steps", "prompts_per_step", "updates_per_rollout", "epochs", "micro_batch_tokens"):
-            check(getattr(self, name) >= 1, f"rl.{name} = {getattr(self, name)}: must be positive")
+        check_fields(self, "rl")
         check(self.group_size >= 2, f"rl.group_size = {self.group_size}: a group-relative advantage needs at least 2 samples")
         grow_to = self.zero_variance.grow_to
         check(
@@ -247,8 +250,12 @@ class RLConfig:
         )
         b = self.buckets
         check(bool(b) and all(x > 1 for x in b) and list(b) == sorted(set(b)), f"rl.buckets = {b}: must increase and be above 1")
-        check(self.save_every >= 0, f"rl.save_every = {self.save_every}: must be >= 0 (0: only at the end)")
-        check(self.eval_every >= 0, f"rl.eval_every = {self.eval_every}: must be >= 0 (0: only before and after)")
+        samples = self.prompts_per_round * self.capacity
+        check(
+            samples <= MOST_SAMPLES,
+            f"rl: a round of {self.prompts_per_round} prompts with up to {self.capacity} samples each "
+            f"has {samples} samples, at most {MOST_SAMPLES} are allowed",
+        )
         check(
             self.zero_variance.grow_temperature == 1 or self.correction.name != "off",
             f"rl.zero_variance.grow_temperature = {self.zero_variance.grow_temperature} samples from another policy than the one that is trained: "

@@ -1,0 +1,164 @@
+"""What a field may hold, said beside it: its type, and a `Range` where it is a number. One function checks them all.
+
+    slots: Annotated[int, Range(1, 65_536)] = 64
+
+An upper bound is not a recommendation: it is far beyond any use, and below what would hang a run or eat the memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from compass_jax.config.errors import ConfigError, check
+from compass_jax.untrusted import whole_text
+
+MOST_ENTRIES = 10_000  # of a tuple
+MOST_DEPTH = 16  # of tuples in each other, in a field that takes any
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, both included, or without `low` (above)."""
+
+    low: float
+    high: float
+    above: bool = False
+    note: str = ""  # ends the message: what a special value means, or why the bound is where it is
+
+    def refusal(self, value: float) -> str:
+        """What `value` must be, where it leaves the range; empty inside."""
+        if value < self.low or (self.above and value == self.low):
+            if (self.low == 0 and self.above) or (self.low == 1 and isinstance(value, int)):
+                wanted = "must be positive"
+            elif self.low == 0:
+                wanted = "must be >= 0"
+            else:
+                wanted = f"must be {'above' if self.above else 'at least'} {self.low}"
+        elif value > self.high:
+            wanted = f"must be at most {self.high}"
+        else:
+            return ""
+        return wanted + (f" ({self.note})" if self.note else "")
+
+
+@dataclass(frozen=True)
+class Characters:
+    """Texts of so many characters."""
+
+    most: int
+    least: int = 0
+
+
+ANY_NUMBER = Range(-(2**63), 2**63 - 1)
+ANY_TEXT = Characters(4096)  # most texts name a file or a thing
+Name = Annotated[str, Characters(4096, least=1)]
+Text = Annotated[str, Characters(1_000_000)]  # written for the model to read
+Count = Annotated[int, Range(1, 10**9)]
+CountOrOff = Annotated[int, Range(0, 10**9)]
+Tokens = Annotated[int, Range(1, 2**27)]
+Fraction = Annotated[float, Range(0, 1)]
+Share = Annotated[float, Range(0, 1, above=True)]
+Repeat = Annotated[int, Range(1, 1000)]
+
+
+def shown(value: Any) -> str:
+    """`value` as a message writes it, of bounded length."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else "a value"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def check_fields(config: Any, key: str) -> None:
+    """Raises ConfigError, naming `key.field`, for the first field that holds another type or number than it declares.
+
+    The configurations inside this one are checked too, so that no `validate` meets a value that it cannot compare.
+    """
+    for name, hint in field_hints(type(config)).items():
+        _check(getattr(config, name), hint, f"{key}.{name}" if key else name)
+
+
+@functools.cache
+def field_hints(cls: type) -> dict[str, Any]:
+    """Name -> type of each field of a dataclass, with its `Range` where it has one."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def options(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the hint alone."""
+    return get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
+
+
+def type_name(hint: Any) -> str:
+    """A type as messages write it."""
+    if get_origin(hint) is Annotated:
+        return type_name(get_args(hint)[0])
+    if get_origin(hint) is tuple:
+        return f"tuple[{', '.join(map(type_name, get_args(hint)))}]"
+    if hint is Ellipsis:
+        return "..."
+    if len(options(hint)) > 1:
+        return " | ".join(map(type_name, options(hint)))
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+
+
+def _check(value: Any, hint: Any, key: str) -> None:
+    choices = [option for option in options(hint) if _is_a(value, option)]
+    check(bool(choices), f"{key} = {shown(value)}: the wrong type, it must be {type_name(hint)}")
+    hint, rule = _rule(choices[0])
+    if dataclasses.is_dataclass(value):
+        check_fields(value, key)
+    elif isinstance(value, tuple):
+        _check_tuple(value, get_args(hint), key)
+    elif isinstance(value, str) and get_origin(hint) is not Literal:
+        rule = rule or ANY_TEXT
+        check(len(value) >= rule.least, f"{key} is empty")
+        check(len(value) <= rule.most, f"{key}: {len(value)} characters, at most {rule.most} are allowed")
+        check("\0" not in value, f"{key} = {shown(value)}: holds a NUL character; remove it")
+        whole_text(value, key, error=ConfigError)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        finite = isinstance(value, int) or math.isfinite(value)
+        refusal = (rule or ANY_NUMBER).refusal(value) if finite else "must be a finite number"
+        check(not refusal, f"{key} = {shown(value)}: {refusal}")
+
+
+def _rule(hint: Any) -> tuple[Any, Range | Characters | None]:
+    if get_origin(hint) is Annotated:
+        base, *rules = get_args(hint)
+        return base, rules[0]
+    return hint, None
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether `value` has the outer type of a hint that is no union."""
+    hint, _ = _rule(hint)
+    if get_origin(hint) is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    kind = get_origin(hint) or hint
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float) if kind is float else isinstance(value, kind)
+
+
+def _check_tuple(value: tuple, inner: tuple[Any, ...], key: str, depth: int = 1) -> None:
+    check(len(value) <= MOST_ENTRIES, f"{key}: {len(value)} entries, at most {MOST_ENTRIES} are allowed")
+    check(depth <= MOST_DEPTH, f"{key}: nested deeper than {MOST_DEPTH} levels")
+    if not inner:  # any scalars, and tuples of them
+        for i, entry in enumerate(value):
+            if isinstance(entry, tuple):
+                _check_tuple(entry, (), f"{key}[{i}]", depth + 1)
+            else:
+                _check(entry, bool | int | float | Text, f"{key}[{i}]")
+        return
+    hints = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner
+    check(len(hints) == len(value), f"{key} = {shown(value)}: must have {len(hints)} values")
+    for i, (entry, hint) in enumerate(zip(value, hints)):
+        _check(entry, hint, f"{key}[{i}]")

@@ -1,0 +1,212 @@
+"""Every setting of a run, found by introspection, refuses what means nothing: by its name, and before anything is built."""
+
+import dataclasses
+import time
+
+import pytest
+from tiny_run import tiny_run
+
+from compass_jax import cli
+from compass_jax.config import ConfigError, FileSource, MeshConfig, ModelConfig, MoEConfig
+from compass_jax.config.ranges import Characters, Range, field_hints, options
+from compass_jax.config_io import config_from_json, config_to_json, from_plain, to_plain
+
+NONSENSE = {
+    "nan": float("nan"),
+    "inf": float("inf"),
+    "-inf": float("-inf"),
+    "-1": -1,
+    "10^30": 10**30,
+    "10^400": 10**400,
+    "10^5000": 10**5000,
+    "2^31": 2**31,
+    "true": True,
+    "none": None,
+    "empty text": "",
+    "half a character": "a\ud800",
+    "NUL": "a\0b",
+    "long text": "a" * 10**7,
+    "long tuple": (1,) * 10**5,
+    "long tuple of texts": ("a",) * 10**5,
+    "a list": [1],
+}
+# Where such a value means something.
+MEANT = {
+    "empty text": {
+        "run_dir", "init_from", "rollout.dtype", "data.tokenizer", "data.system_prompt", "data.keep_file",
+        "rewards.answer_tag", "data.sources.0.label", "data.sources.0.instruction", "data.sources.1.label",
+    },
+    "none": {"rollout_mesh", "model.moe"},
+    "2^31": {
+        "seed", "model.rope_theta", "rl.optim.clip_grad_norm", "sft.optim.clip_grad_norm",
+        "rewards.right_at", "rewards.smallest_gap", "rewards.timeout_s", "rewards.workers",
+    },
+    "-1": {"rewards.wrong_at"},
+}  # fmt: skip
+OF_THE_DATASET = ("-1", "2^31", "true", "empty text")  # reasoning-gym says whether they mean something
+
+
+def whole_run():
+    """A run in which every optional part is there and no tuple is empty."""
+    base = tiny_run()
+    moe = dataclasses.replace(base.model.moe, dense_layers=(0,))
+    sources = (*base.data.sources, FileSource("a.jsonl"))
+    sft = dataclasses.replace(base.sft, files=("a.jsonl",), answers=(("sum", 4, 1),))
+    return dataclasses.replace(
+        base,
+        model=dataclasses.replace(base.model, moe=moe),
+        rollout_mesh=MeshConfig(),
+        data=dataclasses.replace(base.data, sources=sources),
+        sft=sft,
+    )
+
+
+def leaves(value, path=()):
+    """Every (path, value) below a configuration: parts, tuples and their entries too."""
+    if path:
+        yield path, value
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name), (*path, field.name))
+    for i, entry in enumerate(value) if isinstance(value, tuple) else ():
+        yield from leaves(entry, (*path, i))
+
+
+def put(value, path, new):
+    """`value` with `new` at a path."""
+    if not path:
+        return new
+    first, rest = path[0], path[1:]
+    if isinstance(first, int):
+        return (*value[:first], put(value[first], rest, new), *value[first + 1 :])
+    return dataclasses.replace(value, **{first: put(getattr(value, first), rest, new)})
+
+
+RUN = whole_run()
+PATHS = sorted({path for path, _ in leaves(RUN)}, key=str)
+
+
+def test_the_walk_reaches_every_setting():
+    assert len(PATHS) > 150 and RUN.validate_for_rl() is RUN
+    names = {".".join(map(str, path)) for path in PATHS}
+    meant = set().union(*MEANT.values())
+    assert meant <= names and {"rl.optim.b1", "mesh.fsdp", "data.sources.0.options.0.1", "rewards.timeout_s"} <= names
+
+
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_what_means_nothing_is_refused_by_the_name_of_the_setting(kind):
+    value = NONSENSE[kind]
+    silent = []
+    for path in PATHS:
+        name = ".".join(map(str, path))
+        if name in MEANT.get(kind, ()) or (kind == "true" and isinstance(get(path), bool)):
+            continue
+        if name.startswith("data.sources.0.options.") and kind in OF_THE_DATASET:
+            continue
+        try:
+            put(RUN, path, value).validate_for_rl()
+            silent.append(name)
+        except ConfigError as error:
+            field = [part for part in path if isinstance(part, str)][-1]
+            assert field in str(error) and len(str(error)) < 600, (name, str(error))
+    assert silent == []
+
+
+def get(path):
+    return dict(leaves(RUN))[path]
+
+
+def rules(hint):
+    """Every number's type in a field's type, with its Range or None."""
+    for option in options(hint):
+        inner = getattr(option, "__metadata__", None)
+        base = option.__origin__ if inner else option
+        if base in (int, float):
+            yield inner[0] if inner else None
+        for part in getattr(base, "__args__", ()) if not isinstance(base, type) or hasattr(base, "__args__") else ():
+            if not isinstance(part, str) and part is not Ellipsis:
+                yield from rules(part)
+
+
+def test_every_number_declares_its_range():
+    classes = {type(value) for value in configurations(RUN)}
+    bare = [
+        f"{cls.__name__}.{name}"
+        for cls in classes
+        for name, hint in field_hints(cls).items()
+        for rule in rules(hint)
+        if not isinstance(rule, Range | Characters)
+    ]
+    bare = {name for name in bare if not name.startswith("RewardConfig.")}
+    assert len(classes) >= 18 and bare == {"ProceduralSource.options"}
+
+
+def configurations(value):
+    if dataclasses.is_dataclass(value):
+        yield value
+        for field in dataclasses.fields(value):
+            yield from configurations(getattr(value, field.name))
+    for entry in value if isinstance(value, tuple) else ():
+        yield from configurations(entry)
+
+
+def test_absurd_sizes_are_refused_at_once(tmp_path, capsys):
+    """Nothing loops over layers, experts or repeats before they are known to be sensible."""
+    (tmp_path / "file.py").write_text(
+        "from test_config_ranges import RUN\n\ndef run():\n    return RUN\n"
+    )
+    start = time.monotonic()
+    for words, message in (
+        (["--model.layers", "2147483648"], "model.layers = 2147483648: must be at most 1000"),
+        (["--model.moe.experts", "1" + "0" * 9], "must be at most 65535 (a route has 16 bits)"),
+        (["--data.sources.0.repeat", "1" + "0" * 9], "sources[0].repeat = 1000000000: must be at"),
+        (["--model.layers", "1000", "--model.hidden", "1048576"], "parameters, at most 1e+13"),
+    ):
+        assert cli.main(["train", str(tmp_path / "file.py"), *words, "--dry-run"]) == 2
+        told = capsys.readouterr().err
+        assert message in told and told.count("\n") == 1
+    with pytest.raises(SystemExit) as stop:
+        deep = ["--data.sources.0.options", "[" * 100_000]
+        cli.main(["train", str(tmp_path / "file.py"), *deep, "--dry-run"])
+    assert stop.value.code == 2 and "options: nested deeper than 64" in capsys.readouterr().err
+    assert time.monotonic() - start < 30
+
+
+def test_models_that_were_published_are_within_the_bounds():
+    kimi = MoEConfig(experts=384, top_k=8, ffn=2048)
+    sizes = {"vocab_size": 163_840, "hidden": 7168, "layers": 61, "heads": 64, "kv_heads": 64}
+    ModelConfig("qwen3_moe", **sizes, head_dim=128, ffn=18_432, moe=kimi).validate()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "nested deeper than 64"),
+        ('{"name": "a", "name": "b"}', "the key 'name' comes twice"),
+        ('{"name": "\\ud800"}', "half a character"),
+        ("3", "RunConfig is read from an object, not from 3"),
+        ('{"model": {"family": ["qwen3"]}, "name": "x"}', "model: vocab_size, .* must be given"),
+        ('{"rl": {"steps": 1e400}}', "1e400 is not finite"),
+        ('{"rl": {"steps": ' + "9" * 400 + "}}", "more than 19 digits"),
+        ('{"data": {"sources": [{"kind": []}]}}', r"sources\.0\.kind = \[\]: must be one of"),
+        ('{"' + "x" * 10**6 + '": 1}', "xxx: no such key"),
+    ],
+)
+def test_a_configuration_that_is_no_good_json_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        config_from_json(text)
+    assert len(str(caught.value)) < 400
+
+
+def test_values_read_from_json_are_checked_like_those_of_the_command_line():
+    plain = to_plain(RUN.rl.optim)
+    assert from_plain(type(RUN.rl.optim), plain) == RUN.rl.optim
+    for wrong in (True, 10**400, [1], {"a": 1}, None, "0.1", -1):
+        with pytest.raises(ConfigError, match=r"^learning_rate = "):
+            from_plain(type(RUN.rl.optim), plain | {"learning_rate": wrong})
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ConfigError, match="deeper"):
+        from_plain(type(RUN.data), {"sources": [{"kind": "ProceduralSource", "options": deep}]})
+    assert config_from_json(config_to_json(RUN)) == RUN
