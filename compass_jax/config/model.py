@@ -43,8 +43,8 @@ class ModelConfig:
     head_dim: Annotated[int, Range(1, 65_536)]
     ffn: Width  # hidden width of the dense layers' MLP (HF intermediate_size)
     moe: MoEConfig | None = None
-    rope_theta: Annotated[float, Range(0, 1e15, above=True)] = 1_000_000.0
-    norm_eps: Annotated[float, Range(0, 1, above=True)] = 1e-6
+    rope_theta: Annotated[float, Range(1, 1e15)] = 1_000_000.0
+    norm_eps: Annotated[float, Range(1e-30, 1)] = 1e-6
     tie_embeddings: bool = False
     qk_norm: bool = True
     qkv_bias: bool = False

@@ -23,11 +23,13 @@ from compass_jax.config_io import differences
 from compass_jax.model.params import ParamSpec, abstract_params, in_layout, is_spec, layer_runs, param_specs, place, shardings_like
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.weights import checkpoint
+from compass_jax.weights.carried import CARRIED, carried_files, carry_files
 from compass_jax.weights.hf_config import UnsupportedModel, WeightsError, find_token_ids, read_hf_config, write_hf_config
 from compass_jax.weights.safetensors_io import (
     DTYPES,
     INDEX,
     Stored,
+    finite,
     open_file,
     plan_shards,
     read_headers,
@@ -42,6 +44,7 @@ __all__ = [
     "CARRIED",
     "UnsupportedModel",
     "WeightsError",
+    "carry_files",
     "export_hf",
     "import_hf",
     "init_or_load",
@@ -52,18 +55,6 @@ __all__ = [
     "write_hf_config",
 ]
 
-CARRIED = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "generation_config.json",
-)
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _SHOWN = 3  # tensors named in a message
 
@@ -106,12 +97,13 @@ def load_params(folder: str | Path, config: ModelConfig, param_dtype: str, shard
 
     shardings: a tree of jax.sharding.Sharding like the parameters; each device then reads its own part.
     Raises WeightsError, before any data is read, for a missing, truncated or inconsistent shard, a missing or unexpected
-    tensor, a wrong shape, weights that are no floats, and a tied model whose `lm_head.weight` is not its embedding.
+    tensor, a wrong shape, weights that are no floats, and a tied model whose `lm_head.weight` is not its embedding; and, while
+    they are read, for weights that are not finite in `param_dtype`.
     """
     stored = read_headers(folder)
-    leaves, structure = _leaves(config)
     if problems := tensor_problems(Path(folder), config, stored):
         raise WeightsError(problems[0])
+    leaves, structure = _leaves(config)
     targets = [None] * len(leaves) if shardings is None else structure.flatten_up_to(shardings)
     dtype = jnp.dtype(param_dtype)
     params = []
@@ -140,7 +132,7 @@ def _read_block(leaf: _Leaf, stored: dict[str, Stored], index: tuple[slice, ...]
     for file, positions in by_file.items():
         with open_file(file) as handle:
             for at in positions:
-                tensor = handle.get_slice(names[at])[on_disk]
+                tensor = finite(handle.get_slice(names[at])[on_disk], dtype, f"{file}: tensor {names[at]}")
                 block[at] = tensor.T if leaf.spec.transpose else tensor
     return block
 
@@ -148,6 +140,10 @@ def _read_block(leaf: _Leaf, stored: dict[str, Stored], index: tuple[slice, ...]
 def tensor_problems(folder: Path, config: ModelConfig, stored: dict[str, Stored]) -> list[str]:
     """What keeps these tensors from being the weights of a model: names, shapes, types, a tied head that is not."""
     problems = []
+    specs = jax.tree.leaves(param_specs(config), is_leaf=is_spec)
+    described = sum(math.prod(spec.shape[: spec.stacked + spec.per_expert]) for spec in specs)
+    if described > 2 * len(stored) + 1000:  # their names alone might fill the memory
+        return [f"{folder}: config.json describes {described:,} tensors, the files hold {len(stored):,}"]
     expected = {name: leaf.shape for leaf in _leaves(config)[0] for name in leaf.names.flat}
     missing = [name for name in expected if name not in stored]
     if missing:
@@ -208,6 +204,7 @@ def save_params(
     for leaf, value in zip(leaves, flat, strict=True):
         if tuple(value.shape) != leaf.spec.shape:
             raise WeightsError(f"parameter {'/'.join(leaf.path)} has shape {tuple(value.shape)}, the model has {leaf.spec.shape}")
+    carried_files(tokenizer_from)
     ids = find_token_ids(tokenizer_from) if tokenizer_from is not None else {}
     description = write_hf_config(config, dtype, ids)
     if not replace and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -228,13 +225,6 @@ def save_params(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
-
-
-def carry_files(source: str | Path | None, target: Path) -> None:
-    """Copies the tokenizer's files and `generation_config.json`, those that exist, into `target`."""
-    for name in CARRIED if source is not None else ():
-        if (Path(source) / name).is_file():
-            shutil.copyfile(Path(source) / name, target / name)
 
 
 def _write_shards(folder: Path, leaves: list[_Leaf], values: list[Any], dtype: str, shard_bytes: int, total: int) -> None:
@@ -278,10 +268,14 @@ def import_hf(source: str | Path, out: str | Path, dtype: str | None = None) -> 
     source, out = Path(source), Path(out)
     if checkpoint.latest(out) is not None:
         raise WeightsError(f"{out} already holds a checkpoint: choose another folder, or remove it")
+    carried_files(source)
     config = read_hf_config(source)
     params = load_params(source, config, dtype or stored_dtype(source))
     tokenizer = out / "tokenizer"
-    tokenizer.mkdir(parents=True, exist_ok=True)
+    try:
+        tokenizer.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WeightsError(f"{tokenizer} could not be made: {error.strerror or error}") from error
     carry_files(source, tokenizer)
     return checkpoint.save(out, 0, {"params": params}, {"imported_from": str(source.absolute())}, model=config)
 

@@ -7,11 +7,13 @@ Both spellings are read, the hub's (`num_experts`, `rope_theta`, `rope_scaling`)
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from compass_jax import untrusted
 from compass_jax.config import ConfigError, ModelConfig, MoEConfig
+from compass_jax.config.ranges import shown
+from compass_jax.weights.hf_keys import HARMLESS, NEUTRAL, READ, READ_OF_MOE
 
 FAMILIES: tuple[str, ...] = get_args(get_type_hints(ModelConfig)["family"])
 _ARCHITECTURE = {"qwen3_moe": "Qwen3MoeForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM"}
@@ -28,13 +30,9 @@ class UnsupportedModel(WeightsError):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; raises WeightsError if it is missing or malformed."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise WeightsError(f"{path} does not exist: a Hugging Face model folder is expected") from None
-    except ValueError as error:
-        raise WeightsError(f"{path} is not JSON: {error}") from error
+    """A JSON object from a file; raises WeightsError if it is missing, or what `untrusted.parse_json` refuses."""
+    # tokenizer_config.json says 10**30 where a length is not limited.
+    raw = untrusted.read_json(path, error=WeightsError, most_bytes=2**28, most_digits=40)
     if not isinstance(raw, dict):
         raise WeightsError(f"{path} holds a {type(raw).__name__}, a JSON object is expected")
     return raw
@@ -47,6 +45,8 @@ def read_hf_config(folder: str | Path) -> ModelConfig:
     missing or malformed `config.json`. Fields that are absent take the defaults of the family's transformers class.
     """
     path = Path(folder) / "config.json"
+    if not path.exists():
+        raise WeightsError(f"{path} does not exist: a Hugging Face model folder is expected")
     return config_from_dict(read_json(path), str(path))
 
 
@@ -57,7 +57,9 @@ def config_from_dict(raw: dict[str, Any], where: str = "config.json") -> ModelCo
         raise _unsupported(where, "model_type", family, " | ".join(FAMILIES))
     _refuse_other_maths(raw, where)
     hidden, heads = _integer(raw, where, "hidden_size"), _integer(raw, where, "num_attention_heads")
-    biased = family == "qwen2" or _flag(raw, where, "attention_bias", False)
+    biased = _flag(raw, where, "attention_bias", family == "qwen2")
+    if family == "qwen2" and not biased:
+        raise _unsupported(where, "attention_bias", False, "true in qwen2, whose class knows no other")
     try:
         config = ModelConfig(
             family=family,
@@ -82,6 +84,11 @@ def config_from_dict(raw: dict[str, Any], where: str = "config.json") -> ModelCo
         config.validate()
     except ConfigError as error:
         raise WeightsError(f"{where} describes an impossible model: {error}") from error
+    _check_layer_types(raw, where, config.layers)
+    for field, ours in (("qkv_bias", config.qkv_bias), ("use_qk_norm", config.qk_norm)):
+        if raw.get(field) not in (None, ours):
+            raise _unsupported(where, field, raw[field], f"{ours} in this {family} model")
+    _token_ids(raw, where, config.vocab_size)
     return config
 
 
@@ -131,45 +138,66 @@ def find_token_ids(folder: str | Path) -> dict[str, Any]:
     """`bos_token_id`, `eos_token_id`, `pad_token_id` of a folder: from `config.json`, else from the tokenizer's special tokens."""
     folder = Path(folder)
     if (folder / "config.json").is_file():
-        raw = read_json(folder / "config.json")
-        return {name: raw[name] for name in _TOKEN_IDS if raw.get(name) is not None}
+        return _token_ids(read_json(folder / "config.json"), str(folder / "config.json"))
     if not ((folder / "tokenizer_config.json").is_file() and (folder / "tokenizer.json").is_file()):
         return {}
     special, tokenizer = read_json(folder / "tokenizer_config.json"), read_json(folder / "tokenizer.json")
-    ids = {token.get("content"): token.get("id") for token in tokenizer.get("added_tokens") or []}
+    added = tokenizer.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise WeightsError(f"{folder / 'tokenizer.json'}: added_tokens must be a list of objects")
+    ids = {token["content"]: token.get("id") for token in added if isinstance(token.get("content"), str)}
     found = {}
     for name in _TOKEN_IDS:
         token = special.get(name.removesuffix("_id"))
         content = token.get("content") if isinstance(token, dict) else token
-        if content in ids:
+        if isinstance(content, str) and content in ids:
             found[name] = ids[content]
+    return _token_ids(found, str(folder / "tokenizer.json"))
+
+
+def _token_ids(raw: dict[str, Any], where: str, vocab: int = 2**31) -> dict[str, Any]:
+    """Those of `_TOKEN_IDS` that are given, each an id below `vocab`, the end tokens perhaps several."""
+    found = {name: raw[name] for name in _TOKEN_IDS if raw.get(name) is not None}
+    for name, value in found.items():
+        ids = value if isinstance(value, list) and name == "eos_token_id" else [value]
+        if not all(type(i) is int and 0 <= i < vocab for i in ids):
+            raise WeightsError(f"{where}: {name} = {shown(value)}, a token id from 0 to {vocab - 1} is expected")
     return found
 
 
 def _unsupported(where: str, field: str, value: Any, supported: str) -> UnsupportedModel:
-    return UnsupportedModel(f"{where}: {field} = {value!r} is not supported (supported: {supported})")
+    return UnsupportedModel(f"{where}: {field} = {shown(value)} is not supported (supported: {supported})")
 
 
 def _refuse_other_maths(raw: dict[str, Any], where: str) -> None:
-    for field, allowed, supported in (
-        ("hidden_act", ("silu",), "'silu'"),
-        ("use_sliding_window", (False, None), "false; every layer attends to the whole sequence"),
-        ("partial_rotary_factor", (1.0, None), "1.0"),
-        ("use_mrope", (False, None), "false"),
-        ("quantization_config", (None,), "unquantised weights"),
-        ("num_nextn_predict_layers", (0, None), "0; no layers that predict further tokens"),
-        ("scoring_func", ("softmax", None), "'softmax'; no sigmoid gates, no selection bias"),
-    ):
-        if raw.get(field, allowed[0]) not in allowed:
-            raise _unsupported(where, field, raw[field], supported)
-    layer_types = raw.get("layer_types")
-    if layer_types is not None and (not isinstance(layer_types, list) or set(layer_types) - {"full_attention"}):
-        raise _unsupported(where, "layer_types", layer_types, "'full_attention' in every layer")
+    known = HARMLESS.union(READ, READ_OF_MOE if raw["model_type"] == "qwen3_moe" else ())
+    for field, value in raw.items():
+        if value is None or field in known:
+            continue
+        if field not in NEUTRAL:
+            hint = f"the keys of a {raw['model_type']} model; remove this one if it changes nothing that the model computes"
+            raise _unsupported(where, field[:100], value, hint)
+        allowed, supported = NEUTRAL[field]
+        if value not in allowed:
+            raise _unsupported(where, field, value, supported)
+    ours = _ARCHITECTURE[raw["model_type"]]
+    if raw.get("architectures") not in (None, [], [ours]):
+        raise _unsupported(where, "architectures", raw["architectures"], ours)
+
+
+def _check_layer_types(raw: dict[str, Any], where: str, layers: int) -> None:
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        return
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        raise _unsupported(where, "layer_types", kinds, "'full_attention' in every layer")
+    if len(kinds) != layers:
+        raise WeightsError(f"{where}: layer_types has {len(kinds)} entries, num_hidden_layers is {layers}")
 
 
 def _rope_theta(raw: dict[str, Any], where: str) -> float:
     """theta of plain rotary embeddings; any scaling is refused, and so is a key that we do not know: it would change the angles."""
-    theta = _number(raw, where, "rope_theta", 10_000.0)
+    found = {"rope_theta": raw} if raw.get("rope_theta") is not None else {}
     for field in ("rope_scaling", "rope_parameters"):
         rope = raw.get(field)
         if rope is None:
@@ -177,8 +205,12 @@ def _rope_theta(raw: dict[str, Any], where: str) -> float:
         known = isinstance(rope, dict) and set(rope) <= {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
         if not known or any(rope.get(key, "default") != "default" for key in ("rope_type", "type")) or rope.get("partial_rotary_factor", 1.0) != 1.0:
             raise _unsupported(where, field, rope, "rope_type 'default' with rope_theta, over the whole head")
-        theta = _number(rope, f"{where}: {field}", "rope_theta", theta)
-    return theta
+        if rope.get("rope_theta") is not None:
+            found[field] = rope
+    thetas = {field: _number(given, f"{where}: {field}", "rope_theta", 0.0) for field, given in found.items()}
+    if len(set(thetas.values())) > 1:
+        raise WeightsError(f"{where}: " + " and ".join(f"{field} gives rope_theta = {value}" for field, value in thetas.items()) + "; they disagree")
+    return next(iter(thetas.values()), 10_000.0)
 
 
 def _moe_config(raw: dict[str, Any], where: str) -> MoEConfig:
@@ -186,9 +218,9 @@ def _moe_config(raw: dict[str, Any], where: str) -> MoEConfig:
     experts = {_integer(raw, where, name) for name in spelled or ["num_experts"]}
     if len(experts) > 1:
         raise WeightsError(f"{where}: num_experts = {raw['num_experts']} and num_local_experts = {raw['num_local_experts']} disagree")
-    dense = raw.get("mlp_only_layers") or []
+    dense = [] if raw.get("mlp_only_layers") is None else raw["mlp_only_layers"]
     if not isinstance(dense, list) or not all(type(i) is int for i in dense):
-        raise WeightsError(f"{where}: mlp_only_layers = {dense!r}, a list of layer numbers is expected")
+        raise WeightsError(f"{where}: mlp_only_layers = {shown(dense)}, a list of layer numbers is expected")
     return MoEConfig(
         experts=experts.pop(),
         top_k=_integer(raw, where, "num_experts_per_tok", 8),
@@ -206,7 +238,7 @@ def _value(raw: dict[str, Any], where: str, field: str, kinds: tuple[type, ...],
             raise WeightsError(f"{where} has no {field}")
         return default
     if type(value) not in kinds:
-        raise WeightsError(f"{where}: {field} = {value!r}, expected {' or '.join(kind.__name__ for kind in kinds)}")
+        raise WeightsError(f"{where}: {field} = {shown(value)}, expected {' or '.join(kind.__name__ for kind in kinds)}")
     return value
 
 
@@ -215,7 +247,8 @@ def _integer(raw: dict[str, Any], where: str, field: str, default: Any = _REQUIR
 
 
 def _number(raw: dict[str, Any], where: str, field: str, default: float) -> float:
-    return float(_value(raw, where, field, (float, int), default))
+    value = _value(raw, where, field, (float, int), default)
+    return float(value) if abs(value) < 1e300 else float("inf")
 
 
 def _flag(raw: dict[str, Any], where: str, field: str, default: bool) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from compass_jax.untrusted import parse_json
 from compass_jax.weights.hf_config import WeightsError, read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _CODES = {name: code for code, name in DTYPES.items()}
+_EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # all ones: an infinity, or no number
+_BLOCK = 2**18  # entries that are looked at together: they stay in the processor's cache
+_FILE_NAME = re.compile(r"[\w.+-]{1,200}\.safetensors")
 
 
 class Stored(NamedTuple):
@@ -62,6 +67,7 @@ def look(folder: str | Path) -> tuple[dict[str, Stored], list[str]]:
             continue
         try:
             with open_file(file) as handle:
+                _check_header(file)
                 for name in handle.keys():  # noqa: SIM118 (not a dict)
                     piece = handle.get_slice(name)
                     code = piece.get_dtype()
@@ -78,14 +84,31 @@ def look(folder: str | Path) -> tuple[dict[str, Stored], list[str]]:
 
 
 def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE], {}
+    """The files with the weights, and the index: tensor -> name of its file. Other weights beside them are refused: which are meant?"""
     if not (folder / INDEX).is_file():
-        raise WeightsError(f"{folder} holds neither {SINGLE} nor {INDEX}: weights are read from safetensors files alone")
+        if not (folder / SINGLE).is_file():
+            raise WeightsError(f"{folder} holds neither {SINGLE} nor {INDEX}: weights are read from safetensors files alone")
+        _refuse_others(folder, {SINGLE}, f"there is no {INDEX}")
+        return [folder / SINGLE], {}
     index = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(name, str) and Path(name).name == name for name in index.values()):
-        raise WeightsError(f"{folder / INDEX}: weight_map must give a file of this folder for each tensor")
+    if not isinstance(index, dict) or not all(isinstance(name, str) and _FILE_NAME.fullmatch(name) for name in index.values()):
+        raise WeightsError(f"{folder / INDEX}: weight_map must give a file of this folder, *.safetensors, for each tensor")
+    _refuse_others(folder, set(index.values()), f"{INDEX} does not name it")
     return [folder / name for name in sorted(set(index.values()))], index
+
+
+def _refuse_others(folder: Path, named: set[str], why: str) -> None:
+    others = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in named)
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise WeightsError(f"{folder} holds {others[0]}{more} beside the weights, and {why}: remove what does not belong to the model")
+
+
+def _check_header(file: Path) -> None:
+    """WeightsError where a name comes twice in a file's header: the library takes one of the two."""
+    with open(file, "rb") as data:
+        size = int.from_bytes(data.read(8), "little")
+        parse_json(data.read(size), f"{file}: header", error=WeightsError)
 
 
 @contextmanager
@@ -93,16 +116,45 @@ def open_file(file: Path) -> Iterator[Any]:
     """A safetensors file opened for numpy; WeightsError if it is not whole."""
     try:
         handle = safe_open(file, framework="np")
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{file} ({file.stat().st_size:,} bytes) is truncated or damaged: {error}; download it again") from error
+    except SafetensorError as error:
+        raise WeightsError(f"{file} ({file.stat().st_size:,} bytes) is truncated or damaged: {str(error)[:300]}; download it again") from error
+    except OSError as error:
+        raise WeightsError(f"{file} cannot be read: {error.strerror or error}") from error
     with handle:
         yield handle
+
+
+def finite(tensor: np.ndarray, dtype: np.dtype, where: str) -> np.ndarray:
+    """`tensor` as `dtype`. Raises WeightsError, beginning with `where`, if an entry is not finite, or too large for `dtype`."""
+    with np.errstate(all="ignore"):
+        cast = tensor.astype(dtype, copy=False)
+    if bad := _not_finite(cast):
+        wrong = _not_finite(tensor)
+        kind = f"{wrong:,} are NaN or infinite" if wrong else f"{bad:,} are too large for {dtype}"
+        raise WeightsError(f"{where}: of {cast.size:,} weights that were read {kind}; download it again, or take another checkpoint")
+    return cast
+
+
+def _not_finite(tensor: np.ndarray) -> int:
+    """How many entries of a contiguous array are NaN or infinite."""
+    flat, count = tensor.reshape(-1), 0
+    exponent = _EXPONENTS.get(tensor.dtype.name)
+    if exponent is not None:  # numpy's isfinite takes ten times as long for these types
+        flat = flat.view(np.uint16)
+    for start in range(0, flat.size, _BLOCK):
+        part = flat[start : start + _BLOCK]
+        if exponent is None:
+            sound = np.isfinite(part)
+            count += 0 if sound.all() else int(np.count_nonzero(~sound))
+        elif np.bitwise_and(part, exponent).max() == exponent:
+            count += int(np.count_nonzero((part & exponent) == exponent))
+    return count
 
 
 def same_tensor(a: tuple[str, Stored], b: tuple[str, Stored], rows: int = 4096) -> bool:
     """Whether two stored tensors are equal bit for bit, compared `rows` rows at a time."""
     (name_a, at_a), (name_b, at_b) = a, b
-    if at_a[1:] != at_b[1:]:
+    if at_a[1:] != at_b[1:] or not at_a.shape or at_a.dtype not in DTYPES.values():
         return False
     with open_file(at_a.file) as one, open_file(at_b.file) as two:
         left, right = one.get_slice(name_a), two.get_slice(name_b)

@@ -92,13 +92,86 @@ def test_biases_and_norms_of_the_families():
         ({"quantization_config": {"quant_method": "fp8"}}, ["quantization_config", "fp8"]),
         ({"num_nextn_predict_layers": 1}, ["num_nextn_predict_layers", "1"]),
         ({"scoring_func": "sigmoid"}, ["scoring_func", "sigmoid", "softmax"]),
+        ({"routed_scaling_factor": 2.5}, ["routed_scaling_factor = 2.5", "1.0"]),
+        ({"n_group": 8}, ["n_group = 8", "1"]),
+        ({"topk_group": 4}, ["topk_group = 4", "1"]),
+        ({"shared_expert_intermediate_size": 512}, ["shared_expert_intermediate_size = 512", "0"]),
+        ({"n_shared_experts": 1}, ["n_shared_experts = 1", "0"]),
+        ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping = 30.0", "null"]),
+        ({"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping = 50.0", "null"]),
+        ({"logit_softcapping": 15.0}, ["logit_softcapping = 15.0", "null"]),
+        ({"clip_qkv": 8.0}, ["clip_qkv = 8.0", "null"]),
+        ({"qkv_bias": True}, ["qkv_bias = True", "False in this qwen3_moe"]),
+        ({"use_qk_norm": False}, ["use_qk_norm = False", "True in this qwen3_moe"]),
+        ({"mlp_bias": True}, ["mlp_bias = True", "false"]),
+        ({"auto_map": {"AutoModel": "m.M"}}, ["auto_map", "no code"]),
+        ({"architectures": ["Qwen3MoeForTokenClassification"]}, ["architectures", "ForCausalLM"]),
+        ({"rope_interleaved": True}, ["rope_interleaved = True", "qwen3_moe", "remove this one"]),
+        ({"a" * 10_000: "b" * 10_000}, ["aaa = 'bbb", "remove this one"]),
+        ({"model_type": "qwen3"}, ["decoder_sparse_step", "the keys of a qwen3 model"]),
+        ({"model_type": "qwen2", "attention_bias": False}, ["attention_bias = False", "true"]),
     ],
 )
 def test_what_would_change_the_maths_is_refused_by_name(change, named):
     with pytest.raises(UnsupportedModel) as caught:
-        config_from_dict(HUB | change, "somewhere/config.json")
+        raw = HUB if change.get("model_type") != "qwen2" else QWEN2
+        config_from_dict(raw | change, "somewhere/config.json")
+    assert len(str(caught.value)) < 1000
     for text in ["somewhere/config.json", *named, "supported"]:
         assert text in str(caught.value)
+
+
+NEUTRAL = {
+    "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1, "shared_expert_intermediate_size": 0,
+    "final_logit_softcapping": None, "attn_logit_softcapping": None, "clip_qkv": None, "mlp_bias": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000}, "is_decoder": False, "auto_map": None,
+    "sliding_window": 4096, "max_window_layers": 28, "something_else": None, "unsloth_fixed": True,
+    "qkv_bias": False, "use_qk_norm": True, "architectures": ["Qwen3MoeForCausalLM"], "layer_types": ["full_attention"] * 48, "eos_token_id": [1, 2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", NEUTRAL)
+def test_a_key_at_the_value_that_changes_nothing_is_read(field):
+    assert config_from_dict(HUB | {field: NEUTRAL[field]}) == WANTED
+    assert config_from_dict(HUB | NEUTRAL) == WANTED
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3", "qwen2"])
+def test_whatever_transformers_saves_of_the_three_families_is_read(family, tmp_path):
+    from transformers import AutoConfig, PretrainedConfig
+
+    theirs = AutoConfig.for_model(**QWEN2 | {"model_type": family})
+    theirs.save_pretrained(tmp_path)
+    assert read_hf_config(tmp_path) == config_from_dict(theirs.to_dict())
+    base = {name: value for name, value in PretrainedConfig().to_dict().items() if name != "model_type"}
+    config_from_dict(theirs.to_dict() | base)
+
+
+BAD_NUMBERS = [0, -1, float("nan"), float("inf"), float("-inf"), 10**400]
+
+
+@pytest.mark.parametrize("value", BAD_NUMBERS)
+@pytest.mark.parametrize("field", ["rms_norm_eps", "rope_theta", "initializer_range"])
+def test_a_number_that_makes_no_model_is_refused(field, value):
+    if (field, value) == ("initializer_range", 0):
+        return
+    ours = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "initializer_range": "init_std"}
+    with pytest.raises(WeightsError, match=rf"impossible model: model\.{ours[field]} = "):
+        config_from_dict(HUB | {field: value})
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**31, 10**18, 10**400])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+        "num_key_value_heads", "max_position_embeddings", "num_experts", "num_experts_per_tok",
+        "moe_intermediate_size", "decoder_sparse_step",
+    ],
+)  # fmt: skip
+def test_a_size_that_cannot_be_is_refused_at_once(field, value):
+    with pytest.raises(WeightsError, match="impossible model: model"):
+        config_from_dict(HUB | {field: value})
 
 
 @pytest.mark.parametrize(
@@ -112,6 +185,13 @@ def test_what_would_change_the_maths_is_refused_by_name(change, named):
         (HUB | {"num_experts_per_tok": 200}, "impossible model.*top_k = 200"),
         (HUB | {"mlp_only_layers": [48]}, "impossible model.*dense_layers"),
         (HUB | {"mlp_only_layers": ["0"]}, "mlp_only_layers"),
+        (HUB | {"mlp_only_layers": ""}, "mlp_only_layers"),
+        (HUB | {"layer_types": ["full_attention"]}, "layer_types has 1 entries, num_hidden_layers is 48"),
+        (HUB | {"eos_token_id": 151936}, "eos_token_id = 151936, a token id from 0 to 151935"),
+        (HUB | {"pad_token_id": -1}, "pad_token_id = -1"),
+        (HUB | {"bos_token_id": [1]}, r"bos_token_id = \[1\]"),
+        (HUB | {"rope_parameters": {"rope_theta": 5e5}}, "rope_theta = 1000000.0 and rope_parameters .* disagree"),
+        (HUB | {"model_type": ["qwen3"]}, "model_type"),
     ],
 )
 def test_malformed_values_are_named(raw, message):
@@ -123,7 +203,10 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     with pytest.raises(WeightsError, match=r"config\.json does not exist"):
         read_hf_config(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": ')
-    with pytest.raises(WeightsError, match=r"config\.json is not JSON"):
+    with pytest.raises(WeightsError, match=r"config\.json: not JSON"):
+        read_hf_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 1, "vocab_size": 2}')
+    with pytest.raises(WeightsError, match="the key 'vocab_size' comes twice"):
         read_hf_config(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(WeightsError, match="holds a list"):
