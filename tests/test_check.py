@@ -105,7 +105,7 @@ def test_a_tokenizer_larger_than_the_model_and_a_configuration_that_is_none(run,
     checkpoint.save(run, 1, {"x": jnp.arange(10.0)}, {}, model=small)
     code, lines = check(run, capsys)
     told = faults(lines)
-    assert code == 1 and len(told) == 2 and "is not JSON" in told[0]
+    assert code == 1 and len(told) == 2 and "not JSON" in told[0]
     assert told[1].startswith("it has ids up to 2")
     assert told[1].endswith(", and the model has rows for 100 alone")
 
