@@ -70,7 +70,7 @@ Repeat = Annotated[int, Range(1, 1000)]
 def shown(value: Any) -> str:
     """`value` as a message writes it, of bounded length."""
     try:
-        text = repr(value)
+        text = repr(value[:200] if isinstance(value, str | tuple | list) else value)
     except ValueError:  # Python writes no integer of more than 4300 digits
         text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else "a value"
     return text if len(text) <= 200 else f"{text[:200]}..."
