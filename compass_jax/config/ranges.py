@@ -112,7 +112,9 @@ def type_name(hint: Any) -> str:
 
 def _check(value: Any, hint: Any, key: str) -> None:
     choices = [option for option in options(hint) if _is_a(value, option)]
-    check(bool(choices), f"{key} = {shown(value)}: the wrong type, it must be {type_name(hint)}")
+    if not choices:
+        wanted = type_name(hint)
+        raise ConfigError(f"{key} = {shown(value)}: the wrong type, it must be {wanted}")
     hint, rule = _rule(choices[0])
     if dataclasses.is_dataclass(value):
         check_fields(value, key)
@@ -122,12 +124,13 @@ def _check(value: Any, hint: Any, key: str) -> None:
         rule = rule or ANY_TEXT
         check(len(value) >= rule.least, f"{key} is empty")
         check(len(value) <= rule.most, f"{key}: {len(value)} characters, at most {rule.most} are allowed")
-        check("\0" not in value, f"{key} = {shown(value)}: holds a NUL character; remove it")
+        check("\0" not in value, f"{key} holds a NUL character; remove it")
         whole_text(value, key, error=ConfigError)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         finite = isinstance(value, int) or math.isfinite(value)
         refusal = (rule or ANY_NUMBER).refusal(value) if finite else "must be a finite number"
-        check(not refusal, f"{key} = {shown(value)}: {refusal}")
+        if refusal:
+            raise ConfigError(f"{key} = {shown(value)}: {refusal}")
 
 
 def _rule(hint: Any) -> tuple[Any, Range | Characters | None]:
@@ -159,6 +162,7 @@ def _check_tuple(value: tuple, inner: tuple[Any, ...], key: str, depth: int = 1)
                 _check(entry, bool | int | float | Text, f"{key}[{i}]")
         return
     hints = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner
-    check(len(hints) == len(value), f"{key} = {shown(value)}: must have {len(hints)} values")
+    if len(hints) != len(value):
+        raise ConfigError(f"{key} = {shown(value)}: must have {len(hints)} values")
     for i, (entry, hint) in enumerate(zip(value, hints)):
         _check(entry, hint, f"{key}[{i}]")
