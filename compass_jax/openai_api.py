@@ -197,6 +197,7 @@ async def _stream(send: Send, pieces: AsyncIterator[Piece], answer: Answer, form
         await send(
             {"type": "http.response.body", "body": b"data: %s\n\n" % value, "more_body": True}
         )
+        await asyncio.sleep(0)  # others have their turn, and it is seen that the client left
 
     headers = [
         (b"content-type", b"text/event-stream; charset=utf-8"),

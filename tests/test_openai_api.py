@@ -13,6 +13,7 @@ import numpy as np
 import openai
 import pytest
 
+from compass_jax.cli import main
 from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig, RolloutConfig
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.transformer import init_params
@@ -249,3 +250,131 @@ def test_a_batcher_that_has_stopped_takes_no_requests():
         pass
     with pytest.raises(RuntimeError, match="the batcher has stopped"):
         batcher.submit(Request(np.array([1, 2], np.int32), 4, 0.0, lambda chunk: None))
+
+
+def test_requests_that_were_given_up_while_they_waited_make_room():
+    batcher = batcher_of(max_waiting=2)
+    told = []
+    old = [Request(np.array([1, 2], np.int32), 4, 0.0, lambda chunk: told.append(chunk.finish)) for _ in range(2)]
+    batcher.submit(*old)
+    assert batcher.waiting == 2
+    for request in old:
+        request.cancel()
+    batcher.submit(dataclasses.replace(old[0]))
+    assert told == ["cancelled", "cancelled"] and batcher.waiting == 1
+
+
+# ---- one client keeps nobody else waiting -----------------------------------------------------------------------------
+
+
+def ask(server, method, path, body=None, **headers):
+    """(status, headers, body) of one exchange."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request(method, path, body, {"content-type": "application/json", **headers})
+    response = connection.getresponse()
+    found = response.status, dict(response.getheaders()), response.read()
+    connection.close()
+    return found
+
+
+def test_health_is_answered_while_a_prompt_is_tokenised(server, monkeypatch):
+    """The tokenizer is held until /health was answered; on the event loop that would never be."""
+    released, entered = threading.Event(), threading.Event()
+    encode = Tokenizer.encode_chat
+
+    def held(self, *args, **options):
+        entered.set()
+        assert released.wait(60)
+        return encode(self, *args, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode_chat", held)
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2})
+    found = []
+    thread = threading.Thread(target=lambda: found.append(ask(server, "POST", "/v1/chat/completions", body)[0]))
+    thread.start()
+    assert entered.wait(60)
+    assert ask(server, "GET", "/health")[::2] == (200, b'{"status": "ok"}')
+    assert b"compass_preparing 1\n" in ask(server, "GET", "/metrics")[2]
+    released.set()
+    thread.join(60)
+    assert found == [200]
+
+
+def test_health_is_answered_while_text_is_decoded(server, monkeypatch):
+    released, entered = threading.Event(), threading.Event()
+    push = TextStream.push
+
+    def held(self, *args):
+        entered.set()
+        assert released.wait(60)
+        return push(self, *args)
+
+    monkeypatch.setattr(TextStream, "push", held)
+    found = []
+    body = json.dumps({"prompt": "a", "max_tokens": 2})
+    thread = threading.Thread(target=lambda: found.append(ask(server, "POST", "/v1/completions", body)[0]))
+    thread.start()
+    assert entered.wait(60) and ask(server, "GET", "/health")[0] == 200
+    released.set()
+    thread.join(60)
+    assert found == [200]
+
+
+def test_large_stop_texts_and_prompts_are_refused_quickly(server):
+    million = "1234567890" * 100_000
+    stops = [{"prompt": "a", "stop": found} for found in ([million], [million[:250_000]] * 4)]
+    for body in (*stops, {"prompt": million}, {"prompt": ["x"] * 200_000}):
+        status, _, answer = ask(server, "POST", "/v1/completions", json.dumps(body))
+        assert status == 400 and json.loads(answer)["error"]["param"] in ("stop", "prompt")
+
+
+def test_errors_have_one_form_whoever_answers(server):
+    for method, path, status in (("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405), ("PUT", "/", 404)):
+        found, headers, body = ask(server, method, path, "{}")
+        assert found == status and set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+        assert status != 405 or headers["allow"] in ("POST", "GET")
+    assert ask(server, "HEAD", "/health")[::2] == (200, b"")
+    assert ask(server, "POST", "/v1/completions", '{"prompt": "\\ud800"}')[0] == 400
+    assert ask(server, "POST", "/v1/completions", "[" * 100_000)[0] == 400
+    assert ask(server, "POST", "/v1/completions", "{}", **{"content-type": "text/plain"})[0] == 415
+
+
+def test_the_metrics_page_counts_requests_and_tokens(server, client):
+    parser = pytest.importorskip("prometheus_client.parser")
+
+    def total(name, **labels):
+        page = ask(server, "GET", "/metrics")[2].decode()
+        samples = [s for family in parser.text_string_to_metric_families(page) for s in family.samples]
+        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+
+    names = [("compass_requests_total", {"route": "/v1/completions", "status": "200"}), ("compass_completion_tokens_total", {})]
+    names += [("compass_prompt_tokens_total", {}), ("compass_first_token_seconds_count", {"route": "/v1/completions"})]
+    before = [total(name, **labels) for name, labels in names]
+    found = client.completions.create(model="tiny", prompt="1 + 2 = ", max_tokens=5, temperature=0)
+    after = [total(name, **labels) for name, labels in names]
+    used = found.usage
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, used.completion_tokens, used.prompt_tokens, 1]
+    assert (total("compass_slots"), total("compass_connections") >= 1) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--host", ""], "--host is empty"),
+        (["--host", "", "--openai"], "--host is empty"),
+        (["--host", "no.such.host.invalid", "--openai"], "--host 'no.such.host.invalid'"),
+        (["--host", "0.0.0.0", "--openai", "--port", "0"], "whoever does may use it: set COMPASS_API_KEY"),
+        (["--openai", "--api-key", "a secret that is none"], "--api-key must be 8 to 1024 characters"),
+        (["--api-key", "some-good-key"], "--api-key would do nothing without --openai"),
+        (["--openai", "--port", "0", "--max-connections", "20"], "slots and queue alone may hold"),
+        (["--openai", "--port", "TAKEN"], "ddress already in use"),
+        (["--port", "TAKEN"], "ddress already in use"),
+    ],
+)
+def test_what_cannot_be_served_is_told_in_one_line(server, options, told, capsys, monkeypatch):
+    monkeypatch.delenv("COMPASS_API_KEY", raising=False)
+    given = [str(server.port) if x == "TAKEN" else x for x in options]
+    assert main(["serve", server.weights, *given]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and told in err and err.count("\n") == 1
+    assert "secret" not in err and "some-good-key" not in err

@@ -30,7 +30,7 @@ class Limits:
     idle_s: float = 60.0  # between two requests
     stall_s: float = 30.0  # for a reader to take what was written
     prepare_s: float = 15.0  # to parse and tokenise
-    stop_s: float = 5.0  # that running answers get when the server is told to end
+    stop_s: float = 4.0  # that running answers get when the server is told to end
     engine_stop_s: float = 2.0  # that the engine's present step gets then
     end_s: float = 9.0  # after which it ends whatever is still going on
 
