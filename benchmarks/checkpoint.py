@@ -149,6 +149,7 @@ def main(argv: list[str] | None = None) -> None:
             row["with" if digested else "without"] = one_round(out, arrays, digested, number)
         rounds.append(row)
         say(f"round {number + 1}: {json.dumps(row)}")
+    shutil.rmtree(out)
     checkpoint.save(out, 0, arrays, {}, model=MODEL)
     files = [file for file in out.rglob("*") if file.is_file()]
     size, threads = sum(file.stat().st_size for file in files), min(16, os.cpu_count() or 1)
