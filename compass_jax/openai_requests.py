@@ -281,7 +281,10 @@ def _tokens(prompt: Any, served: Served) -> np.ndarray:
     if isinstance(prompt, str):
         if len(prompt) > served.most_characters:
             raise BadRequest(_too_long("the prompt has", len(prompt), served), "prompt")
-        prompt = served.tokenizer.encode(prompt, trusted=served.trust_prompts)
+        try:
+            prompt = served.tokenizer.encode(prompt, trusted=served.trust_prompts)
+        except TokenizerError as error:
+            raise BadRequest(str(error), "prompt") from error
     if not isinstance(prompt, list) or not all(map(_is_whole, prompt)):
         raise BadRequest(
             "prompt must be a text, a list of token ids, or a list of either", "prompt"

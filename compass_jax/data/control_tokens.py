@@ -17,7 +17,15 @@ from typing import Any
 
 SENTINEL = "\ufdd0"
 _RESERVED = re.compile("[\ufdd0-\ufdef]")
+LONG = 4096  # characters
 _DIGITS = [chr(0xFDD2 + n) for n in range(16)]
+
+
+def ids_of(backend: Any, text: str) -> list[int]:
+    """Ids of a text. Other threads go on while a long one is encoded; `encode` of the library keeps Python's lock."""
+    if len(text) < LONG:
+        return backend.encode(text, add_special_tokens=False).ids
+    return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 class ControlTokenError(ValueError):
@@ -102,7 +110,7 @@ class ControlTokens:
         """Ids of a text that was rendered from hidden messages: spellings without a sentinel are control tokens, others are text."""
         plain = self.shown(text)
         if self._normaliser is None and self._spelling.findall(plain) == self._spelling.findall(text):
-            return self._backend.encode(plain, add_special_tokens=False).ids
+            return ids_of(self._backend, plain)
         return self.encode_apart(text)
 
     def encode_apart(self, text: str) -> list[int]:
@@ -110,7 +118,7 @@ class ControlTokens:
         copy = self._without_control_tokens()
         marked = self._spelling.sub(lambda m: _mark(self._ids[m[0]]), text)
         for attempt in (self.shown(marked), marked):  # some models have the spelling in their vocabulary: cut it in two
-            ids = copy.encode(attempt, add_special_tokens=False).ids
+            ids = ids_of(copy, attempt)
             if self._control.isdisjoint(ids):
                 found = [self._meaning.get(i, i) for i in ids]
                 return [i for i in found if i is not None]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from compass_jax.data.control_tokens import ControlTokenError, ControlTokens
+from compass_jax.data.control_tokens import ControlTokenError, ControlTokens, ids_of
 from compass_jax.data.templates import Job, TemplateFailure, renderer
 from compass_jax.data.tokenizer_probe import problem_of
 from compass_jax.untrusted import read_json, read_text
@@ -106,7 +106,7 @@ class Tokenizer:
         if not trusted:
             hidden = _good(self._hide(text))
             return self.encode(text) if hidden is text else self._ids(_Hidden(hidden))
-        return self._encoded(text, lambda: self._backend.encode(text, add_special_tokens=False).ids)
+        return self._encoded(text, lambda: ids_of(self._backend, text))
 
     def _encoded(self, text: str, encode: Any) -> list[int]:
         try:
