@@ -155,7 +155,7 @@ class Tokenizer:
                 found[i] = shown[c]
             elif isinstance(found[i], TemplateFailure):
                 found[i] = TokenizerError(f"the chat template of {self._folder} refuses these messages: {found[i]}")
-            elif shown[c] is not conversations[c]:
+            elif not trusted and shown[c] is not conversations[c]:
                 found[i] = _Hidden(found[i])
         return found
 
@@ -177,7 +177,7 @@ class Tokenizer:
         Raises TokenizerError with the template's own words if it refuses the messages, and where it fails or takes
         too long. `trusted`: see `encode_chat`.
         """
-        text = _good(self._rendered([messages], [(0, len(messages), add_generation_prompt)], trusted)[0])
+        text = _good(self._rendered([messages], [(0, len(_list(messages)), add_generation_prompt)], trusted)[0])
         return ControlTokens.shown(text) if isinstance(text, _Hidden) else text
 
     def encode_chat(self, messages: Messages, add_generation_prompt: bool, trusted: bool = False) -> list[int]:
@@ -187,11 +187,13 @@ class Tokenizer:
 
     def encode_chats(self, conversations: Sequence[Messages], add_generation_prompt: bool, trusted: bool = False) -> list[list[int]]:
         """`encode_chat` of many conversations, rendered together: faster than one by one."""
-        jobs = [(i, len(messages), add_generation_prompt) for i, messages in enumerate(conversations)]
+        jobs = [(i, len(_list(messages)), add_generation_prompt) for i, messages in enumerate(conversations)]
         found = []
         for messages, text in zip(conversations, self._rendered(conversations, jobs, trusted), strict=True):
             try:
                 found.append(self._ids(_good(text)))
+                if messages and not found[-1]:
+                    raise TokenizerError(f"the chat template of {self._folder} makes nothing of these messages: no token is left")
             except TokenizerError as error:
                 if len(conversations) == 1:
                     raise
@@ -213,7 +215,7 @@ class Tokenizer:
 
     def encode_examples(self, conversations: Sequence[Messages], trusted: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """`encode_example` of many conversations, rendered together; what is wrong with one is raised when it is reached."""
-        turns = [[i for i, m in enumerate(messages) if m.get("role") == "assistant"] for messages in conversations]
+        turns = [[i for i, m in enumerate(_list(messages)) if m.get("role") == "assistant"] for messages in conversations]
         jobs = [(c, i + answered, not answered) for c, found in enumerate(turns) for i in found for answered in (False, True)]
         texts = iter(self._rendered(conversations, jobs, trusted) if jobs else ())
         for found in turns:
@@ -246,6 +248,12 @@ class _Hidden(str):
 
     def __getitem__(self, key: Any) -> _Hidden:
         return _Hidden(super().__getitem__(key))
+
+
+def _list(messages: Any) -> Messages:
+    if isinstance(messages, list | tuple) and all(isinstance(message, dict) for message in messages):
+        return messages
+    raise TokenizerError(f"a conversation must be a list of objects with role and content, not {str(messages)[:80]!r}")
 
 
 def _good(text: str | TokenizerError) -> str:

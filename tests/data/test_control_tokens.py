@@ -135,6 +135,21 @@ def test_what_is_wrong_with_one_of_many_is_raised_when_it_is_reached(styles):
         tokenizer.encode_chats([conversation("a"), [{"role": "odd"}]], True)
 
 
+ODD = ["text", [7], ["x"], 7, None, {"role": "user"}, [{"role": "user", "content": b"x"}], [{}], [{"role": 1, "content": 2}]]
+
+
+@pytest.mark.parametrize("messages", ODD, ids=repr)
+def test_what_is_no_conversation_is_refused(styles, messages):
+    for encode in (lambda: styles["chatml"].encode_chat(messages, True), lambda: styles["chatml"].encode_example(messages)):
+        with pytest.raises(TokenizerError):
+            encode()
+
+
+def test_a_template_that_makes_nothing_of_a_conversation_is_refused(tmp_path):
+    with pytest.raises(TokenizerError, match="makes nothing of these messages"):
+        tokenizer_with(tmp_path, "{% if false %}x{% endif %}").encode_chat(conversation("a"), True)
+
+
 def test_noncharacters_beside_a_spelling_are_refused_and_alone_they_are_text(styles):
     tokenizer = styles["chatml"]
     assert "\ufdd0" in tokenizer.apply_chat_template(conversation("\ufdd0"), False)
