@@ -9,6 +9,7 @@ ones; the default target is about GSPO's own clip fraction (arXiv 2507.18071, se
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -19,12 +20,13 @@ from typing import Any
 
 from rich.console import Console
 
-from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config import ConfigError, ObjectiveConfig, RunConfig
 from compass_jax.report import summary_table
 from compass_jax.rewards.score import Scorer
-from compass_jax.rundir import write_atomically
+from compass_jax.rundir import NewFolderLock, write_atomically
 from compass_jax.telemetry import Telemetry
 from compass_jax.train.loop import RLTrainer
+from compass_jax.train.refill import StepInterrupted
 from compass_jax.train.session import StopSignal
 
 _SHORT = {"clip_frac": "clip", "ratio_dev_max": "|r-1|", "epsilon": "eps", "floor_frac": "floor"}  # column titles; groups of entropy by number
@@ -42,20 +44,56 @@ def run_calibration(config: RunConfig, checkpoint: str, out: str, alphas: Sequen
     if not 0 < target < 1:
         raise ConfigError(f"--target-clip {target}: must be in (0, 1)")
     objectives = [dataclasses.replace(config.rl.objective, espo_alpha=alpha) for alpha in alphas]
+    with NewFolderLock(out):
+        measured, columns = _measured(dataclasses.replace(config, init_from=checkpoint), objectives)
+        labels = (checkpoint, columns, config.rl.updates_per_rollout)
+        return _written(measured, Path(out), labels, alphas, target)
+
+
+def _measured(
+    config: RunConfig, objectives: Sequence[ObjectiveConfig]
+) -> tuple[list[list[dict[str, float]]], int]:
+    """The diagnostics of each objective, of every update but the first, and the head's columns.
+
+    The run directory of it is thrown away.
+    """
     with tempfile.TemporaryDirectory() as scratch:
-        config = dataclasses.replace(config, run_dir=scratch, init_from=checkpoint)
-        with StopSignal() as stop, Scorer(config.rewards, config.data) as scorer, Telemetry(scratch, 1, "rl") as telemetry:
+        config = dataclasses.replace(config, run_dir=scratch)
+        with (
+            StopSignal() as stop,
+            Scorer(config.rewards, config.data) as scorer,
+            Telemetry(scratch, 1, "rl") as telemetry,
+        ):
             trainer = RLTrainer(config, scorer, stop, telemetry)
-            measured, columns = trainer.probe(objectives)[1:], trainer.model.columns
+            with contextlib.suppress(StepInterrupted):
+                found = trainer.probe(objectives)[1:]
+            if stop.requested:
+                telemetry.note("stopped on request; there is nothing to save")
+                raise SystemExit(stop.status)
+            return found, trainer.model.columns
+
+
+def _written(
+    measured: list,
+    out: Path,
+    labels: tuple[str, int, int],
+    alphas: Sequence[float],
+    target: float,
+) -> dict[str, Any]:
+    """What was measured as a table on the console and as `out`/alpha.json; returns what that holds.
+
+    labels: where the weights are from, the head's columns, updates to a rollout.
+    """
+    checkpoint, columns, updates = labels
     rows = [_row(alpha, [update[i] for update in measured]) for i, alpha in enumerate(alphas)]
     suggestion = suggest([row["alpha"] for row in rows], [row["clip_frac"] for row in rows], target)
-    result = {"vocab_size": columns, "updates_per_rollout": config.rl.updates_per_rollout, "target_clip": target}
+    result = {"vocab_size": columns, "updates_per_rollout": updates, "target_clip": target}
     result |= {"suggested_alpha": suggestion, "rows": rows}
-    Path(out).mkdir(parents=True, exist_ok=True)
-    write_atomically(Path(out) / "alpha.json", json.dumps(result, indent=2) + "\n")
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "alpha.json", json.dumps(result, indent=2) + "\n")
     console = Console(soft_wrap=True)
     short = [{_title(name): value for name, value in row.items()} for row in rows]
-    console.print(summary_table(short, title=f"{checkpoint}: ESPO's clipping against alpha, updates 2 to {config.rl.updates_per_rollout}"))
+    console.print(summary_table(short, title=f"{checkpoint}: ESPO's clipping against alpha, updates 2 to {updates}"))
     console.print(f"suggested alpha for a clip fraction of {target:g}: {suggestion:.3g}", highlight=False)
     return result
 

@@ -18,7 +18,7 @@ from compass_jax.records import Prompt
 from compass_jax.report import plot_curves, read_metrics, summary_table
 from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.sampling import Sampler
-from compass_jax.rundir import write_atomically
+from compass_jax.rundir import FolderLock, write_atomically
 from compass_jax.train.loop import run_rl
 from compass_jax.train.sft import run_sft
 from compass_jax.weights.hf import export_hf
@@ -31,18 +31,24 @@ def run_demo(out: str = "runs/demo", seed: int = 0, steps: tuple[int, int] | Non
 
     steps: (SFT, RL) updates instead of the configuration's, for a quick look.
     """
-    started, console, folder = time.perf_counter(), Console(soft_wrap=True), Path(out)
+    with FolderLock(out) as lock:
+        return _run(lock.path, seed, steps)
+
+
+def _run(folder: Path, seed: int, steps: tuple[int, int] | None) -> dict[str, Any]:
+    started, console = time.perf_counter(), Console(soft_wrap=True)
     sft, rl = demo_configs(folder, seed, steps)
     before = _spent(folder)
     console.rule("1/4 cold start: supervised fine-tuning on short answers and a few worked solutions")
-    if run_sft(sft)["stopped"]:
-        return {"stopped": True}
+    tuned = run_sft(sft)
+    if tuned["stopped"]:
+        return tuned
     first = evaluate_weights(rl, sft.directory)
     console.print(f"held-out: avg@{first.k} {first.avg_at_k:.3f}, greedy {first.greedy:.3f} on {first.prompts} prompts")
     console.rule("2/4 reinforcement learning: ESPO, router replay R3, RL-ZVP for uniform groups")
     trained = run_rl(rl)
     if trained["stopped"]:
-        return {"stopped": True}
+        return trained
     last: Evaluation = trained["evaluation"]
     console.rule("3/4 export to Hugging Face format")
     exported = export_hf(rl.directory, folder / "hf", replace=True)

@@ -9,6 +9,7 @@ OUT/summary.json. RL reads the file with `data.keep_file`. What the estimate cos
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from compass_jax.records import Prompt
 from compass_jax.report import summary_table
 from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.sampling import Purpose, Sampler
-from compass_jax.rundir import write_atomically
+from compass_jax.rundir import FolderLock, write_atomically
 
 
 def run_filter(config: RunConfig, checkpoint: str, out: str, samples: int = 8, low: float = 0.0, high: float = 1.0) -> dict[str, Any]:
@@ -37,29 +38,33 @@ def run_filter(config: RunConfig, checkpoint: str, out: str, samples: int = 8, l
         raise ConfigError(f"--samples {samples}: one answer cannot tell an uncertain prompt; give at least 2")
     if not 0 <= low < high <= 1:
         raise ConfigError(f"--low {low} --high {high}: must be 0 <= low < high <= 1")
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    engine, decode, tokenizer = decoder_of(config, checkpoint)
+    with FolderLock(out) as lock:
+        return _filter(config, checkpoint, lock, samples, low, high)
+
+
+def _filter(config: RunConfig, checkpoint: str, lock: FolderLock, samples: int, low: float, high: float) -> dict[str, Any]:
+    folder, path = lock.path, lock.path / "pass_rates.jsonl"
     console = Console(soft_wrap=True)
     tell = partial(console.print, highlight=False, markup=False)
+    engine, decode, tokenizer = decoder_of(config, checkpoint)
     prompts = train_prompts(config.data, tokenizer, config.seed, tell)
     if config.data.keep_file:  # of an earlier filter: this one goes on from what it kept
         prompts, _ = kept_prompts(prompts, config.data.keep_file)
     check_lengths(prompts, config.rollout.prompt_buckets[-1])
-    path = folder / "pass_rates.jsonl"
-    done = read_pass_rates(path, complete=False, prompts=prompts) if path.exists() else {}
+    done = read_pass_rates(path, complete=False, prompts=prompts) if os.path.lexists(path) else {}
     _check_same(done, samples, low, high, path)
     left = [p for p in prompts if p.id not in done]
     sampler = Sampler(config.rollout.temperature, config.rollout.top_k, config.rollout.top_p)
     part = max(1, 8 * config.rollout.slots // samples)
-    with Scorer(config.rewards, config.data) as scorer, path.open("a") as file:
+    with Scorer(config.rewards, config.data) as scorer:
         for first in range(0, len(left), part):
             chosen = left[first : first + part]
             found = answers(engine, decode, chosen, tokenizer, scorer, samples=samples, sampler=sampler, seed=config.seed, purpose=Purpose.FILTER)
-            for row in _rows(chosen, *found, config.rewards.right_at, low, high):
-                file.write(json.dumps(row._asdict()) + "\n")
-                done[row.id] = row
-            file.flush()
+            rows = list(_rows(chosen, *found, config.rewards.right_at, low, high))
+            lock.check()
+            with path.open("a") as file:
+                file.write("".join(json.dumps(row._asdict()) + "\n" for row in rows))
+            done |= {row.id: row for row in rows}
             console.print(f"filter {len(done)}/{len(prompts)} prompts")
     rows = [done[p.id] for p in prompts]
     summary = summarise(rows, samples)

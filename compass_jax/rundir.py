@@ -1,6 +1,6 @@
 """The directory of one run: one process at a time, one configuration for its whole life.
 
-    config.json  metrics.jsonl  rollouts.jsonl  checkpoints/  tb/  .lock
+config.json  metrics.jsonl  rollouts.jsonl  checkpoints/  tb/  .lock
 """
 
 from __future__ import annotations
@@ -9,14 +9,25 @@ import fcntl
 import json
 import os
 import socket
+import stat
 from pathlib import Path
 
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config_io import config_from_json, config_to_json, differences
+from compass_jax.untrusted import read_text
 
 # How far and how often: settings that leave every step already taken as it was. `run_dir` only says where the directory lies.
 MAY_CHANGE = frozenset(
-    {"run_dir", "keep_checkpoints", "rl.steps", "rl.save_every", "rl.eval_every", "sft.steps", "sft.save_every", "sft.eval_every"}
+    {
+        "run_dir",
+        "keep_checkpoints",
+        "rl.steps",
+        "rl.save_every",
+        "rl.eval_every",
+        "sft.steps",
+        "sft.save_every",
+        "sft.eval_every",
+    }
 )
 MESHES = ("mesh.", "rollout_mesh", "rollout_apart")  # a checkpoint goes on on any mesh
 
@@ -26,75 +37,181 @@ class RunDirectoryInUse(RuntimeError):
 
 
 class ConfigMismatch(ConfigError):
-    """The run directory belongs to another configuration; the message names each key with both values."""
-
-
-class RunDir:
-    """Opens (or creates) a run directory for writing, as a context manager.
-
-    The lock is `flock` on `.lock`: the kernel releases it when the process ends, however it ends, so no stale lock
-    can stop a resume. `resumed` says whether the directory held a run before. On an existing directory the
-    configuration must be the same but for `MAY_CHANGE` and the meshes; the new one is then written in its place.
-
-    Raises RunDirectoryInUse, ConfigMismatch; OSError where the directory cannot be made.
+    """The run directory belongs to another configuration; the message names each key with both
+    values.
     """
 
-    def __init__(self, path: str | os.PathLike, config: RunConfig):
+
+class RunDirectoryUnusable(ConfigError):
+    """No run can be written under this name; the message says what lies there, or what the system
+    refuses.
+    """
+
+
+class RunDirectoryGone(RuntimeError):
+    """The run directory was removed or replaced while the run was writing to it."""
+
+
+class FolderLock:
+    """One writer in a folder, which is made where there is none: a context manager around all that
+    is written there.
+
+    The lock is `flock` on `.lock`: the kernel releases it when the process ends, however it ends,
+    so no stale lock can stop the next. `check` looks whether the name still leads to the file that
+    is locked: in a folder that was removed and made again a second writer would get a lock of its
+    own.
+
+    Raises RunDirectoryInUse; RunDirectoryUnusable where the folder cannot be made or locked.
+    """
+
+    def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
-        self.config = config
-        self.resumed = False
+        self.file = self.path / ".lock"
         self._lock: int | None = None
 
-    def __enter__(self) -> RunDir:
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = _acquire(self.path)
+    def __enter__(self) -> FolderLock:
         try:
-            self.resumed = self._settle_config()
-        except BaseException:
-            self._release()
-            raise
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            while self._lock is None:
+                self._lock = _acquire(self.file, self.path)
+        except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
+            raise unusable(self.path, error) from error
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._release()
+        if self._lock is not None:
+            os.close(self._lock)  # closing the file gives up its flock
+            self._lock = None
+
+    def check(self) -> None:
+        """Raises RunDirectoryGone unless the folder is the one that was locked. Does nothing where
+        no lock is held.
+        """
+        if self._lock is not None and not _same_file(self._lock, self.file):
+            raise RunDirectoryGone(
+                f"{self.path} was removed or replaced while this process was writing to it: it "
+                "ends here. "
+                "Put the folder back, and the same command goes on from its last checkpoint"
+            )
+
+
+class NewFolderLock(FolderLock):
+    """One writer of a folder that is to appear whole under its name: the lock is a file beside it,
+    removed at the end.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        super().__init__(path)
+        self.file = self.path.absolute().with_name(f".{self.path.absolute().name}.lock")
+
+    def __exit__(self, *exc: object) -> None:
+        if self._lock is not None and _same_file(self._lock, self.file):
+            # whoever opened it before sees, once it is locked, that it has no name any more
+            self.file.unlink()
+        super().__exit__()
+
+
+class RunDir(FolderLock):
+    """Opens (or creates) a run directory for writing, as a context manager.
+
+    `resumed` says whether the directory held a run before. On an existing directory the
+    configuration must be the same but for `MAY_CHANGE` and the meshes; the new one is then written
+    in its place.
+
+    Raises RunDirectoryInUse, RunDirectoryUnusable, ConfigMismatch.
+    """
+
+    def __init__(self, path: str | os.PathLike, config: RunConfig):
+        super().__init__(path)
+        self.config = config
+        self.resumed = False
+
+    def __enter__(self) -> RunDir:
+        super().__enter__()
+        try:
+            _check_layout(self.path)
+            self.resumed = self._settle_config()
+        except OSError as error:
+            self.__exit__()
+            raise unusable(self.path, error) from error
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
 
     def _settle_config(self) -> bool:
         """Writes config.json; True where a compatible one was there."""
         file = self.path / "config.json"
-        existed = file.exists()
+        existed = os.path.lexists(file)
         if existed:
             check_same_run(read_config(self.path), self.config, str(self.path))
         write_atomically(file, config_to_json(self.config) + "\n")
         return existed
 
-    def _release(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)  # closing the file gives up its flock
-            self._lock = None
+
+def unusable(path: Path, error: Exception) -> RunDirectoryUnusable:
+    """The refusal of the system, as an error that names the folder and the file."""
+    file = getattr(error, "filename", None)
+    where = f" ({str(file)[:200]})" if file and str(file) != str(path) else ""
+    why = getattr(error, "strerror", None) or error
+    return RunDirectoryUnusable(
+        f"{str(path)[:200]} cannot be written to: {why}{where}; choose another folder"
+    )
+
+
+_FILES = ("config.json", "metrics.jsonl", "rollouts.jsonl")
+_FOLDERS = ("checkpoints", "tb", "tokenizer")
+
+
+def _check_layout(path: Path) -> None:
+    """Raises RunDirectoryUnusable where something else lies under a name that a run writes to."""
+    for name in (*_FILES, *_FOLDERS):
+        if not os.path.lexists(path / name):
+            continue
+        try:
+            mode = os.stat(path / name).st_mode
+        except FileNotFoundError:
+            raise RunDirectoryUnusable(f"{path / name} is a link to nothing; remove it") from None
+        folder = name in _FOLDERS
+        if not (stat.S_ISDIR(mode) if folder else stat.S_ISREG(mode)):
+            kind = "folder" if folder else "file"
+            raise RunDirectoryUnusable(
+                f"{path / name} is no {kind}, and a run keeps its {name} there; remove it"
+            )
 
 
 def read_config(path: str | os.PathLike) -> RunConfig:
-    """The configuration a run directory was made with. Raises ConfigError naming the file where it is absent or damaged."""
+    """The configuration a run directory was made with. Raises ConfigError naming the file where it
+    is absent or damaged.
+    """
     file = Path(path) / "config.json"
     if not file.exists():
         raise ConfigError(f"{file} does not exist: {path} is not a run directory")
     try:
-        return config_from_json(file.read_text())
+        return config_from_json(read_text(file, error=ConfigError))
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
 
 
 def check_same_run(old: RunConfig, new: RunConfig, path: str) -> None:
     """Raises ConfigMismatch where `new` cannot continue a run of `old`."""
-    changed = {k: v for k, v in differences(old, new).items() if k not in MAY_CHANGE and not k.startswith(MESHES)}
+    changed = {
+        k: v
+        for k, v in differences(old, new).items()
+        if k not in MAY_CHANGE and not k.startswith(MESHES)
+    }
     if changed:
-        lines = "\n".join(f"  {key}: {was!r} in the run, {now!r} now" for key, (was, now) in changed.items())
+        lines = "\n".join(
+            f"  {key}: {was!r} in the run, {now!r} now" for key, (was, now) in changed.items()
+        )
         advice = f"Use another run_dir, or the configuration of the run ({path}/config.json)."
         raise ConfigMismatch(f"{path} holds a run of another configuration:\n{lines}\n{advice}")
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Replaces `file` by `text` so that a reader, or a crash at any moment, finds either the old text or the new."""
+    """Replaces `file` by `text` so that a reader, or a crash at any moment, finds either the old
+    text or the new.
+    """
     temporary = file.with_name(f".{file.name}.tmp")
     with open(temporary, "w") as out:
         out.write(text)
@@ -103,18 +220,41 @@ def write_atomically(file: Path, text: str) -> None:
     os.replace(temporary, file)
 
 
-def _acquire(path: Path) -> int:
-    """The file descriptor that holds the lock, with this process's pid and host written into the file."""
-    descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+def _acquire(file: Path, what: Path) -> int | None:
+    """The file descriptor that holds the lock, with this process's pid and host written into the
+    file.
+
+    None where the file was removed before it was locked: the lock would be of a file without a
+    name.
+    """
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = _holder(os.read(descriptor, 4096))
         os.close(descriptor)
-        raise RunDirectoryInUse(f"{path} is in use by {holder}: wait for it, stop it, or choose another run_dir") from None
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+        advice = "wait for it, stop it, or choose another folder"
+        raise RunDirectoryInUse(f"{what} is in use by {holder}: {advice}") from None
+    if not _same_file(descriptor, file):
+        os.close(descriptor)
+        return None
+    try:
+        os.ftruncate(descriptor, 0)
+        owner = {"pid": os.getpid(), "host": socket.gethostname()}
+        os.write(descriptor, json.dumps(owner).encode())
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    mine = os.fstat(descriptor)
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
+    return (mine.st_dev, mine.st_ino) == (found.st_dev, found.st_ino)
 
 
 def _holder(written: bytes) -> str:

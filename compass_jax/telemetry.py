@@ -6,18 +6,21 @@ Steps count from 1: `log(step)` says that `step` steps of the stage are done.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from compass_jax.board import Board
+from compass_jax.logfile import LogError, LogFile
 
 _WINDOW = 20  # steps over which the time left is estimated
 
@@ -37,25 +40,42 @@ _RATES = ("train/tokens_per_s", "rollout/tokens_per_s")  # the first that a step
 class Telemetry:
     """Writes the metrics of one stage ("sft", "rl", ...) of a run.
 
-    Every line is with the operating system before `log` returns, so `kill -9` loses none. `state()` goes into the
-    checkpoint and `restore()` takes back what was logged after it, so that no step is ever logged twice.
-    On a terminal a bar is drawn; elsewhere one line at most every `every_s` seconds, and one for the last step.
-    Of several processes one writes; in the others (`writes` is False) nothing is recorded or shown.
+    Every line is with the operating system before `log` returns, so `kill -9` loses none. `state()`
+    goes into the checkpoint and `restore()` takes back what was logged after it, so that no step is
+    ever logged twice. What a checkpoint counts is on the disk before it; where lines of it are
+    missing later, `restore` is an error unless `lost_log` says that they may be. `check` is called
+    before anything is written: it raises where the run directory is no longer the run's. On a
+    terminal a bar is drawn; elsewhere one line at most every `every_s` seconds, and one for the
+    last step. Of several processes one writes; in the others (`writes` is False) nothing is
+    recorded or shown.
     """
 
     def __init__(
-        self, run_dir: str | os.PathLike, total_steps: int, stage: str, *, every_s: float = 10.0, console: Console | None = None, writes: bool = True
+        self,
+        run_dir: str | os.PathLike,
+        total_steps: int,
+        stage: str,
+        *,
+        every_s: float = 10.0,
+        console: Console | None = None,
+        writes: bool = True,
+        check: Callable[[], None] = lambda: None,
+        lost_log: bool = False,
     ):
-        self.run_dir, self.writes = Path(run_dir), writes
+        self.run_dir = Path(run_dir)
+        self.writes = writes
         if writes:
             self.run_dir.mkdir(parents=True, exist_ok=True)
         self.total_steps = total_steps
         self.stage = stage
         self.every_s = every_s
         self.console = console or Console(file=sys.stdout, soft_wrap=True)
-        self._files = {name: _Lines(self.run_dir / f"{name}.jsonl", stage) for name in ("metrics", "rollouts") if writes}
+        self.check = check
+        self.lost_log = lost_log
+        names = ("metrics", "rollouts") if writes else ()
+        self._files = {name: LogFile(self.run_dir / f"{name}.jsonl", stage) for name in names}
         self._last_step = 0
-        self._board: Any = None
+        self._board = Board(self.run_dir / "tb" / stage, self.note, 1)
         self._bar: Progress | None = None
         self._times: deque[tuple[int, float]] = deque([(0, time.monotonic())], maxlen=_WINDOW + 1)
         self._shown_at = -math.inf
@@ -63,8 +83,12 @@ class Telemetry:
     def __enter__(self) -> Telemetry:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        with contextlib.suppress(LogError):  # the error that ends the run says it already
+            self.close()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of `step` and shows progress. Values are numbers, or arrays of one element."""
@@ -72,8 +96,9 @@ class Telemetry:
             return
         numbers = {name: float(value) for name, value in metrics.items()}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        self.check()
         self._files["metrics"].append([{"stage": self.stage, "step": step, "metrics": finite}])
-        self._log_board(step, numbers)
+        self._board.log(step, numbers)
         self._last_step = step
         now = time.monotonic()
         self._times.append((step, now))
@@ -83,6 +108,7 @@ class Telemetry:
         """Records samples (JSON-able rows) of `step` in rollouts.jsonl."""
         if not self.writes:
             return
+        self.check()
         self._files["rollouts"].append([{"stage": self.stage, "step": step, **row} for row in rows])
 
     def note(self, text: str) -> None:
@@ -93,45 +119,50 @@ class Telemetry:
     def state(self) -> dict[str, int]:
         """The cursor: lines of this stage in each file, and the last step. JSON-able, for the checkpoint.
 
-        The files are closed, and opened again by the next line: a bucket's mount keeps what is in a closed file alone.
+        All of them are on the disk then. The files are closed, and opened again by the next line.
+        Raises LogError where a file is not as it was written, and whatever `check` does.
         """
+        if self.writes:
+            self.check()
         for file in self._files.values():
-            file.close()
+            file.sync()
         return {name: file.count for name, file in self._files.items()} | {"step": self._last_step}
 
     def restore(self, state: Mapping[str, int] | None) -> None:
-        """Back to a cursor: removes this stage's lines after it (all of them for None). Lines of other stages stay."""
+        """Back to a cursor: removes this stage's lines of later steps (all for None). Lines of
+        other stages stay.
+
+        Raises LogError where lines of it are missing, unless `lost_log` was given: that they are
+        lost is told then.
+        """
         state = state or {}
-        for name, file in self._files.items():
-            file.rewind(state.get(name, 0))
         self._last_step = state.get("step", 0)
-        self._close_board()
+        for name, file in self._files.items():
+            lost = file.keep_until(self._last_step, state.get(name, 0))
+            if not lost:
+                continue
+            what = (
+                f"{file.path} lacks {lost} of the {state[name]} lines up to step {self._last_step}"
+            )
+            if not self.lost_log:
+                remedy = "put the file back from a copy, or add --lost-log to go on without them"
+                raise LogError(f"{what}, where the checkpoint is: {remedy}")
+            self.note(f"{what}: the run goes on without them")
+        self._board.close()
+        self._board.purge_step = self._last_step + 1
         self._times.clear()
         self._times.append((self._last_step, time.monotonic()))
 
     def close(self) -> None:
-        """Closes the files and the progress bar; may be called twice."""
-        for file in self._files.values():
-            file.close()
-        self._close_board()
+        """Closes the files and the progress bar; may be called twice. Raises LogError where a file
+        could not be kept.
+        """
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-    def _log_board(self, step: int, numbers: Mapping[str, float]) -> None:
-        if self._board is None:
-            from tensorboardX import SummaryWriter  # here, because it is slow to import
-
-            # Events of later steps, from before a kill, are hidden by TensorBoard itself.
-            self._board = SummaryWriter(str(self.run_dir / "tb" / self.stage), purge_step=self._last_step + 1)
-        for name, value in numbers.items():
-            self._board.add_scalar(name, value, step)
-        self._board.flush()
-
-    def _close_board(self) -> None:
-        if self._board is not None:
-            self._board.close()
-            self._board = None
+        self._board.close()
+        for file in self._files.values():
+            file.close()
 
     def _show(self, step: int, numbers: Mapping[str, float], now: float) -> None:
         (first, then), span = self._times[0], self._times[-1][0] - self._times[0][0]
@@ -170,59 +201,3 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-class _Lines:
-    """An append-only JSONL file, shared by the stages of a run one after another. `count`: lines of this stage."""
-
-    def __init__(self, path: Path, stage: str):
-        self.path, self.stage = path, stage
-        self._file: IO[bytes] | None = None
-        self.count = 0
-        if path.exists():
-            self._repair()
-
-    def append(self, rows: list[dict]) -> None:
-        if self._file is None:
-            self._file = open(self.path, "ab")  # noqa: SIM115 - stays open from step to step
-        self._file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
-        self._file.flush()
-        self.count += len(rows)
-
-    def rewind(self, count: int) -> None:
-        """Keeps the first `count` lines of this stage, and every line of another."""
-        if self.count <= count:
-            return
-        self.close()
-        kept, seen = [], 0
-        for line in self.path.read_bytes().splitlines(keepends=True):
-            own = self._own(line)
-            seen += own
-            if not own or seen <= count:
-                kept.append(line)
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        temporary.write_bytes(b"".join(kept))
-        os.replace(temporary, self.path)
-        self.count = min(seen, count)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _repair(self) -> None:
-        """Counts this stage's lines; a last line cut off by a kill is removed, so that the next does not run into it."""
-        whole = 0
-        with open(self.path, "rb+") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    file.truncate(whole)
-                    break
-                whole += len(line)
-                self.count += self._own(line)
-
-    def _own(self, line: bytes) -> bool:
-        try:
-            return json.loads(line).get("stage") == self.stage
-        except ValueError:  # damaged by something else: no line of ours, and none to remove
-            return False

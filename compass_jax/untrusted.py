@@ -30,7 +30,9 @@ class UntrustedError(ValueError):
 
 
 def open_regular(path: str | os.PathLike, *, error: type[Exception] = UntrustedError) -> IO[bytes]:
-    """A regular file, open for reading bytes. Raises `error` for anything else that may lie under the name, and never waits."""
+    """A regular file, open for reading bytes. Raises `error` for anything else that may lie under
+    the name, and never waits.
+    """
     path = Path(path)
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -46,11 +48,20 @@ def _unreadable(path: Path, cause: Exception) -> str:
     return f"{str(path)[:200]} cannot be read: {getattr(cause, 'strerror', None) or cause}"
 
 
-def read_bytes(path: str | os.PathLike, *, error: type[Exception] = UntrustedError, most_bytes: int = MOST_BYTES) -> bytes:
-    """The content of a regular file of at most `most_bytes`. Raises `error` for anything else that may lie under the name."""
+def read_bytes(
+    path: str | os.PathLike,
+    *,
+    error: type[Exception] = UntrustedError,
+    most_bytes: int = MOST_BYTES,
+) -> bytes:
+    """The content of a regular file of at most `most_bytes`. Raises `error` for anything else that
+    may lie under the name.
+    """
     with open_regular(path, error=error) as file:
         if (size := os.fstat(file.fileno()).st_size) > most_bytes:
-            raise error(f"{path} has {size:,} bytes, more than the {most_bytes:,} that such a file may have")
+            raise error(
+                f"{path} has {size:,} bytes, more than the {most_bytes:,} that such a file may have"
+            )
         try:
             return file.read()
         except OSError as cause:
@@ -58,11 +69,16 @@ def read_bytes(path: str | os.PathLike, *, error: type[Exception] = UntrustedErr
 
 
 def read_lines(
-    path: str | os.PathLike, *, error: type[Exception] = UntrustedError, most_bytes: int = MOST_LINE_BYTES
+    path: str | os.PathLike,
+    *,
+    error: type[Exception] = UntrustedError,
+    most_bytes: int = MOST_LINE_BYTES,
 ) -> Iterator[tuple[str, bytes]]:
-    """(where, line) of a regular file, one at a time; `where` is "path, line 3", and the line keeps its line feed.
+    """(where, line) of a regular file, one at a time; `where` is "path, line 3", and the line keeps
+    its line feed.
 
-    Raises `error` like `open_regular`, and for a line of more than `most_bytes`; all of it when the first line is asked for.
+    Raises `error` like `open_regular`, and for a line of more than `most_bytes`; all of it when the
+    first line is asked for.
     """
     with open_regular(path, error=error) as file:
         number = 0
@@ -76,7 +92,10 @@ def read_lines(
             if not line:
                 return
             if len(line) > most_bytes:
-                raise error(f"{where}: more than {most_bytes:,} bytes, the most that a line may have; split it, or leave the row out")
+                raise error(
+                    f"{where}: more than {most_bytes:,} bytes, the most that a line "
+                    "may have; split it, or leave the row out"
+                )
             yield where, line
 
 

@@ -1,6 +1,8 @@
 """The command line: configuration files, typed overrides, errors in one message."""
 
+import errno
 import json
+import re
 import subprocess
 import sys
 import types
@@ -11,7 +13,7 @@ from test_rundir import CONFIG
 from compass_jax import cli
 from compass_jax.config import ConfigError
 from compass_jax.config_io import config_from_json, config_to_json
-from compass_jax.rundir import RunDirectoryInUse
+from compass_jax.rundir import FolderLock, NewFolderLock, RunDirectoryInUse
 
 FILE = "from test_rundir import CONFIG\n\ndef tiny():\n    return CONFIG\n"
 
@@ -24,8 +26,9 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def calls(monkeypatch):
+def calls(monkeypatch, tmp_path):
     """Replaces the rooms that the commands call by recorders, which say that they were stopped on request."""
+    monkeypatch.chdir(tmp_path)
     found = []
     rooms = {"demo": "run_demo", "train.sft": "run_sft", "train.loop": "run_rl", "evaluate": "run_eval", "weights.hf": "import_hf export_hf"}
     for room, functions in rooms.items():
@@ -159,3 +162,102 @@ def test_report_reads_a_run(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     assert cli.main(["report", str(tmp_path)]) == 0
     assert "0.250" in capsys.readouterr().out and (tmp_path / "curves_rl.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "runs/a"),
+            r"runs/a \([\d,]+ bytes "
+            r"free there\): No space left on device",
+        ),
+        (OSError(errno.EROFS, "Read-only file system", "runs/a"), "runs/a: Read-only file system"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "a", None, "b"),
+            "a -> b: Permission denied",
+        ),
+        (
+            OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000),
+            "x{200}: File name too long",
+        ),
+        (OSError("somewhere below"), "test_cli.py, fail: somewhere below"),
+        (
+            MemoryError("Unable to allocate 9 TiB"),
+            "not enough memory in test_cli.py, fail: Unable to allocate 9 TiB",
+        ),
+    ],
+)
+def test_what_the_system_refuses_is_one_line_with_the_path(file, calls, capsys, error, told):
+    def fail(config):
+        raise error
+
+    sys.modules["compass_jax.train.loop"].run_rl = fail
+    assert cli.main(["train", file]) == 1
+    assert re.fullmatch(rf"compass train: {told}\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x = 1\ndef a(:\n", "line 2: SyntaxError: invalid syntax"),
+        ("x = 1\n  y = 2\n", "line 2: IndentationError"),
+        (
+            "\nimport no_such_module\n",
+            "line 2: ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+        (
+            "from compass_jax.config import RunKonfig\n",
+            "line 1: ImportError: cannot import name 'RunKonfig'",
+        ),
+        ("def a():\n    return 1 / 0\n", "line 2: ZeroDivisionError: division by zero"),
+        (
+            "from compass_jax.config import MoEConfig\ndef a():\n    return MoEConfig()\n",
+            "line 3: TypeError",
+        ),
+        ("import json\ndef a():\n    return json.loads('[')\n", "line 3: JSONDecodeError"),
+        (
+            "def a():\n    raise ConfigError\nfrom compass_jax.config import ConfigError\n",
+            "line 2: ",
+        ),
+        ("import sys\nsys.exit(3)\n", "line 2: SystemExit: 3"),
+        ("def a():\n    return a()\n", "line 2: RecursionError"),
+        ("x = '\0'\n", "SyntaxError"),
+        ("# coding: latin-3000\n", "SyntaxError"),
+        ("open('/nothing/here')\n", "line 1: FileNotFoundError"),
+    ],
+)
+def test_what_a_configuration_file_raises_is_one_line_of_that_file(tmp_path, capsys, text, told):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    assert cli.main(["train", str(path)]) == 2
+    printed = capsys.readouterr().err
+    assert (
+        re.match(rf"compass train: {path}.*{re.escape(told)}", printed) and printed.count("\n") == 1
+    )
+
+
+def test_a_name_that_cannot_be_a_configuration_file_is_refused(tmp_path, capsys):
+    for name in ("x" * 5000, str(tmp_path), str(tmp_path / "none.py")):
+        assert cli.main(["train", name]) == 2
+        printed = capsys.readouterr().err
+        assert (
+            "no configuration file" in printed and printed.count("\n") == 1 and len(printed) < 1000
+        )
+
+
+def test_a_folder_that_another_command_writes_to_is_refused(calls, tmp_path, capsys):
+    with FolderLock(tmp_path / "b"):
+        assert cli.main(["import-hf", "a", "b"]) == 1
+    with NewFolderLock(tmp_path / "b"):
+        assert cli.main(["export-hf", "a", "b"]) == 1
+    assert capsys.readouterr().err.count("is in use by process") == 2 and calls == []
+
+
+def test_a_log_that_may_be_lost_is_said_to_the_run(file, calls):
+    kept = []
+    sys.modules["compass_jax.train.loop"].run_rl = lambda *args, **options: (
+        kept.append(options) or {"stopped": True, "status": 130}
+    )
+    assert cli.main(["train", file, "--lost-log"]) == cli.main(["train", file]) == 130
+    assert kept == [{"lost_log": True}, {}]

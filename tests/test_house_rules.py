@@ -16,7 +16,7 @@ CODE_FOLDERS = ("compass_jax", "configs", "launch", "tests", "benchmarks")
 ANY = None
 BASE = {"records", "config", "masked", "untrusted"}
 MODEL = BASE | {"sharding", "model"}
-RUN = {"config", "config_io", "untrusted", "rundir", "telemetry", "report"}
+RUN = {"config", "config_io", "untrusted", "rundir", "telemetry", "board", "logfile", "report"}
 LAYERS = {
     "records": set(),
     "config": {"config", "untrusted"},
@@ -43,7 +43,12 @@ LAYERS = {
     "train.pending": MODEL | {"train", "rollout"},
     "train.loop": ANY,
     "train.sft": ANY,
-    "telemetry": {"config", "untrusted"},
+    "telemetry": {"config", "untrusted", "board", "logfile"},
+    "board": set(),
+    "errors": {"config", "logfile"},
+    "signals": set(),
+    "command_line": set(),
+    "logfile": {"untrusted"},
     "rundir": {"config", "config_io", "untrusted"},
     "report": RUN,
     "check": {"config", "rundir", "data", "weights"},

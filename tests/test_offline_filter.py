@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
 from compass_jax.data.prompts import train_prompts
 from compass_jax.offline_filter import expected_uniform, run_filter, suggest_group_size, summarise
 from compass_jax.records import Score
+from compass_jax.rundir import RunDirectoryGone, RunDirectoryInUse
 from compass_jax.train.loop import run_rl
 from compass_jax.train.session import load_tokenizer
 from compass_jax.train.sft import run_sft
@@ -101,6 +103,22 @@ def test_a_killed_filter_continues_and_other_settings_are_refused(trained, tmp_p
     assert path.read_text() == text and len(asked) == len(text.splitlines()) - 9
     with pytest.raises(ConfigError, match=r"was begun with --samples 4 --low 0\.0 --high 1\.0"):
         run_filter(trained, trained.run_dir, str(tmp_path / "cut"), samples=8)
+
+
+def test_a_second_filter_on_one_folder_is_refused_and_a_removed_folder_is_missed(trained, tmp_path, verdicts, monkeypatch):
+    out = tmp_path / "out"
+    real = offline_filter.answers
+
+    def beside(*args, **options):
+        with pytest.raises(RunDirectoryInUse, match=f"{out} is in use by process {os.getpid()}"):
+            run_filter(trained, trained.run_dir, str(out), samples=2)
+        out.rename(tmp_path / "moved")
+        return real(*args, **options)
+
+    monkeypatch.setattr(offline_filter, "answers", beside)
+    with pytest.raises(RunDirectoryGone, match="was removed or replaced"):
+        run_filter(trained, trained.run_dir, str(out), samples=2)
+    assert not out.exists()
 
 
 def test_rl_trains_on_what_is_kept_and_reports_what_the_filter_cost(trained, tmp_path, verdicts):

@@ -1,5 +1,6 @@
 """The run directory: one writer, one configuration."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -10,9 +11,18 @@ import textwrap
 
 import pytest
 
+from compass_jax import rundir
 from compass_jax.config import ConfigError, DataConfig, FileSource, ModelConfig, MoEConfig, ProceduralSource, RLConfig, RunConfig, SFTConfig
 from compass_jax.config_io import config_from_json, config_to_json, differences, flatten
-from compass_jax.rundir import ConfigMismatch, RunDir, RunDirectoryInUse, read_config
+from compass_jax.rundir import (
+    ConfigMismatch,
+    FolderLock,
+    NewFolderLock,
+    RunDir,
+    RunDirectoryGone,
+    RunDirectoryInUse,
+    read_config,
+)
 
 MODEL = ModelConfig("qwen3_moe", 100, 32, 2, 2, 1, 16, 64, moe=MoEConfig(8, 2, 32, dense_layers=(1,)))
 SOURCES = (ProceduralSource("chain_sum", (("min_terms", 2), ("p", 0.5), ("on", True), ("r", ("a", (1, 2)))), 50), FileSource("a.jsonl"))
@@ -122,3 +132,112 @@ def test_no_run_directory_and_a_damaged_config_are_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"config.json: the configuration: not JSON"):
         read_config(tmp_path)
+
+
+def make_odd(folder, kind):
+    """A run directory that cannot be one; its path."""
+    path = folder / "run"
+    if kind == "long":
+        return folder / ("x" * 5000)
+    if kind == "nul":
+        return str(folder) + "/a\0b"
+    if kind == "no room for folders":
+        return "/proc/none/run"
+    if kind == "a file":
+        path.write_text("")
+    elif kind == "below a file":
+        path.write_text("")
+        return path / "run"
+    elif kind == "a dangling link":
+        path.symlink_to(folder / "nothing")
+    else:
+        path.mkdir()
+        name, what = kind.split(" is ")
+        if what == "a folder":
+            (path / name).mkdir()
+        elif what == "a file":
+            (path / name).write_text("")
+        elif what == "a pipe":
+            os.mkfifo(path / name)
+        else:
+            (path / name).symlink_to(folder / "nothing" / "at all")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("long", "File name too long"),
+        ("nul", "null byte"),
+        ("no room for folders", "cannot be written to"),
+        ("a file", "cannot be written to"),
+        ("below a file", "cannot be written to: Not a directory"),
+        ("a dangling link", "cannot be written to"),
+        (".lock is a folder", r"cannot be written to: Is a directory \(.*\.lock\)"),
+        (".lock is a pipe", "cannot be written to"),
+        (".lock is a link", "cannot be written to: No such file"),
+        ("config.json is a folder", "config.json is no file"),
+        ("config.json is a pipe", "config.json is no file"),
+        ("config.json is a link", "config.json is a link to nothing"),
+        ("metrics.jsonl is a folder", "metrics.jsonl is no file"),
+        ("rollouts.jsonl is a pipe", "rollouts.jsonl is no file"),
+        ("checkpoints is a file", "checkpoints is no folder"),
+        ("tb is a file", "tb is no folder"),
+        ("tokenizer is a link", "tokenizer is a link to nothing"),
+    ],
+)
+def test_a_name_that_is_no_run_directory_is_refused_in_one_line(tmp_path, kind, told):
+    path = make_odd(tmp_path, kind)
+    with pytest.raises(ConfigError, match=told) as error, RunDir(path, CONFIG):
+        pass
+    assert "\n" not in str(error.value) and len(str(error.value)) < 900
+
+
+@pytest.mark.parametrize("fault", ["removed", "moved", "made again", "lock removed"])
+def test_a_run_notices_that_its_directory_is_not_its_own_any_more(tmp_path, fault):
+    path = tmp_path / "run"
+    with RunDir(path, CONFIG) as run:
+        run.check()
+        if fault == "lock removed":
+            (path / ".lock").unlink()
+        else:
+            path.rename(tmp_path / "elsewhere")
+        with contextlib.ExitStack() as second:
+            if fault != "removed":  # somebody else comes, and gets a lock: of another file
+                second.enter_context(RunDir(path, CONFIG))
+            with pytest.raises(RunDirectoryGone, match=f"{path} was removed or replaced"):
+                run.check()
+
+
+def test_a_lock_whose_file_vanished_before_it_was_taken_is_taken_again(tmp_path, monkeypatch):
+    """Between opening and locking, another process removes the directory's lock file; a third would
+    lock a new one.
+    """
+    real = rundir.fcntl.flock
+    removed = []
+
+    def flock(descriptor, how):
+        if not removed:
+            removed.append((tmp_path / ".lock").unlink())
+        return real(descriptor, how)
+
+    monkeypatch.setattr(rundir.fcntl, "flock", flock)
+    with RunDir(tmp_path, CONFIG) as run:
+        run.check()
+        with pytest.raises(RunDirectoryInUse), FolderLock(tmp_path):
+            pass
+
+
+def test_two_exports_under_one_name_are_told_apart_and_leave_no_lock(tmp_path):
+    out = tmp_path / "deep" / "hf"
+    with NewFolderLock(out) as lock:
+        lock.check()
+        assert not out.exists()
+        with (
+            pytest.raises(RunDirectoryInUse, match=f"{out} is in use by process {os.getpid()}"),
+            NewFolderLock(out),
+        ):
+            pass
+        with NewFolderLock(out.with_name("other")):
+            pass
+    assert list(out.parent.iterdir()) == []

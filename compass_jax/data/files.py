@@ -8,17 +8,22 @@ from typing import Any
 
 from compass_jax.untrusted import open_regular, parse_json, read_lines
 
-MOST_DIGITS = 4000  # of an integer in a row: a reference answer may be long; Python writes no number of more than 4,300
+# of an integer in a row: a reference answer may be long; Python writes no number of more than 4,300
+MOST_DIGITS = 4000
 
 
 class DataError(ValueError):
-    """Data that cannot be used; the message names the file and line (or the source), and what to do."""
+    """Data that cannot be used; the message names the file and line (or the source), and what to
+    do.
+    """
 
 
 def read_rows(path: str, fields: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where, row) for each row of a .jsonl or .parquet file; `where` is "path, line 3" (or "row 3"), counted from 1.
+    """(where, row) for each row of a .jsonl or .parquet file; `where` is "path, line 3" (or "row
+    3"), counted from 1.
 
-    fields: the names that every row must have, none of them null, each with the words that say what to do where it is missing.
+    fields: the names that every row must have, none of them null, each with the words that say what
+        to do where it is missing.
     Of a Parquet file these columns alone are read; the others may hold anything.
     """
     rows = _parquet_rows(path, fields) if path.endswith(".parquet") else _jsonl_rows(path)
@@ -106,19 +111,22 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def check_messages(messages: Any, where: str) -> list[dict[str, str]]:
-    """Chat messages as a list of {"role", "content"}, or DataError naming the message that is wrong.
+    """Chat messages as a list of {"role", "content"}, or DataError naming the message that is
+    wrong.
 
-    A message with anything else in it (tool calls, a name, images) is refused: what is left of it would be another message. Null and
-    empty values say nothing and are passed over.
+    A message with anything else in it (tool calls, a name, images) is refused: what is left of it
+    would be another message. Null and empty values say nothing and are passed over.
     """
     if not isinstance(messages, list) or not messages:
         raise DataError(
-            f"{where}: messages must be a non-empty list of {{'role', 'content'}}, not {messages!r:.80}"
+            f"{where}: messages must be a non-empty list of {{'role', 'content'}}, not "
+            f"{messages!r:.80}"
         )
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
             raise DataError(
-                f"{where}: messages[{i}] must be an object with 'role' and a string 'content', not {message!r:.80}"
+                f"{where}: messages[{i}] must be an object with 'role' and a string 'content', "
+                f"not {message!r:.80}"
             )
         others = [
             key
@@ -128,19 +136,23 @@ def check_messages(messages: Any, where: str) -> list[dict[str, str]]:
         if others:
             named = ", ".join(map(repr, others))[:200]
             raise DataError(
-                f"{where}: messages[{i}] has {named}: only role and content are used; remove it, or write it into the content"
+                f"{where}: messages[{i}] has {named}: only role and content are used; remove "
+                "it, or write it into the content"
             )
         if isinstance(message.get("content"), list):
             raise DataError(
-                f"{where}: messages[{i}] has a list of parts for content (images, files?): it must be one text"
+                f"{where}: messages[{i}] has a list of parts for content (images, files?): it "
+                "must be one text"
             )
         if not isinstance(message.get("content"), str):
             raise DataError(
-                f"{where}: messages[{i}] must be an object with 'role' and a string 'content', not {message!r:.80}"
+                f"{where}: messages[{i}] must be an object with 'role' and a string 'content', "
+                f"not {message!r:.80}"
             )
         if message.get("role") not in ROLES:
             raise DataError(
-                f"{where}: messages[{i}] has the role {message.get('role')!r:.80}; known roles: {', '.join(ROLES)}"
+                f"{where}: messages[{i}] has the role {message.get('role')!r:.80}; known "
+                f"roles: {', '.join(ROLES)}"
             )
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
@@ -150,5 +162,6 @@ def refuse_blank(messages: list[dict[str, str]], role: str, where: str, why: str
     for i, message in enumerate(messages):
         if message["role"] == role and not message["content"].strip():
             raise DataError(
-                f"{where}: messages[{i}] of role {role!r} is empty: {why}; write it, or delete the row"
+                f"{where}: messages[{i}] of role {role!r} is empty: {why}; write it, or delete "
+                "the row"
             )

@@ -15,7 +15,9 @@ from compass_jax.untrusted import parse_json, read_lines
 
 
 class PassRate(NamedTuple):
-    """One training prompt. `pass_rate` is the share of right answers among the `known` of its `samples`."""
+    """One training prompt. `pass_rate` is the share of right answers among the `known` of its
+    `samples`.
+    """
 
     id: int
     label: str
@@ -32,10 +34,11 @@ class PassRate(NamedTuple):
 def read_pass_rates(
     path: str | Path, complete: bool = True, prompts: Sequence[Prompt] | None = None
 ) -> dict[int, PassRate]:
-    """Rows by prompt id. Raises DataError naming the line that is damaged, that contradicts another, or that is of none of `prompts`.
+    """Rows by prompt id. Raises DataError naming the line that is damaged, that contradicts
+    another, or that is of none of `prompts`.
 
-    A cut-off last line too is an error if the file must be `complete`. Otherwise it is removed from the file, so that a continued filter
-    writes after whole lines.
+    A cut-off last line too is an error if the file must be `complete`. Otherwise it is removed from
+    the file, so that a continued filter writes after whole lines.
     """
     if not os.path.lexists(path):
         raise DataError(
@@ -49,7 +52,8 @@ def read_pass_rates(
         if not line.endswith(b"\n"):
             if complete:
                 raise DataError(
-                    f"{where}: the last line is cut off; run the same compass filter command again, it continues"
+                    f"{where}: the last line is cut off; run the same compass filter command "
+                    "again, it continues"
                 )
             os.truncate(path, size)
             break
@@ -58,11 +62,13 @@ def read_pass_rates(
         if asked is not None and asked.get(row.id) != row.question:
             what = f"{row.question!r:.60} (id {row.id}) is no training prompt of this run"
             raise DataError(
-                f"{where}: {what}; run compass filter with this configuration, its seed and data sources"
+                f"{where}: {what}; run compass filter with this configuration, its seed and "
+                "data sources"
             )
         if rows.setdefault(row.id, row) != row:
             raise DataError(
-                f"{where}: contradicts {places[row.id]} on the prompt with id {row.id}; remove the wrong one"
+                f"{where}: contradicts {places[row.id]} on the prompt with id {row.id}; remove "
+                "the wrong one"
             )
         places.setdefault(row.id, where)
     return rows
@@ -72,7 +78,8 @@ def _checked(values: Any, where: str) -> PassRate:
     """The row, or DataError naming the field that compass filter would not have written."""
     if not isinstance(values, dict) or set(values) != set(PassRate._fields):
         raise DataError(
-            f"{where}: not a line of compass filter: it must be an object with the fields {', '.join(PassRate._fields)}"
+            f"{where}: not a line of compass filter: it must be an object with the fields "
+            f"{', '.join(PassRate._fields)}"
         )
     row = PassRate(**values)
 
@@ -99,7 +106,8 @@ def _checked(values: Any, where: str) -> PassRate:
         if not ok:
             value = json.dumps(values[name])
             raise DataError(
-                f"{where}: not a line of compass filter: {name} = {value:.80}; correct it, or run compass filter again"
+                f"{where}: not a line of compass filter: {name} = {value:.80}; correct it, or "
+                "run compass filter again"
             )
     return row
 
@@ -107,18 +115,21 @@ def _checked(values: Any, where: str) -> PassRate:
 def kept_prompts(prompts: Sequence[Prompt], path: str) -> tuple[list[Prompt], int]:
     """(the prompts that the filter keeps, tokens that the estimate cost).
 
-    DataError if a prompt was not estimated or a line is of no prompt (other sources or another seed), or none is kept.
+    DataError if a prompt was not estimated or a line is of no prompt (other sources or another
+    seed), or none is kept.
     """
     rows = read_pass_rates(path, prompts=prompts)
     missing = [p for p in prompts if p.id not in rows]
     if missing:
         raise DataError(
-            f"{path} has no pass rate for {len(missing)} of {len(prompts)} training prompts, the first: {missing[0].question!r:.80}; "
+            f"{path} has no pass rate for {len(missing)} of {len(prompts)} training prompts, "
+            f"the first: {missing[0].question!r:.80}; "
             "run compass filter with this configuration, its seed and data sources"
         )
     kept = [p for p in prompts if rows[p.id].keep]
     if not kept:
         raise DataError(
-            f"{path} keeps none of {len(prompts)} training prompts: widen --low and --high of compass filter"
+            f"{path} keeps none of {len(prompts)} training prompts: widen --low and --high of "
+            "compass filter"
         )
     return kept, sum(row.tokens for row in rows.values())

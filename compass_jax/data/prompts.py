@@ -1,10 +1,12 @@
 """The prompts of RL and evaluation: from reasoning-gym's datasets, or from JSONL and Parquet files.
 
-1. Every source gives its distinct questions (`questions`), the same for the same configuration and seed. Two rows of a file are the
-   same where all their messages are, character by character: white space is part of code, and the system turn of the task.
-2. A hash of the question's text alone decides whether it is held out, so neither another seed nor another source with
-   the same question can move it into training. White space is normalised there, and system turns are left out, so that rows which differ
-   in these alone fall on the same side: no question is in both splits.
+1. Every source gives its distinct questions (`questions`), the same for the same configuration and
+   seed. Two rows of a file are the same where all their messages are, character by character: white
+   space is part of code, and the system turn of the task.
+2. A hash of the question's text alone decides whether it is held out, so neither another seed nor
+   another source with the same question can move it into training. White space is normalised there,
+   and system turns are left out, so that rows which differ in these alone fall on the same side: no
+   question is in both splits.
 3. Instruction, question and system prompt go through the chat template and are tokenised.
 """
 
@@ -59,14 +61,19 @@ def is_heldout(question: str, heldout_frac: float) -> bool:
 
 
 def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> list[Question]:
-    """All questions of all sources, both splits, in a fixed order; distinct within a source; ids distinct overall.
+    """All questions of all sources, both splits, in a fixed order; distinct within a source; ids
+    distinct overall.
 
     `tell` gets a line for each file with rows that were left out.
     """
     found: list[Question] = []
     used: set[int] = set()
     for index, source in enumerate(config.sources):
-        drawn = _procedural(config, index, source, seed) if isinstance(source, ProceduralSource) else _from_file(config, index, source, tell)
+        drawn = (
+            _procedural(config, index, source, seed)
+            if isinstance(source, ProceduralSource)
+            else _from_file(config, index, source, tell)
+        )
         for question in drawn:
             number = question.id
             while number in used:  # a 32-bit collision, or one label used by two sources
@@ -85,15 +92,21 @@ def _procedural(config: DataConfig, index: int, source: ProceduralSource, seed: 
         yield _question(config, index, label, text, [{"role": "user", "content": asked}], answer, entry)
 
 
-def _from_file(config: DataConfig, index: int, source: FileSource, tell: Tell) -> Iterator[Question]:
+def _from_file(
+    config: DataConfig, index: int, source: FileSource, tell: Tell
+) -> Iterator[Question]:
     """The distinct prompts of a file. Of rows with the same messages the first counts.
 
-    A second answer to the same prompt is a contradiction that the file alone cannot settle. It is told with its place and does not end the
-    run: one of 100,000 rows would make the file useless, and to drop the first too would let a bad row remove a good one.
+    A second answer to the same prompt is a contradiction that the file alone cannot settle. It is
+    told with its place and does not end the run: one of 100,000 rows would make the file useless,
+    and to drop the first too would let a bad row remove a good one.
     """
     label = source.label or source.path.rsplit("/", 1)[-1].rsplit(".", 1)[0]
     prompt_field, answer_field = source.prompt_field, source.answer_field
-    fields = {name: f"add it or set data.sources[{index}].{key}" for key, name in (("prompt_field", prompt_field), ("answer_field", answer_field))}
+    fields = {
+        name: f"add it or set data.sources[{index}].{key}"
+        for key, name in (("prompt_field", prompt_field), ("answer_field", answer_field))
+    }
     first: dict[str, tuple[str, str]] = {}  # messages -> answer, place
     repeats = 0
     contradictions: list[str] = []
@@ -111,20 +124,41 @@ def _from_file(config: DataConfig, index: int, source: FileSource, tell: Tell) -
             answers = f"{first[key][0]!r:.40} in {first[key][1]}, {answer!r:.40} in {where}"
             contradictions.append(f"{text!r:.60} ({answers})")
     if repeats:
-        tell(f"{source.path}: {repeats} rows repeat an earlier prompt with its answer; they are left out")
+        tell(
+            f"{source.path}: {repeats} rows repeat an earlier prompt with its answer; they "
+            "are left out"
+        )
     if contradictions:
-        tell(f"{source.path}: {len(contradictions)} rows give another answer to an earlier prompt; the first answer is used: {contradictions[0]}")
+        tell(
+            f"{source.path}: {len(contradictions)} rows give another answer to an earlier "
+            f"prompt; the first answer is used: {contradictions[0]}"
+        )
 
 
 def _question(
-    config: DataConfig, index: int, label: str, text: str, asked: list[dict[str, str]], answer: str, entry: dict[str, Any] | None
+    config: DataConfig,
+    index: int,
+    label: str,
+    text: str,
+    asked: list[dict[str, str]],
+    answer: str,
+    entry: dict[str, Any] | None,
 ) -> Question:
     messages = asked
     if config.system_prompt and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": config.system_prompt}, *messages]
     heldout = is_heldout(text, config.heldout_frac)
     own_system = [message["content"] for message in asked if message["role"] == "system"]
-    return Question(stable_id("\n".join([label, *own_system, text])), index, label, text, tuple(messages), answer, entry, heldout)
+    return Question(
+        stable_id("\n".join([label, *own_system, text])),
+        index,
+        label,
+        text,
+        tuple(messages),
+        answer,
+        entry,
+        heldout,
+    )
 
 
 def _asked(prompt: Any, where: str) -> tuple[str, list[dict[str, str]]]:
@@ -139,7 +173,9 @@ def _asked(prompt: Any, where: str) -> tuple[str, list[dict[str, str]]]:
     if messages[-1]["role"] == "assistant":
         raise DataError(f"{where}: ends with an assistant message; it must end with what is asked")
     if not any(message["role"] == "user" for message in messages):
-        raise DataError(f"{where}: no message of role 'user': nothing is asked; add one or delete the row")
+        raise DataError(
+            f"{where}: no message of role 'user': nothing is asked; add one or delete the row"
+        )
     refuse_blank(messages, "user", where, "nothing is asked")
     return "\n".join(message["content"] for message in messages if message["role"] != "system"), messages
 
@@ -148,7 +184,9 @@ def _answer(answer: Any, where: str) -> str:
     whole = isinstance(answer, int) and not isinstance(answer, bool)
     real = isinstance(answer, float) and math.isfinite(answer)
     if not whole and not real and not (isinstance(answer, str) and answer.strip()):
-        raise DataError(f"{where}: {answer!r:.80} is no reference answer; it must be text or a finite number")
+        raise DataError(
+            f"{where}: {answer!r:.80} is no reference answer; it must be text or a finite number"
+        )
     return str(answer)
 
 
@@ -168,18 +206,26 @@ def _to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Pro
     ]
 
 
-def train_prompts(config: DataConfig, tokenizer: Tokenizer, seed: int, tell: Tell = logger.warning) -> list[Prompt]:
-    """All prompts of the training split. `tell` is that of `questions`. Raises DataError if there is none."""
+def train_prompts(
+    config: DataConfig, tokenizer: Tokenizer, seed: int, tell: Tell = logger.warning
+) -> list[Prompt]:
+    """All prompts of the training split. `tell` is that of `questions`. Raises DataError if there
+    is none.
+    """
     chosen = [question for question in questions(config, seed, tell) if not question.heldout]
     if not chosen:
         raise DataError(f"no training prompts: data.sources are empty, or data.heldout_frac = {config.heldout_frac} holds all of them out")
     return _to_prompts(chosen, tokenizer)
 
 
-def heldout_prompts(config: DataConfig, tokenizer: Tokenizer, seed: int, tell: Tell = logger.warning) -> list[Prompt]:
-    """`data.eval_prompts` held-out prompts, each label with its share of what is available, in the sources' order.
+def heldout_prompts(
+    config: DataConfig, tokenizer: Tokenizer, seed: int, tell: Tell = logger.warning
+) -> list[Prompt]:
+    """`data.eval_prompts` held-out prompts, each label with its share of what is available, in the
+    sources' order.
 
-    Fewer available: all of them, and that is told, as is what `questions` tells. None available: DataError (none asked for: an empty list).
+    Fewer available: all of them, and that is told, as is what `questions` tells. None available:
+    DataError (none asked for: an empty list).
     """
     if config.eval_prompts == 0:
         return []
@@ -187,7 +233,10 @@ def heldout_prompts(config: DataConfig, tokenizer: Tokenizer, seed: int, tell: T
     if not available:
         raise DataError(f"no held-out prompts: raise data.heldout_frac = {config.heldout_frac} or the sources' sizes, or set data.eval_prompts to 0")
     if len(available) < config.eval_prompts:
-        tell(f"only {len(available)} held-out prompts are available, data.eval_prompts asks for {config.eval_prompts}")
+        tell(
+            f"only {len(available)} held-out prompts are available, data.eval_prompts asks "
+            f"for {config.eval_prompts}"
+        )
     left = _shares(Counter(question.label for question in available), config.eval_prompts)
     chosen = []
     for question in available:

@@ -52,7 +52,9 @@ class ExampleStream(ShuffledStream[SFTExample]):
         return [example for example, _ in self.take(n)]
 
 
-def sft_examples(config: RunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning) -> tuple[list[SFTExample], dict[str, int]]:
+def sft_examples(
+    config: RunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning
+) -> tuple[list[SFTExample], dict[str, int]]:
     """The examples of `config.sft` and what was counted on the way.
 
     Counts: examples, duplicates, too_long, heldout (the last three are left out), tokens, assistant_tokens,
@@ -96,7 +98,10 @@ def _check_any(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
     if counts["duplicates"]:
         tell(f"{counts['duplicates']} SFT examples repeat an earlier one and are left out")
     if counts["too_long"]:
-        tell(f"{counts['too_long']} SFT examples are longer than sft.buckets[-1] = {config.sft.buckets[-1]} tokens and are left out")
+        tell(
+            f"{counts['too_long']} SFT examples are longer than sft.buckets[-1] = "
+            f"{config.sft.buckets[-1]} tokens and are left out"
+        )
     if counts["heldout"]:
         tell(f"{counts['heldout']} SFT examples ask a held-out question and are left out")
 
@@ -104,7 +109,9 @@ def _check_any(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
 def _from_files(paths: Iterable[str]) -> Iterator[tuple[str, str, Messages, int]]:
     for path in paths:
         label = path.rsplit("/", 1)[-1].rsplit(".", 1)[0]
-        for where, row in read_rows(path, {"messages": "it must hold a list of {'role', 'content'}"}):
+        for where, row in read_rows(
+            path, {"messages": "it must hold a list of {'role', 'content'}"}
+        ):
             messages = check_messages(row["messages"], where)
             refuse_blank(messages, "assistant", where, "an empty answer would be learnt")
             if not any(message["role"] == "assistant" for message in messages):
@@ -112,7 +119,9 @@ def _from_files(paths: Iterable[str]) -> Iterator[tuple[str, str, Messages, int]
             yield where, label, messages, 1
 
 
-def _procedural(config: RunConfig, pool: Sequence[Question], tell: Tell) -> Iterator[tuple[str, str, Messages, int]]:
+def _procedural(
+    config: RunConfig, pool: Sequence[Question], tell: Tell
+) -> Iterator[tuple[str, str, Messages, int]]:
     """Worked solutions, then bare answers, of the first training questions of each named label; and how often each comes."""
     datasets: dict[str, set[str]] = {}  # of each label; two sources may share one
     for source in config.data.sources:
@@ -134,8 +143,12 @@ def _procedural(config: RunConfig, pool: Sequence[Question], tell: Tell) -> Iter
                 yield where, label, [*question.messages, {"role": "assistant", "content": solution}], times
 
 
-def _first(pool: Sequence[Question], label: str, wanted: int, where: str, tell: Tell) -> list[Question]:
+def _first(
+    pool: Sequence[Question], label: str, wanted: int, where: str, tell: Tell
+) -> list[Question]:
     chosen = [question for question in pool if question.label == label and question.entry is not None and not question.heldout][:wanted]
     if len(chosen) < wanted:
-        tell(f"{where}: only {len(chosen)} training questions are available, {wanted} were asked for")
+        tell(
+            f"{where}: only {len(chosen)} training questions are available, {wanted} were asked for"
+        )
     return chosen

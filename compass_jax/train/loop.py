@@ -271,19 +271,24 @@ class RLTrainer(Updater):
         return evaluate(self.engine, self.decode, self.heldout, self.tokenizer, self.scorer, self.config)
 
 
-def run_rl(config: RunConfig) -> dict[str, Any]:
-    """Trains until `rl.steps`, resuming what the run directory holds; returns the last metrics and the evaluations."""
+def run_rl(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
+    """Trains until `rl.steps`, resuming what the run directory holds; returns the last metrics and
+    the evaluations.
+
+    lost_log: go on where lines of the logs are missing that the checkpoint counts.
+    """
     config.validate_for_rl()
     with (
-        open_run(config),
+        open_run(config) as run,
         StopSignal() as stop,
         shared(Scorer(config.rewards, config.data)) as scorer,
-        Telemetry(config.directory, config.rl.steps, "rl", writes=first()) as telemetry,
     ):
-        telemetry.note(notice(config.rewards.sandbox))
-        trainer = RLTrainer(config, scorer, stop, telemetry)
-        carry_tokenizer(config)
-        return _run(trainer, config, telemetry, stop)
+        logs = {"writes": first(), "check": run.check, "lost_log": lost_log}
+        with Telemetry(config.directory, config.rl.steps, "rl", **logs) as telemetry:
+            telemetry.note(notice(config.rewards.sandbox))
+            trainer = RLTrainer(config, scorer, stop, telemetry)
+            carry_tokenizer(config)
+            return _run(trainer, config, telemetry, stop) | {"status": stop.status}
 
 
 def _run(trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: StopSignal) -> dict[str, Any]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import jax
 
@@ -33,10 +35,17 @@ class RunRefused(RuntimeError):
 
 
 class StopSignal:
-    """Turns SIGTERM into a flag that the loop reads where it can save and leave. A second SIGTERM ends the process at once."""
+    """Turns SIGTERM and SIGINT (Ctrl-C) into a flag that the loop reads where it can save and
+    leave. A second one ends the process at once.
+    """
+
+    SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
     def __init__(self) -> None:
-        self._asked = self._agreed = False
+        self._asked = False
+        self._agreed = False
+        self._before: dict[int, Any] = {}
+        self.status = 128 + signal.SIGTERM  # the exit status of a run that stopped on request
 
     @property
     def requested(self) -> bool:
@@ -50,16 +59,22 @@ class StopSignal:
         self._asked = value
 
     def __enter__(self) -> StopSignal:
-        self._before = signal.signal(signal.SIGTERM, self._handle)
+        if threading.current_thread() is threading.main_thread():  # no other may
+            self._before = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._asked:
+            before = self._before.get(number)
+            if callable(before) and before is not signal.default_int_handler:
+                before(number, frame)  # a command's: it does not return
             raise SystemExit(128 + number)
         self._asked = True
+        self.status = 128 + number
 
 
 class RolloutStop:
@@ -78,10 +93,12 @@ class RolloutStop:
 
 
 @contextlib.contextmanager
-def open_run(config: RunConfig) -> Iterator[None]:
-    """The run directory, opened for writing by process 0; what it refuses is raised in every process.
+def open_run(config: RunConfig) -> Iterator[RunDir]:
+    """The run directory, opened for writing by process 0; what it refuses is raised in every
+    process.
 
-    ConfigError where another process has another configuration.
+    A run that ends without an error has its directory still: RunDirectoryGone where it was removed
+    meanwhile. ConfigError where another process has another configuration.
     """
     distributed.same(flatten(config), "start the same command in every process")
     run, refusal = RunDir(config.directory, config), None
@@ -94,16 +111,19 @@ def open_run(config: RunConfig) -> Iterator[None]:
     if told:
         raise refusal or RunRefused(told)
     try:
-        yield
+        yield run
+        run.check()
     finally:
         run.__exit__()
 
 
 def newest_checkpoint(directory: str, tell: Callable[[str], None]) -> checkpoint.Sound | None:
-    """The newest sound checkpoint of a run directory that is open for writing, or None where it has none.
+    """The newest sound checkpoint of a run directory that is open for writing, or None where it has
+    none.
 
-    Damaged ones after it are told of and renamed to `damaged_...`: the run will write those steps again. CheckpointError
-    where all are damaged, ConfigError where the processes do not see the same ones.
+    Damaged ones after it are told of and renamed to `damaged_...`: the run will write those steps
+    again. CheckpointError where all are damaged, ConfigError where the processes do not see the
+    same ones.
     """
     newest = checkpoint.latest(directory)
     remedy = "a run directory must be on a file system that all processes share"

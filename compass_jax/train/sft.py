@@ -99,18 +99,32 @@ class SFTTrainer:
         return merge_diagnostics(parts), applied
 
 
-def run_sft(config: RunConfig) -> dict[str, Any]:
-    """Trains until `sft.steps`, resuming what the run directory holds; returns the last metrics."""
+def run_sft(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
+    """Trains until `sft.steps`, resuming what the run directory holds; returns the last metrics.
+
+    lost_log: go on where lines of the logs are missing that the checkpoint counts.
+    """
     config.validate()
-    with open_run(config), StopSignal() as stop, Telemetry(config.directory, config.sft.steps, "sft", writes=first()) as telemetry:
-        trainer = SFTTrainer(config, stop, telemetry)
-        carry_tokenizer(config)
-        saved, last = trainer.done_steps, {}
-        for number, last in trainer.steps():
-            telemetry.log(number, last)
-            if (config.sft.save_every and number % config.sft.save_every == 0) or number == config.sft.steps or stop.requested:
-                trainer.save()
-                saved = number
-        if trainer.done_steps != saved:
+    with open_run(config) as run, StopSignal() as stop:
+        logs = {"writes": first(), "check": run.check, "lost_log": lost_log}
+        with Telemetry(config.directory, config.sft.steps, "sft", **logs) as telemetry:
+            trainer = SFTTrainer(config, stop, telemetry)
+            carry_tokenizer(config)
+            return _run(trainer, config, telemetry, stop) | {"status": stop.status}
+
+
+def _run(trainer: SFTTrainer, config: RunConfig, log: Telemetry, stop: StopSignal) -> dict[str, Any]:
+    saved = trainer.done_steps
+    last: dict[str, float] = {}
+    every = config.sft.save_every
+    for number, last in trainer.steps():
+        log.log(number, last)
+        if (every and number % every == 0) or number == config.sft.steps or stop.requested:
             trainer.save()
-        return {"steps": trainer.done_steps, "stopped": trainer.done_steps < config.sft.steps, "data": trainer.data_stats, **last}
+            saved = number
+    if trainer.done_steps != saved:
+        trainer.save()
+    stopped = trainer.done_steps < config.sft.steps
+    if stopped:
+        log.note(f"stopped on request after step {trainer.done_steps}; the same command continues")
+    return {"steps": trainer.done_steps, "stopped": stopped, "data": trainer.data_stats, **last}

@@ -1,4 +1,6 @@
-"""Rows that nobody meant to write: whatever is in a file, the answer is its rows or one DataError that names the place."""
+"""Rows that nobody meant to write: whatever is in a file, the answer is its rows or one DataError
+that names the place.
+"""
 
 import json
 import random
@@ -96,7 +98,9 @@ def mangled(row, rng):
 
 
 def outcome(read, path):
-    """Whether it was read. Anything but a DataError that names the file and the line gets through to the test."""
+    """Whether it was read. Anything but a DataError that names the file and the line gets through
+    to the test.
+    """
     try:
         read()
     except DataError as error:
@@ -160,7 +164,9 @@ def prove(folder, tokenizer, count, seed):
 
 
 def test_odd_rows_are_read_or_refused_with_their_place(tmp_path, tokenizer):
-    """400 files of prompts, of conversations and of pass rates; some of each are sound, so that the test reads as well as refuses."""
+    """400 files of prompts, of conversations and of pass rates; some of each are sound, so that the
+    test reads as well as refuses.
+    """
     read = prove(tmp_path, tokenizer, 400, 7)
     assert all(40 < n < 300 for n in read), read
 

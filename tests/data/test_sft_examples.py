@@ -86,15 +86,29 @@ GOOD = json.dumps(row("q", "a")) + "\n"
         (GOOD + '"text"\n', r"s\.jsonl, line 2: a JSON str, not an object"),
         (GOOD + '{"text": "x"}\n', r"s\.jsonl, line 2: no field 'messages' \(fields: text\)"),
         (GOOD + '{"messages": []}\n', r"s\.jsonl, line 2: messages must be a non-empty list"),
-        (GOOD + '{"messages": [{"role": "user", "content": 3}]}\n', r"s\.jsonl, line 2: messages\[0\] must be an object"),
-        (GOOD + '{"messages": [{"role": "bot", "content": "x"}]}\n', r"s\.jsonl, line 2: messages\[0\] has the role 'bot'"),
+        (
+            GOOD + '{"messages": [{"role": "user", "content": 3}]}\n',
+            r"s\.jsonl, line 2: messages\[0\] must be an object",
+        ),
+        (
+            GOOD + '{"messages": [{"role": "bot", "content": "x"}]}\n',
+            r"s\.jsonl, line 2: messages\[0\] has the role 'bot'",
+        ),
         (GOOD + '{"messages": null}\n', r"s\.jsonl, line 2: 'messages' is null"),
         (
-            GOOD + '{"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}]}\n',
+            GOOD + '{"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": '
+            "1}]}]}\n",
             r"s\.jsonl, line 2: messages\[0\] has 'tool_calls': only role and content are used",
         ),
-        (GOOD + '{"messages": [{"role": "assistant", "content": " "}]}\n', r"s\.jsonl, line 2: messages\[0\] of role 'assistant' is empty"),
-        (GOOD + '{"messages": [{"role": "user", "content": "x"}]}\n', r"s\.jsonl, line 2: no assistant message"),
+        (
+            GOOD + '{"messages": [{"role": "assistant", "content": " "}]}\n',
+            r"s\.jsonl, line 2: "
+            r"messages\[0\] of role 'assistant' is empty",
+        ),
+        (
+            GOOD + '{"messages": [{"role": "user", "content": "x"}]}\n',
+            r"s\.jsonl, line 2: no assistant message",
+        ),
     ],
 )
 def test_bad_rows_are_named(tmp_path, tokenizer, content, message):

@@ -1,6 +1,8 @@
 """A real tiny SFT run: what it learns from, how an update is split, how it stops and goes on."""
 
 import dataclasses
+import os
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +14,9 @@ from tiny_run import tiny_run
 from compass_jax.config import OptimConfig
 from compass_jax.data.sft import SFTExample
 from compass_jax.model.transformer import init_params
+from compass_jax.rundir import RunDirectoryGone
 from compass_jax.telemetry import Telemetry
-from compass_jax.train import optim, sft, step
+from compass_jax.train import optim, step
 from compass_jax.train.session import StopSignal, TrainingDiverged
 from compass_jax.train.sft import SFTTrainer, run_sft
 from compass_jax.weights import checkpoint
@@ -105,24 +108,37 @@ def test_parameters_in_bfloat16_learn_as_in_float32_and_go_on_exactly(undisturbe
     assert checkpoint.latest(tmp_path / "killed") == 2 and run("killed") == whole
 
 
-def test_a_stop_request_saves_and_the_run_goes_on(undisturbed, tmp_path, monkeypatch):
-    requests = []
+def at_step(monkeypatch, number, act):
+    """Does something when step `number` has been logged."""
+    real = Telemetry.log
 
-    def log(self, step, metrics, real=Telemetry.log):
+    def log(self, step, metrics):
         real(self, step, metrics)
-        if step == 2:
-            requests[-1].requested = True
-
-    class Stop(StopSignal):
-        def __enter__(self):
-            requests.append(self)
-            return super().__enter__()
+        if step == number:
+            act()
 
     monkeypatch.setattr(Telemetry, "log", log)
-    monkeypatch.setattr(sft, "StopSignal", Stop)
+
+
+def test_ctrl_c_saves_and_the_run_goes_on(undisturbed, tmp_path, monkeypatch):
+    at_step(monkeypatch, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
     result = run_sft(configured(tmp_path, steps=8))
     assert result["stopped"] and result["steps"] == 2 and checkpoint.latest(tmp_path) == 2
-    assert not run_sft(configured(tmp_path, steps=8))["stopped"] and numbers(tmp_path) == numbers(undisturbed[0])
+    assert result["status"] == 130
+    assert not run_sft(configured(tmp_path, steps=8))["stopped"]
+    assert numbers(tmp_path) == numbers(undisturbed[0])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_run_whose_directory_is_removed_ends_with_an_error(tmp_path, monkeypatch, number):
+    """At the next line; after the last one at the checkpoint. Nothing is made under the name
+    again.
+    """
+    path = tmp_path / "run"
+    at_step(monkeypatch, number, lambda: path.rename(tmp_path / "moved"))
+    with pytest.raises(RunDirectoryGone, match="was removed or replaced while this process"):
+        run_sft(configured(path, steps=2))
+    assert not path.exists()
 
 
 @pytest.fixture(scope="module")

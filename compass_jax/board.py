@@ -1,0 +1,73 @@
+"""TensorBoard's event files, written where they are called: no thread, no queue, and no clock that
+anything waits for.
+
+tensorboardX's own writer hands events to a thread that sleeps by the wall clock. A clock that jumps
+back ends the thread, and the next flush waits for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Board:
+    """Writes scalars into one folder. What fails here is told once and ends nothing but the board:
+    metrics.jsonl has every number.
+
+    `purge_step`: TensorBoard hides events from this step on that earlier files hold (a kill left
+    them).
+    """
+
+    def __init__(self, folder: Path, tell: Callable[[str], None], purge_step: int):
+        self.folder = folder
+        self.tell = tell
+        self.purge_step = purge_step
+        self.failed = False
+        self._writer: Any = None
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Records the numbers of `step`; all of them are with the operating system afterwards."""
+        if self.failed:
+            return
+        try:
+            self._write(step, numbers)
+        # of the disk, of a folder that is gone, of a library that is missing
+        except Exception as error:
+            self.failed = True
+            self.close()
+            self.tell(
+                f"TensorBoard's files in {self.folder} cannot be written ({error}); the "
+                "run goes on without them"
+            )
+
+    def close(self) -> None:
+        """Closes the file; the next `log` opens another."""
+        if self._writer is not None:
+            with contextlib.suppress(OSError):  # every event was flushed when it was logged
+                self._writer.close()
+            self._writer = None
+
+    def _write(self, step: int, numbers: Mapping[str, float]) -> None:
+        from tensorboardX.proto.event_pb2 import Event, SessionLog  # here: slow to import
+        from tensorboardX.record_writer import RecordWriter
+        from tensorboardX.summary import scalar
+
+        now = time.time()
+        events = [Event(wall_time=now, step=step, summary=scalar(*x)) for x in numbers.items()]
+        if self._writer is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            own = f"{os.getpid()}.{time.monotonic_ns()}"  # two files of one second are two files
+            name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{own}"
+            self._writer = RecordWriter(str(self.folder / name))
+            start = SessionLog(status=SessionLog.START)
+            events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))
+            events.insert(1, Event(wall_time=now, step=self.purge_step, session_log=start))
+        for event in events:
+            self._writer.write(event.SerializeToString())
+        self._writer.flush()
