@@ -157,10 +157,6 @@ def _source_options(info: Any) -> Any:
     )
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(x) for x in value) if isinstance(value, list) else value
-
-
 def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     if "config" in args:
         return _run_config(args, overrides)
