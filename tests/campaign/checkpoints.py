@@ -75,8 +75,10 @@ def _judge(ended: Ended, found: dict[str, Any], names: list[str], legal: bool) -
     if ended.outcome == found[NEWEST]:
         return verdict
     said = squeezed(ended.out + ended.err)
-    named = any(squeezed(name) in said for name in (NEWEST, "step 3"))
-    told = next((line for line in (ended.out + "\n" + ended.err).splitlines() if NEWEST in line), "")
+    named = any(squeezed(name) in said for name in (*names, "step 3"))
+    if "step_00000001" in names:  # what was renamed to an earlier step is not looked at: the newest by name is sound
+        return verdict
+    told = next((line for line in (ended.out + "\n" + ended.err).splitlines() if any(name in line for name in names)), "")
     return Verdict(CLEAR, first(told)) if named else Verdict(LOST, "an older checkpoint was used and the damaged one not named")
 
 
