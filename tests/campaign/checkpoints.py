@@ -29,10 +29,10 @@ def run(case: Case) -> Verdict:
     world = case.world.made("trained", ["train", CONFIG, *STEPS])
     case.bring("rows.jsonl", "tokenizer", "run", source=world)
     root = case.folder / "run" / "checkpoints"
-    names, legal = _damage(case, root)
+    names = _damage(case, root)
     sound = {name: _digest(root / name) for name in (NEWEST, OLDER) if (root / name).is_dir()}
     door = case.rng.choice(["train", "train", "export", "one"])
-    verdict = {"train": _train, "export": _export, "one": _one}[door](case, [*names, NEWEST], legal)
+    verdict = {"train": _train, "export": _export, "one": _one}[door](case, [*names, NEWEST])
     after = {name: _digest(root / name) for name in sound if (root / name).is_dir()}
     gone = [name for name in sound if name == OLDER and after.get(name) != sound[name]]
     if gone and verdict.word in GOOD:
@@ -68,7 +68,7 @@ def _outcomes(case: Case, name: str, argv: list[str], read: Any) -> dict[str, An
     return found
 
 
-def _judge(ended: Ended, found: dict[str, Any], names: list[str], legal: bool) -> Verdict:
+def _judge(ended: Ended, found: dict[str, Any], names: list[str]) -> Verdict:
     verdict = judge(ended, Expected(list(found.values()), names))
     if verdict.word != HARMLESS:
         return Verdict(LOST, "a fresh start beside checkpoints") if ended.status == 0 and ended.outcome == "a fresh start" else verdict
@@ -93,25 +93,25 @@ def _exported(case: Case, ended: Ended) -> Ended:
     return Ended(0, ended.out, ended.err, ended.timed_out, found, ended.seconds)
 
 
-def _train(case: Case, names: list[str], legal: bool) -> Verdict:
+def _train(case: Case, names: list[str]) -> Verdict:
     argv = ["train", CONFIG, *STEPS]
     case.tell("train")
     found = _outcomes(case, "restored", argv, _same)
-    return _judge(case.compass(argv, spies.restored), found, names, legal)
+    return _judge(case.compass(argv, spies.restored), found, names)
 
 
-def _export(case: Case, names: list[str], legal: bool) -> Verdict:
+def _export(case: Case, names: list[str]) -> Verdict:
     argv = ["export-hf", "run", "out"]
     case.tell("export-hf run")
     found = _outcomes(case, "exported", argv, _exported)
-    return _judge(_exported(case, case.compass(argv)), found, names, legal)
+    return _judge(_exported(case, case.compass(argv)), found, names)
 
 
-def _one(case: Case, names: list[str], legal: bool) -> Verdict:
+def _one(case: Case, names: list[str]) -> Verdict:
     """The damaged checkpoint by its own name: no other one may be taken for it."""
     where = f"run/checkpoints/{NEWEST}"
     if not (case.folder / where).exists():
-        return _export(case, names, legal)
+        return _export(case, names)
     case.tell("export-hf of this checkpoint")
     found = _outcomes(case, "exported", ["export-hf", "run", "out"], _exported)
     ended = _exported(case, case.compass(["export-hf", where, "out"]))
@@ -121,8 +121,8 @@ def _one(case: Case, names: list[str], legal: bool) -> Verdict:
 # ---- damage --------------------------------------------------------------------------------------------------------------
 
 
-def _damage(case: Case, root: Path) -> tuple[list[str], bool]:
-    """Damages the newest checkpoint; (names of which an error has to say one, whether the fault is legal)."""
+def _damage(case: Case, root: Path) -> list[str]:
+    """Damages the newest checkpoint; the names of which an error has to say one."""
     rng, folder = case.rng, root / NEWEST
     files = [path for path in folder.rglob("*") if path.is_file()]
     kind = rng.choice(["bit"] * 6 + ["bytes"] * 4 + ["manifest"] * 4 + ["meta"] * 4 + ["file"] * 4 + ["swap"] * 3 + ["directory"] * 3)
@@ -137,7 +137,7 @@ def _damage(case: Case, root: Path) -> tuple[list[str], bool]:
             data, told = damage_bytes(data or b"x", rng)
         file.write_bytes(data)
         case.tell(f"{file.relative_to(root)}: {told}")
-        return [file.name], False
+        return [file.name]
     if kind in ("manifest", "meta"):
         return _json(case, folder / f"{kind}.json")
     if kind == "file":
@@ -148,11 +148,11 @@ def _damage(case: Case, root: Path) -> tuple[list[str], bool]:
         target = folder / name
         shutil.rmtree(target) if target.is_dir() else target.unlink()
         (shutil.copytree if name == "arrays" else shutil.copy)(root / OLDER / name, target)
-        return [name], False
+        return [name]
     return _directory(case, root, folder)
 
 
-def _json(case: Case, file: Path) -> tuple[list[str], bool]:
+def _json(case: Case, file: Path) -> list[str]:
     rng, raw = case.rng, json.loads(file.read_text())
     kind = rng.choice(["json"] * 5 + ["encoding", "step", "odd", "text", "other"])
     places = [path for path in paths_of(raw) if len(path) < 4]
@@ -174,10 +174,10 @@ def _json(case: Case, file: Path) -> tuple[list[str], bool]:
         data, told = json.dumps(with_path(raw, path, new)).encode("utf-8", "surrogatepass"), f"{path} = {str(new)[:30]!r}"
     file.write_bytes(data)
     case.tell(f"{NEWEST}/{file.name}: {told}")
-    return [file.name], True
+    return [file.name]
 
 
-def _file(case: Case, root: Path, file: Path) -> tuple[list[str], bool]:
+def _file(case: Case, root: Path, file: Path) -> list[str]:
     kind = case.rng.choice(["gone", "gone", "empty", "folder", "pipe", "link to nothing", "link to its like", "longer", "unwritable"])
     case.tell(f"{file.relative_to(root)}: {kind}")
     data = file.read_bytes()
@@ -198,22 +198,22 @@ def _file(case: Case, root: Path, file: Path) -> tuple[list[str], bool]:
     elif kind == "link to its like":
         (root / "elsewhere").write_bytes(data)
         file.symlink_to(root / "elsewhere")
-    return [file.name], kind in ("unwritable", "link to its like")
+    return [file.name]
 
 
-def _directory(case: Case, root: Path, folder: Path) -> tuple[list[str], bool]:
+def _directory(case: Case, root: Path, folder: Path) -> list[str]:
     rng = case.rng
     kind = rng.choice(["renamed up", "renamed down", "arrays gone", "arrays empty", "more files", "left from a crash", "moved aside", "odd name", "a file of its name", "a copy as step 4"])
     case.tell(f"{NEWEST}: {kind}")
     if kind == "renamed up":
         folder.rename(root / "step_00000009")
-        return ["step_00000009"], False
+        return ["step_00000009"]
     if kind == "renamed down":
         folder.rename(root / "step_00000001")
-        return ["step_00000001"], False
+        return ["step_00000001"]
     if kind == "a copy as step 4":
         shutil.copytree(folder, root / "step_00000004")
-        return ["step_00000004"], False
+        return ["step_00000004"]
     if kind == "arrays gone":
         shutil.rmtree(folder / "arrays")
     elif kind == "arrays empty":
@@ -233,4 +233,4 @@ def _directory(case: Case, root: Path, folder: Path) -> tuple[list[str], bool]:
         (root / "step_x").write_text("")
     else:
         (root / "step_00000007").write_text("not a folder")
-    return ["arrays", "manifest"], kind in ("more files", "left from a crash", "moved aside", "odd name")
+    return ["arrays", "manifest"]
