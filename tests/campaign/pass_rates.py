@@ -118,5 +118,5 @@ def kept(ended: Ended) -> Ended:
     """The outcome of `spies.prompts`: ids of the kept prompts."""
     if not isinstance(ended.outcome, dict):
         return ended
-    rows = ended.outcome["kept"] or ended.outcome["train"]
+    rows = ended.outcome["train"]
     return Ended(ended.status, ended.out, ended.err, ended.timed_out, [row["id"] for row in rows], ended.seconds)

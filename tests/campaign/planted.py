@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -119,5 +120,7 @@ def words(folder: Path) -> dict[str, str]:
 if __name__ == "__main__":
     fork.prepare_environment(Path(tempfile.gettempdir()) / "compass_campaign_programs")
     fork.warm()
-    with tempfile.TemporaryDirectory() as made:
-        print(json.dumps(words(Path(made))))
+    # Not TemporaryDirectory: a child that ends as an interpreter does would remove it.
+    place = Path(tempfile.mkdtemp(prefix="planted_"))
+    print(json.dumps(words(place)))
+    shutil.rmtree(place)

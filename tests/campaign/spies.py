@@ -49,22 +49,20 @@ def prompts(take: Take) -> None:
     """`train`: the prompts as it would use them. It ends when all are read."""
     from compass_jax.train import loop
 
-    found: dict[str, Any] = {"train": [], "heldout": [], "kept": None}
+    found: dict[str, Any] = {"train": [], "heldout": []}
 
-    def seen(kind: str) -> Callable[..., None]:
-        def record(result: Any, args: tuple, options: dict) -> None:
-            rows = result[0] if isinstance(result, tuple) else result
-            found[kind] = [{"tokens": p.tokens.tolist(), "answer": p.answer, "id": p.id} for p in rows]
+    def plain(rows: Any) -> list[dict[str, Any]]:
+        return [{"tokens": p.tokens.tolist(), "answer": p.answer, "id": p.id} for p in rows]
 
-        return record
+    def heldout(result: Any, args: tuple, options: dict) -> None:
+        found["heldout"] = plain(result)
 
-    def end(*args: Any, **options: Any) -> None:
-        take(found)
+    def end(rows: Any, *args: Any, **options: Any) -> None:
+        take(found | {"train": plain(rows)})
         raise SystemExit(0)
 
     loop.Scorer = NoScorer
-    for kind, name in (("train", "train_prompts"), ("heldout", "heldout_prompts"), ("kept", "kept_prompts")):
-        wrap(loop, name, seen(kind))
+    wrap(loop, "heldout_prompts", heldout)
     loop.PromptStream = end
 
 
@@ -103,10 +101,6 @@ def restored(take: Take) -> None:
     loop.Scorer = NoScorer
     wrap(checkpoint, "restore", seen)
     loop.carry_tokenizer = sft.carry_tokenizer = end
-
-
-def resolved(take: Take) -> None:
-    """`--dry-run`: what it prints is the outcome, and is read from there; nothing to do here."""
 
 
 def exported(folder: Path) -> Callable[[Take], None]:
