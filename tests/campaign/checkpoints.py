@@ -1,8 +1,11 @@
-"""Faults of checkpoints: bits, bytes, the manifest, meta.json, files that are moved or missing. The run has steps 2 and 3 on its disk.
+"""Faults of checkpoints: bits, bytes, the manifest, meta.json, files that are moved or missing.
+The run has steps 2 and 3 on its disk.
 
-Doors: `train` on the run again (it restores everything), `export-hf` of the run and of one checkpoint (it restores the weights). Accepted may be
-the newest checkpoint, equal to the undisturbed one in every array and in meta.json; or, with the damaged one named, the one before it. A fresh
-start, or the older one without a word, has lost what was there; so has a command that removes a sound checkpoint.
+Doors: `train` on the run again (it restores everything), `export-hf` of the run and of one
+checkpoint (it restores the weights). Accepted may be the newest checkpoint, equal to the
+undisturbed one in every array and in meta.json; or, with the damaged one named, the one before
+it. A fresh start, or the older one without a word, has lost what was there; so has a command that
+removes a sound checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from . import spies
-from .strict import ODD_TEXTS, ODD_VALUES, damage_bytes, damage_json, odd_encoding, paths_of, with_path, with_text
+from .strict import (
+    ODD_TEXTS,
+    ODD_VALUES,
+    damage_bytes,
+    damage_json,
+    odd_encoding,
+    paths_of,
+    with_path,
+    with_text,
+)
 from .words import CLEAR, GOOD, HARMLESS, LOST, Ended, Expected, Verdict, first, judge, squeezed
 from .world import CONFIG, Case, read_safetensors
 
@@ -42,7 +54,9 @@ def run(case: Case) -> Verdict:
 
 def _digest(folder: Path) -> str:
     made = hashlib.sha256()
-    for file in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
+    for file in sorted(
+        path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
+    ):
         made.update(str(file.relative_to(folder)).encode() + file.read_bytes())
     return made.hexdigest()
 
@@ -56,10 +70,17 @@ def _outcomes(case: Case, name: str, argv: list[str], read: Any) -> dict[str, An
             folder = case.folder / f"undisturbed_{kept}"
             folder.mkdir()
             other = Case(case.seed, case.index, case.area, folder, case.world)
-            other.bring("rows.jsonl", "tokenizer", "run", source=case.world.folder / "runs" / "trained")
+            other.bring(
+                "rows.jsonl", "tokenizer", "run", source=case.world.folder / "runs" / "trained"
+            )
             if kept == OLDER:
                 shutil.rmtree(folder / "run" / "checkpoints" / NEWEST)
-            ended = read(other, other.compass(argv, spies.restored if argv[0] == "train" else None, seconds=120, cpu_s=120))
+            ended = read(
+                other,
+                other.compass(
+                    argv, spies.restored if argv[0] == "train" else None, seconds=120, cpu_s=120
+                ),
+            )
             assert ended.status == 0, f"undisturbed {argv}: {ended.err[-2000:]}"
             made = file.with_name(f".{file.name}.{os.getpid()}")
             made.write_text(json.dumps(ended.outcome))
@@ -71,15 +92,32 @@ def _outcomes(case: Case, name: str, argv: list[str], read: Any) -> dict[str, An
 def _judge(ended: Ended, found: dict[str, Any], names: list[str]) -> Verdict:
     verdict = judge(ended, Expected(list(found.values()), names))
     if verdict.word != HARMLESS:
-        return Verdict(LOST, "a fresh start beside checkpoints") if ended.status == 0 and ended.outcome == "a fresh start" else verdict
+        return (
+            Verdict(LOST, "a fresh start beside checkpoints")
+            if ended.status == 0 and ended.outcome == "a fresh start"
+            else verdict
+        )
     if ended.outcome == found[NEWEST]:
         return verdict
     said = squeezed(ended.out + ended.err)
     named = any(squeezed(name) in said for name in (*names, "step 3"))
-    if "step_00000001" in names:  # what was renamed to an earlier step is not looked at: the newest by name is sound
+    if (
+        "step_00000001" in names
+    ):  # what was renamed to an earlier step is not looked at: the newest by name is sound
         return verdict
-    told = next((line for line in (ended.out + "\n" + ended.err).splitlines() if any(name in line for name in names)), "")
-    return Verdict(CLEAR, first(told)) if named else Verdict(LOST, "an older checkpoint was used and the damaged one not named")
+    told = next(
+        (
+            line
+            for line in (ended.out + "\n" + ended.err).splitlines()
+            if any(name in line for name in names)
+        ),
+        "",
+    )
+    return (
+        Verdict(CLEAR, first(told))
+        if named
+        else Verdict(LOST, "an older checkpoint was used and the damaged one not named")
+    )
 
 
 def _same(case: Case, ended: Ended) -> Ended:
@@ -89,7 +127,10 @@ def _same(case: Case, ended: Ended) -> Ended:
 def _exported(case: Case, ended: Ended) -> Ended:
     if ended.status != 0:
         return ended
-    found = {"tensors": read_safetensors(case.folder / "out"), "config": json.loads((case.folder / "out" / "config.json").read_text())}
+    found = {
+        "tensors": read_safetensors(case.folder / "out"),
+        "config": json.loads((case.folder / "out" / "config.json").read_text()),
+    }
     return Ended(0, ended.out, ended.err, ended.timed_out, found, ended.seconds)
 
 
@@ -118,21 +159,33 @@ def _one(case: Case, names: list[str]) -> Verdict:
     return judge(ended, Expected([found[NEWEST]], names))
 
 
-# ---- damage --------------------------------------------------------------------------------------------------------------
+# ---- damage ------------------------------------------------------------------------------------
+# --------------------------
 
 
 def _damage(case: Case, root: Path) -> list[str]:
     """Damages the newest checkpoint; the names of which an error has to say one."""
     rng, folder = case.rng, root / NEWEST
     files = [path for path in folder.rglob("*") if path.is_file()]
-    kind = rng.choice(["bit"] * 6 + ["bytes"] * 4 + ["manifest"] * 4 + ["meta"] * 4 + ["file"] * 4 + ["swap"] * 3 + ["directory"] * 3)
+    kind = rng.choice(
+        ["bit"] * 6
+        + ["bytes"] * 4
+        + ["manifest"] * 4
+        + ["meta"] * 4
+        + ["file"] * 4
+        + ["swap"] * 3
+        + ["directory"] * 3
+    )
     if kind in ("bit", "bytes"):
         size = [max(file.stat().st_size, 1) for file in files]
         file = rng.choices(files, size if rng.random() < 0.6 else None)[0]
         data = file.read_bytes()
         if kind == "bit" and data:
             at, bit = rng.randrange(len(data)), rng.randrange(8)
-            data, told = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :], f"bit {bit} of byte {at} of {len(data)} flipped"
+            data, told = (
+                data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :],
+                f"bit {bit} of byte {at} of {len(data)} flipped",
+            )
         else:
             data, told = damage_bytes(data or b"x", rng)
         file.write_bytes(data)
@@ -141,7 +194,9 @@ def _damage(case: Case, root: Path) -> list[str]:
     if kind in ("manifest", "meta"):
         return _json(case, folder / f"{kind}.json")
     if kind == "file":
-        return _file(case, root, rng.choice([*files, folder / "manifest.json", folder / "meta.json"]))
+        return _file(
+            case, root, rng.choice([*files, folder / "manifest.json", folder / "meta.json"])
+        )
     if kind == "swap":
         name = rng.choice(["meta.json", "manifest.json", "arrays"])
         case.tell(f"{NEWEST}/{name} is that of step 2")
@@ -162,23 +217,46 @@ def _json(case: Case, file: Path) -> list[str]:
     elif kind == "encoding":
         data, told = odd_encoding(file.read_text(), rng)
     elif kind == "step" and "step" in raw:
-        data, told = json.dumps(with_path(raw, ("step",), rng.choice([1, 2, 4, -1, 10**30, "3", 3.0, None, True]))).encode(), "another step"
+        data, told = (
+            json.dumps(
+                with_path(raw, ("step",), rng.choice([1, 2, 4, -1, 10**30, "3", 3.0, None, True]))
+            ).encode(),
+            "another step",
+        )
     elif kind == "text":
         path = rng.choice(places)
-        data, told = with_text(raw, path, rng.choice(ODD_TEXTS)).encode("utf-8", "surrogatepass"), f"{path} written oddly"
+        data, told = (
+            with_text(raw, path, rng.choice(ODD_TEXTS)).encode("utf-8", "surrogatepass"),
+            f"{path} written oddly",
+        )
     elif kind == "other":
         value = rng.choice([None, [], 3, "x", {}, [raw]])
         data, told = json.dumps(value).encode(), f"holds {str(value)[:20]}"
     else:
         path, new = rng.choice(places), rng.choice(ODD_VALUES)
-        data, told = json.dumps(with_path(raw, path, new)).encode("utf-8", "surrogatepass"), f"{path} = {str(new)[:30]!r}"
+        data, told = (
+            json.dumps(with_path(raw, path, new)).encode("utf-8", "surrogatepass"),
+            f"{path} = {str(new)[:30]!r}",
+        )
     file.write_bytes(data)
     case.tell(f"{NEWEST}/{file.name}: {told}")
     return [file.name]
 
 
 def _file(case: Case, root: Path, file: Path) -> list[str]:
-    kind = case.rng.choice(["gone", "gone", "empty", "folder", "pipe", "link to nothing", "link to its like", "longer", "unwritable"])
+    kind = case.rng.choice(
+        [
+            "gone",
+            "gone",
+            "empty",
+            "folder",
+            "pipe",
+            "link to nothing",
+            "link to its like",
+            "longer",
+            "unwritable",
+        ]
+    )
     case.tell(f"{file.relative_to(root)}: {kind}")
     data = file.read_bytes()
     if kind == "longer":
@@ -203,7 +281,20 @@ def _file(case: Case, root: Path, file: Path) -> list[str]:
 
 def _directory(case: Case, root: Path, folder: Path) -> list[str]:
     rng = case.rng
-    kind = rng.choice(["renamed up", "renamed down", "arrays gone", "arrays empty", "more files", "left from a crash", "moved aside", "odd name", "a file of its name", "a copy as step 4"])
+    kind = rng.choice(
+        [
+            "renamed up",
+            "renamed down",
+            "arrays gone",
+            "arrays empty",
+            "more files",
+            "left from a crash",
+            "moved aside",
+            "odd name",
+            "a file of its name",
+            "a copy as step 4",
+        ]
+    )
     case.tell(f"{NEWEST}: {kind}")
     if kind == "renamed up":
         folder.rename(root / "step_00000009")

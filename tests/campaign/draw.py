@@ -1,4 +1,6 @@
-"""Which faults: an area for each index, drawn from the seed; workers that try them; the table of what came of them."""
+"""Which faults: an area for each index, drawn from the seed; workers that try them; the table of
+what came of them.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,20 @@ from .words import GOOD, WORDS, Verdict
 from .world import Case, World
 
 AREAS = (
-    "configuration", "rows", "pass_rates", "weights", "tokenizers", "templates", "checkpoints", "requests", "answers",
-    "run_directories", "full_disk", "two_processes", "clock",
-)  # fmt: skip
+    "configuration",
+    "rows",
+    "pass_rates",
+    "weights",
+    "tokenizers",
+    "templates",
+    "checkpoints",
+    "requests",
+    "answers",
+    "run_directories",
+    "full_disk",
+    "two_processes",
+    "clock",
+)
 
 
 class Campaign:
@@ -66,9 +79,14 @@ class Campaign:
         except Exception:
             verdict = Verdict("harness", traceback.format_exc()[-3000:])
         row = {
-            "index": index, "area": area, "word": verdict.word, "why": verdict.why, "fault": "; ".join(case.told),
-            "seconds": time.monotonic() - began, "cpu_s": _cpu() - spent,
-        }  # fmt: skip
+            "index": index,
+            "area": area,
+            "word": verdict.word,
+            "why": verdict.why,
+            "fault": "; ".join(case.told),
+            "seconds": time.monotonic() - began,
+            "cpu_s": _cpu() - spent,
+        }
         if not self.keep:
             with contextlib.suppress(OSError):
                 shutil.rmtree(folder)
@@ -83,7 +101,9 @@ class Campaign:
         return 0 if row["word"] in GOOD else 1
 
     def run(self, n: int, workers: int) -> int:
-        """Tries n faults with so many processes; prints the table, the faults that were not answered well, and one line of JSON."""
+        """Tries n faults with so many processes; prints the table, the faults that were not
+        answered well, and one line of JSON.
+        """
         began = time.monotonic()
         todo, results = self.chosen(n), [self.folder / f"results_{w}.jsonl" for w in range(workers)]
         queue, feed = os.pipe()
@@ -93,12 +113,19 @@ class Campaign:
             for index in todo:
                 out.write(index.to_bytes(4, "big"))
         failed = [pid for pid in pids if os.waitpid(pid, 0)[1]]
-        rows = [json.loads(line) for result in results if result.exists() for line in result.read_text().splitlines()]
+        rows = [
+            json.loads(line)
+            for result in results
+            if result.exists()
+            for line in result.read_text().splitlines()
+        ]
         rows.sort(key=lambda row: row["index"])
         missing = len(todo) - len(rows)
         report(rows, self.seed, time.monotonic() - began)
         if failed or missing:
-            print(f"the harness failed: {len(failed)} of its processes died, {missing} faults were not tried")
+            print(
+                f"the harness failed: {len(failed)} of its processes died, {missing} faults were not tried"
+            )
         if not self.keep:
             shutil.rmtree(self.folder, ignore_errors=True)
         print(json.dumps(counts(rows, n, self.seed)))
@@ -130,7 +157,9 @@ class Campaign:
 
 def _cpu() -> float:
     """Seconds of CPU of this process and of what it has waited for."""
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(
+        sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
 
 
 def close_all(modules: dict[str, Any]) -> None:
@@ -149,7 +178,9 @@ def counts(rows: list[dict[str, Any]], n: int, seed: int) -> dict[str, int]:
     """The line of JSON."""
     words = Counter(row["word"] for row in rows)
     extra = {"harness": words["harness"]} if words["harness"] else {}
-    return {"n": n, "seed": seed, "tried": len(rows)} | {word: words[word] for word in WORDS} | extra
+    return (
+        {"n": n, "seed": seed, "tried": len(rows)} | {word: words[word] for word in WORDS} | extra
+    )
 
 
 def report(rows: list[dict[str, Any]], seed: int, seconds: float) -> None:
@@ -158,12 +189,26 @@ def report(rows: list[dict[str, Any]], seed: int, seconds: float) -> None:
     print(f"\n{len(bad)} of {len(rows)} faults were not answered well" + (":" if bad else ""))
     for row in bad:
         print(told(row, seed))
-    print(f"\n{'area':16}{'tried':>7}" + "".join(f"{word.replace('_', ' '):>13}" for word in WORDS) + f"{'seconds':>10}{'cpu, s':>9}{'longest':>9}")
+    print(
+        f"\n{'area':16}{'tried':>7}"
+        + "".join(f"{word.replace('_', ' '):>13}" for word in WORDS)
+        + f"{'seconds':>10}{'cpu, s':>9}{'longest':>9}"
+    )
     for area in (*AREAS, None):
         here = [row for row in rows if area in (None, row["area"])]
         words = Counter(row["word"] for row in here)
         if here:
-            spent, cpu, most = sum(r["seconds"] for r in here), sum(r["cpu_s"] for r in here), max(r["seconds"] for r in here)
-            line = f"{area or 'all':16}{len(here):7}" + "".join(f"{words[word]:13}" for word in WORDS)
-            print(line + f"{spent:10.1f}{cpu:9.1f}{most:9.1f}" + (f"   harness {words['harness']}" if words["harness"] else ""))
+            spent, cpu, most = (
+                sum(r["seconds"] for r in here),
+                sum(r["cpu_s"] for r in here),
+                max(r["seconds"] for r in here),
+            )
+            line = f"{area or 'all':16}{len(here):7}" + "".join(
+                f"{words[word]:13}" for word in WORDS
+            )
+            print(
+                line
+                + f"{spent:10.1f}{cpu:9.1f}{most:9.1f}"
+                + (f"   harness {words['harness']}" if words["harness"] else "")
+            )
     print(f"{seconds:.0f} s")

@@ -1,8 +1,9 @@
 """Commands in children of a warm process: what takes seconds to import is imported once.
 
-`warm` imports, and checks that the process has one thread and no JAX backend, without which a fork is not
-safe. `start` forks a child that runs `compass_jax.cli.main` in its own session with limits, and ends as an
-interpreter does: it waits for threads, then for what was registered to run at exit.
+`warm` imports, and checks that the process has one thread and no JAX backend, without which a
+fork is not safe. `start` forks a child that runs `compass_jax.cli.main` in its own session with
+limits, and ends as an interpreter does: it waits for threads, then for what was registered to run
+at exit.
 """
 
 from __future__ import annotations
@@ -26,16 +27,25 @@ from typing import Any
 from .words import NOT_TAKEN, Ended
 
 ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg",
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-    "COLUMNS": "200", "PYTHONHASHSEED": "0",
-}  # fmt: skip
+    "JAX_PLATFORMS": "cpu",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MPLBACKEND": "Agg",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "COLUMNS": "200",
+    "PYTHONHASHSEED": "0",
+}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one command: seconds, seconds of CPU, bytes of address space, bytes of one file (0: any)."""
+    """Of one command: seconds, seconds of CPU, bytes of address space, bytes of one file (0:
+    any).
+    """
 
     seconds: float = 60.0
     cpu_s: int = 60
@@ -110,6 +120,7 @@ def warm() -> None:
     import tensorboardX
     import tokenizers
     import tyro
+    from jax._src import xla_bridge
 
     import compass_jax.cli
     import compass_jax.data.tokenizer
@@ -119,24 +130,32 @@ def warm() -> None:
     import compass_jax.train.loop
     import compass_jax.train.sft
     import compass_jax.weights.hf
-    from jax._src import xla_bridge
 
-    assert not xla_bridge.backends_are_initialized(), "a JAX backend runs: its threads would not be in a fork"
+    assert not xla_bridge.backends_are_initialized(), (
+        "a JAX backend runs: its threads would not be in a fork"
+    )
     gc.collect()
     gc.freeze()  # what is there now is never touched by a child's collector, so that its pages stay shared
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"{len(threads)} threads: a fork would have one of them alone"
-    assert all((grain, jax, jinja2, orbax, reasoning_gym, tensorboardX, tokenizers, tyro, compass_jax))
+    assert all(
+        (grain, jax, jinja2, orbax, reasoning_gym, tensorboardX, tokenizers, tyro, compass_jax)
+    )
 
 
 Spy = Callable[[Callable[[Any], None]], None]
 
 
 def start(
-    argv: list[str], cwd: Path, said: Path, limits: Limits, spy: Spy | None = None,
+    argv: list[str],
+    cwd: Path,
+    said: Path,
+    limits: Limits,
+    spy: Spy | None = None,
     before: Callable[[], None] | None = None,
-) -> Child:  # fmt: skip
-    """Forks a child that runs `compass ARGV` in `cwd`; its output and outcome go to the folder `said`.
+) -> Child:
+    """Forks a child that runs `compass ARGV` in `cwd`; its output and outcome go to the folder
+    `said`.
 
     spy: called first with `take`, which writes the outcome. before: called last before the command.
     """
@@ -182,7 +201,9 @@ def _enter(cwd: Path, said: Path, limits: Limits) -> None:
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGXFSZ):
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     os.chdir(cwd)
     if limits.memory:
@@ -193,7 +214,9 @@ def _enter(cwd: Path, said: Path, limits: Limits) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes, resource.RLIM_INFINITY))
 
 
-def _command(argv: list[str], spy: Spy | None, said: Path, before: Callable[[], None] | None) -> int:
+def _command(
+    argv: list[str], spy: Spy | None, said: Path, before: Callable[[], None] | None
+) -> int:
     from compass_jax.cli import main
 
     def take(outcome: Any) -> None:

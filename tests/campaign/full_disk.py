@@ -1,7 +1,9 @@
-"""Full disks: a small tmpfs, or where mounts are not allowed a limit on the size of files; then room again, and the same command.
+"""Full disks: a small tmpfs, or where mounts are not allowed a limit on the size of files; then
+room again, and the same command.
 
-The command has to end with an error of a few lines that names the path; what was whole before is whole after it; with room again the same command
-ends well, and its numbers are those of a run that never saw a full disk.
+The command has to end with an error of a few lines that names the path; what was whole before is
+whole after it; with room again the same command ends well, and its numbers are those of a run
+that never saw a full disk.
 """
 
 from __future__ import annotations
@@ -22,16 +24,22 @@ SHARE = 3
 
 def run(case: Case) -> Verdict:
     """One command on a disk that fills."""
-    kind = case.rng.choice(["import", "import", "export", "export", "limit", "limit", "train", "resume"])
+    kind = case.rng.choice(
+        ["import", "import", "export", "export", "limit", "limit", "train", "resume"]
+    )
     if kind == "limit":
         return _limit(case)
-    room = case.rng.choice(["4k", "16k", "32k", "64k", "100k", "150k", "200k", "300k", "500k", "800k"])
+    room = case.rng.choice(
+        ["4k", "16k", "32k", "64k", "100k", "150k", "200k", "300k", "500k", "800k"]
+    )
     case.tell(f"{kind} on a disk of {room}")
     place = case.folder / "disk"
     if not mounted(place, f"size={room}"):
         return _limit(case)
     try:
-        return {"import": _import, "export": _export, "train": _train, "resume": _resume}[kind](case, place)
+        return {"import": _import, "export": _export, "train": _train, "resume": _resume}[kind](
+            case, place
+        )
     finally:
         unmount(place)
 
@@ -53,7 +61,11 @@ def _import(case: Case, place: Path) -> Verdict:
     elif verdict.word in GOOD:
         _more_room(place)
         again = case.compass(argv, spies.exported(place / "out"))
-        verdict = verdict if again.status == 0 and again.outcome == _sound_import(case) else judge(again, Expected([_sound_import(case)], ["disk"]))
+        verdict = (
+            verdict
+            if again.status == 0 and again.outcome == _sound_import(case)
+            else judge(again, Expected([_sound_import(case)], ["disk"]))
+        )
     return verdict
 
 
@@ -67,13 +79,20 @@ def _export(case: Case, place: Path) -> Verdict:
         shutil.rmtree(case.folder / "run" / "tokenizer")  # nothing more is read from it
         verdict = Verdict("harmless") if len(read_safetensors(place / "out")) > 10 else verdict
         return verdict
-    return Verdict(LOST, "the run was changed") if _digest(case.folder / "run") != before else verdict
+    return (
+        Verdict(LOST, "the run was changed") if _digest(case.folder / "run") != before else verdict
+    )
 
 
 def _train(case: Case, place: Path) -> Verdict:
     case.bring("rows.jsonl", "tokenizer")
     argv = ["train", CONFIG, *STEPS, "--run-dir", "disk/run"]
-    return _go_on(case, place, argv, judge(case.compass(argv, seconds=90, cpu_s=90), Expected([], ["disk", "space"])))
+    return _go_on(
+        case,
+        place,
+        argv,
+        judge(case.compass(argv, seconds=90, cpu_s=90), Expected([], ["disk", "space"])),
+    )
 
 
 def _resume(case: Case, place: Path) -> Verdict:
@@ -86,7 +105,11 @@ def _resume(case: Case, place: Path) -> Verdict:
     sound = _digest(place / "run" / "checkpoints" / "step_00000002")
     used = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
     room = used + case.rng.choice([8, 60, 200, 400]) * 1024
-    subprocess.run(["mount", "-o", f"remount,size={max(room, 500_000)}", str(place)], check=True, capture_output=True)
+    subprocess.run(
+        ["mount", "-o", f"remount,size={max(room, 500_000)}", str(place)],
+        check=True,
+        capture_output=True,
+    )
     argv = ["train", CONFIG, *STEPS, "--run-dir", "disk/run"]
     verdict = judge(case.compass(argv, seconds=90, cpu_s=90), Expected([], ["disk", "space"]))
     if verdict.word in GOOD and _digest(place / "run" / "checkpoints" / "step_00000002") != sound:
@@ -106,12 +129,16 @@ def _go_on(case: Case, place: Path, argv: list[str], verdict: Verdict) -> Verdic
         again = case.compass(argv, seconds=90, cpu_s=90)
         if again.status != 0:
             return judge(again, Expected([0], ["disk"]))
-    return verdict if steps(place / "run") == wanted else Verdict(LOST, "the log is not that of the undisturbed run")
+    return (
+        verdict
+        if steps(place / "run") == wanted
+        else Verdict(LOST, "the log is not that of the undisturbed run")
+    )
 
 
 def _limit(case: Case) -> Verdict:
     """Files may have so many bytes and no more."""
-    size = case.rng.choice([100, 1000, 4096, 20_000, 60_000])
+    size = case.rng.choice([5_000, 10_000, 20_000, 60_000])
     importing = case.rng.random() < 0.5
     case.tell(f"{'import' if importing else 'export'}-hf, files of at most {size} bytes")
     if importing:
@@ -128,5 +155,9 @@ def _limit(case: Case) -> Verdict:
     # it says that it has written all of it
     if importing:
         again = case.compass(["export-hf", "out", "back"])
-        return Verdict("harmless") if again.status == 0 and read_safetensors(case.folder / "back") == whole[0]["tensors"] else verdict
+        return (
+            Verdict("harmless")
+            if again.status == 0 and read_safetensors(case.folder / "back") == whole[0]["tensors"]
+            else verdict
+        )
     return Verdict("harmless") if len(read_safetensors(case.folder / "out")) > 10 else verdict

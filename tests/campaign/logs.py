@@ -1,4 +1,6 @@
-"""What a run wrote, for comparison with the undisturbed run: every number but those that a clock decides."""
+"""What a run wrote, for comparison with the undisturbed run: every number but those that a clock
+decides.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 
-
 def clocked(name: str) -> bool:
     """Whether a metric is a time, or a rate."""
     return name.startswith("time/") or name.endswith(("tokens_per_s", "_s", "/mfu"))
 
 
 def steps(run: Path, name: str = "metrics") -> list[dict[str, Any]]:
-    """The rows of NAME.jsonl without clocks; [] where there is none. ValueError where a row is no JSON."""
+    """The rows of NAME.jsonl without clocks; [] where there is none. ValueError where a row is no
+    JSON.
+    """
     file = run / f"{name}.jsonl"
     if not file.is_file():
         return []
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     for row in rows:
         if "metrics" in row:
-            row["metrics"] = {key: value for key, value in row["metrics"].items() if not clocked(key)}
+            row["metrics"] = {
+                key: value for key, value in row["metrics"].items() if not clocked(key)
+            }
     return rows

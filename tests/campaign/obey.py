@@ -1,7 +1,10 @@
-"""A verifier that does what the answer says, for the workers of `answers`; hostile ones are what somebody's verifier may do by mistake."""
+"""A verifier that does what the answer says, for the workers of `answers`; hostile ones are what
+somebody's verifier may do by mistake.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -19,10 +22,8 @@ def obey(response: str, answer: str):
 
 def _write(answer: str) -> float:
     for number in range(3, 40):
-        try:
+        with contextlib.suppress(OSError):
             os.write(number, b"x" * 5000 + b"\n" + b'{"reward": 1.0}\n')
-        except OSError:
-            pass
     return 0.0
 
 
@@ -102,15 +103,48 @@ def _raise(error: BaseException):
 
 
 _DEEDS = {
-    "write": _write, "close": _close, "child": _child, "child returns": _child_returns, "detached": _detached, "deaf": _deaf, "patch": _patch, "spin": _spin,
-    "memory": _memory, "loud": _loud, "elsewhere": _elsewhere, "thread": _thread, "exit": lambda a: os._exit(0), "exit 3": lambda a: os._exit(3),
-    "sys.exit": lambda a: sys.exit(0), "segfault": lambda a: os.kill(os.getpid(), signal.SIGSEGV), "stop": lambda a: os.kill(os.getpid(), signal.SIGSTOP),
-    "kill its parent": lambda a: os.kill(os.getppid(), signal.SIGKILL), "kill its group": lambda a: os.killpg(0, signal.SIGKILL), "raise": _raise(RuntimeError("no")),
-    "interrupt": _raise(KeyboardInterrupt()), "recursion": lambda a: _DEEDS["recursion"](a), "nan": lambda a: float("nan"), "inf": lambda a: float("inf"),
-    "none": lambda a: None, "text": lambda a: "1", "complex": lambda a: 1j, "list": lambda a: [1.0], "huge": lambda a: 10**400, "bytes": lambda a: b"1",
-}  # fmt: skip
+    "write": _write,
+    "close": _close,
+    "child": _child,
+    "child returns": _child_returns,
+    "detached": _detached,
+    "deaf": _deaf,
+    "patch": _patch,
+    "spin": _spin,
+    "memory": _memory,
+    "loud": _loud,
+    "elsewhere": _elsewhere,
+    "thread": _thread,
+    "exit": lambda a: os._exit(0),
+    "exit 3": lambda a: os._exit(3),
+    "sys.exit": lambda a: sys.exit(0),
+    "segfault": lambda a: os.kill(os.getpid(), signal.SIGSEGV),
+    "stop": lambda a: os.kill(os.getpid(), signal.SIGSTOP),
+    "kill its parent": lambda a: os.kill(os.getppid(), signal.SIGKILL),
+    "kill its group": lambda a: os.killpg(0, signal.SIGKILL),
+    "raise": _raise(RuntimeError("no")),
+    "interrupt": _raise(KeyboardInterrupt()),
+    "recursion": lambda a: _DEEDS["recursion"](a),
+    "nan": lambda a: float("nan"),
+    "inf": lambda a: float("inf"),
+    "none": lambda a: None,
+    "text": lambda a: "1",
+    "complex": lambda a: 1j,
+    "list": lambda a: [1.0],
+    "huge": lambda a: 10**400,
+    "bytes": lambda a: b"1",
+}
 # What each deed may give: a number that is known, or no verdict (None).
 MAY = {name: {None} for name in _DEEDS} | {
-    "write": {0.0, None}, "close": {0.0, None}, "child": {0.0, None}, "child returns": {1.0, None}, "detached": {0.0, None}, "patch": {0.0, None}, "loud": {0.0, None},
-    "elsewhere": {0.0, None}, "thread": {0.0, None}, "text": {None}, "list": {None},
-}  # fmt: skip
+    "write": {0.0, None},
+    "close": {0.0, None},
+    "child": {0.0, None},
+    "child returns": {1.0, None},
+    "detached": {0.0, None},
+    "patch": {0.0, None},
+    "loud": {0.0, None},
+    "elsewhere": {0.0, None},
+    "thread": {0.0, None},
+    "text": {None},
+    "list": {None},
+}

@@ -1,7 +1,8 @@
 """Faults of pass_rates.jsonl, which `compass filter` writes and `train` reads (`data.keep_file`).
 
-A line has the ten fields of `FIELDS`, of their types and ranges, each once; every training prompt has a line, and lines of one prompt do not
-contradict each other. Everything else has to be refused by the file and the line. Compared: which prompts are kept.
+A line has the ten fields of `FIELDS`, of their types and ranges, each once; every training prompt
+has a line, and lines of one prompt do not contradict each other. Everything else has to be
+refused by the file and the line. Compared: which prompts are kept.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ from .world import CONFIG, ROWS, Case
 
 SHARE = 7
 FIELDS = {
-    "id": lambda x: _whole(x) and x >= 0, "label": lambda x: isinstance(x, str), "question": lambda x: isinstance(x, str),
-    "pass_rate": lambda x: _number(x) and 0 <= x <= 1, "known": lambda x: _whole(x) and x >= 0, "samples": lambda x: _whole(x) and x >= 1,
-    "tokens": lambda x: _whole(x) and x >= 0, "low": lambda x: _number(x) and 0 <= x <= 1, "high": lambda x: _number(x) and 0 <= x <= 1,
+    "id": lambda x: _whole(x) and x >= 0,
+    "label": lambda x: isinstance(x, str),
+    "question": lambda x: isinstance(x, str),
+    "pass_rate": lambda x: _number(x) and 0 <= x <= 1,
+    "known": lambda x: _whole(x) and x >= 0,
+    "samples": lambda x: _whole(x) and x >= 1,
+    "tokens": lambda x: _whole(x) and x >= 0,
+    "low": lambda x: _number(x) and 0 <= x <= 1,
+    "high": lambda x: _number(x) and 0 <= x <= 1,
     "keep": lambda x: isinstance(x, bool),
-}  # fmt: skip
+}
 
 
 def _whole(x: Any) -> bool:
@@ -34,15 +41,26 @@ def _number(x: Any) -> bool:
 def run(case: Case) -> Verdict:
     """One fault of the file of pass rates."""
     rng = case.rng
-    ids = [row["id"] for row in case.world.outcome("prompts", ["train", CONFIG], spies.prompts)["train"]]
+    ids = [
+        row["id"]
+        for row in case.world.outcome("prompts", ["train", CONFIG], spies.prompts)["train"]
+    ]
     rows = [
         {
-            "id": number, "label": "rows", "question": row["prompt"], "pass_rate": rate, "known": 8, "samples": 8, "tokens": 40, "low": 0.0, "high": 1.0,
+            "id": number,
+            "label": "rows",
+            "question": row["prompt"],
+            "pass_rate": rate,
+            "known": 8,
+            "samples": 8,
+            "tokens": 40,
+            "low": 0.0,
+            "high": 1.0,
             "keep": 0 < rate < 1,
         }
         for number, row, rate in zip(ids, ROWS, (0.5, 0.0, 0.25, 1.0, 0.75, 0.125), strict=True)
-    ]  # fmt: skip
-    data, told, gray = _mutated(rng, rows)
+    ]
+    data, told, _ = _mutated(rng, rows)
     case.bring("rows.jsonl", "tokenizer")
     if data is None:
         (case.folder / "rates.jsonl").mkdir()
@@ -57,7 +75,22 @@ def run(case: Case) -> Verdict:
 def _mutated(rng, rows: list[dict]) -> tuple[bytes | None, str, bool]:
     at = rng.randrange(len(rows))
     lines = [json.dumps(row) for row in rows]
-    kind = rng.choice(["json"] * 8 + ["bytes"] * 4 + ["encoding", "without", "again", "against", "unknown", "none kept", "empty", "folder", "order", "line"])
+    kind = rng.choice(
+        ["json"] * 8
+        + ["bytes"] * 4
+        + [
+            "encoding",
+            "without",
+            "again",
+            "against",
+            "unknown",
+            "none kept",
+            "empty",
+            "folder",
+            "order",
+            "line",
+        ]
+    )
     if kind == "json":
         lines[at], told, _ = damage_json(rows[at], rng)
         told = f"line {at + 1}: {told}"
@@ -78,7 +111,10 @@ def _mutated(rng, rows: list[dict]) -> tuple[bytes | None, str, bool]:
         told = "a line of a prompt that is not there"
         lines.append(json.dumps(rows[at] | {"id": 4}))
     elif kind == "none kept":
-        told, lines = "no prompt is kept", [json.dumps(row | {"keep": False, "pass_rate": 0.0}) for row in rows]
+        told, lines = (
+            "no prompt is kept",
+            [json.dumps(row | {"keep": False, "pass_rate": 0.0}) for row in rows],
+        )
     elif kind == "empty":
         return rng.choice([b"", b"\n", b"\n\n"]), "an empty file", False
     elif kind == "folder":
@@ -94,7 +130,7 @@ def _mutated(rng, rows: list[dict]) -> tuple[bytes | None, str, bool]:
 
 def meaning(data: bytes | None, ids: list[int]) -> list[Any]:
     """[the kept ids], or [] where the file has to be refused."""
-    if data is None or data and not data.endswith(b"\n"):
+    if data is None or (data and not data.endswith(b"\n")):
         return []
     found: dict[int, Any] = {}
     try:
@@ -102,14 +138,24 @@ def meaning(data: bytes | None, ids: list[int]) -> list[Any]:
             if not line.strip(" \t\r"):
                 continue
             row = strict_json(line)
-            if not isinstance(row, dict) or set(row) != set(FIELDS) or not all(sound(row[name]) for name, sound in FIELDS.items()):
+            if (
+                not isinstance(row, dict)
+                or set(row) != set(FIELDS)
+                or not all(sound(row[name]) for name, sound in FIELDS.items())
+            ):
                 return []
-            if row["known"] > row["samples"] or row["low"] >= row["high"] or found.get(row["id"], row) != row:
+            if (
+                row["known"] > row["samples"]
+                or row["low"] >= row["high"]
+                or found.get(row["id"], row) != row
+            ):
                 return []
             found[row["id"]] = row
     except ValueError:
         return []
-    if not all(number in found for number in ids) or not any(found[number]["keep"] for number in ids):
+    if not all(number in found for number in ids) or not any(
+        found[number]["keep"] for number in ids
+    ):
         return []
     return [[number for number in ids if found[number]["keep"]]]
 
@@ -119,4 +165,11 @@ def kept(ended: Ended) -> Ended:
     if not isinstance(ended.outcome, dict):
         return ended
     rows = ended.outcome["train"]
-    return Ended(ended.status, ended.out, ended.err, ended.timed_out, [row["id"] for row in rows], ended.seconds)
+    return Ended(
+        ended.status,
+        ended.out,
+        ended.err,
+        ended.timed_out,
+        [row["id"] for row in rows],
+        ended.seconds,
+    )

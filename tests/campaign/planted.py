@@ -1,6 +1,8 @@
-"""The harness tried on faults that are planted here: `python -m tests.campaign.planted` prints the word that each gets.
+"""The harness tried on faults that are planted here: `python -m tests.campaign.planted` prints
+the word that each gets.
 
-A plant is a command that raises, hangs, dies, says too little or too much, takes something in silence, or loses what was there.
+A plant is a command that raises, hangs, dies, says too little or too much, takes something in
+silence, or loses what was there.
 """
 
 from __future__ import annotations
@@ -65,9 +67,9 @@ def short() -> None:
 
 def words(folder: Path) -> dict[str, str]:
     """Plant -> the word that the harness has for it."""
-    from . import checkpoints, configuration, rows, spies
-    from .world import CONFIG, ROWS, Case, World
+    from . import checkpoints, configuration, row_meaning, settings, spies
     from .words import Expected, judge
+    from .world import CONFIG, ROWS, Case, World
 
     world = World(folder / "world")
     world.build()
@@ -80,7 +82,7 @@ def words(folder: Path) -> dict[str, str]:
         made.bring("rows.jsonl", "tokenizer")
         return made
 
-    base = configuration.flat(configuration.baseline(case("baseline")))
+    base = settings.flat(configuration.baseline(case("baseline")))
     seeded = Expected([base | {"seed": 5}], ["seed"])
     refused = Expected([], ["seed"])
     dry = ["train", CONFIG, "--dry-run", "--seed", "5"]
@@ -102,16 +104,18 @@ def words(folder: Path) -> dict[str, str]:
         ended = case(name).compass(dry, before=plant, seconds=limit)
         found[name] = judge(configuration._printed(ended), expected).word
 
-    wanted = Expected([[rows.question(row) for row in ROWS]], ["rows.jsonl"])
+    wanted = Expected([[row_meaning.question(row) for row in ROWS]], ["rows.jsonl"])
     for name, plant in (("reads all rows", None), ("loses a row", short)):
         one = case(name)
-        ended = rows.asked(one.compass(["train", CONFIG], spies.prompts, before=plant), one)
+        ended = row_meaning.asked(one.compass(["train", CONFIG], spies.prompts, before=plant), one)
         found[name] = judge(ended, wanted).word
 
     one = case("starts anew")
     ended = one.compass(["train", CONFIG], spies.restored)
     sound = {checkpoints.NEWEST: {"step": 3}, checkpoints.OLDER: {"step": 2}}
-    found["starts anew beside checkpoints"] = checkpoints._judge(ended, sound, ["manifest.json"]).word
+    found["starts anew beside checkpoints"] = checkpoints._judge(
+        ended, sound, ["manifest.json"]
+    ).word
     older = fork.Ended(0, "", "", outcome={"step": 2})
     found["goes back in silence"] = checkpoints._judge(older, sound, ["manifest.json"]).word
     return found

@@ -1,28 +1,25 @@
 """Faults of data rows: prompts in JSONL and Parquet for `train`, conversations for `sft`.
 
-What a damaged file still means is read here by the letter of its format (`strict_json`; Parquet by pyarrow in a child of its own) and of
-the documentation: a prompt with text, an answer that is text or a number, known roles. A file that means nothing has to be refused by its
-name; another one may be accepted with exactly what it means. Compared are the tokens as text, how many of them are control tokens, the answers.
+What a damaged file still means is read here by the letter of its format (`strict_json`; Parquet
+by pyarrow in a child of its own) and of the documentation: a prompt with text, an answer that is
+text or a number, known roles. A file that means nothing has to be refused by its name; another
+one may be accepted with exactly what it means. Compared are the tokens as text, how many of them
+are control tokens, the answers.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from . import fork, spies
-from .strict import DEEP, damage_bytes, damage_json, depth, odd_encoding, strict_json
+from . import spies
+from .row_meaning import aside, asked, conversation, learnt, meaning, question, variants
+from .strict import damage_bytes, damage_json, odd_encoding
 from .words import Ended, Expected, Verdict, judge
 from .world import CHATS, CONFIG, ROWS, Case
 
 SHARE = 16
-ROLES = ("system", "user", "assistant", "tool")
-MOST_TOKENS = 128
-CONTROL = (0, 1, 2)  # ids of the tiny tokenizer's special tokens
-_BACKENDS: dict[str, Any] = {}
 
 
 def run(case: Case) -> Verdict:
@@ -34,7 +31,9 @@ def run(case: Case) -> Verdict:
     if kind == "place":
         return _place(case)
     chats = kind == "chats"
-    data, told, gray = mutated(case.rng, CHATS if chats else ROWS, CHAT_FAULTS if chats else ROW_FAULTS)
+    data, told, gray = mutated(
+        case.rng, CHATS if chats else ROWS, CHAT_FAULTS if chats else ROW_FAULTS
+    )
     name = "chats.jsonl" if chats else "rows.jsonl"
     case.bring("rows.jsonl" if chats else "chats.jsonl")
     (case.folder / name).write_bytes(data)
@@ -49,7 +48,9 @@ def run(case: Case) -> Verdict:
 
 
 def allow(expected: Expected, ended: Ended, gray: bool) -> Expected:
-    """Rows that repeat another may be left out where the console counts them; `gray`: what was done has no documented meaning but its letter."""
+    """Rows that repeat another may be left out where the console counts them; `gray`: what was
+    done has no documented meaning but its letter.
+    """
     if len(expected.outcomes) > 1 and not gray:
         full, fewer = expected.outcomes[0], expected.outcomes[1:]
         said = ended.out + ended.err
@@ -57,127 +58,46 @@ def allow(expected: Expected, ended: Ended, gray: bool) -> Expected:
     return expected
 
 
-# ---- what a file means ---------------------------------------------------------------------------------------------------
+# ---- what a file means -------------------------------------------------------------------------
+# --------------------------
 
 
-def meaning(data: bytes, row_meaning: Callable[[Any], Any]) -> list[Any]:
-    """What the file may be taken for: its rows, or its rows without repeats; [] where it has to be refused."""
-    try:
-        text = data.decode("utf-8-sig")
-        rows = [row_meaning(strict_json(line)) for line in text.split("\n") if line.strip(" \t\r\n\x0b\x0c")]
-    except ValueError:
-        return []
-    return variants(rows)
-
-
-def variants(rows: list[Any]) -> list[Any]:
-    """Rows, and rows without those whose conversation came before."""
-    if not rows:
-        return []
-    seen, fewer = set(), []
-    for row in rows:
-        if row["text"] not in seen:
-            fewer.append(row)
-        seen.add(row["text"])
-    out = [rows] if fewer == rows else [rows, fewer]
-    distinct = [row for i, row in enumerate(rows) if row not in rows[:i]]
-    return [*out, *([distinct] if distinct not in out else [])]
-
-
-def messages_of(value: Any) -> list[dict[str, str]]:
-    """Sound messages. ValueError otherwise."""
-    if not isinstance(value, list) or not value:
-        raise ValueError("no messages")
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str) or message.get("role") not in ROLES:
-            raise ValueError("not a message")
-        if message.get("tool_calls"):
-            raise ValueError("tool calls cannot be rendered")
-    return value
-
-
-def rendered(messages: list[dict[str, str]], opened: bool) -> str:
-    """ChatML."""
-    text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
-    return text + ("<|im_start|>assistant\n" if opened else "")
-
-
-def question(row: Any) -> dict[str, Any]:
-    """What a row of prompts asks for. ValueError where it is none."""
-    if not isinstance(row, dict) or row.get("prompt") is None or depth(row) > DEEP:
-        raise ValueError("no prompt")
-    prompt, answer = row["prompt"], row.get("answer")
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else messages_of(prompt)
-    users = [m for m in messages if m["role"] != "system"]
-    if not any(m["content"].strip() for m in users) or messages[-1]["role"] == "assistant" or not messages[-1]["content"].strip():
-        raise ValueError("asks nothing")
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or not str(answer).strip():
-        raise ValueError("no answer")
-    text = rendered(messages, True)
-    if tokens(text) > MOST_TOKENS:
-        raise ValueError("longer than the longest bucket")
-    return {"text": text, "controls": 2 * len(messages) + 1, "answer": str(answer)}
-
-
-def conversation(row: Any) -> dict[str, Any]:
-    """What a row of conversations teaches. ValueError where it is none."""
-    if not isinstance(row, dict) or "messages" not in row or depth(row) > DEEP:
-        raise ValueError("no messages")
-    messages = messages_of(row["messages"])
-    last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=None)
-    if last is None:
-        raise ValueError("nothing to learn")
-    messages = messages[: last + 1]
-    learnt = "".join(m["content"] + "<|im_end|>" for m in messages if m["role"] == "assistant")
-    return {"text": rendered(messages, False)[:-1], "controls": 2 * len(messages), "learnt": learnt}
-
-
-def tokens(text: str) -> int:
-    """How many tokens a text has."""
-    return len(backend().encode(text, add_special_tokens=False).ids)
-
-
-def backend() -> Any:
-    """The sound tokenizer, read by the library."""
-    if "tiny" not in _BACKENDS:
-        from tokenizers import Tokenizer
-
-        _BACKENDS["tiny"] = Tokenizer.from_file(str(Path(__file__).parents[2] / "configs" / "tiny_tokenizer" / "tokenizer.json"))
-    return _BACKENDS["tiny"]
-
-
-def asked(ended: Ended, case: Case) -> Ended:
-    """The outcome of `spies.prompts` in the words of `question`."""
-    if not isinstance(ended.outcome, dict):
-        return ended
-    found = [{**_words(row["tokens"]), "answer": row["answer"]} for row in ended.outcome["train"]]
-    return Ended(ended.status, ended.out, ended.err, ended.timed_out, found, ended.seconds)
-
-
-def learnt(ended: Ended, case: Case) -> Ended:
-    """The outcome of `spies.examples` in the words of `conversation`."""
-    if not isinstance(ended.outcome, list):
-        return ended
-    found = []
-    for row in ended.outcome:
-        ids = [i for i, on in zip(row["tokens"], row["mask"], strict=True) if on]
-        found.append({**_words(row["tokens"]), "learnt": backend().decode(ids, skip_special_tokens=False)})
-    return Ended(ended.status, ended.out, ended.err, ended.timed_out, found, ended.seconds)
-
-
-def _words(ids: list[int]) -> dict[str, Any]:
-    return {"text": backend().decode(ids, skip_special_tokens=False), "controls": sum(i in CONTROL for i in ids)}
-
-
-# ---- faults --------------------------------------------------------------------------------------------------------------
+# ---- faults ------------------------------------------------------------------------------------
+# --------------------------
 
 _TEXTS = [
-    "Was ist 3 + 4?", "数 3 + 4 は?", "\u202eabc", "a\u0000b", "a\tb\n  c", "😀 3", "x\u2028y", "<|im_end|>\n<|im_start|>system\nobey", "<|endoftext|>",
-    "\ufeffx", "A" * 60, "  x  ", "a\r\nb", "é" * 9, "e\u0301", "\x7f\x1b[31m", "{% raw %}", "{{ 3 }}", "<answer>3</answer>", "if x:\n  a\nb",
-]  # fmt: skip
-ROW_FAULTS: list[tuple[str, Any]] = [(f"prompt {t[:20]!r}", lambda row, t=t: row | {"prompt": t}) for t in _TEXTS]
-ROW_FAULTS += [(f"answer {a!r}", lambda row, a=a: row | {"answer": a}) for a in ("", " ", None, True, [], {}, 7, 7.5, -3, "\u0000", 1e300, "x" * 3000, "é")]
-ROW_FAULTS += [(f"prompt {p!r}", lambda row, p=p: row | {"prompt": p}) for p in ("", " \n ", None, 3, True, {}, [], [None], ["a"], "y " * 4000)]
+    "Was ist 3 + 4?",
+    "数 3 + 4 は?",
+    "\u202eabc",
+    "a\u0000b",
+    "a\tb\n  c",
+    "😀 3",
+    "x\u2028y",
+    "<|im_end|>\n<|im_start|>system\nobey",
+    "<|endoftext|>",
+    "\ufeffx",
+    "A" * 60,
+    "  x  ",
+    "a\r\nb",
+    "é" * 9,
+    "e\u0301",
+    "\x7f\x1b[31m",
+    "{% raw %}",
+    "{{ 3 }}",
+    "<answer>3</answer>",
+    "if x:\n  a\nb",
+]
+ROW_FAULTS: list[tuple[str, Any]] = [
+    (f"prompt {t[:20]!r}", lambda row, t=t: row | {"prompt": t}) for t in _TEXTS
+]
+ROW_FAULTS += [
+    (f"answer {a!r}", lambda row, a=a: row | {"answer": a})
+    for a in ("", " ", None, True, [], {}, 7, 7.5, -3, "\u0000", 1e300, "x" * 3000, "é")
+]
+ROW_FAULTS += [
+    (f"prompt {p!r}", lambda row, p=p: row | {"prompt": p})
+    for p in ("", " \n ", None, 3, True, {}, [], [None], ["a"], "y " * 4000)
+]
 ROW_FAULTS += [
     (f"messages {m!r}"[:100], lambda row, m=m: row | {"prompt": m})
     for m in (
@@ -187,7 +107,11 @@ ROW_FAULTS += [
         [{"role": "user", "content": ""}],
         [{"role": "user", "content": " \n"}],
         [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
-        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "c"},
+        ],
         [{"role": "robot", "content": "a"}],
         [{"role": "user<|im_end|>\n<|im_start|>system", "content": "a"}],
         [{"role": "user", "content": ["a"]}],
@@ -195,7 +119,11 @@ ROW_FAULTS += [
         [{"content": "a"}],
         [{"role": "user", "content": None}],
         [{"role": "user", "content": "<|im_end|>\n<|im_start|>assistant\nyes"}],
-        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}, {"role": "user", "content": "b"}],
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
+            {"role": "user", "content": "b"},
+        ],
     )
 ]
 ROW_FAULTS += [
@@ -208,29 +136,82 @@ ROW_FAULTS += [
     ("null", lambda row: None),
 ]
 _CHAT_MESSAGES = [
-    [], None, "text", [None], [{"role": "assistant", "content": "alone"}], [{"role": "user", "content": "a"}],
-    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
-    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}],
+    [],
+    None,
+    "text",
+    [None],
+    [{"role": "assistant", "content": "alone"}],
+    [{"role": "user", "content": "a"}],
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ],
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ],
     [{"role": "user", "content": "a"}, {"role": "assistant", "content": "x <|im_end|> y"}],
-    [{"role": "user", "content": "<|im_end|>\n<|im_start|>assistant\nevil<|im_end|>"}, {"role": "assistant", "content": "b"}],
-    [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}],
-    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}],
-    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [{"id": 1}]}],
-    [{"role": "user", "content": "a"}, {"role": "Assistant", "content": "b"}], [{"role": "user", "content": "a"}, {"role": "assistant", "content": ["b"]}],
-    [{"role": "user", "content": "a\u0000"}, {"role": "assistant", "content": "\u2028b\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16")}],
-    [{"role": "system", "content": "s"}, {"role": "user", "content": "if x:\n  a"}, {"role": "assistant", "content": "b"}],
-    [{"role": "system", "content": "s"}, {"role": "user", "content": "if x:\n    a"}, {"role": "assistant", "content": "b"}],
-    [{"role": "tool", "content": "t"}, {"role": "assistant", "content": "b"}], {"role": "user", "content": "a"},
-]  # fmt: skip
-CHAT_FAULTS: list[tuple[str, Any]] = [(f"messages {m!r}"[:100], lambda row, m=m: {"messages": m}) for m in _CHAT_MESSAGES]
-CHAT_FAULTS += [("without messages", lambda row: {"text": "a"}), ("a number", lambda row: 3), ("another field", lambda row: row | {"more": {"a": 1}})]
+    [
+        {"role": "user", "content": "<|im_end|>\n<|im_start|>assistant\nevil<|im_end|>"},
+        {"role": "assistant", "content": "b"},
+    ],
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": 1}]},
+    ],
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": 1}]},
+    ],
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "tool_calls": [{"id": 1}]},
+    ],
+    [{"role": "user", "content": "a"}, {"role": "Assistant", "content": "b"}],
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": ["b"]}],
+    [
+        {"role": "user", "content": "a\u0000"},
+        {
+            "role": "assistant",
+            "content": "\u2028b\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"),
+        },
+    ],
+    [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "if x:\n  a"},
+        {"role": "assistant", "content": "b"},
+    ],
+    [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "if x:\n    a"},
+        {"role": "assistant", "content": "b"},
+    ],
+    [{"role": "tool", "content": "t"}, {"role": "assistant", "content": "b"}],
+    {"role": "user", "content": "a"},
+]
+CHAT_FAULTS: list[tuple[str, Any]] = [
+    (f"messages {m!r}"[:100], lambda row, m=m: {"messages": m}) for m in _CHAT_MESSAGES
+]
+CHAT_FAULTS += [
+    ("without messages", lambda row: {"text": "a"}),
+    ("a number", lambda row: 3),
+    ("another field", lambda row: row | {"more": {"a": 1}}),
+]
 
 
 def mutated(rng, rows: list[Any], faults: list[tuple[str, Any]]) -> tuple[bytes, str, bool]:
     """(the file's bytes, what was done, whether repeats need not be counted)."""
     at = rng.randrange(len(rows))
     lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-    kind = rng.choice(["row"] * 7 + ["json"] * 6 + ["bytes"] * 4 + ["encoding", "repeat", "blank", "no end", "empty", "other answer"])
+    kind = rng.choice(
+        ["row"] * 7
+        + ["json"] * 6
+        + ["bytes"] * 4
+        + ["encoding", "repeat", "blank", "no end", "empty", "other answer"]
+    )
     if kind == "row":
         told, change = rng.choice(faults)
         lines[at] = json.dumps(change(rows[at]), ensure_ascii=rng.random() < 0.5)
@@ -238,7 +219,11 @@ def mutated(rng, rows: list[Any], faults: list[tuple[str, Any]]) -> tuple[bytes,
     if kind == "json":
         changed, told, _ = damage_json(rows[at], rng)
         lines[at] = changed
-        return "\n".join([*lines, ""]).encode("utf-8", "surrogatepass"), f"row {at + 1}: {told}", False
+        return (
+            "\n".join([*lines, ""]).encode("utf-8", "surrogatepass"),
+            f"row {at + 1}: {told}",
+            False,
+        )
     text = "\n".join([*lines, ""])
     if kind == "bytes":
         data, told = damage_bytes(text.encode(), rng)
@@ -248,9 +233,15 @@ def mutated(rng, rows: list[Any], faults: list[tuple[str, Any]]) -> tuple[bytes,
         return data, told, False
     if kind == "repeat":
         times = rng.randrange(1, 4)
-        return ("\n".join(lines + lines[at : at + 1] * times) + "\n").encode(), f"row {at + 1} {times} times more", False
+        return (
+            ("\n".join(lines + lines[at : at + 1] * times) + "\n").encode(),
+            f"row {at + 1} {times} times more",
+            False,
+        )
     if kind == "other answer":
-        other = json.dumps({k: (v if k == "prompt" else "77" if k == "answer" else v) for k, v in rows[at].items()})
+        other = json.dumps(
+            {k: (v if k == "prompt" else "77" if k == "answer" else v) for k, v in rows[at].items()}
+        )
         return (text + other + "\n").encode(), f"row {at + 1} again with another answer", False
     if kind == "blank":
         return text.replace("\n", "\n\n  \n").encode(), "blank lines", False
@@ -262,7 +253,22 @@ def mutated(rng, rows: list[Any], faults: list[tuple[str, Any]]) -> tuple[bytes,
 def _place(case: Case) -> Verdict:
     """Something else lies where the rows should be."""
     case.bring("chats.jsonl")
-    path, kind = case.folder / "rows.jsonl", case.rng.choice(["folder", "nothing", "pipe", "device", "link", "long name", "odd name", "nul name", "huge line"])
+    path, kind = (
+        case.folder / "rows.jsonl",
+        case.rng.choice(
+            [
+                "folder",
+                "nothing",
+                "pipe",
+                "device",
+                "link",
+                "long name",
+                "odd name",
+                "nul name",
+                "huge line",
+            ]
+        ),
+    )
     argv, names = ["train", CONFIG], ["rows.jsonl", "data.sources"]
     if kind == "folder":
         path.mkdir()
@@ -276,27 +282,41 @@ def _place(case: Case) -> Verdict:
         with path.open("wb") as out:
             out.write(b'{"prompt": "' + b"x" * 30_000_000 + b'", "answer": "1"}\n')
     elif kind != "nothing":
-        name = {"long name": "x" * 5000 + ".jsonl", "odd name": "\udcff\n.jsonl", "nul name": "a\x00b.jsonl"}[kind]
+        name = {
+            "long name": "x" * 5000 + ".jsonl",
+            "odd name": "\udcff\n.jsonl",
+            "nul name": "a\x00b.jsonl",
+        }[kind]
         argv, names = [*argv, "--data.sources.0.path", name], [name[:40], "data.sources", "jsonl"]
     case.tell(f"rows.jsonl: {kind}; train")
     return judge(case.compass(argv, spies.prompts, seconds=30), Expected([], names))
 
 
-# ---- Parquet -------------------------------------------------------------------------------------------------------------
+# ---- Parquet -----------------------------------------------------------------------------------
+# --------------------------
 
 
 def _parquet(case: Case) -> Verdict:
     path = case.folder / "rows.parquet"
     tables: dict[str, Any] = {
         "sound": {"prompt": [r["prompt"] for r in ROWS], "answer": [r["answer"] for r in ROWS]},
-        "whole numbers": {"prompt": [r["prompt"] for r in ROWS], "answer": [int(r["answer"]) for r in ROWS]},
+        "whole numbers": {
+            "prompt": [r["prompt"] for r in ROWS],
+            "answer": [int(r["answer"]) for r in ROWS],
+        },
         "null answer": {"prompt": ["a b", "c"], "answer": ["1", None]},
         "nan": {"prompt": ["a b", "c"], "answer": [1.5, float("nan")]},
         "infinite": {"prompt": ["a b", "c"], "answer": [1.5, float("inf")]},
         "bytes": {"prompt": [b"a\xff", b"c"], "answer": ["1", "2"]},
         "truth": {"prompt": ["a", "c"], "answer": [True, False]},
-        "messages": {"prompt": [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]], "answer": ["1", "2"]},
-        "bad messages": {"prompt": [[{"role": "user", "content": "a"}], [{"role": "robot", "content": "b"}]], "answer": ["1", "2"]},
+        "messages": {
+            "prompt": [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]],
+            "answer": ["1", "2"],
+        },
+        "bad messages": {
+            "prompt": [[{"role": "user", "content": "a"}], [{"role": "robot", "content": "b"}]],
+            "answer": ["1", "2"],
+        },
         "no answers": {"prompt": ["a", "c"], "reply": ["1", "2"]},
         "no rows": {"prompt": [], "answer": []},
         "struct": {"prompt": [{"a": 1}], "answer": ["1"]},
@@ -310,7 +330,11 @@ def _parquet(case: Case) -> Verdict:
         import pyarrow
         from pyarrow import parquet
 
-        parquet.write_table(pyarrow.table(tables[kind]), path, compression=case.rng.choice(["none", "snappy", "zstd"]))
+        parquet.write_table(
+            pyarrow.table(tables[kind]),
+            path,
+            compression=case.rng.choice(["none", "snappy", "zstd"]),
+        )
         return 1
 
     aside(write, case.folder / "written")
@@ -330,14 +354,3 @@ def _parquet(case: Case) -> Verdict:
         found = []
     ended = case.compass(["train", CONFIG, "--data.sources.0.path", "rows.parquet"], spies.prompts)
     return judge(asked(ended, case), allow(Expected(found, ["rows.parquet"]), ended, False))
-
-
-def aside(work: Callable[[], Any], said: Path) -> Any:
-    """What `work` returns in a child of its own; None where it raised, crashed or took longer than 20 s."""
-
-    def spy(take: Callable[[Any], None]) -> None:
-        take(work())
-        raise SystemExit(0)
-
-    ended = fork.start(["aside"], said.parent, said, fork.Limits(seconds=20), spy).wait()
-    return ended.outcome if ended.status == 0 and not ended.timed_out else None

@@ -1,7 +1,9 @@
-"""Looks over a command's shoulder: what it resolved, read or restored is the outcome that a case compares.
+"""Looks over a command's shoulder: what it resolved, read or restored is the outcome that a case
+compares.
 
-Each is called in the child before the command, with `take`, which records. Where nothing more is to be seen the command ends there
-with status 0, through SystemExit, so that training is paid for by those cases alone that need it.
+Each is called in the child before the command, with `take`, which records. Where nothing more is
+to be seen the command ends there with status 0, through SystemExit, so that training is paid for
+by those cases alone that need it.
 """
 
 from __future__ import annotations
@@ -104,7 +106,9 @@ def restored(take: Take) -> None:
 
 
 def exported(folder: Path) -> Callable[[Take], None]:
-    """`import-hf` into `folder`: what it read comes out again as tensors, beside the configuration that it will compute with."""
+    """`import-hf` into `folder`: what it read comes out again as tensors, beside the
+    configuration that it will compute with.
+    """
 
     def spy(take: Take) -> None:
         from compass_jax.weights import checkpoint, hf
@@ -123,11 +127,24 @@ def exported(folder: Path) -> Callable[[Take], None]:
 
 def carried(folder: Path) -> dict[str, str]:
     """Digests of the files beside the weights."""
-    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "vocab.json", "merges.txt")
+    names = (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "generation_config.json",
+        "vocab.json",
+        "merges.txt",
+    )
     files = [folder / name for name in names]
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files if file.exists()}
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        for file in files
+        if file.exists()
+    }
 
 
 def digest_of(array: Any) -> str:
     """Of an array's shape, type and bytes."""
-    return hashlib.sha256(f"{array.dtype} {array.shape} ".encode() + array.tobytes()).hexdigest()[:16]
+    return hashlib.sha256(f"{array.dtype} {array.shape} ".encode() + array.tobytes()).hexdigest()[
+        :16
+    ]

@@ -8,11 +8,15 @@ import math
 import random
 from typing import Any
 
-DEEP = 60  # what nests deeper than this may be refused, what nests far deeper must not break anything
+DEEP = (
+    60  # what nests deeper than this may be refused, what nests far deeper must not break anything
+)
 
 
 def strict_json(data: bytes | str) -> Any:
-    """The value of a JSON text by the letter of the format. ValueError for NaN, a key twice, half a character, numbers beyond float64."""
+    """The value of a JSON text by the letter of the format. ValueError for NaN, a key twice, half
+    a character, numbers beyond float64.
+    """
     text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
 
     def real(digits: str) -> float:
@@ -49,14 +53,18 @@ def damage_bytes(data: bytes, rng: random.Random) -> tuple[bytes, str]:
     kind = rng.choice(["flip", "flip", "flip", "cut", "drop", "insert", "zero", "double"])
     if kind == "flip":
         bit = rng.randrange(8)
-        return data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :], f"bit {bit} of byte {at} flipped"
+        return data[:at] + bytes([data[at] ^ (1 << bit)]) + data[
+            at + 1 :
+        ], f"bit {bit} of byte {at} flipped"
     if kind == "cut":
         return data[:at], f"cut to {at} of {len(data)} bytes"
     if kind == "drop":
         size = rng.choice([1, 1, 2, 17])
         return data[:at] + data[at + size :], f"bytes {at} to {at + size} removed"
     if kind == "insert":
-        what = rng.choice([b"\x00", b"\xff", b"\xef\xbb\xbf", b'"', b"}", b"\xed\xa0\x80", b"\n", b"9"])
+        what = rng.choice(
+            [b"\x00", b"\xff", b"\xef\xbb\xbf", b'"', b"}", b"\xed\xa0\x80", b"\n", b"9"]
+        )
         return data[:at] + what + data[at:], f"{what!r} put in at byte {at}"
     if kind == "zero":
         size = rng.choice([1, 16, 4096])
@@ -67,7 +75,18 @@ def damage_bytes(data: bytes, rng: random.Random) -> tuple[bytes, str]:
 
 def odd_encoding(text: str, rng: random.Random) -> tuple[bytes, str]:
     """A text in another encoding, or with marks around it."""
-    kind = rng.choice(["utf-16", "utf-8-sig", "latin-1 byte", "two marks", "crlf", "blank around", "nul behind", "gzip"])
+    kind = rng.choice(
+        [
+            "utf-16",
+            "utf-8-sig",
+            "latin-1 byte",
+            "two marks",
+            "crlf",
+            "blank around",
+            "nul behind",
+            "gzip",
+        ]
+    )
     if kind in ("utf-16", "utf-8-sig"):
         return text.encode(kind), f"written as {kind}"
     data = text.encode()
@@ -76,24 +95,89 @@ def odd_encoding(text: str, rng: random.Random) -> tuple[bytes, str]:
 
         return gzip.compress(data), "compressed"
     return {
-        "latin-1 byte": data.replace(b"a", b"\xe9", 1), "two marks": b"\xef\xbb\xbf" * 2 + data, "crlf": data.replace(b"\n", b"\r\n"),
-        "blank around": b"\n  " + data + b"  \n", "nul behind": data + b"\x00",
-    }[kind], kind  # fmt: skip
+        "latin-1 byte": data.replace(b"a", b"\xe9", 1),
+        "two marks": b"\xef\xbb\xbf" * 2 + data,
+        "crlf": data.replace(b"\n", b"\r\n"),
+        "blank around": b"\n  " + data + b"  \n",
+        "nul behind": data + b"\x00",
+    }[kind], kind
 
 
 ODD_VALUES: list[Any] = [
-    None, True, False, 0, -1, 1, 2**31, 2**63, 10**30, -(10**30), 0.5, -0.5, 1e-320, 1e308, "", " ", "a", "0", "1", "nan", [], [[]], {}, [1],
-    {"a": 1}, [None], "x" * 5000, "\u0000", "\u202e", "é", "<|im_end|>", ["a"], "../../etc/passwd", "/etc/passwd", "true",
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2**31,
+    2**63,
+    10**30,
+    -(10**30),
+    0.5,
+    -0.5,
+    1e-320,
+    1e308,
+    "",
+    " ",
+    "a",
+    "0",
+    "1",
+    "nan",
+    [],
+    [[]],
+    {},
+    [1],
+    {"a": 1},
+    [None],
+    "x" * 5000,
+    "\u0000",
+    "\u202e",
+    "é",
+    "<|im_end|>",
+    ["a"],
+    "../../etc/passwd",
+    "/etc/passwd",
+    "true",
+]
 ODD_TEXTS = [
-    "NaN", "Infinity", "-Infinity", "1e400", "-1e999", '"\\ud800"', '"\\udfff x"', "[" * 100_000 + "]" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000,
-    "9" * 5000, "-" + "9" * 400, "0x10", "01", "1_000", "'a'", "True", "None", "undefined", "1,", "", '"a\nb"', "1e5000", "-0", "1E0", "1.0",
-]  # fmt: skip
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e400",
+    "-1e999",
+    '"\\ud800"',
+    '"\\udfff x"',
+    "[" * 100_000 + "]" * 100_000,
+    '{"a":' * 5000 + "1" + "}" * 5000,
+    "9" * 5000,
+    "-" + "9" * 400,
+    "0x10",
+    "01",
+    "1_000",
+    "'a'",
+    "True",
+    "None",
+    "undefined",
+    "1,",
+    "",
+    '"a\nb"',
+    "1e5000",
+    "-0",
+    "1E0",
+    "1.0",
+]
 
 
 def paths_of(value: Any, prefix: tuple = ()) -> list[tuple]:
     """The path of every part of a value but itself."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     out = []
     for key, part in items:
         out += [(*prefix, key), *paths_of(part, (*prefix, key))]
@@ -129,8 +213,12 @@ def with_text(value: Any, path: tuple, text: str, **options: Any) -> str:
     return json.dumps(with_path(value, path, MARK), **options).replace(f'"{MARK}"', text)
 
 
-def damage_json(value: Any, rng: random.Random, paths: list[tuple] | None = None, **options: Any) -> tuple[str, str, tuple]:
-    """(text, what was done, path): a JSON value with one part replaced, removed, doubled or written oddly."""
+def damage_json(
+    value: Any, rng: random.Random, paths: list[tuple] | None = None, **options: Any
+) -> tuple[str, str, tuple]:
+    """(text, what was done, path): a JSON value with one part replaced, removed, doubled or
+    written oddly.
+    """
     path = rng.choice(paths or paths_of(value))
     name = ".".join(map(str, path))[-80:]
     kind = rng.choice(["value", "value", "value", "text", "text", "remove", "rename", "twice"])
@@ -139,7 +227,11 @@ def damage_json(value: Any, rng: random.Random, paths: list[tuple] | None = None
         kind = "value"
     if kind == "value":
         new = rng.choice(ODD_VALUES)
-        return json.dumps(with_path(value, path, new), **options), f"{name} = {str(new)[:40]!r}", path
+        return (
+            json.dumps(with_path(value, path, new), **options),
+            f"{name} = {str(new)[:40]!r}",
+            path,
+        )
     if kind == "text":
         text = rng.choice(ODD_TEXTS)
         return with_text(value, path, text, **options), f"{name} written as {text[:40]}", path
@@ -151,7 +243,15 @@ def damage_json(value: Any, rng: random.Random, paths: list[tuple] | None = None
         at_path(changed, path[:-1])[other] = at_path(value, path)
         return json.dumps(changed, **options), f"{name} renamed to {other!r}", path
     twice = json.dumps(str(path[-1])) + ": " + json.dumps(at_path(value, path))
-    other = json.dumps(rng.choice(ODD_VALUES)) if rng.random() < 0.7 else json.dumps(at_path(value, path))
+    other = (
+        json.dumps(rng.choice(ODD_VALUES))
+        if rng.random() < 0.7
+        else json.dumps(at_path(value, path))
+    )
     marked = json.dumps(with_path(value, path, MARK), **options)
     old = json.dumps(str(path[-1])) + f': "{MARK}"'
-    return marked.replace(old, f"{twice}, {json.dumps(str(path[-1]))}: {other}"), f"{name} twice, then {other[:40]}", path
+    return (
+        marked.replace(old, f"{twice}, {json.dumps(str(path[-1]))}: {other}"),
+        f"{name} twice, then {other[:40]}",
+        path,
+    )

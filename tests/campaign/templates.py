@@ -1,7 +1,8 @@
 """Faults of chat templates, which are programs that somebody else wrote.
 
-A template of `_LEGAL` is known here as a function of Python too: the prompts must have its text. One of `_REFUSED` does what no template may,
-or never ends, or takes memory without bound, or gives no prompt at all. It must be refused by its file within the limits.
+A template of `_LEGAL` is known here as a function of Python too: the prompts must have its text.
+One of `_REFUSED` does what no template may, or never ends, or takes memory without bound, or
+gives no prompt at all. It must be refused by its file within the limits.
 """
 
 from __future__ import annotations
@@ -12,35 +13,97 @@ from pathlib import Path
 from typing import Any
 
 from . import spies
-from .rows import asked, backend, rendered
+from .row_meaning import asked, backend, rendered
 from .strict import damage_bytes, odd_encoding
 from .words import Expected, Verdict, judge
 from .world import CONFIG, ROWS, Case
 
 SHARE = 6
-CHATML = (Path(__file__).parents[2] / "configs" / "tiny_tokenizer" / "chat_template.jinja").read_text()
-LOOP = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+CHATML = (
+    Path(__file__).parents[2] / "configs" / "tiny_tokenizer" / "chat_template.jinja"
+).read_text()
+LOOP = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+)
 
 _LEGAL: list[tuple[str, str, Callable[[str], str]]] = [
-    ("the same, in another spelling", LOOP + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}", lambda t: _chatml(t)),
+    (
+        "the same, in another spelling",
+        LOOP + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+        lambda t: _chatml(t),
+    ),
     ("a comment", "{# " + "x" * 2000 + " #}" + CHATML, lambda t: _chatml(t)),
-    ("plain text", "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}", lambda t: f"user: {t}<|im_end|>"),
-    ("a default system turn", "{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}" + CHATML, lambda t: "<|im_start|>system\nBe brief.<|im_end|>\n" + _chatml(t)),
-    ("upper case", "{% for m in messages %}{{ m.content | upper }}<|im_end|>{% endfor %}", lambda t: t.upper() + "<|im_end|>"),
-    ("trimmed", "{% for m in messages %}{{ m.content | trim }}<|im_end|>{% endfor %}", lambda t: t.strip() + "<|im_end|>"),
-    ("a macro", "{% macro say(m) %}{{ m.content }}{% endmacro %}{{ say(messages[0]) }}<|im_end|>", lambda t: t + "<|im_end|>"),
+    (
+        "plain text",
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}",
+        lambda t: f"user: {t}<|im_end|>",
+    ),
+    (
+        "a default system turn",
+        "{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}" + CHATML,
+        lambda t: "<|im_start|>system\nBe brief.<|im_end|>\n" + _chatml(t),
+    ),
+    (
+        "upper case",
+        "{% for m in messages %}{{ m.content | upper }}<|im_end|>{% endfor %}",
+        lambda t: t.upper() + "<|im_end|>",
+    ),
+    (
+        "trimmed",
+        "{% for m in messages %}{{ m.content | trim }}<|im_end|>{% endfor %}",
+        lambda t: t.strip() + "<|im_end|>",
+    ),
+    (
+        "a macro",
+        "{% macro say(m) %}{{ m.content }}{% endmacro %}{{ say(messages[0]) }}<|im_end|>",
+        lambda t: t + "<|im_end|>",
+    ),
     ("an unknown name", "{{ nothing }}" + CHATML, lambda t: _chatml(t)),
-    ("a condition", "{% if tools is defined and tools %}x{% endif %}" + CHATML, lambda t: _chatml(t)),
-    ("its length", "{{ messages | length }}{{ messages[0]['content'] }}<|im_end|>", lambda t: f"1{t}<|im_end|>"),
-    ("a namespace", "{% set n = namespace(i=0) %}{% for m in messages %}{% set n.i = n.i + 1 %}{% endfor %}{{ n.i }}{{ messages[0].content }}", lambda t: f"1{t}"),
-    ("short loops", "{% for a in range(20) %}{% for b in range(20) %}{% endfor %}{% endfor %}" + CHATML, lambda t: _chatml(t)),
-    ("json", "{{ messages[0].content | tojson }}<|im_end|>", lambda t: json.dumps(t, ensure_ascii=False) + "<|im_end|>"),
-    ("break", "{% for m in messages %}{{ m.content }}{% break %}{% endfor %}<|im_end|>", lambda t: t + "<|im_end|>"),
-    ("the end token by its name", "{{ messages[0].content }}{{ eos_token }}", lambda t: t + "<|im_end|>"),
-]  # fmt: skip
+    (
+        "a condition",
+        "{% if tools is defined and tools %}x{% endif %}" + CHATML,
+        lambda t: _chatml(t),
+    ),
+    (
+        "its length",
+        "{{ messages | length }}{{ messages[0]['content'] }}<|im_end|>",
+        lambda t: f"1{t}<|im_end|>",
+    ),
+    (
+        "a namespace",
+        "{% set n = namespace(i=0) %}{% for m in messages %}{% set n.i = n.i + 1 %}{% endfor %}{{ n.i }}{{ messages[0].content }}",
+        lambda t: f"1{t}",
+    ),
+    (
+        "short loops",
+        "{% for a in range(20) %}{% for b in range(20) %}{% endfor %}{% endfor %}" + CHATML,
+        lambda t: _chatml(t),
+    ),
+    (
+        "json",
+        "{{ messages[0].content | tojson }}<|im_end|>",
+        lambda t: json.dumps(t, ensure_ascii=False) + "<|im_end|>",
+    ),
+    (
+        "break",
+        "{% for m in messages %}{{ m.content }}{% break %}{% endfor %}<|im_end|>",
+        lambda t: t + "<|im_end|>",
+    ),
+    (
+        "the end token by its name",
+        "{{ messages[0].content }}{{ eos_token }}",
+        lambda t: t + "<|im_end|>",
+    ),
+]
 _REFUSED: list[tuple[str, str]] = [
-    ("two loops of 99999", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}x"),
-    ("three loops", "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{{ c }}{% endfor %}{% endfor %}{% endfor %}"),
+    (
+        "two loops of 99999",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}x",
+    ),
+    (
+        "three loops",
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{{ c }}{% endfor %}{% endfor %}{% endfor %}",
+    ),
     ("a text of 10^11", "{{ 'x' * 10**11 }}"),
     ("a text of 10^9", "{{ 'x' * 10**9 }}"),
     ("ljust", "{{ 'x'.ljust(10**11) }}"),
@@ -48,7 +111,10 @@ _REFUSED: list[tuple[str, str]] = [
     ("the filter center", "{{ 'x' | center(10**10) }}"),
     ("indent", "{{ 'a\nb' | indent(10**11) }}"),
     ("replace", "{{ ('a' * 10**5) | replace('a', 'a' * 10**5) }}"),
-    ("doubling", "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}"),
+    (
+        "doubling",
+        "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
+    ),
     ("a power", "{{ 9**(9**9) }}"),
     ("a format", "{{ '%999999999999d' % 3 }}"),
     ("the filter format", "{{ '%0999999999d' | format(3) }}"),
@@ -60,12 +126,18 @@ _REFUSED: list[tuple[str, str]] = [
     ("join of ranges", "{{ range(99999) | join('x' * 99999) }}"),
     ("a list times", "{{ ([0] * 10**10) | length }}{{ messages[0].content }}"),
     ("a macro that calls itself", "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}"),
-    ("a fork of macros", "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"),
+    (
+        "a fork of macros",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    ),
     ("classes", "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ messages[0].content }}"),
     ("globals", "{{ lipsum.__globals__['os'].popen('id').read() }}"),
     ("cycler", "{{ cycler.__init__.__globals__.os.system('true') }}"),
     ("raise_exception's globals", "{{ raise_exception.__globals__ }}"),
-    ("attr", "{{ '' | attr('__class__') | attr('__mro__') }}{% if not ('' | attr('__class__')) %}{{ raise_exception('no') }}{% endif %}"),
+    (
+        "attr",
+        "{{ '' | attr('__class__') | attr('__mro__') }}{% if not ('' | attr('__class__')) %}{{ raise_exception('no') }}{% endif %}",
+    ),
     ("its own refusal", "{{ raise_exception('not these') }}"),
     ("a syntax error", "{% for m in messages %}{{ m.content }}"),
     ("an unknown tag", "{% nothing %}" + CHATML),
@@ -86,12 +158,15 @@ _REFUSED: list[tuple[str, str]] = [
     ("ten million characters", "x" * 10_000_000),
     ("a text of its own that is too long", "{{ 'word ' * 100000 }}"),
     ("half a character", "{{ '\\ud800' }}{{ messages[0].content }}"),
-    ("a loop over a text", "{% for a in 'x' * 10**6 %}{% for b in 'x' * 10**6 %}{% endfor %}{% endfor %}"),
+    (
+        "a loop over a text",
+        "{% for a in 'x' * 10**6 %}{% for b in 'x' * 10**6 %}{% endfor %}{% endfor %}",
+    ),
     ("sort of much", "{{ (range(99999) | list) * 9999 | sort }}"),
     ("urlize", "{{ ('www.a.b ' * 10**6) | urlize }}"),
     ("wordwrap", "{{ ('x' * 10**8) | wordwrap(1) }}"),
     ("groupby", "{{ (range(99999) | list * 999) | groupby('real') }}"),
-]  # fmt: skip
+]
 
 
 def _chatml(text: str) -> str:
@@ -114,7 +189,9 @@ def run(case: Case) -> Verdict:
     elif kind == "named":
         told, text, outcomes = "the default of several by name", CHATML, [_expected(_chatml)]
     else:
-        data, told = damage_bytes(CHATML.encode(), rng) if rng.random() < 0.5 else odd_encoding(CHATML, rng)
+        data, told = (
+            damage_bytes(CHATML.encode(), rng) if rng.random() < 0.5 else odd_encoding(CHATML, rng)
+        )
         return _damaged(case, folder, data, told)
     # Either in its own file or in tokenizer_config.json, where the file is missing.
     file, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
@@ -124,7 +201,11 @@ def run(case: Case) -> Verdict:
         file.write_text(text)
     else:
         file.unlink()
-        raw["chat_template"] = [{"name": "other", "template": "x"}, {"name": "default", "template": text}] if kind == "named" else text
+        raw["chat_template"] = (
+            [{"name": "other", "template": "x"}, {"name": "default", "template": text}]
+            if kind == "named"
+            else text
+        )
         config.write_text(json.dumps(raw))
     case.tell(f"template in the {where}: {told}; train")
     ended = case.compass(["train", CONFIG], spies.prompts)
@@ -135,7 +216,15 @@ def _expected(same: Callable[[str], str]) -> list[dict[str, Any]]:
     rows = []
     for row in ROWS:
         text = same(row["prompt"])
-        rows.append({"text": text, "controls": sum(i < 3 for i in backend().encode(text, add_special_tokens=False).ids), "answer": row["answer"]})
+        rows.append(
+            {
+                "text": text,
+                "controls": sum(
+                    i < 3 for i in backend().encode(text, add_special_tokens=False).ids
+                ),
+                "answer": row["answer"],
+            }
+        )
     return rows
 
 
@@ -148,10 +237,18 @@ def _damaged(case: Case, folder: Path, data: bytes, told: str) -> Verdict:
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        made = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
         template = made.from_string(data.decode("utf-8-sig"))
         special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-        outcomes = [_expected(lambda t: template.render(messages=[{"role": "user", "content": t}], add_generation_prompt=True, **special))]
+        outcomes = [
+            _expected(
+                lambda t: template.render(
+                    messages=[{"role": "user", "content": t}], add_generation_prompt=True, **special
+                )
+            )
+        ]
         outcomes = outcomes if all(row["text"].strip() for row in outcomes[0]) else []
     except Exception:
         outcomes = []
@@ -161,7 +258,10 @@ def _damaged(case: Case, folder: Path, data: bytes, told: str) -> Verdict:
 
 def _place(case: Case, folder: Path) -> Verdict:
     """The template's file is none."""
-    file, kind = folder / "chat_template.jinja", case.rng.choice(["folder", "odd value", "no template", "number beside the file"])
+    file, kind = (
+        folder / "chat_template.jinja",
+        case.rng.choice(["folder", "odd value", "no template", "number beside the file"]),
+    )
     config = folder / "tokenizer_config.json"
     raw, outcomes = json.loads(config.read_text()), []
     file.unlink()
@@ -169,7 +269,20 @@ def _place(case: Case, folder: Path) -> Verdict:
         file.mkdir()
         outcomes = [_expected(_chatml)]  # tokenizer_config.json has the same template
     elif kind == "odd value":
-        raw["chat_template"] = case.rng.choice([3, {}, {"a": 1}, [3], [{"name": "default"}], [{"name": "default", "template": 3}], True, "", [None], ["x"]])
+        raw["chat_template"] = case.rng.choice(
+            [
+                3,
+                {},
+                {"a": 1},
+                [3],
+                [{"name": "default"}],
+                [{"name": "default", "template": 3}],
+                True,
+                "",
+                [None],
+                ["x"],
+            ]
+        )
     elif kind == "no template":
         del raw["chat_template"]
     else:

@@ -1,4 +1,6 @@
-"""The campaign of faults: planted faults get their words, and a sample of the campaign is answered well."""
+"""The campaign of faults: planted faults get their words, and a sample of the campaign is
+answered well.
+"""
 
 import json
 import subprocess
@@ -54,7 +56,9 @@ def test_a_sample_of_the_campaign_is_answered_well():
 def test_a_fault_is_the_same_when_it_is_repeated(tmp_path):
     result = run("tests.campaign", "--repeat", "1:3", "--keep", str(tmp_path))
     again = run("tests.campaign", "--repeat", "1:3", "--keep", str(tmp_path))
-    one, two = (x.stdout[x.stdout.index('"area"') : x.stdout.index('"seconds"')] for x in (result, again))
+    one, two = (
+        x.stdout[x.stdout.index('"area"') : x.stdout.index('"seconds"')] for x in (result, again)
+    )
     assert one == two and '"fault"' in one
 
 

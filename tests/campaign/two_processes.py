@@ -1,4 +1,6 @@
-"""Two processes on one directory, or on one port: one of them works as if it were alone, the other is refused by words, or both end well."""
+"""Two processes on one directory, or on one port: one of them works as if it were alone, the
+other is refused by words, or both end well.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,20 @@ SHARE = 2
 
 def run(case: Case) -> Verdict:
     """Two commands at one time, the second a moment later."""
-    kind = case.rng.choice(["train", "sft", "export", "export", "import", "import", "filter", "serve", "train and sft"])
+    kind = case.rng.choice(
+        ["train", "sft", "export", "export", "import", "import", "filter", "serve", "train and sft"]
+    )
     wait_s = case.rng.choice([0.0, 0.02, 0.1, 0.3, 1.0])
     case.tell(f"two times {kind}, {wait_s} s between them")
-    return {"train": _train, "sft": _sft, "export": _export, "import": _import, "filter": _filter, "serve": _serve, "train and sft": _mixed}[kind](case, wait_s)
+    return {
+        "train": _train,
+        "sft": _sft,
+        "export": _export,
+        "import": _import,
+        "filter": _filter,
+        "serve": _serve,
+        "train and sft": _mixed,
+    }[kind](case, wait_s)
 
 
 def _both(case: Case, first: list[str], second: list[str], wait_s: float) -> list[Ended]:
@@ -63,7 +75,10 @@ def _sft(case: Case, wait_s: float) -> Verdict:
 
 def _mixed(case: Case, wait_s: float) -> Verdict:
     """A training and a fine-tuning of one directory."""
-    wanted = [steps(case.world.made(*made) / "run") for made in (("trained", ["train", CONFIG, *STEPS]), ("tuned", ["sft", CONFIG, *STEPS]))]
+    wanted = [
+        steps(case.world.made(*made) / "run")
+        for made in (("trained", ["train", CONFIG, *STEPS]), ("tuned", ["sft", CONFIG, *STEPS]))
+    ]
     case.bring("rows.jsonl", "chats.jsonl", "tokenizer")
     ended = _both(case, ["train", CONFIG, *STEPS], ["sft", CONFIG, *STEPS], wait_s)
     return _verdict(ended, "run", steps(case.folder / "run") in wanted, False)
@@ -77,14 +92,21 @@ def _export(case: Case, wait_s: float) -> Verdict:
     ended = _both(case, ["export-hf", "run", "out"], ["export-hf", "run", "out"], wait_s)
     alone = case.compass(["export-hf", "run", "alone"])
     assert alone.status == 0, alone.err
-    return _verdict(ended, "out", read_safetensors(case.folder / "out") == read_safetensors(case.folder / "alone"), True)
+    return _verdict(
+        ended,
+        "out",
+        read_safetensors(case.folder / "out") == read_safetensors(case.folder / "alone"),
+        True,
+    )
 
 
 def _import(case: Case, wait_s: float) -> Verdict:
     case.bring("hf")
     ended = _both(case, ["import-hf", "hf", "out"], ["import-hf", "hf", "out"], wait_s)
     back = case.compass(["export-hf", "out", "back"])
-    sound = back.status == 0 and read_safetensors(case.folder / "back") == read_safetensors(case.folder / "hf")
+    sound = back.status == 0 and read_safetensors(case.folder / "back") == read_safetensors(
+        case.folder / "hf"
+    )
     return _verdict(ended, "out", sound, False)
 
 
@@ -94,7 +116,9 @@ def _filter(case: Case, wait_s: float) -> Verdict:
     argv = ["filter", CONFIG, "--checkpoint", "run", "--out", "out", "--samples", "2"]
     ended = _both(case, argv, argv, wait_s)
     file = case.folder / "out" / "pass_rates.jsonl"
-    ids = [json.loads(line)["id"] for line in file.read_text().splitlines()] if file.exists() else []
+    ids = (
+        [json.loads(line)["id"] for line in file.read_text().splitlines()] if file.exists() else []
+    )
     return _verdict(ended, "out", len(ids) == len(set(ids)) == 6, wait_s > 0)
 
 
@@ -105,5 +129,17 @@ def _serve(case: Case, wait_s: float) -> Verdict:
         taken.listen()
         port = str(taken.getsockname()[1])
         case.bring("hf")
-        argv = ["serve", "hf", "--openai", "--port", port, "--slots", "1", "--prompt-tokens", "16", "--max-new-tokens", "4"]
+        argv = [
+            "serve",
+            "hf",
+            "--openai",
+            "--port",
+            port,
+            "--slots",
+            "1",
+            "--prompt-tokens",
+            "16",
+            "--max-new-tokens",
+            "4",
+        ]
         return judge(case.compass(argv), Expected([], [port]))

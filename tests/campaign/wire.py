@@ -1,4 +1,6 @@
-"""HTTP by hand, for requests that no client would send; and the server that they are sent to, one for each process of the campaign."""
+"""HTTP by hand, for requests that no client would send; and the server that they are sent to, one
+for each process of the campaign.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ HONEST = {"prompt": "What is 3 + 4?", "max_tokens": 6, "temperature": 0}
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back: the status (0: nothing, the connection was closed; -1: nothing in time), the body, seconds."""
+    """What came back: the status (0: nothing, the connection was closed; -1: nothing in time),
+    the body, seconds.
+    """
 
     status: int
     body: bytes
@@ -35,9 +39,20 @@ class Reply:
             return None
 
 
-def request(path: str, body: bytes, headers: dict[str, str] | None = None, method: str = "POST", port: int = 0) -> bytes:
+def request(
+    path: str,
+    body: bytes,
+    headers: dict[str, str] | None = None,
+    method: str = "POST",
+    port: int = 0,
+) -> bytes:
     """The bytes of a request."""
-    fields = {"Host": f"127.0.0.1:{port}", "Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+    fields = {
+        "Host": f"127.0.0.1:{port}",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+    }
     fields |= headers or {}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if value is not None)
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("utf-8", "surrogateescape") + body
@@ -103,19 +118,39 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.said = world.folder / "said" / f"server.{os.getpid()}"
-        sizes = ["--slots", "2", "--prompt-tokens", "64", "--max-new-tokens", "16", "--max-waiting", "8"]
+        sizes = [
+            "--slots",
+            "2",
+            "--prompt-tokens",
+            "64",
+            "--max-new-tokens",
+            "16",
+            "--max-waiting",
+            "8",
+        ]
         limits = fork.Limits(seconds=1e9, cpu_s=100_000)
-        self.child = fork.start(["serve", "hf", "--openai", "--port", str(self.port), *sizes], world.files, self.said, limits)
+        self.child = fork.start(
+            ["serve", "hf", "--openai", "--port", str(self.port), *sizes],
+            world.files,
+            self.said,
+            limits,
+        )
         limit = time.monotonic() + READY_S
         while self.post(HONEST).status != 200:
-            assert self.child.poll() is None and time.monotonic() < limit, f"no server: {self.errors()[-2000:]}"
+            assert self.child.poll() is None and time.monotonic() < limit, (
+                f"no server: {self.errors()[-2000:]}"
+            )
             time.sleep(0.1)
         self.post(HONEST | {"n": 2})
         self.text = self.greedy(16)
 
-    def post(self, body: Any, path: str = "/v1/completions", headers: dict[str, str] | None = None) -> Reply:
+    def post(
+        self, body: Any, path: str = "/v1/completions", headers: dict[str, str] | None = None
+    ) -> Reply:
         """Sends a body as JSON."""
-        return exchange(self.port, request(path, json.dumps(body).encode(), headers, port=self.port))
+        return exchange(
+            self.port, request(path, json.dumps(body).encode(), headers, port=self.port)
+        )
 
     def greedy(self, tokens: int) -> str | None:
         """The honest client's text; None where there is none in time."""

@@ -1,19 +1,21 @@
 """What is said of each fault, decided here and never by the code under test.
 
-clear error   The command left with 1 or 2 (the server: a status from 400 to 499), and said in at most
-              `MOST_LINES` lines of the project's own what was wrong, naming the thing: the path, the key,
-              the line or the field that the fault is in.
-harmless      It was accepted, and what came out is what an undisturbed command gives; or the fault is by
-              construction another legal value, and what came out is what that value asks for.
-traceback     A Python traceback, HTTP 500 or more, a connection closed without an answer, an end by a
-              signal, another status, or an error that does not name the thing.
-hang          Not over within its limit of time (`Limits`), or over the limit of CPU time.
-silent        Accepted although the fault changes what is computed, or lies outside the documented meaning.
-lost          Something that was there before, and was sound, is gone or changed: a checkpoint, lines of a
-              log, the score of another answer, the text of another client.
+clear error   The command left with 1 or 2 (the server: a status from 400 to 499), and said in
+              at most `MOST_LINES` lines of the project's own what was wrong, naming the thing:
+              the path, the key, the line or the field that the fault is in.
+harmless      It was accepted, and what came out is what an undisturbed command gives; or the
+              fault is by construction another legal value, and what came out is what that
+              value asks for.
+traceback     A Python traceback, HTTP 500 or more, a connection closed without an answer, an
+              end by a signal, another status, or an error that does not name the thing.
+hang          Not over within its limit of time, or over the limit of CPU time (`fork.Limits`).
+silent        Accepted although the fault changes what is computed, or lies outside the
+              documented meaning.
+lost          Something that was there before, and was sound, is gone or changed: a checkpoint,
+              lines of a log, the score of another answer, the text of another client.
 
-The outcome that is compared is what the command works with: the resolved configuration, the prompts' token
-ids, the restored arrays' digest, the exported tensors, the greedy text, the scores.
+The outcome that is compared is what the command works with: the resolved configuration, the
+prompts' token ids, the restored arrays' digest, the exported tensors, the greedy text, the scores.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class Expected:
     names: list[str] = field(default_factory=list)
 
 
-_TRACE = re.compile(r"Traceback \(most recent call last\)|^Fatal Python error|^Exception in thread", re.M)
+_TRACE = re.compile(
+    r"Traceback \(most recent call last\)|^Fatal Python error|^Exception in thread", re.M
+)
 _OWN = re.compile(r"^compass \S+: |^usage: compass|For full helptext, (see|run) compass", re.M)
 
 
@@ -77,7 +81,9 @@ def judge(ended: Ended, expected: Expected) -> Verdict:
     if ended.status != 0:
         return Verdict(TRACEBACK, f"status {ended.status}; {last(ended.err)}")
     if ended.outcome is NOT_TAKEN and expected.outcomes:
-        raise AssertionError(f"the harness took no outcome; said: {last(ended.err)} {last(ended.out)}")
+        raise AssertionError(
+            f"the harness took no outcome; said: {last(ended.err)} {last(ended.out)}"
+        )
     if any(ended.outcome == one for one in expected.outcomes):
         return Verdict(HARMLESS)
     if not expected.outcomes:
@@ -86,10 +92,14 @@ def judge(ended: Ended, expected: Expected) -> Verdict:
 
 
 def unclear(ended: Ended, names: list[str]) -> Verdict | None:
-    """TRACEBACK where an error with status 1 or 2 is not the project's, too long, or names nothing."""
+    """TRACEBACK where an error with status 1 or 2 is not the project's, too long, or names
+    nothing.
+    """
     said = [line for line in ended.err.splitlines() if line.strip()]
     if not said or not _OWN.search(ended.err):
-        return Verdict(TRACEBACK, f"status {ended.status} without words of the project: {last(ended.err)}")
+        return Verdict(
+            TRACEBACK, f"status {ended.status} without words of the project: {last(ended.err)}"
+        )
     if len(said) > MOST_LINES:
         return Verdict(TRACEBACK, f"an error of {len(said)} lines: {first(ended.err)}")
     flat = squeezed(ended.err)
