@@ -58,6 +58,13 @@ def hostile(canary: str, number: int) -> list[str]:
         "__import__('time').sleep(1000)",
         "__import__('reasoning_gym').games.countdown.CountdownDataset.score_answer.__globals__.clear()",
         "[setattr(c, 'score_answer', lambda *a: 1.0) for c in [type(x) for x in __import__('gc').get_objects() if hasattr(x, 'score_answer')]]",
+        *_unreadable(),
+    ]
+
+
+def _unreadable() -> list[str]:
+    """Answers that are long, deep, slow or no answers at all."""
+    return [
         "(lambda: 7)()",
         "9**9**9**9",
         "10**10**10",

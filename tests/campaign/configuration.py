@@ -8,6 +8,8 @@ value and no other change) or refused by words, where two settings disagree.
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable
 from typing import Any
 
 from . import spies
@@ -33,116 +35,91 @@ def baseline(case: Case) -> dict:
 
 def _option(case: Case, base: dict) -> Verdict:
     rng, now = case.rng, flat(base)
-    keys = [key for key in now if domain(key)]
-    key = rng.choice(keys)
-    kind = rng.choice(
-        [
-            "legal",
-            "legal",
-            "illegal",
-            "illegal",
-            "illegal",
-            "huge",
-            "choice",
-            "choice",
-            "bool",
-            "name",
-            "twice",
-            "json",
-            "text",
-        ]
-    )
-    option = rng.choice([f"--{key}", f"--{key.replace('_', '-')}"])
-    expected = Expected(names=[key])
-    if kind in ("legal", "illegal"):
-        words, value = (
-            legal_words(rng, domain(key))
-            if kind == "legal"
-            else (illegal_words(rng, domain(key)), None)
-        )
-        if kind == "legal":
-            expected.outcomes = [now | {key: value}]
-            expected.names = []  # which of two settings that disagree is named is the project's choice
-    elif kind == "huge":
-        value = rng.choice([2**31, 2**63, 10**18, 10**30])
-        words, expected.outcomes = [str(value)], [now | {key: value}]
-        if domain(key)[0] == "share":
-            expected.outcomes = []
-        if domain(key)[0] == "increasing":
-            expected.outcomes = [now | {key: [value]}]
-        expected.names = []
-    elif kind == "choice":
-        key = rng.choice(list(CHOICES))
-        value = rng.choice(
-            [*CHOICES[key], "", "R4", "GRPO", "float16", "None", "\udcff", "x" * 300]
-        )
-        option, words = f"--{key}", [value]
-        legal = value in CHOICES[key]
-        expected = Expected([now | {key: value}] if legal else [], [] if legal else [key])
-    elif kind == "bool":
-        key = rng.choice([k for k, v in now.items() if isinstance(v, bool)])
-        value = rng.choice(["True", "False", "true", "yes", "1", "0", "2", "", "None", "Truee"])
-        option, words, meant = (
-            f"--{key}",
-            [value],
-            {"true": True, "yes": True, "1": True, "false": False, "0": False},
-        )
-        legal = value.lower() in meant  # what is not spelled True or False may be refused
-        expected = Expected(
-            [now | {key: meant[value.lower()]}] if legal else [], [] if legal else [key]
-        )
-    elif kind == "name":
-        option = rng.choice(
-            [
-                f"--{key}x",
-                f"--{key[:-1]}",
-                f"--{key.upper()}",
-                "--" + key.split(".")[-1] + ".x",
-                f"-{key}",
-                key,
-                f"--{key}\udcaa",
-                "--" + "a" * 300,
-            ]
-        )
-        words, expected = ["3"], Expected(names=[])
-    elif kind == "twice":
-        (one, _), (two, value) = legal_words(rng, domain(key)), legal_words(rng, domain(key))
-        words, expected = [*one, f"--{key}", *two], Expected([now | {key: value}], [])
-    elif kind == "json":
-        key, words = "data.sources.0.options", [rng.choice([*ODD_TEXTS, '[["a", 1]]', "{}"])[:300]]
-        option, expected = f"--{key}", Expected(names=[])  # a file has no such setting
-    else:
-        key = rng.choice(
-            [
-                "data.sources.0.path",
-                "data.tokenizer",
-                "name",
-                "data.sources.0.label",
-                "data.system_prompt",
-            ]
-        )
-        value = rng.choice(
-            [
-                "é",
-                "x" * 5000 + ".jsonl",
-                "a b.jsonl",
-                "\u202e.jsonl",
-                "a\nb.jsonl",
-                "a.parquet",
-                "/dev/zero.jsonl",
-            ]
-        )
-        option, words, expected = f"--{key}", [value], Expected([now | {key: value}], [])
+    kinds = ["range"] * 5 + ["huge", "choice", "choice", "bool", "name", "twice", "json", "text"]
+    kind = rng.choice(kinds)
+    key = rng.choice([key for key in now if domain(key)])
+    option, words, expected = _OPTIONS[kind](rng, now, key)
     case.tell(f"train --dry-run {option[:80]} {' '.join(words)[:80]!r}")
-    joined = kind not in ("twice",) and len(words) == 1 and rng.random() < 0.3
-    argv = [
-        "train",
-        CONFIG,
-        "--dry-run",
-        *([f"{option}={words[0]}"] if joined else [option, *words]),
-    ]
-    ended = case.compass(argv)
-    return judge(_printed(ended), expected)
+    joined = kind != "twice" and len(words) == 1 and rng.random() < 0.3
+    written = [f"{option}={words[0]}"] if joined else [option, *words]
+    return judge(_printed(case.compass(["train", CONFIG, "--dry-run", *written])), expected)
+
+
+Option = tuple[str, list[str], Expected]
+
+
+def _spelled(rng: random.Random, key: str) -> str:
+    return rng.choice([f"--{key}", f"--{key.replace('_', '-')}"])
+
+
+def _in_range(rng: random.Random, now: dict, key: str) -> Option:
+    """A value within its documented range, or outside it."""
+    if rng.random() < 0.6:
+        return _spelled(rng, key), illegal_words(rng, domain(key)), Expected(names=[key])
+    words, value = legal_words(rng, domain(key))
+    # Which of two settings that disagree is named is the project's choice.
+    return _spelled(rng, key), words, Expected([now | {key: value}])
+
+
+def _huge(rng: random.Random, now: dict, key: str) -> Option:
+    value, kind = rng.choice([2**31, 2**63, 10**18, 10**30]), domain(key)[0]
+    found = {"share": [], "increasing": [now | {key: [value]}]}.get(kind, [now | {key: value}])
+    return _spelled(rng, key), [str(value)], Expected(found)
+
+
+def _choice(rng: random.Random, now: dict, key: str) -> Option:
+    key = rng.choice(list(CHOICES))
+    odd = ["", "R4", "GRPO", "float16", "None", "\udcff", "x" * 300]
+    value = rng.choice([*sorted(CHOICES[key]), *odd])
+    legal = value in CHOICES[key]
+    expected = Expected([now | {key: value}]) if legal else Expected(names=[key])
+    return f"--{key}", [value], expected
+
+
+def _bool(rng: random.Random, now: dict, key: str) -> Option:
+    key = rng.choice([k for k, v in now.items() if isinstance(v, bool)])
+    value = rng.choice(["True", "False", "true", "yes", "1", "0", "2", "", "None", "Truee"])
+    meant = {"true": True, "yes": True, "1": True, "false": False, "0": False}.get(value.lower())
+    # What is not spelled True or False may be refused.
+    expected = Expected(names=[key]) if meant is None else Expected([now | {key: meant}])
+    return f"--{key}", [value], expected
+
+
+def _name(rng: random.Random, now: dict, key: str) -> Option:
+    odd = [f"--{key}x", f"--{key[:-1]}", f"--{key.upper()}", f"-{key}", key, f"--{key}\udcaa"]
+    return rng.choice([*odd, "--" + key.split(".")[-1] + ".x", "--" + "a" * 300]), ["3"], Expected()
+
+
+def _twice(rng: random.Random, now: dict, key: str) -> Option:
+    one = legal_words(rng, domain(key))[0]
+    two, value = legal_words(rng, domain(key))
+    return _spelled(rng, key), [*one, f"--{key}", *two], Expected([now | {key: value}])
+
+
+def _json(rng: random.Random, now: dict, key: str) -> Option:
+    """A setting that a source of files does not have."""
+    words = [rng.choice([*ODD_TEXTS, '[["a", 1]]', "{}"])[:300]]
+    return "--data.sources.0.options", words, Expected()
+
+
+def _text(rng: random.Random, now: dict, key: str) -> Option:
+    texts = ["data.sources.0.path", "data.sources.0.label", "data.tokenizer", "data.system_prompt"]
+    key = rng.choice([*texts, "name"])
+    values = ["é", "x" * 5000 + ".jsonl", "a b.jsonl", "\u202e.jsonl", "a\nb.jsonl", "a.parquet"]
+    value = rng.choice([*values, "/dev/zero.jsonl"])
+    return f"--{key}", [value], Expected([now | {key: value}])
+
+
+_OPTIONS: dict[str, Callable[[random.Random, dict, str], Option]] = {
+    "range": _in_range,
+    "huge": _huge,
+    "choice": _choice,
+    "bool": _bool,
+    "name": _name,
+    "twice": _twice,
+    "json": _json,
+    "text": _text,
+}
 
 
 def _printed(ended: Ended) -> Ended:

@@ -11,10 +11,22 @@ from .wire import HONEST, request
 SOUND = json.dumps(HONEST).encode()
 
 
-def odd_requests(port: int, rng: random.Random) -> list[tuple[str, bytes, bool]]:
+Odd = list[tuple[str, bytes, bool]]
+
+
+def odd_requests(port: int, rng: random.Random) -> Odd:
     """All of them, for a server on `port`."""
     path = "/v1/completions"
     plain = request(path, SOUND, port=port)
+    return [
+        *_first(port, path, plain),
+        *_second(port, path, plain),
+        *_third(port, path, plain, rng),
+    ]
+
+
+def _first(port: int, path: str, plain: bytes) -> Odd:
+    """Senders and kinds of content."""
     return [
         (
             "text/plain, as a page of another origin sends it",
@@ -61,6 +73,12 @@ def odd_requests(port: int, rng: random.Random) -> list[tuple[str, bytes, bool]]
             plain.replace(b"Connection: close", b"Connection close"),
             False,
         ),
+    ]
+
+
+def _second(port: int, path: str, plain: bytes) -> Odd:
+    """Headers and lengths."""
+    return [
         ("a NUL in a header", request(path, SOUND, {"X-Nul": "a\0b"}, port=port), False),
         ("a header that is not ASCII", request(path, SOUND, {"X-Odd": "é\udcff"}, port=port), True),
         (
@@ -104,6 +122,12 @@ def odd_requests(port: int, rng: random.Random) -> list[tuple[str, bytes, bool]]
             False,
         ),
         ("an unknown path", request("/v1/nothing", SOUND, port=port), False),
+    ]
+
+
+def _third(port: int, path: str, plain: bytes, rng: random.Random) -> Odd:
+    """Methods, paths, versions, and bytes that are no HTTP."""
+    return [
         (
             "a path out of the folder",
             request("/../../etc/passwd", b"", method="GET", port=port),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -153,87 +154,57 @@ def _parts(text: str) -> list[str]:
 def _config(case: Case, folder: Path) -> Expected:
     """tokenizer_config.json: its special tokens decide, everything else is carried along."""
     rng, file = case.rng, folder / "tokenizer_config.json"
-    raw = json.loads(file.read_text())
-    sound = [
-        [
-            row["tokens"]
-            for row in case.world.outcome("prompts", ["train", CONFIG], spies.prompts)["train"]
-        ]
-    ]
-    kind = rng.choice(
-        ["eos", "eos", "eos", "pad", "other", "text", "bytes", "encoding", "twice", "top"]
-    )
-    outcomes: list[Any] = []
-    data = None
-    if kind == "eos":
-        value = rng.choice(
-            [
-                *ODD_VALUES,
-                "<|im_end|>",
-                {"content": "<|im_end|>"},
-                {"content": "<|im_end|>", "lstrip": False},
-                {"content": None},
-                {"content": 3},
-                "<|endoftext|>",
-                ["<|im_end|>"],
-            ]
-        )
-        raw["eos_token"] = value
-        legal = value == "<|im_end|>" or (
-            isinstance(value, dict) and value.get("content") == "<|im_end|>"
-        )
-        # a token of the vocabulary that the template does not end with is one that generation may
-        # end with all the same
-        known = isinstance(value, str) and value in {"<|endoftext|>", "a", "0", "1"}
-        outcomes = sound if legal or known else []
-    elif kind == "pad":
-        value = rng.choice([*ODD_VALUES, "<|endoftext|>", {"content": "<|endoftext|>"}, "absent"])
-        raw["pad_token"] = value
-        if value == "absent":
-            del raw["pad_token"]
-        legal = value in ("absent", None, "<|endoftext|>", "a", "0", "1", "<|im_end|>") or (
-            isinstance(value, dict) and value.get("content") == "<|endoftext|>"
-        )
-        outcomes = sound if legal and not isinstance(value, bool) else []
-    elif kind == "other":
-        key = rng.choice(
-            [
-                "model_max_length",
-                "tokenizer_class",
-                "clean_up_tokenization_spaces",
-                "more",
-                "add_bos_token",
-                "additional_special_tokens",
-            ]
-        )
-        raw[key] = rng.choice(ODD_VALUES)
-        outcomes = sound
-    elif kind == "text":
-        data = with_text(raw, (rng.choice(list(raw)),), rng.choice(ODD_TEXTS)).encode(
-            "utf-8", "surrogatepass"
-        )
-    elif kind == "bytes":
-        data, told = damage_bytes(file.read_bytes(), rng)
-        kind = told
-    elif kind == "encoding":
-        data, kind = odd_encoding(file.read_text(), rng)
-    elif kind == "twice":
-        data = file.read_bytes().replace(
-            b'"eos_token"', b'"eos_token": "<|im_start|>", "eos_token"'
-        )
+    rows = case.world.outcome("prompts", ["train", CONFIG], spies.prompts)["train"]
+    sound = [[row["tokens"] for row in rows]]
+    if rng.random() < 0.5:
+        raw, legal, said = _special(rng, json.loads(file.read_text()))
+        data = json.dumps(raw).encode("utf-8", "surrogatepass")
     else:
-        data = json.dumps(rng.choice([[], None, 3, "x", [raw]])).encode()
-    if data is not None:
-        outcomes = sound if _same_tokens(data) else []
-    data = data or json.dumps(raw).encode("utf-8", "surrogatepass")
+        data, said = _damaged(rng, file)
+        legal = _same_tokens(data)
     file.write_bytes(data)
-    said = (
-        {key: str(value)[:40] for key, value in raw.items() if key != "chat_template"}
-        if kind in ("eos", "pad", "other")
-        else ""
-    )
-    case.tell(f"tokenizer_config.json: {kind}, {said}")
-    return Expected(outcomes, ["tokenizer_config.json"])
+    case.tell(f"tokenizer_config.json: {said}")
+    return Expected(sound if legal else [], ["tokenizer_config.json"])
+
+
+def _special(rng: random.Random, raw: dict) -> tuple[dict, bool, str]:
+    """(the file's content with another value, whether that is legal, what was done)."""
+    key = rng.choice(["eos_token", "eos_token", "eos_token", "pad_token", "other"])
+    if key == "other":
+        names = ["model_max_length", "tokenizer_class", "clean_up_tokenization_spaces", "more"]
+        key = rng.choice([*names, "add_bos_token", "additional_special_tokens"])
+        value = rng.choice(ODD_VALUES)
+        return raw | {key: value}, True, f"{key} = {str(value)[:40]!r}"
+    own = raw[key]
+    objects = [{"content": own}, {"content": own, "lstrip": False}, {"content": None}]
+    value = rng.choice([*ODD_VALUES, own, "<|endoftext|>", *objects, {"content": 3}, [own]])
+    said = f"{key} = {str(value)[:40]!r}"
+    content = value.get("content") if isinstance(value, dict) else value
+    # Another token of the vocabulary may end generation, though the template does not write it.
+    known = isinstance(content, str) and content in {own, "<|endoftext|>", "<|im_end|>"}
+    known = known or (isinstance(value, str) and value in {"a", "0", "1"})
+    if key == "pad_token" and rng.random() < 0.2:
+        return {k: v for k, v in raw.items() if k != key}, True, "pad_token removed"
+    return raw | {key: value}, known or (key == "pad_token" and value is None), said
+
+
+def _damaged(rng: random.Random, file: Path) -> tuple[bytes, str]:
+    """(other bytes for the file, what was done)."""
+    raw = json.loads(file.read_text())
+    kind = rng.choice(["text", "bytes", "encoding", "twice", "top"])
+    if kind == "text":
+        key, text = rng.choice(list(raw)), rng.choice(ODD_TEXTS)
+        data = with_text(raw, (key,), text).encode("utf-8", "surrogatepass")
+        return data, f"{key} written as {text[:40]}"
+    if kind == "bytes":
+        return damage_bytes(file.read_bytes(), rng)
+    if kind == "encoding":
+        return odd_encoding(file.read_text(), rng)
+    if kind == "twice":
+        twice = b'"eos_token": "<|im_start|>", "eos_token"'
+        return file.read_bytes().replace(b'"eos_token"', twice), "eos_token twice"
+    value = rng.choice([[], None, 3, "x", [raw]])
+    return json.dumps(value).encode(), f"holds {str(value)[:20]}"
 
 
 def _same_tokens(data: bytes) -> bool:

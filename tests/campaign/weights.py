@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import shutil
 import struct
 from pathlib import Path
@@ -64,68 +65,52 @@ def run(case: Case) -> Verdict:
 
 
 def _config(case: Case, folder: Path, sound: dict) -> Expected:
-    rng, file = case.rng, folder / "config.json"
-    kind = rng.choice(
-        [
-            "legal",
-            "harmless",
-            "maths",
-            "maths",
-            "size",
-            "odd",
-            "odd",
-            "odd",
-            "text",
-            "missing",
-            "twice",
-        ]
-    )
-    raw: dict[str, Any] = dict(HF_CONFIG)
-    outcomes, text = [], None
-    if kind == "legal":
-        key = rng.choice(list(LEGAL))
-        raw[key] = rng.choice(LEGAL[key])
-        outcomes = [with_parts(sound, {key: raw[key]})] + (
-            [sound] if key.endswith("token_id") else []
-        )
-    elif kind == "harmless":
-        key = rng.choice(list(HARMLESS_KEYS))
-        raw[key] = HARMLESS_KEYS[key]
-        outcomes = [sound]
-    elif kind == "maths":
-        key = rng.choice(list(OTHER_MATHS))
-        raw[key] = OTHER_MATHS[key]
-    elif kind == "size":
-        key = rng.choice(SIZES)
-        raw[key] = rng.choice(
-            [0, -1, HF_CONFIG[key] + 1, 2 * HF_CONFIG[key], 10**6, 10**9, 2**31, 2**63, 10**30]
-        )
-        # Every layer has experts: the width of a dense one is carried along and used by none.
-        outcomes = (
-            [with_parts(sound, {key: raw[key]})]
-            if key == "intermediate_size" and raw[key] > 0
-            else []
-        )
-    else:
-        key = rng.choice(list(HF_CONFIG))
-        new = rng.choice(ODD_VALUES)
-        if kind == "odd":
-            raw[key] = new
-        elif kind == "missing":
-            del raw[key]
-        elif kind == "text":
-            text = with_text(HF_CONFIG, (key,), rng.choice(ODD_TEXTS))
-        else:
-            text = json.dumps(HF_CONFIG)[:-1] + f", {json.dumps(key)}: {json.dumps(new)}}}"
-        outcomes = config_meaning(text or json.dumps(raw), key, sound)
-    text = text or json.dumps(raw)
-    case.tell(
-        f"config.json: {kind}, {key} = {str(raw.get(key, 'absent'))[:60]}"
-        + (f", written {text[-60:]!r}" if kind in ("text", "twice") else "")
-    )
-    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    """One key of config.json."""
+    rng = case.rng
+    kinds = ["legal", "harmless", "maths", "maths", "size"] + ["odd"] * 3
+    kind = rng.choice([*kinds, "text", "missing", "twice"])
+    told = _odd_config if kind in ("odd", "text", "missing", "twice") else _known_config
+    key, text, outcomes = told(rng, kind, sound)
+    case.tell(f"config.json: {kind}, {key}, ...{text[-60:]!r}")
+    (folder / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
     # Where one size is another, the tensors do not fit: then the error names one of them.
     return Expected(outcomes, [key, "config.json", "shape", "lacks", "holds"])
+
+
+def _known_config(rng: random.Random, kind: str, sound: dict) -> tuple[str, str, list[Any]]:
+    """(key, text, outcomes) of a value whose meaning is known, written as the last one."""
+    if kind == "legal":
+        key = rng.choice(list(LEGAL))
+        value = rng.choice(LEGAL[key])
+        found = [with_parts(sound, {key: value}), *([sound] if key.endswith("token_id") else [])]
+    elif kind == "harmless":
+        key = rng.choice(list(HARMLESS_KEYS))
+        value, found = HARMLESS_KEYS[key], [sound]
+    elif kind == "maths":
+        key = rng.choice(list(OTHER_MATHS))
+        value, found = OTHER_MATHS[key], []
+    else:
+        key = rng.choice(SIZES)
+        near = [0, -1, HF_CONFIG[key] + 1, 2 * HF_CONFIG[key]]
+        value = rng.choice([*near, 10**6, 10**9, 2**31, 2**63, 10**30])
+        # Every layer has experts: the width of a dense one is carried along and used by none.
+        free = key == "intermediate_size" and value > 0
+        found = [with_parts(sound, {key: value})] if free else []
+    rest = {name: old for name, old in HF_CONFIG.items() if name != key}
+    return key, json.dumps(rest | {key: value}), found
+
+
+def _odd_config(rng: random.Random, kind: str, sound: dict) -> tuple[str, str, list[Any]]:
+    """(key, text, outcomes) of a key that is missing, comes twice, or has an odd value."""
+    key, new = rng.choice(list(HF_CONFIG)), rng.choice(ODD_VALUES)
+    rest = {name: old for name, old in HF_CONFIG.items() if name != key}
+    text = {
+        "odd": json.dumps(rest | {key: new}),
+        "missing": json.dumps(rest),
+        "text": with_text(rest | {key: None}, (key,), rng.choice(ODD_TEXTS)),
+        "twice": json.dumps(HF_CONFIG)[:-1] + f", {json.dumps(key)}: {json.dumps(new)}}}",
+    }[kind]
+    return key, text, config_meaning(text, key, sound)
 
 
 def _config_bytes(case: Case, folder: Path, sound: dict) -> Expected:
@@ -214,103 +199,63 @@ def _header(case: Case, folder: Path, sound: dict) -> Expected:
     where = json.loads((folder / INDEX).read_text())["weight_map"]
     part = {name: value for name, value in tensors().items() if where[name] == shard}
     name = rng.choice(list(part))
-    kind = rng.choice(
-        [
-            "dtype",
-            "shape",
-            "offsets",
-            "overlap",
-            "beyond",
-            "renamed",
-            "odd",
-            "text",
-            "more",
-            "twice",
-            "metadata",
-            "length",
-        ]
-    )
+    kinds = "dtype shape offsets overlap beyond renamed odd text more twice metadata length"
+    kind = rng.choice(kinds.split())
+    alike = [n for n in part if n != name and part[n].shape == part[name].shape]
 
     def change(header: dict) -> Any:
-        entry = header[name]
-        begin, end = entry["data_offsets"]
-        if kind == "dtype":
-            entry["dtype"] = rng.choice(
-                ["F16", "BF16", "F64", "I32", "F8_E4M3", "X", "", "f32", 3, None]
-            )
-        elif kind == "shape":
-            entry["shape"] = rng.choice(
-                [
-                    entry["shape"][::-1],
-                    [*entry["shape"], 1],
-                    [math.prod(entry["shape"])],
-                    [-1],
-                    [2**40, 2**40],
-                    [0],
-                    "16",
-                    None,
-                ]
-            )
-        elif kind == "offsets":
-            entry["data_offsets"] = rng.choice(
-                [
-                    [end, begin],
-                    [begin + 4, end + 4],
-                    [begin, end - 4],
-                    [-4, end],
-                    [begin],
-                    [0.5, end],
-                    ["0", "4"],
-                    None,
-                ]
-            )
-        elif kind == "overlap":
-            other = rng.choice(
-                [n for n in part if n != name and part[n].shape == part[name].shape] or [name]
-            )
-            entry["data_offsets"] = header[other]["data_offsets"]
-        elif kind == "beyond":
-            entry["data_offsets"] = [begin + 2**40, end + 2**40]
-        elif kind == "renamed":
-            header[name + rng.choice(["x", "\u0000", ""])] = header.pop(name)
-        elif kind == "odd":
-            entry[rng.choice(list(entry))] = rng.choice(ODD_VALUES)
-        elif kind == "text":
-            field = rng.choice(list(entry))
-            return with_text(header, (name, field), rng.choice(ODD_TEXTS)).encode(
-                "utf-8", "surrogatepass"
-            )
-        elif kind == "more":
-            header["extra"] = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-        elif kind == "twice":
-            return (
-                json.dumps(header)[:-1] + f", {json.dumps(name)}: {json.dumps(entry)}}}"
-            ).encode()
-        elif kind == "metadata":
-            header["__metadata__"] = rng.choice(
-                [
-                    {"format": "tf"},
-                    {"format": 3},
-                    None,
-                    "x",
-                    [],
-                    {"a": {"b": 1}},
-                    {"x": "y" * 100_000},
-                ]
-            )
-        return None
+        if kind in ("text", "twice"):
+            return _header_text(rng, header, name, kind)
+        return _header_value(rng, header, name, kind, alike)
 
     file = folder / shard
     write_safetensors(file, part, change)
     if kind == "length":
-        file.write_bytes(
-            struct.pack("<Q", rng.choice([0, 1, 2**63, 2**64 - 1, 10**8, 10]))
-            + file.read_bytes()[8:]
-        )
+        length = rng.choice([0, 1, 2**63, 2**64 - 1, 10**8, 10])
+        file.write_bytes(struct.pack("<Q", length) + file.read_bytes()[8:])
     case.tell(f"{shard}: header, {kind} of {name}")
-    if kind == "twice":  # the same entry again: nothing else can be meant
-        return Expected([sound], [shard, name])
-    return Expected(folder_meaning(folder, sound), [shard, name, "lacks", "holds"])
+    # The same entry again: nothing else can be meant.
+    found = [sound] if kind == "twice" else folder_meaning(folder, sound)
+    return Expected(found, [shard, name, "lacks", "holds"])
+
+
+def _header_text(rng: random.Random, header: dict, name: str, kind: str) -> bytes:
+    """A header whose text is odd."""
+    entry = header[name]
+    if kind == "twice":
+        again = f", {json.dumps(name)}: {json.dumps(entry)}}}"
+        return (json.dumps(header)[:-1] + again).encode()
+    text = with_text(header, (name, rng.choice(list(entry))), rng.choice(ODD_TEXTS))
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _header_value(rng: random.Random, header: dict, name: str, kind: str, alike: list[str]) -> None:
+    """Changes one entry of a header."""
+    entry = header[name]
+    begin, end = entry["data_offsets"]
+    shape = entry["shape"]
+    if kind == "dtype":
+        odd = ["F16", "BF16", "F64", "I32", "F8_E4M3", "X", "", "f32", 3, None]
+        entry["dtype"] = rng.choice(odd)
+    elif kind == "shape":
+        odd = [shape[::-1], [*shape, 1], [math.prod(shape)], [-1], [2**40, 2**40], [0], "16", None]
+        entry["shape"] = rng.choice(odd)
+    elif kind == "offsets":
+        near = [[end, begin], [begin + 4, end + 4], [begin, end - 4], [-4, end], [begin]]
+        entry["data_offsets"] = rng.choice([*near, [0.5, end], ["0", "4"], None])
+    elif kind == "overlap":
+        entry["data_offsets"] = header[rng.choice(alike or [name])]["data_offsets"]
+    elif kind == "beyond":
+        entry["data_offsets"] = [begin + 2**40, end + 2**40]
+    elif kind == "renamed":
+        header[name + rng.choice(["x", "\u0000", ""])] = header.pop(name)
+    elif kind == "odd":
+        entry[rng.choice(list(entry))] = rng.choice(ODD_VALUES)
+    elif kind == "more":
+        header["extra"] = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    elif kind == "metadata":
+        odd = [{"format": "tf"}, {"format": 3}, None, "x", [], {"a": {"b": 1}}]
+        header["__metadata__"] = rng.choice([*odd, {"x": "y" * 100_000}])
 
 
 def _data(case: Case, folder: Path, sound: dict) -> Expected:
