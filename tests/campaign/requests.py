@@ -224,7 +224,7 @@ def _http(case: Case, server: Server, held: Any) -> Verdict:
     if reply.status == -1:
         return Verdict(HANG, f"no answer in {PATIENCE_S:.0f} s")
     if 400 <= reply.status < 500:
-        may = may and told not in ("a header of 100 kB", "3,000 headers")
+        may = may and told not in ("a header of 100 kB", "3,000 headers", "a line end alone")
         return (
             Verdict(TRACEBACK, f"refused with {reply.status}: {reply.body[:100]!r}")
             if may and told != "a header that is not ASCII"
