@@ -90,14 +90,16 @@ async def leaver(host: str, port: int, draw: random.Random) -> None:
         part = draw.choice((len(sent) // 2, len(sent), len(sent)))
         writer.write(sent[:part])
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(reader.read(300), draw.choice((0.01, 0.1, 5.0)))
+            async with asyncio.timeout(draw.choice((0.01, 0.1, 5.0))):
+                await reader.read(300)
 
 
 async def _ask(host: str, port: int, sent: bytes, expected: tuple[int, ...]) -> None:
     """Asks, and looks at the status. AssertionError for another one: such a request must not be answered."""
     async with connected(host, port) as (reader, writer):
         writer.write(sent)
-        line = await asyncio.wait_for(reader.readline(), ANSWER_S)
+        async with asyncio.timeout(ANSWER_S):
+            line = await reader.readline()
         status = int(line.split()[1]) if line else 0
         assert status in (*expected, 0, 429, 503), (status, sent[:300])
 
@@ -156,7 +158,8 @@ async def garbage(host: str, port: int, draw: random.Random) -> None:
     sent = draw.choice((os.urandom(2000), b"GET /" + b"a" * 100_000, b"\x16\x03\x01" * 100, b"x: y\r\n" * 50_000))
     async with connected(host, port) as (reader, writer):
         writer.write(sent + b"\r\n\r\n")
-        await asyncio.wait_for(reader.read(), ANSWER_S)
+        async with asyncio.timeout(ANSWER_S):
+            await reader.read()
 
 
 KINDS: tuple[Hostile, ...] = (
@@ -177,3 +180,11 @@ async def for_ever(kind: Hostile, host: str, port: int, seed: int, counts: dict[
             counts["answered"] = counts.get("answered", 0) + 1
             print(f"a hostile request was answered: {error}", flush=True)
         await asyncio.sleep(PAUSE_S * draw.uniform(0.5, 1.5))
+
+
+async def end(tasks: list[asyncio.Future]) -> None:
+    """Cancels tasks until they have ended: a cancellation may be lost where a task's own time-out comes with it."""
+    while left := [task for task in tasks if not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=1)

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import re
 import signal
 import statistics
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hostile_clients import KINDS, STREAM, connected, for_ever, request
+from benchmarks.hostile_clients import KINDS, STREAM, connected, end, for_ever, request
 
 ROOT = Path(__file__).parent.parent
 TURNS = 2  # of both kinds, alternating
@@ -201,9 +202,7 @@ async def load(host: str, port: int, args: argparse.Namespace) -> tuple[Found, d
         await asyncio.gather(*(good(client, todo, asks, expected, turn) for client in clients))
         took = time.monotonic() - began
         print(f"{turn}: {took:.1f} s, {found.right} right so far, {found.retried} tries again; {seen[turn][-1:]}", flush=True)
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await end(others)
         await asyncio.sleep(1)
     return found, counts, seen
 
@@ -221,14 +220,13 @@ async def stop(host: str, port: int, process: subprocess.Popen) -> float:
         while process.poll() is None and time.monotonic() < began + 60:
             await asyncio.sleep(0.02)
         took = time.monotonic() - began
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await end(tasks)
     return took
 
 
 def make_model(folder: Path) -> None:
     """A model of random weights, in Hugging Face form."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     import jax
 
     from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig

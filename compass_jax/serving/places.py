@@ -38,7 +38,8 @@ class Places:
         future = self._executor.submit(job, *arguments)
         future.add_done_callback(self._leave)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self._deadline_s)
+            async with asyncio.timeout(self._deadline_s):
+                return await asyncio.wrap_future(future)
         except TimeoutError as error:
             text = f"the request could not be prepared within {self._deadline_s:g} s"
             raise BadRequest(f"{text}: send less, or try again later", status=503) from error
