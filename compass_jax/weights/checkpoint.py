@@ -157,7 +157,7 @@ def restore(
         if not x.size
     }
     try:
-        with _checkpointer() as orbax:
+        with disk.told_once(), _checkpointer() as orbax:
             asked = ocp.args.PyTreeRestore(item=stored, restore_args=how, partial_restore=subset)
             flat |= orbax.restore(where / ARRAYS, args=asked)
     except Exception as error:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_STRAGGLERS_S = 0.2  # how long orbax's threads may speak of a failed save after it
+_STRAGGLERS_S = 0.2  # how long orbax's threads may speak of a failure after it
 _REMEDIES = {
     errno.ENOSPC: "free some space there, or lower keep_checkpoints",
     errno.EDQUOT: "free some of your quota there, or lower keep_checkpoints",
@@ -27,10 +27,10 @@ _REMEDIES = {
 
 @contextlib.contextmanager
 def told_once() -> Iterator[None]:
-    """Around orbax's saving. Where that fails, the error that it raises is all that is said of it.
+    """Around orbax's work. Where it fails, the error that it raises is all that is said of it.
 
     Its threads log the same error with tracebacks, and tensorstore's report to an event loop that
-    is closed by then. Both are held back, nothing else is, and a save that succeeds lets them out.
+    is closed by then. Both are held back, nothing else is, and work that succeeds lets them out.
     """
     logger, hook = logging.getLogger("absl"), sys.unraisablehook
     held: list[Any] = []

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -255,6 +256,21 @@ def test_a_checkpoint_without_digests_is_read_with_a_warning(tmp_path, caplog):
         match=r"step_00000001 is damaged: its arrays cannot be read .*remove it",
     ):
         restore(tmp_path)
+
+
+def test_arrays_that_cannot_be_read_are_one_error_and_no_noise_of_threads(tmp_path, monkeypatch):
+    """Of format 1, since orbax never reads arrays whose digests do not fit."""
+    heard = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: heard.append(str(args.exc_value)))
+    arrays = {str(i): jnp.full((64, 48), i, jnp.float32) for i in range(12)}
+    for step in range(3):
+        where = checkpoint.save(tmp_path, step, arrays, {}, model=MODEL)
+        as_format_1(where)
+        for file in (where / "arrays").rglob("d/*"):
+            file.write_bytes(file.read_bytes()[:10])
+        with pytest.raises(CheckpointError, match="its arrays cannot be read"):
+            checkpoint.restore(where, checkpoint.abstract_like(arrays))
+    assert heard == []
 
 
 def test_of_several_processes_each_digests_its_share_and_all_decide_alike(tmp_path, monkeypatch):
