@@ -39,7 +39,7 @@ MEANT = {
     "none": {"rollout_mesh", "model.moe"},
     "2^31": {
         "seed", "model.rope_theta", "rl.optim.clip_grad_norm", "sft.optim.clip_grad_norm",
-        "rewards.right_at", "rewards.smallest_gap", "rewards.timeout_s", "rewards.workers",
+        "rewards.right_at", "rewards.smallest_gap",
     },
     "-1": {"rewards.wrong_at"},
 }  # fmt: skip

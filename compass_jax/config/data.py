@@ -129,7 +129,7 @@ MOST_TIMEOUT_S = 86_400
 class RewardConfig:
     """Verifier workers. A sample whose check hangs, crashes or raises is excluded and counted, never scored 0."""
 
-    workers: int = 1
+    workers: Annotated[int, Range(1, 1024)] = 1
     timeout_s: float = 5.0
     sandbox: Literal["auto", "required", "off"] = "auto"  # auto: behind what the machine has; required: behind all guards or not at all
     right_at: float = 1.0  # raw reward from which an answer counts as right
@@ -138,7 +138,7 @@ class RewardConfig:
     answer_tag: str = "answer"  # the answer is the text in the last <answer>...</answer>; empty: the whole response
 
     def validate(self) -> None:
-        check(self.workers >= 1, f"rewards.workers = {self.workers}: must be positive")
+        check_fields(self, "rewards")
         check(0 < self.timeout_s <= MOST_TIMEOUT_S, f"rewards.timeout_s = {self.timeout_s}: must be positive, and at most {MOST_TIMEOUT_S:,} (a day)")
         check(self.sandbox in ("auto", "required", "off"), f"rewards.sandbox = {self.sandbox!r}: must be auto, required or off")
         check(self.smallest_gap > 0, f"rewards.smallest_gap = {self.smallest_gap}: must be positive")
