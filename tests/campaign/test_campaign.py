@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+QUICK = ("configuration", "rows", "pass_rates", "weights", "tokenizers")
 
 
 def run(module: str, *arguments: str, timeout: float = 600) -> subprocess.CompletedProcess:
@@ -43,6 +44,13 @@ def test_the_harness_has_the_right_word_for_each_planted_fault():
         "starts anew beside checkpoints": "lost",
         "goes back in silence": "lost",
     }, result.stderr[-3000:]
+
+
+def test_a_sample_of_the_campaign_is_answered_well():
+    result = run("tests.campaign", "--n", "60", "--seed", "1", "--only", *QUICK)
+    found = counts(result)
+    assert found["tried"] == 60 == found["clear_error"] + found["harmless"], result.stdout[-6000:]
+    assert result.returncode == 0
 
 
 def test_a_fault_is_the_same_when_it_is_repeated(tmp_path):
