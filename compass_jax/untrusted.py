@@ -21,7 +21,9 @@ MOST_LINE_BYTES = 8 * 2**20  # of JSON lines: several million characters of text
 MOST_DEPTH = 64
 MOST_DIGITS = 19  # of an integer: what 64 bits can hold
 
-_TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
+_STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_AS_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -173,6 +175,8 @@ def parse_json(
         value = json.loads(text, parse_int=whole, parse_float=real, parse_constant=constant, object_pairs_hook=once)
     except json.JSONDecodeError as cause:
         raise error(f"{where}: not JSON: {cause}") from cause
+    except RecursionError as cause:  # brackets that nothing closes
+        raise error(f"{where}: nested deeper than {most_depth} levels") from cause
     if unusable or re.search(r"\\u[dD][89a-fA-F]", text):
         _check_parts(value, where, "", error)
     return value
@@ -188,19 +192,16 @@ class _Unusable:
 def nesting(text: str, most: int = sys.maxsize) -> int:
     """How deeply a JSON text nests, counted until that is more than `most`; 0 for a number.
 
-    Brackets inside strings do not count.
+    Brackets inside strings do not count, nor do those that nothing closes. Each pass takes away
+    the innermost pairs, so that a text of many short arrays costs one pass.
     """
-    depth = deepest = 0
-    for token in _TOKENS.finditer(text):
-        mark = token[0]
-        if mark in ("[", "{"):
-            depth += 1
-            deepest = max(deepest, depth)
-            if deepest > most:
-                break
-        elif mark in ("]", "}"):
-            depth -= 1
-    return deepest
+    brackets = _STRINGS.sub("", text) if '"' in text else text
+    left = brackets.encode("utf-8", "surrogatepass").translate(_AS_SQUARE, _NO_BRACKETS)
+    depth = 0
+    while depth <= most and (inner := left.replace(b"[]", b"")) != left:
+        left = inner
+        depth += 1
+    return depth
 
 
 def whole_text(text: str, where: str, *, error: type[Exception] = UntrustedError) -> str:
