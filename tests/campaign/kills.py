@@ -3,7 +3,7 @@
 
 A tiny run of `STEPS` steps with a checkpoint at every second one is killed (SIGKILL, SIGTERM,
 SIGINT, or SIGKILL to one reward worker) and started again until it ends. In the end every line of
-metrics.jsonl must be that of a run that was never killed, `not_compared` aside, bit for bit, and
+metrics.jsonl must be that of a run that was never killed, `logs.clocked` aside, bit for bit, and
 so must every array of the last checkpoint; no step may be there twice or not at all. Where a
 worker alone was killed the run goes on by itself.
 

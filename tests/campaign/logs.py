@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any
 
 
+# How full the slots of a process were: a rollout that a stop or a kill cut in two was made by two.
+USE = ("rollout/slot_occupancy", "rollout/preempted")
+
+
 def clocked(name: str) -> bool:
-    """Whether a metric is a time, or a rate."""
-    return name.startswith("time/") or name.endswith(("tokens_per_s", "_s", "/mfu"))
+    """Whether a metric is a time, a rate, or how the slots of one process were used."""
+    timed = name.startswith("time/") or name.endswith(("tokens_per_s", "_s", "/mfu"))
+    return timed or name in USE
 
 
 def steps(run: Path, name: str = "metrics") -> list[dict[str, Any]]:
