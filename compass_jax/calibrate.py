@@ -22,6 +22,7 @@ from rich.console import Console
 
 from compass_jax.config import ConfigError, ObjectiveConfig, RunConfig
 from compass_jax.report import summary_table
+from compass_jax.rewards.detect import notice
 from compass_jax.rewards.score import Scorer
 from compass_jax.rundir import NewFolderLock, write_atomically
 from compass_jax.telemetry import Telemetry
@@ -64,6 +65,7 @@ def _measured(
             Scorer(config.rewards, config.data) as scorer,
             Telemetry(scratch, 1, "rl") as telemetry,
         ):
+            telemetry.note(notice(config.rewards.sandbox))
             trainer = RLTrainer(config, scorer, stop, telemetry)
             with contextlib.suppress(StepInterrupted):
                 found = trainer.probe(objectives)[1:]

@@ -20,7 +20,7 @@ from compass_jax.weights import sound
 from compass_jax.weights.hf import read_hf_config, tensor_problems
 from compass_jax.weights.hf_config import WeightsError
 from compass_jax.weights.manifest import FORMAT
-from compass_jax.weights.safetensors_io import DTYPES, Stored, look, open_file
+from compass_jax.weights.safetensors_io import DTYPES, Stored, look, not_finite, open_file
 
 _ROWS = 4096  # of a tensor, looked at together
 
@@ -139,7 +139,8 @@ def _not_finite(stored: dict[str, Stored]) -> list[str]:
     for file, names in by_file.items():
         with open_file(file) as handle:
             for name in names:
-                bad = sum(_bad(part) for part in _parts(handle, name, stored[name].shape))
+                parts = _parts(handle, name, stored[name].shape)
+                bad = sum(not_finite(np.ascontiguousarray(part)) for part in parts)
                 if bad:
                     faults.append(f"{file.name}: tensor {name}: {bad:,} numbers are not finite")
     return faults
@@ -152,10 +153,6 @@ def _parts(handle: object, name: str, shape: tuple[int, ...]) -> Iterator[np.nda
     piece = handle.get_slice(name)
     for start in range(0, shape[0], _ROWS):
         yield piece[start : min(start + _ROWS, shape[0])]
-
-
-def _bad(part: np.ndarray) -> int:
-    return int(part.size - np.isfinite(part).sum())
 
 
 def _tokenizer(folder: Path, name: str, model: ModelConfig | None) -> Checked:

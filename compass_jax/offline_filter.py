@@ -24,6 +24,7 @@ from compass_jax.data.prompts import check_lengths, train_prompts
 from compass_jax.evaluate import answers, decoder_of
 from compass_jax.records import Prompt
 from compass_jax.report import summary_table
+from compass_jax.rewards.detect import notice
 from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rundir import FolderLock, write_atomically
@@ -56,6 +57,7 @@ def _filter(config: RunConfig, checkpoint: str, lock: FolderLock, samples: int, 
     left = [p for p in prompts if p.id not in done]
     sampler = Sampler(config.rollout.temperature, config.rollout.top_k, config.rollout.top_p)
     part = max(1, 8 * config.rollout.slots // samples)
+    tell(notice(config.rewards.sandbox))
     with Scorer(config.rewards, config.data) as scorer:
         for first in range(0, len(left), part):
             chosen = left[first : first + part]

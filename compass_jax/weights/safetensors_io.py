@@ -128,14 +128,14 @@ def finite(tensor: np.ndarray, dtype: np.dtype, where: str) -> np.ndarray:
     """`tensor` as `dtype`. Raises WeightsError, beginning with `where`, if an entry is not finite, or too large for `dtype`."""
     with np.errstate(all="ignore"):
         cast = tensor.astype(dtype, copy=False)
-    if bad := _not_finite(cast):
-        wrong = _not_finite(tensor)
+    if bad := not_finite(cast):
+        wrong = not_finite(tensor)
         kind = f"{wrong:,} are NaN or infinite" if wrong else f"{bad:,} are too large for {dtype}"
         raise WeightsError(f"{where}: of {cast.size:,} weights that were read {kind}; download it again, or take another checkpoint")
     return cast
 
 
-def _not_finite(tensor: np.ndarray) -> int:
+def not_finite(tensor: np.ndarray) -> int:
     """How many entries of a contiguous array are NaN or infinite."""
     flat, count = tensor.reshape(-1), 0
     exponent = _EXPONENTS.get(tensor.dtype.name)
