@@ -175,8 +175,6 @@ def parse_json(
         value = json.loads(text, parse_int=whole, parse_float=real, parse_constant=constant, object_pairs_hook=once)
     except json.JSONDecodeError as cause:
         raise error(f"{where}: not JSON: {cause}") from cause
-    except RecursionError as cause:  # brackets that nothing closes
-        raise error(f"{where}: nested deeper than {most_depth} levels") from cause
     if unusable or re.search(r"\\u[dD][89a-fA-F]", text):
         _check_parts(value, where, "", error)
     return value
@@ -192,8 +190,8 @@ class _Unusable:
 def nesting(text: str, most: int = sys.maxsize) -> int:
     """How deeply a JSON text nests, counted until that is more than `most`; 0 for a number.
 
-    Brackets inside strings do not count, nor do those that nothing closes. Each pass takes away
-    the innermost pairs, so that a text of many short arrays costs one pass.
+    Brackets inside strings do not count; those that nothing closes do. Each pass takes away the
+    innermost pairs, so that a text of many short arrays costs one pass.
     """
     brackets = _STRINGS.sub("", text) if '"' in text else text
     left = brackets.encode("utf-8", "surrogatepass").translate(_AS_SQUARE, _NO_BRACKETS)
@@ -201,7 +199,7 @@ def nesting(text: str, most: int = sys.maxsize) -> int:
     while depth <= most and (inner := left.replace(b"[]", b"")) != left:
         left = inner
         depth += 1
-    return depth
+    return depth + left.count(b"[")
 
 
 def whole_text(text: str, where: str, *, error: type[Exception] = UntrustedError) -> str:

@@ -7,9 +7,9 @@ big-endian) and that many bytes of JSON:
 
     {"template": text, "variables": {name: text}, "conversations": [messages, ...],
      "jobs": [[conversation, messages of it, add_generation_prompt], ...]}
- -> [[true, text] or [false, why not], ...]
+ -> [[true, text] or [false, why not] or [null, which limit], ...]
 
-One that needs more processor time or memory than the limits ends the process; templates.py sees by its status which it was.
+Jobs after one that ran into a limit have no answer. One that needs more processor time or memory than the limits ends the process; templates.py sees by its status which it was.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ def environment() -> jinja2.Environment:
 
 
 def answers(request: dict[str, Any], compiled: Callable[[str], jinja2.Template]) -> list[list[Any]]:
-    """[true, text] or [false, why not] for each job of a request. MemoryError passes through."""
+    """[true, text] or [false, why not] for each job of a request, up to one of too long a text: [null, that].
+
+    MemoryError passes through.
+    """
     found: list[list[Any]] = []
     for conversation, count, prompt in request["jobs"]:
         messages = request["conversations"][conversation][:count]
@@ -88,7 +91,7 @@ def answers(request: dict[str, Any], compiled: Callable[[str], jinja2.Template])
                 messages=messages, add_generation_prompt=prompt, **request["variables"]
             )
             if len(text) > MOST_TEXT:
-                raise ValueError(f"it writes {len(text):,} characters, more than {MOST_TEXT:,}")
+                return [*found, [None, f"it writes {len(text):,} characters, more than {MOST_TEXT:,}"]]
             found.append([True, text])
         except MemoryError:
             raise

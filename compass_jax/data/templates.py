@@ -30,7 +30,7 @@ class TemplateFailure(ValueError):
 
 
 class TemplateLimit(TemplateFailure):
-    """A template needed more time or memory than it gets."""
+    """A template needed more time, memory or characters than it gets."""
 
 
 class Job(NamedTuple):
@@ -144,7 +144,8 @@ class Renderer:
             raise TemplateLimit(f"they have more than {MOST_CHARS:,} characters")
         with self._lock:
             answers = self._ask(data)
-        return [text if good else TemplateFailure(text) for good, text in answers]
+        kinds = {True: str, False: TemplateFailure, None: TemplateLimit}
+        return [kinds[good](text) for good, text in answers]
 
     def _ask(self, data: bytes) -> list[list[Any]]:
         """The worker's answers. One that was killed from outside, by no limit, is replaced once."""

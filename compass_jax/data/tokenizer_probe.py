@@ -21,6 +21,7 @@ MODULE = "compass_jax.data.tokenizer_probe"
 CPU_S, WALL_S = 60, 300
 MEMORY = 6 * 2**30
 DIGITS, LETTERS = ("0123456789", "17", "42"), ("The answer is", "abcdefghijklmnopqrstuvwxyz")
+PLAIN = "".join(map(chr, range(ord("!"), ord("~") + 1)))  # characters that no tokenizer may lose
 LONG = tuple(4000 * part + end for part in ("a", "0", " ", "\n", "!", "ab ") for end in ("", "\n", "é"))  # what regexes backtrack over
 
 
@@ -57,6 +58,8 @@ def problem_in(text: str) -> str | None:
         return str(error)
     except BaseException as error:  # the library raises bare Exception, and panics of another kind
         return f"it cannot be read: {error}"
+    if dropout := getattr(backend.model, "dropout", None):
+        return f"its dropout of {dropout:g} would encode the same text in many ways; set model.dropout to null"
     backend.no_truncation()
     backend.no_padding()
     return _ids(raw, backend) or _texts(backend)
@@ -82,6 +85,9 @@ def _texts(backend: Any) -> str | None:
         for text in (*DIGITS, *LETTERS):
             if not there_and_back(text).strip():
                 return f"{text!r} is encoded to nothing: what the normaliser or the vocabulary leaves of a text is empty"
+        for sign in PLAIN:
+            if not backend.decode(backend.encode(sign, add_special_tokens=False).ids, skip_special_tokens=False).strip():
+                return f"{sign!r} is encoded to nothing, and no token stands for what is unknown: texts would lose it"
         if len({there_and_back(text) for text in DIGITS}) < len(DIGITS):
             return f"{DIGITS[1]!r} and {DIGITS[2]!r} are encoded alike: numbers cannot be told apart"
         for text in LONG:

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-
 # How full the slots of a process were: a rollout that a stop or a kill cut in two was made by two.
 USE = ("rollout/slot_occupancy", "rollout/preempted")
 

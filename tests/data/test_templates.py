@@ -110,6 +110,13 @@ def test_one_bad_conversation_of_many_is_found_and_those_before_it_are_rendered(
     assert all(isinstance(x, TemplateLimit) for x in found[9:]) and len(found) == 21
 
 
+def test_a_text_that_is_too_long_is_a_limit_after_which_nothing_is_tried(renderer):
+    template = "{% if messages[0].content == '3' %}{{ ('x' * 10**6) * 9 }}{% endif %}{{ messages[0].content }}"
+    found = renderer.render(template, {}, [Job([{"role": "user", "content": str(i)}], 1, True) for i in range(600)])
+    assert found[:3] == ["0", "1", "2"] and len(found) == 600
+    assert all(isinstance(x, TemplateLimit) and "it writes 9,0" in str(x) for x in found[3:])
+
+
 def test_a_refusal_in_the_middle_leaves_the_others_as_they_are(renderer):
     template = "{% if messages[0].content == '3' %}{{ 1 / 0 }}{% endif %}{{ messages[0].content }}"
     found = renderer.render(template, {}, [Job([{"role": "user", "content": str(i)}], 1, True) for i in range(600)])

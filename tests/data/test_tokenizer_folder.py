@@ -63,7 +63,17 @@ def another_id(raw):
     raw["added_tokens"][2]["id"] = 300
 
 
+def no_three(raw):
+    """No token for the byte of the digit 3, and none for what is unknown."""
+    model = raw["model"]
+    model["vocab"] = {token: i for token, i in model["vocab"].items() if "3" not in token}
+    model["merges"] = [pair for pair in model["merges"] if "3" not in "".join(pair)]
+
+
 REFUSED = [
+    (no_three, "'3' is encoded to nothing"),
+    (lambda raw: raw["model"].update(dropout=1.0), "dropout of 1 would encode the same text in many ways"),
+    (lambda raw: raw["model"].update(dropout=0.1), "dropout of 0.1"),
     (drop, "'0123456789' is encoded to nothing"),
     (no_letters, "'The answer is' is encoded to nothing"),
     (one_digit, "numbers cannot be told apart"),
