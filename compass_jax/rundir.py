@@ -139,6 +139,16 @@ class RunDir(FolderLock):
             raise
         return self
 
+    def check(self) -> None:
+        """Raises RunDirectoryGone like `FolderLock.check`, and where config.json was removed."""
+        super().check()
+        if self._lock is not None and not (self.path / "config.json").is_file():
+            raise RunDirectoryGone(
+                f"{self.path / 'config.json'} was removed while this process was writing to the "
+                "folder: it ends here. The same command writes it anew and goes on from the last "
+                "checkpoint"
+            )
+
     def _settle_config(self) -> bool:
         """Writes config.json; True where a compatible one was there."""
         file = self.path / "config.json"

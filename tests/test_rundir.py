@@ -241,3 +241,13 @@ def test_two_exports_under_one_name_are_told_apart_and_leave_no_lock(tmp_path):
         with NewFolderLock(out.with_name("other")):
             pass
     assert list(out.parent.iterdir()) == []
+
+
+def test_a_config_that_is_removed_under_a_run_ends_it(tmp_path):
+    with RunDir(tmp_path / "run", CONFIG) as run:
+        run.check()
+        (tmp_path / "run" / "config.json").unlink()
+        with pytest.raises(RunDirectoryGone, match=r"config\.json was removed"):
+            run.check()
+    with RunDir(tmp_path / "run", CONFIG):
+        assert read_config(tmp_path / "run") == CONFIG

@@ -209,7 +209,9 @@ def run(case: Case) -> Verdict:
         config.write_text(json.dumps(raw))
     case.tell(f"template in the {where}: {told}; train")
     ended = case.compass(["train", CONFIG], spies.prompts)
-    return judge(asked(ended, case), Expected(outcomes, ["template", "longer than"]))
+    # What comes out of a template and cannot be encoded is told with the tokenizer's folder.
+    names = ["template", "longer than", "the tokenizer tokenizer"]
+    return judge(asked(ended, case), Expected(outcomes, names))
 
 
 def _expected(same: Callable[[str], str]) -> list[dict[str, Any]]:

@@ -153,8 +153,14 @@ class Server:
         )
 
     def greedy(self, tokens: int) -> str | None:
-        """The honest client's text; None where there is none in time."""
-        reply = self.post(HONEST | {"max_tokens": tokens})
+        """The honest client's text; None where there is none in time. Where the server says that
+        it is full (429), the client asks again, as OpenAI's does.
+        """
+        limit = time.monotonic() + PATIENCE_S
+        while (reply := self.post(HONEST | {"max_tokens": tokens})).status == 429:
+            if time.monotonic() > limit:
+                return None
+            time.sleep(0.05)
         value = reply.value() if reply.status == 200 else None
         return value["choices"][0]["text"] if value else None
 
