@@ -9,7 +9,8 @@ big-endian) and that many bytes of JSON:
      "jobs": [[conversation, messages of it, add_generation_prompt], ...]}
  -> [[true, text] or [false, why not] or [null, which limit], ...]
 
-Jobs after one that ran into a limit have no answer. One that needs more processor time or memory than the limits ends the process; templates.py sees by its status which it was.
+A text that is too long ends the request. One that needs more processor time or memory than the
+limits ends the process; templates.py sees by its status which it was.
 """
 
 from __future__ import annotations

@@ -75,7 +75,8 @@ class Tokenizer:
         backend.no_padding()
         known = backend.get_vocab(with_added_tokens=True).keys()
         known -= {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-        backend.add_special_tokens([token for token in specials.values() if token in known])  # they may be plain entries
+        named = [*specials.values(), *_additional(folder, config)]
+        backend.add_special_tokens([token for token in named if token in known])  # they may be plain entries
         return cls(backend, specials, _chat_template(folder, config), str(folder))
 
     @classmethod
@@ -262,19 +263,33 @@ def _good(text: str | TokenizerError) -> str:
     return text
 
 
+def _text_of(token: Any, where: str) -> str:
+    """A token's text; it is written as a string or as {"content": ...}."""
+    text = token.get("content") if isinstance(token, dict) else token
+    if not (isinstance(text, str) and text):
+        raise TokenizerError(f"{where} is {str(token)[:80]}: it must be a text, or an object whose content is one")
+    return text
+
+
+def _additional(folder: Path, config: dict[str, Any]) -> list[str]:
+    """The control tokens that have no name, such as those that open a turn."""
+    where = f"{folder / 'tokenizer_config.json'}: additional_special_tokens"
+    tokens = config.get("additional_special_tokens") or []
+    if not isinstance(tokens, list):
+        raise TokenizerError(f"{where} is a {type(tokens).__name__}: it must be a list")
+    return [_text_of(token, f"{where}[{i}]") for i, token in enumerate(tokens)]
+
+
 def _special_tokens(folder: Path, config: Any) -> dict[str, str]:
-    """bos, eos, pad and unk as strings; a token is written as a string or as {"content": ...}."""
+    """The texts of bos, eos, pad and unk by name, of those that there are."""
     file = folder / "tokenizer_config.json"
     if not isinstance(config, dict):
         raise TokenizerError(f"{file} holds a {type(config).__name__}: it must be an object with eos_token and the like")
     tokens: dict[str, str] = {}
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         token = config.get(name)
-        text = token.get("content") if isinstance(token, dict) else token
-        if token is not None and not (isinstance(text, str) and text):
-            raise TokenizerError(f"{file}: {name} is {str(token)[:80]}: it must be a text, or an object whose content is one")
         if token is not None:
-            tokens[name] = text
+            tokens[name] = _text_of(token, f"{file}: {name}")
     return tokens
 
 

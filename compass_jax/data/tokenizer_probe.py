@@ -20,7 +20,7 @@ from compass_jax.untrusted import UntrustedError, parse_json
 MODULE = "compass_jax.data.tokenizer_probe"
 CPU_S, WALL_S = 60, 300
 MEMORY = 6 * 2**30
-DIGITS, LETTERS = ("0123456789", "17", "42"), ("The answer is", "abcdefghijklmnopqrstuvwxyz")
+DIGITS, LETTERS = ("0123456789", "17", "42"), ("the answer is", "abcdefghijklmnopqrstuvwxyz")
 PLAIN = "".join(map(chr, range(ord("!"), ord("~") + 1)))  # characters that no tokenizer may lose
 LONG = tuple(4000 * part + end for part in ("a", "0", " ", "\n", "!", "ab ") for end in ("", "\n", "é"))  # what regexes backtrack over
 
@@ -88,6 +88,9 @@ def _texts(backend: Any) -> str | None:
         for sign in PLAIN:
             if not backend.decode(backend.encode(sign, add_special_tokens=False).ids, skip_special_tokens=False).strip():
                 return f"{sign!r} is encoded to nothing, and no token stands for what is unknown: texts would lose it"
+        for text in LETTERS:  # another case or other blanks are a tokenizer's right
+            if " ".join((found := there_and_back(text)).split()).casefold() != text:
+                return f"{text!r} comes back as {found!r:.80}: answers would be read as other texts"
         if len({there_and_back(text) for text in DIGITS}) < len(DIGITS):
             return f"{DIGITS[1]!r} and {DIGITS[2]!r} are encoded alike: numbers cannot be told apart"
         for text in LONG:

@@ -115,6 +115,11 @@ def tokenizer_meaning(case: Case, folder: Path) -> list[Any]:
         if dropout:
             library.model.dropout = None
         vocab = library.get_vocab(with_added_tokens=True)
+        # transformers makes control tokens of those that the configuration names
+        config = strict_json((folder / "tokenizer_config.json").read_bytes())
+        named = [config.get(f"{name}_token") for name in ("bos", "eos", "pad", "unk")]
+        named += config.get("additional_special_tokens") or []
+        library.add_special_tokens([t for t in named if isinstance(t, str) and t in vocab])
         ids = list(vocab.values())
         sound = (
             len(set(ids)) == len(ids)

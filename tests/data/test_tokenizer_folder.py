@@ -71,11 +71,13 @@ def no_three(raw):
 
 
 REFUSED = [
+    (lambda raw: raw.update(decoder=None), "'the answer is' comes back as 'th e"),
+    (lambda raw: raw.update(pre_tokenizer=None), "'the answer is' comes back as 'theanswer"),
     (no_three, "'3' is encoded to nothing"),
     (lambda raw: raw["model"].update(dropout=1.0), "dropout of 1 would encode the same text in many ways"),
     (lambda raw: raw["model"].update(dropout=0.1), "dropout of 0.1"),
     (drop, "'0123456789' is encoded to nothing"),
-    (no_letters, "'The answer is' is encoded to nothing"),
+    (no_letters, "'the answer is' is encoded to nothing"),
     (one_digit, "numbers cannot be told apart"),
     (backtracks, "'.*' is encoded|cannot encode a plain text"),
     (another_id, r"added_tokens gives '<\|im_end\|>' the id 300, which it cannot have \(it gets 2\)"),
@@ -105,6 +107,8 @@ def test_a_tokenizer_that_cannot_be_right_is_refused(tmp_path, change, words):
         ({"eos_token": ""}, "eos_token is"), ({"eos_token": ["<|im_end|>"]}, "eos_token is"), ({"eos_token": None}, "names no eos_token"),
         ({"eos_token": "<end>"}, "'<end>', which is not in"), ({"pad_token": "<pad>"}, "'<pad>', which is not in"),
         ({"pad_token": True}, "pad_token is True"),
+        ({"additional_special_tokens": "x"}, "additional_special_tokens is a str"),
+        ({"additional_special_tokens": ["x", 7]}, r"additional_special_tokens\[1\] is 7"),
         ({"chat_template": 7}, "chat_template is a int"), ({"chat_template": {}}, "chat_template is a dict"),
         ({"chat_template": []}, "0 templates named default"), ({"chat_template": [7, None]}, "0 templates named default"),
         ({"chat_template": [{"name": "default"}] * 2}, "2 templates named default"),
@@ -149,6 +153,16 @@ def test_what_a_file_says_of_truncation_and_padding_is_left_out_as_transformers_
         }  # fmt: skip
 
     assert Tokenizer.load(written(tmp_path, both)).encode("12345") == Tokenizer.load(TINY).encode("12345")
+
+
+def test_control_tokens_that_only_the_configuration_names_are_control_tokens_as_in_transformers(tmp_path):
+    from transformers import AutoTokenizer
+
+    config = {**CONFIG, "additional_special_tokens": ["<|im_start|>"], "tokenizer_class": "PreTrainedTokenizerFast"}
+    folder = written(tmp_path, lambda raw: raw.update(added_tokens=[]), config)
+    text = "<|im_start|>user\n12<|im_end|>"
+    ours, theirs = Tokenizer.load(folder).encode(text), AutoTokenizer.from_pretrained(folder).encode(text)
+    assert ours == theirs == Tokenizer.load(TINY).encode(text)
 
 
 def test_an_end_token_of_the_plain_vocabulary_becomes_a_control_token_as_in_transformers(tmp_path):
