@@ -139,6 +139,8 @@ def config_meaning(text: str, key: str, sound: dict) -> list[Any]:
     value, before = raw.get(key), HF_CONFIG[key]
     if not isinstance(raw, dict) or key in ("model_type", "hidden_act"):
         return [sound] if raw.get(key) == before else []
+    if key == "attention_dropout":  # nothing is dropped here, whatever the file says of it
+        return [with_parts(sound, {key: raw.get(key, 0.0)}), sound]
     same = value == before and isinstance(value, bool) == isinstance(before, bool)
     if same or (
         key in _NO_EFFECT
