@@ -32,7 +32,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 CPU_S = 3  # of one request
 MEMORY = 512 * 2**20  # address space, Python and jinja2 included
 MOST_FRAME = 64 * 2**20
-MOST_TEXT = 8 * 2**20  # characters of one rendered conversation
+MOST_TEXT = 2 * 2**20  # characters of one rendered conversation: half a million tokens
 OUT_OF_MEMORY = 9  # exit status
 KEPT = ("range", "dict", "namespace")  # of jinja2's globals: what chat templates use
 _WORDS = 500  # characters of an error's text
