@@ -139,7 +139,7 @@ def _third(port: int, path: str, plain: bytes, rng: random.Random) -> Odd:
         ("health", request("/health", b"", method="GET", port=port), True),
         ("metrics", request("/metrics", b"", method="GET", port=port), True),
         ("HTTP/1.0", plain.replace(b"HTTP/1.1", b"HTTP/1.0", 1), True),
-        ("HTTP/9.9", plain.replace(b"HTTP/1.1", b"HTTP/9.9", 1), False),
+        ("HTTP/9.9", plain.replace(b"HTTP/1.1", b"HTTP/9.9", 1), True),
         ("rubbish", bytes(rng.randrange(256) for _ in range(2000)) + b"\r\n\r\n", False),
         ("the hello of TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(300), False),
         (
