@@ -61,7 +61,7 @@ NESTED = "[" * 100_000 + "]" * 100_000
         ),
         (
             lambda x: x["model"].update(hidden=-1),
-            r"manifest.json: model: model.hidden = -1: must be positive",
+            r"manifest.json: model: hidden = -1: must be positive",
         ),
         (
             lambda x: x["model"].pop("hidden") and None,
