@@ -89,7 +89,8 @@ def one_device(compile_lightly):
 
 def compare(found, expected):
     for name, a, b in zip(("logp", "entropy"), found[:2], expected[:2], strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5, err_msg=name)
+        # relative too, as below: one of 128 log-probs of 6 nats differs by 1.7e-5 on Intel's processors and by less on AMD's
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
     if expected[2] is not None:
         np.testing.assert_array_equal(found[2], expected[2])
     for part in (3, 4):
