@@ -121,8 +121,8 @@ class Gatherer:
                 now = self._sample(params, prompts, policy_version, rows, wanted, now, doublings, account.stats)
             self._wait(now, account)
             doublings += 1
-            rows = self._rows(len(prompts), now, doublings)
-            if _whole(rows, now) >= wanted:
+            before, rows = rows, self._rows(len(prompts), now, doublings)
+            if rows == before and _whole(rows, now) >= wanted:  # a doubling that `have` held whole may be uniform and grow again
                 break
         places = [n for n, group in enumerate(rows) if now.rollouts.keys() >= set(group)][:wanted]
         groups = [Group(prompts[n], tuple(now.rollouts[r] for r in rows[n]), tuple(now.scores[r] for r in rows[n])) for n in places]

@@ -211,7 +211,7 @@ def test_a_worker_that_is_killed_before_it_is_ready_is_replaced():
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e9])
 def test_a_time_limit_that_is_none_is_refused(seconds):
-    with pytest.raises(ConfigError, match=r"rewards.timeout_s = .* at most 86,400"):
+    with pytest.raises(ConfigError, match=r"rewards.timeout_s = "):
         RewardConfig(timeout_s=seconds).validate()
 
 
