@@ -34,7 +34,9 @@ class Api:
         self.batcher = batcher
         self.limits = limits
         self.small = Places("requests", 2, limits.preparing, limits.prepare_s)
-        self.large = Places("large requests", 1, limits.large_bodies, limits.prepare_s)
+        self.large = Places(
+            "large requests", 1, limits.large_bodies, limits.prepare_s, limits.large_rest
+        )
         self.writer = Writer()
         self.metrics = Metrics()
         self._watch()

@@ -21,6 +21,7 @@ class Limits:
     body_bytes: int = 2**20
     small_body_bytes: int = 64 * 1024  # a body up to this size needs no place among the large ones
     large_bodies: int = 8  # that are received and prepared at once
+    large_rest: float = 3.0  # times as long as one took, until the next one is prepared
     preparing: int = 256  # small requests that are parsed and tokenised at once
     send_buffer_bytes: int = 256 * 1024  # of the kernel, for each connection
     header_s: float = (

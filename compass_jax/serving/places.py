@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -16,14 +17,18 @@ from compass_jax.serving.errors import BadRequest
 class Places:
     """Runs jobs on `threads` threads. Whoever finds all `places` taken is refused at once; whoever
     waits longer than `deadline_s` for a result is told so, and the place stays taken until the
-    thread is done with the job."""
+    thread is done with the job. Before its next job a thread rests `rest` times as long as the last
+    one took, so that these jobs leave the interpreter to others most of the time."""
 
-    def __init__(self, name: str, threads: int, places: int, deadline_s: float):
+    def __init__(self, name: str, threads: int, places: int, deadline_s: float, rest: float = 0.0):
         self.places = places
+        self.rest = rest
         self.taken = 0
         self._name = name
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
+        self._rested = threading.local()  # until when the thread rests
+        self._ended = threading.Event()
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
 
     async def run(self, job: Callable[..., Any], *arguments: Any) -> Any:
@@ -35,7 +40,7 @@ class Places:
                     f"{self.taken} {self._name} are being prepared: try again later", status=429
                 )
             self.taken += 1
-        future = self._executor.submit(job, *arguments)
+        future = self._executor.submit(self._work, job, *arguments)
         future.add_done_callback(self._leave)
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -44,12 +49,22 @@ class Places:
             text = f"the request could not be prepared within {self._deadline_s:g} s"
             raise BadRequest(f"{text}: send less, or try again later", status=503) from error
 
+    def _work(self, job: Callable[..., Any], *arguments: Any) -> Any:
+        self._ended.wait(getattr(self._rested, "until", 0.0) - time.monotonic())
+        began = time.monotonic()
+        try:
+            return job(*arguments)
+        finally:
+            ended = time.monotonic()
+            self._rested.until = ended + self.rest * (ended - began)
+
     def _leave(self, future: Future) -> None:
         with self._lock:
             self.taken -= 1
 
     def close(self) -> None:
         """Starts no further job, and does not wait for those that run."""
+        self._ended.set()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
