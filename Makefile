@@ -16,6 +16,7 @@ test-slow: $(VENV)/.dev
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 # Stamps: a second run installs nothing until pyproject.toml changes.
 $(BIN)/python:

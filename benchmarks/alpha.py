@@ -1,10 +1,13 @@
-"""Experiment: how ESPO's alpha clips on vocabularies of 512, 8,192 and 32,768 and on two model sizes (`compass calibrate-alpha` for each).
+"""Experiment: how ESPO's alpha clips on vocabularies of 512, 8,192 and 32,768 and on two model
+sizes (`compass calibrate-alpha` for each).
 
     python -m benchmarks.alpha [--out runs/alpha] [--seed 0] [--smoke]
 
-Each model has the demo's cold start, a fifth as long, and 4 updates per rollout at the demo's learning rate. The text is the same for all, so
-that a larger vocabulary has ids that never come, as the padded vocabularies of released models have: it shows what ln(v) in the clip range
-does, not what longer tokens do. A line per finished model goes to OUT/alpha.jsonl; at the end OUT/alpha.md and OUT/alpha.png.
+Each model has the demo's cold start, a fifth as long, and 4 updates per rollout at the demo's
+learning rate. The text is the same for all, so that a larger vocabulary has ids that never come, as
+the padded vocabularies of released models have: it shows what ln(v) in the clip range does, not
+what longer tokens do. A line per finished model goes to OUT/alpha.jsonl; at the end OUT/alpha.md
+and OUT/alpha.png.
 """
 
 from __future__ import annotations
@@ -30,11 +33,15 @@ def model_config(size: str, vocab: int, seed: int, folder: Path, smoke: bool) ->
     config = load_config(str(rl_runs.CONFIG))
     layers, hidden = SIZES[size]
     model = dataclasses.replace(config.model, vocab_size=vocab, layers=layers, hidden=hidden)
-    sft = dataclasses.replace(config.sft, steps=4 if smoke else 300, batch=8 if smoke else config.sft.batch)
+    sft = dataclasses.replace(
+        config.sft, steps=4 if smoke else 300, batch=8 if smoke else config.sft.batch
+    )
     rl = dataclasses.replace(config.rl, updates_per_rollout=4, prompts_per_step=8 if smoke else 64)
     data = dataclasses.replace(config.data, eval_prompts=0)
     run_dir = str(folder / f"{size.replace(' ', '_')}_{vocab}")
-    return dataclasses.replace(config, model=model, sft=sft, rl=rl, data=data, seed=seed, run_dir=run_dir)
+    return dataclasses.replace(
+        config, model=model, sft=sft, rl=rl, data=data, seed=seed, run_dir=run_dir
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -43,20 +50,32 @@ def main(argv: list[str] | None = None) -> None:
         tune_allocator("benchmarks.alpha")
     parser = rl_runs.parser(__doc__, "alpha")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--vocabularies", type=int, nargs="+", choices=VOCABULARIES, default=list(VOCABULARIES))
+    parser.add_argument(
+        "--vocabularies", type=int, nargs="+", choices=VOCABULARIES, default=list(VOCABULARIES)
+    )
     args = parser.parse_args(argv)
     out = Path(args.out)
     results = out / "alpha.jsonl"
     for size in SIZES:
         for vocab in args.vocabularies:
-            if (size, vocab, args.seed) in {(r["size"], r["vocab"], r["seed"]) for r in experiments.finished(results)}:
+            if (size, vocab, args.seed) in {
+                (r["size"], r["vocab"], r["seed"]) for r in experiments.finished(results)
+            }:
                 continue
             config = model_config(size, vocab, args.seed, out, args.smoke)
             run_sft(config)
             found = run_calibration(config, config.directory, config.directory, ALPHAS)
             experiments.forget_compiled()
-            row = {"size": size, "vocab": vocab, "seed": args.seed, "hash": experiments.config_hash(config), "commit": experiments.commit()}
-            experiments.append(results, {**row, "suggested_alpha": found["suggested_alpha"], "rows": found["rows"]})
+            row = {
+                "size": size,
+                "vocab": vocab,
+                "seed": args.seed,
+                "hash": experiments.config_hash(config),
+                "commit": experiments.commit(),
+            }
+            experiments.append(
+                results, {**row, "suggested_alpha": found["suggested_alpha"], "rows": found["rows"]}
+            )
     rows = experiments.finished(results)
     write_atomically(out / "alpha.md", report(rows))
     plot(rows, out / "alpha.png")
@@ -64,15 +83,27 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """A table in Markdown: clip fraction at each alpha, and at 0.02 the groups' ranges and how often the floor acts."""
-    lines = ["| model | vocabulary | " + " | ".join(f"alpha {a:g}" for a in ALPHAS) + " | range at 0.02, low / high | floor at 0.02, low / high |"]
+    """A table in Markdown: clip fraction at each alpha, and at 0.02 the groups' ranges and how
+    often the floor acts.
+    """
+    lines = [
+        "| model | vocabulary | "
+        + " | ".join(f"alpha {a:g}" for a in ALPHAS)
+        + " | range at 0.02, low / high | floor at 0.02, low / high |"
+    ]
     lines += ["|---" * (len(ALPHAS) + 4) + "|"]
     for row in rows:
         by_alpha = {r["alpha"]: r for r in row["rows"]}
         at = by_alpha[0.02]
-        cells = [row["size"], f"{row['vocab']:,}", *(f"{by_alpha[a]['clip_frac']:.3f}" for a in ALPHAS)]
+        cells = [
+            row["size"],
+            f"{row['vocab']:,}",
+            *(f"{by_alpha[a]['clip_frac']:.3f}" for a in ALPHAS),
+        ]
         cells.append(f"{at['group_0 epsilon']:.1e} / {at['group_1 epsilon']:.1e}")
-        cells.append(f"{100 * at['group_0 floor_frac']:.0f} % / {100 * at['group_1 floor_frac']:.0f} %")
+        cells.append(
+            f"{100 * at['group_0 floor_frac']:.0f} % / {100 * at['group_1 floor_frac']:.0f} %"
+        )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -90,7 +121,12 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         style = "-" if row["size"] == next(iter(SIZES)) else "--"
         x, y = ([r[name] for r in row["rows"]] for name in ("alpha", "clip_frac"))
         axes.plot(x, y, style, color=colour, label=f"{row['size']}, {row['vocab']:,}")
-    axes.set(xlabel="alpha", ylabel="clipped tokens, share (updates 2 to 4)", xscale="log", title="ESPO's clipping against alpha")
+    axes.set(
+        xlabel="alpha",
+        ylabel="clipped tokens, share (updates 2 to 4)",
+        xscale="log",
+        title="ESPO's clipping against alpha",
+    )
     axes.legend(title="model, vocabulary", frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)

@@ -1,11 +1,14 @@
-"""What digests cost a checkpoint: seconds of saving and of restoring with them and without, and of each hash alone.
+"""What digests cost a checkpoint: seconds of saving and of restoring with them and without, and of
+each hash alone.
 
     python -m benchmarks.checkpoint [--out runs/checkpoint] [--gib 2] [--rounds 7] [--smoke]
 
-Random float32 arrays, which hardly compress: about as many bytes in files as in memory, all in the page cache. Saving and restoring with and
-without digests take turns in every round, after one that is not timed; the side that goes first alternates, and the medians are compared.
-`verify` is what restoring does before it reads. The hashes read the same files, in pieces, with one thread and with as many as there are
-cores; that they release the interpreter is seen in the second column. The last line is one of JSON.
+Random float32 arrays, which hardly compress: about as many bytes in files as in memory, all in the
+page cache. Saving and restoring with and without digests take turns in every round, after one that
+is not timed; the side that goes first alternates, and the medians are compared. `verify` is what
+restoring does before it reads. The hashes read the same files, in pieces, with one thread and with
+as many as there are cores; that they release the interpreter is seen in the second column. The last
+line is one of JSON.
 """
 
 from __future__ import annotations
@@ -69,17 +72,27 @@ def arrays_of(size: int) -> dict[str, jax.Array]:
 
 @contextlib.contextmanager
 def without_digests() -> Iterator[None]:
-    """Checkpoints are saved and restored as if their digests cost nothing: none is made, none is compared."""
+    """Checkpoints are saved and restored as if their digests cost nothing: none is made, none is
+    compared.
+    """
     none = {"meta.json": digests.of_bytes(b"{}")}
     with (
         mock.patch.object(checkpoint, "_own_digests", lambda temporary: none),
-        mock.patch.object(sound, "examine", lambda where, contents=True: sound.Examined(sound.manifests.read(where), [])),
+        mock.patch.object(
+            sound,
+            "examine",
+            lambda where, contents=True: sound.Examined(sound.manifests.read(where), []),
+        ),
     ):
         yield
 
 
-def one_round(run: Path, arrays: dict[str, jax.Array], digested: bool, step: int) -> dict[str, float]:
-    """Seconds of saving one checkpoint and of restoring it, on the clock and of the processor; where it is digested, of verifying it alone."""
+def one_round(
+    run: Path, arrays: dict[str, jax.Array], digested: bool, step: int
+) -> dict[str, float]:
+    """Seconds of saving one checkpoint and of restoring it, on the clock and of the processor;
+    where it is digested, of verifying it alone.
+    """
     out: dict[str, float] = {}
 
     def timed(name: str, call: Callable[[], Any]) -> None:
@@ -109,7 +122,9 @@ def hash_seconds(files: list[Path], new: Callable[[], Any], threads: int) -> flo
                 left -= count
         digest.digest()
 
-    work = [(file, start) for file in files for start in range(0, file.stat().st_size, digests.PIECE)]
+    work = [
+        (file, start) for file in files for start in range(0, file.stat().st_size, digests.PIECE)
+    ]
     started = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(lambda job: piece(*job), work))
@@ -118,26 +133,55 @@ def hash_seconds(files: list[Path], new: Callable[[], Any], threads: int) -> flo
 
 def table(found: dict[str, Any]) -> str:
     """The table in Markdown."""
-    lines = ["| medians | with digests, s | without, s | digests cost (median of the rounds' ratios) | digesting alone, of the time without |", "|---|---|---|---|---|"]
+    lines = [
+        (
+            "| medians | with digests, s | without, s | digests cost (median of the rounds' ratios)"
+            " | digesting alone, of the time without |"
+        ),
+        "|---|---|---|---|---|",
+    ]
     for name, key in (("saving", "save"), ("restoring", "restore")):
         for suffix, clock in (("_s", "clock"), ("_cpu_s", "processor")):
             both = found[key + suffix], found[f"{key}_without{suffix}"]
             verify = found["verify" + suffix]
             cost = found[f"{key}_cost{suffix}"]
-            lines.append(f"| {name}, {clock} | {both[0]:.2f} | {both[1]:.2f} | {cost:+.1%} | {verify / both[1]:.1%} |")
-    lines.append(f"\nDigesting alone takes {found['verify_s']:.2f} s, {found['verify_cpu_s']:.2f} s of the processor.")
-    lines += ["", f"| hash | one thread, GiB/s | {found['threads']} threads, GiB/s |", "|---|---|---|"]
-    lines += [f"| {name} | {one:.1f} | {many:.1f} |" for name, (one, many) in found["hashes_gib_per_s"].items()]
+            lines.append(
+                f"| {name}, {clock} | {both[0]:.2f} | {both[1]:.2f} | {cost:+.1%} |"
+                f" {verify / both[1]:.1%} |"
+            )
+    lines.append(
+        f"\nDigesting alone takes {found['verify_s']:.2f} s, {found['verify_cpu_s']:.2f} s of the"
+        " processor."
+    )
+    lines += [
+        "",
+        f"| hash | one thread, GiB/s | {found['threads']} threads, GiB/s |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {one:.1f} | {many:.1f} |"
+        for name, (one, many) in found["hashes_gib_per_s"].items()
+    ]
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Measures, prints the table and the line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="runs/checkpoint", help="where checkpoints are written, and removed (default: %(default)s)")
-    parser.add_argument("--gib", type=float, default=2.0, help="size of a checkpoint (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        default="runs/checkpoint",
+        help="where checkpoints are written, and removed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--gib", type=float, default=2.0, help="size of a checkpoint (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="(default: %(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="a toy checkpoint: shows that the benchmark works")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a toy checkpoint: shows that the benchmark works"
+    )
     args = parser.parse_args(argv)
     out = Path(args.out)
     arrays = arrays_of(2**22 if args.smoke else int(args.gib * 2**30))
@@ -159,12 +203,21 @@ def main(argv: list[str] | None = None) -> None:
         times = [min(hash_seconds(files, new, count) for _ in range(3)) for count in (1, threads)]
         speeds[name] = [round(size / 2**30 / time, 2) for time in times]
     shutil.rmtree(out)
-    found: dict[str, Any] = {"bytes": size, "threads": threads, "rounds": len(rounds), "hashes_gib_per_s": speeds}
-    found |= {name: statistics.median(row["with"][name] for row in rounds) for name in rounds[0]["with"]}
+    found: dict[str, Any] = {
+        "bytes": size,
+        "threads": threads,
+        "rounds": len(rounds),
+        "hashes_gib_per_s": speeds,
+    }
+    found |= {
+        name: statistics.median(row["with"][name] for row in rounds) for name in rounds[0]["with"]
+    }
     for name in rounds[0]["without"]:
         key, _, suffix = name.partition("_")
         found[f"{key}_without_{suffix}"] = statistics.median(row["without"][name] for row in rounds)
-        found[f"{key}_cost_{suffix}"] = statistics.median(row["with"][name] / row["without"][name] for row in rounds) - 1
+        found[f"{key}_cost_{suffix}"] = (
+            statistics.median(row["with"][name] / row["without"][name] for row in rounds) - 1
+        )
     print(table(found))
     report("checkpoint", args.smoke, found, {"cores": cores(), "per_round": rounds}, environment())
 

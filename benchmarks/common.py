@@ -1,11 +1,14 @@
-"""What both benchmarks share: the reference model with the same weights on both sides, alternating rounds with a probe of the machine, the report.
+"""What both benchmarks share: the reference model with the same weights on both sides, alternating
+rounds with a probe of the machine, the report.
 
-The opponent is transformers on torch, on the same CPU, in the same process and environment, with the fastest of its own
-options on this machine (`fastest`). A round times both sides once, the one that goes first alternating. A plain matmul is
-timed before, between and after them; a round in which it ran below `KEEP` of the best was disturbed and is dropped.
+The opponent is transformers on torch, on the same CPU, in the same process and environment, with
+the fastest of its own options on this machine (`fastest`). A round times both sides once, the one
+that goes first alternating. A plain matmul is timed before, between and after them; a round in
+which it ran below `KEEP` of the best was disturbed and is dropped.
 
-Measure on an otherwise idle machine: torch's threads wait for each other at every operator, so that a neighbour on one core
-slows transformers down far more than it does XLA. The report says how much of the processor others took.
+Measure on an otherwise idle machine: torch's threads wait for each other at every operator, so that
+a neighbour on one core slows transformers down far more than it does XLA. The report says how much
+of the processor others took.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ DEFAULT_ROUNDS = 9
 
 @dataclass(frozen=True)
 class Setup:
-    """One size of the benchmark. `steps` optimiser steps make one timed part of the training benchmark."""
+    """One size of the benchmark. `steps` optimiser steps make one timed part of the training
+    benchmark.
+    """
 
     model: Mapping[str, Any]
     train_rows: int
@@ -55,24 +60,76 @@ class Setup:
     tokens_per_call: int
 
 
-def _qwen3_moe(hidden: int, layers: int, heads: int, kv_heads: int, experts: int, top_k: int, ffn: int, vocab: int) -> dict[str, Any]:
+def _qwen3_moe(
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    experts: int,
+    top_k: int,
+    ffn: int,
+    vocab: int,
+) -> dict[str, Any]:
     return dict(
-        vocab_size=vocab, hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, head_dim=hidden // heads, num_experts=experts, num_experts_per_tok=top_k,
-        moe_intermediate_size=ffn, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], tie_word_embeddings=False,
-        max_position_embeddings=1024, bos_token_id=None, eos_token_id=None, pad_token_id=None, output_router_logits=False, attention_dropout=0.0,
-    )  # fmt: skip
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=hidden // heads,
+        num_experts=experts,
+        num_experts_per_tok=top_k,
+        moe_intermediate_size=ffn,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        tie_word_embeddings=False,
+        max_position_embeddings=1024,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        output_router_logits=False,
+        attention_dropout=0.0,
+    )
 
 
-REFERENCE = Setup(_qwen3_moe(256, 4, 8, 2, 16, 4, 256, 512), 16, 128, steps=4, prompts=64, prompt_length=16, new_tokens=128, tokens_per_call=32)
-SMOKE = Setup(_qwen3_moe(32, 1, 4, 2, 4, 2, 16, 64), 2, 16, steps=1, prompts=4, prompt_length=4, new_tokens=8, tokens_per_call=4)
+REFERENCE = Setup(
+    _qwen3_moe(256, 4, 8, 2, 16, 4, 256, 512),
+    16,
+    128,
+    steps=4,
+    prompts=64,
+    prompt_length=16,
+    new_tokens=128,
+    tokens_per_call=32,
+)
+SMOKE = Setup(
+    _qwen3_moe(32, 1, 4, 2, 4, 2, 16, 64),
+    2,
+    16,
+    steps=1,
+    prompts=4,
+    prompt_length=4,
+    new_tokens=8,
+    tokens_per_call=4,
+)
 
 
 def arguments(description: str, argv: list[str] | None = None) -> argparse.Namespace:
     """`--rounds` and `--smoke`."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS, help="timed rounds (default: %(default)s; fewer than 7 say little)")
-    parser.add_argument("--smoke", action="store_true", help="a toy model: shows that the benchmark works, its numbers mean nothing")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=DEFAULT_ROUNDS,
+        help="timed rounds (default: %(default)s; fewer than 7 say little)",
+    )
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="a toy model: shows that the benchmark works, its numbers mean nothing",
+    )
     args = parser.parse_args(argv)
     if args.rounds < 1:
         parser.error(f"--rounds {args.rounds}: at least 1 is needed")
@@ -90,9 +147,11 @@ def say(text: str) -> None:
 
 
 def build_pair(setup: Setup, seed: int = 0) -> tuple[Any, ModelConfig, Any]:
-    """(torch model, our configuration, our stacked parameters), randomly initialised by transformers and handed over as a saved folder.
+    """(torch model, our configuration, our stacked parameters), randomly initialised by
+    transformers and handed over as a saved folder.
 
-    The head is scaled so that the logits have a standard deviation of 1: with smaller ones their comparison would say little.
+    The head is scaled so that the logits have a standard deviation of 1: with smaller ones their
+    comparison would say little.
     """
     torch.set_num_threads(cores())
     transformers.logging.set_verbosity_error()
@@ -100,7 +159,7 @@ def build_pair(setup: Setup, seed: int = 0) -> tuple[Any, ModelConfig, Any]:
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(
         transformers.AutoConfig.for_model("qwen3_moe", **setup.model), dtype=torch.float32
-    ).eval()  # fmt: skip
+    ).eval()
     with torch.no_grad():
         model.lm_head.weight.div_(model(torch.tensor(random_tokens(setup, (4, 16)))).logits.std())
     with tempfile.TemporaryDirectory() as folder:
@@ -116,21 +175,36 @@ def random_tokens(setup: Setup, shape: tuple[int, ...], seed: int = 0) -> np.nda
 
 
 def compare_logits(model: Any, config: ModelConfig, params: Any, setup: Setup) -> dict[str, float]:
-    """Largest difference of the two sides' logits, and their size; SystemExit above LOGITS_ATOL, since then they do not compute the same."""
+    """Largest difference of the two sides' logits, and their size; SystemExit above LOGITS_ATOL,
+    since then they do not compute the same.
+    """
     tokens = random_tokens(setup, (4, setup.train_length), seed=1)
     with torch.no_grad():
         theirs = model(torch.tensor(tokens)).logits.numpy()
 
     @jax.jit
     def forward(params, tokens):
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-        hidden = apply(Transformer(config), params, tokens, positions, mask=jnp.ones(tokens.shape, bool)).hidden
+        positions = jnp.broadcast_to(
+            jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape
+        )
+        hidden = apply(
+            Transformer(config), params, tokens, positions, mask=jnp.ones(tokens.shape, bool)
+        ).hidden
         return logits_of(hidden, head_weights(params))
 
-    difference = float(np.abs(np.asarray(forward(params, jnp.asarray(tokens, jnp.int32))) - theirs).max())
+    difference = float(
+        np.abs(np.asarray(forward(params, jnp.asarray(tokens, jnp.int32))) - theirs).max()
+    )
     if not difference <= LOGITS_ATOL:
-        raise SystemExit(f"logits of the two sides differ by {difference:.1e}, above {LOGITS_ATOL:.0e}: nothing was timed")
-    return {"logits_max_abs_diff": difference, "logits_atol": LOGITS_ATOL, "logits_std": float(theirs.std())}
+        raise SystemExit(
+            f"logits of the two sides differ by {difference:.1e}, above {LOGITS_ATOL:.0e}: nothing"
+            " was timed"
+        )
+    return {
+        "logits_max_abs_diff": difference,
+        "logits_atol": LOGITS_ATOL,
+        "logits_std": float(theirs.std()),
+    }
 
 
 def seconds(call: Callable[[], Any]) -> float:
@@ -140,10 +214,14 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def fastest(name: str, candidates: Mapping[str, Callable[[], Any]], repeats: int = 3) -> tuple[str, dict[str, float]]:
-    """The candidate with the least time, and the best time of each in seconds; each runs once before, untimed. One that raises is left out.
+def fastest(
+    name: str, candidates: Mapping[str, Callable[[], Any]], repeats: int = 3
+) -> tuple[str, dict[str, float]]:
+    """The candidate with the least time, and the best time of each in seconds; each runs once
+    before, untimed. One that raises is left out.
 
-    The candidates take turns and their best times are compared, so that a disturbance of the machine does not choose among them.
+    The candidates take turns and their best times are compared, so that a disturbance of the
+    machine does not choose among them.
     """
     usable: dict[str, Callable[[], Any]] = {}
     for label, call in candidates.items():
@@ -164,7 +242,9 @@ def fastest(name: str, candidates: Mapping[str, Callable[[], Any]], repeats: int
 
 
 def make_probe(size: int = 1024, repeats: int = 5) -> Callable[[], float]:
-    """A function that measures a plain float32 matmul [size size] x [size size] in GFLOP/s, the median of `repeats`."""
+    """A function that measures a plain float32 matmul [size size] x [size size] in GFLOP/s, the
+    median of `repeats`.
+    """
     a = jnp.asarray(np.random.default_rng(0).standard_normal((size, size)), jnp.float32)
     multiply = jax.jit(jnp.matmul)
     jax.block_until_ready(multiply(a, a))
@@ -177,24 +257,35 @@ def make_probe(size: int = 1024, repeats: int = 5) -> Callable[[], float]:
 
 
 def _cpu_seconds() -> tuple[float, float] | None:
-    """(processor time that the machine spent, that this process spent), in seconds; None where the kernel does not tell."""
+    """(processor time that the machine spent, that this process spent), in seconds; None where the
+    kernel does not tell.
+    """
     try:
         fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
         return None
-    idle = fields[3] + fields[4]  # idle and waiting for a disk; time stolen by other guests of the host counts as spent
+    # idle and waiting for a disk; time stolen by other guests of the host counts as spent
+    idle = fields[3] + fields[4]
     return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK"), time.process_time()
 
 
-def _others_share(before: tuple[float, float] | None, after: tuple[float, float] | None, wall: float) -> float | None:
+def _others_share(
+    before: tuple[float, float] | None, after: tuple[float, float] | None, wall: float
+) -> float | None:
     """Share of the machine's processor time that others took between two readings."""
     if before is None or after is None:
         return None
-    return max(0.0, (after[0] - before[0]) - (after[1] - before[1])) / (wall * (os.cpu_count() or 1))
+    return max(0.0, (after[0] - before[0]) - (after[1] - before[1])) / (
+        wall * (os.cpu_count() or 1)
+    )
 
 
-def run_rounds(ours: Callable[[], int], theirs: Callable[[], int], rounds: int, probe: Callable[[], float]) -> list[dict[str, Any]]:
-    """Times both sides once per round, alternately first. Each call returns the tokens that it made; a round's probe is its slowest."""
+def run_rounds(
+    ours: Callable[[], int], theirs: Callable[[], int], rounds: int, probe: Callable[[], float]
+) -> list[dict[str, Any]]:
+    """Times both sides once per round, alternately first. Each call returns the tokens that it
+    made; a round's probe is its slowest.
+    """
     out = []
     for r in range(rounds):
         found: dict[str, Any] = {"first": "transformers" if r % 2 else "ours"}
@@ -208,19 +299,27 @@ def run_rounds(ours: Callable[[], int], theirs: Callable[[], int], rounds: int, 
         found["matmul_gflops"] = min(probes)
         found["others_cpu_share"] = _others_share(cpu, _cpu_seconds(), time.monotonic() - began)
         out.append(found)
-        say(f"round {r + 1}/{rounds}: " + ", ".join(f"{k} {v:,.2f}" for k, v in found.items() if isinstance(v, float)))
+        say(
+            f"round {r + 1}/{rounds}: "
+            + ", ".join(f"{k} {v:,.2f}" for k, v in found.items() if isinstance(v, float))
+        )
     return out
 
 
 def summarise(rounds: list[dict[str, Any]], flops: float) -> dict[str, Any]:
-    """Medians over the rounds whose probe is at least KEEP of the best; `ratio` is the ratio of the medians.
+    """Medians over the rounds whose probe is at least KEEP of the best; `ratio` is the ratio of the
+    medians.
 
-    flops: of a token. A side's share of the matmul rate is what it needs for its tokens, over what the probe's product reached.
+    flops: of a token. A side's share of the matmul rate is what it needs for its tokens, over what
+    the probe's product reached.
     """
     best = max(r["matmul_gflops"] for r in rounds)
     marked = [{**r, "kept": r["matmul_gflops"] >= KEEP * best} for r in rounds]
     kept = [r for r in marked if r["kept"]]
-    ours, theirs, matmul = (statistics.median(r[k] for r in kept) for k in ("ours_tokens_per_s", "transformers_tokens_per_s", "matmul_gflops"))
+    ours, theirs, matmul = (
+        statistics.median(r[k] for r in kept)
+        for k in ("ours_tokens_per_s", "transformers_tokens_per_s", "matmul_gflops")
+    )
     return {
         "ours_tokens_per_s": round(ours, 1),
         "transformers_tokens_per_s": round(theirs, 1),
@@ -230,8 +329,13 @@ def summarise(rounds: list[dict[str, Any]], flops: float) -> dict[str, Any]:
         "transformers_matmul_share": round(theirs * flops / matmul / 1e9, 4),
         "rounds": len(rounds),
         "rounds_dropped": len(rounds) - len(kept),
-        "others_cpu_share_max": max((r["others_cpu_share"] for r in kept if r.get("others_cpu_share") is not None), default=None),
-        "per_round": [{k: round(v, 3) if isinstance(v, float) else v for k, v in r.items()} for r in marked],
+        "others_cpu_share_max": max(
+            (r["others_cpu_share"] for r in kept if r.get("others_cpu_share") is not None),
+            default=None,
+        ),
+        "per_round": [
+            {k: round(v, 3) if isinstance(v, float) else v for k, v in r.items()} for r in marked
+        ],
     }
 
 
@@ -243,7 +347,10 @@ def environment() -> dict[str, Any]:
         "cores": cores(),
         "torch_threads": torch.get_num_threads(),
         "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""),
-        "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in packages},
+        },
         "commit": _commit(),
     }
 
@@ -253,12 +360,26 @@ def _cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _commit() -> str:
-    """The commit of this tree, with -dirty where tracked files differ from it; empty outside a git checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """The commit of this tree, with -dirty where tracked files differ from it; empty outside a git
+    checkout.
+    """
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    ]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -1,11 +1,14 @@
 """Experiment: 200 steps of RL with an 8-bit rollout against the same run with a float32 rollout.
 
-    python -m benchmarks.eight_bit [--out runs/eight_bit] [--seeds 0] [--only float32 int8 ...] [--smoke]
+    python -m benchmarks.eight_bit [--out runs/eight_bit] [--seeds 0] [--only float32 int8 ...]
+        [--smoke]
 
-The demo's model from its cold start, ESPO with router replay R3; training is float32 throughout. The 8-bit rollouts have weights of 8 bits (on
-top of bfloat16, emulated: model/quantize.py) and truncated importance sampling. Same prompts, same number of samples. The trained weights are
-judged by a float32 sampler before and after; on the way by the run's own. A line per finished run goes to OUT/eight_bit.jsonl, so that the same
-command goes on where it was killed; at the end OUT/eight_bit.md and OUT/eight_bit.png.
+The demo's model from its cold start, ESPO with router replay R3; training is float32 throughout.
+The 8-bit rollouts have weights of 8 bits (on top of bfloat16, emulated: model/quantize.py) and
+truncated importance sampling. Same prompts, same number of samples. The trained weights are judged
+by a float32 sampler before and after; on the way by the run's own. A line per finished run goes to
+OUT/eight_bit.jsonl, so that the same command goes on where it was killed; at the end
+OUT/eight_bit.md and OUT/eight_bit.png.
 """
 
 from __future__ import annotations
@@ -32,13 +35,23 @@ GAPS = ("mismatch/logp_abs_diff", "mismatch/kl_k3", "mismatch/extreme_frac", "re
 
 def run_config(variant: str, seed: int, folder: Path, weights: str, smoke: bool) -> RunConfig:
     """The RL run of one precision."""
-    config = dataclasses.replace(load_config(str(rl_runs.CONFIG)), seed=seed, run_dir=str(folder), init_from=weights)
+    config = dataclasses.replace(
+        load_config(str(rl_runs.CONFIG)), seed=seed, run_dir=str(folder), init_from=weights
+    )
     correction = CorrectionConfig("off" if variant == "float32" else "tis")
     rl = dataclasses.replace(
-        config.rl, steps=2 if smoke else 200, prompts_per_step=4 if smoke else 32, group_size=4 if smoke else 8, correction=correction,
-        eval_every=1 if smoke else 20, save_every=0 if smoke else 50,
-    )  # fmt: skip
-    data, evaluation = dataclasses.replace(config.data, eval_prompts=8 if smoke else 256), dataclasses.replace(config.evaluation, k=2)
+        config.rl,
+        steps=2 if smoke else 200,
+        prompts_per_step=4 if smoke else 32,
+        group_size=4 if smoke else 8,
+        correction=correction,
+        eval_every=1 if smoke else 20,
+        save_every=0 if smoke else 50,
+    )
+    data, evaluation = (
+        dataclasses.replace(config.data, eval_prompts=8 if smoke else 256),
+        dataclasses.replace(config.evaluation, k=2),
+    )
     rollout: RolloutConfig = dataclasses.replace(config.rollout, **VARIANTS[variant])
     return dataclasses.replace(config, rl=rl, data=data, evaluation=evaluation, rollout=rollout)
 
@@ -54,15 +67,23 @@ def main(argv: list[str] | None = None) -> None:
     for seed in args.seeds:
         weights = "" if args.smoke else rl_runs.cold_start(seed, Path(args.cold_starts))
         for variant in args.only:
-            if (variant, seed) in {(row["variant"], row["seed"]) for row in experiments.finished(results)}:
+            if (variant, seed) in {
+                (row["variant"], row["seed"]) for row in experiments.finished(results)
+            }:
                 continue
             config = run_config(variant, seed, out / f"seed{seed}" / variant, weights, args.smoke)
             exact = dataclasses.replace(config, rollout=load_config(str(rl_runs.CONFIG)).rollout)
-            row = rl_runs.run(config, rl_runs.start_accuracy(exact, weights, out / f"seed{seed}"), variant)
+            row = rl_runs.run(
+                config, rl_runs.start_accuracy(exact, weights, out / f"seed{seed}"), variant
+            )
             row["float32_accuracy"] = evaluate_weights(exact, config.directory).avg_at_k
             series = read_metrics(Path(config.directory) / "metrics.jsonl", "rl")
-            experiments.append(results, {**row, "gaps": {name: float(np.mean(series[name][1])) for name in GAPS}})
-    rows = sorted(experiments.finished(results), key=lambda row: list(VARIANTS).index(row["variant"]))
+            experiments.append(
+                results, {**row, "gaps": {name: float(np.mean(series[name][1])) for name in GAPS}}
+            )
+    rows = sorted(
+        experiments.finished(results), key=lambda row: list(VARIANTS).index(row["variant"])
+    )
     write_atomically(out / "eight_bit.md", report(rows))
     rl_runs.plot_curves(rows, out / "eight_bit.png", "RL with 8-bit rollouts")
     print(report(rows))
@@ -71,13 +92,21 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """The table in Markdown: accuracy before, at the end and at best; the gap of rollout and training."""
-    lines = ["| rollout | seeds | before | accuracy, float32 sampler | own sampler | best on the way |"]
+    """The table in Markdown: accuracy before, at the end and at best; the gap of rollout and
+    training.
+    """
+    lines = [
+        "| rollout | seeds | before | accuracy, float32 sampler | own sampler | best on the way |"
+    ]
     lines[0] += " mean gap, nats | k3 | ratios beyond 2 | routed otherwise |"
     lines += ["|---" * 10 + "|"]
     for name, mine in rl_runs.by_variant(rows).items():
         cells = [name, str(len(mine))]
-        for values in ([r["curve"][0][1] for r in mine], [r["float32_accuracy"] for r in mine], [r["accuracy"] for r in mine]):
+        for values in (
+            [r["curve"][0][1] for r in mine],
+            [r["float32_accuracy"] for r in mine],
+            [r["accuracy"] for r in mine],
+        ):
             cells.append(rl_runs.spread(values))
         cells.append(rl_runs.spread([max(a for _, a in r["curve"]) for r in mine]))
         cells += [rl_runs.spread([r["gaps"][gap] for r in mine], "{:.1e}") for gap in GAPS]

@@ -1,4 +1,6 @@
-"""What the experiments share: results as lines of JSON, so that a killed experiment goes on where it was; and what identifies a run."""
+"""What the experiments share: results as lines of JSON, so that a killed experiment goes on where
+it was; and what identifies a run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from compass_jax.config_io import config_to_json
 
 
 def finished(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The rows written so far, oldest first; none where the file does not exist. A last line that a kill cut off is left out.
+    """The rows written so far, oldest first; none where the file does not exist. A last line that a
+    kill cut off is left out.
 
     Raises ValueError, naming the line, where another one is not JSON.
     """
@@ -36,7 +39,9 @@ def finished(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def append(path: str | os.PathLike, row: Mapping[str, Any]) -> None:
-    """Adds one row and has it on the disk before returning; the rest of a line that a kill cut off is removed first."""
+    """Adds one row and has it on the disk before returning; the rest of a line that a kill cut off
+    is removed first.
+    """
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(row, allow_nan=False)
@@ -50,21 +55,40 @@ def append(path: str | os.PathLike, row: Mapping[str, Any]) -> None:
 
 
 def forget_compiled() -> None:
-    """Frees the programs of the last run: each holds memory mappings, of which Linux gives a process 65,530, and a few runs of RL use them up."""
+    """Frees the programs of the last run: each holds memory mappings, of which Linux gives a
+    process 65,530, and a few runs of RL use them up.
+    """
     jax.clear_caches()
 
 
 def config_hash(config: RunConfig) -> str:
-    """Twelve hexadecimal digits that change with any setting but the directories: the same run at another place is the same run."""
-    settings = {k: v for k, v in json.loads(config_to_json(config)).items() if k not in ("run_dir", "init_from")}
+    """Twelve hexadecimal digits that change with any setting but the directories: the same run at
+    another place is the same run.
+    """
+    settings = {
+        k: v
+        for k, v in json.loads(config_to_json(config)).items()
+        if k not in ("run_dir", "init_from")
+    }
     folder = settings["data"]["tokenizer"]
     settings["data"]["tokenizer"] = Path(folder).name
     return hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
 def commit() -> str:
-    """The commit of this tree, with -dirty where tracked files differ from it; empty outside a git checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """The commit of this tree, with -dirty where tracked files differ from it; empty outside a git
+    checkout.
+    """
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    ]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

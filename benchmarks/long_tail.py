@@ -1,10 +1,13 @@
-"""Generation of a long-tailed mix: 1,024 requests of log-normal length (median 64, sigma 1, cut at 512) on 64 slots, against transformers.
+"""Generation of a long-tailed mix: 1,024 requests of log-normal length (median 64, sigma 1, cut at
+512) on 64 slots, against transformers.
 
     python -m benchmarks.long_tail [--rounds 7] [--smoke]
 
-Ours is the rollout's collector: freed slots are filled again, the longest expected requests first; what it expects is the true length
-times e^(0.5 z), z standard normal. transformers generates static batches of 64 in the order of arrival, each until its longest request is
-done; tokens that a request did not ask for do not count. `arrival_over_longest_first` compares our two orders, in decode steps and in seconds.
+Ours is the rollout's collector: freed slots are filled again, the longest expected requests first;
+what it expects is the true length times e^(0.5 z), z standard normal. transformers generates static
+batches of 64 in the order of arrival, each until its longest request is done; tokens that a request
+did not ask for do not count. `arrival_over_longest_first` compares our two orders, in decode steps
+and in seconds.
 """
 
 from __future__ import annotations
@@ -30,24 +33,43 @@ MEDIAN, SIGMA, ERROR = 64, 1.0, 0.5
 ORDER_ROUNDS = 3  # of our two orders against each other, behind the rounds
 
 
-def request_lengths(n: int, longest: int, median: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def request_lengths(
+    n: int, longest: int, median: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """(new tokens of each request, what is expected of it)."""
     rng = np.random.default_rng(seed)
-    lengths = np.clip(np.exp(np.log(median) + SIGMA * rng.standard_normal(n)), 1, longest).astype(np.int64)
+    lengths = np.clip(np.exp(np.log(median) + SIGMA * rng.standard_normal(n)), 1, longest).astype(
+        np.int64
+    )
     return lengths, lengths * np.exp(ERROR * rng.standard_normal(n))
 
 
 class Ours:
     """compass_jax: one collection over all requests, each at its next visit."""
 
-    def __init__(self, config: ModelConfig, params: Any, prompts: np.ndarray, lengths: np.ndarray, expected: np.ndarray, slots: int):
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Any,
+        prompts: np.ndarray,
+        lengths: np.ndarray,
+        expected: np.ndarray,
+        slots: int,
+    ):
         most = int(lengths.max())
         self.rollout = RolloutConfig(
-            slots=slots, prompt_buckets=(prompts.shape[1],), max_new_tokens=most, tokens_per_call=CACHE_BUCKET, cache_bucket=CACHE_BUCKET * 4
+            slots=slots,
+            prompt_buckets=(prompts.shape[1],),
+            max_new_tokens=most,
+            tokens_per_call=CACHE_BUCKET,
+            cache_bucket=CACHE_BUCKET * 4,
         )
         self.engine = Engine(config, ComputeConfig(), self.rollout, eos_id=-1)
         self.params, _ = hand_over(params, "float32")
-        self.prompts = [Prompt(stable_id(f"prompt {i}"), 0, "random", "", row.astype(np.int32), "") for i, row in enumerate(prompts)]
+        self.prompts = [
+            Prompt(stable_id(f"prompt {i}"), 0, "random", "", row.astype(np.int32), "")
+            for i, row in enumerate(prompts)
+        ]
         self.lengths, self.expected = lengths.tolist(), expected.tolist()
         self.visit = 0
         self.stats: dict[bool, Any] = {}
@@ -57,7 +79,14 @@ class Ours:
         prompts = [prompt.at_visit(self.visit) for prompt in self.prompts]
         self.visit += 1
         collection = Collection(
-            self.engine, self.params, prompts, 1, Purpose.TRAIN, 0, expected=self.expected if by_length else None, max_new_tokens=self.lengths
+            self.engine,
+            self.params,
+            prompts,
+            1,
+            Purpose.TRAIN,
+            0,
+            expected=self.expected if by_length else None,
+            max_new_tokens=self.lengths,
         )
         made = sum(rollout.response_length for rollout in collection)
         jax.block_until_ready(collection.store)
@@ -90,29 +119,53 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
     ours = Ours(config, params, prompts, lengths, expected, slots)
     for by_length in (False, True):
         if (made := ours.generate(by_length)) != lengths.sum():
-            raise SystemExit(f"ours generated {made} tokens, not {lengths.sum()}: nothing was timed")
-    found = common.run_rounds(ours.generate, lambda: static_batches(theirs, prompts, lengths, slots), rounds, common.make_probe())
+            raise SystemExit(
+                f"ours generated {made} tokens, not {lengths.sum()}: nothing was timed"
+            )
+    found = common.run_rounds(
+        ours.generate,
+        lambda: static_batches(theirs, prompts, lengths, slots),
+        rounds,
+        common.make_probe(),
+    )
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for r in range(min(rounds, ORDER_ROUNDS)):
         for by_length in (False, True)[:: -1 if r % 2 else 1]:
-            seconds[by_length].append(common.seconds(lambda by_length=by_length: ours.generate(by_length)))
+            seconds[by_length].append(
+                common.seconds(lambda by_length=by_length: ours.generate(by_length))
+            )
     arrival, by_length = ours.stats[False], ours.stats[True]
     details = {
         "requests": requests,
         "slots": slots,
-        "lengths": {"median": float(np.median(lengths)), "mean": round(float(lengths.mean()), 1), "longest": int(lengths.max())},
+        "lengths": {
+            "median": float(np.median(lengths)),
+            "mean": round(float(lengths.mean()), 1),
+            "longest": int(lengths.max()),
+        },
         "slot_occupancy": round(by_length.metrics()["rollout/slot_occupancy"], 4),
         "slot_occupancy_arrival": round(arrival.metrics()["rollout/slot_occupancy"], 4),
         "arrival_over_longest_first": {
             "steps": round(arrival.steps / by_length.steps, 4),
-            "seconds": round(statistics.median(seconds[False]) / statistics.median(seconds[True]), 4),
+            "seconds": round(
+                statistics.median(seconds[False]) / statistics.median(seconds[True]), 4
+            ),
         },
         "transformers_options": options,
         "transformers_calibration_s": times,
         "agreement": agreement,
-        "both_sides": "float32, temperature 1, untruncated distribution, no end token: a request ends at its length; prefill included",
+        "both_sides": (
+            "float32, temperature 1, untruncated distribution, no end token: a request ends at its"
+            " length; prefill included"
+        ),
     }
-    common.report("long_tail", smoke, common.summarise(found, flops_per_token(config)), details, common.environment())
+    common.report(
+        "long_tail",
+        smoke,
+        common.summarise(found, flops_per_token(config)),
+        details,
+        common.environment(),
+    )
 
 
 def main(argv: list[str] | None = None) -> None:

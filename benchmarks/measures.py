@@ -1,17 +1,23 @@
-"""What each measure of the rollout is worth, one added to the other: seconds of a whole RL step, with a verifier that waits 50 ms per sample.
+"""What each measure of the rollout is worth, one added to the other: seconds of a whole RL step,
+with a verifier that waits 50 ms per sample.
 
     python -m benchmarks.measures [--rounds 7] [--cold-starts runs/cold_starts] [--smoke]
 
-The demo's model from its cold start, 64 prompts of 8 samples a step. Every row is a run of its own; they take turns step by step, so that a
-disturbance of the machine meets all alike, and their medians over the rounds are compared.
+The demo's model from its cold start, 64 prompts of 8 samples a step. Every row is a run of its own;
+they take turns step by step, so that a disturbance of the machine meets all alike, and their
+medians over the rounds are compared.
     base                     texts are made and sent to the verifiers when the rollout is over
-    + detokenisation         texts are made as samples finish, by a thread beside the decoding; scored when the rollout is over
+    + detokenisation         texts are made as samples finish, by a thread beside the decoding;
+                             scored when the rollout is over
     + reward overlap         scored as samples finish: what `compass train` always does
-    + 8-bit rollout          rollout.quantize int8; on a CPU emulated: the numbers of 8 bits, not their speed
+    + 8-bit rollout          rollout.quantize int8; on a CPU emulated: the numbers of 8 bits, not
+                             their speed
     + longest first          requests start in the order of the length that is expected of them
     + one step off           rl.one_step_off: the next rollout runs beside the training
-    + partial rollouts       rl.partial_prompts, a quarter of the step's: a rollout ends with its last whole group, the rest goes on in the next
-One row more has reward overlap and a verifier that does not wait: what is left of the wait is `wait_hidden`.
+    + partial rollouts       rl.partial_prompts, a quarter of the step's: a rollout ends with its
+                             last whole group, the rest goes on in the next
+One row more has reward overlap and a verifier that does not wait: what is left of the wait is
+`wait_hidden`.
 """
 
 from __future__ import annotations
@@ -35,12 +41,16 @@ from compass_jax.telemetry import Telemetry
 from compass_jax.train.loop import RLTrainer
 from compass_jax.train.session import StopSignal
 
-WORKERS = 32  # they only wait; with fewer than the rollout finishes samples in 50 ms, samples queue for them, and no overlap could hide that
+# they only wait; with fewer than the rollout finishes samples in 50 ms, samples queue for them, and
+# no overlap could hide that
+WORKERS = 32
 _TEXTS = ThreadPoolExecutor(1, "texts")
 
 
 class Late(Scorer):
-    """Verifiers that get nothing before somebody waits for them. `texts_early`: the texts are made beside the decoding all the same."""
+    """Verifiers that get nothing before somebody waits for them. `texts_early`: the texts are made
+    beside the decoding all the same.
+    """
 
     texts_early = False
 
@@ -92,22 +102,49 @@ VARIANTS = {
 }
 
 
-def variant_config(variant: Variant, weights: str, folder: Path, steps: int, smoke: bool) -> RunConfig:
+def variant_config(
+    variant: Variant, weights: str, folder: Path, steps: int, smoke: bool
+) -> RunConfig:
     """The demo's RL run with the row's measures."""
     config = load_config(str(rl_runs.CONFIG))
     rl = dataclasses.replace(
-        config.rl, steps=steps, save_every=0, eval_every=0, one_step_off=variant.one_step_off, correction=CorrectionConfig("tis"),
-        prompts_per_step=4 if smoke else config.rl.prompts_per_step, group_size=4 if smoke else config.rl.group_size,
-    )  # fmt: skip
+        config.rl,
+        steps=steps,
+        save_every=0,
+        eval_every=0,
+        one_step_off=variant.one_step_off,
+        correction=CorrectionConfig("tis"),
+        prompts_per_step=4 if smoke else config.rl.prompts_per_step,
+        group_size=4 if smoke else config.rl.group_size,
+    )
     rl = dataclasses.replace(rl, partial_prompts=rl.prompts_per_step // 4 if variant.partial else 0)
-    rollout = dataclasses.replace(config.rollout, quantize=variant.quantize, slots=8 if smoke else config.rollout.slots)
-    data, rewards = dataclasses.replace(config.data, eval_prompts=0), dataclasses.replace(config.rewards, workers=WORKERS)
-    return dataclasses.replace(config, rl=rl, rollout=rollout, data=data, rewards=rewards, init_from=weights, run_dir=str(folder))
+    rollout = dataclasses.replace(
+        config.rollout, quantize=variant.quantize, slots=8 if smoke else config.rollout.slots
+    )
+    data, rewards = (
+        dataclasses.replace(config.data, eval_prompts=0),
+        dataclasses.replace(config.rewards, workers=WORKERS),
+    )
+    return dataclasses.replace(
+        config,
+        rl=rl,
+        rollout=rollout,
+        data=data,
+        rewards=rewards,
+        init_from=weights,
+        run_dir=str(folder),
+    )
 
 
-def steps_of(variant: Variant, config: RunConfig, scope: contextlib.ExitStack) -> Iterator[tuple[int, dict[str, float]]]:
+def steps_of(
+    variant: Variant, config: RunConfig, scope: contextlib.ExitStack
+) -> Iterator[tuple[int, dict[str, float]]]:
     """The row's steps, one for each `next`."""
-    scorer = scope.enter_context(variant.scorer(config.rewards, config.data, verifier=f"benchmarks.slow_verifier:{variant.verifier}"))
+    scorer = scope.enter_context(
+        variant.scorer(
+            config.rewards, config.data, verifier=f"benchmarks.slow_verifier:{variant.verifier}"
+        )
+    )
     scorer.wait_ready()
     telemetry = scope.enter_context(Telemetry(config.directory, config.rl.steps, "rl"))
     trainer = RLTrainer(config, scorer, StopSignal(), telemetry)
@@ -117,11 +154,17 @@ def steps_of(variant: Variant, config: RunConfig, scope: contextlib.ExitStack) -
 
 
 def measure(weights: str, out: Path, rounds: int, smoke: bool) -> list[dict[str, Any]]:
-    """One row of numbers for each variant: medians over the rounds; two steps of each before them are not counted."""
+    """One row of numbers for each variant: medians over the rounds; two steps of each before them
+    are not counted.
+    """
     warm = 2
     with contextlib.ExitStack() as scope:
         running = {
-            name: steps_of(variant, variant_config(variant, weights, out / str(i), rounds + warm + 1, smoke), scope)
+            name: steps_of(
+                variant,
+                variant_config(variant, weights, out / str(i), rounds + warm + 1, smoke),
+                scope,
+            )
             for i, (name, variant) in enumerate(VARIANTS.items())
         }
         taken: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
@@ -130,19 +173,39 @@ def measure(weights: str, out: Path, rounds: int, smoke: bool) -> list[dict[str,
                 started = time.perf_counter()
                 metrics = next(running[name])[1]
                 taken[name].append({"step_s": time.perf_counter() - started, **metrics})
-            print(f"round {r + 1 - warm}: " + ", ".join(f"{name} {found[-1]['step_s']:.2f} s" for name, found in taken.items()), flush=True)
+            print(
+                f"round {r + 1 - warm}: "
+                + ", ".join(f"{name} {found[-1]['step_s']:.2f} s" for name, found in taken.items()),
+                flush=True,
+            )
     rows = []
     for name, found in taken.items():
         counted = found[warm:]
-        row = {"variant": name, **{key: statistics.median(x[key] for x in counted) for key in ("step_s", "time/rollout_s", "time/reward_wait_s")}}
-        rows.append({**row, "tokens": statistics.median(x["waste/tokens_generated"] for x in counted), "steps_s": [x["step_s"] for x in counted]})
+        row = {
+            "variant": name,
+            **{
+                key: statistics.median(x[key] for x in counted)
+                for key in ("step_s", "time/rollout_s", "time/reward_wait_s")
+            },
+        }
+        rows.append(
+            {
+                **row,
+                "tokens": statistics.median(x["waste/tokens_generated"] for x in counted),
+                "steps_s": [x["step_s"] for x in counted],
+            }
+        )
     return rows
 
 
 def wait_hidden(rows: list[dict[str, Any]]) -> float:
-    """What a verifier that waits costs with overlap, as a share of what it costs without, in seconds of rollout and of waiting for rewards."""
+    """What a verifier that waits costs with overlap, as a share of what it costs without, in
+    seconds of rollout and of waiting for rewards.
+    """
     cost = {row["variant"]: row["time/rollout_s"] + row["time/reward_wait_s"] for row in rows}
-    return (cost["+ reward overlap"] - cost["no wait"]) / (cost["+ detokenisation"] - cost["no wait"])
+    return (cost["+ reward overlap"] - cost["no wait"]) / (
+        cost["+ detokenisation"] - cost["no wait"]
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -150,7 +213,12 @@ def main(argv: list[str] | None = None) -> None:
     if argv is None:
         tune_allocator("benchmarks.measures")
     parser = rl_runs.parser(__doc__, "measures", cold_starts=True)
-    parser.add_argument("--rounds", type=int, default=7, help="steps of each row that are counted (default: %(default)s)")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=7,
+        help="steps of each row that are counted (default: %(default)s)",
+    )
     args = parser.parse_args(argv)
     out = Path(args.out)
     if out.exists():
@@ -158,20 +226,37 @@ def main(argv: list[str] | None = None) -> None:
     weights = "" if args.smoke else rl_runs.cold_start(0, Path(args.cold_starts))
     rows = measure(weights, out, args.rounds, args.smoke)
     print(report(rows))
-    found = {"benchmark": "measures", "smoke": args.smoke, "wait_over_no_overlap": round(wait_hidden(rows), 4), "rows": rows}
+    found = {
+        "benchmark": "measures",
+        "smoke": args.smoke,
+        "wait_over_no_overlap": round(wait_hidden(rows), 4),
+        "rows": rows,
+    }
     print(json.dumps({**found, "commit": experiments.commit()}), flush=True)
 
 
 def report(rows: list[dict[str, Any]]) -> str:
     """The cumulative table in Markdown."""
     base, before = rows[0]["step_s"], rows[0]["step_s"]
-    lines = ["| measures | step, s | base over it | the row before over it | rollout, s | waiting for rewards, s | thousand tokens |"]
+    lines = [
+        "| measures | step, s | base over it | the row before over it | rollout, s | waiting for"
+        " rewards, s | thousand tokens |"
+    ]
     lines += ["|---|---|---|---|---|---|---|"]
     for row in rows:
-        cells = [row["variant"], f"{row['step_s']:.2f}", f"{base / row['step_s']:.2f}", f"{before / row['step_s']:.2f}"]
+        cells = [
+            row["variant"],
+            f"{row['step_s']:.2f}",
+            f"{base / row['step_s']:.2f}",
+            f"{before / row['step_s']:.2f}",
+        ]
         if row["variant"] == "no wait":
             cells[3] = ""
-        cells += [f"{row['time/rollout_s']:.2f}", f"{row['time/reward_wait_s']:.2f}", f"{row['tokens'] / 1e3:.1f}"]
+        cells += [
+            f"{row['time/rollout_s']:.2f}",
+            f"{row['time/reward_wait_s']:.2f}",
+            f"{row['tokens'] / 1e3:.1f}",
+        ]
         lines.append("| " + " | ".join(cells) + " |")
         before = row["step_s"]
     return "\n".join(lines) + "\n"

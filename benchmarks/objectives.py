@@ -1,15 +1,22 @@
-"""Experiment: ESPO against GSPO, GRPO, DAPO and CISPO, with the paper's ablations, on the same prompts with the same rollout budget.
+"""Experiment: ESPO against GSPO, GRPO, DAPO and CISPO, with the paper's ablations, on the same
+prompts with the same rollout budget.
 
-    python -m benchmarks.objectives [--out runs/objectives] [--seeds 0 1 2] [--only espo grpo ...] [--tasks sums ...] [--smoke]
+    python -m benchmarks.objectives [--out runs/objectives] [--seeds 0 1 2] [--only espo grpo ...]
+        [--tasks sums ...] [--smoke]
 
 Three tasks:
-    sums        the demo's: sums of mixed difficulty, from its cold start (configs/tiny_reasoning_cpu.py)
-    decisions   a few tokens decide: the answer is the product of choices that the cold start leaves open, between stretches that it knows by heart
-    noise       ESPO's stated failure: the tokens of high entropy are filler words that nothing depends on; the answer is in certain tokens
-On sums the five objectives, on the other two (a model of two layers, each its own cold start) ESPO's ablations as well. Each objective has its
-paper's clip range, and all have one learning rate, chosen by hand and tuned for none. Uniform groups get nothing from anyone (no RL-ZVP, no
-dynamic sampling), so that objectives alone differ. A line per finished run goes to OUT/objectives.jsonl, so that the same command goes on where
-it was killed; at the end OUT/objectives.md and a picture for each task.
+    sums        the demo's: sums of mixed difficulty, from its cold start
+                (configs/tiny_reasoning_cpu.py)
+    decisions   a few tokens decide: the answer is the product of choices that the cold start leaves
+                open, between stretches that it knows by heart
+    noise       ESPO's stated failure: the tokens of high entropy are filler words that nothing
+                depends on; the answer is in certain tokens
+On sums the five objectives, on the other two (a model of two layers, each its own cold start)
+ESPO's ablations as well. Each objective has its paper's clip range, and all have one learning rate,
+chosen by hand and tuned for none. Uniform groups get nothing from anyone (no RL-ZVP, no dynamic
+sampling), so that objectives alone differ. A line per finished run goes to OUT/objectives.jsonl, so
+that the same command goes on where it was killed; at the end OUT/objectives.md and a picture for
+each task.
 """
 
 from __future__ import annotations
@@ -23,7 +30,15 @@ import numpy as np
 
 from benchmarks import experiments, rl_runs, synthetic_tasks
 from compass_jax.cli import load_config, tune_allocator
-from compass_jax.config import DataConfig, FileSource, ObjectiveConfig, OptimConfig, RLConfig, RunConfig, ZeroVarianceConfig
+from compass_jax.config import (
+    DataConfig,
+    FileSource,
+    ObjectiveConfig,
+    OptimConfig,
+    RLConfig,
+    RunConfig,
+    ZeroVarianceConfig,
+)
 from compass_jax.rundir import write_atomically
 from compass_jax.train.sft import run_sft
 
@@ -36,7 +51,9 @@ VARIANTS = {
     "cispo": ObjectiveConfig("cispo"),
     "espo, every token alone": ObjectiveConfig("espo", espo_quantiles=(), espo_every_token=True),
     "espo, clip 3e-4/4e-4": ObjectiveConfig("espo", espo_fixed_clip=True),
-    "espo, clip 0.2/0.28": ObjectiveConfig("espo", espo_fixed_clip=True, clip_low=0.2, clip_high=0.28),
+    "espo, clip 0.2/0.28": ObjectiveConfig(
+        "espo", espo_fixed_clip=True, clip_low=0.2, clip_high=0.28
+    ),
 }
 TASKS = ("sums", "decisions", "noise")
 ABLATIONS = tuple(VARIANTS)[5:]
@@ -44,31 +61,65 @@ ABLATIONS = tuple(VARIANTS)[5:]
 
 def task_config(task: str, seed: int, folder: Path, smoke: bool) -> RunConfig:
     """The cold start of a task and everything of its RL but the objective."""
-    config = dataclasses.replace(load_config(str(rl_runs.CONFIG)), seed=seed, run_dir=str(folder / "sft"), name=f"objectives_{task}")
+    config = dataclasses.replace(
+        load_config(str(rl_runs.CONFIG)),
+        seed=seed,
+        run_dir=str(folder / "sft"),
+        name=f"objectives_{task}",
+    )
     rl = RLConfig(
-        steps=40, prompts_per_step=32, group_size=8, updates_per_rollout=4, replay="R3", buckets=config.rl.buckets, micro_batch_tokens=8192,
-        zero_variance=ZeroVarianceConfig(rl_zvp=False), save_every=0, eval_every=8,
-    )  # fmt: skip
+        steps=40,
+        prompts_per_step=32,
+        group_size=8,
+        updates_per_rollout=4,
+        replay="R3",
+        buckets=config.rl.buckets,
+        micro_batch_tokens=8192,
+        zero_variance=ZeroVarianceConfig(rl_zvp=False),
+        save_every=0,
+        eval_every=8,
+    )
     evaluation = dataclasses.replace(config.evaluation, k=2)
     if task == "sums":
         sft = config.sft
         data = dataclasses.replace(config.data, eval_prompts=256)
         if smoke:
-            data = dataclasses.replace(data, sources=tuple(dataclasses.replace(s, size=min(s.size, 40)) for s in data.sources[:2]))
+            data = dataclasses.replace(
+                data,
+                sources=tuple(
+                    dataclasses.replace(s, size=min(s.size, 40)) for s in data.sources[:2]
+                ),
+            )
             sft = dataclasses.replace(sft, procedural=(("sum_3x1", 20, 1),), answers=())
     else:
         files = synthetic_tasks.write(task, folder, seed)
-        data = DataConfig((FileSource(str(files.prompts), label=task),), heldout_frac=0.3, eval_prompts=128, tokenizer=config.data.tokenizer)
-        sft = dataclasses.replace(config.sft, files=(str(files.examples),), procedural=(), answers=(), steps=300, buckets=(64, 96))
+        data = DataConfig(
+            (FileSource(str(files.prompts), label=task),),
+            heldout_frac=0.3,
+            eval_prompts=128,
+            tokenizer=config.data.tokenizer,
+        )
+        sft = dataclasses.replace(
+            config.sft,
+            files=(str(files.examples),),
+            procedural=(),
+            answers=(),
+            steps=300,
+            buckets=(64, 96),
+        )
         rl = dataclasses.replace(rl, steps=30, eval_every=6)
         config = dataclasses.replace(
-            config, model=dataclasses.replace(config.model, layers=2),
+            config,
+            model=dataclasses.replace(config.model, layers=2),
             rollout=dataclasses.replace(config.rollout, prompt_buckets=(48,), max_new_tokens=64),
-        )  # fmt: skip
+        )
         evaluation = dataclasses.replace(evaluation, k=4)
     if smoke:
         rl = dataclasses.replace(rl, steps=2, prompts_per_step=4, group_size=4, eval_every=1)
-        data, sft = dataclasses.replace(data, eval_prompts=8), dataclasses.replace(sft, steps=10, batch=16)
+        data, sft = (
+            dataclasses.replace(data, eval_prompts=8),
+            dataclasses.replace(sft, steps=10, batch=16),
+        )
     return dataclasses.replace(config, rl=rl, data=data, sft=sft, evaluation=evaluation)
 
 
@@ -78,7 +129,10 @@ def with_objective(config: RunConfig, weights: str, name: str, folder: Path) -> 
     optim = OptimConfig(learning_rate=LEARNING_RATE, warmup_steps=2)
     safe = name.replace(", ", "_").replace(" ", "_").replace("/", "_")
     return dataclasses.replace(
-        config, run_dir=str(folder / safe), init_from=weights, rl=dataclasses.replace(config.rl, objective=objective, optim=optim)
+        config,
+        run_dir=str(folder / safe),
+        init_from=weights,
+        rl=dataclasses.replace(config.rl, objective=objective, optim=optim),
     )
 
 
@@ -92,24 +146,46 @@ def main(argv: list[str] | None = None) -> None:
     """Runs what is not finished, then writes the table and the pictures."""
     if argv is None:
         tune_allocator("benchmarks.objectives")
-    parser = rl_runs.parser(__doc__, "objectives", cold_starts=True, seeds=(0, 1, 2), variants=VARIANTS)
+    parser = rl_runs.parser(
+        __doc__, "objectives", cold_starts=True, seeds=(0, 1, 2), variants=VARIANTS
+    )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     args = parser.parse_args(argv)
     out = Path(args.out)
     results = out / "objectives.jsonl"
     for seed in args.seeds:
         for task in args.tasks:
-            done = {(row["task"], row["variant"], row["seed"]) for row in experiments.finished(results)}
-            missing = [n for n in args.only if (task, n, seed) not in done and not (task == "sums" and n in ABLATIONS)]
+            done = {
+                (row["task"], row["variant"], row["seed"]) for row in experiments.finished(results)
+            }
+            missing = [
+                n
+                for n in args.only
+                if (task, n, seed) not in done and not (task == "sums" and n in ABLATIONS)
+            ]
             if missing:
                 folder = out / f"seed{seed}" / task
                 config = task_config(task, seed, folder, args.smoke)
                 shared = task == "sums" and not args.smoke
-                weights = rl_runs.cold_start(seed, Path(args.cold_starts)) if shared else run_sft_of(config)
+                weights = (
+                    rl_runs.cold_start(seed, Path(args.cold_starts))
+                    if shared
+                    else run_sft_of(config)
+                )
                 start = rl_runs.start_accuracy(config, weights, folder)
                 for name in missing:
-                    experiments.append(results, {"task": task, **rl_runs.run(with_objective(config, weights, name, folder), start, name)})
-    rows = sorted(experiments.finished(results), key=lambda row: list(VARIANTS).index(row["variant"]))
+                    experiments.append(
+                        results,
+                        {
+                            "task": task,
+                            **rl_runs.run(
+                                with_objective(config, weights, name, folder), start, name
+                            ),
+                        },
+                    )
+    rows = sorted(
+        experiments.finished(results), key=lambda row: list(VARIANTS).index(row["variant"])
+    )
     write_atomically(out / "objectives.md", report(rows))
     for task in TASKS:
         if found := [row for row in rows if row["task"] == task]:
@@ -118,20 +194,27 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """A table in Markdown for each task: accuracy before, at the end and over the whole run, tokens, clip fraction, entropy at the end."""
+    """A table in Markdown for each task: accuracy before, at the end and over the whole run,
+    tokens, clip fraction, entropy at the end.
+    """
     lines = []
     for task in TASKS:
         if not (found := [row for row in rows if row["task"] == task]):
             continue
         lines += ["", f"**{task}**, from {rl_runs.spread([r['curve'][0][1] for r in found])}", ""]
-        lines += ["| objective | seeds | accuracy | mean of the curve | thousand tokens | clip fraction | entropy at the end, nats |"]
+        lines += [
+            "| objective | seeds | accuracy | mean of the curve | thousand tokens | clip fraction |"
+            " entropy at the end, nats |"
+        ]
         lines += ["|---|---|---|---|---|---|---|"]
         budget = min(r["tokens"] for r in found)
         for name, mine in rl_runs.by_variant(found).items():
             cells = [name, str(len(mine)), rl_runs.spread([r["accuracy"] for r in mine])]
             cells.append(rl_runs.spread([rl_runs.mean_height(r["curve"], budget) for r in mine]))
             cells.append(rl_runs.spread([r["tokens"] / 1e3 for r in mine], "{:.0f}"))
-            cells += [rl_runs.spread([float(np.mean(r["series"]["policy/clip_frac"])) for r in mine])]
+            cells += [
+                rl_runs.spread([float(np.mean(r["series"]["policy/clip_frac"])) for r in mine])
+            ]
             cells += [rl_runs.spread([r["series"]["entropy_nats"][-1] for r in mine])]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines).strip() + "\n"

@@ -1,9 +1,11 @@
-"""What a plan costs and finds as a model and a pod grow: compile seconds, memory per chip, bytes of collectives.
+"""What a plan costs and finds as a model and a pod grow: compile seconds, memory per chip, bytes of
+collectives.
 
     python -m benchmarks.plan_scaling [--out benchmarks/results] [--smoke] [--draw]
 
-Qwen3-30B-A3B's layers on v5p, forward and backward of rows of 8,192 tokens: with more layers, more experts, and on more chips at one row a chip
-(weak scaling, 16 to 512). Nothing runs on a TPU: these are the compiler's numbers. Writes plan_scaling.json and plan_scaling.png.
+Qwen3-30B-A3B's layers on v5p, forward and backward of rows of 8,192 tokens: with more layers, more
+experts, and on more chips at one row a chip (weak scaling, 16 to 512). Nothing runs on a TPU: these
+are the compiler's numbers. Writes plan_scaling.json and plan_scaling.png.
 """
 
 from __future__ import annotations
@@ -24,15 +26,27 @@ CHIPS = {16: "v5p:2x2x4", 64: "v5p:4x4x4", 256: "v5p:4x8x8", 512: "v5p:8x8x8"}
 
 
 def configured(chips: int, layers: int, experts: int) -> Any:
-    """The 30B model's RunConfig with so many layers and experts, experts over 8 devices, the rest of the chips for fsdp."""
+    """The 30B model's RunConfig with so many layers and experts, experts over 8 devices, the rest
+    of the chips for fsdp.
+    """
     from compass_jax.config import MeshConfig
     from compass_jax.config.pods import QWEN3_30B_A3B, pod_run
 
     moe = dataclasses.replace(QWEN3_30B_A3B.moe, experts=experts)
     model = dataclasses.replace(QWEN3_30B_A3B, layers=layers, moe=moe)
     mesh = MeshConfig(fsdp=chips // 8, expert=8)
-    run = pod_run("scaling", model, "", mesh, MeshConfig(replica=chips // 32, expert=8, tensor=4) if chips >= 32 else mesh, slots=64)
-    return dataclasses.replace(run, rl=dataclasses.replace(run.rl, buckets=(LENGTH, 32_768), micro_batch_tokens=chips * LENGTH))
+    run = pod_run(
+        "scaling",
+        model,
+        "",
+        mesh,
+        MeshConfig(replica=chips // 32, expert=8, tensor=4) if chips >= 32 else mesh,
+        slots=64,
+    )
+    return dataclasses.replace(
+        run,
+        rl=dataclasses.replace(run.rl, buckets=(LENGTH, 32_768), micro_batch_tokens=chips * LENGTH),
+    )
 
 
 def measure(chips: int, layers: int, experts: int) -> dict[str, Any]:
@@ -42,7 +56,13 @@ def measure(chips: int, layers: int, experts: int) -> dict[str, Any]:
     from compass_jax.plan.programs import Step, topology_devices
 
     step = Step(configured(chips, layers, experts), topology_devices(CHIPS[chips]))
-    row: dict[str, Any] = {"chips": chips, "layers": layers, "experts": experts, "gib": {}, "sent_gib": {}}
+    row: dict[str, Any] = {
+        "chips": chips,
+        "layers": layers,
+        "experts": experts,
+        "gib": {},
+        "sent_gib": {},
+    }
     row["state_gib"] = resident(step)["state"] / 2**30
     seconds = 0.0
     for program in step.training():
@@ -53,7 +73,9 @@ def measure(chips: int, layers: int, experts: int) -> dict[str, Any]:
         seconds += time.perf_counter() - started
         step.done(program, compiled)
         memory = memory_of(program, compiled, {})
-        row["gib"][program.name.split()[0]] = (memory.arguments + memory.results + memory.temporary) / 2**30
+        row["gib"][program.name.split()[0]] = (
+            memory.arguments + memory.results + memory.temporary
+        ) / 2**30
         for kind, sent in collectives(compiled.as_text()).items():
             row["sent_gib"][kind] = row["sent_gib"].get(kind, 0.0) + sent.bytes / 2**30
     return row | {"compile_s": seconds}
@@ -64,14 +86,25 @@ def draw(rows: list[dict[str, Any]], png: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 5), layout="constrained")
-    panels = figure.subplot_mosaic([["s layers", "s experts", "s chips", "sent"], ["layers", "experts", "chips", "sent"]])
-    lines = {"backward": ("s-", "#d98c3f", lambda r: r["gib"]["backward"]), "forward": ("o-", "#3b6ea5", lambda r: r["gib"]["forward"])}
+    panels = figure.subplot_mosaic(
+        [["s layers", "s experts", "s chips", "sent"], ["layers", "experts", "chips", "sent"]]
+    )
+    lines = {
+        "backward": ("s-", "#d98c3f", lambda r: r["gib"]["backward"]),
+        "forward": ("o-", "#3b6ea5", lambda r: r["gib"]["forward"]),
+    }
     lines["parameters and moments"] = ("^-", "#6fb07f", lambda r: r["state_gib"])
     for name in ("layers", "experts", "chips"):
-        some, above, below = [row for row in rows if row["varied"] == name], panels[f"s {name}"], panels[name]
+        some, above, below = (
+            [row for row in rows if row["varied"] == name],
+            panels[f"s {name}"],
+            panels[name],
+        )
         above.plot([r[name] for r in some], [r["compile_s"] for r in some], "o-", color="#555555")
         for label, (style, colour, value) in lines.items():
-            below.plot([r[name] for r in some], [value(r) for r in some], style, color=colour, label=label)
+            below.plot(
+                [r[name] for r in some], [value(r) for r in some], style, color=colour, label=label
+            )
         for axes in (above, below):
             axes.set_xscale("log", base=2)
             axes.set_xticks([r[name] for r in some], [str(r[name]) for r in some])
@@ -90,7 +123,11 @@ def draw(rows: list[dict[str, Any]], png: Path) -> None:
 def _draw_sent(axes: Any, rows: list[dict[str, Any]]) -> None:
     """Bars of what a chip sends."""
     bottom = [0.0] * len(rows)
-    for kind, colour in (("all-gather", "#3b6ea5"), ("reduce-scatter", "#6fb07f"), ("all-reduce", "#d98c3f")):
+    for kind, colour in (
+        ("all-gather", "#3b6ea5"),
+        ("reduce-scatter", "#6fb07f"),
+        ("all-reduce", "#d98c3f"),
+    ):
         sizes = [r["sent_gib"].get(kind, 0.0) for r in rows]
         axes.bar(range(len(rows)), sizes, bottom=bottom, color=colour, label=kind, width=0.6)
         bottom = [a + b for a, b in zip(bottom, sizes, strict=True)]
@@ -104,17 +141,34 @@ def _draw_sent(axes: Any, rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Measures, writes, draws."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default="benchmarks/results", help="folder of the results (default: %(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="a few layers and chips: it shows that everything runs")
-    parser.add_argument("--draw", action="store_true", help="only the picture, of the plan_scaling.json that is there")
+    parser.add_argument(
+        "--out", default="benchmarks/results", help="folder of the results (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="a few layers and chips: it shows that everything runs"
+    )
+    parser.add_argument(
+        "--draw",
+        action="store_true",
+        help="only the picture, of the plan_scaling.json that is there",
+    )
     args = parser.parse_args()
     out = Path(args.out)
     if args.draw:
         return draw(json.loads((out / "plan_scaling.json").read_text()), out / "plan_scaling.png")
     os.environ.update(COMPILER_ALONE)
-    wanted = [("layers", 64, n, 128) for n in LAYERS] + [("experts", 64, 48, n) for n in EXPERTS] + [("chips", n, 48, 128) for n in CHIPS]
+    wanted = (
+        [("layers", 64, n, 128) for n in LAYERS]
+        + [("experts", 64, 48, n) for n in EXPERTS]
+        + [("chips", n, 48, 128) for n in CHIPS]
+    )
     if args.smoke:
-        wanted = [("layers", 16, 2, 32), ("layers", 16, 4, 32), ("experts", 16, 2, 32), ("chips", 16, 2, 32)]
+        wanted = [
+            ("layers", 16, 2, 32),
+            ("layers", 16, 4, 32),
+            ("experts", 16, 2, 32),
+            ("chips", 16, 2, 32),
+        ]
     rows, known = [], {}
     for varied, *what in wanted:
         if tuple(what) not in known:

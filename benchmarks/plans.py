@@ -1,8 +1,10 @@
-"""The plans of the five pod configurations: each in a process of its own, its JSON and picture kept, one table of all.
+"""The plans of the five pod configurations: each in a process of its own, its JSON and picture
+kept, one table of all.
 
     python -m benchmarks.plans [--out benchmarks/results/plans] [--only NAME ...] [--table]
 
-Needs the extra `plan` and no TPU; minutes and at most a few GiB each. `--table` prints the table of what is in the folder and compiles nothing.
+Needs the extra `plan` and no TPU; minutes and at most a few GiB each. `--table` prints the table of
+what is in the folder and compiles nothing.
 """
 
 from __future__ import annotations
@@ -28,14 +30,26 @@ PLANS = {
 
 def make(name: str, out: Path) -> None:
     """One plan, with its wall time and peak memory."""
-    command = [sys.executable, "-m", "compass_jax", "plan", f"configs/{name}.py", "--topology", PLANS[name]]
+    command = [
+        sys.executable,
+        "-m",
+        "compass_jax",
+        "plan",
+        f"configs/{name}.py",
+        "--topology",
+        PLANS[name],
+    ]
     command += ["--json", "--png", str(out / f"{name}.png")]
     started = time.perf_counter()
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
     found |= {"wall_s": round(time.perf_counter() - started, 1), "commit": commit}
-    found["peak_gib_so_far"] = round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2)
+    found["peak_gib_so_far"] = round(
+        resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2
+    )
     (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
@@ -44,10 +58,15 @@ def _sent(program: dict[str, Any]) -> float:
 
 
 def table(out: Path) -> str:
-    """Markdown: memory per chip of each part and of the fullest program, what a chip sends, the bound."""
+    """Markdown: memory per chip of each part and of the fullest program, what a chip sends, the
+    bound.
+    """
     lines = [
-        "| configuration | fits | GiB per chip: fullest program (usable) | training state | sampler's weights | KV cache and slots | "
-        "sent per chip, GiB: hand-over; a token of every slot; forward and backward of 32k | bound on a step, s | compiled in, s |",
+        (
+            "| configuration | fits | GiB per chip: fullest program (usable) | training state |"
+            " sampler's weights | KV cache and slots | sent per chip, GiB: hand-over; a token of"
+            " every slot; forward and backward of 32k | bound on a step, s | compiled in, s |"
+        ),
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, topology in PLANS.items():
@@ -56,12 +75,18 @@ def table(out: Path) -> str:
         x = json.loads((out / f"{name}.json").read_text())
         parts, programs = x["parts_gib_per_chip"], x["programs"]
         training = [_sent(program) for key, program in programs.items() if key.endswith(" 32768")]
-        sent = f"{_sent(programs['hand-over']):.1f}; {_sent(programs['decode']):.2f}; {sum(training):.0f}"
-        chips = f"{x['devices'] // x['devices_per_chip']} chips" + (f", {x['devices']} devices" if x["devices_per_chip"] > 1 else "")
+        sent = (
+            f"{_sent(programs['hand-over']):.1f}; {_sent(programs['decode']):.2f};"
+            f" {sum(training):.0f}"
+        )
+        chips = f"{x['devices'] // x['devices_per_chip']} chips" + (
+            f", {x['devices']} devices" if x["devices_per_chip"] > 1 else ""
+        )
         lines.append(
-            f"| `{name}` ({topology}, {chips}) | {'yes' if x['fits'] else 'no'} | "
-            f"{x['hbm_gib_per_chip']:.1f} in {x['worst']} ({x['hbm_limit_gib']:.1f}) | {parts['state']:.1f} | "
-            f"{parts['decode']:.1f} | {parts['slots']:.1f} | {sent} | {x['step_bound_s']:,.0f} | {x['compile_s']:.0f} |"
+            f"| `{name}` ({topology}, {chips}) | {'yes' if x['fits'] else 'no'} |"
+            f" {x['hbm_gib_per_chip']:.1f} in {x['worst']} ({x['hbm_limit_gib']:.1f}) |"
+            f" {parts['state']:.1f} | {parts['decode']:.1f} | {parts['slots']:.1f} | {sent} |"
+            f" {x['step_bound_s']:,.0f} | {x['compile_s']:.0f} |"
         )
     return "\n".join(lines)
 
@@ -69,7 +94,11 @@ def table(out: Path) -> str:
 def main() -> None:
     """Plans, then the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default="benchmarks/results/plans", help="folder of JSON and pictures (default: %(default)s)")
+    parser.add_argument(
+        "--out",
+        default="benchmarks/results/plans",
+        help="folder of JSON and pictures (default: %(default)s)",
+    )
     parser.add_argument("--only", nargs="*", choices=PLANS, default=list(PLANS), help="these alone")
     parser.add_argument("--table", action="store_true", help="print the table of what is there")
     args = parser.parse_args()

@@ -1,4 +1,6 @@
-"""What the RL experiments share: a run as one row (accuracy against tokens, where the signal came from), rows as a table and a picture."""
+"""What the RL experiments share: a run as one row (accuracy against tokens, where the signal came
+from), rows as a table and a picture.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +25,69 @@ from compass_jax.train.sft import run_sft
 
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tiny_reasoning_cpu.py"
 SIGNALS = ("verifier_signal", "shaping_signal", "entropy_signal", "none")
-SERIES = ("policy/clip_frac", "entropy_nats", "reward/mean", "response_length/mean", "zero_variance/rate_all_right", "zero_variance/rate_all_wrong")
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")  # Okabe and Ito's
+SERIES = (
+    "policy/clip_frac",
+    "entropy_nats",
+    "reward/mean",
+    "response_length/mean",
+    "zero_variance/rate_all_right",
+    "zero_variance/rate_all_wrong",
+)
+# Okabe and Ito's
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
 
 
-def parser(doc: str, out: str = "", *, cold_starts: bool = False, seeds: Sequence[int] = (), variants: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The options that experiments share: --smoke, and of --out (the folder `out` of runs/), --cold-starts, --seeds, --only those asked for."""
+def parser(
+    doc: str,
+    out: str = "",
+    *,
+    cold_starts: bool = False,
+    seeds: Sequence[int] = (),
+    variants: Sequence[str] = (),
+) -> argparse.ArgumentParser:
+    """The options that experiments share: --smoke, and of --out (the folder `out` of runs/),
+    --cold-starts, --seeds, --only those asked for.
+    """
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     if out:
-        made.add_argument("--out", default=f"runs/{out}", help="directory of the runs and the results (default: %(default)s)")
+        made.add_argument(
+            "--out",
+            default=f"runs/{out}",
+            help="directory of the runs and the results (default: %(default)s)",
+        )
     if cold_starts:
-        made.add_argument("--cold-starts", default="runs/cold_starts", help="cold starts that experiments share (default: %(default)s)")
+        made.add_argument(
+            "--cold-starts",
+            default="runs/cold_starts",
+            help="cold starts that experiments share (default: %(default)s)",
+        )
     if seeds:
         made.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
     if variants:
         helps = f"some of {', '.join(variants)}"
-        made.add_argument("--only", nargs="+", choices=list(variants), default=list(variants), metavar="VARIANT", help=helps)
-    made.add_argument("--smoke", action="store_true", help="a version of minutes: it shows that everything runs, not what it is worth")
+        made.add_argument(
+            "--only",
+            nargs="+",
+            choices=list(variants),
+            default=list(variants),
+            metavar="VARIANT",
+            help=helps,
+        )
+    made.add_argument(
+        "--smoke",
+        action="store_true",
+        help="a version of minutes: it shows that everything runs, not what it is worth",
+    )
     return made
 
 
 def cold_start(seed: int, folder: Path) -> str:
-    """The demo's cold start of this seed, trained once for all experiments that start from it; its directory."""
-    config = dataclasses.replace(load_config(str(CONFIG)), seed=seed, run_dir=str(folder / f"seed{seed}"))
+    """The demo's cold start of this seed, trained once for all experiments that start from it; its
+    directory.
+    """
+    config = dataclasses.replace(
+        load_config(str(CONFIG)), seed=seed, run_dir=str(folder / f"seed{seed}")
+    )
     run_sft(config)
     return config.directory
 
@@ -60,24 +102,48 @@ def start_accuracy(config: RunConfig, weights: str, folder: Path) -> float:
 
 
 def run(config: RunConfig, start_accuracy: float, variant: str) -> dict[str, Any]:
-    """Trains `config` (or goes on with it) and returns its row. Held-out accuracy is avg@k, at 0 tokens that of the start."""
+    """Trains `config` (or goes on with it) and returns its row. Held-out accuracy is avg@k, at 0
+    tokens that of the start.
+    """
     started = time.perf_counter()
     final = run_rl(config)["evaluation"]
-    rows = [json.loads(line)["metrics"] for line in (Path(config.directory) / "metrics.jsonl").read_text().splitlines()]
-    row = {"variant": variant, "seed": config.seed, "hash": experiments.config_hash(config), "commit": experiments.commit()}
-    row |= {"seconds": round(time.perf_counter() - started, 1), "steps": len(rows), "greedy": final.greedy, "accuracy": final.avg_at_k}
+    rows = [
+        json.loads(line)["metrics"]
+        for line in (Path(config.directory) / "metrics.jsonl").read_text().splitlines()
+    ]
+    row = {
+        "variant": variant,
+        "seed": config.seed,
+        "hash": experiments.config_hash(config),
+        "commit": experiments.commit(),
+    }
+    row |= {
+        "seconds": round(time.perf_counter() - started, 1),
+        "steps": len(rows),
+        "greedy": final.greedy,
+        "accuracy": final.avg_at_k,
+    }
     experiments.forget_compiled()
     return row | accounts(rows, start_accuracy, final.avg_at_k)
 
 
 def accounts(rows: Sequence[Mapping[str, float]], start: float, final: float) -> dict[str, Any]:
-    """From the metrics of every step: every token that was generated, filter rollouts included, by where its advantage came from."""
+    """From the metrics of every step: every token that was generated, filter rollouts included, by
+    where its advantage came from.
+    """
     filtered = rows[0].get("waste/filter_tokens", 0.0)
     tokens = np.cumsum([row["waste/tokens_generated"] for row in rows]) + filtered
-    signal = {name: sum(row["waste/tokens_generated"] * row[f"waste/frac_{name}"] for row in rows) for name in SIGNALS}
+    signal = {
+        name: sum(row["waste/tokens_generated"] * row[f"waste/frac_{name}"] for row in rows)
+        for name in SIGNALS
+    }
     signal["none"] += filtered
     curve = [[float(filtered), start]]
-    curve += [[float(t), row["eval/heldout/avg_at_k"]] for t, row in zip(tokens, rows, strict=True) if "eval/heldout/avg_at_k" in row]
+    curve += [
+        [float(t), row["eval/heldout/avg_at_k"]]
+        for t, row in zip(tokens, rows, strict=True)
+        if "eval/heldout/avg_at_k" in row
+    ]
     if curve[-1][0] != tokens[-1]:
         curve.append([float(tokens[-1]), final])
     return {
@@ -90,15 +156,21 @@ def accounts(rows: Sequence[Mapping[str, float]], start: float, final: float) ->
 
 
 def tokens_to_reach(curve: Sequence[Sequence[float]], accuracy: float) -> float | None:
-    """Tokens at which the curve first passes `accuracy`, linearly interpolated; None where it does not."""
+    """Tokens at which the curve first passes `accuracy`, linearly interpolated; None where it does
+    not.
+    """
     for (t0, a0), (t1, a1) in itertools.pairwise(curve):
         if a1 >= accuracy:
-            return t1 if a1 == a0 or a0 >= accuracy else t0 + (accuracy - a0) / (a1 - a0) * (t1 - t0)
+            return (
+                t1 if a1 == a0 or a0 >= accuracy else t0 + (accuracy - a0) / (a1 - a0) * (t1 - t0)
+            )
     return None
 
 
 def mean_height(curve: Sequence[Sequence[float]], until: float) -> float:
-    """Mean accuracy over the tokens up to `until` (a budget that all compared runs spent), linear between points: it tells who is there sooner."""
+    """Mean accuracy over the tokens up to `until` (a budget that all compared runs spent), linear
+    between points: it tells who is there sooner.
+    """
     tokens, accuracy = np.asarray(curve, np.float64).T
     grid = np.append(tokens[tokens < until], until)
     return float(np.trapezoid(np.interp(grid, tokens, accuracy), grid) / (until - tokens[0]))
@@ -116,11 +188,17 @@ def spread(values: Sequence[float], form: str = "{:.3f}") -> str:
     """ "mean (least to greatest)"; one value alone as it is."""
     values = list(values)
     mean = form.format(float(np.mean(values)))
-    return mean if len(values) == 1 else f"{mean} ({form.format(min(values))} to {form.format(max(values))})"
+    return (
+        mean
+        if len(values) == 1
+        else f"{mean} ({form.format(min(values))} to {form.format(max(values))})"
+    )
 
 
 def plot_curves(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
-    """Held-out accuracy against tokens generated: the mean over seeds of each variant as a line, the seeds faintly behind it."""
+    """Held-out accuracy against tokens generated: the mean over seeds of each variant as a line,
+    the seeds faintly behind it.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -134,9 +212,21 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> No
             axes.plot(curve[:, 0] / 1e3, curve[:, 1], color=colour, alpha=0.25, linewidth=0.8)
         grid = np.linspace(max(c[0, 0] for c in curves), min(c[-1, 0] for c in curves), 60)
         mean = np.mean([np.interp(grid, c[:, 0], c[:, 1]) for c in curves], axis=0)
-        axes.plot(grid / 1e3, mean, style, color=colour, linewidth=2, label=f"{name} ({len(found)})")
-    axes.set(xlabel="tokens generated, in thousands (everything counted)", ylabel="held-out accuracy, avg@k", title=title)
-    axes.legend(title="variant (seeds)", frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        axes.plot(
+            grid / 1e3, mean, style, color=colour, linewidth=2, label=f"{name} ({len(found)})"
+        )
+    axes.set(
+        xlabel="tokens generated, in thousands (everything counted)",
+        ylabel="held-out accuracy, avg@k",
+        title=title,
+    )
+    axes.legend(
+        title="variant (seeds)",
+        frameon=False,
+        fontsize=8,
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+    )
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
     plt.close(figure)

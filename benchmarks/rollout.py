@@ -1,10 +1,12 @@
-"""Generation: a batch of prompts sampled at temperature 1, prefill included, against transformers' `generate`.
+"""Generation: a batch of prompts sampled at temperature 1, prefill included, against transformers'
+`generate`.
 
     python -m benchmarks.rollout [--rounds 9] [--smoke]
 
-Ours is the rollout as the RL loop runs it: the collector over the engine, which also returns log-probs, entropies and the
-routing of every token. transformers returns the tokens alone. No sequence ends early on either side. The warm-up
-(compilation on our side) is not timed in the rounds; `ours_compile_s` reports it.
+Ours is the rollout as the RL loop runs it: the collector over the engine, which also returns
+log-probs, entropies and the routing of every token. transformers returns the tokens alone. No
+sequence ends early on either side. The warm-up (compilation on our side) is not timed in the
+rounds; `ours_compile_s` reports it.
 """
 
 from __future__ import annotations
@@ -30,23 +32,40 @@ CACHE_BUCKET = 16
 
 
 class Ours:
-    """compass_jax: one `Collection` per call, each prompt at its next visit, so that no call repeats another's samples."""
+    """compass_jax: one `Collection` per call, each prompt at its next visit, so that no call
+    repeats another's samples.
+    """
 
     def __init__(self, config: ModelConfig, params: Any, prompts: np.ndarray, setup: common.Setup):
         self.rollout = RolloutConfig(
-            slots=setup.prompts, prompt_buckets=(setup.prompt_length,), max_new_tokens=setup.new_tokens, tokens_per_call=setup.tokens_per_call,
-            cache_bucket=CACHE_BUCKET, temperature=1.0,
-        )  # fmt: skip
+            slots=setup.prompts,
+            prompt_buckets=(setup.prompt_length,),
+            max_new_tokens=setup.new_tokens,
+            tokens_per_call=setup.tokens_per_call,
+            cache_bucket=CACHE_BUCKET,
+            temperature=1.0,
+        )
         self.engine = Engine(config, ComputeConfig(), self.rollout, eos_id=-1)
         self.params, _ = hand_over(params, "float32")
-        self.prompts = [Prompt(stable_id(f"prompt {i}"), 0, "random", "", row.astype(np.int32), "") for i, row in enumerate(prompts)]
+        self.prompts = [
+            Prompt(stable_id(f"prompt {i}"), 0, "random", "", row.astype(np.int32), "")
+            for i, row in enumerate(prompts)
+        ]
         self.visit = 0
 
     def generate(self) -> list[Any]:
         """The finished rollouts; their routing is in the collection's store by then."""
         prompts = [prompt.at_visit(self.visit) for prompt in self.prompts]
         self.visit += 1
-        collection = Collection(self.engine, self.params, prompts, samples=1, purpose=Purpose.TRAIN, seed=0, keep_routing=True)
+        collection = Collection(
+            self.engine,
+            self.params,
+            prompts,
+            samples=1,
+            purpose=Purpose.TRAIN,
+            seed=0,
+            keep_routing=True,
+        )
         rollouts = list(collection)
         jax.block_until_ready(collection.store)
         return rollouts
@@ -57,7 +76,9 @@ class Ours:
 
 
 class Theirs:
-    """transformers: `generate`, sampling from the whole distribution as ours does (its default top_k of 50 is off)."""
+    """transformers: `generate`, sampling from the whole distribution as ours does (its default
+    top_k of 50 is off).
+    """
 
     def __init__(self, model: Any, prompts: np.ndarray, new_tokens: int):
         self.model, self.new_tokens = model, new_tokens
@@ -78,25 +99,45 @@ class Theirs:
 
     @torch.inference_mode()
     def __call__(self, new_tokens: int | None = None) -> int:
-        """Generates, as many tokens as were asked for at first unless told otherwise; returns the number of new tokens."""
+        """Generates, as many tokens as were asked for at first unless told otherwise; returns the
+        number of new tokens.
+        """
         out = self.model.generate(
-            self.prompts, attention_mask=self.mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=new_tokens or self.new_tokens,
-            eos_token_id=None, pad_token_id=0, use_cache=True, cache_implementation=self.cache,
-        )  # fmt: skip
+            self.prompts,
+            attention_mask=self.mask,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=new_tokens or self.new_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+            use_cache=True,
+            cache_implementation=self.cache,
+        )
         return out.numel() - self.prompts.numel()
 
 
 def calibrate(theirs: Theirs) -> tuple[dict[str, str], dict[str, float]]:
-    """The fastest of transformers' options here, one after the other; and the seconds of a generation with each. It is left switched on.
+    """The fastest of transformers' options here, one after the other; and the seconds of a
+    generation with each. It is left switched on.
 
-    The cache is chosen on whole generations, since its cost grows with their length; what does not depend on it, on an eighth.
+    The cache is chosen on whole generations, since its cost grows with their length; what does not
+    depend on it, on an eighth.
     """
     best = {"experts": "grouped_mm", "attention": "sdpa", "cache": "dynamic"}
     times = {}
-    values = {"experts": ("grouped_mm", "eager", "batched_mm"), "attention": ("sdpa", "eager"), "cache": ("dynamic", "static")}
+    values = {
+        "experts": ("grouped_mm", "eager", "batched_mm"),
+        "attention": ("sdpa", "eager"),
+        "cache": ("dynamic", "static"),
+    }
     for option, choices in values.items():
         length = theirs.new_tokens if option == "cache" else max(2, theirs.new_tokens // 8)
-        candidates = {value: partial(theirs.generate_with, length, **{**best, option: value}) for value in choices}
+        candidates = {
+            value: partial(theirs.generate_with, length, **{**best, option: value})
+            for value in choices
+        }
         best[option], found = common.fastest(option, candidates, repeats=2)
         times |= {f"{option}={value}": round(t, 3) for value, t in found.items()}
     theirs.choose(**best)
@@ -104,7 +145,9 @@ def calibrate(theirs: Theirs) -> tuple[dict[str, str], dict[str, float]]:
 
 
 def check_counts(ours: Ours, theirs: Theirs, expected: int) -> None:
-    """SystemExit unless both sides make all tokens: a sequence that ended early would be time saved."""
+    """SystemExit unless both sides make all tokens: a sequence that ended early would be time
+    saved.
+    """
     for name, made in (("ours", ours()), ("transformers", theirs())):
         if made != expected:
             raise SystemExit(f"{name} generated {made} tokens, not {expected}: nothing was timed")
@@ -132,9 +175,17 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
         "parameters": sum(p.numel() for p in model.parameters()),
         "prompts": [setup.prompts, setup.prompt_length],
         "new_tokens": setup.new_tokens,
-        "both_sides": "float32, temperature 1, untruncated distribution, no end token, prefill included",
+        "both_sides": (
+            "float32, temperature 1, untruncated distribution, no end token, prefill included"
+        ),
     }
-    common.report("rollout", smoke, common.summarise(found, flops_per_token(config)), details, common.environment())
+    common.report(
+        "rollout",
+        smoke,
+        common.summarise(found, flops_per_token(config)),
+        details,
+        common.environment(),
+    )
 
 
 def main(argv: list[str] | None = None) -> None:

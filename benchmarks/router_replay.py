@@ -1,25 +1,36 @@
 """Experiment: what router replay is worth between a low-precision rollout and float32 training.
 
-    python -m benchmarks.router_replay [--out runs/router_replay] [--seeds 0 1 2] [--only bf16 causes ...] [--smoke]
+    python -m benchmarks.router_replay [--out runs/router_replay] [--seeds 0 1 2] [--only bf16
+        causes ...] [--smoke]
 
-Cold start, recorded rollouts, causes of the gap, RL curves; a line per finished run in OUT/router_replay.jsonl, so that the same command
-goes on where it was killed; at the end OUT/router_replay.md and OUT/router_replay.png (benchmarks/router_replay_report.py).
+Cold start, recorded rollouts, causes of the gap, RL curves; a line per finished run in
+OUT/router_replay.jsonl, so that the same command goes on where it was killed; at the end
+OUT/router_replay.md and OUT/router_replay.png (benchmarks/router_replay_report.py).
 
-**bf16, e4m3, int8**: a model of configs/router_replay_cpu.py samples in that precision (8 bits: the weights, on top of bfloat16), and eight
-updates of RL with R3 follow on these samples. After 0, 1, 4 and 8 of them float32 training scores the samples with the weights of that moment
-in three ways: `off` routes live, `R2` replays the routes of a float32 pass at the first weights, `R3` those of the rollout. All three see the
-same weights, so they differ by the routes alone. Compared are (algorithms: mean |difference|, k3, share of ratios beyond 2)
- - `now`: with the sampler at the same weights, by a pass over the recorded tokens. It tells how stale the recorded routes are: a fresh rollout
-   would have this gap if it were given them. That pass is not the decoder: in bfloat16 it rounds and routes a little otherwise, which R3 feels;
+**bf16, e4m3, int8**: a model of configs/router_replay_cpu.py samples in that precision (8 bits: the
+weights, on top of bfloat16), and eight updates of RL with R3 follow on these samples. After 0, 1, 4
+and 8 of them float32 training scores the samples with the weights of that moment in three ways:
+`off` routes live, `R2` replays the routes of a float32 pass at the first weights, `R3` those of the
+rollout. All three see the same weights, so they differ by the routes alone. Compared are
+(algorithms: mean |difference|, k3, share of ratios beyond 2)
+ - `now`: with the sampler at the same weights, by a pass over the recorded tokens. It tells how
+   stale the recorded routes are: a fresh rollout
+   would have this gap if it were given them. That pass is not the decoder: in bfloat16 it rounds
+       and routes a little otherwise, which R3 feels;
    before the first update only `recorded` is the gap of a rollout.
- - `recorded`: with the log-probs of the rollout, which had the first weights; from update 1 on this holds the policy's own change too.
- - `drift`: with the same way at the first weights: the ratio that the objective sees. It is where R2 works: R2 is as far from the rollout
-   as `off` is (both route live when the old log-probs are made) and keeps the routes still in between.
-`flip_frac`: share of (token, layer) whose live top-k set is not the routes used; for `off`, not the rollout's.
-**bf16_slow**: the same with a tenth of the learning rate, for the gap against the distance of the weights.
-**causes**: the gap at equal weights with parts of the bfloat16 sampler turned to float32 (compute.float32_parts), or the weights' rounding
-taken away by training at the rounded weights; one part at a time, and one part alone in bfloat16. Sampled tokens are the same throughout.
-**curve_off, curve_R3**: RL of the model of configs/tiny_reasoning_cpu.py from its cold start, bfloat16 rollout, eight updates per rollout.
+ - `recorded`: with the log-probs of the rollout, which had the first weights; from update 1 on this
+   holds the policy's own change too.
+ - `drift`: with the same way at the first weights: the ratio that the objective sees. It is where
+   R2 works: R2 is as far from the rollout
+   as `off` is (both route live when the old log-probs are made) and keeps the routes still in
+       between.
+`flip_frac`: share of (token, layer) whose live top-k set is not the routes used; for `off`, not the
+rollout's. **bf16_slow**: the same with a tenth of the learning rate, for the gap against the
+distance of the weights. **causes**: the gap at equal weights with parts of the bfloat16 sampler
+turned to float32 (compute.float32_parts), or the weights' rounding taken away by training at the
+rounded weights; one part at a time, and one part alone in bfloat16. Sampled tokens are the same
+throughout. **curve_off, curve_R3**: RL of the model of configs/tiny_reasoning_cpu.py from its cold
+start, bfloat16 rollout, eight updates per rollout.
 """
 
 from __future__ import annotations
@@ -71,7 +82,9 @@ _forward = jax.jit(step.forward, static_argnums=(0, 5))
 
 @dataclass
 class Recording:
-    """One rollout: its samples as arrays, its routes by row, the micro-batches of each update, the ids that its tokenizer has."""
+    """One rollout: its samples as arrays, its routes by row, the micro-batches of each update, the
+    ids that its tokenizer has.
+    """
 
     arrays: StepArrays
     store: jax.Array
@@ -87,10 +100,19 @@ class Recording:
 def record(config: RunConfig, params: Any) -> Recording:
     """One step's rollout in `config.rollout`'s precision, scored."""
     tokenizer, rl = load_tokenizer(config), config.rl
-    engine = Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id, known=tokenizer.vocab_size)
+    engine = Engine(
+        config.model,
+        config.rollout_compute,
+        config.rollout,
+        tokenizer.eos_id,
+        known=tokenizer.vocab_size,
+    )
     decode, _ = hand_over(params, config.rollout_compute.dtype, config.rollout.quantize)
     prompts = train_prompts(config.data, tokenizer, config.seed)
-    prompts = [prompts[i] for i in np.random.default_rng(config.seed).permutation(len(prompts))[: rl.prompts_per_step]]
+    prompts = [
+        prompts[i]
+        for i in np.random.default_rng(config.seed).permutation(len(prompts))[: rl.prompts_per_step]
+    ]
     collection = Collection(engine, decode, prompts, rl.group_size, Purpose.TRAIN, config.seed)
     rollouts, scores = {}, {}
     with Scorer(config.rewards, config.data) as scorer:
@@ -100,24 +122,42 @@ def record(config: RunConfig, params: Any) -> Recording:
         while len(scores) < len(rollouts):
             scores.update(scorer.collect(block=True))
     rows = [range(n * rl.group_size, (n + 1) * rl.group_size) for n in range(len(prompts))]
-    groups = [Group(p, tuple(rollouts[r] for r in row), tuple(scores[r] for r in row)) for p, row in zip(prompts, rows, strict=True)]
+    groups = [
+        Group(p, tuple(rollouts[r] for r in row), tuple(scores[r] for r in row))
+        for p, row in zip(prompts, rows, strict=True)
+    ]
     arrays = assemble(groups, len(rollouts), rl.buckets[-1], rl.shaping.repetition_ngram)
     size = len(rollouts) // rl.updates_per_rollout
     plans = []
     for first in range(0, len(rollouts), size):
         parts = plan(arrays.lengths[first : first + size], rl.buckets, rl.micro_batch_tokens)
-        plans.append([micro._replace(rows=np.where(micro.rows < 0, -1, micro.rows + first)) for micro in parts])
+        plans.append(
+            [
+                micro._replace(rows=np.where(micro.rows < 0, -1, micro.rows + first))
+                for micro in parts
+            ]
+        )
     return Recording(arrays, collection.store, plans, tokenizer.vocab_size)
 
 
-def whole_pass(model: Transformer, params: Any, recording: Recording, store: jax.Array | None, temperature: float):
-    """(log-probs `[b t]`, routes used `[b t l k]`, flips per (token, layer)) of the recorded sequences; routes of `store`, None: live."""
+def whole_pass(
+    model: Transformer,
+    params: Any,
+    recording: Recording,
+    store: jax.Array | None,
+    temperature: float,
+):
+    """(log-probs `[b t]`, routes used `[b t l k]`, flips per (token, layer)) of the recorded
+    sequences; routes of `store`, None: live.
+    """
     arrays, logp = recording.arrays, np.zeros_like(recording.arrays.old_logp)
     routes = jnp.full_like(recording.store, unset_id(recording.store.dtype))
     flips = counted = 0.0
     for micro in recording.micros:
         batch = micro_batch(arrays, micro, store)
-        found, _, used, aux = _forward(model, params, batch.tokens, batch.lengths, batch.routing, temperature)
+        found, _, used, aux = _forward(
+            model, params, batch.tokens, batch.lengths, batch.routing, temperature
+        )
         real = micro.rows >= 0
         logp[micro.rows[real], : micro.length] = np.asarray(found)[real]
         routes = put_routing(routes, store_rows(micro, routes), used)
@@ -127,12 +167,16 @@ def whole_pass(model: Transformer, params: Any, recording: Recording, store: jax
 
 def gap(logp: np.ndarray, other: np.ndarray, mask: np.ndarray) -> dict[str, float]:
     """The four measures of rl/correction.py by their last names, with rho = exp(logp - other)."""
-    found = jax.device_get(finalize_diagnostics(mismatch(jnp.asarray(logp), jnp.asarray(other), jnp.asarray(mask))))
+    found = jax.device_get(
+        finalize_diagnostics(mismatch(jnp.asarray(logp), jnp.asarray(other), jnp.asarray(mask)))
+    )
     return {name.removeprefix("mismatch/"): float(x) for name, x in found.items()}
 
 
 def flips_between(a: jax.Array, b: jax.Array) -> tuple[float, float]:
-    """Shares of (token, layer), and of tokens in any layer, whose sets of experts differ; over tokens that both have a route for."""
+    """Shares of (token, layer), and of tokens in any layer, whose sets of experts differ; over
+    tokens that both have a route for.
+    """
     a, b = (np.sort(np.asarray(x), axis=-1) for x in (a, b))
     both = (a[:, :, 0, -1] != unset_id(a.dtype)) & (b[:, :, 0, -1] != unset_id(b.dtype))
     differ = np.any(a != b, axis=-1)[both]
@@ -141,7 +185,9 @@ def flips_between(a: jax.Array, b: jax.Array) -> tuple[float, float]:
 
 def distance(params: Any, first: Any) -> float:
     """|params - first| / |first| over all weights."""
-    return float(optim.global_norm(jax.tree.map(jnp.subtract, params, first)) / optim.global_norm(first))
+    return float(
+        optim.global_norm(jax.tree.map(jnp.subtract, params, first)) / optim.global_norm(first)
+    )
 
 
 def fix_old(config: RunConfig, model: Transformer, params: Any, recording: Recording) -> None:
@@ -149,29 +195,44 @@ def fix_old(config: RunConfig, model: Transformer, params: Any, recording: Recor
     arrays = recording.arrays
     for micro in recording.micros:
         batch = micro_batch(arrays, micro, recording.store)
-        logp, entropy, _, _ = step.score(model, params, batch, temperature=config.rollout.temperature)
+        logp, entropy, _, _ = step.score(
+            model, params, batch, temperature=config.rollout.temperature
+        )
         real = micro.rows >= 0
         for target, values in ((arrays.old_logp, logp), (arrays.old_entropy, entropy)):
             target[micro.rows[real], : micro.length] = np.asarray(values)[real]
 
 
-def update(config: RunConfig, model: Transformer, state: TrainState, recording: Recording, number: int) -> TrainState:
+def update(
+    config: RunConfig, model: Transformer, state: TrainState, recording: Recording, number: int
+) -> TrainState:
     """Update `number` (from 0) of the recorded rollout, with R3."""
     arrays, rl = recording.arrays, config.rl
     size = len(arrays.lengths) // rl.updates_per_rollout
     rows = slice(number * size, (number + 1) * size)
     groups = rl.prompts_per_step // rl.updates_per_rollout
     prepared, _ = step.prepare(
-        arrays.mask[rows], arrays.old_entropy[rows], arrays.reward[rows], arrays.known[rows], arrays.group[rows] - number * groups,
-        n_groups=groups, config=rl, right_at=config.rewards.right_at, wrong_at=config.rewards.wrong_at,
-        max_new_tokens=config.rollout.max_new_tokens, repetition=arrays.repetition[rows], old_logp=arrays.old_logp[rows],
+        arrays.mask[rows],
+        arrays.old_entropy[rows],
+        arrays.reward[rows],
+        arrays.known[rows],
+        arrays.group[rows] - number * groups,
+        n_groups=groups,
+        config=rl,
+        right_at=config.rewards.right_at,
+        wrong_at=config.rewards.wrong_at,
+        max_new_tokens=config.rollout.max_new_tokens,
+        repetition=arrays.repetition[rows],
+        old_logp=arrays.old_logp[rows],
         rollout_logp=arrays.rollout_logp[rows],
-    )  # fmt: skip
+    )
     prepared, total = jax.device_get(prepared), None
     for micro in recording.plans[number]:
         batch = micro_batch(arrays, micro, recording.store, prepared, rows.start)
         share = jnp.float32(batch.mask.sum() / max(prepared.mask.sum(), 1))
-        grads, _ = step.gradients(model, state.params, batch, share, config=rl, temperature=config.rollout.temperature)
+        grads, _ = step.gradients(
+            model, state.params, batch, share, config=rl, temperature=config.rollout.temperature
+        )
         total = step.add(total, grads)
     return step.apply(state, total, config=rl.optim, total_steps=rl.updates_per_rollout)[0]
 
@@ -179,7 +240,10 @@ def update(config: RunConfig, model: Transformer, state: TrainState, recording: 
 def measure(config: RunConfig, params: Any, recording: Recording) -> list[dict[str, Any]]:
     """The points of one precision: after each of UPDATES, for off, R2 and R3."""
     arrays, temperature = recording.arrays, config.rollout.temperature
-    model, sampler = (Transformer(config.model, compute, known=recording.known) for compute in (config.compute, config.rollout_compute))
+    model, sampler = (
+        Transformer(config.model, compute, known=recording.known)
+        for compute in (config.compute, config.rollout_compute)
+    )
     fix_old(config, model, params, recording)
     state = optim.init_state(params, config.rl.optim, config.rl.updates_per_rollout)
     routes, first, points = {"off": None, "R2": None, "R3": recording.store}, {}, []
@@ -188,29 +252,52 @@ def measure(config: RunConfig, params: Any, recording: Recording) -> list[dict[s
             low = emulate(state.params, config.rollout.quantize, config.rollout_compute.dtype)
             sampled, _, _ = whole_pass(sampler, low, recording, None, temperature)
             for mode in ("off", "R2", "R3"):
-                if mode == "R2" and not updates:  # recorded while routing live: the same pass as off, whose routes are R2's from now on
+                # recorded while routing live: the same pass as off, whose routes are R2's from now
+                # on
+                if mode == "R2" and not updates:
                     points.append({**points[-1], "mode": "R2", "flip_frac": 0.0})
                     first["R2"] = first["off"]
                     continue
-                logp, used, flips = whole_pass(model, state.params, recording, routes[mode], temperature)
+                logp, used, flips = whole_pass(
+                    model, state.params, recording, routes[mode], temperature
+                )
                 first.setdefault(mode, logp)
-                point = {"updates": updates, "mode": mode, "distance": distance(state.params, params), "flip_frac": flips}
+                point = {
+                    "updates": updates,
+                    "mode": mode,
+                    "distance": distance(state.params, params),
+                    "flip_frac": flips,
+                }
                 if mode == "off":
-                    point["flip_frac"], point["flip_any_frac"] = flips_between(used, recording.store)
+                    point["flip_frac"], point["flip_any_frac"] = flips_between(
+                        used, recording.store
+                    )
                     routes["R2"] = used if not updates else routes["R2"]
-                point |= {"now": gap(logp, sampled, arrays.mask), "recorded": gap(logp, arrays.rollout_logp, arrays.mask)}
-                points.append({**point, "drift": gap(logp, first[mode], arrays.mask)["logp_abs_diff"]})
+                point |= {
+                    "now": gap(logp, sampled, arrays.mask),
+                    "recorded": gap(logp, arrays.rollout_logp, arrays.mask),
+                }
+                points.append(
+                    {**point, "drift": gap(logp, first[mode], arrays.mask)["logp_abs_diff"]}
+                )
         if updates < max(UPDATES):
             state = update(config, model, state, recording, updates)
     return points
 
 
 def cause_rows() -> list[tuple[str, tuple[str, ...], str]]:
-    """(name, parts of the sampler in float32, whose rounding of weights is taken away: none, router, all)."""
+    """(name, parts of the sampler in float32, whose rounding of weights is taken away: none,
+    router, all).
+    """
     rows = [("all in bfloat16", (), "none"), ("weights in float32", (), "all")]
     rows += [(f"{part} in float32", (part,), "none") for part in PARTS]
-    rows += [("gate and router's weights in float32", ("gate",), "router"), ("only the weights in bfloat16", PARTS, "none")]
-    rows += [(f"only {part} in bfloat16", tuple(p for p in PARTS if p != part), "all") for part in PARTS]
+    rows += [
+        ("gate and router's weights in float32", ("gate",), "router"),
+        ("only the weights in bfloat16", PARTS, "none"),
+    ]
+    rows += [
+        (f"only {part} in bfloat16", tuple(p for p in PARTS if p != part), "all") for part in PARTS
+    ]
     return [*rows, ("nothing in bfloat16", PARTS, "all")]
 
 
@@ -225,7 +312,9 @@ def round_weights(params: Any, which: str) -> Any:
 
 
 def causes(config: RunConfig, params: Any, recording: Recording) -> list[dict[str, Any]]:
-    """For each row of `cause_rows`: the gap of live and of replayed training to that sampler, and how many (token, layer) it routes otherwise."""
+    """For each row of `cause_rows`: the gap of live and of replayed training to that sampler, and
+    how many (token, layer) it routes otherwise.
+    """
     mask, temperature = recording.arrays.mask, config.rollout.temperature
     model, points, live = Transformer(config.model, config.compute, known=recording.known), [], {}
     for name, parts, exact in cause_rows():
@@ -234,11 +323,26 @@ def causes(config: RunConfig, params: Any, recording: Recording) -> list[dict[st
             live[exact] = whole_pass(model, trained, recording, None, temperature)
         compute = dataclasses.replace(config.rollout_compute, float32_parts=parts)
         sampler = Transformer(config.model, compute, known=recording.known)
-        sampled, routes, _ = whole_pass(sampler, emulate(params, "off", config.rollout_compute.dtype), recording, None, temperature)
+        sampled, routes, _ = whole_pass(
+            sampler,
+            emulate(params, "off", config.rollout_compute.dtype),
+            recording,
+            None,
+            temperature,
+        )
         replayed, _, _ = whole_pass(model, trained, recording, routes, temperature)
         flips, _ = flips_between(live[exact][1], routes)
         off, r3 = gap(live[exact][0], sampled, mask), gap(replayed, sampled, mask)
-        points.append({"cause": name, "float32_parts": parts, "weights_equal": exact, "off": off, "R3": r3, "flip_frac": flips})
+        points.append(
+            {
+                "cause": name,
+                "float32_parts": parts,
+                "weights_equal": exact,
+                "off": off,
+                "R3": r3,
+                "flip_frac": flips,
+            }
+        )
     return points
 
 
@@ -254,7 +358,9 @@ class Runs:
         config = self.setup.cold_start(seed, self.out)
         if run_sft(config)["stopped"]:
             raise SystemExit("stopped on request: the same command continues")
-        return init_or_load(dataclasses.replace(config, init_from=config.run_dir), jax.random.key(0))
+        return init_or_load(
+            dataclasses.replace(config, init_from=config.run_dir), jax.random.key(0)
+        )
 
     def _recorded(self, quantize: str, seed: int) -> Recording:
         return record(self.setup.replay("bf16", quantize, seed), self.trained(seed))
@@ -273,7 +379,10 @@ class Runs:
         recording, params = self.recorded(config.rollout.quantize, seed), self.trained(seed)
         work: Callable = causes if variant == "causes" else measure
         arrays = recording.arrays
-        facts = {"response_tokens": int(arrays.mask.sum()), "reward_mean": float(arrays.reward.mean())}
+        facts = {
+            "response_tokens": int(arrays.mask.sum()),
+            "reward_mean": float(arrays.reward.mean()),
+        }
         return {**facts, "points": work(config, params, recording)}
 
     def _curve(self, config: RunConfig) -> dict[str, Any]:
@@ -287,19 +396,40 @@ class Runs:
         if result["stopped"]:
             raise SystemExit("stopped on request: the same command continues")
         series = read_metrics(Path(config.run_dir) / "metrics.jsonl", "rl")
-        names = ("reward/mean", "mismatch/logp_abs_diff", "mismatch/kl_k3", "mismatch/extreme_frac", "replay/flip_frac", "entropy_nats", "grad_norm")
+        names = (
+            "reward/mean",
+            "mismatch/logp_abs_diff",
+            "mismatch/kl_k3",
+            "mismatch/extreme_frac",
+            "replay/flip_frac",
+            "entropy_nats",
+            "grad_norm",
+        )
         curves = {name: [float(x) for x in series[name][1]] for name in names if name in series}
-        return {"curves": curves, "avg_at_k": result["evaluation"].avg_at_k, "greedy": result["evaluation"].greedy}
+        return {
+            "curves": curves,
+            "avg_at_k": result["evaluation"].avg_at_k,
+            "greedy": result["evaluation"].greedy,
+        }
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
-    parser = rl_runs.parser(__doc__, "router_replay", cold_starts=True, seeds=(0, 1, 2), variants=VARIANTS)
+    parser = rl_runs.parser(
+        __doc__, "router_replay", cold_starts=True, seeds=(0, 1, 2), variants=VARIANTS
+    )
     args = parser.parse_args(argv)
     out = Path(args.out)
-    runs, path = Runs(smoke() if args.smoke else full(), out, None if args.smoke else Path(args.cold_starts)), out / "router_replay.jsonl"
+    runs, path = (
+        Runs(
+            smoke() if args.smoke else full(), out, None if args.smoke else Path(args.cold_starts)
+        ),
+        out / "router_replay.jsonl",
+    )
     done = {(row["variant"], row["seed"], row["config"]) for row in experiments.finished(path)}
-    chosen = [(seed, variant) for seed in args.seeds for variant in VARIANTS if variant in args.only]
+    chosen = [
+        (seed, variant) for seed in args.seeds for variant in VARIANTS if variant in args.only
+    ]
     for seed, variant in sorted(chosen, key=lambda run: run[1].startswith("curve_")):
         key = variant, seed, experiments.config_hash(runs.config(variant, seed))
         if key in done:
@@ -308,8 +438,13 @@ def main(argv: list[str] | None = None) -> None:
         started = time.perf_counter()
         found = runs.run(variant, seed)
         experiments.forget_compiled()
-        row = dict(zip(("variant", "seed", "config"), key, strict=True)) | {"commit": experiments.commit(), "smoke": args.smoke}
-        experiments.append(path, {**row, "seconds": round(time.perf_counter() - started, 1), **found})
+        row = dict(zip(("variant", "seed", "config"), key, strict=True)) | {
+            "commit": experiments.commit(),
+            "smoke": args.smoke,
+        }
+        experiments.append(
+            path, {**row, "seconds": round(time.perf_counter() - started, 1), **found}
+        )
         print(f"{variant}, seed {seed}: {time.perf_counter() - started:.0f} s", flush=True)
     write_report(experiments.finished(path), out)
 

@@ -1,4 +1,6 @@
-"""Settings of the router replay experiment: the full one, and one of toy sizes that shows that it runs."""
+"""Settings of the router replay experiment: the full one, and one of toy sizes that shows that it
+runs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compass_jax.cli import load_config
-from compass_jax.config import CorrectionConfig, MoEConfig, OptimConfig, RLConfig, RolloutConfig, RunConfig
+from compass_jax.config import (
+    CorrectionConfig,
+    MoEConfig,
+    OptimConfig,
+    RLConfig,
+    RolloutConfig,
+    RunConfig,
+)
 
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -20,41 +29,73 @@ class Setup:
     small: RunConfig
 
     def cold_start(self, seed: int, out: Path) -> RunConfig:
-        """SFT of the deep model; settings that it does not use are the defaults, so that changing them leaves it valid."""
-        return dataclasses.replace(self.deep, seed=seed, run_dir=str(out / f"sft_seed{seed}"), rl=RLConfig(), rollout=RolloutConfig())
+        """SFT of the deep model; settings that it does not use are the defaults, so that changing
+        them leaves it valid.
+        """
+        return dataclasses.replace(
+            self.deep,
+            seed=seed,
+            run_dir=str(out / f"sft_seed{seed}"),
+            rl=RLConfig(),
+            rollout=RolloutConfig(),
+        )
 
     def curve_cold_start(self, out: Path) -> RunConfig:
-        """SFT of the smoke version's small model, one for all its curves; the full one takes the cold start that experiments share."""
-        return dataclasses.replace(self.small, run_dir=str(out / "sft_curves"), rl=RLConfig(), rollout=RolloutConfig())
+        """SFT of the smoke version's small model, one for all its curves; the full one takes the
+        cold start that experiments share.
+        """
+        return dataclasses.replace(
+            self.small, run_dir=str(out / "sft_curves"), rl=RLConfig(), rollout=RolloutConfig()
+        )
 
     def replay(self, variant: str, quantize: str, seed: int) -> RunConfig:
-        """Sampling in bfloat16, with 8-bit weights where `quantize` says so, and eight updates; `bf16_slow` has a tenth of the learning rate."""
+        """Sampling in bfloat16, with 8-bit weights where `quantize` says so, and eight updates;
+        `bf16_slow` has a tenth of the learning rate.
+        """
         config = self.deep
         rate = config.rl.optim.learning_rate * (0.1 if variant == "bf16_slow" else 1.0)
-        rl = dataclasses.replace(config.rl, optim=dataclasses.replace(config.rl.optim, learning_rate=rate))
+        rl = dataclasses.replace(
+            config.rl, optim=dataclasses.replace(config.rl.optim, learning_rate=rate)
+        )
         name = f"{config.name}_causes" if variant == "causes" else config.name
         rollout = dataclasses.replace(config.rollout, dtype="bfloat16", quantize=quantize)
-        return dataclasses.replace(config, name=name, seed=seed, rl=rl, rollout=rollout).validate_for_rl()
+        return dataclasses.replace(
+            config, name=name, seed=seed, rl=rl, rollout=rollout
+        ).validate_for_rl()
 
     def curve(self, replay: str, seed: int, out: Path) -> RunConfig:
-        """RL with or without replay, bfloat16 rollout, no correction: what is seen is the mismatch itself."""
+        """RL with or without replay, bfloat16 rollout, no correction: what is seen is the mismatch
+        itself.
+        """
         config, folder = self.small, str(out / f"rl_{replay}_seed{seed}")
         return dataclasses.replace(
-            config, seed=seed, run_dir=folder, init_from=str(out / "sft_curves"), rl=dataclasses.replace(config.rl, replay=replay),
+            config,
+            seed=seed,
+            run_dir=folder,
+            init_from=str(out / "sft_curves"),
+            rl=dataclasses.replace(config.rl, replay=replay),
             rollout=dataclasses.replace(config.rollout, dtype="bfloat16"),
-        )  # fmt: skip
+        )
 
 
 def full() -> Setup:
-    """configs/router_replay_cpu.py; and configs/tiny_reasoning_cpu.py with eight updates of a rollout, at a third of its learning rate for them."""
+    """configs/router_replay_cpu.py; and configs/tiny_reasoning_cpu.py with eight updates of a
+    rollout, at a third of its learning rate for them.
+    """
     small = load_config(str(_CONFIGS / "tiny_reasoning_cpu.py"))
     small = dataclasses.replace(
-        small, name="router_replay_curves", data=dataclasses.replace(small.data, eval_prompts=104),
+        small,
+        name="router_replay_curves",
+        data=dataclasses.replace(small.data, eval_prompts=104),
         rl=dataclasses.replace(
-            small.rl, steps=16, updates_per_rollout=8, save_every=8, correction=CorrectionConfig(),
+            small.rl,
+            steps=16,
+            updates_per_rollout=8,
+            save_every=8,
+            correction=CorrectionConfig(),
             optim=OptimConfig(learning_rate=1e-4, warmup_steps=2),
         ),
-    )  # fmt: skip
+    )
     return Setup(load_config(str(_CONFIGS / "router_replay_cpu.py")), small)
 
 
@@ -63,14 +104,29 @@ def smoke() -> Setup:
     setup = full()
     deep, small = (
         dataclasses.replace(
-            config, model=dataclasses.replace(config.model, hidden=32, layers=2, head_dim=8, ffn=32, moe=MoEConfig(experts=8, top_k=2, ffn=16)),
-            data=dataclasses.replace(config.data, eval_prompts=4), rollout=dataclasses.replace(config.rollout, slots=16, max_new_tokens=8),
-            sft=dataclasses.replace(config.sft, steps=2, batch=8), evaluation=dataclasses.replace(config.evaluation, k=1),
+            config,
+            model=dataclasses.replace(
+                config.model,
+                hidden=32,
+                layers=2,
+                head_dim=8,
+                ffn=32,
+                moe=MoEConfig(experts=8, top_k=2, ffn=16),
+            ),
+            data=dataclasses.replace(config.data, eval_prompts=4),
+            rollout=dataclasses.replace(config.rollout, slots=16, max_new_tokens=8),
+            sft=dataclasses.replace(config.sft, steps=2, batch=8),
+            evaluation=dataclasses.replace(config.evaluation, k=1),
         )
         for config in (setup.deep, setup.small)
-    )  # fmt: skip
+    )
     deep, small = (
-        dataclasses.replace(config, rl=dataclasses.replace(config.rl, steps=2, prompts_per_step=8, group_size=2, buckets=(56,)))
+        dataclasses.replace(
+            config,
+            rl=dataclasses.replace(
+                config.rl, steps=2, prompts_per_step=8, group_size=2, buckets=(56,)
+            ),
+        )
         for config in (deep, small)
     )
     return Setup(deep, small)

@@ -1,9 +1,13 @@
-"""Whether two versions of the code train alike, bit for bit: short runs of every kind, recorded and compared.
+"""Whether two versions of the code train alike, bit for bit: short runs of every kind, recorded and
+compared.
 
-    python -m benchmarks.same_metrics record DIR             two steps of each kind of run; --demo: `compass demo` too
-    python -m benchmarks.same_metrics compare BEFORE AFTER   every metric but times and rates, and every sample
+    python -m benchmarks.same_metrics record DIR             two steps of each kind of run; --demo:
+        `compass demo` too
+    python -m benchmarks.same_metrics compare BEFORE AFTER   every metric but times and rates, and
+        every sample
 
-Both versions must run on one machine, since a processor's matrix products are its own. Exit status 1 where anything differs.
+Both versions must run on one machine, since a processor's matrix products are its own. Exit status
+1 where anything differs.
 """
 
 from __future__ import annotations
@@ -17,42 +21,86 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 os.environ.setdefault("PJRT_NPROC", "64")
 
 TESTS = Path(__file__).parent.parent / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "train")]  # and the reward workers' path, which they inherit
+# and the reward workers' path, which they inherit
+sys.path[:0] = [str(TESTS), str(TESTS / "train")]
 os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
 
 
 def variants() -> dict[str, dict[str, Any]]:
     """What each run has of its own: fields of RLConfig, and under "run" those of RunConfig."""
-    from compass_jax.config import CorrectionConfig, MeshConfig, ObjectiveConfig, ShapingConfig, ZeroVarianceConfig
+    from compass_jax.config import (
+        CorrectionConfig,
+        MeshConfig,
+        ObjectiveConfig,
+        ShapingConfig,
+        ZeroVarianceConfig,
+    )
 
     tis, rollout = CorrectionConfig("tis"), {"slots": 6}
-    dynamic = ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True, dynamic_batch=2, dynamic_rounds=3)
+    dynamic = ZeroVarianceConfig(
+        rl_zvp=False, dynamic_sampling=True, dynamic_batch=2, dynamic_rounds=3
+    )
     shaping = ShapingConfig(length_penalty=0.05, repetition_penalty=0.02, repetition_ngram=2)
     return {
         "plain": {},
-        "growth": {"zero_variance": ZeroVarianceConfig(select=True, grow_to=12), "shaping": shaping, "correction": tis},
-        "growth_hotter": {"zero_variance": ZeroVarianceConfig(grow_to=12, grow_temperature=2.0), "correction": tis},
+        "growth": {
+            "zero_variance": ZeroVarianceConfig(select=True, grow_to=12),
+            "shaping": shaping,
+            "correction": tis,
+        },
+        "growth_hotter": {
+            "zero_variance": ZeroVarianceConfig(grow_to=12, grow_temperature=2.0),
+            "correction": tis,
+        },
         "dynamic": {"zero_variance": dynamic},
         "dynamic_growth": {"zero_variance": dataclasses.replace(dynamic, grow_to=8)},
         "partial": {"partial_prompts": 3, "correction": tis, "steps": 3, "rollout": rollout},
-        "partial_off": {"partial_prompts": 3, "correction": tis, "steps": 3, "one_step_off": True, "rollout": rollout},
+        "partial_off": {
+            "partial_prompts": 3,
+            "correction": tis,
+            "steps": 3,
+            "one_step_off": True,
+            "rollout": rollout,
+        },
         "one_step_off": {"one_step_off": True, "correction": tis, "steps": 3},
-        "dynamic_off": {"one_step_off": True, "correction": tis, "steps": 3, "zero_variance": dynamic},
+        "dynamic_off": {
+            "one_step_off": True,
+            "correction": tis,
+            "steps": 3,
+            "zero_variance": dynamic,
+        },
         "r2": {"replay": "R2", "updates_per_rollout": 2},
-        "off": {"replay": "off", "objective": ObjectiveConfig("grpo", kl_coef=0.1), "updates_per_rollout": 2, "epochs": 2},
+        "off": {
+            "replay": "off",
+            "objective": ObjectiveConfig("grpo", kl_coef=0.1),
+            "updates_per_rollout": 2,
+            "epochs": 2,
+        },
         "gspo": {"objective": ObjectiveConfig("gspo"), "updates_per_rollout": 2},
         "eight_bit": {"correction": tis, "rollout": {"quantize": "int8"}},
         "pages": {"rollout": {"cache_pages": 40, "page_tokens": 8}},
-        "mesh": {"run": {"mesh": MeshConfig(fsdp=2, expert=2, tensor=2)}, "objective": ObjectiveConfig("grpo")},
-        "apart": {
-            "one_step_off": True, "correction": tis, "steps": 3, "objective": ObjectiveConfig("grpo"),
-            "run": {"mesh": MeshConfig(fsdp=4), "rollout_mesh": MeshConfig(expert=2, tensor=2), "rollout_apart": True},
+        "mesh": {
+            "run": {"mesh": MeshConfig(fsdp=2, expert=2, tensor=2)},
+            "objective": ObjectiveConfig("grpo"),
         },
-    }  # fmt: skip
+        "apart": {
+            "one_step_off": True,
+            "correction": tis,
+            "steps": 3,
+            "objective": ObjectiveConfig("grpo"),
+            "run": {
+                "mesh": MeshConfig(fsdp=4),
+                "rollout_mesh": MeshConfig(expert=2, tensor=2),
+                "rollout_apart": True,
+            },
+        },
+    }
 
 
 def configured(directory: Path, rl: dict[str, Any]):
@@ -61,7 +109,13 @@ def configured(directory: Path, rl: dict[str, Any]):
 
     config, rl = tiny_run(), dict(rl)
     run, rollout = rl.pop("run", {}), dataclasses.replace(config.rollout, **rl.pop("rollout", {}))
-    return dataclasses.replace(config, run_dir=str(directory), rollout=rollout, rl=dataclasses.replace(config.rl, **rl), **run)
+    return dataclasses.replace(
+        config,
+        run_dir=str(directory),
+        rollout=rollout,
+        rl=dataclasses.replace(config.rl, **rl),
+        **run,
+    )
 
 
 def record(out: Path, demo: bool, only: list[str]) -> None:
@@ -115,7 +169,11 @@ def compare(before: Path, after: Path) -> int:
         print(f"{log}: differs, {len(one)} and {len(two)} lines")
         for a, b in zip(one, two):
             names = {**a.get("metrics", {}), **b.get("metrics", {})}
-            found = [f"{n}: {a['metrics'].get(n)} {b['metrics'].get(n)}" for n in names if a["metrics"].get(n) != b["metrics"].get(n)]
+            found = [
+                f"{n}: {a['metrics'].get(n)} {b['metrics'].get(n)}"
+                for n in names
+                if a["metrics"].get(n) != b["metrics"].get(n)
+            ]
             if a != b:
                 print(f"  step {a.get('step')}: {found[:5] or 'a sample'}")
                 break
@@ -123,7 +181,9 @@ def compare(before: Path, after: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("action", choices=("record", "compare"))
     parser.add_argument("directories", nargs="+", type=Path)
     parser.add_argument("--demo", action="store_true")

@@ -1,16 +1,21 @@
-"""How many of 1,024 sequences come out otherwise when the same requests run in another order, on other slots, or are preempted.
+"""How many of 1,024 sequences come out otherwise when the same requests run in another order, on
+other slots, or are preempted.
 
     python -m benchmarks.same_tokens [--weights DIR] [--cold-starts runs/cold_starts] [--smoke]
 
-128 training prompts of the demo, 8 samples each, from its cold start (or the run directory --weights), in float32, bfloat16, and with 8-bit
-weights on top of bfloat16. Draws belong to requests, so in exact arithmetic all of them would be equal. Against the run in order on 128 slots:
+128 training prompts of the demo, 8 samples each, from its cold start (or the run directory
+--weights), in float32, bfloat16, and with 8-bit weights on top of bfloat16. Draws belong to
+requests, so in exact arithmetic all of them would be equal. Against the run in order on 128 slots:
     again            the same once more
     other order      prompts shuffled
-    64 slots         other shapes, other programs: sums are rounded otherwise, and a draw between two nearly equal tokens may fall otherwise
-    few pages        a cache of an eighth of the pages, of 4 tokens each: samples are preempted, and go on with their own routes
+    64 slots         other shapes, other programs: sums are rounded otherwise, and a draw between
+                     two nearly equal tokens may fall otherwise
+    few pages        a cache of an eighth of the pages, of 4 tokens each: samples are preempted, and
+                     go on with their own routes
     few pages, live  the same without recorded routes
-`first` is the median position in the response of the first other token; `gap` the median distance, at that position, of the two log-probs of the
-token before it (in float32 a few rounding errors), of sequences whose first token is the same.
+`first` is the median position in the response of the first other token; `gap` the median distance,
+at that position, of the two log-probs of the token before it (in float32 a few rounding errors), of
+sequences whose first token is the same.
 """
 
 from __future__ import annotations
@@ -33,22 +38,36 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
 
 PRECISIONS = {
-    "float32": {}, "bfloat16": {"dtype": "bfloat16"}, "int8": {"dtype": "bfloat16", "quantize": "int8"},
+    "float32": {},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantize": "int8"},
     "e4m3": {"dtype": "bfloat16", "quantize": "e4m3"},
-}  # fmt: skip
+}
 SAMPLES = 8
 
 
-def collect(config: RunConfig, weights: str, prompts: list[Any], keep_routing: bool = True) -> tuple[dict[tuple[int, int], Rollout], int]:
+def collect(
+    config: RunConfig, weights: str, prompts: list[Any], keep_routing: bool = True
+) -> tuple[dict[tuple[int, int], Rollout], int]:
     """((prompt id, sample) -> rollout, times that a sample was preempted)."""
     engine, decode, tokenizer = decoder_of(config, weights)
-    engine = Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id, known=tokenizer.vocab_size)
-    collection = Collection(engine, decode, prompts, SAMPLES, Purpose.TRAIN, config.seed, keep_routing=keep_routing)
+    engine = Engine(
+        config.model,
+        config.rollout_compute,
+        config.rollout,
+        tokenizer.eos_id,
+        known=tokenizer.vocab_size,
+    )
+    collection = Collection(
+        engine, decode, prompts, SAMPLES, Purpose.TRAIN, config.seed, keep_routing=keep_routing
+    )
     found = {(r.prompt.id, r.sample): r for r in collection}
     return found, collection.stats.preempted
 
 
-def compare(base: dict[tuple[int, int], Rollout], other: dict[tuple[int, int], Rollout]) -> dict[str, float]:
+def compare(
+    base: dict[tuple[int, int], Rollout], other: dict[tuple[int, int], Rollout]
+) -> dict[str, float]:
     """How many sequences differ, and where they begin to."""
     first, gaps = [], []
     for key, a in base.items():
@@ -77,13 +96,20 @@ def measure(config: RunConfig, weights: str, prompts: list[Any]) -> list[dict[st
 
     shuffled = [prompts[i] for i in np.random.default_rng(0).permutation(len(prompts))]
     few = with_rollout(page_tokens=4, tokens_per_call=4)
-    few = dataclasses.replace(few, rollout=dataclasses.replace(few.rollout, cache_pages=rollout.slots * few.rollout.pages_per_slot // 8))
+    few = dataclasses.replace(
+        few,
+        rollout=dataclasses.replace(
+            few.rollout, cache_pages=rollout.slots * few.rollout.pages_per_slot // 8
+        ),
+    )
     base, _ = collect(config, weights, prompts)
     runs = {
-        "again": (config, prompts, True), "other order": (config, shuffled, True),
+        "again": (config, prompts, True),
+        "other order": (config, shuffled, True),
         "64 slots": (with_rollout(slots=rollout.slots // 2), prompts, True),
-        "few pages": (few, prompts, True), "few pages, live": (few, prompts, False),
-    }  # fmt: skip
+        "few pages": (few, prompts, True),
+        "few pages, live": (few, prompts, False),
+    }
     rows = []
     for name, (changed, asked, keep_routing) in runs.items():
         found, preempted = collect(changed, weights, asked, keep_routing)
@@ -96,29 +122,61 @@ def main(argv: list[str] | None = None) -> None:
     if argv is None:
         tune_allocator("benchmarks.same_tokens")
     parser = rl_runs.parser(__doc__, cold_starts=True)
-    parser.add_argument("--weights", default="", help="a run directory, checkpoint or Hugging Face folder (default: the demo's cold start)")
+    parser.add_argument(
+        "--weights",
+        default="",
+        help="a run directory, checkpoint or Hugging Face folder (default: the demo's cold start)",
+    )
     args = parser.parse_args(argv)
     config = load_config(str(rl_runs.CONFIG))
     weights = args.weights or ("" if args.smoke else rl_runs.cold_start(0, Path(args.cold_starts)))
     if args.smoke:
-        config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, slots=8, max_new_tokens=16))
+        config = dataclasses.replace(
+            config, rollout=dataclasses.replace(config.rollout, slots=8, max_new_tokens=16)
+        )
     rows = []
     for precision, changes in PRECISIONS.items():
         here = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, **changes))
         _, _, tokenizer = decoder_of(here, weights)
         prompts = train_prompts(here.data, tokenizer, here.seed)
-        chosen = np.random.default_rng(here.seed).permutation(len(prompts))[: 4 if args.smoke else 128]
-        rows += [{"precision": precision, **row} for row in measure(here, weights, [prompts[i] for i in chosen])]
+        chosen = np.random.default_rng(here.seed).permutation(len(prompts))[
+            : 4 if args.smoke else 128
+        ]
+        rows += [
+            {"precision": precision, **row}
+            for row in measure(here, weights, [prompts[i] for i in chosen])
+        ]
     print(report(rows))
     rows = [{key: None if value != value else value for key, value in row.items()} for row in rows]
-    print(json.dumps({"benchmark": "same_tokens", "smoke": args.smoke, "rows": rows, "commit": experiments.commit()}), flush=True)
+    print(
+        json.dumps(
+            {
+                "benchmark": "same_tokens",
+                "smoke": args.smoke,
+                "rows": rows,
+                "commit": experiments.commit(),
+            }
+        ),
+        flush=True,
+    )
 
 
 def report(rows: list[dict[str, Any]]) -> str:
     """The table in Markdown."""
-    lines = ["| precision | run | sequences | differ | first | gap, nats | preempted |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| precision | run | sequences | differ | first | gap, nats | preempted |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
-        cells = [row["precision"], row["run"], row["sequences"], row["differ"], f"{row['first']:.0f}", f"{row['gap']:.1e}", row["preempted"]]
+        cells = [
+            row["precision"],
+            row["run"],
+            row["sequences"],
+            row["differ"],
+            f"{row['first']:.0f}",
+            f"{row['gap']:.1e}",
+            row["preempted"],
+        ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
 

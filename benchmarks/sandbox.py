@@ -1,10 +1,12 @@
-"""What a check of an answer costs, through the whole path (submit -> collect), and what share of the demo's time that is.
+"""What a check of an answer costs, through the whole path (submit -> collect), and what share of
+the demo's time that is.
 
     python -m benchmarks.sandbox [--checks 400] [--demo-checks 30000] [--demo-s 780]
 
-Each kind of check three times: in place (the verifier alone, called in a loop), in a worker without guards ("off"), and behind
-all guards that this machine has ("auto"). Seconds of processor are those of all processes, without imports; checks a second
-and core are their inverse. Checks that need no child are repeated CHEAP times as often. Prints a table and ends with one line of JSON.
+Each kind of check three times: in place (the verifier alone, called in a loop), in a worker without
+guards ("off"), and behind all guards that this machine has ("auto"). Seconds of processor are those
+of all processes, without imports; checks a second and core are their inverse. Checks that need no
+child are repeated CHEAP times as often. Prints a table and ends with one line of JSON.
 """
 
 from __future__ import annotations
@@ -30,9 +32,14 @@ Rows = list[tuple[Prompt, str]]
 
 
 def processor_s(worker: int) -> float:
-    """Seconds of processor of this process, and of a worker's processes with all their children that have ended."""
+    """Seconds of processor of this process, and of a worker's processes with all their children
+    that have ended.
+    """
     children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
-    fields = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in (str(worker), *children)]
+    fields = [
+        Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        for pid in (str(worker), *children)
+    ]
     ticks = sum(int(one[n]) for one in fields for n in (11, 12, 13, 14))
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
@@ -48,8 +55,12 @@ def procedural(source: ProceduralSource) -> Callable[[int], Rows]:
         entries = distinct_entries(source, 0)
         picked = [entries[n % len(entries)] for n in range(count)]
         wrong = ["", " + 1"]
-        answers = [f"<answer>{entry['answer']}{wrong[n % 2]}</answer>" for n, entry in enumerate(picked)]
-        prompts = [_prompt(n, entry["answer"], encode_item(entry)) for n, entry in enumerate(picked)]
+        answers = [
+            f"<answer>{entry['answer']}{wrong[n % 2]}</answer>" for n, entry in enumerate(picked)
+        ]
+        prompts = [
+            _prompt(n, entry["answer"], encode_item(entry)) for n, entry in enumerate(picked)
+        ]
         return list(zip(prompts, answers, strict=True))
 
     return rows
@@ -63,7 +74,13 @@ def numbers(count: int) -> Rows:
 def algebra(count: int) -> Rows:
     """Expressions that need math-verify, half of them wrong."""
     answer = "<answer>\\frac{{{}}}{{3}} + \\sqrt{{2}}</answer>"
-    return [(_prompt(n, f"\\frac{{{n}}}{{3}} + \\sqrt{{2}}"), answer.format(2 * n + 2 * (n % 2)).replace("{3}", "{6}", 1)) for n in range(count)]
+    return [
+        (
+            _prompt(n, f"\\frac{{{n}}}{{3}} + \\sqrt{{2}}"),
+            answer.format(2 * n + 2 * (n % 2)).replace("{3}", "{6}", 1),
+        )
+        for n in range(count)
+    ]
 
 
 SUMS = ProceduralSource("chain_sum", (("min_terms", 3), ("max_terms", 3)), size=400)
@@ -97,7 +114,11 @@ def through_scorer(data: DataConfig, rows: Rows, verifier: str, mode: str) -> tu
 def in_place(data: DataConfig, rows: Rows, verifier: str) -> float:
     """Seconds of processor that the verifier alone takes, called here."""
     source = data.sources[0]
-    named = Check("reasoning_gym", source.dataset, source.options) if isinstance(source, ProceduralSource) else Check(verifier or "math")
+    named = (
+        Check("reasoning_gym", source.dataset, source.options)
+        if isinstance(source, ProceduralSource)
+        else Check(verifier or "math")
+    )
     check = build(named, "answer")
     start = time.process_time()
     for prompt, response in rows:
@@ -107,13 +128,23 @@ def in_place(data: DataConfig, rows: Rows, verifier: str) -> float:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--checks", type=int, default=400)
-    parser.add_argument("--demo-checks", type=int, default=30_000, help="answers that the demo scores: 48 steps of 512, two evaluations of 2,600")
+    parser.add_argument(
+        "--demo-checks",
+        type=int,
+        default=30_000,
+        help="answers that the demo scores: 48 steps of 512, two evaluations of 2,600",
+    )
     parser.add_argument("--demo-s", type=float, default=780.0, help="seconds that the demo takes")
     options = parser.parse_args()
     print(notice("auto"))
-    print("| check | in place, ms of processor | off, ms | auto, ms | auto, wall ms | auto, checks a second and core |")
+    print(
+        "| check | in place, ms of processor | off, ms | auto, ms | auto, wall ms | auto, checks a"
+        " second and core |"
+    )
     print("| --- | --- | --- | --- | --- | --- |")
     found = {}
     for name, (data, make, verifier) in KINDS.items():
@@ -121,12 +152,34 @@ def main() -> None:
         alone = in_place(data, rows, verifier)
         _, off = through_scorer(data, rows, verifier, "off")
         wall, auto = through_scorer(data, rows, verifier, "auto")
-        found[name] = {"in_place_s": alone, "off_s": off, "auto_s": auto, "auto_wall_s": wall, "checks_per_s_per_core": 1 / auto}
-        print(f"| {name} | {1e3 * alone:.2f} | {1e3 * off:.2f} | {1e3 * auto:.2f} | {1e3 * wall:.2f} | {1 / auto:.0f} |", flush=True)
+        found[name] = {
+            "in_place_s": alone,
+            "off_s": off,
+            "auto_s": auto,
+            "auto_wall_s": wall,
+            "checks_per_s_per_core": 1 / auto,
+        }
+        print(
+            f"| {name} | {1e3 * alone:.2f} | {1e3 * off:.2f} | {1e3 * auto:.2f} | {1e3 * wall:.2f}"
+            f" | {1 / auto:.0f} |",
+            flush=True,
+        )
     demo = found["sums (the demo's)"]["auto_s"] * options.demo_checks
     share = demo / options.demo_s
-    print(f"the demo: {options.demo_checks:,} checks cost {demo:.1f} s of processor, {share:.2%} of {options.demo_s:.0f} s")
-    print(json.dumps({"checks": found, "demo_checks": options.demo_checks, "demo_scoring_s": demo, "demo_share": share}))
+    print(
+        f"the demo: {options.demo_checks:,} checks cost {demo:.1f} s of processor, {share:.2%} of"
+        f" {options.demo_s:.0f} s"
+    )
+    print(
+        json.dumps(
+            {
+                "checks": found,
+                "demo_checks": options.demo_checks,
+                "demo_scoring_s": demo,
+                "demo_share": share,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Load on `compass serve --openai`: good clients of all kinds beside hostile ones, against a server process of its own.
+"""Load on `compass serve --openai`: good clients of all kinds beside hostile ones, against a server
+process of its own.
 
-A tiny random model is made and served. First a lone client asks every request of a catalogue. Then all good clients ask them
-together, in turns without and with the hostile clients. Every text of a good client must be the lone client's. Ends with one
-line of JSON.
+A tiny random model is made and served. First a lone client asks every request of a catalogue. Then
+all good clients ask them together, in turns without and with the hostile clients. Every text of a
+good client must be the lone client's. Ends with one line of JSON.
 
     python -m benchmarks.server_load --requests 10000
 """
@@ -45,7 +46,9 @@ class Found:
     wrong: int = 0
     failed: int = 0
     retried: int = 0
-    latency: dict[str, list[float]] = field(default_factory=lambda: {"alone": [], "quiet": [], "hostile": []})
+    latency: dict[str, list[float]] = field(
+        default_factory=lambda: {"alone": [], "quiet": [], "hostile": []}
+    )
 
 
 def catalogue() -> list[tuple[str, dict[str, Any]]]:
@@ -77,7 +80,9 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
     return found
 
 
-async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytes) -> tuple[int, bytes]:
+async def exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytes
+) -> tuple[int, bytes]:
     """(status, body) of one answer. ConnectionError where none came."""
     writer.write(sent)
     head = {}
@@ -104,14 +109,18 @@ def texts(body: bytes, streamed: bool) -> tuple[list[str], list[str]]:
         found = [json.loads(body)]
     for choice in (c for event in found for c in event["choices"]):
         index = choice["index"]
-        text = choice.get("text", (choice.get("delta") or choice.get("message") or {}).get("content"))
+        text = choice.get(
+            "text", (choice.get("delta") or choice.get("message") or {}).get("content")
+        )
         parts[index] = parts.get(index, "") + text
         ends[index] = choice["finish_reason"] or ends.get(index, "")
     return [parts[i] for i in sorted(parts)], [ends[i] for i in sorted(ends)]
 
 
 class Client:
-    """A good client: keeps its connection, and comes back where it is told to, or finds it closed."""
+    """A good client: keeps its connection, and comes back where it is told to, or finds it
+    closed.
+    """
 
     def __init__(self, host: str, port: int, found: Found):
         self.host = host
@@ -127,7 +136,9 @@ class Client:
             try:
                 if self._held is None:
                     self._held = contextlib.AsyncExitStack()
-                    self._connection = await self._held.enter_async_context(connected(self.host, self.port))
+                    self._connection = await self._held.enter_async_context(
+                        connected(self.host, self.port)
+                    )
                 status, answer = await exchange(*self._connection, sent)
                 if status == 200:
                     return texts(answer, body.get("stream", False))
@@ -146,7 +157,9 @@ class Client:
         self._held = None
 
 
-async def good(client: Client, todo: list[int], asks: Sequence, expected: Sequence, turn: str) -> None:
+async def good(
+    client: Client, todo: list[int], asks: Sequence, expected: Sequence, turn: str
+) -> None:
     """Asks what is left to do, one after the other, and compares."""
     while todo:
         number = todo.pop() % len(asks)
@@ -171,13 +184,23 @@ async def watch(host: str, port: int, seen: list[dict[str, float]]) -> None:
     while True:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             async with connected(host, port) as (reader, writer):
-                page = (await exchange(reader, writer, b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n"))[1].decode()
-                seen.append({name: float(re.search(rf"^{name} (\S+)$", page, re.M)[1]) for name in WATCHED})
+                page = (
+                    await exchange(
+                        reader, writer, b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n"
+                    )
+                )[1].decode()
+                seen.append(
+                    {name: float(re.search(rf"^{name} (\S+)$", page, re.M)[1]) for name in WATCHED}
+                )
         await asyncio.sleep(1)
 
 
-async def load(host: str, port: int, args: argparse.Namespace) -> tuple[Found, dict[str, int], dict[str, list]]:
-    """The lone client, then the turns. Returns what was found, the hostile attempts, and the metrics of each turn."""
+async def load(
+    host: str, port: int, args: argparse.Namespace
+) -> tuple[Found, dict[str, int], dict[str, list]]:
+    """The lone client, then the turns. Returns what was found, the hostile attempts, and the
+    metrics of each turn.
+    """
     found = Found()
     asks = catalogue()
     lone = Client(host, port, found)
@@ -193,7 +216,10 @@ async def load(host: str, port: int, args: argparse.Namespace) -> tuple[Found, d
     seen: dict[str, list] = {"quiet": [], "hostile": []}
     for turn in ("quiet", "hostile") * TURNS:
         bad = range(args.hostile if turn == "hostile" else 0)
-        others = [asyncio.ensure_future(for_ever(KINDS[i % len(KINDS)], host, port, i, counts)) for i in bad]
+        others = [
+            asyncio.ensure_future(for_ever(KINDS[i % len(KINDS)], host, port, i, counts))
+            for i in bad
+        ]
         others.append(asyncio.ensure_future(watch(host, port, seen[turn])))
         todo = list(range(args.requests // (2 * TURNS)))
         clients = [Client(host, port, found) for _ in range(args.clients - args.hostile)]
@@ -201,7 +227,11 @@ async def load(host: str, port: int, args: argparse.Namespace) -> tuple[Found, d
         began = time.monotonic()
         await asyncio.gather(*(good(client, todo, asks, expected, turn) for client in clients))
         took = time.monotonic() - began
-        print(f"{turn}: {took:.1f} s, {found.right} right so far, {found.retried} tries again; {seen[turn][-1:]}", flush=True)
+        print(
+            f"{turn}: {took:.1f} s, {found.right} right so far, {found.retried} tries again;"
+            f" {seen[turn][-1:]}",
+            flush=True,
+        )
         await end(others)
         await asyncio.sleep(1)
     return found, counts, seen
@@ -209,7 +239,9 @@ async def load(host: str, port: int, args: argparse.Namespace) -> tuple[Found, d
 
 async def stop(host: str, port: int, process: subprocess.Popen) -> float:
     """Seconds from SIGTERM to the process's end, while clients are at work and others are slow."""
-    tasks = [asyncio.ensure_future(for_ever(KINDS[i % len(KINDS)], host, port, i, {})) for i in range(24)]
+    tasks = [
+        asyncio.ensure_future(for_ever(KINDS[i % len(KINDS)], host, port, i, {})) for i in range(24)
+    ]
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(8):
             _, writer = await stack.enter_async_context(connected(host, port))
@@ -234,17 +266,49 @@ def make_model(folder: Path) -> None:
     from compass_jax.weights.hf import save_params
 
     model = ModelConfig(
-        family="qwen3_moe", vocab_size=384, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=32, rope_theta=100.0,
-        init_std=0.3, max_positions=256, moe=MoEConfig(experts=4, top_k=2, ffn=16),
-    )  # fmt: skip
+        family="qwen3_moe",
+        vocab_size=384,
+        hidden=32,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        ffn=32,
+        rope_theta=100.0,
+        init_std=0.3,
+        max_positions=256,
+        moe=MoEConfig(experts=4, top_k=2, ffn=16),
+    )
     params = init_params(model, ComputeConfig(), jax.random.key(3))
-    save_params(params, model, folder, "float32", tokenizer_from=ROOT / "configs" / "tiny_tokenizer")
+    save_params(
+        params, model, folder, "float32", tokenizer_from=ROOT / "configs" / "tiny_tokenizer"
+    )
 
 
 def start(folder: Path, errors: Any) -> tuple[subprocess.Popen, str, int]:
     """(process, host, port) of the server, which listens by then."""
-    command = [sys.executable, "-m", "compass_jax", "serve", str(folder), "--openai", "--port", "0", "--slots", "16"]
-    command += ["--prompt-tokens", "64", "--max-new-tokens", "32", "--max-waiting", "512", "--max-connections", str(CONNECTIONS)]
+    command = [
+        sys.executable,
+        "-m",
+        "compass_jax",
+        "serve",
+        str(folder),
+        "--openai",
+        "--port",
+        "0",
+        "--slots",
+        "16",
+    ]
+    command += [
+        "--prompt-tokens",
+        "64",
+        "--max-new-tokens",
+        "32",
+        "--max-waiting",
+        "512",
+        "--max-connections",
+        str(CONNECTIONS),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT)
     line = process.stdout.readline()
     if not (where := re.search(r" on (\S+):(\d+) \(", line)):
@@ -254,7 +318,9 @@ def start(folder: Path, errors: Any) -> tuple[subprocess.Popen, str, int]:
 
 
 def flat(seen: list[dict[str, float]]) -> dict[str, float]:
-    """Of each number: its median in the second quarter of the time, in the last, and its maximum."""
+    """Of each number: its median in the second quarter of the time, in the last, and its
+    maximum.
+    """
     found = {}
     quarter = max(len(seen) // 4, 1)
     numbers = {name: [x[name] for x in seen] for name in WATCHED}
@@ -269,8 +335,12 @@ def flat(seen: list[dict[str, float]]) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the load; 0 where all that the summary's `passed` says holds."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--requests", type=int, default=10_000, help="of good clients (default: %(default)s)")
-    parser.add_argument("--clients", type=int, default=200, help="good and hostile (default: %(default)s)")
+    parser.add_argument(
+        "--requests", type=int, default=10_000, help="of good clients (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--clients", type=int, default=200, help="good and hostile (default: %(default)s)"
+    )
     parser.add_argument("--hostile", type=int, default=50, help="of them (default: %(default)s)")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary, tempfile.TemporaryFile("w+") as errors:
@@ -287,13 +357,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         told = errors.read()
     median = {turn: statistics.median(values) for turn, values in found.latency.items()}
     watched = flat(seen["hostile"])
-    growth = watched["process_resident_memory_bytes_late"] / watched["process_resident_memory_bytes_early"] - 1
+    growth = (
+        watched["process_resident_memory_bytes_late"]
+        / watched["process_resident_memory_bytes_early"]
+        - 1
+    )
     checks = {
         "right": found.wrong == found.failed == 0,
         "latency": median["hostile"] <= MOST_LATENCY * median["quiet"],
         "memory": growth <= MOST_GROWTH,
-        "descriptors": watched["other_descriptors_late"] <= watched["other_descriptors_early"] + 10
-        and watched["compass_connections_max"] <= CONNECTIONS,
+        "descriptors": (
+            watched["other_descriptors_late"] <= watched["other_descriptors_early"] + 10
+            and watched["compass_connections_max"] <= CONNECTIONS
+        ),
         "stop": stop_s <= MOST_STOP_S and process.returncode == 0,
         "hostile": counts.get("answered", 0) == 0,
         "quiet_log": told == "",
@@ -301,13 +377,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if told:
         print(f"the server's stderr:\n{told[-5000:]}")
     summary = {
-        "requests": args.requests, "clients": args.clients, "hostile_clients": args.hostile, "right": found.right,
-        "wrong": found.wrong, "failed": found.failed, "retried": found.retried,
+        "requests": args.requests,
+        "clients": args.clients,
+        "hostile_clients": args.hostile,
+        "right": found.right,
+        "wrong": found.wrong,
+        "failed": found.failed,
+        "retried": found.retried,
         **{f"median_latency_{turn}_s": round(value, 4) for turn, value in median.items()},
-        "latency_ratio": round(median["hostile"] / median["quiet"], 3), "memory_growth": round(growth, 4),
-        **{name: int(value) for name, value in watched.items()}, "hostile_attempts": counts,
-        "sigterm_s": round(stop_s, 2), "status": process.returncode, "passed": all(checks.values()), "checks": checks,
-    }  # fmt: skip
+        "latency_ratio": round(median["hostile"] / median["quiet"], 3),
+        "memory_growth": round(growth, 4),
+        **{name: int(value) for name, value in watched.items()},
+        "hostile_attempts": counts,
+        "sigterm_s": round(stop_s, 2),
+        "status": process.returncode,
+        "passed": all(checks.values()),
+        "checks": checks,
+    }
     print(json.dumps(summary))
     return 0 if summary["passed"] else 1
 

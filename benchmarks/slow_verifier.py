@@ -1,4 +1,6 @@
-"""A verifier that waits: what a judge behind a network, a sandbox or a compiler costs. Imports no jax, so that workers start at once."""
+"""A verifier that waits: what a judge behind a network, a sandbox or a compiler costs. Imports no
+jax, so that workers start at once.
+"""
 
 import time
 

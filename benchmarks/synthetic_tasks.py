@@ -1,9 +1,14 @@
-"""Two tasks made to tell objectives apart by where a response's entropy lies. Files of worked solutions and of prompts, from a seed.
+"""Two tasks made to tell objectives apart by where a response's entropy lies. Files of worked
+solutions and of prompts, from a seed.
 
-A question shows one or two signs; a secret table gives each sign one of four letters; the answer is the letters of the signs.
-    decisions   the cold start sees every letter equally often: the few tokens of high entropy are the decisions, all else is known by heart
-    noise       twelve random letters come first, and nothing depends on them; the cold start sees the right letter of a sign in one case of
-                eight and one wrong letter in the others: what decides has low entropy, what has high entropy decides nothing
+A question shows one or two signs; a secret table gives each sign one of four letters; the answer is
+the letters of the signs.
+    decisions   the cold start sees every letter equally often: the few tokens of high entropy are
+                the decisions, all else is known by heart
+    noise       twelve random letters come first, and nothing depends on them; the cold start sees
+                the right letter of a sign in one case of
+                eight and one wrong letter in the others: what decides has low entropy, what has
+                    high entropy decides nothing
 """
 
 from __future__ import annotations
@@ -28,7 +33,9 @@ class Files(NamedTuple):
 
 def secret(seed: int) -> dict[str, str]:
     """The letter of each sign; every letter belongs to as many signs as every other."""
-    letters = np.random.default_rng((seed, 1)).permutation(list(LETTERS * (len(SIGNS) // len(LETTERS))))
+    letters = np.random.default_rng((seed, 1)).permutation(
+        list(LETTERS * (len(SIGNS) // len(LETTERS)))
+    )
     return dict(zip(SIGNS, map(str, letters), strict=True))
 
 
@@ -45,12 +52,16 @@ def question(signs: str) -> str:
 def response(task: str, signs: str, letters: str, rng: np.random.Generator) -> str:
     """A response that chooses `letters`, in the form that the cold start teaches."""
     steps = " ".join(f"{sign} is {letter}." for sign, letter in zip(signs, letters, strict=True))
-    filler = "" if task == "decisions" else " ".join(rng.choice(list(FILLERS), FILLER_LETTERS)) + "\n"
+    filler = (
+        "" if task == "decisions" else " ".join(rng.choice(list(FILLERS), FILLER_LETTERS)) + "\n"
+    )
     return f"{filler}{steps}\n<answer>{reference(letters)}</answer>"
 
 
 def reference(letters: str) -> str:
-    """The answer of `letters`; a word before them makes it text, which no checker takes for a product."""
+    """The answer of `letters`; a word before them makes it text, which no checker takes for a
+    product.
+    """
     return f"key {letters}"
 
 
@@ -63,10 +74,18 @@ def write(task: str, folder: Path, seed: int) -> Files:
         if task == "decisions":
             letters = "".join(rng.choice(list(LETTERS)) for _ in signs)
         else:
-            letters = "".join(table[s] if rng.random() < RIGHT_SHARE else wrong_letter(s, table) for s in signs)
-        talk = [{"role": "user", "content": question(str(signs))}, {"role": "assistant", "content": response(task, str(signs), letters, rng)}]
+            letters = "".join(
+                table[s] if rng.random() < RIGHT_SHARE else wrong_letter(s, table) for s in signs
+            )
+        talk = [
+            {"role": "user", "content": question(str(signs))},
+            {"role": "assistant", "content": response(task, str(signs), letters, rng)},
+        ]
         examples.append({"messages": talk})
-    prompts = [{"prompt": question(signs), "answer": reference("".join(table[s] for s in signs))} for signs in asked]
+    prompts = [
+        {"prompt": question(signs), "answer": reference("".join(table[s] for s in signs))}
+        for signs in asked
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     files = Files(folder / "examples.jsonl", folder / "prompts.jsonl")
     for path, rows in zip(files, (examples, prompts), strict=True):

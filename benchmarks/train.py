@@ -1,10 +1,12 @@
-"""Training: one full step of AdamW (forward, cross-entropy over all tokens, backward, clipping, update), against transformers.
+"""Training: one full step of AdamW (forward, cross-entropy over all tokens, backward, clipping,
+update), against transformers.
 
     python -m benchmarks.train [--rounds 9] [--smoke]
 
-Both sides start from the same weights, see the same batches in the same order and make the same updates; the router's
-load-balancing loss is off. That they do the same is checked before timing: logits, and the losses of the first steps.
-The warm-up (compilation on our side) is not timed in the rounds; `ours_compile_s` reports it.
+Both sides start from the same weights, see the same batches in the same order and make the same
+updates; the router's load-balancing loss is off. That they do the same is checked before timing:
+logits, and the losses of the first steps. The warm-up (compilation on our side) is not timed in the
+rounds; `ours_compile_s` reports it.
 """
 
 from __future__ import annotations
@@ -49,7 +51,15 @@ class Ours:
 
     def step(self) -> float:
         """One update; returns the loss before it."""
-        grads, found = step.sft_gradients(self.model, self.state.params, next(self.batches), self.lengths, self.weight, jnp.float32(1.0), 0.0)
+        grads, found = step.sft_gradients(
+            self.model,
+            self.state.params,
+            next(self.batches),
+            self.lengths,
+            self.weight,
+            jnp.float32(1.0),
+            0.0,
+        )
         self.state, applied = step.apply(self.state, grads, config=OPTIM, total_steps=TOTAL_STEPS)
         jax.block_until_ready((self.state, applied))
         load, tokens = found["moe/load_max_over_mean"]
@@ -67,7 +77,12 @@ class Theirs:
         self.batches = itertools.cycle(torch.tensor(batches))
         self.parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=OPTIM.learning_rate, betas=(OPTIM.b1, OPTIM.b2), eps=OPTIM.eps, weight_decay=OPTIM.weight_decay, **{adamw: True}
+            self.parameters,
+            lr=OPTIM.learning_rate,
+            betas=(OPTIM.b1, OPTIM.b2),
+            eps=OPTIM.eps,
+            weight_decay=OPTIM.weight_decay,
+            **{adamw: True},
         )
 
     def step(self) -> float:
@@ -82,29 +97,45 @@ class Theirs:
 
 
 def calibrate(model: Any, batches: np.ndarray) -> tuple[dict[str, str], dict[str, float]]:
-    """The fastest of transformers' options here, one after the other; and the seconds of a step with each.
+    """The fastest of transformers' options here, one after the other; and the seconds of a step
+    with each.
 
-    `batched_mm` is not among them: it copies the expert's weights for every token and choice, 6 GiB a layer at the reference
-    size, and keeps them for the backward pass.
+    `batched_mm` is not among them: it copies the expert's weights for every token and choice, 6 GiB
+    a layer at the reference size, and keeps them for the backward pass.
     """
     best = {"experts": "grouped_mm", "attention": "sdpa", "adamw": "fused"}
     times = {}
-    for option, values in {"experts": ("grouped_mm", "eager"), "attention": ("sdpa", "eager"), "adamw": ("fused", "foreach")}.items():
-        candidates = {value: Theirs(model, batches, **{**best, option: value}).step for value in values}
+    for option, values in {
+        "experts": ("grouped_mm", "eager"),
+        "attention": ("sdpa", "eager"),
+        "adamw": ("fused", "foreach"),
+    }.items():
+        candidates = {
+            value: Theirs(model, batches, **{**best, option: value}).step for value in values
+        }
         best[option], found = common.fastest(option, candidates)
         times |= {f"{option}={value}": round(t, 4) for value, t in found.items()}
     return best, times
 
 
 def compare_losses(ours: Ours, theirs: Theirs) -> tuple[dict[str, float], float]:
-    """Largest difference of the losses of the first steps, from which both sides go on; and the seconds of our first step."""
+    """Largest difference of the losses of the first steps, from which both sides go on; and the
+    seconds of our first step.
+    """
     our_losses: list[float] = []
     first = common.seconds(lambda: our_losses.append(ours.step()))
     our_losses += [ours.step() for _ in range(CHECKED_STEPS - 1)]
     difference = max(abs(loss - theirs.step()) for loss in our_losses)
     if not difference <= LOSS_ATOL:
-        raise SystemExit(f"losses of the first {CHECKED_STEPS} steps differ by {difference:.1e}, above {LOSS_ATOL:.0e}: nothing was timed")
-    return {"loss_max_abs_diff": difference, "loss_atol": LOSS_ATOL, "loss_steps": CHECKED_STEPS}, first
+        raise SystemExit(
+            f"losses of the first {CHECKED_STEPS} steps differ by {difference:.1e}, above"
+            f" {LOSS_ATOL:.0e}: nothing was timed"
+        )
+    return {
+        "loss_max_abs_diff": difference,
+        "loss_atol": LOSS_ATOL,
+        "loss_steps": CHECKED_STEPS,
+    }, first
 
 
 def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
@@ -126,7 +157,9 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
         return tokens
 
     load = ours.load
-    found = common.run_rounds(lambda: several(ours), lambda: several(theirs), rounds, common.make_probe())
+    found = common.run_rounds(
+        lambda: several(ours), lambda: several(theirs), rounds, common.make_probe()
+    )
     details = {
         "ours_compile_s": round(first - again, 2),
         "warm_up": "excluded from the rounds",
@@ -136,10 +169,20 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
         "parameters": sum(p.numel() for p in model.parameters()),
         "batch": [setup.train_rows, setup.train_length],
         "steps_per_round": setup.steps,
-        "moe_load_max_over_mean": [round(load, 2), round(ours.load, 2)],  # before the first and after the last round
-        "both_sides": f"float32, full AdamW step, gradient clipping at {OPTIM.clip_grad_norm}, no router loss, no weight decay",
+        # before the first and after the last round
+        "moe_load_max_over_mean": [round(load, 2), round(ours.load, 2)],
+        "both_sides": (
+            f"float32, full AdamW step, gradient clipping at {OPTIM.clip_grad_norm}, no router"
+            " loss, no weight decay"
+        ),
     }
-    common.report("train", smoke, common.summarise(found, 3 * flops_per_token(config)), details, common.environment())
+    common.report(
+        "train",
+        smoke,
+        common.summarise(found, 3 * flops_per_token(config)),
+        details,
+        common.environment(),
+    )
 
 
 def main(argv: list[str] | None = None) -> None:

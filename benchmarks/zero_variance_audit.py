@@ -1,14 +1,19 @@
-"""Experiment: what each stage of the zero-variance elimination is worth, on prompts of which two thirds give plain GRPO nothing.
+"""Experiment: what each stage of the zero-variance elimination is worth, on prompts of which two
+thirds give plain GRPO nothing.
 
-    python -m benchmarks.zero_variance_audit [--out runs/zero_variance] [--seeds 0 1 2] [--only grpo all ...] [--smoke]
+    python -m benchmarks.zero_variance_audit [--out runs/zero_variance] [--seeds 0 1 2] [--only grpo
+        all ...] [--smoke]
 
-For each seed: the cold start of configs/tiny_reasoning_cpu.py; pass rates of 1,800 of its prompts from 12 samples each; a prompt set of one third
-always right, one third always wrong and one third mixed ones, 240 each; then the same RL with the stages added one by one. Stage 0 estimates the
-set's pass rates with 4 samples of its own, and pays for them. Two ways for the last uniform groups stand in for RL-ZVP: growth at a rising
-temperature, and a curriculum (instead of the selection); and the curriculum in place of filter and selection, too, for it costs nothing.
-Every variant has the same number of updates, of 32 prompts a step, and of 16 in three variants: where all groups teach, half as many may do.
-What was generated, filter rollouts and dropped groups included, is on the axis. A line per finished run goes to OUT/zero_variance.jsonl, so that
-the same command goes on where it was killed; at the end OUT/zero_variance.md and OUT/zero_variance.png.
+For each seed: the cold start of configs/tiny_reasoning_cpu.py; pass rates of 1,800 of its prompts
+from 12 samples each; a prompt set of one third always right, one third always wrong and one third
+mixed ones, 240 each; then the same RL with the stages added one by one. Stage 0 estimates the set's
+pass rates with 4 samples of its own, and pays for them. Two ways for the last uniform groups stand
+in for RL-ZVP: growth at a rising temperature, and a curriculum (instead of the selection); and the
+curriculum in place of filter and selection, too, for it costs nothing. Every variant has the same
+number of updates, of 32 prompts a step, and of 16 in three variants: where all groups teach, half
+as many may do. What was generated, filter rollouts and dropped groups included, is on the axis. A
+line per finished run goes to OUT/zero_variance.jsonl, so that the same command goes on where it was
+killed; at the end OUT/zero_variance.md and OUT/zero_variance.png.
 """
 
 from __future__ import annotations
@@ -23,7 +28,15 @@ import numpy as np
 
 from benchmarks import experiments, rl_runs
 from compass_jax.cli import load_config, tune_allocator
-from compass_jax.config import CorrectionConfig, ObjectiveConfig, OptimConfig, RLConfig, RunConfig, ShapingConfig, ZeroVarianceConfig
+from compass_jax.config import (
+    CorrectionConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    RLConfig,
+    RunConfig,
+    ShapingConfig,
+    ZeroVarianceConfig,
+)
 from compass_jax.data.keep import PassRate
 from compass_jax.data.prompts import train_prompts
 from compass_jax.evaluate import answers, decoder_of
@@ -34,7 +47,9 @@ from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rundir import write_atomically
 from compass_jax.train.sft import run_sft
 
-SAMPLES, LOOKED_AT = 12, 1800  # of a prompt's pass rate, by which the prompt set is put together; and prompts that it is chosen from
+# of a prompt's pass rate, by which the prompt set is put together; and prompts that it is chosen
+# from
+SAMPLES, LOOKED_AT = 12, 1800
 FILTER_SAMPLES = 4
 KINDS = ("always right", "always wrong", "mixed")
 
@@ -43,7 +58,9 @@ def _with(**changes: Any) -> Callable[[RLConfig], RLConfig]:
     def apply(rl: RLConfig) -> RLConfig:
         zero = changes.get("zero_variance", {})
         rest = {name: value for name, value in changes.items() if name != "zero_variance"}
-        return dataclasses.replace(rl, zero_variance=dataclasses.replace(rl.zero_variance, **zero), **rest)
+        return dataclasses.replace(
+            rl, zero_variance=dataclasses.replace(rl.zero_variance, **zero), **rest
+        )
 
     return apply
 
@@ -65,41 +82,81 @@ VARIANTS: dict[str, tuple[bool, Callable[[RLConfig], RLConfig]]] = {
     "filter+select+grow+shaping": (True, _with(zero_variance=GROW, shaping=SHAPING)),
     "all": (True, _with(zero_variance={**GROW, "rl_zvp": True}, shaping=SHAPING)),
     "all but the filter": (False, _with(zero_variance={**GROW, "rl_zvp": True}, shaping=SHAPING)),
-    "all, curriculum in place of filter": (False, _with(zero_variance={**CURRICULUM, "rl_zvp": True}, shaping=SHAPING)),
-    "all, hotter growth": (True, _with(zero_variance={**HOTTER, "rl_zvp": True}, shaping=SHAPING, correction=CorrectionConfig("tis"))),
-    "all but the filter, hotter growth": (
-        False, _with(zero_variance={**HOTTER, "rl_zvp": True}, shaping=SHAPING, correction=CorrectionConfig("tis")),
+    "all, curriculum in place of filter": (
+        False,
+        _with(zero_variance={**CURRICULUM, "rl_zvp": True}, shaping=SHAPING),
     ),
-    "dapo": (False, _with(objective=ObjectiveConfig("dapo"), zero_variance={"dynamic_sampling": True})),
+    "all, hotter growth": (
+        True,
+        _with(
+            zero_variance={**HOTTER, "rl_zvp": True},
+            shaping=SHAPING,
+            correction=CorrectionConfig("tis"),
+        ),
+    ),
+    "all but the filter, hotter growth": (
+        False,
+        _with(
+            zero_variance={**HOTTER, "rl_zvp": True},
+            shaping=SHAPING,
+            correction=CorrectionConfig("tis"),
+        ),
+    ),
+    "dapo": (
+        False,
+        _with(objective=ObjectiveConfig("dapo"), zero_variance={"dynamic_sampling": True}),
+    ),
     "hotter growth in place of RL-ZVP": (
-        True, _with(zero_variance=HOTTER, shaping=SHAPING, correction=CorrectionConfig("tis")),
+        True,
+        _with(zero_variance=HOTTER, shaping=SHAPING, correction=CorrectionConfig("tis")),
     ),
     "curriculum in place of RL-ZVP": (True, _with(zero_variance=CURRICULUM, shaping=SHAPING)),
 }
-VARIANTS |= {f"{name}, half the prompts a step": (VARIANTS[name][0], _halved(VARIANTS[name][1])) for name in ("grpo", "all", "all but the filter")}
+VARIANTS |= {
+    f"{name}, half the prompts a step": (VARIANTS[name][0], _halved(VARIANTS[name][1]))
+    for name in ("grpo", "all", "all but the filter")
+}
 
 
 def base_config(seed: int, folder: Path, smoke: bool) -> tuple[RunConfig, int]:
     """(plain GRPO on the demo's tasks, prompts of each kind)."""
-    config = dataclasses.replace(load_config(str(rl_runs.CONFIG)), seed=seed, run_dir=str(folder / "sft"))
+    config = dataclasses.replace(
+        load_config(str(rl_runs.CONFIG)), seed=seed, run_dir=str(folder / "sft")
+    )
     rl = RLConfig(
-        steps=40, prompts_per_step=32, group_size=8, updates_per_rollout=2, replay="R3", buckets=config.rl.buckets, micro_batch_tokens=8192,
-        objective=ObjectiveConfig("grpo"), zero_variance=ZeroVarianceConfig(rl_zvp=False), optim=OptimConfig(learning_rate=1e-4, warmup_steps=2),
-        save_every=0, eval_every=8,
-    )  # fmt: skip
+        steps=40,
+        prompts_per_step=32,
+        group_size=8,
+        updates_per_rollout=2,
+        replay="R3",
+        buckets=config.rl.buckets,
+        micro_batch_tokens=8192,
+        objective=ObjectiveConfig("grpo"),
+        zero_variance=ZeroVarianceConfig(rl_zvp=False),
+        optim=OptimConfig(learning_rate=1e-4, warmup_steps=2),
+        save_every=0,
+        eval_every=8,
+    )
     once = tuple(dataclasses.replace(source, repeat=1) for source in config.data.sources)
-    data, evaluation, sft = dataclasses.replace(config.data, eval_prompts=256, sources=once), dataclasses.replace(config.evaluation, k=2), config.sft
+    data, evaluation, sft = (
+        dataclasses.replace(config.data, eval_prompts=256, sources=once),
+        dataclasses.replace(config.evaluation, k=2),
+        config.sft,
+    )
     if smoke:
         rl = dataclasses.replace(rl, steps=2, prompts_per_step=4, group_size=4, eval_every=1)
         sources = tuple(dataclasses.replace(s, size=min(s.size, 60)) for s in data.sources[:3])
         data = dataclasses.replace(data, eval_prompts=8, sources=sources)
         few = (("sum_2x1", 20, 4), ("sum_3x1", 20, 4))
         sft = dataclasses.replace(sft, steps=30, batch=16, procedural=few[1:], answers=few)
-    return dataclasses.replace(config, rl=rl, data=data, evaluation=evaluation, sft=sft), 2 if smoke else 240
+    return dataclasses.replace(config, rl=rl, data=data, evaluation=evaluation, sft=sft), (
+        2 if smoke else 240
+    )
 
 
 def pass_rates(config: RunConfig, weights: str) -> list[tuple[Prompt, float, int]]:
-    """(prompt, pass rate of SAMPLES samples, known ones) of every training prompt; 0 known for those that were not looked at.
+    """(prompt, pass rate of SAMPLES samples, known ones) of every training prompt; 0 known for
+    those that were not looked at.
 
     The draws are none of RL's nor of the filter's.
     """
@@ -110,27 +167,52 @@ def pass_rates(config: RunConfig, weights: str) -> list[tuple[Prompt, float, int
     sampler = Sampler(config.rollout.temperature, config.rollout.top_k, config.rollout.top_p)
     with Scorer(config.rewards, config.data) as scorer:
         scores = answers(
-            engine, decode, prompts, tokenizer, scorer, samples=SAMPLES, sampler=sampler, seed=config.seed + 1_000_003, purpose=Purpose.FILTER
+            engine,
+            decode,
+            prompts,
+            tokenizer,
+            scorer,
+            samples=SAMPLES,
+            sampler=sampler,
+            seed=config.seed + 1_000_003,
+            purpose=Purpose.FILTER,
         )[1]
-    right = {p.id: [s.reward >= config.rewards.right_at for s in row if s.known] for p, row in zip(prompts, scores, strict=True)}
-    return [(p, float(np.mean(right[p.id])) if right.get(p.id) else 0.0, len(right.get(p.id, ()))) for p in every]
+    right = {
+        p.id: [s.reward >= config.rewards.right_at for s in row if s.known]
+        for p, row in zip(prompts, scores, strict=True)
+    }
+    return [
+        (p, float(np.mean(right[p.id])) if right.get(p.id) else 0.0, len(right.get(p.id, ())))
+        for p in every
+    ]
 
 
 def choose(rates: Sequence[tuple[Prompt, float, int]], each: int, seed: int) -> dict[int, str]:
-    """Prompt id -> kind: `each` prompts of each kind, fewer where a kind has fewer, but of all kinds the same number."""
+    """Prompt id -> kind: `each` prompts of each kind, fewer where a kind has fewer, but of all
+    kinds the same number.
+    """
     kinds: dict[str, list[int]] = {kind: [] for kind in KINDS}
     for prompt, rate, known in rates:
         if known:
-            kinds["always right" if rate == 1 else "always wrong" if rate == 0 else "mixed"].append(prompt.id)
+            kinds["always right" if rate == 1 else "always wrong" if rate == 0 else "mixed"].append(
+                prompt.id
+            )
     count = min(each, *(len(ids) for ids in kinds.values()))
     if not count:
-        raise SystemExit(f"no prompt set: {({kind: len(ids) for kind, ids in kinds.items()})} prompts of the kinds")
+        raise SystemExit(
+            f"no prompt set: { ({kind: len(ids) for kind, ids in kinds.items()}) } prompts of the"
+            " kinds"
+        )
     rng = np.random.default_rng(seed)
     return {int(i): kind for kind, ids in kinds.items() for i in rng.permutation(ids)[:count]}
 
 
-def prepare(seed: int, out: Path, cold_starts: Path, smoke: bool) -> tuple[RunConfig, Path, Path, float]:
-    """(plain GRPO's config, file of the prompt set, stage 0's file, accuracy of the start), made once for each seed."""
+def prepare(
+    seed: int, out: Path, cold_starts: Path, smoke: bool
+) -> tuple[RunConfig, Path, Path, float]:
+    """(plain GRPO's config, file of the prompt set, stage 0's file, accuracy of the start), made
+    once for each seed.
+    """
     folder = out / f"seed{seed}"
     config, each = base_config(seed, folder, smoke)
     folder.mkdir(parents=True, exist_ok=True)
@@ -143,53 +225,99 @@ def prepare(seed: int, out: Path, cold_starts: Path, smoke: bool) -> tuple[RunCo
         if smoke:  # a cold start of seconds has no prompt that is always right: kinds by number
             rates = [(p, (0.0, 0.5, 1.0)[i % 3], SAMPLES) for i, (p, _, _) in enumerate(rates)]
         chosen = choose(rates, each, seed)
-        lines = [PassRate(p.id, p.label, p.question, rate, known, SAMPLES, 0, 0.0, 1.0, p.id in chosen) for p, rate, known in rates]
+        lines = [
+            PassRate(p.id, p.label, p.question, rate, known, SAMPLES, 0, 0.0, 1.0, p.id in chosen)
+            for p, rate, known in rates
+        ]
         write_atomically(chosen_file, "".join(json.dumps(line._asdict()) + "\n" for line in lines))
-    config = dataclasses.replace(config, init_from=weights, data=dataclasses.replace(config.data, keep_file=str(chosen_file)))
+    config = dataclasses.replace(
+        config, init_from=weights, data=dataclasses.replace(config.data, keep_file=str(chosen_file))
+    )
     if not (filtered / "summary.json").exists():
         run_filter(config, weights, str(filtered), samples=FILTER_SAMPLES)
     _complete(filtered / "pass_rates.jsonl", chosen_file)
-    return config, chosen_file, filtered / "complete.jsonl", rl_runs.start_accuracy(config, weights, folder)
+    return (
+        config,
+        chosen_file,
+        filtered / "complete.jsonl",
+        rl_runs.start_accuracy(config, weights, folder),
+    )
 
 
 def _complete(filtered: Path, chosen: Path) -> None:
-    """Stage 0's file with the prompts outside the set, which it does not keep and which cost nothing: RL asks for every training prompt."""
+    """Stage 0's file with the prompts outside the set, which it does not keep and which cost
+    nothing: RL asks for every training prompt.
+    """
     mine = {row["id"]: row for row in map(json.loads, filtered.read_text().splitlines())}
-    rows = [mine.get(row["id"], {**row, "keep": False}) for row in map(json.loads, chosen.read_text().splitlines())]
-    write_atomically(filtered.parent / "complete.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    rows = [
+        mine.get(row["id"], {**row, "keep": False})
+        for row in map(json.loads, chosen.read_text().splitlines())
+    ]
+    write_atomically(
+        filtered.parent / "complete.jsonl", "".join(json.dumps(row) + "\n" for row in rows)
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs what is not finished, then writes the table and the picture."""
     if argv is None:
         tune_allocator("benchmarks.zero_variance_audit")
-    parser = rl_runs.parser(__doc__, "zero_variance", cold_starts=True, seeds=(0, 1, 2), variants=VARIANTS)
+    parser = rl_runs.parser(
+        __doc__, "zero_variance", cold_starts=True, seeds=(0, 1, 2), variants=VARIANTS
+    )
     args = parser.parse_args(argv)
     out = Path(args.out)
     results = out / "zero_variance.jsonl"
     for seed in args.seeds:
-        missing = [name for name in args.only if (name, seed) not in {(r["variant"], r["seed"]) for r in experiments.finished(results)}]
+        missing = [
+            name
+            for name in args.only
+            if (name, seed)
+            not in {(r["variant"], r["seed"]) for r in experiments.finished(results)}
+        ]
         if not missing:
             continue
         config, chosen, filtered, start = prepare(seed, out, Path(args.cold_starts), args.smoke)
         for name in missing:
             uses_filter, change = VARIANTS[name]
-            data = dataclasses.replace(config.data, keep_file=str(filtered if uses_filter else chosen))
+            data = dataclasses.replace(
+                config.data, keep_file=str(filtered if uses_filter else chosen)
+            )
             folder = out / f"seed{seed}" / name.translate(str.maketrans("+ ,", "___"))
-            experiments.append(results, rl_runs.run(dataclasses.replace(config, run_dir=str(folder), data=data, rl=change(config.rl)), start, name))
-    rows = sorted(experiments.finished(results), key=lambda row: list(VARIANTS).index(row["variant"]))
+            experiments.append(
+                results,
+                rl_runs.run(
+                    dataclasses.replace(
+                        config, run_dir=str(folder), data=data, rl=change(config.rl)
+                    ),
+                    start,
+                    name,
+                ),
+            )
+    rows = sorted(
+        experiments.finished(results), key=lambda row: list(VARIANTS).index(row["variant"])
+    )
     table = report(rows)
     write_atomically(out / "zero_variance.md", table)
-    rl_runs.plot_curves(rows, out / "zero_variance.png", "Stages of the zero-variance elimination, one added at a time")
+    rl_runs.plot_curves(
+        rows,
+        out / "zero_variance.png",
+        "Stages of the zero-variance elimination, one added at a time",
+    )
     print(table)
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """A table in Markdown: accuracy, tokens, tokens to plain GRPO's final accuracy over its own, where the tokens' signal came from."""
+    """A table in Markdown: accuracy, tokens, tokens to plain GRPO's final accuracy over its own,
+    where the tokens' signal came from.
+    """
     grouped = rl_runs.by_variant(rows)
     plain = {row["seed"]: row for row in grouped.get("grpo", [])}
     lines = [
-        "| stages | seeds | accuracy | thousand tokens | tokens to plain GRPO's accuracy | verifier | shaping | entropy | none |",
+        (
+            "| stages | seeds | accuracy | thousand tokens | tokens to plain GRPO's accuracy |"
+            " verifier | shaping | entropy | none |"
+        ),
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, found in grouped.items():
@@ -197,7 +325,10 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
         reached = [r for r in ratios if r is not None]
         ratio = rl_runs.spread(reached, "{:.2f}") if reached else "-"
         ratio += f", {len(ratios) - len(reached)} not" if len(reached) < len(ratios) else ""
-        shares = [rl_runs.spread([100 * row["shares"][signal] for row in found], "{:.1f}") + " %" for signal in rl_runs.SIGNALS]
+        shares = [
+            rl_runs.spread([100 * row["shares"][signal] for row in found], "{:.1f}") + " %"
+            for signal in rl_runs.SIGNALS
+        ]
         cells = [name, str(len(found)), rl_runs.spread([row["accuracy"] for row in found])]
         cells += [rl_runs.spread([row["tokens"] / 1e3 for row in found], "{:.0f}"), ratio, *shares]
         lines.append("| " + " | ".join(cells) + " |")

@@ -1,10 +1,13 @@
-"""How ESPO's alpha clips: clip fraction and clip range against alpha, on one recorded rollout of a given model.
+"""How ESPO's alpha clips: clip fraction and clip range against alpha, on one recorded rollout of a
+given model.
 
-    compass calibrate-alpha CONFIG --checkpoint DIR --out DIR [--alphas 0.01 0.02 0.05 0.1] [--target-clip 0.15]
+    compass calibrate-alpha CONFIG --checkpoint DIR --out DIR [--alphas 0.01 0.02 0.05 0.1]
+        [--target-clip 0.15]
 
-The first update after a rollout clips nothing (its ratio is 1), so the numbers are of the updates behind it: set rl.updates_per_rollout as
-in the run to come. The suggested alpha is the one whose clip fraction is nearest the target on a logarithmic scale between the measured
-ones; the default target is about GSPO's own clip fraction (arXiv 2507.18071, section 5.2).
+The first update after a rollout clips nothing (its ratio is 1), so the numbers are of the updates
+behind it: set rl.updates_per_rollout as in the run to come. The suggested alpha is the one whose
+clip fraction is nearest the target on a logarithmic scale between the measured ones; the default
+target is about GSPO's own clip fraction (arXiv 2507.18071, section 5.2).
 """
 
 from __future__ import annotations
@@ -30,18 +33,33 @@ from compass_jax.train.loop import RLTrainer
 from compass_jax.train.refill import StepInterrupted
 from compass_jax.train.session import StopSignal
 
-_SHORT = {"clip_frac": "clip", "ratio_dev_max": "|r-1|", "epsilon": "eps", "floor_frac": "floor"}  # column titles; groups of entropy by number
+# column titles; groups of entropy by number
+_SHORT = {"clip_frac": "clip", "ratio_dev_max": "|r-1|", "epsilon": "eps", "floor_frac": "floor"}
 ALPHAS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1)
 
 
-def run_calibration(config: RunConfig, checkpoint: str, out: str, alphas: Sequence[float] = ALPHAS, target: float = 0.15) -> dict[str, Any]:
+def run_calibration(
+    config: RunConfig,
+    checkpoint: str,
+    out: str,
+    alphas: Sequence[float] = ALPHAS,
+    target: float = 0.15,
+) -> dict[str, Any]:
     """Prints and writes `out`/alpha.json; returns what it holds. Trains nothing that is kept."""
     if config.rl.objective.name != "espo" or config.rl.objective.espo_fixed_clip:
-        raise ConfigError("rl.objective: alpha belongs to espo without espo_fixed_clip; set --rl.objective.name espo")
+        raise ConfigError(
+            "rl.objective: alpha belongs to espo without espo_fixed_clip; set --rl.objective.name"
+            " espo"
+        )
     if config.rl.updates_per_rollout < 2:
-        raise ConfigError("rl.updates_per_rollout = 1: a first update is on policy and clips nothing; set at least 2")
+        raise ConfigError(
+            "rl.updates_per_rollout = 1: a first update is on policy and clips nothing; set at"
+            " least 2"
+        )
     if len(alphas) < 2 or min(alphas) <= 0 or list(alphas) != sorted(set(alphas)):
-        raise ConfigError(f"--alphas {' '.join(map(str, alphas))}: give at least two, positive and increasing")
+        raise ConfigError(
+            f"--alphas {' '.join(map(str, alphas))}: give at least two, positive and increasing"
+        )
     if not 0 < target < 1:
         raise ConfigError(f"--target-clip {target}: must be in (0, 1)")
     objectives = [dataclasses.replace(config.rl.objective, espo_alpha=alpha) for alpha in alphas]
@@ -95,8 +113,14 @@ def _written(
     write_atomically(out / "alpha.json", json.dumps(result, indent=2) + "\n")
     console = Console(soft_wrap=True)
     short = [{_title(name): value for name, value in row.items()} for row in rows]
-    console.print(summary_table(short, title=f"{checkpoint}: ESPO's clipping against alpha, updates 2 to {updates}"))
-    console.print(f"suggested alpha for a clip fraction of {target:g}: {suggestion:.3g}", highlight=False)
+    console.print(
+        summary_table(
+            short, title=f"{checkpoint}: ESPO's clipping against alpha, updates 2 to {updates}"
+        )
+    )
+    console.print(
+        f"suggested alpha for a clip fraction of {target:g}: {suggestion:.3g}", highlight=False
+    )
     return result
 
 
@@ -112,15 +136,23 @@ def _row(alpha: float, updates: Sequence[dict[str, float]]) -> dict[str, float]:
     def mean(name: str) -> float:
         return sum(update[name] for update in updates) / len(updates)
 
-    row = {"alpha": alpha, "clip_frac": mean("policy/clip_frac"), "ratio_dev_max": max(update["policy/ratio_dev_max"] for update in updates)}
+    row = {
+        "alpha": alpha,
+        "clip_frac": mean("policy/clip_frac"),
+        "ratio_dev_max": max(update["policy/ratio_dev_max"] for update in updates),
+    }
     groups = sorted(name.split("/")[1] for name in updates[0] if name.endswith("/epsilon"))
     for group in groups:
-        row |= {f"{group} {what}": mean(f"espo/{group}/{what}") for what in ("epsilon", "clip_frac", "floor_frac")}
+        row |= {
+            f"{group} {what}": mean(f"espo/{group}/{what}")
+            for what in ("epsilon", "clip_frac", "floor_frac")
+        }
     return row
 
 
 def suggest(alphas: Sequence[float], clip_fracs: Sequence[float], target: float) -> float:
-    """The alpha at which the clip fraction passes `target`, interpolated in log(alpha); the end of the range where it does not.
+    """The alpha at which the clip fraction passes `target`, interpolated in log(alpha); the end of
+    the range where it does not.
 
     A wider range clips less, so the fractions fall with alpha.
     """

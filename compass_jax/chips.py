@@ -1,4 +1,6 @@
-"""Published peaks of the chips that a run may be on or planned for. A bound made of them is a bound, never a prediction."""
+"""Published peaks of the chips that a run may be on or planned for. A bound made of them is a
+bound, never a prediction.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from typing import NamedTuple
 
 
 class Chip(NamedTuple):
-    """Peaks per chip as published in https://docs.cloud.google.com/tpu/docs/tpu7x (v5p, v6e, TPU7x; int8 of v5p and v6e: their own pages)."""
+    """Peaks per chip as published in https://docs.cloud.google.com/tpu/docs/tpu7x (v5p, v6e, TPU7x;
+    int8 of v5p and v6e: their own pages).
+    """
 
     name: str
     pattern: str  # of jax.Device.device_kind, in lower case
@@ -16,7 +20,8 @@ class Chip(NamedTuple):
     eight_bit_tflops: float
     hbm_gib: float
     hbm_gb_s: float
-    ici_gb_s: float  # out of a chip over all its links: half the published figure, which counts both directions
+    # out of a chip over all its links: half the published figure, which counts both directions
+    ici_gb_s: float
 
     @property
     def device_flops(self) -> float:

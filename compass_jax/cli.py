@@ -1,6 +1,8 @@
-"""The commands of `compass`. Thin: it reads the command line, and hands over to the room that does the work.
+"""The commands of `compass`. Thin: it reads the command line, and hands over to the room that does
+the work.
 
-What is slow to import is imported by the command that needs it, so that a mistake on the command line is answered at once.
+What is slow to import is imported by the command that needs it, so that a mistake on the command
+line is answered at once.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     or not.
     """
     if argv is None:
-        if sys.argv[1:2] != ["plan"]:  # nothing is computed there, and one arena slows the compiler's threads
+        # nothing is computed there, and one arena slows the compiler's threads
+        if sys.argv[1:2] != ["plan"]:
             tune_allocator()
         pass_by_absent_tpus()
     parser = command_line()
@@ -66,15 +69,25 @@ def _told(args: argparse.Namespace, overrides: list[str]) -> int:
         return 2 if isinstance(error, ConfigError) else 1
 
 
-# Large pages; freed memory stays with the process, in one arena (another one hands large blocks back to the kernel whatever the thresholds).
-TUNABLES = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296:glibc.malloc.arena_max=1"
+# Large pages; freed memory stays with the process, in one arena (another one hands large blocks
+# back to the kernel whatever the thresholds).
+TUNABLES = ":".join(
+    (
+        "glibc.malloc.hugetlb=1",
+        "glibc.malloc.mmap_threshold=1073741824",
+        "glibc.malloc.trim_threshold=4294967296",
+        "glibc.malloc.arena_max=1",
+    )
+)
 
 
 def tune_allocator(module: str = "compass_jax") -> None:
-    """Starts the process again, as `python -m module`, with an allocator that keeps its memory, which only its environment can switch on.
+    """Starts the process again, as `python -m module`, with an allocator that keeps its memory,
+    which only its environment can switch on.
 
-    XLA's CPU backend allocates a step's temporaries anew at every call; the kernel spends up to half of a training step on
-    page faults when glibc returns them in between. Does nothing where the variable is set already, or is not glibc's.
+    XLA's CPU backend allocates a step's temporaries anew at every call; the kernel spends up to
+    half of a training step on page faults when glibc returns them in between. Does nothing where
+    the variable is set already, or is not glibc's.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if sys.platform != "linux" or "hugetlb" in tunables:
@@ -84,16 +97,20 @@ def tune_allocator(module: str = "compass_jax") -> None:
 
 
 def pass_by_absent_tpus() -> None:
-    """Keeps JAX from looking for TPUs for minutes where their compiler is installed (for `compass plan`) and neither they nor a GPU are."""
+    """Keeps JAX from looking for TPUs for minutes where their compiler is installed (for `compass
+    plan`) and neither they nor a GPU are.
+    """
     devices = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*")
     if importlib.util.find_spec("libtpu") and not any(glob.glob(pattern) for pattern in devices):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def load_config(name: str) -> RunConfig:
-    """The RunConfig that a configuration file makes: its one public function, called without arguments.
+    """The RunConfig that a configuration file makes: its one public function, called without
+    arguments.
 
-    name: a path, or a bare name looked up as configs/<name>.py. Raises ConfigError where there is no such file or function.
+    name: a path, or a bare name looked up as configs/<name>.py. Raises ConfigError where there is
+    no such file or function.
     """
     path = next(
         (
@@ -115,30 +132,46 @@ def load_config(name: str) -> RunConfig:
     module = importlib.util.module_from_spec(spec)
     with errors.of_file(path):
         spec.loader.exec_module(module)
-    own = [f for n, f in vars(module).items() if inspect.isfunction(f) and not n.startswith("_") and f.__module__ == module.__name__]
+    own = [
+        f
+        for n, f in vars(module).items()
+        if inspect.isfunction(f) and not n.startswith("_") and f.__module__ == module.__name__
+    ]
     if len(own) != 1:
         names = ", ".join(f.__name__ for f in own) or "none"
-        raise ConfigError(f"{path}: must have exactly one public function, which returns a RunConfig; it has {names}")
+        raise ConfigError(
+            f"{path}: must have exactly one public function, which returns a RunConfig; it has"
+            f" {names}"
+        )
     with errors.of_file(path):
         config = own[0]()
     if not isinstance(config, RunConfig):
-        raise ConfigError(f"{path}: {own[0].__name__}() returned {type(config).__name__}, not a RunConfig")
+        raise ConfigError(
+            f"{path}: {own[0].__name__}() returned {type(config).__name__}, not a RunConfig"
+        )
     return config
 
 
 def override(config: RunConfig, arguments: list[str], prog: str = "compass") -> RunConfig:
-    """`config` with typed overrides applied (`--rl.steps 3`, `--rl.normalize-std False`, `--data.sources.0.size 50`).
+    """`config` with typed overrides applied (`--rl.steps 3`, `--rl.normalize-std False`,
+    `--data.sources.0.size 50`).
 
-    An unknown key (with the nearest ones) or a value of the wrong type is told on stderr and exits with code 2.
+    An unknown key (with the nearest ones) or a value of the wrong type is told on stderr and exits
+    with code 2.
     """
     import tyro
 
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_source_options)
     with registry:
-        # Flat: which family of source, and whether there are experts, is decided by the configuration file.
-        hint = tyro.conf.configure(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)(RunConfig)
-        return tyro.cli(hint, default=config, args=arguments, prog=prog, description=RunConfig.__doc__)
+        # Flat: which family of source, and whether there are experts, is decided by the
+        # configuration file.
+        hint = tyro.conf.configure(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)(
+            RunConfig
+        )
+        return tyro.cli(
+            hint, default=config, args=arguments, prog=prog, description=RunConfig.__doc__
+        )
 
 
 def _source_options(info: Any) -> Any:
@@ -182,7 +215,9 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     elif args.command == "serve":
         from compass_jax.serve import ServeConfig, run_serve
 
-        run_serve(ServeConfig(**{name: value for name, value in vars(args).items() if name != "command"}))
+        run_serve(
+            ServeConfig(**{name: value for name, value in vars(args).items() if name != "command"})
+        )
     else:
         from compass_jax.report import run_report
 
@@ -190,7 +225,9 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
-STOPPED = 143  # 128 + SIGTERM: whoever started the command must not take a run that stopped on request for a finished one
+# 128 + SIGTERM: whoever started the command must not take a run that stopped on request for a
+# finished one
+STOPPED = 143
 
 
 def _report_if_done(config: RunConfig, result: dict[str, Any]) -> int:
@@ -207,15 +244,20 @@ def _report_if_done(config: RunConfig, result: dict[str, Any]) -> int:
 
 
 COMPILER_ALONE = {
-    "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0", "TPU_SKIP_MDS_QUERY": "1",
-}  # fmt: skip
+    "JAX_PLATFORMS": "cpu",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_SKIP_MDS_QUERY": "1",
+}
 
 
 def _plan(config: RunConfig, args: argparse.Namespace) -> int:
     if args.topology is None:
         raise ConfigError("--topology NAME is missing: for which TPUs? For example v5p:4x4x4")
-    # The TPU's compiler runs on the CPU. It asks its environment what machine this is, and a cloud's servers where that says nothing.
+    # The TPU's compiler runs on the CPU. It asks its environment what machine this is, and a
+    # cloud's servers where that says nothing.
     os.environ.update(COMPILER_ALONE)
     from compass_jax.plan.run import run_plan
 
@@ -226,7 +268,9 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.config is None or args.config.startswith("-"):
         args.usage.print_help()
         return 0 if {"-h", "--help"} & set(overrides) else 2
-    config = override(load_config(args.config), overrides, prog=f"compass {args.command} {args.config}")
+    config = override(
+        load_config(args.config), overrides, prog=f"compass {args.command} {args.config}"
+    )
     config = config.validate_for_rl() if args.command in ("train", "plan") else config.validate()
     if args.dry_run:
         print(config_to_json(config))
@@ -234,7 +278,9 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.command == "plan":
         return _plan(config, args)
     if args.command not in ("sft", "train") and args.checkpoint is None:
-        raise ConfigError(f"--checkpoint DIR is missing: which weights is compass {args.command} to use?")
+        raise ConfigError(
+            f"--checkpoint DIR is missing: which weights is compass {args.command} to use?"
+        )
     if args.command in ("calibrate-alpha", "filter") and args.out is None:
         raise ConfigError(f"--out DIR is missing: where is compass {args.command} to write?")
     from compass_jax.distributed import processes, refuse
@@ -260,7 +306,9 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
     if args.command == "calibrate-alpha":
         from compass_jax.calibrate import run_calibration
 
-        run_calibration(config.validate_for_rl(), args.checkpoint, args.out, args.alphas, args.target_clip)
+        run_calibration(
+            config.validate_for_rl(), args.checkpoint, args.out, args.alphas, args.target_clip
+        )
     elif args.command == "filter":
         from compass_jax.offline_filter import run_filter
 
@@ -270,4 +318,3 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
 
         run_eval(config, args.checkpoint)
     return 0
-

@@ -1,4 +1,6 @@
-"""`RunConfig` to JSON and back, exactly; and the differences between two configurations, key by key."""
+"""`RunConfig` to JSON and back, exactly; and the differences between two configurations, key by
+key.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ def config_to_json(config: RunConfig) -> str:
 def config_from_json(text: str) -> RunConfig:
     """Reads what `config_to_json` wrote. A key that is absent takes its default.
 
-    Raises ConfigError, naming the key, for text that `untrusted.parse_json` refuses, an unknown key, a missing key without default, or a value
-    of the wrong type or out of its range.
+    Raises ConfigError, naming the key, for text that `untrusted.parse_json` refuses, an unknown
+    key, a missing key without default, or a value of the wrong type or out of its range.
     """
     return from_plain(RunConfig, parse_json(text, "the configuration", error=ConfigError))
 
@@ -35,7 +37,9 @@ def to_plain(config: Any) -> dict[str, Any]:
 
 
 def from_plain(cls: type, data: Any) -> Any:
-    """The inverse of `to_plain` for the dataclass `cls`; raises ConfigError like `config_from_json`."""
+    """The inverse of `to_plain` for the dataclass `cls`; raises ConfigError like
+    `config_from_json`.
+    """
     if not isinstance(data, dict):
         raise ConfigError(f"{cls.__name__} is read from an object, not from {shown(data)}")
     config = _decode(data, cls, "")
@@ -44,7 +48,9 @@ def from_plain(cls: type, data: Any) -> Any:
 
 
 def flatten(config: Any, key: str = "") -> dict[str, Any]:
-    """Dotted key -> value of every leaf, as the command line writes it: `rl.optim.b1`, `data.sources.0.size`."""
+    """Dotted key -> value of every leaf, as the command line writes it: `rl.optim.b1`,
+    `data.sources.0.size`.
+    """
     if dataclasses.is_dataclass(config):
         children = [(f.name, getattr(config, f.name)) for f in dataclasses.fields(config)]
     elif isinstance(config, tuple) and any(dataclasses.is_dataclass(x) for x in config):
@@ -58,10 +64,16 @@ def flatten(config: Any, key: str = "") -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """Keys whose values differ, with (old, new); a key that one side lacks has the text "absent" there."""
+    """Keys whose values differ, with (old, new); a key that one side lacks has the text "absent"
+    there.
+    """
     a, b = flatten(old), flatten(new)
     keys = list(dict.fromkeys([*a, *b]))
-    return {k: (a.get(k, "absent"), b.get(k, "absent")) for k in keys if a.get(k, "absent") != b.get(k, "absent")}
+    return {
+        k: (a.get(k, "absent"), b.get(k, "absent"))
+        for k in keys
+        if a.get(k, "absent") != b.get(k, "absent")
+    }
 
 
 def _dataclasses_of(hint: Any) -> dict[str, type]:
@@ -80,7 +92,9 @@ def _encode(value: Any, hint: Any) -> Any:
 
 
 def _decode(data: Any, hint: Any, key: str) -> Any:
-    """`data` with its objects as the dataclasses of `hint`, which check their own fields, and its lists as tuples."""
+    """`data` with its objects as the dataclasses of `hint`, which check their own fields, and its
+    lists as tuples.
+    """
     classes = _dataclasses_of(hint)
     if classes and isinstance(data, dict):
         return _decode_dataclass(data, classes, key)
@@ -106,10 +120,16 @@ def _decode_dataclass(data: dict[str, Any], classes: dict[str, type], key: str) 
             continue
         if name not in hints:
             near = difflib.get_close_matches(name, hints, n=1)
-            raise ConfigError(f"{full[:200]}: no such key" + (f"; did you mean {near[0]}?" if near else ""))
+            raise ConfigError(
+                f"{full[:200]}: no such key" + (f"; did you mean {near[0]}?" if near else "")
+            )
         values[name] = _decode(value, hints[name], full)
     missing = dataclasses.MISSING
-    fields = [f.name for f in dataclasses.fields(cls) if f.default is missing and f.default_factory is missing]
+    fields = [
+        f.name
+        for f in dataclasses.fields(cls)
+        if f.default is missing and f.default_factory is missing
+    ]
     absent = [name for name in fields if name not in values]
     if absent:
         raise ConfigError(f"{where}: {', '.join(absent)} must be given")
@@ -117,7 +137,9 @@ def _decode_dataclass(data: dict[str, Any], classes: dict[str, type], key: str) 
 
 
 def tuples(value: Any, depth: int = 0) -> Any:
-    """`value` with every list in it as a tuple. Raises ConfigError where they nest deeper than a setting may."""
+    """`value` with every list in it as a tuple. Raises ConfigError where they nest deeper than a
+    setting may.
+    """
     if depth > MOST_DEPTH:
         raise ConfigError(f"lists in lists, deeper than {MOST_DEPTH} levels")
     return tuple(tuples(x, depth + 1) for x in value) if isinstance(value, list) else value

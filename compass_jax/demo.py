@@ -1,4 +1,6 @@
-"""The main job on this machine, offline: SFT -> evaluation -> RL -> evaluation -> Hugging Face export -> answers from the export."""
+"""The main job on this machine, offline: SFT -> evaluation -> RL -> evaluation -> Hugging Face
+export -> answers from the export.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,11 @@ from compass_jax.weights.hf import export_hf
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tiny_reasoning_cpu.py"
 
 
-def run_demo(out: str = "runs/demo", seed: int = 0, steps: tuple[int, int] | None = None) -> dict[str, Any]:
-    """Runs everything into `out` and returns what it writes to `out`/summary.json. An interrupted demo continues where it was.
+def run_demo(
+    out: str = "runs/demo", seed: int = 0, steps: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Runs everything into `out` and returns what it writes to `out`/summary.json. An interrupted
+    demo continues where it was.
 
     steps: (SFT, RL) updates instead of the configuration's, for a quick look.
     """
@@ -39,12 +44,17 @@ def _run(folder: Path, seed: int, steps: tuple[int, int] | None) -> dict[str, An
     started, console = time.perf_counter(), Console(soft_wrap=True)
     sft, rl = demo_configs(folder, seed, steps)
     before = _spent(folder)
-    console.rule("1/4 cold start: supervised fine-tuning on short answers and a few worked solutions")
+    console.rule(
+        "1/4 cold start: supervised fine-tuning on short answers and a few worked solutions"
+    )
     tuned = run_sft(sft)
     if tuned["stopped"]:
         return tuned
     first = evaluate_weights(rl, sft.directory)
-    console.print(f"held-out: avg@{first.k} {first.avg_at_k:.3f}, greedy {first.greedy:.3f} on {first.prompts} prompts")
+    console.print(
+        f"held-out: avg@{first.k} {first.avg_at_k:.3f}, greedy {first.greedy:.3f} on"
+        f" {first.prompts} prompts"
+    )
     console.rule("2/4 reinforcement learning: ESPO, router replay R3, RL-ZVP for uniform groups")
     trained = run_rl(rl)
     if trained["stopped"]:
@@ -56,41 +66,75 @@ def _run(folder: Path, seed: int, steps: tuple[int, int] | None) -> dict[str, An
     console.rule("4/4 three held-out prompts, answered by the exported folder")
     shown = answer_from(rl, str(exported), 3)
     for prompt, text, reward in shown:
-        console.print(f"[bold]{prompt.question}[/]  (reference {prompt.answer}, reward {reward:g})\n{text}\n", highlight=False)
+        console.print(
+            f"[bold]{prompt.question}[/]  (reference {prompt.answer}, reward {reward:g})\n{text}\n",
+            highlight=False,
+        )
     picture = folder / "curves.png"
     plot_curves(Path(rl.directory) / "metrics.jsonl", picture, "rl", "compass demo: RL")
     seconds = before + time.perf_counter() - started
     summary = summarise(first, last, seconds, exported, rl)
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-    console.print(summary_table(difficulty_rows(first, last), title="accuracy on held-out prompts, by difficulty"))
-    console.print(f"curves: {picture}\nsummary: {folder / 'summary.json'}\nwall time: {seconds / 60:.1f} min", highlight=False)
+    console.print(
+        summary_table(
+            difficulty_rows(first, last), title="accuracy on held-out prompts, by difficulty"
+        )
+    )
+    console.print(
+        f"curves: {picture}\nsummary: {folder / 'summary.json'}\nwall time: {seconds / 60:.1f} min",
+        highlight=False,
+    )
     return summary
 
 
-def demo_configs(folder: Path, seed: int, steps: tuple[int, int] | None = None) -> tuple[RunConfig, RunConfig]:
+def demo_configs(
+    folder: Path, seed: int, steps: tuple[int, int] | None = None
+) -> tuple[RunConfig, RunConfig]:
     """The SFT run and the RL run that starts from it."""
     config = dataclasses.replace(load_config(str(CONFIG)), seed=seed)
     if steps is not None:
-        sft, rl = dataclasses.replace(config.sft, steps=steps[0]), dataclasses.replace(config.rl, steps=steps[1])
+        sft, rl = (
+            dataclasses.replace(config.sft, steps=steps[0]),
+            dataclasses.replace(config.rl, steps=steps[1]),
+        )
         config = dataclasses.replace(config, sft=sft, rl=rl)
     first = dataclasses.replace(config, run_dir=str(folder / "sft"))
     return first, dataclasses.replace(config, run_dir=str(folder / "rl"), init_from=first.run_dir)
 
 
 def answer_from(config: RunConfig, weights: str, count: int) -> list[tuple[Prompt, str, float]]:
-    """Greedy answers to `count` held-out prompts, spread over the difficulties, with their rewards."""
+    """Greedy answers to `count` held-out prompts, spread over the difficulties, with their
+    rewards.
+    """
     engine, decode, tokenizer = decoder_of(config, weights)
     prompts = heldout_prompts(config.data, tokenizer, config.seed)
     chosen = prompts[:: max(1, len(prompts) // count)][:count]
     with Scorer(config.rewards, config.data) as scorer:
-        rollouts, scores = answers(engine, decode, chosen, tokenizer, scorer, samples=1, sampler=Sampler(0.0), seed=config.seed)
-    return [(p, tokenizer.decode(r[0].response), s[0].reward) for p, r, s in zip(chosen, rollouts, scores, strict=True)]
+        rollouts, scores = answers(
+            engine,
+            decode,
+            chosen,
+            tokenizer,
+            scorer,
+            samples=1,
+            sampler=Sampler(0.0),
+            seed=config.seed,
+        )
+    return [
+        (p, tokenizer.decode(r[0].response), s[0].reward)
+        for p, r, s in zip(chosen, rollouts, scores, strict=True)
+    ]
 
 
-def summarise(first: Evaluation, last: Evaluation, seconds: float, exported: Path, rl: RunConfig) -> dict[str, Any]:
+def summarise(
+    first: Evaluation, last: Evaluation, seconds: float, exported: Path, rl: RunConfig
+) -> dict[str, Any]:
     """What summary.json holds: the first keys are the ones to quote."""
     series = read_metrics(Path(rl.directory) / "metrics.jsonl", "rl")
-    at_first_step = {name.split("/")[-1]: float(series[name][1][0]) for name in ("zero_variance/rate_all_right", "zero_variance/rate_all_wrong")}
+    at_first_step = {
+        name.split("/")[-1]: float(series[name][1][0])
+        for name in ("zero_variance/rate_all_right", "zero_variance/rate_all_wrong")
+    }
     return {
         f"sft_avg_at_{first.k}": first.avg_at_k,
         f"rl_avg_at_{last.k}": last.avg_at_k,
@@ -104,7 +148,10 @@ def summarise(first: Evaluation, last: Evaluation, seconds: float, exported: Pat
         "seed": rl.seed,
         "rl_steps": rl.rl.steps,
         "first_step": at_first_step,
-        "by_difficulty": {row["task"]: {k: v for k, v in row.items() if k != "task"} for row in difficulty_rows(first, last)},
+        "by_difficulty": {
+            row["task"]: {k: v for k, v in row.items() if k != "task"}
+            for row in difficulty_rows(first, last)
+        },
     }
 
 
@@ -113,13 +160,29 @@ def difficulty_rows(first: Evaluation, last: Evaluation) -> list[dict[str, Any]]
     rows = []
     for label, (count, sampled, greedy) in first.labels.items():
         after = last.labels[label]
-        rows.append({"task": label, "prompts": count, "SFT avg@4": sampled, "RL avg@4": after[1], "SFT greedy": greedy, "RL greedy": after[2]})
-    total = {"task": "all", "prompts": first.prompts, "SFT avg@4": first.avg_at_k, "RL avg@4": last.avg_at_k}
+        rows.append(
+            {
+                "task": label,
+                "prompts": count,
+                "SFT avg@4": sampled,
+                "RL avg@4": after[1],
+                "SFT greedy": greedy,
+                "RL greedy": after[2],
+            }
+        )
+    total = {
+        "task": "all",
+        "prompts": first.prompts,
+        "SFT avg@4": first.avg_at_k,
+        "RL avg@4": last.avg_at_k,
+    }
     return [*rows, {**total, "SFT greedy": first.greedy, "RL greedy": last.greedy}]
 
 
 def _spent(folder: Path) -> float:
-    """Seconds that an earlier, interrupted demo in this folder took: from its first file until its last."""
+    """Seconds that an earlier, interrupted demo in this folder took: from its first file until its
+    last.
+    """
     files = [p.stat().st_mtime for p in folder.rglob("metrics.jsonl")]
     starts = [p.stat().st_mtime for p in folder.rglob("config.json")]
     return max(0.0, max(files) - min(starts)) if files and starts else 0.0

@@ -1,7 +1,9 @@
-"""Several processes, one program: each runs the same Python on the same host state, and arrays lie over the devices of all of them.
+"""Several processes, one program: each runs the same Python on the same host state, and arrays lie
+over the devices of all of them.
 
-So a process may decide only by what all know: what `sharding.fetch` reads from the devices, and what is exchanged here (scores, requests
-to stop). A process that is lost takes the others with it: none can compute alone, and the same command goes on from the last checkpoint.
+So a process may decide only by what all know: what `sharding.fetch` reads from the devices, and
+what is exchanged here (scores, requests to stop). A process that is lost takes the others with it:
+none can compute alone, and the same command goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -25,11 +27,15 @@ from compass_jax.config import ConfigError
 from compass_jax.config.errors import check
 
 VARIABLES = ("COMPASS_COORDINATOR", "COMPASS_PROCESSES", "COMPASS_PROCESS_ID")
-LOST = 75  # exit status where another process was lost (EX_TEMPFAIL: the same command goes on); jax's own end of a process is an abort, 134
-HEARTBEAT_S = 10  # a process that is silent for so long is lost; jax's own 100 s would hold a pod that long
+# exit status where another process was lost (EX_TEMPFAIL: the same command goes on); jax's own end
+# of a process is an abort, 134
+LOST = 75
+# a process that is silent for so long is lost; jax's own 100 s would hold a pod that long
+HEARTBEAT_S = 10
 _SIMULATED = "xla_force_host_platform_device_count"
-# Of XLA's pool where devices are simulated; it has as many as devices by itself. A collective holds one for each device until all have come, and so
-# does a launch onto a device with 32 programs ahead of it: a device that is late then finds none, and all wait for ever (seen on two cores).
+# Of XLA's pool where devices are simulated; it has as many as devices by itself. A collective holds
+# one for each device until all have come, and so does a launch onto a device with 32 programs ahead
+# of it: a device that is late then finds none, and all wait for ever (seen on two cores).
 _THREADS = 64
 _SMALLEST = 1024  # bytes of an exchange: sizes are powers of two, so that few programs are compiled
 
@@ -39,68 +45,114 @@ class DistributedError(RuntimeError):
 
 
 def initialize() -> bool:
-    """Joins the processes that the environment names; whether there are several. Comes before anything that uses a device, one process or many.
+    """Joins the processes that the environment names; whether there are several. Comes before
+    anything that uses a device, one process or many.
 
-    COMPASS_COORDINATOR (host:port of process 0), COMPASS_PROCESSES and COMPASS_PROCESS_ID: all or none. COMPASS_DISTRIBUTED=auto alone: a TPU pod
-    or GKE, where jax finds the others itself. Raises ConfigError for variables that cannot be used, DistributedError where the others are not met.
+    COMPASS_COORDINATOR (host:port of process 0), COMPASS_PROCESSES and COMPASS_PROCESS_ID: all or
+    none. COMPASS_DISTRIBUTED=auto alone: a TPU pod or GKE, where jax finds the others itself.
+    Raises ConfigError for variables that cannot be used, DistributedError where the others are not
+    met.
     """
     options, on_cpu = _options(), "cpu" in (jax.config.jax_platforms or "cpu")
-    if on_cpu and (options is not None or _SIMULATED in os.environ.get("XLA_FLAGS", "") or (jax.config.jax_num_cpu_devices or 0) > 1):
+    if on_cpu and (
+        options is not None
+        or _SIMULATED in os.environ.get("XLA_FLAGS", "")
+        or (jax.config.jax_num_cpu_devices or 0) > 1
+    ):
         os.environ.setdefault("PJRT_NPROC", str(max(_THREADS, os.cpu_count() or 1)))
     if options is None:
         return False
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, which StopSignal answers
+    # it would take SIGTERM, which StopSignal answers
+    jax.config.update("jax_enable_preemption_service", False)
     if on_cpu:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.config.update("jax_cpu_enable_async_dispatch", False)  # gloo pairs up collectives by their order: one program after the other
+        # gloo pairs up collectives by their order: one program after the other
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
         jax.distributed.initialize(**options, heartbeat_timeout_seconds=HEARTBEAT_S)
     except jax.errors.JaxRuntimeError as error:
         where = options.get("coordinator_address", "the coordinator that jax found")
         raise DistributedError(
-            f"the processes did not meet at {where}: {_first_line(error)}; start the same command in every process, each with its own "
-            "COMPASS_PROCESS_ID, and check that process 0 can be reached there"
+            f"the processes did not meet at {where}: {_first_line(error)}; start the same command"
+            " in every process, each with its own COMPASS_PROCESS_ID, and check that process 0 can"
+            " be reached there"
         ) from error
     return True
 
 
 def refuse(what: str) -> None:
     """ConfigError where the environment names several processes, and `what` works in one."""
-    check(_options() is None, f"{what} runs in one process: unset {', '.join(VARIABLES)} and COMPASS_DISTRIBUTED, and start it once")
+    check(
+        _options() is None,
+        f"{what} runs in one process: unset {', '.join(VARIABLES)} and COMPASS_DISTRIBUTED, and"
+        " start it once",
+    )
 
 
 def _options() -> dict[str, Any] | None:
     """What jax.distributed.initialize is to be told; None: this process is alone."""
-    given, auto = {name: os.environ.get(name, "") for name in VARIABLES}, os.environ.get("COMPASS_DISTRIBUTED", "")
+    given, auto = (
+        {name: os.environ.get(name, "") for name in VARIABLES},
+        os.environ.get("COMPASS_DISTRIBUTED", ""),
+    )
     missing = [name for name, value in given.items() if not value]
     if len(missing) == len(given):
-        check(auto in ("", "auto"), f"COMPASS_DISTRIBUTED = {auto!r}: only 'auto' is known, of TPU pods and GKE; else set {', '.join(VARIABLES)}")
+        check(
+            auto in ("", "auto"),
+            f"COMPASS_DISTRIBUTED = {auto!r}: only 'auto' is known, of TPU pods and GKE; else set"
+            f" {', '.join(VARIABLES)}",
+        )
         return {} if auto else None
     there = ", ".join(name for name in given if given[name])
-    check(not missing, f"{', '.join(missing)} not set, but {there}: set all of {', '.join(VARIABLES)}, or none")
+    check(
+        not missing,
+        f"{', '.join(missing)} not set, but {there}: set all of {', '.join(VARIABLES)}, or none",
+    )
     address, count, number = given.values()
     host, _, port = address.rpartition(":")
-    check(bool(host) and port.isdigit(), f"COMPASS_COORDINATOR = {address!r}: must be host:port of process 0")
-    check(count.isdigit() and int(count) >= 1, f"COMPASS_PROCESSES = {count!r}: must be a number of at least 1")
+    check(
+        bool(host) and port.isdigit(),
+        f"COMPASS_COORDINATOR = {address!r}: must be host:port of process 0",
+    )
+    check(
+        count.isdigit() and int(count) >= 1,
+        f"COMPASS_PROCESSES = {count!r}: must be a number of at least 1",
+    )
     known = number.isdigit() and int(number) < int(count)
-    check(known, f"COMPASS_PROCESS_ID = {number!r}: must be in 0..{int(count) - 1} (COMPASS_PROCESSES = {count})")
+    check(
+        known,
+        f"COMPASS_PROCESS_ID = {number!r}: must be in 0..{int(count) - 1} (COMPASS_PROCESSES ="
+        f" {count})",
+    )
     if int(count) == 1:
         return None
-    options = {"coordinator_address": address, "num_processes": int(count), "process_id": int(number)}
-    return {**options, "coordinator_bind_address": address} if host in ("127.0.0.1", "localhost") else options
+    options = {
+        "coordinator_address": address,
+        "num_processes": int(count),
+        "process_id": int(number),
+    }
+    return (
+        {**options, "coordinator_bind_address": address}
+        if host in ("127.0.0.1", "localhost")
+        else options
+    )
 
 
 @contextlib.contextmanager
 def processes() -> Iterator[None]:
     """Around a whole run: `initialize` before it; behind it every process waits for the others.
 
-    In a process of several, an error is told on stderr and ends the process at once: the interpreter's own end would wait for processes that
-    wait for this one. One that ends in any other way (`kill -9`, jax's abort when another is lost) leaves last words.
+    In a process of several, an error is told on stderr and ends the process at once: the
+    interpreter's own end would wait for processes that wait for this one. One that ends in any
+    other way (`kill -9`, jax's abort when another is lost) leaves last words.
     """
     if not initialize() or jax.process_count() == 1:
         yield
         return
-    name = f"process {jax.process_index()} of {jax.process_count()} (pid {os.getpid()} on {socket.gethostname()})"
+    name = (
+        f"process {jax.process_index()} of {jax.process_count()} (pid {os.getpid()} on"
+        f" {socket.gethostname()})"
+    )
     with _LastWords(name) as words:
         try:
             yield
@@ -117,12 +169,15 @@ class _LastWords:
 
     def __init__(self, name: str):
         text = (
-            f"compass: {name} has ended before the run did. Where another process was lost, the lines above say which. Those that are left end "
-            f"within {2 * HEARTBEAT_S} s; the same command, in every process, goes on from the last checkpoint."
+            f"compass: {name} has ended before the run did. Where another process was lost, the"
+            f" lines above say which. Those that are left end within {2 * HEARTBEAT_S} s; the same"
+            " command, in every process, goes on from the last checkpoint."
         )
         script = 'read -r word; [ "$word" = done ] || printf "%s\\n" "$0" >&2'
         # a session of its own: what ends the process's group must not end it
-        self._shell = subprocess.Popen(["/bin/sh", "-c", script, text], stdin=subprocess.PIPE, start_new_session=True)
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", script, text], stdin=subprocess.PIPE, start_new_session=True
+        )
 
     def __enter__(self) -> _LastWords:
         return self
@@ -136,7 +191,9 @@ class _LastWords:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether it is one of this project's own errors, which say in their message what was wrong and what to do."""
+    """Whether it is one of this project's own errors, which say in their message what was wrong and
+    what to do.
+    """
     return type(error).__module__.startswith("compass_jax")
 
 
@@ -149,8 +206,14 @@ def _told(name: str, error: BaseException) -> int:
     elif isinstance(error, jax.errors.JaxRuntimeError):
         code = LOST
         traceback.print_exception(error)
-        print(f"compass: {name}: a computation failed, as it does when another process is lost: {_first_line(error)}", file=sys.stderr, flush=True)
-        time.sleep(HEARTBEAT_S + 2)  # jax's service names the process that was lost, and ends this one
+        print(
+            f"compass: {name}: a computation failed, as it does when another process is lost:"
+            f" {_first_line(error)}",
+            file=sys.stderr,
+            flush=True,
+        )
+        # jax's service names the process that was lost, and ends this one
+        time.sleep(HEARTBEAT_S + 2)
     elif _is_ours(error):
         code = 2 if isinstance(error, ConfigError) else 1
         print(f"compass: {name}: {error}", file=sys.stderr, flush=True)
@@ -166,7 +229,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def first() -> bool:
-    """Whether this process writes: the log, the configuration, checkpoints' metadata, the console."""
+    """Whether this process writes: the log, the configuration, checkpoints' metadata, the
+    console.
+    """
     return jax.process_index() == 0
 
 
@@ -186,12 +251,24 @@ def exchange(payload: bytes) -> list[bytes]:
 
 def anyone(flag: bool) -> bool:
     """Whether `flag` holds in any process. All call it at the same place."""
-    return flag if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.array(flag)).any())
+    return (
+        flag
+        if jax.process_count() == 1
+        else bool(multihost_utils.process_allgather(np.array(flag)).any())
+    )
 
 
 def same(values: dict[str, Any], remedy: str) -> None:
-    """Raises ConfigError, in every process, for the first of these values (JSON-able, by name) that is not that of process 0."""
+    """Raises ConfigError, in every process, for the first of these values (JSON-able, by name) that
+    is not that of process 0.
+    """
     ours, *others = (json.loads(text) for text in exchange(json.dumps(values).encode()))
     for number, theirs in enumerate(others, 1):
-        name = next((name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)), None)
-        check(name is None, f"{name} is {ours.get(name)!r} in process 0 and {theirs.get(name)!r} in process {number}: {remedy}")
+        name = next(
+            (name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)), None
+        )
+        check(
+            name is None,
+            f"{name} is {ours.get(name)!r} in process 0 and {theirs.get(name)!r} in process"
+            f" {number}: {remedy}",
+        )

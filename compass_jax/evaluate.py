@@ -1,4 +1,6 @@
-"""avg@k, pass@k and greedy accuracy on held-out prompts, through the same rollout and the same verifiers as training."""
+"""avg@k, pass@k and greedy accuracy on held-out prompts, through the same rollout and the same
+verifiers as training.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ from compass_jax.weights.hf import init_or_load
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies in [0, 1] over prompts; `labels` has (prompts, avg@k, greedy) of each label. Unknown scores are left out and counted."""
+    """Accuracies in [0, 1] over prompts; `labels` has (prompts, avg@k, greedy) of each label.
+    Unknown scores are left out and counted.
+    """
 
     k: int
     prompts: int
@@ -44,7 +48,11 @@ class Evaluation:
 
     def metrics(self) -> dict[str, float]:
         """By their public names."""
-        out = {"eval/heldout/avg_at_k": self.avg_at_k, "eval/heldout/pass_at_k": self.pass_at_k, "eval/heldout/greedy": self.greedy}
+        out = {
+            "eval/heldout/avg_at_k": self.avg_at_k,
+            "eval/heldout/pass_at_k": self.pass_at_k,
+            "eval/heldout/greedy": self.greedy,
+        }
         return {**out, **{f"eval/{label}/avg_at_k": v[1] for label, v in self.labels.items()}}
 
 
@@ -60,8 +68,12 @@ def answers(
     seed: int,
     purpose: Purpose = Purpose.EVAL,
 ) -> tuple[list[list[Rollout]], list[list[Score]]]:
-    """`samples` scored rollouts of every prompt, in order. Draws depend on (seed, purpose, prompt, sample, position) alone."""
-    collection = Collection(engine, params, prompts, samples, purpose, seed, sampler=sampler, keep_routing=False)
+    """`samples` scored rollouts of every prompt, in order. Draws depend on (seed, purpose, prompt,
+    sample, position) alone.
+    """
+    collection = Collection(
+        engine, params, prompts, samples, purpose, seed, sampler=sampler, keep_routing=False
+    )
     rollouts: dict[int, Rollout] = {}
     scores: dict[int, Score] = {}
     for rollout in collection:
@@ -73,12 +85,39 @@ def answers(
     return [[rollouts[r] for r in row] for row in rows], [[scores[r] for r in row] for row in rows]
 
 
-def evaluate(engine: Engine, params: Any, prompts: Sequence[Prompt], tokenizer: Tokenizer, scorer: Scorer, config: RunConfig) -> Evaluation:
-    """k samples at `evaluation.temperature` and one greedy answer for every prompt; right means reward >= rewards.right_at."""
+def evaluate(
+    engine: Engine,
+    params: Any,
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer,
+    scorer: Scorer,
+    config: RunConfig,
+) -> Evaluation:
+    """k samples at `evaluation.temperature` and one greedy answer for every prompt; right means
+    reward >= rewards.right_at.
+    """
     e = config.evaluation
     at = config.rewards.right_at
-    sampled = answers(engine, params, prompts, tokenizer, scorer, samples=e.k, sampler=Sampler(e.temperature, e.top_k, e.top_p), seed=config.seed)[1]
-    greedy = answers(engine, params, prompts, tokenizer, scorer, samples=1, sampler=Sampler(0.0), seed=config.seed)[1]
+    sampled = answers(
+        engine,
+        params,
+        prompts,
+        tokenizer,
+        scorer,
+        samples=e.k,
+        sampler=Sampler(e.temperature, e.top_k, e.top_p),
+        seed=config.seed,
+    )[1]
+    greedy = answers(
+        engine,
+        params,
+        prompts,
+        tokenizer,
+        scorer,
+        samples=1,
+        sampler=Sampler(0.0),
+        seed=config.seed,
+    )[1]
     right = np.array([[s.reward >= at and s.known for s in row] for row in sampled])
     known = np.array([[s.known for s in row] for row in sampled])
     best = np.array([row[0].reward >= at and row[0].known for row in greedy])
@@ -91,18 +130,45 @@ def evaluate(engine: Engine, params: Any, prompts: Sequence[Prompt], tokenizer: 
     labels = {}
     for label in dict.fromkeys(names.tolist()):
         here = names == label
-        labels[label] = (int(here.sum()), mean(right[here], known[here]), mean(best[here], best_known[here]))
+        labels[label] = (
+            int(here.sum()),
+            mean(right[here], known[here]),
+            mean(best[here], best_known[here]),
+        )
     unknown = int((~known).sum() + (~best_known).sum())
-    return Evaluation(e.k, len(prompts), mean(right, known), mean(right.any(1), known.any(1)), mean(best, best_known), unknown, labels)
+    return Evaluation(
+        e.k,
+        len(prompts),
+        mean(right, known),
+        mean(right.any(1), known.any(1)),
+        mean(best, best_known),
+        unknown,
+        labels,
+    )
 
 
 def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]:
-    """Engine, decoding parameters and tokenizer for the weights of a run directory, a checkpoint or a Hugging Face folder."""
+    """Engine, decoding parameters and tokenizer for the weights of a run directory, a checkpoint or
+    a Hugging Face folder.
+    """
     tokenizer = load_tokenizer(config)
     placement = placements(config.rollout_mesh or config.mesh, None, False)[1]
-    shardings = None if placement is None else shardings_like(abstract_params(config.model, "float32"), config.model, placement)
-    params = init_or_load(dataclasses.replace(config, init_from=weights), jax.random.key(config.seed), shardings)
-    engine = Engine(config.model, config.rollout_compute, config.rollout, tokenizer.eos_id, placement, tokenizer.vocab_size)
+    shardings = (
+        None
+        if placement is None
+        else shardings_like(abstract_params(config.model, "float32"), config.model, placement)
+    )
+    params = init_or_load(
+        dataclasses.replace(config, init_from=weights), jax.random.key(config.seed), shardings
+    )
+    engine = Engine(
+        config.model,
+        config.rollout_compute,
+        config.rollout,
+        tokenizer.eos_id,
+        placement,
+        tokenizer.vocab_size,
+    )
     options: dict[str, Any] = {"layout": engine.layout}
     options |= {} if placement is None else {"model": config.model, "placement": placement}
     decode, _ = hand_over(params, config.rollout_compute.dtype, config.rollout.quantize, **options)
@@ -110,7 +176,9 @@ def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]
 
 
 def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:
-    """Held-out accuracy of the weights of a run directory, a checkpoint or a Hugging Face folder."""
+    """Held-out accuracy of the weights of a run directory, a checkpoint or a Hugging Face
+    folder.
+    """
     config.validate()
     if not config.data.eval_prompts:
         raise ConfigError("data.eval_prompts = 0: there are no held-out prompts to evaluate on")
@@ -126,10 +194,23 @@ def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:
 def run_eval(config: RunConfig, checkpoint: str) -> dict[str, Any]:
     """`compass eval`: prints the accuracies by label and returns them as a dict."""
     found = evaluate_weights(config, checkpoint)
-    rows = [{"task": name, "prompts": n, f"avg@{found.k}": avg, "greedy": best} for name, (n, avg, best) in found.labels.items()]
-    rows.append({"task": "all", "prompts": found.prompts, f"avg@{found.k}": found.avg_at_k, "greedy": found.greedy})
+    rows = [
+        {"task": name, "prompts": n, f"avg@{found.k}": avg, "greedy": best}
+        for name, (n, avg, best) in found.labels.items()
+    ]
+    rows.append(
+        {
+            "task": "all",
+            "prompts": found.prompts,
+            f"avg@{found.k}": found.avg_at_k,
+            "greedy": found.greedy,
+        }
+    )
     console = Console(soft_wrap=True, quiet=not first())
     console.print(notice(config.rewards.sandbox), highlight=False)
     console.print(summary_table(rows, title=f"{checkpoint}: accuracy on held-out prompts"))
-    console.print(f"pass@{found.k} {found.pass_at_k:.4g}; scores left out because the check failed: {found.unknown}")
+    console.print(
+        f"pass@{found.k} {found.pass_at_k:.4g}; scores left out because the check failed:"
+        f" {found.unknown}"
+    )
     return dataclasses.asdict(found)

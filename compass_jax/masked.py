@@ -8,49 +8,70 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 
-def masked_sum(x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False) -> Float[Array, "..."]:
+def masked_sum(
+    x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False
+) -> Float[Array, "..."]:
     """Sum of `x` where `mask`; values outside the mask may be NaN."""
     return jnp.sum(jnp.where(mask, x, jnp.zeros((), x.dtype)), axis=axis, keepdims=keepdims)
 
 
-def masked_mean(x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False) -> Float[Array, "..."]:
+def masked_mean(
+    x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False
+) -> Float[Array, "..."]:
     """Mean of `x` where `mask`; 0 where nothing is selected."""
     count = jnp.sum(mask, axis=axis, keepdims=keepdims).astype(x.dtype)
     return masked_sum(x, mask, axis, keepdims) / jnp.maximum(count, jnp.ones((), x.dtype))
 
 
-def masked_std(x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False) -> Float[Array, "..."]:
-    """Standard deviation with ddof 0 where `mask`; 0, with gradient 0, where nothing or nothing different is selected."""
+def masked_std(
+    x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False
+) -> Float[Array, "..."]:
+    """Standard deviation with ddof 0 where `mask`; 0, with gradient 0, where nothing or nothing
+    different is selected.
+    """
     mean = masked_mean(x, mask, axis, keepdims=True)
-    var = masked_mean(jnp.square(jnp.where(mask, x - mean, jnp.zeros((), x.dtype))), mask, axis, keepdims)
+    var = masked_mean(
+        jnp.square(jnp.where(mask, x - mean, jnp.zeros((), x.dtype))), mask, axis, keepdims
+    )
     positive = var > 0  # the gradient of sqrt at 0 is infinite
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, var, jnp.ones((), x.dtype))), jnp.zeros((), x.dtype))
+    return jnp.where(
+        positive, jnp.sqrt(jnp.where(positive, var, jnp.ones((), x.dtype))), jnp.zeros((), x.dtype)
+    )
 
 
-def masked_max(x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False) -> Float[Array, "..."]:
+def masked_max(
+    x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False
+) -> Float[Array, "..."]:
     """Maximum of `x` where `mask`; 0 where nothing is selected."""
     low = jnp.full((), jnp.finfo(x.dtype).min, x.dtype)
     top = jnp.max(jnp.where(mask, x, low), axis=axis, keepdims=keepdims, initial=low)
     return jnp.where(jnp.any(mask, axis=axis, keepdims=keepdims), top, jnp.zeros((), x.dtype))
 
 
-def masked_min(x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False) -> Float[Array, "..."]:
+def masked_min(
+    x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False
+) -> Float[Array, "..."]:
     """Minimum of `x` where `mask`; 0 where nothing is selected."""
     return -masked_max(-x, mask, axis, keepdims)
 
 
-def masked_quantile(x: Float[Array, "b t"], mask: Bool[Array, "b t"], q: float) -> Float[Array, "b"]:
-    """The `q` quantile of each row where `mask`, linearly interpolated (numpy's `linear`); 0 for an empty row.
+def masked_quantile(
+    x: Float[Array, "b t"], mask: Bool[Array, "b t"], q: float
+) -> Float[Array, "b"]:
+    """The `q` quantile of each row where `mask`, linearly interpolated (numpy's `linear`); 0 for an
+    empty row.
 
-    `q` is read as the nearest fraction with a denominator up to 10,000, and the position q (n - 1) is computed in integers: where it
-    falls on a value, the quantile is that value exactly, in every precision, so that `x >= quantile` holds for it.
+    `q` is read as the nearest fraction with a denominator up to 10,000, and the position q (n - 1)
+    is computed in integers: where it falls on a value, the quantile is that value exactly, in every
+    precision, so that `x >= quantile` holds for it.
     """
     if not 0 <= q <= 1:
         raise ValueError(f"masked_quantile: q = {q} is outside [0, 1]")
     fraction = Fraction(q).limit_denominator(10_000)
     top, bottom = fraction.numerator, fraction.denominator
     last = jnp.maximum(jnp.sum(mask, axis=1, dtype=jnp.int32) - 1, 0)
-    rest = last % bottom * top  # q * last = whole + rest / bottom, without the overflow of top * last
+    # q * last = whole + rest / bottom, without the overflow of top * last
+    rest = last % bottom * top
     below = last // bottom * top + rest // bottom
     above = jnp.minimum(below + 1, last)
     ordered = jnp.sort(jnp.where(mask, x, jnp.full((), jnp.inf, x.dtype)), axis=1)

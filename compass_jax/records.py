@@ -1,11 +1,12 @@
 """The nouns that cross boundaries, frozen and shaped.
 
-Axes: `b` sequences (one row = one sequence), `t` tokens, `g` groups (one prompt each), `s` samples of a group,
-`l` MoE layers, `k` experts per token, `e` experts, `v` vocabulary.
+Axes: `b` sequences (one row = one sequence), `t` tokens, `g` groups (one prompt each), `s` samples
+of a group, `l` MoE layers, `k` experts per token, `e` experts, `v` vocabulary.
 
-Alignment, everywhere: index `t` of logp, entropy, mask, advantage and weight belongs to *token* t, the one that was
-sampled from the hidden state at t-1 (so index 0 is never in a mask). Index `t` of routing belongs to token t as an
-*input*; the last token of a sequence is never an input, so T tokens own T-1 routing rows and its row is unset.
+Alignment, everywhere: index `t` of logp, entropy, mask, advantage and weight belongs to *token* t,
+the one that was sampled from the hidden state at t-1 (so index 0 is never in a mask). Index `t` of
+routing belongs to token t as an *input*; the last token of a sequence is never an input, so T
+tokens own T-1 routing rows and its row is unset.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def stable_id(text: str) -> int:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt, tokenised. `id` folds into every random key drawn for it; `visit` counts earlier rollouts of it."""
+    """One prompt, tokenised. `id` folds into every random key drawn for it; `visit` counts earlier
+    rollouts of it.
+    """
 
     id: int  # stable_id(source label + question)
     source: int  # index into data.sources: which scorer checks it
@@ -46,7 +49,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sample, finished or cut to go on later. Routing stays on the device, in row `row` of the collector's routing store."""
+    """One sample, finished or cut to go on later. Routing stays on the device, in row `row` of the
+    collector's routing store.
+    """
 
     prompt: Prompt
     sample: int
@@ -54,7 +59,8 @@ class Rollout:
     logp: np.ndarray  # float32 [t]; 0 on the prompt
     entropy: np.ndarray  # float32 [t], nats; 0 on the prompt
     truncated: bool  # stopped by length, not by the end token
-    versions: np.ndarray  # int32 [t]: the policy version under which each token was sampled; not read on the prompt
+    # int32 [t]: the policy version under which each token was sampled; not read on the prompt
+    versions: np.ndarray
     row: int
 
     @property
@@ -70,7 +76,9 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Score:
-    """A verifier's answer. `known` is False after a hang, crash or exception: the sample is then excluded."""
+    """A verifier's answer. `known` is False after a hang, crash or exception: the sample is then
+    excluded.
+    """
 
     reward: float
     known: bool
@@ -98,7 +106,9 @@ class Outcome(NamedTuple):
 
 
 class TrainBatch(NamedTuple):
-    """Arrays of sequences for one pass. `routing` None: live; its unset rows fall back to live routing, token by token."""
+    """Arrays of sequences for one pass. `routing` None: live; its unset rows fall back to live
+    routing, token by token.
+    """
 
     tokens: Int[Array, "b t"]
     lengths: Int[Array, "b"]  # tokens of each sequence; 0 for a padding row
@@ -109,7 +119,8 @@ class TrainBatch(NamedTuple):
     old_entropy: Float[Array, "b t"] | None = None
     ref_logp: Float[Array, "b t"] | None = None
     advantage: Float[Array, "b t"] | None = None
-    weight: Float[Array, "b t"] | None = None  # the normaliser over the whole update; 0 outside the mask
+    # the normaliser over the whole update; 0 outside the mask
+    weight: Float[Array, "b t"] | None = None
     entropy_group: Int[Array, "b t"] | None = None  # ESPO's tau of each token
 
 

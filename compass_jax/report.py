@@ -14,7 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 # Colours that remain apart for colour-blind readers (Okabe and Ito).
-_BLUE, _ORANGE, _GREEN, _RED, _SKY, _GREY, _DARK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#B8B8B8", "#444444"
+_BLUE, _ORANGE, _GREEN, _RED, _SKY, _GREY, _DARK = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#56B4E9",
+    "#B8B8B8",
+    "#444444",
+)
 
 # Rows of the run table: label, metrics that are added up, format.
 _ROWS = (
@@ -31,11 +39,15 @@ _ROWS = (
 
 
 class ReportError(ValueError):
-    """There is nothing to report on, or a line of metrics is damaged; the message names the file."""
+    """There is nothing to report on, or a line of metrics is damaged; the message names the
+    file.
+    """
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
-    """A table of rows with the same keys: the first column is text, floats get four significant digits, other values are shown as they are."""
+    """A table of rows with the same keys: the first column is text, floats get four significant
+    digits, other values are shown as they are.
+    """
     table = Table(title=title or None, title_style="bold", title_justify="left")
     for i, name in enumerate(rows[0] if rows else ()):
         table.add_column(name, justify="left" if i == 0 else "right")
@@ -44,10 +56,14 @@ def summary_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
     return table
 
 
-def read_metrics(path: str | os.PathLike, stage: str | None = None) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Metric name -> (steps, values) of a metrics.jsonl, null as NaN; of one stage, or of all of them.
+def read_metrics(
+    path: str | os.PathLike, stage: str | None = None
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Metric name -> (steps, values) of a metrics.jsonl, null as NaN; of one stage, or of all of
+    them.
 
-    A last line cut off by a kill is passed over; any other damaged line raises ReportError naming it.
+    A last line cut off by a kill is passed over; any other damaged line raises ReportError naming
+    it.
     """
     series: dict[str, tuple[list, list]] = {}
     lines = Path(path).read_text().splitlines(keepends=True)
@@ -64,25 +80,36 @@ def read_metrics(path: str | os.PathLike, stage: str | None = None) -> dict[str,
                 steps, values = series.setdefault(name, ([], []))
                 steps.append(step)
                 values.append(np.nan if value is None else value)
-    return {name: (np.asarray(steps), np.asarray(values, float)) for name, (steps, values) in series.items()}
+    return {
+        name: (np.asarray(steps), np.asarray(values, float))
+        for name, (steps, values) in series.items()
+    }
 
 
 def run_rows(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[dict[str, str]]:
-    """Rows for `summary_table`: the mean of each known metric over the first and the last tenth of the steps."""
+    """Rows for `summary_table`: the mean of each known metric over the first and the last tenth of
+    the steps.
+    """
     rows = []
     for label, names, form in _ROWS:
         if all(name in series for name in names):
             values = sum(series[name][1] for name in names)
             tenth = max(1, len(values) // 10)
             first, last = _mean(values[:tenth]), _mean(values[-tenth:])
-            rows.append({"metric": label, "first 10%": form.format(first), "last 10%": form.format(last)})
+            rows.append(
+                {"metric": label, "first 10%": form.format(first), "last 10%": form.format(last)}
+            )
     return rows
 
 
-def plot_curves(metrics_jsonl: str | os.PathLike, png: str | os.PathLike, stage: str = "rl", title: str = "") -> None:
-    """Draws the curves of a stage: loss, reward, zero variance, waste, entropy, response length, mismatch, gradient norm, learning rate.
+def plot_curves(
+    metrics_jsonl: str | os.PathLike, png: str | os.PathLike, stage: str = "rl", title: str = ""
+) -> None:
+    """Draws the curves of a stage: loss, reward, zero variance, waste, entropy, response length,
+    mismatch, gradient norm, learning rate.
 
-    Panels without a logged metric are left out. Raises ReportError where the file has nothing to draw of the stage.
+    Panels without a logged metric are left out. Raises ReportError where the file has nothing to
+    draw of the stage.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # no display, and no global figure
     from matplotlib.figure import Figure
@@ -99,16 +126,24 @@ def plot_curves(metrics_jsonl: str | os.PathLike, png: str | os.PathLike, stage:
         _draw(panel, place, series)
     for place in axes[len(panels) :]:
         place.set_axis_off()
-    figure.suptitle(title or f"{Path(metrics_jsonl).absolute().parent.name}: {stage}", fontsize=14, fontweight="bold")
+    figure.suptitle(
+        title or f"{Path(metrics_jsonl).absolute().parent.name}: {stage}",
+        fontsize=14,
+        fontweight="bold",
+    )
     figure.savefig(png)
 
 
 def run_report(run_dir: str | os.PathLike, console: Console | None = None) -> list[Path]:
-    """Prints the table of each stage of a run and draws its curves; returns the pictures. Raises ReportError where there is no run."""
+    """Prints the table of each stage of a run and draws its curves; returns the pictures. Raises
+    ReportError where there is no run.
+    """
     console = console or Console()
     metrics = Path(run_dir) / "metrics.jsonl"
     if not metrics.exists():
-        raise ReportError(f"{metrics} does not exist: {run_dir} is not the directory of a run that has started")
+        raise ReportError(
+            f"{metrics} does not exist: {run_dir} is not the directory of a run that has started"
+        )
     pictures = []
     read_metrics(metrics)  # names a damaged line
     for stage in _stages(metrics):
@@ -134,7 +169,9 @@ def _mean(values: np.ndarray) -> float:
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred mean over up to `window` neighbours, shorter at the ends; values that are not finite are left out."""
+    """Centred mean over up to `window` neighbours, shorter at the ends; values that are not finite
+    are left out.
+    """
     half = window // 2
     return np.asarray([_mean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))])
 
@@ -155,7 +192,10 @@ _PANELS = (
     _Panel(
         "Groups without variance",
         "share of groups",
-        (("zero_variance/rate_all_right", "all right", _GREEN), ("zero_variance/rate_all_wrong", "all wrong", _RED)),
+        (
+            ("zero_variance/rate_all_right", "all right", _GREEN),
+            ("zero_variance/rate_all_wrong", "all wrong", _RED),
+        ),
         "share",
     ),
     _Panel(
@@ -170,7 +210,11 @@ _PANELS = (
         "stacked",
     ),
     _Panel("Entropy of the policy", "nats per token", (("entropy_nats", "entropy", _ORANGE),)),
-    _Panel("Response length", "tokens", (("response_length/mean", "mean", _BLUE), ("response_length/max", "max", _SKY))),
+    _Panel(
+        "Response length",
+        "tokens",
+        (("response_length/mean", "mean", _BLUE), ("response_length/max", "max", _SKY)),
+    ),
     _Panel(
         "Rollout against training",
         "nats per token",
@@ -220,10 +264,14 @@ def _line(axes: Any, steps: np.ndarray, values: np.ndarray, label: str, colour: 
 
 
 def _stack(axes: Any, have: list[tuple]) -> None:
-    """Shares of a whole, smoothed and piled up. All are logged together, so the first one's steps are those of all."""
+    """Shares of a whole, smoothed and piled up. All are logged together, so the first one's steps
+    are those of all.
+    """
     steps, first = have[0][0], have[0][1]
     window = max(1, len(first) // 20)
     layers = [smooth(np.nan_to_num(values), window) for _, values, _, _ in have]
-    axes.stackplot(steps, layers, labels=[x[2] for x in have], colors=[x[3] for x in have], linewidth=0)
+    axes.stackplot(
+        steps, layers, labels=[x[2] for x in have], colors=[x[3] for x in have], linewidth=0
+    )
     axes.set_xlim(steps[0], max(steps[-1], steps[0] + 1))
     axes.legend(loc="lower left", fontsize=9, framealpha=0.85)

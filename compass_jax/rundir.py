@@ -16,7 +16,8 @@ from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config_io import config_from_json, config_to_json, differences
 from compass_jax.untrusted import read_text
 
-# How far and how often: settings that leave every step already taken as it was. `run_dir` only says where the directory lies.
+# How far and how often: settings that leave every step already taken as it was. `run_dir` only says
+# where the directory lies.
 MAY_CHANGE = frozenset(
     {
         "run_dir",

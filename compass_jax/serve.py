@@ -1,4 +1,6 @@
-"""`compass serve`: JetStream's gRPC server, or HTTP for OpenAI's clients, over our engine, on weights of a run or of a Hugging Face folder."""
+"""`compass serve`: JetStream's gRPC server, or HTTP for OpenAI's clients, over our engine, on
+weights of a run or of a Hugging Face folder.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 9000  # 0, with --openai: any that is free
     slots: int = 16  # requests that are decoded together
-    prompt_tokens: int = 256  # longest prompt, a power of two; of a longer one the last tokens are kept
+    # longest prompt, a power of two; of a longer one the last tokens are kept
+    prompt_tokens: int = 256
     max_new_tokens: int = 256
     temperature: float = 1.0  # of JetStream's requests, which bring none; 0: greedy
     openai: bool = False  # HTTP instead of gRPC
@@ -46,8 +49,14 @@ class ServeConfig:
 
     def rollout(self) -> RolloutConfig:
         """The engine's settings. ConfigError for a value that cannot be."""
-        if self.prompt_tokens < 16 or self.prompt_tokens > 32768 or self.prompt_tokens & (self.prompt_tokens - 1):
-            raise ConfigError(f"--prompt-tokens {self.prompt_tokens}: must be a power of two from 16 to 32768")
+        if (
+            self.prompt_tokens < 16
+            or self.prompt_tokens > 32768
+            or self.prompt_tokens & (self.prompt_tokens - 1)
+        ):
+            raise ConfigError(
+                f"--prompt-tokens {self.prompt_tokens}: must be a power of two from 16 to 32768"
+            )
         if not (0 if self.openai else 1) <= self.port < 65536:
             text = "must be from 1 to 65535, or 0 with --openai for any that is free"
             raise ConfigError(f"--port {self.port}: {text}")
@@ -65,20 +74,31 @@ class ServeConfig:
             raise ConfigError(f"--max-waiting {self.max_waiting}: must be positive")
         buckets = tuple(2**n for n in range(4, 16) if 2**n <= self.prompt_tokens)
         config = RolloutConfig(
-            slots=self.slots, prompt_buckets=buckets, max_new_tokens=self.max_new_tokens, temperature=self.temperature,
+            slots=self.slots,
+            prompt_buckets=buckets,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
             tokens_per_call=8 if self.openai else 1,
-        )  # fmt: skip
+        )
         config.validate()
         return config
 
 
 def load(weights: str) -> tuple[ModelConfig, Any, Tokenizer]:
-    """(model, parameters in the decode layout, tokenizer). ConfigError where there is no such folder or no tokenizer beside the weights."""
+    """(model, parameters in the decode layout, tokenizer). ConfigError where there is no such
+    folder or no tokenizer beside the weights.
+    """
     if not Path(weights).is_dir():
-        raise ConfigError(f"{weights}: there is no such folder; give a run directory, a checkpoint, or a Hugging Face folder")
+        raise ConfigError(
+            f"{weights}: there is no such folder; give a run directory, a checkpoint, or a Hugging"
+            " Face folder"
+        )
     model, folder = model_of(weights), tokenizer_beside(weights)
     if folder is None:
-        raise ConfigError(f"{weights} has no tokenizer beside it: serve the run directory, or an exported folder with tokenizer.json")
+        raise ConfigError(
+            f"{weights} has no tokenizer beside it: serve the run directory, or an exported folder"
+            " with tokenizer.json"
+        )
     tokenizer = Tokenizer.for_model(folder, model.vocab_size)
     config = RunConfig(name="serve", model=model, init_from=weights)
     params, _ = hand_over(init_or_load(config, jax.random.key(0)), config.compute.dtype)
@@ -90,11 +110,16 @@ def make_engine(config: ServeConfig) -> tuple[Engine, Any, Tokenizer]:
     rollout = config.rollout()
     model, params, tokenizer = load(config.weights)
     compute = RunConfig(name="serve", model=model).compute
-    return Engine(model, compute, rollout, tokenizer.eos_id, known=tokenizer.vocab_size), params, tokenizer
+    return (
+        Engine(model, compute, rollout, tokenizer.eos_id, known=tokenizer.vocab_size),
+        params,
+        tokenizer,
+    )
 
 
 def start_jetstream(config: ServeConfig) -> Any:
-    """Starts JetStream's server, in threads of this process, and returns it (`stop`, `wait_for_termination`).
+    """Starts JetStream's server, in threads of this process, and returns it (`stop`,
+    `wait_for_termination`).
 
     ConfigError where google-jetstream is not installed.
     """
@@ -103,7 +128,9 @@ def start_jetstream(config: ServeConfig) -> Any:
         from compass_jax.rollout.jetstream_api import JetStreamEngine, run_server
     except ModuleNotFoundError as error:
         raise _missing("compass serve", error) from error
-    return run_server(JetStreamEngine(*make_engine(config), Sampler(config.temperature)), config.host, config.port)
+    return run_server(
+        JetStreamEngine(*make_engine(config), Sampler(config.temperature)), config.host, config.port
+    )
 
 
 @contextlib.contextmanager
@@ -143,7 +170,9 @@ def openai_server(config: ServeConfig) -> Iterator[Any]:
 
 
 def _missing(command: str, error: ModuleNotFoundError) -> ConfigError:
-    return ConfigError(f"{command} needs the extra 'serve' ({error}): pip install 'compass_jax[serve]'")
+    return ConfigError(
+        f"{command} needs the extra 'serve' ({error}): pip install 'compass_jax[serve]'"
+    )
 
 
 def run_serve(config: ServeConfig) -> None:

@@ -1,6 +1,8 @@
-"""Where arrays lie: tables from logical axes to mesh axes, for parameters in storage, for training's activations and for decoding.
+"""Where arrays lie: tables from logical axes to mesh axes, for parameters in storage, for
+training's activations and for decoding.
 
-A `Placement` is a mesh and how activations lie on it. Models, engines and steps take one, or None for a single device.
+A `Placement` is a mesh and how activations lie on it. Models, engines and steps take one, or None
+for a single device.
 """
 
 from __future__ import annotations
@@ -19,23 +21,43 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from compass_jax.config import ConfigError, MeshConfig
 
 AXES = ("replica", "fsdp", "expert", "tensor", "context")
-SPLIT = {"heads": "tensor", "kv_heads": "tensor", "ffn": "tensor", "expert_ffn": "tensor", "vocab": "tensor", "expert": "expert"}
+SPLIT = {
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "ffn": "tensor",
+    "expert_ffn": "tensor",
+    "vocab": "tensor",
+    "expert": "expert",
+}
 STORE = {**SPLIT, "embed": ("fsdp", "context")}
 BATCH = {"train": ("replica", "fsdp", "expert"), "decode": ("replica", "fsdp", "expert", "context")}
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """The mesh over `devices` (None: the first of all devices). ConfigError where there are too few."""
+    """The mesh over `devices` (None: the first of all devices). ConfigError where there are too
+    few.
+    """
     have = jax.devices() if devices is None else devices
     if len(have) < config.devices:
-        axes = ", ".join(f"{name} {n}" for name, n in zip(AXES, astuple(config), strict=True) if n > 1)
-        raise ConfigError(f"the mesh of {axes} needs {config.devices} devices, there are {len(have)}: lower one of its axes")
-    return Mesh(np.asarray(have[: config.devices]).reshape(astuple(config)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+        axes = ", ".join(
+            f"{name} {n}" for name, n in zip(AXES, astuple(config), strict=True) if n > 1
+        )
+        raise ConfigError(
+            f"the mesh of {axes} needs {config.devices} devices, there are {len(have)}: lower one"
+            " of its axes"
+        )
+    return Mesh(
+        np.asarray(have[: config.devices]).reshape(astuple(config)),
+        AXES,
+        axis_types=(AxisType.Auto,) * len(AXES),
+    )
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A mesh, and whether it trains (rows over replica, fsdp and expert, tokens over context) or decodes (slots over these and context)."""
+    """A mesh, and whether it trains (rows over replica, fsdp and expert, tokens over context) or
+    decodes (slots over these and context).
+    """
 
     mesh: Mesh
     use: Literal["train", "decode"] = "train"
@@ -50,7 +72,9 @@ class Placement:
         return self.size(*BATCH[self.use])
 
     def batch_axes(self, rows: int) -> tuple[str, ...]:
-        """The mesh axes over which `rows` are split: as many of them, in their order, as divide the number. Along others the rows are repeated."""
+        """The mesh axes over which `rows` are split: as many of them, in their order, as divide the
+        number. Along others the rows are repeated.
+        """
         taken: list[str] = []
         for axis in BATCH[self.use]:
             if rows % self.size(*taken, axis) == 0 and self.mesh.shape[axis] > 1:
@@ -82,7 +106,9 @@ class Placement:
 
     def constrain(self, x: jax.Array, *axes: str | None) -> jax.Array:
         """`x`, laid out by its logical axes."""
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.spec(x.shape, axes)))
+        return jax.lax.with_sharding_constraint(
+            x, NamedSharding(self.mesh, self.spec(x.shape, axes))
+        )
 
     def param_sharding(self, axes: tuple[str | None, ...], table: dict[str, Any]) -> NamedSharding:
         """Of a parameter by its logical axes; `table`: STORE or SPLIT."""
@@ -90,11 +116,16 @@ class Placement:
 
 
 def placements(
-    train: MeshConfig, rollout: MeshConfig | None, apart: bool, devices: list[jax.Device] | None = None
+    train: MeshConfig,
+    rollout: MeshConfig | None,
+    apart: bool,
+    devices: list[jax.Device] | None = None,
 ) -> tuple[Placement | None, Placement | None]:
-    """(training's, the rollout's): None where one device does both. On the same devices unless `apart`: then the rollout's are those behind.
+    """(training's, the rollout's): None where one device does both. On the same devices unless
+    `apart`: then the rollout's are those behind.
 
-    devices: which there are (None: all). Both meshes on the same ones take them in one order, as a program that has arrays of both must.
+    devices: which there are (None: all). Both meshes on the same ones take them in one order, as a
+    program that has arrays of both must.
     """
     rollout, have = rollout or train, jax.devices() if devices is None else devices
     if devices is None:
@@ -107,28 +138,42 @@ def placements(
 
 
 def _by_torus(config: MeshConfig, devices: list[jax.Device]) -> list[jax.Device]:
-    """TPU devices so ordered that neighbours on the mesh are neighbours on the torus; others as they come."""
+    """TPU devices so ordered that neighbours on the mesh are neighbours on the torus; others as
+    they come.
+    """
     if not devices or devices[0].platform != "tpu" or len(devices) != config.devices:
         return devices
     try:
-        return list(create_device_mesh(astuple(config), devices, allow_split_physical_axes=True).flat)
+        return list(
+            create_device_mesh(astuple(config), devices, allow_split_physical_axes=True).flat
+        )
     except (NotImplementedError, ValueError):  # a part of a torus that has no shape of its own
         return devices
 
 
 def _check_processes(train: MeshConfig, apart: bool) -> None:
-    """Several processes run one program: a process without devices in a mesh could not take part in it."""
+    """Several processes run one program: a process without devices in a mesh could not take part in
+    it.
+    """
     have, processes = jax.device_count(), jax.process_count()
     if processes == 1:
         return
     if apart:
-        raise ConfigError(f"rollout_apart over {processes} processes: each must take part in both the rollout and the training; set it to False")
+        raise ConfigError(
+            f"rollout_apart over {processes} processes: each must take part in both the rollout and"
+            " the training; set it to False"
+        )
     if train.devices != have:
-        raise ConfigError(f"mesh has {train.devices} devices, the {processes} processes have {have}: a mesh over several processes takes all")
+        raise ConfigError(
+            f"mesh has {train.devices} devices, the {processes} processes have {have}: a mesh over"
+            " several processes takes all"
+        )
 
 
 def put(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-    """`x`, which this process has whole, laid out by `sharding`; over several processes it is the same in each of them."""
+    """`x`, which this process has whole, laid out by `sharding`; over several processes it is the
+    same in each of them.
+    """
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
     host = np.asarray(x)
@@ -136,9 +181,15 @@ def put(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def fetch(tree: Any) -> Any:
-    """`jax.device_get`; what this process has only in part is gathered first, by all processes at the same place."""
+    """`jax.device_get`; what this process has only in part is gathered first, by all processes at
+    the same place.
+    """
     leaves, structure = jax.tree.flatten(tree)
-    parts = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated)]
+    parts = [
+        i
+        for i, x in enumerate(leaves)
+        if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated)
+    ]
     whole = tuple(NamedSharding(leaves[i].sharding.mesh, PartitionSpec()) for i in parts)
     for i, x in zip(parts, _relay(whole)([leaves[i] for i in parts]) if parts else (), strict=True):
         leaves[i] = x
@@ -151,22 +202,40 @@ def everywhere() -> jax.sharding.Sharding:
 
 
 def move(tree: Any, shardings: Any) -> Any:
-    """`tree` laid out by `shardings`: only leaves that lie elsewhere move, on the same devices never off them; from others perhaps via the host."""
+    """`tree` laid out by `shardings`: only leaves that lie elsewhere move, on the same devices
+    never off them; from others perhaps via the host.
+    """
     leaves, structure = jax.tree.flatten(tree)
     wanted = structure.flatten_up_to(shardings)
-    moving = [i for i, (x, s) in enumerate(zip(leaves, wanted, strict=True)) if not x.sharding.is_equivalent_to(s, x.ndim)]
+    moving = [
+        i
+        for i, (x, s) in enumerate(zip(leaves, wanted, strict=True))
+        if not x.sharding.is_equivalent_to(s, x.ndim)
+    ]
     here = [i for i in moving if ordered(leaves[i].sharding) == ordered(wanted[i])]
-    for i, x in zip(here, _relay(tuple(wanted[i] for i in here))([leaves[i] for i in here]), strict=True):
+    for i, x in zip(
+        here, _relay(tuple(wanted[i] for i in here))([leaves[i] for i in here]), strict=True
+    ):
         leaves[i] = x
     for i in set(moving).difference(here):
-        leaves[i] = put(leaves[i], wanted[i]) if leaves[i].is_fully_addressable else jax.device_put(leaves[i], wanted[i])
+        leaves[i] = (
+            put(leaves[i], wanted[i])
+            if leaves[i].is_fully_addressable
+            else jax.device_put(leaves[i], wanted[i])
+        )
     return structure.unflatten(leaves)
 
 
 def ordered(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
-    """Its devices in the order in which a program has them, on a torus seldom that of their numbers; arrays of two orders share no program."""
+    """Its devices in the order in which a program has them, on a torus seldom that of their
+    numbers; arrays of two orders share no program.
+    """
     mesh = getattr(sharding, "mesh", None)
-    return tuple(sorted(sharding.device_set, key=lambda device: device.id) if mesh is None else mesh.devices.flat)
+    return tuple(
+        sorted(sharding.device_set, key=lambda device: device.id)
+        if mesh is None
+        else mesh.devices.flat
+    )
 
 
 @cache

@@ -1,7 +1,8 @@
-"""The numbers of a run, and the only place that writes them: metrics.jsonl, rollouts.jsonl, TensorBoard, and a progress line.
+"""The numbers of a run, and the only place that writes them: metrics.jsonl, rollouts.jsonl,
+TensorBoard, and a progress line.
 
-A line of metrics.jsonl is {"stage": ..., "step": ..., "metrics": {name: number}}; a number that is not finite is null.
-Steps count from 1: `log(step)` says that `step` steps of the stage are done.
+A line of metrics.jsonl is {"stage": ..., "step": ..., "metrics": {name: number}}; a number that is
+not finite is null. Steps count from 1: `log(step)` says that `step` steps of the stage are done.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ class Telemetry:
             self.close()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records the metrics of `step` and shows progress. Values are numbers, or arrays of one element."""
+        """Records the metrics of `step` and shows progress. Values are numbers, or arrays of one
+        element.
+        """
         if not self.writes:
             return
         numbers = {name: float(value) for name, value in metrics.items()}
@@ -117,7 +120,8 @@ class Telemetry:
             self.console.print(text, highlight=False, markup=False)
 
     def state(self) -> dict[str, int]:
-        """The cursor: lines of this stage in each file, and the last step. JSON-able, for the checkpoint.
+        """The cursor: lines of this stage in each file, and the last step. JSON-able, for the
+        checkpoint.
 
         All of them are on the disk then. The files are closed, and opened again by the next line.
         Raises LogError where a file is not as it was written, and whatever `check` does.
@@ -166,9 +170,14 @@ class Telemetry:
 
     def _show(self, step: int, numbers: Mapping[str, float], now: float) -> None:
         (first, then), span = self._times[0], self._times[-1][0] - self._times[0][0]
-        left_s = (now - then) / span * (self.total_steps - step) if span > 0 and step > first else math.nan
+        left_s = (
+            (now - then) / span * (self.total_steps - step)
+            if span > 0 and step > first
+            else math.nan
+        )
         text = progress_text(numbers, left_s)
-        if self.console.is_terminal and not self.console.is_dumb_terminal:  # a dumb one cannot redraw a line
+        # a dumb one cannot redraw a line
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
             self._draw(step, text)
         elif now - self._shown_at >= self.every_s or step >= self.total_steps:
             self._shown_at = now
@@ -176,7 +185,12 @@ class Telemetry:
 
     def _draw(self, step: int, text: str) -> None:
         if self._bar is None:
-            columns = (TextColumn(self.stage), BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[text]}", markup=False))
+            columns = (
+                TextColumn(self.stage),
+                BarColumn(bar_width=20),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[text]}", markup=False),
+            )
             self._bar = Progress(*columns, console=self.console, auto_refresh=False)
             self._bar.add_task("", total=self.total_steps, text="")
             self._bar.start()
@@ -184,7 +198,9 @@ class Telemetry:
 
 
 def progress_text(metrics: Mapping[str, float], left_s: float) -> str:
-    """One line of what a person watches: rate, time left (seconds; NaN is unknown), and the metrics of the step that are there."""
+    """One line of what a person watches: rate, time left (seconds; NaN is unknown), and the metrics
+    of the step that are there.
+    """
     parts = [f"{metrics[name]:,.0f} tok/s" for name in _RATES if name in metrics][:1]
     parts += [f"{duration(left_s)} left"] if math.isfinite(left_s) else []
     for label, names, form in _SHOWN:

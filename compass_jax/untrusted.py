@@ -1,7 +1,9 @@
-"""The one reader of files and texts that others wrote: size, encoding, depth and numbers are checked before anybody uses them.
+"""The one reader of files and texts that others wrote: size, encoding, depth and numbers are
+checked before anybody uses them.
 
-Configurations, tokenizers, indexes, manifests, rows and requests are JSON. Python's reader takes more than JSON (NaN, lone surrogates, a key
-twice, integers of any length) and ends in a RecursionError where brackets nest; each of these is an error with a place here.
+Configurations, tokenizers, indexes, manifests, rows and requests are JSON. Python's reader takes
+more than JSON (NaN, lone surrogates, a key twice, integers of any length) and ends in a
+RecursionError where brackets nest; each of these is an error with a place here.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class UntrustedError(ValueError):
-    """A file or text that cannot be used; the message says which, where in it, and what to do. Rooms raise their own kind of it."""
+    """A file or text that cannot be used; the message says which, where in it, and what to do.
+    Rooms raise their own kind of it.
+    """
 
 
 def open_regular(path: str | os.PathLike, *, error: type[Exception] = UntrustedError) -> IO[bytes]:
@@ -101,24 +105,46 @@ def read_lines(
             yield where, line
 
 
-def read_text(path: str | os.PathLike, *, error: type[Exception] = UntrustedError, most_bytes: int = MOST_BYTES) -> str:
-    """The text of a UTF-8 file, without a byte order mark. Raises `error` like `read_bytes`, and for another encoding."""
+def read_text(
+    path: str | os.PathLike,
+    *,
+    error: type[Exception] = UntrustedError,
+    most_bytes: int = MOST_BYTES,
+) -> str:
+    """The text of a UTF-8 file, without a byte order mark. Raises `error` like `read_bytes`, and
+    for another encoding.
+    """
     return decode_utf8(read_bytes(path, error=error, most_bytes=most_bytes), str(path), error=error)
 
 
 def decode_utf8(data: bytes, where: str, *, error: type[Exception] = UntrustedError) -> str:
-    """`data` as text, without a byte order mark. Raises `error` naming the byte that is not UTF-8."""
+    """`data` as text, without a byte order mark. Raises `error` naming the byte that is not
+    UTF-8.
+    """
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as cause:
-        raise error(f"{where}: not UTF-8 (byte {cause.start}: {cause.reason}); convert it to UTF-8") from cause
+        raise error(
+            f"{where}: not UTF-8 (byte {cause.start}: {cause.reason}); convert it to UTF-8"
+        ) from cause
 
 
 def read_json(
-    path: str | os.PathLike, *, error: type[Exception] = UntrustedError, most_bytes: int = MOST_BYTES, most_digits: int = MOST_DIGITS
+    path: str | os.PathLike,
+    *,
+    error: type[Exception] = UntrustedError,
+    most_bytes: int = MOST_BYTES,
+    most_digits: int = MOST_DIGITS,
 ) -> Any:
-    """The value of a JSON file. Raises `error`, naming the path, for whatever `read_text` and `parse_json` refuse."""
-    return parse_json(read_text(path, error=error, most_bytes=most_bytes), str(path), error=error, most_digits=most_digits)
+    """The value of a JSON file. Raises `error`, naming the path, for whatever `read_text` and
+    `parse_json` refuse.
+    """
+    return parse_json(
+        read_text(path, error=error, most_bytes=most_bytes),
+        str(path),
+        error=error,
+        most_digits=most_digits,
+    )
 
 
 def parse_json(
@@ -136,7 +162,8 @@ def parse_json(
         where: the place that messages begin with ("rows.jsonl, line 3").
         error: the class to raise, made from one message.
         most_depth: arrays and objects inside each other.
-        most_digits: digits of an integer. Reference answers may be long; sizes and settings fit in 19.
+        most_digits: digits of an integer. Reference answers may be long; sizes and settings fit in
+            19.
     """
     if isinstance(text, bytes):
         text = decode_utf8(text, where, error=error)
@@ -172,7 +199,9 @@ def parse_json(
         return found
 
     try:
-        value = json.loads(text, parse_int=whole, parse_float=real, parse_constant=constant, object_pairs_hook=once)
+        value = json.loads(
+            text, parse_int=whole, parse_float=real, parse_constant=constant, object_pairs_hook=once
+        )
     except json.JSONDecodeError as cause:
         raise error(f"{where}: not JSON: {cause}") from cause
     if unusable or re.search(r"\\u[dD][89a-fA-F]", text):
@@ -203,10 +232,15 @@ def nesting(text: str, most: int = sys.maxsize) -> int:
 
 
 def whole_text(text: str, where: str, *, error: type[Exception] = UntrustedError) -> str:
-    """`text`, which then can be encoded. Raises `error` where it holds half a character (a lone surrogate)."""
+    """`text`, which then can be encoded. Raises `error` where it holds half a character (a lone
+    surrogate).
+    """
     if half := _SURROGATE.search(text):
         place = f"character {half.start()}, {half[0]!r}"
-        raise error(f"{where}: half a character (a lone surrogate: {place}); write the text as UTF-8, or remove it")
+        raise error(
+            f"{where}: half a character (a lone surrogate: {place}); write the text as UTF-8, or"
+            " remove it"
+        )
     return text
 
 

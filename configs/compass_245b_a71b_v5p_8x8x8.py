@@ -1,9 +1,12 @@
-"""A model of 245B parameters, 71B active, on 512 chips of TPU v5p (8x8x8): 32k tokens, groups of 16, int8 rollout.
+"""A model of 245B parameters, 71B active, on 512 chips of TPU v5p (8x8x8): 32k tokens, groups of
+16, int8 rollout.
 
-16 experts, top-4, as arXiv 2512.07710 says of its model; the layers' sizes are our own, since it does not give them.
+16 experts, top-4, as arXiv 2512.07710 says of its model; the layers' sizes are our own, since it
+does not give them.
 
     compass plan configs/compass_245b_a71b_v5p_8x8x8.py --topology v5p:8x8x8
-    compass train configs/compass_245b_a71b_v5p_8x8x8.py --run-dir /gcs/RUN          on every host (launch/)
+    compass train configs/compass_245b_a71b_v5p_8x8x8.py --run-dir /gcs/RUN          on every host
+        (launch/)
 """
 
 from compass_jax.config import MeshConfig, RunConfig
@@ -13,6 +16,11 @@ from compass_jax.config.pods import COMPASS_245B_A71B, pod_run
 def compass_245b_a71b_v5p_8x8x8() -> RunConfig:
     """Trains with 4-way context, samples with experts over 16 and heads over 8 devices."""
     return pod_run(
-        "compass_245b_a71b_v5p_8x8x8", COMPASS_245B_A71B, "weights/compass-245b",
-        MeshConfig(fsdp=8, expert=16, context=4), MeshConfig(replica=4, expert=16, tensor=8), slots=512, exchange="all_to_all",
-    )  # fmt: skip
+        "compass_245b_a71b_v5p_8x8x8",
+        COMPASS_245B_A71B,
+        "weights/compass-245b",
+        MeshConfig(fsdp=8, expert=16, context=4),
+        MeshConfig(replica=4, expert=16, tensor=8),
+        slots=512,
+        exchange="all_to_all",
+    )

@@ -1,7 +1,8 @@
 """Qwen3-235B-A22B on 256 chips of TPU v5p (4x8x8): 32k tokens, groups of 16, int8 rollout.
 
-    compass plan configs/qwen3_235b_a22b_v5p_4x8x8.py --topology v5p:4x8x8
-    compass train configs/qwen3_235b_a22b_v5p_4x8x8.py --run-dir /gcs/RUN          on every host (launch/)
+compass plan configs/qwen3_235b_a22b_v5p_4x8x8.py --topology v5p:4x8x8
+compass train configs/qwen3_235b_a22b_v5p_4x8x8.py --run-dir /gcs/RUN          on every host
+    (launch/)
 """
 
 from compass_jax.config import MeshConfig, RunConfig
@@ -11,6 +12,10 @@ from compass_jax.config.pods import QWEN3_235B_A22B, pod_run
 def qwen3_235b_a22b_v5p_4x8x8() -> RunConfig:
     """Trains with 4-way context, samples with experts over 16 and heads over 4 devices."""
     return pod_run(
-        "qwen3_235b_a22b_v5p_4x8x8", QWEN3_235B_A22B, "weights/Qwen3-235B-A22B",
-        MeshConfig(fsdp=4, expert=16, context=4), MeshConfig(replica=4, expert=16, tensor=4), slots=512,
-    )  # fmt: skip
+        "qwen3_235b_a22b_v5p_4x8x8",
+        QWEN3_235B_A22B,
+        "weights/Qwen3-235B-A22B",
+        MeshConfig(fsdp=4, expert=16, context=4),
+        MeshConfig(replica=4, expert=16, tensor=4),
+        slots=512,
+    )

@@ -1,7 +1,8 @@
 """Qwen3-30B-A3B on 64 chips of TPU v5p (4x4x4): 32k tokens, groups of 16, int8 rollout.
 
-    compass plan configs/qwen3_30b_a3b_v5p_4x4x4.py --topology v5p:4x4x4
-    compass train configs/qwen3_30b_a3b_v5p_4x4x4.py --run-dir /gcs/RUN          on every host (launch/)
+compass plan configs/qwen3_30b_a3b_v5p_4x4x4.py --topology v5p:4x4x4
+compass train configs/qwen3_30b_a3b_v5p_4x4x4.py --run-dir /gcs/RUN          on every host
+    (launch/)
 """
 
 from compass_jax.config import MeshConfig, RunConfig
@@ -11,6 +12,10 @@ from compass_jax.config.pods import QWEN3_30B_A3B, pod_run
 def qwen3_30b_a3b_v5p_4x4x4() -> RunConfig:
     """Trains with 2-way context, samples with experts over 8 and heads over 4 devices."""
     return pod_run(
-        "qwen3_30b_a3b_v5p_4x4x4", QWEN3_30B_A3B, "weights/Qwen3-30B-A3B",
-        MeshConfig(fsdp=4, expert=8, context=2), MeshConfig(replica=2, expert=8, tensor=4), slots=512,
-    )  # fmt: skip
+        "qwen3_30b_a3b_v5p_4x4x4",
+        QWEN3_30B_A3B,
+        "weights/Qwen3-30B-A3B",
+        MeshConfig(fsdp=4, expert=8, context=2),
+        MeshConfig(replica=2, expert=8, tensor=4),
+        slots=512,
+    )

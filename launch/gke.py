@@ -1,16 +1,19 @@
 """A run on TPU nodes of Google Kubernetes Engine: one JobSet of one TPU slice, with kubectl or xpk.
 
-    python launch/gke.py apply  --name RUN --topology v5p:4x4x4 --image IMAGE --bucket BUCKET -- compass train CONFIG --run-dir /gcs/RUN
-    python launch/gke.py logs   --name RUN             follows worker 0's output (--worker N) over all restarts, to the run's end
+    python launch/gke.py apply  --name RUN --topology v5p:4x4x4 --image IMAGE --bucket BUCKET --
+                                compass train CONFIG --run-dir /gcs/RUN
+    python launch/gke.py logs   --name RUN             follows worker 0's output (--worker N) over
+                                all restarts, to the run's end
     python launch/gke.py status --name RUN
     python launch/gke.py delete --name RUN
     python launch/gke.py render ...                    apply's manifest, nothing else
     python launch/gke.py xpk    --cluster CLUSTER ...  the same run through `xpk workload create`
 
-A failed worker restarts the JobSet, at most --max-restarts times; a preempted node, and a run that saved at SIGTERM, restart it without being
-counted. --bucket mounts a bucket at /gcs (Cloud Storage FUSE): a run directory there goes on from its last checkpoint. --dry-run prints what
-would be called. The exit status is that of kubectl or xpk; of `logs`, 0 where the run completed and 1 where it failed for good.
-COMPASS_POLL_S: seconds between two looks of `logs` (default: 5).
+A failed worker restarts the JobSet, at most --max-restarts times; a preempted node, and a run that
+saved at SIGTERM, restart it without being counted. --bucket mounts a bucket at /gcs (Cloud Storage
+FUSE): a run directory there goes on from its last checkpoint. --dry-run prints what would be
+called. The exit status is that of kubectl or xpk; of `logs`, 0 where the run completed and 1 where
+it failed for good. COMPASS_POLL_S: seconds between two looks of `logs` (default: 5).
 """
 
 import argparse
@@ -32,19 +35,25 @@ GRACE_S = 120  # between SIGTERM, at which a run saves, and SIGKILL
 SAVED = 143  # compass's exit status after that
 LOST = 75  # compass's where another worker is gone
 POLL_S = os.environ.get("COMPASS_POLL_S", "5")
-# The volume's mount options are gcsfuse's. Nothing of the metadata is kept: on many TPU machines gcsfuse would keep it for ever, and a worker
-# would not see what others write.
+# The volume's mount options are gcsfuse's. Nothing of the metadata is kept: on many TPU machines
+# gcsfuse would keep it for ever, and a worker would not see what others write.
 MOUNT_OPTIONS = "implicit-dirs,metadata-cache:ttl-secs:0"
-# With the first, GKE adds a container that runs gcsfuse. The others lift that container's limits, which Standard clusters allow and Autopilot
-# does not: where it runs out of memory, the mount is gone.
-FUSE_ANNOTATIONS = {"gke-gcsfuse/volumes": "true"} | {f"gke-gcsfuse/{name}-limit": "0" for name in ("cpu", "memory", "ephemeral-storage")}
+# With the first, GKE adds a container that runs gcsfuse. The others lift that container's limits,
+# which Standard clusters allow and Autopilot does not: where it runs out of memory, the mount is
+# gone.
+FUSE_ANNOTATIONS = {"gke-gcsfuse/volumes": "true"} | {
+    f"gke-gcsfuse/{name}-limit": "0" for name in ("cpu", "memory", "ephemeral-storage")
+}
 EXAMPLE = (
-    "python launch/gke.py {} --name run1 --topology v5p:4x4x4 --image us-docker.pkg.dev/PROJECT/REPO/compass:1 {}"
-    " -- compass train configs/my_run.py --run-dir /gcs/run1"
+    "python launch/gke.py {} --name run1 --topology v5p:4x4x4 --image"
+    " us-docker.pkg.dev/PROJECT/REPO/compass:1 {} -- compass train configs/my_run.py --run-dir"
+    " /gcs/run1"
 )
 STORAGE = (
-    "xpk mounts storages that its cluster knows. Once: xpk storage attach {0} --type=gcsfuse --bucket={0} --mount-point=/gcs --readonly=false"
-    " --size=1 --auto-mount=false --mount-options={1} --cluster=... --project=... --zone=...; then --storage {0} instead of --bucket {0}"
+    "xpk mounts storages that its cluster knows. Once: xpk storage attach {0} --type=gcsfuse"
+    " --bucket={0} --mount-point=/gcs --readonly=false --size=1 --auto-mount=false"
+    " --mount-options={1} --cluster=... --project=... --zone=...; then --storage {0} instead of"
+    " --bucket {0}"
 )
 
 
@@ -62,16 +71,30 @@ class Generation:
     max_chips: int
 
     def known(self, topology: str) -> bool:
-        """Whether there is such a slice: a listed one, or whole cubes of 4x4x4 with ascending sides."""
+        """Whether there is such a slice: a listed one, or whole cubes of 4x4x4 with ascending
+        sides.
+        """
         if topology in self.small:
             return True
-        sides = [int(side) for side in topology.split("x")] if re.fullmatch(r"\d{1,3}(x\d{1,3}){2}", topology) else [0]
+        sides = (
+            [int(side) for side in topology.split("x")]
+            if re.fullmatch(r"\d{1,3}(x\d{1,3}){2}", topology)
+            else [0]
+        )
         ascending = sides == sorted(sides) and len(self.small[0].split("x")) == 3
-        return ascending and min(sides) > 0 and all(side % 4 == 0 for side in sides) and math.prod(sides) <= self.max_chips
+        return (
+            ascending
+            and min(sides) > 0
+            and all(side % 4 == 0 for side in sides)
+            and math.prod(sides) <= self.max_chips
+        )
 
     def listing(self) -> str:
         """The known topologies, for people."""
-        cubes = f", 4x4x4, 4x4x8, 4x8x8 and so on: ascending multiples of 4, at most {self.max_chips:,} chips"
+        cubes = (
+            f", 4x4x4, 4x4x8, 4x8x8 and so on: ascending multiples of 4, at most {self.max_chips:,}"
+            " chips"
+        )
         return ", ".join(self.small) + (cubes if len(self.small[0].split("x")) == 3 else "")
 
 
@@ -90,7 +113,10 @@ def slice_of(text: str) -> tuple[Generation, str, int]:
     name, _, topology = text.partition(":")
     if name not in GENERATIONS or not GENERATIONS[name].known(topology):
         known = "\n".join(f"  {n}: {g.listing()}" for n, g in GENERATIONS.items())
-        raise GkeError(f"--topology {text} is not known; write GENERATION:TOPOLOGY, for example v5p:4x4x4. Known are\n{known}")
+        raise GkeError(
+            f"--topology {text} is not known; write GENERATION:TOPOLOGY, for example v5p:4x4x4."
+            f" Known are\n{known}"
+        )
     chips = math.prod(int(side) for side in topology.split("x"))
     return GENERATIONS[name], topology, chips // CHIPS_PER_HOST
 
@@ -98,11 +124,21 @@ def slice_of(text: str) -> tuple[Generation, str, int]:
 def pod(args: argparse.Namespace) -> dict[str, Any]:
     """One worker: a pod on a host of the slice, with all of the host's chips."""
     generation, topology, _ = slice_of(args.topology)
-    selector = {"cloud.google.com/gke-tpu-accelerator": generation.accelerator, "cloud.google.com/gke-tpu-topology": topology}
+    selector = {
+        "cloud.google.com/gke-tpu-accelerator": generation.accelerator,
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
     tolerations = [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}]
     if args.spot:
         selector["cloud.google.com/gke-spot"] = "true"
-        tolerations.append({"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"})
+        tolerations.append(
+            {
+                "key": "cloud.google.com/gke-spot",
+                "operator": "Equal",
+                "value": "true",
+                "effect": "NoSchedule",
+            }
+        )
     container = {
         "name": "compass",
         "image": args.image,
@@ -117,7 +153,14 @@ def pod(args: argparse.Namespace) -> dict[str, Any]:
     if args.bucket:
         container["volumeMounts"] = [{"name": "bucket", "mountPath": "/gcs"}]
         attributes = {"bucketName": args.bucket, "mountOptions": MOUNT_OPTIONS}
-        volumes = {"volumes": [{"name": "bucket", "csi": {"driver": "gcsfuse.csi.storage.gke.io", "volumeAttributes": attributes}}]}
+        volumes = {
+            "volumes": [
+                {
+                    "name": "bucket",
+                    "csi": {"driver": "gcsfuse.csi.storage.gke.io", "volumeAttributes": attributes},
+                }
+            ]
+        }
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_S,
@@ -130,18 +173,29 @@ def pod(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def environment(args: argparse.Namespace) -> dict[str, str]:
-    """Variables of every worker; GKE adds TPU_WORKER_ID and TPU_WORKER_HOSTNAMES, from which JAX finds the others."""
+    """Variables of every worker; GKE adds TPU_WORKER_ID and TPU_WORKER_HOSTNAMES, from which JAX
+    finds the others.
+    """
     return {"COMPASS_DISTRIBUTED": "auto"} | dict(each.split("=", 1) for each in args.env)
 
 
 def manifest(args: argparse.Namespace) -> dict[str, Any]:
-    """The JobSet: one indexed job with a worker on every host of the slice, and a headless service for their names."""
+    """The JobSet: one indexed job with a worker on every host of the slice, and a headless service
+    for their names.
+    """
     hosts = slice_of(args.topology)[2]
-    # A pod that lost its node, or that saved because it had to go, fails the job with the reason PodFailurePolicy, which the rule below does not
-    # count as a restart. For the same reason nothing else may be here: a worker that lost another one (75, 134) or a setting that cannot be used
-    # (2) would start again for ever. They are counted.
-    disrupted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    saved = {"action": "FailJob", "onExitCodes": {"containerName": "compass", "operator": "In", "values": [SAVED]}}
+    # A pod that lost its node, or that saved because it had to go, fails the job with the reason
+    # PodFailurePolicy, which the rule below does not count as a restart. For the same reason
+    # nothing else may be here: a worker that lost another one (75, 134) or a setting that cannot be
+    # used (2) would start again for ever. They are counted.
+    disrupted = {
+        "action": "FailJob",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
+    saved = {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": "compass", "operator": "In", "values": [SAVED]},
+    }
     annotations = {"metadata": {"annotations": FUSE_ANNOTATIONS}} if args.bucket else {}
     job = {
         "parallelism": hosts,
@@ -151,13 +205,26 @@ def manifest(args: argparse.Namespace) -> dict[str, Any]:
         "podFailurePolicy": {"rules": [disrupted, saved]},
         "template": {**annotations, "spec": pod(args)},
     }
-    uncounted = {"name": "preempted", "action": "RestartJobSetAndIgnoreMaxRestarts", "onJobFailureReasons": ["PodFailurePolicy"]}
+    uncounted = {
+        "name": "preempted",
+        "action": "RestartJobSetAndIgnoreMaxRestarts",
+        "onJobFailureReasons": ["PodFailurePolicy"],
+    }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {"name": args.name, "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}},
+        "metadata": {
+            "name": args.name,
+            "annotations": {
+                "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
+            },
+        },
         "spec": {
-            "network": {"enableDNSHostnames": True, "subdomain": args.name, "publishNotReadyAddresses": True},
+            "network": {
+                "enableDNSHostnames": True,
+                "subdomain": args.name,
+                "publishNotReadyAddresses": True,
+            },
             "failurePolicy": {"maxRestarts": args.max_restarts, "rules": [uncounted]},
             "replicatedJobs": [{"name": "slice", "replicas": 1, "template": {"spec": job}}],
         },
@@ -166,42 +233,66 @@ def manifest(args: argparse.Namespace) -> dict[str, Any]:
 
 def kubectl(args: argparse.Namespace, *words: str) -> list[str]:
     """A kubectl call in the context and namespace that were asked for."""
-    where = [f"--{name}={value}" for name in ("context", "namespace") if (value := getattr(args, name))]
+    where = [
+        f"--{name}={value}" for name in ("context", "namespace") if (value := getattr(args, name))
+    ]
     return ["kubectl", *where, *words]
 
 
 def calls(args: argparse.Namespace) -> list[tuple[list[str], str | None]]:
     """The programs that an action calls, each with its standard input."""
     if args.action == "apply":
-        return [(kubectl(args, "apply", "--filename", "-"), yaml.safe_dump(manifest(args), sort_keys=False))]
+        return [
+            (
+                kubectl(args, "apply", "--filename", "-"),
+                yaml.safe_dump(manifest(args), sort_keys=False),
+            )
+        ]
     if args.action == "xpk":
         return [(xpk(args), None)]
     workers = f"jobset.sigs.k8s.io/jobset-name={args.name}"
     if args.action == "logs":
         pods = f"--selector={workers},batch.kubernetes.io/job-completion-index={args.worker}"
-        ask = kubectl(args, "get", "jobset", args.name, '--output=jsonpath={.status.conditions[?(@.status=="True")].type}')
+        ask = kubectl(
+            args,
+            "get",
+            "jobset",
+            args.name,
+            '--output=jsonpath={.status.conditions[?(@.status=="True")].type}',
+        )
         wait = kubectl(args, "wait", "pod", pods, "--for=condition=Ready", "--timeout=10s")
         read = kubectl(args, "logs", "--follow", "--tail=-1", "--container=compass", pods)
         return [(ask, None), (wait, None), (read, None), (ask, None)]
     if args.action == "status":
-        return [(kubectl(args, "get", "jobset", args.name), None), (kubectl(args, "get", "pods", "--output=wide", f"--selector={workers}"), None)]
+        return [
+            (kubectl(args, "get", "jobset", args.name), None),
+            (kubectl(args, "get", "pods", "--output=wide", f"--selector={workers}"), None),
+        ]
     return [(kubectl(args, "delete", "jobset", args.name), None)]
 
 
 def follow(ask: list[str], wait: list[str], read: list[str]) -> int:
-    """A worker's output, attempt by attempt, until the JobSet has ended: 0 where it completed, 1 where it failed."""
+    """A worker's output, attempt by attempt, until the JobSet has ended: 0 where it completed, 1
+    where it failed.
+    """
     answered, failures, told, since = False, 0, "", []
     while True:
         asked = subprocess.run(ask, stdout=subprocess.PIPE, text=True, check=False)
         ended = {"Completed", "Failed"} & set(asked.stdout.split())
         failures = failures + 1 if asked.returncode else 0
-        # What fails at first (no such JobSet) is told at once; a cluster that does not answer for a moment is asked again.
+        # What fails at first (no such JobSet) is told at once; a cluster that does not answer for a
+        # moment is asked again.
         if failures and (failures == 5 or not answered):
             return asked.returncode
         answered = True
-        pod = None if ended or failures else subprocess.run(wait, capture_output=True, text=True, check=False)
+        pod = (
+            None
+            if ended or failures
+            else subprocess.run(wait, capture_output=True, text=True, check=False)
+        )
         if ended or (pod and not pod.returncode):
-            # Where it broke off, all is printed again rather than a part lost; else only what comes later: the next attempt.
+            # Where it broke off, all is printed again rather than a part lost; else only what comes
+            # later: the next attempt.
             if not subprocess.run([*read, *since], check=False).returncode:
                 since = [f"--since-time={time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}"]
         elif pod and pod.stderr != told:
@@ -213,13 +304,34 @@ def follow(ask: list[str], wait: list[str], read: list[str]) -> int:
 
 
 def xpk(args: argparse.Namespace) -> list[str]:
-    """The same run through xpk, which writes the JobSet itself (and queues it with Kueue on clusters that it made)."""
+    """The same run through xpk, which writes the JobSet itself (and queues it with Kueue on
+    clusters that it made).
+    """
     generation, topology, _ = slice_of(args.topology)
-    where = [f"--{name}={value}" for name in ("project", "zone", "namespace") if (value := getattr(args, name))]
+    where = [
+        f"--{name}={value}"
+        for name in ("project", "zone", "namespace")
+        if (value := getattr(args, name))
+    ]
     return [
-        *("xpk", "workload", "create", f"--cluster={args.cluster}", *where, f"--workload={args.name}"),
-        *(f"--tpu-type={generation.xpk}-{topology}", f"--docker-image={args.image}", f"--max-restarts={args.max_restarts}"),
-        *(f"--restart-on-exit-codes=1,{LOST}", f"--termination-grace-period-seconds={GRACE_S}", *(["--spot"] if args.spot else [])),
+        *(
+            "xpk",
+            "workload",
+            "create",
+            f"--cluster={args.cluster}",
+            *where,
+            f"--workload={args.name}",
+        ),
+        *(
+            f"--tpu-type={generation.xpk}-{topology}",
+            f"--docker-image={args.image}",
+            f"--max-restarts={args.max_restarts}",
+        ),
+        *(
+            f"--restart-on-exit-codes=1,{LOST}",
+            f"--termination-grace-period-seconds={GRACE_S}",
+            *(["--spot"] if args.spot else []),
+        ),
         *(f"--storage={name}" for name in args.storage),
         *(f"--env={name}={value}" for name, value in environment(args).items()),
         f"--command={shlex.join(args.command)}",
@@ -232,26 +344,57 @@ def shell(call: list[str], text: str | None) -> str:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line; everything behind -- is the command. What is missing or unusable is told with an example, exit status 2."""
+    """The command line; everything behind -- is the command. What is missing or unusable is told
+    with an example, exit status 2.
+    """
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="launch/gke.py", description=__doc__, formatter_class=formatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="launch/gke.py", description=__doc__, formatter_class=formatter, allow_abbrev=False
+    )
     parser.add_argument("action", choices=("apply", "render", "logs", "status", "delete", "xpk"))
     parser.add_argument("--name", help="of the JobSet")
-    parser.add_argument("--topology", help="GENERATION:TOPOLOGY, for example v5p:4x4x4, v6e:16x16, tpu7x:4x4x4")
+    parser.add_argument(
+        "--topology", help="GENERATION:TOPOLOGY, for example v5p:4x4x4, v6e:16x16, tpu7x:4x4x4"
+    )
     parser.add_argument("--image", help="container image with compass in it (launch/Dockerfile)")
-    parser.add_argument("--max-restarts", type=int, default=10, help="after failures that are not preemptions (default: %(default)s)")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="further variables of the workers")
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=10,
+        help="after failures that are not preemptions (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="further variables of the workers",
+    )
     parser.add_argument("--spot", action="store_true", help="on nodes of spot capacity")
-    parser.add_argument("--bucket", help="mounted at /gcs in every worker; needs GKE's Cloud Storage FUSE CSI driver")
-    parser.add_argument("--service-account", help="Kubernetes service account that may write to the bucket")
+    parser.add_argument(
+        "--bucket",
+        help="mounted at /gcs in every worker; needs GKE's Cloud Storage FUSE CSI driver",
+    )
+    parser.add_argument(
+        "--service-account", help="Kubernetes service account that may write to the bucket"
+    )
     parser.add_argument("--context", help="kubectl's context")
     parser.add_argument("--namespace", help="Kubernetes namespace")
-    parser.add_argument("--worker", type=int, default=0, help="whose logs to follow (default: %(default)s)")
+    parser.add_argument(
+        "--worker", type=int, default=0, help="whose logs to follow (default: %(default)s)"
+    )
     parser.add_argument("--cluster", help="xpk: the GKE cluster")
     parser.add_argument("--project", help="xpk: the project of the cluster")
     parser.add_argument("--zone", help="xpk: the zone of the cluster")
-    parser.add_argument("--storage", action="append", default=[], help="xpk: a storage of the cluster, which mounts a bucket at /gcs")
-    parser.add_argument("--dry-run", action="store_true", help="print the calls instead of making them")
+    parser.add_argument(
+        "--storage",
+        action="append",
+        default=[],
+        help="xpk: a storage of the cluster, which mounts a bucket at /gcs",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the calls instead of making them"
+    )
     split = argv.index("--") if "--" in argv else len(argv)
     args = parser.parse_args(argv[:split])
     args.command = list(argv[split + 1 :])
@@ -261,15 +404,31 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def check(args: argparse.Namespace) -> None:
     """Raises GkeError for what is missing or unusable."""
     starts = args.action in ("apply", "render", "xpk")
-    needed = ["name"] + (["topology", "image"] if starts else []) + (["cluster"] if args.action == "xpk" else [])
-    missing = [f"--{name}" for name in needed if not getattr(args, name)] + (["-- COMMAND"] if starts and not args.command else [])
+    needed = (
+        ["name"]
+        + (["topology", "image"] if starts else [])
+        + (["cluster"] if args.action == "xpk" else [])
+    )
+    missing = [f"--{name}" for name in needed if not getattr(args, name)] + (
+        ["-- COMMAND"] if starts and not args.command else []
+    )
     if missing:
         storage = "--storage my-bucket" if args.action == "xpk" else "--bucket my-bucket"
-        example = EXAMPLE.format(args.action, storage) if starts else f"python launch/gke.py {args.action} --name run1"
-        raise GkeError(f"{args.action}: missing {', '.join(missing)}. For example\n  {example.replace('xpk ', 'xpk --cluster CLUSTER ')}")
+        example = (
+            EXAMPLE.format(args.action, storage)
+            if starts
+            else f"python launch/gke.py {args.action} --name run1"
+        )
+        raise GkeError(
+            f"{args.action}: missing {', '.join(missing)}. For example\n "
+            f" {example.replace('xpk ', 'xpk --cluster CLUSTER ')}"
+        )
     # Pods are called NAME-slice-0-INDEX-abcde, which has to be a DNS label.
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", args.name):
-        raise GkeError(f"--name {args.name}: at most 40 lower-case letters, digits and -, with a letter in front and no - at the end")
+        raise GkeError(
+            f"--name {args.name}: at most 40 lower-case letters, digits and -, with a letter in"
+            " front and no - at the end"
+        )
     if wrong := [each for each in args.env if "=" not in each]:
         raise GkeError(f"--env {wrong[0]}: write NAME=VALUE")
     if not re.fullmatch(r"\d+(\.\d+)?", POLL_S):
@@ -282,10 +441,14 @@ def check(args: argparse.Namespace) -> None:
 
 
 def check_bucket(args: argparse.Namespace) -> None:
-    """Raises GkeError for a bucket that cannot be mounted, and for a run directory that would not be on one."""
+    """Raises GkeError for a bucket that cannot be mounted, and for a run directory that would not
+    be on one.
+    """
     if args.bucket and not re.fullmatch(r"[a-z0-9][-a-z0-9_.]+[a-z0-9]", args.bucket):
         whole = "Say --bucket my-bucket and --run-dir /gcs/run1 for gs://my-bucket/run1"
-        raise GkeError(f"--bucket {args.bucket}: the name alone, without gs:// and folders. {whole}")
+        raise GkeError(
+            f"--bucket {args.bucket}: the name alone, without gs:// and folders. {whole}"
+        )
     if args.bucket and args.action == "xpk":
         raise GkeError(f"xpk: no --bucket. {STORAGE.format(args.bucket, MOUNT_OPTIONS)}")
     line = f" {' '.join(args.command)} "
@@ -293,14 +456,27 @@ def check_bucket(args: argparse.Namespace) -> None:
     run_dir = said[1] if said else ""
     option = "--storage" if args.action == "xpk" else "--bucket"
     if on_bucket := re.fullmatch(r"gs://([^/]*)/*(.*)", run_dir):
-        raise GkeError(f"a run directory is a path: say {option} {on_bucket[1]} (in front of --) and --run-dir /gcs/{on_bucket[2]}")
+        raise GkeError(
+            f"a run directory is a path: say {option} {on_bucket[1]} (in front of --) and --run-dir"
+            f" /gcs/{on_bucket[2]}"
+        )
     if re.match(r"/gcs(/|$)", run_dir) and not args.bucket and args.action != "xpk":
-        raise GkeError("the run directory is on a bucket, and --bucket is missing: it would end with the pod")
+        raise GkeError(
+            "the run directory is on a bucket, and --bucket is missing: it would end with the pod"
+        )
     # What is not `compass train` or `sft` need not have one.
-    if (said or re.search(r"[ /](compass|compass_jax) (train|sft) ", line)) and not run_dir.startswith("/"):
+    if (
+        said or re.search(r"[ /](compass|compass_jax) (train|sft) ", line)
+    ) and not run_dir.startswith("/"):
         wrong = f"--run-dir {run_dir} is relative" if run_dir else "--run-dir is missing"
-        say = f"Say {option} {args.bucket or 'my-bucket'} (in front of --) and --run-dir /gcs/{args.name}"
-        raise GkeError(f"{wrong}: the run would be on each pod's own disk, which the others do not see and which ends with the pod. {say}")
+        say = (
+            f"Say {option} {args.bucket or 'my-bucket'} (in front of --) and --run-dir"
+            f" /gcs/{args.name}"
+        )
+        raise GkeError(
+            f"{wrong}: the run would be on each pod's own disk, which the others do not see and"
+            f" which ends with the pod. {say}"
+        )
 
 
 def main(argv: Sequence[str]) -> int:

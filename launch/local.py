@@ -1,11 +1,14 @@
-"""Several processes on this machine, each with simulated CPU devices, running the command that a pod would run.
+"""Several processes on this machine, each with simulated CPU devices, running the command that a
+pod would run.
 
-    python launch/local.py --processes 2 --devices-per-process 4 -- compass train configs/tiny_reasoning_cpu.py --mesh.fsdp 8 --run-dir runs/two
+    python launch/local.py --processes 2 --devices-per-process 4 -- compass train
+        configs/tiny_reasoning_cpu.py --mesh.fsdp 8 --run-dir runs/two
 
-Every process gets COMPASS_COORDINATOR, COMPASS_PROCESSES and COMPASS_PROCESS_ID, from which the command joins the others. Process 0
-writes to this console as if it were alone; the lines of the others begin with their number. SIGINT and SIGTERM go on to all of them.
-When one fails, the others have --grace seconds to notice before they are killed. The exit status is that of the first that failed
-(128 + signal where a signal ended it).
+Every process gets COMPASS_COORDINATOR, COMPASS_PROCESSES and COMPASS_PROCESS_ID, from which the
+command joins the others. Process 0 writes to this console as if it were alone; the lines of the
+others begin with their number. SIGINT and SIGTERM go on to all of them. When one fails, the others
+have --grace seconds to notice before they are killed. The exit status is that of the first that
+failed (128 + signal where a signal ended it).
 """
 
 import argparse
@@ -22,7 +25,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 DEVICE_FLAG = "--xla_force_host_platform_device_count"
-EXAMPLE = "python launch/local.py --processes 2 --devices-per-process 4 -- compass train configs/tiny_reasoning_cpu.py --mesh.fsdp 8"
+EXAMPLE = (
+    "python launch/local.py --processes 2 --devices-per-process 4 -- compass train"
+    " configs/tiny_reasoning_cpu.py --mesh.fsdp 8"
+)
 
 
 def free_port() -> int:
@@ -32,9 +38,15 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def settings(process: int, processes: int, devices: int, port: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that process number `process` gets on top of `environ`; other XLA flags stay as they are."""
-    kept = [flag for flag in environ.get("XLA_FLAGS", "").split() if flag.split("=")[0] != DEVICE_FLAG]
+def settings(
+    process: int, processes: int, devices: int, port: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables that process number `process` gets on top of `environ`; other XLA flags stay as
+    they are.
+    """
+    kept = [
+        flag for flag in environ.get("XLA_FLAGS", "").split() if flag.split("=")[0] != DEVICE_FLAG
+    ]
     own = {
         "COMPASS_COORDINATOR": f"127.0.0.1:{port}",
         "COMPASS_PROCESSES": str(processes),
@@ -42,11 +54,14 @@ def settings(process: int, processes: int, devices: int, port: int, environ: Map
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": " ".join([*kept, f"{DEVICE_FLAG}={devices}"]),
     }
-    return own | ({"PYTHONUNBUFFERED": "1"} if process else {})  # process 0 writes as it would alone, the others into a pipe
+    # process 0 writes as it would alone, the others into a pipe
+    return own | ({"PYTHONUNBUFFERED": "1"} if process else {})
 
 
 def resolve(command: Sequence[str]) -> list[str]:
-    """`compass` is the one of this interpreter, whatever is on PATH; any other command is taken as it is."""
+    """`compass` is the one of this interpreter, whatever is on PATH; any other command is taken as
+    it is.
+    """
     if Path(command[0]).name == "compass":
         return [sys.executable, "-m", "compass_jax", *command[1:]]
     return list(command)
@@ -54,7 +69,13 @@ def resolve(command: Sequence[str]) -> list[str]:
 
 def script(command: Sequence[str], variables: Sequence[Mapping[str, str]]) -> str:
     """The same launch as shell commands: what --dry-run prints."""
-    lines = [shlex.join(["env", "-u", "COMPASS_DISTRIBUTED", *(f"{k}={v}" for k, v in each.items()), *command]) + " &" for each in variables]
+    lines = [
+        shlex.join(
+            ["env", "-u", "COMPASS_DISTRIBUTED", *(f"{k}={v}" for k, v in each.items()), *command]
+        )
+        + " &"
+        for each in variables
+    ]
     return "\n".join([*lines, "wait"])
 
 
@@ -77,9 +98,16 @@ def kill_group(leader: int) -> None:
 
 
 class Group:
-    """The processes of one launch. Each leads a process group of its own, so that what it spawned can be ended with it."""
+    """The processes of one launch. Each leads a process group of its own, so that what it spawned
+    can be ended with it.
+    """
 
-    def __init__(self, command: Sequence[str], variables: Sequence[Mapping[str, str]], environ: Mapping[str, str]):
+    def __init__(
+        self,
+        command: Sequence[str],
+        variables: Sequence[Mapping[str, str]],
+        environ: Mapping[str, str],
+    ):
         self.processes: list[subprocess.Popen] = []
         self.relays: list[threading.Thread] = []
         base = {name: value for name, value in environ.items() if name != "COMPASS_DISTRIBUTED"}
@@ -93,16 +121,29 @@ class Group:
     def _start(self, number: int, command: Sequence[str], environ: dict[str, str]) -> None:
         pipe = None if number == 0 else subprocess.PIPE
         process = subprocess.Popen(
-            command, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True, text=True, errors="replace"
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+            text=True,
+            errors="replace",
         )
         self.processes.append(process)
         for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if source is not None:
-                self.relays.append(threading.Thread(target=relay, args=(f"[{number}] ", source, target), daemon=True))
+                self.relays.append(
+                    threading.Thread(
+                        target=relay, args=(f"[{number}] ", source, target), daemon=True
+                    )
+                )
                 self.relays[-1].start()
 
     def forward(self, signum: int, frame: object = None) -> None:
-        """Sends a signal to every process that still runs; what they spawned hears of it from them."""
+        """Sends a signal to every process that still runs; what they spawned hears of it
+        from them.
+        """
         for process in self.processes:
             process.send_signal(signum)
 
@@ -125,7 +166,10 @@ class Group:
                 if status and not failed:
                     failed, deadline = status, time.monotonic() + grace_s
                     others = f"; the others have {grace_s:g} s" if running else ""
-                    print(f"launch: process {number} ended with status {status}{others}", file=sys.stderr)
+                    print(
+                        f"launch: process {number} ended with status {status}{others}",
+                        file=sys.stderr,
+                    )
             if running and time.monotonic() > deadline:
                 print(f"launch: killing process {', '.join(map(str, running))}", file=sys.stderr)
                 deadline = float("inf")
@@ -140,11 +184,25 @@ class Group:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line; everything behind -- is the command."""
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="launch/local.py", description=__doc__, formatter_class=formatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="launch/local.py", description=__doc__, formatter_class=formatter, allow_abbrev=False
+    )
     parser.add_argument("--processes", type=int, default=2, help="(default: %(default)s)")
-    parser.add_argument("--devices-per-process", type=int, default=4, help="simulated devices of each (default: %(default)s)")
-    parser.add_argument("--grace", type=float, default=30.0, help="seconds that the others have once one failed (default: %(default)s)")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands instead of running them")
+    parser.add_argument(
+        "--devices-per-process",
+        type=int,
+        default=4,
+        help="simulated devices of each (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=30.0,
+        help="seconds that the others have once one failed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the commands instead of running them"
+    )
     split = argv.index("--") if "--" in argv else len(argv)
     args = parser.parse_args(argv[:split])
     args.command = list(argv[split + 1 :])
@@ -159,7 +217,10 @@ def main(argv: Sequence[str]) -> int:
     """Launches, or prints what would be launched; returns the exit status."""
     args = parse(argv)
     port, command = free_port(), resolve(args.command)
-    variables = [settings(i, args.processes, args.devices_per_process, port, os.environ) for i in range(args.processes)]
+    variables = [
+        settings(i, args.processes, args.devices_per_process, port, os.environ)
+        for i in range(args.processes)
+    ]
     if args.dry_run:
         print(script(command, variables))
         return 0

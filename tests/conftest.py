@@ -1,13 +1,17 @@
-"""Strict test environment: 8 simulated CPU devices, strict dtype promotion, rank promotion raises, warnings are errors, no network.
+"""Strict test environment: 8 simulated CPU devices, strict dtype promotion, rank promotion raises,
+warnings are errors, no network.
 
-Shapes in the signatures of the rooms of arrays (`rl`, `masked`, `model`) are checked in every call, by jaxtyping and beartype.
+Shapes in the signatures of the rooms of arrays (`rl`, `masked`, `model`) are checked in every call,
+by jaxtyping and beartype.
 """
 
 import gc
 import os
 import socket
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 os.environ.setdefault("PJRT_NPROC", "64")  # as distributed.initialize sets it
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -21,7 +25,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Before the first import of these modules: the hook rewrites them as they are loaded.
-jaxtyping.install_import_hook(["compass_jax.rl", "compass_jax.masked", "compass_jax.model"], "beartype.beartype")
+jaxtyping.install_import_hook(
+    ["compass_jax.rl", "compass_jax.masked", "compass_jax.model"], "beartype.beartype"
+)
 
 _LOCAL = ("127.", "::1", "localhost")
 _connect = socket.socket.connect
@@ -32,7 +38,9 @@ class NetworkBlocked(OSError):
 
 
 def _guarded_connect(self, address):
-    """Connects to this machine alone; sockets of other families than IP (pipes, Unix) are local by nature."""
+    """Connects to this machine alone; sockets of other families than IP (pipes, Unix) are local by
+    nature.
+    """
     if self.family in (socket.AF_INET, socket.AF_INET6) and not str(address[0]).startswith(_LOCAL):
         raise NetworkBlocked(f"tests run without network; this one connected to {address[0]}")
     return _connect(self, address)
@@ -43,7 +51,9 @@ socket.socket.connect = _guarded_connect
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
-    """What one file compiled is dropped behind it: thousands of programs in one process run into the kernel's limit of mappings."""
+    """What one file compiled is dropped behind it: thousands of programs in one process run into
+    the kernel's limit of mappings.
+    """
     yield
     jax.clear_caches()
     gc.collect()
@@ -58,7 +68,9 @@ def x64():
 
 @pytest.fixture
 def unchecked():
-    """Signatures are not checked within one test: for tests of the errors that our own checks raise on wrong shapes."""
+    """Signatures are not checked within one test: for tests of the errors that our own checks raise
+    on wrong shapes.
+    """
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -66,7 +78,9 @@ def unchecked():
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled(tmp_path_factory):
-    """The folder of the persistent compilation cache, empty at first: what one test of this process compiled, the next one loads."""
+    """The folder of the persistent compilation cache, empty at first: what one test of this process
+    compiled, the next one loads.
+    """
     folder = tmp_path_factory.mktemp("compiled")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -77,7 +91,9 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def compile_lightly():
-    """Programs of one test file are compiled three times faster; test_step has the proofs of the training step fully optimised."""
+    """Programs of one test file are compiled three times faster; test_step has the proofs of the
+    training step fully optimised.
+    """
     before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", True)
     yield

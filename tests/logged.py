@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-CLOCKS = ("time/", "rollout/")  # of a run whose rollout was cut in two, the whole rollout/ family depends on where
+# of a run whose rollout was cut in two, the whole rollout/ family depends on where
+CLOCKS = ("time/", "rollout/")
 
 
 def lines(directory: Path, name: str = "metrics") -> list[dict]:
@@ -14,7 +15,16 @@ def lines(directory: Path, name: str = "metrics") -> list[dict]:
 
 
 def numbers(directory: Path, clocks: tuple[str, ...] = CLOCKS) -> list[dict[str, float]]:
-    """What each step's result is, without the clock: [{name: value}] by step; each step is there once."""
+    """What each step's result is, without the clock: [{name: value}] by step; each step is there
+    once.
+    """
     rows = lines(directory)
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
-    return [{k: v for k, v in row["metrics"].items() if not k.startswith(clocks) and not k.endswith("tokens_per_s")} for row in rows]
+    return [
+        {
+            k: v
+            for k, v in row["metrics"].items()
+            if not k.startswith(clocks) and not k.endswith("tokens_per_s")
+        }
+        for row in rows
+    ]

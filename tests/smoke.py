@@ -1,4 +1,5 @@
-"""A minute on CPU with the core dependencies alone: a forward pass, one step of reinforcement learning, a checkpoint exported.
+"""A minute on CPU with the core dependencies alone: a forward pass, one step of reinforcement
+learning, a checkpoint exported.
 
 python tests/smoke.py
 """
@@ -25,32 +26,62 @@ from compass_jax.weights.hf import export_hf
 
 
 def check_forward(config) -> None:
-    """Log-probs are those of a distribution over the vocabulary, and feeding the routes back changes no bit."""
-    model, params = Transformer(config.model, config.compute), init_params(config.model, config.compute, jax.random.key(0))
-    tokens = jnp.asarray(np.random.default_rng(0).integers(2, config.model.vocab_size, (2, 24)), jnp.int32)
+    """Log-probs are those of a distribution over the vocabulary, and feeding the routes back
+    changes no bit.
+    """
+    model, params = (
+        Transformer(config.model, config.compute),
+        init_params(config.model, config.compute, jax.random.key(0)),
+    )
+    tokens = jnp.asarray(
+        np.random.default_rng(0).integers(2, config.model.vocab_size, (2, 24)), jnp.int32
+    )
     run = jax.jit(forward, static_argnums=(0, 5))
     logp, entropy, routing, _ = run(model, params, tokens, jnp.array([24, 15]), None, 1.0)
     again = run(model, params, tokens, jnp.array([24, 15]), routing, 1.0)[0]
-    assert np.isfinite(logp).all() and np.all(np.asarray(logp)[0, 1:] < 0) and 0 < entropy[0, 5] <= np.log(config.model.vocab_size)
+    assert (
+        np.isfinite(logp).all()
+        and np.all(np.asarray(logp)[0, 1:] < 0)
+        and 0 < entropy[0, 5] <= np.log(config.model.vocab_size)
+    )
     np.testing.assert_array_equal(again, logp)
 
 
 def check_training(config) -> None:
     """One step logs its numbers, saves, and what it saved is exported."""
     result = run_rl(config)
-    assert result["steps"] == 1 and result["policy/ratio_dev_max"] == 0 and result["mismatch/logp_abs_diff"] < 1e-5, result
-    (row,) = [json.loads(line) for line in (Path(config.directory) / "metrics.jsonl").read_text().splitlines()]
-    assert row["step"] == 1 and row["metrics"]["grad_norm"] > 0 and checkpoint.latest(config.directory) == 1
-    folder = export_hf(config.directory, Path(config.directory) / "hf", tokenizer=config.data.tokenizer)
-    assert (folder / "model.safetensors").stat().st_size > 100_000 and (folder / "tokenizer.json").exists()
+    assert (
+        result["steps"] == 1
+        and result["policy/ratio_dev_max"] == 0
+        and result["mismatch/logp_abs_diff"] < 1e-5
+    ), result
+    (row,) = [
+        json.loads(line)
+        for line in (Path(config.directory) / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert (
+        row["step"] == 1
+        and row["metrics"]["grad_norm"] > 0
+        and checkpoint.latest(config.directory) == 1
+    )
+    folder = export_hf(
+        config.directory, Path(config.directory) / "hf", tokenizer=config.data.tokenizer
+    )
+    assert (folder / "model.safetensors").stat().st_size > 100_000 and (
+        folder / "tokenizer.json"
+    ).exists()
 
 
 if __name__ == "__main__":
     started = time.perf_counter()
-    jax.config.update("jax_disable_most_optimizations", True)  # compiling takes most of the time, and speed is not what this shows
+    # compiling takes most of the time, and speed is not what this shows
+    jax.config.update("jax_disable_most_optimizations", True)
     base = tiny_run()
     with tempfile.TemporaryDirectory() as directory:
-        rl, data = dataclasses.replace(base.rl, steps=1), dataclasses.replace(base.data, eval_prompts=2)
+        rl, data = (
+            dataclasses.replace(base.rl, steps=1),
+            dataclasses.replace(base.data, eval_prompts=2),
+        )
         config = dataclasses.replace(base, run_dir=directory, rl=rl, data=data)
         check_forward(config)
         check_training(config)

@@ -1,4 +1,6 @@
-"""The benchmarks: arithmetic of the report by value, and both commands end to end on a toy model."""
+"""The benchmarks: arithmetic of the report by value, and both commands end to end on a toy
+model.
+"""
 
 import json
 import math
@@ -27,19 +29,42 @@ def a_round(ours, theirs, gflops):
 
 
 def test_disturbed_rounds_are_dropped_and_the_ratio_is_that_of_the_medians():
-    rounds = [a_round(10.0, 20.0, 100.0), a_round(30.0, 10.0, 70.0), a_round(1000.0, 1.0, 69.9), a_round(14.0, 11.0, 90.0)]
+    rounds = [
+        a_round(10.0, 20.0, 100.0),
+        a_round(30.0, 10.0, 70.0),
+        a_round(1000.0, 1.0, 69.9),
+        a_round(14.0, 11.0, 90.0),
+    ]
     found = common.summarise(rounds, 2e9)
     assert (found["rounds"], found["rounds_dropped"]) == (4, 1)
     assert [r["kept"] for r in found["per_round"]] == [True, True, False, True]
-    assert (found["ours_tokens_per_s"], found["transformers_tokens_per_s"], found["matmul_gflops"]) == (14.0, 11.0, 90.0)
-    assert (found["ours_matmul_share"], found["transformers_matmul_share"]) == (round(28 / 90, 4), round(22 / 90, 4))
-    assert found["ratio"] == round(14 / 11, 4)  # the median of the rounds' ratios would be 14/11 too, their mean not
+    assert (
+        found["ours_tokens_per_s"],
+        found["transformers_tokens_per_s"],
+        found["matmul_gflops"],
+    ) == (14.0, 11.0, 90.0)
+    assert (found["ours_matmul_share"], found["transformers_matmul_share"]) == (
+        round(28 / 90, 4),
+        round(22 / 90, 4),
+    )
+    # the median of the rounds' ratios would be 14/11 too, their mean not
+    assert found["ratio"] == round(14 / 11, 4)
 
 
 def test_flops_of_a_token_are_two_for_each_weight_that_it_meets():
     """Against the parameter tree: everything but embedding and norms, of 16 experts the top 4."""
     moe = MoEConfig(experts=16, top_k=4, ffn=24, dense_layers=(1,))
-    config = ModelConfig("qwen3_moe", vocab_size=96, hidden=32, layers=3, heads=4, kv_heads=2, head_dim=8, ffn=40, moe=moe)
+    config = ModelConfig(
+        "qwen3_moe",
+        vocab_size=96,
+        hidden=32,
+        layers=3,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        ffn=40,
+        moe=moe,
+    )
     met = 0.0
     for path, spec in jax.tree_util.tree_leaves_with_path(param_specs(config), is_leaf=is_spec):
         name = str(path[-1].key)
@@ -49,13 +74,20 @@ def test_flops_of_a_token_are_two_for_each_weight_that_it_meets():
 
 
 def test_the_ratio_is_not_the_median_of_ratios():
-    found = common.summarise([a_round(10.0, 20.0, 100.0), a_round(20.0, 10.0, 100.0), a_round(30.0, 60.0, 100.0)], 1.0)
+    found = common.summarise(
+        [a_round(10.0, 20.0, 100.0), a_round(20.0, 10.0, 100.0), a_round(30.0, 60.0, 100.0)], 1.0
+    )
     assert found["ratio"] == 1.0  # of the ratios 0.5, 2, 0.5 the median is 0.5
 
 
 def test_the_side_that_goes_first_alternates_and_a_round_keeps_its_slowest_probe():
     order, probes = [], iter([5.0, 3.0, 4.0, 9.0, 8.0, 7.0, 1.0, 2.0, 3.0])
-    rounds = common.run_rounds(lambda: order.append("ours") or 10, lambda: order.append("theirs") or 10, 3, lambda: next(probes))
+    rounds = common.run_rounds(
+        lambda: order.append("ours") or 10,
+        lambda: order.append("theirs") or 10,
+        3,
+        lambda: next(probes),
+    )
     assert order == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
     assert [r["matmul_gflops"] for r in rounds] == [3.0, 7.0, 1.0]
     assert [r["first"] for r in rounds] == ["ours", "transformers", "ours"]
@@ -70,8 +102,10 @@ def test_rates_are_tokens_over_seconds(monkeypatch):
 
 def test_processor_time_of_others_is_what_the_machine_spent_and_this_process_did_not(monkeypatch):
     monkeypatch.setattr(common.os, "cpu_count", lambda: 2)
-    assert common._others_share((100.0, 10.0), (115.0, 20.0), wall=10.0) == 0.25  # 5 of 20 core-seconds
-    assert common._others_share((100.0, 10.0), (109.0, 20.0), wall=10.0) == 0.0  # the kernel's tick is coarser than ours
+    # 5 of 20 core-seconds
+    assert common._others_share((100.0, 10.0), (115.0, 20.0), wall=10.0) == 0.25
+    # the kernel's tick is coarser than ours
+    assert common._others_share((100.0, 10.0), (109.0, 20.0), wall=10.0) == 0.0
     assert common._others_share(None, None, wall=1.0) is None
 
 
@@ -89,7 +123,9 @@ def test_the_fastest_usable_candidate_is_chosen_by_its_best_time(monkeypatch):
         return call
 
     monkeypatch.setattr(common, "seconds", lambda call: next(times[call()]))
-    best, found = common.fastest("option", {name: candidate(name) for name in ("steady", "broken", "disturbed")}, repeats=2)
+    best, found = common.fastest(
+        "option", {name: candidate(name) for name in ("steady", "broken", "disturbed")}, repeats=2
+    )
     assert (best, found) == ("disturbed", {"steady": 3.0, "disturbed": 2.0})
     assert calls == ["steady", "broken", "disturbed", "steady", "disturbed", "steady", "disturbed"]
     with pytest.raises(SystemExit, match="no candidate for option"):
@@ -98,7 +134,9 @@ def test_the_fastest_usable_candidate_is_chosen_by_its_best_time(monkeypatch):
 
 def test_other_weights_are_noticed():
     model, config, params = common.build_pair(common.SMOKE)
-    assert common.compare_logits(model, config, params, common.SMOKE)["logits_std"] == pytest.approx(1, abs=0.2)
+    assert common.compare_logits(model, config, params, common.SMOKE)[
+        "logits_std"
+    ] == pytest.approx(1, abs=0.2)
     shifted = {**params, "final_norm": params["final_norm"] + 0.01}
     with pytest.raises(SystemExit, match="nothing was timed"):
         common.compare_logits(model, config, shifted, common.SMOKE)
@@ -109,7 +147,9 @@ def test_the_reference_model_is_the_one_of_the_published_numbers():
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **common.REFERENCE.model))
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model("qwen3_moe", **common.REFERENCE.model)
+        )
     assert sum(p.numel() for p in model.parameters()) == 13_519_360
 
 
@@ -117,7 +157,9 @@ def run_train(capsys):
     """As a user does, in a process of its own, which starts itself again for huge pages."""
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "GLIBC_TUNABLES")}
     command = [sys.executable, "-m", "benchmarks.train", "--smoke", "--rounds", "2"]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert result.returncode == 0, result.stderr
     if sys.platform == "linux":
         assert "hugetlb=1" in json.loads(result.stdout)["glibc_tunables"]
@@ -134,12 +176,19 @@ def run_rollout(capsys):
 def test_the_command_ends_with_one_line_of_json(run, capsys):
     (line,) = run(capsys).splitlines()
     found = json.loads(line)
-    assert found["benchmark"] == run.__name__.removeprefix("run_") and found["smoke"] and found["rounds"] == 2
+    assert (
+        found["benchmark"] == run.__name__.removeprefix("run_")
+        and found["smoke"]
+        and found["rounds"] == 2
+    )
     kept = [r for r in found["per_round"] if r["kept"]]
     assert len(kept) == 2 - found["rounds_dropped"] and len(found["per_round"]) == 2
     for key in ("ours_tokens_per_s", "transformers_tokens_per_s"):
-        assert found[key] == pytest.approx(sum(r[key] for r in kept) / len(kept), abs=0.2)  # of one or two, the median is the mean
-    assert found["ratio"] == pytest.approx(found["ours_tokens_per_s"] / found["transformers_tokens_per_s"], rel=0.05)
+        # of one or two, the median is the mean
+        assert found[key] == pytest.approx(sum(r[key] for r in kept) / len(kept), abs=0.2)
+    assert found["ratio"] == pytest.approx(
+        found["ours_tokens_per_s"] / found["transformers_tokens_per_s"], rel=0.05
+    )
     assert found["agreement"]["logits_max_abs_diff"] < 1e-4 and found["ours_compile_s"] > 0
     assert found["others_cpu_share_max"] is None or 0 <= found["others_cpu_share_max"] <= 1.1
     assert set(found["transformers_options"]) >= {"experts", "attention"}
@@ -150,13 +199,22 @@ def test_the_long_tail_ends_with_one_line_of_json(capsys):
     long_tail.main(["--smoke", "--rounds", "2"])
     (line,) = capsys.readouterr().out.splitlines()
     found = json.loads(line)
-    assert found["benchmark"] == "long_tail" and found["smoke"] and found["requests"] == 12 and found["ratio"] > 0
+    assert (
+        found["benchmark"] == "long_tail"
+        and found["smoke"]
+        and found["requests"] == 12
+        and found["ratio"] > 0
+    )
     assert 0 < found["slot_occupancy"] <= 1 and found["arrival_over_longest_first"]["steps"] > 0
 
 
 def test_the_mix_is_log_normal_and_expectations_are_off_by_their_factor():
     lengths, expected = long_tail.request_lengths(4096, 512, 64)
-    assert np.median(lengths) == pytest.approx(64, rel=0.05) and lengths.max() == 512 and lengths.min() >= 1
+    assert (
+        np.median(lengths) == pytest.approx(64, rel=0.05)
+        and lengths.max() == 512
+        and lengths.min() >= 1
+    )
     assert np.std(np.log(expected / lengths)) == pytest.approx(0.5, rel=0.05)
 
 

@@ -1,4 +1,6 @@
-"""compass calibrate-alpha: what it measures is what a training step reports, wider ranges clip less, the suggestion by hand."""
+"""compass calibrate-alpha: what it measures is what a training step reports, wider ranges clip
+less, the suggestion by hand.
+"""
 
 import dataclasses
 import json
@@ -18,7 +20,9 @@ pytestmark = pytest.mark.usefixtures("compile_lightly")
 def trained(tmp_path_factory, compile_lightly):
     config = tiny_run()
     directory = tmp_path_factory.mktemp("calibrate")
-    first = dataclasses.replace(config, run_dir=str(directory / "sft"), sft=dataclasses.replace(config.sft, steps=1))
+    first = dataclasses.replace(
+        config, run_dir=str(directory / "sft"), sft=dataclasses.replace(config.sft, steps=1)
+    )
     run_sft(first)
     rl = dataclasses.replace(config.rl, steps=1, updates_per_rollout=2)
     data = dataclasses.replace(config.data, eval_prompts=0)
@@ -26,14 +30,18 @@ def trained(tmp_path_factory, compile_lightly):
 
 
 def test_it_measures_what_a_step_reports_and_wider_ranges_clip_less(trained, tmp_path):
-    """A step's clip fraction is over both updates, the first of which clips nothing: the second's is larger by the share of its tokens."""
+    """A step's clip fraction is over both updates, the first of which clips nothing: the second's
+    is larger by the share of its tokens.
+    """
     directory, config, start = trained
     found = run_calibration(config, start, str(tmp_path), (0.002, 0.02, 0.2))
     assert found == json.loads((tmp_path / "alpha.json").read_text())
     rows = found["rows"]
     clips, ranges = [row["clip_frac"] for row in rows], [row["group_1 epsilon"] for row in rows]
     assert clips[0] > clips[2] and clips == sorted(clips, reverse=True)
-    assert ranges[1] == pytest.approx(10 * ranges[0], rel=1e-4) and ranges[2] == pytest.approx(100 * ranges[0], rel=1e-4)
+    assert ranges[1] == pytest.approx(10 * ranges[0], rel=1e-4) and ranges[2] == pytest.approx(
+        100 * ranges[0], rel=1e-4
+    )
     run_rl(dataclasses.replace(config, run_dir=str(directory / "rl"), init_from=start))
     step = json.loads((directory / "rl" / "metrics.jsonl").read_text())["metrics"]
     assert step["policy/ratio_dev_max"] == pytest.approx(rows[1]["ratio_dev_max"], rel=1e-5)
@@ -44,7 +52,10 @@ def test_it_measures_what_a_step_reports_and_wider_ranges_clip_less(trained, tmp
 def test_the_suggestion_is_where_the_clip_fraction_passes_the_target():
     assert suggest([0.01, 0.1], [0.3, 0.1], 0.2) == pytest.approx(0.01 * 10**0.5)
     assert suggest([0.01, 0.02, 0.04], [0.5, 0.4, 0.0], 0.1) == pytest.approx(0.02 * 2**0.75)
-    assert suggest([0.01, 0.1], [0.05, 0.01], 0.2) == 0.01 and suggest([0.01, 0.1], [0.9, 0.8], 0.2) == 0.1
+    assert (
+        suggest([0.01, 0.1], [0.05, 0.01], 0.2) == 0.01
+        and suggest([0.01, 0.1], [0.9, 0.8], 0.2) == 0.1
+    )
 
 
 def test_what_cannot_be_calibrated_is_refused(trained, tmp_path):
@@ -54,7 +65,11 @@ def test_what_cannot_be_calibrated_is_refused(trained, tmp_path):
         return dataclasses.replace(config, rl=dataclasses.replace(config.rl, **changes))
 
     with pytest.raises(ConfigError, match="alpha belongs to espo"):
-        run_calibration(with_rl(objective=dataclasses.replace(config.rl.objective, name="gspo")), start, str(tmp_path))
+        run_calibration(
+            with_rl(objective=dataclasses.replace(config.rl.objective, name="gspo")),
+            start,
+            str(tmp_path),
+        )
     with pytest.raises(ConfigError, match="a first update is on policy"):
         run_calibration(with_rl(updates_per_rollout=1), start, str(tmp_path))
     for alphas in ((0.1,), (0.1, 0.05), (0.0, 0.1)):

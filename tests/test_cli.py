@@ -27,12 +27,23 @@ def file(tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch, tmp_path):
-    """Replaces the rooms that the commands call by recorders, which say that they were stopped on request."""
+    """Replaces the rooms that the commands call by recorders, which say that they were stopped on
+    request.
+    """
     monkeypatch.chdir(tmp_path)
     found = []
-    rooms = {"demo": "run_demo", "train.sft": "run_sft", "train.loop": "run_rl", "evaluate": "run_eval", "weights.hf": "import_hf export_hf"}
+    rooms = {
+        "demo": "run_demo",
+        "train.sft": "run_sft",
+        "train.loop": "run_rl",
+        "evaluate": "run_eval",
+        "weights.hf": "import_hf export_hf",
+    }
     for room, functions in rooms.items():
-        record = {name: lambda *args, name=name: found.append((name, *args)) or {"stopped": True} for name in functions.split()}
+        record = {
+            name: lambda *args, name=name: found.append((name, *args)) or {"stopped": True}
+            for name in functions.split()
+        }
         monkeypatch.setitem(sys.modules, f"compass_jax.{room}", types.SimpleNamespace(**record))
     return found
 
@@ -45,18 +56,43 @@ def test_each_command_calls_its_room(calls, file):
     assert cli.main(["import-hf", "a", "b"]) == 0
     assert cli.main(["export-hf", "c", "d"]) == 0
     train, evaluate = calls[2], calls[3]
-    assert [c[0] for c in calls] == ["run_demo", "run_sft", "run_rl", "run_eval", "import_hf", "export_hf"]
-    assert calls[0][1:] == ("o", 3) and calls[1][1:] == (CONFIG,) and calls[4][1:] == ("a", "b") and calls[5][1:] == ("c", "d")
+    assert [c[0] for c in calls] == [
+        "run_demo",
+        "run_sft",
+        "run_rl",
+        "run_eval",
+        "import_hf",
+        "export_hf",
+    ]
+    assert (
+        calls[0][1:] == ("o", 3)
+        and calls[1][1:] == (CONFIG,)
+        and calls[4][1:] == ("a", "b")
+        and calls[5][1:] == ("c", "d")
+    )
     assert train[1].rl.steps == 3 and evaluate[1].evaluation.k == 2 and evaluate[2] == "c"
 
 
 def test_overrides_are_typed_and_reach_every_level(file):
-    words = "--rl.steps 3 --model.moe.experts 4 --rl.normalize_std False --rollout.prompt-buckets 8 16 --data.sources.0.size 7"
-    options = ["--rl.optim.warmup_steps", "4", "--data.sources.0.options", '[["min_terms", 3], ["r", [1, [2]]]]', "--rl.optim.learning-rate", "1e-3"]
+    words = (
+        "--rl.steps 3 --model.moe.experts 4 --rl.normalize_std False --rollout.prompt-buckets 8 16"
+        " --data.sources.0.size 7"
+    )
+    options = [
+        "--rl.optim.warmup_steps",
+        "4",
+        "--data.sources.0.options",
+        '[["min_terms", 3], ["r", [1, [2]]]]',
+        "--rl.optim.learning-rate",
+        "1e-3",
+    ]
     new = cli.override(CONFIG, [*words.split(), *options])
     assert (new.rl.steps, new.model.moe.experts, new.rl.normalize_std) == (3, 4, False)
     assert new.rollout.prompt_buckets == (8, 16) and new.rl.optim.warmup_steps == 4
-    assert new.data.sources[0].size == 7 and new.data.sources[0].options == (("min_terms", 3), ("r", (1, (2,))))
+    assert new.data.sources[0].size == 7 and new.data.sources[0].options == (
+        ("min_terms", 3),
+        ("r", (1, (2,))),
+    )
     assert new.data.sources[1] == CONFIG.data.sources[1]
     assert new.rl.optim.learning_rate == 1e-3
     assert cli.override(CONFIG, []) == CONFIG
@@ -65,7 +101,9 @@ def test_overrides_are_typed_and_reach_every_level(file):
 def test_dry_run_prints_the_resolved_configuration(calls, file, capsys):
     assert cli.main(["train", file, "--dry-run", "--rl.steps", "3"]) == 0
     printed = config_from_json(capsys.readouterr().out)
-    assert printed.rl.steps == 3 and config_to_json(printed).replace('"steps": 3,', '"steps": 100,', 1) == config_to_json(CONFIG)
+    assert printed.rl.steps == 3 and config_to_json(printed).replace(
+        '"steps": 3,', '"steps": 100,', 1
+    ) == config_to_json(CONFIG)
     assert calls == []
 
 
@@ -89,7 +127,10 @@ def test_wrong_overrides_are_told_and_exit_with_2(file, calls, capsys, words, me
 
 def test_errors_of_the_project_are_one_message(file, calls, capsys):
     assert cli.main(["train", file, "--rl.group-size", "1"]) == 2
-    assert capsys.readouterr().err == "compass train: rl.group_size = 1: a group-relative advantage needs at least 2 samples\n"
+    assert (
+        capsys.readouterr().err
+        == "compass train: rl.group_size = 1: a group-relative advantage needs at least 2 samples\n"
+    )
     assert cli.main(["train", file, "--rollout.top-k", "5"]) == 2
     assert "RL trains the untruncated distribution" in capsys.readouterr().err
     assert cli.main(["eval", file]) == 2
@@ -113,8 +154,14 @@ def test_errors_of_the_project_are_one_message(file, calls, capsys):
 @pytest.mark.parametrize(
     "text,message",
     [
-        ("def a():\n    pass\ndef b():\n    pass\n", "exactly one public function, which returns a RunConfig; it has a, b"),
-        ("from dataclasses import replace\n_x = 1\n", "exactly one public function, which returns a RunConfig; it has none"),
+        (
+            "def a():\n    pass\ndef b():\n    pass\n",
+            "exactly one public function, which returns a RunConfig; it has a, b",
+        ),
+        (
+            "from dataclasses import replace\n_x = 1\n",
+            "exactly one public function, which returns a RunConfig; it has none",
+        ),
         ("def a():\n    return 3\n", r"a\(\) returned int, not a RunConfig"),
     ],
 )
@@ -129,7 +176,12 @@ def test_bare_names_are_looked_up_in_configs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "tiny.py").write_text(FILE)
-    assert cli.load_config("tiny") == cli.load_config("tiny.py") == cli.load_config("configs/tiny.py") == CONFIG
+    assert (
+        cli.load_config("tiny")
+        == cli.load_config("tiny.py")
+        == cli.load_config("configs/tiny.py")
+        == CONFIG
+    )
     with pytest.raises(ConfigError, match=r"no configuration file tyni: .* configs/: tiny$"):
         cli.load_config("tyni")
     (tmp_path / "x.txt").write_text("")
@@ -150,10 +202,19 @@ def test_help(file, capsys):
 
 
 def test_module_starts_and_answers_without_jax(tmp_path):
-    code = "import sys; sys.modules['jax'] = None; from compass_jax.cli import main; sys.exit(main(['report', 'nothing']))"
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 1 and result.stderr.startswith("compass report: nothing/metrics.jsonl does not exist"), result.stderr
-    result = subprocess.run([sys.executable, "-m", "compass_jax", "--help"], capture_output=True, text=True, timeout=60)
+    code = (
+        "import sys; sys.modules['jax'] = None; from compass_jax.cli import main;"
+        " sys.exit(main(['report', 'nothing']))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 1 and result.stderr.startswith(
+        "compass report: nothing/metrics.jsonl does not exist"
+    ), result.stderr
+    result = subprocess.run(
+        [sys.executable, "-m", "compass_jax", "--help"], capture_output=True, text=True, timeout=60
+    )
     assert result.returncode == 0 and "import-hf" in result.stdout
 
 
@@ -169,8 +230,7 @@ def test_report_reads_a_run(tmp_path, capsys):
     [
         (
             OSError(errno.ENOSPC, "No space left on device", "runs/a"),
-            r"runs/a \([\d,]+ bytes "
-            r"free there\): No space left on device",
+            r"runs/a \([\d,]+ bytes " r"free there\): No space left on device",
         ),
         (OSError(errno.EROFS, "Read-only file system", "runs/a"), "runs/a: Read-only file system"),
         (

@@ -1,4 +1,6 @@
-"""Settings that cannot be used: each is refused when it is loaded, by the name that the command line gives it. And none is there for nothing."""
+"""Settings that cannot be used: each is refused when it is loaded, by the name that the command
+line gives it. And none is there for nothing.
+"""
 
 import ast
 import dataclasses
@@ -8,38 +10,103 @@ import pytest
 from tiny_run import tiny_run
 
 import compass_jax.config as config_module
-from compass_jax.config import ConfigError, CorrectionConfig, ObjectiveConfig, RLConfig, ShapingConfig, ZeroVarianceConfig
+from compass_jax.config import (
+    ConfigError,
+    CorrectionConfig,
+    ObjectiveConfig,
+    RLConfig,
+    ShapingConfig,
+    ZeroVarianceConfig,
+)
 
 NAN = float("nan")
 REFUSED = {
-    "alpha": (ObjectiveConfig(espo_alpha=0.0), r"rl\.objective\.espo_alpha = 0\.0: must be positive"),
+    "alpha": (
+        ObjectiveConfig(espo_alpha=0.0),
+        r"rl\.objective\.espo_alpha = 0\.0: must be positive",
+    ),
     "alpha below zero": (ObjectiveConfig(espo_alpha=-0.02), r"espo_alpha = -0\.02"),
     "alpha that is no number": (ObjectiveConfig(espo_alpha=NAN), r"espo_alpha = nan"),
     "floor": (ObjectiveConfig(espo_floor=0.0), r"espo_floor = 0\.0: must be positive"),
-    "lower clip": (ObjectiveConfig("grpo", clip_low=-0.2), r"rl\.objective\.clip_low = -0\.2: must be >= 0"),
-    "upper clip": (ObjectiveConfig("gspo", clip_high=-1e-4), r"rl\.objective\.clip_high = -0\.0001: must be >= 0"),
-    "bound of cispo": (ObjectiveConfig("cispo", cispo_ratio_max=1.0), r"cispo_ratio_max = 1\.0: must be above 1"),
+    "lower clip": (
+        ObjectiveConfig("grpo", clip_low=-0.2),
+        r"rl\.objective\.clip_low = -0\.2: must be >= 0",
+    ),
+    "upper clip": (
+        ObjectiveConfig("gspo", clip_high=-1e-4),
+        r"rl\.objective\.clip_high = -0\.0001: must be >= 0",
+    ),
+    "bound of cispo": (
+        ObjectiveConfig("cispo", cispo_ratio_max=1.0),
+        r"cispo_ratio_max = 1\.0: must be above 1",
+    ),
     "dual clip": (ObjectiveConfig("grpo", dual_clip=0.9), r"dual_clip = 0\.9: must be above 1"),
-    "dual clip of cispo": (ObjectiveConfig("cispo", dual_clip=3.0), r"dual_clip = 3\.0: cispo has no clipped term"),
-    "clip that espo ignores": (ObjectiveConfig(clip_low=0.2), r"clip_low/high = 0\.2/0\.0: espo does not use them without espo_fixed_clip"),
-    "clip that cispo ignores": (ObjectiveConfig("cispo", clip_high=0.3), r"clip_low/high = 0\.0/0\.3: cispo does not use them"),
-    "falling quantiles": (ObjectiveConfig(espo_quantiles=(0.8, 0.5)), r"espo_quantiles = \(0\.8, 0\.5\): must increase strictly"),
-    "equal quantiles": (ObjectiveConfig(espo_quantiles=(0.5, 0.5)), r"espo_quantiles = \(0\.5, 0\.5\)"),
+    "dual clip of cispo": (
+        ObjectiveConfig("cispo", dual_clip=3.0),
+        r"dual_clip = 3\.0: cispo has no clipped term",
+    ),
+    "clip that espo ignores": (
+        ObjectiveConfig(clip_low=0.2),
+        r"clip_low/high = 0\.2/0\.0: espo does not use them without espo_fixed_clip",
+    ),
+    "clip that cispo ignores": (
+        ObjectiveConfig("cispo", clip_high=0.3),
+        r"clip_low/high = 0\.0/0\.3: cispo does not use them",
+    ),
+    "falling quantiles": (
+        ObjectiveConfig(espo_quantiles=(0.8, 0.5)),
+        r"espo_quantiles = \(0\.8, 0\.5\): must increase strictly",
+    ),
+    "equal quantiles": (
+        ObjectiveConfig(espo_quantiles=(0.5, 0.5)),
+        r"espo_quantiles = \(0\.5, 0\.5\)",
+    ),
     "a quantile of one": (ObjectiveConfig(espo_quantiles=(0.5, 1.0)), r"inside \(0, 1\)"),
     "KL": (ObjectiveConfig(kl_coef=-0.1), r"kl_coef = -0\.1"),
-    "cap of TIS": (CorrectionConfig("tis", tis_cap=0.5), r"rl\.correction\.tis_cap = 0\.5: must be at least 1"),
-    "range of IcePop": (CorrectionConfig("icepop", icepop_range=(1.5, 5.0)), r"icepop_range = \(1\.5, 5\.0\): must enclose 1"),
-    "range of sequences": (CorrectionConfig("sequence", sequence_range=(0.9, 0.99)), r"sequence_range = \(0\.9, 0\.99\): must enclose 1"),
-    "alpha of RL-ZVP": (ZeroVarianceConfig(rl_zvp_alpha=0.0), r"rl_zvp_alpha = 0\.0: must be positive \(rl_zvp=False switches it off\)"),
-    "two selections": (ZeroVarianceConfig(select=True, curriculum=True), r"select and rl\.zero_variance\.curriculum both decide"),
-    "a temperature of nothing": (ZeroVarianceConfig(grow_temperature=1.5), r"grow_temperature = 1\.5: no group grows"),
-    "no temperature": (ZeroVarianceConfig(grow_to=16, grow_temperature=0.0), r"grow_temperature = 0\.0: must be positive"),
-    "a temperature without correction": (
-        RLConfig(zero_variance=ZeroVarianceConfig(grow_to=16, grow_temperature=1.5)), r"1\.5 samples from another policy .* set rl\.correction\.name"
+    "cap of TIS": (
+        CorrectionConfig("tis", tis_cap=0.5),
+        r"rl\.correction\.tis_cap = 0\.5: must be at least 1",
     ),
-    "growth that cannot be": (RLConfig(group_size=8, zero_variance=ZeroVarianceConfig(grow_to=8)), r"grow_to = 8 does not exceed rl\.group_size = 8"),
-    "a group of one": (RLConfig(group_size=1), r"group_size = 1: a group-relative advantage needs at least 2"),
-    "updates": (RLConfig(prompts_per_step=6, updates_per_rollout=4), r"prompts_per_step = 6 is not a multiple of rl\.updates_per_rollout = 4"),
+    "range of IcePop": (
+        CorrectionConfig("icepop", icepop_range=(1.5, 5.0)),
+        r"icepop_range = \(1\.5, 5\.0\): must enclose 1",
+    ),
+    "range of sequences": (
+        CorrectionConfig("sequence", sequence_range=(0.9, 0.99)),
+        r"sequence_range = \(0\.9, 0\.99\): must enclose 1",
+    ),
+    "alpha of RL-ZVP": (
+        ZeroVarianceConfig(rl_zvp_alpha=0.0),
+        r"rl_zvp_alpha = 0\.0: must be positive \(rl_zvp=False switches it off\)",
+    ),
+    "two selections": (
+        ZeroVarianceConfig(select=True, curriculum=True),
+        r"select and rl\.zero_variance\.curriculum both decide",
+    ),
+    "a temperature of nothing": (
+        ZeroVarianceConfig(grow_temperature=1.5),
+        r"grow_temperature = 1\.5: no group grows",
+    ),
+    "no temperature": (
+        ZeroVarianceConfig(grow_to=16, grow_temperature=0.0),
+        r"grow_temperature = 0\.0: must be positive",
+    ),
+    "a temperature without correction": (
+        RLConfig(zero_variance=ZeroVarianceConfig(grow_to=16, grow_temperature=1.5)),
+        r"1\.5 samples from another policy .* set rl\.correction\.name",
+    ),
+    "growth that cannot be": (
+        RLConfig(group_size=8, zero_variance=ZeroVarianceConfig(grow_to=8)),
+        r"grow_to = 8 does not exceed rl\.group_size = 8",
+    ),
+    "a group of one": (
+        RLConfig(group_size=1),
+        r"group_size = 1: a group-relative advantage needs at least 2",
+    ),
+    "updates": (
+        RLConfig(prompts_per_step=6, updates_per_rollout=4),
+        r"prompts_per_step = 6 is not a multiple of rl\.updates_per_rollout = 4",
+    ),
 }
 
 
@@ -52,23 +119,33 @@ def test_settings_out_of_their_range_are_refused(case):
 
 def test_settings_that_are_used_are_not_refused():
     for objective in (
-        ObjectiveConfig(clip_low=0.01, clip_high=0.02, espo_fixed_clip=True), ObjectiveConfig("cispo"), ObjectiveConfig(espo_quantiles=()),
+        ObjectiveConfig(clip_low=0.01, clip_high=0.02, espo_fixed_clip=True),
+        ObjectiveConfig("cispo"),
+        ObjectiveConfig(espo_quantiles=()),
         ObjectiveConfig("dapo", clip_high=0.3, dual_clip=3.0),
-    ):  # fmt: skip
+    ):
         objective.validate()
 
 
 @pytest.mark.parametrize(
     ("shaping", "message"),
     [
-        (ShapingConfig(length_penalty=0.05, length_free_tokens=16), r"length_free_tokens = 16 is not below .*= 16: .*length_penalty could"),
-        (ShapingConfig(repetition_penalty=0.05, repetition_ngram=16), r"repetition_ngram = 16 is not below .*rl\.shaping\.repetition_penalty could"),
+        (
+            ShapingConfig(length_penalty=0.05, length_free_tokens=16),
+            r"length_free_tokens = 16 is not below .*= 16: .*length_penalty could",
+        ),
+        (
+            ShapingConfig(repetition_penalty=0.05, repetition_ngram=16),
+            r"repetition_ngram = 16 is not below .*rl\.shaping\.repetition_penalty could",
+        ),
     ],
 )
 def test_a_penalty_that_contradicts_its_own_threshold_is_refused(shaping, message):
     base = tiny_run()
     with pytest.raises(ConfigError, match=message):
-        dataclasses.replace(base, rl=dataclasses.replace(base.rl, shaping=shaping)).validate_for_rl()
+        dataclasses.replace(
+            base, rl=dataclasses.replace(base.rl, shaping=shaping)
+        ).validate_for_rl()
     idle = dataclasses.replace(shaping, length_penalty=0.0, repetition_penalty=0.0)
     dataclasses.replace(base, rl=dataclasses.replace(base.rl, shaping=idle)).validate_for_rl()
 
@@ -77,24 +154,44 @@ def test_all_stages_can_be_on_at_once():
     """No stage contradicts another: each takes what those before it left uniform."""
     base = tiny_run()
     zero_variance = ZeroVarianceConfig(rl_zvp=True, select=True, grow_to=8)
-    rl = dataclasses.replace(base.rl, zero_variance=zero_variance, shaping=ShapingConfig(length_penalty=0.05, repetition_penalty=0.02))
+    rl = dataclasses.replace(
+        base.rl,
+        zero_variance=zero_variance,
+        shaping=ShapingConfig(length_penalty=0.05, repetition_penalty=0.02),
+    )
     data = dataclasses.replace(base.data, keep_file="pass_rates.jsonl")
     dataclasses.replace(base, rl=rl, data=data).validate_for_rl()
 
 
 def test_no_setting_is_ignored():
-    """Every field of every configuration class is read by something outside its own declaration and its validation."""
+    """Every field of every configuration class is read by something outside its own declaration and
+    its validation.
+    """
     package = Path(config_module.__file__).parent.parent
     read = set()
     for file in package.rglob("*.py"):
         tree = ast.parse(file.read_text())
-        skipped = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name == "validate" for n in ast.walk(f)}
-        read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and id(node) not in skipped}
+        skipped = {
+            id(n)
+            for f in ast.walk(tree)
+            if isinstance(f, ast.FunctionDef) and f.name == "validate"
+            for n in ast.walk(f)
+        }
+        read |= {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and id(node) not in skipped
+        }
     classes = [x for x in vars(config_module).values() if dataclasses.is_dataclass(x)]
     fields = {f"{c.__name__}.{f.name}" for c in classes for f in dataclasses.fields(c)}
-    assert len(classes) > 12 and [name for name in sorted(fields) if name.split(".")[1] not in read] == []
+    assert (
+        len(classes) > 12
+        and [name for name in sorted(fields) if name.split(".")[1] not in read] == []
+    )
 
 
 def test_a_run_directory_is_a_path_not_a_bucket():
-    with pytest.raises(ConfigError, match=r"run_dir = 'gs://b/run1': must be a path; mount the bucket"):
+    with pytest.raises(
+        ConfigError, match=r"run_dir = 'gs://b/run1': must be a path; mount the bucket"
+    ):
         dataclasses.replace(tiny_run(), run_dir="gs://b/run1").validate()

@@ -1,4 +1,6 @@
-"""Every setting of a run, found by introspection, refuses what means nothing: by its name, and before anything is built."""
+"""Every setting of a run, found by introspection, refuses what means nothing: by its name, and
+before anything is built.
+"""
 
 import dataclasses
 import time
@@ -33,17 +35,30 @@ NONSENSE = {
 # Where such a value means something.
 MEANT = {
     "empty text": {
-        "run_dir", "init_from", "rollout.dtype", "data.tokenizer", "data.system_prompt", "data.keep_file",
-        "rewards.answer_tag", "data.sources.0.label", "data.sources.0.instruction", "data.sources.1.label",
+        "run_dir",
+        "init_from",
+        "rollout.dtype",
+        "data.tokenizer",
+        "data.system_prompt",
+        "data.keep_file",
+        "rewards.answer_tag",
+        "data.sources.0.label",
+        "data.sources.0.instruction",
+        "data.sources.1.label",
     },
     "none": {"rollout_mesh", "model.moe"},
     "2^31": {
-        "seed", "model.rope_theta", "rl.optim.clip_grad_norm", "sft.optim.clip_grad_norm",
-        "rewards.right_at", "rewards.smallest_gap",
+        "seed",
+        "model.rope_theta",
+        "rl.optim.clip_grad_norm",
+        "sft.optim.clip_grad_norm",
+        "rewards.right_at",
+        "rewards.smallest_gap",
     },
     "-1": {"rewards.wrong_at"},
-}  # fmt: skip
-OF_THE_DATASET = ("-1", "2^31", "true", "empty text")  # reasoning-gym says whether they mean something
+}
+# reasoning-gym says whether they mean something
+OF_THE_DATASET = ("-1", "2^31", "true", "empty text")
 
 
 def whole_run():
@@ -90,7 +105,10 @@ def test_the_walk_reaches_every_setting():
     assert len(PATHS) > 150 and RUN.validate_for_rl() is RUN
     names = {".".join(map(str, path)) for path in PATHS}
     meant = set().union(*MEANT.values())
-    assert meant <= names and {"rl.optim.b1", "mesh.fsdp", "data.sources.0.options.0.1", "rewards.timeout_s"} <= names
+    assert (
+        meant <= names
+        and {"rl.optim.b1", "mesh.fsdp", "data.sources.0.options.0.1", "rewards.timeout_s"} <= names
+    )
 
 
 @pytest.mark.parametrize("kind", NONSENSE)
@@ -123,7 +141,11 @@ def rules(hint):
         base = option.__origin__ if inner else option
         if base in (int, float):
             yield inner[0] if inner else None
-        for part in getattr(base, "__args__", ()) if not isinstance(base, type) or hasattr(base, "__args__") else ():
+        for part in (
+            getattr(base, "__args__", ())
+            if not isinstance(base, type) or hasattr(base, "__args__")
+            else ()
+        ):
             if not isinstance(part, str) and part is not Ellipsis:
                 yield from rules(part)
 
@@ -160,7 +182,10 @@ def test_absurd_sizes_are_refused_at_once(tmp_path, capsys):
         (["--model.layers", "2147483648"], "model.layers = 2147483648: must be at most 1000"),
         (["--model.moe.experts", "1" + "0" * 9], "must be at most 65535 (a route has 16 bits)"),
         (["--data.sources.0.repeat", "1" + "0" * 9], "sources[0].repeat = 1000000000: must be at"),
-        (["--model.layers", "1000", "--model.hidden", "1048576", "--model.ffn", "1048576"], "parameters, at most 1e+13"),
+        (
+            ["--model.layers", "1000", "--model.hidden", "1048576", "--model.ffn", "1048576"],
+            "parameters, at most 1e+13",
+        ),
     ):
         assert cli.main(["train", str(tmp_path / "file.py"), *words, "--dry-run"]) == 2
         told = capsys.readouterr().err

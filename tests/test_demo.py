@@ -17,7 +17,9 @@ def evaluation(shift):
 
 def test_the_table_has_a_row_for_each_difficulty_and_one_for_all():
     rows = demo.difficulty_rows(evaluation(0.0), evaluation(0.25))
-    assert [row["task"] for row in rows] == ["easy", "hard", "all"] and [row["prompts"] for row in rows] == [30, 10, 40]
+    assert [row["task"] for row in rows] == ["easy", "hard", "all"] and [
+        row["prompts"] for row in rows
+    ] == [30, 10, 40]
     assert (rows[0]["SFT avg@4"], rows[0]["RL avg@4"], rows[1]["RL greedy"]) == (0.5, 0.75, 0.0)
     assert (rows[2]["SFT avg@4"], rows[2]["RL avg@4"], rows[2]["RL greedy"]) == (0.4, 0.65, 0.7)
 
@@ -25,19 +27,43 @@ def test_the_table_has_a_row_for_each_difficulty_and_one_for_all():
 def test_both_runs_share_everything_but_their_place_and_start(tmp_path):
     sft, rl = demo.demo_configs(tmp_path, 7, (3, 5))
     assert (sft.seed, rl.seed, sft.sft.steps, rl.rl.steps) == (7, 7, 3, 5)
-    assert rl.init_from == sft.run_dir == str(tmp_path / "sft") and rl.run_dir == str(tmp_path / "rl") and sft.data == rl.data
+    assert (
+        rl.init_from == sft.run_dir == str(tmp_path / "sft")
+        and rl.run_dir == str(tmp_path / "rl")
+        and sft.data == rl.data
+    )
     rl.validate_for_rl()
     moe = rl.model.moe
-    assert moe.experts >= 8 and moe.top_k == 2 and rl.model.layers >= 4 and rl.rl.replay == "R3" and rl.rl.objective.name == "espo"
+    assert (
+        moe.experts >= 8
+        and moe.top_k == 2
+        and rl.model.layers >= 4
+        and rl.rl.replay == "R3"
+        and rl.rl.objective.name == "espo"
+    )
 
 
 @pytest.mark.slow
 def test_the_whole_demo_ends_with_a_summary_an_export_and_a_picture(tmp_path):
     summary = demo.run_demo(str(tmp_path), seed=3, steps=(4, 2))
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
-    assert {"sft_avg_at_4", "rl_avg_at_4", "sft_greedy", "rl_greedy", "heldout_prompts", "wall_s", "hf_dir"} <= summary.keys()
+    assert {
+        "sft_avg_at_4",
+        "rl_avg_at_4",
+        "sft_greedy",
+        "rl_greedy",
+        "heldout_prompts",
+        "wall_s",
+        "hf_dir",
+    } <= summary.keys()
     assert summary["heldout_prompts"] >= 512 and 0 <= summary["rl_avg_at_4"] <= 1
     exported = Path(summary["hf_dir"])
-    assert read_hf_config(exported) == demo.demo_configs(tmp_path, 3)[1].model and (exported / "tokenizer.json").is_file()
+    assert (
+        read_hf_config(exported) == demo.demo_configs(tmp_path, 3)[1].model
+        and (exported / "tokenizer.json").is_file()
+    )
     assert (tmp_path / "curves.png").stat().st_size > 20_000
-    assert demo.run_demo(str(tmp_path), seed=3, steps=(4, 2))["rl_avg_at_4"] == summary["rl_avg_at_4"]  # a finished demo is only read again
+    # a finished demo is only read again
+    assert (
+        demo.run_demo(str(tmp_path), seed=3, steps=(4, 2))["rl_avg_at_4"] == summary["rl_avg_at_4"]
+    )

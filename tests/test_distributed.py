@@ -1,4 +1,6 @@
-"""What the environment must say for several processes, and what one process alone does where several would exchange."""
+"""What the environment must say for several processes, and what one process alone does where
+several would exchange.
+"""
 
 import os
 import subprocess
@@ -15,7 +17,9 @@ GOOD = {"COMPASS_COORDINATOR": "10.0.0.1:8476", "COMPASS_PROCESSES": "4", "COMPA
 
 @pytest.fixture
 def joined(monkeypatch):
-    """What jax.distributed.initialize was told; nothing is joined, and jax's settings stay as they are."""
+    """What jax.distributed.initialize was told; nothing is joined, and jax's settings stay as they
+    are.
+    """
     calls = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **options: calls.append(options))
     monkeypatch.setattr(jax.config, "update", lambda name, value: None)
@@ -26,13 +30,34 @@ def joined(monkeypatch):
 
 
 BAD = {
-    "no coordinator": ({"COMPASS_COORDINATOR": ""}, "COMPASS_COORDINATOR not set, but COMPASS_PROCESSES, COMPASS_PROCESS_ID: set all of"),
-    "no count": ({"COMPASS_PROCESSES": ""}, "COMPASS_PROCESSES not set, but COMPASS_COORDINATOR, COMPASS_PROCESS_ID"),
-    "only an id": ({"COMPASS_COORDINATOR": "", "COMPASS_PROCESSES": ""}, "COMPASS_COORDINATOR, COMPASS_PROCESSES not set, but COMPASS_PROCESS_ID"),
-    "no port": ({"COMPASS_COORDINATOR": "10.0.0.1"}, "COMPASS_COORDINATOR = '10.0.0.1': must be host:port of process 0"),
-    "count": ({"COMPASS_PROCESSES": "many"}, "COMPASS_PROCESSES = 'many': must be a number of at least 1"),
-    "id": ({"COMPASS_PROCESS_ID": "4"}, r"COMPASS_PROCESS_ID = '4': must be in 0\.\.3 \(COMPASS_PROCESSES = 4\)"),
-    "auto": (dict.fromkeys(GOOD, "") | {"COMPASS_DISTRIBUTED": "yes"}, "COMPASS_DISTRIBUTED = 'yes': only 'auto' is known"),
+    "no coordinator": (
+        {"COMPASS_COORDINATOR": ""},
+        "COMPASS_COORDINATOR not set, but COMPASS_PROCESSES, COMPASS_PROCESS_ID: set all of",
+    ),
+    "no count": (
+        {"COMPASS_PROCESSES": ""},
+        "COMPASS_PROCESSES not set, but COMPASS_COORDINATOR, COMPASS_PROCESS_ID",
+    ),
+    "only an id": (
+        {"COMPASS_COORDINATOR": "", "COMPASS_PROCESSES": ""},
+        "COMPASS_COORDINATOR, COMPASS_PROCESSES not set, but COMPASS_PROCESS_ID",
+    ),
+    "no port": (
+        {"COMPASS_COORDINATOR": "10.0.0.1"},
+        "COMPASS_COORDINATOR = '10.0.0.1': must be host:port of process 0",
+    ),
+    "count": (
+        {"COMPASS_PROCESSES": "many"},
+        "COMPASS_PROCESSES = 'many': must be a number of at least 1",
+    ),
+    "id": (
+        {"COMPASS_PROCESS_ID": "4"},
+        r"COMPASS_PROCESS_ID = '4': must be in 0\.\.3 \(COMPASS_PROCESSES = 4\)",
+    ),
+    "auto": (
+        dict.fromkeys(GOOD, "") | {"COMPASS_DISTRIBUTED": "yes"},
+        "COMPASS_DISTRIBUTED = 'yes': only 'auto' is known",
+    ),
 }
 
 
@@ -53,7 +78,12 @@ def test_what_jax_is_told(joined, monkeypatch):
     for name, value in GOOD.items():
         monkeypatch.setenv(name, value)
     assert distributed.initialize()
-    assert joined.pop() == {"coordinator_address": "10.0.0.1:8476", "num_processes": 4, "process_id": 3, "heartbeat_timeout_seconds": 10}
+    assert joined.pop() == {
+        "coordinator_address": "10.0.0.1:8476",
+        "num_processes": 4,
+        "process_id": 3,
+        "heartbeat_timeout_seconds": 10,
+    }
     monkeypatch.setenv("COMPASS_COORDINATOR", "127.0.0.1:8476")
     assert distributed.initialize() and joined.pop()["coordinator_bind_address"] == "127.0.0.1:8476"
     monkeypatch.setenv("COMPASS_PROCESSES", "1")
@@ -68,7 +98,13 @@ def test_processes_that_do_not_meet_are_told_where(joined, monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", fail)
     for name, value in GOOD.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(distributed.DistributedError, match=r"did not meet at 10\.0\.0\.1:8476: DEADLINE_EXCEEDED: Barrier timed out; start the same"):
+    with pytest.raises(
+        distributed.DistributedError,
+        match=(
+            r"did not meet at 10\.0\.0\.1:8476: DEADLINE_EXCEEDED: Barrier timed out; start the"
+            r" same"
+        ),
+    ):
         distributed.initialize()
 
 
@@ -76,7 +112,9 @@ def test_a_command_of_one_process_is_refused_in_several(joined, monkeypatch):
     distributed.refuse("compass filter")
     for name, value in GOOD.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="compass filter runs in one process: unset COMPASS_COORDINATOR"):
+    with pytest.raises(
+        ConfigError, match="compass filter runs in one process: unset COMPASS_COORDINATOR"
+    ):
         distributed.refuse("compass filter")
 
 
@@ -115,17 +153,26 @@ jax.block_until_ready(out)
 
 
 def test_simulated_devices_may_lag_behind_their_host():
-    """180 programs are launched without a wait; XLA holds 32 a device, and by itself has a thread for each device: it ended after a minute."""
+    """180 programs are launched without a wait; XLA holds 32 a device, and by itself has a thread
+    for each device: it ended after a minute.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
     environment |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", AHEAD], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", AHEAD], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_values_that_differ_are_named_with_the_process(monkeypatch):
-    monkeypatch.setattr(distributed, "exchange", lambda payload: [payload, payload, b'{"rl.steps": 3, "seed": 1}'])
+    monkeypatch.setattr(
+        distributed, "exchange", lambda payload: [payload, payload, b'{"rl.steps": 3, "seed": 1}']
+    )
     distributed.same({"rl.steps": 3, "seed": 1}, "")
-    with pytest.raises(ConfigError, match=r"^rl\.steps is 2 in process 0 and 3 in process 2: start the same command$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^rl\.steps is 2 in process 0 and 3 in process 2: start the same command$",
+    ):
         distributed.same({"rl.steps": 2, "seed": 1}, "start the same command")
 
 
@@ -150,7 +197,11 @@ def test_payloads_of_any_size_come_back_whole(monkeypatch):
     [
         (ConfigError("seed is bad"), 2, "process 1 of 2: seed is bad"),
         (distributed.DistributedError("gone"), 1, "process 1 of 2: gone"),
-        (jax.errors.JaxRuntimeError("UNKNOWN: Gloo: reset by peer\nmore"), 75, "when another process is lost: UNKNOWN: Gloo: reset by peer\n"),
+        (
+            jax.errors.JaxRuntimeError("UNKNOWN: Gloo: reset by peer\nmore"),
+            75,
+            "when another process is lost: UNKNOWN: Gloo: reset by peer\n",
+        ),
         (ZeroDivisionError(), 1, "ZeroDivisionError"),
         (SystemExit(143), 143, "ended from outside"),
         (KeyboardInterrupt(), 130, "ended from outside"),

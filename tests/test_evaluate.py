@@ -1,4 +1,6 @@
-"""Accuracies by value on hand-made scores, and from a real tiny model through the real rollout and verifiers."""
+"""Accuracies by value on hand-made scores, and from a real tiny model through the real rollout and
+verifiers.
+"""
 
 import dataclasses
 from types import SimpleNamespace
@@ -16,7 +18,9 @@ from compass_jax.records import Score
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Sampler
 
-ENGINE = Engine(MODEL, COMPUTE, dataclasses.replace(ROLLOUT, max_new_tokens=8, cache_bucket=32), EOS)
+ENGINE = Engine(
+    MODEL, COMPUTE, dataclasses.replace(ROLLOUT, max_new_tokens=8, cache_bucket=32), EOS
+)
 LOOSE = to_decode(random_params())
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 16, 8, 5))]
 
@@ -34,34 +38,70 @@ class SpyScorer:
 
     def collect(self, block):
         taken, self.waiting = self.waiting[-2:][::-1], self.waiting[:-2]
-        return [(key, Score(float(sum(map(int, self.given[key][1].split())) % 3), True)) for key in taken]
+        return [
+            (key, Score(float(sum(map(int, self.given[key][1].split())) % 3), True))
+            for key in taken
+        ]
 
 
 TOKENIZER = SimpleNamespace(decode=lambda ids: " ".join(str(int(i)) for i in ids))
 
 
 def test_every_answer_meets_its_own_score_and_draws_are_evaluations():
-    """Scores come back in another order; the same seed answers alike, another one does not; the training draws are others."""
+    """Scores come back in another order; the same seed answers alike, another one does not; the
+    training draws are others.
+    """
     scorer = SpyScorer()
-    rollouts, scores = answers(ENGINE, LOOSE, PROMPTS, TOKENIZER, scorer, samples=3, sampler=Sampler(1.0), seed=5)
-    assert [[(r.prompt.id, r.sample) for r in row] for row in rollouts] == [[(p.id, s) for s in range(3)] for p in PROMPTS]
+    rollouts, scores = answers(
+        ENGINE, LOOSE, PROMPTS, TOKENIZER, scorer, samples=3, sampler=Sampler(1.0), seed=5
+    )
+    assert [[(r.prompt.id, r.sample) for r in row] for row in rollouts] == [
+        [(p.id, s) for s in range(3)] for p in PROMPTS
+    ]
     for row, verdicts in zip(rollouts, scores, strict=True):
         for rollout, score in zip(row, verdicts, strict=True):
             assert score.reward == int(rollout.response.sum()) % 3
-            assert scorer.given[rollout.row] == (rollout.prompt.id, TOKENIZER.decode(rollout.response))
+            assert scorer.given[rollout.row] == (
+                rollout.prompt.id,
+                TOKENIZER.decode(rollout.response),
+            )
 
     def texts(**options):
-        found = answers(ENGINE, LOOSE, PROMPTS, TOKENIZER, SpyScorer(), samples=3, sampler=Sampler(1.0), **options)[0]
+        found = answers(
+            ENGINE,
+            LOOSE,
+            PROMPTS,
+            TOKENIZER,
+            SpyScorer(),
+            samples=3,
+            sampler=Sampler(1.0),
+            **options,
+        )[0]
         return [TOKENIZER.decode(r.response) for row in found for r in row]
 
     base = [TOKENIZER.decode(r.response) for row in rollouts for r in row]
-    assert texts(seed=5) == base and np.mean([a == b for a, b in zip(texts(seed=6), base, strict=True)]) < 0.2
+    assert (
+        texts(seed=5) == base
+        and np.mean([a == b for a, b in zip(texts(seed=6), base, strict=True)]) < 0.2
+    )
 
 
 def test_accuracies_by_hand(monkeypatch):
-    """Four prompts of two labels; an unknown score is in no mean, a prompt of unknown scores alone in no share."""
-    right, wrong, half, lost = Score(1.0, True), Score(0.0, True), Score(0.5, True), Score(0.0, False, "timeout")
-    sampled = [[right, right, wrong, lost], [wrong, half, wrong, wrong], [lost, lost, lost, lost], [right, wrong, lost, wrong]]
+    """Four prompts of two labels; an unknown score is in no mean, a prompt of unknown scores alone
+    in no share.
+    """
+    right, wrong, half, lost = (
+        Score(1.0, True),
+        Score(0.0, True),
+        Score(0.5, True),
+        Score(0.0, False, "timeout"),
+    )
+    sampled = [
+        [right, right, wrong, lost],
+        [wrong, half, wrong, wrong],
+        [lost, lost, lost, lost],
+        [right, wrong, lost, wrong],
+    ]
     greedy = [[right], [wrong], [right], [lost]]
     asked = []
 
@@ -70,27 +110,61 @@ def test_accuracies_by_hand(monkeypatch):
         return [], sampled if samples == 4 else greedy
 
     monkeypatch.setattr(room, "answers", fake)
-    prompts = [dataclasses.replace(p, label=label) for p, label in zip(PROMPTS, ("easy", "hard", "hard", "easy"), strict=True)]
-    config = dataclasses.replace(tiny_run(), seed=3, evaluation=dataclasses.replace(tiny_run().evaluation, k=4, temperature=0.6, top_p=0.9))
+    prompts = [
+        dataclasses.replace(p, label=label)
+        for p, label in zip(PROMPTS, ("easy", "hard", "hard", "easy"), strict=True)
+    ]
+    config = dataclasses.replace(
+        tiny_run(),
+        seed=3,
+        evaluation=dataclasses.replace(tiny_run().evaluation, k=4, temperature=0.6, top_p=0.9),
+    )
     found = evaluate(None, None, prompts, None, None, config)
     assert asked == [(4, Sampler(0.6, 0, 0.9), 3), (1, Sampler(0.0), 3)]
     assert (found.k, found.prompts, found.unknown) == (4, 4, 7)
-    assert found.avg_at_k == pytest.approx(3 / 10) and found.pass_at_k == pytest.approx(2 / 3) and found.greedy == pytest.approx(2 / 3)
-    assert found.labels == {"easy": (2, pytest.approx(3 / 6), pytest.approx(1.0)), "hard": (2, pytest.approx(0.0), pytest.approx(1 / 2))}
+    assert (
+        found.avg_at_k == pytest.approx(3 / 10)
+        and found.pass_at_k == pytest.approx(2 / 3)
+        and found.greedy == pytest.approx(2 / 3)
+    )
+    assert found.labels == {
+        "easy": (2, pytest.approx(3 / 6), pytest.approx(1.0)),
+        "hard": (2, pytest.approx(0.0), pytest.approx(1 / 2)),
+    }
     metrics = found.metrics()
-    assert metrics["eval/heldout/avg_at_k"] == pytest.approx(0.3) and metrics["eval/easy/avg_at_k"] == pytest.approx(0.5)
-    assert metrics["eval/heldout/pass_at_k"] == pytest.approx(2 / 3) and metrics["eval/heldout/greedy"] == pytest.approx(2 / 3)
+    assert metrics["eval/heldout/avg_at_k"] == pytest.approx(0.3) and metrics[
+        "eval/easy/avg_at_k"
+    ] == pytest.approx(0.5)
+    assert metrics["eval/heldout/pass_at_k"] == pytest.approx(2 / 3) and metrics[
+        "eval/heldout/greedy"
+    ] == pytest.approx(2 / 3)
 
 
 def test_the_threshold_of_right_is_the_configurations(monkeypatch):
     monkeypatch.setattr(room, "answers", lambda *_, **__: ([], [[Score(0.5, True)]] * 2))
     config = tiny_run()
     for at, expected in ((1.0, 0.0), (0.5, 1.0)):
-        changed = dataclasses.replace(config, rewards=dataclasses.replace(config.rewards, right_at=at))
+        changed = dataclasses.replace(
+            config, rewards=dataclasses.replace(config.rewards, right_at=at)
+        )
         found = evaluate(None, None, PROMPTS[:2], None, None, changed)
         assert (found.avg_at_k, found.pass_at_k, found.greedy) == (expected, expected, expected)
 
 
 def test_greedy_answers_are_the_same_for_every_seed():
-    first, second = (answers(ENGINE, LOOSE, PROMPTS[::2], TOKENIZER, SpyScorer(), samples=1, sampler=Sampler(0.0), seed=seed)[0] for seed in (0, 9))
-    jax.tree.map(np.testing.assert_array_equal, [r[0].tokens for r in first], [r[0].tokens for r in second])
+    first, second = (
+        answers(
+            ENGINE,
+            LOOSE,
+            PROMPTS[::2],
+            TOKENIZER,
+            SpyScorer(),
+            samples=1,
+            sampler=Sampler(0.0),
+            seed=seed,
+        )[0]
+        for seed in (0, 9)
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal, [r[0].tokens for r in first], [r[0].tokens for r in second]
+    )

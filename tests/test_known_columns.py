@@ -1,4 +1,6 @@
-"""The LM head's columns beyond the tokenizer: no probability, no gradient, never drawn; log-probs and entropies are of the others alone."""
+"""The LM head's columns beyond the tokenizer: no probability, no gradient, never drawn; log-probs
+and entropies are of the others alone.
+"""
 
 import dataclasses
 
@@ -29,9 +31,16 @@ B, T, D, V = 3, 6, 4, 16
 MODEL = dataclasses.replace(TINY, layers=1, moe=dataclasses.replace(TINY.moe, dense_layers=()))
 KNOWN = 29  # of the 40 columns of the tiny model
 SAMPLERS = [
-    Sampler(0.0), Sampler(1.0), Sampler(0.05), Sampler(1e-4), Sampler(50.0), Sampler(1.0, top_k=1), Sampler(1.0, top_k=39),
-    Sampler(1.0, top_p=0.3), Sampler(2.0, top_k=35, top_p=0.999),
-]  # fmt: skip
+    Sampler(0.0),
+    Sampler(1.0),
+    Sampler(0.05),
+    Sampler(1e-4),
+    Sampler(50.0),
+    Sampler(1.0, top_k=1),
+    Sampler(1.0, top_k=39),
+    Sampler(1.0, top_p=0.3),
+    Sampler(2.0, top_k=35, top_p=0.999),
+]
 
 
 def problem(known, seed=0):
@@ -66,19 +75,25 @@ def test_log_probs_and_entropies_are_those_of_the_known_columns(x64, known, chun
 def test_gradients_are_those_of_the_known_columns_and_exactly_zero_elsewhere(x64, mesh):
     """Over eight devices two hold no known column at all."""
     known, probe = 11, np.random.default_rng(1).standard_normal((4, T))
-    hidden, head, tokens = (jnp.asarray(np.concatenate([x, x[:1]]) if x.shape[0] == B else x) for x in problem(known))
+    hidden, head, tokens = (
+        jnp.asarray(np.concatenate([x, x[:1]]) if x.shape[0] == B else x) for x in problem(known)
+    )
     placement = None if mesh is None else Placement(make_mesh(MeshConfig(**mesh)))
 
     def total(hidden, head, known, placement=None):
         return jnp.sum(token_logprobs(hidden, head, tokens, 0.7, 5, placement, known)[0] * probe)
 
-    grads = jax.jit(jax.grad(total, argnums=(0, 1)), static_argnums=(2, 3))(hidden, head, known, placement)
+    grads = jax.jit(jax.grad(total, argnums=(0, 1)), static_argnums=(2, 3))(
+        hidden, head, known, placement
+    )
     expected = jax.grad(total, argnums=(0, 1))(hidden, head[:, :known], None)
     np.testing.assert_allclose(grads[0], expected[0], atol=1e-12)
     np.testing.assert_allclose(grads[1][:, :known], expected[1], atol=1e-12)
     np.testing.assert_array_equal(grads[1][:, known:], 0.0)
     found = token_logprobs(hidden, head, tokens, 0.7, 5, placement, known)
-    np.testing.assert_allclose(found, reference(*map(np.asarray, (hidden, head, tokens)), 0.7, known), atol=1e-12)
+    np.testing.assert_allclose(
+        found, reference(*map(np.asarray, (hidden, head, tokens)), 0.7, known), atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
@@ -112,11 +127,21 @@ def test_each_request_s_own_temperature_draws_known_ids_and_so_does_a_row_of_nan
 
 @pytest.mark.parametrize("known", [V, V + 3])
 def test_a_tokenizer_that_fills_the_head_gives_the_same_program_as_before(known):
-    hidden, head, tokens = (jnp.asarray(x, None if x.dtype == np.int32 else jnp.float32) for x in problem(V))
-    rows = jnp.zeros((B, V)), jnp.zeros((B, 2), jnp.uint32), jnp.zeros(B, jnp.int32), Sampler(0.7, 3, 0.9), None
+    hidden, head, tokens = (
+        jnp.asarray(x, None if x.dtype == np.int32 else jnp.float32) for x in problem(V)
+    )
+    rows = (
+        jnp.zeros((B, V)),
+        jnp.zeros((B, 2), jnp.uint32),
+        jnp.zeros(B, jnp.int32),
+        Sampler(0.7, 3, 0.9),
+        None,
+    )
 
     def programs(known):
-        trained = jax.jit(lambda *x: token_logprobs(*x, 0.7, 5, known=known)).lower(hidden, head, tokens)
+        trained = jax.jit(lambda *x: token_logprobs(*x, 0.7, 5, known=known)).lower(
+            hidden, head, tokens
+        )
         sampled = jax.jit(sample, static_argnums=(3, 5)).lower(*rows, known)
         return trained.as_text(), sampled.as_text()
 
@@ -130,7 +155,10 @@ def heavy_params():
     return {**params, "head": params["head"].at[:, KNOWN:].multiply(300.0)}
 
 
-PROMPTS = [dataclasses.replace(p, tokens=p.tokens % KNOWN) for p in (make_prompt(i, n) for i, n in enumerate((3, 16, 8, 9, 2, 5)))]
+PROMPTS = [
+    dataclasses.replace(p, tokens=p.tokens % KNOWN)
+    for p in (make_prompt(i, n) for i, n in enumerate((3, 16, 8, 9, 2, 5)))
+]
 
 
 def collect(sampler=None, placement=None, known=KNOWN, samples=3):
@@ -139,7 +167,10 @@ def collect(sampler=None, placement=None, known=KNOWN, samples=3):
         params, more = place(params, MODEL, placement), {"model": MODEL, "placement": placement}
     decode = hand_over(params, "float32", **more)[0]
     engine = Engine(MODEL, COMPUTE, ROLLOUT, EOS, placement, known)
-    return {r.row: r for r in Collection(engine, decode, PROMPTS, samples, Purpose.TRAIN, 0, sampler=sampler)}
+    return {
+        r.row: r
+        for r in Collection(engine, decode, PROMPTS, samples, Purpose.TRAIN, 0, sampler=sampler)
+    }
 
 
 @pytest.mark.parametrize("sampler", [Sampler(0.0), Sampler(1.3, top_k=35, top_p=0.99)], ids=repr)
@@ -163,37 +194,57 @@ def test_the_rollout_over_a_mesh_is_that_of_one_device():
 def test_a_plan_masks_what_the_run_masks():
     config = tiny_run()
     assert known_ids(config) == 338 < config.model.vocab_size
-    absent = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="not/here"))
+    absent = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, tokenizer="not/here")
+    )
     assert known_ids(absent) == config.model.vocab_size - 1  # most published heads are padded
 
 
 def test_training_has_the_rollout_s_log_probs_and_no_gradient_for_unknown_columns():
     rollouts = list(collect().values())
     shape = len(rollouts), max(len(r.tokens) for r in rollouts)
-    tokens, logp, entropy = np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    tokens, logp, entropy = (
+        np.zeros(shape, np.int32),
+        np.zeros(shape, np.float32),
+        np.zeros(shape, np.float32),
+    )
     lengths, mask = np.array([len(r.tokens) for r in rollouts], np.int32), np.zeros(shape, bool)
     for i, r in enumerate(rollouts):
         start, end = len(r.tokens) - len(r.response), len(r.tokens)
         tokens[i, :end], mask[i, start:end] = r.tokens, True
         logp[i, start:end], entropy[i, start:end] = r.logp[start:], r.entropy[start:]
     batch = TrainBatch(
-        tokens=tokens, lengths=lengths, mask=mask, rollout_logp=logp, routing=None, old_logp=logp, old_entropy=entropy,
-        advantage=np.where(mask, np.sin(np.arange(shape[1], dtype=np.float32))[None], 0).astype(np.float32),
-        weight=(mask / mask.sum()).astype(np.float32), entropy_group=np.where(mask, 0, -1).astype(np.int32),
-    )  # fmt: skip
+        tokens=tokens,
+        lengths=lengths,
+        mask=mask,
+        rollout_logp=logp,
+        routing=None,
+        old_logp=logp,
+        old_entropy=entropy,
+        advantage=np.where(mask, np.sin(np.arange(shape[1], dtype=np.float32))[None], 0).astype(
+            np.float32
+        ),
+        weight=(mask / mask.sum()).astype(np.float32),
+        entropy_group=np.where(mask, 0, -1).astype(np.int32),
+    )
     model, params = Transformer(MODEL, COMPUTE, known=KNOWN), heavy_params()
     scored, spread, _, _ = step.score(model, params, batch, temperature=1.0)
     np.testing.assert_allclose(np.asarray(scored)[mask], logp[mask], atol=3e-5)
     np.testing.assert_allclose(np.asarray(spread)[mask], entropy[mask], atol=3e-5)
     config = RLConfig(objective=ObjectiveConfig("espo", espo_quantiles=()))
-    grads, found = step.gradients(model, params, batch, jnp.float32(1), config=config, temperature=1.0)
+    grads, found = step.gradients(
+        model, params, batch, jnp.float32(1), config=config, temperature=1.0
+    )
     np.testing.assert_array_equal(grads["head"][:, KNOWN:], 0.0)
     assert np.abs(np.asarray(grads["head"])[:, :KNOWN]).max() > 0
     member = batch.mask[:, :, None]
     espo = config.objective
-    expected, _ = clip_range(jnp.asarray(entropy), jnp.asarray(member), espo.espo_alpha, espo.espo_floor, KNOWN)
+    expected, _ = clip_range(
+        jnp.asarray(entropy), jnp.asarray(member), espo.espo_alpha, espo.espo_floor, KNOWN
+    )
     total, count = found["espo/group_0/epsilon"]
-    np.testing.assert_allclose(total / count, np.mean(expected), rtol=1e-6)  # ln v is of the known columns
+    # ln v is of the known columns
+    np.testing.assert_allclose(total / count, np.mean(expected), rtol=1e-6)
     weight = (mask / mask.sum()).astype(np.float32)
     tuned, _ = step.sft_gradients(model, params, tokens, lengths, weight, jnp.float32(1), 0.0)
     np.testing.assert_array_equal(tuned["head"][:, KNOWN:], 0.0)

@@ -18,29 +18,51 @@ def rollout(tokens, logp=None):
 
 def test_sequences_differ_from_their_first_other_token_on():
     base = {n: rollout([1, 2, 3]) for n in range(4)}
-    other = {0: rollout([1, 2, 3]), 1: rollout([1, 9, 3], [-1.5, -1, -1]), 2: rollout([1, 2, 3, 4], [-1, -1, -1.25, -1]), 3: rollout([1, 2, 3])}
+    other = {
+        0: rollout([1, 2, 3]),
+        1: rollout([1, 9, 3], [-1.5, -1, -1]),
+        2: rollout([1, 2, 3, 4], [-1, -1, -1.25, -1]),
+        3: rollout([1, 2, 3]),
+    }
     found = same_tokens.compare(base, other)
     assert (found["sequences"], found["differ"]) == (4, 2)
-    assert found["first"] == 2.0 and found["gap"] == pytest.approx(0.375)  # positions 1 and 3; |1.5 - 1| and |1.25 - 1| before them
+    # positions 1 and 3; |1.5 - 1| and |1.25 - 1| before them
+    assert found["first"] == 2.0 and found["gap"] == pytest.approx(0.375)
     early = same_tokens.compare({0: rollout([1, 2])}, {0: rollout([2, 2])})
-    assert early["first"] == 0 and np.isnan(early["gap"])  # before it is the prompt, which has no log-prob
+    # before it is the prompt, which has no log-prob
+    assert early["first"] == 0 and np.isnan(early["gap"])
     assert same_tokens.compare(base, base)["differ"] == 0
 
 
 def test_the_cost_of_a_wait_is_what_is_left_over_what_it_was():
     rows = [
-        {"variant": name, "time/rollout_s": 4.0, "time/reward_wait_s": wait, "step_s": 6.0 + wait, "tokens": 9000.0}
+        {
+            "variant": name,
+            "time/rollout_s": 4.0,
+            "time/reward_wait_s": wait,
+            "step_s": 6.0 + wait,
+            "tokens": 9000.0,
+        }
         for name, wait in (("+ detokenisation", 3.1), ("+ reward overlap", 0.4), ("no wait", 0.1))
     ]
     assert measures.wait_hidden(rows) == pytest.approx(0.1)
     table = measures.report(rows)
-    assert "| + reward overlap | 6.40 | 1.42 | 1.42 | 4.00 | 0.40 | 9.0 |" in table and "| no wait | 6.10 | 1.49 |  |" in table
+    assert (
+        "| + reward overlap | 6.40 | 1.42 | 1.42 | 4.00 | 0.40 | 9.0 |" in table
+        and "| no wait | 6.10 | 1.49 |  |" in table
+    )
 
 
 def test_the_slow_verifier_compares_texts(monkeypatch):
     monkeypatch.setattr(slow_verifier, "WAIT_S", 0.0)
-    assert [slow_verifier.wait(f"1 + 11 <answer> {n} </answer>", "12") for n in (12, 1)] == [1.0, 0.0]
-    assert [slow_verifier.at_once(text, "12") for text in ("<answer>12</answer>", "12")] == [1.0, 0.0]
+    assert [slow_verifier.wait(f"1 + 11 <answer> {n} </answer>", "12") for n in (12, 1)] == [
+        1.0,
+        0.0,
+    ]
+    assert [slow_verifier.at_once(text, "12") for text in ("<answer>12</answer>", "12")] == [
+        1.0,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize("variant", list(eight_bit.VARIANTS))

@@ -1,4 +1,6 @@
-"""rollout.dtype and rollout.quantize: what is refused, and that sampler, evaluation and loop all take the same copy of the weights."""
+"""rollout.dtype and rollout.quantize: what is refused, and that sampler, evaluation and loop all
+take the same copy of the weights.
+"""
 
 import dataclasses
 import json
@@ -20,12 +22,17 @@ from compass_jax.weights.handover import hand_over
 def with_rollout(config=None, correction="tis", **changes):
     config = config or tiny_run()
     rl = dataclasses.replace(config.rl, correction=CorrectionConfig(name=correction))
-    return dataclasses.replace(config, rl=rl, rollout=dataclasses.replace(config.rollout, **changes))
+    return dataclasses.replace(
+        config, rl=rl, rollout=dataclasses.replace(config.rollout, **changes)
+    )
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "int8", "auto"])
 def test_a_quantised_rollout_without_correction_is_refused_in_rl_alone(kind):
-    with pytest.raises(ConfigError, match=f"rollout.quantize = '{kind}' samples from other weights .* rl.correction.name"):
+    with pytest.raises(
+        ConfigError,
+        match=f"rollout.quantize = '{kind}' samples from other weights .* rl.correction.name",
+    ):
         with_rollout(correction="off", quantize=kind).validate_for_rl()
     with_rollout(correction="off", quantize=kind).validate()  # evaluation may
     with_rollout(correction="off", dtype="bfloat16").validate_for_rl()
@@ -38,13 +45,17 @@ def test_parts_that_would_do_nothing_or_are_named_twice_are_refused():
     with pytest.raises(ConfigError, match=r"neither compute\.dtype nor rollout\.dtype is bfloat16"):
         config.validate()
     with_rollout(config, dtype="bfloat16").validate()
-    dataclasses.replace(config, compute=dataclasses.replace(config.compute, dtype="bfloat16")).validate()
+    dataclasses.replace(
+        config, compute=dataclasses.replace(config.compute, dtype="bfloat16")
+    ).validate()
     with pytest.raises(ConfigError, match="names a part twice"):
         dataclasses.replace(config.compute, float32_parts=("gate", "gate")).validate()
 
 
 def test_the_sampler_computes_as_training_does_unless_told_otherwise():
-    config = dataclasses.replace(tiny_run(), compute=ComputeConfig(dtype="bfloat16", logprob_chunk=7))
+    config = dataclasses.replace(
+        tiny_run(), compute=ComputeConfig(dtype="bfloat16", logprob_chunk=7)
+    )
     assert config.rollout_compute == config.compute
     other = with_rollout(config, dtype="float32").rollout_compute
     assert (other.dtype, other.logprob_chunk) == ("float32", 7)
@@ -53,7 +64,9 @@ def test_the_sampler_computes_as_training_does_unless_told_otherwise():
 @pytest.mark.usefixtures("compile_lightly")
 @pytest.mark.parametrize("kind", [pytest.param("off", marks=pytest.mark.slow), "e4m3"])
 def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path, monkeypatch, kind):
-    """Every copy that is handed over, in evaluation too, is in bfloat16 and quantised; the state stays float32, and the mismatch is measured."""
+    """Every copy that is handed over, in evaluation too, is in bfloat16 and quantised; the state
+    stays float32, and the mismatch is measured.
+    """
     handed, engines = [], []
 
     def recorded(params, dtype, quantize="off", **options):
@@ -70,7 +83,9 @@ def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path,
         monkeypatch.setattr(module, "hand_over", recorded)
         monkeypatch.setattr(module, "Engine", engine)
     config = with_rollout(dtype="bfloat16", quantize=kind)
-    config = dataclasses.replace(config, run_dir=str(tmp_path), rl=dataclasses.replace(config.rl, steps=1))
+    config = dataclasses.replace(
+        config, run_dir=str(tmp_path), rl=dataclasses.replace(config.rl, steps=1)
+    )
     run_rl(config)
     found = evaluate.evaluate_weights(config, str(tmp_path))
     assert found.prompts == 4 and len(handed) == 3 and len(engines) == 2
@@ -78,8 +93,14 @@ def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path,
         assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
         assert {x.dtype for x in jax.tree.leaves(decode)} == {jnp.dtype("bfloat16")}
         down = np.asarray(decode["run_0"][0]["layer_0"]["mlp"]["down"], np.float32)
-        levels = max(len(np.unique(np.abs(down[e, :, c]))) for e in range(down.shape[0]) for c in range(down.shape[2]))
-        plain = np.asarray(stack(params)["run_0"]["layer_0"]["mlp"]["down"][0].astype("bfloat16"), np.float32)
+        levels = max(
+            len(np.unique(np.abs(down[e, :, c])))
+            for e in range(down.shape[0])
+            for c in range(down.shape[2])
+        )
+        plain = np.asarray(
+            stack(params)["run_0"]["layer_0"]["mlp"]["down"][0].astype("bfloat16"), np.float32
+        )
         assert np.array_equal(down, plain) == (kind == "off") and levels <= 16
     assert all(e.compute.dtype == "bfloat16" for e in engines)
     step = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["metrics"]
@@ -92,9 +113,13 @@ def test_the_gap_of_a_bfloat16_rollout_shrinks_to_rounding_when_everything_is_fl
     for dtype in ("", "bfloat16"):
         config = with_rollout(dtype=dtype)
         config = dataclasses.replace(
-            config, run_dir=str(tmp_path / f"run{dtype}"), rl=dataclasses.replace(config.rl, steps=1),
+            config,
+            run_dir=str(tmp_path / f"run{dtype}"),
+            rl=dataclasses.replace(config.rl, steps=1),
             data=dataclasses.replace(config.data, eval_prompts=0),
-        )  # fmt: skip
+        )
         run_rl(config)
-        gaps[dtype] = json.loads((tmp_path / f"run{dtype}" / "metrics.jsonl").read_text())["metrics"]["mismatch/logp_abs_diff"]
+        gaps[dtype] = json.loads((tmp_path / f"run{dtype}" / "metrics.jsonl").read_text())[
+            "metrics"
+        ]["mismatch/logp_abs_diff"]
     assert gaps[""] < 1e-5 < 1e-4 < gaps["bfloat16"]

@@ -1,4 +1,6 @@
-"""The router replay experiment: lines of JSON that survive a kill, the arithmetic of the tables by hand, and a toy run end to end."""
+"""The router replay experiment: lines of JSON that survive a kill, the arithmetic of the tables by
+hand, and a toy run end to end.
+"""
 
 import dataclasses
 import json
@@ -37,24 +39,47 @@ def test_a_damaged_line_in_the_middle_is_an_error_and_nan_is_not_written(tmp_pat
 
 def test_the_hash_of_a_configuration_ignores_where_it_runs_and_nothing_else():
     config = full().deep
-    elsewhere = dataclasses.replace(config, run_dir="x", init_from="y", data=dataclasses.replace(config.data, tokenizer="z/tiny_tokenizer"))
+    elsewhere = dataclasses.replace(
+        config,
+        run_dir="x",
+        init_from="y",
+        data=dataclasses.replace(config.data, tokenizer="z/tiny_tokenizer"),
+    )
     assert experiments.config_hash(config) == experiments.config_hash(elsewhere)
-    for other in (dataclasses.replace(config, seed=1), dataclasses.replace(config, rl=dataclasses.replace(config.rl, replay="R2"))):
+    for other in (
+        dataclasses.replace(config, seed=1),
+        dataclasses.replace(config, rl=dataclasses.replace(config.rl, replay="R2")),
+    ):
         assert experiments.config_hash(other) != experiments.config_hash(config)
 
 
 def test_the_configurations_are_what_the_experiment_says(tmp_path):
     setup = full()
     moe = setup.deep.model.moe
-    assert (setup.deep.model.layers, len(setup.deep.model.moe_layers), moe.experts, moe.top_k) == (16, 16, 64, 8)
+    assert (setup.deep.model.layers, len(setup.deep.model.moe_layers), moe.experts, moe.top_k) == (
+        16,
+        16,
+        64,
+        8,
+    )
     for variant, quantize in router_replay.PRECISIONS.items():
         config = setup.replay(variant, quantize, 2)
-        assert (config.rollout.dtype, config.rollout.quantize, config.compute.dtype, config.seed) == ("bfloat16", quantize, "float32", 2)
+        assert (
+            config.rollout.dtype,
+            config.rollout.quantize,
+            config.compute.dtype,
+            config.seed,
+        ) == ("bfloat16", quantize, "float32", 2)
         assert config.rl.updates_per_rollout == max(router_replay.UPDATES) == 8
     slow, fast = (setup.replay(v, "off", 0).rl.optim.learning_rate for v in ("bf16_slow", "bf16"))
     assert slow == pytest.approx(fast / 10)
     off, r3 = (setup.curve(mode, 1, tmp_path).validate_for_rl() for mode in ("off", "R3"))
-    assert (off.rl.replay, r3.rl.replay, off.rl.correction.name, off.rl.updates_per_rollout) == ("off", "R3", "off", 8)
+    assert (off.rl.replay, r3.rl.replay, off.rl.correction.name, off.rl.updates_per_rollout) == (
+        "off",
+        "R3",
+        "off",
+        8,
+    )
     same = dataclasses.replace(off, run_dir=r3.run_dir, rl=dataclasses.replace(off.rl, replay="R3"))
     assert same == r3 and off.rollout.dtype == "bfloat16"
 
@@ -63,14 +88,23 @@ def test_a_cold_start_outlives_a_change_of_the_settings_that_it_does_not_use(tmp
     setup = smoke()
     with RunDir(tmp_path / "sft_seed0", setup.cold_start(0, tmp_path)):
         pass
-    other = dataclasses.replace(setup, deep=dataclasses.replace(setup.deep, rl=dataclasses.replace(setup.deep.rl, prompts_per_step=16)))
+    other = dataclasses.replace(
+        setup,
+        deep=dataclasses.replace(
+            setup.deep, rl=dataclasses.replace(setup.deep.rl, prompts_per_step=16)
+        ),
+    )
     with RunDir(tmp_path / "sft_seed0", other.cold_start(0, tmp_path)) as again:
         assert again.resumed
 
 
 def test_flips_are_of_sets_and_leave_out_what_either_side_lacks():
-    a = np.array([[[[1, 2], [3, 4]], [[1, 2], [3, 4]], [[5, 6], [0, 1]], [[255, 255], [255, 255]]]], np.uint8)
-    b = np.array([[[[2, 1], [3, 4]], [[1, 3], [3, 5]], [[5, 6], [0, 2]], [[1, 2], [3, 4]]]], np.uint8)
+    a = np.array(
+        [[[[1, 2], [3, 4]], [[1, 2], [3, 4]], [[5, 6], [0, 1]], [[255, 255], [255, 255]]]], np.uint8
+    )
+    b = np.array(
+        [[[[2, 1], [3, 4]], [[1, 3], [3, 5]], [[5, 6], [0, 2]], [[1, 2], [3, 4]]]], np.uint8
+    )
     per_layer, any_layer = router_replay.flips_between(jnp.asarray(a), jnp.asarray(b))
     assert per_layer == pytest.approx(3 / 6) and any_layer == pytest.approx(2 / 3)
 
@@ -79,25 +113,43 @@ def test_distance_and_rounding_of_chosen_weights():
     tree = {"router": jnp.full((2, 2), 1.001), "gate": jnp.full((2, 2), 1.001), "norm": jnp.ones(2)}
     assert float(router_replay.distance(tree, tree)) == 0
     moved = {**tree, "gate": tree["gate"] + 0.5}
-    assert router_replay.distance(moved, tree) == pytest.approx(1.0 / np.sqrt(8 * 1.001**2 + 2), rel=1e-5)
+    assert router_replay.distance(moved, tree) == pytest.approx(
+        1.0 / np.sqrt(8 * 1.001**2 + 2), rel=1e-5
+    )
     rounded = router_replay.round_weights(tree, "router")
     assert float(rounded["router"][0, 0]) == 1.0 and rounded["router"].dtype == jnp.float32
     np.testing.assert_array_equal(rounded["gate"], tree["gate"])
     assert float(router_replay.round_weights(tree, "all")["gate"][0, 0]) == 1.0
-    np.testing.assert_array_equal(router_replay.round_weights(tree, "none")["router"], tree["router"])
+    np.testing.assert_array_equal(
+        router_replay.round_weights(tree, "none")["router"], tree["router"]
+    )
 
 
 def fake_rows():
     def point(mode, updates, gap, kl):
         measures = {"logp_abs_diff": gap, "kl_k3": kl, "extreme_frac": 0.0, "ess": 1.0}
-        return {"mode": mode, "updates": updates, "distance": 0.01, "flip_frac": 0.02, "now": measures, "recorded": measures, "drift": 0.0}
+        return {
+            "mode": mode,
+            "updates": updates,
+            "distance": 0.01,
+            "flip_frac": 0.02,
+            "now": measures,
+            "recorded": measures,
+            "drift": 0.0,
+        }
 
     gaps = [(0, 0.04, 0.01), (1, 0.06, 0.01)]
     return [
-        {"variant": "bf16", "seed": seed, "commit": "c", "seconds": 60.0,
-         "points": [point("off", u, off, 1e-3) for u in (0, 1)] + [point("R3", u, r3, 2e-4) for u in (0, 1)]}
+        {
+            "variant": "bf16",
+            "seed": seed,
+            "commit": "c",
+            "seconds": 60.0,
+            "points": [point("off", u, off, 1e-3) for u in (0, 1)]
+            + [point("R3", u, r3, 2e-4) for u in (0, 1)],
+        }
         for seed, off, r3 in gaps
-    ]  # fmt: skip
+    ]
 
 
 def test_the_tables_hold_means_and_spreads_and_the_bars_are_judged_by_the_worst_seed(tmp_path):
@@ -106,8 +158,12 @@ def test_the_tables_hold_means_and_spreads_and_the_bars_are_judged_by_the_worst_
     text = router_replay_report.verdict(rows)
     assert "off / R3 = 5.0 ± 1.4 (seeds: 4.0, 6.0); asked for: 3; met." in text
     assert "off / R3 = 5.0 ± 0.0 (seeds: 5.0, 5.0); asked for: 10; missed." in text
-    assert "| bfloat16 | off | 5.00e-02 ± 1.41e-02 | 1.00e-03 ± 0.00e+00 |" in router_replay_report.fresh_table(rows)
-    assert router_replay_report.stale_table(rows).count("\n") == 2 + 2  # header, rule, off and R3 after one update
+    assert (
+        "| bfloat16 | off | 5.00e-02 ± 1.41e-02 | 1.00e-03 ± 0.00e+00 |"
+        in router_replay_report.fresh_table(rows)
+    )
+    # header, rule, off and R3 after one update
+    assert router_replay_report.stale_table(rows).count("\n") == 2 + 2
     newer = {**rows[0], "seconds": 1.0}
     assert router_replay_report.latest([*rows, newer]) == [newer, rows[1]]
     assert router_replay_report.spread([0.5]) == "5.00e-01"
@@ -116,39 +172,87 @@ def test_the_tables_hold_means_and_spreads_and_the_bars_are_judged_by_the_worst_
 def test_a_report_of_curves_alone_is_written(tmp_path):
     """What the command with --only curve_off finds has no gaps and no causes."""
     names = ("reward/mean", "mismatch/logp_abs_diff", "mismatch/kl_k3", "entropy_nats", "grad_norm")
-    row = {"variant": "curve_off", "seed": 0, "config": "x", "commit": "c", "smoke": False, "seconds": 1.0, "avg_at_k": 0.5, "greedy": 0.6}
-    router_replay_report.write_report([{**row, "curves": {name: [0.1, 0.2] for name in names}}], tmp_path)
-    assert "| off | 1 |" in (tmp_path / "router_replay.md").read_text() and (tmp_path / "router_replay.png").stat().st_size > 10_000
+    row = {
+        "variant": "curve_off",
+        "seed": 0,
+        "config": "x",
+        "commit": "c",
+        "smoke": False,
+        "seconds": 1.0,
+        "avg_at_k": 0.5,
+        "greedy": 0.6,
+    }
+    router_replay_report.write_report(
+        [{**row, "curves": {name: [0.1, 0.2] for name in names}}], tmp_path
+    )
+    assert (
+        "| off | 1 |" in (tmp_path / "router_replay.md").read_text()
+        and (tmp_path / "router_replay.png").stat().st_size > 10_000
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compile_lightly")
 def test_a_toy_run_end_to_end_and_again(tmp_path, capsys):
-    """Every number where a relation must hold: R2 is off at first, float32 throughout leaves rounding alone, replay of fresh routes flips nothing."""
-    command = ["--smoke", "--out", str(tmp_path), "--seeds", "0", "--only", "bf16", "causes", "curve_R3"]
+    """Every number where a relation must hold: R2 is off at first, float32 throughout leaves
+    rounding alone, replay of fresh routes flips nothing.
+    """
+    command = [
+        "--smoke",
+        "--out",
+        str(tmp_path),
+        "--seeds",
+        "0",
+        "--only",
+        "bf16",
+        "causes",
+        "curve_R3",
+    ]
     router_replay.main(command)
     rows = {row["variant"]: row for row in experiments.finished(tmp_path / "router_replay.jsonl")}
-    assert set(rows) == {"bf16", "causes", "curve_R3"} and all(row["smoke"] for row in rows.values()) and rows["bf16"]["response_tokens"] > 20
+    assert (
+        set(rows) == {"bf16", "causes", "curve_R3"}
+        and all(row["smoke"] for row in rows.values())
+        and rows["bf16"]["response_tokens"] > 20
+    )
     points = {(p["mode"], p["updates"]): p for p in rows["bf16"]["points"]}
     assert set(points) == {(mode, u) for mode in ("off", "R2", "R3") for u in (0, 1, 4, 8)}
-    assert points["R2", 0]["recorded"] == points["off", 0]["recorded"] and points["R2", 0]["drift"] == 0
+    assert (
+        points["R2", 0]["recorded"] == points["off", 0]["recorded"]
+        and points["R2", 0]["drift"] == 0
+    )
     moved = [points["R3", u]["distance"] for u in (0, 1, 4, 8)]
     assert moved[0] == 0 and moved == sorted(moved) and 1e-4 < moved[1] < moved[3] < 0.1
     for mode in ("off", "R2", "R3"):
         assert points[mode, 8]["drift"] > points[mode, 1]["drift"] > 0
-        assert points[mode, 8]["recorded"]["logp_abs_diff"] > 3 * points[mode, 0]["recorded"]["logp_abs_diff"]
+        assert (
+            points[mode, 8]["recorded"]["logp_abs_diff"]
+            > 3 * points[mode, 0]["recorded"]["logp_abs_diff"]
+        )
     causes = {p["cause"]: p for p in rows["causes"]["points"]}
-    assert causes["nothing in bfloat16"]["off"]["logp_abs_diff"] < 1e-5 and causes["nothing in bfloat16"]["flip_frac"] == 0
+    assert (
+        causes["nothing in bfloat16"]["off"]["logp_abs_diff"] < 1e-5
+        and causes["nothing in bfloat16"]["flip_frac"] == 0
+    )
     whole = causes["all in bfloat16"]["R3"]["logp_abs_diff"]
-    assert whole == pytest.approx(points["R3", 0]["now"]["logp_abs_diff"], rel=0.5)  # that sampler's own routes against those of the rollout
-    assert all(causes[f"only {part} in bfloat16"]["R3"]["logp_abs_diff"] < whole for part in router_replay.PARTS)
+    # that sampler's own routes against those of the rollout
+    assert whole == pytest.approx(points["R3", 0]["now"]["logp_abs_diff"], rel=0.5)
+    assert all(
+        causes[f"only {part} in bfloat16"]["R3"]["logp_abs_diff"] < whole
+        for part in router_replay.PARTS
+    )
     curve = rows["curve_R3"]["curves"]
     assert len(curve["reward/mean"]) == 2 and min(curve["mismatch/logp_abs_diff"]) > 1e-5
-    assert (tmp_path / "router_replay.png").stat().st_size > 10_000 and "missed" in (tmp_path / "router_replay.md").read_text()
+    assert (tmp_path / "router_replay.png").stat().st_size > 10_000 and "missed" in (
+        tmp_path / "router_replay.md"
+    ).read_text()
     before = (tmp_path / "router_replay.jsonl").read_text()
     capsys.readouterr()
     router_replay.main(command)
-    assert capsys.readouterr().out.count("done before") == 3 and (tmp_path / "router_replay.jsonl").read_text() == before
+    assert (
+        capsys.readouterr().out.count("done before") == 3
+        and (tmp_path / "router_replay.jsonl").read_text() == before
+    )
     assert len(json.loads(before.splitlines()[0])["config"]) == 12
 
 

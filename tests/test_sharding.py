@@ -1,4 +1,6 @@
-"""Meshes of eight simulated devices: the numbers of one device, whatever the axes; layouts that do not divide are refused with the sizes."""
+"""Meshes of eight simulated devices: the numbers of one device, whatever the axes; layouts that do
+not divide are refused with the sizes.
+"""
 
 import itertools
 
@@ -7,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig, MoEConfig, ObjectiveConfig, RLConfig
+from compass_jax.config import (
+    ComputeConfig,
+    MeshConfig,
+    ModelConfig,
+    MoEConfig,
+    ObjectiveConfig,
+    RLConfig,
+)
 from compass_jax.model.params import in_layout, place, training_layout
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import TrainBatch
@@ -16,13 +25,35 @@ from compass_jax.train import step
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 MODEL = ModelConfig(
-    family="qwen3_moe", vocab_size=96, hidden=32, layers=3, heads=8, kv_heads=8, head_dim=8, ffn=32,
-    moe=MoEConfig(experts=8, top_k=2, ffn=16, dense_layers=(0,)), rope_theta=10_000.0, max_positions=64, init_std=0.3,
-)  # fmt: skip
+    family="qwen3_moe",
+    vocab_size=96,
+    hidden=32,
+    layers=3,
+    heads=8,
+    kv_heads=8,
+    head_dim=8,
+    ffn=32,
+    moe=MoEConfig(experts=8, top_k=2, ffn=16, dense_layers=(0,)),
+    rope_theta=10_000.0,
+    max_positions=64,
+    init_std=0.3,
+)
 DENSE = ModelConfig(
-    family="qwen2", vocab_size=96, hidden=32, layers=2, heads=8, kv_heads=8, head_dim=8, ffn=32, qk_norm=False, qkv_bias=True, tie_embeddings=True,
-    rope_theta=10_000.0, max_positions=64, init_std=0.3,
-)  # fmt: skip
+    family="qwen2",
+    vocab_size=96,
+    hidden=32,
+    layers=2,
+    heads=8,
+    kv_heads=8,
+    head_dim=8,
+    ffn=32,
+    qk_norm=False,
+    qkv_bias=True,
+    tie_embeddings=True,
+    rope_theta=10_000.0,
+    max_positions=64,
+    init_std=0.3,
+)
 ROWS, TOKENS = 8, 16
 ALONE = [{axis: 8} for axis in AXES]
 PAIRS = [{a: 2, b: 4} for a, b in itertools.combinations(AXES, 2)]
@@ -38,35 +69,63 @@ def batch(model, routing, rows=ROWS, tokens=TOKENS):
     lengths = np.array([16, 12, 0, 5, 16, 9, 2, 14], np.int32)  # row 2 is padding
     at = np.arange(TOKENS)[None]
     mask = (at >= 3) & (at < lengths[:, None])
-    random = lambda scale: np.where(mask, scale * rng.standard_normal((ROWS, TOKENS)), 0).astype(np.float32)  # noqa: E731
+
+    def random(scale):
+        noise = scale * rng.standard_normal((ROWS, TOKENS))
+        return np.where(mask, noise, 0).astype(np.float32)
+
     whole = TrainBatch(
-        tokens=rng.integers(0, model.vocab_size, (ROWS, TOKENS)).astype(np.int32), lengths=lengths, mask=mask, rollout_logp=random(1.0),
-        routing=None, old_logp=-np.abs(random(3.0)), old_entropy=np.abs(random(1.0)), advantage=random(1.0),
-        weight=(mask / mask.sum()).astype(np.float32), entropy_group=(at % 2 * mask).astype(np.int32),
-    )  # fmt: skip
-    cut = {name: x[:rows] if x.ndim == 1 else x[:rows, :tokens] for name, x in whole._asdict().items() if x is not None and name != "routing"}
+        tokens=rng.integers(0, model.vocab_size, (ROWS, TOKENS)).astype(np.int32),
+        lengths=lengths,
+        mask=mask,
+        rollout_logp=random(1.0),
+        routing=None,
+        old_logp=-np.abs(random(3.0)),
+        old_entropy=np.abs(random(1.0)),
+        advantage=random(1.0),
+        weight=(mask / mask.sum()).astype(np.float32),
+        entropy_group=(at % 2 * mask).astype(np.int32),
+    )
+    cut = {
+        name: x[:rows] if x.ndim == 1 else x[:rows, :tokens]
+        for name, x in whole._asdict().items()
+        if x is not None and name != "routing"
+    }
     return TrainBatch(**cut | {"lengths": np.minimum(cut["lengths"], tokens)}, routing=routing)
 
 
 def recorded(model):
     """Routes of each input, distinct; of the last row unset."""
     rng = np.random.default_rng(1)
-    ids = np.stack([rng.permutation(model.moe.experts)[: model.moe.top_k] for _ in range(ROWS * TOKENS * len(model.moe_layers))])
+    ids = np.stack(
+        [
+            rng.permutation(model.moe.experts)[: model.moe.top_k]
+            for _ in range(ROWS * TOKENS * len(model.moe_layers))
+        ]
+    )
     routes = ids.reshape(ROWS, TOKENS, len(model.moe_layers), -1).astype(np.uint8)
     routes[-1] = 255
     return routes
 
 
 def run(model, compute, mesh, routing, rows=ROWS, tokens=TOKENS):
-    """(log-probs, entropies, routes used, diagnostics of the gradient, gradient), on one device or over a mesh."""
+    """(log-probs, entropies, routes used, diagnostics of the gradient, gradient), on one device or
+    over a mesh.
+    """
     params = in_layout(init_params(model, compute, jax.random.key(0)), training_layout(compute))
     placement = None if mesh is None else Placement(make_mesh(MeshConfig(**mesh)))
     transformer = Transformer(model, compute, training_layout(compute), placement)
     if placement is not None:
         params = place(params, model, placement)
-    logp, entropy, used, found = step.score(transformer, params, batch(model, routing, rows, tokens), temperature=0.7)
-    there = batch(model, routing, rows, tokens)._replace(old_logp=np.asarray(logp) + noise()[:rows, :tokens])
-    grads, diagnostics = step.gradients(transformer, params, there, jnp.float32(1), config=CONFIG, temperature=0.7)
+    logp, entropy, used, found = step.score(
+        transformer, params, batch(model, routing, rows, tokens), temperature=0.7
+    )
+    there = batch(model, routing, rows, tokens)._replace(
+        old_logp=np.asarray(logp) + noise()[:rows, :tokens]
+    )
+    grads, diagnostics = step.gradients(
+        transformer, params, there, jnp.float32(1), config=CONFIG, temperature=0.7
+    )
     return jax.tree.map(np.asarray, (logp, entropy, used, found, diagnostics, grads)), grads
 
 
@@ -89,32 +148,48 @@ def one_device(compile_lightly):
 
 def compare(found, expected):
     for name, a, b in zip(("logp", "entropy"), found[:2], expected[:2], strict=True):
-        # relative too, as below: one of 128 log-probs of 6 nats differs by 1.7e-5 on Intel's processors and by less on AMD's
+        # relative too, as below: one of 128 log-probs of 6 nats differs by 1.7e-5 on Intel's
+        # processors and by less on AMD's
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
     if expected[2] is not None:
         np.testing.assert_array_equal(found[2], expected[2])
     for part in (3, 4):
         for name in expected[part]:
-            np.testing.assert_allclose(found[part][name], expected[part][name], rtol=1e-5, atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(
+                found[part][name], expected[part][name], rtol=1e-5, atol=1e-5, err_msg=name
+            )
     scale = max(np.abs(g).max() for g in jax.tree.leaves(expected[5]))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), found[5], expected[5])
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), found[5], expected[5]
+    )
     assert scale > 1e-3
 
 
-QUICK = [{"fsdp": 2, "expert": 4}, {"expert": 2, "tensor": 4}, {"tensor": 2, "context": 4}, {"expert": 2, "context": 4}]
+QUICK = [
+    {"fsdp": 2, "expert": 4},
+    {"expert": 2, "tensor": 4},
+    {"tensor": 2, "context": 4},
+    {"expert": 2, "context": 4},
+]
 SLOW = [pytest.param(mesh, marks=pytest.mark.slow) for mesh in PAIRS if mesh not in QUICK]
 
 
 @pytest.mark.parametrize("mesh", [*ALONE, *QUICK, *SLOW], ids=named)
 def test_log_probs_loss_and_gradients_are_those_of_one_device(one_device, mesh):
-    """MoE with router replay, every axis alone and every pair; one row is padding and one routes live."""
+    """MoE with router replay, every axis alone and every pair; one row is padding and one routes
+    live.
+    """
     compute = ComputeConfig(scan_layers=False, logprob_chunk=24)
     found, grads = run(MODEL, compute, mesh, recorded(MODEL))
     compare(found, one_device(MODEL, compute, True))
     assert len(jax.tree.leaves(grads)[0].sharding.device_set) == 8
 
 
-@pytest.mark.parametrize("mesh", [*ALONE[1:4], *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in (ALONE[0], ALONE[4]))], ids=named)
+@pytest.mark.parametrize(
+    "mesh",
+    [*ALONE[1:4], *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in (ALONE[0], ALONE[4]))],
+    ids=named,
+)
 def test_a_dense_model_and_live_routing_too(one_device, mesh):
     """Layers in a scan; a dense model with tied embeddings and biases."""
     compute = ComputeConfig(logprob_chunk=24)
@@ -123,20 +198,39 @@ def test_a_dense_model_and_live_routing_too(one_device, mesh):
         compare(run(DENSE, compute, mesh, None)[0], one_device(DENSE, compute, False))
 
 
-EXCHANGED = [{"expert": 8}, {"expert": 4, "fsdp": 2}, {"expert": 2, "tensor": 4}, {"expert": 4, "context": 2}]
+EXCHANGED = [
+    {"expert": 8},
+    {"expert": 4, "fsdp": 2},
+    {"expert": 2, "tensor": 4},
+    {"expert": 4, "context": 2},
+]
 
 
-@pytest.mark.parametrize("mesh", [EXCHANGED[1], *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in (EXCHANGED[0], *EXCHANGED[2:]))], ids=named)
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        EXCHANGED[1],
+        *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in (EXCHANGED[0], *EXCHANGED[2:])),
+    ],
+    ids=named,
+)
 @pytest.mark.parametrize("chunk", [0, 6])
 def test_tokens_sent_to_their_experts_alone_give_the_same(one_device, mesh, chunk):
-    """compute.exchange = "all_to_all", all tokens at once and by chunks of which the last is not full."""
+    """compute.exchange = "all_to_all", all tokens at once and by chunks of which the last is not
+    full.
+    """
     compute = ComputeConfig(scan_layers=False, logprob_chunk=24)
-    sent = ComputeConfig(scan_layers=False, logprob_chunk=24, exchange="all_to_all", moe_chunk=chunk)
+    sent = ComputeConfig(
+        scan_layers=False, logprob_chunk=24, exchange="all_to_all", moe_chunk=chunk
+    )
     compare(run(MODEL, sent, mesh, recorded(MODEL))[0], one_device(MODEL, compute, True))
 
 
 def test_rows_and_tokens_that_an_axis_does_not_divide_are_repeated(one_device):
     """15 tokens over two devices, 8 rows over three axes of which one does not fit."""
     compute = ComputeConfig(scan_layers=False, logprob_chunk=24)
-    short = [run(MODEL, compute, mesh, recorded(MODEL)[:6, :15], rows=6, tokens=15)[0] for mesh in (None, {"replica": 2, "context": 2, "expert": 2})]
+    short = [
+        run(MODEL, compute, mesh, recorded(MODEL)[:6, :15], rows=6, tokens=15)[0]
+        for mesh in (None, {"replica": 2, "context": 2, "expert": 2})
+    ]
     compare(short[1], short[0])

@@ -45,7 +45,9 @@ def test_a_signal_ends_a_command_that_has_nothing_to_save_with_one_line(tmp_path
     assert found.stderr == f"compass report: ended by {name}\n"
 
 
-def test_a_signal_in_a_callback_that_swallows_what_is_raised_ends_the_command_all_the_same(tmp_path):
+def test_a_signal_in_a_callback_that_swallows_what_is_raised_ends_the_command_all_the_same(
+    tmp_path,
+):
     body = """
         class Odd:
             def __del__(self):

@@ -15,7 +15,15 @@ import pytest
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 
-from compass_jax.report import ReportError, plot_curves, read_metrics, run_report, run_rows, smooth, summary_table
+from compass_jax.report import (
+    ReportError,
+    plot_curves,
+    read_metrics,
+    run_report,
+    run_rows,
+    smooth,
+    summary_table,
+)
 from compass_jax.telemetry import Telemetry, duration, progress_text
 
 
@@ -24,7 +32,9 @@ def lines(path):
 
 
 def read_events(folder):
-    """(step, tag, value) of every scalar in TensorBoard's files: records of uint64 length, crc, data, crc."""
+    """(step, tag, value) of every scalar in TensorBoard's files: records of uint64 length, crc,
+    data, crc.
+    """
     found = []
     for file in sorted(folder.iterdir()):
         data, at = file.read_bytes(), 0
@@ -44,15 +54,25 @@ def quiet():
 def test_metrics_reach_all_places(tmp_path, quiet):
     with Telemetry(tmp_path, 2, "rl", console=quiet) as telemetry:
         telemetry.log(1, {"reward/mean": jnp.float32(0.5), "grad_norm": float("nan")})
-        telemetry.log_rollouts(1, [{"prompt": "1+1", "reward": 1.0}, {"prompt": "2+2", "reward": 0.0}])
+        telemetry.log_rollouts(
+            1, [{"prompt": "1+1", "reward": 1.0}, {"prompt": "2+2", "reward": 0.0}]
+        )
         telemetry.log(2, {"reward/mean": 0.75, "grad_norm": 2.0})
     assert lines(tmp_path / "metrics.jsonl") == [
         {"stage": "rl", "step": 1, "metrics": {"reward/mean": 0.5, "grad_norm": None}},
         {"stage": "rl", "step": 2, "metrics": {"reward/mean": 0.75, "grad_norm": 2.0}},
     ]
-    assert lines(tmp_path / "rollouts.jsonl")[1] == {"stage": "rl", "step": 1, "prompt": "2+2", "reward": 0.0}
+    assert lines(tmp_path / "rollouts.jsonl")[1] == {
+        "stage": "rl",
+        "step": 1,
+        "prompt": "2+2",
+        "reward": 0.0,
+    }
     events = read_events(tmp_path / "tb" / "rl")
-    assert [e for e in events if e[1] == "reward/mean"] == [(1, "reward/mean", 0.5), (2, "reward/mean", 0.75)]
+    assert [e for e in events if e[1] == "reward/mean"] == [
+        (1, "reward/mean", 0.5),
+        (2, "reward/mean", 0.75),
+    ]
 
 
 def test_a_step_is_never_logged_twice(tmp_path, quiet):
@@ -65,7 +85,8 @@ def test_a_step_is_never_logged_twice(tmp_path, quiet):
         cursor = json.loads(json.dumps(telemetry.state()))
         telemetry.log(3, {"x": 99})
         telemetry.log_rollouts(3, [{"sample": 99}])
-    with Telemetry(tmp_path, 9, "late", console=quiet) as telemetry:  # another stage after it loses nothing
+    # another stage after it loses nothing
+    with Telemetry(tmp_path, 9, "late", console=quiet) as telemetry:
         telemetry.log(1, {"y": 7})
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"stage": "rl", "step": 4, "met')  # killed in the middle of a line
@@ -73,9 +94,22 @@ def test_a_step_is_never_logged_twice(tmp_path, quiet):
         telemetry.restore(cursor)
         assert telemetry.state() == cursor
         telemetry.log(3, {"x": 3})
-    found = [(x["stage"], x["step"], *x["metrics"].values()) for x in lines(tmp_path / "metrics.jsonl")]
-    assert found == [("sft", 1, 1.0), ("rl", 1, 1.0), ("rl", 2, 2.0), ("late", 1, 7.0), ("rl", 3, 3.0)]
-    assert [(x["step"], x["sample"]) for x in lines(tmp_path / "rollouts.jsonl")] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    found = [
+        (x["stage"], x["step"], *x["metrics"].values()) for x in lines(tmp_path / "metrics.jsonl")
+    ]
+    assert found == [
+        ("sft", 1, 1.0),
+        ("rl", 1, 1.0),
+        ("rl", 2, 2.0),
+        ("late", 1, 7.0),
+        ("rl", 3, 3.0),
+    ]
+    assert [(x["step"], x["sample"]) for x in lines(tmp_path / "rollouts.jsonl")] == [
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    ]
     with Telemetry(tmp_path, 9, "rl", console=quiet) as telemetry:
         telemetry.restore(None)  # killed before the first checkpoint: from the beginning
     assert [x["stage"] for x in lines(tmp_path / "metrics.jsonl")] == ["sft", "late"]
@@ -91,7 +125,9 @@ def test_a_killed_process_loses_no_step(tmp_path):
             telemetry.log_rollouts(step, [{{"step": step}}])
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+    )
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert [x["metrics"]["x"] for x in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
     assert len(lines(tmp_path / "rollouts.jsonl")) == 5
@@ -108,9 +144,21 @@ def test_progress_text():
         "policy/kl_k3": 1.5e-4,
         "lr": 1e-5,
     }
-    assert progress_text(metrics, 200.0) == "2,346 tok/s  3 min 20 s left  reward 0.500  zero-var 38%  waste 4%  kl 1.5e-04  lr 1.0e-05"
-    assert progress_text({"sft/loss": 1.25, "zero_variance/rate_all_right": 0.25}, math.nan) == "loss 1.250"
-    assert [duration(x) for x in (0.4, 59.4, 59.6, 7500)] == ["0 s", "59 s", "1 min 00 s", "2 h 05 min"]
+    assert (
+        progress_text(metrics, 200.0)
+        == "2,346 tok/s  3 min 20 s left  reward 0.500  zero-var 38%  waste 4%  kl 1.5e-04  lr"
+        " 1.0e-05"
+    )
+    assert (
+        progress_text({"sft/loss": 1.25, "zero_variance/rate_all_right": 0.25}, math.nan)
+        == "loss 1.250"
+    )
+    assert [duration(x) for x in (0.4, 59.4, 59.6, 7500)] == [
+        "0 s",
+        "59 s",
+        "1 min 00 s",
+        "2 h 05 min",
+    ]
 
 
 def test_lines_without_a_terminal_are_few_and_end_with_the_last(tmp_path, monkeypatch):
@@ -123,10 +171,20 @@ def test_lines_without_a_terminal_are_few_and_end_with_the_last(tmp_path, monkey
             clock[0] += 3.0
             telemetry.log(step, {"lr": 0.5})
     printed = console.file.getvalue().splitlines()
-    assert printed[0] == "rl 3/30  1 min 21 s left  lr 5.0e-01"  # 27 steps of 3 s; the two before the resume do not count
+    # 27 steps of 3 s; the two before the resume do not count
+    assert printed[0] == "rl 3/30  1 min 21 s left  lr 5.0e-01"
     assert printed[1] == "rl 7/30  1 min 09 s left  lr 5.0e-01"
     assert printed[-1] == "rl 30/30  0 s left  lr 5.0e-01"
-    assert [int(line.split()[1].split("/")[0]) for line in printed] == [3, 7, 11, 15, 19, 23, 27, 30]
+    assert [int(line.split()[1].split("/")[0]) for line in printed] == [
+        3,
+        7,
+        11,
+        15,
+        19,
+        23,
+        27,
+        30,
+    ]
 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
@@ -149,7 +207,15 @@ def fake_run(path, steps=40):
         for step in range(1, steps + 1):
             share = step / steps
             waste = {"waste/frac_verifier_signal": share, "waste/frac_none": 1 - share}
-            telemetry.log(step, {"reward/mean": share, "grad_norm": float("inf") if step == 5 else 1.0, "response_length/mean": 10.0 * step, **waste})
+            telemetry.log(
+                step,
+                {
+                    "reward/mean": share,
+                    "grad_norm": float("inf") if step == 5 else 1.0,
+                    "response_length/mean": 10.0 * step,
+                    **waste,
+                },
+            )
     return path / "metrics.jsonl"
 
 
@@ -157,9 +223,15 @@ def test_read_metrics_and_rows(tmp_path):
     metrics = fake_run(tmp_path)
     series = read_metrics(metrics, "rl")
     np.testing.assert_array_equal(series["reward/mean"][0], np.arange(1, 41))
-    assert np.isnan(series["grad_norm"][1][4]) and np.isfinite(np.delete(series["grad_norm"][1], 4)).all()
+    assert (
+        np.isnan(series["grad_norm"][1][4])
+        and np.isfinite(np.delete(series["grad_norm"][1], 4)).all()
+    )
     rows = {row["metric"]: (row["first 10%"], row["last 10%"]) for row in run_rows(series)}
-    assert rows["reward"] == (f"{(1 + 2 + 3 + 4) / 4 / 40:.3f}", f"{(37 + 38 + 39 + 40) / 4 / 40:.3f}")
+    assert rows["reward"] == (
+        f"{(1 + 2 + 3 + 4) / 4 / 40:.3f}",
+        f"{(37 + 38 + 39 + 40) / 4 / 40:.3f}",
+    )
     assert "entropy, nats" not in rows
     with open(metrics, "a") as file:
         file.write('{"torn')
@@ -178,8 +250,20 @@ def test_smooth_is_a_centred_mean():
 
 def test_summary_table_shows_values():
     console = Console(file=io.StringIO(), width=80)
-    console.print(summary_table([{"task": "sums", "avg@4": 0.123456, "prompts": 512}, {"task": "all", "avg@4": 0.5, "prompts": 1024}], "Held out"))
-    shown = [[cell.strip() for cell in line.strip("│").split("│")] for line in console.file.getvalue().splitlines() if line.startswith("│")]
+    console.print(
+        summary_table(
+            [
+                {"task": "sums", "avg@4": 0.123456, "prompts": 512},
+                {"task": "all", "avg@4": 0.5, "prompts": 1024},
+            ],
+            "Held out",
+        )
+    )
+    shown = [
+        [cell.strip() for cell in line.strip("│").split("│")]
+        for line in console.file.getvalue().splitlines()
+        if line.startswith("│")
+    ]
     assert shown == [["sums", "0.1235", "512"], ["all", "0.5", "1024"]]
     assert "Held out" in console.file.getvalue()
 
@@ -205,7 +289,8 @@ def test_curves_show_what_was_logged(tmp_path):
     with Telemetry(tmp_path / "other", 2, "rl", console=Console(file=io.StringIO())) as telemetry:
         telemetry.log(1, {"lr": 1.0})
     plot_curves(tmp_path / "other" / "metrics.jsonl", tmp_path / "b.png")
-    assert picture(tmp_path / "b.png").shape[1] < image.shape[1] / 2  # panels without a metric are left out
+    # panels without a metric are left out
+    assert picture(tmp_path / "b.png").shape[1] < image.shape[1] / 2
     with pytest.raises(ReportError, match="no metrics of stage 'sft'"):
         plot_curves(metrics, tmp_path / "c.png", "sft")
 
@@ -216,16 +301,25 @@ def test_run_report(tmp_path):
         telemetry.log(1, {"eval/all/avg_at_k": 0.5})  # nothing of it is in the table or the picture
     console = Console(file=io.StringIO(), width=200)
     assert run_report(tmp_path, console) == [tmp_path / "curves_rl.png"]
-    assert "tokens without signal" in console.file.getvalue() and os.path.getsize(tmp_path / "curves_rl.png") > 5000
+    assert (
+        "tokens without signal" in console.file.getvalue()
+        and os.path.getsize(tmp_path / "curves_rl.png") > 5000
+    )
     with pytest.raises(ReportError, match="not the directory of a run"):
         run_report(tmp_path / "none")
 
 
 def test_a_checkpoint_closes_the_files_and_the_next_line_opens_them(tmp_path, quiet):
-    """A bucket's mount uploads a file when it is closed: what a checkpoint counts must be there, whatever happens next."""
+    """A bucket's mount uploads a file when it is closed: what a checkpoint counts must be there,
+    whatever happens next.
+    """
 
     def open_files():
-        return {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+        return {
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.exists(f"/proc/self/fd/{fd}")
+        }
 
     path = str(tmp_path / "metrics.jsonl")
     with Telemetry(tmp_path, 3, "rl", console=quiet) as telemetry:

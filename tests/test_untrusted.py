@@ -1,4 +1,6 @@
-"""The reader of other people's files: what is not plain JSON is an error with a place, never a traceback of the library below."""
+"""The reader of other people's files: what is not plain JSON is an error with a place, never a
+traceback of the library below.
+"""
 
 import json
 import os
@@ -60,7 +62,11 @@ def test_long_integers_pass_where_the_caller_says_so():
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**18), 10**18) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**18), 10**18)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )

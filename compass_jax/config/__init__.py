@@ -1,13 +1,21 @@
 """Every setting of a run: frozen dataclasses, one per component, composed into `RunConfig`.
 
-Each class checks its own values in `validate()`; `RunConfig.validate()` calls them all and then checks what
-two components must agree on. An error names the key as it is written on the command line (`rl.group_size`).
-The classes below the model are plain data and hashable where a jitted function takes them as static.
+Each class checks its own values in `validate()`; `RunConfig.validate()` calls them all and then
+checks what two components must agree on. An error names the key as it is written on the command
+line (`rl.group_size`). The classes below the model are plain data and hashable where a jitted
+function takes them as static.
 """
 
 from __future__ import annotations
 
-from compass_jax.config.data import DataConfig, EvalConfig, FileSource, ProceduralSource, RewardConfig, RolloutConfig
+from compass_jax.config.data import (
+    DataConfig,
+    EvalConfig,
+    FileSource,
+    ProceduralSource,
+    RewardConfig,
+    RolloutConfig,
+)
 from compass_jax.config.errors import ConfigError
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
@@ -24,7 +32,24 @@ from compass_jax.config.training import (
 )
 
 __all__ = [
-    "CLIP_RANGES", "ComputeConfig", "ConfigError", "CorrectionConfig", "DataConfig", "EvalConfig", "FileSource", "MeshConfig", "MoEConfig",
-    "ModelConfig", "ObjectiveConfig", "OptimConfig", "ProceduralSource", "RLConfig", "RewardConfig", "RolloutConfig", "RunConfig",
-    "SFTConfig", "ShapingConfig", "ZeroVarianceConfig",
+    "CLIP_RANGES",
+    "ComputeConfig",
+    "ConfigError",
+    "CorrectionConfig",
+    "DataConfig",
+    "EvalConfig",
+    "FileSource",
+    "MeshConfig",
+    "MoEConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "OptimConfig",
+    "ProceduralSource",
+    "RLConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "SFTConfig",
+    "ShapingConfig",
+    "ZeroVarianceConfig",
 ]

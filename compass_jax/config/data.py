@@ -29,22 +29,30 @@ def check_temperature(key: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """The sampler: slots decoded together, prompts padded to a bucket, T on both sides of the ratio."""
+    """The sampler: slots decoded together, prompts padded to a bucket, T on both sides of the
+    ratio.
+    """
 
     slots: Annotated[int, Range(1, 2**20)] = 64
     prompt_buckets: tuple[Tokens, ...] = (32, 64, 128)
     max_new_tokens: Tokens = 128
     tokens_per_call: Tokens = 16
-    cache_bucket: Tokens = 64  # attention reads the cache up to the longest live sequence, rounded up to this
-    cache_pages: CountOrOff = 0  # pages that the slots share (a call works on a copy: rollout/kv_cache.py); 0: each has room for the longest sequence
+    # attention reads the cache up to the longest live sequence, rounded up to this
+    cache_bucket: Tokens = 64
+    # pages that the slots share (a call works on a copy: rollout/kv_cache.py); 0: each has room for
+    # the longest sequence
+    cache_pages: CountOrOff = 0
     page_tokens: Tokens = 16  # positions of a page
     prefill_chunk: Tokens = 2048  # longer prompts run in pieces of this many tokens
     temperature: Temperature = 1.0
     top_k: TopK = 0
     top_p: Share = 1.0
-    dtype: Literal["", "float32", "bfloat16"] = ""  # of the sampler and its copy of the weights; empty: compute.dtype
-    quantize: Literal["off", "e4m3", "int8", "auto"] = "off"  # 8-bit weights in the sampler (model/quantize.py; emulated on CPU); auto: by the chip
-    kv_quantize: Literal["off", "e4m3", "int8"] = "off"  # 8-bit keys and values in the cache, a scale for each position and head
+    # of the sampler and its copy of the weights; empty: compute.dtype
+    dtype: Literal["", "float32", "bfloat16"] = ""
+    # 8-bit weights in the sampler (model/quantize.py; emulated on CPU); auto: by the chip
+    quantize: Literal["off", "e4m3", "int8", "auto"] = "off"
+    # 8-bit keys and values in the cache, a scale for each position and head
+    kv_quantize: Literal["off", "e4m3", "int8"] = "off"
 
     @property
     def max_length(self) -> int:
@@ -60,19 +68,30 @@ class RolloutConfig:
     def validate(self) -> None:
         check_fields(self, "rollout")
         b = self.prompt_buckets
-        check(bool(b) and list(b) == sorted(set(b)), f"rollout.prompt_buckets = {b}: must increase and be positive")
+        check(
+            bool(b) and list(b) == sorted(set(b)),
+            f"rollout.prompt_buckets = {b}: must increase and be positive",
+        )
         if self.cache_pages:
-            uneven = f"rollout.cache_bucket = {self.cache_bucket} must be a multiple of rollout.page_tokens = {self.page_tokens}"
+            uneven = (
+                f"rollout.cache_bucket = {self.cache_bucket} must be a multiple of"
+                f" rollout.page_tokens = {self.page_tokens}"
+            )
             check(self.cache_bucket % self.page_tokens == 0, uneven)
             longest = "the longest sequence, rollout.prompt_buckets[-1] + max_new_tokens"
             least = f"{longest}, takes {self.pages_per_slot} pages of {self.page_tokens} tokens"
-            check(self.cache_pages >= self.pages_per_slot, f"rollout.cache_pages = {self.cache_pages}: {least}; fewer could never finish it")
+            check(
+                self.cache_pages >= self.pages_per_slot,
+                f"rollout.cache_pages = {self.cache_pages}: {least}; fewer could never finish it",
+            )
         check_temperature("rollout.temperature", self.temperature)
 
 
 @dataclass(frozen=True)
 class ProceduralSource:
-    """Prompts from a reasoning-gym dataset, scored by its own scorer. `options` are that dataset's settings."""
+    """Prompts from a reasoning-gym dataset, scored by its own scorer. `options` are that dataset's
+    settings.
+    """
 
     dataset: str
     options: tuple[tuple[str, int | float | str | bool | tuple], ...] = ()
@@ -91,7 +110,9 @@ class ProceduralSource:
 
 @dataclass(frozen=True)
 class FileSource:
-    """Prompts from a JSONL or Parquet file, one per row: a prompt (text, or chat messages) and a reference answer checked by math-verify."""
+    """Prompts from a JSONL or Parquet file, one per row: a prompt (text, or chat messages) and a
+    reference answer checked by math-verify.
+    """
 
     path: str
     prompt_field: Name = "prompt"
@@ -101,19 +122,25 @@ class FileSource:
 
     def validate(self, key: str) -> None:
         check_fields(self, key)
-        check(self.path.endswith((".jsonl", ".parquet")), f"{key}.path = {self.path!r}: must end in .jsonl or .parquet")
+        check(
+            self.path.endswith((".jsonl", ".parquet")),
+            f"{key}.path = {self.path!r}: must end in .jsonl or .parquet",
+        )
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Prompts of RL and evaluation. A question is held out by a hash of its text, so no split can share one."""
+    """Prompts of RL and evaluation. A question is held out by a hash of its text, so no split can
+    share one.
+    """
 
     sources: tuple[ProceduralSource | FileSource, ...] = ()
     heldout_frac: Fraction = 0.2
     eval_prompts: CountOrOff = 512
     tokenizer: str = ""  # folder with tokenizer.json and tokenizer_config.json
     system_prompt: Text = ""
-    keep_file: str = ""  # pass_rates.jsonl of compass filter: RL trains on the prompts that it keeps; empty: on all
+    # pass_rates.jsonl of compass filter: RL trains on the prompts that it keeps; empty: on all
+    keep_file: str = ""
 
     def validate(self) -> None:
         check_fields(self, "data")
@@ -127,22 +154,39 @@ MOST_TIMEOUT_S = 86_400
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """Verifier workers. A sample whose check hangs, crashes or raises is excluded and counted, never scored 0."""
+    """Verifier workers. A sample whose check hangs, crashes or raises is excluded and counted,
+    never scored 0.
+    """
 
     workers: Annotated[int, Range(1, 1024)] = 1
     timeout_s: float = 5.0
-    sandbox: Literal["auto", "required", "off"] = "auto"  # auto: behind what the machine has; required: behind all guards or not at all
+    # auto: behind what the machine has; required: behind all guards or not at all
+    sandbox: Literal["auto", "required", "off"] = "auto"
     right_at: float = 1.0  # raw reward from which an answer counts as right
     wrong_at: float = 0.0  # raw reward up to which an answer counts as wrong
-    smallest_gap: float = 1.0  # smallest difference of two rewards that the verifier can give (one test of ten: 0.1)
-    answer_tag: str = "answer"  # the answer is the text in the last <answer>...</answer>; empty: the whole response
+    # smallest difference of two rewards that the verifier can give (one test of ten: 0.1)
+    smallest_gap: float = 1.0
+    # the answer is the text in the last <answer>...</answer>; empty: the whole response
+    answer_tag: str = "answer"
 
     def validate(self) -> None:
         check_fields(self, "rewards")
-        check(0 < self.timeout_s <= MOST_TIMEOUT_S, f"rewards.timeout_s = {self.timeout_s}: must be positive, and at most {MOST_TIMEOUT_S:,} (a day)")
-        check(self.sandbox in ("auto", "required", "off"), f"rewards.sandbox = {self.sandbox!r}: must be auto, required or off")
-        check(self.smallest_gap > 0, f"rewards.smallest_gap = {self.smallest_gap}: must be positive")
-        check(self.wrong_at < self.right_at, f"rewards.wrong_at = {self.wrong_at} must be below rewards.right_at = {self.right_at}")
+        check(
+            0 < self.timeout_s <= MOST_TIMEOUT_S,
+            f"rewards.timeout_s = {self.timeout_s}: must be positive, and at most"
+            f" {MOST_TIMEOUT_S:,} (a day)",
+        )
+        check(
+            self.sandbox in ("auto", "required", "off"),
+            f"rewards.sandbox = {self.sandbox!r}: must be auto, required or off",
+        )
+        check(
+            self.smallest_gap > 0, f"rewards.smallest_gap = {self.smallest_gap}: must be positive"
+        )
+        check(
+            self.wrong_at < self.right_at,
+            f"rewards.wrong_at = {self.wrong_at} must be below rewards.right_at = {self.right_at}",
+        )
 
 
 @dataclass(frozen=True)
@@ -156,5 +200,9 @@ class EvalConfig:
 
     def validate(self) -> None:
         check_fields(self, "evaluation")
-        check(self.temperature > 0, f"evaluation.temperature = {self.temperature}: must be positive (greedy is always reported too)")
+        check(
+            self.temperature > 0,
+            f"evaluation.temperature = {self.temperature}: must be positive (greedy is always"
+            " reported too)",
+        )
         check_temperature("evaluation.temperature", self.temperature)

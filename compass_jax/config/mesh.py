@@ -15,11 +15,14 @@ Devices = Annotated[int, Range(1, 2**20)]
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis; their product is the number of devices of the mesh. 1 everywhere: one device, and no mesh.
+    """Devices along each axis; their product is the number of devices of the mesh. 1 everywhere:
+    one device, and no mesh.
 
-    Sequences are split over replica, fsdp and expert together, their tokens over context. replica: whole copies of the parameters. fsdp: the
-    parameters' hidden axis in storage, gathered layer by layer. expert: experts; their tokens travel. tensor: heads, the inner axis of
-    MLPs, the vocabulary. context: the tokens of a row in training, and the hidden axis in storage with fsdp; in decoding its devices take slots.
+    Sequences are split over replica, fsdp and expert together, their tokens over context. replica:
+    whole copies of the parameters. fsdp: the parameters' hidden axis in storage, gathered layer by
+    layer. expert: experts; their tokens travel. tensor: heads, the inner axis of MLPs, the
+    vocabulary. context: the tokens of a row in training, and the hidden axis in storage with fsdp;
+    in decoding its devices take slots.
     """
 
     replica: Devices = 1
@@ -39,17 +42,28 @@ class MeshConfig:
         stored = self.fsdp * self.context
         check(
             model.hidden % stored == 0,
-            f"{key}.fsdp = {self.fsdp} times {key}.context = {self.context} does not divide model.hidden = {model.hidden}, which both store in parts",
+            f"{key}.fsdp = {self.fsdp} times {key}.context = {self.context} does not divide"
+            f" model.hidden = {model.hidden}, which both store in parts",
         )
         sizes = []
-        sizes += [("tensor", name, size) for name, size in (("model.heads", model.heads), ("model.kv_heads", model.kv_heads))]
+        sizes += [
+            ("tensor", name, size)
+            for name, size in (("model.heads", model.heads), ("model.kv_heads", model.kv_heads))
+        ]
         sizes += [("tensor", "model.vocab_size", model.vocab_size)]
         if len(model.moe_layers) < model.layers:
             sizes += [("tensor", "model.ffn", model.ffn)]
         if model.moe_layers:
-            sizes += [("tensor", "model.moe.ffn", model.moe.ffn), ("expert", "model.moe.experts", model.moe.experts)]
+            sizes += [
+                ("tensor", "model.moe.ffn", model.moe.ffn),
+                ("expert", "model.moe.experts", model.moe.experts),
+            ]
         else:
-            check(self.expert == 1, f"{key}.expert = {self.expert}: the model has no experts; give these devices to fsdp")
+            check(
+                self.expert == 1,
+                f"{key}.expert = {self.expert}: the model has no experts; give these devices to"
+                " fsdp",
+            )
         for axis, name, size in sizes:
             n = getattr(self, axis)
             check(size % n == 0, f"{key}.{axis} = {n} does not divide {name} = {size}")

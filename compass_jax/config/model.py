@@ -14,18 +14,24 @@ MOST_PARAMETERS = 10**13  # several times those of the largest model that was pu
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """Mixture-of-experts layers. `ffn` is the hidden width of one expert (HF `moe_intermediate_size`)."""
+    """Mixture-of-experts layers. `ffn` is the hidden width of one expert (HF
+    `moe_intermediate_size`).
+    """
 
     experts: Annotated[int, Range(2, 65_535, note="a route has 16 bits")]
     top_k: Annotated[int, Range(1, 65_535)]
     ffn: Width
     norm_top_k: bool = True  # HF norm_topk_prob: gate weights of the chosen experts sum to one
-    sparse_step: Annotated[int, Range(1, 1000)] = 1  # HF decoder_sparse_step: layer i is MoE when (i + 1) % sparse_step == 0
+    # HF decoder_sparse_step: layer i is MoE when (i + 1) % sparse_step == 0
+    sparse_step: Annotated[int, Range(1, 1000)] = 1
     dense_layers: tuple[Annotated[int, Range(0, 999)], ...] = ()  # HF mlp_only_layers
 
     def validate(self, layers: int) -> None:
         check_fields(self, "model.moe")
-        check(self.top_k <= self.experts, f"model.moe.top_k = {self.top_k}: must be in 1..{self.experts} (experts)")
+        check(
+            self.top_k <= self.experts,
+            f"model.moe.top_k = {self.top_k}: must be in 1..{self.experts} (experts)",
+        )
         bad = [i for i in self.dense_layers if i >= layers]
         check(not bad, f"model.moe.dense_layers {bad}: the model has layers 0..{layers - 1}")
 
@@ -55,20 +61,31 @@ class ModelConfig:
     def is_moe(self, layer: int) -> bool:
         """Whether decoder layer `layer` (0-based) is a mixture of experts."""
         moe = self.moe
-        return moe is not None and layer not in moe.dense_layers and (layer + 1) % moe.sparse_step == 0
+        return (
+            moe is not None and layer not in moe.dense_layers and (layer + 1) % moe.sparse_step == 0
+        )
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """Decoder layers that are MoE, in order; entry i is layer i of a routing array's `l` axis."""
+        """Decoder layers that are MoE, in order; entry i is layer i of a routing array's
+        `l` axis.
+        """
         return tuple(i for i in range(self.layers) if self.is_moe(i))
 
     def validate(self) -> None:
         check_fields(self, "model")
-        check(self.heads % self.kv_heads == 0, f"model.heads = {self.heads} is not a multiple of model.kv_heads = {self.kv_heads}")
-        check(self.head_dim % 2 == 0, f"model.head_dim = {self.head_dim}: rotary embeddings need an even size")
+        check(
+            self.heads % self.kv_heads == 0,
+            f"model.heads = {self.heads} is not a multiple of model.kv_heads = {self.kv_heads}",
+        )
+        check(
+            self.head_dim % 2 == 0,
+            f"model.head_dim = {self.head_dim}: rotary embeddings need an even size",
+        )
         check(
             (self.moe is not None) == (self.family == "qwen3_moe"),
-            f"model.family = {self.family!r} {'needs' if self.moe is None else 'takes no'} model.moe",
+            f"model.family = {self.family!r} {'needs' if self.moe is None else 'takes no'}"
+            " model.moe",
         )
         if self.moe is not None:
             self.moe.validate(self.layers)
@@ -87,21 +104,33 @@ class ComputeConfig:
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # activations and matmul inputs
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     remat: bool = False  # recompute each layer in the backward pass
-    scan_layers: bool = True  # one compiled body per run of equal layers; False unrolls: faster for few layers, slow to compile for many
-    scan_decode: bool = False  # the same for prefill and decoding: what a TPU takes minutes to compile for a hundred layers
-    experts: Literal["auto", "ragged", "padded"] = "auto"  # grouped matmul; auto: padded on CPU, ragged elsewhere
-    attention: Literal["auto", "splash", "portable"] = "auto"  # splash: the TPU's kernel, in training and prefill; auto: on a TPU, where lengths fit
-    exchange: Literal["gather", "all_to_all"] = "gather"  # how training sends tokens to experts on other devices; prefill and decoding gather
-    moe_chunk: CountOrOff = 0  # tokens of a device that go through the experts at once, recomputed in the backward pass; 0: all
+    # one compiled body per run of equal layers; False unrolls: faster for few layers, slow to
+    # compile for many
+    scan_layers: bool = True
+    # the same for prefill and decoding: what a TPU takes minutes to compile for a hundred layers
+    scan_decode: bool = False
+    # grouped matmul; auto: padded on CPU, ragged elsewhere
+    experts: Literal["auto", "ragged", "padded"] = "auto"
+    # splash: the TPU's kernel, in training and prefill; auto: on a TPU, where lengths fit
+    attention: Literal["auto", "splash", "portable"] = "auto"
+    # how training sends tokens to experts on other devices; prefill and decoding gather
+    exchange: Literal["gather", "all_to_all"] = "gather"
+    # tokens of a device that go through the experts at once, recomputed in the backward pass; 0:
+    # all
+    moe_chunk: CountOrOff = 0
     logprob_chunk: Tokens = 4096  # tokens whose [v] logits exist at once
-    float32_parts: tuple[Literal["attention", "gate", "mlp", "stream"], ...] = ()  # computed in float32 where dtype is bfloat16
+    # computed in float32 where dtype is bfloat16
+    float32_parts: tuple[Literal["attention", "gate", "mlp", "stream"], ...] = ()
 
     def dtype_of(self, part: str) -> str:
-        """The dtype of one part's activations: `attention` (and its cache), the router's input (`gate`), the experts and dense layers
-        (`mlp`), or the residual `stream` with the final norm and the LM head. Each includes the norm in front of it; weights are rounded
-        as before."""
+        """The dtype of one part's activations: `attention` (and its cache), the router's input
+        (`gate`), the experts and dense layers (`mlp`), or the residual `stream` with the final norm
+        and the LM head. Each includes the norm in front of it; weights are rounded as before."""
         return "float32" if self.dtype == "bfloat16" and part in self.float32_parts else self.dtype
 
     def validate(self) -> None:
         check_fields(self, "compute")
-        check(len(set(self.float32_parts)) == len(self.float32_parts), f"compute.float32_parts = {self.float32_parts}: names a part twice")
+        check(
+            len(set(self.float32_parts)) == len(self.float32_parts),
+            f"compute.float32_parts = {self.float32_parts}: names a part twice",
+        )

@@ -8,24 +8,57 @@ from compass_jax.config.data import DataConfig, FileSource, RewardConfig, Rollou
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.run import RunConfig
-from compass_jax.config.training import CorrectionConfig, ObjectiveConfig, OptimConfig, RLConfig, ZeroVarianceConfig
+from compass_jax.config.training import (
+    CorrectionConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    RLConfig,
+    ZeroVarianceConfig,
+)
 
 PROMPT, ANSWER = 2048, 30_720  # tokens; 32,768 together
-PAIRS = 131_072  # of a token and a choice, that a device has room for at once in an MoE layer: it may be sent all of its group's
+# of a token and a choice, that a device has room for at once in an MoE layer: it may be sent all of
+# its group's
+PAIRS = 131_072
 
 QWEN3_30B_A3B = ModelConfig(
-    family="qwen3_moe", vocab_size=151_936, hidden=2048, layers=48, heads=32, kv_heads=4, head_dim=128, ffn=6144,
-    moe=MoEConfig(experts=128, top_k=8, ffn=768), max_positions=40_960,
-)  # fmt: skip
+    family="qwen3_moe",
+    vocab_size=151_936,
+    hidden=2048,
+    layers=48,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    ffn=6144,
+    moe=MoEConfig(experts=128, top_k=8, ffn=768),
+    max_positions=40_960,
+)
 QWEN3_235B_A22B = ModelConfig(
-    family="qwen3_moe", vocab_size=151_936, hidden=4096, layers=94, heads=64, kv_heads=4, head_dim=128, ffn=12_288,
-    moe=MoEConfig(experts=128, top_k=8, ffn=1536), max_positions=40_960,
-)  # fmt: skip
-# The size that arXiv 2512.07710 gives (245B in all, 71B active, 16 experts, top-4); the layers' sizes are ours, the paper does not say them.
+    family="qwen3_moe",
+    vocab_size=151_936,
+    hidden=4096,
+    layers=94,
+    heads=64,
+    kv_heads=4,
+    head_dim=128,
+    ffn=12_288,
+    moe=MoEConfig(experts=128, top_k=8, ffn=1536),
+    max_positions=40_960,
+)
+# The size that arXiv 2512.07710 gives (245B in all, 71B active, 16 experts, top-4); the layers'
+# sizes are ours, the paper does not say them.
 COMPASS_245B_A71B = ModelConfig(
-    family="qwen3_moe", vocab_size=151_936, hidden=8192, layers=48, heads=96, kv_heads=8, head_dim=128, ffn=24_576,
-    moe=MoEConfig(experts=16, top_k=4, ffn=12_288), max_positions=40_960,
-)  # fmt: skip
+    family="qwen3_moe",
+    vocab_size=151_936,
+    hidden=8192,
+    layers=48,
+    heads=96,
+    kv_heads=8,
+    head_dim=128,
+    ffn=24_576,
+    moe=MoEConfig(experts=16, top_k=4, ffn=12_288),
+    max_positions=40_960,
+)
 
 
 def pod_run(
@@ -39,12 +72,15 @@ def pod_run(
     prompts: int = 64,
     exchange: Literal["gather", "all_to_all"] = "gather",
 ) -> RunConfig:
-    """RL of `model` from the Hugging Face folder `weights`: 16 answers of up to 30,720 tokens to each of `prompts` prompts, sampled by 8-bit weights.
+    """RL of `model` from the Hugging Face folder `weights`: 16 answers of up to 30,720 tokens to
+    each of `prompts` prompts, sampled by 8-bit weights.
 
-    slots: sequences decoded together. exchange: of tokens between experts' devices. A gather over n devices brings n - 1 times a device's tokens
-    over links that are all busy; an all-to-all brings fewer (of 4 experts of 16 on 16 devices a quarter, of 8 of 128 two fifths), over paths
-    that share links: worth it where each token needs few of the devices. A micro-batch is one row of 32k tokens on each group of context devices.
-    A checkpoint every second step (of about five minutes and more, by the bounds of the plans): a preemption loses what came behind the last one.
+    slots: sequences decoded together. exchange: of tokens between experts' devices. A gather over n
+    devices brings n - 1 times a device's tokens over links that are all busy; an all-to-all brings
+    fewer (of 4 experts of 16 on 16 devices a quarter, of 8 of 128 two fifths), over paths that
+    share links: worth it where each token needs few of the devices. A micro-batch is one row of 32k
+    tokens on each group of context devices. A checkpoint every second step (of about five minutes
+    and more, by the bounds of the plans): a preemption loses what came behind the last one.
     """
     rows, pairs = mesh.replica * mesh.fsdp * mesh.expert, mesh.expert * model.moe.top_k
     return RunConfig(
@@ -54,18 +90,39 @@ def pod_run(
         mesh=mesh,
         rollout_mesh=rollout_mesh,
         compute=ComputeConfig(
-            dtype="bfloat16", param_dtype="bfloat16", remat=True, scan_layers=True, scan_decode=True, moe_chunk=PAIRS // pairs, logprob_chunk=2048,
+            dtype="bfloat16",
+            param_dtype="bfloat16",
+            remat=True,
+            scan_layers=True,
+            scan_decode=True,
+            moe_chunk=PAIRS // pairs,
+            logprob_chunk=2048,
             exchange=exchange,
         ),
         rollout=RolloutConfig(
-            slots=slots, prompt_buckets=(1024, PROMPT), max_new_tokens=ANSWER, tokens_per_call=64, cache_bucket=4096, prefill_chunk=PROMPT,
+            slots=slots,
+            prompt_buckets=(1024, PROMPT),
+            max_new_tokens=ANSWER,
+            tokens_per_call=64,
+            cache_bucket=4096,
+            prefill_chunk=PROMPT,
             quantize="auto",
         ),
-        data=DataConfig(sources=(FileSource("data/train.jsonl"),), eval_prompts=256, tokenizer=weights),
+        data=DataConfig(
+            sources=(FileSource("data/train.jsonl"),), eval_prompts=256, tokenizer=weights
+        ),
         rewards=RewardConfig(workers=8, timeout_s=10.0),
         rl=RLConfig(
-            steps=1000, prompts_per_step=prompts, group_size=16, replay="R3", buckets=(8192, 16_384, PROMPT + ANSWER),
-            micro_batch_tokens=rows * (PROMPT + ANSWER), objective=ObjectiveConfig(name="espo"), correction=CorrectionConfig(name="tis"),
-            zero_variance=ZeroVarianceConfig(select=True), optim=OptimConfig(learning_rate=1e-6, warmup_steps=10), save_every=2,
+            steps=1000,
+            prompts_per_step=prompts,
+            group_size=16,
+            replay="R3",
+            buckets=(8192, 16_384, PROMPT + ANSWER),
+            micro_batch_tokens=rows * (PROMPT + ANSWER),
+            objective=ObjectiveConfig(name="espo"),
+            correction=CorrectionConfig(name="tis"),
+            zero_variance=ZeroVarianceConfig(select=True),
+            optim=OptimConfig(learning_rate=1e-6, warmup_steps=10),
+            save_every=2,
         ),
-    )  # fmt: skip
+    )

@@ -1,8 +1,10 @@
-"""What a field may hold, said beside it: its type, and a `Range` where it is a number. One function checks them all.
+"""What a field may hold, said beside it: its type, and a `Range` where it is a number. One function
+checks them all.
 
     slots: Annotated[int, Range(1, 65_536)] = 64
 
-An upper bound is not a recommendation: it is far beyond any use, and below what would hang a run or eat the memory.
+An upper bound is not a recommendation: it is far beyond any use, and below what would hang a run or
+eat the memory.
 """
 
 from __future__ import annotations
@@ -77,9 +79,11 @@ def shown(value: Any) -> str:
 
 
 def check_fields(config: Any, key: str) -> None:
-    """Raises ConfigError, naming `key.field`, for the first field that holds another type or number than it declares.
+    """Raises ConfigError, naming `key.field`, for the first field that holds another type or number
+    than it declares.
 
-    The configurations inside this one are checked too, so that no `validate` meets a value that it cannot compare.
+    The configurations inside this one are checked too, so that no `validate` meets a value that it
+    cannot compare.
     """
     for name, hint in field_hints(type(config)).items():
         _check(getattr(config, name), hint, f"{key}.{name}" if key else name)
@@ -123,7 +127,10 @@ def _check(value: Any, hint: Any, key: str) -> None:
     elif isinstance(value, str) and get_origin(hint) is not Literal:
         rule = rule or ANY_TEXT
         check(len(value) >= rule.least, f"{key} is empty")
-        check(len(value) <= rule.most, f"{key}: {len(value)} characters, at most {rule.most} are allowed")
+        check(
+            len(value) <= rule.most,
+            f"{key}: {len(value)} characters, at most {rule.most} are allowed",
+        )
         check("\0" not in value, f"{key} holds a NUL character; remove it")
         whole_text(value, key, error=ConfigError)
     elif isinstance(value, int | float) and not isinstance(value, bool):
@@ -152,7 +159,10 @@ def _is_a(value: Any, hint: Any) -> bool:
 
 
 def _check_tuple(value: tuple, inner: tuple[Any, ...], key: str, depth: int = 1) -> None:
-    check(len(value) <= MOST_ENTRIES, f"{key}: {len(value)} entries, at most {MOST_ENTRIES} are allowed")
+    check(
+        len(value) <= MOST_ENTRIES,
+        f"{key}: {len(value)} entries, at most {MOST_ENTRIES} are allowed",
+    )
     check(depth <= MOST_DEPTH, f"{key}: nested deeper than {MOST_DEPTH} levels")
     if not inner:  # any scalars, and tuples of them
         for i, entry in enumerate(value):

@@ -15,7 +15,9 @@ from compass_jax.config.training import RLConfig, SFTConfig
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A whole run. `init_from` is a Hugging Face folder or a checkpoint to start from; empty: random weights."""
+    """A whole run. `init_from` is a Hugging Face folder or a checkpoint to start from; empty:
+    random weights.
+    """
 
     name: str
     model: ModelConfig
@@ -25,7 +27,9 @@ class RunConfig:
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)  # of the training
     rollout_mesh: MeshConfig | None = None  # None: the training's
-    rollout_apart: bool = False  # the rollout has devices of its own, behind the training's; with rl.one_step_off both work at once
+    # the rollout has devices of its own, behind the training's; with rl.one_step_off both work at
+    # once
+    rollout_apart: bool = False
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     data: DataConfig = field(default_factory=DataConfig)
     rewards: RewardConfig = field(default_factory=RewardConfig)
@@ -50,64 +54,101 @@ class RunConfig:
         check(bool(self.name), "name is empty: give the run a name")
         check(
             "://" not in self.run_dir,
-            f"run_dir = {self.run_dir!r}: must be a path; mount the bucket (gcsfuse; launch/ does it with --bucket) and name the mount's folder",
+            f"run_dir = {self.run_dir!r}: must be a path; mount the bucket (gcsfuse; launch/ does"
+            " it with --bucket) and name the mount's folder",
         )
-        for part in (self.model, self.compute, self.rollout, self.data, self.rewards, self.sft, self.rl, self.evaluation):
+        for part in (
+            self.model,
+            self.compute,
+            self.rollout,
+            self.data,
+            self.rewards,
+            self.sft,
+            self.rl,
+            self.evaluation,
+        ):
             part.validate()
         check(
             self.rollout.max_length <= self.model.max_positions,
-            f"rollout.prompt_buckets + max_new_tokens = {self.rollout.max_length} tokens exceed model.max_positions = {self.model.max_positions}",
+            f"rollout.prompt_buckets + max_new_tokens = {self.rollout.max_length} tokens exceed"
+            f" model.max_positions = {self.model.max_positions}",
         )
         self.mesh.validate("mesh", self.model)
         (self.rollout_mesh or self.mesh).validate("rollout_mesh", self.model)
         sampling = (self.rollout_mesh or self.mesh).devices
         check(
             self.rollout_apart or sampling == self.mesh.devices,
-            f"rollout_mesh has {sampling} devices, mesh {self.mesh.devices}: on the same devices both need as many; set rollout_apart to give the "
-            "rollout its own",
+            f"rollout_mesh has {sampling} devices, mesh {self.mesh.devices}: on the same devices"
+            " both need as many; set rollout_apart to give the rollout its own",
         )
         check(
             not self.rl.one_step_off or self.rollout_apart or self.mesh.devices == 1,
-            f"rl.one_step_off on one mesh of {self.mesh.devices} devices: rollout and training would start programs from two threads, which can hang "
-            "in their collectives; set rollout_apart",
+            f"rl.one_step_off on one mesh of {self.mesh.devices} devices: rollout and training"
+            " would start programs from two threads, which can hang in their collectives; set"
+            " rollout_apart",
         )
         narrow = "bfloat16" in (self.compute.dtype, self.rollout_compute.dtype)
         parts = self.compute.float32_parts
-        check(not parts or narrow, f"compute.float32_parts = {parts}: neither compute.dtype nor rollout.dtype is bfloat16, so it would do nothing")
+        check(
+            not parts or narrow,
+            f"compute.float32_parts = {parts}: neither compute.dtype nor rollout.dtype is bfloat16,"
+            " so it would do nothing",
+        )
         return self
 
     def validate_for_rl(self) -> RunConfig:
-        """`validate()`, and what only RL needs: an untruncated sampler (algorithms section 0) and buckets that hold every rollout."""
+        """`validate()`, and what only RL needs: an untruncated sampler (algorithms section 0) and
+        buckets that hold every rollout.
+        """
         self.validate()
         r = self.rollout
-        check(r.top_k == 0 and r.top_p == 1.0, f"rollout.top_k = {r.top_k}, top_p = {r.top_p}: RL trains the untruncated distribution; set 0 and 1")
-        check(r.temperature > 0, f"rollout.temperature = {r.temperature}: RL samples; it must be positive")
-        for name, what in (("quantize", "other weights than those that are trained"), ("kv_quantize", "rounded keys and values")):
+        check(
+            r.top_k == 0 and r.top_p == 1.0,
+            f"rollout.top_k = {r.top_k}, top_p = {r.top_p}: RL trains the untruncated distribution;"
+            " set 0 and 1",
+        )
+        check(
+            r.temperature > 0,
+            f"rollout.temperature = {r.temperature}: RL samples; it must be positive",
+        )
+        for name, what in (
+            ("quantize", "other weights than those that are trained"),
+            ("kv_quantize", "rounded keys and values"),
+        ):
             kind = getattr(r, name)
             check(
                 kind == "off" or self.rl.correction.name != "off",
-                f"rollout.{name} = {kind!r} samples from {what}: set rl.correction.name to 'tis', 'icepop' or 'sequence', "
-                f"or rollout.{name} to 'off'",
+                f"rollout.{name} = {kind!r} samples from {what}: set rl.correction.name to 'tis',"
+                f" 'icepop' or 'sequence', or rollout.{name} to 'off'",
             )
         longest = r.prompt_buckets[-1] + r.max_new_tokens
         check(
             self.rl.buckets[-1] >= longest,
-            f"rl.buckets end at {self.rl.buckets[-1]} tokens, a rollout may have {longest} (rollout.prompt_buckets[-1] + max_new_tokens)",
+            f"rl.buckets end at {self.rl.buckets[-1]} tokens, a rollout may have {longest}"
+            " (rollout.prompt_buckets[-1] + max_new_tokens)",
         )
         shaping = self.rl.shaping
         check(
             shaping.total < self.rewards.smallest_gap,
-            f"rl.shaping: the penalties sum to {shaping.total}, which is not below rewards.smallest_gap = {self.rewards.smallest_gap}: "
-            "a right answer could end below a wrong one; lower the penalties",
+            f"rl.shaping: the penalties sum to {shaping.total}, which is not below"
+            f" rewards.smallest_gap = {self.rewards.smallest_gap}: a right answer could end below a"
+            " wrong one; lower the penalties",
         )
         for name in ("length_free_tokens", "overlong_buffer_tokens"):
             tokens = getattr(shaping, name)
-            check(tokens <= r.max_new_tokens, f"rl.shaping.{name} = {tokens} exceeds rollout.max_new_tokens = {r.max_new_tokens}")
-        for penalty, setting in (("length_penalty", "length_free_tokens"), ("repetition_penalty", "repetition_ngram")):
+            check(
+                tokens <= r.max_new_tokens,
+                f"rl.shaping.{name} = {tokens} exceeds rollout.max_new_tokens = {r.max_new_tokens}",
+            )
+        for penalty, setting in (
+            ("length_penalty", "length_free_tokens"),
+            ("repetition_penalty", "repetition_ngram"),
+        ):
             tokens = getattr(shaping, setting)
             check(
                 not getattr(shaping, penalty) or tokens < r.max_new_tokens,
-                f"rl.shaping.{setting} = {tokens} is not below rollout.max_new_tokens = {r.max_new_tokens}: rl.shaping.{penalty} could never act",
+                f"rl.shaping.{setting} = {tokens} is not below rollout.max_new_tokens ="
+                f" {r.max_new_tokens}: rl.shaping.{penalty} could never act",
             )
         check(bool(self.data.sources), "data.sources is empty: RL needs prompts")
         return self

@@ -44,7 +44,9 @@ class OptimConfig:
     eps: Annotated[float, Range(0, 1, above=True)] = 1e-8
     weight_decay: Coefficient = 0.0
     clip_grad_norm: Annotated[float, Range(0, 1e12, above=True)] = 1.0
-    float32_master: bool = True  # of parameters in bfloat16 (compute.param_dtype): moments, updates and gradient sums are in float32
+    # of parameters in bfloat16 (compute.param_dtype): moments, updates and gradient sums are in
+    # float32
+    float32_master: bool = True
     max_bad_steps: Count = 3  # consecutive updates with a non-finite gradient before the run stops
 
     def validate(self, key: str) -> None:
@@ -53,11 +55,15 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class SFTConfig:
-    """Supervised fine-tuning on chat-format worked solutions; loss on the assistant's tokens only."""
+    """Supervised fine-tuning on chat-format worked solutions; loss on the assistant's
+    tokens only.
+    """
 
     files: tuple[Name, ...] = ()  # JSONL with `messages`
-    procedural: tuple[Taken, ...] = ()  # (label of a data source, worked training questions, times that each comes in one pass)
-    answers: tuple[Taken, ...] = ()  # the same with the bare answer, no steps: a cold start has few worked solutions
+    # (label of a data source, worked training questions, times that each comes in one pass)
+    procedural: tuple[Taken, ...] = ()
+    # the same with the bare answer, no steps: a cold start has few worked solutions
+    answers: tuple[Taken, ...] = ()
     steps: Count = 100
     batch: Batch = 64
     buckets: tuple[Tokens, ...] = (64, 128, 256)
@@ -70,14 +76,24 @@ class SFTConfig:
     def validate(self) -> None:
         check_fields(self, "sft")
         b = self.buckets
-        check(bool(b) and all(x > 1 for x in b) and list(b) == sorted(set(b)), f"sft.buckets = {b}: must increase and be above 1")
+        check(
+            bool(b) and all(x > 1 for x in b) and list(b) == sorted(set(b)),
+            f"sft.buckets = {b}: must increase and be above 1",
+        )
         for key, rows in (("procedural", self.procedural), ("answers", self.answers)):
             for i, row in enumerate(rows):
                 check(min(row[1:]) >= 1, f"sft.{key}[{i}] = {row}: its numbers must be at least 1")
         self.optim.validate("sft.optim")
 
 
-CLIP_RANGES = {"grpo": (0.2, 0.2), "dapo": (0.2, 0.28), "dr_grpo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "espo": (3e-4, 4e-4)}  # of the papers
+# of the papers
+CLIP_RANGES = {
+    "grpo": (0.2, 0.2),
+    "dapo": (0.2, 0.28),
+    "dr_grpo": (0.2, 0.2),
+    "gspo": (3e-4, 4e-4),
+    "espo": (3e-4, 4e-4),
+}
 MOST_SAMPLES = 2**24  # of a round
 
 
@@ -86,7 +102,9 @@ class ObjectiveConfig:
     """Policy objective (algorithms in rl/objectives.py and rl/espo.py). Hashable: static in jit."""
 
     name: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "espo"] = "espo"
-    clip_low: Clip = 0.0  # 0: the objective's own range (CLIP_RANGES); espo uses it with espo_fixed_clip alone, cispo never
+    # 0: the objective's own range (CLIP_RANGES); espo uses it with espo_fixed_clip alone, cispo
+    # never
+    clip_low: Clip = 0.0
     clip_high: Clip = 0.0
     dual_clip: Bound = 0.0  # c of max(., c A) where A < 0; 0: off
     cispo_ratio_max: Annotated[float, Range(1, 1e6, above=True)] = 5.0  # 1.2 is published too
@@ -95,7 +113,8 @@ class ObjectiveConfig:
     espo_quantiles: tuple[Fraction, ...] = (0.8,)  # of the response's entropies; () is one group
     espo_token_form: Literal["gspo", "printed"] = "gspo"
     espo_fixed_clip: bool = False  # clip_low / clip_high instead of the entropy-adaptive range
-    espo_every_token: bool = False  # ablation: every token is a group of its own; needs espo_quantiles ()
+    # ablation: every token is a group of its own; needs espo_quantiles ()
+    espo_every_token: bool = False
     kl_coef: Coefficient = 0.0  # beta of k3 to the reference policy; 0: no reference is kept
     router_aux_coef: Coefficient = 0.0
 
@@ -110,26 +129,44 @@ class ObjectiveConfig:
         clips = self.name != "cispo" and (self.name != "espo" or self.espo_fixed_clip)
         check(
             clips or self.clip_low == self.clip_high == 0,
-            f"rl.objective.clip_low/high = {self.clip_low}/{self.clip_high}: {self.name} does not use them"
-            + (" without espo_fixed_clip; set it, or 0 for both" if self.name == "espo" else " (its bound is cispo_ratio_max); set 0 for both"),
+            f"rl.objective.clip_low/high = {self.clip_low}/{self.clip_high}: {self.name} does not"
+            " use them"
+            + (
+                " without espo_fixed_clip; set it, or 0 for both"
+                if self.name == "espo"
+                else " (its bound is cispo_ratio_max); set 0 for both"
+            ),
         )
-        check(self.dual_clip == 0 or self.dual_clip > 1, f"rl.objective.dual_clip = {self.dual_clip}: must be above 1 (0: off)")
-        check(not self.dual_clip or self.name != "cispo", f"rl.objective.dual_clip = {self.dual_clip}: cispo has no clipped term to bound; set 0")
+        check(
+            self.dual_clip == 0 or self.dual_clip > 1,
+            f"rl.objective.dual_clip = {self.dual_clip}: must be above 1 (0: off)",
+        )
+        check(
+            not self.dual_clip or self.name != "cispo",
+            f"rl.objective.dual_clip = {self.dual_clip}: cispo has no clipped term to bound; set 0",
+        )
         q = self.espo_quantiles
-        check(all(0 < x < 1 for x in q) and list(q) == sorted(set(q)), f"rl.objective.espo_quantiles = {q}: must increase strictly inside (0, 1)")
+        check(
+            all(0 < x < 1 for x in q) and list(q) == sorted(set(q)),
+            f"rl.objective.espo_quantiles = {q}: must increase strictly inside (0, 1)",
+        )
         check(
             not self.espo_every_token or not q,
-            f"rl.objective.espo_every_token: quantiles {q} would do nothing beside it; set rl.objective.espo_quantiles ()",
+            f"rl.objective.espo_every_token: quantiles {q} would do nothing beside it; set"
+            " rl.objective.espo_quantiles ()",
         )
         check(
             not self.espo_every_token or self.espo_token_form == "gspo",
-            f"rl.objective.espo_token_form = {self.espo_token_form!r} would do nothing beside espo_every_token; set 'gspo'",
+            f"rl.objective.espo_token_form = {self.espo_token_form!r} would do nothing beside"
+            " espo_every_token; set 'gspo'",
         )
 
 
 @dataclass(frozen=True)
 class CorrectionConfig:
-    """Correction of the mismatch between rollout and training probabilities (rl/correction.py): a weight outside the clip."""
+    """Correction of the mismatch between rollout and training probabilities (rl/correction.py): a
+    weight outside the clip.
+    """
 
     name: Literal["off", "tis", "icepop", "sequence"] = "off"
     tis_cap: Cap = 2.0  # C of min(rho, C); 5 in arXiv 2512.01374
@@ -140,7 +177,10 @@ class CorrectionConfig:
         check_fields(self, "rl.correction")
         for name in ("icepop_range", "sequence_range"):
             low, high = getattr(self, name)
-            check(0 < low < 1 < high, f"rl.correction.{name} = {low, high}: must enclose 1, its lower end positive")
+            check(
+                0 < low < 1 < high,
+                f"rl.correction.{name} = {low, high}: must enclose 1, its lower end positive",
+            )
 
 
 @dataclass(frozen=True)
@@ -149,12 +189,20 @@ class ZeroVarianceConfig:
 
     rl_zvp: bool = True  # stage 4: entropy-guided advantage for uniform groups
     rl_zvp_alpha: Strength = 0.1
-    select: bool = False  # stage 1: skip prompts whose recent groups were uniform (data/selection.py)
-    select_targets: tuple[Fraction, Fraction] = (1 / 12, 1 / 6)  # shares of all-right and all-wrong groups that it aims at
-    curriculum: bool = False  # instead of stage 1: prompts by the chance that their group varies, as their label's pass rate tells
-    grow_to: Samples = 0  # stage 2: a uniform group gets more samples, doubling up to so many; 0: off
-    grow_temperature: Temper = 1.0  # each doubling samples at so many times the temperature before; needs rl.correction
-    dynamic_sampling: bool = False  # DAPO's instead of stage 4: uniform groups are dropped, further prompts rolled out (train/refill.py)
+    # stage 1: skip prompts whose recent groups were uniform (data/selection.py)
+    select: bool = False
+    # shares of all-right and all-wrong groups that it aims at
+    select_targets: tuple[Fraction, Fraction] = (1 / 12, 1 / 6)
+    # instead of stage 1: prompts by the chance that their group varies, as their label's pass rate
+    # tells
+    curriculum: bool = False
+    # stage 2: a uniform group gets more samples, doubling up to so many; 0: off
+    grow_to: Samples = 0
+    # each doubling samples at so many times the temperature before; needs rl.correction
+    grow_temperature: Temper = 1.0
+    # DAPO's instead of stage 4: uniform groups are dropped, further prompts rolled out
+    # (train/refill.py)
+    dynamic_sampling: bool = False
     dynamic_batch: Repeat = 3  # prompts of one of its rounds, in times of prompts_per_step
     dynamic_rounds: Count = 10  # at most; what is still missing then is filled with uniform groups
 
@@ -162,29 +210,38 @@ class ZeroVarianceConfig:
         check_fields(self, "rl.zero_variance")
         check(
             not (self.dynamic_sampling and self.rl_zvp),
-            "rl.zero_variance.dynamic_sampling drops the uniform groups that rl_zvp learns from: switch one of them off",
+            "rl.zero_variance.dynamic_sampling drops the uniform groups that rl_zvp learns from:"
+            " switch one of them off",
         )
         check(
             not (self.select and self.curriculum),
-            "rl.zero_variance.select and rl.zero_variance.curriculum both decide which prompts are rolled out: switch one of them off",
+            "rl.zero_variance.select and rl.zero_variance.curriculum both decide which prompts are"
+            " rolled out: switch one of them off",
         )
         check(
             self.grow_temperature == 1 or self.grow_to,
-            f"rl.zero_variance.grow_temperature = {self.grow_temperature}: no group grows; set rl.zero_variance.grow_to, or 1",
+            f"rl.zero_variance.grow_temperature = {self.grow_temperature}: no group grows; set"
+            " rl.zero_variance.grow_to, or 1",
         )
         bad = [x for x in self.select_targets if not 0 < x < 1]
-        check(not bad, f"rl.zero_variance.select_targets = {self.select_targets}: must be in (0, 1)")
+        check(
+            not bad, f"rl.zero_variance.select_targets = {self.select_targets}: must be in (0, 1)"
+        )
 
 
 @dataclass(frozen=True)
 class ShapingConfig:
-    """Stage 3: penalties (rl/shaping.py). Their sum must stay below rewards.smallest_gap; all 0: off."""
+    """Stage 3: penalties (rl/shaping.py). Their sum must stay below rewards.smallest_gap; all 0:
+    off.
+    """
 
     length_penalty: Bound = 0.0  # of a right answer of max_new_tokens
     length_free_tokens: CountOrOff = 0  # up to here a right answer costs nothing
-    repetition_penalty: Bound = 0.0  # of a right answer that says nothing but what it has said before
+    # of a right answer that says nothing but what it has said before
+    repetition_penalty: Bound = 0.0
     repetition_ngram: Tokens = 4
-    overlong_penalty: Bound = 0.0  # DAPO's, of any answer of max_new_tokens; 0.5 where rewards are 0 and 1
+    # DAPO's, of any answer of max_new_tokens; 0.5 where rewards are 0 and 1
+    overlong_penalty: Bound = 0.0
     overlong_buffer_tokens: Tokens = 1  # the penalty grows over the last so many tokens
 
     @property
@@ -198,7 +255,9 @@ class ShapingConfig:
 
 @dataclass(frozen=True)
 class RLConfig:
-    """One RL step: `prompts_per_step` groups of `group_size` samples, `updates_per_rollout` x `epochs` updates."""
+    """One RL step: `prompts_per_step` groups of `group_size` samples, `updates_per_rollout` x
+    `epochs` updates.
+    """
 
     steps: Count = 100
     prompts_per_step: Batch = 32
@@ -208,7 +267,8 @@ class RLConfig:
     replay: Literal["off", "R2", "R3"] = "R3"
     buckets: tuple[Tokens, ...] = (64, 128, 256)  # sequence lengths of training batches
     micro_batch_tokens: BatchTokens = 16_384
-    normalize_std: bool = True  # divide advantages by the group's standard deviation; dr_grpo never does
+    # divide advantages by the group's standard deviation; dr_grpo never does
+    normalize_std: bool = True
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     shaping: ShapingConfig = field(default_factory=ShapingConfig)
@@ -216,8 +276,12 @@ class RLConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     save_every: CountOrOff = 50
     eval_every: CountOrOff = 0
-    one_step_off: bool = False  # the next rollout runs while this one is trained on, from the weights before; needs rl.correction
-    partial_prompts: CountOrOff = 0  # more in flight; what is not whole with the last group of a step goes on in the next; needs rl.correction
+    # the next rollout runs while this one is trained on, from the weights before; needs
+    # rl.correction
+    one_step_off: bool = False
+    # more in flight; what is not whole with the last group of a step goes on in the next; needs
+    # rl.correction
+    partial_prompts: CountOrOff = 0
     permute_rewards: bool = False  # control experiment: rewards shuffled within each group
 
     @property
@@ -227,9 +291,14 @@ class RLConfig:
 
     @property
     def prompts_per_round(self) -> int:
-        """Prompts that are rolled out together: a step's and those beyond it, or those of one round of dynamic sampling."""
+        """Prompts that are rolled out together: a step's and those beyond it, or those of one round
+        of dynamic sampling.
+        """
         zero = self.zero_variance
-        return self.prompts_per_step * (zero.dynamic_batch if zero.dynamic_sampling else 1) + self.partial_prompts
+        return (
+            self.prompts_per_step * (zero.dynamic_batch if zero.dynamic_sampling else 1)
+            + self.partial_prompts
+        )
 
     @property
     def uses_reference(self) -> bool:
@@ -238,32 +307,43 @@ class RLConfig:
 
     def validate(self) -> None:
         check_fields(self, "rl")
-        check(self.group_size >= 2, f"rl.group_size = {self.group_size}: a group-relative advantage needs at least 2 samples")
+        check(
+            self.group_size >= 2,
+            f"rl.group_size = {self.group_size}: a group-relative advantage needs at least 2"
+            " samples",
+        )
         grow_to = self.zero_variance.grow_to
         check(
             grow_to == 0 or grow_to > self.group_size,
-            f"rl.zero_variance.grow_to = {grow_to} does not exceed rl.group_size = {self.group_size}: no group could grow; raise it, or set 0",
+            f"rl.zero_variance.grow_to = {grow_to} does not exceed rl.group_size ="
+            f" {self.group_size}: no group could grow; raise it, or set 0",
         )
         check(
             self.prompts_per_step % self.updates_per_rollout == 0,
-            f"rl.prompts_per_step = {self.prompts_per_step} is not a multiple of rl.updates_per_rollout = {self.updates_per_rollout}",
+            f"rl.prompts_per_step = {self.prompts_per_step} is not a multiple of"
+            f" rl.updates_per_rollout = {self.updates_per_rollout}",
         )
         b = self.buckets
-        check(bool(b) and all(x > 1 for x in b) and list(b) == sorted(set(b)), f"rl.buckets = {b}: must increase and be above 1")
+        check(
+            bool(b) and all(x > 1 for x in b) and list(b) == sorted(set(b)),
+            f"rl.buckets = {b}: must increase and be above 1",
+        )
         samples = self.prompts_per_round * self.capacity
         check(
             samples <= MOST_SAMPLES,
-            f"rl: a round of {self.prompts_per_round} prompts with up to {self.capacity} samples each "
-            f"has {samples} samples, at most {MOST_SAMPLES} are allowed",
+            f"rl: a round of {self.prompts_per_round} prompts with up to {self.capacity} samples"
+            f" each has {samples} samples, at most {MOST_SAMPLES} are allowed",
         )
         check(
             self.zero_variance.grow_temperature == 1 or self.correction.name != "off",
-            f"rl.zero_variance.grow_temperature = {self.zero_variance.grow_temperature} samples from another policy than the one that is trained: "
-            "set rl.correction.name to 'tis', 'icepop' or 'sequence', or grow_temperature to 1",
+            f"rl.zero_variance.grow_temperature = {self.zero_variance.grow_temperature} samples"
+            " from another policy than the one that is trained: set rl.correction.name to 'tis',"
+            " 'icepop' or 'sequence', or grow_temperature to 1",
         )
         check(
             not self.one_step_off or self.correction.name != "off",
-            "rl.one_step_off samples from the weights before the last updates: set rl.correction.name to 'tis', 'icepop' or 'sequence'",
+            "rl.one_step_off samples from the weights before the last updates: set"
+            " rl.correction.name to 'tis', 'icepop' or 'sequence'",
         )
         self._validate_partial()
         self.objective.validate()
@@ -274,14 +354,22 @@ class RLConfig:
 
     def _validate_partial(self) -> None:
         key = f"rl.partial_prompts = {self.partial_prompts}"
-        check(0 <= self.partial_prompts <= self.prompts_per_step, f"{key}: must be in 0..rl.prompts_per_step = {self.prompts_per_step}")
+        check(
+            0 <= self.partial_prompts <= self.prompts_per_step,
+            f"{key}: must be in 0..rl.prompts_per_step = {self.prompts_per_step}",
+        )
         if self.partial_prompts:
             check(
                 self.correction.name != "off",
-                f"{key} trains on tokens that older weights sampled: set rl.correction.name to 'tis', 'icepop' or 'sequence'",
+                f"{key} trains on tokens that older weights sampled: set rl.correction.name to"
+                " 'tis', 'icepop' or 'sequence'",
             )
-            check(not self.zero_variance.dynamic_sampling, f"{key}: dynamic sampling has rounds of its own; use one of the two")
+            check(
+                not self.zero_variance.dynamic_sampling,
+                f"{key}: dynamic sampling has rounds of its own; use one of the two",
+            )
             check(
                 self.zero_variance.grow_temperature == 1,
-                f"{key}: rl.zero_variance.grow_temperature = {self.zero_variance.grow_temperature} would heat what goes on, too; set it to 1",
+                f"{key}: rl.zero_variance.grow_temperature = {self.zero_variance.grow_temperature}"
+                " would heat what goes on, too; set it to 1",
             )

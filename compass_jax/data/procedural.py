@@ -16,32 +16,48 @@ from compass_jax.records import stable_id
 
 logger = logging.getLogger(__name__)
 
-# these iterate over sets of text, so the same seed gives other questions in a process with another hash seed
+# these iterate over sets of text, so the same seed gives other questions in a process with another
+# hash seed
 HASH_DEPENDENT = ("isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder")
 
 
 def normalised(text: str) -> str:
-    """A text with every run of white space made one blank: what decides whether two questions are the same."""
+    """A text with every run of white space made one blank: what decides whether two questions are
+    the same.
+    """
     return " ".join(text.split())
 
 
 def open_dataset(name: str, options: dict[str, Any], **fixed: Any) -> Any:
-    """The reasoning-gym dataset `name`. Raises DataError for an unknown name or option, or a value that it refuses."""
+    """The reasoning-gym dataset `name`. Raises DataError for an unknown name or option, or a value
+    that it refuses.
+    """
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
         close = difflib.get_close_matches(name, DATASETS, n=5, cutoff=0.5)
-        hint = f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(sorted(DATASETS))}"
+        hint = (
+            f"did you mean {', '.join(close)}?"
+            if close
+            else f"known: {', '.join(sorted(DATASETS))}"
+        )
         raise DataError(f"reasoning-gym has no dataset {name!r}; {hint}")
     known = {field.name for field in dataclasses.fields(DATASETS[name][1])} - {"seed", "size"}
     for option in options:
         if option not in known:
-            raise DataError(f"reasoning-gym's {name} has no option {option!r}; its options: {', '.join(sorted(known))}")
+            raise DataError(
+                f"reasoning-gym's {name} has no option {option!r}; its options:"
+                f" {', '.join(sorted(known))}"
+            )
     try:
-        return reasoning_gym.create_dataset(name, **{key: _as_list(value) for key, value in options.items()}, **fixed)
+        return reasoning_gym.create_dataset(
+            name, **{key: _as_list(value) for key, value in options.items()}, **fixed
+        )
     except (AssertionError, TypeError, ValueError) as error:
-        raise DataError(f"reasoning-gym's {name} refuses the options {options}: {error or type(error).__name__}") from error
+        raise DataError(
+            f"reasoning-gym's {name} refuses the options {options}: {error or type(error).__name__}"
+        ) from error
 
 
 def _as_list(value: Any) -> Any:
@@ -53,20 +69,28 @@ def _as_list(value: Any) -> Any:
 def distinct_entries(source: ProceduralSource, seed: int) -> tuple[dict[str, Any], ...]:
     """`source.size` entries with distinct questions, in an order that (source, seed) fixes.
 
-    A dataset with fewer distinct questions gives those that were found: drawing ends after max(200, 4 x found)
-    draws in a row that were all known (each unseen question is then missed with probability below e^-4). That is logged.
+    A dataset with fewer distinct questions gives those that were found: drawing ends after max(200,
+    4 x found) draws in a row that were all known (each unseen question is then missed with
+    probability below e^-4). That is logged.
     """
-    if source.dataset in HASH_DEPENDENT and os.environ.get("PYTHONHASHSEED", "random") in ("", "random"):
+    if source.dataset in HASH_DEPENDENT and os.environ.get("PYTHONHASHSEED", "random") in (
+        "",
+        "random",
+    ):
         raise DataError(
-            f"reasoning-gym's {source.dataset} depends on Python's hash seed: a resumed run or another host would draw other questions; "
-            "set the environment variable PYTHONHASHSEED=0 before starting"
+            f"reasoning-gym's {source.dataset} depends on Python's hash seed: a resumed run or"
+            " another host would draw other questions; set the environment variable"
+            " PYTHONHASHSEED=0 before starting"
         )
     found: dict[str, dict[str, Any]] = {}
     repeats, chunk = 0, 0
     while len(found) < source.size and repeats < max(200, 4 * len(found)):
-        # reasoning-gym seeds entry i with seed + i: nearby seeds overlap, so each chunk hashes its own
+        # reasoning-gym seeds entry i with seed + i: nearby seeds overlap, so each chunk hashes its
+        # own
         chunk_seed = stable_id(f"{seed}\n{source.dataset}\n{source.options!r}\n{chunk}")
-        dataset = open_dataset(source.dataset, dict(source.options), seed=chunk_seed, size=max(source.size, 100))
+        dataset = open_dataset(
+            source.dataset, dict(source.options), seed=chunk_seed, size=max(source.size, 100)
+        )
         for index in range(len(dataset)):
             entry = dataset[index]
             key = normalised(entry["question"])
@@ -77,17 +101,26 @@ def distinct_entries(source: ProceduralSource, seed: int) -> tuple[dict[str, Any
         chunk += 1
     if len(found) < source.size:
         name = source.label or source.dataset
-        logger.warning("%s has only %d distinct questions with these options, %d were asked for", name, len(found), source.size)
+        logger.warning(
+            "%s has only %d distinct questions with these options, %d were asked for",
+            name,
+            len(found),
+            source.size,
+        )
     return tuple(found.values())
 
 
 def encode_item(entry: dict[str, Any]) -> str:
-    """An entry as JSON from which its scorer's view comes back whole (`rewards.verifiers.decode_item`): a tuple is written
-    {"!tuple": [...]}, a set {"!set": [...]}, an object whose keys are not all strings {"!dict": [[key, value], ...]}."""
+    """An entry as JSON from which its scorer's view comes back whole
+    (`rewards.verifiers.decode_item`): a tuple is written {"!tuple": [...]}, a set {"!set": [...]},
+    an object whose keys are not all strings {"!dict": [[key, value], ...]}."""
     try:
         return json.dumps(_tagged(entry), ensure_ascii=False)
     except TypeError as error:
-        raise DataError(f"an entry of {entry.get('metadata', {}).get('source_dataset')} cannot be written as JSON: {error}") from error
+        raise DataError(
+            f"an entry of {entry.get('metadata', {}).get('source_dataset')} cannot be written as"
+            f" JSON: {error}"
+        ) from error
 
 
 def _tagged(value: Any) -> Any:

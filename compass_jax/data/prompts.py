@@ -30,7 +30,17 @@ from compass_jax.data.stream import PromptStream
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.records import Prompt, stable_id
 
-__all__ = ["DataError", "PromptStream", "PromptTooLong", "Question", "check_lengths", "heldout_prompts", "is_heldout", "questions", "train_prompts"]
+__all__ = [
+    "DataError",
+    "PromptStream",
+    "PromptTooLong",
+    "Question",
+    "check_lengths",
+    "heldout_prompts",
+    "is_heldout",
+    "questions",
+    "train_prompts",
+]
 
 logger = logging.getLogger(__name__)
 Tell = Callable[[str], None]  # shows a person one line
@@ -42,7 +52,9 @@ class PromptTooLong(DataError):
 
 @dataclass(frozen=True)
 class Question:
-    """A question before tokenisation. `entry` is the procedural dataset's own; None for a file's row."""
+    """A question before tokenisation. `entry` is the procedural dataset's own; None for a file's
+    row.
+    """
 
     id: int
     source: int
@@ -55,8 +67,12 @@ class Question:
 
 
 def is_heldout(question: str, heldout_frac: float) -> bool:
-    """Whether a question belongs to the held-out split: a hash of its text, white space normalised, and of nothing else."""
-    digest = hashlib.blake2b(b"held-out split:" + normalised(question).encode(), digest_size=8).digest()
+    """Whether a question belongs to the held-out split: a hash of its text, white space normalised,
+    and of nothing else.
+    """
+    digest = hashlib.blake2b(
+        b"held-out split:" + normalised(question).encode(), digest_size=8
+    ).digest()
     return int.from_bytes(digest, "big") % 10_000 < heldout_frac * 10_000
 
 
@@ -83,13 +99,18 @@ def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> lis
     return found
 
 
-def _procedural(config: DataConfig, index: int, source: ProceduralSource, seed: int) -> Iterator[Question]:
+def _procedural(
+    config: DataConfig, index: int, source: ProceduralSource, seed: int
+) -> Iterator[Question]:
     label = source.label or source.dataset
     for entry in distinct_entries(source, seed):
         text = entry["question"]
         asked = f"{source.instruction}\n{text}" if source.instruction else text
-        answer = "" if entry["answer"] is None else str(entry["answer"])  # some tasks have many right answers and name none
-        yield _question(config, index, label, text, [{"role": "user", "content": asked}], answer, entry)
+        # some tasks have many right answers and name none
+        answer = "" if entry["answer"] is None else str(entry["answer"])
+        yield _question(
+            config, index, label, text, [{"role": "user", "content": asked}], answer, entry
+        )
 
 
 def _from_file(
@@ -162,13 +183,17 @@ def _question(
 
 
 def _asked(prompt: Any, where: str) -> tuple[str, list[dict[str, str]]]:
-    """(question, messages) of a row. The question of a longer conversation is all its turns but the system's."""
+    """(question, messages) of a row. The question of a longer conversation is all its turns but the
+    system's.
+    """
     if isinstance(prompt, str):
         if not prompt.strip():
             raise DataError(f"{where}: empty; delete the row or write the question")
         return prompt, [{"role": "user", "content": prompt}]
     if not isinstance(prompt, list):
-        raise DataError(f"{where}: a {type(prompt).__name__}; it must be text or a list of chat messages")
+        raise DataError(
+            f"{where}: a {type(prompt).__name__}; it must be text or a list of chat messages"
+        )
     messages = check_messages(prompt, where)
     if messages[-1]["role"] == "assistant":
         raise DataError(f"{where}: ends with an assistant message; it must end with what is asked")
@@ -177,7 +202,10 @@ def _asked(prompt: Any, where: str) -> tuple[str, list[dict[str, str]]]:
             f"{where}: no message of role 'user': nothing is asked; add one or delete the row"
         )
     refuse_blank(messages, "user", where, "nothing is asked")
-    return "\n".join(message["content"] for message in messages if message["role"] != "system"), messages
+    return (
+        "\n".join(message["content"] for message in messages if message["role"] != "system"),
+        messages,
+    )
 
 
 def _answer(answer: Any, where: str) -> str:
@@ -191,7 +219,9 @@ def _answer(answer: Any, where: str) -> str:
 
 
 def _to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prompt]:
-    encoded = tokenizer.encode_chats([question.messages for question in questions], add_generation_prompt=True)
+    encoded = tokenizer.encode_chats(
+        [question.messages for question in questions], add_generation_prompt=True
+    )
     return [
         Prompt(
             id=question.id,
@@ -214,7 +244,10 @@ def train_prompts(
     """
     chosen = [question for question in questions(config, seed, tell) if not question.heldout]
     if not chosen:
-        raise DataError(f"no training prompts: data.sources are empty, or data.heldout_frac = {config.heldout_frac} holds all of them out")
+        raise DataError(
+            "no training prompts: data.sources are empty, or data.heldout_frac ="
+            f" {config.heldout_frac} holds all of them out"
+        )
     return _to_prompts(chosen, tokenizer)
 
 
@@ -231,7 +264,10 @@ def heldout_prompts(
         return []
     available = [question for question in questions(config, seed, tell) if question.heldout]
     if not available:
-        raise DataError(f"no held-out prompts: raise data.heldout_frac = {config.heldout_frac} or the sources' sizes, or set data.eval_prompts to 0")
+        raise DataError(
+            f"no held-out prompts: raise data.heldout_frac = {config.heldout_frac} or the sources'"
+            " sizes, or set data.eval_prompts to 0"
+        )
     if len(available) < config.eval_prompts:
         tell(
             f"only {len(available)} held-out prompts are available, data.eval_prompts asks "
@@ -247,7 +283,9 @@ def heldout_prompts(
 
 
 def _shares(available: Counter[str], wanted: int) -> dict[str, int]:
-    """Largest-remainder apportionment of `wanted` over labels in proportion to what each has; ties go to the earlier label."""
+    """Largest-remainder apportionment of `wanted` over labels in proportion to what each has; ties
+    go to the earlier label.
+    """
     total = sum(available.values())
     wanted = min(wanted, total)
     shares = {label: wanted * count // total for label, count in available.items()}
@@ -263,7 +301,8 @@ def check_lengths(prompts: Sequence[Prompt], longest: int) -> None:
     if too_long:
         worst = max(too_long, key=lambda prompt: len(prompt.tokens))
         raise PromptTooLong(
-            f"{len(too_long)} of {len(prompts)} prompts are longer than the longest bucket of {longest} tokens; "
-            f"the longest has {len(worst.tokens)} tokens ({worst.label}: {worst.question!r:.120}). "
-            f"Raise the last value of rollout.prompt_buckets to {len(worst.tokens)} or drop these prompts"
+            f"{len(too_long)} of {len(prompts)} prompts are longer than the longest bucket of"
+            f" {longest} tokens; the longest has {len(worst.tokens)} tokens ({worst.label}:"
+            f" {worst.question!r:.120}). Raise the last value of rollout.prompt_buckets to"
+            f" {len(worst.tokens)} or drop these prompts"
         )

@@ -1,4 +1,6 @@
-"""Which prompts are worth a rollout: all, those whose groups varied lately (stage 1, GRESO, arXiv 2506.02177), or those that may be solved next."""
+"""Which prompts are worth a rollout: all, those whose groups varied lately (stage 1, GRESO, arXiv
+2506.02177), or those that may be solved next.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ LEAST_EXPLORED = 0.05  # chance of a prompt whose group is expected to be unifor
 class PromptSelector:
     """Every prompt, in the order of the stream. What is derived from it skips some.
 
-    Draws depend on (seed, place in the stream) alone, and what else a choice depends on is in `state`.
+    Draws depend on (seed, place in the stream) alone, and what else a choice depends on is in
+    `state`.
     """
 
     acts = False  # whether it ever skips
@@ -32,7 +35,9 @@ class PromptSelector:
         self.skipped = 0  # in the last batch
 
     def next_batch(self, stream: PromptStream, n: int) -> list[Prompt]:
-        """The next `n` prompts that are not skipped. After a whole pass without enough of them, the rest is taken as it comes."""
+        """The next `n` prompts that are not skipped. After a whole pass without enough of them, the
+        rest is taken as it comes.
+        """
         chosen: list[Prompt] = []
         self.skipped, looked_at = 0, 0
         while len(chosen) < n:
@@ -47,7 +52,9 @@ class PromptSelector:
 
     def _skips(self, prompt: Prompt, place: int) -> bool:
         chance = self.chance(prompt)
-        return chance < 1 and float(np.random.default_rng((self._seed, 17, place)).random()) >= chance
+        return (
+            chance < 1 and float(np.random.default_rng((self._seed, 17, place)).random()) >= chance
+        )
 
     def chance(self, prompt: Prompt) -> float:
         """Of a rollout, when the prompt comes."""
@@ -69,10 +76,12 @@ class PromptSelector:
 
 
 class StreakSelector(PromptSelector):
-    """Skips a prompt whose z most recent consecutive groups were uniform of one kind with probability 1 - max(p^z, 0.01).
+    """Skips a prompt whose z most recent consecutive groups were uniform of one kind with
+    probability 1 - max(p^z, 0.01).
 
-    p starts at 0.5 for each kind. After a step of the second epoch or later: if the share of that kind among the groups rolled out reaches its
-    target, p falls by 0.01 (more is skipped), else it rises; it stays in 0.05..0.95.
+    p starts at 0.5 for each kind. After a step of the second epoch or later: if the share of that
+    kind among the groups rolled out reaches its target, p falls by 0.01 (more is skipped), else it
+    rises; it stays in 0.05..0.95.
     """
 
     acts = True
@@ -107,20 +116,28 @@ class StreakSelector(PromptSelector):
 
     def state(self) -> dict[str, Any]:
         """Chances and streaks."""
-        return {"chance": dict(self._chance), "streak": {k: list(v) for k, v in self._streak.items()}}
+        return {
+            "chance": dict(self._chance),
+            "streak": {k: list(v) for k, v in self._streak.items()},
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from `state`."""
-        self._chance, self._streak = dict(state["chance"]), {k: list(v) for k, v in state["streak"].items()}
+        self._chance, self._streak = (
+            dict(state["chance"]),
+            {k: list(v) for k, v in state["streak"].items()},
+        )
 
 
 class CurriculumSelector(PromptSelector):
-    """Rolls a prompt out with the chance that its group varies: 1 - p^n - (1 - p)^n for n samples, at least 0.05.
+    """Rolls a prompt out with the chance that its group varies: 1 - p^n - (1 - p)^n for n samples,
+    at least 0.05.
 
-    p is the pass rate expected of it: (its last group's right answers + 8 q) / (that group's known answers + 8), q the pass rate of its
-    label over the last steps (memory 0.9 a step), 0.5 for a label not seen yet. Where the labels are tasks or difficulties this moves from
-    what is solved now and then to what is solved next, without a rollout of every hopeless prompt, which stage 1 needs. A pass rate is the
-    reward on a scale from `wrong_at` to `right_at`, cut to 0..1.
+    p is the pass rate expected of it: (its last group's right answers + 8 q) / (that group's known
+    answers + 8), q the pass rate of its label over the last steps (memory 0.9 a step), 0.5 for a
+    label not seen yet. Where the labels are tasks or difficulties this moves from what is solved
+    now and then to what is solved next, without a rollout of every hopeless prompt, which stage 1
+    needs. A pass rate is the reward on a scale from `wrong_at` to `right_at`, cut to 0..1.
     """
 
     acts = True
@@ -148,7 +165,9 @@ class CurriculumSelector(PromptSelector):
         low, high = self._rewards.wrong_at, self._rewards.right_at
         for prompt, found in results:
             if found.known:
-                right = found.known * min(1.0, max(0.0, (found.reward_sum / found.known - low) / (high - low)))
+                right = found.known * min(
+                    1.0, max(0.0, (found.reward_sum / found.known - low) / (high - low))
+                )
                 self._last[str(prompt.id)] = [right, float(found.known)]
                 entry = self._labels.setdefault(prompt.label, [0.0, 0.0])
                 entry[:] = [entry[0] + right, entry[1] + found.known]
@@ -159,15 +178,24 @@ class CurriculumSelector(PromptSelector):
 
     def state(self) -> dict[str, Any]:
         """Pass rates of labels and prompts."""
-        return {"labels": {k: list(v) for k, v in self._labels.items()}, "last": {k: list(v) for k, v in self._last.items()}}
+        return {
+            "labels": {k: list(v) for k, v in self._labels.items()},
+            "last": {k: list(v) for k, v in self._last.items()},
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from `state`."""
-        self._labels, self._last = ({k: list(v) for k, v in state[name].items()} for name in ("labels", "last"))
+        self._labels, self._last = (
+            {k: list(v) for k, v in state[name].items()} for name in ("labels", "last")
+        )
 
 
 def prompt_selector(config: RLConfig, rewards: RewardConfig, seed: int) -> PromptSelector:
     """The selector that the configuration asks for."""
     if config.zero_variance.select:
         return StreakSelector(config.zero_variance, seed)
-    return CurriculumSelector(config.group_size, rewards, seed) if config.zero_variance.curriculum else PromptSelector(seed)
+    return (
+        CurriculumSelector(config.group_size, rewards, seed)
+        if config.zero_variance.curriculum
+        else PromptSelector(seed)
+    )

@@ -1,7 +1,8 @@
-"""Supervised examples: conversations from JSONL files, and worked solutions of procedural training questions.
+"""Supervised examples: conversations from JSONL files, and worked solutions of procedural training
+questions.
 
-Exact duplicates, examples longer than the longest bucket and examples that ask a held-out question are left out and
-counted. RL may train on the same questions; the held-out ones are in neither.
+Exact duplicates, examples longer than the longest bucket and examples that ask a held-out question
+are left out and counted. RL may train on the same questions; the held-out ones are in neither.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class SFTExample:
-    """One conversation. `mask` selects the assistant's tokens, end tokens included: those are learnt."""
+    """One conversation. `mask` selects the assistant's tokens, end tokens included: those are
+    learnt.
+    """
 
     tokens: np.ndarray  # int32 [t]
     mask: np.ndarray  # bool [t]
@@ -38,7 +41,9 @@ class SFTExample:
     @property
     def key(self) -> str:
         """The same for equal token sequences and masks only."""
-        return hashlib.blake2b(self.tokens.tobytes() + self.mask.tobytes(), digest_size=16).hexdigest()
+        return hashlib.blake2b(
+            self.tokens.tobytes() + self.mask.tobytes(), digest_size=16
+        ).hexdigest()
 
 
 class ExampleStream(ShuffledStream[SFTExample]):
@@ -57,17 +62,27 @@ def sft_examples(
 ) -> tuple[list[SFTExample], dict[str, int]]:
     """The examples of `config.sft` and what was counted on the way.
 
-    Counts: examples, duplicates, too_long, heldout (the last three are left out), tokens, assistant_tokens,
-    and "from/<label>" for each label, before any repeat. `tell` gets a line for what is left out.
-    Raises DataError for a file or label that cannot be used, or if nothing is left.
+    Counts: examples, duplicates, too_long, heldout (the last three are left out), tokens,
+    assistant_tokens, and "from/<label>" for each label, before any repeat. `tell` gets a line for
+    what is left out. Raises DataError for a file or label that cannot be used, or if nothing is
+    left.
     """
     pool = questions(config.data, config.seed, tell)
-    asked = {key for question in pool if question.heldout for key in (normalised(question.text), normalised(question.messages[-1]["content"]))}
+    asked = {
+        key
+        for question in pool
+        if question.heldout
+        for key in (normalised(question.text), normalised(question.messages[-1]["content"]))
+    }
     counts: Counter[str] = Counter(duplicates=0, too_long=0, heldout=0)
     seen: set[str] = set()
     examples: list[SFTExample] = []
     rows = [*_from_files(config.sft.files), *_procedural(config, pool, tell)]
-    allowed = [row for row in rows if not any(m["role"] == "user" and normalised(m["content"]) in asked for m in row[2])]
+    allowed = [
+        row
+        for row in rows
+        if not any(m["role"] == "user" and normalised(m["content"]) in asked for m in row[2])
+    ]
     counts["heldout"] = len(rows) - len(allowed)
     encoded = tokenizer.encode_examples([messages for _, _, messages, _ in allowed])
     for where, label, _, times in allowed:
@@ -83,7 +98,11 @@ def sft_examples(
             examples += [example] * times
             counts[f"from/{label}"] += 1
         seen.add(example.key)
-    counts.update(examples=len(examples), tokens=sum(len(e.tokens) for e in examples), assistant_tokens=sum(int(e.mask.sum()) for e in examples))
+    counts.update(
+        examples=len(examples),
+        tokens=sum(len(e.tokens) for e in examples),
+        assistant_tokens=sum(int(e.mask.sum()) for e in examples),
+    )
     _check_any(config, counts, tell)
     return examples, dict(counts)
 
@@ -91,9 +110,10 @@ def sft_examples(
 def _check_any(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
     if not counts["examples"]:
         raise DataError(
-            f"no SFT examples are left of sft.files = {config.sft.files}, sft.procedural = {config.sft.procedural} "
-            f"and sft.answers = {config.sft.answers}: "
-            f"{counts['too_long']} are longer than sft.buckets[-1] = {config.sft.buckets[-1]} tokens, {counts['heldout']} ask a held-out question"
+            f"no SFT examples are left of sft.files = {config.sft.files}, sft.procedural ="
+            f" {config.sft.procedural} and sft.answers = {config.sft.answers}: {counts['too_long']}"
+            f" are longer than sft.buckets[-1] = {config.sft.buckets[-1]} tokens,"
+            f" {counts['heldout']} ask a held-out question"
         )
     if counts["duplicates"]:
         tell(f"{counts['duplicates']} SFT examples repeat an earlier one and are left out")
@@ -115,14 +135,19 @@ def _from_files(paths: Iterable[str]) -> Iterator[tuple[str, str, Messages, int]
             messages = check_messages(row["messages"], where)
             refuse_blank(messages, "assistant", where, "an empty answer would be learnt")
             if not any(message["role"] == "assistant" for message in messages):
-                raise DataError(f"{where}: no assistant message: there is nothing to learn from; add one or delete the row")
+                raise DataError(
+                    f"{where}: no assistant message: there is nothing to learn from; add one or"
+                    " delete the row"
+                )
             yield where, label, messages, 1
 
 
 def _procedural(
     config: RunConfig, pool: Sequence[Question], tell: Tell
 ) -> Iterator[tuple[str, str, Messages, int]]:
-    """Worked solutions, then bare answers, of the first training questions of each named label; and how often each comes."""
+    """Worked solutions, then bare answers, of the first training questions of each named label; and
+    how often each comes.
+    """
     datasets: dict[str, set[str]] = {}  # of each label; two sources may share one
     for source in config.data.sources:
         if isinstance(source, ProceduralSource):
@@ -132,21 +157,36 @@ def _procedural(
         for i, (label, wanted, times) in enumerate(wanted_of):
             where = f"sft.{key}[{i}] ({label!r})"
             if label not in datasets:
-                raise DataError(f"{where}: no procedural data source has this label; labels: {', '.join(sorted(datasets)) or 'none'}")
+                raise DataError(
+                    f"{where}: no procedural data source has this label; labels:"
+                    f" {', '.join(sorted(datasets)) or 'none'}"
+                )
             unknown = datasets[label] - set(known_datasets())
             if unknown and key == "procedural":
-                raise DataError(f"{where}: no worked solutions for {', '.join(sorted(unknown))}; there are some for: {', '.join(known_datasets())}")
+                raise DataError(
+                    f"{where}: no worked solutions for {', '.join(sorted(unknown))}; there are some"
+                    f" for: {', '.join(known_datasets())}"
+                )
             for question in _first(pool, label, wanted, where, tell):
                 bare = f"<{tag}>{question.answer}</{tag}>" if tag else question.answer
                 dataset = config.data.sources[question.source].dataset
                 solution = worked_solution(dataset, question.entry) if key == "procedural" else bare
-                yield where, label, [*question.messages, {"role": "assistant", "content": solution}], times
+                yield (
+                    where,
+                    label,
+                    [*question.messages, {"role": "assistant", "content": solution}],
+                    times,
+                )
 
 
 def _first(
     pool: Sequence[Question], label: str, wanted: int, where: str, tell: Tell
 ) -> list[Question]:
-    chosen = [question for question in pool if question.label == label and question.entry is not None and not question.heldout][:wanted]
+    chosen = [
+        question
+        for question in pool
+        if question.label == label and question.entry is not None and not question.heldout
+    ][:wanted]
     if len(chosen) < wanted:
         tell(
             f"{where}: only {len(chosen)} training questions are available, {wanted} were asked for"

@@ -1,4 +1,6 @@
-"""The order of training items: shuffled anew each epoch by grain, and continued exactly after a restart."""
+"""The order of training items: shuffled anew each epoch by grain, and continued exactly after a
+restart.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ T = TypeVar("T")
 class ShuffledStream(Generic[T]):
     """Endless passes over `items`, each in an order of its own, drawn from `seed`.
 
-    `keys` identify the items: a state is restored only over the same items in the same order, or the continuation
-    would not be the one that was interrupted.
+    `keys` identify the items: a state is restored only over the same items in the same order, or
+    the continuation would not be the one that was interrupted.
     """
 
     def __init__(self, items: Sequence[T], keys: Iterable[str], seed: int):
@@ -47,23 +49,36 @@ class ShuffledStream(Generic[T]):
         return self._position / len(self._items)
 
     def take(self, n: int) -> list[tuple[T, int]]:
-        """The next `n` items, each with the number of its pass (0 in the first): how often it was given out before."""
-        taken = [(self._items[self._order[i]], i // len(self._items)) for i in range(self._position, self._position + n)]
+        """The next `n` items, each with the number of its pass (0 in the first): how often it was
+        given out before.
+        """
+        taken = [
+            (self._items[self._order[i]], i // len(self._items))
+            for i in range(self._position, self._position + n)
+        ]
         self._position += n
         return taken
 
     def state(self) -> dict[str, Any]:
         """Where the stream stands, as JSON."""
-        return {"position": self._position, "seed": self._seed, "items": len(self._items), "fingerprint": self._fingerprint}
+        return {
+            "position": self._position,
+            "seed": self._seed,
+            "items": len(self._items),
+            "fingerprint": self._fingerprint,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from `state`. Raises DataError if it was taken over other items or with another seed."""
+        """Continues from `state`. Raises DataError if it was taken over other items or with another
+        seed.
+        """
         now = self.state()
         for name in ("seed", "items", "fingerprint"):
             if state[name] != now[name]:
                 raise DataError(
-                    f"the checkpoint's data differ from this run's: {name} was {state[name]!r} and is {now[name]!r}; "
-                    "restore the run's data sources and seed, or start a new run"
+                    f"the checkpoint's data differ from this run's: {name} was {state[name]!r} and"
+                    f" is {now[name]!r}; restore the run's data sources and seed, or start a"
+                    " new run"
                 )
         self._position = int(state["position"])
 
@@ -71,21 +86,33 @@ class ShuffledStream(Generic[T]):
 class PromptStream(ShuffledStream[tuple[Prompt, int, int]]):
     """Training prompts in a shuffled order; `visit` of each counts its earlier rollouts.
 
-    repeats: how often a prompt of each data source comes in one pass (by source index; None: once). Every repeat is a visit
-    of its own, so that it draws samples of its own.
+    repeats: how often a prompt of each data source comes in one pass (by source index; None: once).
+    Every repeat is a visit of its own, so that it draws samples of its own.
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, repeats: Sequence[int] | None = None):
-        items = [(p, copy, n) for p in prompts for n in (1 if repeats is None else repeats[p.source],) for copy in range(n)]
-        super().__init__(items, (f"{p.id} {p.tokens.tolist()} {p.answer}" for p, _, _ in items), seed)
+        items = [
+            (p, copy, n)
+            for p in prompts
+            for n in (1 if repeats is None else repeats[p.source],)
+            for copy in range(n)
+        ]
+        super().__init__(
+            items, (f"{p.id} {p.tokens.tolist()} {p.answer}" for p, _, _ in items), seed
+        )
 
     def find(self, prompt_id: int, visit: int) -> Prompt:
         """A prompt by its id, at a visit. Raises DataError where there is none."""
         found = next((prompt for prompt, _, _ in self._items if prompt.id == prompt_id), None)
         if found is None:
-            raise DataError(f"the checkpoint has samples of a prompt with id {prompt_id}, which this run's data lack: restore its sources")
+            raise DataError(
+                f"the checkpoint has samples of a prompt with id {prompt_id}, which this run's data"
+                " lack: restore its sources"
+            )
         return found.at_visit(visit)
 
     def next_batch(self, n: int) -> list[Prompt]:
         """The next `n` prompts, each at its visit."""
-        return [prompt.at_visit(visit * copies + copy) for (prompt, copy, copies), visit in self.take(n)]
+        return [
+            prompt.at_visit(visit * copies + copy) for (prompt, copy, copies), visit in self.take(n)
+        ]

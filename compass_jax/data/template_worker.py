@@ -1,9 +1,10 @@
-"""The process that renders chat templates: nothing that a template does ends, hangs or fills the process that asked.
+"""The process that renders chat templates: nothing that a template does ends, hangs or fills the
+process that asked.
 
     python -m compass_jax.data.template_worker PARENT
 
-It reads requests from the socket that is its standard input and writes one answer to each. A frame is its length (4 bytes,
-big-endian) and that many bytes of JSON:
+It reads requests from the socket that is its standard input and writes one answer to each. A frame
+is its length (4 bytes, big-endian) and that many bytes of JSON:
 
     {"template": text, "variables": {name: text}, "conversations": [messages, ...],
      "jobs": [[conversation, messages of it, add_generation_prompt], ...]}
@@ -39,7 +40,9 @@ _WORDS = 500  # characters of an error's text
 
 
 def read_frame(connection: socket.socket) -> bytes:
-    """The next frame. Raises EOFError at the end of the stream, ValueError for one that is longer than MOST_FRAME."""
+    """The next frame. Raises EOFError at the end of the stream, ValueError for one that is longer
+    than MOST_FRAME.
+    """
     (size,) = struct.unpack(">I", _exactly(connection, 4))
     if size > MOST_FRAME:
         raise ValueError(f"a frame of {size} bytes")
@@ -63,24 +66,35 @@ def write_frame(connection: socket.socket, data: bytes) -> None:
 
 
 def environment() -> jinja2.Environment:
-    """The environment of transformers' chat templates: sandboxed, immutable, blocks trimmed, loop controls."""
+    """The environment of transformers' chat templates: sandboxed, immutable, blocks trimmed, loop
+    controls.
+    """
 
     def raise_exception(message: str) -> None:
         raise jinja2.exceptions.TemplateError(str(message))
 
     def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
         return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
         )
 
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    made.globals = {name: made.globals[name] for name in KEPT} | {"raise_exception": raise_exception}
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    made.globals = {name: made.globals[name] for name in KEPT} | {
+        "raise_exception": raise_exception
+    }
     made.filters["tojson"] = tojson
     return made
 
 
 def answers(request: dict[str, Any], compiled: Callable[[str], jinja2.Template]) -> list[list[Any]]:
-    """[true, text] or [false, why not] for each job of a request, up to one of too long a text: [null, that].
+    """[true, text] or [false, why not] for each job of a request, up to one of too long a text:
+    [null, that].
 
     MemoryError passes through.
     """
@@ -92,7 +106,10 @@ def answers(request: dict[str, Any], compiled: Callable[[str], jinja2.Template])
                 messages=messages, add_generation_prompt=prompt, **request["variables"]
             )
             if len(text) > MOST_TEXT:
-                return [*found, [None, f"it writes {len(text):,} characters, more than {MOST_TEXT:,}"]]
+                return [
+                    *found,
+                    [None, f"it writes {len(text):,} characters, more than {MOST_TEXT:,}"],
+                ]
             found.append([True, text])
         except MemoryError:
             raise

@@ -1,4 +1,6 @@
-"""Chat templates rendered in a process of their own (template_worker.py), with limits on time, memory and output."""
+"""Chat templates rendered in a process of their own (template_worker.py), with limits on time,
+memory and output.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from compass_jax.data.template_worker import CPU_S, MEMORY, MOST_FRAME, OUT_OF_MEMORY, read_frame, write_frame
+from compass_jax.data.template_worker import (
+    CPU_S,
+    MEMORY,
+    MOST_FRAME,
+    OUT_OF_MEMORY,
+    read_frame,
+    write_frame,
+)
 
 WALL_S = 60.0  # of one request: the processor time ends it first, unless the machine is very busy
 TOGETHER = 256  # jobs in one request
@@ -26,7 +35,9 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class TemplateFailure(ValueError):
-    """A template did not render a conversation: it refused it, failed, or ran into a limit. The message says which."""
+    """A template did not render a conversation: it refused it, failed, or ran into a limit. The
+    message says which.
+    """
 
 
 class TemplateLimit(TemplateFailure):
@@ -34,7 +45,9 @@ class TemplateLimit(TemplateFailure):
 
 
 class Job(NamedTuple):
-    """The first `count` messages of a conversation, with or without the opening of the assistant's turn."""
+    """The first `count` messages of a conversation, with or without the opening of the assistant's
+    turn.
+    """
 
     messages: Messages
     count: int
@@ -51,19 +64,29 @@ class _Process:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", "compass_jax.data.template_worker", str(os.getpid())]
-        passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ}
+        passed = {
+            name: os.environ[name]
+            for name in ("PATH", "LD_LIBRARY_PATH", "LANG")
+            if name in os.environ
+        }
         passed["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         with theirs:
             process = subprocess.Popen(
-                command, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=passed,
+                command,
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=passed,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         ours.settimeout(WALL_S)
         self.process, self.connection = process, ours
         self.end = weakref.finalize(self, _end, process, ours)
 
     def ask(self, request: bytes) -> list[list[Any]]:
-        """The worker's answers. Raises TemplateLimit or _Ended where it gave none; it is gone then."""
+        """The worker's answers. Raises TemplateLimit or _Ended where it gave none; it is
+        gone then.
+        """
         try:
             write_frame(self.connection, request)
             return json.loads(read_frame(self.connection))
@@ -92,7 +115,9 @@ def _failure(status: int | None) -> Exception:
 
 
 class Renderer:
-    """Renders chat templates, from any thread: one request at a time, by one worker that is started when it is needed."""
+    """Renders chat templates, from any thread: one request at a time, by one worker that is started
+    when it is needed.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -101,7 +126,9 @@ class Renderer:
     def render(
         self, template: str, variables: Mapping[str, str], jobs: Sequence[Job]
     ) -> list[str | TemplateFailure]:
-        """The text of each job, or why there is none. After a job that ran into a limit the later ones are not tried: they have its failure."""
+        """The text of each job, or why there is none. After a job that ran into a limit the later
+        ones are not tried: they have its failure.
+        """
         found: list[str | TemplateFailure] = []
         for part in _parts(jobs):
             found += self._part(template, variables, part)
@@ -134,12 +161,16 @@ class Renderer:
             "template": template,
             "variables": dict(variables),
             "conversations": [list(messages) for messages in conversations.values()],
-            "jobs": [[number[id(job.messages)], job.count, job.add_generation_prompt] for job in jobs],
+            "jobs": [
+                [number[id(job.messages)], job.count, job.add_generation_prompt] for job in jobs
+            ],
         }
         try:
             data = json.dumps(request).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise TemplateLimit(f"they cannot be written as JSON ({type(error).__name__}: {error})") from error
+            raise TemplateLimit(
+                f"they cannot be written as JSON ({type(error).__name__}: {error})"
+            ) from error
         if len(data) > MOST_FRAME:
             raise TemplateLimit(f"they have more than {MOST_CHARS:,} characters")
         with self._lock:
@@ -152,7 +183,8 @@ class Renderer:
         while True:
             fresh = self._process is None
             process = self._process or _Process()
-            self._process = None  # until the exchange is whole: an interrupt would leave half a frame
+            # until the exchange is whole: an interrupt would leave half a frame
+            self._process = None
             try:
                 answers = process.ask(data)
             except _Ended as ended:
@@ -168,7 +200,12 @@ def _parts(jobs: Sequence[Job]) -> Iterator[list[Job]]:
     size = 0
     for job in jobs:
         part.append(job)
-        size += sum(len(value) for message in job.messages for value in message.values() if isinstance(value, str))
+        size += sum(
+            len(value)
+            for message in job.messages
+            for value in message.values()
+            if isinstance(value, str)
+        )
         if len(part) >= TOGETHER or size >= TOGETHER_CHARS:
             yield part
             part, size = [], 0

@@ -1,9 +1,10 @@
 """Text to ids and back: a Hugging Face tokenizer folder, read with `tokenizers` and `jinja2` alone.
 
-`encode` never adds special tokens by itself: what a model sees is what the chat template writes, so that a prompt's
-tokens are the same in SFT, in the rollout and in the exported model. A folder is what somebody else wrote: it is
-tried before it is used (tokenizer_probe.py), its template is rendered elsewhere (templates.py), and what messages
-hold is never a control token (control_tokens.py).
+`encode` never adds special tokens by itself: what a model sees is what the chat template writes, so
+that a prompt's tokens are the same in SFT, in the rollout and in the exported model. A folder is
+what somebody else wrote: it is tried before it is used (tokenizer_probe.py), its template is
+rendered elsewhere (templates.py), and what messages hold is never a control token
+(control_tokens.py).
 """
 
 from __future__ import annotations
@@ -41,66 +42,93 @@ class TokenizerError(ValueError):
 class Tokenizer:
     """A Hugging Face tokenizer: `tokenizer.json`, `tokenizer_config.json` and a chat template.
 
-    `eos_id` ends a turn, `pad_id` fills batches (the end token's id where the folder names no pad token). `vocab_size` is the
-    largest id + 1: ids may have holes.
+    `eos_id` ends a turn, `pad_id` fills batches (the end token's id where the folder names no pad
+    token). `vocab_size` is the largest id + 1: ids may have holes.
     """
 
-    def __init__(self, backend: Any, specials: dict[str, str], chat_template: str | None, folder: str):
+    def __init__(
+        self, backend: Any, specials: dict[str, str], chat_template: str | None, folder: str
+    ):
         self._backend = backend
         self._specials = specials
         self._chat_template = chat_template
         self._folder = folder
-        self._control = ControlTokens(backend, {name: t for name, t in specials.items() if backend.token_to_id(t) is not None})
-        self.vocab_size: int = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._control = ControlTokens(
+            backend, {name: t for name, t in specials.items() if backend.token_to_id(t) is not None}
+        )
+        self.vocab_size: int = 1 + max(
+            backend.get_vocab(with_added_tokens=True).values(), default=-1
+        )
         self.eos_id = self._special_id("eos_token")
         self.pad_id = self._special_id("pad_token") if "pad_token" in specials else self.eos_id
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """Reads a folder. Raises TokenizerError where a file is missing, cannot be read, or cannot be right; the message names it."""
+        """Reads a folder. Raises TokenizerError where a file is missing, cannot be read, or cannot
+        be right; the message names it.
+        """
         from tokenizers import Tokenizer as Backend
 
         folder = Path(folder)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             if not (folder / name).is_file():
-                raise TokenizerError(f"{folder / name} does not exist: data.tokenizer must be a folder with tokenizer.json and tokenizer_config.json")
+                raise TokenizerError(
+                    f"{folder / name} does not exist: data.tokenizer must be a folder with"
+                    " tokenizer.json and tokenizer_config.json"
+                )
         text = read_text(folder / "tokenizer.json", error=TokenizerError)
         if problem := problem_of(text):
             file = folder / "tokenizer.json"
-            raise TokenizerError(f"{file} is not a tokenizer to rely on: {problem}; use the one that the model was published with")
+            raise TokenizerError(
+                f"{file} is not a tokenizer to rely on: {problem}; use the one that the model was"
+                " published with"
+            )
         config = read_json(folder / "tokenizer_config.json", error=TokenizerError)
         specials = _special_tokens(folder, config)
         backend = Backend.from_str(text)
         backend.no_truncation()  # as transformers does: a file may have been saved with either
         backend.no_padding()
         known = backend.get_vocab(with_added_tokens=True).keys()
-        known -= {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+        known -= {
+            token.content for token in backend.get_added_tokens_decoder().values() if token.special
+        }
         named = [*specials.values(), *_additional(folder, config)]
-        backend.add_special_tokens([token for token in named if token in known])  # they may be plain entries
+        # they may be plain entries
+        backend.add_special_tokens([token for token in named if token in known])
         return cls(backend, specials, _chat_template(folder, config), str(folder))
 
     @classmethod
     def for_model(cls, folder: str | Path, vocab_size: int) -> Tokenizer:
-        """`load`, for a model with `vocab_size` rows. Raises TokenizerError where the folder has ids beyond them, too."""
+        """`load`, for a model with `vocab_size` rows. Raises TokenizerError where the folder has
+        ids beyond them, too.
+        """
         tokenizer = cls.load(folder)
         if tokenizer.vocab_size > vocab_size:
             raise TokenizerError(
-                f"the tokenizer {folder} has ids up to {tokenizer.vocab_size - 1}, and the model has rows for {vocab_size} ids: "
-                "name the tokenizer that belongs to the model, or raise model.vocab_size"
+                f"the tokenizer {folder} has ids up to {tokenizer.vocab_size - 1}, and the model"
+                f" has rows for {vocab_size} ids: name the tokenizer that belongs to the model, or"
+                " raise model.vocab_size"
             )
         return tokenizer
 
     def _special_id(self, name: str) -> int:
         token = self._specials.get(name)
         if token is None:
-            raise TokenizerError(f"{self._folder}/tokenizer_config.json names no {name}: generation could not end; add one")
+            raise TokenizerError(
+                f"{self._folder}/tokenizer_config.json names no {name}: generation could not end;"
+                " add one"
+            )
         index = self._backend.token_to_id(token)
         if index is None:
-            raise TokenizerError(f"{self._folder}/tokenizer_config.json names {name} {token!r}, which is not in tokenizer.json")
+            raise TokenizerError(
+                f"{self._folder}/tokenizer_config.json names {name} {token!r}, which is not in"
+                " tokenizer.json"
+            )
         return index
 
     def encode(self, text: str, trusted: bool = True) -> list[int]:
-        """Ids of a text. Special tokens are recognised where the text spells them, and never added; not `trusted`: they are text, too.
+        """Ids of a text. Special tokens are recognised where the text spells them, and never added;
+        not `trusted`: they are text, too.
 
         Raises TokenizerError for a text that cannot be encoded (half a character, say).
         """
@@ -113,49 +141,77 @@ class Tokenizer:
         try:
             return encode()
         except ControlTokenError as error:
-            raise TokenizerError(f"the tokenizer {self._folder} refuses these messages: {error}") from error
+            raise TokenizerError(
+                f"the tokenizer {self._folder} refuses these messages: {error}"
+            ) from error
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # bare Exceptions, and panics, which are none
-            raise TokenizerError(f"the tokenizer {self._folder} cannot encode {text[:80]!r}: {error}") from error
+            raise TokenizerError(
+                f"the tokenizer {self._folder} cannot encode {text[:80]!r}: {error}"
+            ) from error
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids, special tokens left out. Never raises: ids outside the vocabulary (the padded columns of an
-        LM head) are dropped, bytes that are not UTF-8 become U+FFFD."""
-        return self._backend.decode([i for i in map(int, ids) if 0 <= i < self.vocab_size], skip_special_tokens=True)
+        """Text of ids, special tokens left out. Never raises: ids outside the vocabulary (the
+        padded columns of an LM head) are dropped, bytes that are not UTF-8 become U+FFFD."""
+        return self._backend.decode(
+            [i for i in map(int, ids) if 0 <= i < self.vocab_size], skip_special_tokens=True
+        )
 
     @cached_property
     def longest(self) -> int:
-        """Characters of the longest token, as the vocabulary spells it: no token stands for more of a text."""
+        """Characters of the longest token, as the vocabulary spells it: no token stands for more of
+        a text.
+        """
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     def byte_of(self, token: int) -> int | None:
-        """The byte that a token of a byte-level vocabulary stands for, where it is one byte; None otherwise."""
+        """The byte that a token of a byte-level vocabulary stands for, where it is one byte; None
+        otherwise.
+        """
         spelling = self._backend.id_to_token(int(token))
         return self._bytes.get(spelling) if spelling is not None else None
 
     @cached_property
     def _bytes(self) -> dict[str, int]:
-        """Byte-level BPE spells a byte as its own character where that is printable, and by the characters from 256 on otherwise."""
-        own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+        """Byte-level BPE spells a byte as its own character where that is printable, and by the
+        characters from 256 on otherwise.
+        """
+        own = [
+            *range(ord("!"), ord("~") + 1),
+            *range(ord("¡"), ord("¬") + 1),
+            *range(ord("®"), ord("ÿ") + 1),
+        ]
         others = [b for b in range(256) if b not in set(own)]
         return {chr(b): b for b in own} | {chr(256 + i): b for i, b in enumerate(others)}
 
-    def _rendered(self, conversations: Sequence[Messages], jobs: Sequence[tuple[int, int, bool]], trusted: bool) -> list[Any]:
-        """The text of each job (conversation, messages of it, add_generation_prompt), or the TokenizerError that it ends in.
+    def _rendered(
+        self,
+        conversations: Sequence[Messages],
+        jobs: Sequence[tuple[int, int, bool]],
+        trusted: bool,
+    ) -> list[Any]:
+        """The text of each job (conversation, messages of it, add_generation_prompt), or the
+        TokenizerError that it ends in.
 
-        A text is a str, or a `_Hidden` one where the messages spell control tokens and are not `trusted`.
+        A text is a str, or a `_Hidden` one where the messages spell control tokens and are not
+        `trusted`.
         """
         if self._chat_template is None:
             raise TokenizerError(f"{self._folder} has no chat template: add chat_template.jinja")
         shown = [messages if trusted else self._hide(messages) for messages in conversations]
-        made = [Job([], 0, False) if isinstance(shown[c], TokenizerError) else Job(shown[c], n, add) for c, n, add in jobs]
+        made = [
+            Job([], 0, False) if isinstance(shown[c], TokenizerError) else Job(shown[c], n, add)
+            for c, n, add in jobs
+        ]
         found: list[Any] = renderer().render(self._chat_template, self._specials, made)
         for i, (c, _, _) in enumerate(jobs):
             if isinstance(shown[c], TokenizerError):
                 found[i] = shown[c]
             elif isinstance(found[i], TemplateFailure):
-                found[i] = TokenizerError(f"the chat template of {self._folder} refuses these messages: {found[i]}")
+                found[i] = TokenizerError(
+                    f"the chat template of {self._folder} refuses these messages: {found[i]}"
+                )
             elif not trusted and shown[c] is not conversations[c]:
                 found[i] = _Hidden(found[i])
         return found
@@ -172,74 +228,119 @@ class Tokenizer:
             return self._encoded(text, lambda: self._control.encode(text))
         return self.encode(text)
 
-    def apply_chat_template(self, messages: Messages, add_generation_prompt: bool, trusted: bool = False) -> str:
-        """The conversation as text; with the opening of the assistant's turn if `add_generation_prompt`.
+    def apply_chat_template(
+        self, messages: Messages, add_generation_prompt: bool, trusted: bool = False
+    ) -> str:
+        """The conversation as text; with the opening of the assistant's turn if
+        `add_generation_prompt`.
 
-        Raises TokenizerError with the template's own words if it refuses the messages, and where it fails or takes
-        too long. `trusted`: see `encode_chat`.
+        Raises TokenizerError with the template's own words if it refuses the messages, and where it
+        fails or takes too long. `trusted`: see `encode_chat`.
         """
-        text = _good(self._rendered([messages], [(0, len(_list(messages)), add_generation_prompt)], trusted)[0])
+        text = _good(
+            self._rendered([messages], [(0, len(_list(messages)), add_generation_prompt)], trusted)[
+                0
+            ]
+        )
         return ControlTokens.shown(text) if isinstance(text, _Hidden) else text
 
-    def encode_chat(self, messages: Messages, add_generation_prompt: bool, trusted: bool = False) -> list[int]:
-        """Ids of `apply_chat_template`. What the messages hold is text, whatever it spells; only the template's own markers are
-        control tokens. `trusted`: spellings in the messages are control tokens, too."""
+    def encode_chat(
+        self, messages: Messages, add_generation_prompt: bool, trusted: bool = False
+    ) -> list[int]:
+        """Ids of `apply_chat_template`. What the messages hold is text, whatever it spells; only
+        the template's own markers are control tokens. `trusted`: spellings in the messages are
+        control tokens, too."""
         return self.encode_chats([messages], add_generation_prompt, trusted)[0]
 
-    def encode_chats(self, conversations: Sequence[Messages], add_generation_prompt: bool, trusted: bool = False) -> list[list[int]]:
+    def encode_chats(
+        self, conversations: Sequence[Messages], add_generation_prompt: bool, trusted: bool = False
+    ) -> list[list[int]]:
         """`encode_chat` of many conversations, rendered together: faster than one by one."""
-        jobs = [(i, len(_list(messages)), add_generation_prompt) for i, messages in enumerate(conversations)]
+        jobs = [
+            (i, len(_list(messages)), add_generation_prompt)
+            for i, messages in enumerate(conversations)
+        ]
         found = []
-        for messages, text in zip(conversations, self._rendered(conversations, jobs, trusted), strict=True):
+        for messages, text in zip(
+            conversations, self._rendered(conversations, jobs, trusted), strict=True
+        ):
             try:
                 found.append(self._ids(_good(text)))
                 if messages and not found[-1]:
-                    raise TokenizerError(f"the chat template of {self._folder} makes nothing of these messages: no token is left")
+                    raise TokenizerError(
+                        f"the chat template of {self._folder} makes nothing of these messages: no"
+                        " token is left"
+                    )
             except TokenizerError as error:
                 if len(conversations) == 1:
                     raise
                 raise TokenizerError(f"{error}; they are {str(list(messages))[:200]}") from error
         return found
 
-    def encode_example(self, messages: Messages, trusted: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def encode_example(
+        self, messages: Messages, trusted: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(tokens int32 [t], mask bool [t]): a conversation, and which tokens the assistant wrote.
 
-        The mask covers each assistant message's content and its end token, nothing else. What precedes an assistant
-        message is encoded on its own, so it has the ids that the rollout's prompt has. Nothing follows the last end token.
-        `trusted`: see `encode_chat`.
+        The mask covers each assistant message's content and its end token, nothing else. What
+        precedes an assistant message is encoded on its own, so it has the ids that the rollout's
+        prompt has. Nothing follows the last end token. `trusted`: see `encode_chat`.
 
         Raises:
-            TokenizerError: there is no assistant message; the template rewrites earlier turns or does not close an
+            TokenizerError: there is no assistant message; the template rewrites earlier turns or
+                does not close an
                 assistant message with the end token (the message's index is named).
         """
         return next(self.encode_examples([messages], trusted))
 
-    def encode_examples(self, conversations: Sequence[Messages], trusted: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """`encode_example` of many conversations, rendered together; what is wrong with one is raised when it is reached."""
-        turns = [[i for i, m in enumerate(_list(messages)) if m.get("role") == "assistant"] for messages in conversations]
-        jobs = [(c, i + answered, not answered) for c, found in enumerate(turns) for i in found for answered in (False, True)]
+    def encode_examples(
+        self, conversations: Sequence[Messages], trusted: bool = False
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """`encode_example` of many conversations, rendered together; what is wrong with one is
+        raised when it is reached.
+        """
+        turns = [
+            [i for i, m in enumerate(_list(messages)) if m.get("role") == "assistant"]
+            for messages in conversations
+        ]
+        jobs = [
+            (c, i + answered, not answered)
+            for c, found in enumerate(turns)
+            for i in found
+            for answered in (False, True)
+        ]
         texts = iter(self._rendered(conversations, jobs, trusted) if jobs else ())
         for found in turns:
             yield self._example([(i, _good(next(texts)), _good(next(texts))) for i in found])
 
     def _example(self, turns: Sequence[tuple[int, str, str]]) -> tuple[np.ndarray, np.ndarray]:
-        """An example of its assistant messages: the index of each, and the text before and after it."""
+        """An example of its assistant messages: the index of each, and the text before and after
+        it.
+        """
         ids: list[int] = []
         mask: list[bool] = []
         done = ""  # rendered text that is already encoded
         for i, before, after in turns:
             if not (before.startswith(done) and after.startswith(before)):
-                raise TokenizerError(f"messages[{i}]: the chat template of {self._folder} renders what precedes it differently once it is there")
+                raise TokenizerError(
+                    f"messages[{i}]: the chat template of {self._folder} renders what precedes it"
+                    " differently once it is there"
+                )
             context, answer = self._ids(before[len(done) :]), self._ids(after[len(before) :])
             if self.eos_id not in answer:
                 end_token = self._specials["eos_token"]
-                raise TokenizerError(f"messages[{i}]: the chat template of {self._folder} does not end it with the end token {end_token!r}")
+                raise TokenizerError(
+                    f"messages[{i}]: the chat template of {self._folder} does not end it with the"
+                    f" end token {end_token!r}"
+                )
             end = len(answer) - answer[::-1].index(self.eos_id)
             ids += context + answer
             mask += [False] * len(context) + [j < end for j in range(len(answer))]
             done = after
         if not any(mask):
-            raise TokenizerError("no message has the role 'assistant': there is nothing to learn from")
+            raise TokenizerError(
+                "no message has the role 'assistant': there is nothing to learn from"
+            )
         last = len(mask) - mask[::-1].index(True)
         return np.asarray(ids[:last], np.int32), np.asarray(mask[:last], bool)
 
@@ -252,9 +353,14 @@ class _Hidden(str):
 
 
 def _list(messages: Any) -> Messages:
-    if isinstance(messages, list | tuple) and all(isinstance(message, dict) for message in messages):
+    if isinstance(messages, list | tuple) and all(
+        isinstance(message, dict) for message in messages
+    ):
         return messages
-    raise TokenizerError(f"a conversation must be a list of objects with role and content, not {str(messages)[:80]!r}")
+    raise TokenizerError(
+        "a conversation must be a list of objects with role and content, not"
+        f" {str(messages)[:80]!r}"
+    )
 
 
 def _good(text: str | TokenizerError) -> str:
@@ -267,7 +373,9 @@ def _text_of(token: Any, where: str) -> str:
     """A token's text; it is written as a string or as {"content": ...}."""
     text = token.get("content") if isinstance(token, dict) else token
     if not (isinstance(text, str) and text):
-        raise TokenizerError(f"{where} is {str(token)[:80]}: it must be a text, or an object whose content is one")
+        raise TokenizerError(
+            f"{where} is {str(token)[:80]}: it must be a text, or an object whose content is one"
+        )
     return text
 
 
@@ -284,7 +392,10 @@ def _special_tokens(folder: Path, config: Any) -> dict[str, str]:
     """The texts of bos, eos, pad and unk by name, of those that there are."""
     file = folder / "tokenizer_config.json"
     if not isinstance(config, dict):
-        raise TokenizerError(f"{file} holds a {type(config).__name__}: it must be an object with eos_token and the like")
+        raise TokenizerError(
+            f"{file} holds a {type(config).__name__}: it must be an object with eos_token and the"
+            " like"
+        )
     tokens: dict[str, str] = {}
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         token = config.get(name)
@@ -294,29 +405,43 @@ def _special_tokens(folder: Path, config: Any) -> dict[str, str]:
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """The template file wins over the config's; of several named templates the default one is used."""
+    """The template file wins over the config's; of several named templates the default one
+    is used.
+    """
     file, template = folder / "chat_template.jinja", config.get("chat_template")
     if file.is_file():
         return read_text(file, error=TokenizerError, most_bytes=MOST_TEMPLATE)
     where = f"{folder / 'tokenizer_config.json'}: chat_template"
     if isinstance(template, list):
-        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        named = [
+            entry
+            for entry in template
+            if isinstance(entry, dict) and entry.get("name") == "default"
+        ]
         if len(named) != 1:
-            raise TokenizerError(f"{where} is a list with {len(named)} templates named default: it must have one")
+            raise TokenizerError(
+                f"{where} is a list with {len(named)} templates named default: it must have one"
+            )
         template = named[0].get("template")
     if template is not None and not isinstance(template, str):
-        raise TokenizerError(f"{where} is a {type(template).__name__}: it must be a text, or a list of named ones")
+        raise TokenizerError(
+            f"{where} is a {type(template).__name__}: it must be a text, or a list of named ones"
+        )
     if template is not None and len(template) > MOST_TEMPLATE:
-        raise TokenizerError(f"{where} has {len(template):,} characters, more than {MOST_TEMPLATE:,}")
+        raise TokenizerError(
+            f"{where} has {len(template):,} characters, more than {MOST_TEMPLATE:,}"
+        )
     return template
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: str | Path) -> Tokenizer:
-    """Trains a byte-level BPE on `texts`, writes it to `folder` in Hugging Face format with a ChatML template, and loads it.
+    """Trains a byte-level BPE on `texts`, writes it to `folder` in Hugging Face format with a
+    ChatML template, and loads it.
 
-    Every digit is its own token, so numbers of any length are spelt alike; any text can be encoded. Ids 0, 1, 2 are
-    `<|endoftext|>` (pad), `<|im_start|>` and `<|im_end|>` (end of turn). The vocabulary has at most `vocab_size` entries
-    (fewer if the texts have fewer pairs to merge) and at least the 3 special tokens and 256 bytes.
+    Every digit is its own token, so numbers of any length are spelt alike; any text can be encoded.
+    Ids 0, 1, 2 are `<|endoftext|>` (pad), `<|im_start|>` and `<|im_end|>` (end of turn). The
+    vocabulary has at most `vocab_size` entries (fewer if the texts have fewer pairs to merge) and
+    at least the 3 special tokens and 256 bytes.
     """
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -325,13 +450,24 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: str | Path) -
     specials = [PAD, TURN_START, TURN_END]
     smallest = len(alphabet) + len(specials)
     if vocab_size < smallest:
-        raise TokenizerError(f"vocab_size = {vocab_size}: at least {smallest} are needed (256 bytes and {len(specials)} special tokens)")
+        raise TokenizerError(
+            f"vocab_size = {vocab_size}: at least {smallest} are needed (256 bytes and"
+            f" {len(specials)} special tokens)"
+        )
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
     )
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=specials, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=specials,
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
     backend.train_from_iterator(texts, trainer)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -345,6 +481,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: str | Path) -
         "model_max_length": 1_000_000,
         "chat_template": CHATML,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config, indent=2) + "\n", encoding="utf-8"
+    )
     (folder / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
     return Tokenizer.load(folder)

@@ -1,4 +1,5 @@
-"""A tokenizer.json, tried in a process of its own before anybody relies on it: some take for ever to load, some drop all text.
+"""A tokenizer.json, tried in a process of its own before anybody relies on it: some take for ever
+to load, some drop all text.
 
     python -m compass_jax.data.tokenizer_probe < tokenizer.json
 
@@ -22,19 +23,29 @@ CPU_S, WALL_S = 60, 300
 MEMORY = 6 * 2**30
 DIGITS, LETTERS = ("0123456789", "17", "42"), ("the answer is", "abcdefghijklmnopqrstuvwxyz")
 PLAIN = "".join(map(chr, range(ord("!"), ord("~") + 1)))  # characters that no tokenizer may lose
-LONG = tuple(4000 * part + end for part in ("a", "0", " ", "\n", "!", "ab ") for end in ("", "\n", "é"))  # what regexes backtrack over
+# what regexes backtrack over
+LONG = tuple(
+    4000 * part + end for part in ("a", "0", " ", "\n", "!", "ab ") for end in ("", "\n", "é")
+)
 
 
 @lru_cache(maxsize=4)
 def problem_of(text: str) -> str | None:
     """What is wrong with a tokenizer.json; None where nothing was found."""
-    passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ}
+    passed = {
+        name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ
+    }
     passed |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RUST_BACKTRACE": "0"}
     passed |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     command = [sys.executable, "-P", "-m", MODULE]
     try:
         done = subprocess.run(
-            command, input=text.encode(), capture_output=True, env=passed, timeout=WALL_S, start_new_session=True
+            command,
+            input=text.encode(),
+            capture_output=True,
+            env=passed,
+            timeout=WALL_S,
+            start_new_session=True,
         )
     except subprocess.TimeoutExpired:
         return f"it takes longer than {WALL_S} s to load and to encode a few texts"
@@ -42,8 +53,8 @@ def problem_of(text: str) -> str | None:
         return json.loads(done.stdout)
     except ValueError:
         return (
-            f"loading it and encoding a few texts takes more than {CPU_S} s or {MEMORY // 2**30} GiB, or fails "
-            f"(status {done.returncode})"
+            f"loading it and encoding a few texts takes more than {CPU_S} s or {MEMORY // 2**30}"
+            f" GiB, or fails (status {done.returncode})"
         )
 
 
@@ -59,7 +70,10 @@ def problem_in(text: str) -> str | None:
     except BaseException as error:  # the library raises bare Exception, and panics of another kind
         return f"it cannot be read: {error}"
     if dropout := getattr(backend.model, "dropout", None):
-        return f"its dropout of {dropout:g} would encode the same text in many ways; set model.dropout to null"
+        return (
+            f"its dropout of {dropout:g} would encode the same text in many ways; set model.dropout"
+            " to null"
+        )
     backend.no_truncation()
     backend.no_padding()
     return _ids(raw, backend) or _texts(backend)
@@ -73,26 +87,41 @@ def _ids(raw: Any, backend: Any) -> str | None:
     for token in raw.get("added_tokens") or ():
         found = backend.token_to_id(token["content"])
         if found != token["id"]:
-            return f"added_tokens gives {token['content']!r:.60} the id {token['id']}, which it cannot have (it gets {found})"
+            return (
+                f"added_tokens gives {token['content']!r:.60} the id {token['id']}, which it cannot"
+                f" have (it gets {found})"
+            )
     return None
 
 
 def _texts(backend: Any) -> str | None:
     def there_and_back(text: str) -> str:
-        return backend.decode(backend.encode(text, add_special_tokens=False).ids, skip_special_tokens=True)
+        return backend.decode(
+            backend.encode(text, add_special_tokens=False).ids, skip_special_tokens=True
+        )
 
     try:
         for text in (*DIGITS, *LETTERS):
             if not there_and_back(text).strip():
-                return f"{text!r} is encoded to nothing: what the normaliser or the vocabulary leaves of a text is empty"
+                return (
+                    f"{text!r} is encoded to nothing: what the normaliser or the vocabulary leaves"
+                    " of a text is empty"
+                )
         for sign in PLAIN:
-            if not backend.decode(backend.encode(sign, add_special_tokens=False).ids, skip_special_tokens=False).strip():
-                return f"{sign!r} is encoded to nothing, and no token stands for what is unknown: texts would lose it"
+            if not backend.decode(
+                backend.encode(sign, add_special_tokens=False).ids, skip_special_tokens=False
+            ).strip():
+                return (
+                    f"{sign!r} is encoded to nothing, and no token stands for what is unknown:"
+                    " texts would lose it"
+                )
         for text in LETTERS:  # another case or other blanks are a tokenizer's right
             if " ".join((found := there_and_back(text)).split()).casefold() != text:
                 return f"{text!r} comes back as {found!r:.80}: answers would be read as other texts"
         if len({there_and_back(text) for text in DIGITS}) < len(DIGITS):
-            return f"{DIGITS[1]!r} and {DIGITS[2]!r} are encoded alike: numbers cannot be told apart"
+            return (
+                f"{DIGITS[1]!r} and {DIGITS[2]!r} are encoded alike: numbers cannot be told apart"
+            )
         for text in LONG:
             there_and_back(text)
     except BaseException as error:  # a panic, of a regular expression that backtracks for ever

@@ -1,7 +1,9 @@
-"""Worked solutions of some reasoning-gym tasks: short chains of thought whose every step is one operation.
+"""Worked solutions of some reasoning-gym tasks: short chains of thought whose every step is one
+operation.
 
-Each function takes a dataset's entry and returns the lines before the answer; `worked_solution` adds
-`<answer>...</answer>`. Made for a cold start: a small model learns the form here, and RL does the rest.
+Each function takes a dataset's entry and returns the lines before the answer; `worked_solution`
+adds `<answer>...</answer>`. Made for a cold start: a small model learns the form here, and RL does
+the rest.
 """
 
 from __future__ import annotations
@@ -27,9 +29,14 @@ def known_datasets() -> tuple[str, ...]:
 
 
 def worked_solution(dataset_name: str, entry: Entry) -> str:
-    """The steps to `entry`'s answer, one a line, and the answer in `<answer>` tags. Raises ValueError for a dataset without any."""
+    """The steps to `entry`'s answer, one a line, and the answer in `<answer>` tags. Raises
+    ValueError for a dataset without any.
+    """
     if dataset_name not in _REGISTRY:
-        raise ValueError(f"no worked solutions for the dataset {dataset_name!r}; there are some for: {', '.join(known_datasets())}")
+        raise ValueError(
+            f"no worked solutions for the dataset {dataset_name!r}; there are some for:"
+            f" {', '.join(known_datasets())}"
+        )
     return "\n".join([*_REGISTRY[dataset_name](entry), f"<answer>{entry['answer']}</answer>"])
 
 
@@ -53,7 +60,11 @@ def _products(entry: Entry) -> list[str]:
     for factor in map(int, rest):
         sign = -1 if factor < 0 else 1
         digits = str(abs(factor))
-        parts = [sign * int(digit) * 10 ** (len(digits) - 1 - i) for i, digit in enumerate(digits) if digit != "0"] or [0]
+        parts = [
+            sign * int(digit) * 10 ** (len(digits) - 1 - i)
+            for i, digit in enumerate(digits)
+            if digit != "0"
+        ] or [0]
         lines += [f"{total} * {part} = {total * part}" for part in parts]
         product = total * parts[0]
         for part in parts[1:]:
@@ -79,7 +90,9 @@ def _gcd(entry: Entry) -> list[str]:
 
 @_worked("count_bits")
 def _count_bits(entry: Entry) -> list[str]:
-    """Halve and keep the remainder, counting the odd ones: "6 0", "3 1", "1 2" is number and ones so far."""
+    """Halve and keep the remainder, counting the odd ones: "6 0", "3 1", "1 2" is number and ones
+    so far.
+    """
     number, ones, lines = entry["metadata"]["number"], 0, []
     while number:
         ones += number % 2

@@ -1,4 +1,6 @@
-"""Grouped-query attention with rotary positions and optional QK norm; reads and writes the KV cache when one is given."""
+"""Grouped-query attention with rotary positions and optional QK norm; reads and writes the KV cache
+when one is given.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from compass_jax.sharding import Placement, constrain
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one decoder layer, `[b kv s d]`: heads before positions, so that a read is one batched matmul. 8-bit ones have scales."""
+    """Keys and values of one decoder layer, `[b kv s d]`: heads before positions, so that a read is
+    one batched matmul. 8-bit ones have scales.
+    """
 
     k: Float[Array, "b kv s d"] | Quantized
     v: Float[Array, "b kv s d"] | Quantized
@@ -32,18 +36,26 @@ class InStack(NamedTuple):
 
     def part(self) -> LayerCache:
         """That layer's cache."""
-        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, self.layer, 0, keepdims=False), self.cache)
+        return jax.tree.map(
+            lambda x: jax.lax.dynamic_index_in_dim(x, self.layer, 0, keepdims=False), self.cache
+        )
 
 
 def rms_norm(x: Float[Array, "*n d"], scale: Float[Array, "d"], eps: float) -> Float[Array, "*n d"]:
     """x / rms(x) * scale, the mean square in at least float32."""
     wide = x.astype(at_least_float32(x.dtype))
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
-    return (wide * inverse).astype(x.dtype) * scale.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+    return (wide * inverse).astype(x.dtype) * scale.astype(x.dtype).reshape(
+        (1,) * (x.ndim - 1) + (-1,)
+    )
 
 
-def rope_tables(positions: Int[Array, "b t"], head_dim: int, theta: float, dtype) -> tuple[Float[Array, "b t 1 d"], Float[Array, "b t 1 d"]]:
-    """Cosine and sine of the rotary angles, computed once for all layers; the two halves of a head rotate together."""
+def rope_tables(
+    positions: Int[Array, "b t"], head_dim: int, theta: float, dtype
+) -> tuple[Float[Array, "b t 1 d"], Float[Array, "b t 1 d"]]:
+    """Cosine and sine of the rotary angles, computed once for all layers; the two halves of a head
+    rotate together.
+    """
     wide = at_least_float32(dtype)
     frequency = 1.0 / theta ** (jnp.arange(0, head_dim, 2, dtype=wide) / head_dim)
     angle = positions.astype(wide)[..., None] * frequency[None, None, :]
@@ -52,7 +64,9 @@ def rope_tables(positions: Int[Array, "b t"], head_dim: int, theta: float, dtype
 
 
 def apply_rope(x: Float[Array, "b t h d"], tables) -> Float[Array, "b t h d"]:
-    """Rotary position embedding (arXiv 2104.09864) in the half-split form of the Hugging Face families."""
+    """Rotary position embedding (arXiv 2104.09864) in the half-split form of the Hugging Face
+    families.
+    """
     cos, sin = tables
     first, second = jnp.split(x, 2, axis=-1)
     return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
@@ -65,38 +79,58 @@ def _project(x, params, name: str, heads: int):
     return y.reshape(*x.shape[:2], heads, -1)
 
 
-def _attend(q: Float[Array, "b kv g t d"], cache: LayerCache, visible: Bool[Array, "#b t s"]) -> Float[Array, "b kv g t d"]:
-    """softmax(q k^T / sqrt(d)) v without repeating keys; hidden scores take a large finite negative, so no row is NaN."""
+def _attend(
+    q: Float[Array, "b kv g t d"], cache: LayerCache, visible: Bool[Array, "#b t s"]
+) -> Float[Array, "b kv g t d"]:
+    """softmax(q k^T / sqrt(d)) v without repeating keys; hidden scores take a large finite
+    negative, so no row is NaN.
+    """
     wide = at_least_float32(q.dtype)
     b, kv, g, t, d = q.shape
     k, v = (x.values.astype(q.dtype) if isinstance(x, Quantized) else x for x in cache)
     flat = (q * (1.0 / d**0.5)).reshape(b, kv, g * t, d)
     scores = jnp.einsum("bkqd,bksd->bkqs", flat, k, preferred_element_type=wide)
-    if isinstance(cache.k, Quantized):  # scales go to the products, of which there are fewer than entries of the cache
+    # scales go to the products, of which there are fewer than entries of the cache
+    if isinstance(cache.k, Quantized):
         scores = scores * cache.k.scales.astype(wide).transpose(0, 1, 3, 2)
-    scores = jnp.where(visible[:, None, None], scores.reshape(b, kv, g, t, -1), jnp.array(-0.7 * float(jnp.finfo(wide).max), wide))
+    scores = jnp.where(
+        visible[:, None, None],
+        scores.reshape(b, kv, g, t, -1),
+        jnp.array(-0.7 * float(jnp.finfo(wide).max), wide),
+    )
     weights = jax.nn.softmax(scores, axis=-1).reshape(b, kv, g * t, -1)
     if isinstance(cache.v, Quantized):
         weights = weights * cache.v.scales.astype(wide).transpose(0, 1, 3, 2)
     return jnp.einsum("bkqs,bksd->bkqd", weights.astype(q.dtype), v).reshape(b, kv, g, t, d)
 
 
-CHUNK, MOST_CHUNKS = 32, 8  # tokens that attend together, at least; and chunks of a sequence, at most
+# tokens that attend together, at least; and chunks of a sequence, at most
+CHUNK, MOST_CHUNKS = 32, 8
 
 
 def _causal(q: Float[Array, "b kv g t d"], new: LayerCache) -> Float[Array, "b kv g t d"]:
-    """Attention within rows, chunk of queries by chunk: no chunk computes scores of keys behind it, nearly half of them all."""
+    """Attention within rows, chunk of queries by chunk: no chunk computes scores of keys behind it,
+    nearly half of them all.
+    """
     t = q.shape[3]
     size, out = max(CHUNK, -(-t // MOST_CHUNKS)), []
     for first in range(0, t, size):
         last = min(t, first + size)
         visible = np.arange(last)[None, :] <= np.arange(first, last)[:, None]
-        out.append(_attend(q[:, :, :, first:last], LayerCache(new.k[:, :, :last], new.v[:, :, :last]), jnp.asarray(visible)[None]))
+        out.append(
+            _attend(
+                q[:, :, :, first:last],
+                LayerCache(new.k[:, :, :last], new.v[:, :, :last]),
+                jnp.asarray(visible)[None],
+            )
+        )
     return out[0] if len(out) == 1 else jnp.concatenate(out, axis=3)
 
 
 def _whole(q: Float[Array, "b kv g t d"], new: LayerCache) -> Float[Array, "b kv g t d"]:
-    """Attention within rows at once, queries split over devices: slices of them would cross the split."""
+    """Attention within rows at once, queries split over devices: slices of them would cross the
+    split.
+    """
     at = jnp.arange(q.shape[3])
     return _attend(q, new, (at[None, :] <= at[:, None])[None])
 
@@ -114,38 +148,60 @@ def attention(
 ) -> tuple[Float[Array, "b t m"], LayerCache | InStack | None]:
     """Causal self-attention.
 
-    Without a cache a token sees the tokens before it in its row. With one, the row's keys and values are written at
-    `positions` and a token sees the cache's positions up to its own. Positions past the cache are not written.
-    kernel: "splash" for rows without a cache, or that fill theirs (their positions then count from 0), and for one query of each row, where the
-    kernels take their lengths. table: the cache is of pages, and the row's stretches lie in these; then one query of each row, by the kernel.
+    Without a cache a token sees the tokens before it in its row. With one, the row's keys and
+    values are written at `positions` and a token sees the cache's positions up to its own.
+    Positions past the cache are not written. kernel: "splash" for rows without a cache, or that
+    fill theirs (their positions then count from 0), and for one query of each row, where the
+    kernels take their lengths. table: the cache is of pages, and the row's stretches lie in these;
+    then one query of each row, by the kernel.
     """
     q = _project(x, params, "q", config.heads)
     k = _project(x, params, "k", config.kv_heads)
     v = _project(x, params, "v", config.kv_heads)
     if config.qk_norm:
-        q, k = rms_norm(q, params["q_norm"], config.norm_eps), rms_norm(k, params["k_norm"], config.norm_eps)
+        q, k = (
+            rms_norm(q, params["q_norm"], config.norm_eps),
+            rms_norm(k, params["k_norm"], config.norm_eps),
+        )
     q, k = apply_rope(q, tables), apply_rope(k, tables)
     split = placement is not None and placement.token_axis(x.shape[1]) is not None
     q = constrain(placement, q, "batch", "tokens", "heads", None)
-    k, v = (constrain(placement, y, "batch", None, "kv_heads", None) for y in (k, v))  # all tokens' keys and values, where tokens are split
-    q = q.transpose(0, 2, 1, 3).reshape(x.shape[0], config.kv_heads, -1, x.shape[1], config.head_dim)
+    # all tokens' keys and values, where tokens are split
+    k, v = (constrain(placement, y, "batch", None, "kv_heads", None) for y in (k, v))
+    q = q.transpose(0, 2, 1, 3).reshape(
+        x.shape[0], config.kv_heads, -1, x.shape[1], config.head_dim
+    )
     new = LayerCache(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
     if cache is not None:
         cache, seen = _write_both(cache, k, v, positions, table, placement)
-    rows = cache is None or (not isinstance(seen.k, Quantized) and seen.k.shape[2] == x.shape[1])  # 8-bit keys are read as they are kept
+    # 8-bit keys are read as they are kept
+    rows = cache is None or (not isinstance(seen.k, Quantized) and seen.k.shape[2] == x.shape[1])
     if rows and kernel == "splash" and splash_fits(x.shape[1], config.head_dim, placement):
-        scaled = (q * (1.0 / config.head_dim**0.5)).reshape(x.shape[0], config.heads, x.shape[1], config.head_dim)
+        scaled = (q * (1.0 / config.head_dim**0.5)).reshape(
+            x.shape[0], config.heads, x.shape[1], config.head_dim
+        )
         out = splash_causal(scaled, new.k, new.v, placement)
     elif cache is None:
         out = _whole(q, new) if split else _causal(q, new)
-    elif table is not None or (kernel == "splash" and x.shape[1] == 1 and takes_kernel(cache, False)):
+    elif table is not None or (
+        kernel == "splash" and x.shape[1] == 1 and takes_kernel(cache, False)
+    ):
         from compass_jax.model.decode_kernel import decode_attention
 
-        stack, layer = cache if isinstance(cache, InStack) else (jax.tree.map(lambda y: y[None], cache), jnp.int32(0))
+        stack, layer = (
+            cache
+            if isinstance(cache, InStack)
+            else (jax.tree.map(lambda y: y[None], cache), jnp.int32(0))
+        )
         scaled = (q * (1.0 / config.head_dim**0.5))[:, :, :, 0]
-        out = decode_attention(scaled, stack.k, stack.v, positions[:, 0] + 1, table, layer, placement)[:, :, :, None]
+        out = decode_attention(
+            scaled, stack.k, stack.v, positions[:, 0] + 1, table, layer, placement
+        )[:, :, :, None]
     else:
-        visible = jnp.arange(seen.k.shape[2], dtype=positions.dtype)[None, None, :] <= positions[:, :, None]
+        visible = (
+            jnp.arange(seen.k.shape[2], dtype=positions.dtype)[None, None, :]
+            <= positions[:, :, None]
+        )
         out = _attend(q, seen, visible)
     out = out.reshape(x.shape[0], config.heads, x.shape[1], config.head_dim)
     out = matmul(out.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1), params["o"])
@@ -155,23 +211,40 @@ def attention(
 
 
 def takes_kernel(cache: LayerCache | InStack, paged: bool) -> bool:
-    """Whether decoding can read this cache by the kernel: its type, and the size of its rows or pages and heads."""
+    """Whether decoding can read this cache by the kernel: its type, and the size of its rows or
+    pages and heads.
+    """
     k = (cache.cache if isinstance(cache, InStack) else cache).k
     return not isinstance(k, Quantized) and decode_fits(k.shape[-2], k.shape[-1], paged)
 
 
-def _write_both(cache: LayerCache | InStack, k, v, positions, table, placement) -> tuple[LayerCache | InStack, LayerCache]:
+def _write_both(
+    cache: LayerCache | InStack, k, v, positions, table, placement
+) -> tuple[LayerCache | InStack, LayerCache]:
     """(the cache with the new keys and values, one layer's of it)."""
     stack, layer = (cache, None) if isinstance(cache, LayerCache) else cache
 
     def write(stack, new, positions, table, layer):
-        return jax.tree.map(lambda x, y: _write(x, y, positions, table, layer), stack, new, is_leaf=lambda x: isinstance(x, Quantized))
+        return jax.tree.map(
+            lambda x, y: _write(x, y, positions, table, layer),
+            stack,
+            new,
+            is_leaf=lambda x: isinstance(x, Quantized),
+        )
 
     if table is not None and placement is not None:  # pages are counted within a group of slots
         rows = placement.batch_axes(positions.shape[0]) or None
         pages = jax.tree.map(lambda x: P(*(None,) * (x.ndim - 4), rows, "tensor"), stack)
-        specs = (pages, LayerCache(*2 * (P(rows, None, "tensor"),)), P(rows), P(rows), None if layer is None else P())
-        write = jax.shard_map(write, mesh=placement.mesh, in_specs=specs, out_specs=pages, check_vma=False)
+        specs = (
+            pages,
+            LayerCache(*2 * (P(rows, None, "tensor"),)),
+            P(rows),
+            P(rows),
+            None if layer is None else P(),
+        )
+        write = jax.shard_map(
+            write, mesh=placement.mesh, in_specs=specs, out_specs=pages, check_vma=False
+        )
     stack = write(stack, LayerCache(k, v), positions, table, layer)
     if layer is None:
         return stack, stack
@@ -179,10 +252,18 @@ def _write_both(cache: LayerCache | InStack, k, v, positions, table, placement) 
     return cache, cache.part()
 
 
-def _write(cache: Float[Array, "*n c kv s d"] | Quantized, new: Float[Array, "b t kv d"], positions: Int[Array, "b t"], table=None, layer=None):
-    """Scatters each token's row to its position, in 8 bits where the cache has them; positions past the cache are dropped.
+def _write(
+    cache: Float[Array, "*n c kv s d"] | Quantized,
+    new: Float[Array, "b t kv d"],
+    positions: Int[Array, "b t"],
+    table=None,
+    layer=None,
+):
+    """Scatters each token's row to its position, in 8 bits where the cache has them; positions past
+    the cache are dropped.
 
-    table: of a cache of pages; positions without a page are dropped. layer: of a stacked cache, the one that is written.
+    table: of a cache of pages; positions without a page are dropped. layer: of a stacked cache, the
+    one that is written.
     """
     rows = jnp.arange(positions.shape[0])[:, None]
     if table is not None:
@@ -191,7 +272,11 @@ def _write(cache: Float[Array, "*n c kv s d"] | Quantized, new: Float[Array, "b 
         positions = positions % size
 
     def put(buffer, values):
-        at = buffer.at[rows, :, positions] if layer is None else buffer.at[layer, rows, :, positions]
+        at = (
+            buffer.at[rows, :, positions] if layer is None else buffer.at[layer, rows, :, positions]
+        )
         return at.set(values.astype(buffer.dtype), mode="drop", unique_indices=table is None)
 
-    return jax.tree.map(put, cache, quantize(new, kind_of(cache), axis=-1) if isinstance(cache, Quantized) else new)
+    return jax.tree.map(
+        put, cache, quantize(new, kind_of(cache), axis=-1) if isinstance(cache, Quantized) else new
+    )

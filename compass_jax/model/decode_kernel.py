@@ -1,7 +1,9 @@
-"""The TPU's decoding attention (Pallas): one query of every slot, over keys that stay where they lie, in rows or in pages.
+"""The TPU's decoding attention (Pallas): one query of every slot, over keys that stay where they
+lie, in rows or in pages.
 
-Blocks of keys come through the block table, as in PagedAttention (arXiv 2309.06180), with a running softmax (FlashAttention-2, 2307.08691).
-Blocks behind a slot's length are neither fetched nor computed, so that a step costs what the live sequences hold.
+Blocks of keys come through the block table, as in PagedAttention (arXiv 2309.06180), with a running
+softmax (FlashAttention-2, 2307.08691). Blocks behind a slot's length are neither fetched nor
+computed, so that a step costs what the live sequences hold.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ def decode_attention(
     layer: Int[Array, ""],
     placement: Placement | None,
 ) -> Float[Array, "b kv g d"]:
-    """softmax(q k^T) v over the first `lengths` keys of each slot in `layer`; q comes scaled, lengths are at least 1.
+    """softmax(q k^T) v over the first `lengths` keys of each slot in `layer`; q comes scaled,
+    lengths are at least 1.
 
-    Without a table row i of the cache is slot i's; with one, its page j is `table[i, j]` (only pages below its length are looked up), over a mesh
-    counted within the part of the pages that lies with the slot.
+    Without a table row i of the cache is slot i's; with one, its page j is `table[i, j]` (only
+    pages below its length are looked up), over a mesh counted within the part of the pages that
+    lies with the slot.
     """
     run = partial(_decode, interpret=kernels.INTERPRET)
     if placement is None:
@@ -42,7 +46,9 @@ def decode_attention(
     rows = placement.batch_axes(q.shape[0]) or None
     queries, keys = P(rows, "tensor"), P(None, rows, "tensor")
     specs = (queries, keys, keys, P(rows), None if table is None else P(rows), P())
-    return jax.shard_map(run, mesh=placement.mesh, in_specs=specs, out_specs=queries, check_vma=False)(q, k, v, lengths, table, layer)
+    return jax.shard_map(
+        run, mesh=placement.mesh, in_specs=specs, out_specs=queries, check_vma=False
+    )(q, k, v, lengths, table, layer)
 
 
 def _decode(q, k, v, lengths, table, layer, interpret: bool):
@@ -54,15 +60,25 @@ def _decode(q, k, v, lengths, table, layer, interpret: bool):
         where = _own_row
     else:
         size, blocks, where = positions, table.shape[1], _page
-    scalars = (lengths.astype(jnp.int32), jnp.clip(table, 0, k.shape[1] - 1).astype(jnp.int32), layer.reshape(1).astype(jnp.int32))
+    scalars = (
+        lengths.astype(jnp.int32),
+        jnp.clip(table, 0, k.shape[1] - 1).astype(jnp.int32),
+        layer.reshape(1).astype(jnp.int32),
+    )
     one = pl.BlockSpec((None, kv, g, d), lambda i, j, *_: (i, 0, 0, 0))
     keys = pl.BlockSpec((None, None, kv, size, d), partial(where, size))
     grid = pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=3, grid=(b, blocks), in_specs=[one, keys, keys], out_specs=one,
+        num_scalar_prefetch=3,
+        grid=(b, blocks),
+        in_specs=[one, keys, keys],
+        out_specs=one,
         scratch_shapes=[pltpu.VMEM((kv, g, n), jnp.float32) for n in (1, 1, d)],
-    )  # fmt: skip
+    )
     call = pl.pallas_call(
-        partial(_kernel, size=size, blocks=blocks), grid_spec=grid, out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype), interpret=interpret
+        partial(_kernel, size=size, blocks=blocks),
+        grid_spec=grid,
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        interpret=interpret,
     )
     return call(*scalars, q, k, v)
 
@@ -72,7 +88,9 @@ def _last_block(size: int, i, lengths):
 
 
 def _own_row(size: int, i, j, lengths, table, layer):
-    """Block j of row i; behind the last one that is needed that one again, which is there already and not fetched."""
+    """Block j of row i; behind the last one that is needed that one again, which is there already
+    and not fetched.
+    """
     return layer[0], i, 0, jnp.minimum(j, _last_block(size, i, lengths)), 0
 
 
@@ -80,7 +98,9 @@ def _page(size: int, i, j, lengths, table, layer):
     return layer[0], table[i, jnp.minimum(j, _last_block(size, i, lengths))], 0, 0, 0
 
 
-def _kernel(lengths, table, layer, q, k, v, out, largest, total, weighed, *, size: int, blocks: int):
+def _kernel(
+    lengths, table, layer, q, k, v, out, largest, total, weighed, *, size: int, blocks: int
+):
     i, j = pl.program_id(0), pl.program_id(1)
 
     @pl.when(j == 0)
@@ -91,12 +111,19 @@ def _kernel(lengths, table, layer, q, k, v, out, largest, total, weighed, *, siz
 
     @pl.when(j * size < lengths[i])
     def _():
-        scores = jax.lax.dot_general(q[...], k[...], (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+        scores = jax.lax.dot_general(
+            q[...], k[...], (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32
+        )
         at = j * size + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 2)
         scores = jnp.where(at < lengths[i], scores, _HIDDEN)
         top = jnp.maximum(largest[...], jnp.max(scores, axis=2, keepdims=True))
         weights, keep = jnp.exp(scores - top), jnp.exp(largest[...] - top)
-        here = jax.lax.dot_general(weights.astype(v.dtype), v[...], (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+        here = jax.lax.dot_general(
+            weights.astype(v.dtype),
+            v[...],
+            (((2,), (1,)), ((0,), (0,))),
+            preferred_element_type=jnp.float32,
+        )
         largest[...], total[...] = top, total[...] * keep + jnp.sum(weights, axis=2, keepdims=True)
         weighed[...] = weighed[...] * keep + here
 

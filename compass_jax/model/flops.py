@@ -1,4 +1,6 @@
-"""Floating-point operations that the model's arithmetic needs, whatever computes it: the measure of MFU (PaLM, arXiv 2204.02311, appendix B)."""
+"""Floating-point operations that the model's arithmetic needs, whatever computes it: the measure of
+MFU (PaLM, arXiv 2204.02311, appendix B).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from compass_jax.model.params import param_count
 
 
 def flops_per_token(config: ModelConfig) -> float:
-    """Of a forward pass, in products with weights: 2 for each weight that a token meets (of the experts its top k); attention scores left out."""
+    """Of a forward pass, in products with weights: 2 for each weight that a token meets (of the
+    experts its top k); attention scores left out.
+    """
     c = config
     attention = 2 * c.hidden * c.head_dim * (c.heads + c.kv_heads)
     moe = 0 if c.moe is None else c.hidden * (c.moe.experts + 3 * c.moe.top_k * c.moe.ffn)
@@ -20,13 +24,23 @@ def flops_per_token(config: ModelConfig) -> float:
 
 
 def forward_flops(config: ModelConfig, lengths: Sequence[int] | np.ndarray) -> float:
-    """Of a forward pass over sequences of `lengths` tokens, causal attention's scores and sums included: 2 h d t^2 a layer for t tokens."""
+    """Of a forward pass over sequences of `lengths` tokens, causal attention's scores and sums
+    included: 2 h d t^2 a layer for t tokens.
+    """
     sizes = np.asarray(lengths, np.float64)
-    return flops_per_token(config) * float(sizes.sum()) + 2.0 * config.layers * config.heads * config.head_dim * float((sizes**2).sum())
+    return flops_per_token(config) * float(
+        sizes.sum()
+    ) + 2.0 * config.layers * config.heads * config.head_dim * float((sizes**2).sum())
 
 
 def active_params(config: ModelConfig) -> int:
-    """Parameters without the experts that a token does not choose: what a model's name calls active (A3B)."""
+    """Parameters without the experts that a token does not choose: what a model's name calls active
+    (A3B).
+    """
     moe = config.moe
-    idle = 0 if moe is None else len(config.moe_layers) * 3 * (moe.experts - moe.top_k) * config.hidden * moe.ffn
+    idle = (
+        0
+        if moe is None
+        else len(config.moe_layers) * 3 * (moe.experts - moe.top_k) * config.hidden * moe.ffn
+    )
     return param_count(config) - idle

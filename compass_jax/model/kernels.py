@@ -1,4 +1,5 @@
-"""Attention kernels of the TPU (Pallas), behind the functions of model/attention.py: what they compute, the portable code computes too.
+"""Attention kernels of the TPU (Pallas), behind the functions of model/attention.py: what they
+compute, the portable code computes too.
 
 Pallas is imported where a kernel is used: on other chips it would only be slow to import.
 """
@@ -16,27 +17,38 @@ from jaxtyping import Array, Float
 from compass_jax.sharding import Placement
 
 _LANES, _BLOCK = 128, 512  # the kernel's grain in tokens and head size; tokens of a block
-INTERPRET = False  # tests set it, where there is no TPU; what is compiled for one must not depend on where that is done
+# tests set it, where there is no TPU; what is compiled for one must not depend on where that is
+# done
+INTERPRET = False
 
 
 def splash_fits(tokens: int, head_dim: int, placement: Placement | None) -> bool:
-    """Whether `splash_causal` takes rows of so many tokens: each device's part of them, and a head, in whole multiples of 128."""
+    """Whether `splash_causal` takes rows of so many tokens: each device's part of them, and a head,
+    in whole multiples of 128.
+    """
     axis = None if placement is None else placement.token_axis(tokens)
     here = tokens // (placement.size(axis) if axis else 1)
     return here % _LANES == 0 and head_dim % _LANES == 0
 
 
 def decode_fits(positions: int, head_dim: int, paged: bool) -> bool:
-    """Whether `decode_kernel.decode_attention` takes rows of so many positions, or pages of so many: heads of whole lanes, blocks of whole tiles."""
+    """Whether `decode_kernel.decode_attention` takes rows of so many positions, or pages of so
+    many: heads of whole lanes, blocks of whole tiles.
+    """
     return head_dim % _LANES == 0 and (positions % 16 == 0 if paged else positions % _LANES == 0)
 
 
 def splash_causal(
-    q: Float[Array, "b h t d"], k: Float[Array, "b kv t d"], v: Float[Array, "b kv t d"], placement: Placement | None
+    q: Float[Array, "b h t d"],
+    k: Float[Array, "b kv t d"],
+    v: Float[Array, "b kv t d"],
+    placement: Placement | None,
 ) -> Float[Array, "b h t d"]:
-    """Causal softmax(q k^T) v; q comes scaled. Scores exist a block at a time, in the backward pass too (FlashAttention-2, arXiv 2307.08691).
+    """Causal softmax(q k^T) v; q comes scaled. Scores exist a block at a time, in the backward pass
+    too (FlashAttention-2, arXiv 2307.08691).
 
-    Over a mesh each device has its rows, its heads and its part of the queries, and all keys of its rows.
+    Over a mesh each device has its rows, its heads and its part of the queries, and all keys of its
+    rows.
     """
     b, h, t, _ = q.shape
     if placement is None:
@@ -49,7 +61,13 @@ def splash_causal(
         return jax.vmap(kernel)(q, k, v)
 
     specs = kernel.manual_sharding_spec(placement.sharding(None, axis))
-    run = jax.shard_map(local, mesh=placement.mesh, in_specs=(specs, queries, keys, keys), out_specs=queries, check_vma=False)
+    run = jax.shard_map(
+        local,
+        mesh=placement.mesh,
+        in_specs=(specs, queries, keys, keys),
+        out_specs=queries,
+        check_vma=False,
+    )
     return run(kernel, q, k, v)
 
 
@@ -60,12 +78,20 @@ def _kernel(heads: int, tokens: int, shards: int) -> Any:
 
     block_q, block_kv = _block(tokens // shards), _block(tokens)
     sizes = splash.BlockSizes(
-        block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv,
-        block_q_dkv=block_q, block_kv_dkv=block_kv, block_kv_dkv_compute=block_kv, block_q_dq=block_q, block_kv_dq=block_kv,
-    )  # fmt: skip
+        block_q=block_q,
+        block_kv=block_kv,
+        block_kv_compute=block_kv,
+        block_q_dkv=block_q,
+        block_kv_dkv=block_kv,
+        block_kv_dkv_compute=block_kv,
+        block_q_dq=block_q,
+        block_kv_dq=block_kv,
+    )
     mask = masks.MultiHeadMask([masks.CausalMask((tokens, tokens), shard_count=shards)] * heads)
     with jax.ensure_compile_time_eval():
-        kernel = splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=shards, interpret=INTERPRET)
+        kernel = splash.make_splash_mha(
+            mask, block_sizes=sizes, head_shards=1, q_seq_shards=shards, interpret=INTERPRET
+        )
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), kernel)
 
 

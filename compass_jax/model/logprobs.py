@@ -1,4 +1,6 @@
-"""Hidden states -> log-prob and entropy of the taken token, in chunks: `[b t v]` never exists in float32."""
+"""Hidden states -> log-prob and entropy of the taken token, in chunks: `[b t v]` never exists in
+float32.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,16 @@ def logits_of(hidden: Float[Array, "*n d"], head: Float[Array, "d v"]) -> Float[
     """LM-head logits, accumulated in at least float32 (float64 stays float64)."""
     wide = at_least_float32(hidden.dtype)
     exact = jax.lax.Precision.HIGHEST if hidden.dtype == wide else None
-    return jnp.matmul(hidden, head.astype(hidden.dtype), preferred_element_type=wide, precision=exact)
+    return jnp.matmul(
+        hidden, head.astype(hidden.dtype), preferred_element_type=wide, precision=exact
+    )
 
 
 def known_columns(
     logits: Float[Array, "*n v"], known: int | None, axis: str | None = None
 ) -> Float[Array, "*n v"]:
-    """Logits whose columns from `known` on are so low that they have no probability, and no gradient.
+    """Logits whose columns from `known` on are so low that they have no probability, and no
+    gradient.
 
     These are the columns that pad an LM head: no token has their ids. The value is finite, so that
     0 * log 0 is 0 in an entropy. None, or as many as there are columns: nothing is done.
@@ -49,7 +54,9 @@ def known_columns(
     return jnp.where(index < known, logits, lowest)
 
 
-def log_softmax_entropy(logits: Float[Array, "*n v"]) -> tuple[Float[Array, "*n v"], Float[Array, "*n"]]:
+def log_softmax_entropy(
+    logits: Float[Array, "*n v"],
+) -> tuple[Float[Array, "*n v"], Float[Array, "*n"]]:
     """log_softmax and its entropy in nats."""
     logp = jax.nn.log_softmax(logits, axis=-1)
     return logp, -jnp.sum(jnp.exp(logp) * logp, axis=-1)
@@ -64,12 +71,17 @@ def token_logprobs(
     placement: Placement | None = None,
     known: int | None = None,
 ) -> tuple[Float[Array, "b t"], Float[Array, "b t"]]:
-    """(logp, entropy) of token t under log_softmax(logits / T) of the hidden state at t-1; index 0 is 0 in both.
+    """(logp, entropy) of token t under log_softmax(logits / T) of the hidden state at t-1; index 0
+    is 0 in both.
 
-    Entropy is of the same distribution and carries no gradient. The logits of `chunk` tokens exist at once on a device, in the
-    backward pass too (each chunk is recomputed there). The head's columns from `known` on count for nothing (`known_columns`).
+    Entropy is of the same distribution and carries no gradient. The logits of `chunk` tokens exist
+    at once on a device, in the backward pass too (each chunk is recomputed there). The head's
+    columns from `known` on count for nothing (`known_columns`).
     """
-    targets, run = jnp.roll(tokens, -1, axis=1), partial(_chunked, temperature=temperature, chunk=chunk, known=known)
+    targets, run = (
+        jnp.roll(tokens, -1, axis=1),
+        partial(_chunked, temperature=temperature, chunk=chunk, known=known),
+    )
     if placement is None:
         out = run(hidden, head, targets)
     else:
@@ -77,8 +89,18 @@ def token_logprobs(
     return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in out)
 
 
-def _chunked(hidden, head, targets, temperature: float, chunk: int, axis: str | None = None, known: int | None = None):
-    """(logp, entropy) of `targets` `[b t]` at their own places. axis: the mesh axis over which the vocabulary is split."""
+def _chunked(
+    hidden,
+    head,
+    targets,
+    temperature: float,
+    chunk: int,
+    axis: str | None = None,
+    known: int | None = None,
+):
+    """(logp, entropy) of `targets` `[b t]` at their own places. axis: the mesh axis over which the
+    vocabulary is split.
+    """
     b, t, d = hidden.shape
     n = b * t
     size = min(chunk, n)
@@ -92,7 +114,9 @@ def _chunked(hidden, head, targets, temperature: float, chunk: int, axis: str | 
         if axis is not None:
             return _split_logprobs(logits, target, axis)
         logp, entropy = log_softmax_entropy(logits)
-        return jnp.take_along_axis(logp, target[:, None], axis=-1)[:, 0], jax.lax.stop_gradient(entropy)
+        return jnp.take_along_axis(logp, target[:, None], axis=-1)[:, 0], jax.lax.stop_gradient(
+            entropy
+        )
 
     if flat.shape[0] == 1:
         out = one(flat[0], targets[0])
@@ -101,7 +125,9 @@ def _chunked(hidden, head, targets, temperature: float, chunk: int, axis: str | 
     return tuple(x.reshape(-1)[:n].reshape(b, t) for x in out)
 
 
-def _split_logprobs(logits: Float[Array, "n v"], target: Int[Array, "n"], axis: str) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
+def _split_logprobs(
+    logits: Float[Array, "n v"], target: Int[Array, "n"], axis: str
+) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
     """(logp of the target, entropy) where each device has its own part of the vocabulary."""
     size = logits.shape[1]
     largest = jax.lax.pmax(jax.lax.stop_gradient(jnp.max(logits, axis=1)), axis)

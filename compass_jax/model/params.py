@@ -1,11 +1,14 @@
-"""Every parameter declared once: shape, logical axes, initialiser, Hugging Face name. Modules read, they never declare.
+"""Every parameter declared once: shape, logical axes, initialiser, Hugging Face name. Modules read,
+they never declare.
 
-The decoder is a static list of runs of equal layers (`layer_runs`): a run is a period of layer kinds repeated. Three
-layouts of a run: *stacked* for storage and for training with one `lax.scan` per run, a leading axis of length `repeats`;
-*unrolled* for training few layers, a tuple over repeats, because layers that are slices of one array are copied out of it,
-and their gradients into it; *decode*, unrolled with the experts' gate and up side by side in one array, because one wide
-product of few rows is faster than two; *decode_stacked*, the same stacked, for a scan (compute.scan_decode).
-Abstract tree, shardings, initialisation and checkpoint conversion are all derived from `param_specs`.
+The decoder is a static list of runs of equal layers (`layer_runs`): a run is a period of layer
+kinds repeated. Three layouts of a run: *stacked* for storage and for training with one `lax.scan`
+per run, a leading axis of length `repeats`; *unrolled* for training few layers, a tuple over
+repeats, because layers that are slices of one array are copied out of it, and their gradients into
+it; *decode*, unrolled with the experts' gate and up side by side in one array, because one wide
+product of few rows is faster than two; *decode_stacked*, the same stacked, for a scan
+(compute.scan_decode). Abstract tree, shardings, initialisation and checkpoint conversion are all
+derived from `param_specs`.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ class Run(NamedTuple):
 
 
 class ParamSpec(NamedTuple):
-    """One parameter leaf. `hf` has `{i}` for the layer and `{e}` for the expert where the leaf stacks them."""
+    """One parameter leaf. `hf` has `{i}` for the layer and `{e}` for the expert where the leaf
+    stacks them.
+    """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
@@ -48,7 +53,9 @@ class ParamSpec(NamedTuple):
 
 
 def layer_runs(config: ModelConfig) -> tuple[Run, ...]:
-    """Splits the layers into runs, at each point taking the period that covers the most layers (shortest on a tie)."""
+    """Splits the layers into runs, at each point taking the period that covers the most layers
+    (shortest on a tie).
+    """
     kinds = tuple(config.is_moe(i) for i in range(config.layers))
     runs, start = [], 0
     while start < len(kinds):
@@ -87,9 +94,13 @@ def _attention_specs(c: ModelConfig) -> dict[str, ParamSpec]:
 def _dense_specs(c: ModelConfig) -> dict[str, ParamSpec]:
     at = "model.layers.{i}.mlp."
     return {
-        "gate": ParamSpec((c.hidden, c.ffn), ("embed", "ffn"), "normal", at + "gate_proj.weight", True),
+        "gate": ParamSpec(
+            (c.hidden, c.ffn), ("embed", "ffn"), "normal", at + "gate_proj.weight", True
+        ),
         "up": ParamSpec((c.hidden, c.ffn), ("embed", "ffn"), "normal", at + "up_proj.weight", True),
-        "down": ParamSpec((c.ffn, c.hidden), ("ffn", "embed"), "normal", at + "down_proj.weight", True),
+        "down": ParamSpec(
+            (c.ffn, c.hidden), ("ffn", "embed"), "normal", at + "down_proj.weight", True
+        ),
     }
 
 
@@ -98,10 +109,33 @@ def _moe_specs(c: ModelConfig) -> dict[str, ParamSpec]:
     wide, narrow = (moe.experts, c.hidden, moe.ffn), (moe.experts, moe.ffn, c.hidden)
     one = at + "experts.{e}."
     return {
-        "router": ParamSpec((c.hidden, moe.experts), ("embed", None), "normal", at + "gate.weight", True),
-        "gate": ParamSpec(wide, ("expert", "embed", "expert_ffn"), "normal", one + "gate_proj.weight", True, per_expert=True),
-        "up": ParamSpec(wide, ("expert", "embed", "expert_ffn"), "normal", one + "up_proj.weight", True, per_expert=True),
-        "down": ParamSpec(narrow, ("expert", "expert_ffn", "embed"), "normal", one + "down_proj.weight", True, per_expert=True),
+        "router": ParamSpec(
+            (c.hidden, moe.experts), ("embed", None), "normal", at + "gate.weight", True
+        ),
+        "gate": ParamSpec(
+            wide,
+            ("expert", "embed", "expert_ffn"),
+            "normal",
+            one + "gate_proj.weight",
+            True,
+            per_expert=True,
+        ),
+        "up": ParamSpec(
+            wide,
+            ("expert", "embed", "expert_ffn"),
+            "normal",
+            one + "up_proj.weight",
+            True,
+            per_expert=True,
+        ),
+        "down": ParamSpec(
+            narrow,
+            ("expert", "expert_ffn", "embed"),
+            "normal",
+            one + "down_proj.weight",
+            True,
+            per_expert=True,
+        ),
     }
 
 
@@ -141,20 +175,33 @@ def is_stacked(layout: Layout) -> bool:
 def param_specs(config: ModelConfig, layout: Layout = "stacked") -> dict[str, Any]:
     """Nested dict of ParamSpec with the structure of the parameter tree in a layout."""
     tree: dict[str, Any] = {
-        "embed": ParamSpec((config.vocab_size, config.hidden), ("vocab", "embed"), "normal", "model.embed_tokens.weight"),
+        "embed": ParamSpec(
+            (config.vocab_size, config.hidden),
+            ("vocab", "embed"),
+            "normal",
+            "model.embed_tokens.weight",
+        ),
         "final_norm": ParamSpec((config.hidden,), ("embed",), "ones", "model.norm.weight"),
     }
     if not config.tie_embeddings:
-        tree["head"] = ParamSpec((config.hidden, config.vocab_size), ("embed", "vocab"), "normal", "lm_head.weight", True)
+        tree["head"] = ParamSpec(
+            (config.hidden, config.vocab_size), ("embed", "vocab"), "normal", "lm_head.weight", True
+        )
     for n, run in enumerate(layer_runs(config)):
         period = {f"layer_{j}": _layer_specs(config, kind) for j, kind in enumerate(run.period)}
         if layout.startswith("decode"):
-            period = jax.tree.map(_fuse_specs, period, is_leaf=lambda x: _is_moe_mlp(x) or is_spec(x))
+            period = jax.tree.map(
+                _fuse_specs, period, is_leaf=lambda x: _is_moe_mlp(x) or is_spec(x)
+            )
         if not is_stacked(layout):
             tree[f"run_{n}"] = (period,) * run.repeats
             continue
         tree[f"run_{n}"] = jax.tree.map(
-            lambda s, r=run.repeats: s._replace(shape=(r, *s.shape), axes=("layers", *s.axes), stacked=True), period, is_leaf=is_spec
+            lambda s, r=run.repeats: s._replace(
+                shape=(r, *s.shape), axes=("layers", *s.axes), stacked=True
+            ),
+            period,
+            is_leaf=is_spec,
         )
     return tree
 
@@ -163,8 +210,8 @@ def param_specs(config: ModelConfig, layout: Layout = "stacked") -> dict[str, An
 def unstack_run(run: Any) -> tuple[Any, ...]:
     """One run's stacked parameters as a tuple of per-repeat trees.
 
-    Its gradient writes each layer's into its place of one array: that of indexing would be a padded array of the whole
-    stack for every layer.
+    Its gradient writes each layer's into its place of one array: that of indexing would be a padded
+    array of the whole stack for every layer.
     """
     repeats = jax.tree.leaves(run)[0].shape[0]
     return tuple(jax.tree.map(lambda x, r=r: x[r], run) for r in range(repeats))
@@ -184,13 +231,22 @@ unstack_run.defvjp(lambda run: (unstack_run(run), None), _stack_gradients)
 
 
 def unroll(tree: Any) -> Any:
-    """Stacked -> unrolled layout, for every parameter tree in `tree` (an optimiser's state has several); one that is unrolled stays as it is."""
+    """Stacked -> unrolled layout, for every parameter tree in `tree` (an optimiser's state has
+    several); one that is unrolled stays as it is.
+    """
     return _each_run(lambda run: run if isinstance(run, tuple) else unstack_run(run), tree)
 
 
 def stack(tree: Any) -> Any:
-    """Unrolled -> stacked layout, for every parameter tree in `tree`; one that is stacked stays as it is."""
-    return _each_run(lambda run: jax.tree.map(lambda *layers: jnp.stack(layers), *run) if isinstance(run, tuple) else run, tree)
+    """Unrolled -> stacked layout, for every parameter tree in `tree`; one that is stacked stays as
+    it is.
+    """
+    return _each_run(
+        lambda run: (
+            jax.tree.map(lambda *layers: jnp.stack(layers), *run) if isinstance(run, tuple) else run
+        ),
+        tree,
+    )
 
 
 def in_layout(tree: Any, layout: Layout) -> Any:
@@ -200,7 +256,14 @@ def in_layout(tree: Any, layout: Layout) -> Any:
 
 def _each_run(change, tree: Any) -> Any:
     def of(params):
-        return {name: change(part) if name.startswith("run_") else part for name, part in params.items()} if _has_runs(params) else params
+        return (
+            {
+                name: change(part) if name.startswith("run_") else part
+                for name, part in params.items()
+            }
+            if _has_runs(params)
+            else params
+        )
 
     return jax.tree.map(of, tree, is_leaf=_has_runs)
 
@@ -210,7 +273,9 @@ def _has_runs(tree: Any) -> bool:
 
 
 def to_decode(params: dict[str, Any], tensor: int = 1, layout: Layout = "decode") -> dict[str, Any]:
-    """Stacked or unrolled layout -> a decode layout, for experts that are split over `tensor` devices."""
+    """Stacked or unrolled layout -> a decode layout, for experts that are split over `tensor`
+    devices.
+    """
     params = stack(params) if is_stacked(layout) else unroll(params)
     return jax.tree.map(partial(_fuse, tensor=tensor), params, is_leaf=_is_moe_mlp)
 
@@ -220,7 +285,9 @@ def _is_moe_mlp(tree: Any) -> bool:
 
 
 def _fuse(tree: Any, tensor: int) -> Any:
-    """An MoE layer's gate and up `[... e d f]` as gate_up `[... e d 2f]`, in each of `tensor` parts gate before up; anything else as it is."""
+    """An MoE layer's gate and up `[... e d f]` as gate_up `[... e d 2f]`, in each of `tensor` parts
+    gate before up; anything else as it is.
+    """
     if not _is_moe_mlp(tree):
         return tree
     kept = {name: w for name, w in tree.items() if name not in ("gate", "up")}
@@ -239,7 +306,11 @@ def _fuse_specs(tree: Any) -> Any:
 
 def abstract_params(config: ModelConfig, dtype: str) -> dict[str, Any]:
     """The parameter tree as ShapeDtypeStructs."""
-    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(dtype)), param_specs(config), is_leaf=is_spec)
+    return jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(dtype)),
+        param_specs(config),
+        is_leaf=is_spec,
+    )
 
 
 def logical_axes(config: ModelConfig) -> dict[str, Any]:
@@ -247,14 +318,22 @@ def logical_axes(config: ModelConfig) -> dict[str, Any]:
     return jax.tree.map(lambda s: s.axes, param_specs(config), is_leaf=is_spec)
 
 
-def shardings_like(tree: Any, config: ModelConfig, placement: Placement, table: dict[str, Any] = STORE) -> Any:
-    """A sharding for each leaf: those of parameter trees (an optimiser's state has several, in either training layout) by `table`, others whole."""
+def shardings_like(
+    tree: Any, config: ModelConfig, placement: Placement, table: dict[str, Any] = STORE
+) -> Any:
+    """A sharding for each leaf: those of parameter trees (an optimiser's state has several, in
+    either training layout) by `table`, others whole.
+    """
 
     def of(part):
         if not _has_runs(part):
             return placement.sharding()
         layout = "unrolled" if any(isinstance(run, tuple) for run in part.values()) else "stacked"
-        return jax.tree.map(lambda s: placement.param_sharding(s.axes, table), param_specs(config, layout), is_leaf=is_spec)
+        return jax.tree.map(
+            lambda s: placement.param_sharding(s.axes, table),
+            param_specs(config, layout),
+            is_leaf=is_spec,
+        )
 
     return jax.tree.map(of, tree, is_leaf=_has_runs)
 
@@ -265,19 +344,29 @@ def place(tree: Any, config: ModelConfig, placement: Placement | None) -> Any:
 
 
 def placed_structs(abstract: Any, config: ModelConfig, placement: Placement | None) -> Any:
-    """ShapeDtypeStructs with the shardings of storage, so that a checkpoint is read straight into them."""
+    """ShapeDtypeStructs with the shardings of storage, so that a checkpoint is read straight into
+    them.
+    """
     if placement is None:
         return abstract
     shardings = shardings_like(abstract, config, placement)
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings
+    )
 
 
-def decode_shardings(tree: Any, config: ModelConfig, placement: Placement, layout: Layout = "decode") -> Any:
-    """A sharding for each leaf of a decoding copy in `layout`, 8-bit matrices and their scales (of one input) too."""
+def decode_shardings(
+    tree: Any, config: ModelConfig, placement: Placement, layout: Layout = "decode"
+) -> Any:
+    """A sharding for each leaf of a decoding copy in `layout`, 8-bit matrices and their scales (of
+    one input) too.
+    """
 
     def of(spec: ParamSpec, part: Any):
         def leaf(x):
-            axes = [axis if size > 1 else None for size, axis in zip(x.shape, spec.axes, strict=True)]
+            axes = [
+                axis if size > 1 else None for size, axis in zip(x.shape, spec.axes, strict=True)
+            ]
             return placement.param_sharding(tuple(axes), SPLIT)
 
         return jax.tree.map(leaf, part)
@@ -298,6 +387,10 @@ def init_leaf(key: jax.Array, spec: ParamSpec, std: float, dtype: str) -> jax.Ar
 
 
 def init_tree(key: jax.Array, specs: Any, std: float, dtype: str) -> Any:
-    """Initial values of a (sub)tree of specs; leaf n of the flattened tree uses key fold_in(key, n)."""
+    """Initial values of a (sub)tree of specs; leaf n of the flattened tree uses key fold_in(key,
+    n).
+    """
     leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
-    return treedef.unflatten([init_leaf(jax.random.fold_in(key, n), s, std, dtype) for n, s in enumerate(leaves)])
+    return treedef.unflatten(
+        [init_leaf(jax.random.fold_in(key, n), s, std, dtype) for n, s in enumerate(leaves)]
+    )

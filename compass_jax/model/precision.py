@@ -1,4 +1,6 @@
-"""The one rule of precision: norms, softmax, router, log-probs and the LM head are computed in at least float32."""
+"""The one rule of precision: norms, softmax, router, log-probs and the LM head are computed in at
+least float32.
+"""
 
 from __future__ import annotations
 
@@ -7,5 +9,7 @@ import numpy as np
 
 
 def at_least_float32(dtype) -> np.dtype:
-    """float32 for narrower floats; float32 and float64 stay (`jnp.promote_types` refuses to mix types under strict promotion)."""
+    """float32 for narrower floats; float32 and float64 stay (`jnp.promote_types` refuses to mix
+    types under strict promotion).
+    """
     return jnp.dtype(dtype) if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)

@@ -1,10 +1,13 @@
-"""8-bit weights for the rollout: (values, scales) with one scale per output channel and expert; 8-bit keys and values: one per position and head.
+"""8-bit weights for the rollout: (values, scales) with one scale per output channel and expert;
+8-bit keys and values: one per position and head.
 
-Only the matrices of attention and MLP are quantised; router, norms, biases, embedding and LM head stay as they are. On TPU and GPU the
-sampler holds 8-bit weights, half the bytes of bfloat16: `matmul` casts the values to the activations' dtype in front of the product and
-scales it. Whether the compiler fuses that cast into the product, so that a decoding step reads half the bytes too, has not been measured.
-On CPU, where that would only be slower, they are emulated: quantised and at once dequantised to the rollout's dtype, so that the sampler
-computes with the values that 8 bits can hold (in bfloat16 value * scale is rounded once more).
+Only the matrices of attention and MLP are quantised; router, norms, biases, embedding and LM head
+stay as they are. On TPU and GPU the sampler holds 8-bit weights, half the bytes of bfloat16:
+`matmul` casts the values to the activations' dtype in front of the product and scales it. Whether
+the compiler fuses that cast into the product, so that a decoding step reads half the bytes too, has
+not been measured. On CPU, where that would only be slower, they are emulated: quantised and at once
+dequantised to the rollout's dtype, so that the sampler computes with the values that 8 bits can
+hold (in bfloat16 value * scale is rounded once more).
 """
 
 from __future__ import annotations
@@ -20,11 +23,15 @@ from compass_jax.model.precision import at_least_float32
 
 LARGEST = {"e4m3": 448.0, "int8": 127.0}  # of the values' type
 _TYPE = {"e4m3": jnp.float8_e4m3fn, "int8": jnp.int8}
-_TINY = 1e-30  # lower bound of a channel's absmax: an all-zero channel divides by it, and its 448th part is still a normal float32
+# lower bound of a channel's absmax: an all-zero channel divides by it, and its 448th part is still
+# a normal float32
+_TINY = 1e-30
 _MATRICES = frozenset({"q", "k", "v", "o", "gate", "up", "down", "gate_up"})
 
 
-_CHIPS = (  # a chip's name as JAX gives it -> the 8-bit type that its matrix units multiply at twice the rate of bfloat16
+# a chip's name as JAX gives it -> the 8-bit type that its matrix units multiply at twice the rate
+# of bfloat16
+_CHIPS = (
     (r"tpu ?v?7", "e4m3"),
     (r"tpu v[56]", "int8"),
     (r"\b(gh|gb|h|b)(20|100|200|300|800)\b|\bl(4|20|40s?)\b|\bada\b|\brtx [45]0\d0", "e4m3"),
@@ -33,11 +40,15 @@ _CHIPS = (  # a chip's name as JAX gives it -> the 8-bit type that its matrix un
 
 
 def kind_for(device_kind: str) -> str:
-    """What `rollout.quantize = "auto"` is on a chip (`jax.Device.device_kind`): "e4m3", "int8", or "off" for a chip that gains nothing or is unknown.
+    """What `rollout.quantize = "auto"` is on a chip (`jax.Device.device_kind`): "e4m3", "int8", or
+    "off" for a chip that gains nothing or is unknown.
 
-    TPU v7 and NVIDIA's Hopper, Blackwell and Ada multiply float8; TPU v5 and v6 and A100 int8. TPU v4 and CPUs do neither faster.
+    TPU v7 and NVIDIA's Hopper, Blackwell and Ada multiply float8; TPU v5 and v6 and A100 int8. TPU
+    v4 and CPUs do neither faster.
     """
-    return next((kind for pattern, kind in _CHIPS if re.search(pattern, device_kind.lower())), "off")
+    return next(
+        (kind for pattern, kind in _CHIPS if re.search(pattern, device_kind.lower())), "off"
+    )
 
 
 class Quantized(NamedTuple):
@@ -53,10 +64,12 @@ class Quantized(NamedTuple):
 
 
 def quantize(w: Float[Array, "... i o"], kind: str, axis: int = -2) -> Quantized:
-    """8-bit values of w / scale, scale = max(absmax, tiny) / 448 (127 for int8) over `axis`: the inputs `i` of each output channel.
+    """8-bit values of w / scale, scale = max(absmax, tiny) / 448 (127 for int8) over `axis`: the
+    inputs `i` of each output channel.
 
-    `kind`: "e4m3" or "int8"; KeyError for another. The cast to e4m3 gives NaN from 464 on, which the scale keeps away from.
-    A finite matrix gives finite values; an entry's error is at most half the distance between the type's values around it, times the scale.
+    `kind`: "e4m3" or "int8"; KeyError for another. The cast to e4m3 gives NaN from 464 on, which
+    the scale keeps away from. A finite matrix gives finite values; an entry's error is at most half
+    the distance between the type's values around it, times the scale.
     """
     largest, wide = LARGEST[kind], w.astype(jnp.float32)
     scales = jnp.maximum(jnp.max(jnp.abs(wide), axis=axis, keepdims=True), _TINY) / largest
@@ -80,10 +93,16 @@ def quantized_zeros(shape: tuple[int, ...], kind: str) -> Quantized:
 
 
 def eight_bit(params: Any, kind: str, dtype: str) -> Any:
-    """A parameter tree in `dtype` whose attention and MLP matrices are `Quantized` in 8 bits of `kind`; "off": all are only cast."""
+    """A parameter tree in `dtype` whose attention and MLP matrices are `Quantized` in 8 bits of
+    `kind`; "off": all are only cast.
+    """
 
     def leaf(path, w):
-        return quantize(w, kind) if kind != "off" and getattr(path[-1], "key", "") in _MATRICES else w.astype(dtype)
+        return (
+            quantize(w, kind)
+            if kind != "off" and getattr(path[-1], "key", "") in _MATRICES
+            else w.astype(dtype)
+        )
 
     return jax.tree_util.tree_map_with_path(leaf, params)
 
@@ -91,7 +110,9 @@ def eight_bit(params: Any, kind: str, dtype: str) -> Any:
 def emulate(params: Any, kind: str, dtype: str) -> Any:
     """`eight_bit`, dequantised to `dtype`: arrays alone, with what 8 bits leave of the matrices."""
     low = eight_bit(params, kind, dtype)
-    return jax.tree.map(lambda w: dequantize(w, dtype) if _is_quantized(w) else w, low, is_leaf=_is_quantized)
+    return jax.tree.map(
+        lambda w: dequantize(w, dtype) if _is_quantized(w) else w, low, is_leaf=_is_quantized
+    )
 
 
 def _is_quantized(w: Any) -> bool:
@@ -108,8 +129,11 @@ def in_dtype(w: Array | Quantized, dtype) -> Array | Quantized:
     return w if isinstance(w, Quantized) else w.astype(dtype)
 
 
-def matmul(x: Float[Array, "... m i"], w: Float[Array, "... i o"] | Quantized) -> Float[Array, "... m o"]:
-    """x @ w in the dtype of x. 8-bit values are exact in bfloat16; their scales multiply the product before it is rounded.
+def matmul(
+    x: Float[Array, "... m i"], w: Float[Array, "... i o"] | Quantized
+) -> Float[Array, "... m o"]:
+    """x @ w in the dtype of x. 8-bit values are exact in bfloat16; their scales multiply the
+    product before it is rounded.
 
     A batch of matrices takes a batch of x; one matrix takes x of any rank.
     """
@@ -120,14 +144,24 @@ def matmul(x: Float[Array, "... m i"], w: Float[Array, "... i o"] | Quantized) -
     return (out * scales.astype(out.dtype)).astype(x.dtype)
 
 
-def ragged_matmul(x: Float[Array, "m i"], w: Float[Array, "e i o"] | Quantized, sizes: Int[Array, "e"]) -> Float[Array, "m o"]:
-    """`jax.lax.ragged_dot`: the first sizes[0] rows by w[0], and so on; rows behind the last group are undefined."""
+def ragged_matmul(
+    x: Float[Array, "m i"], w: Float[Array, "e i o"] | Quantized, sizes: Int[Array, "e"]
+) -> Float[Array, "m o"]:
+    """`jax.lax.ragged_dot`: the first sizes[0] rows by w[0], and so on; rows behind the last group
+    are undefined.
+    """
     if not isinstance(w, Quantized):
         return jax.lax.ragged_dot(x, w, sizes)
-    out = jax.lax.ragged_dot(x, w.values.astype(x.dtype), sizes, preferred_element_type=at_least_float32(x.dtype))
+    out = jax.lax.ragged_dot(
+        x, w.values.astype(x.dtype), sizes, preferred_element_type=at_least_float32(x.dtype)
+    )
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
-    expert = jnp.sum(jnp.arange(x.shape[0], dtype=jnp.int32)[:, None] >= ends[None, :], axis=1, dtype=jnp.int32)
-    return (out * jnp.take(w.scales[:, 0].astype(out.dtype), expert, axis=0, mode="clip")).astype(x.dtype)
+    expert = jnp.sum(
+        jnp.arange(x.shape[0], dtype=jnp.int32)[:, None] >= ends[None, :], axis=1, dtype=jnp.int32
+    )
+    return (out * jnp.take(w.scales[:, 0].astype(out.dtype), expert, axis=0, mode="clip")).astype(
+        x.dtype
+    )
 
 
 def of_expert(w: Float[Array, "e i o"] | Quantized, expert) -> Float[Array, "i o"] | Quantized:

@@ -1,8 +1,10 @@
-"""Grouped SwiGLU of many rows on CPU: each expert's rows, padded to a small unit, in blocks of as many sizes as a block has units.
+"""Grouped SwiGLU of many rows on CPU: each expert's rows, padded to a small unit, in blocks of as
+many sizes as a block has units.
 
-Rows are gathered once into the order of the experts. An expert's rows are blocks of the full size (about the mean load) and one smaller
-block with the rest; a loop for each size runs over the experts that need it. So every product has a shape that XLA knows, nothing is
-dropped, and a skewed load costs as much as an even one: at most a unit of empty rows an expert.
+Rows are gathered once into the order of the experts. An expert's rows are blocks of the full size
+(about the mean load) and one smaller block with the rest; a loop for each size runs over the
+experts that need it. So every product has a shape that XLA knows, nothing is dropped, and a skewed
+load costs as much as an even one: at most a unit of empty rows an expert.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from compass_jax.model.quantize import Quantized, matmul, of_expert
 
 
 class Dispatch(NamedTuple):
-    """(token, choice) pairs sorted by expert; pair p is choice p % k of token p // k. Those of masked tokens come last, in no expert's rows."""
+    """(token, choice) pairs sorted by expert; pair p is choice p % k of token p // k. Those of
+    masked tokens come last, in no expert's rows.
+    """
 
     order: Int[Array, "m"]  # the pair in each sorted row
     row: Int[Array, "m"]  # the sorted row of each pair
@@ -35,7 +39,10 @@ class Dispatch(NamedTuple):
     def expert(self) -> Int[Array, "m"]:
         """The expert of each pair; the last one for pairs of masked tokens."""
         ends = jnp.cumsum(self.sizes, dtype=jnp.int32)
-        return jnp.minimum(jnp.sum(self.row[:, None] >= ends[None, :], axis=1, dtype=jnp.int32), len(self.sizes) - 1)
+        return jnp.minimum(
+            jnp.sum(self.row[:, None] >= ends[None, :], axis=1, dtype=jnp.int32),
+            len(self.sizes) - 1,
+        )
 
 
 class _Layout(NamedTuple):
@@ -61,19 +68,30 @@ class Blocks(NamedTuple):
 
 
 def block_shapes(pairs: int, experts: int) -> Blocks:
-    """Units of an eighth of the mean load, in multiples of 8 rows, and as many sizes as make the largest block about the mean load."""
+    """Units of an eighth of the mean load, in multiples of 8 rows, and as many sizes as make the
+    largest block about the mean load.
+    """
     mean = pairs / experts
     unit = max(8, 8 * round(mean / 64))
     return Blocks(unit, min(8, max(2, round(mean / unit))))
 
 
-def rows_of(x: Float[Array, "n d"], index: Int[Array, "*m"], filled: Bool[Array, "*m"]) -> Float[Array, "*m d"]:
-    """x[index] where filled, else 0: an empty place must not bring in what a masked token holds, which may be NaN."""
-    return jnp.where(filled[..., None], jnp.take(x, index, axis=0, mode="clip"), jnp.zeros((), x.dtype))
+def rows_of(
+    x: Float[Array, "n d"], index: Int[Array, "*m"], filled: Bool[Array, "*m"]
+) -> Float[Array, "*m d"]:
+    """x[index] where filled, else 0: an empty place must not bring in what a masked token holds,
+    which may be NaN.
+    """
+    return jnp.where(
+        filled[..., None], jnp.take(x, index, axis=0, mode="clip"), jnp.zeros((), x.dtype)
+    )
 
 
 def combine(
-    values: Float[Array, "c d"], place: Int[Array, "n k"], filled: Bool[Array, "n k"], gates: Float[Array, "n k"] | None
+    values: Float[Array, "c d"],
+    place: Int[Array, "n k"],
+    filled: Bool[Array, "n k"],
+    gates: Float[Array, "n k"] | None,
 ) -> Float[Array, "n d"]:
     """sum_j gates[n, j] * values[place[n, j]] over the filled places; without gates, the plain sum.
 
@@ -91,7 +109,9 @@ def sized_forward(
     dispatch: Dispatch,
     blocks: Blocks,
 ):
-    """(output `[n d]`, what the backward pass needs). `into`: (gate, up) `[e d f]`, or both side by side `[e d 2f]`."""
+    """(output `[n d]`, what the backward pass needs). `into`: (gate, up) `[e d f]`, or both side by
+    side `[e d 2f]`.
+    """
     layout = _arrange(dispatch, blocks)
     rows = rows_of(x, layout.pair // gates.shape[1], layout.filled)
 
@@ -100,7 +120,9 @@ def sized_forward(
         hidden = [matmul(part, of_expert(w, expert)) for w in into]
         a, u = hidden if len(into) == 2 else jnp.split(hidden[0], 2, axis=-1)
         out = matmul(jax.nn.silu(a) * u, of_expert(down, expert))
-        return tuple(_write(whole, new, first) for whole, new in zip(carry, (*hidden, out), strict=True))
+        return tuple(
+            _write(whole, new, first) for whole, new in zip(carry, (*hidden, out), strict=True)
+        )
 
     start = tuple(jnp.zeros((rows.shape[0], w.shape[-1]), x.dtype) for w in (*into, down))
     *hidden, out = _over_blocks(layout, blocks, body, start)
@@ -108,10 +130,14 @@ def sized_forward(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
-def sized_swiglu(x, gates, gate, up, down, dispatch: Dispatch, blocks: Blocks) -> Float[Array, "n d"]:
-    """sum_k gates_k * SwiGLU of a token's k-th expert; 0 for masked tokens. Differentiable in all but the last two.
+def sized_swiglu(
+    x, gates, gate, up, down, dispatch: Dispatch, blocks: Blocks
+) -> Float[Array, "n d"]:
+    """sum_k gates_k * SwiGLU of a token's k-th expert; 0 for masked tokens. Differentiable in all
+    but the last two.
 
-    x `[n d]`, gates `[n k]`, gate and up `[e d f]`, down `[e f d]`; `dispatch` holds the n * k pairs. Gates of masked tokens must be finite.
+    x `[n d]`, gates `[n k]`, gate and up `[e d f]`, down `[e f d]`; `dispatch` holds the n * k
+    pairs. Gates of masked tokens must be finite.
     """
     return sized_forward(x, gates, (gate, up), down, dispatch, blocks)[0]
 
@@ -122,7 +148,9 @@ def _sized_fwd(x, gates, gate, up, down, dispatch, blocks: Blocks):
 
 
 def _sized_bwd(blocks: Blocks, residuals, g):
-    """The gates' gradient is that of the hidden layer along it: <g, h W> = <g W^T, h>, so the output is not needed again."""
+    """The gates' gradient is that of the hidden layer along it: <g, h W> = <g W^T, h>, so the
+    output is not needed again.
+    """
     (layout, x, a, u), dispatch, gates, gate, up, down = residuals
     own = rows_of(gates.reshape(-1, 1), layout.pair, layout.filled)
     rows = x, a, u, own, rows_of(g, layout.pair // gates.shape[1], layout.filled)
@@ -135,10 +163,15 @@ def _sized_bwd(blocks: Blocks, residuals, g):
         d_a, d_u = d_h * u * s * (1 + a * (1 - s)), d_h * a * s
         d_x = d_a @ gate[expert].T + d_u @ up[expert].T
         parts = x.T @ d_a, x.T @ d_u, (own * h).T @ g
-        new = _write(d_rows, d_x, first), _write(d_own, jnp.sum(h * d_out, axis=1, keepdims=True), first)
+        new = (
+            _write(d_rows, d_x, first),
+            _write(d_own, jnp.sum(h * d_out, axis=1, keepdims=True), first),
+        )
         return *new, *(_add(total, part, expert) for total, part in zip(totals, parts, strict=True))
 
-    d_rows, d_own, *d_weights = _over_blocks(layout, blocks, body, tuple(jnp.zeros_like(v) for v in (x, own, gate, up, down)))
+    d_rows, d_own, *d_weights = _over_blocks(
+        layout, blocks, body, tuple(jnp.zeros_like(v) for v in (x, own, gate, up, down))
+    )
     place, filled = _by_token(layout, dispatch, gates)
     d_gates = rows_of(d_own, layout.place, dispatch.dispatched()).reshape(gates.shape)
     return combine(d_rows, place, filled, None), d_gates, *d_weights, None
@@ -156,16 +189,27 @@ def _arrange(dispatch: Dispatch, blocks: Blocks) -> _Layout:
     units, experts = (sizes + unit - 1) // unit, len(sizes)
     ends = jnp.cumsum(units, dtype=jnp.int32) * unit
     starts, sorted_starts, own = ends - units * unit, dispatch.starts(), dispatch.expert()
-    room = max(-(-order.shape[0] // unit) + experts, blocks.sizes) * unit  # every product is compiled, so a full block must fit
+    # every product is compiled, so a full block must fit
+    room = max(-(-order.shape[0] // unit) + experts, blocks.sizes) * unit
     place = jnp.arange(room, dtype=jnp.int32)
-    expert = jnp.minimum(jnp.sum(place[:, None] >= ends[None, :], axis=1, dtype=jnp.int32), experts - 1)
+    expert = jnp.minimum(
+        jnp.sum(place[:, None] >= ends[None, :], axis=1, dtype=jnp.int32), experts - 1
+    )
     offset = place - jnp.take(starts, expert)
     pair = jnp.take(order, jnp.take(sorted_starts, expert) + offset, mode="clip")
-    return _Layout(pair, offset < jnp.take(sizes, expert), jnp.take(starts, own) + row - jnp.take(sorted_starts, own), starts, units)
+    return _Layout(
+        pair,
+        offset < jnp.take(sizes, expert),
+        jnp.take(starts, own) + row - jnp.take(sorted_starts, own),
+        starts,
+        units,
+    )
 
 
 def _over_blocks(layout: _Layout, blocks: Blocks, body, carry):
-    """body(rows, expert, first place, carry) for each block: those of full size, then the smaller ones, size by size."""
+    """body(rows, expert, first place, carry) for each block: those of full size, then the smaller
+    ones, size by size.
+    """
     full, rest = layout.units // blocks.sizes, layout.units % blocks.sizes
     ends = jnp.cumsum(full, dtype=jnp.int32)
 
@@ -176,12 +220,24 @@ def _over_blocks(layout: _Layout, blocks: Blocks, body, carry):
 
     carry = jax.lax.fori_loop(jnp.int32(0), ends[-1], one_full, carry)
     by_size = jnp.argsort(rest, stable=True).astype(jnp.int32)
-    bounds = jnp.cumsum(jnp.sum(rest[:, None] == jnp.arange(blocks.sizes, dtype=rest.dtype)[None, :], axis=0, dtype=jnp.int32), dtype=jnp.int32)
+    bounds = jnp.cumsum(
+        jnp.sum(
+            rest[:, None] == jnp.arange(blocks.sizes, dtype=rest.dtype)[None, :],
+            axis=0,
+            dtype=jnp.int32,
+        ),
+        dtype=jnp.int32,
+    )
     for size in range(1, blocks.sizes):
 
         def one(i, carry, size=size):
             expert = by_size[i]
-            return body(size * blocks.unit, expert, layout.starts[expert] + full[expert] * blocks.full, carry)
+            return body(
+                size * blocks.unit,
+                expert,
+                layout.starts[expert] + full[expert] * blocks.full,
+                carry,
+            )
 
         carry = jax.lax.fori_loop(bounds[size - 1], bounds[size], one, carry)
     return carry

@@ -1,10 +1,11 @@
 """The decoder: one Flax module for training, prefill and decode, with explicit routing in and out.
 
-    apply(params, tokens, positions, mask=..., routing=None, cache=None) -> ModelOutput(hidden, routing, cache, aux)
+    apply(params, tokens, positions, mask=..., routing=None, cache=None) -> ModelOutput(hidden,
+        routing, cache, aux)
 
-Parameters in the stacked layout scan over layers (params.py); in the others the layers are unrolled and a KV cache may be
-given (prefill and decode). `routing` replays recorded expert choices (arXiv 2510.11370), unset rows route
-live, and the ids that were used come back.
+Parameters in the stacked layout scan over layers (params.py); in the others the layers are unrolled
+and a KV cache may be given (prefill and decode). `routing` replays recorded expert choices (arXiv
+2510.11370), unset rows route live, and the ids that were used come back.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.model.attention import InStack, LayerCache, attention, rms_norm, rope_tables
 from compass_jax.model.moe import RouterStats, moe_layer, routing_dtype
-from compass_jax.model.params import Layout, decode_layout, init_tree, is_stacked, layer_runs, param_specs, unstack_run
+from compass_jax.model.params import (
+    Layout,
+    decode_layout,
+    init_tree,
+    is_stacked,
+    layer_runs,
+    param_specs,
+    unstack_run,
+)
 from compass_jax.model.quantize import any_quantized, matmul, quantized_zeros
 from compass_jax.model.sharded import sharded_moe_layer
 from compass_jax.sharding import Placement, constrain
@@ -43,13 +52,20 @@ class Transformer(nn.Module):
     config: ModelConfig
     compute: ComputeConfig = ComputeConfig()
     layout: Layout = "stacked"
-    placement: Placement | None = None  # how parameters and activations lie on a mesh; None: one device
-    known: int | None = None  # ids that the tokenizer has; the LM head's other columns count for nothing (None: all are tokens)
+    # how parameters and activations lie on a mesh; None: one device
+    placement: Placement | None = None
+    # ids that the tokenizer has; the LM head's other columns count for nothing (None: all are
+    # tokens)
+    known: int | None = None
 
     @property
     def columns(self) -> int:
         """Columns of the LM head that are tokens."""
-        return self.config.vocab_size if self.known is None else min(self.known, self.config.vocab_size)
+        return (
+            self.config.vocab_size
+            if self.known is None
+            else min(self.known, self.config.vocab_size)
+        )
 
     @nn.compact
     def __call__(
@@ -62,17 +78,24 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         table: Int[Array, "b n"] | None = None,
     ) -> ModelOutput:
-        """Runs the decoder on tokens at positions; masked tokens must follow the valid ones of their row. `table`: `cache` is of pages."""
+        """Runs the decoder on tokens at positions; masked tokens must follow the valid ones of
+        their row. `table`: `cache` is of pages.
+        """
         config, compute = self.config, self.compute
         specs, stacked = param_specs(config, self.layout), is_stacked(self.layout)
         params = {name: self._declared(name, spec) for name, spec in specs.items()}
         if cache is not None and self.layout == "stacked":
-            raise ValueError("a KV cache needs the decode layout of the parameters (params.to_decode): a scan would copy both at every token")
+            raise ValueError(
+                "a KV cache needs the decode layout of the parameters (params.to_decode): a scan"
+                " would copy both at every token"
+            )
         if routing is not None:
             _require_own_routes(config, tokens, routing)
         x = jnp.take(params["embed"], tokens, axis=0).astype(compute.dtype_of("stream"))
         x = constrain(self.placement, x, "batch", "tokens", None)
-        tables = rope_tables(positions, config.head_dim, config.rope_theta, compute.dtype_of("attention"))
+        tables = rope_tables(
+            positions, config.head_dim, config.rope_theta, compute.dtype_of("attention")
+        )
         block = _Block(config, compute, tables, positions, mask, self.placement, table)
         by_layer = None if routing is None else jnp.moveaxis(routing, 2, 0)
         ids, stats, caches, first = [], [], [], 0
@@ -82,7 +105,9 @@ class Transformer(nn.Module):
             first += moe_here
             here = params[f"run_{n}"]
             if cache is not None and stacked:
-                x, out, new = _scan_cached(block, run, here, x, given, cache[len(caches) : len(caches) + len(run.period)])
+                x, out, new = _scan_cached(
+                    block, run, here, x, given, cache[len(caches) : len(caches) + len(run.period)]
+                )
                 caches += new
             elif stacked and compute.scan_layers:
                 x, out = _scan_run(block, run, here, x, given)
@@ -99,12 +124,17 @@ class Transformer(nn.Module):
         aux = jax.tree.map(lambda *xs: jnp.concatenate(xs), *[s for s in stats if s is not None])
         return ModelOutput(hidden, used, tuple(caches) if cache is not None else None, aux)
 
-
     def _declared(self, name: str, spec: Any) -> Any:
-        """The parameters of `spec`. 8-bit matrices are read as they are: flax compares what it is given with the initialiser's, leaf by leaf."""
-        if self.has_variable("params", name) and any_quantized(held := self.get_variable("params", name)):
+        """The parameters of `spec`. 8-bit matrices are read as they are: flax compares what it is
+        given with the initialiser's, leaf by leaf.
+        """
+        if self.has_variable("params", name) and any_quantized(
+            held := self.get_variable("params", name)
+        ):
             return held
-        return self.param(name, lambda key: init_tree(key, spec, self.config.init_std, self.compute.param_dtype))
+        return self.param(
+            name, lambda key: init_tree(key, spec, self.config.init_std, self.compute.param_dtype)
+        )
 
 
 class _Block(NamedTuple):
@@ -124,7 +154,15 @@ class _Block(NamedTuple):
         with jax.named_scope("attention"):
             y = self._normed(x, params["attention_norm"], "attention")
             y, cache = attention(
-                y, params["attention"], self.tables, self.positions, config, cache, self.placement, attention_kernel(self.compute), self.table
+                y,
+                params["attention"],
+                self.tables,
+                self.positions,
+                config,
+                cache,
+                self.placement,
+                attention_kernel(self.compute),
+                self.table,
             )
             x = constrain(self.placement, x + y.astype(x.dtype), "batch", "tokens", None)
         y = self._normed(x, params["mlp_norm"], "mlp")
@@ -132,7 +170,12 @@ class _Block(NamedTuple):
             with jax.named_scope("mlp"):
                 gate, up, down = (params["mlp"][name] for name in ("gate", "up", "down"))
                 out = matmul(jax.nn.silu(matmul(y, gate)) * matmul(y, up), down)
-                return constrain(self.placement, x + out.astype(x.dtype), "batch", "tokens", None), cache, None, None
+                return (
+                    constrain(self.placement, x + out.astype(x.dtype), "batch", "tokens", None),
+                    cache,
+                    None,
+                    None,
+                )
         with jax.named_scope("moe"):
             own = self.compute.dtype_of("gate") != self.compute.dtype_of("mlp")
             gate_input = self._normed(x, params["mlp_norm"], "gate") if own else y
@@ -150,20 +193,41 @@ class _Block(NamedTuple):
         if self.placement is not None:
             exchange = self.compute.exchange if self.placement.use == "train" else "gather"
             run = partial(sharded_moe_layer, self.placement, exchange=exchange)
-        return run(y, gate_input, params, given, self.mask, self.config.moe, grouped_matmul(self.compute), chunk=self.compute.moe_chunk)
+        return run(
+            y,
+            gate_input,
+            params,
+            given,
+            self.mask,
+            self.config.moe,
+            grouped_matmul(self.compute),
+            chunk=self.compute.moe_chunk,
+        )
 
 
-def _require_own_routes(config: ModelConfig, tokens: Int[Array, "b t"], routing: UInt[Array, "b t l k"]) -> None:
-    """Raises ValueError for routes of another model: a layer too many would go unread, one too few would be read twice, without a word."""
+def _require_own_routes(
+    config: ModelConfig, tokens: Int[Array, "b t"], routing: UInt[Array, "b t l k"]
+) -> None:
+    """Raises ValueError for routes of another model: a layer too many would go unread, one too few
+    would be read twice, without a word.
+    """
     if not config.moe_layers:
         raise ValueError("the model has no MoE layers: routing must be None")
-    shape, dtype = (*tokens.shape, len(config.moe_layers), config.moe.top_k), routing_dtype(config.moe.experts)
+    shape, dtype = (
+        (*tokens.shape, len(config.moe_layers), config.moe.top_k),
+        routing_dtype(config.moe.experts),
+    )
     if routing.shape != shape or routing.dtype != dtype:
-        raise ValueError(f"routing is {routing.dtype}{list(routing.shape)}, tokens {list(tokens.shape)} of this model take {dtype}{list(shape)}")
+        raise ValueError(
+            f"routing is {routing.dtype}{list(routing.shape)}, tokens {list(tokens.shape)} of this"
+            f" model take {dtype}{list(shape)}"
+        )
 
 
 def grouped_matmul(compute: ComputeConfig) -> str:
-    """The grouped matmul for this backend: 'padded' on CPU, 'ragged' elsewhere, unless the config names one."""
+    """The grouped matmul for this backend: 'padded' on CPU, 'ragged' elsewhere, unless the config
+    names one.
+    """
     if compute.experts != "auto":
         return compute.experts
     return "padded" if jax.default_backend() == "cpu" else "ragged"
@@ -181,7 +245,9 @@ def _period(block: _Block, kinds, params, x, given, caches):
     ids, stats, new, at = [], [], [], 0
     for j, is_moe in enumerate(kinds):
         routes = given[at] if is_moe and given is not None else None
-        x, cache, used, stat = block.layer(x, params[f"layer_{j}"], is_moe, routes, None if caches is None else caches[j])
+        x, cache, used, stat = block.layer(
+            x, params[f"layer_{j}"], is_moe, routes, None if caches is None else caches[j]
+        )
         at += is_moe
         new.append(cache)
         if is_moe:
@@ -211,7 +277,9 @@ def _scan_run(block: _Block, run, params, x, given):
 
 
 def _scan_cached(block: _Block, run, params, x, given, caches: Cache):
-    """One run with stacked caches: these are carried, and each layer writes and reads its own part, so that they are never copied."""
+    """One run with stacked caches: these are carried, and each layer writes and reads its own part,
+    so that they are never copied.
+    """
     per_period = sum(run.period)
     if given is not None and per_period:
         given = given.reshape(run.repeats, per_period, *given.shape[1:])
@@ -219,11 +287,15 @@ def _scan_cached(block: _Block, run, params, x, given, caches: Cache):
     def body(carry, scanned):
         x, caches = carry
         layer, layer_params, routes = scanned
-        x, out, new = _period(block, run.period, layer_params, x, routes, [InStack(cache, layer) for cache in caches])
+        x, out, new = _period(
+            block, run.period, layer_params, x, routes, [InStack(cache, layer) for cache in caches]
+        )
         return (x, tuple(part.cache for part in new)), out
 
     layers = jnp.arange(run.repeats, dtype=jnp.int32)
-    (x, caches), out = jax.lax.scan(body, (x, tuple(caches)), (layers, params, given if per_period else None))
+    (x, caches), out = jax.lax.scan(
+        body, (x, tuple(caches)), (layers, params, given if per_period else None)
+    )
     return x, _drop_empty(_flatten_layers(out), block), list(caches)
 
 
@@ -246,34 +318,56 @@ def _unroll_run(block: _Block, run, params, x, given, cache):
 
 
 def _drop_empty(out, block: _Block):
-    """A run without MoE layers contributes routing of zero layers, so that runs can be concatenated."""
+    """A run without MoE layers contributes routing of zero layers, so that runs can be
+    concatenated.
+    """
     ids, stats = out
     if ids is None and block.config.moe is not None:
-        ids = jnp.zeros((0, *block.mask.shape, block.config.moe.top_k), routing_dtype(block.config.moe.experts))
+        ids = jnp.zeros(
+            (0, *block.mask.shape, block.config.moe.top_k), routing_dtype(block.config.moe.experts)
+        )
     return ids, stats
 
 
 def init_params(config: ModelConfig, compute: ComputeConfig, key: jax.Array) -> Any:
     """Random parameters in the stacked layout."""
     tokens = jnp.zeros((1, 1), jnp.int32)
-    return Transformer(config, compute).init(key, tokens, tokens, mask=jnp.ones((1, 1), bool))["params"]
+    return Transformer(config, compute).init(key, tokens, tokens, mask=jnp.ones((1, 1), bool))[
+        "params"
+    ]
 
 
-def apply(model: Transformer, params, tokens, positions, *, mask, routing=None, cache=None, table=None) -> ModelOutput:
+def apply(
+    model: Transformer, params, tokens, positions, *, mask, routing=None, cache=None, table=None
+) -> ModelOutput:
     """`model.apply` on the bare parameter tree."""
-    return model.apply({"params": params}, tokens, positions, mask=mask, routing=routing, cache=cache, table=table)
+    return model.apply(
+        {"params": params}, tokens, positions, mask=mask, routing=routing, cache=cache, table=table
+    )
 
 
-def init_cache(config: ModelConfig, batch: int, length: int, compute: ComputeConfig, kind: str = "off") -> Cache:
-    """An empty KV cache of `length` positions per sequence, in the dtype of attention or in the 8 bits of `kind` ("e4m3", "int8").
+def init_cache(
+    config: ModelConfig, batch: int, length: int, compute: ComputeConfig, kind: str = "off"
+) -> Cache:
+    """An empty KV cache of `length` positions per sequence, in the dtype of attention or in the 8
+    bits of `kind` ("e4m3", "int8").
 
-    One of each layer; with compute.scan_decode one of each layer of a run's period, its repeats in front.
+    One of each layer; with compute.scan_decode one of each layer of a run's period, its repeats in
+    front.
     """
 
     def empty(*first: int):
         shape = (*first, batch, config.kv_heads, length, config.head_dim)
-        return jnp.zeros(shape, compute.dtype_of("attention")) if kind == "off" else quantized_zeros(shape, kind)
+        return (
+            jnp.zeros(shape, compute.dtype_of("attention"))
+            if kind == "off"
+            else quantized_zeros(shape, kind)
+        )
 
     if is_stacked(decode_layout(compute)):
-        return tuple(LayerCache(empty(run.repeats), empty(run.repeats)) for run in layer_runs(config) for _ in run.period)
+        return tuple(
+            LayerCache(empty(run.repeats), empty(run.repeats))
+            for run in layer_runs(config)
+            for _ in run.period
+        )
     return tuple(LayerCache(empty(), empty()) for _ in range(config.layers))

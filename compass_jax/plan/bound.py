@@ -1,4 +1,6 @@
-"""The least time that each program and a whole RL step can take at the chip's published peaks. A bound, not a prediction."""
+"""The least time that each program and a whole RL step can take at the chip's published peaks. A
+bound, not a prediction.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from compass_jax.rl.bucketing import row_counts
 
 
 class Bound(NamedTuple):
-    """Seconds of one run of a program, by what it needs: arithmetic, memory (each argument and result once), links."""
+    """Seconds of one run of a program, by what it needs: arithmetic, memory (each argument and
+    result once), links.
+    """
 
     flops_s: float
     hbm_s: float
@@ -31,11 +35,16 @@ class Bound(NamedTuple):
 
 
 def program_flops(config: RunConfig, name: str, tokens: int) -> float:
-    """Of one run, over all devices; of one token step of the decoding program, every slot at the longest length (the worst case)."""
+    """Of one run, over all devices; of one token step of the decoding program, every slot at the
+    longest length (the worst case).
+    """
     model, rollout = config.model, config.rollout
     kind, _, length = name.partition(" ")
     if kind == "decode":
-        return tokens * (flops_per_token(model) + 4.0 * model.layers * model.heads * model.head_dim * rollout.max_length)
+        return tokens * (
+            flops_per_token(model)
+            + 4.0 * model.layers * model.heads * model.head_dim * rollout.max_length
+        )
     if kind in ("prefill", "resume"):
         bucket = rollout.prompt_buckets[-1] if kind == "prefill" else rollout.max_length
         return forward_flops(model, [bucket] * (tokens // bucket))
@@ -45,7 +54,9 @@ def program_flops(config: RunConfig, name: str, tokens: int) -> float:
     return 0.0
 
 
-def bound_of(config: RunConfig, chip: Chip, name: str, tokens: int, memory: Memory, sent_bytes: float) -> Bound:
+def bound_of(
+    config: RunConfig, chip: Chip, name: str, tokens: int, memory: Memory, sent_bytes: float
+) -> Bound:
     """Of one run of program `name` (decode: one token step)."""
     share, sampling = chip.devices, name.split()[0] in SAMPLING
     devices = (config.rollout_mesh or config.mesh).devices if sampling else config.mesh.devices
@@ -61,14 +72,16 @@ def runs_per_step(config: RunConfig, rows_multiple: int) -> dict[str, float]:
     rl, rollout = config.rl, config.rollout
     samples, length = rl.prompts_per_step * rl.group_size, rl.buckets[-1]
     zero = rl.zero_variance
-    fills = samples * (zero.dynamic_batch if zero.dynamic_sampling else 1) / rollout.slots  # one round of dynamic sampling, at least
+    # one round of dynamic sampling, at least
+    fills = samples * (zero.dynamic_batch if zero.dynamic_sampling else 1) / rollout.slots
     micro = samples / row_counts(length, rl.micro_batch_tokens, rows_multiple)[0]
     return {
         "hand-over": 1,
         "prefill": fills,
         "insert": fills,
         "decode": max(1.0, fills) * rollout.max_new_tokens,
-        f"forward {length}": micro * (1 + rl.uses_reference + rl.epochs),  # old log-probs, the reference's, and the updates' own
+        # old log-probs, the reference's, and the updates' own
+        f"forward {length}": micro * (1 + rl.uses_reference + rl.epochs),
         f"backward {length}": micro * rl.epochs,
         "add": micro * rl.epochs,
         "apply": rl.updates_per_rollout * rl.epochs,

@@ -1,4 +1,6 @@
-"""What a compiled program sends: the collectives of its HLO text, each as often as the loops around it run."""
+"""What a compiled program sends: the collectives of its HLO text, each as often as the loops around
+it run.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,24 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
-_BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16}  # others: what the name's digits say, f8e4m3fn and its like 8
+KINDS = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+)
+# others: what the name's digits say, f8e4m3fn and its like 8
+_BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16}
 _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{")
 _OP = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
-_CALLED = re.compile(r"\b(?:body|condition|calls|to_apply|branch_computations|called_computations)=(?:\{([^}]*)\}|(%?[\w.\-]+))")
+_CALLED = re.compile(
+    r"\b(?:body|condition|calls|to_apply|branch_computations|called_computations)=(?:\{([^}]*)\}|(%?[\w.\-]+))"
+)
 
 
 class Sent(NamedTuple):
@@ -33,12 +45,14 @@ class _Op(NamedTuple):
 
 
 def collectives(hlo: str) -> dict[str, Sent]:
-    """Per kind, of one device and one run of the program. A loop whose length the compiler does not know counts once: a decoding program's
-    bytes are those of one token step, and of what is around it.
+    """Per kind, of one device and one run of the program. A loop whose length the compiler does not
+    know counts once: a decoding program's bytes are those of one token step, and of what is around
+    it.
 
-    A device of n sends (n - 1) / n of what it gathers or scatters, twice that in an all-reduce (ring), and what it permutes. What a ragged
-    all-to-all sends depends on the data: counted is a share of the smaller of its operand and its room for the result, which is what even
-    routing sends at most.
+    A device of n sends (n - 1) / n of what it gathers or scatters, twice that in an all-reduce
+    (ring), and what it permutes. What a ragged all-to-all sends depends on the data: counted is a
+    share of the smaller of its operand and its room for the result, which is what even routing
+    sends at most.
     """
     programs = _computations(hlo)
     times = _times(programs)
@@ -52,7 +66,8 @@ def collectives(hlo: str) -> dict[str, Sent]:
             size = _bytes_sent(kind, op)
             if kind == "ragged-all-to-all":
                 size = min(size, _operand_size(op, ops) * (1 - 1 / max(1, _group_size(op.rest))))
-            if name.startswith("all-reduce-scatter"):  # how the TPU's compiler fuses the two: of the whole sum only a part is kept
+            # how the TPU's compiler fuses the two: of the whole sum only a part is kept
+            if name.startswith("all-reduce-scatter"):
                 kind, size = "reduce-scatter", size / 2
             counts[kind] += times[name]
             sent[kind] += times[name] * size
@@ -94,12 +109,23 @@ def _times(programs: dict[str, list[_Op]]) -> dict[str, float]:
 
 
 def _trips(loop: _Op, programs: dict[str, list[_Op]]) -> float:
-    """How often a loop runs: what the compiler wrote, or else the bound of a condition that only compares a counter from 0 with a constant."""
+    """How often a loop runs: what the compiler wrote, or else the bound of a condition that only
+    compares a counter from 0 with a constant.
+    """
     if found := _TRIPS.search(loop.rest):
         return float(found[1])
     condition = programs.get(_CONDITION.search(loop.rest)[1], [])
-    bounds = [int(op.rest.split(")")[0]) for op in condition if op.kind == "constant" and op.out.startswith("s32[]")]
-    plain = {op.kind for op in condition} <= {"parameter", "get-tuple-element", "constant", "compare"}
+    bounds = [
+        int(op.rest.split(")")[0])
+        for op in condition
+        if op.kind == "constant" and op.out.startswith("s32[]")
+    ]
+    plain = {op.kind for op in condition} <= {
+        "parameter",
+        "get-tuple-element",
+        "constant",
+        "compare",
+    }
     counts = any("direction=LT" in op.rest for op in condition)
     return float(bounds[0]) if plain and counts and len(bounds) == 1 else 1.0
 
@@ -124,10 +150,16 @@ def _bytes_sent(kind: str, op: _Op) -> float:
 
 
 def _operand_size(op: _Op, ops: list[_Op]) -> float:
-    """Bytes of an operation's first operand; what is not in its computation is taken to be as large as may be."""
+    """Bytes of an operation's first operand; what is not in its computation is taken to be as large
+    as may be.
+    """
     first = op.rest.split(",")[0].split(")")[0].strip().lstrip("%")
     found = next((x for x in ops if x.name == first), None)
-    return math.inf if found is None else max((_size(*shape) for shape in _SHAPE.findall(found.out)), default=math.inf)
+    return (
+        math.inf
+        if found is None
+        else max((_size(*shape) for shape in _SHAPE.findall(found.out)), default=math.inf)
+    )
 
 
 def _size(dtype: str, dims: str) -> float:
@@ -137,7 +169,9 @@ def _size(dtype: str, dims: str) -> float:
 
 
 def _group_size(rest: str) -> int:
-    """Devices of one group, from `replica_groups=` `[groups,size]<=...`, `{{0,1},{2,3}}` or `mesh['x'=4,'y'=2] {'y'}`; 0 where there is none."""
+    """Devices of one group, from `replica_groups=` `[groups,size]<=...`, `{{0,1},{2,3}}` or
+    `mesh['x'=4,'y'=2] {'y'}`; 0 where there is none.
+    """
     if found := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", rest):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
         return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", found[2]))

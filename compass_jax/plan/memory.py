@@ -1,4 +1,6 @@
-"""Bytes on each device while each program of a step runs, and what to change where they are too many."""
+"""Bytes on each device while each program of a step runs, and what to change where they are too
+many.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Memory(NamedTuple):
 
 
 def memory_of(program: Program, compiled: Any, parts: dict[str, int]) -> Memory:
-    """What the compiler says of a compiled program, and what lies beside it; `parts` from `resident`."""
+    """What the compiler says of a compiled program, and what lies beside it; `parts` from
+    `resident`.
+    """
     found = compiled.memory_analysis()
     return Memory(
         found.argument_size_in_bytes,
@@ -44,8 +48,14 @@ def beside(program: Program, parts: dict[str, int]) -> int:
 
 
 def resident(step: Step) -> dict[str, int]:
-    """Bytes per device of what lives from program to program, by the names of `Program.beside`; what is not compiled yet is missing."""
-    found = {"state": bytes_per_device(step.state), "store": bytes_per_device(step.store), "decode": bytes_per_device(step.sampler)}
+    """Bytes per device of what lives from program to program, by the names of `Program.beside`;
+    what is not compiled yet is missing.
+    """
+    found = {
+        "state": bytes_per_device(step.state),
+        "store": bytes_per_device(step.store),
+        "decode": bytes_per_device(step.sampler),
+    }
     params = bytes_per_device(step.state.params)
     found["moments"] = found["state"] - params
     if step.config.rl.uses_reference:
@@ -58,7 +68,9 @@ def resident(step: Step) -> dict[str, int]:
 
 
 def refused_bytes(error: BaseException) -> int | None:
-    """The bytes that a program would have needed, from the compiler's refusal; None for another error."""
+    """The bytes that a program would have needed, from the compiler's refusal; None for another
+    error.
+    """
     text = str(error)
     if "RESOURCE_EXHAUSTED" not in text and "Ran out of memory" not in text:
         return None
@@ -78,8 +90,12 @@ class Change(NamedTuple):
         return f"--{self.setting} {self.value}: {self.why}"
 
 
-def advice(config: RunConfig, program: str, memory: Memory | None, parts: dict[str, int]) -> list[Change]:
-    """What lowers the memory of the program that needs the most; the change that takes off most comes first."""
+def advice(
+    config: RunConfig, program: str, memory: Memory | None, parts: dict[str, int]
+) -> list[Change]:
+    """What lowers the memory of the program that needs the most; the change that takes off most
+    comes first.
+    """
     found: list[tuple[float, Change]] = []
     sizes = {**parts, "temporary": 0 if memory is None else memory.temporary + memory.results}
     if program.split()[0] in (*SAMPLING, "hand-over"):
@@ -94,16 +110,35 @@ def advice(config: RunConfig, program: str, memory: Memory | None, parts: dict[s
     return [change for _, change in sorted(found, key=lambda x: -x[0])]
 
 
-def _of_rollout(config: RunConfig, sizes: dict[str, int], program: str) -> list[tuple[float, Change]]:
-    rollout, slots, mesh, there = config.rollout, sizes.get("slots", 0), config.mesh, config.rollout_mesh or config.mesh
-    if program == "hand-over" and there.expert != mesh.expert and (there.replica * there.expert) % mesh.expert == 0:
-        value = f"{mesh.expert} --rollout-mesh.replica {there.replica * there.expert // mesh.expert}"
+def _of_rollout(
+    config: RunConfig, sizes: dict[str, int], program: str
+) -> list[tuple[float, Change]]:
+    rollout, slots, mesh, there = (
+        config.rollout,
+        sizes.get("slots", 0),
+        config.mesh,
+        config.rollout_mesh or config.mesh,
+    )
+    if (
+        program == "hand-over"
+        and there.expert != mesh.expert
+        and (there.replica * there.expert) % mesh.expert == 0
+    ):
+        value = (
+            f"{mesh.expert} --rollout-mesh.replica {there.replica * there.expert // mesh.expert}"
+        )
         why = "experts cut alike in training and rollout never meet whole on the way"
         return [(float("inf"), Change("rollout-mesh.expert", value, why))]
-    gain = float("inf") if program == "slots" else slots / 2 + sizes["temporary"] / 4  # refused, "slots" has no size yet: it is the cache itself
+    # refused, "slots" has no size yet: it is the cache itself
+    gain = float("inf") if program == "slots" else slots / 2 + sizes["temporary"] / 4
     found = [(gain, Change("rollout.slots", str(rollout.slots // 2), "half the KV cache"))]
     if rollout.quantize == "off":
-        found.append((sizes.get("decode", 0) / 2, Change("rollout.quantize", "auto", "the sampler's weights in 8 bits")))
+        found.append(
+            (
+                sizes.get("decode", 0) / 2,
+                Change("rollout.quantize", "auto", "the sampler's weights in 8 bits"),
+            )
+        )
     return found
 
 
@@ -111,22 +146,63 @@ def _of_training(config: RunConfig, sizes: dict[str, int]) -> list[tuple[float, 
     rl, compute, temporary = config.rl, config.compute, sizes["temporary"]
     found: list[tuple[float, Change]] = []
     if not compute.remat:
-        found.append((temporary * 0.9, Change("compute.remat", "True", "layers are computed again in the backward pass, not kept")))
+        found.append(
+            (
+                temporary * 0.9,
+                Change(
+                    "compute.remat",
+                    "True",
+                    "layers are computed again in the backward pass, not kept",
+                ),
+            )
+        )
     rows = config.mesh.replica * config.mesh.fsdp * config.mesh.expert
     longest = rl.buckets[-1]
     if rl.micro_batch_tokens >= 2 * rows * longest:
-        found.append((temporary / 2, Change("rl.micro_batch_tokens", str(rl.micro_batch_tokens // 2), "half the tokens of a micro-batch")))
+        found.append(
+            (
+                temporary / 2,
+                Change(
+                    "rl.micro_batch_tokens",
+                    str(rl.micro_batch_tokens // 2),
+                    "half the tokens of a micro-batch",
+                ),
+            )
+        )
     else:
         mesh = config.mesh
         lower = next((axis for axis in ("replica", "fsdp") if getattr(mesh, axis) % 2 == 0), None)
         if lower:
-            value = f"{2 * mesh.context} --mesh.{lower} {getattr(mesh, lower) // 2} --rl.micro_batch_tokens {rl.micro_batch_tokens // 2}"
-            found.append((temporary / 2, Change("mesh.context", value, "half the tokens of a row on each device")))
+            value = (
+                f"{2 * mesh.context} --mesh.{lower} {getattr(mesh, lower) // 2}"
+                f" --rl.micro_batch_tokens {rl.micro_batch_tokens // 2}"
+            )
+            found.append(
+                (
+                    temporary / 2,
+                    Change("mesh.context", value, "half the tokens of a row on each device"),
+                )
+            )
     if config.model.moe is not None and not compute.moe_chunk:
-        found.append((temporary * 0.8, Change("compute.moe_chunk", "4096", "fewer tokens go through the experts at once")))
+        found.append(
+            (
+                temporary * 0.8,
+                Change("compute.moe_chunk", "4096", "fewer tokens go through the experts at once"),
+            )
+        )
     elif config.model.moe is not None and compute.moe_chunk >= 1024:
         value = str(compute.moe_chunk // 4)
-        found.append((temporary * 0.6, Change("compute.moe_chunk", value, "fewer tokens go through the experts at once")))
+        found.append(
+            (
+                temporary * 0.6,
+                Change("compute.moe_chunk", value, "fewer tokens go through the experts at once"),
+            )
+        )
     if not compute.scan_layers:
-        found.append((temporary / 4, Change("compute.scan_layers", "True", "one layer's working memory for all")))
+        found.append(
+            (
+                temporary / 4,
+                Change("compute.scan_layers", "True", "one layer's working memory for all"),
+            )
+        )
     return found

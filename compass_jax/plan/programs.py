@@ -1,4 +1,6 @@
-"""The programs of one RL step, lowered for devices that are not here, with the shapes and layouts that the run would give them."""
+"""The programs of one RL step, lowered for devices that are not here, with the shapes and layouts
+that the run would give them.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,14 @@ from compass_jax.train import optim, step
 from compass_jax.train.session import load_tokenizer
 from compass_jax.weights.handover import converter, near
 
-SAMPLING = ("slots", "prefill", "insert", "resume", "decode")  # first words of the names of what the rollout's devices run
+# first words of the names of what the rollout's devices run
+SAMPLING = ("slots", "prefill", "insert", "resume", "decode")
 
 
 class Program(NamedTuple):
-    """One program: `lower` gives what the compiler takes. `beside` names what else is on its devices while it runs (`resident`)."""
+    """One program: `lower` gives what the compiler takes. `beside` names what else is on its
+    devices while it runs (`resident`).
+    """
 
     name: str
     lower: Callable[[], jax.stages.Lowered]
@@ -40,16 +45,19 @@ class Program(NamedTuple):
 
 
 def topology_devices(name: str) -> list[jax.Device]:
-    """The devices of "v5p:4x4x4" and its like, none of which is here. ConfigError for a name that the TPU's compiler does not know."""
+    """The devices of "v5p:4x4x4" and its like, none of which is here. ConfigError for a name that
+    the TPU's compiler does not know.
+    """
     from jax.experimental import topologies
 
-    single = {"chips_per_host_bounds": [1, 1, 1]} if re.fullmatch(r"[^:]+:1(x1)*", name) else {}  # otherwise a host has a square of four
+    # otherwise a host has a square of four
+    single = {"chips_per_host_bounds": [1, 1, 1]} if re.fullmatch(r"[^:]+:1(x1)*", name) else {}
     try:
         return list(topologies.get_topology_desc(name, platform="tpu", **single).devices)
     except Exception as error:  # whatever it is, it is about the name, or about libtpu
         raise ConfigError(
-            f"--topology {name}: {_first_line(error)}; names are like v5p:4x4x4, v6e:16x16, tpu7x:4x4x4, and the compiler comes with "
-            "pip install 'compass_jax[plan]'"
+            f"--topology {name}: {_first_line(error)}; names are like v5p:4x4x4, v6e:16x16,"
+            " tpu7x:4x4x4, and the compiler comes with pip install 'compass_jax[plan]'"
         ) from error
 
 
@@ -57,7 +65,10 @@ def known_chip(devices: list[jax.Device]) -> Chip:
     """The peaks of its chips, or ConfigError."""
     if chip := chip_of(devices[0].device_kind):
         return chip
-    raise ConfigError(f"no peaks are known of {devices[0].device_kind}; known are {', '.join(x.name for x in CHIPS)}")
+    raise ConfigError(
+        f"no peaks are known of {devices[0].device_kind}; known are"
+        f" {', '.join(x.name for x in CHIPS)}"
+    )
 
 
 def _first_line(error: BaseException) -> str:
@@ -73,7 +84,9 @@ def for_chip(config: RunConfig, kind: str) -> RunConfig:
         attention="splash" if compute.attention == "auto" else compute.attention,
     )
     quantize = kind_for(kind) if config.rollout.quantize == "auto" else config.rollout.quantize
-    return dataclasses.replace(config, compute=compute, rollout=dataclasses.replace(config.rollout, quantize=quantize))
+    return dataclasses.replace(
+        config, compute=compute, rollout=dataclasses.replace(config.rollout, quantize=quantize)
+    )
 
 
 def known_ids(config: RunConfig) -> int:
@@ -88,64 +101,135 @@ def known_ids(config: RunConfig) -> int:
 
 
 class Step:
-    """The abstract arrays of a run on `devices`, and its programs. Programs are compiled in the order of `programs()`: later ones take
-    the layouts that earlier ones give their results."""
+    """The abstract arrays of a run on `devices`, and its programs. Programs are compiled in the
+    order of `programs()`: later ones take the layouts that earlier ones give their results."""
 
     def __init__(self, config: RunConfig, devices: list[jax.Device]):
         self.chip = known_chip(devices)
         self.config = config = for_chip(config, devices[0].device_kind)
         self.train, self.decode = _placements(config, devices)
-        self.model = Transformer(config.model, config.compute, training_layout(config.compute), self.train, known_ids(config))
-        self.engine = Engine(config.model, config.rollout_compute, config.rollout, 0, self.decode, self.model.known)
+        self.model = Transformer(
+            config.model,
+            config.compute,
+            training_layout(config.compute),
+            self.train,
+            known_ids(config),
+        )
+        self.engine = Engine(
+            config.model, config.rollout_compute, config.rollout, 0, self.decode, self.model.known
+        )
         fresh = jax.eval_shape(self._fresh_state)
         self.state: TrainState = placed_structs(fresh, config.model, self.train)
-        kept = config.rl.prompts_per_step if config.rl.zero_variance.dynamic_sampling else 0  # of earlier rounds
+        # of earlier rounds
+        kept = config.rl.prompts_per_step if config.rl.zero_variance.dynamic_sampling else 0
         rows = (config.rl.prompts_per_round + kept) * config.rl.capacity
-        self.store = jax.eval_shape(lambda: empty_routes(config.model, rows, config.rollout.max_length))
-        if self.store is not None:  # it lies over the rollout's rows, and then over training's: counted where it is cut less
-            self.store = _laid(self.store, min(self.train, self.decode, key=lambda x: x.size(*x.batch_axes(rows))).rows(rows))
+        self.store = jax.eval_shape(
+            lambda: empty_routes(config.model, rows, config.rollout.max_length)
+        )
+        # it lies over the rollout's rows, and then over training's: counted where it is cut less
+        if self.store is not None:
+            self.store = _laid(
+                self.store,
+                min(self.train, self.decode, key=lambda x: x.size(*x.batch_axes(rows))).rows(rows),
+            )
         apart = config.rollout_apart
         self.convert = converter(
-            config.model, near(self.state.params, self.decode) if apart else self.decode, config.rollout_compute.dtype, config.rollout.quantize, True,
-            self.decode.size("tensor"), self.engine.layout, None if apart else self.train.mesh,
-        )  # fmt: skip
+            config.model,
+            near(self.state.params, self.decode) if apart else self.decode,
+            config.rollout_compute.dtype,
+            config.rollout.quantize,
+            True,
+            self.decode.size("tensor"),
+            self.engine.layout,
+            None if apart else self.train.mesh,
+        )
         sampler = jax.eval_shape(self.convert, self.state.params)
-        self.sampler = jax.tree.map(_laid, sampler, decode_shardings(sampler, config.model, self.decode, self.engine.layout))
+        self.sampler = jax.tree.map(
+            _laid, sampler, decode_shardings(sampler, config.model, self.decode, self.engine.layout)
+        )
         self.results: dict[str, Any] = {}  # what compiled programs give, as structs
 
     def _fresh_state(self) -> TrainState:
         config = self.config
-        params = in_layout(init_params(config.model, config.compute, jax.random.key(0)), self.model.layout)
+        params = in_layout(
+            init_params(config.model, config.compute, jax.random.key(0)), self.model.layout
+        )
         return optim.init_state(params, config.rl.optim, 1)
 
     def done(self, program: Program, compiled: jax.stages.Compiled) -> None:
-        """Keeps the shapes and layouts of a compiled program's results for the programs behind it."""
-        copied = program.name == "hand-over" and self.config.rollout_apart  # from the training's devices to the rollout's
-        self.results[program.name] = self.sampler if copied else jax.tree.map(_laid, compiled.out_info, compiled.output_shardings)
+        """Keeps the shapes and layouts of a compiled program's results for the programs
+        behind it.
+        """
+        # from the training's devices to the rollout's
+        copied = program.name == "hand-over" and self.config.rollout_apart
+        self.results[program.name] = (
+            self.sampler
+            if copied
+            else jax.tree.map(_laid, compiled.out_info, compiled.output_shardings)
+        )
 
     def programs(self) -> Iterator[Program]:
-        """In an order in which each finds the results that it needs; whoever iterates calls `done` for each."""
+        """In an order in which each finds the results that it needs; whoever iterates calls `done`
+        for each.
+        """
         config, params = self.config, self.state.params
-        yield self._on_training("hand-over", lambda: self.convert.lower(params), ("moments", "store"))
-        yield self._on_rollout("slots", lambda: Engine.init_decode_state.lower(self.engine), ("state", "store", "decode"))
+        yield self._on_training(
+            "hand-over", lambda: self.convert.lower(params), ("moments", "store")
+        )
+        yield self._on_rollout(
+            "slots",
+            lambda: Engine.init_decode_state.lower(self.engine),
+            ("state", "store", "decode"),
+        )
         rollout, samples = config.rollout, config.rl.group_size
         prompts, bucket = -(-rollout.slots // samples), rollout.prompt_buckets[-1]
-        yield self._on_rollout("prefill", partial(self._prefill, prompts, samples, bucket), ("state", "store", "slots"), prompts * bucket)
-        yield self._on_rollout("insert", partial(self._insert, "prefill", prompts, samples), ("state", "store", "decode"))
-        if rollout.cache_pages or config.rl.partial_prompts:  # samples that go on after a preemption, or in another step
+        yield self._on_rollout(
+            "prefill",
+            partial(self._prefill, prompts, samples, bucket),
+            ("state", "store", "slots"),
+            prompts * bucket,
+        )
+        yield self._on_rollout(
+            "insert",
+            partial(self._insert, "prefill", prompts, samples),
+            ("state", "store", "decode"),
+        )
+        # samples that go on after a preemption, or in another step
+        if rollout.cache_pages or config.rl.partial_prompts:
             rows, longest = max(1, rollout.slots // 8), rollout.max_length
-            yield self._on_rollout("resume", partial(self._prefill, rows, 1, longest, True), ("state", "slots"), rows * longest)
-            yield self._on_rollout("insert resumed", partial(self._insert, "resume", rows, 1), ("state", "store", "decode"))
+            yield self._on_rollout(
+                "resume",
+                partial(self._prefill, rows, 1, longest, True),
+                ("state", "slots"),
+                rows * longest,
+            )
+            yield self._on_rollout(
+                "insert resumed",
+                partial(self._insert, "resume", rows, 1),
+                ("state", "store", "decode"),
+            )
         yield self._on_rollout("decode", self._generate, ("state", "store"), rollout.slots)
         yield from self.training()
         yield self._on_training("add", self._add, ("state", "store", "decode"))
         yield self._on_training("apply", self._apply, ("store", "decode"))
 
-    def _on_training(self, name: str, lower: Callable[[], jax.stages.Lowered], beside: tuple[str, ...], tokens: int = 0) -> Program:
+    def _on_training(
+        self,
+        name: str,
+        lower: Callable[[], jax.stages.Lowered],
+        beside: tuple[str, ...],
+        tokens: int = 0,
+    ) -> Program:
         gone = ("decode", "slots") if self.config.rollout_apart else ()
         return Program(name, lower, (*(x for x in beside if x not in gone), "reference"), tokens)
 
-    def _on_rollout(self, name: str, lower: Callable[[], jax.stages.Lowered], beside: tuple[str, ...], tokens: int = 0) -> Program:
+    def _on_rollout(
+        self,
+        name: str,
+        lower: Callable[[], jax.stages.Lowered],
+        beside: tuple[str, ...],
+        tokens: int = 0,
+    ) -> Program:
         if self.config.rollout_apart:
             return Program(name, lower, tuple(x for x in beside if x != "state"), tokens)
         return Program(name, lower, (*beside, "reference"), tokens)
@@ -153,74 +237,122 @@ class Step:
     def training(self) -> Iterator[Program]:
         """Forward and backward of every bucket, the longest first."""
         for length in reversed(self.config.rl.buckets):
-            count = row_counts(length, self.config.rl.micro_batch_tokens, self.train.rows_multiple)[0]
+            count = row_counts(length, self.config.rl.micro_batch_tokens, self.train.rows_multiple)[
+                0
+            ]
             beside = "moments", "store", "decode", "sum"
-            yield self._on_training(f"forward {length}", partial(self._forward, count, length), beside, count * length)
-            yield self._on_training(f"backward {length}", partial(self._backward, length), beside, count * length)
+            yield self._on_training(
+                f"forward {length}", partial(self._forward, count, length), beside, count * length
+            )
+            yield self._on_training(
+                f"backward {length}", partial(self._backward, length), beside, count * length
+            )
 
-    # ---- each program ------------------------------------------------------------------------------------------------
+    # ---- each program ----------------------------------------------------------------------------
 
     def _prefill(self, prompts: int, samples: int, bucket: int, replayed: bool = False):
         everywhere = self.decode.sharding()
-        tokens, lengths = _struct((prompts, bucket), jnp.int32, everywhere), _struct((prompts,), jnp.int32, everywhere)
+        tokens, lengths = (
+            _struct((prompts, bucket), jnp.int32, everywhere),
+            _struct((prompts,), jnp.int32, everywhere),
+        )
         keys = _struct((prompts, samples, 2), jnp.uint32, everywhere)
         routing = None
         if replayed and self.store is not None:
             routing = _struct((prompts, *self.store.shape[1:]), self.store.dtype, everywhere)
         return Engine._prefill.lower(
-            self.engine, self.results["hand-over"], tokens, lengths, keys, self.engine.default_sampler(), None, routing
+            self.engine,
+            self.results["hand-over"],
+            tokens,
+            lengths,
+            keys,
+            self.engine.default_sampler(),
+            None,
+            routing,
         )
 
     def _insert(self, prefix: str, prompts: int, samples: int):
         everywhere = self.decode.sharding()
         slots = _struct((prompts, samples), jnp.int32, everywhere)
         most = _struct((prompts,), jnp.int32, everywhere)
-        return Engine.bulk_insert.lower(self.engine, self.results[prefix], self.results["slots"], slots, most)
+        return Engine.bulk_insert.lower(
+            self.engine, self.results[prefix], self.results["slots"], slots, most
+        )
 
     def _generate(self):
         wanted, rollout = _struct((), jnp.int32, self.decode.sharding()), self.config.rollout
         read = None  # else the longest part of the cache that is a copy: the whole is none
-        if not self.engine.in_place(self.results["slots"]) and rollout.max_length > rollout.cache_bucket:
+        if (
+            not self.engine.in_place(self.results["slots"])
+            and rollout.max_length > rollout.cache_bucket
+        ):
             read = rollout.max_length - rollout.cache_bucket
         return Engine._generate.lower(
-            self.engine, self.results["hand-over"], self.results["slots"], wanted, self.engine.default_sampler(), read
+            self.engine,
+            self.results["hand-over"],
+            self.results["slots"],
+            wanted,
+            self.engine.default_sampler(),
+            read,
         )
 
     def _forward(self, rows: int, length: int):
         here, model = self.train, self.config.model
-        tokens, lengths = _struct((rows, length), jnp.int32, here.sharding()), _struct((rows,), jnp.int32, here.sharding())
+        tokens, lengths = (
+            _struct((rows, length), jnp.int32, here.sharding()),
+            _struct((rows,), jnp.int32, here.sharding()),
+        )
         routing = None
         if self.config.rl.replay != "off" and self.store is not None:
             shape = rows, length, len(model.moe_layers), model.moe.top_k
-            routing = _struct(shape, self.store.dtype, here.sharding(*here.spec(shape, ("batch", "tokens", None, None))))
+            routing = _struct(
+                shape,
+                self.store.dtype,
+                here.sharding(*here.spec(shape, ("batch", "tokens", None, None))),
+            )
         temperature = self.config.rollout.temperature
-        return step.forward_and_pullback.lower(self.model, self.state.params, tokens, lengths, routing, temperature)
+        return step.forward_and_pullback.lower(
+            self.model, self.state.params, tokens, lengths, routing, temperature
+        )
 
     def _backward(self, length: int):
         (logp, _, _, aux), pullback = self.results[f"forward {length}"]
-        return step.pull.lower(self.model, self.state.params, pullback, (logp, None if aux is None else aux.probs))
+        return step.pull.lower(
+            self.model, self.state.params, pullback, (logp, None if aux is None else aux.probs)
+        )
 
     def _grads(self) -> Any:
         return self.results[f"backward {self.config.rl.buckets[-1]}"]
 
     def sum_of_gradients(self) -> Any:
         """What gradients add up to: each as its gradient lies, in at least float32."""
-        return jax.tree.map(lambda x: _struct(x.shape, jnp.promote_types(x.dtype, jnp.float32), x.sharding), self._grads())
+        return jax.tree.map(
+            lambda x: _struct(x.shape, jnp.promote_types(x.dtype, jnp.float32), x.sharding),
+            self._grads(),
+        )
 
     def _add(self):
         return step.accumulate.lower(self.sum_of_gradients(), self._grads())
 
     def _apply(self):
-        return step.apply.lower(self.state, self.sum_of_gradients(), config=self.config.rl.optim, total_steps=1)
+        return step.apply.lower(
+            self.state, self.sum_of_gradients(), config=self.config.rl.optim, total_steps=1
+        )
 
 
 def _placements(config: RunConfig, devices: list[jax.Device]) -> tuple[Placement, Placement]:
-    """Training's and the rollout's, together on all `devices`: a part of them would leave the rest of what is paid for idle."""
+    """Training's and the rollout's, together on all `devices`: a part of them would leave the rest
+    of what is paid for idle.
+    """
     rollout = config.rollout_mesh or config.mesh
     takes = config.mesh.devices + (rollout.devices if config.rollout_apart else 0)
     if takes != len(devices):
         what = "mesh and rollout_mesh have" if config.rollout_apart else "mesh has"
-        change = "lower an axis, or name a larger topology" if takes > len(devices) else "raise an axis, or name a smaller topology"
+        change = (
+            "lower an axis, or name a larger topology"
+            if takes > len(devices)
+            else "raise an axis, or name a smaller topology"
+        )
         raise ConfigError(f"{what} {takes} devices, the topology {len(devices)}: {change}")
     train, decode = placements(config.mesh, config.rollout_mesh, config.rollout_apart, devices)
     if train is None or decode is None:
@@ -231,7 +363,10 @@ def _placements(config: RunConfig, devices: list[jax.Device]) -> tuple[Placement
 
 def bytes_per_device(tree: Any) -> int:
     """Of structs that have shardings."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * _itemsize(x.dtype) for x in jax.tree.leaves(tree))
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * _itemsize(x.dtype)
+        for x in jax.tree.leaves(tree)
+    )
 
 
 def _itemsize(dtype) -> int:

@@ -18,19 +18,41 @@ _KINDS = ("arguments", "results", "temporary", "beside")
 def print_plan(plan: Plan, console: Console) -> None:
     """Memory, collectives and bound of every program, then the verdict."""
     per_chip = plan.chip.devices
-    what = f"{plan.devices} devices, {plan.devices // per_chip} chips" + (f" of {per_chip} devices each" if per_chip > 1 else "")
-    console.print(summary_table([_memory_row(x, per_chip) for x in plan.found], f"GiB per chip, {plan.topology}: {what}"))
+    what = f"{plan.devices} devices, {plan.devices // per_chip} chips" + (
+        f" of {per_chip} devices each" if per_chip > 1 else ""
+    )
+    console.print(
+        summary_table(
+            [_memory_row(x, per_chip) for x in plan.found], f"GiB per chip, {plan.topology}: {what}"
+        )
+    )
     rows = [_work_row(x, per_chip) for x in plan.found if x.bound]
     if rows:
-        console.print(summary_table(rows, "One run of each program (decode: one token of every slot); seconds are bounds from published peaks"))
+        console.print(
+            summary_table(
+                rows,
+                "One run of each program (decode: one token of every slot); seconds are bounds from"
+                " published peaks",
+            )
+        )
     parts = ", ".join(f"{name} {size * per_chip / GIB:.2f}" for name, size in plan.parts.items())
     console.print(f"between programs, GiB per chip: {parts}")
     if not math.isnan(plan.step_s):
-        console.print(f"bound on an RL step whose answers are all as long as they may be: {plan.step_s:,.0f} s")
+        console.print(
+            "bound on an RL step whose answers are all as long as they may be:"
+            f" {plan.step_s:,.0f} s"
+        )
     worst, limit = plan.worst, plan.limit * per_chip / GIB
-    needs = "more than the compiler would place" if worst.needs < 0 else f"{worst.needs * per_chip / GIB:.1f} GiB per chip"
+    needs = (
+        "more than the compiler would place"
+        if worst.needs < 0
+        else f"{worst.needs * per_chip / GIB:.1f} GiB per chip"
+    )
     verdict = "fits" if plan.fits else "does NOT fit"
-    console.print(f"{plan.config.name} {verdict} {plan.topology}: {worst.name} needs {needs}; usable are {limit:.1f}")
+    console.print(
+        f"{plan.config.name} {verdict} {plan.topology}: {worst.name} needs {needs}; usable are"
+        f" {limit:.1f}"
+    )
     for change in plan.changes:
         console.print(f"  {change}")
 
@@ -41,9 +63,19 @@ def _gib(size: float, per_chip: int) -> str:
 
 def _memory_row(x: Found, per_chip: int) -> dict[str, Any]:
     if x.memory is None:
-        return {"program": x.name, **dict.fromkeys(_KINDS, ""), "all": _refused(x, per_chip), "compiled in": ""}
+        return {
+            "program": x.name,
+            **dict.fromkeys(_KINDS, ""),
+            "all": _refused(x, per_chip),
+            "compiled in": "",
+        }
     sizes = {name: _gib(getattr(x.memory, name), per_chip) for name in _KINDS}
-    return {"program": x.name, **sizes, "all": _gib(x.needs, per_chip), "compiled in": f"{x.compile_s:.0f} s"}
+    return {
+        "program": x.name,
+        **sizes,
+        "all": _gib(x.needs, per_chip),
+        "compiled in": f"{x.compile_s:.0f} s",
+    }
 
 
 def _refused(x: Found, per_chip: int) -> str:
@@ -51,31 +83,71 @@ def _refused(x: Found, per_chip: int) -> str:
 
 
 def _work_row(x: Found, per_chip: int) -> dict[str, Any]:
-    sent = ", ".join(f"{kind} {one.bytes * per_chip / GIB:.3g} GiB ({one.count:.0f})" for kind, one in x.sent.items()) or "nothing"
+    sent = (
+        ", ".join(
+            f"{kind} {one.bytes * per_chip / GIB:.3g} GiB ({one.count:.0f})"
+            for kind, one in x.sent.items()
+        )
+        or "nothing"
+    )
     seconds = [f"{s:.3g}" for s in x.bound]
-    return {"program": x.name, "sent per chip": sent, "FLOPs s": seconds[0], "HBM s": seconds[1], "ICI s": seconds[2], "bound by": x.bound.by}
+    return {
+        "program": x.name,
+        "sent per chip": sent,
+        "FLOPs s": seconds[0],
+        "HBM s": seconds[1],
+        "ICI s": seconds[2],
+        "bound by": x.bound.by,
+    }
 
 
 def draw_plan(plan: Plan, png: str | os.PathLike) -> Path:
-    """A bar for each program: what it holds and what lies beside it, GiB per chip, against what a chip has."""
+    """A bar for each program: what it holds and what lies beside it, GiB per chip, against what a
+    chip has.
+    """
     from matplotlib.figure import Figure
 
     per_chip, rows = plan.chip.devices, [x for x in plan.found if x.memory is not None]
     figure = Figure(figsize=(9, 1.6 + 0.34 * len(plan.found)), layout="constrained")
     axes, left = figure.subplots(), [0.0] * len(rows)
-    for name, colour in (("beside", "#9aa5b1"), ("arguments", "#3b6ea5"), ("results", "#6fb07f"), ("temporary", "#d98c3f"), ("code", "#8d6cab")):
+    for name, colour in (
+        ("beside", "#9aa5b1"),
+        ("arguments", "#3b6ea5"),
+        ("results", "#6fb07f"),
+        ("temporary", "#d98c3f"),
+        ("code", "#8d6cab"),
+    ):
         sizes = [getattr(x.memory, name) * per_chip / GIB for x in rows]
         axes.barh([x.name for x in rows], sizes, left=left, color=colour, label=name, height=0.7)
         left = [a + b for a, b in zip(left, sizes, strict=True)]
     for x in plan.found:
         if x.memory is None:
-            axes.barh([x.name], [max(x.needs, 0) * per_chip / GIB], color="none", edgecolor="#b03a3a", hatch="//", height=0.7)
+            axes.barh(
+                [x.name],
+                [max(x.needs, 0) * per_chip / GIB],
+                color="none",
+                edgecolor="#b03a3a",
+                hatch="//",
+                height=0.7,
+            )
     axes.axvline(plan.limit * per_chip / GIB, color="#b03a3a", linewidth=1.2)
-    axes.annotate(" usable", (plan.limit * per_chip / GIB, -0.6), color="#b03a3a", fontsize=8, annotation_clip=False)
+    axes.annotate(
+        " usable",
+        (plan.limit * per_chip / GIB, -0.6),
+        color="#b03a3a",
+        fontsize=8,
+        annotation_clip=False,
+    )
     axes.invert_yaxis()
     axes.set_xlabel("GiB per chip")
     axes.set_title(f"{plan.config.name} on {plan.topology}", loc="left", fontsize=11)
-    axes.legend(ncols=5, fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.12 - 0.6 / (len(plan.found) + 4)))
+    axes.legend(
+        ncols=5,
+        fontsize=8,
+        frameon=False,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.12 - 0.6 / (len(plan.found) + 4)),
+    )
     axes.spines[["top", "right"]].set_visible(False)
     Path(png).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(png, dpi=130)

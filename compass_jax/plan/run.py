@@ -13,14 +13,25 @@ from compass_jax.chips import Chip
 from compass_jax.config import RunConfig
 from compass_jax.plan.bound import Bound, bound_of, runs_per_step
 from compass_jax.plan.collectives import Sent, collectives, total_bytes
-from compass_jax.plan.memory import USABLE, Change, Memory, advice, beside, memory_of, refused_bytes, resident
+from compass_jax.plan.memory import (
+    USABLE,
+    Change,
+    Memory,
+    advice,
+    beside,
+    memory_of,
+    refused_bytes,
+    resident,
+)
 from compass_jax.plan.programs import SAMPLING, Program, Step, topology_devices
 
 GIB = 2**30
 
 
 class Found(NamedTuple):
-    """One program, compiled: or refused for want of memory (`memory` None), when `needs` is what the compiler said it would take."""
+    """One program, compiled: or refused for want of memory (`memory` None), when `needs` is what
+    the compiler said it would take.
+    """
 
     name: str
     memory: Memory | None
@@ -58,15 +69,25 @@ class Plan(NamedTuple):
 
     @property
     def step_s(self) -> float:
-        """The bound on an RL step whose answers are all as long as they may be; NaN where a program did not compile.
+        """The bound on an RL step whose answers are all as long as they may be; NaN where a program
+        did not compile.
 
-        One step off, the rollout runs beside the training: the longer of the two counts, with the hand-over between them.
+        One step off, the rollout runs beside the training: the longer of the two counts, with the
+        hand-over between them.
         """
         runs = runs_per_step(self.config, _rows_multiple(self.config))
-        took = {x.name: runs.get(x.name, 0) * (x.bound.seconds if x.bound else math.nan) for x in self.found}
-        rollout, between = sum(s for name, s in took.items() if name.split()[0] in SAMPLING), took.get("hand-over", math.nan)
+        took = {
+            x.name: runs.get(x.name, 0) * (x.bound.seconds if x.bound else math.nan)
+            for x in self.found
+        }
+        rollout, between = (
+            sum(s for name, s in took.items() if name.split()[0] in SAMPLING),
+            took.get("hand-over", math.nan),
+        )
         training = sum(took.values()) - rollout - between
-        return between + (max(rollout, training) if self.config.rl.one_step_off else rollout + training)
+        return between + (
+            max(rollout, training) if self.config.rl.one_step_off else rollout + training
+        )
 
     def summary(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -80,7 +101,9 @@ class Plan(NamedTuple):
             "topology": self.topology,
             "devices": self.devices,
             "devices_per_chip": per_chip,
-            "parts_gib_per_chip": {name: round(size * per_chip / GIB, 3) for name, size in self.parts.items()},
+            "parts_gib_per_chip": {
+                name: round(size * per_chip / GIB, 3) for name, size in self.parts.items()
+            },
             "programs": {x.name: _row(x, per_chip) for x in self.found},
             "step_bound_s": None if math.isnan(self.step_s) else round(self.step_s, 2),
             "compile_s": round(sum(x.compile_s for x in self.found), 1),
@@ -93,21 +116,34 @@ def _rows_multiple(config: RunConfig) -> int:
 
 
 def _row(x: Found, per_chip: int) -> dict[str, Any]:
-    memory = None if x.memory is None else {name: round(size * per_chip / GIB, 3) for name, size in x.memory._asdict().items()}
+    memory = (
+        None
+        if x.memory is None
+        else {name: round(size * per_chip / GIB, 3) for name, size in x.memory._asdict().items()}
+    )
     return {
         "gib_per_chip": None if x.needs < 0 else round(x.needs * per_chip / GIB, 3),
         "memory_gib_per_chip": memory,
-        "collectives": {kind: {"count": sent.count, "gib_per_chip": round(sent.bytes * per_chip / GIB, 4)} for kind, sent in x.sent.items()},
-        "bound_s": None if x.bound is None else {"seconds": x.bound.seconds, "by": x.bound.by, **x.bound._asdict()},
+        "collectives": {
+            kind: {"count": sent.count, "gib_per_chip": round(sent.bytes * per_chip / GIB, 4)}
+            for kind, sent in x.sent.items()
+        },
+        "bound_s": None
+        if x.bound is None
+        else {"seconds": x.bound.seconds, "by": x.bound.by, **x.bound._asdict()},
         "compile_s": round(x.compile_s, 1),
     }
 
 
-def make_plan(config: RunConfig, topology: str, tell: Callable[[str], None] = lambda text: None) -> Plan:
-    """Compiles the programs of `config` for `topology` one after the other, saying each through `tell`.
+def make_plan(
+    config: RunConfig, topology: str, tell: Callable[[str], None] = lambda text: None
+) -> Plan:
+    """Compiles the programs of `config` for `topology` one after the other, saying each through
+    `tell`.
 
-    The first one that the compiler refuses for want of memory ends it: what comes behind needs its results. ConfigError for an unknown
-    topology or chip, and for a mesh that the topology or the model does not divide into.
+    The first one that the compiler refuses for want of memory ends it: what comes behind needs its
+    results. ConfigError for an unknown topology or chip, and for a mesh that the topology or the
+    model does not divide into.
     """
     devices = topology_devices(topology)
     step, found = Step(config, devices), []
@@ -123,18 +159,36 @@ def make_plan(config: RunConfig, topology: str, tell: Callable[[str], None] = la
             found.append((program, None, {}, needs, time.perf_counter() - started))
             break
         step.done(program, compiled)
-        found.append((program, compiled, collectives(compiled.as_text()), 0, time.perf_counter() - started))
+        found.append(
+            (program, compiled, collectives(compiled.as_text()), 0, time.perf_counter() - started)
+        )
     return _judge(step, topology, len(devices), found)
 
 
-def _judge(step: Step, topology: str, devices: int, found: list[tuple[Program, Any, dict[str, Sent], int, float]]) -> Plan:
+def _judge(
+    step: Step,
+    topology: str,
+    devices: int,
+    found: list[tuple[Program, Any, dict[str, Sent], int, float]],
+) -> Plan:
     parts, rows = resident(step), []
     for program, compiled, sent, needs, seconds in found:
         if compiled is None:
-            rows.append(Found(program.name, None, needs + beside(program, parts) if needs > 0 else -1, {}, None, seconds))
+            rows.append(
+                Found(
+                    program.name,
+                    None,
+                    needs + beside(program, parts) if needs > 0 else -1,
+                    {},
+                    None,
+                    seconds,
+                )
+            )
             continue
         memory = memory_of(program, compiled, parts)
-        bound = bound_of(step.config, step.chip, program.name, program.tokens, memory, total_bytes(sent.values()))
+        bound = bound_of(
+            step.config, step.chip, program.name, program.tokens, memory, total_bytes(sent.values())
+        )
         rows.append(Found(program.name, memory, memory.total, sent, bound, seconds))
     plan = Plan(topology, step.chip, devices, step.config, parts, rows, [])
     if plan.fits:
@@ -142,8 +196,12 @@ def _judge(step: Step, topology: str, devices: int, found: list[tuple[Program, A
     return plan._replace(changes=advice(step.config, plan.worst.name, plan.worst.memory, parts))
 
 
-def run_plan(config: RunConfig, topology: str, *, as_json: bool, png: str | None, searched: int = 0) -> int:
-    """`compass plan`: prints what was found; 0 where it fits, 1 where not. `searched`: how many other layouts to try as well."""
+def run_plan(
+    config: RunConfig, topology: str, *, as_json: bool, png: str | None, searched: int = 0
+) -> int:
+    """`compass plan`: prints what was found; 0 where it fits, 1 where not. `searched`: how many
+    other layouts to try as well.
+    """
     from rich.console import Console
 
     from compass_jax.plan.report import draw_plan, print_plan

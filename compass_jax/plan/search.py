@@ -1,4 +1,6 @@
-"""Other layouts of the training for a topology: ranked by an estimate, the likeliest compiled and ranked by their bounds."""
+"""Other layouts of the training for a topology: ranked by an estimate, the likeliest compiled and
+ranked by their bounds.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,13 @@ class Estimate(NamedTuple):
 
     config: RunConfig
     gib: float  # per device: parameters, moments, sums of gradients and what a micro-batch keeps
-    s_per_mtoken: float  # the greater of arithmetic and links for a million tokens of forward and backward
+    # the greater of arithmetic and links for a million tokens of forward and backward
+    s_per_mtoken: float
 
 
 def layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
-    """`config` on every training mesh of so many devices that divides the model and a row, with and without remat; one row of the longest bucket
-    on each group of context devices."""
+    """`config` on every training mesh of so many devices that divides the model and a row, with and
+    without remat; one row of the longest bucket on each group of context devices."""
     sizes = [n for n in range(1, devices + 1) if devices % n == 0]
     longest = config.rl.buckets[-1]
     for replica, expert, tensor, context in itertools.product(sizes, sizes, sizes, sizes):
@@ -48,7 +51,9 @@ def layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
             continue
         for remat in (True, False):
             rl = dataclasses.replace(config.rl, micro_batch_tokens=rows * longest)
-            yield dataclasses.replace(config, mesh=mesh, rl=rl, compute=dataclasses.replace(config.compute, remat=remat))
+            yield dataclasses.replace(
+                config, mesh=mesh, rl=rl, compute=dataclasses.replace(config.compute, remat=remat)
+            )
 
 
 def estimate(config: RunConfig, device_flops: float, ici_bytes_s: float) -> Estimate:
@@ -64,29 +69,57 @@ def estimate(config: RunConfig, device_flops: float, ici_bytes_s: float) -> Esti
     gathered = (experts / mesh.expert + (total - experts)) / mesh.tensor * 2 * (1 - 1 / store)
     moved = 2 * local * d * (mesh.expert - 1) * len(model.moe_layers)
     summed = 4 * local * d * (1 - 1 / mesh.tensor) * 2 * model.layers
-    keys = 2 * (mesh.context - 1) * local * 2 * (d + 2 * model.kv_heads * model.head_dim / mesh.tensor) * model.layers / 2
+    keys = (
+        2
+        * (mesh.context - 1)
+        * local
+        * 2
+        * (d + 2 * model.kv_heads * model.head_dim / mesh.tensor)
+        * model.layers
+        / 2
+    )
     passes = 4 if config.compute.remat else 3
     alike = held * 2 * 2 * (1 - 1 / mesh.replica)  # gradients, made the same in all replicas
     links = ((gathered + moved + summed + keys) * passes + alike) / ici_bytes_s
-    arithmetic = forward_flops(model, [length]) / (mesh.context * mesh.tensor) * passes / device_flops
-    return Estimate(config, gib, max(links, arithmetic) / (length / mesh.context / mesh.tensor) * 1e6 / mesh.devices)
+    arithmetic = (
+        forward_flops(model, [length]) / (mesh.context * mesh.tensor) * passes / device_flops
+    )
+    return Estimate(
+        config,
+        gib,
+        max(links, arithmetic) / (length / mesh.context / mesh.tensor) * 1e6 / mesh.devices,
+    )
 
 
 def search(config: RunConfig, topology: str, count: int, console: Console) -> list[dict[str, Any]]:
-    """Compiles forward and backward of the `count` likeliest layouts; prints and returns them, the fastest by its bound first."""
+    """Compiles forward and backward of the `count` likeliest layouts; prints and returns them, the
+    fastest by its bound first.
+    """
     devices = topology_devices(topology)
     chip = known_chip(devices)
     limit = USABLE * chip.hbm_gib / chip.devices
-    all_ = [estimate(x, chip.device_flops, chip.ici_gb_s * 1e9 / chip.devices) for x in layouts(config, len(devices))]
+    all_ = [
+        estimate(x, chip.device_flops, chip.ici_gb_s * 1e9 / chip.devices)
+        for x in layouts(config, len(devices))
+    ]
     likely = sorted((x for x in all_ if x.gib <= limit), key=lambda x: x.s_per_mtoken)[:count]
-    console.print(f"{len(all_)} layouts divide model and topology, {sum(x.gib <= limit for x in all_)} may fit; compiling {len(likely)}")
+    console.print(
+        f"{len(all_)} layouts divide model and topology, {sum(x.gib <= limit for x in all_)} may"
+        f" fit; compiling {len(likely)}"
+    )
     rows = []
     for x in likely:
         console.print(f"compiling {_named(x.config)}")
         rows.append(_compiled(x.config, devices, limit))
     rows.sort(key=lambda row: (row["fits"] != "yes", row["s / Mtoken"]))
     if rows:
-        console.print(summary_table(rows, f"layouts of the training on {topology}, {active_params(config.model) / 1e9:.1f}B active parameters"))
+        console.print(
+            summary_table(
+                rows,
+                f"layouts of the training on {topology}, {active_params(config.model) / 1e9:.1f}B"
+                " active parameters",
+            )
+        )
     return rows
 
 
@@ -116,4 +149,9 @@ def _compiled(config: RunConfig, devices: list[Any], limit: float) -> dict[str, 
         if program.name == f"backward {length}":
             tokens = program.tokens
             break
-    return row | {"fits": "yes" if worst <= limit else "no", "GiB per device": worst, "s / Mtoken": seconds / tokens * 1e6, "by": ", ".join(by)}
+    return row | {
+        "fits": "yes" if worst <= limit else "no",
+        "GiB per device": worst,
+        "s / Mtoken": seconds / tokens * 1e6,
+        "by": ", ".join(by),
+    }

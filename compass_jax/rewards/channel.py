@@ -1,10 +1,10 @@
 """Lines of JSON between the scorer and a worker, over a socket. The worker's side is not trusted.
 
-    scorer -> {"checks": ..., "tag": ..., "timeout_s": ..., "guards": ...}     once
-    worker -> ["ready", ""]  or  ["failed", traceback]
-    scorer -> [[source, response, answer, item], ...]   when all earlier answers have come
-    worker -> ["begun", ""]                             it has them
-    worker -> [index, reward or null, outcome, detail]  for each, in their order
+scorer -> {"checks": ..., "tag": ..., "timeout_s": ..., "guards": ...}     once
+worker -> ["ready", ""]  or  ["failed", traceback]
+scorer -> [[source, response, answer, item], ...]   when all earlier answers have come
+worker -> ["begun", ""]                             it has them
+worker -> [index, reward or null, outcome, detail]  for each, in their order
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Which guards a worker gets: what this machine has, found by trying, and what the setting wants."""
+"""Which guards a worker gets: what this machine has, found by trying, and what the setting
+wants.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What shaping may hold against one response, as a number in [0, 1]; the arithmetic on groups is in rl/shaping.py."""
+"""What shaping may hold against one response, as a number in [0, 1]; the arithmetic on groups is in
+rl/shaping.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from collections.abc import Sequence
 
 
 def repetition_frac(tokens: Sequence[int], ngram: int) -> float:
-    """Share of the response's n-grams that it had already said; 0 for a response of fewer than `ngram` tokens."""
+    """Share of the response's n-grams that it had already said; 0 for a response of fewer than
+    `ngram` tokens.
+    """
     if ngram < 1:
         raise ValueError(f"repetition_frac: ngram = {ngram} must be positive")
     ids = [int(t) for t in tokens]

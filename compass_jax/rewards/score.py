@@ -1,9 +1,10 @@
 """Scores responses in worker processes that can be killed, while the rollout goes on.
 
-A thread hands tasks to idle workers and collects their answers; `submit` and `collect` only touch queues. What a check may
-do is the workers' affair (worker.py); what comes from them is JSON of a fixed form (channel.py). A check that runs longer
-than `rewards.timeout_s` is ended, and a worker that dies took down only the task it was on. Such a sample gets a Score that
-is not known; the tasks behind it go to the next worker. Results carry the caller's key.
+A thread hands tasks to idle workers and collects their answers; `submit` and `collect` only touch
+queues. What a check may do is the workers' affair (worker.py); what comes from them is JSON of a
+fixed form (channel.py). A check that runs longer than `rewards.timeout_s` is ended, and a worker
+that dies took down only the task it was on. Such a sample gets a Score that is not known; the tasks
+behind it go to the next worker. Results carry the caller's key.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from compass_jax.rewards.verifiers import Check, Task
 logger = logging.getLogger(__name__)
 
 BATCH = 32  # most tasks that are sent to a worker at once
-START_LIMIT_S = 300.0  # first imports on a cold disk are slow; a worker that needs longer than this does not start
+# first imports on a cold disk are slow; a worker that needs longer than this does not start
+START_LIMIT_S = 300.0
 GRACE_S = 2.0  # a worker ends a check in a child itself; after this it is ended with the check
 UNLUCKY_LIMIT = 5
 RESTARTS = 3
@@ -42,17 +44,31 @@ class ScorerError(RuntimeError):
 
 
 class _Worker:
-    """A process, its channel, and the tasks it was sent and has not answered (the first is the one it is on)."""
+    """A process, its channel, and the tasks it was sent and has not answered (the first is the one
+    it is on).
+    """
 
     def __init__(self, setup: dict[str, Any]):
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
-        command = [sys.executable, "-P", "-m", "compass_jax.rewards.worker", str(theirs.fileno()), str(lifeline)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "compass_jax.rewards.worker",
+            str(theirs.fileno()),
+            str(lifeline),
+        ]
         # not multiprocessing: its children import the program's main module, and with it jax
         kept = (theirs.fileno(), lifeline)
         null = subprocess.DEVNULL
         self.process = subprocess.Popen(
-            command, pass_fds=kept, env=environment(bool(setup["guards"])), stdin=null, stdout=null, start_new_session=True
+            command,
+            pass_fds=kept,
+            env=environment(bool(setup["guards"])),
+            stdin=null,
+            stdout=null,
+            start_new_session=True,
         )
         theirs.close()
         os.close(lifeline)
@@ -86,7 +102,14 @@ class _Worker:
 
 
 def _checks(data: DataConfig) -> list[Check]:
-    return [Check("reasoning_gym", s.dataset, s.options) if isinstance(s, ProceduralSource) else Check("math") for s in data.sources]
+    return [
+        (
+            Check("reasoning_gym", s.dataset, s.options)
+            if isinstance(s, ProceduralSource)
+            else Check("math")
+        )
+        for s in data.sources
+    ]
 
 
 def _with_text(task: Task) -> Task:
@@ -101,18 +124,31 @@ def _with_text(task: Task) -> Task:
 class Scorer:
     """Verifier workers for `data.sources`. Use as a context manager, or call `close()`.
 
-    `verifier` ("module:function", called with response and reference answer) replaces every source's own check.
-    `guards` (names out of guards.GUARDS) replaces what `rewards.sandbox` chooses; None: that.
-    Raises ConfigError where `rewards.sandbox` requires a guard that this machine lacks.
+    `verifier` ("module:function", called with response and reference answer) replaces every
+    source's own check. `guards` (names out of guards.GUARDS) replaces what `rewards.sandbox`
+    chooses; None: that. Raises ConfigError where `rewards.sandbox` requires a guard that this
+    machine lacks.
     """
 
-    def __init__(self, rewards: RewardConfig, data: DataConfig, verifier: str = "", guards: tuple[str, ...] | None = None):
+    def __init__(
+        self,
+        rewards: RewardConfig,
+        data: DataConfig,
+        verifier: str = "",
+        guards: tuple[str, ...] | None = None,
+    ):
         checks = [Check(verifier) for _ in data.sources] if verifier else _checks(data)
         guards = guards_for(rewards.sandbox) if guards is None else guards
-        self._setup = {"checks": checks, "tag": rewards.answer_tag, "timeout_s": rewards.timeout_s, "guards": guards}
+        self._setup = {
+            "checks": checks,
+            "tag": rewards.answer_tag,
+            "timeout_s": rewards.timeout_s,
+            "guards": guards,
+        }
         self._timeout_s = rewards.timeout_s
         self._tickets = itertools.count()
-        self._keys: dict[int, Hashable] = {}  # ticket -> key, of everything submitted and not collected
+        # ticket -> key, of everything submitted and not collected
+        self._keys: dict[int, Hashable] = {}
         self._outstanding: set[Hashable] = set()
         self._queue: deque[tuple[int, Task]] = deque()  # their responses may be functions still
         self._results: list[tuple[Hashable, Score]] = []
@@ -128,9 +164,11 @@ class Scorer:
         self._thread.start()
 
     def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
-        """Queues a response; returns at once. `key` must not belong to a sample that is still outstanding.
+        """Queues a response; returns at once. `key` must not belong to a sample that is still
+        outstanding.
 
-        A function is called for the text in the dispatching thread: detokenising takes no time of the caller's.
+        A function is called for the text in the dispatching thread: detokenising takes no time of
+        the caller's.
         """
         with self._changed:
             self._check_usable()
@@ -152,8 +190,9 @@ class Scorer:
     def collect(self, block: bool) -> list[tuple[Hashable, Score]]:
         """What has been scored since the last call, in the order it was finished.
 
-        `block` waits until there is at least one, and returns an empty list only if nothing is outstanding. Raises
-        ScorerError if the workers cannot run. A wait ends: each task has `rewards.timeout_s`, each start START_LIMIT_S.
+        `block` waits until there is at least one, and returns an empty list only if nothing is
+        outstanding. Raises ScorerError if the workers cannot run. A wait ends: each task has
+        `rewards.timeout_s`, each start START_LIMIT_S.
         """
         with self._changed:
             while True:
@@ -214,16 +253,27 @@ class Scorer:
                     self._recover(error)
                 except Exception as last:  # whoever waits must hear of it
                     with self._changed:
-                        self._error = str(last) if isinstance(last, ScorerError) else f"the scorer's thread failed: {last!r}"
+                        self._error = (
+                            str(last)
+                            if isinstance(last, ScorerError)
+                            else f"the scorer's thread failed: {last!r}"
+                        )
                         self._changed.notify_all()
                     return
 
     def _recover(self, error: Exception) -> None:
-        """New workers after a failure of this thread itself; what was in flight is queued again, in its order."""
+        """New workers after a failure of this thread itself; what was in flight is queued again, in
+        its order.
+        """
         self._restarts += 1
         if isinstance(error, ScorerError) or self._restarts > RESTARTS:
             raise error
-        logger.warning("the scorer's thread failed and starts again (%d of %d): %r", self._restarts, RESTARTS, error)
+        logger.warning(
+            "the scorer's thread failed and starts again (%d of %d): %r",
+            self._restarts,
+            RESTARTS,
+            error,
+        )
         for worker in self._workers:
             worker.kill()
         with self._changed:
@@ -236,7 +286,10 @@ class Scorer:
     def _wait(self) -> None:
         """Until a worker says something, something is submitted, or a limit is over."""
         poll = select.poll()
-        for descriptor in (self._wake_read, *(worker.channel.connection.fileno() for worker in self._workers)):
+        for descriptor in (
+            self._wake_read,
+            *(worker.channel.connection.fileno() for worker in self._workers),
+        ):
             poll.register(descriptor, select.POLLIN)
         patience = self._patience()
         for descriptor, _ in poll.poll(None if patience is None else 1000 * patience + 1):
@@ -255,7 +308,8 @@ class Scorer:
                 worker.tasks = deque((ticket, _with_text(task)) for ticket, task in worker.tasks)
                 try:
                     worker.send([task for _, task in worker.tasks])
-                except OSError:  # it died while idle: none of these was begun, and its end of file is read next
+                # it died while idle: none of these was begun, and its end of file is read next
+                except OSError:
                     with self._changed:
                         self._queue.extendleft(reversed(worker.tasks))
                     worker.tasks.clear()
@@ -265,34 +319,49 @@ class Scorer:
 
     def _patience(self) -> float | None:
         """Seconds until the next limit; None if every worker is idle."""
-        busy = [worker.since + self._limit_s(worker) for worker in self._workers if worker.tasks or not worker.ready]
+        busy = [
+            worker.since + self._limit_s(worker)
+            for worker in self._workers
+            if worker.tasks or not worker.ready
+        ]
         return max(0.0, min(busy) - time.monotonic()) if busy else None
 
     def _receive(self, worker: _Worker) -> str:
-        """Takes all that a worker has sent. Returns "crash" or "timeout" if it must be replaced, else ""."""
+        """Takes all that a worker has sent. Returns "crash" or "timeout" if it must be replaced,
+        else "".
+        """
         try:
             for said in worker.channel.receive():
                 worker.since = time.monotonic()
                 if isinstance(said, Said):
                     self._note(worker, said)
                 elif not worker.begun or said.index != worker.answered:
-                    raise ChannelError(f"an answer to task {said.index}, which is not the one it is on")
+                    raise ChannelError(
+                        f"an answer to task {said.index}, which is not the one it is on"
+                    )
                 else:
                     worker.answered += 1
                     self._unlucky = self._restarts = 0
                     known = said.reward is not None
-                    self._finish(worker.tasks.popleft()[0], Score(said.reward if known else 0.0, known, said.outcome, said.detail))
+                    self._finish(
+                        worker.tasks.popleft()[0],
+                        Score(said.reward if known else 0.0, known, said.outcome, said.detail),
+                    )
         except (EOFError, OSError):
             return "crash"
         except (ChannelError, IndexError) as error:
             logger.warning("a verifier worker is replaced: it sent %s", error)
             return "crash"
-        late = (worker.tasks or not worker.ready) and time.monotonic() - worker.since > self._limit_s(worker)
+        late = (
+            worker.tasks or not worker.ready
+        ) and time.monotonic() - worker.since > self._limit_s(worker)
         return "timeout" if late else ""
 
     def _note(self, worker: _Worker, said: Said) -> None:
         if worker.ready == (said.word != "begun"):
-            raise ChannelError(f"{said.word!r}, when it was {'ready' if worker.ready else 'not ready'}")
+            raise ChannelError(
+                f"{said.word!r}, when it was {'ready' if worker.ready else 'not ready'}"
+            )
         if said.word == "failed":
             raise ScorerError(f"a verifier worker cannot start:\n{said.detail}")
         with self._changed:
@@ -306,18 +375,33 @@ class Scorer:
             self._changed.notify_all()
 
     def _replace(self, index: int, outcome: str) -> None:
-        """A fresh worker for one that hangs or died; the task it was on is given up, those behind it are queued first."""
+        """A fresh worker for one that hangs or died; the task it was on is given up, those behind
+        it are queued first.
+        """
         worker = self._workers[index]
         code = worker.kill()
-        if not worker.ready and (outcome == "timeout" or code >= 0):  # it ended itself, and would again
-            how = f"was not ready after {START_LIMIT_S:.0f} s" if outcome == "timeout" else f"ended with code {code} before it was ready"
+        # it ended itself, and would again
+        if not worker.ready and (outcome == "timeout" or code >= 0):
+            how = (
+                f"was not ready after {START_LIMIT_S:.0f} s"
+                if outcome == "timeout"
+                else f"ended with code {code} before it was ready"
+            )
             raise ScorerError(f"a verifier worker {how}; its standard error says why")
-        if outcome == "crash" and not (worker.tasks and worker.begun):  # no task's doing: it was killed from outside
+        # no task's doing: it was killed from outside
+        if outcome == "crash" and not (worker.tasks and worker.begun):
             self._unlucky += 1
             if self._unlucky > UNLUCKY_LIMIT:
-                raise ScorerError(f"{self._unlucky} verifier workers in a row were killed before they began a task (code {code}); is memory short?")
+                raise ScorerError(
+                    f"{self._unlucky} verifier workers in a row were killed before they began a"
+                    f" task (code {code}); is memory short?"
+                )
         elif worker.tasks:
-            detail = f"no answer after {self._timeout_s} s" if outcome == "timeout" else f"the worker ended with code {code}"
+            detail = (
+                f"no answer after {self._timeout_s} s"
+                if outcome == "timeout"
+                else f"the worker ended with code {code}"
+            )
             self._finish(worker.tasks.popleft()[0], Score(0.0, False, outcome, detail))
         with self._changed:
             self._queue.extendleft(reversed(worker.tasks))

@@ -1,7 +1,9 @@
-"""Scores over several processes: each checks its share of the samples in its own workers, and all learn all scores.
+"""Scores over several processes: each checks its share of the samples in its own workers, and all
+learn all scores.
 
-Every process submits every sample, in the same order; number n is checked by process n mod processes. What a check said is exchanged where the
-caller waits, so that all go on with the same scores, outcomes of hangs and crashes included.
+Every process submits every sample, in the same order; number n is checked by process n mod
+processes. What a check said is exchanged where the caller waits, so that all go on with the same
+scores, outcomes of hangs and crashes included.
 """
 
 from __future__ import annotations
@@ -15,12 +17,22 @@ from compass_jax.rewards.score import Scorer
 
 
 class SharedScorer:
-    """A `Scorer` among those of other processes. `exchange` gives every process's bytes, in their order, and is called by all at the same places."""
+    """A `Scorer` among those of other processes. `exchange` gives every process's bytes, in their
+    order, and is called by all at the same places.
+    """
 
-    def __init__(self, scorer: Scorer, process: int, processes: int, exchange: Callable[[bytes], list[bytes]]):
-        self._scorer, self._process, self._processes, self._exchange = scorer, process, processes, exchange
+    def __init__(
+        self, scorer: Scorer, process: int, processes: int, exchange: Callable[[bytes], list[bytes]]
+    ):
+        self._scorer, self._process, self._processes, self._exchange = (
+            scorer,
+            process,
+            processes,
+            exchange,
+        )
         self._count = 0
-        self._keys: dict[Hashable, int] = {}  # key -> number, of everything submitted and not collected
+        # key -> number, of everything submitted and not collected
+        self._keys: dict[Hashable, int] = {}
 
     def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
         """Queues a response where it belongs; ValueError for a key that is still outstanding."""
@@ -37,14 +49,20 @@ class SharedScorer:
         return len(self._keys)
 
     def collect(self, block: bool) -> list[tuple[Hashable, Score]]:
-        """All that was submitted, in that order, when every process has checked its share. Without `block` nothing: clocks differ."""
+        """All that was submitted, in that order, when every process has checked its share. Without
+        `block` nothing: clocks differ.
+        """
         if not block or not self._keys:
             return []
         mine: list[tuple[Hashable, Score]] = []
         while self._scorer.outstanding:
             mine += self._scorer.collect(block=True)
         payload = json.dumps([[number, *dataclasses.astuple(score)] for number, score in mine])
-        found = {number: Score(*rest) for part in self._exchange(payload.encode()) for number, *rest in json.loads(part)}
+        found = {
+            number: Score(*rest)
+            for part in self._exchange(payload.encode())
+            for number, *rest in json.loads(part)
+        }
         results = [(key, found[number]) for key, number in self._keys.items()]
         self._keys.clear()
         return results

@@ -1,7 +1,7 @@
 """Answer checkers: text in, score out. Imported by reward workers: nothing here may import jax.
 
-A score is the checker's own number, 1 for right and 0 for wrong; anything that raises is a failure of the check,
-which the caller reports as unknown and never as 0.
+A score is the checker's own number, 1 for right and 0 for wrong; anything that raises is a failure
+of the check, which the caller reports as unknown and never as 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from compass_jax.rewards.answers import (
 FORMAT_CREDIT = 0.05  # reasoning-gym's scorers give 0.01 or 0.05 for any answer that can be parsed
 
 
-# data sets whose scorers evaluate the answer: the name that does it in their module, what replaces it
+# data sets whose scorers evaluate the answer: the name that does it in their module, what replaces
+# it
 READERS: dict[str, tuple[str, Callable]] = {
     "countdown": ("parse_expr", arithmetic),
     "puzzle24": ("parse_expr", arithmetic),
@@ -46,18 +47,38 @@ READERS: dict[str, tuple[str, Callable]] = {
 }
 
 
-# What a child would have to learn again for each answer: math-verify's parser remembers decisions, sympy imports when asked
+# What a child would have to learn again for each answer: math-verify's parser remembers decisions,
+# sympy imports when asked
 WARM = (
-    ("$1/2$", "$0.5$"), (r"\frac{1}{3} + \sqrt{2}", r"\frac{2}{6} + \sqrt{2}"), ("(x+1)^2", "x^2+2x+1"), ("x=2", "2"),
-    (r"\{1, 2\}", r"\{2, 1\}"), ("[0, 1)", "(0, 1]"), (r"(-\infty, 3]", r"(-\infty, 2]"), ("50\\%", "0.5"), (r"2\pi r^2", r"\pi r^2"),
-    (r"\sin(x)^2 + \cos(x)^2", "1"), (r"\log_2(8)", "3.0"), (r"e^{2x} - \ln(y)", "e^x"), ("3 + 4i", "4i + 3"), ("x > 3", "3 < x"),
-    (r"\begin{pmatrix}1 & 2\\3 & 4\end{pmatrix}", r"\begin{pmatrix}1 & 2\\3 & 5\end{pmatrix}"), ("(1, 2)", "(1, 3)"), ("7 \\text{ cm}", "7 m"),
-    (r"\frac{\sqrt{3}}{2}", r"\frac{3}{2\sqrt{3}}"), ("10^{-3}", "0.001"), (r"\binom{5}{2}", "10"), ("5!", "120"), ("2x + 3y = 6", "y = 2"),
-)  # fmt: skip
+    ("$1/2$", "$0.5$"),
+    (r"\frac{1}{3} + \sqrt{2}", r"\frac{2}{6} + \sqrt{2}"),
+    ("(x+1)^2", "x^2+2x+1"),
+    ("x=2", "2"),
+    (r"\{1, 2\}", r"\{2, 1\}"),
+    ("[0, 1)", "(0, 1]"),
+    (r"(-\infty, 3]", r"(-\infty, 2]"),
+    ("50\\%", "0.5"),
+    (r"2\pi r^2", r"\pi r^2"),
+    (r"\sin(x)^2 + \cos(x)^2", "1"),
+    (r"\log_2(8)", "3.0"),
+    (r"e^{2x} - \ln(y)", "e^x"),
+    ("3 + 4i", "4i + 3"),
+    ("x > 3", "3 < x"),
+    (r"\begin{pmatrix}1 & 2\\3 & 4\end{pmatrix}", r"\begin{pmatrix}1 & 2\\3 & 5\end{pmatrix}"),
+    ("(1, 2)", "(1, 3)"),
+    ("7 \\text{ cm}", "7 m"),
+    (r"\frac{\sqrt{3}}{2}", r"\frac{3}{2\sqrt{3}}"),
+    ("10^{-3}", "0.001"),
+    (r"\binom{5}{2}", "10"),
+    ("5!", "120"),
+    ("2x + 3y = 6", "y = 2"),
+)
 
 
 class Check(NamedTuple):
-    """How the answers of one data source are checked. `kind`: "reasoning_gym", "math", or "module:function"."""
+    """How the answers of one data source are checked. `kind`: "reasoning_gym", "math", or
+    "module:function".
+    """
 
     kind: str
     dataset: str = ""
@@ -74,9 +95,11 @@ class Task(NamedTuple):
 
 
 def extract_answer(response: str, tag: str) -> str | None:
-    """The text between the last `<tag>` that is closed and its `</tag>`, stripped; None if there is none.
+    """The text between the last `<tag>` that is closed and its `</tag>`, stripped; None if there is
+    none.
 
-    An empty `tag` takes the whole response. Something that opens after the last closed answer and never closes is ignored.
+    An empty `tag` takes the whole response. Something that opens after the last closed answer and
+    never closes is ignored.
     """
     if not tag:
         return response.strip()
@@ -135,7 +158,9 @@ def _delimited(text: str) -> str:
 
 
 def decode_item(item_json: str) -> dict[str, Any]:
-    """A procedural entry from its JSON (written by `data.procedural.encode_item`), tuples, sets and non-text keys included."""
+    """A procedural entry from its JSON (written by `data.procedural.encode_item`), tuples, sets and
+    non-text keys included.
+    """
     return json.loads(item_json, object_hook=_untagged)
 
 
@@ -205,11 +230,15 @@ def can_be_read(dataset: str, answer: str) -> bool:
     return is_arithmetic(answer) if reader is arithmetic else is_expression(answer)
 
 
-def reasoning_gym_score(dataset_name: str, item_json: str, answer: str, options: tuple[tuple[str, Any], ...] = ()) -> float:
-    """The score of the dataset's own scorer (some depend on the dataset's `options`), unchanged but for two cases.
+def reasoning_gym_score(
+    dataset_name: str, item_json: str, answer: str, options: tuple[tuple[str, Any], ...] = ()
+) -> float:
+    """The score of the dataset's own scorer (some depend on the dataset's `options`), unchanged but
+    for two cases.
 
-    Up to FORMAT_CREDIT, which any parsable answer gets, counts as 0, so that a group of wrong answers is uniform. A scorer
-    that raises on this answer but not on the reference could not read the answer: 0. One that raises on both raises here.
+    Up to FORMAT_CREDIT, which any parsable answer gets, counts as 0, so that a group of wrong
+    answers is uniform. A scorer that raises on this answer but not on the reference could not read
+    the answer: 0. One that raises on both raises here.
     """
     dataset, entry = _dataset(dataset_name, options), decode_item(item_json)
     try:

@@ -1,4 +1,6 @@
-"""Rows of many lengths -> micro-batches of few shapes. Plans are made on the host from lengths alone, so that every process makes the same one."""
+"""Rows of many lengths -> micro-batches of few shapes. Plans are made on the host from lengths
+alone, so that every process makes the same one.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +20,46 @@ class MicroBatch(NamedTuple):
     rows: Int[np.ndarray, "n"]  # indices into the lengths that were planned; -1 is a padding row
 
 
-def plan(lengths: Sequence[int] | np.ndarray, buckets: Sequence[int], micro_batch_tokens: int, *, rows_multiple: int = 1) -> list[MicroBatch]:
-    """Places every row exactly once, in a bucket at least as long as the row, with the fewest padded tokens.
+def plan(
+    lengths: Sequence[int] | np.ndarray,
+    buckets: Sequence[int],
+    micro_batch_tokens: int,
+    *,
+    rows_multiple: int = 1,
+) -> list[MicroBatch]:
+    """Places every row exactly once, in a bucket at least as long as the row, with the fewest
+    padded tokens.
 
-    A micro-batch of bucket `length` has full = max(1, micro_batch_tokens // length) rows, or half or a quarter of that, rounded to a multiple of
-    `rows_multiple` (the number of devices that share the rows): three shapes per bucket at most, whatever the lengths. The rows left over in
-    a bucket ride in the free space of a longer one when that lowers the number of padded tokens. Longest bucket first, so that what
-    does not fit in memory fails at once. The same lengths give the same plan.
-    ValueError names the first row that is longer than the last bucket, or has a negative length.
+    A micro-batch of bucket `length` has full = max(1, micro_batch_tokens // length) rows, or half
+    or a quarter of that, rounded to a multiple of `rows_multiple` (the number of devices that share
+    the rows): three shapes per bucket at most, whatever the lengths. The rows left over in a bucket
+    ride in the free space of a longer one when that lowers the number of padded tokens. Longest
+    bucket first, so that what does not fit in memory fails at once. The same lengths give the same
+    plan. ValueError names the first row that is longer than the last bucket, or has a negative
+    length.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     if sizes.ndim != 1:
-        raise ValueError(f"plan: lengths has shape {list(sizes.shape)}, expected one length per row")
-    if not buckets or list(buckets) != sorted(set(buckets)) or micro_batch_tokens < 1 or rows_multiple < 1:
         raise ValueError(
-            f"plan: buckets {buckets} must increase; micro_batch_tokens {micro_batch_tokens} and rows_multiple {rows_multiple} be positive"
+            f"plan: lengths has shape {list(sizes.shape)}, expected one length per row"
+        )
+    if (
+        not buckets
+        or list(buckets) != sorted(set(buckets))
+        or micro_batch_tokens < 1
+        or rows_multiple < 1
+    ):
+        raise ValueError(
+            f"plan: buckets {buckets} must increase; micro_batch_tokens {micro_batch_tokens} and"
+            f" rows_multiple {rows_multiple} be positive"
         )
     too_long = np.flatnonzero(sizes > buckets[-1])
     if too_long.size:
         i = int(too_long[0])
-        raise ValueError(f"plan: row {i} has {sizes[i]} tokens, more than the last bucket holds ({buckets[-1]}): add a longer bucket (rl.buckets)")
+        raise ValueError(
+            f"plan: row {i} has {sizes[i]} tokens, more than the last bucket holds ({buckets[-1]}):"
+            " add a longer bucket (rl.buckets)"
+        )
     negative = np.flatnonzero(sizes < 0)
     if negative.size:
         raise ValueError(f"plan: row {int(negative[0])} has {sizes[negative[0]]} tokens")
@@ -62,8 +84,15 @@ def padding_frac(batches: Sequence[MicroBatch], lengths: Sequence[int] | np.ndar
     return 1.0 - float(np.sum(np.asarray(lengths, dtype=np.int64))) / area if area else 0.0
 
 
-def take_rows(array: Shaped[np.ndarray, "n ..."] | Shaped[Array, "n ..."], rows: Int[np.ndarray, "m"], length: int, fill: int | float | bool = 0):
-    """Rows `rows` of a numpy or JAX array, with axis 1 (t, if there is one) cut or padded to `length`. Padding holds `fill`."""
+def take_rows(
+    array: Shaped[np.ndarray, "n ..."] | Shaped[Array, "n ..."],
+    rows: Int[np.ndarray, "m"],
+    length: int,
+    fill: int | float | bool = 0,
+):
+    """Rows `rows` of a numpy or JAX array, with axis 1 (t, if there is one) cut or padded to
+    `length`. Padding holds `fill`.
+    """
     xp = np if isinstance(array, np.ndarray) else jnp
     value = np.asarray(fill, array.dtype)
     rows = np.asarray(rows)
@@ -76,17 +105,25 @@ def take_rows(array: Shaped[np.ndarray, "n ..."] | Shaped[Array, "n ..."], rows:
         return taken
     taken = taken[:, :length]
     missing = length - taken.shape[1]
-    return xp.pad(taken, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2), constant_values=value) if missing else taken
+    return (
+        xp.pad(taken, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2), constant_values=value)
+        if missing
+        else taken
+    )
 
 
 def row_counts(length: int, micro_batch_tokens: int, multiple: int) -> tuple[int, ...]:
-    """The numbers of rows that a micro-batch of a bucket may have, largest first: full, half, quarter, in whole multiples of `multiple`."""
+    """The numbers of rows that a micro-batch of a bucket may have, largest first: full, half,
+    quarter, in whole multiples of `multiple`.
+    """
     full = max(1, micro_batch_tokens // length // multiple)
     return tuple(sorted({max(1, full // part) * multiple for part in (1, 2, 4)}, reverse=True))
 
 
 def _cover(n: int, counts: Sequence[int]) -> list[int]:
-    """Micro-batch sizes that hold `n` rows: full ones, then half and quarter at most once each if that saves rows. Only the last has free rows."""
+    """Micro-batch sizes that hold `n` rows: full ones, then half and quarter at most once each if
+    that saves rows. Only the last has free rows.
+    """
     sizes = [counts[0]] * (n // counts[0])
     rest = n - sum(sizes)
     for i, count in enumerate(counts):
@@ -97,16 +134,26 @@ def _cover(n: int, counts: Sequence[int]) -> list[int]:
 
 
 def _cut(rows: Int[np.ndarray, "n"], length: int, counts: Sequence[int]) -> list[MicroBatch]:
-    """Rows of one bucket, shortest first, as micro-batches; the last one is filled up with padding rows."""
+    """Rows of one bucket, shortest first, as micro-batches; the last one is filled up with padding
+    rows.
+    """
     sizes = _cover(len(rows), counts)
     padded = np.concatenate([rows, np.full(sum(sizes) - len(rows), -1, rows.dtype)])
-    return [MicroBatch(length, part) for part in np.split(padded, np.cumsum(sizes)[:-1])] if sizes else []
+    return (
+        [MicroBatch(length, part) for part in np.split(padded, np.cumsum(sizes)[:-1])]
+        if sizes
+        else []
+    )
 
 
-def _rides(rows: Sequence[int], buckets: Sequence[int], counts: Sequence[Sequence[int]]) -> list[int]:
-    """How many rows each bucket hands to the next one: fewest tokens in all, then fewest micro-batches, then fewest rows moved.
+def _rides(
+    rows: Sequence[int], buckets: Sequence[int], counts: Sequence[Sequence[int]]
+) -> list[int]:
+    """How many rows each bucket hands to the next one: fewest tokens in all, then fewest
+    micro-batches, then fewest rows moved.
 
-    Dynamic programming over (bucket, rows handed to it). Only numbers of rows that would free a micro-batch, or let a smaller one do, are tried.
+    Dynamic programming over (bucket, rows handed to it). Only numbers of rows that would free a
+    micro-batch, or let a smaller one do, are tried.
     """
 
     @cache
@@ -118,28 +165,46 @@ def _rides(rows: Sequence[int], buckets: Sequence[int], counts: Sequence[Sequenc
         found = []
         for moved in options:
             sizes = _cover(n - moved, counts[k])
-            (tokens, batches, total), rest = best(k + 1, moved) if k + 1 < len(buckets) else ((0, 0, 0), ())
-            found.append(((tokens + sum(sizes) * buckets[k], batches + len(sizes), total + moved), (moved, *rest)))
+            (tokens, batches, total), rest = (
+                best(k + 1, moved) if k + 1 < len(buckets) else ((0, 0, 0), ())
+            )
+            found.append(
+                (
+                    (tokens + sum(sizes) * buckets[k], batches + len(sizes), total + moved),
+                    (moved, *rest),
+                )
+            )
         return min(found)
 
     return list(best(0, 0)[1])
 
 
-def best_buckets(lengths: Sequence[int] | np.ndarray, count: int, longest: int, multiple: int = 8) -> tuple[int, ...]:
-    """At most `count` buckets that hold rows of these lengths with the fewest padded tokens: multiples of `multiple`, but for the last, `longest`.
+def best_buckets(
+    lengths: Sequence[int] | np.ndarray, count: int, longest: int, multiple: int = 8
+) -> tuple[int, ...]:
+    """At most `count` buckets that hold rows of these lengths with the fewest padded tokens:
+    multiples of `multiple`, but for the last, `longest`.
 
-    Exact, by dynamic programming over the ends of buckets; rows that `plan` adds to fill a micro-batch are not counted. ValueError for a row
-    longer than `longest`.
+    Exact, by dynamic programming over the ends of buckets; rows that `plan` adds to fill a
+    micro-batch are not counted. ValueError for a row longer than `longest`.
     """
     sizes = np.asarray(lengths, np.int64)
     if count < 1 or multiple < 1 or (sizes.size and sizes.max() > longest):
-        raise ValueError(f"best_buckets: count {count} and multiple {multiple} must be positive, rows at most {longest} long")
+        raise ValueError(
+            f"best_buckets: count {count} and multiple {multiple} must be positive, rows at most"
+            f" {longest} long"
+        )
     ends = [*range(multiple, longest, multiple), longest]
     below = np.searchsorted(np.sort(sizes), ends, side="right")  # rows that fit each end
-    cost, start = [int(n) * end for n, end in zip(below, ends, strict=True)], [[-1] * len(ends)]  # tokens with one bucket up to each end
+    # tokens with one bucket up to each end
+    cost, start = [int(n) * end for n, end in zip(below, ends, strict=True)], [[-1] * len(ends)]
     for _ in range(1, count):
         options = [
-            min([(cost[j], -1)] + [(cost[i] + int(below[j] - below[i]) * ends[j], i) for i in range(j)]) for j in range(len(ends))
+            min(
+                [(cost[j], -1)]
+                + [(cost[i] + int(below[j] - below[i]) * ends[j], i) for i in range(j)]
+            )
+            for j in range(len(ends))
         ]
         cost = [best for best, _ in options]
         start.append([i for _, i in options])

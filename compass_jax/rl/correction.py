@@ -1,4 +1,6 @@
-"""How far the sampler's probabilities are from the trainer's, at the same parameters, and the weights that correct for it."""
+"""How far the sampler's probabilities are from the trainer's, at the same parameters, and the
+weights that correct for it.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,17 @@ from compass_jax.rl.surrogate import kl_k3, token_log_ratio
 EXTREME_RATIO = 2.0
 
 
-def mismatch(old_logp: Float[Array, "b t"], rollout_logp: Float[Array, "b t"], mask: Bool[Array, "b t"]) -> Diagnostics:
-    """The gap between rollout and training, with rho = exp(old_logp - rollout_logp), the log-ratio clamped to +-20:
+def mismatch(
+    old_logp: Float[Array, "b t"], rollout_logp: Float[Array, "b t"], mask: Bool[Array, "b t"]
+) -> Diagnostics:
+    """The gap between rollout and training, with rho = exp(old_logp - rollout_logp), the log-ratio
+    clamped to +-20:
 
     logp_abs_diff   mean |old_logp - rollout_logp| (not clamped)
     kl_k3           mean(rho - 1 - ln rho), an estimate of KL(rollout || training)
     extreme_frac    share of tokens with max(rho, 1 / rho) > 2
-    ess             (sum rho)^2 / (n sum rho^2), effective sample size as a share; kept as (sum rho, sum rho^2, n), since only sums add up
+    ess             (sum rho)^2 / (n sum rho^2), effective sample size as a share; kept as (sum rho,
+                    sum rho^2, n), since only sums add up
     """
     require_shape("mismatch", (None, None), old_logp=old_logp)
     require_shape("mismatch", old_logp.shape, rollout_logp=rollout_logp, mask=mask)
@@ -32,19 +38,31 @@ def mismatch(old_logp: Float[Array, "b t"], rollout_logp: Float[Array, "b t"], m
     return {
         "mismatch/logp_abs_diff": mean_of(jnp.abs(old_logp - rollout_logp), mask),
         "mismatch/kl_k3": mean_of(kl_k3(log_rho), mask),
-        "mismatch/extreme_frac": share_of(jnp.abs(log_rho) > math.log(EXTREME_RATIO), mask, old_logp.dtype),
-        "mismatch/ess": (*mean_of(rho, mask)[:1], masked_sum(jnp.square(rho), mask), jnp.sum(mask).astype(old_logp.dtype)),
+        "mismatch/extreme_frac": share_of(
+            jnp.abs(log_rho) > math.log(EXTREME_RATIO), mask, old_logp.dtype
+        ),
+        "mismatch/ess": (
+            *mean_of(rho, mask)[:1],
+            masked_sum(jnp.square(rho), mask),
+            jnp.sum(mask).astype(old_logp.dtype),
+        ),
     }
 
 
 def correction_weight(
-    old_logp: Float[Array, "b t"], rollout_logp: Float[Array, "b t"], mask: Bool[Array, "b t"], config: CorrectionConfig
+    old_logp: Float[Array, "b t"],
+    rollout_logp: Float[Array, "b t"],
+    mask: Bool[Array, "b t"],
+    config: CorrectionConfig,
 ) -> tuple[Float[Array, "b t"], Diagnostics]:
-    """Weight of each token outside the clip, without gradient, with rho = exp(old_logp - rollout_logp); 1 outside the mask.
+    """Weight of each token outside the clip, without gradient, with rho = exp(old_logp -
+    rollout_logp); 1 outside the mask.
 
-        tis       min(rho, C)                                       truncated importance sampling, C = `tis_cap`
+        tis       min(rho, C)                                       truncated importance sampling, C
+                  = `tis_cap`
         icepop    rho if low <= rho <= high else 0                  `icepop_range`
-        sequence  rho if low <= geometric mean of the response's rho <= high, else 0 for the whole response    `sequence_range`
+        sequence  rho if low <= geometric mean of the response's rho <= high, else 0 for the whole
+                  response    `sequence_range`
 
     Dropped tokens stay in the denominator: multiply the normaliser with it, never renormalise.
     """
@@ -64,4 +82,7 @@ def correction_weight(
         mean = jnp.exp(masked_mean(log_rho, mask, axis=1, keepdims=True))
         weight = jnp.where((mean >= low) & (mean <= high), rho, zero)
     weight = jnp.where(mask, weight, one)
-    return weight, {"correction/weight_mean": mean_of(weight, mask), "correction/dropped_frac": share_of(weight == 0, mask, weight.dtype)}
+    return weight, {
+        "correction/weight_mean": mean_of(weight, mask),
+        "correction/dropped_frac": share_of(weight == 0, mask, weight.dtype),
+    }

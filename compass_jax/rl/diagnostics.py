@@ -1,11 +1,14 @@
-"""Numbers that are gathered over micro-batches: a dict of name -> tuple of scalars, merged by addition, divided once at the end.
+"""Numbers that are gathered over micro-batches: a dict of name -> tuple of scalars, merged by
+addition, divided once at the end.
 
     (numerator, denominator)        a mean over what was counted; 0/0 is 0
     (value, 1), name ends in _max   a maximum; merged by max
     (total,)                        a total
-    (sum w, sum w^2, n)             the effective sample size of the weights w as a share of n: (sum w)^2 / (n sum w^2)
+    (sum w, sum w^2, n)             the effective sample size of the weights w as a share of n: (sum
+                                    w)^2 / (n sum w^2)
 
-Averaging finished numbers instead would let a micro-batch of three tokens count as much as one of thirty thousand.
+Averaging finished numbers instead would let a micro-batch of three tokens count as much as one of
+thirty thousand.
 """
 
 from __future__ import annotations
@@ -21,18 +24,24 @@ from compass_jax.masked import masked_sum
 Diagnostics = dict[str, tuple[Float[Array, ""], ...]]
 
 
-def mean_of(x: Float[Array, "..."], mask: Bool[Array, "..."]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+def mean_of(
+    x: Float[Array, "..."], mask: Bool[Array, "..."]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """(sum of `x` where `mask`, number of selected entries), without gradient."""
     return jax.lax.stop_gradient(masked_sum(x, mask)), jnp.sum(mask).astype(x.dtype)
 
 
-def share_of(part: Bool[Array, "..."], whole: Bool[Array, "..."], dtype=jnp.float32) -> tuple[Float[Array, ""], Float[Array, ""]]:
+def share_of(
+    part: Bool[Array, "..."], whole: Bool[Array, "..."], dtype=jnp.float32
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """(number of entries in both `part` and `whole`, number in `whole`)."""
     return jnp.sum(part & whole).astype(dtype), jnp.sum(whole).astype(dtype)
 
 
 def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
-    """The diagnostics of all `parts` together; a name that only some of them report is merged over those."""
+    """The diagnostics of all `parts` together; a name that only some of them report is merged over
+    those.
+    """
     merged: Diagnostics = {}
     for part in parts:
         for name, new in part.items():
@@ -58,9 +67,16 @@ def _finish(name: str, *parts: Float[Array, ""]) -> Float[Array, ""]:
     if len(parts) == 3:
         total, squares, n = parts
         return _ratio(total * total, n * squares)
-    raise ValueError(f"diagnostic {name!r} has {len(parts)} parts: 1 (total), 2 (numerator, denominator) or 3 (sum, sum of squares, n) are known")
+    raise ValueError(
+        f"diagnostic {name!r} has {len(parts)} parts: 1 (total), 2 (numerator, denominator) or 3"
+        " (sum, sum of squares, n) are known"
+    )
 
 
 def _ratio(numerator: Float[Array, ""], denominator: Float[Array, ""]) -> Float[Array, ""]:
     filled = denominator != 0
-    return jnp.where(filled, numerator / jnp.where(filled, denominator, jnp.ones_like(denominator)), jnp.zeros_like(numerator))
+    return jnp.where(
+        filled,
+        numerator / jnp.where(filled, denominator, jnp.ones_like(denominator)),
+        jnp.zeros_like(numerator),
+    )

@@ -43,8 +43,12 @@ def spread(x: Array, group: Int[Array, "b"]) -> Array:
     return x[jnp.maximum(group, 0)]
 
 
-def group_statistics(reward: Float[Array, "b"], known: Bool[Array, "b"], group: Int[Array, "b"], n_groups: int) -> GroupStatistics:
-    """Statistics of the known raw rewards of each group; unknown rewards may hold anything, NaN included."""
+def group_statistics(
+    reward: Float[Array, "b"], known: Bool[Array, "b"], group: Int[Array, "b"], n_groups: int
+) -> GroupStatistics:
+    """Statistics of the known raw rewards of each group; unknown rewards may hold anything, NaN
+    included.
+    """
     require_shape("group_statistics", reward.shape[:1], reward=reward, known=known, group=group)
     known = known & (group >= 0)
     zero = jnp.zeros((), reward.dtype)
@@ -56,9 +60,13 @@ def group_statistics(reward: Float[Array, "b"], known: Bool[Array, "b"], group: 
     segment = _segment(jnp.where(known, group, -1), n_groups)
     low = jax.ops.segment_min(reward, segment, num_segments=n_groups + 1)[:n_groups]
     high = jax.ops.segment_max(reward, segment, num_segments=n_groups + 1)[:n_groups]
-    return GroupStatistics(count, mean, std, jnp.where(count > 0, low, zero), jnp.where(count > 0, high, zero))
+    return GroupStatistics(
+        count, mean, std, jnp.where(count > 0, low, zero), jnp.where(count > 0, high, zero)
+    )
 
 
 def _segment(group: Int[Array, "b"], n_groups: int) -> Int[Array, "b"]:
-    """Padding rows go to one more segment, which is cut off: a negative index would count from the end."""
+    """Padding rows go to one more segment, which is cut off: a negative index would count from the
+    end.
+    """
     return jnp.where(group < 0, n_groups, group)

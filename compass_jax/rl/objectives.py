@@ -1,7 +1,9 @@
-"""Policy objectives, to be maximised: `objective = per_token.sum()` over all micro-batches of an update, loss = -objective.
+"""Policy objectives, to be maximised: `objective = per_token.sum()` over all micro-batches of an
+update, loss = -objective.
 
-An objective is a pure function to a `Surrogate` (value, ratio and clipping per token) and a row in `OBJECTIVES`; how its tokens are averaged
-is a row in `WEIGHTS`. Everything but `logp` is constant in the gradient.
+An objective is a pure function to a `Surrogate` (value, ratio and clipping per token) and a row in
+`OBJECTIVES`; how its tokens are averaged is a row in `WEIGHTS`. Everything but `logp` is constant
+in the gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from compass_jax.rl.diagnostics import Diagnostics, mean_of, share_of
 from compass_jax.rl.espo import espo, group_members
 from compass_jax.rl.grouping import group_sum, spread
 from compass_jax.rl.shapes import require_shape
-from compass_jax.rl.surrogate import Surrogate, clipped_surrogate, group_ratio, kl_k3, to_tokens, token_log_ratio, unit_ratio
+from compass_jax.rl.surrogate import (
+    Surrogate,
+    clipped_surrogate,
+    group_ratio,
+    kl_k3,
+    to_tokens,
+    token_log_ratio,
+    unit_ratio,
+)
 
 
 def grpo(
@@ -35,11 +45,20 @@ def grpo(
 
         min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t),    r_t = pi(t) / pi_old(t)
 
-    DAPO (arXiv 2503.14476, eq. 8) is this with a higher upper clip and all tokens weighing the same; Dr.GRPO (arXiv 2503.20783, eq. 3) with a
-    constant denominator and no division by std.
+    DAPO (arXiv 2503.14476, eq. 8) is this with a higher upper clip and all tokens weighing the
+    same; Dr.GRPO (arXiv 2503.20783, eq. 3) with a constant denominator and no division by std.
     """
-    require_shape("grpo", logp.shape[:2], logp=logp, old_logp=old_logp, advantage=advantage, mask=mask)
-    return clipped_surrogate(jnp.exp(token_log_ratio(logp, old_logp, mask)), advantage, mask, clip_low, clip_high, dual_clip)
+    require_shape(
+        "grpo", logp.shape[:2], logp=logp, old_logp=old_logp, advantage=advantage, mask=mask
+    )
+    return clipped_surrogate(
+        jnp.exp(token_log_ratio(logp, old_logp, mask)),
+        advantage,
+        mask,
+        clip_low,
+        clip_high,
+        dual_clip,
+    )
 
 
 def gspo(
@@ -56,23 +75,41 @@ def gspo(
     min(s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t)
     s_t = sg[s] * pi(t) / sg[pi(t)],    s = exp(mean over the response of log(pi / pi_old))
     """
-    require_shape("gspo", logp.shape[:2], logp=logp, old_logp=old_logp, advantage=advantage, mask=mask)
+    require_shape(
+        "gspo", logp.shape[:2], logp=logp, old_logp=old_logp, advantage=advantage, mask=mask
+    )
     s = group_ratio(token_log_ratio(logp, old_logp, mask), mask[:, :, None])
-    return clipped_surrogate(s * unit_ratio(logp, mask), advantage, mask, clip_low, clip_high, dual_clip)
+    return clipped_surrogate(
+        s * unit_ratio(logp, mask), advantage, mask, clip_low, clip_high, dual_clip
+    )
 
 
 def cispo(
-    logp: Float[Array, "b t"], old_logp: Float[Array, "b t"], advantage: Float[Array, "b t"], mask: Bool[Array, "b t"], ratio_max: float
+    logp: Float[Array, "b t"],
+    old_logp: Float[Array, "b t"],
+    advantage: Float[Array, "b t"],
+    mask: Bool[Array, "b t"],
+    ratio_max: float,
 ) -> Surrogate:
-    """No token loses its gradient, only its weight is bounded (CISPO, arXiv 2506.13585, eq. 4-5, upper bound alone):
+    """No token loses its gradient, only its weight is bounded (CISPO, arXiv 2506.13585, eq. 4-5,
+    upper bound alone):
 
     sg[min(r_t, ratio_max)] A_t log pi(t)
     """
-    require_shape("cispo", logp.shape[:2], logp=logp, old_logp=old_logp, advantage=advantage, mask=mask)
+    require_shape(
+        "cispo", logp.shape[:2], logp=logp, old_logp=old_logp, advantage=advantage, mask=mask
+    )
     ratio = jax.lax.stop_gradient(jnp.exp(token_log_ratio(logp, old_logp, mask)))
     zero, one = jnp.zeros((), logp.dtype), jnp.ones((), logp.dtype)
-    factor = jnp.minimum(ratio, jnp.array(ratio_max, ratio.dtype)) * jax.lax.stop_gradient(jnp.where(mask, advantage, zero))
-    return Surrogate(factor * jnp.where(mask, logp, zero), jnp.where(mask, ratio, one), mask & (ratio > ratio_max), {})
+    factor = jnp.minimum(ratio, jnp.array(ratio_max, ratio.dtype)) * jax.lax.stop_gradient(
+        jnp.where(mask, advantage, zero)
+    )
+    return Surrogate(
+        factor * jnp.where(mask, logp, zero),
+        jnp.where(mask, ratio, one),
+        mask & (ratio > ratio_max),
+        {},
+    )
 
 
 class PolicyInputs(NamedTuple):
@@ -89,8 +126,19 @@ class PolicyInputs(NamedTuple):
 
 def _espo(x: PolicyInputs, config: ObjectiveConfig) -> Surrogate:
     if x.entropy_group is None:
-        raise ValueError("policy_objective: espo needs entropy_group (prepare computes it once per rollout)")
-    return espo(x.logp, x.old_logp, x.old_entropy, x.advantage, x.mask, x.entropy_group, config, x.vocab_size)
+        raise ValueError(
+            "policy_objective: espo needs entropy_group (prepare computes it once per rollout)"
+        )
+    return espo(
+        x.logp,
+        x.old_logp,
+        x.old_entropy,
+        x.advantage,
+        x.mask,
+        x.entropy_group,
+        config,
+        x.vocab_size,
+    )
 
 
 def _grpo(x: PolicyInputs, config: ObjectiveConfig) -> Surrogate:
@@ -101,8 +149,12 @@ OBJECTIVES: dict[str, Callable[[PolicyInputs, ObjectiveConfig], Surrogate]] = {
     "grpo": _grpo,
     "dapo": _grpo,
     "dr_grpo": _grpo,
-    "gspo": lambda x, config: gspo(x.logp, x.old_logp, x.advantage, x.mask, *config.clips, config.dual_clip),
-    "cispo": lambda x, config: cispo(x.logp, x.old_logp, x.advantage, x.mask, config.cispo_ratio_max),
+    "gspo": lambda x, config: gspo(
+        x.logp, x.old_logp, x.advantage, x.mask, *config.clips, config.dual_clip
+    ),
+    "cispo": lambda x, config: cispo(
+        x.logp, x.old_logp, x.advantage, x.mask, config.cispo_ratio_max
+    ),
     "espo": _espo,
 }
 
@@ -120,23 +172,38 @@ def policy_objective(
     ref_logp: Float[Array, "b t"] | None = None,
     vocab_size: int,
 ) -> tuple[Float[Array, "b t"], Diagnostics]:
-    """The objective of each token, times its `weight`, less `kl_coef` times k3 to the reference; and diagnostics to merge.
+    """The objective of each token, times its `weight`, less `kl_coef` times k3 to the reference;
+    and diagnostics to merge.
 
-    One row is one sequence. Arrays may hold anything, NaN included, outside the mask: value and gradient there are 0. Differentiable in
-    `logp` only. `vocab_size` counts the real columns of the LM head. ValueError for mixed shapes, a missing `entropy_group` (espo), or a
-    missing `ref_logp` with `kl_coef` > 0.
+    One row is one sequence. Arrays may hold anything, NaN included, outside the mask: value and
+    gradient there are 0. Differentiable in `logp` only. `vocab_size` counts the real columns of the
+    LM head. ValueError for mixed shapes, a missing `entropy_group` (espo), or a missing `ref_logp`
+    with `kl_coef` > 0.
     """
     arrays = dict(
-        old_logp=old_logp, old_entropy=old_entropy, advantage=advantage, weight=weight, mask=mask, entropy_group=entropy_group, ref_logp=ref_logp
+        old_logp=old_logp,
+        old_entropy=old_entropy,
+        advantage=advantage,
+        weight=weight,
+        mask=mask,
+        entropy_group=entropy_group,
+        ref_logp=ref_logp,
     )
     require_shape("policy_objective", (None, None), logp=logp)
     require_shape("policy_objective", logp.shape, **arrays)
     if config.kl_coef > 0 and ref_logp is None:
-        raise ValueError(f"policy_objective: rl.objective.kl_coef = {config.kl_coef} needs ref_logp")
+        raise ValueError(
+            f"policy_objective: rl.objective.kl_coef = {config.kl_coef} needs ref_logp"
+        )
     fixed = jax.lax.stop_gradient
-    inputs = PolicyInputs(logp, fixed(old_logp), fixed(old_entropy), fixed(advantage), mask, entropy_group, vocab_size)
+    inputs = PolicyInputs(
+        logp, fixed(old_logp), fixed(old_entropy), fixed(advantage), mask, entropy_group, vocab_size
+    )
     surrogate = OBJECTIVES[config.name](inputs, config)
-    value, diagnostics = surrogate.value, _policy_diagnostics(logp, old_logp, surrogate, mask) | surrogate.diagnostics
+    value, diagnostics = (
+        surrogate.value,
+        _policy_diagnostics(logp, old_logp, surrogate, mask) | surrogate.diagnostics,
+    )
     if ref_logp is not None:
         penalty = kl_k3(-token_log_ratio(logp, ref_logp, mask))
         value = value - config.kl_coef * penalty
@@ -144,8 +211,14 @@ def policy_objective(
     return value * fixed(jnp.where(mask, weight, jnp.zeros((), weight.dtype))), diagnostics
 
 
-def _policy_diagnostics(logp: Float[Array, "b t"], old_logp: Float[Array, "b t"], surrogate: Surrogate, mask: Bool[Array, "b t"]) -> Diagnostics:
-    """Of the ratio that the objective clips: a token's for grpo, a sequence's for gspo, an entropy group's for espo.
+def _policy_diagnostics(
+    logp: Float[Array, "b t"],
+    old_logp: Float[Array, "b t"],
+    surrogate: Surrogate,
+    mask: Bool[Array, "b t"],
+) -> Diagnostics:
+    """Of the ratio that the objective clips: a token's for grpo, a sequence's for gspo, an entropy
+    group's for espo.
 
     `policy/kl_k3` estimates KL(pi_old || pi), per token, from the tokens that pi_old sampled.
     """
@@ -158,8 +231,12 @@ def _policy_diagnostics(logp: Float[Array, "b t"], old_logp: Float[Array, "b t"]
     }
 
 
-def response_weight(group: Int[Array, "b"], known: Bool[Array, "b"], n_groups: int, dtype) -> Float[Array, "b"]:
-    """1 / (G s_g): every group with a known sample weighs the same, however many samples it has; unknown and padding rows 0."""
+def response_weight(
+    group: Int[Array, "b"], known: Bool[Array, "b"], n_groups: int, dtype
+) -> Float[Array, "b"]:
+    """1 / (G s_g): every group with a known sample weighs the same, however many samples it has;
+    unknown and padding rows 0.
+    """
     known = known & (group >= 0)
     samples = group_sum(known.astype(jnp.int32), group, n_groups)
     groups = jnp.sum(samples > 0, dtype=jnp.int32)
@@ -192,26 +269,36 @@ def token_mean(x: WeightInputs) -> Float[Array, "b t"]:
 
 
 def all_token_mean(x: WeightInputs) -> Float[Array, "b t"]:
-    """Mean over all tokens of the update: a long response weighs more (DAPO, arXiv 2503.14476, section 3.3)."""
+    """Mean over all tokens of the update: a long response weighs more (DAPO, arXiv 2503.14476,
+    section 3.3).
+    """
     counted = x.mask & (x.known & (x.group >= 0))[:, None]
     return counted.astype(x.dtype) / jnp.maximum(jnp.sum(counted), 1).astype(x.dtype)
 
 
 def constant_length_mean(x: WeightInputs) -> Float[Array, "b t"]:
-    """Mean over responses of the sum over a response's tokens / the largest number of new tokens (Dr.GRPO, arXiv 2503.20783, section 3.2)."""
+    """Mean over responses of the sum over a response's tokens / the largest number of new tokens
+    (Dr.GRPO, arXiv 2503.20783, section 3.2).
+    """
     if x.max_new_tokens is None:
-        raise ValueError("token_weights: dr_grpo needs max_new_tokens, the constant that it divides by")
+        raise ValueError(
+            "token_weights: dr_grpo needs max_new_tokens, the constant that it divides by"
+        )
     return x.responses * (x.mask.astype(x.dtype) / x.max_new_tokens)
 
 
 def entropy_group_mean(x: WeightInputs) -> Float[Array, "b t"]:
-    """Mean over responses, over their non-empty entropy groups, over a group's tokens: one of a small group weighs more (arXiv 2512.00499v2)."""
+    """Mean over responses, over their non-empty entropy groups, over a group's tokens: one of a
+    small group weighs more (arXiv 2512.00499v2).
+    """
     if x.entropy_group is None:
         raise ValueError("token_weights: espo needs entropy_group")
     member = group_members(x.entropy_group, x.mask, len(x.config.espo_quantiles) + 1)
     tokens = jnp.sum(member, axis=1).astype(x.dtype)
     filled = jnp.maximum(jnp.sum(tokens > 0, axis=1, keepdims=True), 1).astype(x.dtype)
-    return x.responses * to_tokens(jnp.ones((), x.dtype) / (jnp.maximum(tokens, jnp.ones((), x.dtype)) * filled), member)
+    return x.responses * to_tokens(
+        jnp.ones((), x.dtype) / (jnp.maximum(tokens, jnp.ones((), x.dtype)) * filled), member
+    )
 
 
 WEIGHTS: dict[str, Callable[[WeightInputs], Float[Array, "b t"]]] = {
@@ -234,13 +321,17 @@ def token_weights(
     dtype=jnp.float32,
     max_new_tokens: int | None = None,
 ) -> Float[Array, "b t"]:
-    """The normaliser of one update as a weight per token, so that no split into buckets or micro-batches changes the gradient.
+    """The normaliser of one update as a weight per token, so that no split into buckets or
+    micro-batches changes the gradient.
 
-    A mean over responses is one over the groups with a known sample, of the mean over a group's known samples. Give it all rows of the
-    update. Except for dr_grpo, which divides by `max_new_tokens` (ValueError without it), the weights sum to 1 if every response that counts
-    has tokens; samples with unknown reward and padding have 0.
+    A mean over responses is one over the groups with a known sample, of the mean over a group's
+    known samples. Give it all rows of the update. Except for dr_grpo, which divides by
+    `max_new_tokens` (ValueError without it), the weights sum to 1 if every response that counts has
+    tokens; samples with unknown reward and padding have 0.
     """
     require_shape("token_weights", (None, None), mask=mask)
     require_shape("token_weights", mask.shape, entropy_group=entropy_group)
     require_shape("token_weights", mask.shape[:1], group=group, known=known)
-    return WEIGHTS[config.name](WeightInputs(mask, group, known, n_groups, entropy_group, config, max_new_tokens, dtype))
+    return WEIGHTS[config.name](
+        WeightInputs(mask, group, known, n_groups, entropy_group, config, max_new_tokens, dtype)
+    )

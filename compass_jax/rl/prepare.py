@@ -1,4 +1,6 @@
-"""From raw rewards to what an update trains on: advantages, weights, masks. Pure; what is not an array is static."""
+"""From raw rewards to what an update trains on: advantages, weights, masks. Pure; what is not an
+array is static.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,13 @@ def prepare(
     old_logp: Float[Array, "b t"] | None = None,
     rollout_logp: Float[Array, "b t"] | None = None,
 ) -> tuple[Prepared, Diagnostics]:
-    """Advantages and weights of all rows of one update, in any order, and the account of its tokens (to merge and finalize).
+    """Advantages and weights of all rows of one update, in any order, and the account of its tokens
+    (to merge and finalize).
 
-    `mask` holds all generated tokens; `group` is in 0..n_groups-1, or -1 for a padding row. Call it once per update with every row of it:
-    the weights' denominators run over one update. `old_entropy` and `reward` have one dtype, and so has the result. A correction needs
-    `old_logp` and `rollout_logp`, a repetition penalty `repetition`: ValueError without them.
+    `mask` holds all generated tokens; `group` is in 0..n_groups-1, or -1 for a padding row. Call it
+    once per update with every row of it: the weights' denominators run over one update.
+    `old_entropy` and `reward` have one dtype, and so has the result. A correction needs `old_logp`
+    and `rollout_logp`, a repetition penalty `repetition`: ValueError without them.
     """
     require_shape("prepare", (None, None), mask=mask)
     require_shape("prepare", mask.shape, old_entropy=old_entropy)
@@ -57,41 +61,80 @@ def prepare(
     known = known & (group >= 0)
     trained = mask & known[:, None]
 
-    kinds = group_kind(reward, known, group, n_groups, right_at=right_at, wrong_at=wrong_at)  # raw rewards, before any shaping
+    # raw rewards, before any shaping
+    kinds = group_kind(reward, known, group, n_groups, right_at=right_at, wrong_at=wrong_at)
     row_kind = jnp.where(group >= 0, spread(kinds, group), int(Kind.UNDECIDED))
 
     objective, zero = config.objective, jnp.zeros((), dtype)
     shaped, components = _shape(mask, reward, repetition, config, right_at, max_new_tokens)
     normalize = config.normalize_std and objective.name != "dr_grpo"
-    response_advantage, by_shaping = group_advantage(reward, known, group, n_groups, normalize, shaped)
+    response_advantage, by_shaping = group_advantage(
+        reward, known, group, n_groups, normalize, shaped
+    )
     advantage = jnp.where(trained, response_advantage[:, None], zero)
-    # Stage 4 takes what is still uniform after the stages before it: its advantage is 0 until here, so that adding is replacing.
+    # Stage 4 takes what is still uniform after the stages before it: its advantage is 0 until here,
+    # so that adding is replacing.
     still_uniform = jnp.where(by_shaping, int(Kind.UNDECIDED), row_kind)
     if config.zero_variance.rl_zvp:
-        advantage = advantage + rl_zvp_advantage(old_entropy, trained, still_uniform, config.zero_variance.rl_zvp_alpha)
+        advantage = advantage + rl_zvp_advantage(
+            old_entropy, trained, still_uniform, config.zero_variance.rl_zvp_alpha
+        )
 
-    entropy_group = entropy_groups(old_entropy, trained, objective.espo_quantiles) if objective.name == "espo" else None
-    weight = token_weights(trained, group, known, n_groups, objective, entropy_group, dtype, max_new_tokens)
+    entropy_group = (
+        entropy_groups(old_entropy, trained, objective.espo_quantiles)
+        if objective.name == "espo"
+        else None
+    )
+    weight = token_weights(
+        trained, group, known, n_groups, objective, entropy_group, dtype, max_new_tokens
+    )
     corrected: Diagnostics = {}
     if config.correction.name != "off":
         if old_logp is None or rollout_logp is None:
-            raise ValueError(f"prepare: rl.correction.name = {config.correction.name!r} needs old_logp, recomputed, and rollout_logp")
+            raise ValueError(
+                f"prepare: rl.correction.name = {config.correction.name!r} needs old_logp,"
+                " recomputed, and rollout_logp"
+            )
         factor, corrected = correction_weight(old_logp, rollout_logp, trained, config.correction)
         weight = weight * factor
     generated = mask & (group >= 0)[:, None]
-    metrics = waste(generated, known, row_kind, kinds, rl_zvp=config.zero_variance.rl_zvp, by_shaping=by_shaping, dtype=dtype)
+    metrics = waste(
+        generated,
+        known,
+        row_kind,
+        kinds,
+        rl_zvp=config.zero_variance.rl_zvp,
+        by_shaping=by_shaping,
+        dtype=dtype,
+    )
     metrics |= {f"reward/{name}/mean": mean_of(x, known) for name, x in components.items()}
     metrics |= corrected | inversion(reward, advantage, trained, known, group)
     return Prepared(advantage, weight, trained, entropy_group), metrics
 
 
-def _shape(mask: Bool[Array, "b t"], reward: Float[Array, "b"], repetition: Float[Array, "b"] | None, config: RLConfig, right_at: float, most: int):
+def _shape(
+    mask: Bool[Array, "b t"],
+    reward: Float[Array, "b"],
+    repetition: Float[Array, "b"] | None,
+    config: RLConfig,
+    right_at: float,
+    most: int,
+):
     """Stage 3: (the reward that advantages are made of, its parts by name)."""
     if not config.shaping.total:
         return reward, {"verifier": reward}
     if config.shaping.repetition_penalty and repetition is None:
-        raise ValueError(f"prepare: rl.shaping.repetition_penalty = {config.shaping.repetition_penalty} needs repetition, a share per response")
+        raise ValueError(
+            f"prepare: rl.shaping.repetition_penalty = {config.shaping.repetition_penalty} needs"
+            " repetition, a share per response"
+        )
     length = jnp.sum(mask, axis=1, dtype=jnp.int32)
-    repeated = jnp.zeros_like(reward) if repetition is None else repetition  # without the penalty it is multiplied by 0
-    taken = penalties(reward, length, repeated, config.shaping, right_at=right_at, max_new_tokens=most)
-    return reward - sum(taken.values()), {"verifier": reward, **{name: -x for name, x in taken.items()}}
+    # without the penalty it is multiplied by 0
+    repeated = jnp.zeros_like(reward) if repetition is None else repetition
+    taken = penalties(
+        reward, length, repeated, config.shaping, right_at=right_at, max_new_tokens=most
+    )
+    return reward - sum(taken.values()), {
+        "verifier": reward,
+        **{name: -x for name, x in taken.items()},
+    }

@@ -1,4 +1,6 @@
-"""The shape check in the first lines of every function of this room: wrong ranks would broadcast into wrong numbers."""
+"""The shape check in the first lines of every function of this room: wrong ranks would broadcast
+into wrong numbers.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,14 @@ from typing import Any
 
 
 def require_shape(where: str, shape: tuple[int | None, ...], **arrays: Any) -> None:
-    """Raises ValueError naming the first array whose shape is not `shape` (None: any size). Absent (None) arrays pass."""
+    """Raises ValueError naming the first array whose shape is not `shape` (None: any size). Absent
+    (None) arrays pass.
+    """
     for name, x in arrays.items():
         if x is None:
             continue
-        if len(x.shape) != len(shape) or any(want is not None and want != have for want, have in zip(shape, x.shape)):
+        if len(x.shape) != len(shape) or any(
+            want is not None and want != have for want, have in zip(shape, x.shape)
+        ):
             expected = "[" + " ".join("*" if n is None else str(n) for n in shape) + "]"
             raise ValueError(f"{where}: {name} has shape {list(x.shape)}, expected {expected}")

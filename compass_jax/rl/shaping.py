@@ -1,7 +1,9 @@
-"""Stage 3 of the zero-variance elimination: penalties that make right answers differ, and never put a wrong one above a right one.
+"""Stage 3 of the zero-variance elimination: penalties that make right answers differ, and never put
+a wrong one above a right one.
 
-Terms apply to right answers alone; DAPO's overlong penalty, a baseline, applies to all. Their ranges sum to less than the smallest
-difference of two raw rewards (refused at load time otherwise), so shaping cannot turn the order of two answers around.
+Terms apply to right answers alone; DAPO's overlong penalty, a baseline, applies to all. Their
+ranges sum to less than the smallest difference of two raw rewards (refused at load time otherwise),
+so shaping cannot turn the order of two answers around.
 """
 
 from __future__ import annotations
@@ -25,15 +27,19 @@ def penalties(
     right_at: float,
     max_new_tokens: int,
 ) -> dict[str, Float[Array, "b"]]:
-    """What each penalty takes off, by name; `length` in generated tokens, `repetition` in [0, 1] (rewards/penalties.py).
+    """What each penalty takes off, by name; `length` in generated tokens, `repetition` in [0, 1]
+    (rewards/penalties.py).
 
         length       of right answers, w_len * clip((n - free) / (max - free), 0, 1)
         repetition   of right answers, w_rep * repetition
-        overlong     of all answers, w_over * clip((n - (max - buffer)) / buffer, 0, 1)        DAPO, arXiv 2503.14476, eq. 13
+        overlong     of all answers, w_over * clip((n - (max - buffer)) / buffer, 0, 1)        DAPO,
+                     arXiv 2503.14476, eq. 13
 
     Shaped reward = raw reward - their sum.
     """
-    require_shape("penalties", reward.shape[:1], reward=reward, length=length, repetition=repetition)
+    require_shape(
+        "penalties", reward.shape[:1], reward=reward, length=length, repetition=repetition
+    )
     dtype = reward.dtype
     n, zero, right = length.astype(dtype), jnp.zeros((), dtype), reward >= right_at
 
@@ -43,19 +49,31 @@ def penalties(
     of_length = config.length_penalty * ramp(config.length_free_tokens)
     overlong = config.overlong_penalty * ramp(max_new_tokens - config.overlong_buffer_tokens)
     of_right = {"length": of_length, "repetition": config.repetition_penalty * repetition}
-    return {name: jnp.where(right, x.astype(dtype), zero) for name, x in of_right.items()} | {"overlong": overlong.astype(dtype)}
+    return {name: jnp.where(right, x.astype(dtype), zero) for name, x in of_right.items()} | {
+        "overlong": overlong.astype(dtype)
+    }
 
 
 def inversion(
-    reward: Float[Array, "b"], advantage: Float[Array, "b t"], mask: Bool[Array, "b t"], known: Bool[Array, "b"], group: Int[Array, "b"]
+    reward: Float[Array, "b"],
+    advantage: Float[Array, "b t"],
+    mask: Bool[Array, "b t"],
+    known: Bool[Array, "b"],
+    group: Int[Array, "b"],
 ) -> Diagnostics:
-    """Share of a group's pairs with unequal raw rewards in which the better answer has the lower advantage.
+    """Share of a group's pairs with unequal raw rewards in which the better answer has the lower
+    advantage.
 
         share of pairs with (R_i - R_j)(A_i - A_j) < 0,    A = mean over the response's tokens
     """
     require_shape("inversion", mask.shape, advantage=advantage)
     mean = masked_mean(advantage, mask, axis=1)
     counted = known & (group >= 0) & jnp.any(mask, axis=1)
-    better = (reward[:, None] - reward[None, :] > UNIFORM_WITHIN) & (group[:, None] == group[None, :]) & counted[:, None] & counted[None, :]
+    better = (
+        (reward[:, None] - reward[None, :] > UNIFORM_WITHIN)
+        & (group[:, None] == group[None, :])
+        & counted[:, None]
+        & counted[None, :]
+    )
     wrong_way = better & (mean[:, None] < mean[None, :])
     return {"advantage/inversion_frac": share_of(wrong_way, better, advantage.dtype)}

@@ -1,4 +1,6 @@
-"""What the clipped policy objectives share: ratios under a mask, the clipped surrogate and the k3 estimator of KL."""
+"""What the clipped policy objectives share: ratios under a mask, the clipped surrogate and the k3
+estimator of KL.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ MAX_MEAN_LOG_RATIO = 10.0  # of a sequence or an entropy group
 
 
 class Surrogate(NamedTuple):
-    """A policy objective per token, before weights and KL. Outside the mask: value 0, ratio 1, not clipped."""
+    """A policy objective per token, before weights and KL. Outside the mask: value 0, ratio 1, not
+    clipped.
+    """
 
     value: Float[Array, "b t"]
     ratio: Float[Array, "b t"]
@@ -24,14 +28,21 @@ class Surrogate(NamedTuple):
     diagnostics: Diagnostics
 
 
-def token_log_ratio(logp: Float[Array, "b t"], old_logp: Float[Array, "b t"], mask: Bool[Array, "b t"]) -> Float[Array, "b t"]:
+def token_log_ratio(
+    logp: Float[Array, "b t"], old_logp: Float[Array, "b t"], mask: Bool[Array, "b t"]
+) -> Float[Array, "b t"]:
     """log(pi / pi_old) clamped to +-20, 0 outside the mask, where both may hold anything.
 
-    Both are replaced outside the mask *before* the subtraction: a NaN in a branch not taken would still reach the gradient.
+    Both are replaced outside the mask *before* the subtraction: a NaN in a branch not taken would
+    still reach the gradient.
     """
     zero = jnp.zeros((), logp.dtype)
     old_logp = jax.lax.stop_gradient(old_logp)
-    return jnp.clip(jnp.where(mask, logp, zero) - jnp.where(mask, old_logp, zero), -MAX_TOKEN_LOG_RATIO, MAX_TOKEN_LOG_RATIO)
+    return jnp.clip(
+        jnp.where(mask, logp, zero) - jnp.where(mask, old_logp, zero),
+        -MAX_TOKEN_LOG_RATIO,
+        MAX_TOKEN_LOG_RATIO,
+    )
 
 
 def group_mean(x: Float[Array, "b t"], member: Bool[Array, "b t n"]) -> Float[Array, "b n"]:
@@ -44,8 +55,12 @@ def to_tokens(x: Float[Array, "b n"], member: Bool[Array, "b t n"]) -> Float[Arr
     return jnp.sum(jnp.where(member, x[:, None, :], jnp.zeros((), x.dtype)), axis=2)
 
 
-def group_ratio(log_ratio: Float[Array, "b t"], member: Bool[Array, "b t n"]) -> Float[Array, "b t"]:
-    """s = exp(mean over the group's tokens of log(pi / pi_old)) at each token, the mean clamped to +-10; without gradient."""
+def group_ratio(
+    log_ratio: Float[Array, "b t"], member: Bool[Array, "b t n"]
+) -> Float[Array, "b t"]:
+    """s = exp(mean over the group's tokens of log(pi / pi_old)) at each token, the mean clamped to
+    +-10; without gradient.
+    """
     mean = jnp.clip(group_mean(log_ratio, member), -MAX_MEAN_LOG_RATIO, MAX_MEAN_LOG_RATIO)
     return jax.lax.stop_gradient(jnp.exp(to_tokens(mean, member)))
 
@@ -68,9 +83,10 @@ def clipped_surrogate(
 
         min(r A, clip(r, 1 - low, 1 + high) A)
 
-    Written by cases: the clipped term is the smaller one exactly where A > 0 and r > 1 + high, or A < 0 and r < 1 - low. There the
-    value is constant in r and the gradient 0; everywhere else it is r A. With `dual` = c > 1, where A < 0, the value is also at least
-    c A (dual-clip PPO, arXiv 1912.09729, eq. 5): a wrong answer that has become likely cannot dominate the update.
+    Written by cases: the clipped term is the smaller one exactly where A > 0 and r > 1 + high, or A
+    < 0 and r < 1 - low. There the value is constant in r and the gradient 0; everywhere else it is
+    r A. With `dual` = c > 1, where A < 0, the value is also at least c A (dual-clip PPO, arXiv
+    1912.09729, eq. 5): a wrong answer that has become likely cannot dominate the update.
     """
     zero, one = jnp.zeros((), ratio.dtype), jnp.ones((), ratio.dtype)
     advantage = jax.lax.stop_gradient(jnp.where(mask, advantage, zero))
@@ -78,11 +94,16 @@ def clipped_surrogate(
     bounded = jnp.where(too_high, 1 + high, jnp.where(too_low, 1 - low, ratio))
     if dual:
         too_bad = (advantage < 0) & (ratio > dual)
-        bounded, too_high = jnp.where(too_bad, jnp.array(dual, ratio.dtype), bounded), too_high | too_bad
+        bounded, too_high = (
+            jnp.where(too_bad, jnp.array(dual, ratio.dtype), bounded),
+            too_high | too_bad,
+        )
     value = jnp.where(mask, bounded * advantage, zero)
     return Surrogate(value, jnp.where(mask, ratio, one), mask & (too_high | too_low), {})
 
 
 def kl_k3(log_ratio: Float[Array, "b t"]) -> Float[Array, "b t"]:
-    """k3 estimator of KL(p || q) per token from d = log(q / p) at tokens sampled from p: exp(d) - d - 1 >= 0 (arXiv 2402.03300, eq. 4)."""
+    """k3 estimator of KL(p || q) per token from d = log(q / p) at tokens sampled from p: exp(d) - d
+    - 1 >= 0 (arXiv 2402.03300, eq. 4).
+    """
     return jnp.expm1(log_ratio) - log_ratio

@@ -1,4 +1,6 @@
-"""Zero-variance groups: which they are, the advantage that entropy gives them, and what the rollout's tokens were good for."""
+"""Zero-variance groups: which they are, the advantage that entropy gives them, and what the
+rollout's tokens were good for.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,19 @@ class Kind(IntEnum):
 
 
 def group_kind(
-    reward: Float[Array, "b"], known: Bool[Array, "b"], group: Int[Array, "b"], n_groups: int, *, right_at: float, wrong_at: float
+    reward: Float[Array, "b"],
+    known: Bool[Array, "b"],
+    group: Int[Array, "b"],
+    n_groups: int,
+    *,
+    right_at: float,
+    wrong_at: float,
 ) -> Int[Array, "g"]:
-    """The `Kind` of each group, from raw rewards: never from shaped ones, or a penalty would hide a uniform group.
+    """The `Kind` of each group, from raw rewards: never from shaped ones, or a penalty would hide a
+    uniform group.
 
-    Uniform: max - min <= 1e-6. All right: uniform and every reward >= `right_at`; all wrong: uniform and every reward <= `wrong_at`.
+    Uniform: max - min <= 1e-6. All right: uniform and every reward >= `right_at`; all wrong:
+    uniform and every reward <= `wrong_at`.
     """
     if not wrong_at < right_at:
         raise ValueError(f"group_kind: wrong_at = {wrong_at} must be below right_at = {right_at}")
@@ -41,13 +51,17 @@ def group_kind(
     return jnp.where(stats.decided, kind, int(Kind.UNDECIDED))
 
 
-def rl_zvp_advantage(old_entropy: Float[Array, "b t"], mask: Bool[Array, "b t"], kind: Int[Array, "b"], alpha: float) -> Float[Array, "b t"]:
-    """Uniform groups learn from entropy: right answers are confirmed and wrong ones discouraged (RL-ZVP, arXiv 2509.21880).
+def rl_zvp_advantage(
+    old_entropy: Float[Array, "b t"], mask: Bool[Array, "b t"], kind: Int[Array, "b"], alpha: float
+) -> Float[Array, "b t"]:
+    """Uniform groups learn from entropy: right answers are confirmed and wrong ones discouraged
+    (RL-ZVP, arXiv 2509.21880).
 
         all right:  A_t = + alpha * H_t
         all wrong:  A_t = - alpha * (max_j H_j - H_t)        max over the response's masked tokens
 
-    H is detached (`old_entropy`, nats). `kind` is that of each row's group. 0 for every other kind and outside the mask.
+    H is detached (`old_entropy`, nats). `kind` is that of each row's group. 0 for every other kind
+    and outside the mask.
     """
     require_shape("rl_zvp_advantage", old_entropy.shape[:2], old_entropy=old_entropy, mask=mask)
     require_shape("rl_zvp_advantage", old_entropy.shape[:1], kind=kind)
@@ -55,7 +69,11 @@ def rl_zvp_advantage(old_entropy: Float[Array, "b t"], mask: Bool[Array, "b t"],
     entropy = jax.lax.stop_gradient(jnp.where(mask, old_entropy, zero))
     right = alpha * entropy
     wrong = -alpha * (masked_max(entropy, mask, axis=1, keepdims=True) - entropy)
-    advantage = jnp.where((kind == Kind.ALL_RIGHT)[:, None], right, jnp.where((kind == Kind.ALL_WRONG)[:, None], wrong, zero))
+    advantage = jnp.where(
+        (kind == Kind.ALL_RIGHT)[:, None],
+        right,
+        jnp.where((kind == Kind.ALL_WRONG)[:, None], wrong, zero),
+    )
     return jnp.where(mask, advantage, zero)
 
 
@@ -71,10 +89,11 @@ def waste(
 ) -> Diagnostics:
     """What the generated tokens are trained on, and how many groups were uniform.
 
-    `mask` holds every generated token, those of samples with an unknown reward included: they cost as much and are counted under
-    `frac_none`, as are undecided groups, uniform ones in between and, without `rl_zvp`, all uniform ones. The four shares sum to 1.
-    `by_shaping` marks the rows of uniform groups whose advantage stage 3 made.
-    `rate_all_right` and `rate_all_wrong` are shares of the groups with at least two known rewards.
+    `mask` holds every generated token, those of samples with an unknown reward included: they cost
+    as much and are counted under `frac_none`, as are undecided groups, uniform ones in between and,
+    without `rl_zvp`, all uniform ones. The four shares sum to 1. `by_shaping` marks the rows of
+    uniform groups whose advantage stage 3 made. `rate_all_right` and `rate_all_wrong` are shares of
+    the groups with at least two known rewards.
     """
     require_shape("waste", mask.shape[:1], known=known, row_kind=row_kind, by_shaping=by_shaping)
     uniform = (row_kind == Kind.ALL_RIGHT) | (row_kind == Kind.ALL_WRONG)
@@ -82,18 +101,34 @@ def waste(
     shaping = known & by_shaping
     entropy = known & uniform & ~by_shaping & rl_zvp
     nothing = ~(verifier | shaping | entropy)
-    signals = {"verifier_signal": verifier, "shaping_signal": shaping, "entropy_signal": entropy, "none": nothing}
+    signals = {
+        "verifier_signal": verifier,
+        "shaping_signal": shaping,
+        "entropy_signal": entropy,
+        "none": nothing,
+    }
     decided = group_kinds != Kind.UNDECIDED
     return {
         "waste/tokens_generated": (jnp.sum(mask).astype(dtype),),
-        **{f"waste/frac_{name}": share_of(jnp.broadcast_to(rows[:, None], mask.shape), mask, dtype) for name, rows in signals.items()},
+        **{
+            f"waste/frac_{name}": share_of(jnp.broadcast_to(rows[:, None], mask.shape), mask, dtype)
+            for name, rows in signals.items()
+        },
         "zero_variance/rate_all_right": share_of(group_kinds == Kind.ALL_RIGHT, decided, dtype),
         "zero_variance/rate_all_wrong": share_of(group_kinds == Kind.ALL_WRONG, decided, dtype),
     }
 
 
 def waste_of_dropped(tokens: int) -> Diagnostics:
-    """Tokens of groups that are not trained on, to merge with `waste`: they were generated and carry nothing."""
+    """Tokens of groups that are not trained on, to merge with `waste`: they were generated and
+    carry nothing.
+    """
     count, none = jnp.float32(tokens), jnp.zeros((), jnp.float32)
-    shares = {name: (count if name == "none" else none, count) for name in ("verifier_signal", "shaping_signal", "entropy_signal", "none")}
-    return {"waste/tokens_generated": (count,), **{f"waste/frac_{name}": share for name, share in shares.items()}}
+    shares = {
+        name: (count if name == "none" else none, count)
+        for name in ("verifier_signal", "shaping_signal", "entropy_signal", "none")
+    }
+    return {
+        "waste/tokens_generated": (count,),
+        **{f"waste/frac_{name}": share for name, share in shares.items()},
+    }

@@ -1,7 +1,7 @@
 """Continuous batching: which request enters which slot when. Yields rollouts as they finish.
 
-Decisions depend only on numbered ticks (the k-th generate call) and replicated device results, never on a clock, so
-every host of a pod takes the same ones.
+Decisions depend only on numbered ticks (the k-th generate call) and replicated device results,
+never on a clock, so every host of a pod takes the same ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class RolloutStats:
     """What one collection did; `occupancy` is live slot-steps over all slot-steps."""
 
     tokens: int = 0
-    live_steps: int = 0  # the first token of a sample comes from a prefill: a sample of n tokens that was not preempted lives n - 1 steps
+    # the first token of a sample comes from a prefill: a sample of n tokens that was not preempted
+    # lives n - 1 steps
+    live_steps: int = 0
     calls: int = 0
     steps: int = 0
     slot_steps: int = 0
@@ -40,7 +42,9 @@ class RolloutStats:
         """The rollout's metrics by their public names."""
         return {
             "rollout/tokens_per_s": self.tokens / max(self.seconds, 1e-9),
-            "rollout/slot_occupancy": (self.live_steps / self.slot_steps) if self.slot_steps else 0.0,
+            "rollout/slot_occupancy": (self.live_steps / self.slot_steps)
+            if self.slot_steps
+            else 0.0,
             "rollout/preempted": float(self.preempted),
             "time/rollout_s": self.seconds,
         }
@@ -48,10 +52,12 @@ class RolloutStats:
 
 @dataclass(eq=False)
 class Sample:
-    """One sample on its way, in a slot or waiting for one. What it has so far is its own: a preempted or carried sample goes on where it stopped.
+    """One sample on its way, in a slot or waiting for one. What it has so far is its own: a
+    preempted or carried sample goes on where it stopped.
 
-    Its log-probs and entropies so far are on the host, its routes in its row of the store; a prefill over its tokens, replaying these routes
-    (live ones without a store), brings back the cache, and draws the next token with the key that the decoding step would have used.
+    Its log-probs and entropies so far are on the host, its routes in its row of the store; a
+    prefill over its tokens, replaying these routes (live ones without a store), brings back the
+    cache, and draws the next token with the key that the decoding step would have used.
     """
 
     prompt: Prompt
@@ -72,19 +78,24 @@ class _Open:
 
     prefix: Prefix
     waiting: deque[tuple[int, Sample]]  # (prompt row, sample)
-    leader: dict[tuple[int, int], Sample] = field(default_factory=dict)  # by prompt row and group of slots: whose pages of the prompt others share
+    # by prompt row and group of slots: whose pages of the prompt others share
+    leader: dict[tuple[int, int], Sample] = field(default_factory=dict)
 
 
 @dataclass
 class Collection:
-    """One batch of requests: every prompt sampled `samples` times. Iterate to run it; `store` then holds the routing.
+    """One batch of requests: every prompt sampled `samples` times. Iterate to run it; `store` then
+    holds the routing.
 
-    Sample c of prompt n is row n * samples + c. Rows in `finished` are left out: an interrupted collection had them, and
-    their routing is in the `store` that is passed in. The order in which they run changes no sample: keys belong to requests, not to slots.
-    With `rollout.cache_pages` a sample enters a slot when pages are free for it; when they run out, the youngest gives way and goes on later.
+    Sample c of prompt n is row n * samples + c. Rows in `finished` are left out: an interrupted
+    collection had them, and their routing is in the `store` that is passed in. The order in which
+    they run changes no sample: keys belong to requests, not to slots. With `rollout.cache_pages` a
+    sample enters a slot when pages are free for it; when they run out, the youngest gives way and
+    goes on later.
 
-    Where `enough` says so after a tick, the collection ends; `cut` then gives what is not finished. Such samples are `carried` into a later
-    collection, with the store that has their routes: they go on under its policy, and their tokens keep log-probs and versions.
+    Where `enough` says so after a tick, the collection ends; `cut` then gives what is not finished.
+    Such samples are `carried` into a later collection, with the store that has their routes: they
+    go on under its policy, and their tokens keep log-probs and versions.
     """
 
     engine: Engine
@@ -99,26 +110,40 @@ class Collection:
     stats: RolloutStats = field(default_factory=RolloutStats)
     store: jax.Array | None = None
     finished: frozenset[int] = frozenset()
-    carried: Mapping[int, Rollout] = field(default_factory=dict)  # by row: begun in an earlier collection
+    # by row: begun in an earlier collection
+    carried: Mapping[int, Rollout] = field(default_factory=dict)
     enough: Callable[[], bool] | None = None
-    expected: Sequence[float] | None = None  # response tokens of each prompt's samples, NaN where unknown: the longest start first
-    max_new_tokens: Sequence[int] | None = None  # of each prompt's samples, at most the configuration's
+    # response tokens of each prompt's samples, NaN where unknown: the longest start first
+    expected: Sequence[float] | None = None
+    # of each prompt's samples, at most the configuration's
+    max_new_tokens: Sequence[int] | None = None
 
     def __iter__(self) -> Iterator[Rollout]:
-        started = time.perf_counter() - self.stats.seconds  # statistics may go on from an earlier collection's
+        # statistics may go on from an earlier collection's
+        started = time.perf_counter() - self.stats.seconds
         config = self.engine.config
         if self.keep_routing and self.store is None:
             self.store = self.engine.new_store(len(self.prompts) * self.samples)
         self._state = state = self.engine.init_decode_state()
         order = range(len(self.prompts)) if self.expected is None else longest_first(self.expected)
         self._begun = self.finished | self.carried.keys()
-        self._queue = deque(n for n in order if not self._begun.issuperset(range(n * self.samples, (n + 1) * self.samples)))
+        self._queue = deque(
+            n
+            for n in order
+            if not self._begun.issuperset(range(n * self.samples, (n + 1) * self.samples))
+        )
         self._open: _Open | None = None
-        alike = sorted(map(self._carry, self.carried.values()), key=lambda x: (-len(x.tokens), x.row))  # in length together, for their prefills
+        # in length together, for their prefills
+        alike = sorted(
+            map(self._carry, self.carried.values()), key=lambda x: (-len(x.tokens), x.row)
+        )
         self._interrupted = deque(alike)
         self._slots: list[Sample | None] = [None] * config.slots
         self._entered: list[Sample] = []  # those in slots, the oldest first
-        groups, room = self.engine.slot_groups, (config.page_tokens, config.slots, config.pages_per_slot)
+        groups, room = (
+            self.engine.slot_groups,
+            (config.page_tokens, config.slots, config.pages_per_slot),
+        )
         self._pages = PagePool(config.cache_pages, *room, groups) if config.cache_pages else None
         while self._waiting or self._entered:
             if self.enough is not None and self.enough():
@@ -132,45 +157,61 @@ class Collection:
         self.stats.seconds = time.perf_counter() - started
 
     def cut(self) -> dict[int, Rollout]:
-        """After the last rollout: the samples that are not finished, by row, each with at least one token; their routes are in the store."""
+        """After the last rollout: the samples that are not finished, by row, each with at least one
+        token; their routes are in the store.
+        """
         self._fetch(self._state, [(sample.slot, sample) for sample in self._entered])
-        return {sample.row: self._rollout(sample) for sample in (*self._entered, *self._interrupted)}
+        return {
+            sample.row: self._rollout(sample) for sample in (*self._entered, *self._interrupted)
+        }
 
     @property
     def _waiting(self) -> bool:
         """Whether a sample waits for a slot."""
         return bool(self._queue or self._open or self._interrupted)
 
-    # --- who has which slot ---------------------------------------------------------------------------------------------
+    # ---- who has which slot ----------------------------------------------------------------------
 
     def _next_call(self, sample: Sample, length: int) -> int:
-        """Positions that are written by the end of the next call: every token but the last has been an input by then."""
+        """Positions that are written by the end of the next call: every token but the last has been
+        an input by then.
+        """
         return min(length + self.engine.config.tokens_per_call, sample.limit) - 1
 
     def _make_room(self, state: DecodeState) -> DecodeState:
-        """Every sample in a slot gets the pages of its next call, the oldest first; where none are left, the youngest of its group gives way."""
+        """Every sample in a slot gets the pages of its next call, the oldest first; where none are
+        left, the youngest of its group gives way.
+        """
         if self._pages is None:
             return state
         victims: list[tuple[int, Sample]] = []
         for sample in list(self._entered):
-            while sample.slot >= 0 and not self._pages.grow(sample.slot, self._next_call(sample, sample.length)):
+            while sample.slot >= 0 and not self._pages.grow(
+                sample.slot, self._next_call(sample, sample.length)
+            ):
                 group = self._pages.group(sample.slot)
-                youngest = next(x for x in reversed(self._entered) if self._pages.group(x.slot) == group)
+                youngest = next(
+                    x for x in reversed(self._entered) if self._pages.group(x.slot) == group
+                )
                 victims.append((youngest.slot, youngest))
                 self._leave(youngest)
         self._fetch(state, victims)
         for slot, sample in victims:
-            self._interrupted.appendleft(sample)  # victims come from the youngest on, so the oldest goes on first
+            # victims come from the youngest on, so the oldest goes on first
+            self._interrupted.appendleft(sample)
             state = self.engine.free_resource(jnp.int32(slot), state)
         self.stats.preempted += len(victims)
         return state
 
-    def _enter(self, sample: Sample, free: deque[int], opened: _Open | None = None, row: int = 0) -> bool:
-        """Gives a sample one of the `free` slots and the pages of its next call. False where too few are free for it; slots of groups without
-        pages are then no longer in `free`.
+    def _enter(
+        self, sample: Sample, free: deque[int], opened: _Open | None = None, row: int = 0
+    ) -> bool:
+        """Gives a sample one of the `free` slots and the pages of its next call. False where too
+        few are free for it; slots of groups without pages are then no longer in `free`.
 
-        opened, row: the prefix and prompt row that it comes from, unless it had begun. One that has waits until every sample of the slots'
-        group could have a page more: it would be the first to give way again.
+        opened, row: the prefix and prompt row that it comes from, unless it had begun. One that has
+        waits until every sample of the slots' group could have a page more: it would be the first
+        to give way again.
         """
         length = len(sample.tokens) + 1
         while free:
@@ -196,7 +237,11 @@ class Collection:
         if self._pages is None:
             return True
         # The leader may have left its slot, and come back in another group.
-        sharing = leader is not None and leader.slot >= 0 and self._group(leader.slot) == self._group(slot)
+        sharing = (
+            leader is not None
+            and leader.slot >= 0
+            and self._group(leader.slot) == self._group(slot)
+        )
         shared = (leader.slot, len(sample.prompt.tokens)) if sharing else (None, 0)
         begun = len(sample.tokens) > len(sample.prompt.tokens)
         spare = sum(self._group(x.slot) == self._group(slot) for x in self._entered) if begun else 0
@@ -209,10 +254,12 @@ class Collection:
         self._entered.remove(sample)
         sample.slot = -1
 
-    # --- into slots -----------------------------------------------------------------------------------------------------
+    # ---- into slots ------------------------------------------------------------------------------
 
     def _fill(self, state: DecodeState) -> DecodeState:
-        """Puts waiting samples into free slots: first those that have begun, then new ones, prefilling when the open prefix is used up."""
+        """Puts waiting samples into free slots: first those that have begun, then new ones,
+        prefilling when the open prefix is used up.
+        """
         empty = [slot for slot, sample in enumerate(self._slots) if sample is None]
         free = deque(evenly(empty, len(self._slots), self.engine.slot_groups))
         while free and self._interrupted:
@@ -229,9 +276,15 @@ class Collection:
                 break
         return state
 
-    def _insert(self, state: DecodeState, opened: _Open, free: deque[int]) -> tuple[DecodeState, int]:
+    def _insert(
+        self, state: DecodeState, opened: _Open, free: deque[int]
+    ) -> tuple[DecodeState, int]:
         """(state, number of samples of `opened` that entered a slot)."""
-        slots, most, entered = np.full(opened.prefix.first_token.shape, -1, np.int32), np.ones(len(opened.prefix.lengths), np.int32), 0
+        slots, most, entered = (
+            np.full(opened.prefix.first_token.shape, -1, np.int32),
+            np.ones(len(opened.prefix.lengths), np.int32),
+            0,
+        )
         while free and opened.waiting:
             row, sample = opened.waiting[0]
             if not self._enter(sample, free, opened, row):
@@ -240,23 +293,40 @@ class Collection:
             slots[row, sample.column], most[row] = sample.slot, sample.limit - len(sample.tokens)
             entered += 1
         if entered:
-            state = self.engine.bulk_insert(opened.prefix, self._with_table(state), jnp.asarray(slots), jnp.asarray(most))
+            state = self.engine.bulk_insert(
+                opened.prefix, self._with_table(state), jnp.asarray(slots), jnp.asarray(most)
+            )
         return state, entered
 
     def _prefill(self, free: int) -> _Open:
-        """Prefills the next prompts of one bucket, as many as the free slots can take (in one of two batch sizes)."""
+        """Prefills the next prompts of one bucket, as many as the free slots can take (in one of
+        two batch sizes).
+        """
         config, s = self.engine.config, self.samples
         sizes = sorted({-(-config.slots // s), -(-max(1, config.slots // 8) // s)})
         bucket = self.engine.bucket(len(self.prompts[self._queue[0]].tokens))
         wanted, taken, passed = min(-(-free // s), sizes[-1]), [], []
         while self._queue and len(taken) < wanted:
             n = self._queue.popleft()
-            (taken if self.engine.bucket(len(self.prompts[n].tokens)) == bucket else passed).append(n)
+            (taken if self.engine.bucket(len(self.prompts[n].tokens)) == bucket else passed).append(
+                n
+            )
         self._queue.extendleft(reversed(passed))
         rows = next(size for size in sizes if size >= len(taken))
         prompts = [self.prompts[n] for n in taken]
-        prefix = self._run_prefill([prompt.tokens for prompt in prompts], prompts, [range(s)] * len(taken), (rows, bucket), None)
-        waiting = ((r, self._sample(n, c)) for r, n in enumerate(taken) for c in range(s) if n * s + c not in self._begun)
+        prefix = self._run_prefill(
+            [prompt.tokens for prompt in prompts],
+            prompts,
+            [range(s)] * len(taken),
+            (rows, bucket),
+            None,
+        )
+        waiting = (
+            (r, self._sample(n, c))
+            for r, n in enumerate(taken)
+            for c in range(s)
+            if n * s + c not in self._begun
+        )
         return _Open(prefix, deque(waiting))
 
     def _limit(self, n: int) -> int:
@@ -267,19 +337,47 @@ class Collection:
 
     def _sample(self, n: int, column: int) -> Sample:
         prompt = self.prompts[n]
-        empty, versions = np.zeros(len(prompt.tokens), np.float32), np.full(len(prompt.tokens), self.policy_version, np.int32)
-        return Sample(prompt, column, n * self.samples + column, self._limit(n), prompt.tokens, empty, empty, versions)
+        empty, versions = (
+            np.zeros(len(prompt.tokens), np.float32),
+            np.full(len(prompt.tokens), self.policy_version, np.int32),
+        )
+        return Sample(
+            prompt,
+            column,
+            n * self.samples + column,
+            self._limit(n),
+            prompt.tokens,
+            empty,
+            empty,
+            versions,
+        )
 
     def _carry(self, was: Rollout) -> Sample:
         limit = self._limit(was.row // self.samples)
-        return Sample(was.prompt, was.sample, was.row, limit, was.tokens, was.logp, was.entropy, was.versions, len(was.tokens))
+        return Sample(
+            was.prompt,
+            was.sample,
+            was.row,
+            limit,
+            was.tokens,
+            was.logp,
+            was.entropy,
+            was.versions,
+            len(was.tokens),
+        )
 
     def _resume(self, state: DecodeState, free: deque[int]) -> tuple[DecodeState, int]:
-        """Prefills samples that have begun, of one length bucket, and puts them into slots; (state, how many)."""
+        """Prefills samples that have begun, of one length bucket, and puts them into slots; (state,
+        how many).
+        """
         size, entered = max(1, self.engine.config.slots // 8), []
         bucket = self.engine.resume_bucket(len(self._interrupted[0].tokens))
         for sample in list(self._interrupted):
-            fits = len(entered) < size and free and self.engine.resume_bucket(len(sample.tokens)) == bucket
+            fits = (
+                len(entered) < size
+                and free
+                and self.engine.resume_bucket(len(sample.tokens)) == bucket
+            )
             if not fits or not self._enter(sample, free):
                 break
             self._interrupted.popleft()
@@ -287,42 +385,81 @@ class Collection:
         if not entered:
             return state, 0
         size = 1 if len(entered) == 1 else size
-        rows = jnp.asarray([x.row for x in entered] + [self._nowhere] * (size - len(entered)), jnp.int32)
-        routing = None if self.store is None else self.engine.stored_routes(self.store, rows, bucket)
-        prefix = self._run_prefill([x.tokens for x in entered], [x.prompt for x in entered], [[x.column] for x in entered], (size, bucket), routing)
+        rows = jnp.asarray(
+            [x.row for x in entered] + [self._nowhere] * (size - len(entered)), jnp.int32
+        )
+        routing = (
+            None if self.store is None else self.engine.stored_routes(self.store, rows, bucket)
+        )
+        prefix = self._run_prefill(
+            [x.tokens for x in entered],
+            [x.prompt for x in entered],
+            [[x.column] for x in entered],
+            (size, bucket),
+            routing,
+        )
         slots, most = np.full((size, 1), -1, np.int32), np.ones(size, np.int32)
         for i, sample in enumerate(entered):
             slots[i, 0], most[i] = sample.slot, sample.limit - len(sample.tokens)
-        return self.engine.bulk_insert(prefix, self._with_table(state), jnp.asarray(slots), jnp.asarray(most)), len(entered)
+        return self.engine.bulk_insert(
+            prefix, self._with_table(state), jnp.asarray(slots), jnp.asarray(most)
+        ), len(entered)
 
     def _run_prefill(self, texts, prompts, columns, shape: tuple[int, int], routing) -> Prefix:
         """Runs `texts` of `prompts`, padded to `shape`, for the samples `columns` of each."""
         s = len(columns[0])
         tokens, lengths = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
-        ids, visits, each = np.zeros(shape[0], np.uint32), np.zeros(shape[0], np.uint32), np.zeros((shape[0], s), np.uint32)
+        ids, visits, each = (
+            np.zeros(shape[0], np.uint32),
+            np.zeros(shape[0], np.uint32),
+            np.zeros((shape[0], s), np.uint32),
+        )
         for r, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
             tokens[r, : len(text)], lengths[r] = text, len(text)
             ids[r], visits[r], each[r] = prompt.id, prompt.visit, columns[r]
-        keys = _jitted_keys(self.seed, self.purpose, jnp.asarray(np.repeat(ids, s)), jnp.asarray(np.repeat(visits, s)), jnp.asarray(each.reshape(-1)))
+        keys = _jitted_keys(
+            self.seed,
+            self.purpose,
+            jnp.asarray(np.repeat(ids, s)),
+            jnp.asarray(np.repeat(visits, s)),
+            jnp.asarray(each.reshape(-1)),
+        )
         self.stats.prefills += 1
         return self.engine.prefill_multisampling(
-            params=self.params, padded_tokens=jnp.asarray(tokens), true_length=jnp.asarray(lengths), sampler=self.sampler,
-            rng=keys.reshape(shape[0], s, 2), num_samples=s, routing=routing,
-        )  # fmt: skip
+            params=self.params,
+            padded_tokens=jnp.asarray(tokens),
+            true_length=jnp.asarray(lengths),
+            sampler=self.sampler,
+            rng=keys.reshape(shape[0], s, 2),
+            num_samples=s,
+            routing=routing,
+        )
 
-    # --- decoding and out of slots ----------------------------------------------------------------------------------------
+    # ---- decoding and out of slots ---------------------------------------------------------------
 
     def _with_table(self, state: DecodeState) -> DecodeState:
-        return state if self._pages is None else state._replace(table=jnp.asarray(self._pages.table.copy()))
+        return (
+            state
+            if self._pages is None
+            else state._replace(table=jnp.asarray(self._pages.table.copy()))
+        )
 
     def _tick(self, state: DecodeState) -> tuple[DecodeState, np.ndarray]:
-        """One generate call; the cache is read up to the longest live sequence, rounded up to a bucket."""
+        """One generate call; the cache is read up to the longest live sequence, rounded up to a
+        bucket.
+        """
         config = self.engine.config
         longest = max((sample.length for sample in self._entered), default=1)
-        read = min(config.max_length, -(-(longest + config.tokens_per_call) // config.cache_bucket) * config.cache_bucket)
-        empty = config.slots - len(self._entered)  # for want of pages: what waits needs more than these
+        read = min(
+            config.max_length,
+            -(-(longest + config.tokens_per_call) // config.cache_bucket) * config.cache_bucket,
+        )
+        # for want of pages: what waits needs more than these
+        empty = config.slots - len(self._entered)
         wanted = empty + max(1, config.slots // 8) if self._waiting else None
-        state, steps = self.engine.generate(self.params, self._with_table(state), self.sampler, read=read, wanted_free=wanted)
+        state, steps = self.engine.generate(
+            self.params, self._with_table(state), self.sampler, read=read, wanted_free=wanted
+        )
         live, lengths, steps = fetch((state.live, state.lengths, steps))
         for sample in self._entered:
             self.stats.live_steps += int(lengths[sample.slot]) - sample.length
@@ -333,21 +470,27 @@ class Collection:
         return state, live
 
     def _fetch(self, state: DecodeState, samples: Sequence[tuple[int, Sample]]) -> None:
-        """Brings what the (slot, sample) have to the host, an eighth of the slots at a time; their routing stays on the device, in the store."""
+        """Brings what the (slot, sample) have to the host, an eighth of the slots at a time; their
+        routing stays on the device, in the store.
+        """
         size = max(1, self.engine.config.slots // 8)
         for at in range(0, len(samples), size):
             part = samples[at : at + size]
             pad = [0] * (size - len(part))
             slots = [slot for slot, _ in part] + pad
             rows = [sample.row for _, sample in part] + [self._nowhere] * len(pad)
-            arrays, self.store = self.engine.harvest(state, self.store, jnp.asarray(slots, jnp.int32), jnp.asarray(rows, jnp.int32))
+            arrays, self.store = self.engine.harvest(
+                state, self.store, jnp.asarray(slots, jnp.int32), jnp.asarray(rows, jnp.int32)
+            )
             tokens, logp, entropy = fetch(arrays)
             for i, (_, sample) in enumerate(part):
                 before, n = len(sample.tokens), sample.length
                 sample.tokens = tokens[i, :n]
                 sample.logp = np.concatenate([sample.logp, logp[i, before:n]])
                 sample.entropy = np.concatenate([sample.entropy, entropy[i, before:n]])
-                sample.versions = np.concatenate([sample.versions, np.full(n - before, self.policy_version, np.int32)])
+                sample.versions = np.concatenate(
+                    [sample.versions, np.full(n - before, self.policy_version, np.int32)]
+                )
                 self.stats.tokens += n - before
 
     def _harvest(self, state: DecodeState, done: list[Sample]) -> list[Rollout]:
@@ -361,7 +504,9 @@ class Collection:
 
     def _rollout(self, x: Sample) -> Rollout:
         truncated = int(x.tokens[-1]) != self.engine.eos_id
-        return Rollout(x.prompt, x.column, x.tokens, x.logp, x.entropy, truncated, x.versions, x.row)
+        return Rollout(
+            x.prompt, x.column, x.tokens, x.logp, x.entropy, truncated, x.versions, x.row
+        )
 
     @property
     def _nowhere(self) -> int:

@@ -1,11 +1,15 @@
-"""The KV cache of all slots: one stretch of positions for each, or pages that a table assigns. Pure functions of arrays.
+"""The KV cache of all slots: one stretch of positions for each, or pages that a table assigns. Pure
+functions of arrays.
 
-A cache is a tuple over layers (8-bit ones have a leaf of scales beside each of values, of the same axes), or over runs of layers, whose axis
-comes first (compute.scan_decode); `table` `[slots n]` names the page of each stretch of a slot. Without a table a slot is one row of the cache.
-Over a mesh each group of slots has its own pages, counted from 0: what touches them runs on each device by itself (`shard_map`).
-Without the kernel a generate call works on a copy of what it may read (a decoding step that read through the table, or a slice, would copy it
-at every token) and puts back what it wrote: the copy is of all slots up to the longest live sequence, so that pages save what waits between
-calls and lies beyond it, and a single long sequence makes the copy as large as a cache without pages.
+A cache is a tuple over layers (8-bit ones have a leaf of scales beside each of values, of the same
+axes), or over runs of layers, whose axis comes first (compute.scan_decode); `table` `[slots n]`
+names the page of each stretch of a slot. Without a table a slot is one row of the cache. Over a
+mesh each group of slots has its own pages, counted from 0: what touches them runs on each device by
+itself (`shard_map`). Without the kernel a generate call works on a copy of what it may read (a
+decoding step that read through the table, or a slice, would copy it at every token) and puts back
+what it wrote: the copy is of all slots up to the longest live sequence, so that pages save what
+waits between calls and lies beyond it, and a single long sequence makes the copy as large as a
+cache without pages.
 """
 
 from __future__ import annotations
@@ -25,38 +29,59 @@ from compass_jax.sharding import Placement
 
 
 def check_pages(rollout: RolloutConfig, groups: int) -> None:
-    """Raises ConfigError where `groups` groups of slots, each on devices of its own, cannot have equal and sufficient parts of the pages."""
+    """Raises ConfigError where `groups` groups of slots, each on devices of its own, cannot have
+    equal and sufficient parts of the pages.
+    """
     pages, least = rollout.cache_pages, groups * rollout.pages_per_slot
     if pages % groups or 0 < pages < least:
         raise ConfigError(
-            f"rollout.cache_pages = {pages}: {groups} groups of slots on devices of their own have equal parts of the pages; "
-            f"it must be a multiple of {groups}, and at least {least}, so that the longest sequence fits in each"
+            f"rollout.cache_pages = {pages}: {groups} groups of slots on devices of their own have"
+            f" equal parts of the pages; it must be a multiple of {groups}, and at least {least},"
+            " so that the longest sequence fits in each"
         )
 
 
-def new_cache(config: ModelConfig, rollout: RolloutConfig, compute: ComputeConfig, groups: int = 1) -> tuple[Cache, Int[Array, "slots n"] | None]:
-    """(an empty cache, its table): layers of `[slots kv t d]` and None, or with `rollout.cache_pages` of `[pages kv page d]` and no page assigned.
+def new_cache(
+    config: ModelConfig, rollout: RolloutConfig, compute: ComputeConfig, groups: int = 1
+) -> tuple[Cache, Int[Array, "slots n"] | None]:
+    """(an empty cache, its table): layers of `[slots kv t d]` and None, or with
+    `rollout.cache_pages` of `[pages kv page d]` and no page assigned.
 
     groups: of slots, each with an equal part of the pages.
     """
     if not rollout.cache_pages:
-        return init_cache(config, rollout.slots, rollout.max_length, compute, rollout.kv_quantize), None
-    table = jnp.full((rollout.slots, rollout.pages_per_slot), rollout.cache_pages // groups, jnp.int32)
-    return init_cache(config, rollout.cache_pages, rollout.page_tokens, compute, rollout.kv_quantize), table
+        return (
+            init_cache(config, rollout.slots, rollout.max_length, compute, rollout.kv_quantize),
+            None,
+        )
+    table = jnp.full(
+        (rollout.slots, rollout.pages_per_slot), rollout.cache_pages // groups, jnp.int32
+    )
+    return (
+        init_cache(config, rollout.cache_pages, rollout.page_tokens, compute, rollout.kv_quantize),
+        table,
+    )
 
 
 def _each_layer(change: Callable[..., Array], *caches: Cache) -> Cache:
     """`change` of each layer's leaves `[slots kv t d]`, whether the layers are stacked or not."""
-    return jax.tree.map(lambda *leaves: (jax.vmap(change) if leaves[0].ndim == 5 else change)(*leaves), *caches)
+    return jax.tree.map(
+        lambda *leaves: (jax.vmap(change) if leaves[0].ndim == 5 else change)(*leaves), *caches
+    )
 
 
-def window(cache: Cache, table: Int[Array, "slots n"] | None, size: int, placement: Placement | None = None) -> Cache:
-    """The first `size` positions of every slot, layers of `[slots kv size d]`. What no page holds is any page's: attention masks it."""
+def window(
+    cache: Cache, table: Int[Array, "slots n"] | None, size: int, placement: Placement | None = None
+) -> Cache:
+    """The first `size` positions of every slot, layers of `[slots kv size d]`. What no page holds
+    is any page's: attention masks it.
+    """
     if table is None:
         return jax.tree.map(lambda x: x[..., :size, :], cache)
 
     def gather(x, table):
-        taken = jnp.take(x, table[:, : size // x.shape[2]], axis=0, mode="clip")  # [slots n kv page d]
+        # [slots n kv page d]
+        taken = jnp.take(x, table[:, : size // x.shape[2]], axis=0, mode="clip")
         return taken.transpose(0, 2, 1, 3, 4).reshape(table.shape[0], x.shape[1], size, x.shape[3])
 
     def local(cache, table):
@@ -78,7 +103,9 @@ def put_back(
 ) -> Cache:
     """`cache` with what a call wrote into its `window`: at `positions` where `wrote`."""
     if table is None:
-        return jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, 0, x.ndim - 2), cache, seen)
+        return jax.tree.map(
+            lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, 0, x.ndim - 2), cache, seen
+        )
 
     def local(cache, table, seen, positions, wrote):
         pages, _, size, _ = jax.tree.leaves(cache)[0].shape[-4:]
@@ -86,7 +113,8 @@ def put_back(
         page = jnp.where(wrote, page, pages)  # out of range: dropped
 
         def scatter(x, new):
-            rows = jnp.take_along_axis(new, positions.T[:, None, :, None], axis=2, mode="clip")  # [slots kv steps d]
+            # [slots kv steps d]
+            rows = jnp.take_along_axis(new, positions.T[:, None, :, None], axis=2, mode="clip")
             return x.at[page, :, positions % size].set(rows.transpose(2, 0, 1, 3), mode="drop")
 
         return _each_layer(scatter, cache, seen)
@@ -95,7 +123,9 @@ def put_back(
         return local(cache, table, seen, positions, wrote)
     rows, heads = pages_spec(placement, table.shape[0], cache)
     steps = P(None, *rows)
-    return _by_group(placement, local, (heads, rows, heads, steps, steps), heads)(cache, table, seen, positions, wrote)
+    return _by_group(placement, local, (heads, rows, heads, steps, steps), heads)(
+        cache, table, seen, positions, wrote
+    )
 
 
 def put_prefix(
@@ -106,10 +136,11 @@ def put_prefix(
     slots: Int[Array, "m"],
     placement: Placement | None = None,
 ) -> Cache:
-    """`cache` with row `source[i]` of a prefix, layers of `[p kv t d]`, at the start of `slots[i]`; slots out of range are left out.
+    """`cache` with row `source[i]` of a prefix, layers of `[p kv t d]`, at the start of `slots[i]`;
+    slots out of range are left out.
 
-    Slots that share a page of a prompt write that prompt into it. Over a mesh without pages each slot looks up its row: a scatter would bring
-    the rows of all slots to every device.
+    Slots that share a page of a prompt write that prompt into it. Over a mesh without pages each
+    slot looks up its row: a scatter would bring the rows of all slots to every device.
     """
     if table is None and placement is not None:
         count = jax.tree.leaves(cache)[0].shape[-4]
@@ -118,13 +149,17 @@ def put_prefix(
         def looked_up(x, prefix):
             t = prefix.shape[2]
             taken = jnp.take(prefix, jnp.maximum(row, 0), axis=0).astype(x.dtype)
-            return x.at[:, :, :t].set(jnp.where((row >= 0)[:, None, None, None], taken, x[:, :, :t]))
+            return x.at[:, :, :t].set(
+                jnp.where((row >= 0)[:, None, None, None], taken, x[:, :, :t])
+            )
 
         return _each_layer(looked_up, cache, new)
     if table is None:
 
         def rows(x, prefix):
-            return x.at[slots, :, : prefix.shape[2]].set(jnp.take(prefix, source, axis=0).astype(x.dtype), mode="drop")
+            return x.at[slots, :, : prefix.shape[2]].set(
+                jnp.take(prefix, source, axis=0).astype(x.dtype), mode="drop"
+            )
 
         return _each_layer(rows, cache, new)
 
@@ -132,7 +167,11 @@ def put_prefix(
         p, kv, t, d = prefix.shape
         pages, _, size, _ = x.shape
         n = -(-t // size)
-        parts = jnp.pad(prefix, ((0, 0), (0, 0), (0, n * size - t), (0, 0))).reshape(p, kv, n, size, d).transpose(0, 2, 1, 3, 4)
+        parts = (
+            jnp.pad(prefix, ((0, 0), (0, 0), (0, n * size - t), (0, 0)))
+            .reshape(p, kv, n, size, d)
+            .transpose(0, 2, 1, 3, 4)
+        )
         to = jnp.take(table, slots, axis=0, mode="fill", fill_value=pages)[:, :n]
         return x.at[to].set(jnp.take(parts, source, axis=0).astype(x.dtype), mode="drop")
 
@@ -149,14 +188,22 @@ def put_prefix(
         here = slots - jax.lax.axis_index(rows[0]) * n if rows[0] else slots
         return local(cache, table, new, source, jnp.where((here >= 0) & (here < n), here, n))
 
-    return _by_group(placement, own, (heads, rows, everywhere, P(), P()), heads)(cache, table, new, source, slots)
+    return _by_group(placement, own, (heads, rows, everywhere, P(), P()), heads)(
+        cache, table, new, source, slots
+    )
 
 
 def pages_spec(placement: Placement, slots: int, cache: Cache) -> tuple[P, Any]:
-    """How the rows of a table lie, and each leaf of a cache of pages: pages with their slots, heads over tensor."""
+    """How the rows of a table lie, and each leaf of a cache of pages: pages with their slots, heads
+    over tensor.
+    """
     axes = placement.batch_axes(slots) or None
     return P(axes), jax.tree.map(lambda x: P(*(None,) * (x.ndim - 4), axes, "tensor"), cache)
 
 
-def _by_group(placement: Placement, function: Callable[..., Cache], given: tuple[Any, ...], out: Any) -> Callable[..., Cache]:
-    return jax.shard_map(function, mesh=placement.mesh, in_specs=given, out_specs=out, check_vma=False)
+def _by_group(
+    placement: Placement, function: Callable[..., Cache], given: tuple[Any, ...], out: Any
+) -> Callable[..., Cache]:
+    return jax.shard_map(
+        function, mesh=placement.mesh, in_specs=given, out_specs=out, check_vma=False
+    )

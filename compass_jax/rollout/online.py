@@ -1,6 +1,8 @@
-"""Continuous batching for requests that come at any time: one thread owns the slots, others hand in requests and read their tokens.
+"""Continuous batching for requests that come at any time: one thread owns the slots, others hand in
+requests and read their tokens.
 
-The training rollout (collect.py) knows its requests beforehand and is driven by them; here they arrive, stream and are cancelled.
+The training rollout (collect.py) knows its requests beforehand and is driven by them; here they
+arrive, stream and are cancelled.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ PER_REQUEST = Sampler(per_request=True)
 
 
 class Chunk(NamedTuple):
-    """New tokens of a request, with their log-probs. `finish`: "stop" (they end with the end token), "length", "cancelled", "error", or "": go on."""
+    """New tokens of a request, with their log-probs. `finish`: "stop" (they end with the end
+    token), "length", "cancelled", "error", or "": go on.
+    """
 
     tokens: list[int]
     logp: list[float]
@@ -36,7 +40,9 @@ class Full(RuntimeError):
 
 @dataclass(eq=False)
 class Request:
-    """One sequence to generate. `deliver` is called with each `Chunk`, in the batcher's thread; it must not block."""
+    """One sequence to generate. `deliver` is called with each `Chunk`, in the batcher's thread; it
+    must not block.
+    """
 
     tokens: np.ndarray  # int32 [t]
     max_new_tokens: int
@@ -52,15 +58,20 @@ class Request:
 
 
 class OnlineBatcher:
-    """Runs `engine` on whatever was submitted. Use it as a context manager, or `start` and `stop` it.
+    """Runs `engine` on whatever was submitted. Use it as a context manager, or `start` and `stop`
+    it.
 
-    ValueError for an engine whose slots share pages. A request's draws depend on (seed, sample, position) alone. An error in the thread
-    ends every request with "error" and is raised by the next `submit`.
+    ValueError for an engine whose slots share pages. A request's draws depend on (seed, sample,
+    position) alone. An error in the thread ends every request with "error" and is raised by the
+    next `submit`.
     """
 
     def __init__(self, engine: Engine, params: Any, max_waiting: int):
         if engine.config.cache_pages:
-            raise ValueError(f"rollout.cache_pages = {engine.config.cache_pages}: OnlineBatcher assigns no pages; use 0")
+            raise ValueError(
+                f"rollout.cache_pages = {engine.config.cache_pages}: OnlineBatcher assigns no"
+                " pages; use 0"
+            )
         self.engine, self.params, self.max_waiting = engine, params, max_waiting
         self.error: BaseException | None = None
         self._waiting: deque[Request] = deque()
@@ -94,13 +105,16 @@ class OnlineBatcher:
         return not self._thread.is_alive()
 
     def submit(self, *requests: Request) -> None:
-        """Queues requests, all or none. Full if they do not fit into the queue now; ValueError for more than ever do, and for a prompt that the
-        engine cannot hold.
+        """Queues requests, all or none. Full if they do not fit into the queue now; ValueError for
+        more than ever do, and for a prompt that the engine cannot hold.
 
         RuntimeError after `stop`, or when the thread has failed: nobody would answer.
         """
         if len(requests) > self.max_waiting:
-            raise ValueError(f"{len(requests)} sequences are asked for at once, at most {self.max_waiting} may wait here: ask for fewer")
+            raise ValueError(
+                f"{len(requests)} sequences are asked for at once, at most {self.max_waiting} may"
+                " wait here: ask for fewer"
+            )
         for request in requests:
             if not len(request.tokens):
                 raise ValueError("the prompt is empty")
@@ -113,7 +127,10 @@ class OnlineBatcher:
             if len(self._waiting) + len(requests) > self.max_waiting:
                 self._forget_cancelled()
             if len(self._waiting) + len(requests) > self.max_waiting:
-                raise Full(f"{len(self._waiting)} requests wait and at most {self.max_waiting} may: try again later")
+                raise Full(
+                    f"{len(self._waiting)} requests wait and at most {self.max_waiting} may: try"
+                    " again later"
+                )
             self._waiting.extend(requests)
             self._changed.notify()
 
@@ -139,7 +156,9 @@ class OnlineBatcher:
             state = self.engine.init_decode_state()
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: not self._running or self._waiting or self.active)
+                    self._changed.wait_for(
+                        lambda: not self._running or self._waiting or self.active
+                    )
                     if not self._running:
                         break
                 state = self._admit(state)
@@ -183,17 +202,32 @@ class OnlineBatcher:
             request.deliver(Chunk([], [], "cancelled"))
 
     def _insert(self, state: DecodeState, request: Request, slot: int) -> DecodeState:
-        self._owner[slot], self._given[slot] = request, len(request.tokens)  # from here on an error finds it
+        # from here on an error finds it
+        self._owner[slot], self._given[slot] = request, len(request.tokens)
         length, bucket = len(request.tokens), self.engine.bucket(len(request.tokens))
         tokens = np.zeros((1, bucket), np.int32)
         tokens[0, :length] = request.tokens
         one = np.zeros(1, np.uint32)
-        keys = _keys(jnp.asarray(one + np.uint32(request.seed % 2**32)), jnp.asarray(one), jnp.asarray(one + np.uint32(request.sample)))
+        keys = _keys(
+            jnp.asarray(one + np.uint32(request.seed % 2**32)),
+            jnp.asarray(one),
+            jnp.asarray(one + np.uint32(request.sample)),
+        )
         prefix = self.engine.prefill_multisampling(
-            params=self.params, padded_tokens=jnp.asarray(tokens), true_length=jnp.asarray([length], jnp.int32), sampler=PER_REQUEST,
-            rng=keys[None], num_samples=1, temperature=jnp.asarray([request.temperature], jnp.float32),
-        )  # fmt: skip
-        return self.engine.bulk_insert(prefix, state, jnp.asarray([[slot]], jnp.int32), jnp.asarray([request.max_new_tokens], jnp.int32))
+            params=self.params,
+            padded_tokens=jnp.asarray(tokens),
+            true_length=jnp.asarray([length], jnp.int32),
+            sampler=PER_REQUEST,
+            rng=keys[None],
+            num_samples=1,
+            temperature=jnp.asarray([request.temperature], jnp.float32),
+        )
+        return self.engine.bulk_insert(
+            prefix,
+            state,
+            jnp.asarray([[slot]], jnp.int32),
+            jnp.asarray([request.max_new_tokens], jnp.int32),
+        )
 
     def _step(self, state: DecodeState) -> DecodeState:
         """One generate call, and the new tokens of every request to whoever waits for them."""
@@ -202,16 +236,29 @@ class OnlineBatcher:
         config = self.engine.config
         lengths = np.asarray(state.lengths)
         longest = max(int(lengths[s]) for s, owner in enumerate(self._owner) if owner is not None)
-        read = min(config.max_length, -(-(longest + config.tokens_per_call) // config.cache_bucket) * config.cache_bucket)
+        read = min(
+            config.max_length,
+            -(-(longest + config.tokens_per_call) // config.cache_bucket) * config.cache_bucket,
+        )
         state, _ = self.engine.generate(self.params, state, PER_REQUEST, read=read)
-        tokens, logp, lengths, live = jax.device_get((state.tokens, state.logp, state.lengths, state.live))
+        tokens, logp, lengths, live = jax.device_get(
+            (state.tokens, state.logp, state.lengths, state.live)
+        )
         for slot, owner in enumerate(self._owner):
             if owner is None:
                 continue
             first, last = int(self._given[slot]), int(lengths[slot])
             self._given[slot] = last
-            finish = "" if live[slot] else "stop" if tokens[slot, last - 1] == self.engine.eos_id else "length"
-            chunk = Chunk(tokens[slot, first:last].tolist(), logp[slot, first:last].tolist(), finish)
+            finish = (
+                ""
+                if live[slot]
+                else "stop"
+                if tokens[slot, last - 1] == self.engine.eos_id
+                else "length"
+            )
+            chunk = Chunk(
+                tokens[slot, first:last].tolist(), logp[slot, first:last].tolist(), finish
+            )
             if finish:
                 self._finish(slot, chunk)
             else:

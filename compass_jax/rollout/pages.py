@@ -1,4 +1,6 @@
-"""Which pages of the KV cache belong to which slot. Counts on the host, no arrays of the device; every host of a pod counts alike."""
+"""Which pages of the KV cache belong to which slot. Counts on the host, no arrays of the device;
+every host of a pod counts alike.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,23 @@ import numpy as np
 
 
 class PagePool:
-    """`pages` pages of `page_tokens` positions each, lent to `slots` slots of up to `per_slot` pages.
+    """`pages` pages of `page_tokens` positions each, lent to `slots` slots of up to `per_slot`
+    pages.
 
-    groups: over so many devices slots and pages are split, in equal parts of both (ValueError where they do not divide); a slot has pages of its
-    own group alone.
-    `table` `[slots, per_slot]` int32 is what the engine reads: of each stretch of a slot its page, counted within its group, and
-    `pages // groups` (out of range) where there is none. A page is lent to several slots where they share a prompt; it is free again when the
-    last of them gives it back.
+    groups: over so many devices slots and pages are split, in equal parts of both (ValueError where
+    they do not divide); a slot has pages of its own group alone. `table` `[slots, per_slot]` int32
+    is what the engine reads: of each stretch of a slot its page, counted within its group, and
+    `pages // groups` (out of range) where there is none. A page is lent to several slots where they
+    share a prompt; it is free again when the last of them gives it back.
     """
 
     def __init__(self, pages: int, page_tokens: int, slots: int, per_slot: int, groups: int = 1):
         if pages % groups or slots % groups:
-            raise ValueError(f"{pages} pages and {slots} slots cannot be split into {groups} equal groups")
-        self.pages, self.page_tokens, self.groups = pages // groups, page_tokens, groups  # pages: of a group
+            raise ValueError(
+                f"{pages} pages and {slots} slots cannot be split into {groups} equal groups"
+            )
+        # pages: of a group
+        self.pages, self.page_tokens, self.groups = pages // groups, page_tokens, groups
         self.table = np.full((slots, per_slot), self.pages, np.int32)
         self._held = np.zeros(slots, np.int64)  # pages of each slot
         self._users = np.zeros((groups, self.pages), np.int64)  # slots of each page
@@ -41,21 +47,35 @@ class PagePool:
         """Pages that hold `tokens` positions."""
         return -(-tokens // self.page_tokens)
 
-    def admit(self, slot: int, tokens: int, leader: int | None = None, shared_tokens: int = 0, spare: int = 0) -> bool:
-        """Lends an empty slot the pages of `tokens` positions; False, and nothing lent, unless `spare` pages of its group are still free then.
+    def admit(
+        self,
+        slot: int,
+        tokens: int,
+        leader: int | None = None,
+        shared_tokens: int = 0,
+        spare: int = 0,
+    ) -> bool:
+        """Lends an empty slot the pages of `tokens` positions; False, and nothing lent, unless
+        `spare` pages of its group are still free then.
 
-        The whole pages of the first `shared_tokens` positions are `leader`'s own, which holds them already: all that is ever written to them
-        is the prompt that they share. ValueError for a slot that holds pages already, and for a leader of another group or with fewer pages
-        than are shared.
+        The whole pages of the first `shared_tokens` positions are `leader`'s own, which holds them
+        already: all that is ever written to them is the prompt that they share. ValueError for a
+        slot that holds pages already, and for a leader of another group or with fewer pages than
+        are shared.
         """
         group = self.group(slot)
         if self._held[slot]:
             raise ValueError(f"slot {slot} holds {self._held[slot]} pages: release it first")
         if leader is not None and self.group(leader) != group:
-            raise ValueError(f"slot {leader} has pages of group {self.group(leader)}, slot {slot} of group {group}")
+            raise ValueError(
+                f"slot {leader} has pages of group {self.group(leader)}, slot {slot} of group"
+                f" {group}"
+            )
         shared = 0 if leader is None else shared_tokens // self.page_tokens
         if leader is not None and shared > self._held[leader]:
-            raise ValueError(f"slot {leader} holds {self._held[leader]} pages and cannot share {shared}")
+            raise ValueError(
+                f"slot {leader} holds {self._held[leader]} pages and cannot share {shared}"
+            )
         if self.pages_for(tokens) - shared + spare > self.free_of(group):
             return False
         if shared:
@@ -65,7 +85,9 @@ class PagePool:
         return self.grow(slot, tokens)
 
     def grow(self, slot: int, tokens: int) -> bool:
-        """Lends a slot what it still needs for `tokens` positions; False, and nothing lent, where too few pages are free."""
+        """Lends a slot what it still needs for `tokens` positions; False, and nothing lent, where
+        too few pages are free.
+        """
         group = self.group(slot)
         missing = self.pages_for(tokens) - int(self._held[slot])
         if missing > self.free_of(group):

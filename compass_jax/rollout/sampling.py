@@ -1,4 +1,6 @@
-"""Logits -> token, log-prob, entropy. Every draw's key is folded from (run seed, purpose, prompt, visit, sample, position)."""
+"""Logits -> token, log-prob, entropy. Every draw's key is folded from (run seed, purpose, prompt,
+visit, sample, position).
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ class Purpose(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Sampler:
-    """Static sampling parameters. Temperature 0 is greedy, its log-probs are those of temperature 1.
+    """Static sampling parameters. Temperature 0 is greedy, its log-probs are those of temperature
+    1.
 
-    With `per_request` each sequence brings a temperature of its own, and `temperature` says nothing.
+    With `per_request` each sequence brings a temperature of its own, and `temperature` says
+    nothing.
     """
 
     temperature: float = 1.0
@@ -36,33 +40,49 @@ class Sampler:
 
 
 def sample_keys(
-    seed: int, purpose: Purpose, prompt_ids: UInt32[Array, "n"], visits: UInt32[Array, "n"], samples: UInt32[Array, "n"]
+    seed: int,
+    purpose: Purpose,
+    prompt_ids: UInt32[Array, "n"],
+    visits: UInt32[Array, "n"],
+    samples: UInt32[Array, "n"],
 ) -> UInt32[Array, "n 2"]:
     """One key per sequence; `sample` folds in the position of each draw."""
     base = jax.random.fold_in(jax.random.key(seed), int(purpose))
 
     def one(prompt, visit, sample):
-        return jax.random.key_data(jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(base, prompt), visit), sample))
+        return jax.random.key_data(
+            jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(base, prompt), visit), sample)
+        )
 
     return jax.vmap(one)(prompt_ids, visits, samples)
 
 
 def truncate(logits: Float[Array, "n v"], top_k: int, top_p: float) -> Float[Array, "n v"]:
-    """Logits outside the top-k, or outside the smallest set of tokens with mass >= top-p, become -inf. Ties with the last token kept stay."""
+    """Logits outside the top-k, or outside the smallest set of tokens with mass >= top-p, become
+    -inf. Ties with the last token kept stay.
+    """
     lowest = jnp.array(-jnp.inf, logits.dtype)
     if top_k:
         kth = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))[0][:, -1:]
         logits = jnp.where(logits >= kth, logits, lowest)
     if top_p < 1.0:
         ordered = jnp.sort(logits, axis=-1, descending=True)
-        before = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1) - jax.nn.softmax(ordered, axis=-1)
-        last = jnp.min(jnp.where(before < top_p, ordered, jnp.array(jnp.inf, logits.dtype)), axis=-1, keepdims=True)
+        before = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1) - jax.nn.softmax(
+            ordered, axis=-1
+        )
+        last = jnp.min(
+            jnp.where(before < top_p, ordered, jnp.array(jnp.inf, logits.dtype)),
+            axis=-1,
+            keepdims=True,
+        )
         logits = jnp.where(logits >= last, logits, lowest)
     return logits
 
 
 def _argmax(x: Float[Array, "n v"], last: int) -> Int[Array, "n"]:
-    """The first index of the largest value: as two plain reductions, because XLA's argmax on CPU is one slow one. A row of NaN gives `last`."""
+    """The first index of the largest value: as two plain reductions, because XLA's argmax on CPU is
+    one slow one. A row of NaN gives `last`.
+    """
     index = jnp.arange(x.shape[-1], dtype=jnp.int32)[None, :]
     largest = x == jnp.max(x, axis=-1, keepdims=True)
     return jnp.min(jnp.where(largest, index, jnp.int32(last)), axis=-1)
@@ -76,19 +96,27 @@ def sample(
     temperature: Float[Array, "n"] | None = None,
     known: int | None = None,
 ) -> tuple[Int[Array, "n"], Float[Array, "n"], Float[Array, "n"]]:
-    """(token, logp, entropy) at `positions`; logp and entropy are of softmax(logits / T) over the full vocabulary, before truncation.
+    """(token, logp, entropy) at `positions`; logp and entropy are of softmax(logits / T) over the
+    full vocabulary, before truncation.
 
-    `temperature` is that of each sequence where the sampler is `per_request`. Ids from `known` on are no tokens: they are not
-    drawn, and count neither in logp nor in the entropy (`known_columns`).
+    `temperature` is that of each sequence where the sampler is `per_request`. Ids from `known` on
+    are no tokens: they are not drawn, and count neither in logp nor in the entropy
+    (`known_columns`).
     """
     v = logits.shape[-1]
     last = (v if known is None else min(known, v)) - 1
     logits = known_columns(logits, known)
     if sampler.per_request:
-        scaled = logits / jnp.where(temperature > 0, temperature, jnp.ones_like(temperature)).astype(logits.dtype)[:, None]
+        scaled = (
+            logits
+            / jnp.where(temperature > 0, temperature, jnp.ones_like(temperature)).astype(
+                logits.dtype
+            )[:, None]
+        )
     else:
         scaled = logits / (sampler.temperature or 1.0)
-    scaled = known_columns(scaled, known)  # again: divided by a small temperature, the lowest would overflow
+    # again: divided by a small temperature, the lowest would overflow
+    scaled = known_columns(scaled, known)
     logp, entropy = log_softmax_entropy(scaled)
     if sampler.temperature == 0 and not sampler.per_request:
         token = _argmax(logits, last)

@@ -112,9 +112,14 @@ class Metrics:
             "route",
         )
         self._all: list[Counter | Gauge | Histogram] = [
-            self.requests, self.rejected, self.closed, self.prompt_tokens, self.completion_tokens,
-            self.latency, self.first_token,
-        ]  # fmt: skip
+            self.requests,
+            self.rejected,
+            self.closed,
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.latency,
+            self.first_token,
+        ]
         self.watch("process_open_fds", "File descriptors that are open.", _descriptors)
         self.watch(
             "process_resident_memory_bytes", "Memory that the process holds.", _resident_bytes

@@ -1,4 +1,6 @@
-"""What a step's groups look like in the log: rewards and lengths, a few samples; and the control experiment that shuffles rewards."""
+"""What a step's groups look like in the log: rewards and lengths, a few samples; and the control
+experiment that shuffles rewards.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def group_metrics(groups: list[Group]) -> dict[str, float]:
     known = [s.reward for s in scores if s.known]
     lengths = [r.response_length for r in rollouts]
     return {
-        "reward/mean": float(np.mean(known)) if known else float("nan"),  # null in the log: 0 would be a reward
+        # null in the log: 0 would be a reward
+        "reward/mean": float(np.mean(known)) if known else float("nan"),
         "reward/timeout_frac": float(np.mean([s.outcome == "timeout" for s in scores])),
         "reward/unknown_frac": float(np.mean([not s.known for s in scores])),
         "response_length/mean": float(np.mean(lengths)),
@@ -37,12 +40,18 @@ def group_metrics(groups: list[Group]) -> dict[str, float]:
 
 
 def staleness(groups: list[Group], step: int) -> dict[str, float]:
-    """Updates between the weights that sampled a token and those that it is trained at: mean over the tokens, and the most."""
-    behind = np.concatenate([step - r.versions[len(r.prompt.tokens) :] for g in groups for r in g.rollouts])
+    """Updates between the weights that sampled a token and those that it is trained at: mean over
+    the tokens, and the most.
+    """
+    behind = np.concatenate(
+        [step - r.versions[len(r.prompt.tokens) :] for g in groups for r in g.rollouts]
+    )
     return {"staleness": float(behind.mean()), "staleness_max": float(behind.max())}
 
 
-def sample_rows(groups: Sequence[Group], decode_text: Callable[[np.ndarray], str]) -> list[dict[str, Any]]:
+def sample_rows(
+    groups: Sequence[Group], decode_text: Callable[[np.ndarray], str]
+) -> list[dict[str, Any]]:
     """A few whole groups for rollouts.jsonl."""
     return [
         {
@@ -62,4 +71,4 @@ def sample_rows(groups: Sequence[Group], decode_text: Callable[[np.ndarray], str
             ],
         }
         for group in groups[:4]
-    ]  # fmt: skip
+    ]

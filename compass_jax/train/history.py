@@ -1,4 +1,6 @@
-"""What a run remembers of its prompts: pass rates, lengths, the last result. It is in the checkpoint; later steps may select by it."""
+"""What a run remembers of its prompts: pass rates, lengths, the last result. It is in the
+checkpoint; later steps may select by it.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,28 @@ def outcome(group: Group, rewards: RewardConfig) -> Outcome:
     known = known_rewards(group.scores)
     kind = ""
     if is_uniform(group.scores):
-        kind = "easy" if min(known) >= rewards.right_at else "hard" if max(known) <= rewards.wrong_at else ""
-    return Outcome(len(known), float(sum(known)), sum(r.response_length for r in group.rollouts), kind, len(group.rollouts))
+        kind = (
+            "easy"
+            if min(known) >= rewards.right_at
+            else "hard"
+            if max(known) <= rewards.wrong_at
+            else ""
+        )
+    return Outcome(
+        len(known),
+        float(sum(known)),
+        sum(r.response_length for r in group.rollouts),
+        kind,
+        len(group.rollouts),
+    )
 
 
 class PromptHistory:
-    """Of each prompt: samples, those scored, sum of rewards, response tokens, and of its last group the mean reward and length.
+    """Of each prompt: samples, those scored, sum of rewards, response tokens, and of its last group
+    the mean reward and length.
 
-    `samples` and `tokens` of each label too, halved in weight about every seven steps, for prompts that have not come yet.
+    `samples` and `tokens` of each label too, halved in weight about every seven steps, for prompts
+    that have not come yet.
     """
 
     def __init__(self) -> None:
@@ -43,7 +59,10 @@ class PromptHistory:
         for sums in self._labels.values():
             sums[:] = [LABEL_MEMORY * x for x in sums]
         for prompt, found in results:
-            entry = self._entries.setdefault(str(prompt.id), dict.fromkeys(("samples", "scored", "reward_sum", "tokens", "last_reward"), 0.0))
+            entry = self._entries.setdefault(
+                str(prompt.id),
+                dict.fromkeys(("samples", "scored", "reward_sum", "tokens", "last_reward"), 0.0),
+            )
             entry["samples"] += found.samples
             entry["scored"] += found.known
             entry["reward_sum"] += found.reward_sum
@@ -55,7 +74,9 @@ class PromptHistory:
             label[:] = [label[0] + found.samples, label[1] + found.response_tokens]
 
     def expected_length(self, prompt: Prompt) -> float:
-        """Response tokens of a sample: the mean of the prompt's last group, of its label where it is new, NaN where the label is new too."""
+        """Response tokens of a sample: the mean of the prompt's last group, of its label where it
+        is new, NaN where the label is new too.
+        """
         if str(prompt.id) in self._entries:
             return self._entries[str(prompt.id)]["last_length"]
         samples, tokens = self._labels.get(prompt.label, (0.0, 0.0))
@@ -63,7 +84,10 @@ class PromptHistory:
 
     def state(self) -> dict[str, Any]:
         """All entries, as JSON."""
-        return {"prompts": {k: dict(v) for k, v in self._entries.items()}, "labels": {k: list(v) for k, v in self._labels.items()}}
+        return {
+            "prompts": {k: dict(v) for k, v in self._entries.items()},
+            "labels": {k: list(v) for k, v in self._labels.items()},
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from `state`."""

@@ -1,13 +1,18 @@
-"""The RL loop: prompts -> rollout (scored as samples finish) -> old log-probs -> updates -> hand-over -> checkpoint.
+"""The RL loop: prompts -> rollout (scored as samples finish) -> old log-probs -> updates ->
+hand-over -> checkpoint.
 
 One step:
- 1. take the next prompts; sample each `group_size` times under the handed-over policy, verifiers running meanwhile
- 2. score: one training-side pass at the step's first parameters fixes old log-probs and entropies (routing per R2/R3/off)
- 3. for each update: prepare (advantages, weights over the whole update), gradients summed over micro-batches, apply
+ 1. take the next prompts; sample each `group_size` times under the handed-over policy, verifiers
+    running meanwhile
+ 2. score: one training-side pass at the step's first parameters fixes old log-probs and entropies
+    (routing per R2/R3/off)
+ 3. for each update: prepare (advantages, weights over the whole update), gradients summed over
+    micro-batches, apply
  4. hand the parameters over to the rollout; log; save
-With `rl.partial_prompts` 1 ends before its longest samples do: they go on in the next step (train/partial.py).
-With `rl.one_step_off` the rollout of step n + 1 runs during 2 and 3 of step n, from the parameters before them; rl.correction weighs it.
-Everything a step depends on is in the checkpoint, so a killed run repeats its steps exactly.
+With `rl.partial_prompts` 1 ends before its longest samples do: they go on in the next step
+(train/partial.py). With `rl.one_step_off` the rollout of step n + 1 runs during 2 and 3 of step n,
+from the parameters before them; rl.correction weighs it. Everything a step depends on is in the
+checkpoint, so a killed run repeats its steps exactly.
 """
 
 from __future__ import annotations
@@ -46,7 +51,15 @@ from compass_jax.train.notices import Notices
 from compass_jax.train.partial import SKIPPED, PartialRollouts
 from compass_jax.train.pending import Pending, empty, from_json, pack, to_json
 from compass_jax.train.refill import Gathered, Progress, Refill, StepInterrupted, Unfinished
-from compass_jax.train.session import RolloutStop, StopSignal, carry_tokenizer, load_tokenizer, newest_checkpoint, open_run, shared
+from compass_jax.train.session import (
+    RolloutStop,
+    StopSignal,
+    carry_tokenizer,
+    load_tokenizer,
+    newest_checkpoint,
+    open_run,
+    shared,
+)
 from compass_jax.train.updater import Updater
 from compass_jax.weights import checkpoint
 from compass_jax.weights.handover import hand_over
@@ -55,15 +68,29 @@ from compass_jax.weights.recorded import check_recorded_routes
 
 
 class RLTrainer(Updater):
-    """State and rooms of one run. `steps()` yields each step's metrics; `save()` writes a checkpoint."""
+    """State and rooms of one run. `steps()` yields each step's metrics; `save()` writes a
+    checkpoint.
+    """
 
     def __init__(self, config: RunConfig, scorer: Scorer, stop: StopSignal, telemetry: Telemetry):
         train, rollout = placements(config.mesh, config.rollout_mesh, config.rollout_apart)
         self.tokenizer = load_tokenizer(config)
         known = self.tokenizer.vocab_size
-        super().__init__(config, Transformer(config.model, config.compute, training_layout(config.compute), train, known))
+        super().__init__(
+            config,
+            Transformer(
+                config.model, config.compute, training_layout(config.compute), train, known
+            ),
+        )
         self.scorer, self.stop, self.telemetry = scorer, stop, telemetry
-        self.engine = Engine(config.model, config.rollout_compute, config.rollout, self.tokenizer.eos_id, rollout, known)
+        self.engine = Engine(
+            config.model,
+            config.rollout_compute,
+            config.rollout,
+            self.tokenizer.eos_id,
+            rollout,
+            known,
+        )
         self.notices = Notices(config, telemetry.note)
         prompts = train_prompts(config.data, self.tokenizer, config.seed, self.notices.once)
         self.filter_tokens = 0
@@ -72,42 +99,69 @@ class RLTrainer(Updater):
         check_lengths(prompts, config.rollout.prompt_buckets[-1])
         self.heldout = heldout_prompts(config.data, self.tokenizer, config.seed, self.notices.once)
         check_lengths(self.heldout, config.rollout.prompt_buckets[-1])
-        self.stream = PromptStream(prompts, config.seed, [source.repeat for source in config.data.sources])
+        self.stream = PromptStream(
+            prompts, config.seed, [source.repeat for source in config.data.sources]
+        )
         self.selector = prompt_selector(self.rl, config.rewards, config.seed)
         self.history = PromptHistory()
         self.rollout_stop = RolloutStop(stop)
-        gatherer = Gatherer(self.engine, scorer, self.tokenizer.decode, self.rollout_stop, self.rl, config.seed, self.history.expected_length)
-        self.refill, self.partial = (kind(gatherer, self.rl, config.rewards) for kind in (Refill, PartialRollouts))
+        gatherer = Gatherer(
+            self.engine,
+            scorer,
+            self.tokenizer.decode,
+            self.rollout_stop,
+            self.rl,
+            config.seed,
+            self.history.expected_length,
+        )
+        self.refill, self.partial = (
+            kind(gatherer, self.rl, config.rewards) for kind in (Refill, PartialRollouts)
+        )
         self.done_steps = 0
         self.notices.at_start(len(self.stream), len({prompt.label for prompt in prompts}))
         self.pending: Pending | None = None
         self.carried: Unfinished | None = None  # partial rollouts: begun in an earlier step
-        self.ahead: tuple[Gathered, dict] | None = None  # the next step's rollout, and the stream before it
+        # the next step's rollout, and the stream before it
+        self.ahead: tuple[Gathered, dict] | None = None
         self._restore_or_start()
         self.decode, _ = self._hand_over()
 
     def _hand_over(self) -> tuple[Any, dict[str, float]]:
         config = self.config
         options: dict[str, Any] = {"layout": self.engine.layout}
-        options |= {} if self.engine.placement is None else {"model": config.model, "placement": self.engine.placement}
-        return hand_over(self.state.params, config.rollout_compute.dtype, config.rollout.quantize, **options)
+        options |= (
+            {}
+            if self.engine.placement is None
+            else {"model": config.model, "placement": self.engine.placement}
+        )
+        return hand_over(
+            self.state.params, config.rollout_compute.dtype, config.rollout.quantize, **options
+        )
 
-    # ---- checkpoint -------------------------------------------------------------------------------------------------
+    # ---- checkpoint ------------------------------------------------------------------------------
 
     def _restore_or_start(self) -> None:
         config, directory = self.config, self.config.directory
         found = newest_checkpoint(directory, self.telemetry.note)
         if found is None:
             params = first_parameters(config, self.model)
-            self.state: TrainState = self.on_mesh(optim.init_state(params, self.rl.optim, self.total_updates))
+            self.state: TrainState = self.on_mesh(
+                optim.init_state(params, self.rl.optim, self.total_updates)
+            )
             self.reference: Any = jax.tree.map(jnp.copy, params) if self.rl.uses_reference else None
-            self.telemetry.restore(None)  # steps that were logged by a run killed before its first checkpoint
+            # steps that were logged by a run killed before its first checkpoint
+            self.telemetry.restore(None)
             return
-        abstract = placed_structs(jax.eval_shape(self._fresh_arrays), config.model, self.model.placement)
+        abstract = placed_structs(
+            jax.eval_shape(self._fresh_arrays), config.model, self.model.placement
+        )
         if found.meta().get("pending"):
             abstract["pending"] = jax.eval_shape(lambda: empty(self.engine, self.rl))
         self.done_steps, arrays, meta = checkpoint.restore(found, abstract, model=config.model)
-        self.state, self.reference = (self.on_mesh(in_layout(arrays.get(name), self.model.layout)) for name in ("state", "reference"))
+        self.state, self.reference = (
+            self.on_mesh(in_layout(arrays.get(name), self.model.layout))
+            for name in ("state", "reference")
+        )
         self.stream.restore(meta["stream"])
         self.history.restore(meta["history"])
         self.selector.restore(meta["selector"])
@@ -120,7 +174,12 @@ class RLTrainer(Updater):
                 self.pending = pending
             for part in arrays["pending"].values():
                 if "routing" in part:
-                    check_recorded_routes(np.asarray(part["lengths"]), np.asarray(part["routing"]), config.model, str(found.path))
+                    check_recorded_routes(
+                        np.asarray(part["lengths"]),
+                        np.asarray(part["routing"]),
+                        config.model,
+                        str(found.path),
+                    )
 
     def _fresh_arrays(self) -> dict[str, Any]:
         from compass_jax.model.transformer import init_params
@@ -130,9 +189,11 @@ class RLTrainer(Updater):
         return {**arrays, "reference": params} if self.rl.uses_reference else arrays
 
     def save(self, left: Unfinished | None = None, stream: dict | None = None) -> float:
-        """Writes checkpoint `done_steps`; with an interrupted step, its samples too. Returns seconds.
+        """Writes checkpoint `done_steps`; with an interrupted step, its samples too. Returns
+        seconds.
 
-        `stream`: its state before the prompts of `left` were drawn, where they are to be drawn again.
+        `stream`: its state before the prompts of `left` were drawn, where they are to be drawn
+        again.
         """
         started = time.perf_counter()
         if self.ahead is not None:
@@ -153,49 +214,72 @@ class RLTrainer(Updater):
             "selector": self.selector.state(),
             "telemetry": self.telemetry.state(),
         }
-        checkpoint.save(self.config.directory, self.done_steps, arrays, meta, model=self.config.model, keep=self.config.keep_checkpoints)
+        checkpoint.save(
+            self.config.directory,
+            self.done_steps,
+            arrays,
+            meta,
+            model=self.config.model,
+            keep=self.config.keep_checkpoints,
+        )
         return time.perf_counter() - started
 
-    # ---- one step ---------------------------------------------------------------------------------------------------
+    # ---- one step --------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Runs the remaining steps; yields (step, metrics) after each. Raises StepInterrupted when SIGTERM comes during a rollout.
+        """Runs the remaining steps; yields (step, metrics) after each. Raises StepInterrupted when
+        SIGTERM comes during a rollout.
 
         A rollout ahead is finished first, and saved whole.
         """
         while self.done_steps < self.rl.steps and not self.stop.requested:
             before = self.stream.state()
             try:
-                gathered = self._rollout(self.done_steps + 1)() if self.ahead is None else self.ahead[0]
+                gathered = (
+                    self._rollout(self.done_steps + 1)() if self.ahead is None else self.ahead[0]
+                )
             except StepInterrupted as interrupted:
                 self.save(interrupted.left, before)
                 raise
             groups, store, results, dropped, metrics, *_ = gathered
             store = self.routes_on_mesh(store)
             self.ahead, self.carried = None, gathered.rest
-            arrays = assemble(groups, self.rl.prompts_per_step * self.rl.capacity, self.rl.buckets[-1], self.rl.shaping.repetition_ngram)
+            arrays = assemble(
+                groups,
+                self.rl.prompts_per_step * self.rl.capacity,
+                self.rl.buckets[-1],
+                self.rl.shaping.repetition_ngram,
+            )
             if self.rl.permute_rewards:
                 permute_rewards(arrays, (self.config.seed, self.done_steps))
             metrics |= self.notices.of_groups(groups)
             self.notices.of_lengths(arrays.lengths)
-            metrics |= {**group_metrics(groups), "repetition_frac": float(arrays.repetition[arrays.group >= 0].mean())}
-            metrics |= {"waste/filter_tokens": float(self.filter_tokens)} if self.filter_tokens else {}
+            metrics |= {
+                **group_metrics(groups),
+                "repetition_frac": float(arrays.repetition[arrays.group >= 0].mean()),
+            }
+            metrics |= (
+                {"waste/filter_tokens": float(self.filter_tokens)} if self.filter_tokens else {}
+            )
             metrics |= {**staleness(groups, int(self.state.step)), "epoch": self.stream.epoch}
             self.history.update(results)
             self.selector.update(results, self.stream.epoch)
             metrics |= self._train_beside_the_next(arrays, store, dropped)
-            self.decode = None  # nobody samples by these weights any more: their memory is free for the next
+            # nobody samples by these weights any more: their memory is free for the next
+            self.decode = None
             self.decode, handed = self._hand_over()
             self.done_steps += 1
             self.telemetry.log_rollouts(self.done_steps, sample_rows(groups, self.tokenizer.decode))
             yield self.done_steps, {**metrics, **handed, "policy_version": float(self.state.step)}
 
     def _train_beside_the_next(self, arrays: StepArrays, store, dropped: int) -> dict[str, float]:
-        """`_train`; with `rl.one_step_off` the next step's rollout runs meanwhile, in a thread of its own.
+        """`_train`; with `rl.one_step_off` the next step's rollout runs meanwhile, in a thread of
+        its own.
 
-        The last step of a run has none beside it, so that a run that is made longer goes on from there on policy. The rollout is waited for:
-        nothing can be done before the next step that may use the verifiers or the prompts. Everything that it reads (the prompts' history,
-        the selector, the handed-over weights) stays as it is during the training.
+        The last step of a run has none beside it, so that a run that is made longer goes on from
+        there on policy. The rollout is waited for: nothing can be done before the next step that
+        may use the verifiers or the prompts. Everything that it reads (the prompts' history, the
+        selector, the handed-over weights) stays as it is during the training.
         """
         if not self.rl.one_step_off or self.done_steps + 1 >= self.rl.steps:
             return self._train(arrays, store, dropped)
@@ -214,8 +298,15 @@ class RLTrainer(Updater):
         return {**metrics, "time/rollout_wait_s": time.perf_counter() - started}
 
     def _rollout(self, number: int) -> Callable[[], Gathered]:
-        """What makes the groups of step `number`, continued from what earlier rollouts left; the policy is the present one."""
-        pending, self.pending, version, params = self.pending, None, int(self.state.step), self.decode
+        """What makes the groups of step `number`, continued from what earlier rollouts left; the
+        policy is the present one.
+        """
+        pending, self.pending, version, params = (
+            self.pending,
+            None,
+            int(self.state.step),
+            self.decode,
+        )
         carried, last, skipped = self.carried, number >= self.rl.steps, 0
 
         def draw(n: int) -> list[Prompt]:
@@ -231,22 +322,37 @@ class RLTrainer(Updater):
             if self.rl.partial_prompts:
                 gathered = self.partial(params, draw, version, carried, last, lambda: skipped)
             else:
-                found = self.refill(params, draw, version, Progress() if pending is None else pending.progress, pending and load)
+                found = self.refill(
+                    params,
+                    draw,
+                    version,
+                    Progress() if pending is None else pending.progress,
+                    pending and load,
+                )
                 gathered = found._replace(metrics={**found.metrics, SKIPPED: float(skipped)})
             if not self.selector.acts:
-                return gathered._replace(metrics={name: x for name, x in gathered.metrics.items() if name != SKIPPED})
+                return gathered._replace(
+                    metrics={name: x for name, x in gathered.metrics.items() if name != SKIPPED}
+                )
             return gathered._replace(metrics={**gathered.metrics, **self.selector.metrics()})
 
         return run
 
     def probe(self, objectives: Sequence[ObjectiveConfig]) -> list[list[dict[str, float]]]:
-        """One rollout and its updates as in a step; before each update, the diagnostics that each of `objectives` would report.
+        """One rollout and its updates as in a step; before each update, the diagnostics that each
+        of `objectives` would report.
 
-        Entry [u][i]: objective i on the rows of update u, at the parameters that the u updates before it left.
+        Entry [u][i]: objective i on the rows of update u, at the parameters that the u updates
+        before it left.
         """
         groups, store, *_ = self._rollout(self.done_steps + 1)()
         store = self.routes_on_mesh(store)
-        arrays = assemble(groups, self.rl.prompts_per_step * self.rl.capacity, self.rl.buckets[-1], self.rl.shaping.repetition_ngram)
+        arrays = assemble(
+            groups,
+            self.rl.prompts_per_step * self.rl.capacity,
+            self.rl.buckets[-1],
+            self.rl.shaping.repetition_ngram,
+        )
         size = self.rl.prompts_per_step // self.rl.updates_per_rollout
         updates = [self._plan(arrays, u * size, size) for u in range(self.rl.updates_per_rollout)]
         store, _ = self._score(arrays, store, [micro for plans in updates for micro in plans])
@@ -256,19 +362,30 @@ class RLTrainer(Updater):
             parts: list[list[Diagnostics]] = [[] for _ in objectives]
             for micro in plans:
                 batch = self.batch(arrays, micro, store, prepared, first_row)
-                logp = step.score(self.model, self.state.params, batch, temperature=self.config.rollout.temperature)[0]
+                logp = step.score(
+                    self.model,
+                    self.state.params,
+                    batch,
+                    temperature=self.config.rollout.temperature,
+                )[0]
                 for part, objective in zip(parts, objectives, strict=True):
-                    part.append(step.objective_diagnostics(logp, batch, objective, self.model.columns))
-            found = jax.device_get([finalize_diagnostics(merge_diagnostics(part)) for part in parts])
+                    part.append(
+                        step.objective_diagnostics(logp, batch, objective, self.model.columns)
+                    )
+            found = jax.device_get(
+                [finalize_diagnostics(merge_diagnostics(part)) for part in parts]
+            )
             out.append([{name: float(x) for name, x in one.items()} for one in found])
             self._update(arrays, store, plans, prepared, first_row)
         return out
 
-    # ---- accounts ---------------------------------------------------------------------------------------------------
+    # ---- accounts --------------------------------------------------------------------------------
 
     def evaluate(self) -> dict[str, Any]:
         """Held-out accuracy of the current policy (see evaluate.evaluate)."""
-        return evaluate(self.engine, self.decode, self.heldout, self.tokenizer, self.scorer, self.config)
+        return evaluate(
+            self.engine, self.decode, self.heldout, self.tokenizer, self.scorer, self.config
+        )
 
 
 def run_rl(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
@@ -291,26 +408,41 @@ def run_rl(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
             return _run(trainer, config, telemetry, stop) | {"status": stop.status}
 
 
-def _run(trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: StopSignal) -> dict[str, Any]:
+def _run(
+    trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: StopSignal
+) -> dict[str, Any]:
     saved, last = trainer.done_steps, {}
     try:
         for number, last in trainer.steps():
             if trainer.heldout and config.rl.eval_every and number % config.rl.eval_every == 0:
                 last |= trainer.evaluate().metrics()
-            telemetry.log(number, last)  # the same line wherever the run ends: the final evaluation is not in it
-            if number == config.rl.steps or stop.requested or (config.rl.save_every and number % config.rl.save_every == 0):
+            # the same line wherever the run ends: the final evaluation is not in it
+            telemetry.log(number, last)
+            if (
+                number == config.rl.steps
+                or stop.requested
+                or (config.rl.save_every and number % config.rl.save_every == 0)
+            ):
                 trainer.save()
                 saved = number
     except StepInterrupted as interrupted:
         held = len(interrupted.left.front.rollouts) + len(interrupted.left.current.rollouts)
-        telemetry.note(f"stopped on request in step {trainer.done_steps + 1}; {held} finished rollouts are in the checkpoint")
+        telemetry.note(
+            f"stopped on request in step {trainer.done_steps + 1}; {held} finished rollouts are in"
+            " the checkpoint"
+        )
         return {"steps": trainer.done_steps, "stopped": True, **last}
     if trainer.done_steps != saved:
         trainer.save()
     if stop.requested and trainer.done_steps < config.rl.steps:
-        telemetry.note(f"stopped on request after step {trainer.done_steps}; the same command continues")
+        telemetry.note(
+            f"stopped on request after step {trainer.done_steps}; the same command continues"
+        )
         return {"steps": trainer.done_steps, "stopped": True, **last}
     result = trainer.evaluate() if trainer.heldout else None
     if result is not None:
-        telemetry.note(f"held-out: avg@{result.k} {result.avg_at_k:.3f}, pass@{result.k} {result.pass_at_k:.3f}, greedy {result.greedy:.3f}")
+        telemetry.note(
+            f"held-out: avg@{result.k} {result.avg_at_k:.3f}, pass@{result.k}"
+            f" {result.pass_at_k:.3f}, greedy {result.greedy:.3f}"
+        )
     return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **last}

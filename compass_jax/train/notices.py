@@ -1,4 +1,6 @@
-"""What a run says once to whoever watches: settings that do nothing here, and rewards that are not as they were declared."""
+"""What a run says once to whoever watches: settings that do nothing here, and rewards that are not
+as they were declared.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +16,45 @@ from compass_jax.records import Group
 from compass_jax.rl.bucketing import best_buckets, padding_frac, plan
 from compass_jax.rl.grouping import UNIFORM_WITHIN
 
-WATCHED_STEPS, WORTH_SAYING = 4, 0.05  # steps whose lengths are looked at; share of tokens that other buckets must save
+# steps whose lengths are looked at; share of tokens that other buckets must save
+WATCHED_STEPS, WORTH_SAYING = 4, 0.05
 
 
 def idle_settings(config: RunConfig, prompts: int, labels: int) -> list[str]:
-    """Settings that are allowed and cannot act in this run; `prompts`: how many one pass over the data gives, `labels`: different ones of theirs."""
+    """Settings that are allowed and cannot act in this run; `prompts`: how many one pass over the
+    data gives, `labels`: different ones of theirs.
+    """
     rl, found = config.rl, []
     if rl.replay != "off" and not config.model.moe_layers:
-        found.append(f"rl.replay = {rl.replay!r}: the model has no MoE layers, so there are no routes to replay; it runs as with 'off'")
+        found.append(
+            f"rl.replay = {rl.replay!r}: the model has no MoE layers, so there are no routes to"
+            " replay; it runs as with 'off'"
+        )
     if config.rollout.quantize == "auto" and kind_for(jax.devices()[0].device_kind) == "off":
-        found.append("rollout.quantize = 'auto': no 8-bit type is known to be faster on this device; it runs as with 'off'")
+        found.append(
+            "rollout.quantize = 'auto': no 8-bit type is known to be faster on this device; it runs"
+            " as with 'off'"
+        )
     rollouts = rl.steps * rl.prompts_per_round
     if rl.zero_variance.select and rollouts <= prompts:
         found.append(
-            f"rl.zero_variance.select: skips prompts by their earlier results, and {rollouts} rollouts are not more than one pass over "
-            f"{prompts} prompts: it will skip none; raise rl.steps"
+            f"rl.zero_variance.select: skips prompts by their earlier results, and {rollouts}"
+            f" rollouts are not more than one pass over {prompts} prompts: it will skip none; raise"
+            " rl.steps"
         )
     if rl.zero_variance.curriculum and labels == 1:
         found.append(
-            "rl.zero_variance.curriculum: all prompts have the same label, so that only a prompt's own earlier result tells it from another; "
-            "give data sources labels by task or difficulty"
+            "rl.zero_variance.curriculum: all prompts have the same label, so that only a prompt's"
+            " own earlier result tells it from another; give data sources labels by task or"
+            " difficulty"
         )
     return found
 
 
 def gap_violation(rewards: Sequence[float], smallest_gap: float) -> tuple[float, float] | None:
-    """The first two neighbouring rewards that differ by less than `smallest_gap`, unless they count as equal (1e-6)."""
+    """The first two neighbouring rewards that differ by less than `smallest_gap`, unless they count
+    as equal (1e-6).
+    """
     ordered = np.sort(np.asarray(rewards, np.float64))
     gaps = np.diff(ordered)
     bad = np.flatnonzero((gaps > UNIFORM_WITHIN) & (gaps < smallest_gap - 1e-6))
@@ -66,29 +81,43 @@ class Notices:
     def of_groups(self, groups: Sequence[Group]) -> dict[str, float]:
         """Counts of one step's groups that are not as declared.
 
-        reward/unverified_groups    no verifier gave an answer: advantage 0, weight 0, in no denominator
-        reward/gap_violations       with shaping: two rewards differ by less than rewards.smallest_gap, so that a penalty may turn them around
+        reward/unverified_groups    no verifier gave an answer: advantage 0, weight 0, in no
+                                    denominator
+        reward/gap_violations       with shaping: two rewards differ by less than
+                                    rewards.smallest_gap, so that a penalty may turn them around
         """
         known = [[s.reward for s in group.scores if s.known] for group in groups]
         out = {"reward/unverified_groups": float(sum(not rewards for rewards in known))}
         if not any(known):
             outcomes = Counter(s.outcome for group in groups for s in group.scores)
-            self._once("unverified", f"no verifier gave an answer in a whole step ({_listed(outcomes)}): nothing was trained on")
+            self._once(
+                "unverified",
+                f"no verifier gave an answer in a whole step ({_listed(outcomes)}): nothing was"
+                " trained on",
+            )
         if not self._config.rl.shaping.total:
             return out
         gap = self._config.rewards.smallest_gap
-        found = [(group.prompt.question, pair) for group, rewards in zip(groups, known) if (pair := gap_violation(rewards, gap))]
+        found = [
+            (group.prompt.question, pair)
+            for group, rewards in zip(groups, known)
+            if (pair := gap_violation(rewards, gap))
+        ]
         if found:
             question, (low, high) = found[0]
             self._once(
                 "gap",
-                f"rewards.smallest_gap = {gap}, but answers to one prompt got {low:g} and {high:g} ({question!r:.60}): a penalty of rl.shaping may "
-                "put the better below the other; set it to the smallest difference that the verifier gives (counted in reward/gap_violations)",
+                f"rewards.smallest_gap = {gap}, but answers to one prompt got {low:g} and {high:g}"
+                f" ({question!r:.60}): a penalty of rl.shaping may put the better below the other;"
+                " set it to the smallest difference that the verifier gives (counted in"
+                " reward/gap_violations)",
             )
         return out | {"reward/gap_violations": float(len(found))}
 
     def of_lengths(self, lengths: np.ndarray) -> None:
-        """Lengths of one step's rows, 0 for none. After the first few steps: which buckets would have padded less, where it is worth it."""
+        """Lengths of one step's rows, 0 for none. After the first few steps: which buckets would
+        have padded less, where it is worth it.
+        """
         if "buckets" in self._said:
             return
         self._lengths.append(lengths[lengths > 0])
@@ -96,9 +125,15 @@ class Notices:
             return
         rl = self._config.rl
         better = best_buckets(np.concatenate(self._lengths), len(rl.buckets), rl.buckets[-1])
-        now, then = (np.mean([padding_frac(plan(x, b, rl.micro_batch_tokens), x) for x in self._lengths]) for b in (rl.buckets, better))
+        now, then = (
+            np.mean([padding_frac(plan(x, b, rl.micro_batch_tokens), x) for x in self._lengths])
+            for b in (rl.buckets, better)
+        )
         if now - then >= WORTH_SAYING:
-            self._tell(f"{now:.0%} of the training tokens were padding in {WATCHED_STEPS} steps; rl.buckets {better} would have made it {then:.0%}")
+            self._tell(
+                f"{now:.0%} of the training tokens were padding in {WATCHED_STEPS} steps;"
+                f" rl.buckets {better} would have made it {then:.0%}"
+            )
         self._said.add("buckets")
         self._lengths.clear()
 

@@ -1,4 +1,6 @@
-"""AdamW with warm-up and gradient clipping, from optax. optax's Adam and schedules need implicit promotion: only here is it allowed."""
+"""AdamW with warm-up and gradient clipping, from optax. optax's Adam and schedules need implicit
+promotion: only here is it allowed.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ from compass_jax.records import TrainState
 
 
 class WithMaster(NamedTuple):
-    """The optimiser's state of narrow parameters: moments and the parameters themselves in float32. What the model has is `master`, rounded.
+    """The optimiser's state of narrow parameters: moments and the parameters themselves in float32.
+    What the model has is `master`, rounded.
 
-    An update of a relative size below 2^-9 would leave a bfloat16 parameter as it is; the master adds such updates up.
+    An update of a relative size below 2^-9 would leave a bfloat16 parameter as it is; the master
+    adds such updates up.
     """
 
     moments: Any
@@ -29,14 +33,23 @@ def widen(tree: Any) -> Any:
 
 
 def learning_rate(config: OptimConfig, total_steps: int) -> optax.Schedule:
-    """Linear warm-up over `warmup_steps` updates (the first already moves), then constant, or cosine decay to 0 at `total_steps` updates."""
+    """Linear warm-up over `warmup_steps` updates (the first already moves), then constant, or
+    cosine decay to 0 at `total_steps` updates.
+    """
     after = max(total_steps - config.warmup_steps, 1)
     peak = config.learning_rate
-    main = optax.constant_schedule(peak) if config.schedule == "constant" else optax.cosine_decay_schedule(peak, after)
+    main = (
+        optax.constant_schedule(peak)
+        if config.schedule == "constant"
+        else optax.cosine_decay_schedule(peak, after)
+    )
     if not config.warmup_steps:
         return main
     first = config.learning_rate / (config.warmup_steps + 1)
-    return optax.join_schedules([optax.linear_schedule(first, config.learning_rate, config.warmup_steps), main], [config.warmup_steps])
+    return optax.join_schedules(
+        [optax.linear_schedule(first, config.learning_rate, config.warmup_steps), main],
+        [config.warmup_steps],
+    )
 
 
 def make_optimizer(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
@@ -46,7 +59,12 @@ def make_optimizer(config: OptimConfig, total_steps: int) -> optax.GradientTrans
         return jax.tree_util.tree_map_with_path(lambda path, x: not _is_scale(path), params)
 
     return optax.adamw(
-        learning_rate(config, total_steps), b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay, mask=decays
+        learning_rate(config, total_steps),
+        b1=config.b1,
+        b2=config.b2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=decays,
     )
 
 
@@ -56,7 +74,9 @@ def _is_scale(path) -> bool:
 
 
 def init_state(params: Any, config: OptimConfig, total_steps: int) -> TrainState:
-    """A train state before the first update; the parameters are copied, because updates donate the state."""
+    """A train state before the first update; the parameters are copied, because updates donate the
+    state.
+    """
     zero = jnp.zeros((), jnp.int32)
     master = widen(params) if config.float32_master and _is_narrow(params) else None
     with jax.numpy_dtype_promotion("standard"):
@@ -75,14 +95,26 @@ def global_norm(tree: Any) -> jax.Array:
     return jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in leaves))
 
 
-def update(state: TrainState, grads: Any, config: OptimConfig, total_steps: int) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update, the gradient clipped to `clip_grad_norm`. A gradient with a NaN or infinity changes nothing but the counters."""
+def update(
+    state: TrainState, grads: Any, config: OptimConfig, total_steps: int
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One update, the gradient clipped to `clip_grad_norm`. A gradient with a NaN or infinity
+    changes nothing but the counters.
+    """
     norm = global_norm(grads)
     finite = jnp.isfinite(norm)
-    scale = jnp.where(finite, jnp.minimum(1.0, config.clip_grad_norm / jnp.maximum(norm, 1e-12)), 0.0)
+    scale = jnp.where(
+        finite, jnp.minimum(1.0, config.clip_grad_norm / jnp.maximum(norm, 1e-12)), 0.0
+    )
     has_master = isinstance(state.opt_state, WithMaster)
     moments, params = state.opt_state if has_master else (state.opt_state, state.params)
-    grads = jax.tree.map(lambda g, p: jnp.where(finite, g * scale.astype(g.dtype), jnp.zeros((), g.dtype)).astype(p.dtype), grads, params)
+    grads = jax.tree.map(
+        lambda g, p: jnp.where(finite, g * scale.astype(g.dtype), jnp.zeros((), g.dtype)).astype(
+            p.dtype
+        ),
+        grads,
+        params,
+    )
     with jax.numpy_dtype_promotion("standard"):
         updates, opt_state = make_optimizer(config, total_steps).update(grads, moments, params)
         params = optax.apply_updates(params, updates)
@@ -96,6 +128,10 @@ def update(state: TrainState, grads: Any, config: OptimConfig, total_steps: int)
         params = jax.tree.map(lambda new, old: new.astype(old.dtype), params, state.params)
     good, bad = finite.astype(jnp.int32), (~finite).astype(jnp.int32)
     state = TrainState(
-        keep(params, state.params), keep(opt_state, state.opt_state), state.step + good, (state.bad_steps + 1) * bad, state.skipped + bad
+        keep(params, state.params),
+        keep(opt_state, state.opt_state),
+        state.step + good,
+        (state.bad_steps + 1) * bad,
+        state.skipped + bad,
     )
     return state, {"grad_norm": norm, "lr": lr}

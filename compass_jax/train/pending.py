@@ -1,4 +1,6 @@
-"""An interrupted step, or what partial rollouts carry, in a checkpoint: samples and routes as arrays of fixed shapes, the rest as JSON."""
+"""An interrupted step, or what partial rollouts carry, in a checkpoint: samples and routes as
+arrays of fixed shapes, the rest as JSON.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Pending(NamedTuple):
     scores: dict[str, list[list]]  # the same names: [row, *Score] of each sample with a verdict
     prompts: list[list[int]] | None = None  # [id, visit] of those that are carried
 
-    def unfinished(self, kept: Sequence[Prompt], prompts: Sequence[Prompt], config: RLConfig, engine: Engine) -> Unfinished:
+    def unfinished(
+        self, kept: Sequence[Prompt], prompts: Sequence[Prompt], config: RLConfig, engine: Engine
+    ) -> Unfinished:
         """With the prompts of the kept groups and those of the interrupted round, in order."""
 
         def samples(name: str, prompts: Sequence[Prompt]) -> Samples:
@@ -34,12 +38,16 @@ class Pending(NamedTuple):
             arrays = dict(self.arrays[name])
             store = engine.adopt(arrays.pop("routing", None))
             scores = {row: Score(*score) for row, *score in self.scores.get(name, ())}
-            finished, begun = from_arrays(prompts, jax.device_get(arrays), config.capacity, engine.eos_id)
+            finished, begun = from_arrays(
+                prompts, jax.device_get(arrays), config.capacity, engine.eos_id
+            )
             return Samples(finished, store, scores, begun)
 
         return Unfinished(self.progress, samples("front", kept), samples("current", prompts))
 
-    def carried(self, find: Callable[[int, int], Prompt], config: RLConfig, engine: Engine) -> Unfinished:
+    def carried(
+        self, find: Callable[[int, int], Prompt], config: RLConfig, engine: Engine
+    ) -> Unfinished:
         """With the prompts that `find(id, visit)` gives."""
         prompts = [find(*key) for key in self.prompts or ()]
         return self.unfinished((), prompts, config, engine)._replace(prompts=prompts)
@@ -48,8 +56,13 @@ class Pending(NamedTuple):
 def to_json(left: Unfinished) -> dict[str, Any]:
     """Progress and scores, as `from_json` reads them. JSON keeps rewards exactly."""
     parts = {"front": left.front, "current": left.current}
-    scores = {name: [[row, *dataclasses.astuple(score)] for row, score in samples.scores.items()] for name, samples in parts.items()}
-    prompts = None if left.prompts is None else [[prompt.id, prompt.visit] for prompt in left.prompts]
+    scores = {
+        name: [[row, *dataclasses.astuple(score)] for row, score in samples.scores.items()]
+        for name, samples in parts.items()
+    }
+    prompts = (
+        None if left.prompts is None else [[prompt.id, prompt.visit] for prompt in left.prompts]
+    )
     return {"progress": dataclasses.asdict(left.progress), "scores": scores, "prompts": prompts}
 
 
@@ -59,7 +72,9 @@ def from_json(saved: dict[str, Any], arrays: dict[str, Any]) -> Pending:
 
 
 def pack(left: Unfinished, engine: Engine, config: RLConfig) -> dict[str, Any]:
-    """The arrays of `left`; their shapes depend on the configuration alone, so that `empty` describes them."""
+    """The arrays of `left`; their shapes depend on the configuration alone, so that `empty`
+    describes them.
+    """
     parts = {"current": (left.current, config.prompts_per_round)}
     if config.zero_variance.dynamic_sampling:
         parts["front"] = left.front, config.prompts_per_step
@@ -68,7 +83,11 @@ def pack(left: Unfinished, engine: Engine, config: RLConfig) -> dict[str, Any]:
         rows = groups * config.capacity
         saved = to_arrays(samples.rollouts, samples.begun, rows, engine.config.max_length)
         arrays: dict[str, Any] = {key: jnp.asarray(x) for key, x in saved.items()}
-        store = (engine.new_store(rows) if samples.store is None else samples.store) if config.replay == "R3" else None
+        store = (
+            (engine.new_store(rows) if samples.store is None else samples.store)
+            if config.replay == "R3"
+            else None
+        )
         out[name] = arrays if store is None else {**arrays, "routing": store}
     return out
 

@@ -1,4 +1,6 @@
-"""A pullback that travels from one compiled program to another without the parameters: it would carry a copy of all of them."""
+"""A pullback that travels from one compiled program to another without the parameters: it would
+carry a copy of all of them.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,21 @@ from typing import Any
 import jax
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["kept"], meta_fields=["structure", "places"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["kept"], meta_fields=["structure", "places"]
+)
 @dataclass(frozen=True)
 class Pullback:
     """What `jax.vjp` returned, less the leaves that are the parameters themselves.
 
-    A compiled program returns each of its results in memory of its own, its arguments too where they are among them.
+    A compiled program returns each of its results in memory of its own, its arguments too where
+    they are among them.
     """
 
     kept: list[Any]
     structure: Any
-    places: tuple[tuple[bool, int], ...]  # of each leaf: whether it is a parameter, and which one of them or of `kept`
+    # of each leaf: whether it is a parameter, and which one of them or of `kept`
+    places: tuple[tuple[bool, int], ...]
 
     @classmethod
     def without(cls, pullback: Callable, params: Any) -> Pullback:
@@ -39,4 +45,6 @@ class Pullback:
     def within(self, params: Any) -> Callable:
         """The pullback again, with the same parameters."""
         own = jax.tree.leaves(params)
-        return self.structure.unflatten([own[i] if known else self.kept[i] for known, i in self.places])
+        return self.structure.unflatten(
+            [own[i] if known else self.kept[i] for known, i in self.places]
+        )

@@ -1,6 +1,8 @@
-"""What SFT and RL runs share: the run directory, a stop signal, the tokenizer checked against the model, errors that end a run.
+"""What SFT and RL runs share: the run directory, a stop signal, the tokenizer checked against the
+model, errors that end a run.
 
-And what of it several processes do together: process 0 writes, scores and requests to stop are everyone's.
+And what of it several processes do together: process 0 writes, scores and requests to stop are
+everyone's.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class StopSignal:
 
     @property
     def requested(self) -> bool:
-        """Whether to stop. Of several processes one request is enough, and all must look at the same places: they ask each other."""
+        """Whether to stop. Of several processes one request is enough, and all must look at the
+        same places: they ask each other.
+        """
         self._agreed = self._agreed or distributed.anyone(self._asked)
         return self._agreed
 
@@ -78,7 +82,8 @@ class StopSignal:
 
 
 class RolloutStop:
-    """What a rollout is told of a stop. One that runs ahead has weights that are gone after the step, and could not go on later: a stop waits for it.
+    """What a rollout is told of a stop. One that runs ahead has weights that are gone after the
+    step, and could not go on later: a stop waits for it.
 
     `abandoned` ends it: the training beside it has failed.
     """
@@ -144,14 +149,20 @@ def shared(scorer: Scorer) -> Scorer | SharedScorer:
 
 
 def load_tokenizer(config: RunConfig) -> Tokenizer:
-    """The run's tokenizer. ConfigError where none is named; TokenizerError where it has ids that the model lacks."""
+    """The run's tokenizer. ConfigError where none is named; TokenizerError where it has ids that
+    the model lacks.
+    """
     if not config.data.tokenizer:
-        raise ConfigError("data.tokenizer is empty: name a folder with tokenizer.json and tokenizer_config.json")
+        raise ConfigError(
+            "data.tokenizer is empty: name a folder with tokenizer.json and tokenizer_config.json"
+        )
     return Tokenizer.for_model(config.data.tokenizer, config.model.vocab_size)
 
 
 def carry_tokenizer(config: RunConfig) -> None:
-    """Copies the tokenizer's files into the run directory, from where an export takes them; its folder may hold weights beside them."""
+    """Copies the tokenizer's files into the run directory, from where an export takes them; its
+    folder may hold weights beside them.
+    """
     if distributed.first():
         target = Path(config.directory) / "tokenizer"
         target.mkdir(exist_ok=True)
@@ -162,6 +173,7 @@ def check_divergence(bad_steps: int, limit: int, where: str) -> None:
     """Raises TrainingDiverged after `limit` consecutive skipped updates."""
     if bad_steps >= limit:
         raise TrainingDiverged(
-            f"{bad_steps} updates in a row had a non-finite gradient and were skipped; the last good weights are in {where}: "
-            "lower the learning rate, or look for the first bad batch in metrics.jsonl (grad_norm)"
+            f"{bad_steps} updates in a row had a non-finite gradient and were skipped; the last"
+            f" good weights are in {where}: lower the learning rate, or look for the first bad"
+            " batch in metrics.jsonl (grad_norm)"
         )

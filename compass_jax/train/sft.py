@@ -1,4 +1,6 @@
-"""Supervised fine-tuning on worked solutions: loss on the assistant's tokens, load-balancing loss for the router, length buckets."""
+"""Supervised fine-tuning on worked solutions: loss on the assistant's tokens, load-balancing loss
+for the router, length buckets.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.sharding import fetch, placements
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import optim, step
-from compass_jax.train.session import StopSignal, carry_tokenizer, check_divergence, load_tokenizer, newest_checkpoint, open_run
+from compass_jax.train.session import (
+    StopSignal,
+    carry_tokenizer,
+    check_divergence,
+    load_tokenizer,
+    newest_checkpoint,
+    open_run,
+)
 from compass_jax.weights import checkpoint
 from compass_jax.weights.hf import first_parameters
 
@@ -33,7 +42,13 @@ class SFTTrainer:
         self.config, self.sft, self.stop, self.telemetry = config, config.sft, stop, telemetry
         self.tokenizer = load_tokenizer(config)
         placement = placements(config.mesh, None, False)[0]
-        self.model = Transformer(config.model, config.compute, training_layout(config.compute), placement, self.tokenizer.vocab_size)
+        self.model = Transformer(
+            config.model,
+            config.compute,
+            training_layout(config.compute),
+            placement,
+            self.tokenizer.vocab_size,
+        )
         examples, self.data_stats = sft_examples(config, self.tokenizer, telemetry.note)
         self.stream = ExampleStream(examples, config.seed)
         self.done_steps = 0
@@ -44,12 +59,21 @@ class SFTTrainer:
         found = newest_checkpoint(directory, self.telemetry.note)
         if found is None:
             params = first_parameters(config, self.model)
-            self.state: TrainState = place(optim.init_state(params, self.sft.optim, self.sft.steps), config.model, placement)
-            self.telemetry.restore(None)  # steps that were logged by a run killed before its first checkpoint
+            self.state: TrainState = place(
+                optim.init_state(params, self.sft.optim, self.sft.steps), config.model, placement
+            )
+            # steps that were logged by a run killed before its first checkpoint
+            self.telemetry.restore(None)
             return
 
         def fresh():
-            return {"state": optim.init_state(init_params(config.model, config.compute, jax.random.key(0)), self.sft.optim, self.sft.steps)}
+            return {
+                "state": optim.init_state(
+                    init_params(config.model, config.compute, jax.random.key(0)),
+                    self.sft.optim,
+                    self.sft.steps,
+                )
+            }
 
         abstract = placed_structs(jax.eval_shape(fresh), config.model, placement)
         self.done_steps, arrays, meta = checkpoint.restore(found, abstract, model=config.model)
@@ -61,7 +85,12 @@ class SFTTrainer:
         """Writes checkpoint `done_steps`."""
         meta = {"kind": "sft", "stream": self.stream.state(), "telemetry": self.telemetry.state()}
         checkpoint.save(
-            self.config.directory, self.done_steps, {"state": stack(self.state)}, meta, model=self.config.model, keep=self.config.keep_checkpoints
+            self.config.directory,
+            self.done_steps,
+            {"state": stack(self.state)},
+            meta,
+            model=self.config.model,
+            keep=self.config.keep_checkpoints,
         )
 
     def steps(self) -> Iterator[tuple[int, dict[str, float]]]:
@@ -70,31 +99,52 @@ class SFTTrainer:
             started = time.perf_counter()
             examples = self.stream.next_batch(self.sft.batch)
             found, applied = self._update(examples)
-            check_divergence(int(self.state.bad_steps), self.sft.optim.max_bad_steps, self.config.directory)
+            check_divergence(
+                int(self.state.bad_steps), self.sft.optim.max_bad_steps, self.config.directory
+            )
             self.done_steps += 1
-            metrics = {name: float(x) for name, x in fetch({**finalize_diagnostics(found), **applied}).items()}
+            metrics = {
+                name: float(x)
+                for name, x in fetch({**finalize_diagnostics(found), **applied}).items()
+            }
             metrics["sft/loss"] = metrics.pop("loss")
             tokens = sum(len(e.tokens) for e in examples)
-            yield self.done_steps, {**metrics, "train/tokens_per_s": tokens / (time.perf_counter() - started), "epoch": self.stream.epoch}
+            yield (
+                self.done_steps,
+                {
+                    **metrics,
+                    "train/tokens_per_s": tokens / (time.perf_counter() - started),
+                    "epoch": self.stream.epoch,
+                },
+            )
 
     def _update(self, examples: list[SFTExample]):
         """One update: mean over the batch's assistant tokens, summed over micro-batches."""
         lengths = np.array([len(e.tokens) for e in examples], np.int32)
         longest = self.sft.buckets[-1]
-        tokens, weight = np.zeros((len(examples), longest), np.int32), np.zeros((len(examples), longest), np.float32)
+        tokens, weight = (
+            np.zeros((len(examples), longest), np.int32),
+            np.zeros((len(examples), longest), np.float32),
+        )
         for i, e in enumerate(examples):
             tokens[i, : len(e.tokens)], weight[i, : len(e.tokens)] = e.tokens, e.mask
         count = max(weight.sum(), 1.0)
         total, parts = None, []
         multiple = 1 if self.model.placement is None else self.model.placement.rows_multiple
-        for micro in plan(lengths, self.sft.buckets, self.sft.micro_batch_tokens, rows_multiple=multiple):
+        for micro in plan(
+            lengths, self.sft.buckets, self.sft.micro_batch_tokens, rows_multiple=multiple
+        ):
             t, n, w = (take_rows(x, micro.rows, micro.length) for x in (tokens, lengths, weight))
             share = jnp.float32(w.sum() / count)
-            grads, found = step.sft_gradients(self.model, self.state.params, t, n, w / count, share, self.sft.router_aux_coef)
+            grads, found = step.sft_gradients(
+                self.model, self.state.params, t, n, w / count, share, self.sft.router_aux_coef
+            )
             total = step.add(total, grads)
             del grads  # else they would lie there through the next forward and backward
             parts.append(found)
-        self.state, applied = step.apply(self.state, total, config=self.sft.optim, total_steps=self.sft.steps)
+        self.state, applied = step.apply(
+            self.state, total, config=self.sft.optim, total_steps=self.sft.steps
+        )
         self.state = place(self.state, self.config.model, self.model.placement)
         return merge_diagnostics(parts), applied
 
@@ -113,7 +163,9 @@ def run_sft(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
             return _run(trainer, config, telemetry, stop) | {"status": stop.status}
 
 
-def _run(trainer: SFTTrainer, config: RunConfig, log: Telemetry, stop: StopSignal) -> dict[str, Any]:
+def _run(
+    trainer: SFTTrainer, config: RunConfig, log: Telemetry, stop: StopSignal
+) -> dict[str, Any]:
     saved = trainer.done_steps
     last: dict[str, float] = {}
     every = config.sft.save_every

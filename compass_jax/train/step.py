@@ -1,9 +1,10 @@
 """The training step as pure functions: score -> prepare -> gradients -> apply.
 
-`score` runs once per rollout at the parameters before its first update and fixes old log-probs and entropies. `prepare`
-(rl/prepare.py) turns rewards into advantages and weights over one whole update, so that `gradients` of its micro-batches
-add up to the same gradient however the rows are split. Routing is replayed by passing the array: R3 passes the rollout's,
-R2 the one that `score` returned.
+`score` runs once per rollout at the parameters before its first update and fixes old log-probs and
+entropies. `prepare` (rl/prepare.py) turns rewards into advantages and weights over one whole
+update, so that `gradients` of its micro-batches add up to the same gradient however the rows are
+split. Routing is replayed by passing the array: R3 passes the rollout's, R2 the one that `score`
+returned.
 """
 
 from __future__ import annotations
@@ -28,89 +29,154 @@ from compass_jax.rl.prepare import prepare as _prepare
 from compass_jax.train import optim
 from compass_jax.train.pullback import Pullback
 
-prepare = partial(jax.jit, static_argnames=("n_groups", "config", "right_at", "wrong_at", "max_new_tokens"))(_prepare)
+prepare = partial(
+    jax.jit, static_argnames=("n_groups", "config", "right_at", "wrong_at", "max_new_tokens")
+)(_prepare)
 
 
 def forward(
-    model: Transformer, params: Any, tokens: Int[Array, "b t"], lengths: Int[Array, "b"], routing: UInt[Array, "b t l k"] | None, temperature: float
+    model: Transformer,
+    params: Any,
+    tokens: Int[Array, "b t"],
+    lengths: Int[Array, "b"],
+    routing: UInt[Array, "b t l k"] | None,
+    temperature: float,
 ):
-    """(logp, entropy, routing used, aux) of whole sequences. The last token of a sequence is not an input, so it is masked like padding."""
+    """(logp, entropy, routing used, aux) of whole sequences. The last token of a sequence is not an
+    input, so it is masked like padding.
+    """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-    out = apply_model(model, params, tokens, positions, mask=positions < lengths[:, None] - 1, routing=routing)
+    out = apply_model(
+        model, params, tokens, positions, mask=positions < lengths[:, None] - 1, routing=routing
+    )
     head, chunk = head_weights(params), model.compute.logprob_chunk
-    logp, entropy = token_logprobs(out.hidden, head, tokens, temperature, chunk, model.placement, model.known)
+    logp, entropy = token_logprobs(
+        out.hidden, head, tokens, temperature, chunk, model.placement, model.known
+    )
     return logp, entropy, out.routing, out.aux
 
 
 @partial(jax.jit, static_argnames=("model", "temperature"))
-def forward_and_pullback(model: Transformer, params: Any, tokens, lengths, routing, temperature: float):
-    """((logp, entropy, routing used, aux), pullback of (logp, mean router probabilities) to the parameters).
+def forward_and_pullback(
+    model: Transformer, params: Any, tokens, lengths, routing, temperature: float
+):
+    """((logp, entropy, routing used, aux), pullback of (logp, mean router probabilities) to the
+    parameters).
 
-    One compiled program gives the old and the new log-probs: two programs round differently (1e-5 in a token's ratio in
-    float32, far more in bfloat16, where ESPO clips at 1e-5 to 2e-3), and then the first update would not be on policy.
+    One compiled program gives the old and the new log-probs: two programs round differently (1e-5
+    in a token's ratio in float32, far more in bfloat16, where ESPO clips at 1e-5 to 2e-3), and then
+    the first update would not be on policy.
     """
 
     def run(params):
-        logp, entropy, routing_used, aux = forward(model, params, tokens, lengths, routing, temperature)
+        logp, entropy, routing_used, aux = forward(
+            model, params, tokens, lengths, routing, temperature
+        )
         return (logp, None if aux is None else aux.probs), (entropy, routing_used, aux)
 
     (logp, _), pullback, (entropy, routing_used, aux) = jax.vjp(run, params, has_aux=True)
-    return (logp, entropy, routing_used, jax.lax.stop_gradient(aux)), Pullback.without(pullback, params)
+    return (logp, entropy, routing_used, jax.lax.stop_gradient(aux)), Pullback.without(
+        pullback, params
+    )
 
 
 @partial(jax.jit, static_argnames=("model",))
 def pull(model: Transformer, params: Any, pullback: Pullback, cotangents):
-    """The parameters' gradient, from a pullback of `forward_and_pullback` at `params` and cotangents of what it pulls back; over a mesh it
-    lies as they do."""
+    """The parameters' gradient, from a pullback of `forward_and_pullback` at `params` and
+    cotangents of what it pulls back; over a mesh it lies as they do."""
     return _stored(model, pullback.within(params)(cotangents)[0])
 
 
 def _stored(model: Transformer, grads: Any) -> Any:
-    """Gradients laid out like their parameters: left to itself the compiler may keep them whole on every device."""
+    """Gradients laid out like their parameters: left to itself the compiler may keep them whole on
+    every device.
+    """
     if model.placement is None:
         return grads
-    return jax.lax.with_sharding_constraint(grads, shardings_like(grads, model.config, model.placement))
+    return jax.lax.with_sharding_constraint(
+        grads, shardings_like(grads, model.config, model.placement)
+    )
 
 
 def score(model: Transformer, params: Any, batch: TrainBatch, *, temperature: float):
-    """(old_logp, old_entropy, routing used, diagnostics) at `params`, routed as `batch.routing` says; bitwise what `gradients`
-    sees at the same parameters and a batch of the same rows."""
-    (logp, entropy, routing, aux), _ = forward_and_pullback(model, params, batch.tokens, batch.lengths, batch.routing, temperature)
+    """(old_logp, old_entropy, routing used, diagnostics) at `params`, routed as `batch.routing`
+    says; bitwise what `gradients` sees at the same parameters and a batch of the same rows."""
+    (logp, entropy, routing, aux), _ = forward_and_pullback(
+        model, params, batch.tokens, batch.lengths, batch.routing, temperature
+    )
     return logp, entropy, routing, router_diagnostics(aux)
 
 
 def gradients(
-    model: Transformer, params: Any, batch: TrainBatch, share: Float[Array, ""], *, config: RLConfig, temperature: float
+    model: Transformer,
+    params: Any,
+    batch: TrainBatch,
+    share: Float[Array, ""],
+    *,
+    config: RLConfig,
+    temperature: float,
 ) -> tuple[Any, Diagnostics]:
-    """Gradient of -objective of one micro-batch, and its diagnostics; both add up over the micro-batches of an update.
+    """Gradient of -objective of one micro-batch, and its diagnostics; both add up over the
+    micro-batches of an update.
 
-    `share` is the micro-batch's share of the update's tokens; it scales the router's load-balancing loss, the only term
-    that depends on how an update is split (it is a product of two means; off by default).
+    `share` is the micro-batch's share of the update's tokens; it scales the router's load-balancing
+    loss, the only term that depends on how an update is split (it is a product of two means; off by
+    default).
     """
-    (logp, _, _, aux), pullback = forward_and_pullback(model, params, batch.tokens, batch.lengths, batch.routing, temperature)
-    cotangents, diagnostics = _objective_gradient(logp, aux, batch, share, config, model.config, model.columns)
+    (logp, _, _, aux), pullback = forward_and_pullback(
+        model, params, batch.tokens, batch.lengths, batch.routing, temperature
+    )
+    cotangents, diagnostics = _objective_gradient(
+        logp, aux, batch, share, config, model.config, model.columns
+    )
     return pull(model, params, pullback, cotangents), diagnostics
 
 
 @partial(jax.jit, static_argnames=("objective", "vocab_size"))
-def objective_diagnostics(logp: Float[Array, "b t"], batch: TrainBatch, objective: ObjectiveConfig, vocab_size: int) -> Diagnostics:
+def objective_diagnostics(
+    logp: Float[Array, "b t"], batch: TrainBatch, objective: ObjectiveConfig, vocab_size: int
+) -> Diagnostics:
     """What an objective would report about one micro-batch whose current log-probs are `logp`."""
     return policy_objective(
-        logp, batch.old_logp, batch.old_entropy, batch.advantage, batch.weight, objective,
-        mask=batch.mask, entropy_group=batch.entropy_group, ref_logp=batch.ref_logp, vocab_size=vocab_size,
-    )[1]  # fmt: skip
+        logp,
+        batch.old_logp,
+        batch.old_entropy,
+        batch.advantage,
+        batch.weight,
+        objective,
+        mask=batch.mask,
+        entropy_group=batch.entropy_group,
+        ref_logp=batch.ref_logp,
+        vocab_size=vocab_size,
+    )[1]
 
 
 @partial(jax.jit, static_argnames=("config", "shape", "columns"))
-def _objective_gradient(logp, aux: RouterStats | None, batch: TrainBatch, share, config: RLConfig, shape: ModelConfig, columns: int):
+def _objective_gradient(
+    logp,
+    aux: RouterStats | None,
+    batch: TrainBatch,
+    share,
+    config: RLConfig,
+    shape: ModelConfig,
+    columns: int,
+):
     """Gradient of -objective in (logp, aux.probs), and the micro-batch's diagnostics."""
 
     def loss(of):
         logp, probs = of
         per_token, diagnostics = policy_objective(
-            logp, batch.old_logp, batch.old_entropy, batch.advantage, batch.weight, config.objective,
-            mask=batch.mask, entropy_group=batch.entropy_group, ref_logp=batch.ref_logp, vocab_size=columns,
-        )  # fmt: skip
+            logp,
+            batch.old_logp,
+            batch.old_entropy,
+            batch.advantage,
+            batch.weight,
+            config.objective,
+            mask=batch.mask,
+            entropy_group=batch.entropy_group,
+            ref_logp=batch.ref_logp,
+            vocab_size=columns,
+        )
         total = -jnp.sum(per_token)
         diagnostics = {**diagnostics, "loss": (jax.lax.stop_gradient(total),)}
         if config.objective.router_aux_coef and aux is not None:
@@ -118,7 +184,9 @@ def _objective_gradient(logp, aux: RouterStats | None, batch: TrainBatch, share,
             total = total + (config.objective.router_aux_coef * share * balance).astype(total.dtype)
         return total, diagnostics
 
-    cotangents, diagnostics = jax.grad(loss, has_aux=True)((logp, None if aux is None else aux.probs))
+    cotangents, diagnostics = jax.grad(loss, has_aux=True)(
+        (logp, None if aux is None else aux.probs)
+    )
     return cotangents, {**diagnostics, **router_diagnostics(aux)}
 
 
@@ -132,16 +200,30 @@ def sft_gradients(
     share: Float[Array, ""],
     aux_coef: float,
 ) -> tuple[Any, Diagnostics]:
-    """Gradient of -sum(weight * logp) plus the load-balancing loss; `weight` is 0 off the assistant's tokens and sums to 1 over the update."""
+    """Gradient of -sum(weight * logp) plus the load-balancing loss; `weight` is 0 off the
+    assistant's tokens and sums to 1 over the update.
+    """
 
     def loss(params):
         logp, entropy, _, aux = forward(model, params, tokens, lengths, None, 1.0)
         nll = -jnp.sum(weight * logp)
-        balance = jnp.zeros((), nll.dtype) if aux is None else load_balancing_loss(aux, model.config.moe.top_k)
-        return nll + (aux_coef * share * balance).astype(nll.dtype), (nll, jnp.sum(weight * entropy), aux)
+        balance = (
+            jnp.zeros((), nll.dtype)
+            if aux is None
+            else load_balancing_loss(aux, model.config.moe.top_k)
+        )
+        return nll + (aux_coef * share * balance).astype(nll.dtype), (
+            nll,
+            jnp.sum(weight * entropy),
+            aux,
+        )
 
     grads, (nll, entropy, aux) = jax.grad(loss, has_aux=True)(params)
-    return _stored(model, grads), {"loss": (nll,), "entropy_nats": (entropy,), **router_diagnostics(aux)}
+    return _stored(model, grads), {
+        "loss": (nll,),
+        "entropy_nats": (entropy,),
+        **router_diagnostics(aux),
+    }
 
 
 def add(total: Any | None, part: Any) -> Any:
@@ -156,20 +238,30 @@ def accumulate(total: Any, part: Any) -> Any:
 
 
 @partial(jax.jit, static_argnames=("config", "total_steps"), donate_argnums=(0,))
-def apply(state: TrainState, grads: Any, *, config: OptimConfig, total_steps: int) -> tuple[TrainState, dict[str, Array]]:
+def apply(
+    state: TrainState, grads: Any, *, config: OptimConfig, total_steps: int
+) -> tuple[TrainState, dict[str, Array]]:
     """One optimiser update (`optim.update`); the state is donated."""
     return optim.update(state, grads, config, total_steps)
 
 
 def load_balancing_loss(aux: RouterStats, top_k: int) -> Float[Array, ""]:
-    """e / k * sum_e f_e P_e, mean over MoE layers: 1 when balanced (Switch Transformer, arXiv 2101.03961, eq. 4, for top-k)."""
+    """e / k * sum_e f_e P_e, mean over MoE layers: 1 when balanced (Switch Transformer, arXiv
+    2101.03961, eq. 4, for top-k).
+    """
     tokens = jnp.maximum(aux.tokens, 1.0)[:, None]
     experts = aux.load.shape[1]
-    return jnp.mean(experts / top_k * jnp.sum(jax.lax.stop_gradient(aux.load / tokens) * (aux.probs / tokens), axis=1))
+    return jnp.mean(
+        experts
+        / top_k
+        * jnp.sum(jax.lax.stop_gradient(aux.load / tokens) * (aux.probs / tokens), axis=1)
+    )
 
 
 def router_diagnostics(aux: RouterStats | None) -> Diagnostics:
-    """Flip rate against live routing, share of unset rows, and the fullest expert's load over the mean; empty for a dense model."""
+    """Flip rate against live routing, share of unset rows, and the fullest expert's load over the
+    mean; empty for a dense model.
+    """
     if aux is None:
         return {}
     aux = jax.lax.stop_gradient(aux)

@@ -54,7 +54,9 @@ _SHOWN = 5  # differences named in a message
 
 
 class CheckpointMismatch(CheckpointError):
-    """The checkpoint is of another model, or holds other arrays than asked for; the message names the first differences."""
+    """The checkpoint is of another model, or holds other arrays than asked for; the message names
+    the first differences.
+    """
 
 
 def save(
@@ -206,7 +208,9 @@ def read_meta(path: str | os.PathLike, step: int | None = None) -> dict:
 
 
 def abstract_like(arrays: Any) -> Any:
-    """The ShapeDtypeStructs, shardings included, with which `restore` gives back arrays like these."""
+    """The ShapeDtypeStructs, shardings included, with which `restore` gives back arrays
+    like these.
+    """
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays
     )
@@ -223,7 +227,9 @@ def _of_all(x: jax.Array) -> jax.Array:
 
 
 def _flatten(tree: Any) -> dict[str, Any]:
-    """Leaf path -> leaf, in tree order: the container types of a tree are no business of the file's."""
+    """Leaf path -> leaf, in tree order: the container types of a tree are no business of the
+    file's.
+    """
     flat = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         key = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -232,7 +238,8 @@ def _flatten(tree: Any) -> dict[str, Any]:
         ):
             what = f"{type(leaf).__name__} {getattr(leaf, 'dtype', '')}".strip()
             raise CheckpointError(
-                f"leaf {key} is {what}: a checkpoint holds plain jax arrays; host values go to meta, random keys in as key data"
+                f"leaf {key} is {what}: a checkpoint holds plain jax arrays; host values go to"
+                " meta, random keys in as key data"
             )
         if key in flat:
             raise CheckpointError(f"two leaves have the same path {key}")
@@ -277,7 +284,9 @@ def _few(lines: list[str]) -> str:
 
 
 def _sweep(root: Path) -> None:
-    """Removes what a crash left behind; puts a checkpoint back that was moved aside for a successor that never came."""
+    """Removes what a crash left behind; puts a checkpoint back that was moved aside for a successor
+    that never came.
+    """
     root.mkdir(parents=True, exist_ok=True)
     for path in root.glob(".old_*"):
         final = root / path.name.removeprefix(".old_")

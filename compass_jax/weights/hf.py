@@ -1,8 +1,9 @@
-"""Parameters from and to a Hugging Face folder: safetensors, single or sharded, without torch; and the start of a run.
+"""Parameters from and to a Hugging Face folder: safetensors, single or sharded, without torch; and
+the start of a run.
 
-`params.param_specs` is the only table of names: each leaf of the stacked layout is filled from one tensor per layer and
-expert, a leaf at a time, so that beside the parameters themselves the host holds one leaf, or with `shardings` one device's
-part of it.
+`params.param_specs` is the only table of names: each leaf of the stacked layout is filled from one
+tensor per layer and expert, a leaf at a time, so that beside the parameters themselves the host
+holds one leaf, or with `shardings` one device's part of it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,26 @@ import numpy as np
 
 from compass_jax.config import ModelConfig, RunConfig
 from compass_jax.config_io import differences
-from compass_jax.model.params import ParamSpec, abstract_params, in_layout, is_spec, layer_runs, param_specs, place, shardings_like
+from compass_jax.model.params import (
+    ParamSpec,
+    abstract_params,
+    in_layout,
+    is_spec,
+    layer_runs,
+    param_specs,
+    place,
+    shardings_like,
+)
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.weights import checkpoint
 from compass_jax.weights.carried import CARRIED, carried_files, carry_files
-from compass_jax.weights.hf_config import UnsupportedModel, WeightsError, find_token_ids, read_hf_config, write_hf_config
+from compass_jax.weights.hf_config import (
+    UnsupportedModel,
+    WeightsError,
+    find_token_ids,
+    read_hf_config,
+    write_hf_config,
+)
 from compass_jax.weights.safetensors_io import (
     DTYPES,
     INDEX,
@@ -92,13 +108,16 @@ def _decoder_layer(config: ModelConfig, keys: tuple[str, ...], repeat: int) -> i
     return layer_runs(config)[run].layer(repeat, offset)
 
 
-def load_params(folder: str | Path, config: ModelConfig, param_dtype: str, shardings: Any = None) -> Any:
+def load_params(
+    folder: str | Path, config: ModelConfig, param_dtype: str, shardings: Any = None
+) -> Any:
     """Parameters of a Hugging Face folder in the stacked layout, cast to `param_dtype`.
 
-    shardings: a tree of jax.sharding.Sharding like the parameters; each device then reads its own part.
-    Raises WeightsError, before any data is read, for a missing, truncated or inconsistent shard, a missing or unexpected
-    tensor, a wrong shape, weights that are no floats, and a tied model whose `lm_head.weight` is not its embedding; and, while
-    they are read, for weights that are not finite in `param_dtype`.
+    shardings: a tree of jax.sharding.Sharding like the parameters; each device then reads its own
+    part. Raises WeightsError, before any data is read, for a missing, truncated or inconsistent
+    shard, a missing or unexpected tensor, a wrong shape, weights that are no floats, and a tied
+    model whose `lm_head.weight` is not its embedding; and, while they are read, for weights that
+    are not finite in `param_dtype`.
     """
     stored = read_headers(folder)
     if problems := tensor_problems(Path(folder), config, stored):
@@ -119,12 +138,19 @@ def load_params(folder: str | Path, config: ModelConfig, param_dtype: str, shard
     return structure.unflatten(params)
 
 
-def _read_block(leaf: _Leaf, stored: dict[str, Stored], index: tuple[slice, ...], dtype: np.dtype) -> np.ndarray:
-    """The part `index` of a leaf, from the tensors that it touches, with one file open at a time."""
+def _read_block(
+    leaf: _Leaf, stored: dict[str, Stored], index: tuple[slice, ...], dtype: np.dtype
+) -> np.ndarray:
+    """The part `index` of a leaf, from the tensors that it touches, with one file open at a
+    time.
+    """
     lead = leaf.names.ndim
     names, inner = leaf.names[index[:lead]] if lead else leaf.names, index[lead:]
     on_disk = inner[::-1] if leaf.spec.transpose else inner
-    sizes = (len(range(*part.indices(size))) for part, size in zip(inner, leaf.spec.shape[lead:], strict=True))
+    sizes = (
+        len(range(*part.indices(size)))
+        for part, size in zip(inner, leaf.spec.shape[lead:], strict=True)
+    )
     block = np.empty((*names.shape, *sizes), dtype)
     by_file: dict[Path, list[tuple[int, ...]]] = {}
     for at in np.ndindex(names.shape):
@@ -132,36 +158,57 @@ def _read_block(leaf: _Leaf, stored: dict[str, Stored], index: tuple[slice, ...]
     for file, positions in by_file.items():
         with open_file(file) as handle:
             for at in positions:
-                tensor = finite(handle.get_slice(names[at])[on_disk], dtype, f"{file}: tensor {names[at]}")
+                tensor = finite(
+                    handle.get_slice(names[at])[on_disk], dtype, f"{file}: tensor {names[at]}"
+                )
                 block[at] = tensor.T if leaf.spec.transpose else tensor
     return block
 
 
 def tensor_problems(folder: Path, config: ModelConfig, stored: dict[str, Stored]) -> list[str]:
-    """What keeps these tensors from being the weights of a model: names, shapes, types, a tied head that is not."""
+    """What keeps these tensors from being the weights of a model: names, shapes, types, a tied head
+    that is not.
+    """
     problems = []
     specs = jax.tree.leaves(param_specs(config), is_leaf=is_spec)
     described = sum(math.prod(spec.shape[: spec.stacked + spec.per_expert]) for spec in specs)
     if described > 2 * len(stored) + 1000:  # their names alone might fill the memory
-        return [f"{folder}: config.json describes {described:,} tensors, the files hold {len(stored):,}"]
+        return [
+            f"{folder}: config.json describes {described:,} tensors, the files hold {len(stored):,}"
+        ]
     expected = {name: leaf.shape for leaf in _leaves(config)[0] for name in leaf.names.flat}
     missing = [name for name in expected if name not in stored]
     if missing:
-        hint = "; config.json says that the head is not tied to the embedding" if _HEAD in missing else ""
+        hint = (
+            "; config.json says that the head is not tied to the embedding"
+            if _HEAD in missing
+            else ""
+        )
         problems.append(f"{folder} lacks {_some(missing)}, which the model needs{hint}")
     extra = [name for name in stored if name not in expected]
     if config.tie_embeddings and _HEAD in extra and _EMBEDDING in stored:
         if not same_tensor((_HEAD, stored[_HEAD]), (_EMBEDDING, stored[_EMBEDDING])):
-            problems.append(f"{folder}: tie_word_embeddings is true, but {_HEAD} differs from {_EMBEDDING}")
+            problems.append(
+                f"{folder}: tie_word_embeddings is true, but {_HEAD} differs from {_EMBEDDING}"
+            )
         extra.remove(_HEAD)
     if extra:
-        problems.append(f"{folder} holds {_some(extra)}, which a {config.family} model of this config does not have")
+        problems.append(
+            f"{folder} holds {_some(extra)}, which a {config.family} model of this config does not"
+            " have"
+        )
     for name in (name for name in expected if name in stored):
         found = stored[name]
         if found.shape != expected[name]:
-            problems.append(f"{found.file}: tensor {name} has shape {found.shape}, the model expects {expected[name]}")
+            problems.append(
+                f"{found.file}: tensor {name} has shape {found.shape}, the model expects"
+                f" {expected[name]}"
+            )
         if found.dtype not in DTYPES.values():
-            problems.append(f"{found.file}: tensor {name} is stored as {found.dtype}; supported: {', '.join(DTYPES.values())}")
+            problems.append(
+                f"{found.file}: tensor {name} is stored as {found.dtype}; supported:"
+                f" {', '.join(DTYPES.values())}"
+            )
     return problems
 
 
@@ -175,7 +222,10 @@ def stored_dtype(folder: str | Path) -> str:
     kinds = {stored.dtype for stored in read_headers(folder).values()}
     unknown = kinds - set(DTYPES.values())
     if unknown:
-        raise WeightsError(f"{folder} holds weights of type {', '.join(sorted(unknown))}; supported: {', '.join(DTYPES.values())}")
+        raise WeightsError(
+            f"{folder} holds weights of type {', '.join(sorted(unknown))}; supported:"
+            f" {', '.join(DTYPES.values())}"
+        )
     if len(kinds) == 1:
         return kinds.pop()
     return "float64" if "float64" in kinds else "float32"
@@ -190,20 +240,27 @@ def save_params(
     tokenizer_from: str | Path | None = None,
     replace: bool = False,
 ) -> Path:
-    """Writes stacked parameters as a Hugging Face folder that `AutoModelForCausalLM` loads, and returns its path.
+    """Writes stacked parameters as a Hugging Face folder that `AutoModelForCausalLM` loads, and
+    returns its path.
 
-    Shards of at most `shard_bytes` with an index, or one file where one suffices; tokenizer files and
-    `generation_config.json` are carried over from `tokenizer_from`. The folder appears under its name when it is whole.
-    An existing, non-empty folder is refused unless `replace`. Raises WeightsError; a full disk leaves nothing behind.
+    Shards of at most `shard_bytes` with an index, or one file where one suffices; tokenizer files
+    and `generation_config.json` are carried over from `tokenizer_from`. The folder appears under
+    its name when it is whole. An existing, non-empty folder is refused unless `replace`. Raises
+    WeightsError; a full disk leaves nothing behind.
     """
     folder = Path(folder).absolute()
     if dtype not in DTYPES.values():
-        raise WeightsError(f"weights cannot be stored as {dtype!r}; supported: {', '.join(DTYPES.values())}")
+        raise WeightsError(
+            f"weights cannot be stored as {dtype!r}; supported: {', '.join(DTYPES.values())}"
+        )
     leaves, structure = _leaves(config)
     flat = structure.flatten_up_to(params)
     for leaf, value in zip(leaves, flat, strict=True):
         if tuple(value.shape) != leaf.spec.shape:
-            raise WeightsError(f"parameter {'/'.join(leaf.path)} has shape {tuple(value.shape)}, the model has {leaf.spec.shape}")
+            raise WeightsError(
+                f"parameter {'/'.join(leaf.path)} has shape {tuple(value.shape)}, the model has"
+                f" {leaf.spec.shape}"
+            )
     carried_files(tokenizer_from)
     ids = find_token_ids(tokenizer_from) if tokenizer_from is not None else {}
     description = write_hf_config(config, dtype, ids)
@@ -221,20 +278,31 @@ def save_params(
     except OSError as error:
         free = shutil.disk_usage(next(p for p in folder.parents if p.exists())).free
         what = f"{error.strerror or error} ({total:,} bytes of weights, {free:,} bytes free)"
-        raise WeightsError(f"{folder} could not be written: {what}; nothing was left behind") from error
+        raise WeightsError(
+            f"{folder} could not be written: {what}; nothing was left behind"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
-def _write_shards(folder: Path, leaves: list[_Leaf], values: list[Any], dtype: str, shard_bytes: int, total: int) -> None:
+def _write_shards(
+    folder: Path, leaves: list[_Leaf], values: list[Any], dtype: str, shard_bytes: int, total: int
+) -> None:
     shapes = {name: leaf.shape for leaf in leaves for name in leaf.names.flat}
     size = jnp.dtype(dtype).itemsize
-    shards = plan_shards({name: math.prod(shape) * size for name, shape in shapes.items()}, shard_bytes)
+    shards = plan_shards(
+        {name: math.prod(shape) * size for name, shape in shapes.items()}, shard_bytes
+    )
     names = shard_names(len(shards))
     tensors = _tensors(leaves, values)
     for file, shard in zip(names, shards, strict=True):
-        write_file(folder / file, {name: shapes[name] for name in shard}, dtype, (next(tensors) for _ in shard))
+        write_file(
+            folder / file,
+            {name: shapes[name] for name in shard},
+            dtype,
+            (next(tensors) for _ in shard),
+        )
     if len(shards) > 1:
         index = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
@@ -260,10 +328,12 @@ def _publish(temporary: Path, folder: Path) -> None:
 
 
 def import_hf(source: str | Path, out: str | Path, dtype: str | None = None) -> Path:
-    """Converts a Hugging Face folder into a checkpoint of step 0 under `out`, with the tokenizer in `out/tokenizer`; returns its path.
+    """Converts a Hugging Face folder into a checkpoint of step 0 under `out`, with the tokenizer in
+    `out/tokenizer`; returns its path.
 
-    dtype: type to keep the parameters in; None: the files' own, so that an export gives the same tensors bit for bit.
-    Raises WeightsError for a folder that cannot be used and for an `out` that holds a checkpoint already.
+    dtype: type to keep the parameters in; None: the files' own, so that an export gives the same
+    tensors bit for bit. Raises WeightsError for a folder that cannot be used and for an `out` that
+    holds a checkpoint already.
     """
     source, out = Path(source), Path(out)
     if checkpoint.latest(out) is not None:
@@ -277,26 +347,47 @@ def import_hf(source: str | Path, out: str | Path, dtype: str | None = None) -> 
     except OSError as error:
         raise WeightsError(f"{tokenizer} could not be made: {error.strerror or error}") from error
     carry_files(source, tokenizer)
-    return checkpoint.save(out, 0, {"params": params}, {"imported_from": str(source.absolute())}, model=config)
+    return checkpoint.save(
+        out, 0, {"params": params}, {"imported_from": str(source.absolute())}, model=config
+    )
 
 
-def export_hf(path: str | Path, out: str | Path, dtype: str | None = None, tokenizer: str | Path | None = None, replace: bool = False) -> Path:
-    """Writes the parameters of a checkpoint, imported or of a training run, as a Hugging Face folder; returns its path.
+def export_hf(
+    path: str | Path,
+    out: str | Path,
+    dtype: str | None = None,
+    tokenizer: str | Path | None = None,
+    replace: bool = False,
+) -> Path:
+    """Writes the parameters of a checkpoint, imported or of a training run, as a Hugging Face
+    folder; returns its path.
 
-    path: a run directory (newest checkpoint) or one checkpoint. dtype: None keeps the checkpoint's own. tokenizer: a folder
-    to carry the tokenizer from; None: `tokenizer` of the run directory, where there is one.
+    path: a run directory (newest checkpoint) or one checkpoint. dtype: None keeps the checkpoint's
+    own. tokenizer: a folder to carry the tokenizer from; None: `tokenizer` of the run directory,
+    where there is one.
     """
     params, config = _restore_params(path)
     tokenizer = tokenizer_beside(path) if tokenizer is None else tokenizer
-    return save_params(params, config, out, dtype or str(params["embed"].dtype), tokenizer_from=tokenizer, replace=replace)
+    return save_params(
+        params,
+        config,
+        out,
+        dtype or str(params["embed"].dtype),
+        tokenizer_from=tokenizer,
+        replace=replace,
+    )
 
 
 def tokenizer_beside(path: str | Path) -> Path | None:
-    """The tokenizer's folder of a run directory, of one of its checkpoints, or of a Hugging Face folder; None where there is none."""
+    """The tokenizer's folder of a run directory, of one of its checkpoints, or of a Hugging Face
+    folder; None where there is none.
+    """
     path = Path(path)
     if (path / "tokenizer.json").is_file():
         return path
-    beside = [path / "tokenizer"] + ([] if not is_checkpoint(path) else [checkpoint.locate(path).parent.parent / "tokenizer"])
+    beside = [path / "tokenizer"] + (
+        [] if not is_checkpoint(path) else [checkpoint.locate(path).parent.parent / "tokenizer"]
+    )
     return next((folder for folder in beside if folder.is_dir()), None)
 
 
@@ -306,7 +397,9 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def model_of(path: str | Path) -> ModelConfig:
-    """The model of a checkpoint or of a Hugging Face folder. CheckpointError, or what `read_hf_config` raises, where it is neither."""
+    """The model of a checkpoint or of a Hugging Face folder. CheckpointError, or what
+    `read_hf_config` raises, where it is neither.
+    """
     return checkpoint.read_manifest(path).model if is_checkpoint(path) else read_hf_config(path)
 
 
@@ -314,13 +407,21 @@ def _restore_params(path: str | Path, shardings: Any = None) -> tuple[Any, Model
     """The parameters of a checkpoint, in the type that it stores, without its optimiser state."""
     found = checkpoint.find(path)
     manifest = found.manifest
-    parents = [keys for keys in (("params",), ("state", "params")) if "/".join((*keys, "embed")) in manifest.leaves]
+    parents = [
+        keys
+        for keys in (("params",), ("state", "params"))
+        if "/".join((*keys, "embed")) in manifest.leaves
+    ]
     if not parents:
-        raise WeightsError(f"{path} is a checkpoint without parameters (neither params nor state/params)")
+        raise WeightsError(
+            f"{path} is a checkpoint without parameters (neither params nor state/params)"
+        )
     prefix = parents[0]
     wanted = abstract_params(manifest.model, manifest.leaves["/".join((*prefix, "embed"))][1])
     if shardings is not None:
-        wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), wanted, shardings)
+        wanted = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), wanted, shardings
+        )
     for key in reversed(prefix):
         wanted = {key: wanted}
     _, arrays, _ = checkpoint.restore(found, wanted, subset=True)
@@ -330,14 +431,20 @@ def _restore_params(path: str | Path, shardings: Any = None) -> tuple[Any, Model
 
 
 def init_or_load(config: RunConfig, key: jax.Array, shardings: Any = None) -> Any:
-    """The parameters that a run starts from, stacked, in `compute.param_dtype`: random, or those of `init_from`.
+    """The parameters that a run starts from, stacked, in `compute.param_dtype`: random, or those of
+    `init_from`.
 
-    `init_from` is a Hugging Face folder or a checkpoint (a run directory, or one checkpoint of it). Raises WeightsError, or
-    CheckpointError, where it is neither or its model is not `config.model`; the fields that differ are named.
+    `init_from` is a Hugging Face folder or a checkpoint (a run directory, or one checkpoint of it).
+    Raises WeightsError, or CheckpointError, where it is neither or its model is not `config.model`;
+    the fields that differ are named.
     """
     dtype = config.compute.param_dtype
     if not config.init_from:
-        draw = init_params if shardings is None else jax.jit(init_params, static_argnums=(0, 1), out_shardings=shardings)
+        draw = (
+            init_params
+            if shardings is None
+            else jax.jit(init_params, static_argnums=(0, 1), out_shardings=shardings)
+        )
         return draw(config.model, config.compute, key)
     path = Path(config.init_from)
     if not path.is_dir():
@@ -353,7 +460,11 @@ def init_or_load(config: RunConfig, key: jax.Array, shardings: Any = None) -> An
 def first_parameters(config: RunConfig, model: Transformer) -> Any:
     """`init_or_load` in the model's layout, made or read straight into its mesh."""
     placement = model.placement
-    shardings = None if placement is None else shardings_like(abstract_params(config.model, "float32"), config.model, placement)
+    shardings = (
+        None
+        if placement is None
+        else shardings_like(abstract_params(config.model, "float32"), config.model, placement)
+    )
     params = in_layout(init_or_load(config, jax.random.key(config.seed), shardings), model.layout)
     return place(params, config.model, placement)
 
@@ -369,11 +480,18 @@ def _cast(params: Any, dtype: str) -> Any:
 
 
 def _check_same_model(config: RunConfig, found: ModelConfig) -> None:
-    """`init_std` says nothing about weights that exist, and a run may use fewer positions than the model has."""
+    """`init_std` says nothing about weights that exist, and a run may use fewer positions than the
+    model has.
+    """
     differing = differences(found, config.model)
     differing.pop("init_std", None)
     if config.model.max_positions <= found.max_positions:
         differing.pop("max_positions", None)
     if differing:
-        lines = [f"  model.{name}: {theirs!r} there, {ours!r} in the run's config" for name, (theirs, ours) in differing.items()]
-        raise WeightsError(f"init_from = {config.init_from!r} is another model:\n" + "\n".join(lines))
+        lines = [
+            f"  model.{name}: {theirs!r} there, {ours!r} in the run's config"
+            for name, (theirs, ours) in differing.items()
+        ]
+        raise WeightsError(
+            f"init_from = {config.init_from!r} is another model:\n" + "\n".join(lines)
+        )

@@ -1,8 +1,10 @@
-"""Hugging Face `config.json` to `ModelConfig` and back, for the families qwen3_moe, qwen3 and qwen2.
+"""Hugging Face `config.json` to `ModelConfig` and back, for the families qwen3_moe, qwen3 and
+qwen2.
 
-What a file says and we cannot compute is refused by name: a model that loads and answers wrongly is the worst outcome.
-Both spellings are read, the hub's (`num_experts`, `rope_theta`, `rope_scaling`) and that of transformers 5
-(`num_local_experts`, `rope_parameters`); the hub's is written, which transformers 4 and 5 and the serving engines read.
+What a file says and we cannot compute is refused by name: a model that loads and answers wrongly is
+the worst outcome. Both spellings are read, the hub's (`num_experts`, `rope_theta`, `rope_scaling`)
+and that of transformers 5 (`num_local_experts`, `rope_parameters`); the hub's is written, which
+transformers 4 and 5 and the serving engines read.
 """
 
 from __future__ import annotations
@@ -16,21 +18,31 @@ from compass_jax.config.ranges import shown
 from compass_jax.weights.hf_keys import HARMLESS, NEUTRAL, READ, READ_OF_MOE
 
 FAMILIES: tuple[str, ...] = get_args(get_type_hints(ModelConfig)["family"])
-_ARCHITECTURE = {"qwen3_moe": "Qwen3MoeForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+_ARCHITECTURE = {
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+}
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _REQUIRED = object()
 
 
 class WeightsError(ValueError):
-    """A model folder that cannot be read or written; the message names the file or tensor and what is wrong with it."""
+    """A model folder that cannot be read or written; the message names the file or tensor and what
+    is wrong with it.
+    """
 
 
 class UnsupportedModel(WeightsError):
-    """A model that this package would compute wrongly; the message names the field, its value and what is supported."""
+    """A model that this package would compute wrongly; the message names the field, its value and
+    what is supported.
+    """
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; raises WeightsError if it is missing, or what `untrusted.parse_json` refuses."""
+    """A JSON object from a file; raises WeightsError if it is missing, or what
+    `untrusted.parse_json` refuses.
+    """
     # tokenizer_config.json says 10**30 where a length is not limited.
     raw = untrusted.read_json(path, error=WeightsError, most_bytes=2**28, most_digits=40)
     if not isinstance(raw, dict):
@@ -41,8 +53,9 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_hf_config(folder: str | Path) -> ModelConfig:
     """The `ModelConfig` of a Hugging Face folder.
 
-    Raises UnsupportedModel for a model type or a field that changes the maths and is not supported, WeightsError for a
-    missing or malformed `config.json`. Fields that are absent take the defaults of the family's transformers class.
+    Raises UnsupportedModel for a model type or a field that changes the maths and is not supported,
+    WeightsError for a missing or malformed `config.json`. Fields that are absent take the defaults
+    of the family's transformers class.
     """
     path = Path(folder) / "config.json"
     if not path.exists():
@@ -59,7 +72,9 @@ def config_from_dict(raw: dict[str, Any], where: str = "config.json") -> ModelCo
     hidden, heads = _integer(raw, where, "hidden_size"), _integer(raw, where, "num_attention_heads")
     biased = _flag(raw, where, "attention_bias", family == "qwen2")
     if family == "qwen2" and not biased:
-        raise _unsupported(where, "attention_bias", False, "true in qwen2, whose class knows no other")
+        raise _unsupported(
+            where, "attention_bias", False, "true in qwen2, whose class knows no other"
+        )
     try:
         config = ModelConfig(
             family=family,
@@ -69,7 +84,9 @@ def config_from_dict(raw: dict[str, Any], where: str = "config.json") -> ModelCo
             heads=heads,
             kv_heads=_integer(raw, where, "num_key_value_heads"),
             # Only Qwen3Config has a default of its own; the other two classes divide.
-            head_dim=_integer(raw, where, "head_dim", 128 if family == "qwen3" else hidden // max(heads, 1)),
+            head_dim=_integer(
+                raw, where, "head_dim", 128 if family == "qwen3" else hidden // max(heads, 1)
+            ),
             ffn=_integer(raw, where, "intermediate_size"),
             moe=_moe_config(raw, where) if family == "qwen3_moe" else None,
             rope_theta=_rope_theta(raw, where),
@@ -92,10 +109,14 @@ def config_from_dict(raw: dict[str, Any], where: str = "config.json") -> ModelCo
     return config
 
 
-def write_hf_config(config: ModelConfig, dtype: str = "float32", token_ids: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The `config.json` of a model whose weights are stored as `dtype`; `token_ids` as `bos_token_id`, `eos_token_id`, `pad_token_id`.
+def write_hf_config(
+    config: ModelConfig, dtype: str = "float32", token_ids: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The `config.json` of a model whose weights are stored as `dtype`; `token_ids` as
+    `bos_token_id`, `eos_token_id`, `pad_token_id`.
 
-    Raises UnsupportedModel where the family's transformers class cannot express the model (biases, QK norm).
+    Raises UnsupportedModel where the family's transformers class cannot express the model (biases,
+    QK norm).
     """
     _check_expressible(config)
     raw: dict[str, Any] = {
@@ -135,17 +156,26 @@ def write_hf_config(config: ModelConfig, dtype: str = "float32", token_ids: dict
 
 
 def find_token_ids(folder: str | Path) -> dict[str, Any]:
-    """`bos_token_id`, `eos_token_id`, `pad_token_id` of a folder: from `config.json`, else from the tokenizer's special tokens."""
+    """`bos_token_id`, `eos_token_id`, `pad_token_id` of a folder: from `config.json`, else from the
+    tokenizer's special tokens.
+    """
     folder = Path(folder)
     if (folder / "config.json").is_file():
         return _token_ids(read_json(folder / "config.json"), str(folder / "config.json"))
     if not ((folder / "tokenizer_config.json").is_file() and (folder / "tokenizer.json").is_file()):
         return {}
-    special, tokenizer = read_json(folder / "tokenizer_config.json"), read_json(folder / "tokenizer.json")
+    special, tokenizer = (
+        read_json(folder / "tokenizer_config.json"),
+        read_json(folder / "tokenizer.json"),
+    )
     added = tokenizer.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
         raise WeightsError(f"{folder / 'tokenizer.json'}: added_tokens must be a list of objects")
-    ids = {token["content"]: token.get("id") for token in added if isinstance(token.get("content"), str)}
+    ids = {
+        token["content"]: token.get("id")
+        for token in added
+        if isinstance(token.get("content"), str)
+    }
     found = {}
     for name in _TOKEN_IDS:
         token = special.get(name.removesuffix("_id"))
@@ -156,17 +186,23 @@ def find_token_ids(folder: str | Path) -> dict[str, Any]:
 
 
 def _token_ids(raw: dict[str, Any], where: str, vocab: int = 2**31) -> dict[str, Any]:
-    """Those of `_TOKEN_IDS` that are given, each an id below `vocab`, the end tokens perhaps several."""
+    """Those of `_TOKEN_IDS` that are given, each an id below `vocab`, the end tokens perhaps
+    several.
+    """
     found = {name: raw[name] for name in _TOKEN_IDS if raw.get(name) is not None}
     for name, value in found.items():
         ids = value if isinstance(value, list) and name == "eos_token_id" else [value]
         if not all(type(i) is int and 0 <= i < vocab for i in ids):
-            raise WeightsError(f"{where}: {name} = {shown(value)}, a token id from 0 to {vocab - 1} is expected")
+            raise WeightsError(
+                f"{where}: {name} = {shown(value)}, a token id from 0 to {vocab - 1} is expected"
+            )
     return found
 
 
 def _unsupported(where: str, field: str, value: Any, supported: str) -> UnsupportedModel:
-    return UnsupportedModel(f"{where}: {field} = {shown(value)} is not supported (supported: {supported})")
+    return UnsupportedModel(
+        f"{where}: {field} = {shown(value)} is not supported (supported: {supported})"
+    )
 
 
 def _refuse_other_maths(raw: dict[str, Any], where: str) -> None:
@@ -175,7 +211,10 @@ def _refuse_other_maths(raw: dict[str, Any], where: str) -> None:
         if value is None or field in known:
             continue
         if field not in NEUTRAL:
-            hint = f"the keys of a {raw['model_type']} model; remove this one if it changes nothing that the model computes"
+            hint = (
+                f"the keys of a {raw['model_type']} model; remove this one if it changes nothing"
+                " that the model computes"
+            )
             raise _unsupported(where, field[:100], value, hint)
         allowed, supported = NEUTRAL[field]
         if value not in allowed:
@@ -192,24 +231,46 @@ def _check_layer_types(raw: dict[str, Any], where: str, layers: int) -> None:
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         raise _unsupported(where, "layer_types", kinds, "'full_attention' in every layer")
     if len(kinds) != layers:
-        raise WeightsError(f"{where}: layer_types has {len(kinds)} entries, num_hidden_layers is {layers}")
+        raise WeightsError(
+            f"{where}: layer_types has {len(kinds)} entries, num_hidden_layers is {layers}"
+        )
 
 
 def _rope_theta(raw: dict[str, Any], where: str) -> float:
-    """theta of plain rotary embeddings; any scaling is refused, and so is a key that we do not know: it would change the angles."""
+    """theta of plain rotary embeddings; any scaling is refused, and so is a key that we do not
+    know: it would change the angles.
+    """
     found = {"rope_theta": raw} if raw.get("rope_theta") is not None else {}
     for field in ("rope_scaling", "rope_parameters"):
         rope = raw.get(field)
         if rope is None:
             continue
-        known = isinstance(rope, dict) and set(rope) <= {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-        if not known or any(rope.get(key, "default") != "default" for key in ("rope_type", "type")) or rope.get("partial_rotary_factor", 1.0) != 1.0:
-            raise _unsupported(where, field, rope, "rope_type 'default' with rope_theta, over the whole head")
+        known = isinstance(rope, dict) and set(rope) <= {
+            "rope_type",
+            "type",
+            "rope_theta",
+            "partial_rotary_factor",
+        }
+        if (
+            not known
+            or any(rope.get(key, "default") != "default" for key in ("rope_type", "type"))
+            or rope.get("partial_rotary_factor", 1.0) != 1.0
+        ):
+            raise _unsupported(
+                where, field, rope, "rope_type 'default' with rope_theta, over the whole head"
+            )
         if rope.get("rope_theta") is not None:
             found[field] = rope
-    thetas = {field: _number(given, f"{where}: {field}", "rope_theta", 0.0) for field, given in found.items()}
+    thetas = {
+        field: _number(given, f"{where}: {field}", "rope_theta", 0.0)
+        for field, given in found.items()
+    }
     if len(set(thetas.values())) > 1:
-        raise WeightsError(f"{where}: " + " and ".join(f"{field} gives rope_theta = {value}" for field, value in thetas.items()) + "; they disagree")
+        raise WeightsError(
+            f"{where}: "
+            + " and ".join(f"{field} gives rope_theta = {value}" for field, value in thetas.items())
+            + "; they disagree"
+        )
     return next(iter(thetas.values()), 10_000.0)
 
 
@@ -217,10 +278,15 @@ def _moe_config(raw: dict[str, Any], where: str) -> MoEConfig:
     spelled = [name for name in ("num_experts", "num_local_experts") if raw.get(name) is not None]
     experts = {_integer(raw, where, name) for name in spelled or ["num_experts"]}
     if len(experts) > 1:
-        raise WeightsError(f"{where}: num_experts = {raw['num_experts']} and num_local_experts = {raw['num_local_experts']} disagree")
+        raise WeightsError(
+            f"{where}: num_experts = {raw['num_experts']} and num_local_experts ="
+            f" {raw['num_local_experts']} disagree"
+        )
     dense = [] if raw.get("mlp_only_layers") is None else raw["mlp_only_layers"]
     if not isinstance(dense, list) or not all(type(i) is int for i in dense):
-        raise WeightsError(f"{where}: mlp_only_layers = {shown(dense)}, a list of layer numbers is expected")
+        raise WeightsError(
+            f"{where}: mlp_only_layers = {shown(dense)}, a list of layer numbers is expected"
+        )
     return MoEConfig(
         experts=experts.pop(),
         top_k=_integer(raw, where, "num_experts_per_tok", 8),
@@ -231,14 +297,19 @@ def _moe_config(raw: dict[str, Any], where: str) -> MoEConfig:
     )
 
 
-def _value(raw: dict[str, Any], where: str, field: str, kinds: tuple[type, ...], default: Any) -> Any:
+def _value(
+    raw: dict[str, Any], where: str, field: str, kinds: tuple[type, ...], default: Any
+) -> Any:
     value = raw.get(field)
     if value is None:
         if default is _REQUIRED:
             raise WeightsError(f"{where} has no {field}")
         return default
     if type(value) not in kinds:
-        raise WeightsError(f"{where}: {field} = {shown(value)}, expected {' or '.join(kind.__name__ for kind in kinds)}")
+        raise WeightsError(
+            f"{where}: {field} = {shown(value)}, expected"
+            f" {' or '.join(kind.__name__ for kind in kinds)}"
+        )
     return value
 
 
@@ -257,9 +328,13 @@ def _flag(raw: dict[str, Any], where: str, field: str, default: bool) -> bool:
 
 def _check_expressible(config: ModelConfig) -> None:
     actual = (config.qk_norm, config.qkv_bias, config.o_bias)
-    allowed = [(False, True, False)] if config.family == "qwen2" else [(True, False, False), (True, True, True)]
+    allowed = (
+        [(False, True, False)]
+        if config.family == "qwen2"
+        else [(True, False, False), (True, True, True)]
+    )
     if actual not in allowed:
         raise UnsupportedModel(
-            f"model.qk_norm, qkv_bias, o_bias = {actual}: a Hugging Face {config.family} model has {' or '.join(map(str, allowed))}, "
-            "so this model cannot be exported"
+            f"model.qk_norm, qkv_bias, o_bias = {actual}: a Hugging Face {config.family} model has"
+            f" {' or '.join(map(str, allowed))}, so this model cannot be exported"
         )

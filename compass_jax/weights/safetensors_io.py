@@ -1,7 +1,9 @@
-"""Folders of safetensors files: headers checked before anything is read, tensors read and written one at a time.
+"""Folders of safetensors files: headers checked before anything is read, tensors read and written
+one at a time.
 
-Reading goes through `safetensors.safe_open` (a memory map). Writing streams each tensor into the file as it comes, so that no
-shard is ever assembled in memory and a full disk is an error at once (the library's own file writer does not report one).
+Reading goes through `safetensors.safe_open` (a memory map). Writing streams each tensor into the
+file as it comes, so that no shard is ever assembled in memory and a full disk is an error at once
+(the library's own file writer does not report one).
 """
 
 from __future__ import annotations
@@ -39,9 +41,11 @@ class Stored(NamedTuple):
 
 
 def read_headers(folder: str | Path) -> dict[str, Stored]:
-    """Name -> Stored of every tensor of a folder with `model.safetensors`, or shards and their index.
+    """Name -> Stored of every tensor of a folder with `model.safetensors`, or shards and their
+    index.
 
-    Raises WeightsError for a shard that is missing, truncated or damaged, and where index and shards disagree.
+    Raises WeightsError for a shard that is missing, truncated or damaged, and where index and
+    shards disagree.
     """
     found, problems = look(folder)
     if problems:
@@ -50,7 +54,8 @@ def read_headers(folder: str | Path) -> dict[str, Stored]:
 
 
 def look(folder: str | Path) -> tuple[dict[str, Stored], list[str]]:
-    """The tensors whose headers can be read, and everything that is wrong with files, headers and index.
+    """The tensors whose headers can be read, and everything that is wrong with files, headers and
+    index.
 
     Raises WeightsError where the folder holds no weights, or its index is none.
     """
@@ -63,7 +68,10 @@ def look(folder: str | Path) -> tuple[dict[str, Stored], list[str]]:
         if not file.is_file():
             unread.add(file.name)
             lost = [name for name, where in index.items() if where == file.name]
-            problems.append(f"shard {file} is missing: {INDEX} lists {len(lost)} tensors in it, {lost[0]} first; download it again")
+            problems.append(
+                f"shard {file} is missing: {INDEX} lists {len(lost)} tensors in it, {lost[0]}"
+                " first; download it again"
+            )
             continue
         try:
             with open_file(file) as handle:
@@ -73,26 +81,40 @@ def look(folder: str | Path) -> tuple[dict[str, Stored], list[str]]:
                     code = piece.get_dtype()
                     stored = Stored(file, tuple(piece.get_shape()), DTYPES.get(code, code))
                     if (first := found.setdefault(name, stored)) is not stored:
-                        problems.append(f"tensor {name} is in {first.file.name} and in {file.name} of {folder}")
+                        problems.append(
+                            f"tensor {name} is in {first.file.name} and in {file.name} of {folder}"
+                        )
         except WeightsError as error:
             unread.add(file.name)
             problems.append(str(error))
     for name, place in index.items():
         if place not in unread and (name not in found or found[name].file.name != place):
-            problems.append(f"{folder / INDEX} places tensor {name} in {place}, which does not hold it")
+            problems.append(
+                f"{folder / INDEX} places tensor {name} in {place}, which does not hold it"
+            )
     return found, problems
 
 
 def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
-    """The files with the weights, and the index: tensor -> name of its file. Other weights beside them are refused: which are meant?"""
+    """The files with the weights, and the index: tensor -> name of its file. Other weights beside
+    them are refused: which are meant?
+    """
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():
-            raise WeightsError(f"{folder} holds neither {SINGLE} nor {INDEX}: weights are read from safetensors files alone")
+            raise WeightsError(
+                f"{folder} holds neither {SINGLE} nor {INDEX}: weights are read from safetensors"
+                " files alone"
+            )
         _refuse_others(folder, {SINGLE}, f"there is no {INDEX}")
         return [folder / SINGLE], {}
     index = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(name, str) and _FILE_NAME.fullmatch(name) for name in index.values()):
-        raise WeightsError(f"{folder / INDEX}: weight_map must give a file of this folder, *.safetensors, for each tensor")
+    if not isinstance(index, dict) or not all(
+        isinstance(name, str) and _FILE_NAME.fullmatch(name) for name in index.values()
+    ):
+        raise WeightsError(
+            f"{folder / INDEX}: weight_map must give a file of this folder, *.safetensors, for each"
+            " tensor"
+        )
     _refuse_others(folder, set(index.values()), f"{INDEX} does not name it")
     return [folder / name for name in sorted(set(index.values()))], index
 
@@ -101,11 +123,16 @@ def _refuse_others(folder: Path, named: set[str], why: str) -> None:
     others = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in named)
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise WeightsError(f"{folder} holds {others[0]}{more} beside the weights, and {why}: remove what does not belong to the model")
+        raise WeightsError(
+            f"{folder} holds {others[0]}{more} beside the weights, and {why}: remove what does not"
+            " belong to the model"
+        )
 
 
 def _check_header(file: Path) -> None:
-    """WeightsError where a name comes twice in a file's header: the library takes one of the two."""
+    """WeightsError where a name comes twice in a file's header: the library takes one of
+    the two.
+    """
     with open(file, "rb") as data:
         size = int.from_bytes(data.read(8), "little")
         parse_json(data.read(size), f"{file}: header", error=WeightsError)
@@ -117,7 +144,10 @@ def open_file(file: Path) -> Iterator[Any]:
     try:
         handle = safe_open(file, framework="np")
     except SafetensorError as error:
-        raise WeightsError(f"{file} ({file.stat().st_size:,} bytes) is truncated or damaged: {str(error)[:300]}; download it again") from error
+        raise WeightsError(
+            f"{file} ({file.stat().st_size:,} bytes) is truncated or damaged: {str(error)[:300]};"
+            " download it again"
+        ) from error
     except OSError as error:
         raise WeightsError(f"{file} cannot be read: {error.strerror or error}") from error
     with handle:
@@ -125,13 +155,18 @@ def open_file(file: Path) -> Iterator[Any]:
 
 
 def finite(tensor: np.ndarray, dtype: np.dtype, where: str) -> np.ndarray:
-    """`tensor` as `dtype`. Raises WeightsError, beginning with `where`, if an entry is not finite, or too large for `dtype`."""
+    """`tensor` as `dtype`. Raises WeightsError, beginning with `where`, if an entry is not finite,
+    or too large for `dtype`.
+    """
     with np.errstate(all="ignore"):
         cast = tensor.astype(dtype, copy=False)
     if bad := not_finite(cast):
         wrong = not_finite(tensor)
         kind = f"{wrong:,} are NaN or infinite" if wrong else f"{bad:,} are too large for {dtype}"
-        raise WeightsError(f"{where}: of {cast.size:,} weights that were read {kind}; download it again, or take another checkpoint")
+        raise WeightsError(
+            f"{where}: of {cast.size:,} weights that were read {kind}; download it again, or take"
+            " another checkpoint"
+        )
     return cast
 
 
@@ -163,7 +198,9 @@ def same_tensor(a: tuple[str, Stored], b: tuple[str, Stored], rows: int = 4096) 
 
 
 def plan_shards(sizes: dict[str, int], shard_bytes: int) -> list[list[str]]:
-    """Splits tensors, in order, into shards of at most `shard_bytes` (a larger tensor has one of its own)."""
+    """Splits tensors, in order, into shards of at most `shard_bytes` (a larger tensor has one of
+    its own).
+    """
     shards: list[list[str]] = []
     used = 0
     for name, size in sizes.items():
@@ -177,11 +214,19 @@ def plan_shards(sizes: dict[str, int], shard_bytes: int) -> list[list[str]]:
 
 def shard_names(count: int) -> list[str]:
     """File names of `count` shards; one shard needs no index."""
-    return [SINGLE] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    return (
+        [SINGLE]
+        if count == 1
+        else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    )
 
 
-def write_file(file: Path, shapes: dict[str, tuple[int, ...]], dtype: str, tensors: Iterable[np.ndarray]) -> None:
-    """Writes one safetensors file; `tensors` come in the order of `shapes` and are cast to `dtype` one at a time."""
+def write_file(
+    file: Path, shapes: dict[str, tuple[int, ...]], dtype: str, tensors: Iterable[np.ndarray]
+) -> None:
+    """Writes one safetensors file; `tensors` come in the order of `shapes` and are cast to `dtype`
+    one at a time.
+    """
     kind, header, at = jnp.dtype(dtype), {"__metadata__": {"format": "pt"}}, 0
     for name, shape in shapes.items():
         end = at + math.prod(shape) * kind.itemsize

@@ -57,7 +57,10 @@ def hostile(canary: str, number: int) -> list[str]:
         "[__import__('os').fork() for _ in range(20)]",
         "__import__('time').sleep(1000)",
         "__import__('reasoning_gym').games.countdown.CountdownDataset.score_answer.__globals__.clear()",
-        "[setattr(c, 'score_answer', lambda *a: 1.0) for c in [type(x) for x in __import__('gc').get_objects() if hasattr(x, 'score_answer')]]",
+        (
+            "[setattr(c, 'score_answer', lambda *a: 1.0) for c in [type(x) for x in"
+            " __import__('gc').get_objects() if hasattr(x, 'score_answer')]]"
+        ),
         *_unreadable(),
     ]
 
@@ -204,7 +207,8 @@ def _judge(case: Case, ended: Any, said: list[str]) -> Verdict:
         elif score != (1.0 if kind % 3 == 1 else 0.0):
             return Verdict(
                 LOST,
-                f"the honest answer number {place} has the score {score} after {said[kind // 3][:80] if place > 1 else 'nothing'!r}",
+                f"the honest answer number {place} has the score {score} after"
+                f" {said[kind // 3][:80] if place > 1 else 'nothing'!r}",
             )
     return Verdict(CLEAR if None in scores else HARMLESS)
 

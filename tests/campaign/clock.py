@@ -26,7 +26,8 @@ def run(case: Case) -> Verdict:
     )
     tuned = case.rng.random() < 0.7
     case.tell(
-        f"{'sft' if tuned else 'train'}: the clock jumps by {jump:.0f} s after {after} looks{', again and again' if often else ''}"
+        f"{'sft' if tuned else 'train'}: the clock jumps by {jump:.0f} s after {after}"
+        f" looks{', again and again' if often else ''}"
     )
     case.bring("rows.jsonl", "chats.jsonl", "tokenizer")
     name, argv = ("tuned", ["sft", CONFIG]) if tuned else ("trained", ["train", CONFIG, *STEPS])

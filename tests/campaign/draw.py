@@ -124,7 +124,8 @@ class Campaign:
         report(rows, self.seed, time.monotonic() - began)
         if failed or missing:
             print(
-                f"the harness failed: {len(failed)} of its processes died, {missing} faults were not tried"
+                f"the harness failed: {len(failed)} of its processes died, {missing} faults were"
+                " not tried"
             )
         if not self.keep:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -171,7 +172,10 @@ def close_all(modules: dict[str, Any]) -> None:
 
 def told(row: dict[str, Any], seed: int) -> str:
     """A fault that was not answered well, and how to repeat it."""
-    return f"{row['word'].upper()} {row['area']} --repeat {seed}:{row['index']}  {row['fault'][:300]}\n    {row['why'][:600]}"
+    return (
+        f"{row['word'].upper()} {row['area']} --repeat {seed}:{row['index']} "
+        f" {row['fault'][:300]}\n    {row['why'][:600]}"
+    )
 
 
 def counts(rows: list[dict[str, Any]], n: int, seed: int) -> dict[str, int]:

@@ -112,7 +112,9 @@ def prepare_environment(cache: Path) -> None:
 
 
 def warm() -> None:
-    """Imports what the commands import. AssertionError where a fork would not be safe afterwards."""
+    """Imports what the commands import. AssertionError where a fork would not be safe
+    afterwards.
+    """
     import grain
     import jax
     import jinja2.ext
@@ -137,7 +139,8 @@ def warm() -> None:
         "a JAX backend runs: its threads would not be in a fork"
     )
     gc.collect()
-    gc.freeze()  # what is there now is never touched by a child's collector, so that its pages stay shared
+    # what is there now is never touched by a child's collector, so that its pages stay shared
+    gc.freeze()
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"{len(threads)} threads: a fork would have one of them alone"
     assert all(

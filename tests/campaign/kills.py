@@ -48,7 +48,8 @@ def compare(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[list[str], b
                 if row["metrics"].get(n, "absent") != other["metrics"].get(n, "absent")
             }
             told += [
-                f"step {row['step']}: {n} is {row['metrics'].get(n, 'absent')}, undisturbed {other['metrics'].get(n, 'absent')}"
+                f"step {row['step']}: {n} is {row['metrics'].get(n, 'absent')}, undisturbed"
+                f" {other['metrics'].get(n, 'absent')}"
                 for n in sorted(names)
             ]
     if found["checkpoint"] != wanted["checkpoint"]:
@@ -148,7 +149,8 @@ def run_all(world: World, folder: Path, asked: argparse.Namespace) -> list[dict[
         done += max(1, len(made["kills"]))
         reports.append(made)
         print(
-            f"{made['variant']:13} {len(made['kills'])} kills, {made['seconds']:.0f} s, {made['trouble'] or 'no trouble'}",
+            f"{made['variant']:13} {len(made['kills'])} kills, {made['seconds']:.0f} s,"
+            f" {made['trouble'] or 'no trouble'}",
             flush=True,
         )
     return reports

@@ -169,7 +169,8 @@ def finish(life: Life) -> dict[str, Any]:
         ended = life.start().wait()
     if ended.status != 0 or ended.timed_out:
         life.trouble.append(
-            f"life {life.number} ended with {ended.status}{' (hang)' if ended.timed_out else ''}: {last(ended.err)}"
+            f"life {life.number} ended with {ended.status}{' (hang)' if ended.timed_out else ''}:"
+            f" {last(ended.err)}"
         )
     return left(life)
 
@@ -254,5 +255,6 @@ def kill_once(life: Life, rng: random.Random) -> None:
     expected = {"SIGKILL": (-9,), "SIGTERM": (143, -15, 0), "SIGINT": (130, -2, 0, 143)}[name]
     if ended.timed_out or ended.status not in expected or "Traceback" in ended.err:
         life.trouble.append(
-            f"{name} in {met}: status {ended.status}{' (hang)' if ended.timed_out else ''}: {last(ended.err)}"
+            f"{name} in {met}: status {ended.status}{' (hang)' if ended.timed_out else ''}:"
+            f" {last(ended.err)}"
         )

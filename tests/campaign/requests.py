@@ -62,7 +62,8 @@ def run(case: Case) -> Verdict:
         close()  # the next fault gets another one
         return Verdict(
             HANG,
-            f"the honest client got nothing in {waited:.1f} s; before: {verdict.word} {verdict.why}",
+            f"the honest client got nothing in {waited:.1f} s; before: {verdict.word}"
+            f" {verdict.why}",
         )
     if not (server.text or "").startswith(text):
         return Verdict(

@@ -71,7 +71,10 @@ _LEGAL: list[tuple[str, str, Callable[[str], str]]] = [
     ),
     (
         "a namespace",
-        "{% set n = namespace(i=0) %}{% for m in messages %}{% set n.i = n.i + 1 %}{% endfor %}{{ n.i }}{{ messages[0].content }}",
+        (
+            "{% set n = namespace(i=0) %}{% for m in messages %}{% set n.i = n.i + 1 %}{% endfor"
+            " %}{{ n.i }}{{ messages[0].content }}"
+        ),
         lambda t: f"1{t}",
     ),
     (
@@ -102,7 +105,10 @@ _REFUSED: list[tuple[str, str]] = [
     ),
     (
         "three loops",
-        "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{{ c }}{% endfor %}{% endfor %}{% endfor %}",
+        (
+            "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{{ c"
+            " }}{% endfor %}{% endfor %}{% endfor %}"
+        ),
     ),
     ("a text of 10^11", "{{ 'x' * 10**11 }}"),
     ("a text of 10^9", "{{ 'x' * 10**9 }}"),
@@ -113,7 +119,10 @@ _REFUSED: list[tuple[str, str]] = [
     ("replace", "{{ ('a' * 10**5) | replace('a', 'a' * 10**5) }}"),
     (
         "doubling",
-        "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
+        (
+            "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{%"
+            " endfor %}{{ n.s }}"
+        ),
     ),
     ("a power", "{{ 9**(9**9) }}"),
     ("a format", "{{ '%999999999999d' % 3 }}"),
@@ -128,7 +137,10 @@ _REFUSED: list[tuple[str, str]] = [
     ("a macro that calls itself", "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}"),
     (
         "a fork of macros",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{"
+            " f(60) }}"
+        ),
     ),
     ("classes", "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ messages[0].content }}"),
     ("globals", "{{ lipsum.__globals__['os'].popen('id').read() }}"),
@@ -136,7 +148,10 @@ _REFUSED: list[tuple[str, str]] = [
     ("raise_exception's globals", "{{ raise_exception.__globals__ }}"),
     (
         "attr",
-        "{{ '' | attr('__class__') | attr('__mro__') }}{% if not ('' | attr('__class__')) %}{{ raise_exception('no') }}{% endif %}",
+        (
+            "{{ '' | attr('__class__') | attr('__mro__') }}{% if not ('' | attr('__class__')) %}{{"
+            " raise_exception('no') }}{% endif %}"
+        ),
     ),
     ("its own refusal", "{{ raise_exception('not these') }}"),
     ("a syntax error", "{% for m in messages %}{{ m.content }}"),

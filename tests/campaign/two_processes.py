@@ -42,7 +42,9 @@ def _both(case: Case, first: list[str], second: list[str], wait_s: float) -> lis
 
 
 def _verdict(ended: list[Ended], name: str, sound: bool, both: bool) -> Verdict:
-    """sound: what is there now is what one command alone writes. both: whether both may end well."""
+    """sound: what is there now is what one command alone writes. both: whether both may end
+    well.
+    """
     for one in ended:
         if one.status != 0 or one.timed_out:
             verdict = judge(one, Expected([], [name]))

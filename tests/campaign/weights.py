@@ -3,8 +3,8 @@ safetensors, links out of it.
 
 The folder is imported and exported again, both by the commands' functions. What a damaged folder
 means is read here: tensors by the format's description, every one finite and of the shape that
-config.json asks for; config.json key by key (`hf_meaning`). Compared: each exported tensor's digest,
-the settings that are computed with, and the files that were carried along.
+config.json asks for; config.json key by key (`hf_meaning`). Compared: each exported tensor's
+digest, the settings that are computed with, and the files that were carried along.
 """
 
 from __future__ import annotations

@@ -10,18 +10,38 @@ from pyarrow import parquet
 
 from compass_jax.config import DataConfig, FileSource, ProceduralSource
 from compass_jax.data import procedural
-from compass_jax.data.prompts import DataError, PromptTooLong, check_lengths, heldout_prompts, is_heldout, questions, train_prompts
+from compass_jax.data.prompts import (
+    DataError,
+    PromptTooLong,
+    check_lengths,
+    heldout_prompts,
+    is_heldout,
+    questions,
+    train_prompts,
+)
 from compass_jax.data.tokenizer import train_tokenizer
 from compass_jax.records import stable_id
 
-EASY = ProceduralSource("chain_sum", (("min_terms", 2), ("max_terms", 2), ("max_digits", 1)), size=150, label="easy", instruction="Work it out.")
+EASY = ProceduralSource(
+    "chain_sum",
+    (("min_terms", 2), ("max_terms", 2), ("max_digits", 1)),
+    size=150,
+    label="easy",
+    instruction="Work it out.",
+)
 HARD = ProceduralSource("chain_sum", (("min_terms", 3), ("max_terms", 4)), size=300, label="hard")
-CONFIG = DataConfig(sources=(EASY, HARD), heldout_frac=0.25, eval_prompts=40, system_prompt="Be brief.")
+CONFIG = DataConfig(
+    sources=(EASY, HARD), heldout_frac=0.25, eval_prompts=40, system_prompt="Be brief."
+)
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    return train_tokenizer(["State the final answer to the following arithmetic problem: 1 + 2 ="] * 9, 300, tmp_path_factory.mktemp("tokenizer"))
+    return train_tokenizer(
+        ["State the final answer to the following arithmetic problem: 1 + 2 ="] * 9,
+        300,
+        tmp_path_factory.mktemp("tokenizer"),
+    )
 
 
 def write(path, rows):
@@ -31,10 +51,16 @@ def write(path, rows):
 
 def test_data_is_imported_without_jax():
     code = (
-        "import sys; import compass_jax.data.prompts, compass_jax.data.sft, compass_jax.data.tokenizer, compass_jax.data.worked;"
-        "print([m for m in ('jax', 'grain', 'reasoning_gym', 'math_verify') if m in sys.modules])"
+        "import sys; import compass_jax.data.prompts, compass_jax.data.sft,"
+        " compass_jax.data.tokenizer, compass_jax.data.worked;print([m for m in ('jax', 'grain',"
+        " 'reasoning_gym', 'math_verify') if m in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_procedural_prompts_are_distinct_seeded_and_tokenised(tokenizer):
@@ -46,13 +72,20 @@ def test_procedural_prompts_are_distinct_seeded_and_tokenised(tokenizer):
     p = prompts[0]
     assert p.tokens.dtype == np.int32
     assert p.id == stable_id("easy\n" + p.question)
-    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Work it out.\n" + p.question}]
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Work it out.\n" + p.question},
+    ]
     assert p.tokens.tolist() == tokenizer.encode_chat(chat, add_generation_prompt=True)
     assert eval(p.question.split(": ")[1].rstrip(" =")) == int(p.answer)
     assert (prompts[-1].source, prompts[-1].label, prompts[-1].visit) == (1, "hard", 0)
     procedural.distinct_entries.cache_clear()
-    assert [p.question for p in train_prompts(CONFIG, tokenizer, seed=1)] == [p.question for p in prompts]
-    assert [p.question for p in train_prompts(CONFIG, tokenizer, seed=2)] != [p.question for p in prompts]
+    assert [p.question for p in train_prompts(CONFIG, tokenizer, seed=1)] == [
+        p.question for p in prompts
+    ]
+    assert [p.question for p in train_prompts(CONFIG, tokenizer, seed=2)] != [
+        p.question for p in prompts
+    ]
 
 
 def test_splits_never_share_a_question_whatever_the_seed(tokenizer):
@@ -66,7 +99,9 @@ def test_splits_never_share_a_question_whatever_the_seed(tokenizer):
     texts = [str(i) for i in range(500)]
     assert not any(is_heldout(t, 0.0) for t in texts)
     small = {t for t in texts if is_heldout(t, 0.1)}
-    assert small < {t for t in texts if is_heldout(t, 0.3)}, "raising the share keeps what was held out"
+    assert small < {t for t in texts if is_heldout(t, 0.3)}, (
+        "raising the share keeps what was held out"
+    )
 
 
 def test_heldout_shares_are_proportional(tokenizer, caplog):
@@ -83,7 +118,10 @@ def test_heldout_shares_are_proportional(tokenizer, caplog):
     assert f"only {available['easy']} held-out prompts are available" in caplog.text
     with pytest.raises(DataError, match=r"no held-out prompts.*data\.heldout_frac"):
         heldout_prompts(DataConfig(sources=(EASY,), heldout_frac=0.0), tokenizer, 0)
-    assert heldout_prompts(DataConfig(sources=(EASY,), heldout_frac=0.0, eval_prompts=0), tokenizer, 0) == []
+    assert (
+        heldout_prompts(DataConfig(sources=(EASY,), heldout_frac=0.0, eval_prompts=0), tokenizer, 0)
+        == []
+    )
 
 
 def test_exhausted_dataset_gives_all_its_questions(caplog):
@@ -98,7 +136,9 @@ def test_unknown_names_and_refused_options():
         procedural.open_dataset("chainsum", {})
     with pytest.raises(DataError, match=r"chain_sum has no option 'terms'.*max_terms"):
         procedural.open_dataset("chain_sum", {"terms": 3})
-    with pytest.raises(DataError, match=r"chain_sum refuses the options.*max_terms must be >= min_terms"):
+    with pytest.raises(
+        DataError, match=r"chain_sum refuses the options.*max_terms must be >= min_terms"
+    ):
         procedural.open_dataset("chain_sum", {"min_terms": 5, "max_terms": 2})
     dataset = procedural.open_dataset("basic_arithmetic", {"operators": ("+",)}, seed=1, size=3)
     assert dataset.config.operators == ["+"]
@@ -107,14 +147,22 @@ def test_unknown_names_and_refused_options():
 def test_datasets_that_depend_on_the_hash_seed_need_a_fixed_one(monkeypatch):
     source = ProceduralSource("ransom_note", size=3)
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    with pytest.raises(DataError, match=r"ransom_note depends on Python's hash seed.*PYTHONHASHSEED=0"):
+    with pytest.raises(
+        DataError, match=r"ransom_note depends on Python's hash seed.*PYTHONHASHSEED=0"
+    ):
         procedural.distinct_entries(source, 0)
     code = (
-        "from compass_jax.config import ProceduralSource as P; from compass_jax.data.procedural import distinct_entries as d;"
-        "print([e['question'] for e in d(P('ransom_note', size=3), 0)])"
+        "from compass_jax.config import ProceduralSource as P; from compass_jax.data.procedural"
+        " import distinct_entries as d;print([e['question'] for e in d(P('ransom_note', size=3),"
+        " 0)])"
     )
     runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env={**os.environ, "PYTHONHASHSEED": "0"}).stdout
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+        ).stdout
         for _ in range(2)
     ]
     assert runs[0] == runs[1] and b"ransom" in runs[0]
@@ -134,15 +182,28 @@ def test_files_of_text_and_chat(tmp_path, tokenizer, caplog):
         {"prompt": turns, "answer": "8"},
         {"prompt": "1+1?", "answer": "2"},
     ]
-    config = DataConfig(sources=(FileSource(write(tmp_path / "sums.jsonl", rows)),), heldout_frac=0.0, system_prompt="Be brief.")
+    config = DataConfig(
+        sources=(FileSource(write(tmp_path / "sums.jsonl", rows)),),
+        heldout_frac=0.0,
+        system_prompt="Be brief.",
+    )
     first, second = train_prompts(config, tokenizer, 0)
     assert (first.question, first.answer, first.label, first.item) == ("1+1?", "2", "sums", "")
     assert (second.question, second.answer) == ("2+2?\n4\ntwice?", "8")
-    assert second.tokens.tolist() == tokenizer.encode_chat(turns, True), "a system message of its own is kept"
+    assert second.tokens.tolist() == tokenizer.encode_chat(turns, True), (
+        "a system message of its own is kept"
+    )
     assert "1 rows repeat an earlier prompt with its answer" in caplog.text
-    parquet.write_table(pyarrow.table({"q": ["1+1?", "2+2?"], "a": [2.5, 4.0]}), tmp_path / "sums.parquet")
-    table = DataConfig(sources=(FileSource(str(tmp_path / "sums.parquet"), "q", "a", "floats"),), heldout_frac=0.0)
-    assert [(p.question, p.answer, p.label) for p in train_prompts(table, tokenizer, 0)] == [("1+1?", "2.5", "floats"), ("2+2?", "4.0", "floats")]
+    parquet.write_table(
+        pyarrow.table({"q": ["1+1?", "2+2?"], "a": [2.5, 4.0]}), tmp_path / "sums.parquet"
+    )
+    table = DataConfig(
+        sources=(FileSource(str(tmp_path / "sums.parquet"), "q", "a", "floats"),), heldout_frac=0.0
+    )
+    assert [(p.question, p.answer, p.label) for p in train_prompts(table, tokenizer, 0)] == [
+        ("1+1?", "2.5", "floats"),
+        ("2+2?", "4.0", "floats"),
+    ]
 
 
 GOOD = b'{"prompt": "1+1?", "answer": "2"}\n'
@@ -159,7 +220,10 @@ GOOD = b'{"prompt": "1+1?", "answer": "2"}\n'
         (GOOD + b'{"prompt": "\xff"}\n', r"p\.jsonl, line 2: not UTF-8"),
         (
             GOOD + b'{"prompt": "x"}\n',
-            r"p\.jsonl, line 2: no field 'answer' \(fields: prompt\).*data\.sources\[0\]\.answer_field",
+            (
+                r"p\.jsonl, line 2: no field 'answer' \(fields:"
+                r" prompt\).*data\.sources\[0\]\.answer_field"
+            ),
         ),
         (
             GOOD + b'{"question": "x", "answer": "1"}\n',
@@ -181,13 +245,11 @@ GOOD = b'{"prompt": "1+1?", "answer": "2"}\n'
         ),
         (
             GOOD + b'{"prompt": [{"role": "system", "content": "S"}], "answer": "1"}\n',
-            r"line "
-            r"2, .*no message of role 'user'",
+            r"line " r"2, .*no message of role 'user'",
         ),
         (
             GOOD + b'{"prompt": [{"role": "user", "content": " \\n"}], "answer": "1"}\n',
-            r"line "
-            r"2, .*messages\[0\] of role 'user' is empty",
+            r"line " r"2, .*messages\[0\] of role 'user' is empty",
         ),
         (
             GOOD + b'{"prompt": [{"role": "user", "content": "x", "name": "Al"}], "answer": "1"}\n',
@@ -210,25 +272,21 @@ GOOD = b'{"prompt": "1+1?", "answer": "2"}\n'
         ),
         (
             GOOD + b'{"prompt": "x", "answer": "1", "other": 1e400}\n',
-            r"line 2: other: the number "
-            r"1e400 is not finite",
+            r"line 2: other: the number " r"1e400 is not finite",
         ),
         (
             GOOD + b'{"prompt": "x", "answer": "1", "answer": "2"}\n',
-            r"line 2: the key 'answer' "
-            r"comes twice",
+            r"line 2: the key 'answer' " r"comes twice",
         ),
         (GOOD + b'{"prompt": "\\ud800", "answer": "1"}\n', r"line 2: prompt: half a character"),
         (
             GOOD + b'{"prompt": "x", "answer": ' + b"9" * 4001 + b"}\n",
-            r"line 2: answer: the integer "
-            r"9+\.\.\. has more than 4000 digits",
+            r"line 2: answer: the integer " r"9+\.\.\. has more than 4000 digits",
         ),
         (GOOD + b'{"prompt": ' + b"[" * 100_000 + b"\n", r"line 2: nested deeper than 64"),
         (
             GOOD + b'{"prompt": "' + b"x" * 10**7 + b'", "answer": "1"}\n',
-            r"line 2: more than "
-            r"8,388,608 bytes",
+            r"line 2: more than " r"8,388,608 bytes",
         ),
     ],
 )
@@ -254,7 +312,13 @@ def test_too_long_prompt_names_itself_and_the_key(tokenizer):
     prompts = train_prompts(CONFIG, tokenizer, 0)
     longest = max(prompts, key=lambda p: len(p.tokens))
     check_lengths(prompts, len(longest.tokens))
-    with pytest.raises(PromptTooLong, match=rf"longest has {len(longest.tokens)} tokens.*hard.*rollout\.prompt_buckets to {len(longest.tokens)}"):
+    with pytest.raises(
+        PromptTooLong,
+        match=(
+            rf"longest has {len(longest.tokens)} tokens.*hard.*rollout\.prompt_buckets to"
+            rf" {len(longest.tokens)}"
+        ),
+    ):
         check_lengths(prompts, len(longest.tokens) - 1)
 
 
@@ -307,8 +371,7 @@ def test_parquet_with_odd_columns_is_named_and_columns_that_nobody_reads_may_hol
         (pyarrow.table({"prompt": ["x"], "answer": [None]}), "row 1: 'answer' is null"),
         (
             pyarrow.table({"prompt": ["x"], "reply": ["1"]}),
-            r"no field 'answer' \(fields: "
-            r"prompt, reply\)",
+            r"no field 'answer' \(fields: " r"prompt, reply\)",
         ),
         (pyarrow.table([column] * 3, ["prompt", "answer", "answer"]), "2 columns 'answer'"),
         (
@@ -370,8 +433,10 @@ def test_rows_that_come_twice_are_counted_and_another_answer_is_told_with_its_pl
     assert prompt.answer == "1"
     assert told == [
         f"{path}: 2 rows repeat an earlier prompt with its answer; they are left out",
-        f"{path}: 2 rows give another answer to an earlier prompt; the first answer is used: "
-        f"'q' ('1' in {path}, line 1, '2' in {path}, line 3)",
+        (
+            f"{path}: 2 rows give another answer to an earlier prompt; the first answer is used: "
+            f"'q' ('1' in {path}, line 1, '2' in {path}, line 3)"
+        ),
     ]
     told.clear()
     assert (

@@ -1,4 +1,6 @@
-"""Which prompts are skipped: rates against the formula, the chances by hand, the same choices after a restart."""
+"""Which prompts are skipped: rates against the formula, the chances by hand, the same choices after
+a restart.
+"""
 
 import json
 
@@ -42,7 +44,11 @@ def test_a_streak_of_z_is_kept_with_p_to_the_z_but_never_below_one_percent(z, ex
 def test_a_varied_group_ends_a_streak_and_another_kind_starts_a_new_one():
     selector = StreakSelector(ON, seed=0)
     one = PROMPTS[0]
-    for kinds, expected in ((["easy"] * 3, ["easy", 3]), (["easy", "easy", ""], ["", 0]), (["hard", "hard", "easy"], ["easy", 1])):
+    for kinds, expected in (
+        (["easy"] * 3, ["easy", 3]),
+        (["easy", "easy", ""], ["", 0]),
+        (["hard", "hard", "easy"], ["easy", 1]),
+    ):
         fresh = StreakSelector(ON, seed=0)
         for kind in kinds:
             fresh.update([(one, of_kind(kind))], 0.0)
@@ -52,21 +58,31 @@ def test_a_varied_group_ends_a_streak_and_another_kind_starts_a_new_one():
 
 def test_the_chances_move_towards_the_targets_from_the_second_epoch_on():
     selector = StreakSelector(ON, seed=0)
-    results = [(p, of_kind("easy" if i < 4 else "hard" if i < 10 else "")) for i, p in enumerate(PROMPTS)]  # 10% and 15%
+    # 10% and 15%
+    results = [
+        (p, of_kind("easy" if i < 4 else "hard" if i < 10 else "")) for i, p in enumerate(PROMPTS)
+    ]
     selector.update(results, 0.9)
     assert selector.state()["chance"] == {"easy": 0.5, "hard": 0.5}
     selector.update(results, 1.0)
-    assert selector.state()["chance"] == {"easy": 0.49, "hard": 0.51}  # 10% >= 1/12: skip more; 15% < 1/6: skip less
+    # 10% >= 1/12: skip more; 15% < 1/6: skip less
+    assert selector.state()["chance"] == {"easy": 0.49, "hard": 0.51}
     for _ in range(200):
         selector.update(results, 2.0)
     assert selector.state()["chance"] == {"easy": 0.05, "hard": 0.95}
 
 
 def test_switched_off_it_is_the_stream_and_a_batch_is_always_full():
-    selector, stream, plain = prompt_selector(RLConfig(), RewardConfig(), 1), PromptStream(PROMPTS, 1), PromptStream(PROMPTS, 1)
+    selector, stream, plain = (
+        prompt_selector(RLConfig(), RewardConfig(), 1),
+        PromptStream(PROMPTS, 1),
+        PromptStream(PROMPTS, 1),
+    )
     streaks(selector, 5)
     assert not selector.acts
-    assert [p.id for p in selector.next_batch(stream, 50)] == [p.id for p in plain.next_batch(50)] and selector.skipped == 0
+    assert [p.id for p in selector.next_batch(stream, 50)] == [
+        p.id for p in plain.next_batch(50)
+    ] and selector.skipped == 0
 
 
 def test_a_restart_makes_the_same_choices():
@@ -90,26 +106,49 @@ def test_targets_outside_zero_and_one_are_refused():
         ZeroVarianceConfig(select_targets=(0.1, 1.0)).validate()
 
 
-# ---- the curriculum -------------------------------------------------------------------------------------------------
+# ---- the curriculum ------------------------------------------------------------------------------
 
-LABELLED = [Prompt(i, 0, ("solved", "frontier", "hopeless", "new")[i % 4], f"q{i}", np.array([i], np.int32), "") for i in range(40)]
+LABELLED = [
+    Prompt(
+        i, 0, ("solved", "frontier", "hopeless", "new")[i % 4], f"q{i}", np.array([i], np.int32), ""
+    )
+    for i in range(40)
+]
 SHARES = {"solved": 1.0, "frontier": 0.5, "hopeless": 0.0}
 
 
 def curriculum(samples=8, steps=30):
     """A curriculum that has seen half of the prompts of three labels, `steps` times."""
-    selector = prompt_selector(RLConfig(group_size=samples, zero_variance=ZeroVarianceConfig(curriculum=True)), RewardConfig(), 5)
+    selector = prompt_selector(
+        RLConfig(group_size=samples, zero_variance=ZeroVarianceConfig(curriculum=True)),
+        RewardConfig(),
+        5,
+    )
     assert isinstance(selector, CurriculumSelector) and selector.acts
     for _ in range(steps):
-        selector.update([(p, Outcome(8, 8 * SHARES[p.label], 80, "", 8)) for p in LABELLED[:20] if p.label in SHARES], 0.0)
+        selector.update(
+            [
+                (p, Outcome(8, 8 * SHARES[p.label], 80, "", 8))
+                for p in LABELLED[:20]
+                if p.label in SHARES
+            ],
+            0.0,
+        )
     return selector
 
 
 def test_a_prompt_comes_with_the_chance_that_its_group_varies():
-    """By hand from 1 - p^8 - (1 - p)^8: p = 1/2 from its label, and (8 * 1 + 8 * 1/2) / 16 for one whose own last group was all right."""
+    """By hand from 1 - p^8 - (1 - p)^8: p = 1/2 from its label, and (8 * 1 + 8 * 1/2) / 16 for one
+    whose own last group was all right.
+    """
     selector = curriculum()
     unseen = {p.label: selector.chance(p) for p in LABELLED[20:]}
-    assert unseen == {"solved": 0.05, "hopeless": 0.05, "frontier": pytest.approx(1 - 2 * 0.5**8), "new": pytest.approx(1 - 2 * 0.5**8)}
+    assert unseen == {
+        "solved": 0.05,
+        "hopeless": 0.05,
+        "frontier": pytest.approx(1 - 2 * 0.5**8),
+        "new": pytest.approx(1 - 2 * 0.5**8),
+    }
     frontier = next(p for p in LABELLED if p.label == "frontier")
     before = selector._rate("frontier")
     selector.update([(frontier, Outcome(8, 8.0, 80, "easy", 8))], 0.0)
@@ -123,16 +162,24 @@ def test_it_follows_a_policy_that_learns_and_skips_what_is_hopeless_before_it_wa
     selector, stream = curriculum(), PromptStream(LABELLED, 5)
     taken = [p.label for _ in range(100) for p in selector.next_batch(stream, 4)]
     share = {label: taken.count(label) / len(taken) for label in (*SHARES, "new")}
-    assert share["hopeless"] < 0.06 and share["solved"] < 0.06 and share["frontier"] + share["new"] > 0.9
+    assert (
+        share["hopeless"] < 0.06
+        and share["solved"] < 0.06
+        and share["frontier"] + share["new"] > 0.9
+    )
     for _ in range(30):  # what was hopeless is solved every second time now
-        selector.update([(p, Outcome(8, 4.0, 80, "", 8)) for p in LABELLED if p.label == "hopeless"], 0.0)
+        selector.update(
+            [(p, Outcome(8, 4.0, 80, "", 8)) for p in LABELLED if p.label == "hopeless"], 0.0
+        )
     assert selector.chance(LABELLED[22]) > 0.95
 
 
 def test_groups_without_a_verdict_teach_it_nothing_and_rewards_count_on_their_own_scale():
     selector = CurriculumSelector(8, RewardConfig(right_at=1.0, wrong_at=-1.0, smallest_gap=0.5), 0)
     selector.update([(LABELLED[0], Outcome(0, 0.0, 80, "", 8))], 0.0)
-    assert selector.chance(LABELLED[0]) == pytest.approx(1 - 2 * 0.5**8) and selector.metrics() == {}
+    assert (
+        selector.chance(LABELLED[0]) == pytest.approx(1 - 2 * 0.5**8) and selector.metrics() == {}
+    )
     selector.update([(LABELLED[0], Outcome(4, -2.0, 80, "", 8))], 0.0)
     assert selector.metrics() == {"curriculum/solved": pytest.approx(0.25)}
 
@@ -141,4 +188,6 @@ def test_a_curriculum_goes_on_after_a_restart():
     selector = curriculum()
     again = curriculum(steps=0)
     again.restore(json.loads(json.dumps(selector.state())))
-    assert [again.chance(p) for p in LABELLED] == [selector.chance(p) for p in LABELLED] and again.metrics() == selector.metrics()
+    assert [again.chance(p) for p in LABELLED] == [
+        selector.chance(p) for p in LABELLED
+    ] and again.metrics() == selector.metrics()

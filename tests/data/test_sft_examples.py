@@ -3,31 +3,56 @@ import json
 
 import pytest
 
-from compass_jax.config import ConfigError, DataConfig, ModelConfig, ProceduralSource, RunConfig, SFTConfig
+from compass_jax.config import (
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    ProceduralSource,
+    RunConfig,
+    SFTConfig,
+)
 from compass_jax.data.files import DataError
 from compass_jax.data.prompts import heldout_prompts, train_prompts
 from compass_jax.data.sft import ExampleStream, sft_examples
 from compass_jax.data.tokenizer import train_tokenizer
 
-SUMS = ProceduralSource("chain_sum", (("max_terms", 3), ("max_digits", 1)), size=200, label="sums", instruction="Go.")
-DATA = DataConfig(sources=(SUMS, ProceduralSource("sudoku", size=2)), heldout_frac=0.3, eval_prompts=1000, system_prompt="Be brief.")
+SUMS = ProceduralSource(
+    "chain_sum", (("max_terms", 3), ("max_digits", 1)), size=200, label="sums", instruction="Go."
+)
+DATA = DataConfig(
+    sources=(SUMS, ProceduralSource("sudoku", size=2)),
+    heldout_frac=0.3,
+    eval_prompts=1000,
+    system_prompt="Be brief.",
+)
 MODEL = ModelConfig("qwen3", 300, 16, 1, 2, 1, 8, 32)
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    return train_tokenizer(["State the final answer to the following arithmetic problem: 1 + 2 ="] * 9, 300, tmp_path_factory.mktemp("tokenizer"))
+    return train_tokenizer(
+        ["State the final answer to the following arithmetic problem: 1 + 2 ="] * 9,
+        300,
+        tmp_path_factory.mktemp("tokenizer"),
+    )
 
 
 NO_SOURCES = DataConfig()
 
 
 def run(data=NO_SOURCES, **sft):
-    return RunConfig("test", MODEL, data=data, sft=SFTConfig(**{"buckets": (64, 300)} | sft), seed=3)
+    return RunConfig(
+        "test", MODEL, data=data, sft=SFTConfig(**{"buckets": (64, 300)} | sft), seed=3
+    )
 
 
 def row(question, answer):
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+    return {
+        "messages": [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
+    }
 
 
 def write(path, rows):
@@ -42,32 +67,62 @@ def test_procedural_examples_are_worked_training_questions(tokenizer):
     assert len(examples) == stats["examples"] == stats["from/sums"] == 60 and len(heldout) > 40
     for example, prompt in zip(examples, prompts):
         start = len(prompt.tokens)
-        assert example.tokens[:start].tolist() == prompt.tokens.tolist() and tuple(prompt.tokens.tolist()) not in heldout
+        assert (
+            example.tokens[:start].tolist() == prompt.tokens.tolist()
+            and tuple(prompt.tokens.tolist()) not in heldout
+        )
         assert example.mask.tolist() == [False] * start + [True] * (len(example.tokens) - start)
         assert example.tokens[-1] == tokenizer.eos_id
-        assert tokenizer.decode(example.tokens[start:]).endswith(f"<answer>{prompt.answer}</answer>")
+        assert tokenizer.decode(example.tokens[start:]).endswith(
+            f"<answer>{prompt.answer}</answer>"
+        )
     assert stats["tokens"] == sum(len(e.tokens) for e in examples)
-    assert stats["assistant_tokens"] == sum(len(e.tokens) - len(p.tokens) for e, p in zip(examples, prompts))
+    assert stats["assistant_tokens"] == sum(
+        len(e.tokens) - len(p.tokens) for e, p in zip(examples, prompts)
+    )
 
 
 def test_bare_answers_come_as_often_as_asked_whatever_the_source_repeats(tokenizer):
-    """40 worked solutions once, 25 bare answers of the same first questions three times each; the source's repeat is RL's alone."""
-    data = dataclasses.replace(DATA, sources=tuple(dataclasses.replace(source, repeat=5) for source in DATA.sources))
-    examples, stats = sft_examples(run(data, procedural=(("sums", 40, 1),), answers=(("sums", 25, 3),)), tokenizer)
+    """40 worked solutions once, 25 bare answers of the same first questions three times each; the
+    source's repeat is RL's alone.
+    """
+    data = dataclasses.replace(
+        DATA, sources=tuple(dataclasses.replace(source, repeat=5) for source in DATA.sources)
+    )
+    examples, stats = sft_examples(
+        run(data, procedural=(("sums", 40, 1),), answers=(("sums", 25, 3),)), tokenizer
+    )
     prompts = train_prompts(data, tokenizer, 3)[:25]
     bare = [tokenizer.decode(example.tokens[example.mask]) for example in examples[40:]]
     assert bare == [f"<answer>{prompt.answer}</answer>" for prompt in prompts for _ in range(3)]
     assert stats["examples"] == len(examples) == 40 + 75 and stats["from/sums"] == 65
-    with pytest.raises(ConfigError, match=r"sft\.answers\[0\] = \('sums', 25, 0\): its numbers must be at least 1"):
+    with pytest.raises(
+        ConfigError, match=r"sft\.answers\[0\] = \('sums', 25, 0\): its numbers must be at least 1"
+    ):
         run(data, procedural=(("sums", 40, 1),), answers=(("sums", 25, 0),)).validate()
 
 
 def test_duplicates_long_and_heldout_rows_are_left_out_and_counted(tmp_path, tokenizer, caplog):
     heldout = heldout_prompts(DATA, tokenizer, 3)[0].question
-    rows = [row("a", "1"), row("a", "2"), row("a", "1"), row("b", "x" * 400), row(heldout, "9"), row("Go.\n" + heldout + " ", "9")]
-    examples, stats = sft_examples(run(DATA, files=(write(tmp_path / "chats.jsonl", rows),)), tokenizer)
+    rows = [
+        row("a", "1"),
+        row("a", "2"),
+        row("a", "1"),
+        row("b", "x" * 400),
+        row(heldout, "9"),
+        row("Go.\n" + heldout + " ", "9"),
+    ]
+    examples, stats = sft_examples(
+        run(DATA, files=(write(tmp_path / "chats.jsonl", rows),)), tokenizer
+    )
     assert [tokenizer.decode(e.tokens[e.mask]) for e in examples] == ["1", "2"]
-    assert (stats["examples"], stats["duplicates"], stats["too_long"], stats["heldout"], stats["from/chats"]) == (2, 1, 1, 2, 2)
+    assert (
+        stats["examples"],
+        stats["duplicates"],
+        stats["too_long"],
+        stats["heldout"],
+        stats["from/chats"],
+    ) == (2, 1, 1, 2, 2)
     assert "1 SFT examples repeat an earlier one and are left out" in caplog.text
     assert "1 SFT examples are longer than sft.buckets[-1] = 300" in caplog.text
     with pytest.raises(DataError, match=r"no SFT examples are left.*1 are longer"):

@@ -41,7 +41,12 @@ def test_restore_continues_exactly(done):
 
 @pytest.mark.parametrize(
     ("items", "seed", "named"),
-    [(make(10), 1, "items"), (make(11), 2, "seed"), (make(11, "1"), 1, "fingerprint"), (make(11)[::-1], 1, "fingerprint")],
+    [
+        (make(10), 1, "items"),
+        (make(11), 2, "seed"),
+        (make(11, "1"), 1, "fingerprint"),
+        (make(11)[::-1], 1, "fingerprint"),
+    ],
 )
 def test_restore_over_other_data_is_refused(items, seed, named):
     state = PromptStream(make(11), seed=1).state()
@@ -63,9 +68,14 @@ def test_nothing_to_stream_is_an_error():
 
 
 def test_repeats_come_in_one_pass_each_as_a_visit_of_its_own():
-    """A prompt of a source with repeat 3 comes three times a pass, never twice at the same visit; the others once."""
+    """A prompt of a source with repeat 3 comes three times a pass, never twice at the same visit;
+    the others once.
+    """
     prompts = [Prompt(i, i % 2, "", f"q{i}", np.array([i], np.int32), "") for i in range(4)]
     stream = PromptStream(prompts, 5, [1, 3])
     for epoch in range(2):
         seen = sorted((p.id, p.visit) for p in stream.next_batch(8))
-        assert seen == sorted([(i, epoch) for i in (0, 2)] + [(i, 3 * epoch + copy) for i in (1, 3) for copy in range(3)])
+        assert seen == sorted(
+            [(i, epoch) for i in (0, 2)]
+            + [(i, 3 * epoch + copy) for i in (1, 3) for copy in range(3)]
+        )

@@ -1,4 +1,6 @@
-"""Chat templates of a downloaded tokenizer: none hangs, fills the memory or ends in a traceback; good ones render as they did in this process."""
+"""Chat templates of a downloaded tokenizer: none hangs, fills the memory or ends in a traceback;
+good ones render as they did in this process.
+"""
 
 import os
 import signal
@@ -13,7 +15,10 @@ from compass_jax.data.template_worker import MOST_TEXT, environment
 from compass_jax.data.templates import Job, Renderer, TemplateFailure, TemplateLimit
 from compass_jax.data.tokenizer import CHATML
 
-CHAT = [{"role": "user", "content": "12 + 5 = é \U0001f600"}, {"role": "assistant", "content": "\n17"}]
+CHAT = [
+    {"role": "user", "content": "12 + 5 = é \U0001f600"},
+    {"role": "assistant", "content": "\n17"},
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +42,10 @@ HUGE = [
     "{{ '%1000000000000d' % 1 }}",
     "{{ [0] * 10**11 }}",
     "{{ namespace(x=[[1] * 10**9]).x }}",
-    "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
+    (
+        "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor"
+        " %}{{ n.s }}"
+    ),
     "{% for i in range(10**4) %}{{ 'x' * 10**4 }}{% endfor %}",
 ]
 FAULTY = {
@@ -67,13 +75,20 @@ FAULTY = {
 @pytest.mark.parametrize("template", HUGE)
 def test_a_template_that_takes_all_memory_is_refused(renderer, template):
     found = failure(renderer, template)
-    assert any(words in str(found) for words in ("MiB of memory", "characters", "OverflowError", "MemoryError"))
+    assert any(
+        words in str(found)
+        for words in ("MiB of memory", "characters", "OverflowError", "MemoryError")
+    )
 
 
 @pytest.mark.parametrize("template", FAULTY)
 def test_any_exception_of_a_template_is_a_refusal_in_its_words(renderer, template):
     found = failure(renderer, template)
-    assert FAULTY[template] in str(found) and not isinstance(found, TemplateLimit) and len(str(found)) < 700
+    assert (
+        FAULTY[template] in str(found)
+        and not isinstance(found, TemplateLimit)
+        and len(str(found)) < 700
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,59 +105,88 @@ def test_a_template_that_never_ends_is_ended(template):
     assert renderer.render("ok", {}, [Job(CHAT, 2, True)]) == ["ok"]
     worker = renderer._process.process.pid
     os.kill(worker, 0)
-    threading.Timer(1.0, os.kill, (worker, signal.SIGXCPU)).start()  # what the kernel sends at the limit
+    # what the kernel sends at the limit
+    threading.Timer(1.0, os.kill, (worker, signal.SIGXCPU)).start()
     assert "takes longer than" in str(failure(renderer, template))
     assert renderer.render("ok", {}, [Job(CHAT, 2, True)]) == ["ok"]
 
 
 def test_the_kernel_ends_a_request_at_its_limit_of_processor_time(renderer):
     started = time.monotonic()
-    found = failure(renderer, "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+    found = failure(
+        renderer, "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    )
     assert isinstance(found, TemplateLimit) and "takes longer than" in str(found)
     assert time.monotonic() - started < 120
 
 
 def test_one_bad_conversation_of_many_is_found_and_those_before_it_are_rendered(renderer):
-    template = "{% if messages[0].content == 'bad' %}{{ 'x' * 10**11 }}{% endif %}{{ messages[0].content }}"
+    template = (
+        "{% if messages[0].content == 'bad' %}{{ 'x' * 10**11 }}{% endif %}{{"
+        " messages[0].content }}"
+    )
     good = [Job([{"role": "user", "content": str(i)}], 1, True) for i in range(20)]
-    found = renderer.render(template, {}, [*good[:9], Job([{"role": "user", "content": "bad"}], 1, True), *good[9:]])
+    found = renderer.render(
+        template, {}, [*good[:9], Job([{"role": "user", "content": "bad"}], 1, True), *good[9:]]
+    )
     assert found[:9] == [str(i) for i in range(9)]
     assert all(isinstance(x, TemplateLimit) for x in found[9:]) and len(found) == 21
 
 
 def test_a_text_that_is_too_long_is_a_limit_after_which_nothing_is_tried(renderer):
-    template = "{% if messages[0].content == '3' %}{{ ('x' * 10**6) * 9 }}{% endif %}{{ messages[0].content }}"
-    found = renderer.render(template, {}, [Job([{"role": "user", "content": str(i)}], 1, True) for i in range(600)])
+    template = (
+        "{% if messages[0].content == '3' %}{{ ('x' * 10**6) * 9 }}{% endif %}{{"
+        " messages[0].content }}"
+    )
+    found = renderer.render(
+        template, {}, [Job([{"role": "user", "content": str(i)}], 1, True) for i in range(600)]
+    )
     assert found[:3] == ["0", "1", "2"] and len(found) == 600
     assert all(isinstance(x, TemplateLimit) and "it writes 9,0" in str(x) for x in found[3:])
 
 
 def test_a_refusal_in_the_middle_leaves_the_others_as_they_are(renderer):
     template = "{% if messages[0].content == '3' %}{{ 1 / 0 }}{% endif %}{{ messages[0].content }}"
-    found = renderer.render(template, {}, [Job([{"role": "user", "content": str(i)}], 1, True) for i in range(600)])
+    found = renderer.render(
+        template, {}, [Job([{"role": "user", "content": str(i)}], 1, True) for i in range(600)]
+    )
     assert [i for i, x in enumerate(found) if not isinstance(x, str)] == [3] and found[599] == "599"
 
 
 def test_what_is_rendered_is_what_jinja_renders_here(renderer):
     variables = {"eos_token": "</s>", "bos_token": "<s>"}
-    template = CHATML + "{{ bos_token }}{% for m in messages %}{{ m | tojson }}{{ eos_token }}{% endfor %}{{ strftime_now is defined }}"
+    template = (
+        CHATML
+        + "{{ bos_token }}{% for m in messages %}{{ m | tojson }}{{ eos_token }}{% endfor %}{{"
+        " strftime_now is defined }}"
+    )
     jobs = [Job(CHAT, n, add) for n in (0, 1, 2) for add in (False, True)]
     expected = [
-        environment().from_string(template).render(messages=CHAT[:n], add_generation_prompt=add, **variables) for _, n, add in jobs
+        environment()
+        .from_string(template)
+        .render(messages=CHAT[:n], add_generation_prompt=add, **variables)
+        for _, n, add in jobs
     ]
     assert renderer.render(template, variables, jobs) == expected
     assert isinstance(environment(), jinja2.sandbox.ImmutableSandboxedEnvironment)
 
 
 def test_a_text_as_long_as_it_may_be_is_rendered_and_a_longer_one_is_not(renderer):
-    assert len(renderer.render(f"{{{{ 'x' * {MOST_TEXT} }}}}", {}, [Job(CHAT, 2, True)])[0]) == MOST_TEXT
+    assert (
+        len(renderer.render(f"{{{{ 'x' * {MOST_TEXT} }}}}", {}, [Job(CHAT, 2, True)])[0])
+        == MOST_TEXT
+    )
     assert "more than" in str(failure(renderer, f"{{{{ 'x' * {MOST_TEXT + 1} }}}}"))
 
 
 def test_messages_that_are_too_long_or_no_json_are_refused(renderer, monkeypatch):
     monkeypatch.setattr(templates, "MOST_FRAME", 10_000)
-    assert "more than" in str(failure(renderer, "{{ messages }}", [{"role": "user", "content": "x" * 10_000}]))
-    assert "JSON" in str(failure(renderer, "{{ messages }}", [{"role": "user", "content": object()}]))
+    assert "more than" in str(
+        failure(renderer, "{{ messages }}", [{"role": "user", "content": "x" * 10_000}])
+    )
+    assert "JSON" in str(
+        failure(renderer, "{{ messages }}", [{"role": "user", "content": object()}])
+    )
     assert renderer.render("ok", {}, [Job(CHAT, 2, True)]) == ["ok"]
 
 
@@ -168,7 +212,12 @@ def test_threads_share_the_worker(renderer):
     found = {}
 
     def ask(n):
-        found[n] = [renderer.render("{{ messages[0].content }}", {}, [Job([{"content": f"{n}.{i}"}], 1, True)])[0] for i in range(50)]
+        found[n] = [
+            renderer.render(
+                "{{ messages[0].content }}", {}, [Job([{"content": f"{n}.{i}"}], 1, True)]
+            )[0]
+            for i in range(50)
+        ]
 
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
     for thread in threads:

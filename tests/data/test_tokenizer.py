@@ -64,26 +64,39 @@ def test_transformers_reads_the_folder_alike(folder, tokenizer):
         ids = tokenizer.encode(text)
         assert theirs.encode(text) == ids
         assert theirs.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids)
-    assert (theirs.eos_token_id, theirs.pad_token_id, len(theirs)) == (tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size)
+    assert (theirs.eos_token_id, theirs.pad_token_id, len(theirs)) == (
+        tokenizer.eos_id,
+        tokenizer.pad_id,
+        tokenizer.vocab_size,
+    )
     for add in (False, True):
         messages = CHAT[:-1] if add else CHAT
-        assert theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=add) == tokenizer.apply_chat_template(messages, add)
-        ids = theirs.apply_chat_template(messages, tokenize=True, add_generation_prompt=add, return_dict=False)
+        assert theirs.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add
+        ) == tokenizer.apply_chat_template(messages, add)
+        ids = theirs.apply_chat_template(
+            messages, tokenize=True, add_generation_prompt=add, return_dict=False
+        )
         assert list(ids) == tokenizer.encode_chat(messages, add)
 
 
 def test_template_environment_is_transformers_own(tmp_path, folder):
-    """Block trimming, loop controls, tojson and special tokens, in a template that shows all of them."""
+    """Block trimming, loop controls, tojson and special tokens, in a template that shows all of
+    them.
+    """
     from transformers import AutoTokenizer
 
     template = (
-        "{% for m in messages %}\n    {% if m.role == 'system' %}\n{% continue %}\n    {% endif %}\n"
-        "<{{ m.role }}> {{ m | tojson }}{{ eos_token }}\n{% endfor %}\n{% if add_generation_prompt %}\n<assistant>{% endif %}"
+        "{% for m in messages %}\n    {% if m.role == 'system' %}\n{% continue %}\n    {% endif"
+        " %}\n<{{ m.role }}> {{ m | tojson }}{{ eos_token }}\n{% endfor %}\n{% if"
+        " add_generation_prompt %}\n<assistant>{% endif %}"
     )
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text((folder / name).read_text())
     (tmp_path / "chat_template.jinja").write_text(template)
-    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+        CHAT, tokenize=False, add_generation_prompt=True
+    )
     assert Tokenizer.load(tmp_path).apply_chat_template(CHAT, True) == expected
     assert "Be brief" not in expected and "<|im_end|>" in expected
 
@@ -100,9 +113,16 @@ def test_example_mask_is_content_and_end_token(tokenizer):
     assert [tokenizer.decode(span) for span in spans] == ["17", "\n34"]
     assert all(span.count(tokenizer.eos_id) == 1 and span[-1] == tokenizer.eos_id for span in spans)
     assert mask[-1], "nothing follows the last end token"
-    assert tokenizer.apply_chat_template(CHAT, False) == "".join(tokenizer._backend.decode(tokens.tolist(), skip_special_tokens=False)) + "\n"
+    assert (
+        tokenizer.apply_chat_template(CHAT, False)
+        == "".join(tokenizer._backend.decode(tokens.tolist(), skip_special_tokens=False)) + "\n"
+    )
     prompt = tokenizer.encode_chat(CHAT[:2], add_generation_prompt=True)
-    assert tokens[: len(prompt)].tolist() == prompt and not mask[: len(prompt)].any() and mask[len(prompt)]
+    assert (
+        tokens[: len(prompt)].tolist() == prompt
+        and not mask[: len(prompt)].any()
+        and mask[len(prompt)]
+    )
 
 
 def test_example_refusals_name_the_message(tmp_path, folder):
@@ -113,12 +133,15 @@ def test_example_refusals_name_the_message(tmp_path, folder):
         return Tokenizer.load(tmp_path)
 
     drops_history = with_template(
-        "{% for m in messages %}{{ m.role }}:{{ m.content if loop.last or m.role != 'assistant' else '...' }}<|im_end|>{% endfor %}"
-        "{% if add_generation_prompt %}assistant:{% endif %}"
+        "{% for m in messages %}{{ m.role }}:{{ m.content if loop.last or m.role != 'assistant'"
+        " else '...' }}<|im_end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
     )
     with pytest.raises(TokenizerError, match=r"messages\[4\].*differently"):
         drops_history.encode_example(CHAT)
-    endless = with_template("{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}")
+    endless = with_template(
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if"
+        " add_generation_prompt %}assistant:{% endif %}"
+    )
     with pytest.raises(TokenizerError, match=r"messages\[2\].*end token '<\|im_end\|>'"):
         endless.encode_example(CHAT)
     refusing = with_template("{{ raise_exception('no system role here') }}")
@@ -144,7 +167,9 @@ def test_folder_errors_say_what_is_wrong(tmp_path, folder):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
     with pytest.raises(TokenizerError, match=r"'<end>', which is not in tokenizer\.json"):
         Tokenizer.load(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "<|im_end|>"}})
+    )
     plain = Tokenizer.load(tmp_path)
     assert plain.eos_id == plain.pad_id == 2
     with pytest.raises(TokenizerError, match="no chat template"):

@@ -1,4 +1,6 @@
-"""Tokenizer folders that cannot be right are refused when they are loaded, with the file and what is wrong."""
+"""Tokenizer folders that cannot be right are refused when they are loaded, with the file and what
+is wrong.
+"""
 
 import json
 import os
@@ -10,14 +12,20 @@ from compass_jax.data import tokenizer_probe
 from compass_jax.data.tokenizer import Tokenizer, TokenizerError
 
 TINY = Path(__file__).parents[2] / "configs" / "tiny_tokenizer"
-CONFIG = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": "{{ messages }}"}
+CONFIG = {
+    "eos_token": "<|im_end|>",
+    "pad_token": "<|endoftext|>",
+    "chat_template": "{{ messages }}",
+}
 
 
 def written(folder, change=lambda raw: None, config=CONFIG):
     raw = json.loads((TINY / "tokenizer.json").read_text())
     change(raw)
     (folder / "tokenizer.json").write_text(json.dumps(raw))
-    (folder / "tokenizer_config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(
+        config if isinstance(config, str) else json.dumps(config)
+    )
     return folder
 
 
@@ -28,10 +36,14 @@ def move(raw, token, index):
             added["id"] = index
 
 
-@pytest.mark.parametrize(("token", "index"), [("?", 100_000), ("<|im_end|>", 5000), ("<|endoftext|>", 384)])
+@pytest.mark.parametrize(
+    ("token", "index"), [("?", 100_000), ("<|im_end|>", 5000), ("<|endoftext|>", 384)]
+)
 def test_an_id_beyond_the_model_is_refused_however_few_tokens_there_are(tmp_path, token, index):
     folder = written(tmp_path, lambda raw: move(raw, token, index))
-    with pytest.raises(TokenizerError, match=rf"{tmp_path} has ids up to {index}, and the model has rows for 384"):
+    with pytest.raises(
+        TokenizerError, match=rf"{tmp_path} has ids up to {index}, and the model has rows for 384"
+    ):
         Tokenizer.for_model(folder, 384)
     assert Tokenizer.for_model(folder, index + 1).vocab_size == index + 1
 
@@ -52,7 +64,12 @@ def one_digit(raw):
 
 
 def no_letters(raw):
-    raw["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "[A-Za-z ]+"}, "behavior": "Removed", "invert": False}
+    raw["pre_tokenizer"] = {
+        "type": "Split",
+        "pattern": {"Regex": "[A-Za-z ]+"},
+        "behavior": "Removed",
+        "invert": False,
+    }
 
 
 def backtracks(raw):
@@ -74,13 +91,19 @@ REFUSED = [
     (lambda raw: raw.update(decoder=None), "'the answer is' comes back as 'th e"),
     (lambda raw: raw.update(pre_tokenizer=None), "'the answer is' comes back as 'theanswer"),
     (no_three, "'3' is encoded to nothing"),
-    (lambda raw: raw["model"].update(dropout=1.0), "dropout of 1 would encode the same text in many ways"),
+    (
+        lambda raw: raw["model"].update(dropout=1.0),
+        "dropout of 1 would encode the same text in many ways",
+    ),
     (lambda raw: raw["model"].update(dropout=0.1), "dropout of 0.1"),
     (drop, "'0123456789' is encoded to nothing"),
     (no_letters, "'the answer is' is encoded to nothing"),
     (one_digit, "numbers cannot be told apart"),
     (backtracks, "'.*' is encoded|cannot encode a plain text"),
-    (another_id, r"added_tokens gives '<\|im_end\|>' the id 300, which it cannot have \(it gets 2\)"),
+    (
+        another_id,
+        r"added_tokens gives '<\|im_end\|>' the id 300, which it cannot have \(it gets 2\)",
+    ),
     (lambda raw: raw["model"]["vocab"].update(zz=5), "the tokens .* and .* have the same id 5"),
     (lambda raw: raw["model"]["vocab"].update(zz=-5), "cannot be read"),
     (lambda raw: raw["model"]["vocab"].update(zz=10**12), "cannot be read"),
@@ -95,29 +118,50 @@ REFUSED = [
 @pytest.mark.parametrize(("change", "words"), REFUSED)
 def test_a_tokenizer_that_cannot_be_right_is_refused(tmp_path, change, words):
     folder = written(tmp_path, change)
-    with pytest.raises(TokenizerError, match=rf"{folder}/tokenizer.json is not a tokenizer to rely on: .*({words}).*published"):
+    with pytest.raises(
+        TokenizerError,
+        match=rf"{folder}/tokenizer.json is not a tokenizer to rely on: .*({words}).*published",
+    ):
         Tokenizer.load(folder)
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ([], "holds a list"), (7, "holds a int"), ("{", "not JSON"), ('{"eos_token": NaN}', "NaN is no number"), ("[" * 200, "nested deeper"),
-        ({"eos_token": 7}, "eos_token is 7"), ({"eos_token": {"content": 7}}, "eos_token is"), ({"eos_token": {}}, "eos_token is"),
-        ({"eos_token": ""}, "eos_token is"), ({"eos_token": ["<|im_end|>"]}, "eos_token is"), ({"eos_token": None}, "names no eos_token"),
-        ({"eos_token": "<end>"}, "'<end>', which is not in"), ({"pad_token": "<pad>"}, "'<pad>', which is not in"),
+        ([], "holds a list"),
+        (7, "holds a int"),
+        ("{", "not JSON"),
+        ('{"eos_token": NaN}', "NaN is no number"),
+        ("[" * 200, "nested deeper"),
+        ({"eos_token": 7}, "eos_token is 7"),
+        ({"eos_token": {"content": 7}}, "eos_token is"),
+        ({"eos_token": {}}, "eos_token is"),
+        ({"eos_token": ""}, "eos_token is"),
+        ({"eos_token": ["<|im_end|>"]}, "eos_token is"),
+        ({"eos_token": None}, "names no eos_token"),
+        ({"eos_token": "<end>"}, "'<end>', which is not in"),
+        ({"pad_token": "<pad>"}, "'<pad>', which is not in"),
         ({"pad_token": True}, "pad_token is True"),
         ({"additional_special_tokens": "x"}, "additional_special_tokens is a str"),
         ({"additional_special_tokens": ["x", 7]}, r"additional_special_tokens\[1\] is 7"),
-        ({"chat_template": 7}, "chat_template is a int"), ({"chat_template": {}}, "chat_template is a dict"),
-        ({"chat_template": []}, "0 templates named default"), ({"chat_template": [7, None]}, "0 templates named default"),
+        ({"chat_template": 7}, "chat_template is a int"),
+        ({"chat_template": {}}, "chat_template is a dict"),
+        ({"chat_template": []}, "0 templates named default"),
+        ({"chat_template": [7, None]}, "0 templates named default"),
         ({"chat_template": [{"name": "default"}] * 2}, "2 templates named default"),
         ({"chat_template": [{"name": "default", "template": 7}]}, "chat_template is a int"),
         ({"chat_template": "x" * (2**20 + 1)}, "more than 1,048,576"),
     ],
-)  # fmt: skip
+)
 def test_an_odd_tokenizer_config_is_refused(tmp_path, config, words):
-    folder = written(tmp_path, config={**CONFIG, **config} if isinstance(config, dict) else config if isinstance(config, str) else json.dumps(config))
+    folder = written(
+        tmp_path,
+        config={**CONFIG, **config}
+        if isinstance(config, dict)
+        else config
+        if isinstance(config, str)
+        else json.dumps(config),
+    )
     with pytest.raises(TokenizerError, match=words):
         Tokenizer.load(folder)
 
@@ -141,38 +185,69 @@ def test_one_that_takes_for_ever_to_load_or_all_memory_is_refused(tmp_path, monk
     monkeypatch.setattr(tokenizer_probe, "WALL_S", 0.01)
     assert "takes longer than 0.01 s" in tokenizer_probe.problem_of(text + " ")
     monkeypatch.undo()
-    monkeypatch.setattr(tokenizer_probe, "MODULE", "compass_jax.data.no_such_module")  # a process that ends early
+    # a process that ends early
+    monkeypatch.setattr(tokenizer_probe, "MODULE", "compass_jax.data.no_such_module")
     assert "or fails (status 1)" in tokenizer_probe.problem_of(text + "  ")
 
 
 def test_what_a_file_says_of_truncation_and_padding_is_left_out_as_transformers_does(tmp_path):
     def both(raw):
-        raw["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+        raw["truncation"] = {
+            "direction": "Right",
+            "max_length": 3,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        }
         raw["padding"] = {
-            "strategy": {"Fixed": 1000}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "x",
-        }  # fmt: skip
+            "strategy": {"Fixed": 1000},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "x",
+        }
 
-    assert Tokenizer.load(written(tmp_path, both)).encode("12345") == Tokenizer.load(TINY).encode("12345")
+    assert Tokenizer.load(written(tmp_path, both)).encode("12345") == Tokenizer.load(TINY).encode(
+        "12345"
+    )
 
 
-def test_control_tokens_that_only_the_configuration_names_are_control_tokens_as_in_transformers(tmp_path):
+def test_control_tokens_that_only_the_configuration_names_are_control_tokens_as_in_transformers(
+    tmp_path,
+):
     from transformers import AutoTokenizer
 
-    config = {**CONFIG, "additional_special_tokens": ["<|im_start|>"], "tokenizer_class": "PreTrainedTokenizerFast"}
+    config = {
+        **CONFIG,
+        "additional_special_tokens": ["<|im_start|>"],
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
     folder = written(tmp_path, lambda raw: raw.update(added_tokens=[]), config)
     text = "<|im_start|>user\n12<|im_end|>"
-    ours, theirs = Tokenizer.load(folder).encode(text), AutoTokenizer.from_pretrained(folder).encode(text)
+    ours, theirs = (
+        Tokenizer.load(folder).encode(text),
+        AutoTokenizer.from_pretrained(folder).encode(text),
+    )
     assert ours == theirs == Tokenizer.load(TINY).encode(text)
 
 
 def test_an_end_token_of_the_plain_vocabulary_becomes_a_control_token_as_in_transformers(tmp_path):
     from transformers import AutoTokenizer
 
-    folder = written(tmp_path, config={**CONFIG, "eos_token": "the", "tokenizer_class": "PreTrainedTokenizerFast"})
+    folder = written(
+        tmp_path,
+        config={**CONFIG, "eos_token": "the", "tokenizer_class": "PreTrainedTokenizerFast"},
+    )
     raw = json.loads((folder / "tokenizer.json").read_text())
     word = next(token for token in raw["model"]["vocab"] if token.isalpha() and len(token) > 2)
-    (folder / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "eos_token": word, "tokenizer_class": "PreTrainedTokenizerFast"}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**CONFIG, "eos_token": word, "tokenizer_class": "PreTrainedTokenizerFast"})
+    )
     ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
     text = f"12{word}34"
     assert ours.encode(text) == theirs.encode(text) and ours.eos_id in ours.encode(text)
-    assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True) == "1234"
+    assert (
+        ours.decode(ours.encode(text))
+        == theirs.decode(theirs.encode(text), skip_special_tokens=True)
+        == "1234"
+    )

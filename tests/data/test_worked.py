@@ -32,7 +32,9 @@ def test_every_line_is_one_true_operation(name):
         for entry in reasoning_gym.create_dataset(name, seed=3, size=200, **options):
             lines = worked_solution(name, entry).split("\n")[:-1]
             for line in lines:
-                left, operator, right, result = re.fullmatch(r"(-?\d+) ([-+*%]) (-?\d+) = (-?\d+)", line).groups()
+                left, operator, right, result = re.fullmatch(
+                    r"(-?\d+) ([-+*%]) (-?\d+) = (-?\d+)", line
+                ).groups()
                 assert eval(f"({left}) {operator} ({right})") == int(result)
             if lines and name != "gcd":
                 assert lines[-1].endswith(f" = {entry['answer']}")
@@ -40,18 +42,27 @@ def test_every_line_is_one_true_operation(name):
 
 def test_chain_sum_by_hand():
     entry = {"metadata": {"expression": "6 + 2 - 14 + -3"}, "answer": "-9"}
-    assert worked_solution("chain_sum", entry) == "6 + 2 = 8\n8 - 14 = -6\n-6 + -3 = -9\n<answer>-9</answer>"
+    assert (
+        worked_solution("chain_sum", entry)
+        == "6 + 2 = 8\n8 - 14 = -6\n-6 + -3 = -9\n<answer>-9</answer>"
+    )
 
 
 def test_other_tasks_by_hand():
-    assert worked_solution("products", {"metadata": {"expression": "12 * 304"}, "answer": "3648"}) == (
-        "12 * 300 = 3600\n12 * 4 = 48\n3600 + 48 = 3648\n<answer>3648</answer>"
-    )
+    assert worked_solution(
+        "products", {"metadata": {"expression": "12 * 304"}, "answer": "3648"}
+    ) == ("12 * 300 = 3600\n12 * 4 = 48\n3600 + 48 = 3648\n<answer>3648</answer>")
     assert worked_solution("gcd", {"metadata": {"numbers": [18, 48, 4]}, "answer": "2"}) == (
         "48 % 18 = 12\n18 % 12 = 6\n12 % 6 = 0\n6 % 4 = 2\n4 % 2 = 0\n<answer>2</answer>"
     )
-    assert worked_solution("count_bits", {"metadata": {"number": 6}, "answer": "2"}) == "6 0\n3 1\n1 2\n<answer>2</answer>"
-    assert worked_solution("spell_backward", {"metadata": {"word": "sun"}, "answer": "nus"}) == "s u n\nn u s\n<answer>nus</answer>"
+    assert (
+        worked_solution("count_bits", {"metadata": {"number": 6}, "answer": "2"})
+        == "6 0\n3 1\n1 2\n<answer>2</answer>"
+    )
+    assert (
+        worked_solution("spell_backward", {"metadata": {"word": "sun"}, "answer": "nus"})
+        == "s u n\nn u s\n<answer>nus</answer>"
+    )
     entry = {"metadata": {"target_letter": "a", "span": ["Anna", "sat"]}, "answer": "3"}
     assert worked_solution("letter_counting", entry) == "Anna 2 2\nsat 1 3\n<answer>3</answer>"
 

@@ -1,4 +1,6 @@
-"""Programs of the cloud, replaced: fakes on PATH that record how they were called, answer what a test says, and may play two workers."""
+"""Programs of the cloud, replaced: fakes on PATH that record how they were called, answer what a
+test says, and may play two workers.
+"""
 
 import json
 import os
@@ -11,8 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Writes its arguments and standard input down; answers by the first rule whose words are in the call and which is not used up. Where
-# there are workers, ssh runs the remote command in each one's home directory, and scp copies there.
+# Writes its arguments and standard input down; answers by the first rule whose words are in the
+# call and which is not used up. Where there are workers, ssh runs the remote command in each one's
+# home directory, and scp copies there.
 FAKE = """#!{python} -ISE
 import json, os, sys
 
@@ -37,9 +40,11 @@ status = 0
 for home in workers:
     import shutil, subprocess
     if "scp" in words:
-        shutil.copy(words[words.index("scp") + 1], os.path.join(home, words[words.index("scp") + 2].split(":")[1]))
+        source, target = words[words.index("scp") + 1 :][:2]
+        shutil.copy(source, os.path.join(home, target.split(":")[1]))
     if "ssh" in words:
-        done = subprocess.run(["bash", "-c", named["--command"]], env=os.environ | {{"HOME": home}}, cwd=home)
+        env = os.environ | {{"HOME": home}}
+        done = subprocess.run(["bash", "-c", named["--command"]], env=env, cwd=home)
         status = status or done.returncode
 sys.exit(status)
 """
@@ -62,13 +67,22 @@ class Fakes:
 
     def add(self, name: str) -> None:
         """Another program that only records and answers."""
-        (self.bin / name).write_text(FAKE.format(python=sys.executable, here=str(self.here), name=name))
+        (self.bin / name).write_text(
+            FAKE.format(python=sys.executable, here=str(self.here), name=name)
+        )
         (self.bin / name).chmod(0o755)
 
-    def answer(self, words: str, *outs: str, status: int = 0, err: str = "", times: int = 1) -> None:
-        """Calls with `words` in them print these, one after the other, and exit with `status`; each `times` times."""
+    def answer(
+        self, words: str, *outs: str, status: int = 0, err: str = "", times: int = 1
+    ) -> None:
+        """Calls with `words` in them print these, one after the other, and exit with `status`; each
+        `times` times.
+        """
         rules = json.loads((self.here / "rules").read_text())
-        rules += [{"words": words, "out": out, "err": err, "status": status, "times": times} for out in outs or [""]]
+        rules += [
+            {"words": words, "out": out, "err": err, "status": status, "times": times}
+            for out in outs or [""]
+        ]
         (self.here / "rules").write_text(json.dumps(rules))
 
     def worker(self, number: int) -> Path:
@@ -77,10 +91,27 @@ class Fakes:
         home.mkdir(exist_ok=True)
         return home
 
-    def run(self, *command: str | Path, path: str | None = None, **more: str) -> subprocess.CompletedProcess:
+    def run(
+        self, *command: str | Path, path: str | None = None, **more: str
+    ) -> subprocess.CompletedProcess:
         """Runs a command that finds the fakes on its PATH."""
-        env = os.environ | {"PATH": path or f"{self.bin}:{os.environ['PATH']}", "COMPASS_POLL_S": "0", "TMPDIR": str(self.here)} | more
-        return subprocess.run([str(word) for word in command], env=env, capture_output=True, text=True, timeout=60, cwd=ROOT)
+        env = (
+            os.environ
+            | {
+                "PATH": path or f"{self.bin}:{os.environ['PATH']}",
+                "COMPASS_POLL_S": "0",
+                "TMPDIR": str(self.here),
+            }
+            | more
+        )
+        return subprocess.run(
+            [str(word) for word in command],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=ROOT,
+        )
 
     def calls(self) -> list[list[str]]:
         """The arguments of every call so far, in order; forgets them."""
@@ -89,7 +120,11 @@ class Fakes:
     def inputs(self) -> list[tuple[list[str], str]]:
         """The same, each with its standard input."""
         file = self.here / "calls"
-        rows = [tuple(json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+        rows = (
+            [tuple(json.loads(line)) for line in file.read_text().splitlines()]
+            if file.exists()
+            else []
+        )
         file.unlink(missing_ok=True)
         return rows
 

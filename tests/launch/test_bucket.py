@@ -1,4 +1,6 @@
-"""--bucket of launch/tpu_vm.sh: what worker.sh calls to mount it, when, and what happens where that fails."""
+"""--bucket of launch/tpu_vm.sh: what worker.sh calls to mount it, when, and what happens where that
+fails.
+"""
 
 import os
 import shutil
@@ -17,8 +19,19 @@ INSTALL = [
     ["sudo", "apt-get", "-o", "DPkg::Lock::Timeout=300", "-q", "update"],
     ["sudo", "apt-get", "-o", "DPkg::Lock::Timeout=300", "-q", "-y", "install", "gcsfuse"],
 ]
-OPTIONS = ["--implicit-dirs", "--metadata-cache-ttl-secs=0", f"--uid={os.getuid()}", f"--gid={os.getgid()}", "-o", "allow_other"]
-MOUNTS = [["sudo", "umount", "-l", "/gcs"], ["sudo", "mkdir", "-p", "/gcs"], ["sudo", "gcsfuse", *OPTIONS, "bkt", "/gcs"]]
+OPTIONS = [
+    "--implicit-dirs",
+    "--metadata-cache-ttl-secs=0",
+    f"--uid={os.getuid()}",
+    f"--gid={os.getgid()}",
+    "-o",
+    "allow_other",
+]
+MOUNTS = [
+    ["sudo", "umount", "-l", "/gcs"],
+    ["sudo", "mkdir", "-p", "/gcs"],
+    ["sudo", "gcsfuse", *OPTIONS, "bkt", "/gcs"],
+]
 
 
 @pytest.fixture
@@ -37,7 +50,9 @@ def worker(fakes):
 
 
 def mount(fakes):
-    """Mounts on the worker as tpu_vm.sh does; what its gcloud call came to, and what the worker called."""
+    """Mounts on the worker as tpu_vm.sh does; what its gcloud call came to, and what the worker
+    called.
+    """
     done = fakes.run(fakes.script, "run", *SLICE, *TRAIN)
     calls = fakes.calls()
     started = "worker.sh start" in str(calls[-1])
@@ -61,7 +76,10 @@ def test_the_repository_is_that_of_the_release(worker):
     (worker.bin / "gcsfuse").unlink()
     written = worker.here / "list"
     (worker.bin / "sudo").write_text(f"#!/bin/bash\nif [[ $1 == tee ]]; then cat >{written}; fi\n")
-    assert mount(worker)[2] and written.read_text() == f"deb [signed-by={KEY}] {URL} gcsfuse-jammy main\n"
+    assert (
+        mount(worker)[2]
+        and written.read_text() == f"deb [signed-by={KEY}] {URL} gcsfuse-jammy main\n"
+    )
 
 
 def test_what_is_mounted_is_left_alone(worker):
@@ -95,7 +113,10 @@ def test_a_mount_that_fails_stops_the_run_and_names_the_worker(worker, call, mes
     worker.answer(call, status=100, err="E: as it says\n")
     done, calls, started = mount(worker)
     assert done.returncode == 1 and not started
-    assert f"t1v-w-3: cannot mount gs://bkt at /gcs: {message}\n" in done.stderr and "E: as it says" in done.stderr
+    assert (
+        f"t1v-w-3: cannot mount gs://bkt at /gcs: {message}\n" in done.stderr
+        and "E: as it says" in done.stderr
+    )
     assert call in " ".join(calls[-2]) + " ".join(calls[-1])
 
 
@@ -117,26 +138,59 @@ def test_resume_mounts_after_the_copy_and_before_the_run(fakes):
 
 
 def test_copy_mounts_and_dry_runs_say_so(fakes):
-    assert fakes.run(fakes.script, "copy", *SLICE, "--bucket", "bkt").returncode == 0 and fakes.calls() == [*copied(fakes), MOUNT]
+    assert fakes.run(
+        fakes.script, "copy", *SLICE, "--bucket", "bkt"
+    ).returncode == 0 and fakes.calls() == [*copied(fakes), MOUNT]
     done = fakes.run(fakes.script, "run", *SLICE, "--dry-run", *TRAIN)
     first, second = done.stdout.splitlines()
-    assert "'--command=compass/launch/worker.sh mount_bucket bkt'" in first and "worker.sh start" in second and fakes.calls() == []
+    assert (
+        "'--command=compass/launch/worker.sh mount_bucket bkt'" in first
+        and "worker.sh start" in second
+        and fakes.calls() == []
+    )
 
 
 def test_without_a_bucket_nothing_is_mounted(fakes):
-    assert fakes.run(fakes.script, "run", *SLICE, "--", "compass", "train", "x.py", "--run-dir", "/nfs/gcs/r1").returncode == 0
-    assert fakes.calls() == [ssh("compass/launch/worker.sh start compass train x.py --run-dir /nfs/gcs/r1")]
+    assert (
+        fakes.run(
+            fakes.script,
+            "run",
+            *SLICE,
+            "--",
+            "compass",
+            "train",
+            "x.py",
+            "--run-dir",
+            "/nfs/gcs/r1",
+        ).returncode
+        == 0
+    )
+    assert fakes.calls() == [
+        ssh("compass/launch/worker.sh start compass train x.py --run-dir /nfs/gcs/r1")
+    ]
 
 
 @pytest.mark.parametrize(
     "words,message",
     [
-        (("--bucket", "gs://bkt", "--", "compass"), "--bucket gs://bkt: the name alone, without gs:// and folders. Say --bucket my-bucket"),
+        (
+            ("--bucket", "gs://bkt", "--", "compass"),
+            "--bucket gs://bkt: the name alone, without gs:// and folders. Say --bucket my-bucket",
+        ),
         (("--bucket", "bkt/runs", "--", "compass"), "--bucket bkt/runs: the name alone"),
         (("--bucket", "--", "compass"), "--bucket: its value is missing"),
-        (("--", "compass", "--run-dir", "gs://bkt/r/1", "-x"), "a run directory is a path: say --bucket bkt (in front of --) and --run-dir /gcs/r/1"),
-        (("--", "compass", "--run_dir=gs://bkt/r1"), "say --bucket bkt (in front of --) and --run-dir /gcs/r1\n"),
-        (("--", "compass", "--run-dir", "/gcs/r1"), "the run directory is on a bucket, and --bucket is missing"),
+        (
+            ("--", "compass", "--run-dir", "gs://bkt/r/1", "-x"),
+            "a run directory is a path: say --bucket bkt (in front of --) and --run-dir /gcs/r/1",
+        ),
+        (
+            ("--", "compass", "--run_dir=gs://bkt/r1"),
+            "say --bucket bkt (in front of --) and --run-dir /gcs/r1\n",
+        ),
+        (
+            ("--", "compass", "--run-dir", "/gcs/r1"),
+            "the run directory is on a bucket, and --bucket is missing",
+        ),
     ],
 )
 def test_mistakes(fakes, words, message):

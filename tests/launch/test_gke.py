@@ -1,4 +1,6 @@
-"""launch/gke.py: the manifest against JobSet's API, the calls of kubectl and xpk, and what is refused."""
+"""launch/gke.py: the manifest against JobSet's API, the calls of kubectl and xpk, and what is
+refused.
+"""
 
 import copy
 import math
@@ -46,47 +48,108 @@ def test_manifest(fakes, topology, accelerator, hosts):
     (job,) = manifest["spec"]["replicatedJobs"]
     job, pod = job["template"]["spec"], job["template"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    assert job["parallelism"] == job["completions"] == hosts and job["backoffLimit"] == 0 and job["completionMode"] == "Indexed"
+    assert (
+        job["parallelism"] == job["completions"] == hosts
+        and job["backoffLimit"] == 0
+        and job["completionMode"] == "Indexed"
+    )
     shape = topology.split(":")[1]
-    assert pod["nodeSelector"] == {"cloud.google.com/gke-tpu-accelerator": accelerator, "cloud.google.com/gke-tpu-topology": shape}
-    assert container["resources"]["limits"]["google.com/tpu"] * hosts == math.prod(map(int, shape.split("x")))
-    assert container["command"] == list(COMMAND[1:]) and container["env"] == [{"name": "COMPASS_DISTRIBUTED", "value": "auto"}]
-    assert manifest["spec"]["network"] == {"enableDNSHostnames": True, "subdomain": "r1", "publishNotReadyAddresses": True}
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": accelerator,
+        "cloud.google.com/gke-tpu-topology": shape,
+    }
+    assert container["resources"]["limits"]["google.com/tpu"] * hosts == math.prod(
+        map(int, shape.split("x"))
+    )
+    assert container["command"] == list(COMMAND[1:]) and container["env"] == [
+        {"name": "COMPASS_DISTRIBUTED", "value": "auto"}
+    ]
+    assert manifest["spec"]["network"] == {
+        "enableDNSHostnames": True,
+        "subdomain": "r1",
+        "publishNotReadyAddresses": True,
+    }
     assert fakes.calls() == []
 
 
 def test_restarts(fakes):
-    """Failures are counted; a pod that lost its node is not (KEP-262's example of host maintenance), nor one that saved at SIGTERM."""
+    """Failures are counted; a pod that lost its node is not (KEP-262's example of host
+    maintenance), nor one that saved at SIGTERM.
+    """
     spec = rendered(fakes, *RUN, "--max-restarts", "3", *TRAIN)["spec"]
     (rule,) = spec["failurePolicy"]["rules"]
     assert spec["failurePolicy"]["maxRestarts"] == 3
-    assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
+    assert (rule["action"], rule["onJobFailureReasons"]) == (
+        "RestartJobSetAndIgnoreMaxRestarts",
+        ["PodFailurePolicy"],
+    )
     disrupted, saved = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
-    assert disrupted == {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    # Nothing else may have the reason that is not counted: another status would start again for ever.
-    assert saved == {"action": "FailJob", "onExitCodes": {"containerName": "compass", "operator": "In", "values": [143]}}
+    assert disrupted == {
+        "action": "FailJob",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
+    # Nothing else may have the reason that is not counted: another status would start again for
+    # ever.
+    assert saved == {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": "compass", "operator": "In", "values": [143]},
+    }
 
 
 def test_options_of_the_pod(fakes):
-    manifest = rendered(fakes, *RUN, "--spot", "--service-account", "trainer", "--env", "A=b=c", "--env", "D=", *TRAIN)
+    manifest = rendered(
+        fakes,
+        *RUN,
+        "--spot",
+        "--service-account",
+        "trainer",
+        "--env",
+        "A=b=c",
+        "--env",
+        "D=",
+        *TRAIN,
+    )
     assert schema.faults(schema.JOBSET, manifest) == []
     pod = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true" and pod["serviceAccountName"] == "trainer"
+    assert (
+        pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+        and pod["serviceAccountName"] == "trainer"
+    )
     assert {t["key"] for t in pod["tolerations"]} == {"google.com/tpu", "cloud.google.com/gke-spot"}
-    assert pod["containers"][0]["env"][1:] == [{"name": "A", "value": "b=c"}, {"name": "D", "value": ""}]
+    assert pod["containers"][0]["env"][1:] == [
+        {"name": "A", "value": "b=c"},
+        {"name": "D", "value": ""},
+    ]
 
 
 def test_the_bucket(fakes):
-    """Cloud Storage FUSE's CSI driver mounts it at /gcs; without one the manifest has nothing of it."""
-    job = rendered(fakes, *RUN, "--bucket", "my-bucket", *COMMAND)["spec"]["replicatedJobs"][0]["template"]["spec"]
-    limits = {"gke-gcsfuse/cpu-limit": "0", "gke-gcsfuse/memory-limit": "0", "gke-gcsfuse/ephemeral-storage-limit": "0"}
+    """Cloud Storage FUSE's CSI driver mounts it at /gcs; without one the manifest has nothing of
+    it.
+    """
+    job = rendered(fakes, *RUN, "--bucket", "my-bucket", *COMMAND)["spec"]["replicatedJobs"][0][
+        "template"
+    ]["spec"]
+    limits = {
+        "gke-gcsfuse/cpu-limit": "0",
+        "gke-gcsfuse/memory-limit": "0",
+        "gke-gcsfuse/ephemeral-storage-limit": "0",
+    }
     assert job["template"]["metadata"] == {"annotations": {"gke-gcsfuse/volumes": "true"} | limits}
-    attributes = {"bucketName": "my-bucket", "mountOptions": "implicit-dirs,metadata-cache:ttl-secs:0"}
+    attributes = {
+        "bucketName": "my-bucket",
+        "mountOptions": "implicit-dirs,metadata-cache:ttl-secs:0",
+    }
     csi = {"driver": "gcsfuse.csi.storage.gke.io", "volumeAttributes": attributes}
     assert job["template"]["spec"]["volumes"] == [{"name": "bucket", "csi": csi}]
-    assert job["template"]["spec"]["containers"][0]["volumeMounts"] == [{"name": "bucket", "mountPath": "/gcs"}]
-    without = rendered(fakes, *RUN, "--", "compass", "train", "configs/x.py", "--run-dir", "/nfs/gcs/r1")
-    assert schema.faults(schema.JOBSET, without) == [] and not any(word in str(without) for word in ("gcsfuse", "olume", "/gcs'"))
+    assert job["template"]["spec"]["containers"][0]["volumeMounts"] == [
+        {"name": "bucket", "mountPath": "/gcs"}
+    ]
+    without = rendered(
+        fakes, *RUN, "--", "compass", "train", "configs/x.py", "--run-dir", "/nfs/gcs/r1"
+    )
+    assert schema.faults(schema.JOBSET, without) == [] and not any(
+        word in str(without) for word in ("gcsfuse", "olume", "/gcs'")
+    )
 
 
 def broken(change) -> dict:
@@ -108,15 +171,30 @@ VALID: dict = {}
         (lambda m, j, c: j.update(parallelism="16"), ".parallelism: '16' is no integer"),
         (lambda m, j, c: j.update(parallelism=True), ".parallelism: True is no integer"),
         (lambda m, j, c: j.update(completions=0), ".completions: 0 is less than 1"),
-        (lambda m, j, c: j["podFailurePolicy"]["rules"][0]["onPodConditions"][0].pop("status"), "status is missing"),
-        (lambda m, j, c: j["podFailurePolicy"]["rules"][1]["onExitCodes"].update(values=[0]), ".values[0]: 0 is less than 1"),
+        (
+            lambda m, j, c: j["podFailurePolicy"]["rules"][0]["onPodConditions"][0].pop("status"),
+            "status is missing",
+        ),
+        (
+            lambda m, j, c: j["podFailurePolicy"]["rules"][1]["onExitCodes"].update(values=[0]),
+            ".values[0]: 0 is less than 1",
+        ),
         (lambda m, j, c: c.update(command=[]), ".command: is empty"),
         (lambda m, j, c: c.update(command="compass train"), "is no array"),
         (lambda m, j, c: c["ports"][0].update(containerPort=70000), "70000 is more than 65535"),
         (lambda m, j, c: c["env"].append({"name": "A", "value": 1}), ".value: 1 is no string"),
-        (lambda m, j, c: j["template"]["metadata"]["annotations"].update(a=True), ".annotations.a: True is no string"),
-        (lambda m, j, c: j["template"]["spec"]["volumes"][0]["csi"].pop("driver"), "driver is missing"),
-        (lambda m, j, c: c["volumeMounts"][0].update(mountPath="gcs"), ".mountPath: 'gcs' does not fit"),
+        (
+            lambda m, j, c: j["template"]["metadata"]["annotations"].update(a=True),
+            ".annotations.a: True is no string",
+        ),
+        (
+            lambda m, j, c: j["template"]["spec"]["volumes"][0]["csi"].pop("driver"),
+            "driver is missing",
+        ),
+        (
+            lambda m, j, c: c["volumeMounts"][0].update(mountPath="gcs"),
+            ".mountPath: 'gcs' does not fit",
+        ),
     ],
 )
 def test_the_schema_refuses(fakes, change, fault):
@@ -128,28 +206,48 @@ def test_the_schema_refuses(fakes, change, fault):
 def test_apply(fakes):
     assert gke(fakes, "apply", *RUN, *TRAIN).returncode == 0
     ((words, manifest),) = fakes.inputs()
-    assert words == ["kubectl", "apply", "--filename", "-"] and yaml.safe_load(manifest) == rendered(fakes, *RUN, *TRAIN)
+    assert words == ["kubectl", "apply", "--filename", "-"] and yaml.safe_load(
+        manifest
+    ) == rendered(fakes, *RUN, *TRAIN)
 
 
 def test_status_delete(fakes):
-    where, there = ("--name", "r1", "--context", "c", "--namespace", "n"), ["kubectl", "--context=c", "--namespace=n"]
+    where, there = (
+        ("--name", "r1", "--context", "c", "--namespace", "n"),
+        ["kubectl", "--context=c", "--namespace=n"],
+    )
     mine = "jobset.sigs.k8s.io/jobset-name=r1"
     assert gke(fakes, "status", *where).returncode == 0
-    assert fakes.calls() == [[*there, "get", "jobset", "r1"], [*there, "get", "pods", "--output=wide", f"--selector={mine}"]]
+    assert fakes.calls() == [
+        [*there, "get", "jobset", "r1"],
+        [*there, "get", "pods", "--output=wide", f"--selector={mine}"],
+    ]
     assert gke(fakes, "delete", *where).returncode == 0
     assert fakes.calls() == [[*there, "delete", "jobset", "r1"]]
 
 
 POD = "--selector=jobset.sigs.k8s.io/jobset-name=r1,batch.kubernetes.io/job-completion-index=7"
-GET = ["kubectl", "get", "jobset", "r1", '--output=jsonpath={.status.conditions[?(@.status=="True")].type}']
+GET = [
+    "kubectl",
+    "get",
+    "jobset",
+    "r1",
+    '--output=jsonpath={.status.conditions[?(@.status=="True")].type}',
+]
 WAIT = ["kubectl", "wait", "pod", POD, "--for=condition=Ready", "--timeout=10s"]
 READ = ["kubectl", "logs", "--follow", "--tail=-1", "--container=compass", POD]
 
 
 def followed(fakes) -> tuple[int, str, list[list[str]]]:
-    """`logs` of worker 7: its status, what it printed, its calls without the times that they name."""
+    """`logs` of worker 7: its status, what it printed, its calls without the times that
+    they name.
+    """
     done = gke(fakes, "logs", "--name", "r1", "--worker", "7")
-    return done.returncode, done.stdout + done.stderr, [[word.split("-time=")[0] for word in call] for call in fakes.calls()]
+    return (
+        done.returncode,
+        done.stdout + done.stderr,
+        [[word.split("-time=")[0] for word in call] for call in fakes.calls()],
+    )
 
 
 @pytest.mark.parametrize("end,expected", [("StartupPolicyCompleted Completed", 0), ("Failed", 1)])
@@ -159,8 +257,24 @@ def test_logs_follow_attempt_after_attempt(fakes, end, expected):
     fakes.answer("wait", status=1, err="error: no matching resources found\n")
     fakes.answer("logs", "first\n", "second\n")
     status, printed, calls = followed(fakes)
-    assert calls == [GET, WAIT, GET, WAIT, READ, GET, WAIT, [*READ, "--since"], GET, [*READ, "--since"]]
-    assert status == expected and printed == "first\nsecond\nlaunch/gke.py: waiting for the worker's pod: error: no matching resources found\n"
+    assert calls == [
+        GET,
+        WAIT,
+        GET,
+        WAIT,
+        READ,
+        GET,
+        WAIT,
+        [*READ, "--since"],
+        GET,
+        [*READ, "--since"],
+    ]
+    assert (
+        status == expected
+        and printed
+        == "first\nsecond\nlaunch/gke.py: waiting for the worker's pod: error: no matching"
+        " resources found\n"
+    )
 
 
 def test_logs_where_the_run_has_ended(fakes):
@@ -186,7 +300,9 @@ XPK = ("--cluster", "c", "--zone", "z", "--project", "p")
 
 
 def mounted(action: str) -> tuple[str, ...]:
-    """The bucket and the training command: a pod mounts it by itself, xpk through a storage of the cluster."""
+    """The bucket and the training command: a pod mounts it by itself, xpk through a storage of the
+    cluster.
+    """
     return ("--storage", "bkt", *COMMAND) if action == "xpk" else TRAIN
 
 
@@ -194,15 +310,39 @@ def test_xpk(fakes):
     assert gke(fakes, "xpk", *RUN, *XPK, "--spot", "--env", "A=b", *mounted("xpk")).returncode == 0
     assert fakes.calls() == [
         [
-            *("xpk", "workload", "create", "--cluster=c", "--project=p", "--zone=z", "--workload=r1", "--tpu-type=v5p-4x4x4"),
+            *(
+                "xpk",
+                "workload",
+                "create",
+                "--cluster=c",
+                "--project=p",
+                "--zone=z",
+                "--workload=r1",
+                "--tpu-type=v5p-4x4x4",
+            ),
             *("--docker-image=repo/compass:1", "--max-restarts=10", "--restart-on-exit-codes=1,75"),
-            *("--termination-grace-period-seconds=120", "--spot", "--storage=bkt", "--env=COMPASS_DISTRIBUTED=auto", "--env=A=b"),
+            *(
+                "--termination-grace-period-seconds=120",
+                "--spot",
+                "--storage=bkt",
+                "--env=COMPASS_DISTRIBUTED=auto",
+                "--env=A=b",
+            ),
             r"""--command=compass train configs/x.py --run-dir '/gcs/it'"'"'s r1'""",
         ]
     ]
 
 
-@pytest.mark.parametrize("action,program", [("apply", "kubectl"), ("logs", "kubectl"), ("status", "kubectl"), ("delete", "kubectl"), ("xpk", "xpk")])
+@pytest.mark.parametrize(
+    "action,program",
+    [
+        ("apply", "kubectl"),
+        ("logs", "kubectl"),
+        ("status", "kubectl"),
+        ("delete", "kubectl"),
+        ("xpk", "xpk"),
+    ],
+)
 def test_the_status_is_that_of_the_program(fakes, action, program):
     fakes.answer(program, status=9, err="no such cluster\n")
     done = gke(fakes, action, *RUN, *XPK, *mounted(action))
@@ -211,7 +351,9 @@ def test_the_status_is_that_of_the_program(fakes, action, program):
 
 @pytest.mark.parametrize("action", ["apply", "status", "delete", "xpk"])
 def test_dry_run_prints_what_a_shell_can_run(fakes, action):
-    """Nothing is called; run by a shell, what was printed makes the very calls, manifest included."""
+    """Nothing is called; run by a shell, what was printed makes the very calls, manifest
+    included.
+    """
     words = (action, *RUN, *XPK, "--env", "A=it's", *mounted(action))
     done = gke(fakes, *words[:1], "--dry-run", *words[1:])
     assert done.returncode == 0 and fakes.calls() == []
@@ -224,26 +366,65 @@ def test_dry_run_prints_what_a_shell_can_run(fakes, action):
 @pytest.mark.parametrize(
     "words,message",
     [
-        (("apply", "--name", "r1"), "apply: missing --topology, --image, -- COMMAND. For example\n  python launch/gke.py apply --name run1"),
-        (("xpk", *RUN, *COMMAND), "xpk: missing --cluster. For example\n  python launch/gke.py xpk --cluster CLUSTER --name run1"),
+        (
+            ("apply", "--name", "r1"),
+            (
+                "apply: missing --topology, --image, -- COMMAND. For example\n  python"
+                " launch/gke.py apply --name run1"
+            ),
+        ),
+        (
+            ("xpk", *RUN, *COMMAND),
+            (
+                "xpk: missing --cluster. For example\n  python launch/gke.py xpk --cluster CLUSTER"
+                " --name run1"
+            ),
+        ),
         (
             ("xpk", *RUN, *XPK, *TRAIN),
-            "xpk: no --bucket. xpk mounts storages that its cluster knows. Once: xpk storage attach bkt --type=gcsfuse --bucket=bkt",
+            (
+                "xpk: no --bucket. xpk mounts storages that its cluster knows. Once: xpk storage"
+                " attach bkt --type=gcsfuse --bucket=bkt"
+            ),
         ),
-        (("xpk", *RUN, *XPK, "--", "compass", "--run-dir", "gs://bkt/r/1"), "say --storage bkt (in front of --) and --run-dir /gcs/r/1"),
-        (("apply", *RUN, "--", "compass", "--run-dir=gs://bkt/r1"), "is a path: say --bucket bkt (in front of --) and --run-dir /gcs/r1"),
+        (
+            ("xpk", *RUN, *XPK, "--", "compass", "--run-dir", "gs://bkt/r/1"),
+            "say --storage bkt (in front of --) and --run-dir /gcs/r/1",
+        ),
+        (
+            ("apply", *RUN, "--", "compass", "--run-dir=gs://bkt/r1"),
+            "is a path: say --bucket bkt (in front of --) and --run-dir /gcs/r1",
+        ),
         (("apply", *RUN, *COMMAND), "the run directory is on a bucket, and --bucket is missing"),
-        (("apply", *RUN, "--bucket", "bkt", "--", "compass", "train", "c"), "--run-dir is missing: the run would be on each pod's own disk"),
+        (
+            ("apply", *RUN, "--bucket", "bkt", "--", "compass", "train", "c"),
+            "--run-dir is missing: the run would be on each pod's own disk",
+        ),
         (
             ("render", *RUN, "--", "python", "-m", "compass_jax", "sft", "c", "--run_dir=runs/x"),
-            "--run-dir runs/x is relative: the run would be on each pod's own disk, which the others do not see and which ends with the pod."
-            " Say --bucket my-bucket (in front of --) and --run-dir /gcs/r1\n",
+            (
+                "--run-dir runs/x is relative: the run would be on each pod's own disk, which the"
+                " others do not see and which ends with the pod. Say --bucket my-bucket (in front"
+                " of --) and --run-dir /gcs/r1\n"
+            ),
         ),
-        (("xpk", *RUN, *XPK, "--", "compass", "eval", "c", "--run-dir", "x"), "Say --storage my-bucket (in front of --) and --run-dir /gcs/r1\n"),
-        (("apply", *RUN, "--bucket", "gs://bkt", *COMMAND), "--bucket gs://bkt: the name alone, without gs:// and folders"),
+        (
+            ("xpk", *RUN, *XPK, "--", "compass", "eval", "c", "--run-dir", "x"),
+            "Say --storage my-bucket (in front of --) and --run-dir /gcs/r1\n",
+        ),
+        (
+            ("apply", *RUN, "--bucket", "gs://bkt", *COMMAND),
+            "--bucket gs://bkt: the name alone, without gs:// and folders",
+        ),
         (("logs",), "logs: missing --name. For example\n  python launch/gke.py logs --name run1"),
-        (("apply", *RUN, "--topology", "v7:4x4", *TRAIN), "v6e: 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16"),
-        (("apply", *RUN, "--topology", "v5p:4x4", *TRAIN), "--topology v5p:4x4 is not known; write GENERATION:TOPOLOGY"),
+        (
+            ("apply", *RUN, "--topology", "v7:4x4", *TRAIN),
+            "v6e: 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16",
+        ),
+        (
+            ("apply", *RUN, "--topology", "v5p:4x4", *TRAIN),
+            "--topology v5p:4x4 is not known; write GENERATION:TOPOLOGY",
+        ),
         (("apply", *RUN, "--topology", "v5p:4x4x6", *TRAIN), "is not known"),
         (("apply", *RUN, "--topology", "v5p:8x4x4", *TRAIN), "is not known"),
         (("apply", *RUN, "--topology", "v5p:0x4x4", *TRAIN), "is not known"),
@@ -259,7 +440,12 @@ def test_dry_run_prints_what_a_shell_can_run(fakes, action):
 )
 def test_mistakes(fakes, words, message):
     done = gke(fakes, *words)
-    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr and fakes.calls() == []
+    assert (
+        done.returncode == 2
+        and message in done.stderr
+        and "Traceback" not in done.stderr
+        and fakes.calls() == []
+    )
 
 
 def test_without_kubectl(fakes):
@@ -268,12 +454,20 @@ def test_without_kubectl(fakes):
 
 
 def test_what_has_no_run_directory(fakes):
-    assert rendered(fakes, *RUN, "--", "compass", "eval", "configs/x.py", "--checkpoint", "/nfs/r1")["kind"] == "JobSet"
+    assert (
+        rendered(fakes, *RUN, "--", "compass", "eval", "configs/x.py", "--checkpoint", "/nfs/r1")[
+            "kind"
+        ]
+        == "JobSet"
+    )
 
 
 def test_interval_that_is_no_number(fakes):
     done = fakes.run(sys.executable, SCRIPT, "logs", "--name", "r1", COMPASS_POLL_S="soon")
-    assert done.returncode == 2 and done.stderr == "launch/gke.py: COMPASS_POLL_S=soon: must be a number of seconds\n"
+    assert (
+        done.returncode == 2
+        and done.stderr == "launch/gke.py: COMPASS_POLL_S=soon: must be a number of seconds\n"
+    )
 
 
 def test_its_exit_statuses_are_those_of_the_command():

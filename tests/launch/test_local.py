@@ -1,4 +1,6 @@
-"""The local launcher, on small commands: variables, output, signals, and what happens when a process fails."""
+"""The local launcher, on small commands: variables, output, signals, and what happens when a
+process fails.
+"""
 
 import importlib.util
 import os
@@ -21,31 +23,73 @@ spec.loader.exec_module(local)
 
 
 def launch(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, LOCAL, *words], capture_output=True, text=True, timeout=60, env=os.environ | (env or {}))
+    return subprocess.run(
+        [sys.executable, LOCAL, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | (env or {}),
+    )
 
 
 def python(code: str) -> list[str]:
-    """A command that runs `code`. say: one write for a line, so that the lines of two processes do not mix."""
+    """A command that runs `code`. say: one write for a line, so that the lines of two processes do
+    not mix.
+    """
     head = "import os, sys, time, signal; me = int(os.environ['COMPASS_PROCESS_ID'])"
     say = "say = lambda word, file=sys.stdout: (file.write(f'{word} {me}\\n'), file.flush())"
     return ["--", sys.executable, "-c", f"{head}; {say}; {code}"]
 
 
 def test_every_process_gets_its_variables():
-    names = ("COMPASS_COORDINATOR", "COMPASS_PROCESSES", "COMPASS_PROCESS_ID", "JAX_PLATFORMS", "XLA_FLAGS")
+    names = (
+        "COMPASS_COORDINATOR",
+        "COMPASS_PROCESSES",
+        "COMPASS_PROCESS_ID",
+        "JAX_PLATFORMS",
+        "XLA_FLAGS",
+    )
     show = f"sys.stdout.write(' '.join(os.environ[name] for name in {names}) + chr(10))"
-    kept = {"XLA_FLAGS": "--xla_dump_to=x --xla_force_host_platform_device_count=8 --xla_a=1", "JAX_PLATFORMS": "tpu", "COMPASS_DISTRIBUTED": "auto"}
-    done = launch("--processes", "3", "--devices-per-process", "5", *python(show + "; assert 'COMPASS_DISTRIBUTED' not in os.environ"), env=kept)
+    kept = {
+        "XLA_FLAGS": "--xla_dump_to=x --xla_force_host_platform_device_count=8 --xla_a=1",
+        "JAX_PLATFORMS": "tpu",
+        "COMPASS_DISTRIBUTED": "auto",
+    }
+    done = launch(
+        "--processes",
+        "3",
+        "--devices-per-process",
+        "5",
+        *python(show + "; assert 'COMPASS_DISTRIBUTED' not in os.environ"),
+        env=kept,
+    )
     assert done.returncode == 0, done.stderr
-    rows = sorted(line.removeprefix(f"[{i}] ") for i in range(3) for line in done.stdout.splitlines() if f" 3 {i} cpu" in line)
+    rows = sorted(
+        line.removeprefix(f"[{i}] ")
+        for i in range(3)
+        for line in done.stdout.splitlines()
+        if f" 3 {i} cpu" in line
+    )
     port = re.match(r"127\.0\.0\.1:(\d+) ", rows[0]).group(1)
     flags = "--xla_dump_to=x --xla_a=1 --xla_force_host_platform_device_count=5"
-    assert rows == [f"127.0.0.1:{port} 3 {i} cpu {flags}" for i in range(3)] and 0 < int(port) < 65536
+    assert (
+        rows == [f"127.0.0.1:{port} 3 {i} cpu {flags}" for i in range(3)] and 0 < int(port) < 65536
+    )
 
 
 def test_lines_of_the_others_carry_their_number():
-    done = launch("--processes", "3", *python("say('out'); say('err', sys.stderr); me and sys.stdout.write('no end')"))
-    assert sorted(done.stdout.splitlines()) == ["[1] no end", "[1] out 1", "[2] no end", "[2] out 2", "out 0"]
+    done = launch(
+        "--processes",
+        "3",
+        *python("say('out'); say('err', sys.stderr); me and sys.stdout.write('no end')"),
+    )
+    assert sorted(done.stdout.splitlines()) == [
+        "[1] no end",
+        "[1] out 1",
+        "[2] no end",
+        "[2] out 2",
+        "out 0",
+    ]
     assert sorted(done.stderr.splitlines()) == ["[1] err 1", "[2] err 2", "err 0"]
 
 
@@ -54,8 +98,15 @@ def test_lines_of_the_others_carry_their_number():
     [
         ("sys.exit(0)", 0),
         ("sys.exit(7 if me == 1 else 0)", 7),
-        ("time.sleep(0.5 * (me == 1)); sys.exit(3 + me)", 3),  # the first that failed, not the highest number
-        ("time.sleep(0.5 * (me == 0)); os.kill(os.getpid(), signal.SIGKILL if me else signal.SIGTERM)", 128 + signal.SIGKILL),
+        # the first that failed, not the highest number
+        ("time.sleep(0.5 * (me == 1)); sys.exit(3 + me)", 3),
+        (
+            (
+                "time.sleep(0.5 * (me == 0)); os.kill(os.getpid(), signal.SIGKILL if me else"
+                " signal.SIGTERM)"
+            ),
+            128 + signal.SIGKILL,
+        ),
     ],
 )
 def test_exit_status_is_that_of_the_first_that_failed(code, status):
@@ -63,18 +114,31 @@ def test_exit_status_is_that_of_the_first_that_failed(code, status):
 
 
 def test_the_rest_is_killed_after_the_grace_time(tmp_path):
-    """Process 1 fails; process 0 ignores everything and has a child of its own: both are gone half a second later."""
-    child = f"import subprocess; c = subprocess.Popen(['sleep', '60']); open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{c.pid}}')"
-    code = f"exec(\"if me == 1:\\n time.sleep(0.5); sys.exit(5)\"); {child}; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    """Process 1 fails; process 0 ignores everything and has a child of its own: both are gone half
+    a second later.
+    """
+    child = (
+        "import subprocess; c = subprocess.Popen(['sleep', '60']);"
+        f" open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{c.pid}}')"
+    )
+    code = (
+        f'exec("if me == 1:\\n time.sleep(0.5); sys.exit(5)"); {child};'
+        " signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    )
     started = time.monotonic()
     done = launch("--grace", "0.5", *python(code))
     assert done.returncode == 5 and time.monotonic() - started < 20
-    assert "process 1 ended with status 5; the others have 0.5 s" in done.stderr and "killing process 0" in done.stderr
+    assert (
+        "process 1 ended with status 5; the others have 0.5 s" in done.stderr
+        and "killing process 0" in done.stderr
+    )
     assert [alive(int(pid)) for pid in (tmp_path / "pids").read_text().split()] == [False, False]
 
 
 def test_the_others_may_end_by_themselves_within_the_grace_time():
-    done = launch("--grace", "30", *python("sys.exit(4) if me == 1 else time.sleep(1) or print('saved')"))
+    done = launch(
+        "--grace", "30", *python("sys.exit(4) if me == 1 else time.sleep(1) or print('saved')")
+    )
     assert done.returncode == 4 and "saved" in done.stdout and "killing" not in done.stderr
 
 
@@ -85,7 +149,12 @@ def test_signals_go_on_to_all(signum, status):
     handler = f"signal.signal({int(signum)}, lambda *_: (say('saving'), sys.exit({status})))"
     # Short sleeps: a signal that comes just before a sleep begins is seen when it ends.
     words = python(f"{handler}; say('ready'); [time.sleep(0.02) for _ in range(2000)]")
-    process = subprocess.Popen([sys.executable, LOCAL, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        [sys.executable, LOCAL, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     ready = {process.stdout.readline().strip() for _ in range(2)}
     assert ready == {"ready 0", "[1] ready 1"}
     process.send_signal(signum)
@@ -94,19 +163,47 @@ def test_signals_go_on_to_all(signum, status):
 
 
 def test_dry_run_prints_commands_that_do_the_same(tmp_path):
-    write = "open(sys.argv[1] + os.environ['COMPASS_PROCESS_ID'], 'w').write(os.environ['XLA_FLAGS'])"
-    done = launch("--processes", "2", "--devices-per-process", "3", "--dry-run", *python(write), str(tmp_path / "it's "), env={"XLA_FLAGS": "--a=1"})
+    write = (
+        "open(sys.argv[1] + os.environ['COMPASS_PROCESS_ID'], 'w').write(os.environ['XLA_FLAGS'])"
+    )
+    done = launch(
+        "--processes",
+        "2",
+        "--devices-per-process",
+        "3",
+        "--dry-run",
+        *python(write),
+        str(tmp_path / "it's "),
+        env={"XLA_FLAGS": "--a=1"},
+    )
     assert done.returncode == 0 and list(tmp_path.iterdir()) == []
     subprocess.run(["bash", "-c", done.stdout], check=True, timeout=30)
     flags = "--a=1 --xla_force_host_platform_device_count=3"
-    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"it's 0": flags, "it's 1": flags}
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
+        "it's 0": flags,
+        "it's 1": flags,
+    }
 
 
 def test_compass_is_the_entry_point_of_this_interpreter():
-    assert local.resolve(["compass", "train", "x"]) == [sys.executable, "-m", "compass_jax", "train", "x"]
-    assert local.resolve(["/bin/compass", "report"]) == [sys.executable, "-m", "compass_jax", "report"]
+    assert local.resolve(["compass", "train", "x"]) == [
+        sys.executable,
+        "-m",
+        "compass_jax",
+        "train",
+        "x",
+    ]
+    assert local.resolve(["/bin/compass", "report"]) == [
+        sys.executable,
+        "-m",
+        "compass_jax",
+        "report",
+    ]
     assert local.resolve(["python", "compass"]) == ["python", "compass"]
-    assert f"{sys.executable} -m compass_jax train x --run-dir y &" in launch("--dry-run", "--", "compass", "train", "x", "--run-dir", "y").stdout
+    assert (
+        f"{sys.executable} -m compass_jax train x --run-dir y &"
+        in launch("--dry-run", "--", "compass", "train", "x", "--run-dir", "y").stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,9 +222,22 @@ def test_mistakes(words, status, message):
 
 @pytest.mark.slow
 def test_a_training_over_two_processes(tmp_path):
-    """The command itself: two processes of two devices train one step together, and write one run."""
-    words = ["--processes", "2", "--devices-per-process", "2", "--", "compass", "train", str(ROOT / "tests" / "tiny_run.py")]
+    """The command itself: two processes of two devices train one step together, and write
+    one run.
+    """
+    words = [
+        "--processes",
+        "2",
+        "--devices-per-process",
+        "2",
+        "--",
+        "compass",
+        "train",
+        str(ROOT / "tests" / "tiny_run.py"),
+    ]
     words += ["--run-dir", str(tmp_path), "--rl.steps", "1", "--mesh.fsdp", "4"]
-    done = subprocess.run([sys.executable, LOCAL, *words], capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, LOCAL, *words], capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1

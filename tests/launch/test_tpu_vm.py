@@ -1,4 +1,6 @@
-"""launch/tpu_vm.sh: which gcloud calls each command makes, in which order, and what it makes of their answers."""
+"""launch/tpu_vm.sh: which gcloud calls each command makes, in which order, and what it makes of
+their answers.
+"""
 
 import os
 import shutil
@@ -17,8 +19,14 @@ SPOT = (*SLICE, "--type", "v5p-128", "--spot")
 FIXED = (*SLICE, "--type", "v5p-128")
 TRAIN = ("--bucket", "bkt", "--", "compass", "train", "configs/x.py", "--run-dir", "/gcs/it's r1")
 QUOTED = r"compass train configs/x.py --run-dir '/gcs/it'\''s r1'"
-GONE = "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource 'projects/p/locations/us-east5-a/nodes/r1' was not found"
-NO_LOGIN = "ERROR: (gcloud.compute.tpus.tpu-vm.describe) You do not currently have an active account selected."
+GONE = (
+    "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource"
+    " 'projects/p/locations/us-east5-a/nodes/r1' was not found"
+)
+NO_LOGIN = (
+    "ERROR: (gcloud.compute.tpus.tpu-vm.describe) You do not currently have an active account"
+    " selected."
+)
 NODE, QUEUE = "tpu-vm describe", "queued-resources describe"
 
 
@@ -33,10 +41,23 @@ def queued(*words: str) -> list[str]:
 ASK_NODE = tpu_vm("describe", "r1", "--format=value(state)")
 ASK_QUEUE = queued("describe", "r1", "--format=value(state.state)")
 CREATE = tpu_vm("create", "r1", "--accelerator-type=v5p-128", "--version=v2-alpha-tpuv5")
-ENQUEUE = queued("create", "r1", "--node-id=r1", "--accelerator-type=v5p-128", "--runtime-version=v2-alpha-tpuv5", "--spot")
+ENQUEUE = queued(
+    "create",
+    "r1",
+    "--node-id=r1",
+    "--accelerator-type=v5p-128",
+    "--runtime-version=v2-alpha-tpuv5",
+    "--spot",
+)
 DEQUEUE = queued("delete", "r1", "--force", "--quiet")
-UNPACK = "rm -rf compass && mkdir compass && tar -xzf compass.tar.gz -C compass && rm compass.tar.gz && compass/launch/worker.sh install"
-ASK = 'test -x compass/launch/worker.sh || { echo "$(hostname): no command yet"; exit 0; }; compass/launch/worker.sh status'
+UNPACK = (
+    "rm -rf compass && mkdir compass && tar -xzf compass.tar.gz -C compass && rm compass.tar.gz &&"
+    " compass/launch/worker.sh install"
+)
+ASK = (
+    'test -x compass/launch/worker.sh || { echo "$(hostname): no command yet"; exit 0; };'
+    " compass/launch/worker.sh status"
+)
 
 
 def copied(fakes) -> list[list[str]]:
@@ -48,7 +69,13 @@ def copied(fakes) -> list[list[str]]:
 
 def ssh(command: str, worker: str = "all") -> list[str]:
     """What ends within two minutes where the host is gone."""
-    return tpu_vm("ssh", "r1", f"--worker={worker}", "--ssh-flag=-oServerAliveInterval=30 -oServerAliveCountMax=4", f"--command={command}")
+    return tpu_vm(
+        "ssh",
+        "r1",
+        f"--worker={worker}",
+        "--ssh-flag=-oServerAliveInterval=30 -oServerAliveCountMax=4",
+        f"--command={command}",
+    )
 
 
 MOUNT = ssh("compass/launch/worker.sh mount_bucket bkt")
@@ -59,7 +86,9 @@ FOLLOW = ssh("compass/launch/worker.sh follow", "0")
 def test_create(fakes):
     assert fakes.run(fakes.script, "create", *FIXED).returncode == 0 and fakes.calls() == [CREATE]
     assert fakes.run(fakes.script, "create", *FIXED, "--version", "other").returncode == 0
-    assert fakes.calls() == [tpu_vm("create", "r1", "--accelerator-type=v5p-128", "--version=other")]
+    assert fakes.calls() == [
+        tpu_vm("create", "r1", "--accelerator-type=v5p-128", "--version=other")
+    ]
     fakes.answer("tpu-vm create", status=7)
     assert fakes.run(fakes.script, "create", *FIXED).returncode == 7
 
@@ -84,7 +113,10 @@ def test_a_gcloud_that_fails_ends_no_wait_in_the_queue(fakes, command):
     fakes.answer(QUEUE, "ACTIVE\n")
     fakes.answer(NODE, "READY\n")
     done = fakes.run(fakes.script, command, *SPOT, *TRAIN)
-    assert done.returncode == 0 and done.stderr.count("active account") == done.stderr.count("no network") == 1
+    assert (
+        done.returncode == 0
+        and done.stderr.count("active account") == done.stderr.count("no network") == 1
+    )
     assert fakes.calls().count(ASK_QUEUE) == (20 if command == "resume" else 19)
 
 
@@ -92,16 +124,34 @@ def test_flags_of_gcloud_create(fakes):
     flags = ("--create-flag=--network=n", "--create-flag=--service-account=a@b c")
     added = ["--network=n", "--service-account=a@b c"]
     fakes.run(fakes.script, "create", *FIXED, "--reserved", *flags)
-    assert fakes.calls() == [tpu_vm("create", "r1", "--accelerator-type=v5p-128", "--version=v2-alpha-tpuv5", "--reserved", *added)]
+    assert fakes.calls() == [
+        tpu_vm(
+            "create",
+            "r1",
+            "--accelerator-type=v5p-128",
+            "--version=v2-alpha-tpuv5",
+            "--reserved",
+            *added,
+        )
+    ]
     fakes.answer(QUEUE, "ACTIVE\n")
     fakes.run(fakes.script, "create", *SPOT, *flags)
     assert fakes.calls() == [[*ENQUEUE[: -len(WHERE)], *added, *WHERE], ASK_QUEUE]
 
 
-@pytest.mark.parametrize("kind,version", [("v4-8", "tpu-ubuntu2204-base"), ("v5litepod-16", "v2-alpha-tpuv5-lite"), ("v6e-256", "v2-alpha-tpuv6e")])
+@pytest.mark.parametrize(
+    "kind,version",
+    [
+        ("v4-8", "tpu-ubuntu2204-base"),
+        ("v5litepod-16", "v2-alpha-tpuv5-lite"),
+        ("v6e-256", "v2-alpha-tpuv6e"),
+    ],
+)
 def test_the_version_goes_with_the_type(fakes, kind, version):
     fakes.run(fakes.script, "create", *SLICE, "--type", kind)
-    assert fakes.calls() == [tpu_vm("create", "r1", f"--accelerator-type={kind}", f"--version={version}")]
+    assert fakes.calls() == [
+        tpu_vm("create", "r1", f"--accelerator-type={kind}", f"--version={version}")
+    ]
 
 
 def test_copy_run_logs_stop_delete(fakes):
@@ -109,24 +159,35 @@ def test_copy_run_logs_stop_delete(fakes):
     assert fakes.calls() == copied(fakes) and not (fakes.here / "compass-r1.tar.gz").exists()
     assert fakes.run(fakes.script, "run", *SLICE, *TRAIN).returncode == 0
     assert fakes.calls() == [MOUNT, ssh(f"compass/launch/worker.sh start {QUOTED}")]
-    assert fakes.run(fakes.script, "stop", *SLICE).returncode == 0 and fakes.calls() == [ssh("compass/launch/worker.sh stop")]
+    assert fakes.run(fakes.script, "stop", *SLICE).returncode == 0 and fakes.calls() == [
+        ssh("compass/launch/worker.sh stop")
+    ]
     assert fakes.run(fakes.script, "logs", *SLICE, "--worker", "3").returncode == 0
     assert fakes.calls() == [ssh("compass/launch/worker.sh follow", "3")]
-    assert fakes.run(fakes.script, "delete", *SLICE).returncode == 0 and fakes.calls() == [tpu_vm("delete", "r1", "--quiet")]
+    assert fakes.run(fakes.script, "delete", *SLICE).returncode == 0 and fakes.calls() == [
+        tpu_vm("delete", "r1", "--quiet")
+    ]
     assert fakes.run(fakes.script, "delete", *SPOT).returncode == 0 and fakes.calls() == [DEQUEUE]
 
 
-@pytest.mark.parametrize("command,call", [("copy", "scp"), ("run", "ssh"), ("logs", "ssh"), ("stop", "ssh"), ("delete", "delete")])
+@pytest.mark.parametrize(
+    "command,call",
+    [("copy", "scp"), ("run", "ssh"), ("logs", "ssh"), ("stop", "ssh"), ("delete", "delete")],
+)
 def test_the_status_is_that_of_gcloud(fakes, command, call):
     fakes.answer(f"tpu-vm {call}", status=9)
-    assert fakes.run(fakes.script, command, *SLICE, *TRAIN).returncode == 9 and len(fakes.calls()) == 1
+    assert (
+        fakes.run(fakes.script, command, *SLICE, *TRAIN).returncode == 9 and len(fakes.calls()) == 1
+    )
 
 
 def test_status(fakes):
     fakes.answer(NODE, "READY\n", "PREEMPTED\n")
     done = fakes.run(fakes.script, "status", *SLICE)
     assert done.stdout == "r1: READY\n" and fakes.calls() == [ASK_NODE, ssh(ASK)]
-    assert fakes.run(fakes.script, "status", *SLICE).stdout == "r1: PREEMPTED\n" and fakes.calls() == [ASK_NODE]
+    assert fakes.run(
+        fakes.script, "status", *SLICE
+    ).stdout == "r1: PREEMPTED\n" and fakes.calls() == [ASK_NODE]
     fakes.answer(NODE, status=1, err=GONE)
     assert fakes.run(fakes.script, "status", *SLICE).stdout == "r1: ABSENT\n"
 
@@ -154,7 +215,16 @@ def test_resume_after_a_preemption(fakes):
     fakes.answer(QUEUE, "SUSPENDING\n", "SUSPENDED\n", "PROVISIONING\n", "ACTIVE\n")
     fakes.answer(NODE, "PREEMPTED\n")
     assert fakes.run(fakes.script, "resume", *SPOT, *TRAIN).returncode == 0
-    assert fakes.calls() == [ASK_QUEUE, ASK_QUEUE, ASK_NODE, DEQUEUE, ENQUEUE, ASK_QUEUE, ASK_QUEUE, *resumed(fakes)]
+    assert fakes.calls() == [
+        ASK_QUEUE,
+        ASK_QUEUE,
+        ASK_NODE,
+        DEQUEUE,
+        ENQUEUE,
+        ASK_QUEUE,
+        ASK_QUEUE,
+        *resumed(fakes),
+    ]
 
 
 def test_resume_of_a_preempted_slice_that_was_never_in_the_queue(fakes):
@@ -170,7 +240,10 @@ def test_resume_goes_on_waiting_for_a_request_that_still_stands(fakes):
     assert fakes.calls() == [ASK_QUEUE, ASK_QUEUE, ASK_NODE, ASK_NODE, *resumed(fakes)]
 
 
-@pytest.mark.parametrize("answer,rest", [("host: running\n", False), ("host: ended with status 1\n", True), ("host: killed\n", True)])
+@pytest.mark.parametrize(
+    "answer,rest",
+    [("host: running\n", False), ("host: ended with status 1\n", True), ("host: killed\n", True)],
+)
 def test_resume_where_the_slice_is_there(fakes, answer, rest):
     """A running command is left alone; one that ended runs again."""
     fakes.answer(NODE, "READY\n")
@@ -182,9 +255,14 @@ def test_resume_where_the_slice_is_there(fakes, answer, rest):
 
 @pytest.mark.parametrize(
     "out,status,err,expected,message",
-    [("", 1, NO_LOGIN, 1, "active account"), ("STOPPED\n", 0, "", 2, "r1: STOPPED. Start or delete it, then try again")],
+    [
+        ("", 1, NO_LOGIN, 1, "active account"),
+        ("STOPPED\n", 0, "", 2, "r1: STOPPED. Start or delete it, then try again"),
+    ],
 )
-def test_resume_touches_nothing_that_it_does_not_understand(fakes, out, status, err, expected, message):
+def test_resume_touches_nothing_that_it_does_not_understand(
+    fakes, out, status, err, expected, message
+):
     fakes.answer(NODE, out, status=status, err=err)
     done = fakes.run(fakes.script, "resume", *FIXED, *TRAIN)
     assert done.returncode == expected and message in done.stderr and fakes.calls() == [ASK_NODE]
@@ -216,19 +294,56 @@ def test_dry_run_of_what_depends_on_answers_takes_the_longest_way(fakes):
 @pytest.mark.parametrize(
     "words,message",
     [
-        (("create", "--name", "r1"), "create: missing --zone --project --type. For example\n  launch/tpu_vm.sh create --name run1 --zone"),
+        (
+            ("create", "--name", "r1"),
+            (
+                "create: missing --zone --project --type. For example\n  launch/tpu_vm.sh create"
+                " --name run1 --zone"
+            ),
+        ),
         (("run", *SLICE), "run: missing -- TRAINING COMMAND. For example"),
         (("resume", *SLICE, *TRAIN), "resume: missing --type"),
         (("logs", "--zone", "z", "--project", "p"), "logs: missing --name"),
         (("create", *SLICE, "--type", "tpu7x-128"), "launch/gke.py runs on tpu7x"),
-        (("create", *SLICE, "--type", "v9-8"), "--type v9-8 is not known: v4-N, v5litepod-N, v5p-N or v6e-N"),
+        (
+            ("create", *SLICE, "--type", "v9-8"),
+            "--type v9-8 is not known: v4-N, v5litepod-N, v5p-N or v6e-N",
+        ),
         (("create", "--name", "--zone", "z"), "--name: its value is missing"),
-        (("create", *SPOT, "--reserved"), "--spot and --reserved: a slice is one or the other; leave one out"),
-        (("create", *FIXED, "--create-flag", "--network=n"), "--create-flag: write it with =, as in --create-flag=--network=mine"),
-        (("run", *SLICE, "--bucket", "bkt", "--", "compass", "train", "c.py"), "--run-dir is missing: the run would be on each worker's own disk"),
-        (("watch", *FIXED, "--", "python", "-m", "compass_jax", "sft", "c.py"), "Say --bucket my-bucket (in front of --) and --run-dir /gcs/r1\n"),
-        (("resume", *FIXED, "--bucket", "bkt", "--", "compass", "eval", "c.py", "--run_dir=runs/x"), "--run-dir runs/x is relative: the run would"),
-        (("run", *SLICE, "--", "compass", "train", "c.py", "--run-dir", ""), "--run-dir is missing"),
+        (
+            ("create", *SPOT, "--reserved"),
+            "--spot and --reserved: a slice is one or the other; leave one out",
+        ),
+        (
+            ("create", *FIXED, "--create-flag", "--network=n"),
+            "--create-flag: write it with =, as in --create-flag=--network=mine",
+        ),
+        (
+            ("run", *SLICE, "--bucket", "bkt", "--", "compass", "train", "c.py"),
+            "--run-dir is missing: the run would be on each worker's own disk",
+        ),
+        (
+            ("watch", *FIXED, "--", "python", "-m", "compass_jax", "sft", "c.py"),
+            "Say --bucket my-bucket (in front of --) and --run-dir /gcs/r1\n",
+        ),
+        (
+            (
+                "resume",
+                *FIXED,
+                "--bucket",
+                "bkt",
+                "--",
+                "compass",
+                "eval",
+                "c.py",
+                "--run_dir=runs/x",
+            ),
+            "--run-dir runs/x is relative: the run would",
+        ),
+        (
+            ("run", *SLICE, "--", "compass", "train", "c.py", "--run-dir", ""),
+            "--run-dir is missing",
+        ),
         (("create", *SLICE, "--tpye", "v5p-8"), "--tpye is not known"),
         (("launch", *SLICE), "launch is not known: create, copy, run"),
     ],
@@ -239,8 +354,15 @@ def test_mistakes(fakes, words, message):
 
 
 def test_what_has_no_run_directory(fakes):
-    assert fakes.run(fakes.script, "run", *SLICE, "--", "compass", "eval", "c.py", "--checkpoint", "/nfs/r1").returncode == 0
-    assert fakes.calls() == [ssh("compass/launch/worker.sh start compass eval c.py --checkpoint /nfs/r1")]
+    assert (
+        fakes.run(
+            fakes.script, "run", *SLICE, "--", "compass", "eval", "c.py", "--checkpoint", "/nfs/r1"
+        ).returncode
+        == 0
+    )
+    assert fakes.calls() == [
+        ssh("compass/launch/worker.sh start compass eval c.py --checkpoint /nfs/r1")
+    ]
 
 
 def test_without_gcloud(fakes):
@@ -256,20 +378,22 @@ def test_help(fakes):
     assert done.returncode == 0 and "resume" in done.stdout and fakes.calls() == []
 
 
-# ---- the workers' side, for real: two home directories, the commands that would come through ssh ------------------------
+# ---- the workers' side, for real: two home directories, the commands that would come through ssh -
 
 
 @pytest.fixture
 def workers(fakes):
-    """Two workers with the tree copied to them. `compass` there says how it was called and waits for `let_go` or SIGTERM."""
+    """Two workers with the tree copied to them. `compass` there says how it was called and waits
+    for `let_go` or SIGTERM.
+    """
     fakes.add("python3")
     for number in (0, 1):
         home = fakes.worker(number)
         (home / "compass-venv" / "bin").mkdir(parents=True)
         compass = home / "compass-venv" / "bin" / "compass"
         compass.write_text(
-            "#!/usr/bin/env bash\ntrap 'echo saved; exit 143' TERM\n"
-            'echo "$COMPASS_DISTRIBUTED, $#: $*"\nuntil [ -e ~/go ]; do sleep 0.02; done\nexit "$2"\n'
+            "#!/usr/bin/env bash\ntrap 'echo saved; exit 143' TERM\necho \"$COMPASS_DISTRIBUTED,"
+            ' $#: $*"\nuntil [ -e ~/go ]; do sleep 0.02; done\nexit "$2"\n'
         )
         compass.chmod(0o755)
     assert fakes.run(fakes.script, "copy", *SLICE).returncode == 0
@@ -286,8 +410,14 @@ def test_copy_brings_the_tree_and_installs_it(workers):
     assert [words[2:4] for words in installs] == [["pip", "install"], ["uv", "pip"]] * 2
     for number in (0, 1):
         tree = workers.worker(number) / "compass"
-        assert (tree / "compass_jax" / "cli.py").read_text() == (ROOT / "compass_jax" / "cli.py").read_text()
-        assert not (tree / ".git").exists() and not (tree / ".venv").exists() and os.access(tree / "launch" / "worker.sh", os.X_OK)
+        assert (tree / "compass_jax" / "cli.py").read_text() == (
+            ROOT / "compass_jax" / "cli.py"
+        ).read_text()
+        assert (
+            not (tree / ".git").exists()
+            and not (tree / ".venv").exists()
+            and os.access(tree / "launch" / "worker.sh", os.X_OK)
+        )
 
 
 def test_copy_leaves_out_what_is_large_and_keeps_no_archive(workers):
@@ -296,8 +426,14 @@ def test_copy_leaves_out_what_is_large_and_keeps_no_archive(workers):
         (workers.script.parents[1] / name / "file").touch()
     assert workers.run(workers.script, "copy", *SLICE).returncode == 0
     for number in (0, 1):
-        files = {str(file.relative_to(workers.worker(number))) for file in workers.worker(number).rglob("*.tar.gz")}
-        files |= {str(file.relative_to(workers.worker(number))) for file in workers.worker(number).rglob("file")}
+        files = {
+            str(file.relative_to(workers.worker(number)))
+            for file in workers.worker(number).rglob("*.tar.gz")
+        }
+        files |= {
+            str(file.relative_to(workers.worker(number)))
+            for file in workers.worker(number).rglob("file")
+        }
         assert files == {"compass/compass_jax/data/file"}
 
 
@@ -307,7 +443,12 @@ def let_go(fakes) -> None:
 
 
 def test_a_run_survives_its_connection_and_its_status_comes_back(workers):
-    assert workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "5", "two words, it's $HOME").returncode == 0
+    assert (
+        workers.run(
+            workers.script, "run", *SLICE, "--", "compass", "run", "5", "two words, it's $HOME"
+        ).returncode
+        == 0
+    )
     again = workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "0")
     assert again.returncode == 3 and again.stderr.count("a command is running already") == 2
     workers.answer(NODE, "READY\n", times=9)
@@ -325,7 +466,12 @@ def test_stop_lets_the_command_save(workers):
     logs = workers.run(workers.script, "logs", *SLICE, "--worker", "1")
     assert logs.returncode == 143 and "saved" in logs.stdout
     workers.answer(NODE, "READY\n", times=9)
-    assert workers.run(workers.script, "status", *SLICE).stdout.count(": ended with status 143, stopped\n") == 2
+    assert (
+        workers.run(workers.script, "status", *SLICE).stdout.count(
+            ": ended with status 143, stopped\n"
+        )
+        == 2
+    )
     workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "5")
     assert workers.run(workers.script, "status", *SLICE).stdout.count(": running\n") == 2
 
@@ -340,15 +486,23 @@ def test_resume_replaces_what_is_left_of_a_run(workers):
     workers.answer(NODE, "READY\n", times=9)
     assert workers.run(workers.script, "logs", *SLICE).returncode == 137
     assert "killed" in workers.run(workers.script, "status", *SLICE).stdout
-    assert workers.run(workers.script, "resume", *FIXED, "--", "compass", "run", "0").returncode == 0
+    assert (
+        workers.run(workers.script, "resume", *FIXED, "--", "compass", "run", "0").returncode == 0
+    )
     assert not set(before) & {int(file.read_text()) for file in pids} and not alive(before[1])
     let_go(workers)
-    assert [workers.run(workers.script, "logs", *SLICE, "--worker", str(n)).returncode for n in (0, 1)] == [0, 0]
+    assert [
+        workers.run(workers.script, "logs", *SLICE, "--worker", str(n)).returncode for n in (0, 1)
+    ] == [0, 0]
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "launch").glob("*.sh")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "script", sorted((ROOT / "launch").glob("*.sh")), ids=lambda path: path.name
+)
 def test_shellcheck(script):
-    shellcheck = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(os.sys.executable).parent))
+    shellcheck = shutil.which("shellcheck") or shutil.which(
+        "shellcheck", path=str(Path(os.sys.executable).parent)
+    )
     assert shellcheck, "shellcheck is missing: pip install -e '.[dev]' brings it"
     done = subprocess.run([shellcheck, script], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

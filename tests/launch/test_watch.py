@@ -24,13 +24,15 @@ from test_tpu_vm import (
     ssh,
     tpu_vm,
     workers,
-)  # fmt: skip
+)
 
 __all__ = ["workers"]  # a fixture
 
 
 def test_watch_lives_through_a_preemption(fakes):
-    """A slice is made, taken away while its logs are followed, made again; then the command ends well."""
+    """A slice is made, taken away while its logs are followed, made again; then the command ends
+    well.
+    """
     fakes.answer(QUEUE, status=1, err=GONE)
     fakes.answer(NODE, status=1, err=GONE)
     fakes.answer(QUEUE, "ACTIVE\n")
@@ -40,12 +42,27 @@ def test_watch_lives_through_a_preemption(fakes):
     done = fakes.run(fakes.script, "watch", *SPOT, *TRAIN)
     assert done.returncode == 0 and "lost it (status 255)" in done.stderr
     first = [ASK_QUEUE, ASK_NODE, ENQUEUE, ASK_QUEUE, *resumed(fakes), FOLLOW, ASK_NODE]
-    assert fakes.calls() == [*first, ASK_QUEUE, ASK_NODE, DEQUEUE, ENQUEUE, ASK_QUEUE, *resumed(fakes), FOLLOW]
+    assert fakes.calls() == [
+        *first,
+        ASK_QUEUE,
+        ASK_NODE,
+        DEQUEUE,
+        ENQUEUE,
+        ASK_QUEUE,
+        *resumed(fakes),
+        FOLLOW,
+    ]
 
 
 def test_watch_follows_again_where_only_the_connection_was_lost(fakes):
     fakes.answer(NODE, "READY\n", times=9)
-    fakes.answer("worker.sh status", "host: ended with status 1\n", "host: running\n", "host: running\n", "host: ended with status 5\n")
+    fakes.answer(
+        "worker.sh status",
+        "host: ended with status 1\n",
+        "host: running\n",
+        "host: running\n",
+        "host: ended with status 5\n",
+    )
     fakes.answer("worker.sh follow", status=255)
     fakes.answer("worker.sh follow", status=1)
     done = fakes.run(fakes.script, "watch", *FIXED, *TRAIN)
@@ -56,16 +73,24 @@ def test_watch_follows_again_where_only_the_connection_was_lost(fakes):
 
 def test_watch_gives_up_where_nothing_works(fakes):
     fakes.answer(NODE, status=1, err=NO_LOGIN, times=99)
-    assert fakes.run(fakes.script, "watch", *FIXED, *TRAIN).returncode == 1 and fakes.calls() == [ASK_NODE] * 5
+    assert (
+        fakes.run(fakes.script, "watch", *FIXED, *TRAIN).returncode == 1
+        and fakes.calls() == [ASK_NODE] * 5
+    )
 
 
 def ended(*statuses: str) -> str:
     """What the workers answer."""
-    return "".join(f"host{number}: {status if status[0] in 'rkn' else 'ended with status ' + status}\n" for number, status in enumerate(statuses))
+    return "".join(
+        f"host{number}: {status if status[0] in 'rkn' else 'ended with status ' + status}\n"
+        for number, status in enumerate(statuses)
+    )
 
 
 def watched(fakes, *answers: str, followed: int = 75):
-    """A watch in which the command ends again and again with a status, and the workers answer this, before the next start as after it."""
+    """A watch in which the command ends again and again with a status, and the workers answer this,
+    before the next start as after it.
+    """
     fakes.answer(NODE, "READY\n", times=99)
     for answer in answers:
         fakes.answer("worker.sh status", "host0: no command yet\n", answer)
@@ -93,11 +118,26 @@ def test_what_ends_it(fakes, answers, expected):
     assert fakes.calls() == [ASK_NODE, *resumed(fakes), FOLLOW, *AROUND]
 
 
-@pytest.mark.parametrize("answers", [("143", "143"), ("134", "143"), ("75", "134"), ("killed", "75"), ("no command yet", "75"), ("running",) * 2])
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ("143", "143"),
+        ("134", "143"),
+        ("75", "134"),
+        ("killed", "75"),
+        ("no command yet", "75"),
+        ("running",) * 2,
+    ],
+)
 def test_what_it_resumes(fakes, answers):
     """A VM that was taken away, a worker that was lost, a VM that restarted, a connection."""
     assert watched(fakes, ended(*answers)).returncode == 0  # the second time the command ends well
-    assert fakes.calls() == [*[ASK_NODE, *resumed(fakes), FOLLOW, *AROUND], ASK_NODE, *resumed(fakes), FOLLOW]
+    assert fakes.calls() == [
+        *[ASK_NODE, *resumed(fakes), FOLLOW, *AROUND],
+        ASK_NODE,
+        *resumed(fakes),
+        FOLLOW,
+    ]
 
 
 def test_it_waits_until_all_workers_answer(fakes):
@@ -108,29 +148,57 @@ def test_it_waits_until_all_workers_answer(fakes):
     fakes.answer("worker.sh status", ended("134", "134"))
     fakes.answer("worker.sh follow", status=255)
     done = watched(fakes)
-    assert done.returncode == 0 and done.stderr.count("not every worker answers; waiting until all do") == 1
-    assert fakes.calls() == [ASK_NODE, *resumed(fakes), FOLLOW, *[ASK_NODE] * 6, *AROUND * 7, ASK_NODE, *resumed(fakes), FOLLOW]
+    assert (
+        done.returncode == 0
+        and done.stderr.count("not every worker answers; waiting until all do") == 1
+    )
+    assert fakes.calls() == [
+        ASK_NODE,
+        *resumed(fakes),
+        FOLLOW,
+        *[ASK_NODE] * 6,
+        *AROUND * 7,
+        ASK_NODE,
+        *resumed(fakes),
+        FOLLOW,
+    ]
 
 
 @pytest.mark.parametrize("last,looks", [(("75", "134"), 3), (("75", "running"), 5)])
 def test_workers_that_still_run_are_given_a_while(fakes, last, looks):
     fakes.answer(NODE, "READY\n", times=99)
     fakes.answer("worker.sh follow", status=75)
-    fakes.answer("worker.sh status", "", *[ended("75", "running")] * 2, *[ended(*last)] * (looks - 2))
+    fakes.answer(
+        "worker.sh status", "", *[ended("75", "running")] * 2, *[ended(*last)] * (looks - 2)
+    )
     assert fakes.run(fakes.script, "watch", *FIXED, *TRAIN).returncode == 0
-    assert fakes.calls() == [ASK_NODE, *resumed(fakes), FOLLOW, *AROUND * looks, ASK_NODE, *resumed(fakes), FOLLOW]
+    assert fakes.calls() == [
+        ASK_NODE,
+        *resumed(fakes),
+        FOLLOW,
+        *AROUND * looks,
+        ASK_NODE,
+        *resumed(fakes),
+        FOLLOW,
+    ]
 
 
 def test_resume_starts_all_again_where_some_run(fakes):
     fakes.answer(NODE, "READY\n")
     fakes.answer("worker.sh status", ended("running", "134"))
-    assert fakes.run(fakes.script, "resume", *FIXED, *TRAIN).returncode == 0 and fakes.calls() == [ASK_NODE, *resumed(fakes)]
+    assert fakes.run(fakes.script, "resume", *FIXED, *TRAIN).returncode == 0 and fakes.calls() == [
+        ASK_NODE,
+        *resumed(fakes),
+    ]
 
 
 @pytest.mark.parametrize("status", [75, 134])
 def test_a_command_that_keeps_losing_workers(fakes, status):
     done = watched(fakes, *[ended(str(status))] * 9, followed=status)
-    assert done.returncode == status and "the fifth time in a row within 10 minutes of a start: giving up" in done.stderr
+    assert (
+        done.returncode == status
+        and "the fifth time in a row within 10 minutes of a start: giving up" in done.stderr
+    )
     assert fakes.calls().count(FOLLOW) == 5
 
 
@@ -138,37 +206,61 @@ def test_losses_after_a_while_do_not_count(fakes):
     """Four soon after a start, one after 10 minutes, five again."""
     fakes.add("date")
     fakes.answer("date", *["0", "599"] * 4, "0", "600", *["0", "599"] * 5)
-    assert watched(fakes, *[ended("75")] * 12).returncode == 75 and fakes.calls().count(FOLLOW) == 10
+    assert (
+        watched(fakes, *[ended("75")] * 12).returncode == 75 and fakes.calls().count(FOLLOW) == 10
+    )
 
 
 DELETE = "delete --name r1 --zone us-east5-a --project p"
 
 
-@pytest.mark.parametrize("status,words,expected", [(0, FIXED, DELETE), (5, SPOT, f"{DELETE} --spot")])
+@pytest.mark.parametrize(
+    "status,words,expected", [(0, FIXED, DELETE), (5, SPOT, f"{DELETE} --spot")]
+)
 def test_its_last_line_tells_how_to_delete(fakes, status, words, expected):
     fakes.answer(NODE, "READY\n", times=9)
     fakes.answer("worker.sh status", "", ended(str(status)))
     fakes.answer("worker.sh follow", status=status)
     done = fakes.run(fakes.script, "watch", *words, *TRAIN)
     last = done.stderr.splitlines()[-1]
-    assert done.returncode == status and last == f"launch/tpu_vm.sh: what is left of the slice costs until it is deleted: {fakes.script} {expected}"
+    assert (
+        done.returncode == status
+        and last
+        == f"launch/tpu_vm.sh: what is left of the slice costs until it is deleted: {fakes.script}"
+        f" {expected}"
+    )
 
 
 @pytest.mark.parametrize("status,delete,expected", [(0, 0, 0), (5, 0, 5), (5, 7, 5), (0, 7, 1)])
 def test_delete_at_its_end(fakes, status, delete, expected):
-    """A deletion that fails is told, with the command; the command's own status counts before that."""
+    """A deletion that fails is told, with the command; the command's own status counts
+    before that.
+    """
     fakes.answer(NODE, "READY\n", times=9)
     fakes.answer("worker.sh status", "", ended(str(status)))
     fakes.answer("worker.sh follow", status=status)
     fakes.answer("tpu-vm delete", status=delete)
     done = fakes.run(fakes.script, "watch", *FIXED, "--delete", *TRAIN)
-    assert done.returncode == expected and fakes.calls()[-1] == ["gcloud", "compute", "tpus", "tpu-vm", "delete", "r1", "--quiet", *WHERE]
+    assert done.returncode == expected and fakes.calls()[-1] == [
+        "gcloud",
+        "compute",
+        "tpus",
+        "tpu-vm",
+        "delete",
+        "r1",
+        "--quiet",
+        *WHERE,
+    ]
     assert (DELETE in done.stderr) is bool(delete)
 
 
 def test_dry_run_of_delete_at_its_end(fakes):
     done = fakes.run(fakes.script, "watch", *FIXED, "--delete", "--dry-run", *TRAIN)
-    assert done.returncode == 0 and fakes.calls() == [] and done.stdout.splitlines()[-1] == " ".join(tpu_vm("delete", "r1", "--quiet"))
+    assert (
+        done.returncode == 0
+        and fakes.calls() == []
+        and done.stdout.splitlines()[-1] == " ".join(tpu_vm("delete", "r1", "--quiet"))
+    )
 
 
 def test_a_stop_ends_it(workers):
@@ -176,7 +268,9 @@ def test_a_stop_ends_it(workers):
     workers.answer(NODE, "READY\n", times=9)
     log = workers.worker(1) / "compass-run" / "log"
     with ThreadPoolExecutor(1) as pool:
-        watch = pool.submit(workers.run, workers.script, "watch", *FIXED, "--", "compass", "run", "0")
+        watch = pool.submit(
+            workers.run, workers.script, "watch", *FIXED, "--", "compass", "run", "0"
+        )
         wait_for(lambda: log.exists() and "auto" in log.read_text(), 30)
         assert workers.run(workers.script, "stop", *SLICE).returncode == 0
         assert watch.result().returncode == 143 and "saved" in watch.result().stdout

@@ -1,4 +1,6 @@
-"""Norm, rotary positions and attention against float64 numpy written from their definitions; the cache against no cache."""
+"""Norm, rotary positions and attention against float64 numpy written from their definitions; the
+cache against no cache.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +32,16 @@ def numpy_attention(x, p, positions, config):
     def project(name, heads):
         return (x @ p[name] + p.get(f"{name}_bias", 0.0)).reshape(b, t, heads, config.head_dim)
 
-    q, k, v = project("q", config.heads), project("k", config.kv_heads), project("v", config.kv_heads)
+    q, k, v = (
+        project("q", config.heads),
+        project("k", config.kv_heads),
+        project("v", config.kv_heads),
+    )
     if config.qk_norm:
-        q, k = numpy_norm(q, p["q_norm"], config.norm_eps), numpy_norm(k, p["k_norm"], config.norm_eps)
+        q, k = (
+            numpy_norm(q, p["q_norm"], config.norm_eps),
+            numpy_norm(k, p["k_norm"], config.norm_eps),
+        )
     q, k = numpy_rope(q, positions, config.rope_theta), numpy_rope(k, positions, config.rope_theta)
     out = np.zeros((b, t, config.heads, config.head_dim))
     for row, h, i in np.ndindex(b, config.heads, t):
@@ -46,42 +55,82 @@ def numpy_attention(x, p, positions, config):
 def make(qk_norm=True, bias=True, seed=0):
     rng = np.random.default_rng(seed)
     config = ModelConfig(
-        family="qwen3", vocab_size=3, hidden=HIDDEN, layers=1, heads=HEADS, kv_heads=KV, head_dim=HEAD, ffn=1, rope_theta=100.0,
-        qk_norm=qk_norm, qkv_bias=bias, o_bias=bias, norm_eps=1e-3,
-    )  # fmt: skip
-    p = {"q": (HIDDEN, HEADS * HEAD), "k": (HIDDEN, KV * HEAD), "v": (HIDDEN, KV * HEAD), "o": (HEADS * HEAD, HIDDEN)}
+        family="qwen3",
+        vocab_size=3,
+        hidden=HIDDEN,
+        layers=1,
+        heads=HEADS,
+        kv_heads=KV,
+        head_dim=HEAD,
+        ffn=1,
+        rope_theta=100.0,
+        qk_norm=qk_norm,
+        qkv_bias=bias,
+        o_bias=bias,
+        norm_eps=1e-3,
+    )
+    p = {
+        "q": (HIDDEN, HEADS * HEAD),
+        "k": (HIDDEN, KV * HEAD),
+        "v": (HIDDEN, KV * HEAD),
+        "o": (HEADS * HEAD, HIDDEN),
+    }
     if bias:
-        p |= {"q_bias": (HEADS * HEAD,), "k_bias": (KV * HEAD,), "v_bias": (KV * HEAD,), "o_bias": (HIDDEN,)}
+        p |= {
+            "q_bias": (HEADS * HEAD,),
+            "k_bias": (KV * HEAD,),
+            "v_bias": (KV * HEAD,),
+            "o_bias": (HIDDEN,),
+        }
     if qk_norm:
         p |= {"q_norm": (HEAD,), "k_norm": (HEAD,)}
-    return config, {name: rng.standard_normal(shape) for name, shape in p.items()}, rng.standard_normal((2, 7, HIDDEN))
+    return (
+        config,
+        {name: rng.standard_normal(shape) for name, shape in p.items()},
+        rng.standard_normal((2, 7, HIDDEN)),
+    )
 
 
 def run(x, p, positions, config, dtype, cache=None):
     positions = jnp.asarray(positions, jnp.int32)
     tables = rope_tables(positions, HEAD, config.rope_theta, dtype)
-    return attention(jnp.asarray(x, dtype), jax.tree.map(lambda w: jnp.asarray(w, dtype), p), tables, positions, config, cache)
+    return attention(
+        jnp.asarray(x, dtype),
+        jax.tree.map(lambda w: jnp.asarray(w, dtype), p),
+        tables,
+        positions,
+        config,
+        cache,
+    )
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (2, 5, 4, 8)])
 def test_norm_against_numpy(x64, shape):
     rng = np.random.default_rng(0)
     x, scale = 1e-2 * rng.standard_normal(shape), rng.standard_normal(8)
-    np.testing.assert_allclose(rms_norm(jnp.asarray(x), jnp.asarray(scale), 1e-4), numpy_norm(x, scale, 1e-4), rtol=1e-13)
+    np.testing.assert_allclose(
+        rms_norm(jnp.asarray(x), jnp.asarray(scale), 1e-4), numpy_norm(x, scale, 1e-4), rtol=1e-13
+    )
     half = rms_norm(jnp.asarray(x, jnp.bfloat16), jnp.asarray(scale, jnp.bfloat16), 1e-4)
     assert half.dtype == jnp.bfloat16
-    np.testing.assert_allclose(np.asarray(half, np.float64), numpy_norm(x, scale, 1e-4), rtol=0.02, atol=1e-3)
+    np.testing.assert_allclose(
+        np.asarray(half, np.float64), numpy_norm(x, scale, 1e-4), rtol=0.02, atol=1e-3
+    )
 
 
 def test_rotary_positions_against_numpy(x64):
     rng = np.random.default_rng(0)
     x, positions = rng.standard_normal((2, 3, 4, 8)), np.array([[0, 1, 900], [5, 6, 30_000]])
     tables = rope_tables(jnp.asarray(positions, jnp.int32), 8, 1e4, jnp.float64)
-    np.testing.assert_allclose(apply_rope(jnp.asarray(x), tables), numpy_rope(x, positions, 1e4), atol=1e-10)
+    np.testing.assert_allclose(
+        apply_rope(jnp.asarray(x), tables), numpy_rope(x, positions, 1e4), atol=1e-10
+    )
 
 
 def test_float32_angles_stay_exact_at_far_positions():
-    """A bfloat16 model at position 30,000: the angle is computed in float32, the table then rounded."""
+    """A bfloat16 model at position 30,000: the angle is computed in float32, the table then
+    rounded.
+    """
     positions = np.array([[30_000]])
     cos, sin = rope_tables(jnp.asarray(positions, jnp.int32), 8, 1e6, jnp.bfloat16)
     angle = 30_000 * 1e6 ** (-np.arange(0, 8, 2) / 8)
@@ -109,17 +158,22 @@ def test_the_future_is_not_seen():
 
 @pytest.mark.parametrize("size", [12, 8])
 def test_rows_at_their_own_positions_through_the_cache(x64, size):
-    """Row 0 has 3 tokens in the cache and row 1 has 5; the rest come one by one. A dirty cache stands for a slot used before."""
+    """Row 0 has 3 tokens in the cache and row 1 has 5; the rest come one by one. A dirty cache
+    stands for a slot used before.
+    """
     config, p, x = make()
     positions = np.broadcast_to(np.arange(7), (2, 7))
     expected = numpy_attention(x, p, positions, config)
     dirty = jnp.full((2, KV, size, HEAD), 7.0)
-    first = np.where(np.arange(5) < np.array([[3], [5]]), np.arange(5), 99)  # positions past the cache are dropped
+    # positions past the cache are dropped
+    first = np.where(np.arange(5) < np.array([[3], [5]]), np.arange(5), 99)
     out, cache = run(x[:, :5], p, first, config, jnp.float64, LayerCache(dirty, dirty))
     np.testing.assert_allclose(out[0, :3], expected[0, :3], atol=1e-12)
     np.testing.assert_allclose(out[1, :5], expected[1, :5], atol=1e-12)
     np.testing.assert_array_equal(cache.k[0, :, 3:], 7.0)
     for step in range(2):
         at = np.array([[3 + step], [5 + step]])
-        out, cache = run(np.take_along_axis(x, at[..., None], axis=1), p, at, config, jnp.float64, cache)
+        out, cache = run(
+            np.take_along_axis(x, at[..., None], axis=1), p, at, config, jnp.float64, cache
+        )
         np.testing.assert_allclose(out[:, 0], expected[[0, 1], at[:, 0]], atol=1e-12)

@@ -1,4 +1,6 @@
-"""The decoding kernel, interpreted, against softmax attention in float64: rows and pages, alone and over a mesh."""
+"""The decoding kernel, interpreted, against softmax attention in float64: rows and pages, alone and
+over a mesh.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +28,9 @@ def reference(q, k, v, lengths):
     for i, n in enumerate(lengths):
         scores = np.einsum("kgd,ksd->kgs", q[i].astype(np.float64), k[i, :, :n].astype(np.float64))
         weights = np.exp(scores - scores.max(-1, keepdims=True))
-        out[i] = np.einsum("kgs,ksd->kgd", weights / weights.sum(-1, keepdims=True), v[i, :, :n].astype(np.float64))
+        out[i] = np.einsum(
+            "kgs,ksd->kgd", weights / weights.sum(-1, keepdims=True), v[i, :, :n].astype(np.float64)
+        )
     return out
 
 
@@ -34,34 +38,61 @@ def draw(*shape):
     return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "slots and heads over a mesh"])
+@pytest.mark.parametrize(
+    "mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "slots and heads over a mesh"]
+)
 @pytest.mark.parametrize("layer", [0, 1])
 def test_rows(mesh, layer):
-    q, k, v = draw(B, KV, G, D) / D**0.5, draw(LAYERS, B, KV, 384, D), draw(LAYERS, B, KV, 384, D)[::-1].copy()
+    q, k, v = (
+        draw(B, KV, G, D) / D**0.5,
+        draw(LAYERS, B, KV, 384, D),
+        draw(LAYERS, B, KV, 384, D)[::-1].copy(),
+    )
     k[:, 0, :, 1:] = np.nan  # behind slot 0's only key: masked, whatever is there
     placement = Placement(make_mesh(MeshConfig(**mesh)), "decode") if mesh else None
-    out = jax.jit(lambda *x: decode_attention(*x, None, jnp.int32(layer), placement))(q, k, v, LENGTHS)
+    out = jax.jit(lambda *x: decode_attention(*x, None, jnp.int32(layer), placement))(
+        q, k, v, LENGTHS
+    )
     np.testing.assert_allclose(out, reference(q, k[layer], v[layer], LENGTHS), atol=2e-6)
 
 
-@pytest.mark.parametrize("mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "slots and heads over a mesh"])
+@pytest.mark.parametrize(
+    "mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "slots and heads over a mesh"]
+)
 def test_pages_in_any_order_shared_and_missing(mesh):
-    """Pages of 32 tokens: slots 2 and 3 share their first two; entries behind a slot's length are out of range and are not looked up. Over the mesh
-    slots 0 and 1 have the first half of the pages, 2 and 3 the others, counted from 0."""
+    """Pages of 32 tokens: slots 2 and 3 share their first two; entries behind a slot's length are
+    out of range and are not looked up. Over the mesh slots 0 and 1 have the first half of the
+    pages, 2 and 3 the others, counted from 0."""
     size, pages, per_slot, groups = 32, 40, 12, mesh.get("fsdp", 1)
     rng = np.random.default_rng(3)
-    table, free = np.full((B, per_slot), pages, np.int32), [list(rng.permutation(pages // groups)) for _ in range(groups)]
+    table, free = (
+        np.full((B, per_slot), pages, np.int32),
+        [list(rng.permutation(pages // groups)) for _ in range(groups)],
+    )
     first = np.arange(B) * groups // B
     for i, n in enumerate(LENGTHS):
         for j in range(-(-n // size)):
             table[i, j] = table[2, j] if i == 3 and j < 2 else free[first[i]].pop()
-    q, k, v = draw(B, KV, G, D) / D**0.5, draw(LAYERS, pages, KV, size, D), draw(LAYERS, pages, KV, size, D)[::-1].copy()
+    q, k, v = (
+        draw(B, KV, G, D) / D**0.5,
+        draw(LAYERS, pages, KV, size, D),
+        draw(LAYERS, pages, KV, size, D)[::-1].copy(),
+    )
     placement = Placement(make_mesh(MeshConfig(**mesh)), "decode") if mesh else None
     out = jax.jit(lambda *x: decode_attention(*x, jnp.int32(1), placement))(q, k, v, LENGTHS, table)
-    rows = [x[1][np.minimum(table + first[:, None] * pages // groups, pages - 1)].transpose(0, 2, 1, 3, 4).reshape(B, KV, -1, D) for x in (k, v)]
+    rows = [
+        x[1][np.minimum(table + first[:, None] * pages // groups, pages - 1)]
+        .transpose(0, 2, 1, 3, 4)
+        .reshape(B, KV, -1, D)
+        for x in (k, v)
+    ]
     np.testing.assert_allclose(out, reference(q, *rows, LENGTHS), atol=2e-6)
 
 
 def test_sizes_that_the_kernel_does_not_take_are_known():
     assert decode_fits(256, 128, False) and decode_fits(32, 128, True)
-    assert not decode_fits(200, 128, False) and not decode_fits(8, 128, True) and not decode_fits(256, 64, False)
+    assert (
+        not decode_fits(200, 128, False)
+        and not decode_fits(8, 128, True)
+        and not decode_fits(256, 64, False)
+    )

@@ -1,4 +1,6 @@
-"""Rows sent between devices: against numpy, forwards and backwards; the TPU's collective gets what its definition asks for."""
+"""Rows sent between devices: against numpy, forwards and backwards; the TPU's collective gets what
+its definition asks for.
+"""
 
 from functools import partial
 
@@ -22,7 +24,9 @@ def over_devices(function, *arrays):
     """`function` in shard_map, each device its entry of the arrays' first axis."""
     one = lambda *xs: function(*(x[0] for x in xs))[None]  # noqa: E731
     specs = (P("expert"),) * len(arrays)
-    return jax.jit(jax.shard_map(one, mesh=mesh(), in_specs=specs, out_specs=P("expert"), check_vma=False))(*arrays)
+    return jax.jit(
+        jax.shard_map(one, mesh=mesh(), in_specs=specs, out_specs=P("expert"), check_vma=False)
+    )(*arrays)
 
 
 def exchanged(rows, sizes, room):
@@ -34,15 +38,34 @@ def exchanged(rows, sizes, room):
     return out
 
 
-def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name, axis_index_groups=None):
-    """jax.lax.ragged_all_to_all by its documentation: device i writes operand[input_offsets[j]:][:send_sizes[j]] at output_offsets[j] of device j."""
-    everything = [jax.lax.all_gather(x, axis_name) for x in (operand, input_offsets, send_sizes, output_offsets)]
+def ragged_all_to_all(
+    operand,
+    output,
+    input_offsets,
+    send_sizes,
+    output_offsets,
+    recv_sizes,
+    *,
+    axis_name,
+    axis_index_groups=None,
+):
+    """jax.lax.ragged_all_to_all by its documentation: device i writes
+    operand[input_offsets[j]:][:send_sizes[j]] at output_offsets[j] of device j.
+    """
+    everything = [
+        jax.lax.all_gather(x, axis_name)
+        for x in (operand, input_offsets, send_sizes, output_offsets)
+    ]
     here, at = jax.lax.axis_index(axis_name), jnp.arange(output.shape[0])
     came = 0
     for i in range(everything[0].shape[0]):
         rows, starts, counts, places = (x[i] for x in everything)
         inside = (at >= places[here]) & (at < places[here] + counts[here])
-        output = jnp.where(inside[:, None], jnp.take(rows, starts[here] + at - places[here], axis=0, mode="clip"), output)
+        output = jnp.where(
+            inside[:, None],
+            jnp.take(rows, starts[here] + at - places[here], axis=0, mode="clip"),
+            output,
+        )
         came += jnp.where(counts[here] == recv_sizes[i], 0, 1)
     return jnp.where(came == 0, output, jnp.nan)
 
@@ -63,27 +86,43 @@ SIZES = {
 @pytest.mark.parametrize("case", SIZES)
 def test_rows_arrive_in_the_order_of_their_senders_and_gradients_go_back(native, case):
     rng, sizes, room = np.random.default_rng(0), np.asarray(SIZES[case], np.int32), DEVICES * ROWS
-    rows, g = rng.standard_normal((DEVICES, ROWS, WIDTH)).astype(np.float32), rng.standard_normal((DEVICES, room, WIDTH)).astype(np.float32)
+    rows, g = (
+        rng.standard_normal((DEVICES, ROWS, WIDTH)).astype(np.float32),
+        rng.standard_normal((DEVICES, room, WIDTH)).astype(np.float32),
+    )
     everywhere = np.broadcast_to(sizes, (DEVICES, *sizes.shape))
     send = partial(exchange.exchange, room=room, native=native)
-    np.testing.assert_array_equal(over_devices(lambda x, s: send(x, sizes=s), rows, everywhere), exchanged(rows, sizes, room))
-    found = over_devices(lambda x, s, g: jax.vjp(lambda x: send(x, sizes=s), x)[1](g)[0], rows, everywhere, g)
+    np.testing.assert_array_equal(
+        over_devices(lambda x, s: send(x, sizes=s), rows, everywhere), exchanged(rows, sizes, room)
+    )
+    found = over_devices(
+        lambda x, s, g: jax.vjp(lambda x: send(x, sizes=s), x)[1](g)[0], rows, everywhere, g
+    )
     np.testing.assert_array_equal(found, exchanged(g, sizes.T, ROWS))
 
 
 def test_a_token_goes_once_to_each_device_of_its_experts(native):
-    """work here is linear and names expert and device; masked tokens, NaN as they may be, go nowhere."""
+    """work here is linear and names expert and device; masked tokens, NaN as they may be, go
+    nowhere.
+    """
     rng, n, k, held = np.random.default_rng(1), 10, 3, 2
     x = rng.standard_normal((DEVICES, n, WIDTH)).astype(np.float32)
-    ids = np.stack([[rng.permutation(DEVICES * held)[:k] for _ in range(n)] for _ in range(DEVICES)]).astype(np.int32)
+    ids = np.stack(
+        [[rng.permutation(DEVICES * held)[:k] for _ in range(n)] for _ in range(DEVICES)]
+    ).astype(np.int32)
     ids[0, 0] = (0, 1, 2)  # two of its experts on one device
     gates, mask = rng.random((DEVICES, n, k)).astype(np.float32), rng.random((DEVICES, n)) < 0.8
     mask[0, 0] = True
     x[~mask], gates[~mask] = np.nan, np.nan
 
     def work(rows, own, gates, filled):
-        scale = jnp.where(own < held, gates * (1 + own + held * jax.lax.axis_index("expert")).astype(gates.dtype), 0).sum(1)
-        return jnp.where(filled[:, None], rows * scale[:, None], jnp.nan)  # what came from nowhere must not go back
+        scale = jnp.where(
+            own < held,
+            gates * (1 + own + held * jax.lax.axis_index("expert")).astype(gates.dtype),
+            0,
+        ).sum(1)
+        # what came from nowhere must not go back
+        return jnp.where(filled[:, None], rows * scale[:, None], jnp.nan)
 
     through = lambda *a: exchange.through_experts(work, *a, held, native)  # noqa: E731
     out = over_devices(through, x, ids, gates, mask)
@@ -92,7 +131,14 @@ def test_a_token_goes_once_to_each_device_of_its_experts(native):
 
     count = lambda *a: jnp.zeros((DEVICES * n, 1)).at[0, 0].set(_arrivals(a, held, native))  # noqa: E731
     arrived = np.asarray(over_devices(count, x, ids, gates, mask))[:, 0, 0]
-    wanted = [sum(bool(mask[i, t]) and (ids[i, t] // held == j).any() for i in range(DEVICES) for t in range(n)) for j in range(DEVICES)]
+    wanted = [
+        sum(
+            bool(mask[i, t]) and (ids[i, t] // held == j).any()
+            for i in range(DEVICES)
+            for t in range(n)
+        )
+        for j in range(DEVICES)
+    ]
     np.testing.assert_array_equal(arrived, wanted)
 
 

@@ -1,4 +1,6 @@
-"""compute.float32_parts: what each part changes, that all together leave nothing but the weights' rounding, and that cache and training agree."""
+"""compute.float32_parts: what each part changes, that all together leave nothing but the weights'
+rounding, and that cache and training agree.
+"""
 
 import dataclasses
 
@@ -37,15 +39,21 @@ def test_all_parts_leave_nothing_but_the_weights_rounding():
 
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_is_a_source_of_error_of_its_own(part):
-    """With the routes given, a model in which this part alone is in bfloat16 differs from float32, and less than one all in bfloat16."""
+    """With the routes given, a model in which this part alone is in bfloat16 differs from float32,
+    and less than one all in bfloat16.
+    """
     but = tuple(p for p in PARTS if p != part)
-    alone, whole = (np.asarray(run(parts, routing=EXACT.routing).hidden, np.float32) for parts in (but, ()))
+    alone, whole = (
+        np.asarray(run(parts, routing=EXACT.routing).hidden, np.float32) for parts in (but, ())
+    )
     error = np.abs(alone - EXACT.hidden).mean()
     assert 1e-5 < error < np.abs(whole - EXACT.hidden).mean()
 
 
 def test_the_gate_in_float32_chooses_as_a_float32_model_does_from_the_same_stream():
-    """The first MoE layer sees a stream without rounding: with the gate in float32 its choice is the float32 model's, in bfloat16 some flip."""
+    """The first MoE layer sees a stream without rounding: with the gate in float32 its choice is
+    the float32 model's, in bfloat16 some flip.
+    """
     with_gate = run(("attention", "stream", "gate")).routing[:, :, 0]
     without = run(("attention", "stream")).routing[:, :, 0]
     np.testing.assert_array_equal(with_gate, EXACT.routing[:, :, 0])
@@ -59,22 +67,43 @@ def test_decoding_with_a_cache_has_the_same_parts(parts):
     cache = init_cache(MODEL, 160, 20, compute)
     assert cache[0].k.dtype == (jnp.float32 if "attention" in parts else jnp.bfloat16)
     loose = Transformer(MODEL, compute, "decode")
-    out = _apply(loose, to_decode(HALF), TOKENS, POSITIONS, mask=MASK, cache=cache, routing=EXACT.routing)
+    out = _apply(
+        loose, to_decode(HALF), TOKENS, POSITIONS, mask=MASK, cache=cache, routing=EXACT.routing
+    )
     assert out.hidden.dtype == (jnp.float32 if "stream" in parts else jnp.bfloat16)
     stacked = run(parts, routing=EXACT.routing)
-    np.testing.assert_allclose(*(np.asarray(x.hidden, np.float32) for x in (out, stacked)), atol=1e-4 if parts == PARTS else 0.1)
+    np.testing.assert_allclose(
+        *(np.asarray(x.hidden, np.float32) for x in (out, stacked)),
+        atol=1e-4 if parts == PARTS else 0.1,
+    )
 
 
 def test_a_dense_layer_belongs_to_mlp():
     dense = dataclasses.replace(MODEL, family="qwen3", moe=None, layers=2)
     params = jax.tree.map(lambda x: x.astype("bfloat16"), random_params(dense))
     exact = run((), params, dtype="float32", config=dense).hidden
-    np.testing.assert_allclose(run(("attention", "mlp", "stream"), params, config=dense).hidden, exact, rtol=1e-5, atol=1e-5)
-    assert np.abs(np.asarray(run(("attention", "stream"), params, config=dense).hidden) - exact).max() > 1e-4
+    np.testing.assert_allclose(
+        run(("attention", "mlp", "stream"), params, config=dense).hidden,
+        exact,
+        rtol=1e-5,
+        atol=1e-5,
+    )
+    assert (
+        np.abs(np.asarray(run(("attention", "stream"), params, config=dense).hidden) - exact).max()
+        > 1e-4
+    )
 
 
 def test_without_bfloat16_the_parts_change_nothing():
-    assert dataclasses.replace(COMPUTE, dtype="float64", float32_parts=PARTS).dtype_of("mlp") == "float64"
+    assert (
+        dataclasses.replace(COMPUTE, dtype="float64", float32_parts=PARTS).dtype_of("mlp")
+        == "float64"
+    )
     assert dataclasses.replace(COMPUTE, float32_parts=PARTS).dtype_of("gate") == "float32"
     compute = dataclasses.replace(COMPUTE, dtype="bfloat16", float32_parts=("gate",))
-    assert [compute.dtype_of(part) for part in PARTS] == ["bfloat16", "float32", "bfloat16", "bfloat16"]
+    assert [compute.dtype_of(part) for part in PARTS] == [
+        "bfloat16",
+        "float32",
+        "bfloat16",
+        "bfloat16",
+    ]

@@ -1,4 +1,6 @@
-"""The grouped matmuls of CPU against the definition, pair by pair, under every kind of load: values, and the gradients of the one that trains."""
+"""The grouped matmuls of CPU against the definition, pair by pair, under every kind of load:
+values, and the gradients of the one that trains.
+"""
 
 from functools import partial
 
@@ -30,7 +32,9 @@ def test_a_full_block_of_units_is_about_the_mean(pairs, experts):
 
 
 def numpy_swiglu(x, gates, weights, expert_of, g):
-    """Values of every token and the pullback of `g`, from the definition, pair by pair; a pair of no expert gives and takes nothing."""
+    """Values of every token and the pullback of `g`, from the definition, pair by pair; a pair of
+    no expert gives and takes nothing.
+    """
     k = gates.shape[1]
     out, dx, d_gates = np.zeros_like(x), np.zeros_like(x), np.zeros_like(gates)
     d = {name: np.zeros_like(w) for name, w in weights.items()}
@@ -46,7 +50,11 @@ def numpy_swiglu(x, gates, weights, expert_of, g):
         d_gates[p // k, p % k] = value @ g[p // k]
         d_hidden = weights["down"][e] @ g[p // k] * own
         d_a, d_b = d_hidden * b * (sigmoid + a * sigmoid * (1 - sigmoid)), d_hidden * a * sigmoid
-        for name, part in (("gate", np.outer(row, d_a)), ("up", np.outer(row, d_b)), ("down", np.outer(hidden, own * g[p // k]))):
+        for name, part in (
+            ("gate", np.outer(row, d_a)),
+            ("up", np.outer(row, d_b)),
+            ("down", np.outer(hidden, own * g[p // k])),
+        ):
             d[name][e] += part
         dx[p // k] += weights["gate"][e] @ d_a + weights["up"][e] @ d_b
     return out, dx, d_gates, d
@@ -54,22 +62,44 @@ def numpy_swiglu(x, gates, weights, expert_of, g):
 
 @partial(jax.jit, static_argnames=("blocks",))
 def values_and_pullback(x, gates, weights, dispatch, g, blocks):
-    out, pullback = jax.vjp(lambda x, s, w: sized_swiglu(x, s, w["gate"], w["up"], w["down"], dispatch, blocks), x, gates, weights)
+    out, pullback = jax.vjp(
+        lambda x, s, w: sized_swiglu(x, s, w["gate"], w["up"], w["down"], dispatch, blocks),
+        x,
+        gates,
+        weights,
+    )
     return out, *pullback(g)
 
 
 @partial(jax.jit, static_argnames=("blocks",))
 def side_by_side(x, gates, weights, dispatch, blocks):
-    return sized_forward(x, gates, (jnp.concatenate([weights["gate"], weights["up"]], axis=2),), weights["down"], dispatch, blocks)[0]
+    return sized_forward(
+        x,
+        gates,
+        (jnp.concatenate([weights["gate"], weights["up"]], axis=2),),
+        weights["down"],
+        dispatch,
+        blocks,
+    )[0]
 
 
 @partial(jax.jit, static_argnames=("height", "extra"))
 def batched(x, gates, weights, dispatch, height, extra):
-    return batched_swiglu(x, gates, jnp.concatenate([weights["gate"], weights["up"]], axis=2), weights["down"], dispatch, height, extra)
+    return batched_swiglu(
+        x,
+        gates,
+        jnp.concatenate([weights["gate"], weights["up"]], axis=2),
+        weights["down"],
+        dispatch,
+        height,
+        extra,
+    )
 
 
 def loads(tokens, k, experts, edges):
-    """(name, rows of each expert): the fullest exactly as large as a block can be, one above; extremes; nothing at all."""
+    """(name, rows of each expert): the fullest exactly as large as a block can be, one above;
+    extremes; nothing at all.
+    """
     pairs, rng = tokens * k, np.random.default_rng(3)
 
     def fullest(size):
@@ -83,9 +113,18 @@ def loads(tokens, k, experts, edges):
 
 
 def problems(tokens, k, experts, edges):
-    """(name, (x, gates, weights), dispatch, gradient of the output, expert of each pair) for every load; some pairs have no expert."""
+    """(name, (x, gates, weights), dispatch, gradient of the output, expert of each pair) for every
+    load; some pairs have no expert.
+    """
     rng = np.random.default_rng(1)
-    weights = {name: rng.standard_normal(shape) for name, shape in {"gate": (experts, 3, 4), "up": (experts, 3, 4), "down": (experts, 4, 3)}.items()}
+    weights = {
+        name: rng.standard_normal(shape)
+        for name, shape in {
+            "gate": (experts, 3, 4),
+            "up": (experts, 3, 4),
+            "down": (experts, 4, 3),
+        }.items()
+    }
     for name, sizes in loads(tokens, k, experts, edges):
         expert_of = np.full(tokens * k, experts)
         expert_of[: sizes.sum()] = np.repeat(np.arange(experts), sizes)
@@ -97,14 +136,30 @@ def problems(tokens, k, experts, edges):
 
 
 def close(found, expected, name):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10, err_msg=name), found, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10, err_msg=name),
+        found,
+        expected,
+    )
 
 
-@pytest.mark.parametrize(("tokens", "k", "experts", "unit", "sizes"), [(60, 2, 5, 2, 8), (100, 1, 6, 8, 3), (30, 2, 3, 1, 2)])
-def test_blocks_of_all_sizes_give_the_values_and_gradients_of_the_definition(x64, tokens, k, experts, unit, sizes):
-    """An expert of every number of units up to a full block, of a row more, of two full blocks; empty experts; one expert for all."""
+@pytest.mark.parametrize(
+    ("tokens", "k", "experts", "unit", "sizes"),
+    [(60, 2, 5, 2, 8), (100, 1, 6, 8, 3), (30, 2, 3, 1, 2)],
+)
+def test_blocks_of_all_sizes_give_the_values_and_gradients_of_the_definition(
+    x64, tokens, k, experts, unit, sizes
+):
+    """An expert of every number of units up to a full block, of a row more, of two full blocks;
+    empty experts; one expert for all.
+    """
     blocks = Blocks(unit, sizes)
-    edges = [*(n * unit for n in range(1, sizes + 1)), blocks.full + 1, 2 * blocks.full, 2 * blocks.full + unit]
+    edges = [
+        *(n * unit for n in range(1, sizes + 1)),
+        blocks.full + 1,
+        2 * blocks.full,
+        2 * blocks.full + unit,
+    ]
     for name, inputs, dispatch, g, expert_of in problems(tokens, k, experts, edges):
         expected = numpy_swiglu(*inputs, expert_of, g)
         inputs = jax.tree.map(jnp.asarray, inputs)
@@ -112,27 +167,47 @@ def test_blocks_of_all_sizes_give_the_values_and_gradients_of_the_definition(x64
         close(side_by_side(*inputs, dispatch, blocks), expected[0], name)
 
 
-@pytest.mark.parametrize(("tokens", "k", "experts", "height", "extra"), [(40, 2, 8, 8, 8), (60, 2, 16, 16, 16), (20, 2, 4, 40, 8), (30, 2, 3, 1, 4)])
-def test_batched_blocks_and_the_loop_behind_them_give_the_values_of_the_definition(x64, tokens, k, experts, height, extra):
+@pytest.mark.parametrize(
+    ("tokens", "k", "experts", "height", "extra"),
+    [(40, 2, 8, 8, 8), (60, 2, 16, 16, 16), (20, 2, 4, 40, 8), (30, 2, 3, 1, 4)],
+)
+def test_batched_blocks_and_the_loop_behind_them_give_the_values_of_the_definition(
+    x64, tokens, k, experts, height, extra
+):
     """Blocks that are full, empty and overfull, loops of none, one and many blocks."""
-    for name, inputs, dispatch, g, expert_of in problems(tokens, k, experts, [height, height + 1, height + extra, height + extra + 1]):
+    for name, inputs, dispatch, g, expert_of in problems(
+        tokens, k, experts, [height, height + 1, height + extra, height + extra + 1]
+    ):
         expected = numpy_swiglu(*inputs, expert_of, g)[0]
         close(batched(*jax.tree.map(jnp.asarray, inputs), dispatch, height, extra), expected, name)
 
 
 @pytest.mark.parametrize("tokens", [40, 4 * MANY_ROWS])
 def test_few_and_many_rows_give_the_same(monkeypatch, tokens):
-    """Weights side by side: decoding's batched blocks below MANY_ROWS an expert, blocks of several sizes from there on."""
+    """Weights side by side: decoding's batched blocks below MANY_ROWS an expert, blocks of several
+    sizes from there on.
+    """
     rng, calls = np.random.default_rng(0), []
     for name in ("batched_swiglu", "sized_forward"):
         real = getattr(grouped, name)
-        monkeypatch.setattr(grouped, name, lambda *args, name=name, real=real: calls.append(name) or real(*args))
+        monkeypatch.setattr(
+            grouped, name, lambda *args, name=name, real=real: calls.append(name) or real(*args)
+        )
     weights = {"gate_up": rng.standard_normal((4, 8, 12)), "down": rng.standard_normal((4, 6, 8))}
     expert_of = rng.integers(0, 4, tokens)
     order = np.argsort(expert_of, kind="stable")
-    dispatch = Dispatch(*(jnp.asarray(v, jnp.int32) for v in (order, np.argsort(order), np.bincount(expert_of, minlength=4))))
+    dispatch = Dispatch(
+        *(
+            jnp.asarray(v, jnp.int32)
+            for v in (order, np.argsort(order), np.bincount(expert_of, minlength=4))
+        )
+    )
     x, gates = rng.standard_normal((tokens, 8)), rng.standard_normal((tokens, 1))
-    apart = {"gate": weights["gate_up"][:, :, :6], "up": weights["gate_up"][:, :, 6:], "down": weights["down"]}
+    apart = {
+        "gate": weights["gate_up"][:, :, :6],
+        "up": weights["gate_up"][:, :, 6:],
+        "down": weights["down"],
+    }
     f32 = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), (x, gates, weights))
     expected = numpy_swiglu(x, gates, apart, expert_of, np.zeros((tokens, 8)))[0]
     np.testing.assert_allclose(grouped_swiglu(*f32, dispatch), expected, rtol=2e-4, atol=2e-4)

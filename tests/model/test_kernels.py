@@ -1,4 +1,6 @@
-"""The TPU's attention kernel, interpreted: what it computes is what the portable code computes, alone and over a mesh."""
+"""The TPU's attention kernel, interpreted: what it computes is what the portable code computes,
+alone and over a mesh.
+"""
 
 import dataclasses
 
@@ -14,7 +16,9 @@ from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer, apply, init_cache, init_params
 from compass_jax.sharding import Placement, make_mesh
 
-MODEL = ModelConfig(family="qwen3", vocab_size=32, hidden=16, layers=2, heads=2, kv_heads=1, head_dim=128, ffn=16)
+MODEL = ModelConfig(
+    family="qwen3", vocab_size=32, hidden=16, layers=2, heads=2, kv_heads=1, head_dim=128, ffn=16
+)
 T = 256
 
 
@@ -35,10 +39,16 @@ def reference(q, k, v):
     return out
 
 
-@pytest.mark.parametrize("mesh", [{}, {"context": 2}, {"fsdp": 2, "tensor": 2}], ids=["one device", "context", "rows and heads"])
+@pytest.mark.parametrize(
+    "mesh",
+    [{}, {"context": 2}, {"fsdp": 2, "tensor": 2}],
+    ids=["one device", "context", "rows and heads"],
+)
 def test_the_kernel_is_causal_attention(mesh):
     rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.standard_normal((2, heads, T, 128)), jnp.float32) for heads in (4, 2, 2))
+    q, k, v = (
+        jnp.asarray(rng.standard_normal((2, heads, T, 128)), jnp.float32) for heads in (4, 2, 2)
+    )
     q = q / 128**0.5
     placement = Placement(make_mesh(MeshConfig(**mesh))) if mesh else None
     out = jax.jit(lambda *x: splash_causal(*x, placement))(q, k, v)
@@ -48,12 +58,18 @@ def test_the_kernel_is_causal_attention(mesh):
 def test_lengths_that_the_kernel_does_not_take_are_known():
     placement = Placement(make_mesh(MeshConfig(context=2)))
     assert splash_fits(256, 128, None) and splash_fits(256, 128, placement)
-    assert not splash_fits(200, 128, None) and not splash_fits(256, 64, None) and not splash_fits(128, 128, placement)
+    assert (
+        not splash_fits(200, 128, None)
+        and not splash_fits(256, 64, None)
+        and not splash_fits(128, 128, placement)
+    )
 
 
 @pytest.mark.parametrize("what", ["training", "prefill", "another length"])
 def test_a_model_with_the_kernel_is_the_model_without(what):
-    """Hidden states and, in training, gradients; a length that the kernel does not take runs as without it."""
+    """Hidden states and, in training, gradients; a length that the kernel does not take runs as
+    without it.
+    """
     params = init_params(MODEL, ComputeConfig(), jax.random.key(0))
     t = 200 if what == "another length" else T
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 32, (2, t)), jnp.int32)
@@ -62,7 +78,10 @@ def test_a_model_with_the_kernel_is_the_model_without(what):
     for kernel in ("splash", "portable"):
         compute = dataclasses.replace(ComputeConfig(), attention=kernel)
         layout = "decode" if what == "prefill" else "stacked"
-        model, cache = Transformer(MODEL, compute, layout), init_cache(MODEL, 2, t, compute) if what == "prefill" else None
+        model, cache = (
+            Transformer(MODEL, compute, layout),
+            init_cache(MODEL, 2, t, compute) if what == "prefill" else None,
+        )
 
         def run(params, model=model, cache=cache):
             out = apply(model, params, tokens, positions, mask=positions < t, cache=cache)

@@ -1,4 +1,6 @@
-"""Log-probs and entropies in chunks against float64 numpy on the whole logits, and their gradients."""
+"""Log-probs and entropies in chunks against float64 numpy on the whole logits, and their
+gradients.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +27,27 @@ def plain(hidden, head, tokens, temperature):
 
 def problem(seed=0):
     rng = np.random.default_rng(seed)
-    return 2 * rng.standard_normal((B, T, D)), rng.standard_normal((D, V)), rng.integers(0, V, (B, T)).astype(np.int32)
+    return (
+        2 * rng.standard_normal((B, T, D)),
+        rng.standard_normal((D, V)),
+        rng.integers(0, V, (B, T)).astype(np.int32),
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 15, 1000])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_chunks_and_temperature_against_numpy(chunk, temperature):
     hidden, head, tokens = problem()
-    out = token_logprobs(jnp.asarray(hidden, jnp.float32), jnp.asarray(head, jnp.float32), jnp.asarray(tokens), temperature, chunk)
-    np.testing.assert_allclose(np.stack(out), plain(hidden, head, tokens, temperature), rtol=2e-6, atol=2e-6)
+    out = token_logprobs(
+        jnp.asarray(hidden, jnp.float32),
+        jnp.asarray(head, jnp.float32),
+        jnp.asarray(tokens),
+        temperature,
+        chunk,
+    )
+    np.testing.assert_allclose(
+        np.stack(out), plain(hidden, head, tokens, temperature), rtol=2e-6, atol=2e-6
+    )
 
 
 @pytest.mark.parametrize("chunk", [4, 1000])
@@ -50,22 +64,48 @@ def test_gradients_against_differences_and_none_through_the_entropy(x64, chunk):
     inputs = [hidden, head]
     for i, step in enumerate((1e-6, 1e-6)):
         direction = rng.standard_normal(inputs[i].shape)
-        ends = [np.sum(plain(*[x + s * step * direction if j == i else x for j, x in enumerate(inputs)], tokens, 0.7)[0] * probe) for s in (1, -1)]
-        np.testing.assert_allclose(np.sum(np.asarray(grads[i]) * direction), (ends[0] - ends[1]) / (2 * step), rtol=1e-7)
+        ends = [
+            np.sum(
+                plain(
+                    *[x + s * step * direction if j == i else x for j, x in enumerate(inputs)],
+                    tokens,
+                    0.7,
+                )[0]
+                * probe
+            )
+            for s in (1, -1)
+        ]
+        np.testing.assert_allclose(
+            np.sum(np.asarray(grads[i]) * direction), (ends[0] - ends[1]) / (2 * step), rtol=1e-7
+        )
 
 
 def test_the_last_hidden_state_and_the_first_token_are_not_used():
     hidden, head, tokens = problem()
     other_hidden, other_tokens = hidden.copy(), tokens.copy()
     other_hidden[:, -1], other_tokens[:, 0] = 77.0, 0
-    first = token_logprobs(jnp.asarray(hidden, jnp.float32), jnp.asarray(head, jnp.float32), jnp.asarray(tokens), 1.0, 4)
-    second = token_logprobs(jnp.asarray(other_hidden, jnp.float32), jnp.asarray(head, jnp.float32), jnp.asarray(other_tokens), 1.0, 4)
+    first = token_logprobs(
+        jnp.asarray(hidden, jnp.float32),
+        jnp.asarray(head, jnp.float32),
+        jnp.asarray(tokens),
+        1.0,
+        4,
+    )
+    second = token_logprobs(
+        jnp.asarray(other_hidden, jnp.float32),
+        jnp.asarray(head, jnp.float32),
+        jnp.asarray(other_tokens),
+        1.0,
+        4,
+    )
     np.testing.assert_array_equal(np.stack(first), np.stack(second))
     np.testing.assert_array_equal(first[0][:, 0], np.zeros(B))
 
 
 def test_bfloat16_hidden_states_give_float32_log_probs():
-    """The logits of bfloat16 inputs, accumulated in float32: as exact as the rounded inputs allow."""
+    """The logits of bfloat16 inputs, accumulated in float32: as exact as the rounded inputs
+    allow.
+    """
     hidden, head, tokens = problem()
     half, half_head = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(head, jnp.bfloat16)
     logp, entropy = token_logprobs(half, half_head, jnp.asarray(tokens), 1.0, 4)

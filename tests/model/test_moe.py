@@ -1,5 +1,6 @@
-"""Routing and dispatch against a dense float64 numpy mixture of experts, values and gradients, with both grouped matmuls."""
-
+"""Routing and dispatch against a dense float64 numpy mixture of experts, values and gradients, with
+both grouped matmuls.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +24,12 @@ CONFIG = MoEConfig(experts=5, top_k=2, ffn=7)
 N, D = 19, 6
 
 
-# --- routing arrays ---------------------------------------------------------------------------------------------------
+# ---- routing arrays ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("experts", "dtype"), [(8, np.uint8), (255, np.uint8), (256, np.uint16), (300, np.uint16)])
+@pytest.mark.parametrize(
+    ("experts", "dtype"), [(8, np.uint8), (255, np.uint8), (256, np.uint16), (300, np.uint16)]
+)
 def test_ids_survive_the_compact_type_and_the_largest_value_means_unset(experts, dtype):
     assert routing_dtype(experts) == dtype and unset_id(dtype) >= experts
     rows = np.array([[0, experts - 1], [unset_id(dtype)] * 2, [1, unset_id(dtype)]], dtype)
@@ -46,9 +49,18 @@ GOOD = np.array([[[0, 4], [255, 255]], [[3, 1], [2, 0]]], np.uint8)  # [t l k]
         (GOOD[:, :1], r"ends in \(layers, k\) = \(1, 2\), the model has \(2, 2\)"),
         (GOOD[..., :1], r"= \(2, 1\), the model has \(2, 2\)"),
         (GOOD.astype(np.int32), "dtype int32, a model of 5 experts records uint8"),
-        (np.where(GOOD == 4, 255, GOOD).astype(np.uint8), r"a partly unset row at index \(0, 0\): \[0, 255\]"),
-        (np.where(GOOD == 4, 5, GOOD).astype(np.uint8), r"an expert id above 4 at index \(0, 0\): \[0, 5\]"),
-        (np.where(GOOD == 3, 1, GOOD).astype(np.uint8), r"a repeated expert id at index \(1, 0\): \[1, 1\]"),
+        (
+            np.where(GOOD == 4, 255, GOOD).astype(np.uint8),
+            r"a partly unset row at index \(0, 0\): \[0, 255\]",
+        ),
+        (
+            np.where(GOOD == 4, 5, GOOD).astype(np.uint8),
+            r"an expert id above 4 at index \(0, 0\): \[0, 5\]",
+        ),
+        (
+            np.where(GOOD == 3, 1, GOOD).astype(np.uint8),
+            r"a repeated expert id at index \(1, 0\): \[1, 1\]",
+        ),
     ],
 )
 def test_routes_that_are_no_routes_are_refused_on_the_host(routing, message):
@@ -57,7 +69,7 @@ def test_routes_that_are_no_routes_are_refused_on_the_host(routing, message):
         check_routes(routing, 5, 2, 2, where="stored batch")
 
 
-# --- route() ----------------------------------------------------------------------------------------------------------
+# ---- route() -------------------------------------------------------------------------------------
 
 
 def softmax(x):
@@ -71,11 +83,15 @@ def test_gates_are_the_live_probabilities_of_the_chosen_experts(norm):
     config = MoEConfig(experts=5, top_k=2, ffn=7, norm_top_k=norm)
     logits = np.array([[0.1, 2.0, -1.0, 1.5, 0.0]] * 4)
     given = np.array([[255, 255], [3, 1], [2, 4], [255, 255]], np.uint8)
-    ids, gates, stats = route(jnp.asarray(logits, jnp.float32), jnp.asarray(given), jnp.ones(4, bool), config)
+    ids, gates, stats = route(
+        jnp.asarray(logits, jnp.float32), jnp.asarray(given), jnp.ones(4, bool), config
+    )
     wanted = np.array([[1, 3], [3, 1], [2, 4], [1, 3]])
     probs = np.take_along_axis(softmax(logits), wanted, axis=1)
     np.testing.assert_array_equal(ids, wanted)
-    np.testing.assert_allclose(gates, probs / probs.sum(1, keepdims=True) if norm else probs, rtol=1e-6)
+    np.testing.assert_allclose(
+        gates, probs / probs.sum(1, keepdims=True) if norm else probs, rtol=1e-6
+    )
     assert (float(stats.flips), float(stats.unset), float(stats.tokens)) == (1, 2, 4)
     np.testing.assert_array_equal(stats.load, [0, 3, 1, 3, 1])
     np.testing.assert_allclose(stats.probs, softmax(logits).sum(0), rtol=1e-6)
@@ -85,18 +101,24 @@ def test_statistics_count_unmasked_tokens_alone():
     logits = np.array([[3.0, 2, 1, 0, -1], [3.0, 2, 1, 0, -1], [np.nan] * 5])
     given = np.array([[1, 0], [3, 4], [255, 255]], np.uint8)
     mask = jnp.array([True, False, False])
-    _, _, stats = route(jnp.asarray(logits[:2], jnp.float32), jnp.asarray(given[:2]), mask[:2], CONFIG)
-    assert (float(stats.flips), float(stats.unset), float(stats.tokens)) == (0, 0, 1)  # another order is no flip
+    _, _, stats = route(
+        jnp.asarray(logits[:2], jnp.float32), jnp.asarray(given[:2]), mask[:2], CONFIG
+    )
+    # another order is no flip
+    assert (float(stats.flips), float(stats.unset), float(stats.tokens)) == (0, 0, 1)
     np.testing.assert_array_equal(stats.load, [1, 1, 0, 0, 0])
     np.testing.assert_allclose(stats.probs, softmax(logits[0]), rtol=1e-6)
     _, _, stats = route(jnp.asarray(logits[:2], jnp.float32), None, mask[:2], CONFIG)
-    assert (float(stats.flips), float(stats.unset), float(stats.tokens)) == (0, 0, 1)  # nothing given: nothing is missing
+    # nothing given: nothing is missing
+    assert (float(stats.flips), float(stats.unset), float(stats.tokens)) == (0, 0, 1)
 
 
 def test_ties_go_to_the_lower_expert_and_the_recorded_ids_are_the_used_ones():
     ids, gates, _ = route(jnp.zeros((3, 5), jnp.float32), None, jnp.ones(3, bool), CONFIG)
     np.testing.assert_array_equal(ids, [[0, 1]] * 3)
-    again, same, stats = route(jnp.zeros((3, 5), jnp.float32), ids.astype(jnp.uint8), jnp.ones(3, bool), CONFIG)
+    again, same, stats = route(
+        jnp.zeros((3, 5), jnp.float32), ids.astype(jnp.uint8), jnp.ones(3, bool), CONFIG
+    )
     np.testing.assert_array_equal(again, ids)
     np.testing.assert_array_equal(same, gates)
     assert float(stats.flips) == 0
@@ -130,11 +152,13 @@ def test_router_gradient_equals_finite_differences_inside_and_outside_the_live_t
     assert np.abs(np.take_along_axis(grad, worst_two, axis=1)).min() > 1e-4
 
 
-# --- dispatch and grouped matmul --------------------------------------------------------------------------------------
+# ---- dispatch and grouped matmul -----------------------------------------------------------------
 
 
 def dense_moe(x, ids, gates, mask, weights):
-    """Every expert on every token, then the chosen ones picked: float64 numpy, no sorting and no groups."""
+    """Every expert on every token, then the chosen ones picked: float64 numpy, no sorting and no
+    groups.
+    """
     out = np.zeros_like(x)
     for n in np.flatnonzero(mask):
         for e, gate in zip(ids[n], gates[n], strict=True):
@@ -146,7 +170,11 @@ def dense_moe(x, ids, gates, mask, weights):
 def problem(kind, n=N, seed=0):
     rng = np.random.default_rng(seed)
     e, f, k = CONFIG.experts, CONFIG.ffn, CONFIG.top_k
-    weights = {"gate": rng.standard_normal((e, D, f)), "up": rng.standard_normal((e, D, f)), "down": rng.standard_normal((e, f, D))}
+    weights = {
+        "gate": rng.standard_normal((e, D, f)),
+        "up": rng.standard_normal((e, D, f)),
+        "down": rng.standard_normal((e, f, D)),
+    }
     ids = np.argsort(rng.standard_normal((n, e)), axis=1)[:, :k]
     if kind == "skewed":  # every token's first choice is expert 3, and expert 2 gets nothing
         ids = np.stack([np.full(n, 3), rng.choice([0, 1, 4], n)], axis=1)
@@ -154,14 +182,29 @@ def problem(kind, n=N, seed=0):
     return rng.standard_normal((n, D)), ids, rng.random((n, k)), mask, weights
 
 
-CASES = [("even", N), ("skewed", N), ("skewed", 40), ("masked", N), ("none", 3), ("even", 1), ("skewed", 900)]  # 900 * 5 experts: many blocks
+# 900 * 5 experts: many blocks
+CASES = [
+    ("even", N),
+    ("skewed", N),
+    ("skewed", 40),
+    ("masked", N),
+    ("none", 3),
+    ("even", 1),
+    ("skewed", 900),
+]
 
 
 @pytest.mark.parametrize("implementation", ["padded", "ragged"])
 @pytest.mark.parametrize(("kind", "n"), CASES)
 def test_values_equal_a_dense_reference(x64, implementation, kind, n):
     x, ids, gates, mask, weights = problem(kind, n)
-    args = (jnp.asarray(x), jnp.asarray(ids, jnp.int32), jnp.asarray(gates), jnp.asarray(mask), jax.tree.map(jnp.asarray, weights))
+    args = (
+        jnp.asarray(x),
+        jnp.asarray(ids, jnp.int32),
+        jnp.asarray(gates),
+        jnp.asarray(mask),
+        jax.tree.map(jnp.asarray, weights),
+    )
     out = jax.jit(moe_ffn, static_argnums=5)(*args, implementation)
     np.testing.assert_allclose(out, dense_moe(x, ids, gates, mask, weights), rtol=1e-12, atol=1e-12)
 
@@ -169,25 +212,41 @@ def test_values_equal_a_dense_reference(x64, implementation, kind, n):
 @pytest.mark.parametrize("implementation", ["padded", "ragged"])
 @pytest.mark.parametrize(("kind", "n"), [("skewed", N), ("masked", 5), ("skewed", 900)])
 def test_gradients_equal_differences_of_the_dense_reference(x64, implementation, kind, n):
-    """In random directions of every input: the derivative of the reference by central differences, against the pullback."""
+    """In random directions of every input: the derivative of the reference by central differences,
+    against the pullback.
+    """
     x, ids, gates, mask, weights = problem(kind, n)
     rng = np.random.default_rng(2)
     probe = rng.standard_normal(x.shape)
 
     def f(x, gates, weights):
-        return jnp.sum(moe_ffn(x, jnp.asarray(ids, jnp.int32), gates, jnp.asarray(mask), weights, implementation) * probe)
+        return jnp.sum(
+            moe_ffn(
+                x, jnp.asarray(ids, jnp.int32), gates, jnp.asarray(mask), weights, implementation
+            )
+            * probe
+        )
 
     inputs = {"x": x, "gates": gates, **weights}
-    dx, dgates, dweights = jax.jit(jax.grad(f, argnums=(0, 1, 2)))(jnp.asarray(x), jnp.asarray(gates), jax.tree.map(jnp.asarray, weights))
+    dx, dgates, dweights = jax.jit(jax.grad(f, argnums=(0, 1, 2)))(
+        jnp.asarray(x), jnp.asarray(gates), jax.tree.map(jnp.asarray, weights)
+    )
     grads = {"x": dx, "gates": dgates, **dweights}
     for name, value in inputs.items():
         direction, step = rng.standard_normal(value.shape), 1e-6
         ends = []
         for sign in (1, -1):
             moved = inputs | {name: value + sign * step * direction}
-            ends.append(np.sum(dense_moe(moved["x"], ids, moved["gates"], mask, {w: moved[w] for w in weights}) * probe))
+            ends.append(
+                np.sum(
+                    dense_moe(moved["x"], ids, moved["gates"], mask, {w: moved[w] for w in weights})
+                    * probe
+                )
+            )
         numeric = (ends[0] - ends[1]) / (2 * step)
-        np.testing.assert_allclose(np.sum(np.asarray(grads[name]) * direction), numeric, rtol=1e-6, atol=1e-7, err_msg=name)
+        np.testing.assert_allclose(
+            np.sum(np.asarray(grads[name]) * direction), numeric, rtol=1e-6, atol=1e-7, err_msg=name
+        )
         assert abs(numeric) > 1e-2
     np.testing.assert_array_equal(np.asarray(dx)[~mask], 0)
     np.testing.assert_array_equal(np.asarray(dgates)[~mask], 0)
@@ -195,29 +254,45 @@ def test_gradients_equal_differences_of_the_dense_reference(x64, implementation,
 
 @pytest.mark.parametrize("implementation", ["padded", "ragged"])
 def test_garbage_in_masked_tokens_reaches_nobody(implementation):
-    """NaN in masked rows: the others' values and every weight's gradient stay as they were, bit for bit."""
+    """NaN in masked rows: the others' values and every weight's gradient stay as they were, bit for
+    bit.
+    """
     x, ids, gates, mask, weights = problem("masked")
     weights = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), weights)
 
     @jax.jit
     def run(x, gates):
         def loss(x, weights):
-            out = moe_ffn(x, jnp.asarray(ids, jnp.int32), gates, jnp.asarray(mask), weights, implementation)
+            out = moe_ffn(
+                x, jnp.asarray(ids, jnp.int32), gates, jnp.asarray(mask), weights, implementation
+            )
             return jnp.sum(jnp.where(mask[:, None], out, 0) ** 2), out
 
         (_, out), grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(x, weights)
         return out, grads
 
     clean = run(jnp.asarray(x, jnp.float32), jnp.asarray(gates, jnp.float32))
-    dirty = run(jnp.asarray(np.where(mask[:, None], x, np.nan), jnp.float32), jnp.asarray(gates, jnp.float32))
+    dirty = run(
+        jnp.asarray(np.where(mask[:, None], x, np.nan), jnp.float32),
+        jnp.asarray(gates, jnp.float32),
+    )
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)
-    assert np.isfinite(clean[0]).all() and not np.asarray(clean[0])[~mask].any() and np.abs(np.asarray(clean[0])[mask]).min() > 0
+    assert (
+        np.isfinite(clean[0]).all()
+        and not np.asarray(clean[0])[~mask].any()
+        and np.abs(np.asarray(clean[0])[mask]).min() > 0
+    )
 
 
 @pytest.mark.parametrize(("pairs", "experts"), [(1, 2), (255, 5), (256, 3), (257, 4), (2000, 16)])
 def test_counting_puts_pairs_where_sorting_does(pairs, experts):
-    """Stable, the pairs of no expert (id `experts`) behind all others; also where one expert gets everything."""
-    for draw in (np.random.default_rng(pairs).integers(0, experts + 1, pairs), np.full(pairs, experts - 1)):
+    """Stable, the pairs of no expert (id `experts`) behind all others; also where one expert gets
+    everything.
+    """
+    for draw in (
+        np.random.default_rng(pairs).integers(0, experts + 1, pairs),
+        np.full(pairs, experts - 1),
+    ):
         expert = jnp.asarray(draw, jnp.int32)
         sorted_, counted = sorted_dispatch(expert, experts), counted_dispatch(expert, experts)
         for a, b in zip(sorted_, counted, strict=True):
@@ -228,12 +303,16 @@ def test_counting_puts_pairs_where_sorting_does(pairs, experts):
 @pytest.mark.parametrize("implementation", ["ragged", "padded"])
 @pytest.mark.parametrize("chunk", [4, 5, 16])
 def test_tokens_may_go_through_the_experts_in_chunks(implementation, chunk):
-    """compute.moe_chunk changes what is computed at once, neither outputs nor gradients; 15 tokens, so that 4 leaves some over."""
+    """compute.moe_chunk changes what is computed at once, neither outputs nor gradients; 15 tokens,
+    so that 4 leaves some over.
+    """
     rng = np.random.default_rng(0)
     config = MoEConfig(experts=4, top_k=2, ffn=6)
     x = jnp.asarray(rng.standard_normal((3, 5, 8)), jnp.float32)
     shapes = {"router": (8, 4), "gate": (4, 8, 6), "up": (4, 8, 6), "down": (4, 6, 8)}
-    params = {name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name, shape in shapes.items()}
+    params = {
+        name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name, shape in shapes.items()
+    }
     mask = jnp.asarray(rng.random((3, 5)) < 0.8)
 
     def run(x, params, chunk):
@@ -241,7 +320,9 @@ def test_tokens_may_go_through_the_experts_in_chunks(implementation, chunk):
         return jnp.sum(jnp.sin(out)), (out, ids)
 
     (_, (out, ids)), grads = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(x, params, chunk)
-    (_, (whole, whole_ids)), whole_grads = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(x, params, 0)
+    (_, (whole, whole_ids)), whole_grads = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(
+        x, params, 0
+    )
     np.testing.assert_array_equal(ids, whole_ids)
     np.testing.assert_allclose(out, whole, atol=1e-6)
     for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(whole_grads), strict=True):

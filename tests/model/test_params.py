@@ -23,9 +23,19 @@ from compass_jax.train.optim import init_state
 
 def config(layers, step=1, dense=(), moe=True, **other):
     return ModelConfig(
-        family="qwen3_moe" if moe else "qwen3", vocab_size=10, hidden=4, layers=layers, heads=2, kv_heads=1, head_dim=2, ffn=6,
-        moe=MoEConfig(experts=3, top_k=2, ffn=5, sparse_step=step, dense_layers=dense) if moe else None, **other,
-    )  # fmt: skip
+        family="qwen3_moe" if moe else "qwen3",
+        vocab_size=10,
+        hidden=4,
+        layers=layers,
+        heads=2,
+        kv_heads=1,
+        head_dim=2,
+        ffn=6,
+        moe=MoEConfig(experts=3, top_k=2, ffn=5, sparse_step=step, dense_layers=dense)
+        if moe
+        else None,
+        **other,
+    )
 
 
 D, M = False, True
@@ -49,54 +59,87 @@ def test_runs(model, expected):
     assert [tuple(run) for run in layer_runs(model)] == expected
 
 
-@pytest.mark.parametrize("model", [config(13, step=3, dense=(2, 7)), config(20, dense=(0, 5, 11)), config(30, step=9)])
+@pytest.mark.parametrize(
+    "model", [config(13, step=3, dense=(2, 7)), config(20, dense=(0, 5, 11)), config(30, step=9)]
+)
 def test_runs_cover_every_layer_once_in_order_with_its_kind(model):
-    seen = [(run.layer(r, j), kind) for run in layer_runs(model) for r in range(run.repeats) for j, kind in enumerate(run.period)]
+    seen = [
+        (run.layer(r, j), kind)
+        for run in layer_runs(model)
+        for r in range(run.repeats)
+        for j, kind in enumerate(run.period)
+    ]
     assert seen == [(i, model.is_moe(i)) for i in range(model.layers)]
     assert tuple(i for i, kind in seen if kind) == model.moe_layers
 
 
 def test_parameter_count_by_hand():
     model = config(2, step=2, tie_embeddings=True, qkv_bias=True, o_bias=True)
-    attention = 4 * 4 + 2 * (4 * 2) + 4 * 4 + (4 + 2 + 2 + 4) + 2 * 2  # q, k and v, o, biases, two norms of a head
+    # q, k and v, o, biases, two norms of a head
+    attention = 4 * 4 + 2 * (4 * 2) + 4 * 4 + (4 + 2 + 2 + 4) + 2 * 2
     dense, moe = 3 * 4 * 6, 4 * 3 + 3 * 3 * 4 * 5
     assert param_count(model) == 10 * 4 + 4 + 2 * (attention + 2 * 4) + dense + moe
-    assert param_count(config(2, step=2, tie_embeddings=False, qkv_bias=True, o_bias=True)) == param_count(model) + 4 * 10
+    assert (
+        param_count(config(2, step=2, tie_embeddings=False, qkv_bias=True, o_bias=True))
+        == param_count(model) + 4 * 10
+    )
 
 
 def test_unstacking_gives_each_layer_its_own_slice_of_the_stack():
     model = config(6, step=2)
     numbers = iter(range(1000))
-    stacked = jax.tree.map(lambda x: jnp.asarray(np.full(x.shape, next(numbers), np.float32)), abstract_params(model, "float32"))
+    stacked = jax.tree.map(
+        lambda x: jnp.asarray(np.full(x.shape, next(numbers), np.float32)),
+        abstract_params(model, "float32"),
+    )
 
     def number_layers(x, spec):
-        return x + 0.1 * jnp.arange(3, dtype=x.dtype).reshape(-1, *[1] * (x.ndim - 1)) if spec.stacked else x
+        return (
+            x + 0.1 * jnp.arange(3, dtype=x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+            if spec.stacked
+            else x
+        )
 
     stacked = jax.tree.map(number_layers, stacked, param_specs(model))
     loose = to_decode(stacked)
     shapes = jax.tree.map(lambda s: s.shape, param_specs(model, layout="decode"), is_leaf=is_spec)
     assert jax.tree.map(lambda x: x.shape, loose) == shapes
-    assert jax.tree.structure(loose) == jax.tree.structure(param_specs(model, layout="decode"), is_leaf=is_spec)
+    assert jax.tree.structure(loose) == jax.tree.structure(
+        param_specs(model, layout="decode"), is_leaf=is_spec
+    )
     for r in range(3):
         mlp, whole = loose["run_0"][r]["layer_1"]["mlp"], stacked["run_0"]["layer_1"]["mlp"]
         gate, up = np.split(mlp["gate_up"], 2, axis=-1)  # an MoE layer's are side by side
         for name, found in (("gate", gate), ("up", up), ("down", mlp["down"])):
             np.testing.assert_array_equal(found, whole[name][r])
-        np.testing.assert_array_equal(loose["run_0"][r]["layer_0"]["mlp"]["up"], stacked["run_0"]["layer_0"]["mlp"]["up"][r])
+        np.testing.assert_array_equal(
+            loose["run_0"][r]["layer_0"]["mlp"]["up"], stacked["run_0"]["layer_0"]["mlp"]["up"][r]
+        )
     np.testing.assert_array_equal(loose["embed"], stacked["embed"])
 
 
 def test_every_axis_is_named_and_the_stack_comes_first():
     model = config(6, step=2)
     axes, shapes = logical_axes(model), abstract_params(model, "bfloat16")
-    jax.tree.map(lambda x, names: len(x.shape) == len(names) or pytest.fail(f"{x.shape} {names}"), shapes, axes)
+    jax.tree.map(
+        lambda x, names: len(x.shape) == len(names) or pytest.fail(f"{x.shape} {names}"),
+        shapes,
+        axes,
+    )
     assert axes["run_0"]["layer_1"]["mlp"]["down"] == ("layers", "expert", "expert_ffn", "embed")
-    assert shapes["run_0"]["layer_1"]["mlp"]["down"] == jax.ShapeDtypeStruct((3, 3, 5, 4), jnp.bfloat16)
+    assert shapes["run_0"]["layer_1"]["mlp"]["down"] == jax.ShapeDtypeStruct(
+        (3, 3, 5, 4), jnp.bfloat16
+    )
 
 
 def test_initial_values_have_their_spread_and_no_two_leaves_are_alike():
-    specs = param_specs(config(1, moe=False, qkv_bias=True, o_bias=True))["run_0"]["layer_0"]["attention"]
-    wide = {name: spec._replace(shape=(64, 32)) if spec.init == "normal" else spec for name, spec in specs.items()}
+    specs = param_specs(config(1, moe=False, qkv_bias=True, o_bias=True))["run_0"]["layer_0"][
+        "attention"
+    ]
+    wide = {
+        name: spec._replace(shape=(64, 32)) if spec.init == "normal" else spec
+        for name, spec in specs.items()
+    }
     tree = init_tree(jax.random.key(0), wide, 0.3, "float32")
     matrices = [np.asarray(tree[name]).ravel() for name in ("q", "k", "v", "o")]
     np.testing.assert_allclose([x.std() for x in matrices], 0.3, rtol=0.06)
@@ -105,16 +148,27 @@ def test_initial_values_have_their_spread_and_no_two_leaves_are_alike():
 
 
 def test_every_parameter_tree_of_a_train_state_is_unrolled_and_stacked_again():
-    """Parameters and both moments of Adam; what is no parameter tree stays; each layer of the unrolled one is its slice."""
+    """Parameters and both moments of Adam; what is no parameter tree stays; each layer of the
+    unrolled one is its slice.
+    """
     model = config(6, step=2)
     shapes, keys = abstract_params(model, "float32"), iter(range(1000))
     params = jax.tree.map(lambda x: jax.random.normal(jax.random.key(next(keys)), x.shape), shapes)
     state = init_state(params, OptimConfig(weight_decay=0.1), 10)
     loose = unroll(state)
-    for tree, whole in ((loose.params, state.params), (loose.opt_state[0].mu, state.opt_state[0].mu)):
-        assert jax.tree.structure(tree) == jax.tree.structure(param_specs(model, "unrolled"), is_leaf=is_spec)
-        np.testing.assert_array_equal(tree["run_0"][1]["layer_1"]["mlp"]["gate"], whole["run_0"]["layer_1"]["mlp"]["gate"][1])
+    for tree, whole in (
+        (loose.params, state.params),
+        (loose.opt_state[0].mu, state.opt_state[0].mu),
+    ):
+        assert jax.tree.structure(tree) == jax.tree.structure(
+            param_specs(model, "unrolled"), is_leaf=is_spec
+        )
+        np.testing.assert_array_equal(
+            tree["run_0"][1]["layer_1"]["mlp"]["gate"], whole["run_0"]["layer_1"]["mlp"]["gate"][1]
+        )
     back = stack(loose)
     assert jax.tree.structure(back) == jax.tree.structure(state)
     jax.tree.map(np.testing.assert_array_equal, back, state)
-    assert jax.tree.structure(unroll(loose)) == jax.tree.structure(loose) and jax.tree.structure(stack(state)) == jax.tree.structure(state)
+    assert jax.tree.structure(unroll(loose)) == jax.tree.structure(loose) and jax.tree.structure(
+        stack(state)
+    ) == jax.tree.structure(state)

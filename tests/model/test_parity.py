@@ -1,4 +1,6 @@
-"""Logits and greedy tokens against transformers (torch, CPU, float32) on random weights, through save_pretrained and load_params."""
+"""Logits and greedy tokens against transformers (torch, CPU, float32) on random weights, through
+save_pretrained and load_params.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -11,33 +13,75 @@ from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer, apply, init_cache
 from compass_jax.weights.hf import load_params, read_hf_config
 
-COMMON = dict(vocab_size=199, hidden_size=48, intermediate_size=72, max_position_embeddings=256, rms_norm_eps=1e-5)
+COMMON = dict(
+    vocab_size=199,
+    hidden_size=48,
+    intermediate_size=72,
+    max_position_embeddings=256,
+    rms_norm_eps=1e-5,
+)
 CASES = {
     # experts in decoder layers 1 and 5 of 6; head size times heads is not the hidden size
     "moe_sparse_step": dict(
-        COMMON, model_type="qwen3_moe", num_hidden_layers=6, num_attention_heads=6, num_key_value_heads=2, head_dim=12, num_experts=7,
-        num_experts_per_tok=3, moe_intermediate_size=20, norm_topk_prob=True, decoder_sparse_step=2, mlp_only_layers=[3],
-        tie_word_embeddings=False, rope_theta=10_000.0,
+        COMMON,
+        model_type="qwen3_moe",
+        num_hidden_layers=6,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=12,
+        num_experts=7,
+        num_experts_per_tok=3,
+        moe_intermediate_size=20,
+        norm_topk_prob=True,
+        decoder_sparse_step=2,
+        mlp_only_layers=[3],
+        tie_word_embeddings=False,
+        rope_theta=10_000.0,
     ),
     # a dense layer first, weights not normalised, biases, one key-value head, tied
     "moe_tied_biased": dict(
-        COMMON, model_type="qwen3_moe", num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=1, num_experts=5,
-        num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=False, decoder_sparse_step=1, mlp_only_layers=[0],
-        tie_word_embeddings=True, attention_bias=True, rope_theta=500.0,
+        COMMON,
+        model_type="qwen3_moe",
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=False,
+        decoder_sparse_step=1,
+        mlp_only_layers=[0],
+        tie_word_embeddings=True,
+        attention_bias=True,
+        rope_theta=500.0,
     ),
     "qwen3": dict(
-        COMMON, model_type="qwen3", num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-        tie_word_embeddings=True, rope_theta=1_000_000.0,
+        COMMON,
+        model_type="qwen3",
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        tie_word_embeddings=True,
+        rope_theta=1_000_000.0,
     ),
     "qwen2": dict(
-        COMMON, model_type="qwen2", num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=3, tie_word_embeddings=False, rope_theta=10_000.0,
+        COMMON,
+        model_type="qwen2",
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        tie_word_embeddings=False,
+        rope_theta=10_000.0,
     ),
-}  # fmt: skip
+}
 PROMPTS, NEW = np.array([[3, 141, 59, 26, 53, 58, 97], [9, 79, 32, 38, 46, 26, 43]], np.int32), 64
 
 
 def randomise(model, seed):
-    """Every parameter random, norms and biases too, in scales that give logits of std above 1 and distinct router choices."""
+    """Every parameter random, norms and biases too, in scales that give logits of std above 1 and
+    distinct router choices.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -49,8 +93,14 @@ def randomise(model, seed):
             p.data = 0.5 * noise
         elif "embed_tokens" in name or "lm_head" in name:
             p.data = 0.3 * noise
-        else:  # what the layers write outweighs the embedding, or a tied model would repeat its last token for ever
-            p.data = (4.0 if "o_proj" in name or "down_proj" in name else 1.5) * noise / p.shape[-1] ** 0.5
+        # what the layers write outweighs the embedding, or a tied model would repeat its last token
+        # for ever
+        else:
+            p.data = (
+                (4.0 if "o_proj" in name or "down_proj" in name else 1.5)
+                * noise
+                / p.shape[-1] ** 0.5
+            )
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -61,8 +111,11 @@ def pair(request, tmp_path_factory):
 
     torch.set_num_threads(1)
     raw = dict(CASES[request.param])
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(raw.pop("model_type"), **raw), dtype=torch.float32).eval()
-    randomise(model, seed=5 if request.param == "moe_tied_biased" else 3)  # random models of other seeds repeat a few tokens for ever
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(raw.pop("model_type"), **raw), dtype=torch.float32
+    ).eval()
+    # random models of other seeds repeat a few tokens for ever
+    randomise(model, seed=5 if request.param == "moe_tied_biased" else 3)
     folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)
     config = read_hf_config(folder)
@@ -77,7 +130,11 @@ def test_logits_equal_transformers(pair):
     with torch.no_grad():
         theirs = model(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
     positions = jnp.broadcast_to(jnp.arange(33), tokens.shape)
-    run = jax.jit(lambda p, x: apply(Transformer(config), p, x, positions, mask=jnp.ones(x.shape, bool)).hidden)
+    run = jax.jit(
+        lambda p, x: (
+            apply(Transformer(config), p, x, positions, mask=jnp.ones(x.shape, bool)).hidden
+        )
+    )
     out = run(params, jnp.asarray(tokens))
     ours = np.asarray(logits_of(out, head_weights(params)))
     assert theirs.std() >= 1
@@ -95,10 +152,16 @@ def test_log_probs_of_the_columns_that_a_tokenizer_has_equal_transformers(pair):
     logp = logits.log_softmax(-1)
     theirs = logp.gather(-1, torch.tensor(tokens[:, 1:, None], dtype=torch.long))[..., 0].numpy()
     positions = jnp.broadcast_to(jnp.arange(9), tokens.shape)
-    hidden = apply(Transformer(config), params, jnp.asarray(tokens), positions, mask=jnp.ones((2, 9), bool)).hidden
-    ours, entropy = token_logprobs(hidden, head_weights(params), jnp.asarray(tokens), 1.0, 5, known=known)
+    hidden = apply(
+        Transformer(config), params, jnp.asarray(tokens), positions, mask=jnp.ones((2, 9), bool)
+    ).hidden
+    ours, entropy = token_logprobs(
+        hidden, head_weights(params), jnp.asarray(tokens), 1.0, 5, known=known
+    )
     np.testing.assert_allclose(ours[:, 1:], theirs, atol=5e-5, rtol=0)
-    np.testing.assert_allclose(entropy[:, 1:], -(logp.exp() * logp).sum(-1).numpy(), atol=5e-5, rtol=0)
+    np.testing.assert_allclose(
+        entropy[:, 1:], -(logp.exp() * logp).sum(-1).numpy(), atol=5e-5, rtol=0
+    )
 
 
 def greedy(config, params, prompts, new):
@@ -107,12 +170,18 @@ def greedy(config, params, prompts, new):
 
     @jax.jit
     def step(decode, tokens, positions, cache):
-        out = apply(model, decode, tokens, positions, mask=jnp.ones(tokens.shape, bool), cache=cache)
-        return jnp.argmax(logits_of(out.hidden[:, -1], head_weights(decode)), axis=-1).astype(jnp.int32)[:, None], out.cache
+        out = apply(
+            model, decode, tokens, positions, mask=jnp.ones(tokens.shape, bool), cache=cache
+        )
+        return jnp.argmax(logits_of(out.hidden[:, -1], head_weights(decode)), axis=-1).astype(
+            jnp.int32
+        )[:, None], out.cache
 
     start = prompts.shape[1]
     cache = init_cache(config, len(prompts), start + new, ComputeConfig())
-    token, cache = step(decode, jnp.asarray(prompts), jnp.broadcast_to(jnp.arange(start), prompts.shape), cache)
+    token, cache = step(
+        decode, jnp.asarray(prompts), jnp.broadcast_to(jnp.arange(start), prompts.shape), cache
+    )
     made = [token]
     for i in range(new - 1):
         token, cache = step(decode, token, jnp.full((len(prompts), 1), start + i), cache)
@@ -126,8 +195,16 @@ def test_greedy_tokens_equal_transformers(pair):
     model, config, params = pair
     prompts = torch.tensor(PROMPTS, dtype=torch.long)
     with torch.no_grad():
-        how = dict(max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0)
-        theirs = model.generate(prompts, attention_mask=torch.ones_like(prompts), **how)[:, PROMPTS.shape[1] :].numpy()
+        how = dict(
+            max_new_tokens=NEW,
+            min_new_tokens=NEW,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        theirs = model.generate(prompts, attention_mask=torch.ones_like(prompts), **how)[
+            :, PROMPTS.shape[1] :
+        ].numpy()
     ours = greedy(config, params, PROMPTS, NEW)
     assert min(len(set(row)) for row in theirs.tolist()) >= 16
     np.testing.assert_array_equal(ours, theirs)

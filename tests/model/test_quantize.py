@@ -1,4 +1,6 @@
-"""8-bit weights: values and scales against a float64 reference that searches all values of the type, error bounds, channels that go wrong."""
+"""8-bit weights: values and scales against a float64 reference that searches all values of the
+type, error bounds, channels that go wrong.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,25 +9,42 @@ import pytest
 
 from compass_jax.model.quantize import dequantize, emulate, kind_for, quantize
 
-# e4m3: 4 bits of exponent (bias 7), 3 of mantissa; exponent 0 is subnormal, the pattern 15/7 is NaN and not a value
-E4M3 = sorted({(m / 8 + (e > 0)) * 2.0 ** (max(e, 1) - 7) for e in range(16) for m in range(8) if (e, m) != (15, 7)})
-GRIDS = {"e4m3": np.array(sorted({s * x for x in E4M3 for s in (-1, 1)})), "int8": np.arange(-127.0, 128.0)}
+# e4m3: 4 bits of exponent (bias 7), 3 of mantissa; exponent 0 is subnormal, the pattern 15/7 is NaN
+# and not a value
+E4M3 = sorted(
+    {
+        (m / 8 + (e > 0)) * 2.0 ** (max(e, 1) - 7)
+        for e in range(16)
+        for m in range(8)
+        if (e, m) != (15, 7)
+    }
+)
+GRIDS = {
+    "e4m3": np.array(sorted({s * x for x in E4M3 for s in (-1, 1)})),
+    "int8": np.arange(-127.0, 128.0),
+}
 KINDS = list(GRIDS)
 
 
 def reference(w, kind):
-    """(dequantised values, scales, half the distance to the neighbour for each entry), by search in float64."""
+    """(dequantised values, scales, half the distance to the neighbour for each entry), by search in
+    float64.
+    """
     grid = GRIDS[kind]
     scales = np.maximum(np.abs(w.astype(np.float64)).max(axis=-2, keepdims=True), 1e-30) / grid[-1]
     scaled = w.astype(np.float64) / scales
     at = np.abs(scaled[..., None] - grid).argmin(-1)
     gaps = np.diff(grid)
-    half = np.maximum(gaps[np.clip(at, 0, len(gaps) - 1)], gaps[np.clip(at - 1, 0, len(gaps) - 1)]) / 2
+    half = (
+        np.maximum(gaps[np.clip(at, 0, len(gaps) - 1)], gaps[np.clip(at - 1, 0, len(gaps) - 1)]) / 2
+    )
     return grid[at] * scales, scales, half * scales
 
 
 def weights(seed=0, shape=(3, 40, 17), outliers=True):
-    """Experts x inputs x outputs; with a channel of one huge entry, one of zeros, one tiny and one huge throughout."""
+    """Experts x inputs x outputs; with a channel of one huge entry, one of zeros, one tiny and one
+    huge throughout.
+    """
     w = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
     if outliers:
         w[0, 3, 2] = 1e4
@@ -40,11 +59,14 @@ def test_values_and_scales_are_those_of_the_reference(kind):
     w = weights()
     q = quantize(jnp.asarray(w), kind)
     expected, scales, _ = reference(w, kind)
-    assert q.values.dtype == (jnp.float8_e4m3fn if kind == "e4m3" else jnp.int8) and q.scales.shape == (3, 1, 17)
+    assert q.values.dtype == (
+        jnp.float8_e4m3fn if kind == "e4m3" else jnp.int8
+    ) and q.scales.shape == (3, 1, 17)
     np.testing.assert_allclose(q.scales, scales, rtol=1e-6)
     got = np.asarray(dequantize(q, "float32"), np.float64)
     agree = np.abs(got - expected) <= 1e-6 * np.abs(expected)
-    assert agree.mean() > 0.999  # the rest: float32 division puts an entry on the other side of the middle between two values
+    # the rest: float32 division puts an entry on the other side of the middle between two values
+    assert agree.mean() > 0.999
     assert len(np.unique(np.asarray(q.values, np.float32))) > 100
 
 
@@ -56,13 +78,20 @@ def test_the_error_is_at_most_half_a_step_and_the_largest_entry_is_exact(kind, s
     half = reference(w, kind)[2]
     assert np.all(np.abs(got - w) <= half * (1 + 1e-5) + 1e-6 * np.abs(w))
     peak = np.abs(w).argmax(axis=-2)[:, None]
-    np.testing.assert_allclose(np.take_along_axis(got, peak, -2), np.take_along_axis(w, peak, -2), rtol=1e-6)
+    np.testing.assert_allclose(
+        np.take_along_axis(got, peak, -2), np.take_along_axis(w, peak, -2), rtol=1e-6
+    )
     assert np.mean(got != w) > 0.8  # it does round
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_finite_matrix_gives_nan(kind):
-    for w in (np.zeros((4, 3), np.float32), np.full((4, 3), 3e38, np.float32), np.full((4, 3), -1e-38, np.float32), weights()):
+    for w in (
+        np.zeros((4, 3), np.float32),
+        np.full((4, 3), 3e38, np.float32),
+        np.full((4, 3), -1e-38, np.float32),
+        weights(),
+    ):
         q = quantize(jnp.asarray(w), kind)
         got = np.asarray(dequantize(q, "float32"))
         assert np.all(np.isfinite(got)) and np.all(np.asarray(q.scales) > 0)
@@ -70,9 +99,12 @@ def test_no_finite_matrix_gives_nan(kind):
 
 
 def test_the_largest_entry_of_a_channel_becomes_the_largest_value():
-    """An entry over its own scale may be a rounding error above 448, and e4m3 has no infinity: the cast of what is too large is NaN."""
+    """An entry over its own scale may be a rounding error above 448, and e4m3 has no infinity: the
+    cast of what is too large is NaN.
+    """
     assert np.isnan(np.float32(jnp.float32(500.0).astype(jnp.float8_e4m3fn)))
-    w = jnp.asarray(np.random.default_rng(3).uniform(1, 2, (1, 20_000)), jnp.float32)  # every entry is its channel's largest
+    # every entry is its channel's largest
+    w = jnp.asarray(np.random.default_rng(3).uniform(1, 2, (1, 20_000)), jnp.float32)
     np.testing.assert_array_equal(np.asarray(quantize(w, "e4m3").values, np.float32), 448.0)
     np.testing.assert_array_equal(np.asarray(quantize(-w, "int8").values, np.float32), -127.0)
 
@@ -98,14 +130,20 @@ def test_a_tree_keeps_router_norms_biases_embedding_and_head(kind, dtype):
     rng = np.random.default_rng(0)
     kept = ("router", "attention_norm", "q_norm", "q_bias", "embed", "head", "final_norm")
     rounded = ("q", "k", "v", "o", "gate", "up", "down", "gate_up")
-    tree = {"layer": {name: jnp.asarray(rng.standard_normal((8, 6)), jnp.float32) for name in kept + rounded}}
+    tree = {
+        "layer": {
+            name: jnp.asarray(rng.standard_normal((8, 6)), jnp.float32) for name in kept + rounded
+        }
+    }
     out = jax.jit(emulate, static_argnums=(1, 2))(tree, kind, dtype)["layer"]
     plain = emulate(tree, "off", dtype)["layer"]
     for name in kept:
         np.testing.assert_array_equal(out[name], tree["layer"][name].astype(dtype))
     for name in rounded:
         expected = reference(np.asarray(tree["layer"][name]), kind)[0]
-        np.testing.assert_allclose(np.asarray(out[name], np.float64), expected, rtol=1e-6 if dtype == "float32" else 2**-8)
+        np.testing.assert_allclose(
+            np.asarray(out[name], np.float64), expected, rtol=1e-6 if dtype == "float32" else 2**-8
+        )
         assert np.mean(np.asarray(out[name]) != np.asarray(plain[name])) > 0.5
     assert {x.dtype for x in out.values()} == {jnp.dtype(dtype)}
 
@@ -113,11 +151,25 @@ def test_a_tree_keeps_router_norms_biases_embedding_and_head(kind, dtype):
 @pytest.mark.parametrize(
     ("chip", "kind"),
     [
-        ("TPU7x", "e4m3"), ("TPU v7", "e4m3"), ("TPU v6 lite", "int8"), ("TPU v5p", "int8"), ("TPU v5 lite", "int8"), ("TPU v4", "off"),
-        ("NVIDIA H100 80GB HBM3", "e4m3"), ("NVIDIA H200", "e4m3"), ("NVIDIA L4", "e4m3"), ("NVIDIA H800", "e4m3"), ("NVIDIA GB300", "e4m3"),
-        ("NVIDIA GeForce RTX 4090", "e4m3"), ("NVIDIA RTX 6000 Ada Generation", "e4m3"), ("NVIDIA A100-SXM4-80GB", "int8"),
-        ("Tesla V100-SXM2-16GB", "off"), ("NVIDIA GeForce GTX 1650", "off"), ("cpu", "off"), ("", "off"),
+        ("TPU7x", "e4m3"),
+        ("TPU v7", "e4m3"),
+        ("TPU v6 lite", "int8"),
+        ("TPU v5p", "int8"),
+        ("TPU v5 lite", "int8"),
+        ("TPU v4", "off"),
+        ("NVIDIA H100 80GB HBM3", "e4m3"),
+        ("NVIDIA H200", "e4m3"),
+        ("NVIDIA L4", "e4m3"),
+        ("NVIDIA H800", "e4m3"),
+        ("NVIDIA GB300", "e4m3"),
+        ("NVIDIA GeForce RTX 4090", "e4m3"),
+        ("NVIDIA RTX 6000 Ada Generation", "e4m3"),
+        ("NVIDIA A100-SXM4-80GB", "int8"),
+        ("Tesla V100-SXM2-16GB", "off"),
+        ("NVIDIA GeForce GTX 1650", "off"),
+        ("cpu", "off"),
+        ("", "off"),
     ],
-)  # fmt: skip
+)
 def test_auto_takes_what_the_chip_multiplies_fast(chip, kind):
     assert kind_for(chip) == kind

@@ -1,4 +1,6 @@
-"""The whole decoder: against a float64 numpy model, its three uses against each other, and router replay."""
+"""The whole decoder: against a float64 numpy model, its three uses against each other, and router
+replay.
+"""
 
 import dataclasses
 import sys
@@ -21,13 +23,26 @@ from test_moe import dense_moe, softmax
 
 # decoder layers: dense, MoE, dense, MoE: one run, a period of two
 CONFIG = ModelConfig(
-    family="qwen3_moe", vocab_size=23, hidden=12, layers=4, heads=4, kv_heads=2, head_dim=6, ffn=10, rope_theta=50.0, norm_eps=1e-4,
+    family="qwen3_moe",
+    vocab_size=23,
+    hidden=12,
+    layers=4,
+    heads=4,
+    kv_heads=2,
+    head_dim=6,
+    ffn=10,
+    rope_theta=50.0,
+    norm_eps=1e-4,
     moe=MoEConfig(experts=5, top_k=2, ffn=7, sparse_step=2),
-)  # fmt: skip
+)
 # dense, MoE, MoE, dense, MoE: the MoE layers spread over several runs
-SPREAD = dataclasses.replace(CONFIG, layers=5, moe=dataclasses.replace(CONFIG.moe, sparse_step=1, dense_layers=(0, 3)))
+SPREAD = dataclasses.replace(
+    CONFIG, layers=5, moe=dataclasses.replace(CONFIG.moe, sparse_step=1, dense_layers=(0, 3))
+)
 # dense, MoE, MoE, twice: one run, two MoE layers behind a dense one in its period
-TWO_OF_THREE = dataclasses.replace(CONFIG, layers=6, moe=dataclasses.replace(CONFIG.moe, sparse_step=1, dense_layers=(0, 3)))
+TWO_OF_THREE = dataclasses.replace(
+    CONFIG, layers=6, moe=dataclasses.replace(CONFIG.moe, sparse_step=1, dense_layers=(0, 3))
+)
 F64 = ComputeConfig(dtype="float64", param_dtype="float64")
 B, T = 2, 7
 TOKENS = np.random.default_rng(5).integers(0, 23, (B, T)).astype(np.int32)
@@ -38,45 +53,77 @@ MASK = np.arange(T) < LENGTHS[:, None]
 
 @pytest.fixture
 def quick_compile():
-    """Compiles with few optimisations, three times faster: for proofs in float64, which no optimisation decides."""
+    """Compiles with few optimisations, three times faster: for proofs in float64, which no
+    optimisation decides.
+    """
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
 
 
 def random_params(config, dtype="float32", seed=0):
-    """Weights of the size of a trained model's: hidden states depend on every layer, experts are told apart."""
+    """Weights of the size of a trained model's: hidden states depend on every layer, experts are
+    told apart.
+    """
     leaves, structure = jax.tree.flatten(abstract_params(config, dtype))
     rng = np.random.default_rng(seed)
-    return structure.unflatten([jnp.asarray(rng.standard_normal(x.shape) * 0.5, dtype) for x in leaves])
+    return structure.unflatten(
+        [jnp.asarray(rng.standard_normal(x.shape) * 0.5, dtype) for x in leaves]
+    )
 
 
 def random_routing(config, seed=0):
     rng = np.random.default_rng(seed)
-    ids = np.argsort(rng.standard_normal((B, T, len(config.moe_layers), config.moe.experts)), axis=-1)[..., : config.moe.top_k]
+    ids = np.argsort(
+        rng.standard_normal((B, T, len(config.moe_layers), config.moe.experts)), axis=-1
+    )[..., : config.moe.top_k]
     return ids.astype(np.uint8)
 
 
-def forward(params, config, compute=ComputeConfig(), routing=None, tokens=TOKENS, mask=MASK, layout="stacked"):  # noqa: B008
+def forward(
+    params,
+    config,
+    compute=ComputeConfig(),  # noqa: B008
+    routing=None,
+    tokens=TOKENS,
+    mask=MASK,
+    layout="stacked",
+):
     params = {"stacked": lambda p: p, "unrolled": unroll, "decode": to_decode}[layout](params)
-    return _forward(params, config, compute, routing, jnp.asarray(tokens), jnp.asarray(mask), layout)
+    return _forward(
+        params, config, compute, routing, jnp.asarray(tokens), jnp.asarray(mask), layout
+    )
 
 
 @partial(jax.jit, static_argnums=(1, 2, 6))
 def _forward(params, config, compute, routing, tokens, mask, layout):
     positions = jnp.asarray(POSITIONS)
-    return apply(Transformer(config, compute, layout), params, tokens, positions, mask=mask, routing=routing)
+    return apply(
+        Transformer(config, compute, layout), params, tokens, positions, mask=mask, routing=routing
+    )
 
 
 def numpy_model(params, config, routing=None):
-    """Hidden states and the ids used, from the definition; layers in the order in which the runs list them."""
+    """Hidden states and the ids used, from the definition; layers in the order in which the runs
+    list them.
+    """
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     runs = list(enumerate(layer_runs(config)))
-    places = [(p[f"run_{n}"][f"layer_{j}"], r) for n, run in runs for r in range(run.repeats) for j in range(len(run.period))]
+    places = [
+        (p[f"run_{n}"][f"layer_{j}"], r)
+        for n, run in runs
+        for r in range(run.repeats)
+        for j in range(len(run.period))
+    ]
     layers = [jax.tree.map(lambda x, r=r: x[r], tree) for tree, r in places]
     x, used = p["embed"][TOKENS], []
     for layer in layers:
-        x = x + numpy_attention(numpy_norm(x, layer["attention_norm"], config.norm_eps), layer["attention"], POSITIONS, config)
+        x = x + numpy_attention(
+            numpy_norm(x, layer["attention_norm"], config.norm_eps),
+            layer["attention"],
+            POSITIONS,
+            config,
+        )
         y, mlp = numpy_norm(x, layer["mlp_norm"], config.norm_eps), layer["mlp"]
         if "router" not in mlp:
             gate = y @ mlp["gate"]
@@ -95,12 +142,24 @@ def numpy_model(params, config, routing=None):
 
 @pytest.mark.parametrize(
     ("config", "replay"),
-    [(CONFIG, "live"), (SPREAD, "live"), (CONFIG, "replayed"), (SPREAD, "replayed"), (TWO_OF_THREE, "replayed")],
+    [
+        (CONFIG, "live"),
+        (SPREAD, "live"),
+        (CONFIG, "replayed"),
+        (SPREAD, "replayed"),
+        (TWO_OF_THREE, "replayed"),
+    ],
     ids=["periodic-live", "spread-live", "periodic", "spread", "two of three"],
 )
-def test_the_decoder_equals_a_numpy_model_with_each_route_in_its_layer(x64, quick_compile, config, replay):
-    """Dense layers between MoE layers must not shift the layer axis of the routes: the reference counts MoE layers itself."""
-    assert config.moe_layers == {CONFIG: (1, 3), SPREAD: (1, 2, 4), TWO_OF_THREE: (1, 2, 4, 5)}[config]
+def test_the_decoder_equals_a_numpy_model_with_each_route_in_its_layer(
+    x64, quick_compile, config, replay
+):
+    """Dense layers between MoE layers must not shift the layer axis of the routes: the reference
+    counts MoE layers itself.
+    """
+    assert (
+        config.moe_layers == {CONFIG: (1, 3), SPREAD: (1, 2, 4), TWO_OF_THREE: (1, 2, 4, 5)}[config]
+    )
     params, routing = random_params(config, "float64"), random_routing(config)
     if replay == "live":
         routing = np.full_like(routing, 255)
@@ -109,7 +168,9 @@ def test_the_decoder_equals_a_numpy_model_with_each_route_in_its_layer(x64, quic
     np.testing.assert_array_equal(np.asarray(out.routing)[MASK], used[MASK])
     np.testing.assert_array_equal(np.asarray(out.routing)[~MASK], 255)
     np.testing.assert_allclose(np.asarray(out.hidden)[MASK], hidden[MASK], atol=1e-11)
-    load = np.stack([np.bincount(used[:, :, i][MASK].reshape(-1), minlength=5) for i in range(used.shape[2])])
+    load = np.stack(
+        [np.bincount(used[:, :, i][MASK].reshape(-1), minlength=5) for i in range(used.shape[2])]
+    )
     np.testing.assert_array_equal(out.aux.load, load)
     np.testing.assert_array_equal(out.aux.tokens, [MASK.sum()] * len(load))
 
@@ -126,12 +187,21 @@ def test_training_prefill_and_decode_give_the_same_log_probs():
     def prefill(length):
         where = jnp.where(MASK, POSITIONS, 1000)[:, :length]  # padding writes nothing
         cache = init_cache(config, B, 16, ComputeConfig())
-        return step(loose, TOKENS[:, :length], where, MASK[:, :length], train.routing[:, :length], cache)
+        return step(
+            loose, TOKENS[:, :length], where, MASK[:, :length], train.routing[:, :length], cache
+        )
 
     whole, part = prefill(T), prefill(1)
     pieces, cache = [part.hidden], part.cache
     for t in range(1, T):
-        out = step(loose, TOKENS[:, t : t + 1], POSITIONS[:, t : t + 1], MASK[:, t : t + 1], train.routing[:, t : t + 1], cache)
+        out = step(
+            loose,
+            TOKENS[:, t : t + 1],
+            POSITIONS[:, t : t + 1],
+            MASK[:, t : t + 1],
+            train.routing[:, t : t + 1],
+            cache,
+        )
         pieces.append(out.hidden)
         cache = out.cache
     logps = [
@@ -156,15 +226,30 @@ def test_feeding_a_forward_its_own_routing_changes_no_bit(layout):
 
 @pytest.mark.parametrize("norm", [True, False])
 def test_the_routers_gradient_under_replay_equals_finite_differences(x64, quick_compile, norm):
-    """Replayed experts outside the live top-k included; the loss is a log-prob, through the layers above."""
-    config = dataclasses.replace(SPREAD, layers=3, moe=dataclasses.replace(SPREAD.moe, dense_layers=(0,), norm_top_k=norm))
+    """Replayed experts outside the live top-k included; the loss is a log-prob, through the layers
+    above.
+    """
+    config = dataclasses.replace(
+        SPREAD, layers=3, moe=dataclasses.replace(SPREAD.moe, dense_layers=(0,), norm_top_k=norm)
+    )
     params, routing = random_params(config, "float64"), random_routing(config, seed=3)
     assert np.all(forward(params, config, F64, routing).aux.flips > 3)
 
     @jax.jit
     def loss(router):
-        run = params["run_1"] | {"layer_0": params["run_1"]["layer_0"] | {"mlp": params["run_1"]["layer_0"]["mlp"] | {"router": router}}}
-        out = _forward(params | {"run_1": run}, config, F64, jnp.asarray(routing), jnp.asarray(TOKENS), jnp.asarray(MASK), "stacked")
+        run = params["run_1"] | {
+            "layer_0": params["run_1"]["layer_0"]
+            | {"mlp": params["run_1"]["layer_0"]["mlp"] | {"router": router}}
+        }
+        out = _forward(
+            params | {"run_1": run},
+            config,
+            F64,
+            jnp.asarray(routing),
+            jnp.asarray(TOKENS),
+            jnp.asarray(MASK),
+            "stacked",
+        )
         logp, _ = token_logprobs(out.hidden, head_weights(params), jnp.asarray(TOKENS), 1.0, 100)
         return jnp.sum(jnp.where(MASK, logp, 0.0))
 
@@ -181,10 +266,13 @@ def test_an_unset_row_routes_live_for_that_token_alone():
     params, routing = random_params(SPREAD), random_routing(SPREAD)
     given = routing.copy()
     given[0, 3] = 255
-    live, full, holed = (forward(params, SPREAD, routing=r) for r in (np.full_like(routing, 255), routing, given))
+    live, full, holed = (
+        forward(params, SPREAD, routing=r) for r in (np.full_like(routing, 255), routing, given)
+    )
     expected = numpy_model(params, SPREAD, given)[1]
     np.testing.assert_array_equal(np.asarray(holed.routing)[MASK], expected[MASK])
-    np.testing.assert_array_equal(holed.routing[0, 3, 0], live.routing[0, 3, 0])  # below the first MoE layer nothing is replayed
+    # below the first MoE layer nothing is replayed
+    np.testing.assert_array_equal(holed.routing[0, 3, 0], live.routing[0, 3, 0])
     assert np.any(np.asarray(holed.hidden[0, 3]) != np.asarray(full.hidden[0, 3]))
     np.testing.assert_array_equal(holed.hidden[0, :3], full.hidden[0, :3])
     np.testing.assert_array_equal(holed.hidden[1], full.hidden[1])
@@ -206,31 +294,50 @@ def gradients(params, config, compute, layout="stacked"):
     def loss(params):
         out = forward(params, config, compute, layout=layout)
         logp, _ = token_logprobs(out.hidden, head_weights(params), jnp.asarray(TOKENS), 1.0, 4)
-        return jnp.sum(jnp.where(MASK, logp, jnp.zeros_like(logp))) + 0.1 * jnp.sum(out.aux.probs**2)
+        return jnp.sum(jnp.where(MASK, logp, jnp.zeros_like(logp))) + 0.1 * jnp.sum(
+            out.aux.probs**2
+        )
 
     return jax.jit(jax.value_and_grad(loss))(params)
 
 
 def test_scan_unrolled_rematerialised_and_both_grouped_matmuls_agree(x64, quick_compile):
-    """Values and every gradient, float64: scanned and padded; the same rematerialised; layers apart from the start and ragged."""
+    """Values and every gradient, float64: scanned and padded; the same rematerialised; layers apart
+    from the start and ragged.
+    """
     params = random_params(CONFIG, "float64")
     value, grads = gradients(params, CONFIG, F64)
     variants = [
         gradients(params, CONFIG, dataclasses.replace(F64, remat=True)),
-        gradients(params, CONFIG, dataclasses.replace(F64, scan_layers=False, experts="ragged"), "unrolled"),
+        gradients(
+            params,
+            CONFIG,
+            dataclasses.replace(F64, scan_layers=False, experts="ragged"),
+            "unrolled",
+        ),
     ]
     for other_value, other in variants:
         np.testing.assert_allclose(other_value, value, rtol=1e-13)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), other, grads)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), other, grads
+        )
     assert min(float(jnp.abs(g).max()) for g in jax.tree.leaves(grads)) > 1e-3
 
 
 def test_bfloat16_stays_near_float32_and_keeps_router_and_log_probs_wide():
     params = random_params(CONFIG)
     exact = forward(params, CONFIG)
-    half = forward(params, CONFIG, ComputeConfig(dtype="bfloat16", param_dtype="bfloat16"), routing=exact.routing)
+    half = forward(
+        params,
+        CONFIG,
+        ComputeConfig(dtype="bfloat16", param_dtype="bfloat16"),
+        routing=exact.routing,
+    )
     assert half.hidden.dtype == jnp.bfloat16 and half.aux.probs.dtype == jnp.float32
-    logps = [token_logprobs(out.hidden, head_weights(params), jnp.asarray(TOKENS), 1.0, 100)[0] for out in (exact, half)]
+    logps = [
+        token_logprobs(out.hidden, head_weights(params), jnp.asarray(TOKENS), 1.0, 100)[0]
+        for out in (exact, half)
+    ]
     assert logps[1].dtype == jnp.float32
     error = np.abs(np.asarray(logps[1] - logps[0])[MASK])
     assert 0 < error.max() < 0.3 and error.mean() < 0.05
@@ -238,16 +345,26 @@ def test_bfloat16_stays_near_float32_and_keeps_router_and_log_probs_wide():
 
 
 def test_more_than_255_experts_are_recorded_and_replayed_in_two_bytes():
-    config = dataclasses.replace(CONFIG, layers=2, moe=MoEConfig(experts=300, top_k=2, ffn=2, sparse_step=2))
+    config = dataclasses.replace(
+        CONFIG, layers=2, moe=MoEConfig(experts=300, top_k=2, ffn=2, sparse_step=2)
+    )
     params = random_params(config)
-    routing = np.stack([np.full((B, T, 1), 299), np.full((B, T, 1), 255)], axis=-1).astype(np.uint16)
+    routing = np.stack([np.full((B, T, 1), 299), np.full((B, T, 1), 255)], axis=-1).astype(
+        np.uint16
+    )
     routing[0, 0] = 65535
-    out, live = forward(params, config, routing=routing), forward(params, config, routing=np.full_like(routing, 65535))
+    out, live = (
+        forward(params, config, routing=routing),
+        forward(params, config, routing=np.full_like(routing, 65535)),
+    )
     assert out.routing.dtype == np.uint16
     expected = np.where(MASK[..., None, None], routing, 65535)
     expected[0, 0] = live.routing[0, 0]
     np.testing.assert_array_equal(out.routing, expected)
-    np.testing.assert_array_equal(out.aux.load[0, [255, 299]], 11 + np.sum(np.asarray(live.routing[0, 0, 0])[:, None] == [255, 299], axis=0))
+    np.testing.assert_array_equal(
+        out.aux.load[0, [255, 299]],
+        11 + np.sum(np.asarray(live.routing[0, 0, 0])[:, None] == [255, 299], axis=0),
+    )
 
 
 def test_a_dense_model_has_no_routing():
@@ -259,4 +376,11 @@ def test_a_dense_model_has_no_routing():
 def test_a_cache_with_stacked_parameters_is_refused():
     cache = init_cache(CONFIG, B, 16, ComputeConfig())
     with pytest.raises(ValueError, match="needs the decode layout of the parameters"):
-        apply(Transformer(CONFIG), random_params(CONFIG), jnp.asarray(TOKENS), jnp.asarray(POSITIONS), mask=jnp.asarray(MASK), cache=cache)
+        apply(
+            Transformer(CONFIG),
+            random_params(CONFIG),
+            jnp.asarray(TOKENS),
+            jnp.asarray(POSITIONS),
+            mask=jnp.asarray(MASK),
+            cache=cache,
+        )

@@ -1,4 +1,6 @@
-"""compass plan on a small model: the real compiler of TPUs that are not here; what fits, what does not, and advice that makes it fit."""
+"""compass plan on a small model: the real compiler of TPUs that are not here; what fits, what does
+not, and advice that makes it fit.
+"""
 
 import dataclasses
 import json
@@ -31,10 +33,11 @@ from compass_jax.config.pods import pod_run
 
 def small() -> RunConfig:
     model = ModelConfig(
-        family="qwen3_moe", vocab_size=1536, hidden=256, layers=6, heads=4, kv_heads=2, head_dim=128, ffn=512,
-        moe=MoEConfig(experts=8, top_k=2, ffn=256), max_positions=40_960,
+        family="qwen3_moe", vocab_size=1536, hidden=256, layers=6, heads=4, kv_heads=2,
+        head_dim=128, ffn=512, moe=MoEConfig(experts=8, top_k=2, ffn=256), max_positions=40_960,
     )
-    run = pod_run("small", model, "", MeshConfig(fsdp=2, expert=2), MeshConfig(expert=2, tensor=2), slots=64, prompts=4)
+    meshes = MeshConfig(fsdp=2, expert=2), MeshConfig(expert=2, tensor=2)
+    run = pod_run("small", model, "", *meshes, slots=64, prompts=4)
     return dataclasses.replace(run, rl=dataclasses.replace(run.rl, buckets=(32_768,)))
 """
 
@@ -45,23 +48,44 @@ def plan(tmp_path, *options):
     file.write_text(CONFIG)
     environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     command = [sys.executable, "-m", "compass_jax", "plan", str(file), "--json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=ROOT, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, cwd=ROOT, env=environment
+    )
     lines = done.stdout.splitlines()
     return done.returncode, json.loads(lines[-1]) if lines else done.stderr, done.stderr
 
 
 def test_a_step_is_compiled_and_its_memory_is_what_its_arrays_take(tmp_path):
-    code, found, text = plan(tmp_path, "--topology", "v5p:2x2x1", "--png", str(tmp_path / "plan.png"))
+    code, found, text = plan(
+        tmp_path, "--topology", "v5p:2x2x1", "--png", str(tmp_path / "plan.png")
+    )
     assert code == 0 and found["fits"] and found["hbm_gib_per_chip"] < found["hbm_limit_gib"] < 95
     assert found["devices"] == 4 and found["devices_per_chip"] == 1
     programs, parts, gib = found["programs"], found["parts_gib_per_chip"], 2**30
-    assert list(programs) == ["hand-over", "slots", "prefill", "insert", "decode", "forward 32768", "backward 32768", "add", "apply"]
-    # 64 slots over expert, two heads over tensor: keys and values of 6 layers in bfloat16; beside them tokens, log-probs, routes.
+    assert list(programs) == [
+        "hand-over",
+        "slots",
+        "prefill",
+        "insert",
+        "decode",
+        "forward 32768",
+        "backward 32768",
+        "add",
+        "apply",
+    ]
+    # 64 slots over expert, two heads over tensor: keys and values of 6 layers in bfloat16; beside
+    # them tokens, log-probs, routes.
     cache = 6 * 2 * 64 / 2 * 1 * 32_768 * 128 * 2
     assert cache / gib <= parts["slots"] <= 1.05 * cache / gib
-    experts, rest = 6 * 3 * 8 * 256 * 256, 6 * (2 * 256 * 512 + 2 * 256 * 256 + 8 * 256) + 2 * 1536 * 256
-    assert parts["state"] == pytest.approx(14 * (experts / 4 + rest / 2) / gib, abs=1e-3)  # experts over all four devices, the rest over fsdp
-    assert programs["decode"]["memory_gib_per_chip"]["arguments"] == pytest.approx(parts["slots"] + parts["decode"], abs=2e-3)
+    experts, rest = (
+        6 * 3 * 8 * 256 * 256,
+        6 * (2 * 256 * 512 + 2 * 256 * 256 + 8 * 256) + 2 * 1536 * 256,
+    )
+    # experts over all four devices, the rest over fsdp
+    assert parts["state"] == pytest.approx(14 * (experts / 4 + rest / 2) / gib, abs=1e-3)
+    assert programs["decode"]["memory_gib_per_chip"]["arguments"] == pytest.approx(
+        parts["slots"] + parts["decode"], abs=2e-3
+    )
     assert programs["forward 32768"]["collectives"]["all-gather"]["count"] > 6  # of each layer
     assert programs["apply"]["bound_s"]["by"] == "HBM" and found["step_bound_s"] > 0
     assert (tmp_path / "plan.png").stat().st_size > 10_000
@@ -84,9 +108,18 @@ def test_what_does_not_fit_is_refused_with_advice_that_makes_it_fit(tmp_path):
     [
         ((), "--topology NAME is missing"),
         (("--topology", "v5p:1000"), "names are like v5p:4x4x4"),
-        (("--topology", "v5p:2x2x1", "--mesh.fsdp", "8", "--rollout-mesh.replica", "4"), "mesh has 16 devices, the topology 4: lower an axis"),
-        (("--topology", "v5p:2x2x2"), "mesh has 4 devices, the topology 8: raise an axis, or name a smaller topology"),
-        (("--topology", "v5p:2x2x1", "--rollout-apart", "True"), "mesh and rollout_mesh have 8 devices, the topology 4"),
+        (
+            ("--topology", "v5p:2x2x1", "--mesh.fsdp", "8", "--rollout-mesh.replica", "4"),
+            "mesh has 16 devices, the topology 4: lower an axis",
+        ),
+        (
+            ("--topology", "v5p:2x2x2"),
+            "mesh has 4 devices, the topology 8: raise an axis, or name a smaller topology",
+        ),
+        (
+            ("--topology", "v5p:2x2x1", "--rollout-apart", "True"),
+            "mesh and rollout_mesh have 8 devices, the topology 4",
+        ),
         (("--topology", "v4:2x2x1"), "no peaks are known of TPU v4; known are v5p"),
     ],
 )
@@ -96,17 +129,40 @@ def test_bad_requests_are_told(tmp_path, options, message):
 
 
 def test_chips_are_known_by_what_jax_calls_them():
-    assert [chip_of(kind).name for kind in ("TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e", "TPU7x", "TPU v7x", "NVIDIA H100 80GB HBM3")] == [
-        "v5p", "v5p", "v6e", "v6e", "tpu7x", "tpu7x", "H100",
-    ]  # fmt: skip
+    assert [
+        chip_of(kind).name
+        for kind in (
+            "TPU v5",
+            "TPU v5p",
+            "TPU v6 lite",
+            "TPU v6e",
+            "TPU7x",
+            "TPU v7x",
+            "NVIDIA H100 80GB HBM3",
+        )
+    ] == [
+        "v5p",
+        "v5p",
+        "v6e",
+        "v6e",
+        "tpu7x",
+        "tpu7x",
+        "H100",
+    ]
     assert chip_of("cpu") is None and chip_of("TPU v5 lite") is None
     assert all(chip.device_flops * chip.devices == chip.bf16_tflops * 1e12 for chip in CHIPS)
 
 
 def test_refusals_of_the_compiler_are_read():
-    text = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 120.50G of 95.74G hbm. Exceeded hbm capacity by 24.76G."
+    text = (
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 120.50G of 95.74G hbm."
+        " Exceeded hbm capacity by 24.76G."
+    )
     assert refused_bytes(RuntimeError(text)) == int(120.5 * 2**30)
-    assert refused_bytes(RuntimeError("RESOURCE_EXHAUSTED: no numbers")) == -1 and refused_bytes(ValueError("something else")) is None
+    assert (
+        refused_bytes(RuntimeError("RESOURCE_EXHAUSTED: no numbers")) == -1
+        and refused_bytes(ValueError("something else")) is None
+    )
 
 
 SIZES = {
@@ -123,17 +179,27 @@ def test_pod_configurations_have_the_sizes_of_their_names(name):
     """Parameters, active ones, devices of both meshes; 32k tokens, groups of 16, 8-bit rollout."""
     total, active, devices = SIZES[name]
     config = load_config(str(ROOT / "configs" / f"{name}.py")).validate_for_rl()
-    assert param_count(config.model) == pytest.approx(total, rel=0.01) and active_params(config.model) == pytest.approx(active, rel=0.02)
+    assert param_count(config.model) == pytest.approx(total, rel=0.01) and active_params(
+        config.model
+    ) == pytest.approx(active, rel=0.02)
     assert config.mesh.devices == config.rollout_mesh.devices == devices
-    assert config.rl.buckets[-1] == 32_768 and config.rl.group_size == 16 and config.rollout.quantize == "auto"
+    assert (
+        config.rl.buckets[-1] == 32_768
+        and config.rl.group_size == 16
+        and config.rollout.quantize == "auto"
+    )
 
 
 def test_flops_are_those_of_the_products():
-    """Against a count of the dense model's own products, by hand; attention's share grows with the square of the length."""
+    """Against a count of the dense model's own products, by hand; attention's share grows with the
+    square of the length.
+    """
     config = load_config(str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py")).model
     per_layer = 2048 * 128 * (32 * 2 + 4 * 2) + 2048 * 128 + 8 * 3 * 2048 * 768
     assert flops_per_token(config) == 2 * (48 * per_layer + 2048 * 151_936)
-    assert forward_flops(config, [100, 10]) == 110 * flops_per_token(config) + 2 * 48 * 32 * 128 * (100**2 + 10**2)
+    assert forward_flops(config, [100, 10]) == 110 * flops_per_token(config) + 2 * 48 * 32 * 128 * (
+        100**2 + 10**2
+    )
 
 
 @pytest.mark.slow
@@ -141,62 +207,124 @@ def test_a_search_compiles_the_likeliest_and_ranks_them(tmp_path):
     code, found, text = plan(tmp_path, "--topology", "v5p:2x2x1", "--search", "2")
     assert code == 0 and found["fits"]
     assert "compiling 2" in text and "layouts of the training on v5p:2x2x1" in text
-    assert text.count(" yes ") == 2 and text.index("layouts divide model and topology") > text.index("small fits v5p:2x2x1")
+    assert text.count(" yes ") == 2 and text.index(
+        "layouts divide model and topology"
+    ) > text.index("small fits v5p:2x2x1")
 
 
-SHORT = ["--rl.buckets", "2048", "--rollout.max-new-tokens", "1024", "--rollout.prompt-buckets", "1024", "--rollout.prefill-chunk", "1024"]
+SHORT = [
+    "--rl.buckets",
+    "2048",
+    "--rollout.max-new-tokens",
+    "1024",
+    "--rollout.prompt-buckets",
+    "1024",
+    "--rollout.prefill-chunk",
+    "1024",
+]
 SHORT += ["--rollout.slots", "16", "--rollout.cache-bucket", "1024"]
 
 
 @pytest.mark.slow
 def test_a_rollout_on_devices_of_its_own_is_planned_with_what_goes_on_in_its_slots(tmp_path):
-    options = ["--rl.micro-batch-tokens", "8192", "--rollout-apart", "True", "--rl.one-step-off", "True", "--rollout.cache-pages", "256"]
+    options = [
+        "--rl.micro-batch-tokens",
+        "8192",
+        "--rollout-apart",
+        "True",
+        "--rl.one-step-off",
+        "True",
+        "--rollout.cache-pages",
+        "256",
+    ]
     code, found, _ = plan(tmp_path, "--topology", "v5p:2x2x2", *SHORT, *options)
     assert code == 0 and found["devices"] == 8
-    programs, parts = {name: x["memory_gib_per_chip"]["beside"] for name, x in found["programs"].items()}, found["parts_gib_per_chip"]
-    assert {"resume", "insert resumed"} < programs.keys() and parts["slots"] > 0 and parts["decode"] > 0
-    assert programs["prefill"] == pytest.approx(parts["store"] + parts["slots"], abs=2e-3)  # and nothing of the training
-    assert programs["apply"] == pytest.approx(parts["store"], abs=2e-3)  # and nothing of the rollout
+    programs, parts = (
+        {name: x["memory_gib_per_chip"]["beside"] for name, x in found["programs"].items()},
+        found["parts_gib_per_chip"],
+    )
+    assert (
+        {"resume", "insert resumed"} < programs.keys()
+        and parts["slots"] > 0
+        and parts["decode"] > 0
+    )
+    # and nothing of the training
+    assert programs["prefill"] == pytest.approx(parts["store"] + parts["slots"], abs=2e-3)
+    # and nothing of the rollout
+    assert programs["apply"] == pytest.approx(parts["store"], abs=2e-3)
 
 
 def test_one_step_off_the_longer_of_rollout_and_training_bounds_a_step():
     config = load_config("qwen3_30b_a3b_v5p_4x4x4")
     runs = runs_per_step(config, 32)
-    seconds = {"hand-over": 5.0, "prefill": 2.0, "decode": 0.01, "forward 32768": 1.0, "backward 32768": 2.0}
+    seconds = {
+        "hand-over": 5.0,
+        "prefill": 2.0,
+        "decode": 0.01,
+        "forward 32768": 1.0,
+        "backward 32768": 2.0,
+    }
     found = [Found(name, None, 0, {}, Bound(s, 0.0, 0.0), 0.0) for name, s in seconds.items()]
-    rollout, training = (sum(runs[name] * seconds[name] for name in names) for names in (list(seconds)[1:3], list(seconds)[3:]))
+    rollout, training = (
+        sum(runs[name] * seconds[name] for name in names)
+        for names in (list(seconds)[1:3], list(seconds)[3:])
+    )
 
     def bound(config):
         return Plan("", CHIPS[0], 64, config, {}, found, []).step_s
 
     off = dataclasses.replace(config, rl=dataclasses.replace(config.rl, one_step_off=True))
-    assert bound(config) == pytest.approx(5 + rollout + training) and bound(off) == pytest.approx(5 + max(rollout, training))
+    assert bound(config) == pytest.approx(5 + rollout + training) and bound(off) == pytest.approx(
+        5 + max(rollout, training)
+    )
 
 
 def test_a_round_of_dynamic_sampling_is_rolled_out_whole():
     config = load_config("qwen3_30b_a3b_v5p_4x4x4")
     zero = dataclasses.replace(config.rl.zero_variance, dynamic_sampling=True, dynamic_batch=3)
-    rounds = runs_per_step(dataclasses.replace(config, rl=dataclasses.replace(config.rl, zero_variance=zero)), 32)
+    rounds = runs_per_step(
+        dataclasses.replace(config, rl=dataclasses.replace(config.rl, zero_variance=zero)), 32
+    )
     once = runs_per_step(config, 32)
-    assert all(rounds[name] == once[name] * (3 if name in ("prefill", "insert", "decode") else 1) for name in once)
+    assert all(
+        rounds[name] == once[name] * (3 if name in ("prefill", "insert", "decode") else 1)
+        for name in once
+    )
 
 
 def test_half_a_row_on_each_device_is_half_the_tokens_of_a_micro_batch():
     config = load_config("qwen3_30b_a3b_v5p_4x4x4")
-    change = next(x for x in advice(config, "backward 32768", None, {}) if x.setting == "mesh.context")
-    assert change.value.split() == ["4", "--mesh.fsdp", "2", "--rl.micro_batch_tokens", str(config.rl.micro_batch_tokens // 2)]
+    change = next(
+        x for x in advice(config, "backward 32768", None, {}) if x.setting == "mesh.context"
+    )
+    assert change.value.split() == [
+        "4",
+        "--mesh.fsdp",
+        "2",
+        "--rl.micro_batch_tokens",
+        str(config.rl.micro_batch_tokens // 2),
+    ]
 
 
 @pytest.mark.slow
 def test_one_device_and_a_reference_policy_are_planned(tmp_path):
-    alone = [x for axis in ("fsdp", "expert", "tensor") for mesh in ("mesh", "rollout-mesh") for x in (f"--{mesh}.{axis}", "1")]
+    alone = [
+        x
+        for axis in ("fsdp", "expert", "tensor")
+        for mesh in ("mesh", "rollout-mesh")
+        for x in (f"--{mesh}.{axis}", "1")
+    ]
     alone += [*SHORT, "--rl.micro-batch-tokens", "2048"]
-    code, found, _ = plan(tmp_path, "--topology", "v6e:1x1", *alone, "--rl.objective.kl-coef", "0.01")
+    code, found, _ = plan(
+        tmp_path, "--topology", "v6e:1x1", *alone, "--rl.objective.kl-coef", "0.01"
+    )
     assert code == 0 and found["devices"] == 1 and found["parts_gib_per_chip"]["reference"] > 0
     parts = found["parts_gib_per_chip"]
     assert parts["reference"] == pytest.approx(parts["state"] - parts["moments"], abs=2e-3)
     apply = found["programs"]["apply"]["memory_gib_per_chip"]
-    assert apply["beside"] == pytest.approx(parts["store"] + parts["decode"] + parts["reference"], abs=2e-3)
+    assert apply["beside"] == pytest.approx(
+        parts["store"] + parts["decode"] + parts["reference"], abs=2e-3
+    )
     assert all(not program["collectives"] for program in found["programs"].values())
 
 
@@ -205,15 +333,24 @@ def test_a_search_looks_at_meshes_that_divide_the_model():
     found = list(layouts(config, 64))
     assert len({(x.mesh, x.compute.remat) for x in found}) == len(found) > 50
     assert all(x.mesh.devices == 64 and x.validate_for_rl() for x in found)
-    assert {x.mesh.replica for x in found} >= {1, 2, 4} and {x.mesh.tensor for x in found} == {1, 2, 4}  # four heads of keys and values
+    # four heads of keys and values
+    assert {x.mesh.replica for x in found} >= {1, 2, 4} and {x.mesh.tensor for x in found} == {
+        1,
+        2,
+        4,
+    }
 
 
 @pytest.fixture(scope="module")
 def small_step(tmp_path_factory):
-    """The programs of the small configuration for eight devices of v5p that are not here, context and replica among their axes."""
+    """The programs of the small configuration for eight devices of v5p that are not here, context
+    and replica among their axes.
+    """
     file = tmp_path_factory.mktemp("plan") / "small.py"
     file.write_text(CONFIG)
-    config = dataclasses.replace(load_config(str(file)), mesh=MeshConfig(fsdp=2, expert=2, context=2))
+    config = dataclasses.replace(
+        load_config(str(file)), mesh=MeshConfig(fsdp=2, expert=2, context=2)
+    )
     config = dataclasses.replace(config, rollout_mesh=MeshConfig(replica=2, expert=2, tensor=2))
     with pytest.MonkeyPatch.context() as patch:
         for name, value in COMPILER_ALONE.items():
@@ -222,13 +359,21 @@ def small_step(tmp_path_factory):
 
 
 def test_the_hand_over_never_has_a_whole_layer(small_step):
-    """Of no layer do the experts' matrices, or those of attention, come together whole on a device on their way between the two layouts, nor do
-    the embedding and the head."""
+    """Of no layer do the experts' matrices, or those of attention, come together whole on a device
+    on their way between the two layouts, nor do the embedding and the head."""
     program = next(small_step.programs())
     assert program.name == "hand-over"
-    shapes = [tuple(map(int, dims.split(","))) for dims in re.findall(r" = [a-z]+\d+\w*\[([\d,]+)\]", program.lower().compile().as_text())]
+    shapes = [
+        tuple(map(int, dims.split(",")))
+        for dims in re.findall(r" = [a-z]+\d+\w*\[([\d,]+)\]", program.lower().compile().as_text())
+    ]
     model = small_step.config.model
-    whole = [(model.moe.experts, model.hidden, model.moe.ffn), (model.hidden, model.heads * model.head_dim), (model.vocab_size, model.hidden)]
-    assert len([shape for shape in shapes if shape[0] == model.layers]) > 20  # runs of layers do pass
+    whole = [
+        (model.moe.experts, model.hidden, model.moe.ffn),
+        (model.hidden, model.heads * model.head_dim),
+        (model.vocab_size, model.hidden),
+    ]
+    # runs of layers do pass
+    assert len([shape for shape in shapes if shape[0] == model.layers]) > 20
     for matrix in whole:
         assert not [shape for shape in shapes if sorted(shape[-len(matrix) :]) == sorted(matrix)]

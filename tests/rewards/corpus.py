@@ -1,4 +1,6 @@
-"""The corpus of hostile answers and verifiers. `{out}` is a folder that nothing may touch, `{me}` the tests' process."""
+"""The corpus of hostile answers and verifiers. `{out}` is a folder that nothing may touch, `{me}`
+the tests' process.
+"""
 
 from typing import NamedTuple
 
@@ -24,8 +26,13 @@ DATASETS += ("binary_matrix", "spiral_matrix", "string_insertion", "n_queens")
 PAYLOADS = {
     "shell": "__import__('os').system('touch {out}/ran')",
     "file": "open('{out}/ran', 'w').write('x')",
-    "reach": "().__class__.__base__.__subclasses__()[0].__init__.__globals__['sys'].modules['os'].mkdir('{out}/ran')",
-    "patch": "[setattr(__import__('reasoning_gym').dataset.ProceduralDataset, 'score_answer', lambda *a: 1.0), 24][1]",
+    "reach": (
+        "().__class__.__base__.__subclasses__()[0].__init__.__globals__['sys'].modules['os'].mkdir('{out}/ran')"
+    ),
+    "patch": (
+        "[setattr(__import__('reasoning_gym').dataset.ProceduralDataset, 'score_answer', lambda *a:"
+        " 1.0), 24][1]"
+    ),
 }
 ANSWERS = [
     Row(f"{name}: {kind}", name, text, 0.0) for name in DATASETS for kind, text in PAYLOADS.items()

@@ -1,4 +1,6 @@
-"""Verifiers that misbehave, for the workers of test_hostile: the response names one, with an argument. The tests' process never imports it."""
+"""Verifiers that misbehave, for the workers of test_hostile: the response names one, with an
+argument. The tests' process never imports it.
+"""
 
 import builtins
 import ctypes
@@ -18,7 +20,9 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def act(response: str, answer: str):
-    """The response's number, or what the function that it names does with the rest of the response."""
+    """The response's number, or what the function that it names does with the rest of the
+    response.
+    """
     word, _, rest = response.partition(" ")
     return globals()[word](rest) if word in globals() else float(word)
 
@@ -114,7 +118,7 @@ def writes_to_descriptors(_):
     taken = 0
     for number in range(3, 4096):
         try:
-            os.write(number, b"cposix\nsystem\n(S'id'\ntR.\n[0,1.0,\"ok\",\"\"]\n" * 100)
+            os.write(number, b'cposix\nsystem\n(S\'id\'\ntR.\n[0,1.0,"ok",""]\n' * 100)
             taken += 1
         except OSError:
             pass

@@ -12,24 +12,84 @@ import sympy
 from reasoning_gym.factory import DATASETS
 
 from compass_jax.data.procedural import encode_item
-from compass_jax.rewards.answers import AnswerError, arithmetic, exact, expression, is_expression, literal
-from compass_jax.rewards.verifiers import READERS, Check, Task, build, can_be_read, evaluates, math_decided, number
+from compass_jax.rewards.answers import (
+    AnswerError,
+    arithmetic,
+    exact,
+    expression,
+    is_expression,
+    literal,
+)
+from compass_jax.rewards.verifiers import (
+    READERS,
+    Check,
+    Task,
+    build,
+    can_be_read,
+    evaluates,
+    math_decided,
+    number,
+)
 
 NAMES = {"eval", "exec", "compile", "parse_expr", "sympify"}
 # evaluate texts of their own, or have a method of such a name; scored in children all the same
-OTHERS = {"basic_arithmetic", "bf", "bitwise_arithmetic", "codeio", "number_sorting", "propositional_logic", "rubiks_cube"}
+OTHERS = {
+    "basic_arithmetic",
+    "bf",
+    "bitwise_arithmetic",
+    "codeio",
+    "number_sorting",
+    "propositional_logic",
+    "rubiks_cube",
+}
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("2 + 3*4", 14), ("(1 - 2)/4", Fraction(-1, 4)), ("-2**2", -4), (" 2**-3 ", Fraction(1, 8)), ("+.5 + 1.", Fraction(3, 2)), ("1+\t1", 2)],
+    [
+        ("2 + 3*4", 14),
+        ("(1 - 2)/4", Fraction(-1, 4)),
+        ("-2**2", -4),
+        (" 2**-3 ", Fraction(1, 8)),
+        ("+.5 + 1.", Fraction(3, 2)),
+        ("1+\t1", 2),
+    ],
 )
 def test_arithmetic_is_exact(text, value):
     assert arithmetic(text) == value
 
 
-REFUSED = ["x", "1 if 2 else 3", "2(3)", "1e5", "0x10", "1_0", "1j", "", "1,2", "()", "9**65", "2**0.5", "2**(1/2)", "1//2", "1%2", "1 < 2"]
-REFUSED += ["7" * 201, "(" * 51 + "1" + ")" * 51, "-" * 60 + "1", "- " * 60 + "1", "1+" * 6000 + "1", "1 +\n1", "True", "'1'", "1\x00", "²", "１"]
+REFUSED = [
+    "x",
+    "1 if 2 else 3",
+    "2(3)",
+    "1e5",
+    "0x10",
+    "1_0",
+    "1j",
+    "",
+    "1,2",
+    "()",
+    "9**65",
+    "2**0.5",
+    "2**(1/2)",
+    "1//2",
+    "1%2",
+    "1 < 2",
+]
+REFUSED += [
+    "7" * 201,
+    "(" * 51 + "1" + ")" * 51,
+    "-" * 60 + "1",
+    "- " * 60 + "1",
+    "1+" * 6000 + "1",
+    "1 +\n1",
+    "True",
+    "'1'",
+    "1\x00",
+    "²",
+    "１",
+]
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: repr(text[:20]))
@@ -40,11 +100,26 @@ def test_what_is_no_arithmetic_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    "text", [
-        "x.real", "x[0]", "lambda: 1", "f(x)", "exit(0)", "S(1)", "simplify(x)", "sin(x, evaluate=False)", "sin()", "x = 1", "x if x else x",
-        "x and x", "2x", "N(x)", "sin + 1", "9**9999",
+    "text",
+    [
+        "x.real",
+        "x[0]",
+        "lambda: 1",
+        "f(x)",
+        "exit(0)",
+        "S(1)",
+        "simplify(x)",
+        "sin(x, evaluate=False)",
+        "sin()",
+        "x = 1",
+        "x if x else x",
+        "x and x",
+        "2x",
+        "N(x)",
+        "sin + 1",
+        "9**9999",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_expression_is_refused(text):
     with pytest.raises(AnswerError):
         expression(text)
@@ -52,15 +127,41 @@ def test_what_is_no_expression_is_refused(text):
 
 def test_expressions_are_those_of_sympy():
     x = sympy.Symbol("x")
-    texts = ["-9*x**8/10 + 3*x**4/2", "2*(2 - 8*x)**(3/2)/3", "exp(x)*sin(2*x) - log(x)/pi", "sqrt(x)**-1 + 0.25", "3*Integral(x**3*cos(3*x), x)"]
+    texts = [
+        "-9*x**8/10 + 3*x**4/2",
+        "2*(2 - 8*x)**(3/2)/3",
+        "exp(x)*sin(2*x) - log(x)/pi",
+        "sqrt(x)**-1 + 0.25",
+        "3*Integral(x**3*cos(3*x), x)",
+    ]
     for text in texts:
-        assert expression(text, local_dict={"x": x}) == sympy.parse_expr(text, local_dict={"x": x}) and is_expression(text)
-    assert expression("C", local_dict={"C": x}) is x and expression("a1*b") == sympy.Symbol("a1") * sympy.Symbol("b")
+        assert expression(text, local_dict={"x": x}) == sympy.parse_expr(
+            text, local_dict={"x": x}
+        ) and is_expression(text)
+    assert expression("C", local_dict={"C": x}) is x and expression("a1*b") == sympy.Symbol(
+        "a1"
+    ) * sympy.Symbol("b")
 
 
 def test_literals_are_lists_and_texts():
-    assert literal("[[0, 1], ['Q', '_']]") == [[0, 1], ["Q", "_"]] and literal("('A', 'B')") == ["A", "B"] and literal(" 'AB' ") == "AB"
-    for text in ["{1}", "{'a': 1}", "1", "None", "[None]", "[x]", "[1][0]", "['a'.b]", "[f'{1}']", "[" * 60 + "]" * 60, "AB"]:
+    assert (
+        literal("[[0, 1], ['Q', '_']]") == [[0, 1], ["Q", "_"]]
+        and literal("('A', 'B')") == ["A", "B"]
+        and literal(" 'AB' ") == "AB"
+    )
+    for text in [
+        "{1}",
+        "{'a': 1}",
+        "1",
+        "None",
+        "[None]",
+        "[x]",
+        "[1][0]",
+        "['a'.b]",
+        "[f'{1}']",
+        "[" * 60 + "]" * 60,
+        "AB",
+    ]:
         with pytest.raises(AnswerError):
             literal(text)
 
@@ -73,7 +174,9 @@ def restored(monkeypatch):
         monkeypatch.setattr(module, attribute, getattr(module, attribute, eval), raising=False)
     for name in READERS:  # what an earlier test took over
         own = {"eval": eval, "parse_expr": sympy.parse_expr, "sp": sympy, "sympy": sympy}
-        monkeypatch.setattr(sys.modules[DATASETS[name][0].__module__], READERS[name][0], own[READERS[name][0]])
+        monkeypatch.setattr(
+            sys.modules[DATASETS[name][0].__module__], READERS[name][0], own[READERS[name][0]]
+        )
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(400, marks=pytest.mark.slow)])
@@ -87,18 +190,25 @@ def test_no_reference_answer_is_refused_and_scores_stay(name, count, monkeypatch
     before = [dataset.score_answer(entry["answer"], entry) for entry in scored]
     check = build(Check("reasoning_gym", name), "")
     assert all(can_be_read(name, entry["answer"]) for entry in entries)
-    assert [check(Task(0, entry["answer"], entry["answer"], encode_item(entry))) for entry in scored] == before
+    assert [
+        check(Task(0, entry["answer"], entry["answer"], encode_item(entry))) for entry in scored
+    ] == before
     for entry in entries:
         if READERS[name][1] is expression:
             expression(entry["answer"], {"C": sympy.Symbol("C")})
 
 
-PAYLOADS = ["[setattr(__import__('sys'), 'reached', True)]", "setattr(__import__('sys'), 'reached', True)"]
+PAYLOADS = [
+    "[setattr(__import__('sys'), 'reached', True)]",
+    "setattr(__import__('sys'), 'reached', True)",
+]
 
 
 @pytest.mark.parametrize("name", sorted(READERS))
 def test_the_reader_is_what_stops_an_evaluation(name, monkeypatch, restored):
-    """Without it the answer's code runs, with it none does: the module looks the name up that is taken over."""
+    """Without it the answer's code runs, with it none does: the module looks the name up that is
+    taken over.
+    """
     dataset = reasoning_gym.create_dataset(name, seed=17, size=1)
     entry = dataset[0]
     for taken in (False, True):
@@ -108,7 +218,12 @@ def test_the_reader_is_what_stops_an_evaluation(name, monkeypatch, restored):
         for text in PAYLOADS:
             dataset.score_answer(text, entry)
         assert sys.reached is not taken
-    assert build(Check("reasoning_gym", name), "")(Task(0, PAYLOADS[1], entry["answer"], encode_item(entry))) == 0.0
+    assert (
+        build(Check("reasoning_gym", name), "")(
+            Task(0, PAYLOADS[1], entry["answer"], encode_item(entry))
+        )
+        == 0.0
+    )
 
 
 def test_every_data_set_whose_module_evaluates_is_known():
@@ -116,30 +231,58 @@ def test_every_data_set_whose_module_evaluates_is_known():
     found = {
         name
         for name, (cls, _, *_) in DATASETS.items()
-        if any(re.search(rf"\b{word}\(", inspect.getsource(sys.modules[cls.__module__])) for word in NAMES)
+        if any(
+            re.search(rf"\b{word}\(", inspect.getsource(sys.modules[cls.__module__]))
+            for word in NAMES
+        )
     }
     assert found == set(READERS) | OTHERS
     assert all(evaluates(name) for name in found - set(READERS)) and not evaluates("chain_sum")
-    assert [name for name in sorted(READERS) if evaluates(name)] == ["intermediate_integration", "polynomial_multiplication", "simple_integration"]
+    assert [name for name in sorted(READERS) if evaluates(name)] == [
+        "intermediate_integration",
+        "polynomial_multiplication",
+        "simple_integration",
+    ]
 
 
 @pytest.mark.parametrize(
     ("answer", "reference", "decided"),
     [
-        ("0.12345678", "0.123456789", 0.0), ("$0.5$", "0.50", 1.0), ("\\boxed{1,000}", "1000", 1.0), ("-0", "0", 1.0), ("+7", "7.", 1.0),
-        ("1,00", "100", None), ("2/4", "\\frac{1}{2}", 1.0), ("1/3", "2/3", 0.0), ("0.5", "1/2", None), ("1/0", "1/0 ", 1.0), ("1/0", "2", None),
+        ("0.12345678", "0.123456789", 0.0),
+        ("$0.5$", "0.50", 1.0),
+        ("\\boxed{1,000}", "1000", 1.0),
+        ("-0", "0", 1.0),
+        ("+7", "7.", 1.0),
+        ("1,00", "100", None),
+        ("2/4", "\\frac{1}{2}", 1.0),
+        ("1/3", "2/3", 0.0),
+        ("0.5", "1/2", None),
+        ("1/0", "1/0 ", 1.0),
+        ("1/0", "2", None),
         ("50%", "0.5", None),
-        ("(lambda: 7)()", "7", 0.0), ("__import__", "7", 0.0), ("x+1", "1+x", None), ("pairs", "Paris", 0.0),
-        ("\u22127", "-7", 1.0), ("1e3", "1000", None),
+        ("(lambda: 7)()", "7", 0.0),
+        ("__import__", "7", 0.0),
+        ("x+1", "1+x", None),
+        ("pairs", "Paris", 0.0),
+        ("\u22127", "-7", 1.0),
+        ("1e3", "1000", None),
     ],
-)  # fmt: skip
+)
 def test_what_needs_no_algebra_is_decided_exactly(answer, reference, decided):
     assert math_decided(answer, reference) == decided
 
 
 def test_exact_knows_decimals_and_fractions():
-    assert exact(" $-1.50$ ") == ("decimal", Fraction(-3, 2)) and exact("-\\dfrac{1}{4}") == ("fraction", Fraction(-1, 4))
-    assert exact("") is None and exact(".") is None and exact("1.2.3") is None and exact("9" * 300) is None
+    assert exact(" $-1.50$ ") == ("decimal", Fraction(-3, 2)) and exact("-\\dfrac{1}{4}") == (
+        "fraction",
+        Fraction(-1, 4),
+    )
+    assert (
+        exact("") is None
+        and exact(".") is None
+        and exact("1.2.3") is None
+        and exact("9" * 300) is None
+    )
 
 
 def test_a_score_is_a_number():

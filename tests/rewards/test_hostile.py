@@ -1,4 +1,6 @@
-"""Hostile answers and verifiers: each gets what it must, writes nothing outside, leaves no process, and the next answer's score is right."""
+"""Hostile answers and verifiers: each gets what it must, writes nothing outside, leaves no process,
+and the next answer's score is right.
+"""
 
 import logging
 import os
@@ -29,7 +31,9 @@ def prompt(number=0, source=0, answer="7", item=""):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """What a text may name: a folder that must stay empty, a file that must stay secret and whole, a port, this process."""
+    """What a text may name: a folder that must stay empty, a file that must stay secret and whole,
+    a port, this process.
+    """
     out, secret = tmp_path_factory.mktemp("out"), tmp_path_factory.mktemp("secret") / "secret"
     out.chmod(0o777)
     secret.write_text("secret")
@@ -43,7 +47,9 @@ def places(tmp_path_factory):
 def verifiers():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPASS_TOKEN", "secret")
-        with Scorer(RewardConfig(workers=1, timeout_s=LIMIT_S), DATA, "corpus_verifiers:act") as scorer:
+        with Scorer(
+            RewardConfig(workers=1, timeout_s=LIMIT_S), DATA, "corpus_verifiers:act"
+        ) as scorer:
             scorer.wait_ready()
             yield scorer
 
@@ -53,22 +59,37 @@ def answers():
     """A scorer of every data set that evaluates, of math-verify and of one that compares."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONHASHSEED", "0")
-        sources = (*(ProceduralSource(name, size=3) for name in DATASETS), FileSource("unused.jsonl"))
+        sources = (
+            *(ProceduralSource(name, size=3) for name in DATASETS),
+            FileSource("unused.jsonl"),
+        )
         entries = [distinct_entries(source, 0)[0] for source in sources[:-1]]
-        with Scorer(RewardConfig(workers=1, timeout_s=20.0, answer_tag=""), DataConfig(sources=sources)) as scorer:
+        with Scorer(
+            RewardConfig(workers=1, timeout_s=20.0, answer_tag=""), DataConfig(sources=sources)
+        ) as scorer:
             scorer.wait_ready()
             yield scorer, entries
 
 
 def matches(score, expected):
-    return score == Score(expected, True) if isinstance(expected, float) else score.outcome == expected and not score.known
+    return (
+        score == Score(expected, True)
+        if isinstance(expected, float)
+        else score.outcome == expected and not score.known
+    )
 
 
 def assert_nothing_is_left(scorer, places, before):
-    assert not os.listdir(places["out"]) and places["secret"].read_text() == "secret" and not os.path.exists("/dev/shm/compass-ran")
+    assert (
+        not os.listdir(places["out"])
+        and places["secret"].read_text() == "secret"
+        and not os.path.exists("/dev/shm/compass-ran")
+    )
     worker = scorer._workers[0].process.pid
     assert before == worker, "the worker was not replaced"
-    assert wait_until(lambda: len(descendants(worker)) == 1), "the process that answers, and nobody else"
+    assert wait_until(lambda: len(descendants(worker)) == 1), (
+        "the process that answers, and nobody else"
+    )
     assert "4711" not in " ".join(programs())
     assert "corpus_verifiers" not in sys.modules and scorer._thread.is_alive()
 
@@ -84,7 +105,9 @@ def programs():
 
 
 def test_the_corpus_is_large():
-    assert len(ANSWERS) + len(VERIFIERS) >= 60 and len({row.name for row in ANSWERS + VERIFIERS}) == len(ANSWERS) + len(VERIFIERS)
+    assert len(ANSWERS) + len(VERIFIERS) >= 60 and len(
+        {row.name for row in ANSWERS + VERIFIERS}
+    ) == len(ANSWERS) + len(VERIFIERS)
 
 
 @guarded
@@ -109,7 +132,11 @@ def test_a_hostile_answer_gets_what_it_must(row, answers, places):
         tasks = [prompt(answer=row.reference.format(), source=source)] * 3
         right, wrong = row.reference.format(), "1234"
     else:
-        tasks = [prompt(source=source, answer=entries[source]["answer"], item=encode_item(entries[source]))] * 3
+        tasks = [
+            prompt(
+                source=source, answer=entries[source]["answer"], item=encode_item(entries[source])
+            )
+        ] * 3
         right, wrong = entries[source]["answer"], "1"
     scorer.submit("row", tasks[0], row.text.format(**places))
     scorer.submit("right", tasks[1], right)
@@ -140,13 +167,28 @@ def test_without_its_guard_a_row_gets_through(missing, text, tmp_path, places):
     assert os.listdir(tmp_path) == (["ran"] if text.startswith("writes") else [])
 
 
-FEWER = ["leaves_a_program", "leaves_a_daemon", "kills_its_parent", "kills {me}", "kills_everybody", "forks_for_ever", "hangs_with_children"]
+FEWER = [
+    "leaves_a_program",
+    "leaves_a_daemon",
+    "kills_its_parent",
+    "kills {me}",
+    "kills_everybody",
+    "forks_for_ever",
+    "hangs_with_children",
+]
 
 
 @guarded
 def test_without_namespaces_nobody_outlives_and_nobody_is_killed(places):
-    """What a container leaves: Landlock and seccomp, as in one without the right to make namespaces."""
-    with Scorer(RewardConfig(timeout_s=LIMIT_S), DATA, "corpus_verifiers:act", guards=(guards.LANDLOCK, guards.SECCOMP)) as scorer:
+    """What a container leaves: Landlock and seccomp, as in one without the right to make
+    namespaces.
+    """
+    with Scorer(
+        RewardConfig(timeout_s=LIMIT_S),
+        DATA,
+        "corpus_verifiers:act",
+        guards=(guards.LANDLOCK, guards.SECCOMP),
+    ) as scorer:
         scorer.wait_ready()
         before = scorer._workers[0].process.pid
         for number, text in enumerate(FEWER[:5]):
@@ -154,40 +196,63 @@ def test_without_namespaces_nobody_outlives_and_nobody_is_killed(places):
         scorer.submit("hangs", prompt(), FEWER[-1])
         scorer.submit("next", prompt(), "0.25")
         got = drain(scorer)
-        assert [got[n].reward for n in (0, 1)] == [0.5, 0.5] and [got[n].outcome for n in (2, 3, 4, "hangs")] == ["error"] * 3 + ["timeout"]
+        assert [got[n].reward for n in (0, 1)] == [0.5, 0.5] and [
+            got[n].outcome for n in (2, 3, 4, "hangs")
+        ] == ["error"] * 3 + ["timeout"]
         assert got["next"] == Score(0.25, True)
         assert_nothing_is_left(scorer, places, before)
 
 
 def test_off_means_no_guards_and_still_a_child_for_each_answer(places):
-    with Scorer(RewardConfig(timeout_s=LIMIT_S, sandbox="off"), DATA, "corpus_verifiers:act") as scorer:
+    with Scorer(
+        RewardConfig(timeout_s=LIMIT_S, sandbox="off"), DATA, "corpus_verifiers:act"
+    ) as scorer:
         scorer.wait_ready()
         before = scorer._workers[0].process.pid
         texts = ["patches_itself", "0.25", "opens_a_socket", "leaves_a_daemon", "exits 0", "0.75"]
         for number, text in enumerate(texts):
             scorer.submit(number, prompt(), text)
         got = drain(scorer)
-        assert [got[n].reward if got[n].known else got[n].outcome for n in range(6)] == [0.5, 0.25, 1.0, 0.5, "crash", 0.75]
+        assert [got[n].reward if got[n].known else got[n].outcome for n in range(6)] == [
+            0.5,
+            0.25,
+            1.0,
+            0.5,
+            "crash",
+            0.75,
+        ]
         assert_nothing_is_left(scorer, places, before)
 
 
 def test_required_names_the_missing_guard_and_auto_says_it(monkeypatch):
-    monkeypatch.setattr(detect, "missing_guards", lambda: {guards.LANDLOCK: "Function not implemented"})
-    with pytest.raises(ConfigError, match=r"rewards.sandbox = 'required'.*Landlock \(Function not implemented\)"):
+    monkeypatch.setattr(
+        detect, "missing_guards", lambda: {guards.LANDLOCK: "Function not implemented"}
+    )
+    with pytest.raises(
+        ConfigError, match=r"rewards.sandbox = 'required'.*Landlock \(Function not implemented\)"
+    ):
         Scorer(RewardConfig(sandbox="required"), DATA, "corpus_verifiers:act")
     assert guards.LANDLOCK not in detect.guards_for("auto") and detect.guards_for("off") == ()
-    assert "missing: Landlock (Function not implemented)" in detect.notice("auto") and "this user's files" in detect.notice("off")
+    assert "missing: Landlock (Function not implemented)" in detect.notice(
+        "auto"
+    ) and "this user's files" in detect.notice("off")
 
 
 def test_the_dispatching_thread_restarts_and_loses_nothing(monkeypatch, caplog):
-    """Three times, at three places: handing out, while answers are on the way, and while one is taken."""
+    """Three times, at three places: handing out, while answers are on the way, and while one is
+    taken.
+    """
     with Scorer(RewardConfig(workers=2, timeout_s=20.0), DATA, "corpus_verifiers:act") as scorer:
         scorer.wait_ready()
         for name in ("_hand_out", "_wait", "_receive"):
             whole, failed = getattr(Scorer, name), threading.Event()
 
             def fails_once(self, *arguments, whole=whole, failed=failed, name=name):
-                if self.outstanding and (name == "_hand_out" or any(w.tasks for w in self._workers)) and not failed.is_set():
+                if (
+                    self.outstanding
+                    and (name == "_hand_out" or any(w.tasks for w in self._workers))
+                    and not failed.is_set()
+                ):
                     if name == "_hand_out":
                         whole(self)
                     failed.set()

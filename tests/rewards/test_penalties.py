@@ -8,7 +8,15 @@ from compass_jax.rewards.penalties import repetition_frac
 
 @pytest.mark.parametrize(
     ("tokens", "ngram", "expected"),
-    [([], 2, 0), ([7], 2, 0), ([1, 2, 3], 2, 0), ([1, 1, 1, 1], 1, 0.75), ([1, 2, 1, 2, 1], 2, 0.5), ([5] * 11, 4, 7 / 8), (np.ones(3), 2, 0.5)],
+    [
+        ([], 2, 0),
+        ([7], 2, 0),
+        ([1, 2, 3], 2, 0),
+        ([1, 1, 1, 1], 1, 0.75),
+        ([1, 2, 1, 2, 1], 2, 0.5),
+        ([5] * 11, 4, 7 / 8),
+        (np.ones(3), 2, 0.5),
+    ],
 )
 def test_share_of_ngrams_said_before(tokens, ngram, expected):
     assert repetition_frac(tokens, ngram) == pytest.approx(expected)

@@ -46,7 +46,11 @@ def alive(pid):
 
 def descendants(pid):
     """Process ids of children, their children and so on."""
-    children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    children = [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
     return [found for child in children for found in (child, *descendants(child))]
 
 
@@ -72,7 +76,9 @@ def test_many_results_keep_their_keys_and_come_fast():
 
 
 def test_a_text_that_is_still_to_be_made_is_made_by_another_thread_and_holds_up_nobody():
-    """Detokenising takes 0.2 s; `submit` returns at once, thrice, and the text is scored. One that cannot be made is an error that is heard."""
+    """Detokenising takes 0.2 s; `submit` returns at once, thrice, and the text is scored. One that
+    cannot be made is an error that is heard.
+    """
     threads = []
 
     def text(value):
@@ -94,7 +100,16 @@ def test_a_text_that_is_still_to_be_made_is_made_by_another_thread_and_holds_up_
 
 
 def test_hang_crash_and_exception_cost_only_their_own_sample():
-    bad = {3: "spin", 10: "exit", 11: "segfault", 17: "raise", 20: "sleep 60", 25: "nan", 29: "quit", 33: "memory"}
+    bad = {
+        3: "spin",
+        10: "exit",
+        11: "segfault",
+        17: "raise",
+        20: "sleep 60",
+        25: "nan",
+        29: "quit",
+        33: "memory",
+    }
     with scorer(timeout_s=0.5) as s:
         for n in range(40):
             s.submit(n, PROMPT, bad.get(n, str(n)))
@@ -103,7 +118,9 @@ def test_hang_crash_and_exception_cost_only_their_own_sample():
     for n in set(range(40)) - set(bad):
         assert got[n] == Score(float(n), True)
     outcomes = {"timeout": (3, 20), "crash": (10, 11), "error": (17, 25, 29, 33)}
-    assert {n: got[n].outcome for n in bad} == {n: outcome for outcome, members in outcomes.items() for n in members}
+    assert {n: got[n].outcome for n in bad} == {
+        n: outcome for outcome, members in outcomes.items() for n in members
+    }
     assert not any(got[n].known or got[n].reward for n in bad)
     assert "RuntimeError: cannot check ref" in got[17].detail
     assert "code 3" in got[10].detail and f"code -{int(signal.SIGSEGV)}" in got[11].detail
@@ -161,8 +178,13 @@ def test_random_kills_lose_at_most_the_sample_in_hand():
 
 
 def test_modules_of_a_worker_import_no_jax():
-    code = "import sys; import compass_jax.rewards.worker; print('jax' in sys.modules, 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False", "False"]
+    code = (
+        "import sys; import compass_jax.rewards.worker; print('jax' in sys.modules, 'numpy' in"
+        " sys.modules)"
+    )
+    assert subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split() == ["False", "False"]
 
 
 @pytest.mark.parametrize("killed", [signal.SIGKILL, signal.SIGTERM])
@@ -170,13 +192,16 @@ def test_a_busy_worker_dies_with_its_parent(killed):
     code = f"""
 import sys, time; sys.path.insert(0, {os.path.dirname(__file__)!r})
 import test_score as t
-s = t.scorer(timeout_s=600); s.submit(0, t.PROMPT, "1"); t.drain(s); print(s._workers[0].process.pid, flush=True)
+s = t.scorer(timeout_s=600); s.submit(0, t.PROMPT, "1"); t.drain(s)
+print(s._workers[0].process.pid, flush=True)
 s.submit(1, t.PROMPT, "spin"); time.sleep(600)
 """
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         worker = int(parent.stdout.readline())
-        assert wait_until(lambda: len(descendants(worker)) == 2), "the process that answers, and the check that spins"
+        assert wait_until(lambda: len(descendants(worker)) == 2), (
+            "the process that answers, and the check that spins"
+        )
         everyone = [worker, *descendants(worker)]
         assert all(map(alive, everyone))
     finally:
@@ -186,7 +211,10 @@ s.submit(1, t.PROMPT, "spin"); time.sleep(600)
     assert wait_until(lambda: not any(map(alive, everyone)))
 
 
-@pytest.mark.parametrize(("verifier", "message"), [("no_such_module:f", "No module named 'no_such_module'"), ("hostile_verifiers:nope", "nope")])
+@pytest.mark.parametrize(
+    ("verifier", "message"),
+    [("no_such_module:f", "No module named 'no_such_module'"), ("hostile_verifiers:nope", "nope")],
+)
 def test_a_worker_that_cannot_start_is_reported_with_its_traceback(verifier, message):
     with scorer(verifier=verifier) as s:
         with pytest.raises(ScorerError, match=rf"(?s)cannot start.*Traceback.*{message}"):
@@ -200,7 +228,10 @@ def test_a_worker_that_cannot_start_is_reported_with_its_traceback(verifier, mes
 def test_a_worker_that_dies_while_starting_is_reported(tmp_path, monkeypatch):
     (tmp_path / "dies_at_import.py").write_text("import os\nos._exit(7)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with scorer(verifier="dies_at_import:f") as s, pytest.raises(ScorerError, match="ended with code 7 before it was ready"):
+    with (
+        scorer(verifier="dies_at_import:f") as s,
+        pytest.raises(ScorerError, match="ended with code 7 before it was ready"),
+    ):
         s.wait_ready()
 
 
@@ -217,7 +248,9 @@ def test_workers_that_are_always_killed_end_the_wait():
         killer = threading.Thread(target=kill)
         killer.start()
         try:
-            with pytest.raises(ScorerError, match=r"in a row were killed before they began a task \(code -9\)"):
+            with pytest.raises(
+                ScorerError, match=r"in a row were killed before they began a task \(code -9\)"
+            ):
                 for _ in range(50):
                     s.submit(object(), PROMPT, "sleep 1")
                     s.collect(block=True)
@@ -244,13 +277,35 @@ def test_each_source_has_its_own_check(tmp_path):
     data = DataConfig(sources=(source, FileSource("unused.jsonl")))
     with scorer(data=data, verifier="") as s:
         for i, entry in enumerate(distinct_entries(source, 0)):
-            prompt = Prompt(i, 0, "s", entry["question"], np.zeros(1, np.int32), entry["answer"], encode_item(entry))
+            prompt = Prompt(
+                i,
+                0,
+                "s",
+                entry["question"],
+                np.zeros(1, np.int32),
+                entry["answer"],
+                encode_item(entry),
+            )
             s.submit((i, "right"), prompt, f"so\n<answer>{entry['answer']}.0</answer>")
-            s.submit((i, "wrong"), prompt, f"so\n<answer>{int(entry['answer'][::-1].strip('-')) * 7 + 100_000}</answer>")
+            s.submit(
+                (i, "wrong"),
+                prompt,
+                f"so\n<answer>{int(entry['answer'][::-1].strip('-')) * 7 + 100_000}</answer>",
+            )
             s.submit((i, "bare"), prompt, entry["answer"])
-        s.submit("half", Prompt(9, 1, "m", "q", np.zeros(1, np.int32), "1/2"), "<answer>\\frac{2}{4}</answer>")
+        s.submit(
+            "half",
+            Prompt(9, 1, "m", "q", np.zeros(1, np.int32), "1/2"),
+            "<answer>\\frac{2}{4}</answer>",
+        )
         got = drain(s)
     assert got.pop("half") == Score(1.0, True)
     for (_, kind), score in got.items():
         assert score.known
-        assert score.reward == 1.0 if kind == "right" else score.reward < 0.5 if kind == "wrong" else score.reward == 0.0
+        assert (
+            score.reward == 1.0
+            if kind == "right"
+            else score.reward < 0.5
+            if kind == "wrong"
+            else score.reward == 0.0
+        )

@@ -1,4 +1,6 @@
-"""Scores over several processes, which are threads here: each checks its share, and all get the same."""
+"""Scores over several processes, which are threads here: each checks its share, and all get the
+same.
+"""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +15,23 @@ PROMPT = Prompt(1, 0, "sum", "1 + 1?", np.zeros(1, np.int32), "2")
 
 
 class Checks:
-    """A scorer that says of each response its length; a response of "late" is a hang. Answers come one by one, the last first."""
+    """A scorer that says of each response its length; a response of "late" is a hang. Answers come
+    one by one, the last first.
+    """
 
     def __init__(self):
         self.seen, self._waiting, self.closed = [], [], False
 
     def submit(self, key, prompt, response):
         self.seen.append(response)
-        self._waiting.append((key, Score(0.0, False, "timeout", "no answer") if response == "late" else Score(len(response) / 3, True)))
+        self._waiting.append(
+            (
+                key,
+                Score(0.0, False, "timeout", "no answer")
+                if response == "late"
+                else Score(len(response) / 3, True),
+            )
+        )
 
     @property
     def outstanding(self):
@@ -56,7 +67,11 @@ class Processes:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_every_process_gets_every_score_in_the_order_of_the_samples(count):
-    responses, together, checks = ["a", "bb", "late", "dddd", "", "ffffff", "g"], Processes(count), [Checks() for _ in range(count)]
+    responses, together, checks = (
+        ["a", "bb", "late", "dddd", "", "ffffff", "g"],
+        Processes(count),
+        [Checks() for _ in range(count)],
+    )
 
     def run(number):
         out = []
@@ -75,9 +90,13 @@ def test_every_process_gets_every_score_in_the_order_of_the_samples(count):
     assert all(x == found[0] for x in found)
     assert [key for key, _ in found[0][0]] == list(range(10, 17))
     assert [score.reward for _, score in found[0][0]] == [1 / 3, 2 / 3, 0.0, 4 / 3, 0.0, 2.0, 1 / 3]
-    assert found[0][1] == found[0][0][:3] and found[0][0][2][1] == Score(0.0, False, "timeout", "no answer")
+    assert found[0][1] == found[0][0][:3] and found[0][0][2][1] == Score(
+        0.0, False, "timeout", "no answer"
+    )
     everything = responses + responses[:3]
-    assert [check.seen for check in checks] == [everything[n::count] for n in range(count)] and all(check.closed for check in checks)
+    assert [check.seen for check in checks] == [everything[n::count] for n in range(count)] and all(
+        check.closed for check in checks
+    )
 
 
 def test_a_sample_is_submitted_once():

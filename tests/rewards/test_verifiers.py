@@ -2,7 +2,15 @@ import pytest
 import reasoning_gym
 
 from compass_jax.data.procedural import encode_item
-from compass_jax.rewards.verifiers import Check, Task, build, decode_item, extract_answer, math_verify_score, reasoning_gym_score
+from compass_jax.rewards.verifiers import (
+    Check,
+    Task,
+    build,
+    decode_item,
+    extract_answer,
+    math_verify_score,
+    reasoning_gym_score,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +59,17 @@ def test_math_verify_score(answer, reference, score):
     assert math_verify_score(answer, reference) == score
 
 
-ENTRIES = ["chain_sum", "rearc", "count_bits", "word_ladder", "course_schedule", "group_anagrams", "mini_sudoku", "shortest_path", "maze"]
+ENTRIES = [
+    "chain_sum",
+    "rearc",
+    "count_bits",
+    "word_ladder",
+    "course_schedule",
+    "group_anagrams",
+    "mini_sudoku",
+    "shortest_path",
+    "maze",
+]
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -65,17 +83,31 @@ def test_entries_survive_json_and_keep_their_score(name):
 
 
 def test_codec_keeps_what_json_loses():
-    value = {"a": (1, [2, (3,)]), "b": {1: "x", (2, 3): None}, "c": {4, 5}, "!tuple": [6], "d": {"!set": 1}, "e": {}}
+    value = {
+        "a": (1, [2, (3,)]),
+        "b": {1: "x", (2, 3): None},
+        "c": {4, 5},
+        "!tuple": [6],
+        "d": {"!set": 1},
+        "e": {},
+    }
     assert decode_item(encode_item(value)) == value
 
 
 def test_format_credit_is_no_credit_and_partial_credit_stays():
     entry = reasoning_gym.create_dataset("fraction_simplification", seed=1, size=1)[0]
-    assert reasoning_gym.create_dataset("fraction_simplification", seed=1, size=1).score_answer("zzz", entry) == 0.01
+    assert (
+        reasoning_gym.create_dataset("fraction_simplification", seed=1, size=1).score_answer(
+            "zzz", entry
+        )
+        == 0.01
+    )
     assert reasoning_gym_score("fraction_simplification", encode_item(entry), "zzz") == 0.0
     entry = reasoning_gym.create_dataset("spell_backward", seed=1, size=1)[0]
     half = entry["answer"][: len(entry["answer"]) // 2]
-    assert reasoning_gym_score("spell_backward", encode_item(entry), half) == pytest.approx(len(half) / len(entry["answer"]))
+    assert reasoning_gym_score("spell_backward", encode_item(entry), half) == pytest.approx(
+        len(half) / len(entry["answer"])
+    )
 
 
 def test_unreadable_answer_is_wrong_but_unreadable_entry_raises():
@@ -89,10 +121,16 @@ def test_unreadable_answer_is_wrong_but_unreadable_entry_raises():
 
 def test_options_reach_the_scorer():
     options = (("operators", ("+",)), ("max_terms", 3))
-    entry = reasoning_gym.create_dataset("basic_arithmetic", seed=1, size=1, operators=["+"], max_terms=3)[0]
-    assert reasoning_gym_score("basic_arithmetic", encode_item(entry), entry["answer"], options) == 1.0
+    entry = reasoning_gym.create_dataset(
+        "basic_arithmetic", seed=1, size=1, operators=["+"], max_terms=3
+    )[0]
+    assert (
+        reasoning_gym_score("basic_arithmetic", encode_item(entry), entry["answer"], options) == 1.0
+    )
     with pytest.raises(AssertionError):
-        reasoning_gym_score("basic_arithmetic", encode_item(entry), entry["answer"], (("max_terms", -1),))
+        reasoning_gym_score(
+            "basic_arithmetic", encode_item(entry), entry["answer"], (("max_terms", -1),)
+        )
 
 
 def test_build_scores_missing_answers_zero():

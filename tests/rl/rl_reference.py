@@ -1,8 +1,10 @@
-"""Independent float64 references in plain numpy: loops over responses and tokens, nested means instead of weights.
+"""Independent float64 references in plain numpy: loops over responses and tokens, nested means
+instead of weights.
 
-A toy policy makes log-probs from parameters: token t of a response sits in state `states[i, t]` and took `taken[i, t]`,
-log pi = log_softmax(theta[state])[taken]. Objectives take theta and a frozen theta0, which stands under every stop-gradient; gradients are
-complex-step derivatives in theta alone, exact to machine precision (every piece is analytic; branches look at the real part).
+A toy policy makes log-probs from parameters: token t of a response sits in state `states[i, t]` and
+took `taken[i, t]`, log pi = log_softmax(theta[state])[taken]. Objectives take theta and a frozen
+theta0, which stands under every stop-gradient; gradients are complex-step derivatives in theta
+alone, exact to machine precision (every piece is analytic; branches look at the real part).
 """
 
 from dataclasses import dataclass
@@ -38,9 +40,16 @@ class Toy:
 
     @property
     def rollout_logp(self):
-        """The old policy's numbers as a sampler would have rounded them: off by up to a half, some by more."""
+        """The old policy's numbers as a sampler would have rounded them: off by up to a half, some
+        by more.
+        """
         shift = np.sin(np.arange(self.taken.size) * 1.7).reshape(self.taken.shape)
-        return self.old_logp + 0.5 * shift**3 + np.where(np.abs(shift) > 0.99, 1.8 * shift, 0) + 0.02 * np.cos(np.arange(len(self.taken)))[:, None]
+        return (
+            self.old_logp
+            + 0.5 * shift**3
+            + np.where(np.abs(shift) > 0.99, 1.8 * shift, 0)
+            + 0.02 * np.cos(np.arange(len(self.taken)))[:, None]
+        )
 
     @property
     def ref_logp(self):
@@ -53,12 +62,16 @@ class Toy:
 
 
 def make_toy(seed=0, drift=0.3, groups=4, samples=3, tokens=12, states=9, vocab=7, unknown=True):
-    """Responses of several lengths, one empty; one unknown reward; the last two rows are padding; rows in random order."""
+    """Responses of several lengths, one empty; one unknown reward; the last two rows are padding;
+    rows in random order.
+    """
     rng = np.random.default_rng(seed)
     b = groups * samples + 2
     theta = rng.normal(size=(states, vocab))
     group = np.concatenate([np.repeat(np.arange(groups), samples), [-1, -1]])
-    mask = (np.arange(tokens) >= 2) & (np.arange(tokens) < 2 + rng.integers(1, tokens - 1, size=(b, 1)))
+    mask = (np.arange(tokens) >= 2) & (
+        np.arange(tokens) < 2 + rng.integers(1, tokens - 1, size=(b, 1))
+    )
     mask[-2:] = False
     mask[1, 5] = False  # tool output in the middle
     mask[3] = False
@@ -89,7 +102,9 @@ def log_softmax(x):
 
 
 def advantage(toy, normalize_std=True):
-    """(R - mean) / (std + 1e-6) within each group, over known rewards; 0 for uniform groups and single samples."""
+    """(R - mean) / (std + 1e-6) within each group, over known rewards; 0 for uniform groups and
+    single samples.
+    """
     out = np.zeros(len(toy.reward))
     for g in range(toy.n_groups):
         rows = [i for i in range(len(out)) if toy.group[i] == g and toy.known[i]]
@@ -136,25 +151,44 @@ def correction(toy, config):
         if config.name == "tis":
             out[i, tokens] = [min(r, config.tis_cap) for r in rho]
         if config.name == "icepop":
-            out[i, tokens] = [r if config.icepop_range[0] <= r <= config.icepop_range[1] else 0 for r in rho]
+            out[i, tokens] = [
+                r if config.icepop_range[0] <= r <= config.icepop_range[1] else 0 for r in rho
+            ]
         if config.name == "sequence":
-            inside = config.sequence_range[0] <= np.prod(rho) ** (1 / len(rho)) <= config.sequence_range[1]
+            inside = (
+                config.sequence_range[0]
+                <= np.prod(rho) ** (1 / len(rho))
+                <= config.sequence_range[1]
+            )
             out[i, tokens] = rho if inside else 0
     return out
 
 
 def objective(name, toy, theta, theta0, advantages, config, factor=None):
-    """The nested means of the objective: over groups, their known samples, a response's tokens; or over all tokens. theta may be complex."""
+    """The nested means of the objective: over groups, their known samples, a response's tokens; or
+    over all tokens. theta may be complex.
+    """
     logp, frozen = toy.logp(theta), toy.logp(theta0)
     factor = np.ones(toy.mask.shape) if factor is None else factor
     if name in ("dapo", "cispo"):
-        places = [(i, t) for i in range(len(toy.group)) if toy.group[i] >= 0 and toy.known[i] for t in np.flatnonzero(toy.mask[i])]
-        return sum(factor[i, t] * _token(name, toy, i, t, None, logp, frozen, advantages, config) for i, t in places) / len(places)
+        places = [
+            (i, t)
+            for i in range(len(toy.group))
+            if toy.group[i] >= 0 and toy.known[i]
+            for t in np.flatnonzero(toy.mask[i])
+        ]
+        return sum(
+            factor[i, t] * _token(name, toy, i, t, None, logp, frozen, advantages, config)
+            for i, t in places
+        ) / len(places)
     per_group = []
     for g in range(toy.n_groups):
         rows = [i for i in range(len(toy.group)) if toy.group[i] == g and toy.known[i]]
         if rows:
-            per_group.append(sum(_response(name, toy, i, logp, frozen, advantages, config, factor) for i in rows) / len(rows))
+            per_group.append(
+                sum(_response(name, toy, i, logp, frozen, advantages, config, factor) for i in rows)
+                / len(rows)
+            )
     return sum(per_group) / len(per_group)
 
 
@@ -165,11 +199,19 @@ def _response(name, toy, i, logp, frozen, advantages, config, factor):
     entropy = toy.old_entropy[i]
     parts = [tokens]
     if name == "espo":
-        thresholds = [np.quantile(entropy[tokens], q, method="linear") for q in config.espo_quantiles]
+        thresholds = [
+            np.quantile(entropy[tokens], q, method="linear") for q in config.espo_quantiles
+        ]
         index = [sum(h <= entropy[t] for h in thresholds) for t in tokens]
         parts = [tokens[np.array(index) == k] for k in range(len(thresholds) + 1)]
         parts = [[t] for t in tokens] if config.espo_every_token else [p for p in parts if len(p)]
-    sums = [sum(factor[i, t] * _token(name, toy, i, t, part, logp, frozen, advantages, config) for t in part) for part in parts]
+    sums = [
+        sum(
+            factor[i, t] * _token(name, toy, i, t, part, logp, frozen, advantages, config)
+            for t in part
+        )
+        for part in parts
+    ]
     if name == "dr_grpo":
         return sums[0] / MAX_NEW_TOKENS
     return sum(total / len(part) for total, part in zip(sums, parts, strict=True)) / len(parts)
@@ -181,23 +223,37 @@ def _token(name, toy, i, t, part, logp, frozen, advantages, config):
     d = toy.ref_logp[i, t] - logp[i, t]
     penalty = config.kl_coef * (np.exp(d) - d - 1)
     if name == "cispo":
-        return min(np.exp(frozen[i, t] - toy.old_logp[i, t]), config.cispo_ratio_max) * a * logp[i, t] - penalty
+        return (
+            min(np.exp(frozen[i, t] - toy.old_logp[i, t]), config.cispo_ratio_max) * a * logp[i, t]
+            - penalty
+        )
     low, high = config.clip_low or low, config.clip_high or high
     if name in ("grpo", "dapo", "dr_grpo"):
         ratio = np.exp(logp[i, t] - toy.old_logp[i, t])
     else:
-        s = np.exp(np.clip(np.clip(frozen[i, part] - toy.old_logp[i, part], -20, 20).mean(), -10, 10))
+        s = np.exp(
+            np.clip(np.clip(frozen[i, part] - toy.old_logp[i, part], -20, 20).mean(), -10, 10)
+        )
         against = frozen if name == "gspo" or config.espo_token_form == "gspo" else toy.old_logp
         ratio = s * np.exp(logp[i, t]) / np.exp(against[i, t])
     if name == "espo" and not config.espo_fixed_clip:
-        low = high = max(config.espo_alpha * toy.old_entropy[i, part].mean() / np.log(toy.vocab_size), config.espo_floor)
+        low = high = max(
+            config.espo_alpha * toy.old_entropy[i, part].mean() / np.log(toy.vocab_size),
+            config.espo_floor,
+        )
     value = smaller(ratio * a, bounded(ratio, 1 - low, 1 + high) * a)
     if config.dual_clip and a < 0 and np.real(value) < config.dual_clip * a:
         value = config.dual_clip * a
     return value - penalty
 
 
-CLIPS = {"grpo": (0.2, 0.2), "dapo": (0.2, 0.28), "dr_grpo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "espo": (3e-4, 4e-4)}
+CLIPS = {
+    "grpo": (0.2, 0.2),
+    "dapo": (0.2, 0.28),
+    "dr_grpo": (0.2, 0.2),
+    "gspo": (3e-4, 4e-4),
+    "espo": (3e-4, 4e-4),
+}
 
 
 def smaller(a, b):

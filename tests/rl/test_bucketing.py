@@ -1,4 +1,6 @@
-"""Plans place every row once, in few shapes, with less padding than rows kept to their own buckets."""
+"""Plans place every row once, in few shapes, with less padding than rows kept to their own
+buckets.
+"""
 
 import inspect
 import itertools
@@ -41,12 +43,16 @@ def test_every_row_is_placed_once_in_an_allowed_shape(lengths, tokens, multiple)
 @fast
 @cases
 def test_riding_along_never_costs_tokens(lengths, tokens, multiple):
-    """Against the same sizes with every row in its own bucket: the cheapest cover by full ones and at most one half and one quarter."""
+    """Against the same sizes with every row in its own bucket: the cheapest cover by full ones and
+    at most one half and one quarter.
+    """
     separate = 0
     for low, bucket in zip((-1, *BUCKETS), BUCKETS):
         n = sum(low < x <= bucket for x in lengths)
         full, *rest = sorted(allowed(bucket, tokens, multiple), reverse=True)
-        options = [sum(c for c, used in zip(rest, bits) if used) for bits in np.ndindex(*[2] * len(rest))] + [full]
+        options = [
+            sum(c for c, used in zip(rest, bits) if used) for bits in np.ndindex(*[2] * len(rest))
+        ] + [full]
         separate += bucket * (n // full * full + min(o for o in options if o >= n % full))
     batches = plan(lengths, BUCKETS, tokens, rows_multiple=multiple)
     area = sum(b.length * len(b.rows) for b in batches)
@@ -59,11 +65,18 @@ def as_lists(batches):
 
 
 def test_by_hand():
-    assert as_lists(plan([10, 60, 12, 64, 9, 11], (16, 64), 256)) == [(64, [1, 3]), (16, [4, 0, 5, 2])]
-    # one short row and three long ones: a micro-batch of its own would cost 4 x 16 tokens, the free row costs nothing
+    assert as_lists(plan([10, 60, 12, 64, 9, 11], (16, 64), 256)) == [
+        (64, [1, 3]),
+        (16, [4, 0, 5, 2]),
+    ]
+    # one short row and three long ones: a micro-batch of its own would cost 4 x 16 tokens, the free
+    # row costs nothing
     assert as_lists(plan([60, 5, 64, 62], (16, 64), 256)) == [(64, [1, 0, 3, 2])]
     # with four long rows there is no free row
-    assert as_lists(plan([60, 5, 64, 62, 61], (16, 64), 256)) == [(64, [0, 4, 3, 2]), (16, [1, -1, -1, -1])]
+    assert as_lists(plan([60, 5, 64, 62, 61], (16, 64), 256)) == [
+        (64, [0, 4, 3, 2]),
+        (16, [1, -1, -1, -1]),
+    ]
     # three rows of a micro-batch of four are a half and a quarter
     assert as_lists(plan([60, 61, 62], (16, 64), 256)) == [(64, [0, 1]), (64, [2])]
     assert as_lists(plan([60, 61, 62], (64,), 32)) == [(64, [0]), (64, [1]), (64, [2])]
@@ -77,7 +90,9 @@ def test_rides_go_through_an_empty_bucket():
 
 def test_the_same_lengths_give_the_same_plan():
     lengths = np.random.default_rng(0).integers(1, 256, 200)
-    assert as_lists(plan(lengths, BUCKETS, 2048)) == as_lists(plan(lengths.tolist(), list(BUCKETS), 2048))
+    assert as_lists(plan(lengths, BUCKETS, 2048)) == as_lists(
+        plan(lengths.tolist(), list(BUCKETS), 2048)
+    )
 
 
 def test_long_tails_are_packed_well():
@@ -93,7 +108,10 @@ def test_long_tails_are_packed_well():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (([5, 300, 400], (64, 256), 512), r"row 1 has 300 tokens, more than the last bucket holds \(256\)"),
+        (
+            ([5, 300, 400], (64, 256), 512),
+            r"row 1 has 300 tokens, more than the last bucket holds \(256\)",
+        ),
         (([-1], (64,), 512), "row 0 has -1 tokens"),
         (([[1, 2]], (64,), 512), r"lengths has shape \[1, 2\]"),
         (([1], (64, 32), 512), r"buckets \(64, 32\) must increase"),
@@ -103,19 +121,27 @@ def test_long_tails_are_packed_well():
 )
 def test_bad_input_is_named(arguments, message, unchecked):
     with pytest.raises(ValueError, match=message):
-        inspect.unwrap(plan)(*arguments)  # without the annotations' own check, which is there in tests alone
+        # without the annotations' own check, which is there in tests alone
+        inspect.unwrap(plan)(*arguments)
 
 
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
 def test_take_rows(kind):
     x = kind(np.arange(1, 13, dtype=np.int32).reshape(3, 4))
     rows = np.array([2, -1, 0])
-    for length, expected in ((2, [[9, 10], [0, 0], [1, 2]]), (5, [[9, 10, 11, 12, 0], [0] * 5, [1, 2, 3, 4, 0]])):
+    for length, expected in (
+        (2, [[9, 10], [0, 0], [1, 2]]),
+        (5, [[9, 10, 11, 12, 0], [0] * 5, [1, 2, 3, 4, 0]]),
+    ):
         got = take_rows(x, rows, length)
         assert isinstance(got, np.ndarray) == isinstance(x, np.ndarray) and got.dtype == np.int32
         np.testing.assert_array_equal(got, expected)
-    np.testing.assert_array_equal(take_rows(kind(np.array([True, True, True])), rows, 2), [True, False, True])
-    np.testing.assert_array_equal(take_rows(kind(np.zeros((0, 4), np.float32)), np.array([-1]), 2), np.zeros((1, 2)))
+    np.testing.assert_array_equal(
+        take_rows(kind(np.array([True, True, True])), rows, 2), [True, False, True]
+    )
+    np.testing.assert_array_equal(
+        take_rows(kind(np.zeros((0, 4), np.float32)), np.array([-1]), 2), np.zeros((1, 2))
+    )
 
 
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
@@ -127,7 +153,9 @@ def test_take_rows_fills_routing_with_the_unset_sentinel(kind):
 
 
 def test_a_micro_batch_is_a_length_and_rows():
-    assert MicroBatch(4, np.array([0])).length == 4 and padding_frac([MicroBatch(4, np.array([0, -1]))], [3]) == pytest.approx(5 / 8)
+    assert MicroBatch(4, np.array([0])).length == 4 and padding_frac(
+        [MicroBatch(4, np.array([0, -1]))], [3]
+    ) == pytest.approx(5 / 8)
 
 
 def held(lengths, buckets):
@@ -135,12 +163,23 @@ def held(lengths, buckets):
 
 
 @fast
-@given(lengths=st.lists(st.integers(0, 29), min_size=1, max_size=9), longest=st.integers(29, 33), count=st.integers(1, 4))
+@given(
+    lengths=st.lists(st.integers(0, 29), min_size=1, max_size=9),
+    longest=st.integers(29, 33),
+    count=st.integers(1, 4),
+)
 def test_the_best_buckets_are_the_best_of_all(lengths, longest, count):
     found = best_buckets(lengths, count, longest, 4)
-    assert len(found) <= count and found[-1] == longest and list(found) == sorted(set(found)) and all(x % 4 == 0 for x in found[:-1])
+    assert (
+        len(found) <= count
+        and found[-1] == longest
+        and list(found) == sorted(set(found))
+        and all(x % 4 == 0 for x in found[:-1])
+    )
     ends = range(4, longest, 4)
-    choices = ([*chosen, longest] for n in range(count) for chosen in itertools.combinations(ends, n))
+    choices = (
+        [*chosen, longest] for n in range(count) for chosen in itertools.combinations(ends, n)
+    )
     assert held(lengths, found) == min(held(lengths, buckets) for buckets in choices)
 
 
@@ -151,7 +190,14 @@ def test_rows_longer_than_the_last_bucket_and_numbers_that_cannot_be_are_refused
 
 
 def test_a_long_tail_has_little_padding_in_the_best_of_twelve_buckets():
-    """1,024 rows, log-normal of median 64 and sigma 1 cut at 512, and prompts of 16: at most 12% in plans of 4,096 tokens."""
-    lengths = 16 + np.clip(np.exp(np.log(64) + np.random.default_rng(0).standard_normal(1024)), 1, 512).astype(int)
-    by_count = {n: padding_frac(plan(lengths, best_buckets(lengths, n, 528), 4096), lengths) for n in (4, 8, 12)}
+    """1,024 rows, log-normal of median 64 and sigma 1 cut at 512, and prompts of 16: at most 12% in
+    plans of 4,096 tokens.
+    """
+    lengths = 16 + np.clip(
+        np.exp(np.log(64) + np.random.default_rng(0).standard_normal(1024)), 1, 512
+    ).astype(int)
+    by_count = {
+        n: padding_frac(plan(lengths, best_buckets(lengths, n, 528), 4096), lengths)
+        for n in (4, 8, 12)
+    }
     assert by_count[12] <= 0.12 < by_count[8] < 0.17 < by_count[4]

@@ -26,19 +26,37 @@ def test_values_and_merging(x64):
     assert 0.05 < expected["mismatch/extreme_frac"] < 0.5 and expected["mismatch/ess"] < 0.95
     dirty = [jnp.where(mask, x, jnp.nan) for x in (old, rollout)]
     whole = mismatch(*dirty, jnp.asarray(mask))
-    parts = [mismatch(dirty[0][rows], dirty[1][rows], jnp.asarray(mask[rows])) for rows in (slice(0, 3), slice(3, 6))]
+    parts = [
+        mismatch(dirty[0][rows], dirty[1][rows], jnp.asarray(mask[rows]))
+        for rows in (slice(0, 3), slice(3, 6))
+    ]
     for found in (whole, merge_diagnostics(parts)):
-        assert {k: float(v) for k, v in finalize_diagnostics(found).items()} == pytest.approx(expected, rel=1e-9)
+        assert {k: float(v) for k, v in finalize_diagnostics(found).items()} == pytest.approx(
+            expected, rel=1e-9
+        )
 
 
 def test_equal_log_probs_and_empty_masks():
     x = jnp.full((2, 3), -1.5, jnp.float32)
-    same = {k: float(v) for k, v in finalize_diagnostics(mismatch(x, x, jnp.ones((2, 3), bool))).items()}
-    assert same == {"mismatch/logp_abs_diff": 0, "mismatch/kl_k3": 0, "mismatch/extreme_frac": 0, "mismatch/ess": 1}
+    same = {
+        k: float(v) for k, v in finalize_diagnostics(mismatch(x, x, jnp.ones((2, 3), bool))).items()
+    }
+    assert same == {
+        "mismatch/logp_abs_diff": 0,
+        "mismatch/kl_k3": 0,
+        "mismatch/extreme_frac": 0,
+        "mismatch/ess": 1,
+    }
     empty = finalize_diagnostics(mismatch(x, x, jnp.zeros((2, 3), bool)))
     assert not any(float(v) for v in empty.values())
 
 
 def test_the_ratio_is_clamped_but_the_difference_is_not():
-    d = finalize_diagnostics(mismatch(jnp.zeros((1, 1)), jnp.full((1, 1), -100.0), jnp.ones((1, 1), bool)))
-    assert d["mismatch/kl_k3"] == pytest.approx(np.exp(20) - 21, rel=1e-5) and d["mismatch/logp_abs_diff"] == 100 and d["mismatch/extreme_frac"] == 1
+    d = finalize_diagnostics(
+        mismatch(jnp.zeros((1, 1)), jnp.full((1, 1), -100.0), jnp.ones((1, 1), bool))
+    )
+    assert (
+        d["mismatch/kl_k3"] == pytest.approx(np.exp(20) - 21, rel=1e-5)
+        and d["mismatch/logp_abs_diff"] == 100
+        and d["mismatch/extreme_frac"] == 1
+    )

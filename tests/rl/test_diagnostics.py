@@ -12,12 +12,30 @@ def scalars(*values):
 
 def test_each_kind_of_entry():
     parts = [
-        {"a/mean": scalars(1, 2), "a/x_max": scalars(3, 1), "a/total": scalars(5), "a/ess": scalars(3, 5, 2)},
-        {"a/mean": scalars(5, 10), "a/x_max": scalars(-4, 1), "a/total": scalars(6), "a/ess": scalars(1, 1, 2), "only/here": scalars(1, 4)},
-        {"a/mean": scalars(0, 0), "a/x_max": scalars(2, 1), "a/total": scalars(0), "a/ess": scalars(0, 0, 0)},
+        {
+            "a/mean": scalars(1, 2),
+            "a/x_max": scalars(3, 1),
+            "a/total": scalars(5),
+            "a/ess": scalars(3, 5, 2),
+        },
+        {
+            "a/mean": scalars(5, 10),
+            "a/x_max": scalars(-4, 1),
+            "a/total": scalars(6),
+            "a/ess": scalars(1, 1, 2),
+            "only/here": scalars(1, 4),
+        },
+        {
+            "a/mean": scalars(0, 0),
+            "a/x_max": scalars(2, 1),
+            "a/total": scalars(0),
+            "a/ess": scalars(0, 0, 0),
+        },
     ]
     got = {k: float(v) for k, v in finalize_diagnostics(merge_diagnostics(parts)).items()}
-    assert got == pytest.approx({"a/mean": 0.5, "a/x_max": 3, "a/total": 11, "a/ess": 16 / 24, "only/here": 0.25})
+    assert got == pytest.approx(
+        {"a/mean": 0.5, "a/x_max": 3, "a/total": 11, "a/ess": 16 / 24, "only/here": 0.25}
+    )
     assert merge_diagnostics([]) == {}
 
 

@@ -27,8 +27,12 @@ def test_a_threshold_that_falls_on_a_token_includes_it():
 def test_ties_and_single_tokens_are_high_and_outside_is_minus_one():
     entropy = jnp.asarray([[0.5, 0.5, 0.5, 9.0], [1.0, jnp.nan, jnp.nan, jnp.nan], [jnp.nan] * 4])
     mask = jnp.asarray([[True, True, True, False], [True, False, False, False], [False] * 4])
-    np.testing.assert_array_equal(entropy_groups(entropy, mask, (0.5, 0.8)), [[2, 2, 2, -1], [2, -1, -1, -1], [-1] * 4])
-    np.testing.assert_array_equal(entropy_groups(entropy, mask, ()), [[0, 0, 0, -1], [0, -1, -1, -1], [-1] * 4])
+    np.testing.assert_array_equal(
+        entropy_groups(entropy, mask, (0.5, 0.8)), [[2, 2, 2, -1], [2, -1, -1, -1], [-1] * 4]
+    )
+    np.testing.assert_array_equal(
+        entropy_groups(entropy, mask, ()), [[0, 0, 0, -1], [0, -1, -1, -1], [-1] * 4]
+    )
 
 
 @pytest.mark.parametrize("quantiles", [(0.8,), (0.25, 0.75), (0.1, 0.5, 0.9)])
@@ -43,7 +47,10 @@ def test_groups_are_those_of_numpy_quantiles(quantiles, seed):
     for i in range(4):
         values = entropy[i, mask[i]]
         if len(values):
-            # at 1e-12 below the threshold, so that its rounding does not decide where it falls on a token
-            thresholds = np.array([np.quantile(values, q, method="linear") for q in quantiles]) - 1e-12
+            # at 1e-12 below the threshold, so that its rounding does not decide where it falls on a
+            # token
+            thresholds = (
+                np.array([np.quantile(values, q, method="linear") for q in quantiles]) - 1e-12
+            )
             np.testing.assert_array_equal(got[i, mask[i]], (thresholds[:, None] <= values).sum(0))
         assert np.all(got[i, ~mask[i]] == -1)

@@ -1,6 +1,8 @@
-"""What no arrangement of the same tokens may change: order of rows and tokens, padding, buckets, splits into micro-batches.
+"""What no arrangement of the same tokens may change: order of rows and tokens, padding, buckets,
+splits into micro-batches.
 
-Six cases hold every objective, both kinds of advantage, every correction and every penalty of shaping.
+Six cases hold every objective, both kinds of advantage, every correction and every penalty of
+shaping.
 """
 
 import dataclasses
@@ -14,35 +16,75 @@ import rl_reference as ref
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compass_jax.config import CorrectionConfig, ObjectiveConfig, RLConfig, ShapingConfig, ZeroVarianceConfig
+from compass_jax.config import (
+    CorrectionConfig,
+    ObjectiveConfig,
+    RLConfig,
+    ShapingConfig,
+    ZeroVarianceConfig,
+)
 from compass_jax.rl.bucketing import take_rows
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.rl.objectives import policy_objective
 from compass_jax.rl.prepare import Prepared, prepare
 
-LENGTH, REPETITION = ShapingConfig(length_penalty=0.2, length_free_tokens=2), ShapingConfig(repetition_penalty=0.2)
+LENGTH, REPETITION = (
+    ShapingConfig(length_penalty=0.2, length_free_tokens=2),
+    ShapingConfig(repetition_penalty=0.2),
+)
 OVERLONG = ShapingConfig(overlong_penalty=0.2, overlong_buffer_tokens=12)
 CONFIGS = {
-    "grpo": RLConfig(objective=ObjectiveConfig("grpo", kl_coef=0.1), correction=CorrectionConfig("tis", tis_cap=1.2)),
-    "dapo": RLConfig(objective=ObjectiveConfig("dapo"), shaping=OVERLONG, correction=CorrectionConfig("icepop", icepop_range=(0.7, 1.5))),
-    "dr_grpo": RLConfig(objective=ObjectiveConfig("dr_grpo"), shaping=REPETITION, normalize_std=False),
-    "gspo": RLConfig(objective=ObjectiveConfig("gspo", clip_low=0.02, clip_high=0.03), shaping=LENGTH),
-    "cispo": RLConfig(objective=ObjectiveConfig("cispo", cispo_ratio_max=1.2), correction=CorrectionConfig("sequence", sequence_range=(0.9, 1.2))),
+    "grpo": RLConfig(
+        objective=ObjectiveConfig("grpo", kl_coef=0.1),
+        correction=CorrectionConfig("tis", tis_cap=1.2),
+    ),
+    "dapo": RLConfig(
+        objective=ObjectiveConfig("dapo"),
+        shaping=OVERLONG,
+        correction=CorrectionConfig("icepop", icepop_range=(0.7, 1.5)),
+    ),
+    "dr_grpo": RLConfig(
+        objective=ObjectiveConfig("dr_grpo"), shaping=REPETITION, normalize_std=False
+    ),
+    "gspo": RLConfig(
+        objective=ObjectiveConfig("gspo", clip_low=0.02, clip_high=0.03), shaping=LENGTH
+    ),
+    "cispo": RLConfig(
+        objective=ObjectiveConfig("cispo", cispo_ratio_max=1.2),
+        correction=CorrectionConfig("sequence", sequence_range=(0.9, 1.2)),
+    ),
     "espo": RLConfig(objective=ObjectiveConfig(espo_quantiles=(0.5, 0.8), espo_alpha=0.05)),
 }
 fast = settings(max_examples=12, deadline=None, derandomize=True, database=None)
 names = pytest.mark.parametrize("name", CONFIGS)
 TOL = dict(rtol=1e-10, atol=1e-13)
 WITHOUT_ENTROPY = "without entropy"  # espo with nothing but the verifier's advantage
-CONFIGS_AND_PLAIN = CONFIGS | {WITHOUT_ENTROPY: dataclasses.replace(CONFIGS["espo"], zero_variance=ZeroVarianceConfig(rl_zvp=False))}
+CONFIGS_AND_PLAIN = CONFIGS | {
+    WITHOUT_ENTROPY: dataclasses.replace(
+        CONFIGS["espo"], zero_variance=ZeroVarianceConfig(rl_zvp=False)
+    )
+}
 
 
 @functools.partial(jax.jit, static_argnames=("name", "n_groups"))
-def prepared(name, mask, entropy, reward, known, group, repetition, old_logp, rollout_logp, n_groups):
+def prepared(
+    name, mask, entropy, reward, known, group, repetition, old_logp, rollout_logp, n_groups
+):
     return prepare(
-        mask, entropy, reward, known, group, n_groups=n_groups, config=CONFIGS_AND_PLAIN[name], right_at=1.0, wrong_at=0.0, max_new_tokens=16,
-        repetition=repetition, old_logp=old_logp, rollout_logp=rollout_logp,
-    )  # fmt: skip
+        mask,
+        entropy,
+        reward,
+        known,
+        group,
+        n_groups=n_groups,
+        config=CONFIGS_AND_PLAIN[name],
+        right_at=1.0,
+        wrong_at=0.0,
+        max_new_tokens=16,
+        repetition=repetition,
+        old_logp=old_logp,
+        rollout_logp=rollout_logp,
+    )
 
 
 @functools.partial(jax.jit, static_argnames="name")
@@ -51,9 +93,17 @@ def per_token_and_grad(name, logp, old_logp, entropy, ref_logp, p: Prepared):
 
     def total(logp):
         per_token, diagnostics = policy_objective(
-            logp, old_logp, entropy, p.advantage, p.weight, objective,
-            mask=p.mask, entropy_group=p.entropy_group, ref_logp=ref_logp if objective.kl_coef else None, vocab_size=50,
-        )  # fmt: skip
+            logp,
+            old_logp,
+            entropy,
+            p.advantage,
+            p.weight,
+            objective,
+            mask=p.mask,
+            entropy_group=p.entropy_group,
+            ref_logp=ref_logp if objective.kl_coef else None,
+            vocab_size=50,
+        )
         return per_token.sum(), (per_token, diagnostics)
 
     (_, (per_token, diagnostics)), grad = jax.value_and_grad(total, has_aux=True)(logp)
@@ -65,15 +115,32 @@ def repetition_of(toy):
 
 
 def arrays_of(toy):
-    """Per token: current, old and rollout log-probs, entropies, reference. Per row: mask, reward, known, group, repetition."""
+    """Per token: current, old and rollout log-probs, entropies, reference. Per row: mask, reward,
+    known, group, repetition.
+    """
     per_token = toy.logp(toy.theta), toy.old_logp, toy.old_entropy, toy.ref_logp, toy.rollout_logp
     return *per_token, toy.mask, toy.reward, toy.known, toy.group, repetition_of(toy)
 
 
 def everything(name, toy, at=lambda x: x):
-    """(Prepared, per-token objective, gradient in logp) of the toy with every array rearranged by `at`; in x64."""
-    logp, old, entropy, ref_logp, rollout, mask, reward, known, group, repetition = (jnp.asarray(at(x)) for x in arrays_of(toy))
-    p, _ = prepared(name, mask, entropy, reward, known, group.astype(jnp.int32), repetition, old, rollout, toy.n_groups)
+    """(Prepared, per-token objective, gradient in logp) of the toy with every array rearranged by
+    `at`; in x64.
+    """
+    logp, old, entropy, ref_logp, rollout, mask, reward, known, group, repetition = (
+        jnp.asarray(at(x)) for x in arrays_of(toy)
+    )
+    p, _ = prepared(
+        name,
+        mask,
+        entropy,
+        reward,
+        known,
+        group.astype(jnp.int32),
+        repetition,
+        old,
+        rollout,
+        toy.n_groups,
+    )
     per_token, grad, _ = per_token_and_grad(name, logp, old, entropy, ref_logp, p)
     return p, np.asarray(per_token), np.asarray(grad)
 
@@ -116,7 +183,9 @@ def test_padding_changes_nothing(name, seed, garbage):
 @fast
 @given(seed=st.integers(0, 2**16))
 def test_splitting_into_micro_batches_and_buckets_changes_nothing(name, seed):
-    """Any rows in either part, short ones cut to a bucket of 7 tokens, both parts filled up with padding rows."""
+    """Any rows in either part, short ones cut to a bucket of 7 tokens, both parts filled up with
+    padding rows.
+    """
     toy, rng = ref.make_toy(seed, drift=0.05), np.random.default_rng(seed)
     with jax.enable_x64(True):
         p, whole, whole_grad = everything(name, toy)
@@ -125,10 +194,15 @@ def test_splitting_into_micro_batches_and_buckets_changes_nothing(name, seed):
         lengths = np.where(toy.mask, np.arange(toy.mask.shape[1]) + 1, 0).max(1)
         apart = (lengths <= 7) & (rng.random(n) < 0.8)
         found, total = [], 0.0
-        for length, rows in ((7, np.flatnonzero(apart)), (toy.mask.shape[1], np.flatnonzero(~apart))):
+        for length, rows in (
+            (7, np.flatnonzero(apart)),
+            (toy.mask.shape[1], np.flatnonzero(~apart)),
+        ):
             rows = np.concatenate([rng.permutation(rows), np.full(n - len(rows), -1)])
             take = lambda x, rows=rows, length=length: take_rows(jnp.asarray(x), rows, length)  # noqa: E731
-            per_token, grad, part = per_token_and_grad(name, *map(take, arrays), jax.tree.map(take, p))
+            per_token, grad, part = per_token_and_grad(
+                name, *map(take, arrays), jax.tree.map(take, p)
+            )
             np.testing.assert_allclose(grad, take(whole_grad), **TOL)
             found.append(part)
             total += float(per_token.sum())
@@ -143,7 +217,9 @@ def test_splitting_into_micro_batches_and_buckets_changes_nothing(name, seed):
 @fast
 @given(seed=st.integers(0, 2**16), everything_empty=st.booleans())
 def test_empty_masks_give_zero_and_disturb_nobody(name, seed, everything_empty):
-    """Responses without a trained token: nothing of theirs moves, nothing is NaN; all of them empty: nothing at all moves."""
+    """Responses without a trained token: nothing of theirs moves, nothing is NaN; all of them
+    empty: nothing at all moves.
+    """
     toy, rng = ref.make_toy(seed, drift=0.05), np.random.default_rng(seed)
     empty = rng.random(len(toy.reward)) < (1.0 if everything_empty else 0.4)
     toy.mask[empty] = False
@@ -161,7 +237,12 @@ def shaped(toy, config):
     n, repetition, s = toy.mask.sum(1), repetition_of(toy), config.shaping
     length = np.clip((n - s.length_free_tokens) / (16 - s.length_free_tokens), 0, 1)
     late = np.clip((n - 16 + s.overlong_buffer_tokens) / s.overlong_buffer_tokens, 0, 1)
-    return toy.reward - s.length_penalty * length - s.repetition_penalty * repetition - s.overlong_penalty * late
+    return (
+        toy.reward
+        - s.length_penalty * length
+        - s.repetition_penalty * repetition
+        - s.overlong_penalty * late
+    )
 
 
 @names
@@ -175,17 +256,25 @@ def test_uniform_right_groups_learn_from_shaping_undivided_else_from_entropy(nam
     for g in range(toy.n_groups):
         rows = (toy.group == g) & toy.known
         by_shaping = np.ptp(reward[rows]) > 1e-6
-        expected[rows] = np.where(toy.mask[rows], (reward[rows] - reward[rows].mean())[:, None], 0) if by_shaping else entropy[rows]
+        expected[rows] = (
+            np.where(toy.mask[rows], (reward[rows] - reward[rows].mean())[:, None], 0)
+            if by_shaping
+            else entropy[rows]
+        )
     with jax.enable_x64(True):
         p, _, _ = everything(name, toy)
         np.testing.assert_allclose(p.advantage, expected, rtol=1e-9, atol=1e-12)
-    assert (np.ptp(reward[toy.known]) > 0) == (config.shaping.total > 0) and np.abs(expected).max() > 0
+    assert (np.ptp(reward[toy.known]) > 0) == (config.shaping.total > 0) and np.abs(
+        expected
+    ).max() > 0
 
 
 @fast
 @given(seed=st.integers(0, 2**16), reward=st.sampled_from([0.0, 0.5, 1.0]))
 def test_uniform_groups_never_move_the_policy_without_entropy(seed, reward):
-    """Uniform in between, or RL-ZVP switched off: nothing. All wrong: away from the certain tokens, by value."""
+    """Uniform in between, or RL-ZVP switched off: nothing. All wrong: away from the certain tokens,
+    by value.
+    """
     toy = ref.make_toy(seed, drift=0.05)
     toy.reward[:] = reward
     with jax.enable_x64(True):
@@ -197,4 +286,6 @@ def test_uniform_groups_never_move_the_policy_without_entropy(seed, reward):
         else:
             expected = ref.rl_zvp(toy, 1.0, 0.0, 0.1)
             np.testing.assert_allclose(p.advantage, expected, **TOL)
-            assert np.all(p.advantage >= 0 if reward == 1.0 else p.advantage <= 0) and np.any(expected != 0)
+            assert np.all(p.advantage >= 0 if reward == 1.0 else p.advantage <= 0) and np.any(
+                expected != 0
+            )

@@ -1,4 +1,6 @@
-"""Objectives by value and gradient against the float64 references, and by hand at the places where formulas go wrong."""
+"""Objectives by value and gradient against the float64 references, and by hand at the places where
+formulas go wrong.
+"""
 
 import dataclasses
 import inspect
@@ -10,14 +12,23 @@ import numpy as np
 import pytest
 import rl_reference as ref
 
-from compass_jax.config import ConfigError, CorrectionConfig, ObjectiveConfig, RLConfig, ZeroVarianceConfig
+from compass_jax.config import (
+    ConfigError,
+    CorrectionConfig,
+    ObjectiveConfig,
+    RLConfig,
+    ZeroVarianceConfig,
+)
 from compass_jax.rl import objectives
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.prepare import prepare
 
 CASES = {
     "grpo": (ObjectiveConfig("grpo"), 0.3),
-    "grpo asymmetric with KL": (ObjectiveConfig("grpo", clip_low=0.1, clip_high=0.28, kl_coef=0.05), 0.3),
+    "grpo asymmetric with KL": (
+        ObjectiveConfig("grpo", clip_low=0.1, clip_high=0.28, kl_coef=0.05),
+        0.3,
+    ),
     "grpo dual clip": (ObjectiveConfig("grpo", dual_clip=1.3), 0.5),
     "dapo": (ObjectiveConfig("dapo", kl_coef=0.05), 0.3),
     "dr_grpo": (ObjectiveConfig("dr_grpo"), 0.3),
@@ -31,15 +42,32 @@ CASES = {
     "espo three groups with KL": (ObjectiveConfig(espo_quantiles=(0.25, 0.75), kl_coef=0.1), 0.04),
     "espo four groups": (ObjectiveConfig(espo_quantiles=(0.25, 0.5, 0.8), espo_alpha=0.05), 0.1),
     "espo floor": (ObjectiveConfig(espo_floor=0.0155), 0.04),
-    "espo every token": (ObjectiveConfig(espo_quantiles=(), espo_every_token=True, espo_alpha=0.05), 0.1),
+    "espo every token": (
+        ObjectiveConfig(espo_quantiles=(), espo_every_token=True, espo_alpha=0.05),
+        0.1,
+    ),
     "espo every token fixed clip": (
-        ObjectiveConfig(espo_quantiles=(), espo_every_token=True, espo_fixed_clip=True, clip_low=0.1, clip_high=0.1),
+        ObjectiveConfig(
+            espo_quantiles=(),
+            espo_every_token=True,
+            espo_fixed_clip=True,
+            clip_low=0.1,
+            clip_high=0.1,
+        ),
         0.2,
     ),
     "espo printed": (ObjectiveConfig(espo_token_form="printed"), 0.04),
-    "espo printed four groups": (ObjectiveConfig(espo_token_form="printed", espo_quantiles=(0.25, 0.5, 0.8)), 0.04),
+    "espo printed four groups": (
+        ObjectiveConfig(espo_token_form="printed", espo_quantiles=(0.25, 0.5, 0.8)),
+        0.04,
+    ),
     "espo fixed clip": (ObjectiveConfig(espo_fixed_clip=True, clip_low=0.02, clip_high=0.03), 0.04),
-    "espo printed fixed clip": (ObjectiveConfig(espo_fixed_clip=True, clip_low=0.02, clip_high=0.03, espo_token_form="printed"), 0.04),
+    "espo printed fixed clip": (
+        ObjectiveConfig(
+            espo_fixed_clip=True, clip_low=0.02, clip_high=0.03, espo_token_form="printed"
+        ),
+        0.04,
+    ),
 }
 
 
@@ -47,39 +75,69 @@ OFF = CorrectionConfig()
 
 
 def rl_config(config, correction=OFF):
-    return RLConfig(objective=config, correction=correction, zero_variance=ZeroVarianceConfig(rl_zvp_alpha=0.1))
+    return RLConfig(
+        objective=config, correction=correction, zero_variance=ZeroVarianceConfig(rl_zvp_alpha=0.1)
+    )
 
 
 def prepared(toy, config, dtype, correction=OFF):
     return prepare(
-        jnp.asarray(toy.mask), jnp.asarray(toy.old_entropy, dtype), jnp.asarray(toy.reward, dtype), jnp.asarray(toy.known),
-        jnp.asarray(toy.group, jnp.int32), n_groups=toy.n_groups, config=rl_config(config, correction), right_at=1.0, wrong_at=0.0,
-        max_new_tokens=ref.MAX_NEW_TOKENS, old_logp=jnp.asarray(toy.old_logp, dtype), rollout_logp=jnp.asarray(toy.rollout_logp, dtype),
-    )[0]  # fmt: skip
+        jnp.asarray(toy.mask),
+        jnp.asarray(toy.old_entropy, dtype),
+        jnp.asarray(toy.reward, dtype),
+        jnp.asarray(toy.known),
+        jnp.asarray(toy.group, jnp.int32),
+        n_groups=toy.n_groups,
+        config=rl_config(config, correction),
+        right_at=1.0,
+        wrong_at=0.0,
+        max_new_tokens=ref.MAX_NEW_TOKENS,
+        old_logp=jnp.asarray(toy.old_logp, dtype),
+        rollout_logp=jnp.asarray(toy.rollout_logp, dtype),
+    )[0]
 
 
 def ours(toy, config, dtype=jnp.float64, jit=True, correction=OFF):
     """Value, gradient in theta and diagnostics of our objective over the toy policy."""
     p = prepared(toy, config, dtype, correction)
-    old_logp, ref_logp, entropy = (jnp.asarray(x, dtype) for x in (toy.old_logp, toy.ref_logp, toy.old_entropy))
+    old_logp, ref_logp, entropy = (
+        jnp.asarray(x, dtype) for x in (toy.old_logp, toy.ref_logp, toy.old_entropy)
+    )
 
     def total(theta):
         logp = jax.nn.log_softmax(theta)[toy.states, toy.taken]
         per_token, diagnostics = objectives.policy_objective(
-            logp, old_logp, entropy, p.advantage, p.weight, config,
-            mask=p.mask, entropy_group=p.entropy_group, ref_logp=ref_logp if config.kl_coef else None, vocab_size=toy.vocab_size,
-        )  # fmt: skip
+            logp,
+            old_logp,
+            entropy,
+            p.advantage,
+            p.weight,
+            config,
+            mask=p.mask,
+            entropy_group=p.entropy_group,
+            ref_logp=ref_logp if config.kl_coef else None,
+            vocab_size=toy.vocab_size,
+        )
         return per_token.sum(), diagnostics
 
     run = jax.value_and_grad(total, has_aux=True)
     (value, diagnostics), grad = (jax.jit(run) if jit else run)(jnp.asarray(toy.theta, dtype))
-    return float(value), np.asarray(grad), {k: float(v) for k, v in finalize_diagnostics(diagnostics).items()}
+    return (
+        float(value),
+        np.asarray(grad),
+        {k: float(v) for k, v in finalize_diagnostics(diagnostics).items()},
+    )
 
 
 def reference(toy, config, correction=OFF):
-    advantages = ref.advantage(toy, config.name != "dr_grpo")[:, None] + ref.rl_zvp(toy, 1.0, 0.0, 0.1)
+    advantages = ref.advantage(toy, config.name != "dr_grpo")[:, None] + ref.rl_zvp(
+        toy, 1.0, 0.0, 0.1
+    )
     factor = ref.correction(toy, correction)
-    function = lambda theta: ref.objective(config.name, toy, theta, toy.theta, advantages, config, factor)  # noqa: E731
+
+    def function(theta):
+        return ref.objective(config.name, toy, theta, toy.theta, advantages, config, factor)
+
     return np.real(function(toy.theta)), ref.gradient(function, toy.theta)
 
 
@@ -108,11 +166,17 @@ def test_value_and_gradient_agree_with_the_reference(name, x64):
 )
 @pytest.mark.parametrize("name", ["grpo", "espo", "dapo"])
 def test_corrected_objectives_agree_with_the_reference(name, correction, x64):
-    """The factor is outside the clip and has no gradient; what it drops stays in the denominator."""
+    """The factor is outside the clip and has no gradient; what it drops stays in the
+    denominator.
+    """
     config, drift = CASES[name]
     toy = ref.make_toy(seed=7, drift=drift)
     factor = ref.correction(toy, correction)[toy.mask & toy.known[:, None]]
-    assert np.ptp(factor) > 0.2 and (correction.name == "tis") == (factor.min() > 0) and factor.max() > 1.04
+    assert (
+        np.ptp(factor) > 0.2
+        and (correction.name == "tis") == (factor.min() > 0)
+        and factor.max() > 1.04
+    )
     value, grad = reference(toy, config, correction)
     got, got_grad, _ = ours(toy, config, correction=correction)
     np.testing.assert_allclose(got, value, rtol=1e-9)
@@ -120,7 +184,16 @@ def test_corrected_objectives_agree_with_the_reference(name, correction, x64):
     assert abs(got - ours(toy, config)[0]) > 1e-4
 
 
-@pytest.mark.parametrize("name, jit", [("grpo", True), ("gspo with KL", True), ("espo", True), ("espo", False), ("espo printed", True)])
+@pytest.mark.parametrize(
+    "name, jit",
+    [
+        ("grpo", True),
+        ("gspo with KL", True),
+        ("espo", True),
+        ("espo", False),
+        ("espo printed", True),
+    ],
+)
 def test_float32_with_and_without_jit(name, jit):
     config, drift = CASES[name]
     toy = ref.make_toy(seed=2, drift=drift)
@@ -142,18 +215,33 @@ def test_espo_with_one_group_and_fixed_clip_is_gspo(drift, x64):
     assert np.abs(a[1]).max() > 0
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo", "espo four groups", "espo printed"])
+@pytest.mark.parametrize(
+    "name", ["grpo", "dapo", "dr_grpo", "gspo", "espo four groups", "espo printed"]
+)
 def test_on_policy_ratio_is_exactly_one_and_nothing_is_clipped(name):
     config, _ = CASES[name]
     toy = ref.make_toy(seed=4, drift=0.0)
     logp = jnp.asarray(toy.old_logp, jnp.float32)
     p = prepared(toy, config, jnp.float32)
     per_token, diagnostics = objectives.policy_objective(
-        logp, logp, jnp.asarray(toy.old_entropy, jnp.float32), p.advantage, p.weight, config,
-        mask=p.mask, entropy_group=p.entropy_group, ref_logp=logp, vocab_size=toy.vocab_size,
-    )  # fmt: skip
+        logp,
+        logp,
+        jnp.asarray(toy.old_entropy, jnp.float32),
+        p.advantage,
+        p.weight,
+        config,
+        mask=p.mask,
+        entropy_group=p.entropy_group,
+        ref_logp=logp,
+        vocab_size=toy.vocab_size,
+    )
     d = finalize_diagnostics(diagnostics)
-    assert d["policy/ratio_dev_max"] == 0 and d["policy/clip_frac"] == 0 and d["policy/kl_k3"] == 0 and d["policy/ref_kl_k3"] == 0
+    assert (
+        d["policy/ratio_dev_max"] == 0
+        and d["policy/clip_frac"] == 0
+        and d["policy/kl_k3"] == 0
+        and d["policy/ref_kl_k3"] == 0
+    )
     assert d["policy/ratio_max"] == 1
     np.testing.assert_array_equal(per_token, p.advantage * p.weight)
 
@@ -169,9 +257,17 @@ def test_garbage_outside_the_mask_reaches_neither_value_nor_gradient(name):
 
         def total(logp):
             per_token, diagnostics = objectives.policy_objective(
-                logp, dirty(toy.old_logp), dirty(toy.old_entropy), dirty(p.advantage), dirty(p.weight), config,
-                mask=p.mask, entropy_group=p.entropy_group, ref_logp=dirty(toy.ref_logp), vocab_size=toy.vocab_size,
-            )  # fmt: skip
+                logp,
+                dirty(toy.old_logp),
+                dirty(toy.old_entropy),
+                dirty(p.advantage),
+                dirty(p.weight),
+                config,
+                mask=p.mask,
+                entropy_group=p.entropy_group,
+                ref_logp=dirty(toy.ref_logp),
+                vocab_size=toy.vocab_size,
+            )
             return per_token.sum(), (per_token, finalize_diagnostics(diagnostics))
 
         (_, aux), grad = jax.value_and_grad(total, has_aux=True)(dirty(toy.logp(toy.theta)))
@@ -184,7 +280,9 @@ def test_garbage_outside_the_mask_reaches_neither_value_nor_gradient(name):
 
 
 def one_response(config, log_ratio, advantage, entropy=None, groups=None):
-    """Per-token objective (weight 1), gradient in logp and diagnostics of a single response with the given log-ratios."""
+    """Per-token objective (weight 1), gradient in logp and diagnostics of a single response with
+    the given log-ratios.
+    """
     log_ratio = jnp.asarray([log_ratio], jnp.float32)
     like = jnp.ones_like(log_ratio)
     entropy = like if entropy is None else jnp.asarray([entropy], jnp.float32)
@@ -192,27 +290,45 @@ def one_response(config, log_ratio, advantage, entropy=None, groups=None):
 
     def run(logp):
         per_token, diagnostics = objectives.policy_objective(
-            logp, -1 * like, entropy, advantage, like, config, mask=like > 0,
-            entropy_group=None if groups is None else jnp.asarray([groups], jnp.int32), vocab_size=1000,
-        )  # fmt: skip
+            logp,
+            -1 * like,
+            entropy,
+            advantage,
+            like,
+            config,
+            mask=like > 0,
+            entropy_group=None if groups is None else jnp.asarray([groups], jnp.int32),
+            vocab_size=1000,
+        )
         return per_token.sum(), (per_token[0], diagnostics)
 
     (_, (value, diagnostics)), grad = jax.jit(jax.value_and_grad(run, has_aux=True))(log_ratio - 1)
-    return np.asarray(value), np.asarray(grad[0]), {k: float(v) for k, v in finalize_diagnostics(diagnostics).items()}
+    return (
+        np.asarray(value),
+        np.asarray(grad[0]),
+        {k: float(v) for k, v in finalize_diagnostics(diagnostics).items()},
+    )
 
 
 def test_grpo_by_hand():
     ratios = np.array([1.5, 0.5, 1.1, 1.5, 0.5])
-    value, grad, d = one_response(ObjectiveConfig("grpo"), np.log(ratios), [[2.0, 2.0, -1.0, -1.0, -1.0]])
-    np.testing.assert_allclose(value, [2.4, 1.0, -1.1, -1.5, -0.8], rtol=1e-6)  # 1.2 * 2 clipped above; 0.8 * -1 clipped below
+    value, grad, d = one_response(
+        ObjectiveConfig("grpo"), np.log(ratios), [[2.0, 2.0, -1.0, -1.0, -1.0]]
+    )
+    # 1.2 * 2 clipped above; 0.8 * -1 clipped below
+    np.testing.assert_allclose(value, [2.4, 1.0, -1.1, -1.5, -0.8], rtol=1e-6)
     np.testing.assert_allclose(grad, [0, 1.0, -1.1, -1.5, 0], rtol=1e-6)
-    assert d["policy/clip_frac"] == pytest.approx(2 / 5) and d["policy/ratio_max"] == pytest.approx(1.5)
+    assert d["policy/clip_frac"] == pytest.approx(2 / 5) and d["policy/ratio_max"] == pytest.approx(
+        1.5
+    )
     assert d["policy/ratio_dev_max"] == pytest.approx(0.5)
     assert d["policy/kl_k3"] == pytest.approx(np.mean(ratios - 1 - np.log(ratios)), rel=1e-5)
 
 
 def test_gspo_by_hand():
-    value, grad, d = one_response(ObjectiveConfig("gspo", clip_low=0.2, clip_high=0.2), [0.2, -0.1, 0.2], [[1.0, -2.0, 3.0]])
+    value, grad, d = one_response(
+        ObjectiveConfig("gspo", clip_low=0.2, clip_high=0.2), [0.2, -0.1, 0.2], [[1.0, -2.0, 3.0]]
+    )
     s = math.exp(0.1)
     np.testing.assert_allclose(value, s * np.array([1, -2, 3]), rtol=1e-6)
     np.testing.assert_allclose(grad, value, rtol=1e-6)  # every token has the gradient s A
@@ -223,23 +339,31 @@ def test_espo_by_hand():
     config = ObjectiveConfig(espo_alpha=0.5, espo_floor=0.1)
     log_ratio, entropy = [0.1, 0.3, 0.4], [0.2, 0.4, 4.0]
     value, grad, d = one_response(config, log_ratio, 1.0, entropy, [0, 0, 1])
-    wide = 0.5 * 4.0 / math.log(1000)  # 0.2895; the low group would have 0.0217 and is held up by the floor
+    # 0.2895; the low group would have 0.0217 and is held up by the floor
+    wide = 0.5 * 4.0 / math.log(1000)
     np.testing.assert_allclose(value, [1.1, 1.1, 1 + wide], rtol=1e-6)
     np.testing.assert_allclose(grad, [0, 0, 0], atol=0)
     value, grad, _ = one_response(config, log_ratio, -1.0, entropy, [0, 0, 1])
     np.testing.assert_allclose(value, [-math.exp(0.2), -math.exp(0.2), -math.exp(0.4)], rtol=1e-6)
     np.testing.assert_allclose(grad, value, rtol=1e-6)
     expected = {
-        "espo/group_0/epsilon": 0.1, "espo/group_1/epsilon": wide, "espo/group_0/floor_frac": 1.0, "espo/group_1/floor_frac": 0.0,
-        "espo/group_0/token_frac": 2 / 3, "espo/group_1/token_frac": 1 / 3, "espo/group_0/clip_frac": 1.0, "espo/group_1/clip_frac": 1.0,
-    }  # fmt: skip
+        "espo/group_0/epsilon": 0.1,
+        "espo/group_1/epsilon": wide,
+        "espo/group_0/floor_frac": 1.0,
+        "espo/group_1/floor_frac": 0.0,
+        "espo/group_0/token_frac": 2 / 3,
+        "espo/group_1/token_frac": 1 / 3,
+        "espo/group_0/clip_frac": 1.0,
+        "espo/group_1/clip_frac": 1.0,
+    }
     assert {k: d[k] for k in expected} == pytest.approx(expected)
 
 
 def test_espo_printed_form_by_hand():
     config = ObjectiveConfig(espo_alpha=5.0, espo_token_form="printed", espo_quantiles=())
     value, grad, _ = one_response(config, [0.1, 0.3], 1.0, [1.0, 1.0], [0, 0])
-    np.testing.assert_allclose(value, [math.exp(0.3), math.exp(0.5)], rtol=1e-6)  # s = exp(0.2), times each token's own ratio
+    # s = exp(0.2), times each token's own ratio
+    np.testing.assert_allclose(value, [math.exp(0.3), math.exp(0.5)], rtol=1e-6)
     np.testing.assert_allclose(grad, value, rtol=1e-6)
 
 
@@ -250,35 +374,68 @@ def test_log_ratios_are_clamped_before_exp():
     value, grad, _ = one_response(ObjectiveConfig("gspo"), [200.0, 18.0], -1.0)
     np.testing.assert_allclose(value, [-math.exp(10)] * 2, rtol=1e-5)
     assert np.all(np.isfinite(grad))
-    value, _, _ = one_response(ObjectiveConfig("espo"), [200.0, 18.0, -1.0], -1.0, [2.0, 2.0, 1.0], [1, 1, 0])
-    np.testing.assert_allclose(value, [-math.exp(10)] * 2 + [-(1 - 0.02 / math.log(1000))], rtol=1e-5)
+    value, _, _ = one_response(
+        ObjectiveConfig("espo"), [200.0, 18.0, -1.0], -1.0, [2.0, 2.0, 1.0], [1, 1, 0]
+    )
+    np.testing.assert_allclose(
+        value, [-math.exp(10)] * 2 + [-(1 - 0.02 / math.log(1000))], rtol=1e-5
+    )
 
 
 def test_kl_to_the_reference_by_hand():
     one = jnp.ones((1, 3), jnp.float32)
     ref_logp = jnp.asarray([[-1.0, -0.5, -40.0]], jnp.float32)
     total = lambda logp: objectives.policy_objective(  # noqa: E731
-        logp, logp, one, 0 * one, 0.25 * one, ObjectiveConfig("grpo", kl_coef=2.0), mask=one > 0, ref_logp=ref_logp, vocab_size=9
+        logp,
+        logp,
+        one,
+        0 * one,
+        0.25 * one,
+        ObjectiveConfig("grpo", kl_coef=2.0),
+        mask=one > 0,
+        ref_logp=ref_logp,
+        vocab_size=9,
     )
     per_token, diagnostics = total(-one)
     k3 = np.array([0, math.exp(0.5) - 1.5, math.exp(-20) + 19])  # d is clamped to -20
     np.testing.assert_allclose(per_token[0], -2.0 * 0.25 * k3, rtol=1e-5, atol=1e-7)
-    assert finalize_diagnostics(diagnostics)["policy/ref_kl_k3"] == pytest.approx(k3.mean(), rel=1e-6)
+    assert finalize_diagnostics(diagnostics)["policy/ref_kl_k3"] == pytest.approx(
+        k3.mean(), rel=1e-6
+    )
     grad = jax.grad(lambda logp: total(logp)[0].sum())(-one)
-    np.testing.assert_allclose(grad[0], [0, 0.5 * (math.exp(0.5) - 1), 0], rtol=1e-5, atol=1e-7)  # d k3 / d logp = 1 - exp(d)
+    # d k3 / d logp = 1 - exp(d)
+    np.testing.assert_allclose(grad[0], [0, 0.5 * (math.exp(0.5) - 1), 0], rtol=1e-5, atol=1e-7)
 
 
 def test_only_logp_carries_a_gradient():
     toy = ref.make_toy(seed=6, drift=0.04)
     config = ObjectiveConfig(kl_coef=0.1)
     p = prepared(toy, config, jnp.float32)
-    arrays = [jnp.asarray(x, jnp.float32) for x in (toy.logp(toy.theta), toy.old_logp, toy.old_entropy, p.advantage, p.weight, toy.ref_logp)]
+    arrays = [
+        jnp.asarray(x, jnp.float32)
+        for x in (
+            toy.logp(toy.theta),
+            toy.old_logp,
+            toy.old_entropy,
+            p.advantage,
+            p.weight,
+            toy.ref_logp,
+        )
+    ]
 
     def total(logp, old_logp, old_entropy, advantage, weight, ref_logp):
         return objectives.policy_objective(
-            logp, old_logp, old_entropy, advantage, weight, config,
-            mask=p.mask, entropy_group=p.entropy_group, ref_logp=ref_logp, vocab_size=toy.vocab_size,
-        )[0].sum()  # fmt: skip
+            logp,
+            old_logp,
+            old_entropy,
+            advantage,
+            weight,
+            config,
+            mask=p.mask,
+            entropy_group=p.entropy_group,
+            ref_logp=ref_logp,
+            vocab_size=toy.vocab_size,
+        )[0].sum()
 
     grads = jax.grad(total, argnums=tuple(range(6)))(*arrays)
     assert np.any(grads[0] != 0)
@@ -306,17 +463,27 @@ def test_nothing_to_train_on_gives_zero():
     ],
 )
 def test_wrong_input_is_named(change, message, unchecked):
-    shapes = dict.fromkeys(("logp", "old_logp", "old_entropy", "advantage", "weight", "ref_logp"), (2, 3))
-    arrays = {k: jnp.ones(s, jnp.float32) for k, s in shapes.items()} | dict(entropy_group=jnp.zeros((2, 3), jnp.int32))
+    shapes = dict.fromkeys(
+        ("logp", "old_logp", "old_entropy", "advantage", "weight", "ref_logp"), (2, 3)
+    )
+    arrays = {k: jnp.ones(s, jnp.float32) for k, s in shapes.items()} | dict(
+        entropy_group=jnp.zeros((2, 3), jnp.int32)
+    )
     arrays |= {k: None if s is None else jnp.ones(s, jnp.float32) for k, s in change.items()}
     with pytest.raises(ValueError, match=message):
-        check = inspect.unwrap(objectives.policy_objective)  # without the annotations' own check, which is there in tests alone
-        check(**arrays, config=ObjectiveConfig(kl_coef=0.1), mask=jnp.ones((2, 3), bool), vocab_size=9)
+        # without the annotations' own check, which is there in tests alone
+        check = inspect.unwrap(objectives.policy_objective)
+        check(
+            **arrays, config=ObjectiveConfig(kl_coef=0.1), mask=jnp.ones((2, 3), bool), vocab_size=9
+        )
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"espo_quantiles": (0.8,)}, "espo_every_token: quantiles"), ({"espo_token_form": "printed"}, "would do nothing beside espo_every_token")],
+    [
+        ({"espo_quantiles": (0.8,)}, "espo_every_token: quantiles"),
+        ({"espo_token_form": "printed"}, "would do nothing beside espo_every_token"),
+    ],
 )
 def test_settings_that_do_nothing_beside_every_token_alone_are_refused(changes, message):
     alone = ObjectiveConfig(espo_quantiles=(), espo_every_token=True)

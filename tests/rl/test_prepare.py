@@ -10,17 +10,35 @@ import numpy as np
 import pytest
 import rl_reference as ref
 
-from compass_jax.config import CorrectionConfig, ObjectiveConfig, RLConfig, ShapingConfig, ZeroVarianceConfig
+from compass_jax.config import (
+    CorrectionConfig,
+    ObjectiveConfig,
+    RLConfig,
+    ShapingConfig,
+    ZeroVarianceConfig,
+)
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.prepare import prepare
 
 
 def run(toy, config, entropy=None, dtype=jnp.float64, function=prepare):
-    jitted = jax.jit(functools.partial(function, n_groups=toy.n_groups, config=config, right_at=1.0, wrong_at=0.0, max_new_tokens=16))
+    jitted = jax.jit(
+        functools.partial(
+            function,
+            n_groups=toy.n_groups,
+            config=config,
+            right_at=1.0,
+            wrong_at=0.0,
+            max_new_tokens=16,
+        )
+    )
     return jitted(
-        jnp.asarray(toy.mask), jnp.asarray(toy.old_entropy if entropy is None else entropy, dtype), jnp.asarray(toy.reward, dtype),
-        jnp.asarray(toy.known), jnp.asarray(toy.group, jnp.int32),
-    )  # fmt: skip
+        jnp.asarray(toy.mask),
+        jnp.asarray(toy.old_entropy if entropy is None else entropy, dtype),
+        jnp.asarray(toy.reward, dtype),
+        jnp.asarray(toy.known),
+        jnp.asarray(toy.group, jnp.int32),
+    )
 
 
 @pytest.mark.parametrize("rl_zvp", [True, False])
@@ -47,14 +65,27 @@ def test_account_of_the_tokens(x64):
     kind = {}
     for g in range(toy.n_groups):
         r = toy.reward[(toy.group == g) & toy.known]
-        kind[g] = "verifier_signal" if np.ptp(r) > 1e-6 else "entropy_signal" if r[0] in (0, 1) else "none"
+        kind[g] = (
+            "verifier_signal"
+            if np.ptp(r) > 1e-6
+            else "entropy_signal"
+            if r[0] in (0, 1)
+            else "none"
+        )
     expected = dict.fromkeys(("verifier_signal", "shaping_signal", "entropy_signal", "none"), 0.0)
     for i, g in enumerate(toy.group):
         if g >= 0:
             expected[kind[g] if toy.known[i] else "none"] += tokens[i] / total
     assert {k: metrics[f"waste/frac_{k}"] for k in expected} == pytest.approx(expected)
-    assert metrics["waste/tokens_generated"] == total and expected["entropy_signal"] > 0 and expected["none"] > 0
-    assert 0 < metrics["zero_variance/rate_all_right"] < 1 and 0 < metrics["zero_variance/rate_all_wrong"] < 1
+    assert (
+        metrics["waste/tokens_generated"] == total
+        and expected["entropy_signal"] > 0
+        and expected["none"] > 0
+    )
+    assert (
+        0 < metrics["zero_variance/rate_all_right"] < 1
+        and 0 < metrics["zero_variance/rate_all_wrong"] < 1
+    )
 
 
 def test_only_espo_has_entropy_groups():
@@ -68,7 +99,11 @@ def test_garbage_outside_the_mask_and_in_unknown_rewards_is_ignored(x64):
     toy = ref.make_toy(seed=11)
     clean = run(toy, RLConfig())
     entropy = np.where(toy.mask & toy.known[:, None], toy.old_entropy, np.nan)
-    dirty = run(dataclasses.replace(toy, reward=np.where(toy.known, toy.reward, np.nan)), RLConfig(), entropy)
+    dirty = run(
+        dataclasses.replace(toy, reward=np.where(toy.known, toy.reward, np.nan)),
+        RLConfig(),
+        entropy,
+    )
     jax.tree.map(np.testing.assert_array_equal, clean, dirty)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(dirty))
 
@@ -77,25 +112,39 @@ def test_no_tokens_at_all():
     toy = ref.make_toy(seed=12)
     toy.mask[:] = False
     p, metrics = run(toy, RLConfig(), dtype=jnp.float32)
-    assert not np.any(p.advantage) and not np.any(p.weight) and np.all(np.asarray(p.entropy_group) == -1)
+    assert (
+        not np.any(p.advantage)
+        and not np.any(p.weight)
+        and np.all(np.asarray(p.entropy_group) == -1)
+    )
     assert finalize_diagnostics(metrics)["waste/frac_none"] == 0
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (RLConfig(shaping=ShapingConfig(repetition_penalty=0.1)), r"rl\.shaping\.repetition_penalty = 0\.1 needs repetition"),
-        (RLConfig(correction=CorrectionConfig("tis")), r"rl\.correction\.name = 'tis' needs old_logp, recomputed, and rollout_logp"),
+        (
+            RLConfig(shaping=ShapingConfig(repetition_penalty=0.1)),
+            r"rl\.shaping\.repetition_penalty = 0\.1 needs repetition",
+        ),
+        (
+            RLConfig(correction=CorrectionConfig("tis")),
+            r"rl\.correction\.name = 'tis' needs old_logp, recomputed, and rollout_logp",
+        ),
     ],
 )
 def test_what_a_stage_needs_must_be_given(config, message):
     toy = ref.make_toy(seed=14)
     with pytest.raises(ValueError, match=message):
         run(toy, config, dtype=jnp.float32)
-    run(toy, RLConfig(shaping=ShapingConfig(length_penalty=0.1)), dtype=jnp.float32)  # length is in the mask
+    # length is in the mask
+    run(toy, RLConfig(shaping=ShapingConfig(length_penalty=0.1)), dtype=jnp.float32)
 
 
 def test_shapes_are_checked(unchecked):
     toy = ref.make_toy(seed=13)
-    with pytest.raises(ValueError, match=r"prepare: old_entropy has shape \[14, 3\], expected \[14 12\]"):
-        run(toy, RLConfig(), np.zeros((14, 3)), jnp.float32, function=inspect.unwrap(prepare))  # without the annotations' own check
+    with pytest.raises(
+        ValueError, match=r"prepare: old_entropy has shape \[14, 3\], expected \[14 12\]"
+    ):
+        # without the annotations' own check
+        run(toy, RLConfig(), np.zeros((14, 3)), jnp.float32, function=inspect.unwrap(prepare))

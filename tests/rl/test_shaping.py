@@ -1,4 +1,6 @@
-"""Stage 3: penalties by hand, the order of answers that they must keep, advantages of groups that only they tell apart."""
+"""Stage 3: penalties by hand, the order of answers that they must keep, advantages of groups that
+only they tell apart.
+"""
 
 import dataclasses
 
@@ -18,7 +20,11 @@ CONFIG = ShapingConfig(length_penalty=0.05, length_free_tokens=10, repetition_pe
 
 
 def shaped(reward, length, repetition, config=CONFIG):
-    arrays = jnp.asarray(reward, jnp.float32), jnp.asarray(length, jnp.int32), jnp.asarray(repetition, jnp.float32)
+    arrays = (
+        jnp.asarray(reward, jnp.float32),
+        jnp.asarray(length, jnp.int32),
+        jnp.asarray(repetition, jnp.float32),
+    )
     taken = penalties(*arrays, config, right_at=1.0, max_new_tokens=50)
     assert set(taken) == {"length", "repetition", "overlong"}
     return np.asarray(arrays[0] - sum(taken.values()))
@@ -31,7 +37,12 @@ def test_penalties_by_hand_and_for_right_answers_alone():
 
 def test_dapos_overlong_penalty_holds_for_all_answers():
     """0 up to L_max - L_cache = 40, then linear down to -0.5 at 50 (arXiv 2503.14476, eq. 13)."""
-    got = shaped([1, 1, 0, 0, 1], [40, 45, 45, 50, 20], [0] * 5, ShapingConfig(overlong_penalty=0.5, overlong_buffer_tokens=10))
+    got = shaped(
+        [1, 1, 0, 0, 1],
+        [40, 45, 45, 50, 20],
+        [0] * 5,
+        ShapingConfig(overlong_penalty=0.5, overlong_buffer_tokens=10),
+    )
     np.testing.assert_allclose(got, [1, 0.75, -0.25, -0.5, 1], rtol=1e-6)
 
 
@@ -42,15 +53,25 @@ def run(config, reward, lengths, repetition, group, known=None, rl_zvp=True):
     mask = mask & (np.arange(t + 1) <= np.asarray(lengths)[:, None])
     rl = RLConfig(shaping=config, zero_variance=ZeroVarianceConfig(rl_zvp=rl_zvp))
     prepared, found = prepare(
-        jnp.asarray(mask), jnp.ones((b, t + 1)), jnp.asarray(reward, jnp.float32), jnp.asarray(known if known is not None else [True] * b),
-        jnp.asarray(group, jnp.int32), n_groups=max(group) + 1, config=rl, right_at=1.0, wrong_at=0.0, max_new_tokens=t,
+        jnp.asarray(mask),
+        jnp.ones((b, t + 1)),
+        jnp.asarray(reward, jnp.float32),
+        jnp.asarray(known if known is not None else [True] * b),
+        jnp.asarray(group, jnp.int32),
+        n_groups=max(group) + 1,
+        config=rl,
+        right_at=1.0,
+        wrong_at=0.0,
+        max_new_tokens=t,
         repetition=jnp.asarray(repetition, jnp.float32),
-    )  # fmt: skip
-    advantage = np.array([a[m].mean() for a, m in zip(np.asarray(prepared.advantage), mask, strict=True)])
+    )
+    advantage = np.array(
+        [a[m].mean() for a, m in zip(np.asarray(prepared.advantage), mask, strict=True)]
+    )
     return advantage, {name: float(value) for name, value in finalize_diagnostics(found).items()}
 
 
-def test_a_uniform_right_group_learns_from_the_penalty_undivided_and_a_varied_one_from_the_verifier():
+def test_a_uniform_right_group_learns_from_the_penalty_undivided_a_varied_one_from_the_verifier():
     reward, lengths = [1, 1, 1, 1, 0, 1, 0, 0, 1, 1], [10, 30, 50, 50, 20, 30, 10, 50, 5, 8]
     group = [0, 0, 0, 1, 1, 1, 2, 2, 3, 3]
     config = ShapingConfig(length_penalty=0.05, length_free_tokens=10)
@@ -60,27 +81,58 @@ def test_a_uniform_right_group_learns_from_the_penalty_undivided_and_a_varied_on
     s = np.array([0.95, 0, 0.975])
     np.testing.assert_allclose(advantage[3:6], (s - s.mean()) / (s.std() + 1e-6), rtol=1e-4)
     assert advantage[6] == advantage[7] == 0  # all wrong: entropy 1 everywhere, nothing is shaped
-    np.testing.assert_allclose(advantage[8:], 0.1, rtol=1e-6)  # both within the free length: still uniform, so RL-ZVP
+    # both within the free length: still uniform, so RL-ZVP
+    np.testing.assert_allclose(advantage[8:], 0.1, rtol=1e-6)
     total = sum(lengths)
-    assert found["waste/frac_shaping_signal"] == pytest.approx(90 / total) and found["waste/frac_verifier_signal"] == pytest.approx(100 / total)
-    assert found["waste/frac_entropy_signal"] == pytest.approx(73 / total) and found["advantage/inversion_frac"] == 0
+    assert found["waste/frac_shaping_signal"] == pytest.approx(90 / total) and found[
+        "waste/frac_verifier_signal"
+    ] == pytest.approx(100 / total)
+    assert (
+        found["waste/frac_entropy_signal"] == pytest.approx(73 / total)
+        and found["advantage/inversion_frac"] == 0
+    )
     off, without = run(ShapingConfig(), reward, lengths, [0] * 10, group)
     np.testing.assert_allclose(off[:3], 0.1, rtol=1e-6)
     assert without["waste/frac_shaping_signal"] == 0
 
 
 def test_the_mean_of_every_component_is_reported_and_they_sum_to_the_shaped_reward():
-    """Rewards of the known samples alone: right with 5 and 50 tokens, wrong with 50, one unknown that would spoil every mean."""
-    config = ShapingConfig(length_penalty=0.05, repetition_penalty=0.02, overlong_penalty=0.1, overlong_buffer_tokens=10)
-    _, found = run(config, [1, 1, 0, 9], [5, 50, 50, 50], [0, 0.5, 1, 1], [0, 0, 0, 0], known=[True, True, True, False])
-    expected = {"verifier": 2 / 3, "length": -(0.005 + 0.05) / 3, "repetition": -0.01 / 3, "overlong": -0.2 / 3}
-    assert {name: found[f"reward/{name}/mean"] for name in expected} == pytest.approx(expected, rel=1e-5)
+    """Rewards of the known samples alone: right with 5 and 50 tokens, wrong with 50, one unknown
+    that would spoil every mean.
+    """
+    config = ShapingConfig(
+        length_penalty=0.05,
+        repetition_penalty=0.02,
+        overlong_penalty=0.1,
+        overlong_buffer_tokens=10,
+    )
+    _, found = run(
+        config,
+        [1, 1, 0, 9],
+        [5, 50, 50, 50],
+        [0, 0.5, 1, 1],
+        [0, 0, 0, 0],
+        known=[True, True, True, False],
+    )
+    expected = {
+        "verifier": 2 / 3,
+        "length": -(0.005 + 0.05) / 3,
+        "repetition": -0.01 / 3,
+        "overlong": -0.2 / 3,
+    }
+    assert {name: found[f"reward/{name}/mean"] for name in expected} == pytest.approx(
+        expected, rel=1e-5
+    )
     _, plain = run(ShapingConfig(), [1, 0], [5, 50], [0, 0], [0, 0])
-    assert [name for name in plain if name.startswith("reward/")] == ["reward/verifier/mean"] and plain["reward/verifier/mean"] == 0.5
+    assert [name for name in plain if name.startswith("reward/")] == [
+        "reward/verifier/mean"
+    ] and plain["reward/verifier/mean"] == 0.5
 
 
 def test_no_allowed_penalty_inverts_a_pair_and_a_larger_one_does():
-    """Random groups of rewards in tenths: the bound of the configuration is what keeps the order."""
+    """Random groups of rewards in tenths: the bound of the configuration is what keeps the
+    order.
+    """
     rng = np.random.default_rng(0)
     reward = rng.integers(8, 11, 240) / 10
     group, lengths = np.repeat(np.arange(40), 6).tolist(), rng.integers(1, 51, 240)
@@ -97,12 +149,15 @@ def test_inversion_counts_pairs_of_a_group_with_unequal_rewards():
     advantage = jnp.asarray([[2.0, 0], [1, -1], [0, 1], [-1, 3], [5, 5], [9, 9], [0, 0]])
     reward, known = jnp.asarray([1.0, 0, 0.5, 1, 0, 1, 1]), jnp.asarray([True] * 6 + [False])
     group = jnp.asarray([0, 0, 0, 1, 1, -1, 0], jnp.int32)
-    # means: 1, 0, 0.5 | 1, 5: pairs (1,0) (1,.5) (.5,0) in order, (1,0) of group 1 the wrong way round
+    # means: 1, 0, 0.5 | 1, 5: pairs (1,0) (1,.5) (.5,0) in order, (1,0) of group 1 the wrong way
+    # round
     found = shaping.inversion(reward, advantage, mask, known, group)
     assert [float(x) for x in found["advantage/inversion_frac"]] == [1, 4]
 
 
-@pytest.mark.parametrize("change", [{"length_penalty": -0.1}, {"repetition_ngram": 0}, {"overlong_buffer_tokens": 0}])
+@pytest.mark.parametrize(
+    "change", [{"length_penalty": -0.1}, {"repetition_ngram": 0}, {"overlong_buffer_tokens": 0}]
+)
 def test_penalties_that_make_no_sense_are_refused(change):
     with pytest.raises(ConfigError, match=rf"rl\.shaping\.{next(iter(change))}"):
         ShapingConfig(**change).validate()
@@ -112,13 +167,23 @@ def test_penalties_that_could_put_a_right_answer_below_a_wrong_one_are_refused_w
     base = tiny_run()
 
     def with_penalties(gap=1.0, **penalties):
-        rl, rewards = dataclasses.replace(base.rl, shaping=ShapingConfig(**penalties)), dataclasses.replace(base.rewards, smallest_gap=gap)
+        rl, rewards = (
+            dataclasses.replace(base.rl, shaping=ShapingConfig(**penalties)),
+            dataclasses.replace(base.rewards, smallest_gap=gap),
+        )
         return dataclasses.replace(base, rl=rl, rewards=rewards)
 
     with_penalties(gap=0.1, length_penalty=0.05, repetition_penalty=0.04).validate_for_rl()
     with_penalties(overlong_penalty=0.5).validate_for_rl()
-    for options in ({"gap": 0.1, "length_penalty": 0.06, "repetition_penalty": 0.04}, {"overlong_penalty": 1.0}):
-        with pytest.raises(ConfigError, match=r"the penalties sum to .* not below rewards.smallest_gap"):
+    for options in (
+        {"gap": 0.1, "length_penalty": 0.06, "repetition_penalty": 0.04},
+        {"overlong_penalty": 1.0},
+    ):
+        with pytest.raises(
+            ConfigError, match=r"the penalties sum to .* not below rewards.smallest_gap"
+        ):
             with_penalties(**options).validate_for_rl()
-    with pytest.raises(ConfigError, match=r"overlong_buffer_tokens = 99 exceeds rollout.max_new_tokens = 16"):
+    with pytest.raises(
+        ConfigError, match=r"overlong_buffer_tokens = 99 exceeds rollout.max_new_tokens = 16"
+    ):
         with_penalties(overlong_buffer_tokens=99).validate_for_rl()

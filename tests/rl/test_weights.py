@@ -17,16 +17,29 @@ F, T = False, True
 def test_token_mean_by_hand():
     mask = jnp.asarray([[F, T, T, F], [F, T, T, T], [F, T, F, F], [F, T, T, F], [F, T, T, T]])
     group = jnp.asarray([0, 0, 1, 2, -1], jnp.int32)
-    known = jnp.asarray([T, T, T, F, T])  # group 2 has no known sample: it is not counted; the last row is padding
+    # group 2 has no known sample: it is not counted; the last row is padding
+    known = jnp.asarray([T, T, T, F, T])
     for name in ("grpo", "gspo"):
         weight = token_weights(mask, group, known, 3, ObjectiveConfig(name))
-        expected = [[0, 1 / 8, 1 / 8, 0], [0, 1 / 12, 1 / 12, 1 / 12], [0, 1 / 2, 0, 0], [0] * 4, [0] * 4]
+        expected = [
+            [0, 1 / 8, 1 / 8, 0],
+            [0, 1 / 12, 1 / 12, 1 / 12],
+            [0, 1 / 2, 0, 0],
+            [0] * 4,
+            [0] * 4,
+        ]
         np.testing.assert_allclose(weight, np.array(expected, np.float32), rtol=1e-6)
 
 
 def test_a_grown_group_weighs_no_more():
     mask = jnp.ones((6, 2), bool)
-    weight = token_weights(mask, jnp.asarray([0, 1, 1, 1, 1, 1], jnp.int32), jnp.ones(6, bool), 2, ObjectiveConfig("grpo"))
+    weight = token_weights(
+        mask,
+        jnp.asarray([0, 1, 1, 1, 1, 1], jnp.int32),
+        jnp.ones(6, bool),
+        2,
+        ObjectiveConfig("grpo"),
+    )
     np.testing.assert_allclose(weight[0].sum(), 0.5)
     np.testing.assert_allclose(weight[1:].sum(), 0.5, rtol=1e-6)
 
@@ -34,19 +47,37 @@ def test_a_grown_group_weighs_no_more():
 def test_espo_weighs_entropy_groups_alike_and_skips_empty_ones():
     mask = jnp.asarray([[F, T, T, T, T, T], [F, T, T, F, F, F]])
     entropy_group = jnp.asarray([[-1, 0, 0, 2, 0, 0], [-1, 1, 1, -1, -1, -1]], jnp.int32)
-    weight = token_weights(mask, jnp.asarray([0, 0], jnp.int32), jnp.ones(2, bool), 1, ObjectiveConfig(espo_quantiles=(0.5, 0.8)), entropy_group)
+    weight = token_weights(
+        mask,
+        jnp.asarray([0, 0], jnp.int32),
+        jnp.ones(2, bool),
+        1,
+        ObjectiveConfig(espo_quantiles=(0.5, 0.8)),
+        entropy_group,
+    )
     expected = [[0, 1 / 16, 1 / 16, 1 / 4, 1 / 16, 1 / 16], [0, 1 / 4, 1 / 4, 0, 0, 0]]
     np.testing.assert_allclose(weight, np.array(expected, np.float32), rtol=1e-6)
 
 
-@pytest.mark.parametrize("config", [ObjectiveConfig("grpo"), ObjectiveConfig(), ObjectiveConfig(espo_quantiles=(0.2, 0.5, 0.8))])
+@pytest.mark.parametrize(
+    "config",
+    [ObjectiveConfig("grpo"), ObjectiveConfig(), ObjectiveConfig(espo_quantiles=(0.2, 0.5, 0.8))],
+)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_weights_sum_to_one(config, seed, x64):
     toy = ref.make_toy(seed)
     toy.mask[:, 2] = True  # every response has a token
     mask = jnp.asarray(toy.mask)
     groups = entropy_groups(jnp.asarray(toy.old_entropy), mask, config.espo_quantiles)
-    weight = token_weights(mask, jnp.asarray(toy.group), jnp.asarray(toy.known), toy.n_groups, config, groups, jnp.float64)
+    weight = token_weights(
+        mask,
+        jnp.asarray(toy.group),
+        jnp.asarray(toy.known),
+        toy.n_groups,
+        config,
+        groups,
+        jnp.float64,
+    )
     np.testing.assert_allclose(weight.sum(), 1, rtol=1e-12)
     rows = toy.known & (toy.group >= 0)
     np.testing.assert_array_equal(np.asarray(weight) > 0, toy.mask & rows[:, None])
@@ -54,17 +85,25 @@ def test_weights_sum_to_one(config, seed, x64):
 
 def test_no_known_sample_at_all_gives_zero_weights():
     mask = jnp.ones((2, 3), bool)
-    weight = token_weights(mask, jnp.zeros(2, jnp.int32), jnp.zeros(2, bool), 1, ObjectiveConfig("gspo"))
+    weight = token_weights(
+        mask, jnp.zeros(2, jnp.int32), jnp.zeros(2, bool), 1, ObjectiveConfig("gspo")
+    )
     np.testing.assert_array_equal(weight, np.zeros((2, 3), np.float32))
 
 
 def test_espo_without_entropy_groups_is_refused():
     with pytest.raises(ValueError, match="espo needs entropy_group"):
-        token_weights(jnp.ones((1, 2), bool), jnp.zeros(1, jnp.int32), jnp.ones(1, bool), 1, ObjectiveConfig())
+        token_weights(
+            jnp.ones((1, 2), bool), jnp.zeros(1, jnp.int32), jnp.ones(1, bool), 1, ObjectiveConfig()
+        )
 
 
 def test_dr_grpo_divides_by_a_constant_that_must_be_given():
-    mask, group, known = jnp.asarray([[T, T, F], [T, F, F]]), jnp.zeros(2, jnp.int32), jnp.ones(2, bool)
+    mask, group, known = (
+        jnp.asarray([[T, T, F], [T, F, F]]),
+        jnp.zeros(2, jnp.int32),
+        jnp.ones(2, bool),
+    )
     weight = token_weights(mask, group, known, 1, ObjectiveConfig("dr_grpo"), None, jnp.float32, 8)
     np.testing.assert_allclose(weight, np.array([[1 / 16, 1 / 16, 0], [1 / 16, 0, 0]], np.float32))
     with pytest.raises(ValueError, match="dr_grpo needs max_new_tokens"):

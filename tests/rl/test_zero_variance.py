@@ -17,17 +17,37 @@ U, V, R, W, B = Kind.UNDECIDED, Kind.VARIED, Kind.ALL_RIGHT, Kind.ALL_WRONG, Kin
 
 
 def kinds(groups, right_at=1.0, wrong_at=0.0):
-    """Kinds of groups given as lists of rewards; None is unknown. Rows are interleaved, a padding row is added."""
+    """Kinds of groups given as lists of rewards; None is unknown. Rows are interleaved, a padding
+    row is added.
+    """
     rows = [(r, g) for g, rewards in enumerate(groups) for r in rewards]
     rows = [*rows[::2], (1.0, -1), *rows[1::2]]
     reward = jnp.asarray([np.nan if r is None else r for r, _ in rows], jnp.float32)
     known = jnp.asarray([r is not None for r, _ in rows])
     group = jnp.asarray([g for _, g in rows], jnp.int32)
-    return list(np.asarray(group_kind(reward, known, group, n_groups=len(groups), right_at=right_at, wrong_at=wrong_at)))
+    return list(
+        np.asarray(
+            group_kind(
+                reward, known, group, n_groups=len(groups), right_at=right_at, wrong_at=wrong_at
+            )
+        )
+    )
 
 
 def test_kinds_by_hand():
-    groups = [[1, 1, 1], [0, 0], [1, 0, 1], [0.5, 0.5], [1], [1, None], [None, None], [], [0, None, 0], [1, None, 0], [1, 1 - 1e-4]]
+    groups = [
+        [1, 1, 1],
+        [0, 0],
+        [1, 0, 1],
+        [0.5, 0.5],
+        [1],
+        [1, None],
+        [None, None],
+        [],
+        [0, None, 0],
+        [1, None, 0],
+        [1, 1 - 1e-4],
+    ]
     assert kinds(groups) == [R, W, V, B, U, U, U, U, W, V, V]
 
 
@@ -52,8 +72,17 @@ def test_rl_zvp_by_hand():
 def test_rl_zvp_agrees_with_the_reference(seed, x64):
     toy = ref.make_toy(seed)
     group, mask = jnp.asarray(toy.group), jnp.asarray(toy.mask & toy.known[:, None])
-    kind = group_kind(jnp.asarray(toy.reward), jnp.asarray(toy.known), group, n_groups=toy.n_groups, right_at=1.0, wrong_at=0.0)[group]
-    got = rl_zvp_advantage(jnp.asarray(toy.old_entropy), mask, jnp.where(group < 0, int(U), kind), 0.2)
+    kind = group_kind(
+        jnp.asarray(toy.reward),
+        jnp.asarray(toy.known),
+        group,
+        n_groups=toy.n_groups,
+        right_at=1.0,
+        wrong_at=0.0,
+    )[group]
+    got = rl_zvp_advantage(
+        jnp.asarray(toy.old_entropy), mask, jnp.where(group < 0, int(U), kind), 0.2
+    )
     expected = ref.rl_zvp(toy, 1.0, 0.0, 0.2)
     np.testing.assert_allclose(got, expected, rtol=1e-9)
     assert (expected > 0).any() and (expected < 0).any()
@@ -63,16 +92,31 @@ def test_waste_by_hand():
     lengths = np.array([1, 2, 3, 4, 5, 6])
     mask = jnp.asarray(np.arange(8) < lengths[:, None])
     known = jnp.asarray([T, T, T, F, T, T])
-    row_kind, group_kinds = jnp.asarray([V, R, W, V, B, U], jnp.int32), jnp.asarray([V, R, R, W, B, U, U], jnp.int32)
+    row_kind, group_kinds = (
+        jnp.asarray([V, R, W, V, B, U], jnp.int32),
+        jnp.asarray([V, R, R, W, B, U, U], jnp.int32),
+    )
     nobody = jnp.zeros(6, bool)
     with_zvp = waste(mask, known, row_kind, group_kinds, rl_zvp=True, by_shaping=nobody)
     without = waste(mask, known, row_kind, group_kinds, rl_zvp=False, by_shaping=nobody)
-    names = ["tokens_generated", "frac_verifier_signal", "frac_shaping_signal", "frac_entropy_signal", "frac_none"]
+    names = [
+        "tokens_generated",
+        "frac_verifier_signal",
+        "frac_shaping_signal",
+        "frac_entropy_signal",
+        "frac_none",
+    ]
     as_list = lambda d: [float(finalize_diagnostics(d)[f"waste/{n}"]) for n in names]  # noqa: E731
     assert as_list(with_zvp) == pytest.approx([21, 1 / 21, 0, 5 / 21, 15 / 21])
     assert as_list(without) == pytest.approx([21, 1 / 21, 0, 0, 20 / 21])
-    shaped = waste(mask, known, row_kind, group_kinds, rl_zvp=True, by_shaping=jnp.asarray([F, T, F, F, F, F]))
+    shaped = waste(
+        mask, known, row_kind, group_kinds, rl_zvp=True, by_shaping=jnp.asarray([F, T, F, F, F, F])
+    )
     assert as_list(shaped) == pytest.approx([21, 1 / 21, 2 / 21, 3 / 21, 15 / 21])
-    assert as_list(merge_diagnostics([with_zvp, without])) == pytest.approx([42, 1 / 21, 0, 5 / 42, 35 / 42])
+    assert as_list(merge_diagnostics([with_zvp, without])) == pytest.approx(
+        [42, 1 / 21, 0, 5 / 42, 35 / 42]
+    )
     rates = finalize_diagnostics(with_zvp)
-    assert rates["zero_variance/rate_all_right"] == pytest.approx(2 / 5) and rates["zero_variance/rate_all_wrong"] == pytest.approx(1 / 5)
+    assert rates["zero_variance/rate_all_right"] == pytest.approx(2 / 5) and rates[
+        "zero_variance/rate_all_wrong"
+    ] == pytest.approx(1 / 5)

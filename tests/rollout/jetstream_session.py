@@ -1,6 +1,8 @@
-"""Run by test_jetstream.py in a process of its own: JetStream's server over a tiny model, asked by JetStream's own gRPC client.
+"""Run by test_jetstream.py in a process of its own: JetStream's server over a tiny model, asked by
+JetStream's own gRPC client.
 
-    python jetstream_session.py WEIGHTS PORT < {"prompts": [...], "max_tokens": [...]}        prints {"texts": [...], "health": true}
+    python jetstream_session.py WEIGHTS PORT < {"prompts": [...], "max_tokens": [...]}        prints
+        {"texts": [...], "health": true}
 """
 
 import json
@@ -16,7 +18,11 @@ from compass_jax.serve import ServeConfig, start_jetstream
 def main() -> None:
     weights, port = sys.argv[1], int(sys.argv[2])
     asked = json.load(sys.stdin)
-    server = start_jetstream(ServeConfig(weights, port=port, slots=2, prompt_tokens=32, max_new_tokens=24, temperature=0.0))
+    server = start_jetstream(
+        ServeConfig(
+            weights, port=port, slots=2, prompt_tokens=32, max_new_tokens=24, temperature=0.0
+        )
+    )
     from jetstream.core.proto import jetstream_pb2, jetstream_pb2_grpc
 
     stub = jetstream_pb2_grpc.OrchestratorStub(grpc.insecure_channel(f"127.0.0.1:{port}"))
@@ -24,7 +30,9 @@ def main() -> None:
 
     def ask(i: int) -> None:
         content = jetstream_pb2.DecodeRequest.TextContent(text=asked["prompts"][i])
-        for response in stub.Decode(jetstream_pb2.DecodeRequest(text_content=content, max_tokens=asked["max_tokens"][i])):
+        for response in stub.Decode(
+            jetstream_pb2.DecodeRequest(text_content=content, max_tokens=asked["max_tokens"][i])
+        ):
             texts[i] += "".join(response.stream_content.samples[0].text)
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(texts))]
@@ -33,7 +41,12 @@ def main() -> None:
     for thread in threads:
         thread.join(timeout=120)
     health = stub.HealthCheck(jetstream_pb2.HealthCheckRequest()).is_live
-    print(json.dumps({"texts": texts, "health": health, "waiting": sum(t.is_alive() for t in threads)}), flush=True)
+    print(
+        json.dumps(
+            {"texts": texts, "health": health, "waiting": sum(t.is_alive() for t in threads)}
+        ),
+        flush=True,
+    )
     server.stop()
     os._exit(0)
 

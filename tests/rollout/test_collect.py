@@ -1,4 +1,6 @@
-"""Continuous batching: every request answered once, the same whatever slot it ran in, continued after an interruption."""
+"""Continuous batching: every request answered once, the same whatever slot it ran in, continued
+after an interruption.
+"""
 
 import dataclasses
 from collections import Counter
@@ -18,11 +20,16 @@ LOOSE = to_decode(random_params())
 ROLL = dataclasses.replace(ROLLOUT, max_new_tokens=8, cache_bucket=32)
 SAMPLES = 3
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 16, 8, 9, 2, 5, 12))]
-ENGINES = {slots: Engine(MODEL, COMPUTE, dataclasses.replace(ROLL, slots=slots), EOS) for slots in (2, 6, 32)}
+ENGINES = {
+    slots: Engine(MODEL, COMPUTE, dataclasses.replace(ROLL, slots=slots), EOS)
+    for slots in (2, 6, 32)
+}
 
 
 def collection(slots=6, prompts=PROMPTS, samples=SAMPLES, purpose=Purpose.TRAIN, seed=0, **options):
-    return Collection(ENGINES[slots], LOOSE, prompts, samples, purpose, seed, policy_version=4, **options)
+    return Collection(
+        ENGINES[slots], LOOSE, prompts, samples, purpose, seed, policy_version=4, **options
+    )
 
 
 def by_request(rollouts):
@@ -45,17 +52,29 @@ def test_every_request_is_answered_once_and_as_recorded(reference):
     assert sorted(rollouts) == list(range(len(PROMPTS) * SAMPLES))
     for row, rollout in rollouts.items():
         prompt, n = PROMPTS[row // SAMPLES], len(rollout.tokens)
-        assert (rollout.prompt, rollout.sample) == (prompt, row % SAMPLES) and rollout.versions.tolist() == [4] * n
+        assert (rollout.prompt, rollout.sample) == (
+            prompt,
+            row % SAMPLES,
+        ) and rollout.versions.tolist() == [4] * n
         np.testing.assert_array_equal(rollout.tokens[: len(prompt.tokens)], prompt.tokens)
         assert len(rollout.logp) == len(rollout.entropy) == n and 1 <= rollout.response_length <= 8
-        assert rollout.truncated == (rollout.response[-1] != EOS) and (not rollout.truncated or rollout.response_length == 8)
-        assert np.all(rollout.logp[len(prompt.tokens) :] < 0) and not rollout.logp[: len(prompt.tokens)].any()
-        np.testing.assert_array_equal(np.all(store[row] != UNSET, axis=(1, 2)), np.arange(store.shape[1]) < n - 1)
+        assert rollout.truncated == (rollout.response[-1] != EOS) and (
+            not rollout.truncated or rollout.response_length == 8
+        )
+        assert (
+            np.all(rollout.logp[len(prompt.tokens) :] < 0)
+            and not rollout.logp[: len(prompt.tokens)].any()
+        )
+        np.testing.assert_array_equal(
+            np.all(store[row] != UNSET, axis=(1, 2)), np.arange(store.shape[1]) < n - 1
+        )
     assert {r.truncated for r in rollouts.values()} == {True, False}
 
 
 @pytest.mark.parametrize("slots", [2, 32])
-def test_the_same_rollouts_come_from_fewer_slots_than_a_group_and_from_more_than_requests(reference, slots):
+def test_the_same_rollouts_come_from_fewer_slots_than_a_group_and_from_more_than_requests(
+    reference, slots
+):
     job = collection(slots)
     rollouts = list(job)
     assert by_request(rollouts) == by_request(list(reference[0].values()))
@@ -70,7 +89,9 @@ def test_the_order_of_the_prompts_does_not_matter(reference):
     rollouts = list(job)
     assert by_request(rollouts) == by_request(list(reference[0].values()))
     rows = [order[r.row // SAMPLES] * SAMPLES + r.sample for r in rollouts]
-    np.testing.assert_array_equal(np.asarray(job.store)[[r.row for r in rollouts]], reference[1][rows])
+    np.testing.assert_array_equal(
+        np.asarray(job.store)[[r.row for r in rollouts]], reference[1][rows]
+    )
 
 
 @pytest.mark.parametrize("taken", [1, 8, 20])
@@ -83,40 +104,84 @@ def test_an_interrupted_collection_continues_to_the_same_result(reference, taken
     again = collection(store=job.store, finished=frozenset(first))
     second = {r.row: r for r in again}
     assert not set(first) & set(second) and len(second) == len(PROMPTS) * SAMPLES - taken
-    assert by_request([*first.values(), *second.values()]) == by_request(list(reference[0].values()))
+    assert by_request([*first.values(), *second.values()]) == by_request(
+        list(reference[0].values())
+    )
     np.testing.assert_array_equal(again.store, reference[1])
     assert again.stats.tokens == sum(r.response_length for r in second.values())
 
 
 @pytest.mark.parametrize("pages", [0, 40])
-def test_a_collection_that_is_cut_goes_on_in_another_and_each_token_keeps_its_version(reference, pages):
-    """Cut at the third finished sample; version 5 continues with what version 4 had begun. The weights are the same, so the tokens are, too."""
+def test_a_cut_collection_goes_on_and_each_token_keeps_its_version(reference, pages):
+    """Cut at the third finished sample; version 5 continues with what version 4 had begun. The
+    weights are the same, so the tokens are, too.
+    """
     first, engine = {}, ENGINES[6]
     if pages:
-        engine = Engine(MODEL, COMPUTE, dataclasses.replace(ROLL, slots=6, cache_pages=pages, page_tokens=4), EOS)
-    job = Collection(engine, LOOSE, PROMPTS, SAMPLES, Purpose.TRAIN, 0, policy_version=4, enough=lambda: len(first) >= 3)
+        engine = Engine(
+            MODEL,
+            COMPUTE,
+            dataclasses.replace(ROLL, slots=6, cache_pages=pages, page_tokens=4),
+            EOS,
+        )
+    job = Collection(
+        engine,
+        LOOSE,
+        PROMPTS,
+        SAMPLES,
+        Purpose.TRAIN,
+        0,
+        policy_version=4,
+        enough=lambda: len(first) >= 3,
+    )
     for rollout in job:
         first[rollout.row] = rollout
     begun = job.cut()
-    assert 3 <= len(first) < 9 and begun and not begun.keys() & first.keys() and all(1 <= r.response_length < 8 for r in begun.values())
+    assert (
+        3 <= len(first) < 9
+        and begun
+        and not begun.keys() & first.keys()
+        and all(1 <= r.response_length < 8 for r in begun.values())
+    )
     assert job.stats.tokens == sum(r.response_length for r in (first | begun).values())
     again = Collection(
-        engine, LOOSE, PROMPTS, SAMPLES, Purpose.TRAIN, 0, policy_version=5, store=job.store, finished=frozenset(first), carried=begun
-    )  # fmt: skip
+        engine,
+        LOOSE,
+        PROMPTS,
+        SAMPLES,
+        Purpose.TRAIN,
+        0,
+        policy_version=5,
+        store=job.store,
+        finished=frozenset(first),
+        carried=begun,
+    )
     second = {r.row: r for r in again}
-    assert by_request([*first.values(), *second.values()]) == by_request(list(reference[0].values())) and not again.cut()
-    assert again.stats.tokens == sum(r.response_length - (begun[row].response_length if row in begun else 0) for row, r in second.items())
+    assert (
+        by_request([*first.values(), *second.values()]) == by_request(list(reference[0].values()))
+        and not again.cut()
+    )
+    assert again.stats.tokens == sum(
+        r.response_length - (begun[row].response_length if row in begun else 0)
+        for row, r in second.items()
+    )
     for row, rollout in second.items():
         n = len(begun[row].tokens) if row in begun else 0
         assert rollout.versions.tolist() == [4] * n + [5] * (len(rollout.tokens) - n)
         for name in ("logp", "entropy"):
-            np.testing.assert_array_equal(getattr(rollout, name)[:n], getattr(begun[row], name) if n else [])
-            np.testing.assert_allclose(getattr(rollout, name), getattr(reference[0][row], name), atol=1e-5)
+            np.testing.assert_array_equal(
+                getattr(rollout, name)[:n], getattr(begun[row], name) if n else []
+            )
+            np.testing.assert_allclose(
+                getattr(rollout, name), getattr(reference[0][row], name), atol=1e-5
+            )
     np.testing.assert_array_equal(again.store, reference[1])
 
 
 def test_draws_belong_to_seed_purpose_prompt_visit_and_sample(reference):
-    """Frozen weights: the same request twice is the same, token for token; one that differs in anything gives other samples."""
+    """Frozen weights: the same request twice is the same, token for token; one that differs in
+    anything gives other samples.
+    """
     base = by_request(list(reference[0].values()))
     assert by_request(list(collection())) == base
     others = {
@@ -133,15 +198,21 @@ def test_draws_belong_to_seed_purpose_prompt_visit_and_sample(reference):
 
 
 def test_the_draws_of_one_sequence_are_not_one_draw_repeated():
-    """With a nearly uniform model every position has its own key: one repeated would give one token again and again."""
+    """With a nearly uniform model every position has its own key: one repeated would give one token
+    again and again.
+    """
     flat = to_decode(random_params(scale=1e-3))
     job = Collection(ENGINES[6], flat, PROMPTS, SAMPLES, Purpose.TRAIN, 0)
-    counts = [Counter(r.response.tolist()).most_common(1)[0][1] for r in job if r.response_length == 8]
+    counts = [
+        Counter(r.response.tolist()).most_common(1)[0][1] for r in job if r.response_length == 8
+    ]
     assert len(counts) > 10 and max(counts) <= 4 and np.mean(counts) < 2.5
 
 
 def test_another_sampler_and_a_dropped_store():
-    """Greedy: another seed changes nothing, and all samples of a prompt are one. Without a store, routes are not kept."""
+    """Greedy: another seed changes nothing, and all samples of a prompt are one. Without a store,
+    routes are not kept.
+    """
     options = dict(prompts=PROMPTS[::2][:2], sampler=Sampler(0.0), keep_routing=False)
     job = collection(**options)
     greedy = by_request(list(job))
@@ -152,17 +223,23 @@ def test_another_sampler_and_a_dropped_store():
 def test_the_account_of_a_collection(reference):
     rollouts, _, stats = reference
     tokens = sum(r.response_length for r in rollouts.values())
-    assert stats.tokens == tokens and stats.live_steps == tokens - len(rollouts)  # the first token of each is the prefill's
+    # the first token of each is the prefill's
+    assert stats.tokens == tokens and stats.live_steps == tokens - len(rollouts)
     assert stats.slot_steps == 6 * stats.steps and stats.live_steps <= stats.slot_steps
     assert stats.calls >= stats.steps / ROLL.tokens_per_call and 4 <= stats.prefills <= len(PROMPTS)
     metrics = stats.metrics()
     assert metrics["rollout/slot_occupancy"] == (tokens - len(rollouts)) / stats.slot_steps > 0.5
-    assert metrics["rollout/tokens_per_s"] == pytest.approx(tokens / stats.seconds) and metrics["time/rollout_s"] == stats.seconds > 0
+    assert (
+        metrics["rollout/tokens_per_s"] == pytest.approx(tokens / stats.seconds)
+        and metrics["time/rollout_s"] == stats.seconds > 0
+    )
     assert RolloutStats().metrics()["rollout/slot_occupancy"] == 0
 
 
 def test_routes_stay_on_the_device_in_one_byte_a_choice(monkeypatch):
-    """What a collection brings to the host is never a route; the store holds layers x k bytes a token."""
+    """What a collection brings to the host is never a route; the store holds layers x k bytes a
+    token.
+    """
     fetched, real = [], jax.device_get
 
     def device_get(tree):
@@ -172,13 +249,26 @@ def test_routes_stay_on_the_device_in_one_byte_a_choice(monkeypatch):
     monkeypatch.setattr(collect.jax, "device_get", device_get)
     job = collection(prompts=PROMPTS[:2])
     assert len(list(job)) == 2 * SAMPLES and len(fetched) > 6
-    assert {str(x.dtype) for x in fetched} == {"int32", "float32", "bool"} and max(x.ndim for x in fetched) == 2
-    assert isinstance(job.store, jax.Array) and job.store.nbytes == 2 * SAMPLES * ROLL.max_length * len(MODEL.moe_layers) * MODEL.moe.top_k
+    assert {str(x.dtype) for x in fetched} == {"int32", "float32", "bool"} and max(
+        x.ndim for x in fetched
+    ) == 2
+    assert (
+        isinstance(job.store, jax.Array)
+        and job.store.nbytes
+        == 2 * SAMPLES * ROLL.max_length * len(MODEL.moe_layers) * MODEL.moe.top_k
+    )
 
 
 def test_no_requests_and_nothing_left_to_do():
     assert list(collection(prompts=[])) == []
-    assert list(collection(finished=frozenset(range(len(PROMPTS) * SAMPLES)), store=ENGINES[6].new_store(21))) == []
+    assert (
+        list(
+            collection(
+                finished=frozenset(range(len(PROMPTS) * SAMPLES)), store=ENGINES[6].new_store(21)
+            )
+        )
+        == []
+    )
 
 
 def test_a_prompt_longer_than_the_longest_bucket_is_refused():
@@ -187,7 +277,9 @@ def test_a_prompt_longer_than_the_longest_bucket_is_refused():
 
 
 def test_the_longest_expected_start_first_and_no_sample_changes(reference, monkeypatch):
-    """Prompts are prefilled in the order of what is expected of them, within a bucket; and every sample is the reference's."""
+    """Prompts are prefilled in the order of what is expected of them, within a bucket; and every
+    sample is the reference's.
+    """
     expected = [3.0, float("nan"), 9.0, 1.0, 8.0, 2.0, 7.0]  # prompt 1 counts as the mean, 5
     started, prefill = [], collect.Collection._prefill
 
@@ -203,7 +295,9 @@ def test_the_longest_expected_start_first_and_no_sample_changes(reference, monke
 
 
 def test_each_prompt_may_have_a_limit_of_its_own(reference):
-    """A sample is the reference's, cut at its prompt's limit; a limit above the configuration's does nothing."""
+    """A sample is the reference's, cut at its prompt's limit; a limit above the configuration's
+    does nothing.
+    """
     limits = [1, 8, 3, 99, 2, 5, 4]
     whole = by_request(list(reference[0].values()))
     for (prompt, sample), tokens in by_request(list(collection(max_new_tokens=limits))).items():

@@ -1,4 +1,6 @@
-"""The engine against the training forward: log-probs, greedy tokens, routing rows; slots that end, are refilled and read from a bounded cache."""
+"""The engine against the training forward: log-probs, greedy tokens, routing rows; slots that end,
+are refilled and read from a bounded cache.
+"""
 
 import dataclasses
 
@@ -29,7 +31,9 @@ _forward = jax.jit(forward, static_argnums=(0, 5))
 
 def keys_of(rows=3, samples=2):
     one = jnp.repeat(jnp.arange(rows, dtype=jnp.uint32), samples)
-    return sample_keys(2, Purpose.TRAIN, one, one * 0, jnp.tile(jnp.arange(samples, dtype=jnp.uint32), rows)).reshape(rows, samples, 2)
+    return sample_keys(
+        2, Purpose.TRAIN, one, one * 0, jnp.tile(jnp.arange(samples, dtype=jnp.uint32), rows)
+    ).reshape(rows, samples, 2)
 
 
 def prefill(engine=ENGINE, params=LOOSE, prompts=PROMPTS, samples=2, sampler=None, keys=None):
@@ -39,12 +43,19 @@ def prefill(engine=ENGINE, params=LOOSE, prompts=PROMPTS, samples=2, sampler=Non
     lengths = jnp.array([len(p.tokens) for p in prompts], jnp.int32)
     keys = keys_of(len(prompts), samples) if keys is None else keys
     return engine.prefill_multisampling(
-        params=params, padded_tokens=jnp.asarray(tokens), true_length=lengths, sampler=sampler, rng=keys, num_samples=samples
+        params=params,
+        padded_tokens=jnp.asarray(tokens),
+        true_length=lengths,
+        sampler=sampler,
+        rng=keys,
+        num_samples=samples,
     )
 
 
 def start(engine=ENGINE, params=LOOSE, sampler=None):
-    return engine.bulk_insert(prefill(engine, params, sampler=sampler), engine.init_decode_state(), jnp.asarray(SLOTS))
+    return engine.bulk_insert(
+        prefill(engine, params, sampler=sampler), engine.init_decode_state(), jnp.asarray(SLOTS)
+    )
 
 
 def finish(state, engine=ENGINE, params=LOOSE, sampler=None, read=None):
@@ -66,26 +77,42 @@ def done():
 def sequences(state):
     """(slot, prompt length, length, tokens) of every slot."""
     order = {int(SLOTS[p, s]): LENGTHS[p] for p in range(3) for s in range(2)}
-    return [(slot, order[slot], int(state.lengths[slot]), np.asarray(state.tokens[slot])) for slot in range(6)]
+    return [
+        (slot, order[slot], int(state.lengths[slot]), np.asarray(state.tokens[slot]))
+        for slot in range(6)
+    ]
 
 
-# --- against the training forward -------------------------------------------------------------------------------------
+# ---- against the training forward ----------------------------------------------------------------
 
 
 def training_pass(state, temperature, routing=True, params=PARAMS, model=None):
     lengths = np.asarray(state.lengths)
     tokens = np.where(np.arange(T) < lengths[:, None], state.tokens, 0)
     routes = jnp.asarray(state.routing) if routing else None
-    return _forward(model or Transformer(MODEL, COMPUTE), params, jnp.asarray(tokens), jnp.asarray(lengths), routes, temperature)
+    return _forward(
+        model or Transformer(MODEL, COMPUTE),
+        params,
+        jnp.asarray(tokens),
+        jnp.asarray(lengths),
+        routes,
+        temperature,
+    )
 
 
 def generated_mask(state):
-    return np.stack([(np.arange(T) >= first) & (np.arange(T) < n) for _, first, n, _ in sequences(state)])
+    return np.stack(
+        [(np.arange(T) >= first) & (np.arange(T) < n) for _, first, n, _ in sequences(state)]
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probs_and_entropies_are_those_of_the_training_forward(done, temperature):
-    state = done if temperature == 1.0 else jax.device_get(finish(start(sampler=Sampler(0.7)), sampler=Sampler(0.7)))
+    state = (
+        done
+        if temperature == 1.0
+        else jax.device_get(finish(start(sampler=Sampler(0.7)), sampler=Sampler(0.7)))
+    )
     logp, entropy, used, aux = training_pass(state, temperature)
     mask = generated_mask(state)
     assert mask.sum() > 30 and np.std(state.logp[mask]) > 0.3
@@ -97,11 +124,15 @@ def test_log_probs_and_entropies_are_those_of_the_training_forward(done, tempera
 
 
 def test_every_token_that_was_an_input_owns_a_route_and_no_other(done):
-    """T tokens own T - 1 rows, across the seam of prompt and response; live training routes agree row by row, so none is shifted."""
+    """T tokens own T - 1 rows, across the seam of prompt and response; live training routes agree
+    row by row, so none is shifted.
+    """
     for slot, _, n, _ in sequences(done):
         rows = done.routing[slot]
         is_set = rows != UNSET
-        np.testing.assert_array_equal(is_set, np.broadcast_to((np.arange(T) < n - 1)[:, None, None], rows.shape))
+        np.testing.assert_array_equal(
+            is_set, np.broadcast_to((np.arange(T) < n - 1)[:, None, None], rows.shape)
+        )
         ids = rows[: n - 1].astype(int)
         assert ids.max() < MODEL.moe.experts and np.all(ids[..., 0] != ids[..., 1])
     for layer in range(2):  # routes of nothing would be expert 0 everywhere
@@ -116,7 +147,10 @@ def test_greedy_tokens_are_the_argmax_of_a_plain_forward():
 
     @jax.jit
     def plain(params, tokens, positions, mask):
-        return logits_of(apply_model(Transformer(MODEL, COMPUTE), params, tokens, positions, mask=mask).hidden, head_weights(params))
+        return logits_of(
+            apply_model(Transformer(MODEL, COMPUTE), params, tokens, positions, mask=mask).hidden,
+            head_weights(params),
+        )
 
     best = np.argmax(plain(PARAMS, state.tokens, positions, mask), axis=-1)
     for slot, first, n, tokens in sequences(state):
@@ -135,10 +169,12 @@ def test_a_dense_model_has_no_routes():
     expected = training_pass(state, 1.0, False, params, Transformer(model, COMPUTE))[0]
     mask = generated_mask(state)
     assert store is None
-    np.testing.assert_allclose(np.asarray(logp)[mask], np.asarray(expected)[mask], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        np.asarray(logp)[mask], np.asarray(expected)[mask], atol=1e-5, rtol=0
+    )
 
 
-# --- when generation stops --------------------------------------------------------------------------------------------
+# ---- when generation stops -----------------------------------------------------------------------
 
 
 def test_a_sequence_ends_at_its_first_end_token_or_its_limit(done):
@@ -156,21 +192,29 @@ def cut(state, extra):
     return state._replace(limits=state.lengths + jnp.asarray(extra, jnp.int32))
 
 
-@pytest.mark.parametrize(("wanted", "expected"), [(None, 4), (1, 1), (2, 2), (3, 3), (5, 4), (6, 4)])
+@pytest.mark.parametrize(
+    ("wanted", "expected"), [(None, 4), (1, 1), (2, 2), (3, 3), (5, 4), (6, 4)]
+)
 def test_a_call_stops_when_enough_slots_are_free(wanted, expected):
-    """Greedy, no end token within four steps: the limits alone end slots after 1, 2, 3, 3 steps; slots 4 and 5 go on."""
+    """Greedy, no end token within four steps: the limits alone end slots after 1, 2, 3, 3 steps;
+    slots 4 and 5 go on.
+    """
     state = start(sampler=Sampler(0.0))
     state = cut(state, [1, 2, 3, 3, 9, 9])._replace(live=jnp.ones(6, bool))
     before = np.asarray(state.lengths)
     state, steps = ENGINE.generate(LOOSE, state, Sampler(0.0), wanted_free=wanted)
     assert EOS not in np.asarray(state.tokens)[np.arange(T) < np.asarray(state.lengths)[:, None]]
     assert int(steps) == expected
-    np.testing.assert_array_equal(np.asarray(state.lengths) - before, np.minimum([1, 2, 3, 3, 9, 9], expected))
+    np.testing.assert_array_equal(
+        np.asarray(state.lengths) - before, np.minimum([1, 2, 3, 3, 9, 9], expected)
+    )
     np.testing.assert_array_equal(state.live, np.array([1, 2, 3, 3, 9, 9]) > expected)
 
 
 def test_a_call_stops_when_no_slot_is_live_and_takes_no_step_on_an_empty_state():
-    state, steps = ENGINE.generate(LOOSE, cut(start(sampler=Sampler(0.0)), [2, 1, 2, 1, 1, 2]), Sampler(0.0))
+    state, steps = ENGINE.generate(
+        LOOSE, cut(start(sampler=Sampler(0.0)), [2, 1, 2, 1, 1, 2]), Sampler(0.0)
+    )
     assert int(steps) == 2 and not np.any(state.live)
     before = jax.device_get(state)
     after, steps = ENGINE.generate(LOOSE, state, Sampler(0.0))
@@ -202,7 +246,7 @@ def test_a_freed_slot_stops_and_disturbs_nobody(done):
             np.testing.assert_array_equal(np.asarray(state.tokens[slot])[:n], tokens[:n])
 
 
-# --- slots ------------------------------------------------------------------------------------------------------------
+# ---- slots ---------------------------------------------------------------------------------------
 
 
 def test_one_prefill_in_all_slots_of_a_group_equals_prefills_of_their_own():
@@ -210,19 +254,25 @@ def test_one_prefill_in_all_slots_of_a_group_equals_prefills_of_their_own():
     single = ENGINE.init_decode_state()
     for p in range(3):
         for s in range(2):
-            alone = prefill(prompts=PROMPTS[p : p + 1], samples=1, keys=keys_of()[p : p + 1, s : s + 1])
+            alone = prefill(
+                prompts=PROMPTS[p : p + 1], samples=1, keys=keys_of()[p : p + 1, s : s + 1]
+            )
             single = ENGINE.insert(alone, single, int(SLOTS[p, s]))
     for name in ("tokens", "routing", "lengths", "limits", "keys", "live"):
         np.testing.assert_array_equal(getattr(group, name), getattr(single, name), err_msg=name)
     for a, b in zip(
-        jax.tree.leaves((group.logp, group.entropy, group.cache)), jax.tree.leaves((single.logp, single.entropy, single.cache)), strict=True
+        jax.tree.leaves((group.logp, group.entropy, group.cache)),
+        jax.tree.leaves((single.logp, single.entropy, single.cache)),
+        strict=True,
     ):
         np.testing.assert_allclose(a, b, atol=1e-5)
     assert len(np.unique(np.asarray(group.keys), axis=0)) == 6
 
 
 def test_a_reused_slot_is_as_good_as_a_fresh_one(done):
-    """Slots that held sequences of 20 tokens take shorter ones: no token, log-prob or route of the old ones is left."""
+    """Slots that held sequences of 20 tokens take shorter ones: no token, log-prob or route of the
+    old ones is left.
+    """
     short = [make_prompt(50 + i, 2) for i in range(3)]
     longest = {int(s): n for s, _, n, _ in sequences(done)}
     limit = 4
@@ -251,7 +301,9 @@ def test_reading_a_bounded_part_of_the_cache_changes_nothing():
 def test_harvest_copies_what_was_asked_for_and_drops_rows_past_the_store(done):
     store = ENGINE.new_store(4)
     assert store.shape == (4, T, 2, 2) and np.all(np.asarray(store) == UNSET)
-    (tokens, logp, entropy), store = ENGINE.harvest(jax.device_put(done), store, jnp.array([3, 0, 1]), jnp.array([2, 4, 0]))
+    (tokens, logp, entropy), store = ENGINE.harvest(
+        jax.device_put(done), store, jnp.array([3, 0, 1]), jnp.array([2, 4, 0])
+    )
     for i, slot in enumerate([3, 0, 1]):
         for found, name in ((tokens, "tokens"), (logp, "logp"), (entropy, "entropy")):
             np.testing.assert_array_equal(found[i], getattr(done, name)[slot])
@@ -259,32 +311,64 @@ def test_harvest_copies_what_was_asked_for_and_drops_rows_past_the_store(done):
     assert np.all(np.asarray(store)[[1, 3]] == UNSET)
 
 
-# --- the contract's edges ---------------------------------------------------------------------------------------------
+# ---- the contract's edges ------------------------------------------------------------------------
 
 
 def test_a_single_prompt_is_served_with_the_key_of_its_request():
     tokens = np.zeros(8, np.int32)
     tokens[:3] = PROMPTS[0].tokens
-    first, again, other = (ENGINE.prefill(params=LOOSE, padded_tokens=tokens, true_length=3, request_id=i) for i in (5, 5, 6))
+    first, again, other = (
+        ENGINE.prefill(params=LOOSE, padded_tokens=tokens, true_length=3, request_id=i)
+        for i in (5, 5, 6)
+    )
     np.testing.assert_array_equal(first.keys, again.keys)
-    assert np.any(np.asarray(first.keys) != np.asarray(other.keys)) and int(first.first_token[0, 0]) == int(again.first_token[0, 0])
+    assert np.any(np.asarray(first.keys) != np.asarray(other.keys)) and int(
+        first.first_token[0, 0]
+    ) == int(again.first_token[0, 0])
     state = ENGINE.insert(first, ENGINE.init_decode_state(), 2)
-    np.testing.assert_array_equal(state.tokens[2, :4], [*PROMPTS[0].tokens, int(first.first_token[0, 0])])
+    np.testing.assert_array_equal(
+        state.tokens[2, :4], [*PROMPTS[0].tokens, int(first.first_token[0, 0])]
+    )
     np.testing.assert_array_equal(state.lengths, [1, 1, 4, 1, 1, 1])
-    assert (ENGINE.max_concurrent_decodes, ENGINE.max_prefill_length, ENGINE.samples_per_slot) == (6, 16, 1)
+    assert (ENGINE.max_concurrent_decodes, ENGINE.max_prefill_length, ENGINE.samples_per_slot) == (
+        6,
+        16,
+        1,
+    )
 
 
 def test_what_cannot_be_served_is_refused():
     assert [ENGINE.bucket(n) for n in (1, 8, 9, 16)] == [8, 8, 16, 16]
-    with pytest.raises(ValueError, match=r"a prompt of 17 tokens exceeds the longest bucket of rollout.prompt_buckets \(8, 16\)"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"a prompt of 17 tokens exceeds the longest bucket of rollout.prompt_buckets \(8, 16\)"
+        ),
+    ):
         ENGINE.bucket(17)
     with pytest.raises(ValueError, match="existing prefix is not supported"):
-        ENGINE.prefill(params=LOOSE, existing_prefix=object(), padded_tokens=np.zeros(8, np.int32), true_length=3)
+        ENGINE.prefill(
+            params=LOOSE,
+            existing_prefix=object(),
+            padded_tokens=np.zeros(8, np.int32),
+            true_length=3,
+        )
     with pytest.raises(ValueError, match="keys for 2 samples, num_samples = 3"):
         prefill(samples=3, keys=keys_of())
-    one = dict(params=LOOSE, padded_tokens=jnp.zeros((1, 8), jnp.int32), true_length=jnp.array([3]), rng=keys_of(1, 1), num_samples=1)
-    for options in (dict(sampler=Sampler(per_request=True)), dict(sampler=Sampler(), temperature=jnp.ones(1))):
-        with pytest.raises(ValueError, match="a per_request sampler needs the temperature of each prompt"):
+    one = dict(
+        params=LOOSE,
+        padded_tokens=jnp.zeros((1, 8), jnp.int32),
+        true_length=jnp.array([3]),
+        rng=keys_of(1, 1),
+        num_samples=1,
+    )
+    for options in (
+        dict(sampler=Sampler(per_request=True)),
+        dict(sampler=Sampler(), temperature=jnp.ones(1)),
+    ):
+        with pytest.raises(
+            ValueError, match="a per_request sampler needs the temperature of each prompt"
+        ):
             ENGINE.prefill_multisampling(**one, **options)
 
 
@@ -300,11 +384,20 @@ def test_engines_of_equal_settings_share_what_was_compiled():
 SCANNED = dataclasses.replace(COMPUTE, scan_decode=True)
 
 
-@pytest.mark.parametrize("rollout", [{}, {"prefill_chunk": 4}, {"kv_quantize": "int8"}], ids=["plain", "in pieces", "8-bit keys"])
+@pytest.mark.parametrize(
+    "rollout",
+    [{}, {"prefill_chunk": 4}, {"kv_quantize": "int8"}],
+    ids=["plain", "in pieces", "8-bit keys"],
+)
 def test_layers_in_a_scan_sample_what_unrolled_layers_do(rollout):
-    """compute.scan_decode: the same tokens, routes and log-probs, from stacked weights and caches; three repeats of a dense and an MoE layer."""
+    """compute.scan_decode: the same tokens, routes and log-probs, from stacked weights and caches;
+    three repeats of a dense and an MoE layer.
+    """
     moe = dataclasses.replace(MODEL.moe, dense_layers=(), sparse_step=2)
-    model, config = dataclasses.replace(MODEL, layers=6, moe=moe), dataclasses.replace(ROLLOUT, **rollout)
+    model, config = (
+        dataclasses.replace(MODEL, layers=6, moe=moe),
+        dataclasses.replace(ROLLOUT, **rollout),
+    )
     weights = random_params(model)
     states = []
     for compute in (COMPUTE, SCANNED):
@@ -315,4 +408,6 @@ def test_layers_in_a_scan_sample_what_unrolled_layers_do(rollout):
     np.testing.assert_array_equal(scanned.tokens, unrolled.tokens)
     np.testing.assert_array_equal(scanned.routing, unrolled.routing)
     np.testing.assert_allclose(scanned.logp, unrolled.logp, atol=2e-6)
-    assert [x.shape[0] for x in jax.tree.leaves(scanned.cache)] == [3] * len(jax.tree.leaves(scanned.cache)) and len(unrolled.cache) == 6
+    assert [x.shape[0] for x in jax.tree.leaves(scanned.cache)] == [3] * len(
+        jax.tree.leaves(scanned.cache)
+    ) and len(unrolled.cache) == 6

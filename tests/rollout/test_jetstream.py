@@ -1,4 +1,6 @@
-"""JetStream drives our engine: its server and client give, request by request, the text of our own rollout; and what `compass serve` refuses."""
+"""JetStream drives our engine: its server and client give, request by request, the text of our own
+rollout; and what `compass serve` refuses.
+"""
 
 import dataclasses
 import json
@@ -26,9 +28,19 @@ from compass_jax.weights.hf import save_params
 ROOT = Path(__file__).parent.parent.parent
 TOKENIZER = ROOT / "configs" / "tiny_tokenizer"
 MODEL = ModelConfig(
-    family="qwen3_moe", vocab_size=384, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=32, rope_theta=100.0, init_std=0.3,
-    max_positions=64, moe=MoEConfig(experts=6, top_k=2, ffn=16),
-)  # fmt: skip
+    family="qwen3_moe",
+    vocab_size=384,
+    hidden=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    ffn=32,
+    rope_theta=100.0,
+    init_std=0.3,
+    max_positions=64,
+    moe=MoEConfig(experts=6, top_k=2, ffn=16),
+)
 TEXTS = ["1 + 2 = ", "State the final answer", "a", "", "x" * 40, "tschüß, 7 - 5"]
 LIMITS = [24, 5, 1, 12, 24, 20]
 
@@ -37,19 +49,40 @@ LIMITS = [24, 5, 1, 12, 24, 20]
 def weights(tmp_path_factory):
     """A Hugging Face folder with a tokenizer."""
     folder = tmp_path_factory.mktemp("serve") / "hf"
-    save_params(init_params(MODEL, ComputeConfig(), jax.random.key(3)), MODEL, folder, "float32", tokenizer_from=TOKENIZER)
+    save_params(
+        init_params(MODEL, ComputeConfig(), jax.random.key(3)),
+        MODEL,
+        folder,
+        "float32",
+        tokenizer_from=TOKENIZER,
+    )
     return folder
 
 
 def own_texts(weights):
-    """Greedy, by our rollout: the last 32 tokens of each prompt, cut at its limit; the padding token for the empty prompt."""
+    """Greedy, by our rollout: the last 32 tokens of each prompt, cut at its limit; the padding
+    token for the empty prompt.
+    """
     model, params, tokenizer = load(str(weights))
     rollout = RolloutConfig(slots=2, prompt_buckets=(16, 32), max_new_tokens=24, tokens_per_call=4)
     engine = Engine(model, ComputeConfig(), rollout, tokenizer.eos_id, known=tokenizer.vocab_size)
     ids = [tokenizer.encode(text)[-32:] or [tokenizer.pad_id] for text in TEXTS]
-    prompts = [Prompt(i, 0, "", text, np.array(x, np.int32), "") for i, (text, x) in enumerate(zip(TEXTS, ids, strict=True))]
+    prompts = [
+        Prompt(i, 0, "", text, np.array(x, np.int32), "")
+        for i, (text, x) in enumerate(zip(TEXTS, ids, strict=True))
+    ]
     found = {}
-    for rollout in Collection(engine, params, prompts, 1, Purpose.SERVE, 0, sampler=Sampler(0.0), keep_routing=False, max_new_tokens=LIMITS):
+    for rollout in Collection(
+        engine,
+        params,
+        prompts,
+        1,
+        Purpose.SERVE,
+        0,
+        sampler=Sampler(0.0),
+        keep_routing=False,
+        max_new_tokens=LIMITS,
+    ):
         found[rollout.row] = tokenizer.decode(rollout.response)
     return [found[i] for i in range(len(TEXTS))]
 
@@ -60,8 +93,15 @@ def test_jetstreams_server_and_client_give_the_text_of_our_own_rollout(weights):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     asked = json.dumps({"prompts": TEXTS, "max_tokens": LIMITS})
-    command = [sys.executable, str(Path(__file__).with_name("jetstream_session.py")), str(weights), str(port)]
-    result = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("jetstream_session.py")),
+        str(weights),
+        str(port),
+    ]
+    result = subprocess.run(
+        command, input=asked, capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     found = json.loads(result.stdout.splitlines()[-1])
     expected = own_texts(weights)
@@ -73,7 +113,10 @@ def test_a_byte_of_a_longer_character_is_known():
     tokenizer = Tokenizer.load(TOKENIZER)
     (first, second) = tokenizer.encode("ü")
     assert [tokenizer.byte_of(x) for x in (first, second)] == list("ü".encode())
-    assert tokenizer.byte_of(tokenizer.encode(" ")[0]) == 0x20 and tokenizer.byte_of(tokenizer.eos_id) is None
+    assert (
+        tokenizer.byte_of(tokenizer.encode(" ")[0]) == 0x20
+        and tokenizer.byte_of(tokenizer.eos_id) is None
+    )
     assert tokenizer.byte_of(10_000) is None
 
 
@@ -84,7 +127,10 @@ def test_a_byte_of_a_longer_character_is_known():
         ({"port": 0}, "--port 0: must be from 1"),
         ({"temperature": -1.0}, r"temperature = -1\.0"),
         ({"slots": 0}, "slots = 0: must be positive"),
-        ({"openai": True, "temperature": 0.5}, "--temperature 0.5 would do nothing beside --openai"),
+        (
+            {"openai": True, "temperature": 0.5},
+            "--temperature 0.5 would do nothing beside --openai",
+        ),
         ({"max_waiting": 3}, "--max-waiting 3 would do nothing without --openai"),
         ({"openai": True, "max_waiting": 0}, "--max-waiting 0: must be positive"),
     ],

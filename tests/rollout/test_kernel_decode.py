@@ -1,4 +1,6 @@
-"""Rollouts whose decoding reads keys by the kernel, interpreted: rows and pages, unrolled and in a scan, preempted; the portable code's tokens."""
+"""Rollouts whose decoding reads keys by the kernel, interpreted: rows and pages, unrolled and in a
+scan, preempted; the portable code's tokens.
+"""
 
 import dataclasses
 
@@ -19,7 +21,9 @@ from compass_jax.weights.handover import hand_over
 WIDE = dataclasses.replace(MODEL, head_dim=128)
 PARAMS = random_params(WIDE)
 PROMPTS = [make_prompt(i, 3 + i) for i in range(4)]
-ROLL = dataclasses.replace(ROLLOUT, slots=4, max_new_tokens=120, prompt_buckets=(8,), cache_bucket=128, page_tokens=16)
+ROLL = dataclasses.replace(
+    ROLLOUT, slots=4, max_new_tokens=120, prompt_buckets=(8,), cache_bucket=128, page_tokens=16
+)
 HOW = {
     "rows": ({}, {}),
     "rows in a scan": ({}, {"scan_decode": True}),
@@ -36,7 +40,13 @@ def roll(compute, rollout, mesh=None):
     if placement is None:
         params = to_decode(PARAMS, layout=engine.layout)
     else:
-        params = hand_over(place(PARAMS, WIDE, placement), "float32", layout=engine.layout, model=WIDE, placement=placement)[0]
+        params = hand_over(
+            place(PARAMS, WIDE, placement),
+            "float32",
+            layout=engine.layout,
+            model=WIDE,
+            placement=placement,
+        )[0]
     job = Collection(engine, params, PROMPTS, 2, Purpose.TRAIN, 0)
     return {r.row: r for r in job}, np.asarray(job.store), job.stats
 
@@ -51,9 +61,13 @@ def test_the_kernel_gives_the_same_rollout(portable, monkeypatch, name):
     rollout, compute = HOW[name]
     called, real = [], decode_kernel._decode
     monkeypatch.setattr(kernels, "INTERPRET", True)
-    monkeypatch.setattr(decode_kernel, "_decode", lambda *a, **k: called.append(a[4] is not None) or real(*a, **k))
+    monkeypatch.setattr(
+        decode_kernel, "_decode", lambda *a, **k: called.append(a[4] is not None) or real(*a, **k)
+    )
     mesh = {"fsdp": 2, "tensor": 2} if "mesh" in name else None
-    found, store, stats = roll(dataclasses.replace(COMPUTE, attention="splash", **compute), rollout, mesh)
+    found, store, stats = roll(
+        dataclasses.replace(COMPUTE, attention="splash", **compute), rollout, mesh
+    )
     expected, routes = portable
     assert called and all(paged == ("cache_pages" in rollout) for paged in called)
     assert (stats.preempted > 0) == ("few" in name)

@@ -1,4 +1,6 @@
-"""8-bit keys and values: rounded row by row, close to the exact rollout, the same through pages, refused without a correction."""
+"""8-bit keys and values: rounded row by row, close to the exact rollout, the same through pages,
+refused without a correction.
+"""
 
 import dataclasses
 
@@ -34,7 +36,9 @@ def rollouts(**changes):
 
 @pytest.mark.parametrize("kind", ["int8", "e4m3"])
 def test_what_is_written_is_each_rows_own_rounding(kind):
-    """Positions that were not written stay; each written row has its own scale, so that a large one costs its neighbours nothing."""
+    """Positions that were not written stay; each written row has its own scale, so that a large one
+    costs its neighbours nothing.
+    """
     rng = np.random.default_rng(0)
     config = dataclasses.replace(MODEL, layers=1)
     layer = jax.tree.map(lambda x: x[0], PARAMS["run_0"])["layer_0"]["attention"]
@@ -47,23 +51,42 @@ def test_what_is_written_is_each_rows_own_rounding(kind):
     )
     for a, b in zip(found, exact, strict=True):
         assert isinstance(a, Quantized) and kind_of(a) == kind
-        np.testing.assert_array_equal(dequantize(a, "float32"), jnp.where(b == 0, 0, dequantize(quantize(b, kind, axis=-1), "float32")))
-        step = np.abs(np.asarray(b)).max(-1, keepdims=True) * (1 / 254 if kind == "int8" else 1 / 16)
+        np.testing.assert_array_equal(
+            dequantize(a, "float32"),
+            jnp.where(b == 0, 0, dequantize(quantize(b, kind, axis=-1), "float32")),
+        )
+        step = np.abs(np.asarray(b)).max(-1, keepdims=True) * (
+            1 / 254 if kind == "int8" else 1 / 16
+        )
         assert np.all(np.abs(np.asarray(dequantize(a, "float32")) - b) <= step * 1.001)
         assert np.asarray(b)[0, :, 3].std() > 0.1
 
 
-@pytest.mark.parametrize(("kind", "closest", "farthest"), [("int8", 1e-4, 0.05), ("e4m3", 1e-3, 0.3)])
+@pytest.mark.parametrize(
+    ("kind", "closest", "farthest"), [("int8", 1e-4, 0.05), ("e4m3", 1e-3, 0.3)]
+)
 def test_the_rollout_is_close_to_training_and_reports_its_own_log_probs(kind, closest, farthest):
-    """Training scores the same tokens with the same routes: the mean gap is that of 8 bits, neither nothing nor much."""
+    """Training scores the same tokens with the same routes: the mean gap is that of 8 bits, neither
+    nothing nor much.
+    """
     found, job = rollouts(kv_quantize=kind)
     longest = max(len(r.tokens) for r in found.values())
-    tokens, lengths = np.zeros((len(found), longest), np.int32), np.array([len(found[row].tokens) for row in sorted(found)], np.int32)
+    tokens, lengths = (
+        np.zeros((len(found), longest), np.int32),
+        np.array([len(found[row].tokens) for row in sorted(found)], np.int32),
+    )
     for row, r in found.items():
         tokens[row, : len(r.tokens)] = r.tokens
     score = jax.jit(forward, static_argnums=(0, 5))
-    logp = np.asarray(score(Transformer(MODEL, COMPUTE), PARAMS, tokens, lengths, job.store[:, :longest], 1.0)[0])
-    gaps = np.concatenate([np.abs(r.logp - logp[row, : len(r.tokens)])[len(r.prompt.tokens) :] for row, r in found.items()])
+    logp = np.asarray(
+        score(Transformer(MODEL, COMPUTE), PARAMS, tokens, lengths, job.store[:, :longest], 1.0)[0]
+    )
+    gaps = np.concatenate(
+        [
+            np.abs(r.logp - logp[row, : len(r.tokens)])[len(r.prompt.tokens) :]
+            for row, r in found.items()
+        ]
+    )
     assert closest < gaps.mean() < farthest
 
 
@@ -72,18 +95,33 @@ def test_pages_and_preemption_change_no_token_of_an_8_bit_cache():
     dense, _ = rollouts(kv_quantize="int8")
     paged, job = rollouts(kv_quantize="int8", cache_pages=16)
     assert job.stats.preempted > 0
-    assert {row: r.tokens.tolist() for row, r in paged.items()} == {row: r.tokens.tolist() for row, r in dense.items()}
+    assert {row: r.tokens.tolist() for row, r in paged.items()} == {
+        row: r.tokens.tolist() for row, r in dense.items()
+    }
 
 
 def test_the_cache_takes_a_third_of_the_memory():
     """Heads of 32: 36 bytes for each row of 128 in float32; of 8, as here, 12 for 32."""
-    sizes = [sum(x.nbytes for x in jax.tree.leaves(init_cache(MODEL, 4, 16, COMPUTE, kind))) for kind in ("off", "int8", "e4m3")]
+    sizes = [
+        sum(x.nbytes for x in jax.tree.leaves(init_cache(MODEL, 4, 16, COMPUTE, kind)))
+        for kind in ("off", "int8", "e4m3")
+    ]
     assert sizes[1] == sizes[2] == sizes[0] * 12 // 32
 
 
 def test_without_a_correction_it_is_refused():
     config = tiny_run()
-    config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, kv_quantize="int8"))
-    with pytest.raises(ConfigError, match=r"rollout.kv_quantize = 'int8' samples from rounded keys and values: set rl\.correction\.name"):
+    config = dataclasses.replace(
+        config, rollout=dataclasses.replace(config.rollout, kv_quantize="int8")
+    )
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"rollout.kv_quantize = 'int8' samples from rounded keys and values: set"
+            r" rl\.correction\.name"
+        ),
+    ):
         config.validate_for_rl()
-    dataclasses.replace(config, rl=dataclasses.replace(config.rl, correction=CorrectionConfig("tis"))).validate_for_rl()
+    dataclasses.replace(
+        config, rl=dataclasses.replace(config.rl, correction=CorrectionConfig("tis"))
+    ).validate_for_rl()

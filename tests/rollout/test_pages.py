@@ -1,4 +1,6 @@
-"""Pages: lent once or shared, given back by the last; a rollout through few of them is the rollout through many, and nothing is lost."""
+"""Pages: lent once or shared, given back by the last; a rollout through few of them is the rollout
+through many, and nothing is lost.
+"""
 
 import dataclasses
 import gc
@@ -24,13 +26,17 @@ from compass_jax.rollout.sampling import Purpose, Sampler
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 
 LOOSE = to_decode(random_params())
-ROLL = dataclasses.replace(ROLLOUT, max_new_tokens=20, cache_bucket=40, page_tokens=4, prompt_buckets=(8, 16))
+ROLL = dataclasses.replace(
+    ROLLOUT, max_new_tokens=20, cache_bucket=40, page_tokens=4, prompt_buckets=(8, 16)
+)
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 16, 8, 9, 2, 5, 12))]
 SAMPLES = 3
 
 
 def collection(pages=0, slots=6, prompts=PROMPTS, samples=SAMPLES, config=ROLL, **options):
-    engine = Engine(MODEL, COMPUTE, dataclasses.replace(config, cache_pages=pages, slots=slots), EOS)
+    engine = Engine(
+        MODEL, COMPUTE, dataclasses.replace(config, cache_pages=pages, slots=slots), EOS
+    )
     return Collection(engine, LOOSE, prompts, samples, Purpose.TRAIN, 0, **options)
 
 
@@ -41,11 +47,13 @@ def dense(compile_lightly):
     return {r.row: r for r in job}, np.asarray(job.store)
 
 
-# --- the count of pages -----------------------------------------------------------------------------------------------
+# ---- the count of pages --------------------------------------------------------------------------
 
 
 def check(pool, held):
-    """`held`: slot -> tokens. Every page has one owner, or owners that share it at the same place; the rest is free."""
+    """`held`: slot -> tokens. Every page has one owner, or owners that share it at the same place;
+    the rest is free.
+    """
     owners = {}
     for slot, row in enumerate(pool.table):
         n = pool.pages_for(held[slot]) if slot in held else 0
@@ -53,11 +61,19 @@ def check(pool, held):
         for place, page in enumerate(row[:n].tolist()):
             owners.setdefault((pool.group(slot), page), set()).add(place)
     assert all(len(places) == 1 for places in owners.values())
-    assert [pool.free_of(g) for g in range(pool.groups)] == [pool.pages - sum(group == g for group, _ in owners) for g in range(pool.groups)]
+    assert [pool.free_of(g) for g in range(pool.groups)] == [
+        pool.pages - sum(group == g for group, _ in owners) for g in range(pool.groups)
+    ]
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 24), st.integers(0, 5), st.integers(0, 24)), max_size=60), st.sampled_from([1, 2]))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 24), st.integers(0, 5), st.integers(0, 24)),
+        max_size=60,
+    ),
+    st.sampled_from([1, 2]),
+)
 def test_pages_are_lent_once_or_shared_at_the_same_place_and_come_back(steps, groups):
     pool, held, shares = PagePool(9 * groups, 4, 6, 6, groups), {}, {}
     for slot, tokens, leader, prompt in steps:
@@ -73,11 +89,17 @@ def test_pages_are_lent_once_or_shared_at_the_same_place_and_come_back(steps, gr
                 assert pool.pages_for(tokens) - pool.pages_for(held[slot]) > before
                 np.testing.assert_array_equal(pool.table, table)
         else:
-            sharing = leader in held and pool.group(leader) == pool.group(slot) and prompt <= min(held[leader], tokens)
+            sharing = (
+                leader in held
+                and pool.group(leader) == pool.group(slot)
+                and prompt <= min(held[leader], tokens)
+            )
             if pool.admit(slot, tokens, *((leader, prompt) if sharing else ())):
                 held[slot], shares[slot] = tokens, (leader, prompt // 4) if sharing else None
                 if sharing:
-                    np.testing.assert_array_equal(pool.table[slot, : prompt // 4], pool.table[leader, : prompt // 4])
+                    np.testing.assert_array_equal(
+                        pool.table[slot, : prompt // 4], pool.table[leader, : prompt // 4]
+                    )
             else:
                 assert pool.free_of(pool.group(slot)) == before
                 np.testing.assert_array_equal(pool.table, table)
@@ -103,21 +125,32 @@ def test_what_a_pool_cannot_do_is_refused():
         pool.admit(2, 4, 0, 4)
 
 
-# --- the cache through a table ----------------------------------------------------------------------------------------
+# ---- the cache through a table -------------------------------------------------------------------
 
 
 def test_a_window_through_a_table_is_the_cache_that_was_put_in():
-    """Prefixes in scattered pages, two slots sharing their prompt's; decoding steps written at positions of their own, unwritten ones dropped."""
+    """Prefixes in scattered pages, two slots sharing their prompt's; decoding steps written at
+    positions of their own, unwritten ones dropped.
+    """
     rng = np.random.default_rng(0)
     table = jnp.array([[7, 2, 9, 20], [7, 5, 20, 20], [20, 20, 20, 20], [1, 3, 0, 8]], jnp.int32)
     cache = jax.tree.map(lambda x: x + 99.0, init_cache(MODEL, 20, 4, COMPUTE))
-    prefix = jax.tree.map(lambda x: jnp.asarray(rng.standard_normal((2, 2, 6, 8)), jnp.float32), init_cache(MODEL, 2, 6, COMPUTE))
-    cache = kv_cache.put_prefix(cache, table, prefix, jnp.array([0, 0, 1, 1]), jnp.array([0, 1, 3, 4]))  # slot 4 is none: left out
+    prefix = jax.tree.map(
+        lambda x: jnp.asarray(rng.standard_normal((2, 2, 6, 8)), jnp.float32),
+        init_cache(MODEL, 2, 6, COMPUTE),
+    )
+    # slot 4 is none: left out
+    cache = kv_cache.put_prefix(
+        cache, table, prefix, jnp.array([0, 0, 1, 1]), jnp.array([0, 1, 3, 4])
+    )
     seen = kv_cache.window(cache, table, 12)
     for layer, new in zip(jax.tree.leaves(seen), jax.tree.leaves(prefix), strict=True):
         for slot, source in ((0, 0), (1, 0), (3, 1)):
             np.testing.assert_array_equal(layer[slot, :, :6], new[source])
-    positions, wrote = jnp.array([[6, 5, 3, 10], [7, 6, 4, 11]]), jnp.array([[True, True, False, True], [True, False, False, True]])
+    positions, wrote = (
+        jnp.array([[6, 5, 3, 10], [7, 6, 4, 11]]),
+        jnp.array([[True, True, False, True], [True, False, False, True]]),
+    )
     changed = jax.tree.map(lambda x: x + 1000.0, seen)
     after = kv_cache.window(kv_cache.put_back(cache, table, changed, positions, wrote), table, 12)
     for old, new in zip(jax.tree.leaves(seen), jax.tree.leaves(after), strict=True):
@@ -132,14 +165,22 @@ def test_a_window_through_a_table_is_the_cache_that_was_put_in():
         assert np.all(np.asarray(layer)[untouched] == 99.0)
 
 
-# --- rollouts through pages -------------------------------------------------------------------------------------------
+# ---- rollouts through pages ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("pages", "slots", "preempts"), [(60, 6, False), (20, 6, True), pytest.param(40, 16, True, marks=pytest.mark.slow), (10, 1, False)]
+    ("pages", "slots", "preempts"),
+    [
+        (60, 6, False),
+        (20, 6, True),
+        pytest.param(40, 16, True, marks=pytest.mark.slow),
+        (10, 1, False),
+    ],
 )
 def test_few_pages_give_the_same_rollouts_as_room_for_all(dense, pages, slots, preempts):
-    """Samples that were preempted and went on are the same tokens, with the same log-probs and routes."""
+    """Samples that were preempted and went on are the same tokens, with the same log-probs and
+    routes.
+    """
     job = collection(pages, slots)
     rollouts = list(job)
     assert sorted(r.row for r in rollouts) == sorted(dense[0])
@@ -148,15 +189,23 @@ def test_few_pages_give_the_same_rollouts_as_room_for_all(dense, pages, slots, p
         np.testing.assert_array_equal(r.tokens, expected.tokens)
         np.testing.assert_allclose(r.logp, expected.logp, atol=1e-5)
         np.testing.assert_allclose(r.entropy, expected.entropy, atol=1e-5)
-        assert (r.truncated, r.sample, r.prompt) == (expected.truncated, expected.sample, expected.prompt)
+        assert (r.truncated, r.sample, r.prompt) == (
+            expected.truncated,
+            expected.sample,
+            expected.prompt,
+        )
     np.testing.assert_array_equal(job.store, dense[1])
-    assert (job.stats.preempted > 0) == preempts and job.stats.metrics()["rollout/preempted"] == job.stats.preempted
+    assert (job.stats.preempted > 0) == preempts and job.stats.metrics()[
+        "rollout/preempted"
+    ] == job.stats.preempted
     assert job.stats.tokens == sum(r.response_length for r in rollouts)
     assert job._pages.free == pages
 
 
 def test_samples_of_a_group_share_the_pages_of_their_prompt(monkeypatch):
-    """Sixteen tokens are four pages; of three samples, each with the page of its first call, two share all four."""
+    """Sixteen tokens are four pages; of three samples, each with the page of its first call, two
+    share all four.
+    """
     held, admit = [], PagePool.admit
 
     def watched(self, *args):
@@ -171,12 +220,19 @@ def test_samples_of_a_group_share_the_pages_of_their_prompt(monkeypatch):
 
 
 def test_a_preempted_sample_replays_its_routes(dense, monkeypatch):
-    """What a resumed sample's prefill is given are the routes that its decoding recorded, of each of its tokens that was an input."""
+    """What a resumed sample's prefill is given are the routes that its decoding recorded, of each
+    of its tokens that was an input.
+    """
     seen, prefill = [], Engine.prefill_multisampling
 
     def watched(self, **options):
         if options["routing"] is not None:
-            seen.append(tuple(np.asarray(options[name]) for name in ("padded_tokens", "true_length", "routing")))
+            seen.append(
+                tuple(
+                    np.asarray(options[name])
+                    for name in ("padded_tokens", "true_length", "routing")
+                )
+            )
         return prefill(self, **options)
 
     monkeypatch.setattr(Engine, "prefill_multisampling", watched)
@@ -185,7 +241,11 @@ def test_a_preempted_sample_replays_its_routes(dense, monkeypatch):
     assert len(seen) > 0
     for tokens, lengths, routes in seen:
         for text, n, row in zip(tokens, lengths, routes, strict=True):
-            (whole,) = [i for i, r in dense[0].items() if len(r.tokens) >= n > 0 and np.array_equal(r.tokens[:n], text[:n])]
+            (whole,) = [
+                i
+                for i, r in dense[0].items()
+                if len(r.tokens) >= n > 0 and np.array_equal(r.tokens[:n], text[:n])
+            ]
             np.testing.assert_array_equal(row[: n - 1], dense[1][whole, : n - 1])
             assert np.all(row[n - 1 :] == UNSET)
 
@@ -194,7 +254,9 @@ def test_without_a_store_preempted_samples_route_live(dense):
     job = collection(20, keep_routing=False)
     rollouts = {r.row: r for r in job}
     assert job.stats.preempted and job.store is None
-    assert {row: r.tokens.tolist() for row, r in rollouts.items()} == {row: r.tokens.tolist() for row, r in dense[0].items()}
+    assert {row: r.tokens.tolist() for row, r in rollouts.items()} == {
+        row: r.tokens.tolist() for row, r in dense[0].items()
+    }
 
 
 def alive():
@@ -205,32 +267,52 @@ def alive():
 
 @pytest.mark.parametrize("n", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_thousands_of_requests_of_random_lengths_through_few_pages(n):
-    """None lost, none twice, each of the length that it asked for, every page is back at the end, nothing is kept of what has finished."""
+    """None lost, none twice, each of the length that it asked for, every page is back at the end,
+    nothing is kept of what has finished.
+    """
     rng = np.random.default_rng(0)
     prompts = [make_prompt(i, int(length)) for i, length in enumerate(rng.integers(1, 17, n))]
     limits = rng.integers(1, 21, n).tolist()
-    greedy = dict(samples=1, sampler=Sampler(0.0), keep_routing=False, max_new_tokens=limits, expected=(np.array(limits) * rng.random(n)).tolist())
+    greedy = dict(
+        samples=1,
+        sampler=Sampler(0.0),
+        keep_routing=False,
+        max_new_tokens=limits,
+        expected=(np.array(limits) * rng.random(n)).tolist(),
+    )
     job = collection(20, 6, prompts, **greedy)
     rows, held = [], []
     for r in job:
         rows.append(r.row)
         if len(rows) % (n // 5) == 0:
             held.append(alive())
-        assert r.response_length == limits[r.row] or (r.response_length < limits[r.row] and r.response[-1] == EOS)
+        assert r.response_length == limits[r.row] or (
+            r.response_length < limits[r.row] and r.response[-1] == EOS
+        )
     assert sorted(rows) == list(range(n))
     assert job.stats.preempted > 20 and job._pages.free == 20
-    samples, arrays = zip(*held, strict=True)  # in slots, preempted or of the open prefix: never what has finished
+    # in slots, preempted or of the open prefix: never what has finished
+    samples, arrays = zip(*held, strict=True)
     assert max(samples) <= 30 and max(arrays) <= min(arrays) + 30
 
 
-# --- settings and long prompts ------------------------------------------------------------------------------------------
+# ---- settings and long prompts -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"cache_pages": 9}, "rollout.cache_pages = 9: the longest sequence, rollout.prompt_buckets.* takes 10 pages of 4 tokens"),
-        ({"cache_pages": 40, "page_tokens": 3}, "rollout.cache_bucket = 40 must be a multiple of rollout.page_tokens = 3"),
+        (
+            {"cache_pages": 9},
+            (
+                "rollout.cache_pages = 9: the longest sequence, rollout.prompt_buckets.* takes 10"
+                " pages of 4 tokens"
+            ),
+        ),
+        (
+            {"cache_pages": 40, "page_tokens": 3},
+            "rollout.cache_bucket = 40 must be a multiple of rollout.page_tokens = 3",
+        ),
         ({"page_tokens": 0}, "rollout.page_tokens = 0: must be positive"),
         ({"prefill_chunk": 0}, "rollout.prefill_chunk = 0: must be positive"),
     ],
@@ -254,14 +336,20 @@ def test_pieces_of_a_bfloat16_prompt_may_have_a_float32_stream():
     compute = dataclasses.replace(COMPUTE, dtype="bfloat16", float32_parts=("stream",))
     engine = Engine(MODEL, compute, dataclasses.replace(ROLL, prefill_chunk=5), EOS)
     weights = to_decode(random_params(dtype="bfloat16"))
-    found = engine.prefill(params=weights, padded_tokens=np.arange(2, 18, dtype=np.int32), true_length=14)
-    whole = Engine(MODEL, compute, ROLL, EOS).prefill(params=weights, padded_tokens=np.arange(2, 18, dtype=np.int32), true_length=14)
+    found = engine.prefill(
+        params=weights, padded_tokens=np.arange(2, 18, dtype=np.int32), true_length=14
+    )
+    whole = Engine(MODEL, compute, ROLL, EOS).prefill(
+        params=weights, padded_tokens=np.arange(2, 18, dtype=np.int32), true_length=14
+    )
     np.testing.assert_allclose(found.first_entropy, whole.first_entropy, atol=0.05)
 
 
 def test_who_assigns_no_pages_takes_no_engine_with_pages():
     engine = Engine(MODEL, COMPUTE, dataclasses.replace(ROLL, cache_pages=20), EOS)
-    with pytest.raises(ValueError, match=r"rollout\.cache_pages = 20: OnlineBatcher assigns no pages"):
+    with pytest.raises(
+        ValueError, match=r"rollout\.cache_pages = 20: OnlineBatcher assigns no pages"
+    ):
         OnlineBatcher(engine, LOOSE, 4)
     one = engine.prefill(params=LOOSE, padded_tokens=np.zeros(8, np.int32), true_length=3)
     with pytest.raises(ValueError, match="insert assigns no pages"):

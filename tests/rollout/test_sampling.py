@@ -1,4 +1,6 @@
-"""Draws: their distribution, their keys, truncation by hand-made logits, and the log-probs that training can use."""
+"""Draws: their distribution, their keys, truncation by hand-made logits, and the log-probs that
+training can use.
+"""
 
 import itertools
 
@@ -17,13 +19,17 @@ def keys_of(prompts, visits=None, samples=None, seed=0, purpose=Purpose.TRAIN):
     prompts = np.asarray(prompts, np.uint32)
     zero = np.zeros_like(prompts)
     visits, samples = (zero if x is None else np.asarray(x, np.uint32) for x in (visits, samples))
-    return np.asarray(sample_keys(seed, purpose, jnp.asarray(prompts), jnp.asarray(visits), jnp.asarray(samples)))
+    return np.asarray(
+        sample_keys(seed, purpose, jnp.asarray(prompts), jnp.asarray(visits), jnp.asarray(samples))
+    )
 
 
 def draw(logits, keys, positions, sampler):
     n = len(keys)
     rows = jnp.broadcast_to(jnp.asarray(logits, jnp.float32)[None], (n, len(logits)))
-    out = jax.jit(sample, static_argnums=3)(rows, jnp.asarray(keys), jnp.asarray(np.broadcast_to(positions, n), jnp.int32), sampler)
+    out = jax.jit(sample, static_argnums=3)(
+        rows, jnp.asarray(keys), jnp.asarray(np.broadcast_to(positions, n), jnp.int32), sampler
+    )
     return tuple(np.asarray(x) for x in out)
 
 
@@ -41,7 +47,9 @@ AXES = {
 
 @pytest.mark.parametrize("axis", AXES)
 def test_draws_follow_the_distribution_along_every_axis_of_the_key(axis):
-    """Chi-square with 6 degrees of freedom: 33.1 is exceeded with probability 1e-5. Neighbours along the axis are independent (36: 91.9)."""
+    """Chi-square with 6 degrees of freedom: 33.1 is exceeded with probability 1e-5. Neighbours
+    along the axis are independent (36: 91.9).
+    """
     keys, positions = AXES[axis]()
     token, _, _ = draw(np.log(PROBS), keys, positions, Sampler())
     assert chi_square(np.bincount(token, minlength=7), PROBS * N) < 33.1
@@ -73,11 +81,20 @@ LOGITS = np.log([0.1, 0.4, 0.2, 0.3])
 @pytest.mark.parametrize(
     ("top_k", "top_p", "kept"),
     [
-        (0, 1.0, {0, 1, 2, 3}), (1, 1.0, {1}), (2, 1.0, {1, 3}), (9, 1.0, {0, 1, 2, 3}),
-        (0, 0.39, {1}), (0, 0.41, {1, 3}), (0, 0.69, {1, 3}), (0, 0.71, {1, 2, 3}), (0, 0.95, {0, 1, 2, 3}), (0, 1e-6, {1}),
-        (3, 0.5, {1, 3}), (1, 0.9, {1}),
+        (0, 1.0, {0, 1, 2, 3}),
+        (1, 1.0, {1}),
+        (2, 1.0, {1, 3}),
+        (9, 1.0, {0, 1, 2, 3}),
+        (0, 0.39, {1}),
+        (0, 0.41, {1, 3}),
+        (0, 0.69, {1, 3}),
+        (0, 0.71, {1, 2, 3}),
+        (0, 0.95, {0, 1, 2, 3}),
+        (0, 1e-6, {1}),
+        (3, 0.5, {1, 3}),
+        (1, 0.9, {1}),
     ],
-)  # fmt: skip
+)
 def test_truncation_keeps_the_most_probable(top_k, top_p, kept):
     rows = np.stack([LOGITS, LOGITS[::-1]]).astype(np.float32)
     out = np.asarray(truncate(jnp.asarray(rows), top_k, top_p))
@@ -89,7 +106,9 @@ def test_truncation_keeps_the_most_probable(top_k, top_p, kept):
 def test_ties_with_the_last_token_kept_stay():
     rows = jnp.log(jnp.array([[0.2, 0.2, 0.4, 0.2]], jnp.float32))
     np.testing.assert_array_equal(np.isfinite(truncate(rows, 2, 1.0)), [[True] * 4])
-    np.testing.assert_array_equal(np.isfinite(truncate(rows, 0, 0.3)), [[False, False, True, False]])
+    np.testing.assert_array_equal(
+        np.isfinite(truncate(rows, 0, 0.3)), [[False, False, True, False]]
+    )
 
 
 @pytest.mark.parametrize("sampler", [Sampler(1.0, top_k=2), Sampler(1.0, top_p=0.6)])
@@ -102,11 +121,20 @@ def test_a_truncated_draw_reports_the_log_prob_and_entropy_before_truncation(sam
 
 
 def test_keys_differ_in_every_component_and_come_again():
-    ids, visits, samples = (np.array(x) for x in zip(*itertools.product([0, 1, 2, 2**32 - 1], [0, 1, 2], [0, 1, 2]), strict=True))
-    batches = [keys_of(ids, visits, samples, seed, purpose) for seed in (0, 1, 2**32 - 1) for purpose in Purpose]
+    ids, visits, samples = (
+        np.array(x)
+        for x in zip(*itertools.product([0, 1, 2, 2**32 - 1], [0, 1, 2], [0, 1, 2]), strict=True)
+    )
+    batches = [
+        keys_of(ids, visits, samples, seed, purpose)
+        for seed in (0, 1, 2**32 - 1)
+        for purpose in Purpose
+    ]
     rows = np.concatenate(batches)
     assert len(np.unique(rows, axis=0)) == len(rows) == 3 * 5 * 36
-    np.testing.assert_array_equal(keys_of(ids, visits, samples, 1, Purpose.EVAL), batches[len(Purpose) + int(Purpose.EVAL)])
+    np.testing.assert_array_equal(
+        keys_of(ids, visits, samples, 1, Purpose.EVAL), batches[len(Purpose) + int(Purpose.EVAL)]
+    )
 
 
 def test_a_row_is_drawn_the_same_whatever_stands_beside_it():

@@ -1,4 +1,6 @@
-"""The order of requests: by hand, and against the makespan of first come, first served on a long tail."""
+"""The order of requests: by hand, and against the makespan of first come, first served on a long
+tail.
+"""
 
 import heapq
 import math
@@ -38,11 +40,15 @@ def makespan(lengths, order, slots):
 
 
 def test_it_ends_earlier_than_first_come_first_served_when_lengths_are_known_roughly():
-    """1,024 log-normal lengths on 64 slots, expected to a factor of e^0.5: never later on ten draws, and on average by a tenth."""
+    """1,024 log-normal lengths on 64 slots, expected to a factor of e^0.5: never later on ten
+    draws, and on average by a tenth.
+    """
     gains = []
     for seed in range(10):
         rng = np.random.default_rng(seed)
         lengths = np.minimum(np.exp(np.log(64) + rng.standard_normal(1024)), 512)
         expected = lengths * np.exp(0.5 * rng.standard_normal(1024))
-        gains.append(makespan(lengths, range(1024), 64) / makespan(lengths, longest_first(expected), 64))
+        gains.append(
+            makespan(lengths, range(1024), 64) / makespan(lengths, longest_first(expected), 64)
+        )
     assert min(gains) >= 1 and np.mean(gains) > 1.1

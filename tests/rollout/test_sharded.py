@@ -1,4 +1,6 @@
-"""The rollout over meshes of eight simulated devices: the tokens, log-probs and routes of one device, whatever the axes."""
+"""The rollout over meshes of eight simulated devices: the tokens, log-probs and routes of one
+device, whatever the axes.
+"""
 
 import dataclasses
 import itertools
@@ -8,7 +10,14 @@ import numpy as np
 import pytest
 from tiny import EOS, make_prompt, random_params
 
-from compass_jax.config import ComputeConfig, ConfigError, MeshConfig, ModelConfig, MoEConfig, RolloutConfig
+from compass_jax.config import (
+    ComputeConfig,
+    ConfigError,
+    MeshConfig,
+    ModelConfig,
+    MoEConfig,
+    RolloutConfig,
+)
 from compass_jax.model.params import place
 from compass_jax.model.quantize import Quantized
 from compass_jax.rollout.collect import Collection
@@ -19,10 +28,20 @@ from compass_jax.weights.handover import hand_over
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 MODEL = ModelConfig(
-    family="qwen3_moe", vocab_size=40, hidden=32, layers=3, heads=8, kv_heads=8, head_dim=8, ffn=32, rope_theta=100.0,
+    family="qwen3_moe",
+    vocab_size=40,
+    hidden=32,
+    layers=3,
+    heads=8,
+    kv_heads=8,
+    head_dim=8,
+    ffn=32,
+    rope_theta=100.0,
     moe=MoEConfig(experts=8, top_k=2, ffn=16, dense_layers=(1,)),
-)  # fmt: skip
-ROLLOUT = RolloutConfig(slots=8, prompt_buckets=(8, 16), max_new_tokens=10, tokens_per_call=4, cache_bucket=16)
+)
+ROLLOUT = RolloutConfig(
+    slots=8, prompt_buckets=(8, 16), max_new_tokens=10, tokens_per_call=4, cache_bucket=16
+)
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 16, 8, 9, 2, 5, 12))]
 SAMPLES = 3
 PARAMS = random_params(MODEL)
@@ -31,7 +50,10 @@ PAIRS = [{a: 2, b: 4} for a, b in itertools.combinations(AXES, 2)]
 QUICK = [{"expert": 8}, {"tensor": 8}, {"expert": 2, "tensor": 4}]
 OPTIONS = {
     "plain": ({}, "off"),
-    "pages, 8-bit weights, keys and values": ({"cache_pages": 20, "page_tokens": 8, "kv_quantize": "int8", "quantize": "int8"}, "int8"),
+    "pages, 8-bit weights, keys and values": (
+        {"cache_pages": 20, "page_tokens": 8, "kv_quantize": "int8", "quantize": "int8"},
+        "int8",
+    ),
 }
 
 
@@ -47,8 +69,17 @@ def collect(mesh, options="plain", devices=None):
         placement, decode = None, hand_over(PARAMS, "float32", quantize, stored=True)[0]
     else:
         placement = Placement(make_mesh(MeshConfig(**mesh), devices), "decode")
-        decode = hand_over(place(PARAMS, MODEL, placement), "float32", quantize, stored=True, model=MODEL, placement=placement)[0]
-    job = Collection(Engine(MODEL, compute, rollout, EOS, placement), decode, PROMPTS, SAMPLES, Purpose.TRAIN, 0)
+        decode = hand_over(
+            place(PARAMS, MODEL, placement),
+            "float32",
+            quantize,
+            stored=True,
+            model=MODEL,
+            placement=placement,
+        )[0]
+    job = Collection(
+        Engine(MODEL, compute, rollout, EOS, placement), decode, PROMPTS, SAMPLES, Purpose.TRAIN, 0
+    )
     rollouts = {r.row: r for r in job}
     return rollouts, np.asarray(job.store), decode, job
 
@@ -58,7 +89,9 @@ def one_device(compile_lightly):
     return {name: collect(None, name) for name in OPTIONS}
 
 
-SLOW = [pytest.param(mesh, marks=pytest.mark.slow) for mesh in [*ALONE, *PAIRS] if mesh not in QUICK]
+SLOW = [
+    pytest.param(mesh, marks=pytest.mark.slow) for mesh in [*ALONE, *PAIRS] if mesh not in QUICK
+]
 
 
 @pytest.mark.parametrize("mesh", [*QUICK, *SLOW], ids=named)
@@ -77,15 +110,23 @@ def test_the_rollout_is_that_of_one_device(one_device, mesh):
     assert shard == (8 // mesh.get("expert", 1), 16 // mesh.get("tensor", 1), 32)
 
 
-@pytest.mark.parametrize("mesh", [{"tensor": 2, "expert": 4}, pytest.param({"fsdp": 4, "tensor": 2}, marks=pytest.mark.slow)], ids=named)
+@pytest.mark.parametrize(
+    "mesh",
+    [{"tensor": 2, "expert": 4}, pytest.param({"fsdp": 4, "tensor": 2}, marks=pytest.mark.slow)],
+    ids=named,
+)
 def test_pages_and_stored_eight_bit_weights_over_a_mesh(one_device, mesh):
     name = "pages, 8-bit weights, keys and values"
     found, _, decode, job = collect(mesh, name)
     expected = one_device[name][0]
-    assert job.stats.preempted > 0 and isinstance(decode["run_0"][0]["layer_0"]["attention"]["q"], Quantized)
-    assert {x.addressable_shards[0].data.shape[0] for x in jax.tree.leaves(job._state.cache)} == {5}  # each group of two slots its own pages
+    assert job.stats.preempted > 0 and isinstance(
+        decode["run_0"][0]["layer_0"]["attention"]["q"], Quantized
+    )
+    # each group of two slots its own pages
+    assert {x.addressable_shards[0].data.shape[0] for x in jax.tree.leaves(job._state.cache)} == {5}
     same = [np.array_equal(found[row].tokens, expected[row].tokens) for row in expected]
-    assert sorted(found) == sorted(expected) and np.mean(same) > 0.9  # 8 bits of a key may round otherwise
+    # 8 bits of a key may round otherwise
+    assert sorted(found) == sorted(expected) and np.mean(same) > 0.9
     for row in np.flatnonzero(same):
         np.testing.assert_allclose(found[row].logp, expected[row].logp, atol=5e-3)
 
@@ -94,18 +135,35 @@ def test_pages_and_stored_eight_bit_weights_over_a_mesh(one_device, mesh):
 def test_pages_that_the_groups_of_slots_cannot_have_alike_are_refused(pages):
     placement = Placement(make_mesh(MeshConfig(fsdp=4, tensor=2)), "decode")
     rollout = dataclasses.replace(ROLLOUT, cache_pages=pages, page_tokens=8)
-    with pytest.raises(ConfigError, match=rf"rollout.cache_pages = {pages}: 4 groups of slots .* must be a multiple of 4, and at least 16"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            rf"rollout.cache_pages = {pages}: 4 groups of slots .* must be a multiple of 4, and at"
+            r" least 16"
+        ),
+    ):
         Engine(MODEL, ComputeConfig(), rollout, EOS, placement)
 
 
 def test_a_mesh_of_other_devices_gets_its_weights_from_the_training():
-    """Training's parameters on devices 0 to 3, the rollout on 4 to 7: nothing of the rollout is on the training's devices."""
+    """Training's parameters on devices 0 to 3, the rollout on 4 to 7: nothing of the rollout is on
+    the training's devices.
+    """
     train = Placement(make_mesh(MeshConfig(fsdp=2, expert=2)))
     apart = Placement(make_mesh(MeshConfig(expert=2, tensor=2), jax.devices()[4:]), "decode")
-    decode, metrics = hand_over(place(PARAMS, MODEL, train), "float32", model=MODEL, placement=apart)
+    decode, metrics = hand_over(
+        place(PARAMS, MODEL, train), "float32", model=MODEL, placement=apart
+    )
     assert {d.id for x in jax.tree.leaves(decode) for d in x.sharding.device_set} == {4, 5, 6, 7}
     assert metrics["handover/bytes"] == 4 * sum(x.size for x in jax.tree.leaves(PARAMS))
-    job = Collection(Engine(MODEL, ComputeConfig(scan_layers=False), ROLLOUT, EOS, apart), decode, PROMPTS, SAMPLES, Purpose.TRAIN, 0)
+    job = Collection(
+        Engine(MODEL, ComputeConfig(scan_layers=False), ROLLOUT, EOS, apart),
+        decode,
+        PROMPTS,
+        SAMPLES,
+        Purpose.TRAIN,
+        0,
+    )
     found, expected = {r.row: r.tokens.tolist() for r in job}, collect(None)[0]
     assert found == {row: r.tokens.tolist() for row, r in expected.items()}
     assert {d.id for d in job.store.sharding.device_set} == {4, 5, 6, 7}

@@ -1,4 +1,6 @@
-"""A server over an application of a few lines, in this process or as one of its own: what is tested is the network's side."""
+"""A server over an application of a few lines, in this process or as one of its own: what is tested
+is the network's side.
+"""
 
 import asyncio
 import contextlib
@@ -16,7 +18,9 @@ from compass_jax.serving.metrics import Metrics
 
 
 class Stub:
-    """/echo: the body's length. /stream: pieces for ever. /sleep: nothing for a minute. /fail: an exception."""
+    """/echo: the body's length. /stream: pieces for ever. /sleep: nothing for a minute. /fail: an
+    exception.
+    """
 
     routes = ("/echo", "/stream", "/sleep", "/fail")
 

@@ -1,4 +1,6 @@
-"""Slow, idle, greedy and garbled connections are given up in time, the others find a place, and the server ends."""
+"""Slow, idle, greedy and garbled connections are given up in time, the others find a place, and the
+server ends.
+"""
 
 import json
 import re
@@ -119,11 +121,16 @@ def test_a_reader_that_sips_is_given_up_too():
 
 
 def test_a_good_request_finds_a_place_among_idle_slow_and_unread_connections():
-    """Twelve places are taken many times over by connections that nobody answers; none is refused."""
+    """Twelve places are taken many times over by connections that nobody answers; none is
+    refused.
+    """
     with running(connections=12, send_buffer_bytes=16384) as (port, metrics, _):
         used = connect(port, post())
         assert answer(used)[0] == 200
-        held = [connect(port, *piece) for piece in [(), (b"POST",), (post(length=50),), (post("/stream"),)] * 10]
+        held = [
+            connect(port, *piece)
+            for piece in [(), (b"POST",), (post(length=50),), (post("/stream"),)] * 10
+        ]
         time.sleep(0.3)
         for _ in range(5):
             assert answer(connect(port, GET)) == (200, b"0")
@@ -163,7 +170,10 @@ def test_what_is_no_http_is_answered_in_the_one_form_of_errors(sent, status, cap
 
 
 def test_garbage_in_the_middle_of_requests_leaves_no_traceback_and_a_server_that_answers(caplog):
-    chunked = b"POST /sleep HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    chunked = (
+        b"POST /sleep HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ntransfer-encoding:"
+        b" chunked\r\n\r\n"
+    )
     rejected = chunked.replace(b"host: a", b"host: localhost")
     pieces = [
         rejected + b"zz\r\n",
@@ -173,9 +183,14 @@ def test_garbage_in_the_middle_of_requests_leaves_no_traceback_and_a_server_that
         post() * 30,
         GET + b"\x00\x01\x02",
         b"CONNECT a:1 HTTP/1.1\r\nhost: localhost\r\n\r\nxyz",
-        b"GET /echo HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\nxyz",
-        b"POST /echo HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-type: application/json\r\n"
-        b"content-length: 9\r\n\r\n",
+        (
+            b"GET /echo HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection:"
+            b" upgrade\r\n\r\nxyz"
+        ),
+        (
+            b"POST /echo HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-type:"
+            b" application/json\r\ncontent-length: 9\r\n\r\n"
+        ),
         b"HEAD /echo HTTP/1.0\r\n\r\n",
     ]
     with running(body_s=0.5, stop_s=0.2) as (port, _, app):
@@ -196,7 +211,9 @@ def test_an_exception_is_answered_with_500_and_logged(caplog):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_end_the_server_ends_whatever_its_clients_do(number):
-    """Half a header, half a body, an answer that never comes, a stream that is not read, one that is, an idle one."""
+    """Half a header, half a body, an answer that never comes, a stream that is not read, one that
+    is, an idle one.
+    """
     given = json.dumps({"stop_s": 0.5, "send_buffer_bytes": 16384})
     command = [sys.executable, str(Path(__file__).parent / "stub.py"), given]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -249,7 +266,12 @@ def test_addresses_that_cannot_be_bound_are_told_in_one_line():
 
 
 def test_what_other_machines_reach_is_told_from_loopback():
-    for host, expected in (("127.0.0.1", True), ("localhost", True), ("127.1", True), ("0.0.0.0", False)):
+    for host, expected in (
+        ("127.0.0.1", True),
+        ("localhost", True),
+        ("127.1", True),
+        ("0.0.0.0", False),
+    ):
         with bind(host, 0, Limits()) as bound:
             assert is_loopback(bound) is expected
 
@@ -262,7 +284,13 @@ def test_connections_stay_below_the_descriptors(monkeypatch):
     assert asked == []
     make_room_for(1500, 100)
     assert asked == [(1820, 2000)]
-    with pytest.raises(ConfigError, match="needs 2320 file descriptors and this process may have 2000: give at most 1680"):
+    with pytest.raises(
+        ConfigError,
+        match="needs 2320 file descriptors and this process may have 2000: give at most 1680",
+    ):
         make_room_for(2000, 100)
-    with pytest.raises(ConfigError, match="--max-connections 99: slots and queue alone may hold 99; give at least 100"):
+    with pytest.raises(
+        ConfigError,
+        match="--max-connections 99: slots and queue alone may hold 99; give at least 100",
+    ):
         make_room_for(99, 100)

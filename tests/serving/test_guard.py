@@ -1,4 +1,6 @@
-"""Hosts, origins, keys and kinds of requests: a page of another origin starts no work, and another machine needs the key."""
+"""Hosts, origins, keys and kinds of requests: a page of another origin starts no work, and another
+machine needs the key.
+"""
 
 import json
 import sys
@@ -88,7 +90,8 @@ def test_a_key_is_needed_but_for_health_and_never_shown():
             status_, body = answer(connect(port, post("/echo", b"{}", *sent)))
             assert status_ == status and KEY.encode() not in body
             assert status == 200 or json.loads(body)["error"]["code"] == "invalid_api_key"
-        assert status_of(port, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n") == 200  # the stub knows any path
+        # the stub knows any path
+        assert status_of(port, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n") == 200
         assert 'compass_rejected_total{reason="key"} 6' in metrics.page()
 
 
@@ -101,7 +104,9 @@ def test_a_key_comes_from_the_option_or_the_environment_and_must_be_one(monkeypa
     assert resolve_key(None, False) == KEY and resolve_key("another-key", True) == "another-key"
     for wrong in ("", "short", "with a blank in it", "schlüssel-mit-umlaut", "x" * 2000):
         monkeypatch.setenv(KEY_VARIABLE, wrong)
-        with pytest.raises(ConfigError, match=f"{KEY_VARIABLE} must be 8 to 1024 characters.*has {len(wrong)}$"):
+        with pytest.raises(
+            ConfigError, match=f"{KEY_VARIABLE} must be 8 to 1024 characters.*has {len(wrong)}$"
+        ):
             resolve_key(None, True)
     with pytest.raises(ConfigError, match="--api-key must be"):
         resolve_key("", True)

@@ -24,15 +24,28 @@ def test_prometheus_reads_what_was_counted():
     for seconds in (0.001, 0.01, 0.3, 1000.0):
         metrics.latency.observe("/v1/completions", seconds)
     found = families(metrics)
-    requests = {(s.labels["route"], s.labels["status"]): s.value for s in found["compass_requests"].samples}
+    requests = {
+        (s.labels["route"], s.labels["status"]): s.value for s in found["compass_requests"].samples
+    }
     assert requests == {("/v1/completions", "200"): 2, ('a "b"\\\n', "404"): 1}
     assert found["compass_requests"].type == "counter" and found["compass_slots"].type == "gauge"
     assert [s.value for s in found["compass_prompt_tokens"].samples] == [7]
     latency = found["compass_request_seconds"]
     assert latency.type == "histogram"
-    buckets = {float(s.labels["le"]): s.value for s in latency.samples if s.name.endswith("_bucket")}
-    assert (buckets[0.01], buckets[0.25], buckets[0.5], buckets[120.0], buckets[math.inf]) == (2, 2, 3, 3, 4)
-    assert {s.name[24:]: s.value for s in latency.samples if "bucket" not in s.name} == {"sum": 1000.311, "count": 4}
+    buckets = {
+        float(s.labels["le"]): s.value for s in latency.samples if s.name.endswith("_bucket")
+    }
+    assert (buckets[0.01], buckets[0.25], buckets[0.5], buckets[120.0], buckets[math.inf]) == (
+        2,
+        2,
+        3,
+        3,
+        4,
+    )
+    assert {s.name[24:]: s.value for s in latency.samples if "bucket" not in s.name} == {
+        "sum": 1000.311,
+        "count": 4,
+    }
     assert found["process_open_fds"].samples[0].value > 2
     assert found["process_resident_memory_bytes"].samples[0].value > 2**20
     assert all(family.documentation for family in found.values())
@@ -40,7 +53,9 @@ def test_prometheus_reads_what_was_counted():
 
 def test_nothing_is_lost_between_threads():
     counter = Counter("n_total", "N.", "who")
-    threads = [threading.Thread(target=lambda: [counter.add("x") for _ in range(2000)]) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: [counter.add("x") for _ in range(2000)]) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

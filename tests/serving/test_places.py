@@ -1,4 +1,6 @@
-"""Work on threads of its own: large jobs rest in between, a closed place does not wait for that rest."""
+"""Work on threads of its own: large jobs rest in between, a closed place does not wait for that
+rest.
+"""
 
 import asyncio
 import time

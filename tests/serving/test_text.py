@@ -1,4 +1,6 @@
-"""Text of an answer: the same whatever pieces the tokens come in, ended by the first stop text, in linear time."""
+"""Text of an answer: the same whatever pieces the tokens come in, ended by the first stop text, in
+linear time.
+"""
 
 from pathlib import Path
 
@@ -39,7 +41,11 @@ def test_the_text_is_that_of_all_tokens_whatever_they_are(ids, cuts):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.text("ab", max_size=60), st.lists(st.text("ab", min_size=1, max_size=5), max_size=4), st.lists(st.integers(0, 60), max_size=9))
+@given(
+    st.text("ab", max_size=60),
+    st.lists(st.text("ab", min_size=1, max_size=5), max_size=4),
+    st.lists(st.integers(0, 60), max_size=9),
+)
 def test_the_first_stop_text_that_is_complete_ends_the_text(text, stop, cuts):
     expected = first_stop(text, stop)
     ids = [TOKENIZER.encode(c)[0] for c in text]
@@ -57,7 +63,9 @@ def test_a_stop_text_is_found_where_the_text_ends_with_it(stop, text):
 
 @pytest.mark.parametrize("ids", ["text", "invalid", "euro", "random"])
 def test_the_work_is_linear_in_the_answer(ids):
-    """Tokens that were decoded for an answer of n tokens: a constant times n, also where no byte is ever a character."""
+    """Tokens that were decoded for an answer of n tokens: a constant times n, also where no byte is
+    ever a character.
+    """
     byte = {TOKENIZER.byte_of(i): i for i in range(384) if TOKENIZER.byte_of(i) is not None}
     made = {
         "text": TOKENIZER.encode("Let us see: 17 + 4 makes 21, grün. " * 100),

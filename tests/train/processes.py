@@ -1,4 +1,6 @@
-"""`compass train` in several real processes over loopback, each with devices of its own. Also a configuration file for them."""
+"""`compass train` in several real processes over loopback, each with devices of its own. Also a
+configuration file for them.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ from tiny_run import tiny_run
 def processes():
     config = tiny_run()
     # ESPO clips at ratios of 1e-5, where the order of a sum decides
-    rl = replace(config.rl, objective=ObjectiveConfig("grpo"), correction=CorrectionConfig("tis"), steps=4)
+    objective, correction = ObjectiveConfig("grpo"), CorrectionConfig("tis")
+    rl = replace(config.rl, objective=objective, correction=correction, steps=4)
     rl = replace(rl, {rl})
-    model, rollout, data = replace(config.model, layers=1), replace(config.rollout, max_new_tokens=8), replace(config.data, eval_prompts=0)
+    model, rollout = replace(config.model, layers=1), replace(config.rollout, max_new_tokens=8)
+    data = replace(config.data, eval_prompts=0)
     config = replace(config, rl=rl, model=model, rollout=rollout, data=data)
     return replace(config, {run})
 """
@@ -34,9 +38,16 @@ def processes():
 def environment(compiled: Path, devices: int) -> dict[str, str]:
     """One process with so many simulated devices, and a compilation cache."""
     out = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "COMPASS_"))}
-    out |= {"PYTHONPATH": str(TESTS), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    out |= {
+        "PYTHONPATH": str(TESTS),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
     out |= {"JAX_COMPILATION_CACHE_DIR": str(compiled), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    return out | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+    return out | {
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 
 def free_port() -> int:
@@ -47,26 +58,48 @@ def free_port() -> int:
 
 
 def write_config(folder: Path, rl: str = "", run: str = "") -> Path:
-    """The configuration file. `rl` and `run`: what is otherwise in it, as arguments of dataclasses.replace."""
+    """The configuration file. `rl` and `run`: what is otherwise in it, as arguments of
+    dataclasses.replace.
+    """
     file = folder / "processes.py"
     file.write_text(CONFIG.format(rl=rl, run=run))
     return file
 
 
 class Job:
-    """One command in `count` processes that have eight devices together; its output is in `folder`/log_<number>.txt."""
+    """One command in `count` processes that have eight devices together; its output is in
+    `folder`/log_<number>.txt.
+    """
 
-    def __init__(self, folder: Path, compiled: Path, count: int, *options: str, command: str = "train", rl: str = "", run: str = ""):
+    def __init__(
+        self,
+        folder: Path,
+        compiled: Path,
+        count: int,
+        *options: str,
+        command: str = "train",
+        rl: str = "",
+        run: str = "",
+    ):
         file = write_config(folder, rl, run)
-        self.directory, self.logs = folder / "run", [folder / f"log_{number}.txt" for number in range(count)]
+        self.directory, self.logs = (
+            folder / "run",
+            [folder / f"log_{number}.txt" for number in range(count)],
+        )
         arguments = [command, str(file), "--run-dir", str(self.directory), *options]
         port, self.processes = free_port(), []
         for number, path in enumerate(self.logs):
-            own = {"COMPASS_COORDINATOR": f"127.0.0.1:{port}", "COMPASS_PROCESSES": str(count), "COMPASS_PROCESS_ID": str(number)}
+            own = {
+                "COMPASS_COORDINATOR": f"127.0.0.1:{port}",
+                "COMPASS_PROCESSES": str(count),
+                "COMPASS_PROCESS_ID": str(number),
+            }
             variables = environment(compiled, 8 // count) | (own if count > 1 else {})
             with path.open("wb") as log:
                 whole = [sys.executable, "-m", "compass_jax", *arguments]
-                self.processes.append(subprocess.Popen(whole, env=variables, stdout=log, stderr=log, cwd=TESTS.parent))
+                self.processes.append(
+                    subprocess.Popen(whole, env=variables, stdout=log, stderr=log, cwd=TESTS.parent)
+                )
 
     def __enter__(self) -> Job:
         return self
@@ -89,7 +122,10 @@ class Job:
         """Until it holds, every process still running."""
         limit = time.monotonic() + PATIENCE_S
         while not condition():
-            assert all(process.poll() is None for process in self.processes) and time.monotonic() < limit, self.told()
+            assert (
+                all(process.poll() is None for process in self.processes)
+                and time.monotonic() < limit
+            ), self.told()
             time.sleep(0.01)
 
     def send(self, number: int, what: signal.Signals) -> None:

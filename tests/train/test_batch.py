@@ -1,4 +1,6 @@
-"""Rollouts to arrays, micro-batches and back, row by row; the routing store's rows go where their tokens go."""
+"""Rollouts to arrays, micro-batches and back, row by row; the routing store's rows go where their
+tokens go.
+"""
 
 import dataclasses
 
@@ -10,7 +12,14 @@ from tiny import EOS, UNSET, make_prompt
 from compass_jax.records import Group, Rollout, Score
 from compass_jax.rl.bucketing import MicroBatch
 from compass_jax.rl.prepare import Prepared
-from compass_jax.train.batch import assemble, from_arrays, micro_batch, put_routing, store_rows, to_arrays
+from compass_jax.train.batch import (
+    assemble,
+    from_arrays,
+    micro_batch,
+    put_routing,
+    store_rows,
+    to_arrays,
+)
 
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 5))]
 RESPONSES = ((2, 4), (1, 3))  # generated tokens of each sample
@@ -24,16 +33,28 @@ def rollout(g, s):
     tokens = np.concatenate([prompt.tokens, rng.integers(2, 40, extra)]).astype(np.int32)
     tokens[-1] = EOS if row % 2 else 17
     logp, entropy = (np.where(generated, rng.random(n), 0).astype(np.float32) for _ in range(2))
-    return Rollout(prompt, s, tokens, -logp, entropy, tokens[-1] != EOS, np.full(n, 3, np.int32), row)
+    return Rollout(
+        prompt, s, tokens, -logp, entropy, tokens[-1] != EOS, np.full(n, 3, np.int32), row
+    )
 
 
 ROLLOUTS = {g * 2 + s: rollout(g, s) for g in range(2) for s in range(2)}
-SCORES = {0: Score(1.0, True), 1: Score(0.0, False, "timeout"), 2: Score(0.25, True), 3: Score(-1.0, True)}
+SCORES = {
+    0: Score(1.0, True),
+    1: Score(0.0, False, "timeout"),
+    2: Score(0.25, True),
+    3: Score(-1.0, True),
+}
 
 
 @pytest.fixture
 def arrays():
-    groups = [Group(PROMPTS[g], (ROLLOUTS[2 * g], ROLLOUTS[2 * g + 1]), (SCORES[2 * g], SCORES[2 * g + 1])) for g in range(2)]
+    groups = [
+        Group(
+            PROMPTS[g], (ROLLOUTS[2 * g], ROLLOUTS[2 * g + 1]), (SCORES[2 * g], SCORES[2 * g + 1])
+        )
+        for g in range(2)
+    ]
     return assemble(groups, 4, 10, 2)
 
 
@@ -41,7 +62,9 @@ def test_each_row_holds_its_sample(arrays):
     for row, r in ROLLOUTS.items():
         n, start = len(r.tokens), len(r.prompt.tokens)
         for name, values in (("tokens", r.tokens), ("rollout_logp", r.logp)):
-            np.testing.assert_array_equal(getattr(arrays, name)[row], np.pad(values, (0, 10 - n)), err_msg=name)
+            np.testing.assert_array_equal(
+                getattr(arrays, name)[row], np.pad(values, (0, 10 - n)), err_msg=name
+            )
         np.testing.assert_array_equal(arrays.mask[row], [start <= t < n for t in range(10)])
     np.testing.assert_array_equal(arrays.lengths, [5, 7, 6, 8])
     np.testing.assert_array_equal(arrays.group, [0, 0, 1, 1])
@@ -51,11 +74,26 @@ def test_each_row_holds_its_sample(arrays):
 
 def test_groups_of_different_sizes_keep_their_rows_and_leave_the_others_empty():
     """Room for three samples a group: row 3 g + c; one group has two samples, the other one."""
-    moved = [dataclasses.replace(ROLLOUTS[i], row=row, tokens=ROLLOUTS[i].tokens) for i, row in ((0, 0), (1, 1), (2, 3))]
-    arrays = assemble([Group(PROMPTS[0], tuple(moved[:2]), (SCORES[0], SCORES[1])), Group(PROMPTS[1], (moved[2],), (SCORES[2],))], 6, 10, 2)
+    moved = [
+        dataclasses.replace(ROLLOUTS[i], row=row, tokens=ROLLOUTS[i].tokens)
+        for i, row in ((0, 0), (1, 1), (2, 3))
+    ]
+    arrays = assemble(
+        [
+            Group(PROMPTS[0], tuple(moved[:2]), (SCORES[0], SCORES[1])),
+            Group(PROMPTS[1], (moved[2],), (SCORES[2],)),
+        ],
+        6,
+        10,
+        2,
+    )
     np.testing.assert_array_equal(arrays.group, [0, 0, -1, 1, -1, -1])
     np.testing.assert_array_equal(arrays.lengths, [5, 7, 0, 6, 0, 0])
-    assert not arrays.mask[[2, 4, 5]].any() and not arrays.known[[2, 4, 5]].any() and arrays.mask[3].sum() == 1
+    assert (
+        not arrays.mask[[2, 4, 5]].any()
+        and not arrays.known[[2, 4, 5]].any()
+        and arrays.mask[3].sum() == 1
+    )
 
 
 def store(length=12):
@@ -66,10 +104,17 @@ def store(length=12):
 
 @pytest.mark.parametrize("length", [6, 10, 15])
 def test_a_micro_batch_takes_rows_of_everything_alike_and_pads_with_nothing(arrays, length):
-    """Rows of the second update (from row 2 on), in another order, with a padding row; shorter and longer than the store."""
+    """Rows of the second update (from row 2 on), in another order, with a padding row; shorter and
+    longer than the store.
+    """
     rng = np.random.default_rng(0)
     local = {name: rng.random((2, 10)).astype(np.float32) for name in ("advantage", "weight")}
-    prepared = Prepared(local["advantage"], local["weight"], arrays.mask[2:] & (np.arange(10) != 6), rng.integers(0, 3, (2, 10)).astype(np.int32))
+    prepared = Prepared(
+        local["advantage"],
+        local["weight"],
+        arrays.mask[2:] & (np.arange(10) != 6),
+        rng.integers(0, 3, (2, 10)).astype(np.int32),
+    )
     arrays.old_logp[:], arrays.old_entropy[:] = rng.random((2, 4, 10)).astype(np.float32)
     micro = MicroBatch(length, np.array([3, -1, 2]))
     batch = micro_batch(arrays, micro, store(), prepared, offset=2)
@@ -79,12 +124,20 @@ def test_a_micro_batch_takes_rows_of_everything_alike_and_pads_with_nothing(arra
         return np.stack([wide[0], np.full_like(wide[0], fill), wide[1]])
 
     for name in ("tokens", "rollout_logp", "old_logp", "old_entropy"):
-        np.testing.assert_array_equal(getattr(batch, name), expected(getattr(arrays, name)[[3, 2]]), err_msg=name)
+        np.testing.assert_array_equal(
+            getattr(batch, name), expected(getattr(arrays, name)[[3, 2]]), err_msg=name
+        )
     for name in ("advantage", "weight", "mask", "entropy_group"):
-        np.testing.assert_array_equal(getattr(batch, name), expected(np.asarray(getattr(prepared, name))[[1, 0]]), err_msg=name)
+        np.testing.assert_array_equal(
+            getattr(batch, name),
+            expected(np.asarray(getattr(prepared, name))[[1, 0]]),
+            err_msg=name,
+        )
     np.testing.assert_array_equal(batch.lengths, [8, 0, 6])
     routes = np.asarray(store())[[3, 2], :length]
-    routes = np.pad(routes, ((0, 0), (0, length - routes.shape[1]), (0, 0), (0, 0)), constant_values=UNSET)
+    routes = np.pad(
+        routes, ((0, 0), (0, length - routes.shape[1]), (0, 0), (0, 0)), constant_values=UNSET
+    )
     np.testing.assert_array_equal(np.asarray(batch.routing)[[0, 2]], routes)
     assert np.all(np.asarray(batch.routing)[1] == UNSET) and batch.ref_logp is None
 
@@ -113,6 +166,11 @@ def test_rollouts_survive_the_way_through_a_checkpoint_the_finished_and_those_th
     assert [list(part) for part in back] == [[1], [2]]
     for row, r in (back[0] | back[1]).items():
         was = (kept | begun)[row]
-        assert (r.prompt, r.sample, r.truncated, r.row) == (was.prompt, was.sample, was.truncated, row)
+        assert (r.prompt, r.sample, r.truncated, r.row) == (
+            was.prompt,
+            was.sample,
+            was.truncated,
+            row,
+        )
         for name in ("tokens", "logp", "entropy", "versions"):
             np.testing.assert_array_equal(getattr(r, name), getattr(was, name))

@@ -1,4 +1,6 @@
-"""What is remembered of prompts: sums by hand, the length expected of a prompt, the same after a restart."""
+"""What is remembered of prompts: sums by hand, the length expected of a prompt, the same after a
+restart.
+"""
 
 import json
 import math
@@ -9,7 +11,10 @@ import pytest
 from compass_jax.records import Outcome, Prompt
 from compass_jax.train.history import PromptHistory
 
-A, B, NEW, OTHER = (Prompt(i, 0, label, f"q{i}", np.array([i], np.int32), "") for i, label in enumerate(("sums", "sums", "sums", "products")))
+A, B, NEW, OTHER = (
+    Prompt(i, 0, label, f"q{i}", np.array([i], np.int32), "")
+    for i, label in enumerate(("sums", "sums", "sums", "products"))
+)
 
 
 def seen():
@@ -21,7 +26,14 @@ def seen():
 
 def test_sums_and_the_last_group():
     history = seen()
-    assert history[A.id] == {"samples": 8, "scored": 4, "reward_sum": 1, "tokens": 160, "last_reward": 0.25, "last_length": 30}
+    assert history[A.id] == {
+        "samples": 8,
+        "scored": 4,
+        "reward_sum": 1,
+        "tokens": 160,
+        "last_reward": 0.25,
+        "last_length": 30,
+    }
     assert history[B.id]["last_reward"] == 1 and len(history) == 2
 
 

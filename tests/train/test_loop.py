@@ -31,7 +31,9 @@ pytestmark = pytest.mark.usefixtures("compile_lightly")
 
 def configured(directory, **rl):
     config = tiny_run()
-    return dataclasses.replace(config, run_dir=str(directory), rl=dataclasses.replace(config.rl, **rl))
+    return dataclasses.replace(
+        config, run_dir=str(directory), rl=dataclasses.replace(config.rl, **rl)
+    )
 
 
 @pytest.fixture
@@ -56,13 +58,44 @@ def undisturbed(tmp_path_factory, compile_lightly):
 
 
 NAMES = (
-    "reward/mean", "reward/timeout_frac", "zero_variance/rate_all_right", "zero_variance/rate_all_wrong", "waste/tokens_generated",
-    "waste/frac_verifier_signal", "waste/frac_shaping_signal", "waste/frac_entropy_signal", "waste/frac_none", "response_length/mean",
-    "response_length/max", "truncated_frac", "entropy_nats", "policy/kl_k3", "policy/clip_frac", "policy/ratio_max", "mismatch/logp_abs_diff",
-    "mismatch/kl_k3", "mismatch/extreme_frac", "mismatch/ess", "replay/flip_frac", "replay/unset_frac", "moe/load_max_over_mean", "grad_norm",
-    "lr", "loss", "rollout/tokens_per_s", "rollout/slot_occupancy", "train/tokens_per_s", "policy_version", "staleness", "time/rollout_s",
-    "time/score_s", "time/update_s", "time/handover_s", "advantage/inversion_frac", "repetition_frac",
-)  # fmt: skip
+    "reward/mean",
+    "reward/timeout_frac",
+    "zero_variance/rate_all_right",
+    "zero_variance/rate_all_wrong",
+    "waste/tokens_generated",
+    "waste/frac_verifier_signal",
+    "waste/frac_shaping_signal",
+    "waste/frac_entropy_signal",
+    "waste/frac_none",
+    "response_length/mean",
+    "response_length/max",
+    "truncated_frac",
+    "entropy_nats",
+    "policy/kl_k3",
+    "policy/clip_frac",
+    "policy/ratio_max",
+    "mismatch/logp_abs_diff",
+    "mismatch/kl_k3",
+    "mismatch/extreme_frac",
+    "mismatch/ess",
+    "replay/flip_frac",
+    "replay/unset_frac",
+    "moe/load_max_over_mean",
+    "grad_norm",
+    "lr",
+    "loss",
+    "rollout/tokens_per_s",
+    "rollout/slot_occupancy",
+    "train/tokens_per_s",
+    "policy_version",
+    "staleness",
+    "time/rollout_s",
+    "time/score_s",
+    "time/update_s",
+    "time/handover_s",
+    "advantage/inversion_frac",
+    "repetition_frac",
+)
 
 
 def test_a_run_writes_metrics_rollouts_and_checkpoints(undisturbed):
@@ -73,31 +106,49 @@ def test_a_run_writes_metrics_rollouts_and_checkpoints(undisturbed):
         assert not [name for name in NAMES if row["metrics"].get(name) is None]
         assert any(name.startswith("espo/") for name in row["metrics"])
     groups = lines(directory, "rollouts")
-    assert [g["step"] for g in groups] == [1] * 4 + [2] * 4 and all(len(g["samples"]) == 4 for g in groups)
+    assert [g["step"] for g in groups] == [1] * 4 + [2] * 4 and all(
+        len(g["samples"]) == 4 for g in groups
+    )
     for step in (1, 2):
         samples = [s for g in groups if g["step"] == step for s in g["samples"]]
         m = rows[step - 1]["metrics"]
-        assert m["reward/mean"] == pytest.approx(np.mean([s["reward"] for s in samples])) and 0.1 < m["reward/mean"] < 0.9
-        assert [s["reward"] for s in samples] == [odd_verifiers.coin(s["response"], "") for s in samples]
+        assert (
+            m["reward/mean"] == pytest.approx(np.mean([s["reward"] for s in samples]))
+            and 0.1 < m["reward/mean"] < 0.9
+        )
+        assert [s["reward"] for s in samples] == [
+            odd_verifiers.coin(s["response"], "") for s in samples
+        ]
         assert m["waste/tokens_generated"] == sum(s["tokens"] for s in samples)
-        assert m["truncated_frac"] == np.mean([s["truncated"] for s in samples]) and m["response_length/max"] <= 16
+        assert (
+            m["truncated_frac"] == np.mean([s["truncated"] for s in samples])
+            and m["response_length/max"] <= 16
+        )
     assert (rows[0]["metrics"]["policy_version"], rows[1]["metrics"]["policy_version"]) == (1, 2)
     assert checkpoint.latest(directory) == 2 and result["steps"] == 2 and not result["stopped"]
     assert result["evaluation"].prompts == 4 and result["evaluation"].k == 2
 
 
 def test_the_first_update_after_each_hand_over_is_on_policy(undisturbed):
-    """One update per rollout: the ratio to the recomputed log-probs is one; the rollout's log-probs are the trainer's."""
+    """One update per rollout: the ratio to the recomputed log-probs is one; the rollout's log-probs
+    are the trainer's.
+    """
     for row in lines(undisturbed[0]):
         m = row["metrics"]
         assert m["policy/ratio_dev_max"] == 0 and m["policy/clip_frac"] == 0
-        assert m["mismatch/logp_abs_diff"] < 1e-5 and m["mismatch/extreme_frac"] == 0 and m["mismatch/ess"] > 1 - 1e-6
+        assert (
+            m["mismatch/logp_abs_diff"] < 1e-5
+            and m["mismatch/extreme_frac"] == 0
+            and m["mismatch/ess"] > 1 - 1e-6
+        )
         assert m["replay/flip_frac"] == 0 and m["replay/unset_frac"] == 0
         assert m["grad_norm"] > 0
         print("loop:", m["policy/ratio_dev_max"], m["mismatch/logp_abs_diff"])
 
 
-def test_the_same_run_again_gives_the_same_numbers_and_an_extension_goes_on(undisturbed, tmp_path, verifier):
+def test_the_same_run_again_gives_the_same_numbers_and_an_extension_goes_on(
+    undisturbed, tmp_path, verifier
+):
     verifier("coin")
     run_rl(configured(tmp_path, steps=1))
     assert numbers(tmp_path) == numbers(undisturbed[0])[:1]
@@ -106,8 +157,12 @@ def test_the_same_run_again_gives_the_same_numbers_and_an_extension_goes_on(undi
 
 
 @pytest.mark.parametrize(("after", "pending"), [(19, True), (32, False)])
-def test_a_stop_request_during_a_rollout_loses_nothing(undisturbed, tmp_path, monkeypatch, after, pending):
-    """SIGTERM at sample 3 of step 2: what had finished is saved and used. At the last sample: the step is finished."""
+def test_a_stop_request_during_a_rollout_loses_nothing(
+    undisturbed, tmp_path, monkeypatch, after, pending
+):
+    """SIGTERM at sample 3 of step 2: what had finished is saved and used. At the last sample: the
+    step is finished.
+    """
     stop_at_sample(monkeypatch, after, "coin")
     result = run_rl(configured(tmp_path, steps=3))
     assert result["stopped"] and result["steps"] == (1 if pending else 2)
@@ -116,11 +171,14 @@ def test_a_stop_request_during_a_rollout_loses_nothing(undisturbed, tmp_path, mo
     monkeypatch.setattr(Collection, "_harvest", partial_harvest(generated))
     if pending:
         assert not run_rl(configured(tmp_path, steps=2))["stopped"]
-        assert 0 < len([r for r in generated if r.versions[-1] == 1]) < 16  # the finished ones were not sampled again
+        # the finished ones were not sampled again
+        assert 0 < len([r for r in generated if r.versions[-1] == 1]) < 16
     found, expected = numbers(tmp_path), numbers(undisturbed[0])
     assert found[0] == expected[0]
     for name in expected[1]:
-        np.testing.assert_allclose(found[1][name], expected[1][name], rtol=1e-5, atol=1e-7, err_msg=name)
+        np.testing.assert_allclose(
+            found[1][name], expected[1][name], rtol=1e-5, atol=1e-7, err_msg=name
+        )
 
 
 def partial_harvest(generated, real=Collection._harvest):
@@ -133,17 +191,27 @@ def partial_harvest(generated, real=Collection._harvest):
 
 
 def test_a_run_through_few_pages_is_the_same_run(undisturbed, tmp_path, verifier):
-    """Eight slots on 21 pages of 56: samples are preempted, go on, and the training sees the tokens, log-probs and routes that it would have seen."""
+    """Eight slots on 21 pages of 56: samples are preempted, go on, and the training sees the
+    tokens, log-probs and routes that it would have seen.
+    """
     verifier("coin")
     config = configured(tmp_path)
-    run_rl(dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, cache_pages=21, page_tokens=8)))
+    run_rl(
+        dataclasses.replace(
+            config, rollout=dataclasses.replace(config.rollout, cache_pages=21, page_tokens=8)
+        )
+    )
     assert all(row["metrics"]["rollout/preempted"] > 0 for row in lines(tmp_path))
     for found, expected in zip(numbers(tmp_path), numbers(undisturbed[0]), strict=True):
         for name in expected:
-            np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(
+                found[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name
+            )
 
 
-def test_a_stop_request_between_steps_saves_and_leaves(undisturbed, tmp_path, monkeypatch, verifier):
+def test_a_stop_request_between_steps_saves_and_leaves(
+    undisturbed, tmp_path, monkeypatch, verifier
+):
     verifier("coin")
     real = Telemetry.log
 
@@ -156,7 +224,12 @@ def test_a_stop_request_between_steps_saves_and_leaves(undisturbed, tmp_path, mo
     done: list[str] = []
     monkeypatch.setattr(Telemetry, "log", log)
     result = run_rl(configured(tmp_path, save_every=0))
-    assert result["stopped"] and result["steps"] == 1 and checkpoint.latest(tmp_path) == 1 and "evaluation" not in result
+    assert (
+        result["stopped"]
+        and result["steps"] == 1
+        and checkpoint.latest(tmp_path) == 1
+        and "evaluation" not in result
+    )
     assert run_rl(configured(tmp_path, save_every=0))["steps"] == 2
     assert numbers(tmp_path) == numbers(undisturbed[0])
 
@@ -165,19 +238,37 @@ def test_samples_without_a_verdict_are_left_out_and_counted(tmp_path, verifier):
     verifier("treacherous")
     config = configured(tmp_path, steps=1, prompts_per_step=4)
     run_rl(
-        dataclasses.replace(config, rewards=dataclasses.replace(config.rewards, timeout_s=0.5), data=dataclasses.replace(config.data, eval_prompts=0))
+        dataclasses.replace(
+            config,
+            rewards=dataclasses.replace(config.rewards, timeout_s=0.5),
+            data=dataclasses.replace(config.data, eval_prompts=0),
+        )
     )
     samples = [s for group in lines(tmp_path, "rollouts") for s in group["samples"]]
     outcomes = Counter(s["outcome"] for s in samples)
-    assert outcomes["timeout"] and outcomes["crash"] and outcomes["error"] and outcomes["ok"] and sum(outcomes.values()) == 16
+    assert (
+        outcomes["timeout"]
+        and outcomes["crash"]
+        and outcomes["error"]
+        and outcomes["ok"]
+        and sum(outcomes.values()) == 16
+    )
     for s in samples:
-        assert s["outcome"] == {5: "timeout", 6: "crash", 7: "error"}.get(odd_verifiers._draw(s["response"]), "ok")
+        assert s["outcome"] == {5: "timeout", 6: "crash", 7: "error"}.get(
+            odd_verifiers._draw(s["response"]), "ok"
+        )
     m = lines(tmp_path)[0]["metrics"]
     known = [s for s in samples if s["outcome"] == "ok"]
-    assert m["reward/unknown_frac"] == 1 - len(known) / 16 and m["reward/timeout_frac"] == outcomes["timeout"] / 16
+    assert (
+        m["reward/unknown_frac"] == 1 - len(known) / 16
+        and m["reward/timeout_frac"] == outcomes["timeout"] / 16
+    )
     assert m["reward/mean"] == pytest.approx(np.mean([s["reward"] for s in known]))
     unknown_tokens = sum(s["tokens"] for s in samples) - sum(s["tokens"] for s in known)
-    assert m["waste/frac_none"] >= unknown_tokens / m["waste/tokens_generated"] - 1e-6 > 0 and m["grad_norm"] > 0
+    assert (
+        m["waste/frac_none"] >= unknown_tokens / m["waste/tokens_generated"] - 1e-6 > 0
+        and m["grad_norm"] > 0
+    )
 
 
 def test_permuted_rewards_keep_their_group_and_lose_their_sample(undisturbed, tmp_path, verifier):
@@ -185,7 +276,13 @@ def test_permuted_rewards_keep_their_group_and_lose_their_sample(undisturbed, tm
     config = configured(tmp_path, steps=1, permute_rewards=True)
     run_rl(dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=0)))
     permuted, plain = numbers(tmp_path)[0], numbers(undisturbed[0])[0]
-    same = ("reward/mean", "zero_variance/rate_all_right", "zero_variance/rate_all_wrong", "waste/tokens_generated", "entropy_nats")
+    same = (
+        "reward/mean",
+        "zero_variance/rate_all_right",
+        "zero_variance/rate_all_wrong",
+        "waste/tokens_generated",
+        "entropy_nats",
+    )
     assert {name: permuted[name] for name in same} == {name: plain[name] for name in same}
     assert permuted["grad_norm"] != plain["grad_norm"]
 
@@ -193,26 +290,40 @@ def test_permuted_rewards_keep_their_group_and_lose_their_sample(undisturbed, tm
         reward, known, group = np.arange(12.0), np.arange(12) % 3 > 0, np.repeat(np.arange(3), 4)
 
     accounts.permute_rewards(Arrays, (0, 1))
-    np.testing.assert_array_equal(np.sort(Arrays.reward.reshape(3, 4)), np.arange(12.0).reshape(3, 4))
-    np.testing.assert_array_equal(Arrays.known, Arrays.reward % 3 > 0)  # a verdict stays with its reward
+    np.testing.assert_array_equal(
+        np.sort(Arrays.reward.reshape(3, 4)), np.arange(12.0).reshape(3, 4)
+    )
+    # a verdict stays with its reward
+    np.testing.assert_array_equal(Arrays.known, Arrays.reward % 3 > 0)
     assert np.any(Arrays.reward != np.arange(12))
 
 
 @pytest.mark.parametrize("replay", ["R3", "R2", "off"])
 def test_other_replays_and_a_reference(tmp_path, verifier, replay):
-    """The rollout's or scoring's own routes are replayed over two updates, or routing is live; a reference is kept and scored."""
+    """The rollout's or scoring's own routes are replayed over two updates, or routing is live; a
+    reference is kept and scored.
+    """
     verifier("coin")
-    config = configured(tmp_path, replay=replay, updates_per_rollout=2, objective=ObjectiveConfig("grpo", kl_coef=0.1))
+    config = configured(
+        tmp_path,
+        replay=replay,
+        updates_per_rollout=2,
+        objective=ObjectiveConfig("grpo", kl_coef=0.1),
+    )
     run_rl(dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=0)))
     first, second = numbers(tmp_path)
     assert first["mismatch/logp_abs_diff"] < 1e-5 and first["replay/unset_frac"] == 0
-    assert (first["replay/flip_frac"] > 0) == (replay != "off")  # the second update's weights would route otherwise
+    # the second update's weights would route otherwise
+    assert (first["replay/flip_frac"] > 0) == (replay != "off")
     assert first["policy/ratio_dev_max"] > 1e-4  # of the second update
-    assert min(first["policy/ref_kl_k3"], second["policy/ref_kl_k3"]) > 1e-3  # zero at the very start: test_step
+    # zero at the very start: test_step
+    assert min(first["policy/ref_kl_k3"], second["policy/ref_kl_k3"]) > 1e-3
     assert first["policy_version"] == 2 and second["policy_version"] == 4
 
 
-def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_in_the_end(tmp_path, monkeypatch, verifier):
+def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_in_the_end(
+    tmp_path, monkeypatch, verifier
+):
     verifier("coin")
     real, bad = loop.step.gradients, set()
 
@@ -228,11 +339,17 @@ def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_in_the_end(t
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=0))
     run_rl(config)
     found = numbers(tmp_path / "once")
-    assert [m["skipped_updates"] for m in found] == [1, 1] and [m["policy_version"] for m in found] == [0, 1]
+    assert [m["skipped_updates"] for m in found] == [1, 1] and [
+        m["policy_version"] for m in found
+    ] == [0, 1]
     assert found[0]["grad_norm"] is None and found[1]["grad_norm"] > 0
     bad |= set(range(100))
-    config = dataclasses.replace(config, run_dir=str(tmp_path / "often"), rl=dataclasses.replace(config.rl, steps=9))
-    with pytest.raises(TrainingDiverged, match=r"3 updates in a row had a non-finite gradient.*often"):
+    config = dataclasses.replace(
+        config, run_dir=str(tmp_path / "often"), rl=dataclasses.replace(config.rl, steps=9)
+    )
+    with pytest.raises(
+        TrainingDiverged, match=r"3 updates in a row had a non-finite gradient.*often"
+    ):
         run_rl(config)
     assert len(numbers(tmp_path / "often")) == 2 and checkpoint.latest(tmp_path / "often") == 2
 
@@ -242,9 +359,14 @@ def test_a_run_directory_serves_one_process_one_model_and_one_configuration(undi
     with RunDir(directory, config), pytest.raises(RunDirectoryInUse, match="is in use by process"):
         run_rl(config)
     with pytest.raises(ConfigMismatch, match=r"rl.optim.learning_rate: 0.01 in the run, 0.02 now"):
-        run_rl(configured(directory, optim=dataclasses.replace(config.rl.optim, learning_rate=0.02)))
+        run_rl(
+            configured(directory, optim=dataclasses.replace(config.rl.optim, learning_rate=0.02))
+        )
     other = dataclasses.replace(config.model, hidden=16, layers=1)
     params = init_params(other, config.compute, jax.random.key(0))
     checkpoint.save(tmp_path, 1, {"state": {"params": params}}, {}, model=other)
-    with pytest.raises(checkpoint.CheckpointMismatch, match=r"(?s)another model.*model.hidden: 16 in the checkpoint, 32 asked for"):
+    with pytest.raises(
+        checkpoint.CheckpointMismatch,
+        match=r"(?s)another model.*model.hidden: 16 in the checkpoint, 32 asked for",
+    ):
         run_rl(configured(tmp_path))

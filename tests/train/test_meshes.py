@@ -1,4 +1,6 @@
-"""Whole RL steps over meshes: the metrics of one device; a rollout on devices of its own; meshes that do not fit are refused."""
+"""Whole RL steps over meshes: the metrics of one device; a rollout on devices of its own; meshes
+that do not fit are refused.
+"""
 
 import dataclasses
 import os
@@ -11,7 +13,13 @@ from logged import lines, numbers
 from stops import stop_at_sample
 from tiny_run import tiny_run
 
-from compass_jax.config import ConfigError, CorrectionConfig, MeshConfig, ObjectiveConfig, ZeroVarianceConfig
+from compass_jax.config import (
+    ConfigError,
+    CorrectionConfig,
+    MeshConfig,
+    ObjectiveConfig,
+    ZeroVarianceConfig,
+)
 from compass_jax.evaluate import evaluate_weights
 from compass_jax.rewards.score import Scorer
 from compass_jax.telemetry import Telemetry
@@ -30,14 +38,19 @@ def coin(monkeypatch):
 
 def configured(directory, rl=None, **options):
     config = tiny_run()
-    objective = ObjectiveConfig("grpo")  # ESPO clips at ratios of 1e-5: off policy, a rounding error decides what is clipped
-    rl = dataclasses.replace(config.rl, **{"correction": CorrectionConfig("tis"), "objective": objective, **(rl or {})})
+    # ESPO clips at ratios of 1e-5: off policy, a rounding error decides what is clipped
+    objective = ObjectiveConfig("grpo")
+    rl = dataclasses.replace(
+        config.rl, **{"correction": CorrectionConfig("tis"), "objective": objective, **(rl or {})}
+    )
     return dataclasses.replace(config, run_dir=str(directory), rl=rl, **options)
 
 
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory, compile_lightly):
-    """The directory of the run on one device, one step off or not; each runs once, when it is first asked for."""
+    """The directory of the run on one device, one step off or not; each runs once, when it is first
+    asked for.
+    """
 
     @cache
     def directory(one_step_off):
@@ -54,28 +67,44 @@ def compare(found, expected):
         assert mine.keys() == theirs.keys()
         for name in theirs:
             if not name.startswith("handover/"):
-                np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-4, atol=1e-5, err_msg=name)
+                np.testing.assert_allclose(
+                    mine[name], theirs[name], rtol=1e-4, atol=1e-5, err_msg=name
+                )
 
 
 MESHES = {
     "fsdp, expert and tensor": {"mesh": MeshConfig(fsdp=2, expert=2, tensor=2)},
-    "context, and another mesh for the rollout": {"mesh": MeshConfig(context=2, expert=4), "rollout_mesh": MeshConfig(expert=4, tensor=2)},
-    "apart": {"mesh": MeshConfig(fsdp=4), "rollout_mesh": MeshConfig(expert=2, tensor=2), "rollout_apart": True},
+    "context, and another mesh for the rollout": {
+        "mesh": MeshConfig(context=2, expert=4),
+        "rollout_mesh": MeshConfig(expert=4, tensor=2),
+    },
+    "apart": {
+        "mesh": MeshConfig(fsdp=4),
+        "rollout_mesh": MeshConfig(expert=2, tensor=2),
+        "rollout_apart": True,
+    },
 }
 
 
-@pytest.mark.parametrize("name", ["apart", *(pytest.param(name, marks=pytest.mark.slow) for name in MESHES if name != "apart")])
+@pytest.mark.parametrize(
+    "name",
+    ["apart", *(pytest.param(name, marks=pytest.mark.slow) for name in MESHES if name != "apart")],
+)
 def test_a_run_over_a_mesh_is_that_of_one_device(one_device, tmp_path, name):
     apart = name == "apart"
     config = configured(tmp_path, {"one_step_off": apart, "steps": 3}, **MESHES[name])
     run_rl(config)
     compare(numbers(tmp_path), numbers(one_device(apart)))
-    assert evaluate_weights(config, str(tmp_path)).avg_at_k == pytest.approx(evaluate_weights(configured(tmp_path), str(tmp_path)).avg_at_k)
+    assert evaluate_weights(config, str(tmp_path)).avg_at_k == pytest.approx(
+        evaluate_weights(configured(tmp_path), str(tmp_path)).avg_at_k
+    )
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_on_another_mesh(one_device, tmp_path, monkeypatch):
-    """Stopped after each step, on eight devices, on one, and on four with the rollout on the others."""
+    """Stopped after each step, on eight devices, on one, and on four with the rollout on the
+    others.
+    """
 
     def log(self, step, metrics, real=Telemetry.log):
         real(self, step, metrics)
@@ -83,7 +112,11 @@ def test_a_run_goes_on_on_another_mesh(one_device, tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Telemetry, "log", log)
-    apart = {"mesh": MeshConfig(fsdp=2, tensor=2), "rollout_mesh": MeshConfig(expert=4), "rollout_apart": True}
+    apart = {
+        "mesh": MeshConfig(fsdp=2, tensor=2),
+        "rollout_mesh": MeshConfig(expert=4),
+        "rollout_apart": True,
+    }
     for meshes in ({"mesh": MeshConfig(fsdp=4, tensor=2)}, {}, apart):
         result = run_rl(configured(tmp_path, {"steps": 3}, **meshes))
     assert result["steps"] == 3
@@ -93,47 +126,90 @@ def test_a_run_goes_on_on_another_mesh(one_device, tmp_path, monkeypatch):
 STOPS = {
     "plain": {"steps": 3},
     "partial": {"steps": 3, "partial_prompts": 3},
-    "dynamic sampling": {"steps": 2, "zero_variance": ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True), "group_size": 2},
+    "dynamic sampling": {
+        "steps": 2,
+        "zero_variance": ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True),
+        "group_size": 2,
+    },
     "R2": {"steps": 2, "replay": "R2", "updates_per_rollout": 2},
 }
 
 
-@pytest.mark.parametrize("name", ["R2", *(pytest.param(name, marks=pytest.mark.slow) for name in STOPS if name != "R2")])
+@pytest.mark.parametrize(
+    "name", ["R2", *(pytest.param(name, marks=pytest.mark.slow) for name in STOPS if name != "R2")]
+)
 def test_a_stop_in_a_rollout_over_a_mesh_loses_nothing(tmp_path, monkeypatch, name):
-    """SIGTERM at sample 11: the samples and their routes come back from the checkpoint onto the mesh; the groups are those of a whole run."""
+    """SIGTERM at sample 11: the samples and their routes come back from the checkpoint onto the
+    mesh; the groups are those of a whole run.
+    """
     still = {"optim": dataclasses.replace(tiny_run().rl.optim, learning_rate=1e-12), **STOPS[name]}
-    for mesh, here in (({}, "whole"), ({"mesh": MeshConfig(fsdp=2, expert=2), "rollout_mesh": MeshConfig(expert=2, tensor=2)}, "stopped")):
+    for mesh, here in (
+        ({}, "whole"),
+        (
+            {"mesh": MeshConfig(fsdp=2, expert=2), "rollout_mesh": MeshConfig(expert=2, tensor=2)},
+            "stopped",
+        ),
+    ):
         if mesh:
             stop_at_sample(monkeypatch, 11, "coin")
             assert run_rl(configured(tmp_path / here, still, **mesh))["stopped"]
         assert run_rl(configured(tmp_path / here, still, **mesh))["steps"] == still["steps"]
-    found, expected = (sorted(str(row["samples"]) for row in lines(tmp_path / here, "rollouts")) for here in ("stopped", "whole"))
+    found, expected = (
+        sorted(str(row["samples"]) for row in lines(tmp_path / here, "rollouts"))
+        for here in ("stopped", "whole")
+    )
     assert found == expected
     if name != "partial":  # where the cut lies in a stopped step depends on the stop
-        for mine, theirs in zip(*(numbers(tmp_path / here) for here in ("stopped", "whole")), strict=True):
+        for mine, theirs in zip(
+            *(numbers(tmp_path / here) for here in ("stopped", "whole")), strict=True
+        ):
             for metric in theirs:
                 if not metric.startswith("handover/"):
-                    np.testing.assert_allclose(mine[metric], theirs[metric], rtol=1e-4, atol=1e-5, err_msg=metric)
+                    np.testing.assert_allclose(
+                        mine[metric], theirs[metric], rtol=1e-4, atol=1e-5, err_msg=metric
+                    )
 
 
 def test_supervised_fine_tuning_over_a_mesh(tmp_path):
     config = tiny_run()
     run_sft(dataclasses.replace(config, run_dir=str(tmp_path / "one")))
-    run_sft(dataclasses.replace(config, run_dir=str(tmp_path / "mesh"), mesh=MeshConfig(fsdp=2, expert=2, context=2)))
+    run_sft(
+        dataclasses.replace(
+            config, run_dir=str(tmp_path / "mesh"), mesh=MeshConfig(fsdp=2, expert=2, context=2)
+        )
+    )
     for mine, theirs in zip(numbers(tmp_path / "mesh"), numbers(tmp_path / "one"), strict=True):
         for name in theirs:
             np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 BAD = {
-    "tensor": ({"mesh": MeshConfig(tensor=4)}, "mesh.tensor = 4 does not divide model.kv_heads = 2"),
-    "expert": ({"mesh": MeshConfig(expert=8)}, "mesh.expert = 8 does not divide model.moe.experts = 4"),
+    "tensor": (
+        {"mesh": MeshConfig(tensor=4)},
+        "mesh.tensor = 4 does not divide model.kv_heads = 2",
+    ),
+    "expert": (
+        {"mesh": MeshConfig(expert=8)},
+        "mesh.expert = 8 does not divide model.moe.experts = 4",
+    ),
     "zero": ({"mesh": MeshConfig(fsdp=0)}, "mesh.fsdp = 0: must be positive"),
-    "rollout": ({"mesh": MeshConfig(fsdp=2), "rollout_mesh": MeshConfig(tensor=4)}, "rollout_mesh.tensor = 4 does not divide model.kv_heads"),
-    "unlike": ({"mesh": MeshConfig(fsdp=2), "rollout_mesh": MeshConfig(expert=4)}, "rollout_mesh has 4 devices, mesh 2"),
-    "two threads": ({"mesh": MeshConfig(fsdp=2), "rl": {"one_step_off": True}}, "rl.one_step_off on one mesh of 2 devices"),
+    "rollout": (
+        {"mesh": MeshConfig(fsdp=2), "rollout_mesh": MeshConfig(tensor=4)},
+        "rollout_mesh.tensor = 4 does not divide model.kv_heads",
+    ),
+    "unlike": (
+        {"mesh": MeshConfig(fsdp=2), "rollout_mesh": MeshConfig(expert=4)},
+        "rollout_mesh has 4 devices, mesh 2",
+    ),
+    "two threads": (
+        {"mesh": MeshConfig(fsdp=2), "rl": {"one_step_off": True}},
+        "rl.one_step_off on one mesh of 2 devices",
+    ),
     "too many": ({"mesh": MeshConfig(fsdp=16)}, "needs 16 devices, there are 8"),
-    "too many apart": ({"mesh": MeshConfig(fsdp=8), "rollout_apart": True}, "needs 8 devices, there are 0"),
+    "too many apart": (
+        {"mesh": MeshConfig(fsdp=8), "rollout_apart": True},
+        "needs 8 devices, there are 0",
+    ),
 }
 
 

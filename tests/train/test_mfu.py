@@ -30,13 +30,15 @@ def test_mfu_is_the_arithmetic_of_the_rows_over_the_peak(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(loop.RLTrainer, "_mfu", keep)
     config = tiny_run()
-    config = dataclasses.replace(config, run_dir=str(tmp_path), rl=dataclasses.replace(config.rl, steps=1))
+    config = dataclasses.replace(
+        config, run_dir=str(tmp_path), rl=dataclasses.replace(config.rl, steps=1)
+    )
     run_rl(config)
     metrics = lines(tmp_path, "metrics")[0]["metrics"]
     if not known:
         assert "train/mfu" not in metrics
         return
-    (lengths, seconds), = seen
+    ((lengths, seconds),) = seen
     assert lengths.sum() > 0
     expected = 3 * config.rl.epochs * forward_flops(config.model, lengths) / (seconds * 2e12)
     assert math.isclose(metrics["train/mfu"], expected, rel_tol=1e-6) and expected > 0

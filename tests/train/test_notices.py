@@ -1,4 +1,6 @@
-"""What a run says once: by hand, and in a real run of a dense model in which one group got no verdict and rewards are closer than declared."""
+"""What a run says once: by hand, and in a real run of a dense model in which one group got no
+verdict and rewards are closer than declared.
+"""
 
 import dataclasses
 import json
@@ -24,12 +26,20 @@ SHAPED = ShapingConfig(length_penalty=0.05)
 def config_with(model=None, rewards=None, **rl):
     base = tiny_run()
     parts = {"model": model or {}, "rl": rl, "rewards": rewards or {}}
-    return dataclasses.replace(base, **{name: dataclasses.replace(getattr(base, name), **change) for name, change in parts.items()})
+    return dataclasses.replace(
+        base,
+        **{
+            name: dataclasses.replace(getattr(base, name), **change)
+            for name, change in parts.items()
+        },
+    )
 
 
 def group_of(*rewards):
     """A group with these rewards; None: no verdict."""
-    scores = tuple(Score(r or 0.0, r is not None, "ok" if r is not None else "timeout") for r in rewards)
+    scores = tuple(
+        Score(r or 0.0, r is not None, "ok" if r is not None else "timeout") for r in rewards
+    )
     return Group(Prompt(1, 0, "x", "how much?", np.zeros(1, np.int32), ""), (), scores)
 
 
@@ -37,28 +47,40 @@ def group_of(*rewards):
 def test_replay_on_a_dense_model_is_allowed_and_said(replay):
     (said,) = idle_settings(config_with(DENSE, replay=replay), 100, 3)
     assert f"rl.replay = '{replay}': the model has no MoE layers" in said
-    assert idle_settings(config_with(DENSE, replay="off"), 100, 3) == [] == idle_settings(config_with(replay=replay), 100, 3)
+    assert (
+        idle_settings(config_with(DENSE, replay="off"), 100, 3)
+        == []
+        == idle_settings(config_with(replay=replay), 100, 3)
+    )
 
 
 def test_auto_that_finds_nothing_is_said(monkeypatch):
     auto = config_with()
     auto = dataclasses.replace(auto, rollout=dataclasses.replace(auto.rollout, quantize="auto"))
-    assert ["rollout.quantize = 'auto': no 8-bit type" in text for text in idle_settings(auto, 100, 3)] == [True]
+    assert [
+        "rollout.quantize = 'auto': no 8-bit type" in text for text in idle_settings(auto, 100, 3)
+    ] == [True]
     monkeypatch.setattr("compass_jax.train.notices.kind_for", lambda chip: "int8")
     assert idle_settings(auto, 100, 3) == []
 
 
 def test_buckets_that_would_pad_less_are_named_once():
-    """Rows of 9 and 64 tokens in buckets of 32 and 64: after four steps the notice names 16 and 64, or is silent where little is to be won."""
+    """Rows of 9 and 64 tokens in buckets of 32 and 64: after four steps the notice names 16 and 64,
+    or is silent where little is to be won.
+    """
     said = []
     config = config_with(buckets=(32, 64), micro_batch_tokens=128)
     notices = Notices(config, said.append)
     for _ in range(6):
         notices.of_lengths(np.array([9] * 16 + [0] * 8 + [64] * 4))
     (text,) = said
-    assert text.startswith("48% of the training tokens were padding in 4 steps")  # 400 tokens in 16 rows of 32 and 4 of 64
+    # 400 tokens in 16 rows of 32 and 4 of 64
+    assert text.startswith("48% of the training tokens were padding in 4 steps")
     assert text.endswith("rl.buckets (16, 64) would have made it 22%")
-    silent = Notices(dataclasses.replace(config, rl=dataclasses.replace(config.rl, buckets=(16, 64))), lambda text: pytest.fail(text))
+    silent = Notices(
+        dataclasses.replace(config, rl=dataclasses.replace(config.rl, buckets=(16, 64))),
+        lambda text: pytest.fail(text),
+    )
     for _ in range(6):
         silent.of_lengths(np.array([9] * 16 + [64] * 4))
 
@@ -72,17 +94,28 @@ def test_a_curriculum_over_prompts_of_one_label_is_said():
 def test_selection_within_one_pass_is_said():
     select = ZeroVarianceConfig(select=True)
     (said,) = idle_settings(config_with(zero_variance=select, steps=10, prompts_per_step=4), 40, 3)
-    assert "rl.zero_variance.select" in said and "40 rollouts are not more than one pass over 40 prompts" in said
-    assert idle_settings(config_with(zero_variance=select, steps=11, prompts_per_step=4), 40, 3) == []
+    assert (
+        "rl.zero_variance.select" in said
+        and "40 rollouts are not more than one pass over 40 prompts" in said
+    )
+    assert (
+        idle_settings(config_with(zero_variance=select, steps=11, prompts_per_step=4), 40, 3) == []
+    )
 
 
 @pytest.mark.parametrize(
     ("rewards", "gap", "expected"),
     [
-        ([1, 0, 1], 1.0, None), ([0.5, 0, 1], 1.0, (0.0, 0.5)), ([0.5, 0, 1], 0.5, None), ([0.3, 0.1 + 0.2, 1], 0.7, None), ([], 1.0, None),
-        ([0.9, 1.0, 0.0], 0.1, None), ([1, 0.98, 0], 0.1, (0.98, 1.0)), ([2, 2 + 5e-7], 1.0, None),
+        ([1, 0, 1], 1.0, None),
+        ([0.5, 0, 1], 1.0, (0.0, 0.5)),
+        ([0.5, 0, 1], 0.5, None),
+        ([0.3, 0.1 + 0.2, 1], 0.7, None),
+        ([], 1.0, None),
+        ([0.9, 1.0, 0.0], 0.1, None),
+        ([1, 0.98, 0], 0.1, (0.98, 1.0)),
+        ([2, 2 + 5e-7], 1.0, None),
     ],
-)  # fmt: skip
+)
 def test_a_gap_is_violated_by_rewards_that_differ_by_less(rewards, gap, expected):
     assert gap_violation(rewards, gap) == expected
 
@@ -90,33 +123,71 @@ def test_a_gap_is_violated_by_rewards_that_differ_by_less(rewards, gap, expected
 def test_counts_of_a_step_and_each_thing_said_once():
     said = []
     notices = Notices(config_with(rewards={"smallest_gap": 0.5}, shaping=SHAPED), said.append)
-    groups = [group_of(1, 0, 0.25), group_of(None, None), group_of(0, None, 0.5), group_of(0.1, 0.2)]
+    groups = [
+        group_of(1, 0, 0.25),
+        group_of(None, None),
+        group_of(0, None, 0.5),
+        group_of(0.1, 0.2),
+    ]
     for _ in range(2):
-        assert notices.of_groups(groups) == {"reward/unverified_groups": 1, "reward/gap_violations": 2}
-    assert len(said) == 1 and "smallest_gap = 0.5" in said[0] and "got 0 and 0.25 ('how much?')" in said[0]
+        assert notices.of_groups(groups) == {
+            "reward/unverified_groups": 1,
+            "reward/gap_violations": 2,
+        }
+    assert (
+        len(said) == 1
+        and "smallest_gap = 0.5" in said[0]
+        and "got 0 and 0.25 ('how much?')" in said[0]
+    )
     for _ in range(2):
-        assert notices.of_groups([group_of(None, None)] * 3) == {"reward/unverified_groups": 3, "reward/gap_violations": 0}
+        assert notices.of_groups([group_of(None, None)] * 3) == {
+            "reward/unverified_groups": 3,
+            "reward/gap_violations": 0,
+        }
     assert len(said) == 2 and "no verifier gave an answer in a whole step (6 timeout)" in said[1]
     unshaped = Notices(config_with(rewards={"smallest_gap": 0.5}), said.append)
-    assert unshaped.of_groups(groups) == {"reward/unverified_groups": 1} and len(said) == 2  # without penalties nothing can be turned around
+    # without penalties nothing can be turned around
+    assert unshaped.of_groups(groups) == {"reward/unverified_groups": 1} and len(said) == 2
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo", "cispo", "espo"])
 def test_a_group_without_any_verdict_is_in_no_denominator(name):
-    """Advantage 0, weight 0; the other group's weights are those that it has alone; its tokens are counted as good for nothing."""
-    rng, config = np.random.default_rng(0), dataclasses.replace(RLConfig(), objective=dataclasses.replace(RLConfig().objective, name=name))
+    """Advantage 0, weight 0; the other group's weights are those that it has alone; its tokens are
+    counted as good for nothing.
+    """
+    rng, config = (
+        np.random.default_rng(0),
+        dataclasses.replace(
+            RLConfig(), objective=dataclasses.replace(RLConfig().objective, name=name)
+        ),
+    )
     mask = np.arange(9) >= rng.integers(1, 6, (6, 1))
-    entropy, reward = rng.random((6, 9)).astype(np.float32), np.array([1, 0, 1, 1, 0, 1], np.float32)
+    entropy, reward = (
+        rng.random((6, 9)).astype(np.float32),
+        np.array([1, 0, 1, 1, 0, 1], np.float32),
+    )
     known = np.array([True] * 3 + [False] * 3)
 
     def run(group, n_groups):
-        return step.prepare(mask, entropy, reward, known, jnp.asarray(group, jnp.int32), n_groups=n_groups, config=config,
-                            right_at=1.0, wrong_at=0.0, max_new_tokens=8)  # fmt: skip
+        return step.prepare(
+            mask,
+            entropy,
+            reward,
+            known,
+            jnp.asarray(group, jnp.int32),
+            n_groups=n_groups,
+            config=config,
+            right_at=1.0,
+            wrong_at=0.0,
+            max_new_tokens=8,
+        )
 
     both, found = run([0, 0, 0, 1, 1, 1], 2)
     alone, _ = run([0, 0, 0, -1, -1, -1], 1)
     for field in ("advantage", "weight", "mask"):
-        np.testing.assert_array_equal(getattr(both, field)[:3], getattr(alone, field)[:3], err_msg=field)
+        np.testing.assert_array_equal(
+            getattr(both, field)[:3], getattr(alone, field)[:3], err_msg=field
+        )
         assert not np.any(getattr(both, field)[3:]) and np.any(getattr(both, field)[:3])
     shares = {k: float(v) for k, v in finalize_diagnostics(found).items()}
     assert shares["waste/frac_none"] == pytest.approx(mask[3:].sum() / mask.sum())
@@ -124,7 +195,9 @@ def test_a_group_without_any_verdict_is_in_no_denominator(name):
 
 
 class Uneven:
-    """No verdict for the first prompt that it meets; right, nearly right and wrong in turn for the others."""
+    """No verdict for the first prompt that it meets; right, nearly right and wrong in turn for the
+    others.
+    """
 
     def __init__(self, *_):
         self.waiting, self.first, self.turn = [], None, 0
@@ -139,7 +212,16 @@ class Uneven:
         self.first = prompt.id if self.first is None else self.first
         self.turn += 1
         known = prompt.id != self.first
-        self.waiting.append((key, Score((1.0, 0.97, 0.0)[self.turn % 3] if known else 0.0, known, "ok" if known else "crash")))
+        self.waiting.append(
+            (
+                key,
+                Score(
+                    (1.0, 0.97, 0.0)[self.turn % 3] if known else 0.0,
+                    known,
+                    "ok" if known else "crash",
+                ),
+            )
+        )
 
     def collect(self, block):
         taken, self.waiting = self.waiting, []
@@ -153,10 +235,27 @@ def test_a_dense_run_with_replay_says_so_and_counts_what_got_no_verdict(tmp_path
     monkeypatch.setattr(loop, "Scorer", Uneven)
     monkeypatch.setattr(Telemetry, "note", lambda self, text: said.append(text))
     config = config_with(DENSE, replay="R2", shaping=SHAPED, steps=2)
-    run_rl(dataclasses.replace(config, run_dir=str(tmp_path), data=dataclasses.replace(config.data, eval_prompts=0)))
-    first, second = (json.loads(line)["metrics"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert (first["reward/unverified_groups"], second["reward/unverified_groups"]) == (1, 0) and first["reward/unknown_frac"] == 0.25
-    assert first["reward/gap_violations"] == 3 and second["reward/gap_violations"] == 4 and min(first["grad_norm"], second["grad_norm"]) > 0
+    run_rl(
+        dataclasses.replace(
+            config, run_dir=str(tmp_path), data=dataclasses.replace(config.data, eval_prompts=0)
+        )
+    )
+    first, second = (
+        json.loads(line)["metrics"]
+        for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    )
+    assert (first["reward/unverified_groups"], second["reward/unverified_groups"]) == (
+        1,
+        0,
+    ) and first["reward/unknown_frac"] == 0.25
+    assert (
+        first["reward/gap_violations"] == 3
+        and second["reward/gap_violations"] == 4
+        and min(first["grad_norm"], second["grad_norm"]) > 0
+    )
     assert "replay/flip_frac" not in first and math.isfinite(first["loss"])
-    told = [text for text in said if "rl.replay = 'R2'" in text], [text for text in said if "smallest_gap" in text]
+    told = (
+        [text for text in said if "rl.replay = 'R2'" in text],
+        [text for text in said if "smallest_gap" in text],
+    )
     assert [len(x) for x in told] == [1, 1]

@@ -1,4 +1,6 @@
-"""One step off: the next rollout runs during the training, from the weights before it; a stop loses nothing, and the run goes on exactly."""
+"""One step off: the next rollout runs during the training, from the weights before it; a stop loses
+nothing, and the run goes on exactly.
+"""
 
 import dataclasses
 import threading
@@ -31,8 +33,17 @@ def coin(monkeypatch):
 def configured(directory, rate=1e-2, **rl):
     config = tiny_run()
     optim = dataclasses.replace(config.rl.optim, learning_rate=rate)
-    rl = {"steps": 3, "correction": CorrectionConfig("tis"), "optim": optim, "one_step_off": True, "eval_every": 2, **rl}
-    return dataclasses.replace(config, run_dir=str(directory), rl=dataclasses.replace(config.rl, **rl))
+    rl = {
+        "steps": 3,
+        "correction": CorrectionConfig("tis"),
+        "optim": optim,
+        "one_step_off": True,
+        "eval_every": 2,
+        **rl,
+    }
+    return dataclasses.replace(
+        config, run_dir=str(directory), rl=dataclasses.replace(config.rl, **rl)
+    )
 
 
 def responses(directory):
@@ -52,23 +63,35 @@ def undisturbed(tmp_path_factory, compile_lightly):
     return directory
 
 
-def test_the_second_rollout_is_of_the_first_weights_and_the_third_of_the_second(undisturbed, tmp_path):
-    """A run that hardly learns keeps the first weights: its second step has the same samples, its third has others."""
+def test_the_second_rollout_is_of_the_first_weights_and_the_third_of_the_second(
+    undisturbed, tmp_path
+):
+    """A run that hardly learns keeps the first weights: its second step has the same samples, its
+    third has others.
+    """
     run_rl(configured(tmp_path / "still", rate=1e-12, one_step_off=False))
     run_rl(configured(tmp_path / "on_policy", one_step_off=False))
-    found, still, on_policy = responses(undisturbed), responses(tmp_path / "still"), responses(tmp_path / "on_policy")
+    found, still, on_policy = (
+        responses(undisturbed),
+        responses(tmp_path / "still"),
+        responses(tmp_path / "on_policy"),
+    )
     assert found[1] == still[1] == on_policy[1]
     assert found[2] == still[2] != on_policy[2]
     assert found[3] != still[3] and found[3] != on_policy[3]
     rows = numbers(undisturbed)
-    assert [row["staleness"] for row in rows] == [0, 1, 1] and [row["policy_version"] for row in rows] == [1, 2, 3]
+    assert [row["staleness"] for row in rows] == [0, 1, 1] and [
+        row["policy_version"] for row in rows
+    ] == [1, 2, 3]
     assert [row["staleness"] for row in numbers(tmp_path / "on_policy")] == [0, 0, 0]
     gaps = [row["mismatch/logp_abs_diff"] for row in rows]
     assert gaps[0] < 1e-5 and min(gaps[1:]) > 1e-3  # the correction sees the policy's own change
 
 
 def test_the_rollout_runs_while_the_training_does(tmp_path, monkeypatch):
-    """The training of a step waits for the first finished sample of the next: it would wait for ever if one came after the other."""
+    """The training of a step waits for the first finished sample of the next: it would wait for
+    ever if one came after the other.
+    """
     sampled, real, train = threading.Event(), Collection._harvest, RLTrainer._train
 
     def harvest(self, state, done):
@@ -84,7 +107,11 @@ def test_the_rollout_runs_while_the_training_does(tmp_path, monkeypatch):
     monkeypatch.setattr(Collection, "_harvest", harvest)
     monkeypatch.setattr(RLTrainer, "_train", waiting)
     result = run_rl(configured(tmp_path, steps=2))
-    assert result["steps"] == 2 and sampled.is_set() and "time/rollout_wait_s" in lines(tmp_path)[0]["metrics"]
+    assert (
+        result["steps"] == 2
+        and sampled.is_set()
+        and "time/rollout_wait_s" in lines(tmp_path)[0]["metrics"]
+    )
     assert "time/rollout_wait_s" not in lines(tmp_path)[1]["metrics"]
 
 
@@ -92,14 +119,24 @@ OTHERS = {
     "plain": {},
     "dynamic sampling": {"zero_variance": ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)},
     "growth, selection, R2, two updates": {
-        "zero_variance": ZeroVarianceConfig(grow_to=8, select=True), "replay": "R2", "updates_per_rollout": 2, "group_size": 2,
+        "zero_variance": ZeroVarianceConfig(grow_to=8, select=True),
+        "replay": "R2",
+        "updates_per_rollout": 2,
+        "group_size": 2,
     },
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("other", [pytest.param(name, marks=pytest.mark.slow) if "growth" in name else name for name in OTHERS])
-def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(undisturbed, tmp_path, monkeypatch, other):
-    """Stopped after step 1, the second step's samples and scores are in the checkpoint: nothing is sampled or scored again, no number changes."""
+@pytest.mark.parametrize(
+    "other",
+    [pytest.param(name, marks=pytest.mark.slow) if "growth" in name else name for name in OTHERS],
+)
+def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(
+    undisturbed, tmp_path, monkeypatch, other
+):
+    """Stopped after step 1, the second step's samples and scores are in the checkpoint: nothing is
+    sampled or scored again, no number changes.
+    """
     zero, expected = OTHERS[other], undisturbed
     if zero:
         expected = tmp_path / "undisturbed"
@@ -109,7 +146,13 @@ def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(undisturbed,
     result = run_rl(configured(stopped, **zero))
     assert result["stopped"] and result["steps"] == 1
     assert checkpoint.read_meta(stopped)["pending"]
-    rounds, generated, call, harvest, submit = [], [], Refill.__call__, Collection._harvest, Scorer.submit
+    rounds, generated, call, harvest, submit = (
+        [],
+        [],
+        Refill.__call__,
+        Collection._harvest,
+        Scorer.submit,
+    )
 
     def counted(self, state, done):
         out = harvest(self, state, done)
@@ -134,8 +177,12 @@ def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(undisturbed,
     assert numbers(stopped) == numbers(expected)
 
 
-def test_a_run_that_died_behind_a_checkpoint_repeats_its_steps_exactly(undisturbed, tmp_path, monkeypatch):
-    """Killed in the training of step 2, while the third rollout runs; the checkpoint of step 1 has the second."""
+def test_a_run_that_died_behind_a_checkpoint_repeats_its_steps_exactly(
+    undisturbed, tmp_path, monkeypatch
+):
+    """Killed in the training of step 2, while the third rollout runs; the checkpoint of step 1 has
+    the second.
+    """
     train = RLTrainer._train
 
     def dying(self, *args):
@@ -186,5 +233,11 @@ def test_an_error_in_the_rollout_ahead_ends_the_run(tmp_path, monkeypatch):
 
 
 def test_without_a_correction_it_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"rl\.one_step_off samples from the weights before the last updates: set rl\.correction\.name"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"rl\.one_step_off samples from the weights before the last updates: set"
+            r" rl\.correction\.name"
+        ),
+    ):
         configured(tmp_path, correction=CorrectionConfig()).validate_for_rl()

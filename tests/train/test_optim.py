@@ -1,4 +1,6 @@
-"""AdamW, clipping and schedules against float64 numpy; a bad gradient changes the counters alone."""
+"""AdamW, clipping and schedules against float64 numpy; a bad gradient changes the counters
+alone.
+"""
 
 import dataclasses
 
@@ -10,14 +12,29 @@ import pytest
 from compass_jax.config import OptimConfig
 from compass_jax.train import optim, step
 
-CONFIG = OptimConfig(learning_rate=0.02, warmup_steps=2, schedule="cosine", b1=0.8, b2=0.9, eps=1e-6, weight_decay=0.3, clip_grad_norm=1.5)
+CONFIG = OptimConfig(
+    learning_rate=0.02,
+    warmup_steps=2,
+    schedule="cosine",
+    b1=0.8,
+    b2=0.9,
+    eps=1e-6,
+    weight_decay=0.3,
+    clip_grad_norm=1.5,
+)
 TOTAL = 6
 
 
 def tree(seed, scale=1.0):
     rng = np.random.default_rng(seed)
-    shapes = {"embed": (3, 2), "final_norm": (2,), "run_0": {"q": (2, 4), "q_bias": (4,), "attention_norm": (5, 2), "router": (2, 3)}}
-    return jax.tree.map(lambda s: scale * rng.standard_normal(s), shapes, is_leaf=lambda x: isinstance(x, tuple))
+    shapes = {
+        "embed": (3, 2),
+        "final_norm": (2,),
+        "run_0": {"q": (2, 4), "q_bias": (4,), "attention_norm": (5, 2), "router": (2, 3)},
+    }
+    return jax.tree.map(
+        lambda s: scale * rng.standard_normal(s), shapes, is_leaf=lambda x: isinstance(x, tuple)
+    )
 
 
 def numpy_rate(config, n, total):
@@ -26,13 +43,20 @@ def numpy_rate(config, n, total):
         return config.learning_rate * (n + 1) / (config.warmup_steps + 1)
     if config.schedule == "constant":
         return config.learning_rate
-    return config.learning_rate * 0.5 * (1 + np.cos(np.pi * min(1.0, (n - config.warmup_steps) / (total - config.warmup_steps))))
+    return (
+        config.learning_rate
+        * 0.5
+        * (1 + np.cos(np.pi * min(1.0, (n - config.warmup_steps) / (total - config.warmup_steps))))
+    )
 
 
 def numpy_adamw(params, gradients, config, total):
-    """Decoupled weight decay (arXiv 1711.05101, algorithm 2) on everything but norms and biases; global-norm clipping first."""
+    """Decoupled weight decay (arXiv 1711.05101, algorithm 2) on everything but norms and biases;
+    global-norm clipping first.
+    """
     flat, structure = jax.tree.flatten(params)
-    decays = [True, False, False, True, False, True]  # in the tree's order: embed, final_norm, attention_norm, q, q_bias, router
+    # in the tree's order: embed, final_norm, attention_norm, q, q_bias, router
+    decays = [True, False, False, True, False, True]
     m, v = [np.zeros_like(x) for x in flat], [np.zeros_like(x) for x in flat]
     for n, gradient in enumerate(gradients):
         g = jax.tree.leaves(gradient)
@@ -42,7 +66,9 @@ def numpy_adamw(params, gradients, config, total):
         for i, x in enumerate(g):
             m[i] = config.b1 * m[i] + (1 - config.b1) * x
             v[i] = config.b2 * v[i] + (1 - config.b2) * x**2
-            update = (m[i] / (1 - config.b1 ** (n + 1))) / (np.sqrt(v[i] / (1 - config.b2 ** (n + 1))) + config.eps)
+            update = (m[i] / (1 - config.b1 ** (n + 1))) / (
+                np.sqrt(v[i] / (1 - config.b2 ** (n + 1))) + config.eps
+            )
             flat[i] = flat[i] - rate * (update + config.weight_decay * flat[i] * decays[i])
     return structure.unflatten(flat)
 
@@ -53,13 +79,25 @@ def test_updates_equal_a_numpy_adamw_with_clipping_and_schedule(x64):
     state, rates = optim.init_state(jax.tree.map(jnp.asarray, tree(0)), CONFIG, TOTAL), []
     for gradient in gradients:
         norm = np.sqrt(sum(np.sum(x**2) for x in jax.tree.leaves(gradient)))
-        state, info = step.apply(state, jax.tree.map(jnp.asarray, gradient), config=CONFIG, total_steps=TOTAL)
+        state, info = step.apply(
+            state, jax.tree.map(jnp.asarray, gradient), config=CONFIG, total_steps=TOTAL
+        )
         np.testing.assert_allclose(info["grad_norm"], norm, rtol=1e-12)
         rates.append(float(info["lr"]))
     assert list(jax.tree_util.tree_leaves_with_path(tree(0)))[2][0][-1].key == "attention_norm"
-    np.testing.assert_allclose(rates, [numpy_rate(CONFIG, n, TOTAL) for n in range(TOTAL)], rtol=1e-6)
-    assert rates[0] == pytest.approx(0.02 / 3) and max(rates) == pytest.approx(0.02) and (int(state.step), int(state.skipped)) == (6, 0)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8), state.params, numpy_adamw(tree(0), gradients, CONFIG, TOTAL))
+    np.testing.assert_allclose(
+        rates, [numpy_rate(CONFIG, n, TOTAL) for n in range(TOTAL)], rtol=1e-6
+    )
+    assert (
+        rates[0] == pytest.approx(0.02 / 3)
+        and max(rates) == pytest.approx(0.02)
+        and (int(state.step), int(state.skipped)) == (6, 0)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8),
+        state.params,
+        numpy_adamw(tree(0), gradients, CONFIG, TOTAL),
+    )
     assert np.abs(np.asarray(state.params["embed"]) - tree(0)["embed"]).max() > 0.02
 
 
@@ -70,7 +108,9 @@ def test_learning_rates(schedule, warmup):
     with jax.numpy_dtype_promotion("standard"):
         found = [float(optim.learning_rate(config, 10)(n)) for n in range(12)]
     np.testing.assert_allclose(found, [numpy_rate(config, n, 10) for n in range(12)], atol=1e-7)
-    assert found[warmup] == 0.5 and (found[10] == 0.5 if schedule == "constant" else found[10] < 1e-7)
+    assert found[warmup] == 0.5 and (
+        found[10] == 0.5 if schedule == "constant" else found[10] < 1e-7
+    )
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -87,12 +127,23 @@ def test_a_bad_gradient_changes_nothing_but_the_counters(bad):
     poisoned["run_0"]["q"] = poisoned["run_0"]["q"].at[1, 2].set(bad)
     for n in (1, 2):
         state, info = apply(state, jax.tree.map(jnp.copy, poisoned))
-        assert not np.isfinite(info["grad_norm"]) and (int(state.step), int(state.bad_steps), int(state.skipped)) == (2, n, n)
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get((state.params, state.opt_state)), (kept.params, kept.opt_state))
+        assert not np.isfinite(info["grad_norm"]) and (
+            int(state.step),
+            int(state.bad_steps),
+            int(state.skipped),
+        ) == (2, n, n)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        jax.device_get((state.params, state.opt_state)),
+        (kept.params, kept.opt_state),
+    )
     good, info = apply(state, floats(4))
-    assert (int(good.step), int(good.bad_steps), int(good.skipped)) == (3, 0, 2) and np.isfinite(info["grad_norm"])
+    assert (int(good.step), int(good.bad_steps), int(good.skipped)) == (3, 0, 2) and np.isfinite(
+        info["grad_norm"]
+    )
     expected, _ = apply(jax.device_put(kept), floats(4))
-    jax.tree.map(np.testing.assert_array_equal, good.params, expected.params)  # as if the bad ones had never been
+    # as if the bad ones had never been
+    jax.tree.map(np.testing.assert_array_equal, good.params, expected.params)
 
 
 def test_the_state_is_a_copy_that_updates_may_consume():
@@ -110,7 +161,9 @@ def halved(tree):
 
 
 def test_bfloat16_parameters_with_a_master_go_where_float32_ones_go():
-    """40 updates of 1e-4: each is less than bfloat16 can add to a weight near 1. The master is a float32 run's parameters, to the bit."""
+    """40 updates of 1e-4: each is less than bfloat16 can add to a weight near 1. The master is a
+    float32 run's parameters, to the bit.
+    """
     start, gradients = halved(tree(0)), [halved(tree(10 + n)) for n in range(40)]
     states = {
         "float32": optim.init_state(optim.widen(start), SLOW, 40),
@@ -118,14 +171,25 @@ def test_bfloat16_parameters_with_a_master_go_where_float32_ones_go():
         "none": optim.init_state(start, dataclasses.replace(SLOW, float32_master=False), 40),
     }
     for gradient in gradients:
-        for name, config in (("float32", SLOW), ("master", SLOW), ("none", dataclasses.replace(SLOW, float32_master=False))):
+        for name, config in (
+            ("float32", SLOW),
+            ("master", SLOW),
+            ("none", dataclasses.replace(SLOW, float32_master=False)),
+        ):
             states[name], _ = step.apply(states[name], gradient, config=config, total_steps=40)
     wide, state = states["float32"], states["master"]
     jax.tree.map(np.testing.assert_array_equal, state.opt_state.master, wide.params)
     jax.tree.map(np.testing.assert_array_equal, state.opt_state.moments, wide.opt_state)
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(jnp.bfloat16)), state.params, wide.params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(a, b.astype(jnp.bfloat16)),
+        state.params,
+        wide.params,
+    )
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("bfloat16")}
-    lost = [np.abs(np.asarray(a, np.float32) - b).max() for a, b in zip(*map(jax.tree.leaves, (states["none"].params, wide.params)), strict=True)]
+    lost = [
+        np.abs(np.asarray(a, np.float32) - b).max()
+        for a, b in zip(*map(jax.tree.leaves, (states["none"].params, wide.params)), strict=True)
+    ]
     assert max(lost) > 1e-3  # without a master, weights near 1 have stood still
 
 
@@ -135,7 +199,11 @@ def test_a_bad_gradient_leaves_the_master_as_it_is():
     bad = halved(tree(1))
     bad["embed"] = bad["embed"].at[0, 0].set(jnp.nan)
     after, _ = step.apply(state, bad, config=SLOW, total_steps=4)
-    jax.tree.map(np.testing.assert_array_equal, (after.params, after.opt_state), (before.params, before.opt_state))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        (after.params, after.opt_state),
+        (before.params, before.opt_state),
+    )
     assert int(after.skipped) == 1
 
 

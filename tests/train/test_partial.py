@@ -1,4 +1,6 @@
-"""Partial rollouts: what is not finished with a step's groups goes on in the next. Nothing is lost or comes twice, every token keeps its policy."""
+"""Partial rollouts: what is not finished with a step's groups goes on in the next. Nothing is lost
+or comes twice, every token keeps its policy.
+"""
 
 import dataclasses
 from functools import partial
@@ -18,7 +20,8 @@ from compass_jax.train.partial import PartialRollouts
 from compass_jax.weights import checkpoint
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
-STILL = 1e-12  # a learning rate that leaves the weights as they are: samples then depend on their keys alone
+# a learning rate that leaves the weights as they are: samples then depend on their keys alone
+STILL = 1e-12
 
 
 def limit(self, n):
@@ -40,14 +43,33 @@ def oddities(monkeypatch):
 def configured(directory, rate=1e-2, **rl):
     config = tiny_run()
     optim = dataclasses.replace(config.rl.optim, learning_rate=rate)
-    rl = {"steps": 3, "correction": CorrectionConfig("tis"), "optim": optim, "partial_prompts": 3, **rl}
-    data, rollout = dataclasses.replace(config.data, eval_prompts=0), dataclasses.replace(config.rollout, slots=6)  # a group and a half
-    return dataclasses.replace(config, run_dir=str(directory), data=data, rollout=rollout, rl=dataclasses.replace(config.rl, **rl))
+    rl = {
+        "steps": 3,
+        "correction": CorrectionConfig("tis"),
+        "optim": optim,
+        "partial_prompts": 3,
+        **rl,
+    }
+    # a group and a half
+    data, rollout = (
+        dataclasses.replace(config.data, eval_prompts=0),
+        dataclasses.replace(config.rollout, slots=6),
+    )
+    return dataclasses.replace(
+        config,
+        run_dir=str(directory),
+        data=data,
+        rollout=rollout,
+        rl=dataclasses.replace(config.rl, **rl),
+    )
 
 
 def groups(directory):
     """Every logged group as (question, its samples' texts and rewards), sorted."""
-    return sorted((row["prompt"], str([(s["response"], s["reward"]) for s in row["samples"]])) for row in lines(directory, "rollouts"))
+    return sorted(
+        (row["prompt"], str([(s["response"], s["reward"]) for s in row["samples"]]))
+        for row in lines(directory, "rollouts")
+    )
 
 
 def watched(monkeypatch):
@@ -56,8 +78,11 @@ def watched(monkeypatch):
 
     def call(self, *args):
         found = real(self, *args)
-        current = found.rest.current._replace(store=np.array(found.rest.current.store))  # on the device the next rollout will overwrite them
-        out.append(found._replace(store=np.array(found.store), rest=found.rest._replace(current=current)))
+        # on the device the next rollout will overwrite them
+        current = found.rest.current._replace(store=np.array(found.rest.current.store))
+        out.append(
+            found._replace(store=np.array(found.store), rest=found.rest._replace(current=current))
+        )
         return found
 
     monkeypatch.setattr(PartialRollouts, "__call__", call)
@@ -76,24 +101,40 @@ def undisturbed(tmp_path_factory, compile_lightly):
 GROWING = {"zero_variance": ZeroVarianceConfig(grow_to=8), "group_size": 2}
 
 
-@pytest.mark.parametrize("rl", [{}, GROWING, {"replay": "R2", "one_step_off": True}], ids=["plain", "growing", "one step off"])
+@pytest.mark.parametrize(
+    "rl",
+    [{}, GROWING, {"replay": "R2", "one_step_off": True}],
+    ids=["plain", "growing", "one step off"],
+)
 def test_the_same_groups_are_trained_on_as_without_each_once(tmp_path, monkeypatch, rl):
-    """At standing weights a sample that was cut, carried and continued is the sample that an ordinary run draws at once."""
+    """At standing weights a sample that was cut, carried and continued is the sample that an
+    ordinary run draws at once.
+    """
     run_rl(configured(tmp_path / "ordinary", STILL, partial_prompts=0, **rl))
     gathered = watched(monkeypatch)
     run_rl(configured(tmp_path / "partial", STILL, **rl))
-    assert groups(tmp_path / "partial") == groups(tmp_path / "ordinary") and len(groups(tmp_path / "partial")) == 12
+    assert (
+        groups(tmp_path / "partial") == groups(tmp_path / "ordinary")
+        and len(groups(tmp_path / "partial")) == 12
+    )
     assert [len(step.rest.prompts) for step in gathered] == [3, 3, 0]
-    assert all(step.rest.current.begun for step in gathered[:-1])  # samples were cut, and not only whole groups put back
+    # samples were cut, and not only whole groups put back
+    assert all(step.rest.current.begun for step in gathered[:-1])
     for step, row in zip(gathered, lines(tmp_path / "partial"), strict=True):
         assert row["metrics"]["rollout/carried_groups"] == len(step.rest.prompts)
         left = [*step.rest.current.rollouts.values(), *step.rest.current.begun.values()]
         assert row["metrics"]["rollout/carried_tokens"] == sum(r.response_length for r in left)
         capacity = tiny_run().rl.capacity if not rl.get("zero_variance") else 8
-        assert all(r.row == g * capacity + r.sample for g, group in enumerate(step.groups) for r in group.rollouts)
+        assert all(
+            r.row == g * capacity + r.sample
+            for g, group in enumerate(step.groups)
+            for r in group.rollouts
+        )
 
 
-def test_a_token_keeps_the_version_the_log_prob_and_the_routes_with_which_it_was_sampled(tmp_path, monkeypatch):
+def test_a_token_keeps_the_version_the_log_prob_and_the_routes_with_which_it_was_sampled(
+    tmp_path, monkeypatch
+):
     gathered = watched(monkeypatch)
     run_rl(configured(tmp_path))
     cut, mixed = {}, 0
@@ -106,21 +147,37 @@ def test_a_token_keeps_the_version_the_log_prob_and_the_routes_with_which_it_was
                 if was is None:
                     continue
                 n, mixed = len(was.tokens), mixed + (own[0] < own[-1])
-                assert len(r.tokens) > n and (r.versions[n:] == number).all() and (r.versions[:n] < number).all()
+                assert (
+                    len(r.tokens) > n
+                    and (r.versions[n:] == number).all()
+                    and (r.versions[:n] < number).all()
+                )
                 for name in ("tokens", "logp", "entropy", "versions"):
                     np.testing.assert_array_equal(getattr(r, name)[:n], getattr(was, name))
                 np.testing.assert_array_equal(step.store[r.row, : n - 1], routes[: n - 1])
         current = step.rest.current
-        cut = {(r.prompt.id, r.prompt.visit, r.sample): (r, current.store[row]) for row, r in current.begun.items()}
+        cut = {
+            (r.prompt.id, r.prompt.visit, r.sample): (r, current.store[row])
+            for row, r in current.begun.items()
+        }
     assert mixed >= 2
     for number, (step, row) in enumerate(zip(gathered, lines(tmp_path), strict=True)):
-        behind = [number - v for g in step.groups for r in g.rollouts for v in r.versions[len(r.prompt.tokens) :]]
-        assert row["metrics"]["staleness"] == pytest.approx(np.mean(behind)) and row["metrics"]["staleness_max"] == max(behind)
+        behind = [
+            number - v
+            for g in step.groups
+            for r in g.rollouts
+            for v in r.versions[len(r.prompt.tokens) :]
+        ]
+        assert row["metrics"]["staleness"] == pytest.approx(np.mean(behind)) and row["metrics"][
+            "staleness_max"
+        ] == max(behind)
     assert lines(tmp_path)[1]["metrics"]["staleness_max"] == 1
 
 
 def test_a_step_does_not_wait_for_its_longest_group(tmp_path, monkeypatch):
-    """Beyond the step's groups nothing is decoded to its end: the rollout of the first step stops with samples in its slots."""
+    """Beyond the step's groups nothing is decoded to its end: the rollout of the first step stops
+    with samples in its slots.
+    """
     gathered = watched(monkeypatch)
     run_rl(configured(tmp_path, steps=2))
     begun = gathered[0].rest.current.begun.values()
@@ -130,7 +187,9 @@ def test_a_step_does_not_wait_for_its_longest_group(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("rl", [{}, {"one_step_off": True}], ids=["plain", "one step off"])
 def test_a_run_that_died_repeats_its_steps_exactly(undisturbed, tmp_path, monkeypatch, rl):
-    """Killed in the training of step 2; the checkpoint of step 1 has what was carried, and one step off the whole rollout ahead."""
+    """Killed in the training of step 2; the checkpoint of step 1 has what was carried, and one step
+    off the whole rollout ahead.
+    """
     expected = undisturbed
     if rl:
         expected = tmp_path / "expected"
@@ -146,13 +205,19 @@ def test_a_run_that_died_repeats_its_steps_exactly(undisturbed, tmp_path, monkey
         patch.setattr(RLTrainer, "_train", dying)
         with pytest.raises(KeyboardInterrupt):
             run_rl(configured(here, **rl))
-    assert checkpoint.latest(here) == 1 and len(checkpoint.read_meta(here)["pending"]["prompts"]) == (7 if rl else 3)
+    assert checkpoint.latest(here) == 1 and len(
+        checkpoint.read_meta(here)["pending"]["prompts"]
+    ) == (7 if rl else 3)
     assert run_rl(configured(here, **rl))["steps"] == 3
-    assert numbers(here) == numbers(expected) and lines(here, "rollouts") == lines(expected, "rollouts")
+    assert numbers(here) == numbers(expected) and lines(here, "rollouts") == lines(
+        expected, "rollouts"
+    )
 
 
 def test_a_stop_in_a_rollout_keeps_what_has_finished_and_what_has_begun(tmp_path, monkeypatch):
-    """SIGTERM at sample 20: the continued run samples none of the finished ones again, and ends with an ordinary run's groups."""
+    """SIGTERM at sample 20: the continued run samples none of the finished ones again, and ends
+    with an ordinary run's groups.
+    """
     run_rl(configured(tmp_path / "ordinary", STILL, partial_prompts=0))
     here, real, again = tmp_path / "stopped", Collection._harvest, []
     with monkeypatch.context() as patch:
@@ -180,11 +245,17 @@ def test_a_stop_between_steps_goes_on_exactly(undisturbed, tmp_path, monkeypatch
 
 BAD = {
     "correction": ({"correction": CorrectionConfig("off")}, "rl.correction.name"),
-    "dynamic": ({"zero_variance": ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)}, "dynamic sampling"),
-    "temperature": ({"zero_variance": ZeroVarianceConfig(grow_to=8, grow_temperature=1.5)}, "grow_temperature"),
+    "dynamic": (
+        {"zero_variance": ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)},
+        "dynamic sampling",
+    ),
+    "temperature": (
+        {"zero_variance": ZeroVarianceConfig(grow_to=8, grow_temperature=1.5)},
+        "grow_temperature",
+    ),
     "too many": ({"partial_prompts": 5}, "0..rl.prompts_per_step = 4"),
     "negative": ({"partial_prompts": -1}, "partial_prompts = -1: must be >= 0"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("bad", list(BAD))

@@ -1,4 +1,6 @@
-"""RL in two processes of four devices each: the numbers of one process, what is left when one is killed, and a stop that reaches one of them."""
+"""RL in two processes of four devices each: the numbers of one process, what is left when one is
+killed, and a stop that reaches one of them.
+"""
 
 import dataclasses
 import signal
@@ -34,19 +36,27 @@ def run(folder, compiled, count, *options, **settings):
 
 
 def same_samples(first, second):
-    return [row["samples"] for row in lines(first, "rollouts")] == [row["samples"] for row in lines(second, "rollouts")]
+    return [row["samples"] for row in lines(first, "rollouts")] == [
+        row["samples"] for row in lines(second, "rollouts")
+    ]
 
 
 def run_here(folder, mesh):
     """A run, or what is left of it, in this process of eight devices; its directory."""
     folder.mkdir(exist_ok=True)
     directory = folder / "run"
-    run_rl(dataclasses.replace(load_config(str(write_config(folder))), run_dir=str(directory), mesh=mesh))
+    run_rl(
+        dataclasses.replace(
+            load_config(str(write_config(folder))), run_dir=str(directory), mesh=mesh
+        )
+    )
     return directory
 
 
 def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path, compiled, compile_lightly):
-    """Two processes: SIGTERM to the second, the same command; SIGKILL to the second; on in one process, on another mesh."""
+    """Two processes: SIGTERM to the second, the same command; SIGKILL to the second; on in one
+    process, on another mesh.
+    """
     command = (tmp_path, compiled, 2, *MESH)
     with Job(*command) as job:
         job.wait_for(lambda: checkpoint.latest(job.directory) == 1)
@@ -64,7 +74,10 @@ def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path, compiled, compile_l
         assert time.monotonic() - started < 30 and codes[1] == -signal.SIGKILL and codes[0] != 0
         for number in (0, 1):
             assert f"process {number} of 2 (pid {job.processes[number].pid} on " in job.log(number)
-            assert "the same command, in every process, goes on from the last checkpoint" in job.log(number)
+            assert (
+                "the same command, in every process, goes on from the last checkpoint"
+                in job.log(number)
+            )
     undisturbed = run_here(tmp_path / "one", MeshConfig(fsdp=2, expert=2, tensor=2))
     run_here(tmp_path, MeshConfig(fsdp=4, context=2))
     compare(numbers(job.directory), numbers(undisturbed))
@@ -72,13 +85,25 @@ def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path, compiled, compile_l
 
 
 VARIANTS = {
-    "R2 and growth": ("replay='R2', updates_per_rollout=2, group_size=2, zero_variance=ZeroVarianceConfig(grow_to=4)", "mesh=MeshConfig(fsdp=8)"),
-    "dynamic": ("group_size=2, zero_variance=ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)", "mesh=MeshConfig(fsdp=2, expert=2, tensor=2)"),
+    "R2 and growth": (
+        (
+            "replay='R2', updates_per_rollout=2, group_size=2,"
+            " zero_variance=ZeroVarianceConfig(grow_to=4)"
+        ),
+        "mesh=MeshConfig(fsdp=8)",
+    ),
+    "dynamic": (
+        "group_size=2, zero_variance=ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)",
+        "mesh=MeshConfig(fsdp=2, expert=2, tensor=2)",
+    ),
     "partial": ("partial_prompts=3", "mesh=MeshConfig(fsdp=4, expert=2)"),
     "two meshes, pages, a reference": (
         "eval_every=2, objective=ObjectiveConfig('grpo', kl_coef=0.01)",
-        "mesh=MeshConfig(context=2, expert=4), rollout_mesh=MeshConfig(expert=4, tensor=2), "
-        "rollout=replace(config.rollout, cache_pages=40, page_tokens=8), data=replace(config.data, eval_prompts=4)",
+        (
+            "mesh=MeshConfig(context=2, expert=4), rollout_mesh=MeshConfig(expert=4, tensor=2),"
+            " rollout=replace(config.rollout, cache_pages=40, page_tokens=8),"
+            " data=replace(config.data, eval_prompts=4)"
+        ),
     ),
 }
 
@@ -94,7 +119,9 @@ def test_two_processes_give_the_numbers_of_one(tmp_path, compiled, variant):
 
 @pytest.mark.slow
 def test_a_stop_in_a_rollout_keeps_its_samples(tmp_path, compiled):
-    """SIGTERM to one of two processes within a rollout: its samples, their routes and what is left come back, in both."""
+    """SIGTERM to one of two processes within a rollout: its samples, their routes and what is left
+    come back, in both.
+    """
     settings = {"rl": "group_size=8, steps=3"}
     one = run(tmp_path / "one", compiled, 1, *MESH, **settings)
     (tmp_path / "two").mkdir()
@@ -103,7 +130,10 @@ def test_a_stop_in_a_rollout_keeps_its_samples(tmp_path, compiled):
         time.sleep(0.4)
         job.send(1, signal.SIGTERM)
         job.finish(143)
-        assert "finished rollouts are in the checkpoint" in job.log(0) and checkpoint.read_meta(job.directory)["pending"]
+        assert (
+            "finished rollouts are in the checkpoint" in job.log(0)
+            and checkpoint.read_meta(job.directory)["pending"]
+        )
     with Job(tmp_path / "two", compiled, 2, *MESH, **settings) as job:
         job.finish()
     compare(numbers(job.directory), numbers(one))
@@ -112,7 +142,9 @@ def test_a_stop_in_a_rollout_keeps_its_samples(tmp_path, compiled):
 
 @pytest.mark.slow
 def test_twenty_steps_with_a_kill_of_each_process(tmp_path, compiled):
-    """Two processes: undisturbed the numbers of one; killed, each once, to the last bit their own."""
+    """Two processes: undisturbed the numbers of one; killed, each once, to the last bit
+    their own.
+    """
     settings = {"rl": "steps=20, optim=replace(rl.optim, learning_rate=1e-3)"}
     one, two = (run(tmp_path / str(count), compiled, count, *MESH, **settings) for count in (1, 2))
     compare(numbers(two), numbers(one))
@@ -120,7 +152,9 @@ def test_twenty_steps_with_a_kill_of_each_process(tmp_path, compiled):
     for number in (0, 1):
         with Job(tmp_path / "killed", compiled, 2, *MESH, **settings) as job:
             before = checkpoint.latest(job.directory) or 0
-            job.wait_for(lambda job=job, before=before: (checkpoint.latest(job.directory) or 0) >= before + 3)
+            job.wait_for(
+                lambda job=job, before=before: (checkpoint.latest(job.directory) or 0) >= before + 3
+            )
             time.sleep(0.5)
             job.send(number, signal.SIGKILL)
             assert 0 not in job.codes(), job.told()
@@ -136,7 +170,13 @@ def test_fine_tuning_and_evaluation_in_two_processes(tmp_path, compiled):
     for count in (1, 2):
         folder = tmp_path / str(count)
         folder.mkdir()
-        tuned = {"command": "sft", "run": "sft=replace(config.sft, steps=6, save_every=1), data=replace(config.data, eval_prompts=4)"}
+        tuned = {
+            "command": "sft",
+            "run": (
+                "sft=replace(config.sft, steps=6, save_every=1), data=replace(config.data,"
+                " eval_prompts=4)"
+            ),
+        }
         if count == 2:
             with Job(folder, compiled, count, *MESH, **tuned) as job:
                 job.wait_for(lambda job=job: job.steps() >= 2)
@@ -145,7 +185,15 @@ def test_fine_tuning_and_evaluation_in_two_processes(tmp_path, compiled):
                 assert 2 <= job.steps() < 6
         with Job(folder, compiled, count, *MESH, **tuned) as job:
             job.finish()
-        with Job(folder, compiled, count, *MESH, "--checkpoint", str(job.directory), **{**tuned, "command": "eval"}) as told:
+        with Job(
+            folder,
+            compiled,
+            count,
+            *MESH,
+            "--checkpoint",
+            str(job.directory),
+            **{**tuned, "command": "eval"},
+        ) as told:
             told.finish()
         table = [line for line in told.log(0).splitlines() if "│" in line or "pass@" in line]
         found[count] = numbers(job.directory), table

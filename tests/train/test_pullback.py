@@ -1,4 +1,6 @@
-"""What goes from the forward program to the backward one: no copy of a parameter, and with the parameters the same gradient."""
+"""What goes from the forward program to the backward one: no copy of a parameter, and with the
+parameters the same gradient.
+"""
 
 import dataclasses
 
@@ -15,21 +17,38 @@ from compass_jax.train import step
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 
 
-@pytest.mark.parametrize("how", [{}, {"scan_layers": True, "remat": True}], ids=["unrolled", "scanned, remat"])
+@pytest.mark.parametrize(
+    "how", [{}, {"scan_layers": True, "remat": True}], ids=["unrolled", "scanned, remat"]
+)
 def test_a_pullback_carries_no_parameter_and_pulls_back_the_same(how):
     compute = dataclasses.replace(COMPUTE, **how)
     params = in_layout(random_params(), training_layout(compute))
     model = Transformer(MODEL, compute, training_layout(compute))
     rng = np.random.default_rng(0)
-    tokens, lengths = jnp.asarray(rng.integers(0, 40, (3, 11)), jnp.int32), jnp.array([11, 7, 9], jnp.int32)
+    tokens, lengths = (
+        jnp.asarray(rng.integers(0, 40, (3, 11)), jnp.int32),
+        jnp.array([11, 7, 9], jnp.int32),
+    )
     (logp, *_, aux), pullback = step.forward_and_pullback(model, params, tokens, lengths, None, 1.0)
-    known = {np.asarray(x).tobytes() for x in jax.tree.leaves(params) if x.size >= 512}  # matrices; of a norm a reshaped copy stays
+    # matrices; of a norm a reshaped copy stays
+    known = {np.asarray(x).tobytes() for x in jax.tree.leaves(params) if x.size >= 512}
     assert not [x.shape for x in pullback.kept if np.asarray(x).tobytes() in known]
     assert sum(is_parameter for is_parameter, _ in pullback.places) > 10
 
     weights = jnp.asarray(rng.standard_normal(logp.shape), jnp.float32)
     grads = step.pull(model, params, pullback, (weights, jnp.zeros_like(aux.probs)))
-    expected = jax.grad(lambda params: jnp.sum(step.forward(model, params, tokens, lengths, None, 1.0)[0] * weights))(params)
+    expected = jax.grad(
+        lambda params: jnp.sum(step.forward(model, params, tokens, lengths, None, 1.0)[0] * weights)
+    )(params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grads, expected)
-    other = step.pull(model, jax.tree.map(lambda x: 2 * x, params), pullback, (weights, jnp.zeros_like(aux.probs)))
-    assert max(float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (grads, other)), strict=True)) > 1e-3  # they are read here
+    other = step.pull(
+        model, jax.tree.map(lambda x: 2 * x, params), pullback, (weights, jnp.zeros_like(aux.probs))
+    )
+    # they are read here
+    assert (
+        max(
+            float(jnp.abs(a - b).max())
+            for a, b in zip(*map(jax.tree.leaves, (grads, other)), strict=True)
+        )
+        > 1e-3
+    )

@@ -1,4 +1,6 @@
-"""`kill -9` at random moments, each followed by the same command: every step's numbers are those of the undisturbed run, once."""
+"""`kill -9` at random moments, each followed by the same command: every step's numbers are those of
+the undisturbed run, once.
+"""
 
 import os
 import random
@@ -24,17 +26,30 @@ def killed():
     return dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, eval_prompts=0),
-        rl=dataclasses.replace(config.rl, steps={steps}, updates_per_rollout=2, save_every={save_every}),
+        rl=dataclasses.replace(
+            config.rl, steps={steps}, updates_per_rollout=2, save_every={save_every}
+        ),
     )
 """
 
 
 def environment(compiled, quick):
-    """One CPU device and a compilation cache, so that a restart costs seconds; `quick` compiles with few optimisations."""
-    out = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS",) and not k.startswith("COV_")}
-    out |= {"PYTHONPATH": str(TESTS), "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(compiled)}
+    """One CPU device and a compilation cache, so that a restart costs seconds; `quick` compiles
+    with few optimisations.
+    """
+    out = {
+        k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS",) and not k.startswith("COV_")
+    }
+    out |= {
+        "PYTHONPATH": str(TESTS),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+    }
     out |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if quick else {}
-    return out | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+    return out | {
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 
 class Run:
@@ -44,13 +59,23 @@ class Run:
         folder.mkdir()
         (folder / "killed.py").write_text(CONFIG.format(steps=steps, save_every=save_every))
         self.directory, self.log = folder / "run", folder / "log.txt"
-        self.command = [sys.executable, "-m", "compass_jax", "train", str(folder / "killed.py"), "--run-dir", str(self.directory)]
+        self.command = [
+            sys.executable,
+            "-m",
+            "compass_jax",
+            "train",
+            str(folder / "killed.py"),
+            "--run-dir",
+            str(self.directory),
+        ]
         self.environment = environment(compiled, quick)
 
     def start(self) -> subprocess.Popen:
         log = open(self.log, "ab")  # noqa: SIM115 - the child's
         with log:
-            return subprocess.Popen(self.command, env=self.environment, stdout=log, stderr=log, cwd=TESTS.parent)
+            return subprocess.Popen(
+                self.command, env=self.environment, stdout=log, stderr=log, cwd=TESTS.parent
+            )
 
     def finish(self) -> None:
         code = self.start().wait()
@@ -66,30 +91,44 @@ class Run:
         return checkpoint.latest(self.directory) or 0
 
     def kill_after(self, steps: int, wait_s: float) -> None:
-        """Starts the command and kills it `wait_s` after it logged its `steps`-th new step (0: after it took back what no checkpoint holds)."""
+        """Starts the command and kills it `wait_s` after it logged its `steps`-th new step (0:
+        after it took back what no checkpoint holds).
+        """
         first, process, limit = self.saved(), self.start(), time.monotonic() + 200
 
         def wait_for(condition) -> None:
             while not condition(self.logged()):
-                assert process.poll() is None and time.monotonic() < limit, f"{self.logged()} lines after {first}\n{self.log.read_text()[-3000:]}"
+                assert process.poll() is None and time.monotonic() < limit, (
+                    f"{self.logged()} lines after {first}\n{self.log.read_text()[-3000:]}"
+                )
                 time.sleep(0.002)
 
         try:
             wait_for(lambda lines: lines <= first)
             wait_for(lambda lines: lines >= first + steps)
             time.sleep(wait_s)
-            assert process.poll() is None, "the run ended before it was killed: it has too few steps"
+            assert process.poll() is None, (
+                "the run ended before it was killed: it has too few steps"
+            )
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
 
 
-def prove(tmp_path, compiled, kills: int, steps: int, save_every: int, seed: int, quick: bool) -> None:
-    """Kills at moments drawn from `seed`: the first after a step that no checkpoint holds, others before, in and between steps and saves."""
+def prove(
+    tmp_path, compiled, kills: int, steps: int, save_every: int, seed: int, quick: bool
+) -> None:
+    """Kills at moments drawn from `seed`: the first after a step that no checkpoint holds, others
+    before, in and between steps and saves.
+    """
     undisturbed = Run(tmp_path / "undisturbed", compiled, steps, save_every, quick)
     undisturbed.finish()
     expected = numbers(undisturbed.directory)
-    assert len(expected) == steps and len({m["reward/mean"] for m in expected}) > 1 and len({m["loss"] for m in expected}) == steps
+    assert (
+        len(expected) == steps
+        and len({m["reward/mean"] for m in expected}) > 1
+        and len({m["loss"] for m in expected}) == steps
+    )
 
     run, rng = Run(tmp_path / "killed", compiled, steps, save_every, quick), random.Random(seed)
     for number in range(kills):
@@ -99,9 +138,14 @@ def prove(tmp_path, compiled, kills: int, steps: int, save_every: int, seed: int
     assert run.logged() < steps
     run.finish()
     found = numbers(run.directory)
-    assert [(m["loss"], m["reward/mean"]) for m in found] == [(m["loss"], m["reward/mean"]) for m in expected]
+    assert [(m["loss"], m["reward/mean"]) for m in found] == [
+        (m["loss"], m["reward/mean"]) for m in expected
+    ]
     assert found == expected
-    samples = [(run.directory / "rollouts.jsonl").read_text(), (undisturbed.directory / "rollouts.jsonl").read_text()]
+    samples = [
+        (run.directory / "rollouts.jsonl").read_text(),
+        (undisturbed.directory / "rollouts.jsonl").read_text(),
+    ]
     assert samples[0] == samples[1]
 
 

@@ -1,4 +1,6 @@
-"""What several processes agree on before and between steps: the run directory, its newest checkpoint, requests to stop, meshes of all devices."""
+"""What several processes agree on before and between steps: the run directory, its newest
+checkpoint, requests to stop, meshes of all devices.
+"""
 
 import dataclasses
 import json
@@ -16,12 +18,21 @@ from compass_jax.config_io import flatten
 from compass_jax.rewards.shared import SharedScorer
 from compass_jax.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
 from compass_jax.telemetry import Telemetry
-from compass_jax.train.session import RunRefused, StopSignal, carry_tokenizer, newest_checkpoint, open_run, shared
+from compass_jax.train.session import (
+    RunRefused,
+    StopSignal,
+    carry_tokenizer,
+    newest_checkpoint,
+    open_run,
+    shared,
+)
 
 
 @pytest.fixture
 def second(monkeypatch):
-    """This is process 1 of 2; the fixture is what process 0 says at each exchange, one after the other (None: the same as this one)."""
+    """This is process 1 of 2; the fixture is what process 0 says at each exchange, one after the
+    other (None: the same as this one).
+    """
     says = []
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
@@ -51,7 +62,11 @@ def test_what_process_0_refuses_is_raised_in_every_process(tmp_path, second, mon
     with pytest.raises(RunRefused, match="is in use by somebody"), open_run(config_at(tmp_path)):
         pass
     monkeypatch.setattr(jax, "process_index", lambda: 0)
-    with RunDir(tmp_path, config_at(tmp_path)), pytest.raises(RunDirectoryInUse), open_run(config_at(tmp_path)):
+    with (
+        RunDir(tmp_path, config_at(tmp_path)),
+        pytest.raises(RunDirectoryInUse),
+        open_run(config_at(tmp_path)),
+    ):
         pass
     with pytest.raises(ConfigMismatch, match="seed"), open_run(config_at(tmp_path, seed=5)):
         pass
@@ -59,7 +74,9 @@ def test_what_process_0_refuses_is_raised_in_every_process(tmp_path, second, mon
 
 def test_processes_of_different_configurations_do_not_start(tmp_path, second):
     second[:] = [json.dumps(flatten(config_at(tmp_path, seed=4))).encode()]
-    message = r"^seed is 4 in process 0 and 0 in process 1: start the same command in every process$"
+    message = (
+        r"^seed is 4 in process 0 and 0 in process 1: start the same command in every process$"
+    )
     with pytest.raises(ConfigError, match=message), open_run(config_at(tmp_path)):
         pass
 
@@ -67,13 +84,21 @@ def test_processes_of_different_configurations_do_not_start(tmp_path, second):
 def test_processes_that_see_different_checkpoints_do_not_share_a_disk(tmp_path, second):
     assert newest_checkpoint(str(tmp_path), print) is None
     second[:] = [json.dumps({f"the newest checkpoint in {tmp_path}": 7}).encode()]
-    with pytest.raises(ConfigError, match="is 7 in process 0 and None in process 1: a run directory must be on a file system that all"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            "is 7 in process 0 and None in process 1: a run directory must be on a file system"
+            " that all"
+        ),
+    ):
         newest_checkpoint(str(tmp_path), print)
 
 
 def test_one_process_that_is_asked_to_stop_stops_all(monkeypatch):
     asked = []
-    monkeypatch.setattr(distributed, "anyone", lambda flag: asked.append(flag) or flag or len(asked) == 3)
+    monkeypatch.setattr(
+        distributed, "anyone", lambda flag: asked.append(flag) or flag or len(asked) == 3
+    )
     with StopSignal() as stop:
         assert not stop.requested and not stop.requested and stop.requested and stop.requested
         assert asked == [False] * 3  # it is agreed, and not asked again
@@ -101,9 +126,14 @@ def test_a_process_that_does_not_write_leaves_no_trace(tmp_path, capsys):
 
 def test_a_mesh_that_leaves_a_process_out_is_refused(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ConfigError, match="mesh has 4 devices, the 2 processes have 8: a mesh over several processes takes all"):
+    with pytest.raises(
+        ConfigError,
+        match="mesh has 4 devices, the 2 processes have 8: a mesh over several processes takes all",
+    ):
         sharding.placements(MeshConfig(fsdp=4), None, False)
-    with pytest.raises(ConfigError, match="rollout_apart over 2 processes: each must take part in both"):
+    with pytest.raises(
+        ConfigError, match="rollout_apart over 2 processes: each must take part in both"
+    ):
         sharding.placements(MeshConfig(fsdp=4), MeshConfig(fsdp=4), True)
     assert sharding.placements(MeshConfig(fsdp=8), None, False)[0].mesh.size == 8
 
@@ -115,7 +145,9 @@ def test_host_values_and_parts_come_and_go_whole():
     assert x.sharding == parts
     found = sharding.fetch({"x": x, "y": np.ones(2)})
     np.testing.assert_array_equal(found["x"], np.arange(16))
-    assert isinstance(found["x"], np.ndarray) and sharding.everywhere().device_set == set(jax.devices())
+    assert isinstance(found["x"], np.ndarray) and sharding.everywhere().device_set == set(
+        jax.devices()
+    )
 
 
 def test_the_tokenizer_is_carried_without_the_weights_beside_it(tmp_path):
@@ -124,8 +156,13 @@ def test_the_tokenizer_is_carried_without_the_weights_beside_it(tmp_path):
     for name in ("tokenizer.json", "chat_template.jinja", "model-00001-of-00002.safetensors"):
         (source / name).write_text(name)
     config = config_at(tmp_path / "run")
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(source)))
+    config = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, tokenizer=str(source))
+    )
     for _ in range(2):  # a resumed run carries it again
         with open_run(config):
             carry_tokenizer(config)
-    assert sorted(x.name for x in (tmp_path / "run" / "tokenizer").iterdir()) == ["chat_template.jinja", "tokenizer.json"]
+    assert sorted(x.name for x in (tmp_path / "run" / "tokenizer").iterdir()) == [
+        "chat_template.jinja",
+        "tokenizer.json",
+    ]

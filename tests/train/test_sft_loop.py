@@ -26,7 +26,9 @@ pytestmark = pytest.mark.usefixtures("compile_lightly")
 
 def configured(directory, **options):
     config = tiny_run()
-    return dataclasses.replace(config, run_dir=str(directory), sft=dataclasses.replace(config.sft, **options))
+    return dataclasses.replace(
+        config, run_dir=str(directory), sft=dataclasses.replace(config.sft, **options)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +41,25 @@ def test_a_run_learns_and_reports(undisturbed):
     directory, result = undisturbed
     found = numbers(directory)
     assert {row["stage"] for row in lines(directory)} == {"sft"}
-    assert len(found) == 8 and found[0]["sft/loss"] > 3 and found[-1]["sft/loss"] < 0.6 * found[0]["sft/loss"]
-    assert all(m["grad_norm"] > 0 and m["lr"] == pytest.approx(1e-2) and m["moe/load_max_over_mean"] >= 1 for m in found)
-    assert [m["epoch"] for m in found] == pytest.approx([8 * (n + 1) / result["data"]["examples"] for n in range(8)])
+    assert (
+        len(found) == 8
+        and found[0]["sft/loss"] > 3
+        and found[-1]["sft/loss"] < 0.6 * found[0]["sft/loss"]
+    )
+    assert all(
+        m["grad_norm"] > 0 and m["lr"] == pytest.approx(1e-2) and m["moe/load_max_over_mean"] >= 1
+        for m in found
+    )
+    assert [m["epoch"] for m in found] == pytest.approx(
+        [8 * (n + 1) / result["data"]["examples"] for n in range(8)]
+    )
     assert result["steps"] == 8 and not result["stopped"] and checkpoint.latest(directory) == 8
 
 
 def test_a_killed_run_repeats_its_steps_and_logs_each_once(undisturbed, tmp_path, monkeypatch):
-    """Killed after step 3: once before any checkpoint, once after that of step 2. The same command gives the undisturbed run's numbers."""
+    """Killed after step 3: once before any checkpoint, once after that of step 2. The same command
+    gives the undisturbed run's numbers.
+    """
 
     class Killed(BaseException):
         pass
@@ -86,12 +99,23 @@ def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
     assert names == ["damaged_step_00000008", "step_00000006", "step_00000008"]
 
 
-def test_parameters_in_bfloat16_learn_as_in_float32_and_go_on_exactly(undisturbed, tmp_path, monkeypatch):
-    """With a float32 master; a run that was killed behind the checkpoint of step 2 takes it from there."""
+def test_parameters_in_bfloat16_learn_as_in_float32_and_go_on_exactly(
+    undisturbed, tmp_path, monkeypatch
+):
+    """With a float32 master; a run that was killed behind the checkpoint of step 2 takes it from
+    there.
+    """
 
     def run(name):
         config = configured(tmp_path / name, steps=8, save_every=2)
-        run_sft(dataclasses.replace(config, compute=dataclasses.replace(config.compute, param_dtype="bfloat16", dtype="bfloat16")))
+        run_sft(
+            dataclasses.replace(
+                config,
+                compute=dataclasses.replace(
+                    config.compute, param_dtype="bfloat16", dtype="bfloat16"
+                ),
+            )
+        )
         return numbers(tmp_path / name)
 
     def kill(self, step, metrics, real=Telemetry.log):
@@ -143,9 +167,13 @@ def test_a_run_whose_directory_is_removed_ends_with_an_error(tmp_path, monkeypat
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory, compile_lightly):
-    """An SFT trainer before its first step, plain gradient descent so that the update shows the gradient."""
+    """An SFT trainer before its first step, plain gradient descent so that the update shows the
+    gradient.
+    """
     directory = tmp_path_factory.mktemp("trainer")
-    config = configured(directory, router_aux_coef=0.0, optim=OptimConfig(learning_rate=1e-3, clip_grad_norm=1e9))
+    config = configured(
+        directory, router_aux_coef=0.0, optim=OptimConfig(learning_rate=1e-3, clip_grad_norm=1e9)
+    )
     return SFTTrainer(config, StopSignal(), Telemetry(directory, 1, "sft"))
 
 
@@ -158,7 +186,9 @@ def gradient_of(trainer, examples, monkeypatch, micro_batch_tokens=104 * 8):
         return state, {}
 
     monkeypatch.setattr(step, "apply", catch)
-    monkeypatch.setattr(trainer, "sft", dataclasses.replace(trainer.sft, micro_batch_tokens=micro_batch_tokens))
+    monkeypatch.setattr(
+        trainer, "sft", dataclasses.replace(trainer.sft, micro_batch_tokens=micro_batch_tokens)
+    )
     found, _ = trainer._update(examples)
     return taken[0], found
 
@@ -174,13 +204,19 @@ def test_the_loss_is_on_the_assistants_tokens_alone_and_no_split_changes_it(trai
     examples = trainer.stream.next_batch(8)
     texts = [trainer.tokenizer.decode(e.tokens[e.mask]) for e in examples]
     prompts = [trainer.tokenizer.decode(e.tokens[~e.mask]) for e in examples]
-    assert all("=" in text for text in texts) and all("arithmetic problem" in prompt for prompt in prompts)
+    assert all("=" in text for text in texts) and all(
+        "arithmetic problem" in prompt for prompt in prompts
+    )
     whole, found = gradient_of(trainer, examples, monkeypatch)
     halves, same = gradient_of(trainer, examples, monkeypatch, 104 * 4)
-    assert relative(halves, whole) < 2e-6 and float(same["loss"][0]) == pytest.approx(float(found["loss"][0]), rel=1e-6)
+    assert relative(halves, whole) < 2e-6 and float(same["loss"][0]) == pytest.approx(
+        float(found["loss"][0]), rel=1e-6
+    )
 
     logps = [reference_logp(trainer, e) for e in examples]  # one sequence at a time
-    loss = -sum(float(logp[e.mask].sum()) for logp, e in zip(logps, examples, strict=True)) / sum(e.mask.sum() for e in examples)
+    loss = -sum(float(logp[e.mask].sum()) for logp, e in zip(logps, examples, strict=True)) / sum(
+        e.mask.sum() for e in examples
+    )
     assert float(found["loss"][0]) == pytest.approx(loss, rel=1e-5)
 
     bare = [SFTExample(e.tokens, np.zeros_like(e.mask), e.label) for e in examples]
@@ -195,8 +231,23 @@ def reference_logp(trainer, example):
 
     tokens = np.pad(example.tokens, (0, 104 - len(example.tokens)))[None]
     positions = np.arange(104, dtype=np.int32)[None]
-    hidden = jax.jit(lambda p, x: apply(trainer.model, p, x, jnp.asarray(positions), mask=jnp.asarray(positions < len(example.tokens))).hidden)
-    logits = np.asarray(logits_of(hidden(trainer.state.params, jnp.asarray(tokens)), head_weights(trainer.state.params))[0], np.float64)
+    hidden = jax.jit(
+        lambda p, x: (
+            apply(
+                trainer.model,
+                p,
+                x,
+                jnp.asarray(positions),
+                mask=jnp.asarray(positions < len(example.tokens)),
+            ).hidden
+        )
+    )
+    logits = np.asarray(
+        logits_of(
+            hidden(trainer.state.params, jnp.asarray(tokens)), head_weights(trainer.state.params)
+        )[0],
+        np.float64,
+    )
     logits = logits[:, : trainer.tokenizer.vocab_size]  # the head's other columns are no tokens
     logp = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     return np.array([0.0, *(logp[t - 1, example.tokens[t]] for t in range(1, len(example.tokens)))])
@@ -210,12 +261,23 @@ def test_nan_is_skipped_and_stops_the_run_after_three_in_a_row(tmp_path, monkeyp
     monkeypatch.setattr(step, "sft_gradients", poisoned)
     with pytest.raises(TrainingDiverged, match="3 updates in a row had a non-finite gradient"):
         run_sft(configured(tmp_path, steps=8, save_every=1))
-    assert [m["grad_norm"] for m in numbers(tmp_path)] == [None, None] and checkpoint.latest(tmp_path) == 2
+    assert [m["grad_norm"] for m in numbers(tmp_path)] == [None, None] and checkpoint.latest(
+        tmp_path
+    ) == 2
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     config = configured(tmp_path)
     other = dataclasses.replace(config.model, hidden=16, layers=1)
-    checkpoint.save(tmp_path, 1, {"state": {"params": init_params(other, config.compute, jax.random.key(0))}}, {}, model=other)
-    with pytest.raises(checkpoint.CheckpointMismatch, match=r"(?s)another model.*model.hidden: 16 in the checkpoint, 32 asked for"):
+    checkpoint.save(
+        tmp_path,
+        1,
+        {"state": {"params": init_params(other, config.compute, jax.random.key(0))}},
+        {},
+        model=other,
+    )
+    with pytest.raises(
+        checkpoint.CheckpointMismatch,
+        match=r"(?s)another model.*model.hidden: 16 in the checkpoint, 32 asked for",
+    ):
         run_sft(config)

@@ -1,4 +1,6 @@
-"""All stages of the zero-variance elimination in real tiny runs: a uniform group grows, what it costs is counted, a stop in between loses nothing."""
+"""All stages of the zero-variance elimination in real tiny runs: a uniform group grows, what it
+costs is counted, a stop in between loses nothing.
+"""
 
 import dataclasses
 from functools import partial
@@ -27,7 +29,9 @@ EVERYTHING = dict(
 
 def configured(directory, **rl):
     config = tiny_run()
-    return dataclasses.replace(config, run_dir=str(directory), rl=dataclasses.replace(config.rl, **rl))
+    return dataclasses.replace(
+        config, run_dir=str(directory), rl=dataclasses.replace(config.rl, **rl)
+    )
 
 
 @pytest.fixture
@@ -46,7 +50,11 @@ def grown(tmp_path_factory, compile_lightly):
 
 def test_uniform_is_judged_on_known_rewards():
     known, unknown = Score(1.0, True), Score(0.0, False)
-    assert is_uniform([known, known, unknown]) and not is_uniform([known, unknown]) and not is_uniform([known, Score(0.0, True)])
+    assert (
+        is_uniform([known, known, unknown])
+        and not is_uniform([known, unknown])
+        and not is_uniform([known, Score(0.0, True)])
+    )
 
 
 def test_groups_that_are_uniform_grow_until_they_vary_and_the_others_do_not(grown):
@@ -63,22 +71,43 @@ def test_groups_that_are_uniform_grow_until_they_vary_and_the_others_do_not(grow
         here, m = [g for g in groups if g["step"] == row["step"]], row["metrics"]
         larger = [g for g in here if len(g["samples"]) > 4]
         assert m["zero_variance/grown_groups"] == len(larger)
-        assert m["zero_variance/grow_rescued_groups"] == sum(np.ptp([s["reward"] for s in g["samples"]]) > 0 for g in larger)
-        assert m["zero_variance/grow_tokens"] == sum(s["tokens"] for g in larger for s in g["samples"][4:])
+        assert m["zero_variance/grow_rescued_groups"] == sum(
+            np.ptp([s["reward"] for s in g["samples"]]) > 0 for g in larger
+        )
+        assert m["zero_variance/grow_tokens"] == sum(
+            s["tokens"] for g in larger for s in g["samples"][4:]
+        )
         assert m["waste/tokens_generated"] == sum(s["tokens"] for g in here for s in g["samples"])
-        assert sum(m[f"waste/frac_{k}"] for k in ("verifier_signal", "shaping_signal", "entropy_signal", "none")) == pytest.approx(1)
-        assert m["policy/ratio_dev_max"] == 0 and m["advantage/inversion_frac"] == 0 and 0 <= m["repetition_frac"] < 1
-        assert m["correction/weight_mean"] == pytest.approx(1, abs=1e-5) and m["correction/dropped_frac"] == 0
+        assert sum(
+            m[f"waste/frac_{k}"]
+            for k in ("verifier_signal", "shaping_signal", "entropy_signal", "none")
+        ) == pytest.approx(1)
+        assert (
+            m["policy/ratio_dev_max"] == 0
+            and m["advantage/inversion_frac"] == 0
+            and 0 <= m["repetition_frac"] < 1
+        )
+        assert (
+            m["correction/weight_mean"] == pytest.approx(1, abs=1e-5)
+            and m["correction/dropped_frac"] == 0
+        )
 
 
 def test_a_stop_while_groups_grow_loses_nothing(grown, tmp_path, monkeypatch, seldom):
-    """SIGTERM at sample 18 of step 1: the first round's 16 are there, the growth has begun; the rest follows after the restart."""
+    """SIGTERM at sample 18 of step 1: the first round's 16 are there, the growth has begun; the
+    rest follows after the restart.
+    """
 
     stop_at_sample(monkeypatch, 18, "seldom")
-    assert run_rl(configured(tmp_path, **EVERYTHING))["stopped"] and checkpoint.read_meta(tmp_path)["pending"]
+    assert (
+        run_rl(configured(tmp_path, **EVERYTHING))["stopped"]
+        and checkpoint.read_meta(tmp_path)["pending"]
+    )
     assert not run_rl(configured(tmp_path, **EVERYTHING))["stopped"]
     found, expected = numbers(tmp_path), numbers(grown)
-    assert [row["samples"] for row in lines(tmp_path, "rollouts")] == [row["samples"] for row in lines(grown, "rollouts")]
+    assert [row["samples"] for row in lines(tmp_path, "rollouts")] == [
+        row["samples"] for row in lines(grown, "rollouts")
+    ]
     for mine, theirs in zip(found, expected, strict=True):
         for name in theirs:
             np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-5, atol=1e-7, err_msg=name)
@@ -87,24 +116,41 @@ def test_a_stop_while_groups_grow_loses_nothing(grown, tmp_path, monkeypatch, se
 HOTTER = {**EVERYTHING, "zero_variance": ZeroVarianceConfig(grow_to=12, grow_temperature=2.0)}
 
 
-def test_each_doubling_samples_at_a_higher_temperature_which_the_correction_sees(tmp_path, monkeypatch, seldom):
-    """Rounds at 1, 2 and 4 times the temperature, also where a stop in the second round cut the step in two; only grown samples are off policy."""
+def test_each_doubling_samples_at_a_higher_temperature_which_the_correction_sees(
+    tmp_path, monkeypatch, seldom
+):
+    """Rounds at 1, 2 and 4 times the temperature, also where a stop in the second round cut the
+    step in two; only grown samples are off policy.
+    """
     rounds = []
 
     class Watched(gather.Collection):
         def __iter__(self):
-            rounds.append((self.sampler.temperature, len(self.prompts) * self.samples - len(self.finished)))
+            rounds.append(
+                (self.sampler.temperature, len(self.prompts) * self.samples - len(self.finished))
+            )
             return super().__iter__()
 
     monkeypatch.setattr(gather, "Collection", Watched)
     run_rl(configured(tmp_path / "whole", **HOTTER))
     asked = {t: [n for s, n in rounds if s == t] for t, _ in rounds}
-    assert set(asked) == {1.0, 2.0, 4.0} and len(asked[1.0]) == len(lines(tmp_path / "whole", "metrics"))
-    grown_groups = [row["metrics"]["zero_variance/grown_groups"] for row in lines(tmp_path / "whole", "metrics")]
+    assert set(asked) == {1.0, 2.0, 4.0} and len(asked[1.0]) == len(
+        lines(tmp_path / "whole", "metrics")
+    )
+    grown_groups = [
+        row["metrics"]["zero_variance/grown_groups"] for row in lines(tmp_path / "whole", "metrics")
+    ]
     assert asked[2.0] == [4 * n for n in grown_groups if n]
-    gaps = [row["metrics"]["mismatch/logp_abs_diff"] for row in lines(tmp_path / "whole", "metrics")]
-    assert any(grown_groups) and all((gap > 1e-3) == (n > 0) and (n > 0 or gap < 1e-5) for gap, n in zip(gaps, grown_groups, strict=True)), gaps
+    gaps = [
+        row["metrics"]["mismatch/logp_abs_diff"] for row in lines(tmp_path / "whole", "metrics")
+    ]
+    assert any(grown_groups) and all(
+        (gap > 1e-3) == (n > 0) and (n > 0 or gap < 1e-5)
+        for gap, n in zip(gaps, grown_groups, strict=True)
+    ), gaps
     stop_at_sample(monkeypatch, 18, "seldom")
     assert run_rl(configured(tmp_path / "cut", **HOTTER))["stopped"]
     assert not run_rl(configured(tmp_path / "cut", **HOTTER))["stopped"]
-    assert [row["samples"] for row in lines(tmp_path / "cut", "rollouts")] == [row["samples"] for row in lines(tmp_path / "whole", "rollouts")]
+    assert [row["samples"] for row in lines(tmp_path / "cut", "rollouts")] == [
+        row["samples"] for row in lines(tmp_path / "whole", "rollouts")
+    ]

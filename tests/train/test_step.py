@@ -1,4 +1,6 @@
-"""The training step by value: no split changes the gradient, the first update is on policy, replay uses the recorded routes in every pass."""
+"""The training step by value: no split changes the gradient, the first update is on policy, replay
+uses the recorded routes in every pass.
+"""
 
 import dataclasses
 from functools import partial
@@ -20,7 +22,9 @@ from compass_jax.train.batch import StepArrays, micro_batch, put_routing, store_
 TINY = dataclasses.replace(MODEL, layers=2, moe=dataclasses.replace(MODEL.moe, dense_layers=(0,)))
 F64 = dataclasses.replace(COMPUTE, dtype="float64", param_dtype="float64")
 GROUPS, SAMPLES, LONGEST = 4, 3, 24
-BASE = RLConfig(prompts_per_step=GROUPS, group_size=SAMPLES, buckets=(12, LONGEST), micro_batch_tokens=144)
+BASE = RLConfig(
+    prompts_per_step=GROUPS, group_size=SAMPLES, buckets=(12, LONGEST), micro_batch_tokens=144
+)
 WHOLE = ((LONGEST,), LONGEST * 12)  # buckets, tokens of a micro-batch: all in one
 OBJECTIVES = {
     "espo": ObjectiveConfig("espo"),
@@ -38,7 +42,9 @@ def quick_compile():
 
 
 def sequences(dtype=np.float32):
-    """A rollout of 12 sequences of 5 to 24 tokens: groups varied, all right, varied with an unknown reward, all wrong; and its routes."""
+    """A rollout of 12 sequences of 5 to 24 tokens: groups varied, all right, varied with an unknown
+    reward, all wrong; and its routes.
+    """
     rng = np.random.default_rng(0)
     n = GROUPS * SAMPLES
     lengths = np.array([5, 24, 11, 9, 17, 8, 12, 6, 20, 7, 10, 13], np.int32)
@@ -48,9 +54,22 @@ def sequences(dtype=np.float32):
     reward, known = np.array([1, 0, 0, 1, 1, 1, 1, 0.5, 0, 0, 0, 0], dtype), np.arange(n) != 7
     zeros = [np.zeros(held.shape, dtype) for _ in range(3)]
     ids = np.argsort(rng.random((n, 32, 1, 6)), axis=-1)[..., :2].astype(np.uint8)
-    routes = np.where((np.arange(32) < lengths[:, None] - 1)[:, :, None, None], ids, UNSET).astype(np.uint8)
+    routes = np.where((np.arange(32) < lengths[:, None] - 1)[:, :, None, None], ids, UNSET).astype(
+        np.uint8
+    )
     group = np.repeat(np.arange(GROUPS, dtype=np.int32), SAMPLES)
-    return StepArrays(tokens, lengths, mask, zeros[0], reward, known, np.zeros(n, dtype), group, zeros[1], zeros[2]), jnp.asarray(routes)
+    return StepArrays(
+        tokens,
+        lengths,
+        mask,
+        zeros[0],
+        reward,
+        known,
+        np.zeros(n, dtype),
+        group,
+        zeros[1],
+        zeros[2],
+    ), jnp.asarray(routes)
 
 
 def fill(target, micro, values):
@@ -59,10 +78,14 @@ def fill(target, micro, values):
 
 
 def score(model, params, arrays, store, split=WHOLE, temperature=1.0):
-    """Fills in old log-probs and entropies; returns the routes used, per row, and the diagnostics."""
+    """Fills in old log-probs and entropies; returns the routes used, per row, and the
+    diagnostics.
+    """
     used, parts = jnp.full((len(arrays.lengths), 32, 1, 2), UNSET, jnp.uint8), []
     for micro in plan(arrays.lengths, *split):
-        logp, entropy, routing, found = step.score(model, params, micro_batch(arrays, micro, store), temperature=temperature)
+        logp, entropy, routing, found = step.score(
+            model, params, micro_batch(arrays, micro, store), temperature=temperature
+        )
         fill(arrays.old_logp, micro, logp)
         fill(arrays.old_entropy, micro, entropy)
         used = put_routing(used, store_rows(micro, used), routing)
@@ -71,29 +94,45 @@ def score(model, params, arrays, store, split=WHOLE, temperature=1.0):
 
 
 def gradient(model, params, arrays, store, config, split, temperature=1.0):
-    """(gradient of one update of all groups, its diagnostics), added up over the micro-batches of `split`."""
+    """(gradient of one update of all groups, its diagnostics), added up over the micro-batches of
+    `split`.
+    """
     prepared, found = step.prepare(
-        arrays.mask, arrays.old_entropy, arrays.reward, arrays.known, arrays.group,
-        n_groups=GROUPS, config=config, right_at=1.0, wrong_at=0.0, max_new_tokens=16,
-    )  # fmt: skip
+        arrays.mask,
+        arrays.old_entropy,
+        arrays.reward,
+        arrays.known,
+        arrays.group,
+        n_groups=GROUPS,
+        config=config,
+        right_at=1.0,
+        wrong_at=0.0,
+        max_new_tokens=16,
+    )
     prepared, total, parts = jax.device_get(prepared), None, [found]
     for micro in split if isinstance(split, list) else plan(arrays.lengths, *split):
         batch = micro_batch(arrays, micro, store, prepared)
         share = jnp.float32(batch.mask.sum() / prepared.mask.sum())
-        grads, found = step.gradients(model, params, batch, share, config=config, temperature=temperature)
+        grads, found = step.gradients(
+            model, params, batch, share, config=config, temperature=temperature
+        )
         total = step.add(total, grads)
         parts.append(found)
     return total, finalize_diagnostics(merge_diagnostics(parts))
 
 
 def norm(tree):
-    return float(np.sqrt(sum(np.sum(np.asarray(x, np.float64) ** 2) for x in jax.tree.leaves(tree))))
+    return float(
+        np.sqrt(sum(np.sum(np.asarray(x, np.float64) ** 2) for x in jax.tree.leaves(tree)))
+    )
 
 
 def moved(params, size=0.003):
     """Parameters some updates later: ratios differ from one, clipping acts."""
     rng = np.random.default_rng(9)
-    return jax.tree.map(lambda x: x + jnp.asarray(size * rng.standard_normal(x.shape), x.dtype), params)
+    return jax.tree.map(
+        lambda x: x + jnp.asarray(size * rng.standard_normal(x.shape), x.dtype), params
+    )
 
 
 def shuffled(arrays):
@@ -104,11 +143,17 @@ def shuffled(arrays):
         rows = np.concatenate([rows, np.full(-len(rows) % size, -1)])
         return [MicroBatch(length, part) for part in rows.reshape(-1, size)]
 
-    return cut(order[arrays.lengths[order] > 12], LONGEST, 3) + cut(order[arrays.lengths[order] <= 12], 12, 5)
+    return cut(order[arrays.lengths[order] > 12], LONGEST, 3) + cut(
+        order[arrays.lengths[order] <= 12], 12, 5
+    )
 
 
-@pytest.mark.parametrize(("dtype", "objective", "limit"), [("float32", "espo", 2e-6), ("float64", "espo", 1e-12)])
-def test_no_split_into_buckets_or_micro_batches_changes_the_gradient(request, dtype, objective, limit):
+@pytest.mark.parametrize(
+    ("dtype", "objective", "limit"), [("float32", "espo", 2e-6), ("float64", "espo", 1e-12)]
+)
+def test_no_split_into_buckets_or_micro_batches_changes_the_gradient(
+    request, dtype, objective, limit
+):
     if dtype == "float64":
         request.getfixturevalue("x64")
         request.getfixturevalue("quick_compile")
@@ -131,21 +176,32 @@ def test_no_split_into_buckets_or_micro_batches_changes_the_gradient(request, dt
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_first_update_is_on_policy_and_clips_nothing(objective, dtype):
-    """Temperature 0.8. Bit for bit in bfloat16 too, where ESPO's clip range is smaller than the rounding."""
-    model, params = Transformer(TINY, dataclasses.replace(COMPUTE, dtype=dtype)), random_params(TINY)
+    """Temperature 0.8. Bit for bit in bfloat16 too, where ESPO's clip range is smaller than the
+    rounding.
+    """
+    model, params = (
+        Transformer(TINY, dataclasses.replace(COMPUTE, dtype=dtype)),
+        random_params(TINY),
+    )
     arrays, routes = sequences()
     score(model, params, arrays, routes, WHOLE, 0.8)
     config = dataclasses.replace(BASE, objective=OBJECTIVES[objective])
     grads, found = gradient(model, params, arrays, routes, config, WHOLE, 0.8)
     print(f"ratio dev {objective}: {float(found['policy/ratio_dev_max']):.2e}")
-    assert float(found["policy/ratio_dev_max"]) == 0 and float(found["policy/clip_frac"]) == 0 and norm(grads) > 1e-3
+    assert (
+        float(found["policy/ratio_dev_max"]) == 0
+        and float(found["policy/clip_frac"]) == 0
+        and norm(grads) > 1e-3
+    )
     assert float(found["policy/kl_k3"]) == 0
     _, later = gradient(model, moved(params), arrays, routes, config, WHOLE, 0.8)
     assert float(later["policy/ratio_dev_max"]) > 1e-4 and float(later["policy/kl_k3"]) > 1e-6
 
 
 def test_replay_uses_the_recorded_routes_in_every_pass_whatever_the_weights_have_become():
-    """R3: the rollout's routes, which live routing would not choose. R2: those that scoring recorded. Off: live."""
+    """R3: the rollout's routes, which live routing would not choose. R2: those that scoring
+    recorded. Off: live.
+    """
     model, params = Transformer(TINY, COMPUTE), random_params(TINY)
     arrays, routes = sequences()
     valid = np.asarray(routes)[..., 0] != UNSET
@@ -158,14 +214,19 @@ def test_replay_uses_the_recorded_routes_in_every_pass_whatever_the_weights_have
     assert float(found["replay/flip_frac"]) > 0.5
 
     recorded, found = score(model, params, arrays, None)  # R2: live routing is recorded ...
-    assert float(found["replay/flip_frac"]) == 0 and np.abs(arrays.old_logp - old)[arrays.mask].max() > 0.01
+    assert (
+        float(found["replay/flip_frac"]) == 0
+        and np.abs(arrays.old_logp - old)[arrays.mask].max() > 0.01
+    )
     np.testing.assert_array_equal(np.asarray(recorded)[..., 0] != UNSET, valid)
     far = moved(params, 0.3)
     again, found = score(model, far, sequences()[0], recorded)  # ... and replayed
     np.testing.assert_array_equal(again, recorded)
     assert float(found["replay/flip_frac"]) > 0.1
     live, found = score(model, far, sequences()[0], None)
-    assert float(found["replay/flip_frac"]) == 0 and np.any(np.asarray(live) != np.asarray(recorded))
+    assert float(found["replay/flip_frac"]) == 0 and np.any(
+        np.asarray(live) != np.asarray(recorded)
+    )
 
 
 def test_the_penalty_to_the_reference_starts_at_zero_and_grows():
@@ -198,12 +259,25 @@ def test_a_nan_anywhere_is_skipped_by_the_whole_step():
     arrays, routes = sequences()
     score(model, params, arrays, routes)
     poisoned = params | {"final_norm": params["final_norm"].at[3].set(jnp.nan)}
-    grads, _ = gradient(model, poisoned, arrays, routes, dataclasses.replace(BASE, objective=OBJECTIVES["grpo"]), WHOLE)
+    grads, _ = gradient(
+        model,
+        poisoned,
+        arrays,
+        routes,
+        dataclasses.replace(BASE, objective=OBJECTIVES["grpo"]),
+        WHOLE,
+    )
     state = optim.init_state(params, OptimConfig(learning_rate=1e-4), 1)
     kept = jax.device_get((state.params, state.opt_state))
     state, info = step.apply(state, grads, config=OptimConfig(learning_rate=1e-4), total_steps=1)
-    assert np.isnan(info["grad_norm"]) and (int(state.step), int(state.bad_steps), int(state.skipped)) == (0, 1, 1)
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get((state.params, state.opt_state)), kept)
+    assert np.isnan(info["grad_norm"]) and (
+        int(state.step),
+        int(state.bad_steps),
+        int(state.skipped),
+    ) == (0, 1, 1)
+    jax.tree.map(
+        np.testing.assert_array_equal, jax.device_get((state.params, state.opt_state)), kept
+    )
 
 
 def test_the_load_balancing_loss_is_one_when_balanced_and_e_over_k_when_collapsed():

@@ -20,8 +20,16 @@ from compass_jax.config import ModelConfig, MoEConfig
 from compass_jax.weights import checkpoint
 from compass_jax.weights.checkpoint import CheckpointError, CheckpointMismatch
 
-MODEL = ModelConfig("qwen3_moe", 100, 32, 2, 2, 1, 16, 64, moe=MoEConfig(8, 2, 32, dense_layers=(1,)))
-META = {"stream": {"next": 12, "seed": 2**60}, "visits": {"17": 3}, "text": "ü", "share": 0.1, "none": None}
+MODEL = ModelConfig(
+    "qwen3_moe", 100, 32, 2, 2, 1, 16, 64, moe=MoEConfig(8, 2, 32, dense_layers=(1,))
+)
+META = {
+    "stream": {"next": 12, "seed": 2**60},
+    "visits": {"17": 3},
+    "text": "ü",
+    "share": 0.1,
+    "none": None,
+}
 
 
 class State(NamedTuple):
@@ -53,11 +61,20 @@ def assert_same_bits(a, b):
 
 
 def save(path, step, keep=2, arrays=None):
-    return checkpoint.save(path, step, tree(step) if arrays is None else arrays, META | {"step": step}, model=MODEL, keep=keep)
+    return checkpoint.save(
+        path,
+        step,
+        tree(step) if arrays is None else arrays,
+        META | {"step": step},
+        model=MODEL,
+        keep=keep,
+    )
 
 
 def restore(path, step=None, arrays=None):
-    return checkpoint.restore(path, checkpoint.abstract_like(tree() if arrays is None else arrays), step, model=MODEL)
+    return checkpoint.restore(
+        path, checkpoint.abstract_like(tree() if arrays is None else arrays), step, model=MODEL
+    )
 
 
 def names(path):
@@ -75,7 +92,8 @@ def test_round_trip_is_bit_for_bit(tmp_path):
     assert_same_bits(arrays, tree(12))
     assert_same_bits(restore(tmp_path, 7)[1], tree(7))
     assert_same_bits(restore(written)[1], tree(12))  # a checkpoint's own directory
-    assert_same_bits(restore(tmp_path, arrays=jax.eval_shape(tree))[1], tree(12))  # no sharding said: the first device
+    # no sharding said: the first device
+    assert_same_bits(restore(tmp_path, arrays=jax.eval_shape(tree))[1], tree(12))
 
 
 def test_float64_round_trip(tmp_path, x64):
@@ -89,12 +107,20 @@ def test_another_mesh_is_welcome(tmp_path):
         mesh = jax.make_mesh(shape, axes, axis_types=(AxisType.Auto,) * 2)
         return NamedSharding(mesh, PartitionSpec(*spec))
 
-    arrays = {"w": jax.device_put(tree()["state"].params["f"], sharded((4, 2), ("a", "b"))), "s": jnp.int32(1)}
+    arrays = {
+        "w": jax.device_put(tree()["state"].params["f"], sharded((4, 2), ("a", "b"))),
+        "s": jnp.int32(1),
+    }
     save(tmp_path, 1, arrays=arrays)
     target = sharded((2, 4), ("b", "a"))
-    wanted = {"w": jax.ShapeDtypeStruct((16, 24), jnp.float32, sharding=target), "s": jax.ShapeDtypeStruct((), jnp.int32)}
+    wanted = {
+        "w": jax.ShapeDtypeStruct((16, 24), jnp.float32, sharding=target),
+        "s": jax.ShapeDtypeStruct((), jnp.int32),
+    }
     _, back, _ = restore(tmp_path, arrays=wanted)
-    assert back["w"].sharding == target and {s.data.shape for s in back["w"].addressable_shards} == {(4, 12)}
+    assert back["w"].sharding == target and {
+        s.data.shape for s in back["w"].addressable_shards
+    } == {(4, 12)}
     assert_same_bits(back, arrays)
 
 
@@ -115,7 +141,9 @@ def test_subset_and_manifest(tmp_path):
     save(tmp_path, 4)
     manifest = checkpoint.read_manifest(tmp_path)
     assert manifest.step == 4 and manifest.model == MODEL
-    assert manifest.leaves["state/params/w"] == ((16, 8), "bfloat16") and manifest.leaves["rng"] == ((2,), "uint32")
+    assert manifest.leaves["state/params/w"] == ((16, 8), "bfloat16") and manifest.leaves[
+        "rng"
+    ] == ((2,), "uint32")
     state = ("step", "params/w", "params/odd", "params/f", "opt_state/1/count", "opt_state/2")
     assert set(manifest.leaves) == {"rng", "routing", *(f"state/{leaf}" for leaf in state)}
     wanted = {"state": {"params": checkpoint.abstract_like(tree()["state"].params)}}
@@ -135,10 +163,22 @@ def change(where, value):
 @pytest.mark.parametrize(
     "edit,message",
     [
-        (change("w", jax.ShapeDtypeStruct((16, 8), jnp.float32)), r"w: bfloat16\[16, 8\] in the checkpoint, float32\[16, 8\] asked for"),
-        (change("w", jax.ShapeDtypeStruct((8, 16), jnp.bfloat16)), r"w: bfloat16\[16, 8\] in the checkpoint, bfloat16\[8, 16\] asked for"),
-        (change("new", jax.ShapeDtypeStruct((2,), jnp.int32)), r"new: nothing in the checkpoint, int32\[2\] asked for"),
-        (lambda arrays: {"state": arrays["state"], "rng": arrays["rng"]}, r"routing: uint8\[5, 3, 2\] in the checkpoint, not asked for"),
+        (
+            change("w", jax.ShapeDtypeStruct((16, 8), jnp.float32)),
+            r"w: bfloat16\[16, 8\] in the checkpoint, float32\[16, 8\] asked for",
+        ),
+        (
+            change("w", jax.ShapeDtypeStruct((8, 16), jnp.bfloat16)),
+            r"w: bfloat16\[16, 8\] in the checkpoint, bfloat16\[8, 16\] asked for",
+        ),
+        (
+            change("new", jax.ShapeDtypeStruct((2,), jnp.int32)),
+            r"new: nothing in the checkpoint, int32\[2\] asked for",
+        ),
+        (
+            lambda arrays: {"state": arrays["state"], "rng": arrays["rng"]},
+            r"routing: uint8\[5, 3, 2\] in the checkpoint, not asked for",
+        ),
     ],
 )
 def test_other_arrays_are_refused_by_name(tmp_path, edit, message):
@@ -149,11 +189,25 @@ def test_other_arrays_are_refused_by_name(tmp_path, edit, message):
 
 def test_another_model_is_refused_by_field(tmp_path):
     save(tmp_path, 1)
-    other = ModelConfig("qwen3_moe", 100, 32, 2, 2, 1, 16, 64, moe=MoEConfig(8, 4, 32, dense_layers=(0,)), rope_theta=1e4)
+    other = ModelConfig(
+        "qwen3_moe",
+        100,
+        32,
+        2,
+        2,
+        1,
+        16,
+        64,
+        moe=MoEConfig(8, 4, 32, dense_layers=(0,)),
+        rope_theta=1e4,
+    )
     with pytest.raises(CheckpointMismatch) as error:
         checkpoint.restore(tmp_path, checkpoint.abstract_like(tree()), model=other)
     told = str(error.value)
-    assert "model.moe.top_k: 2 in the checkpoint, 4 asked for" in told and "model.moe.dense_layers: (1,)" in told
+    assert (
+        "model.moe.top_k: 2 in the checkpoint, 4 asked for" in told
+        and "model.moe.dense_layers: (1,)" in told
+    )
     assert "model.rope_theta: 1000000.0" in told
 
 
@@ -173,13 +227,19 @@ def test_no_checkpoint_and_a_damaged_one_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 9; it has 1$"):
         restore(tmp_path, 9)
     (where / "meta.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"step_00000001 is damaged: meta.json has 1 bytes, 1\d\d were written"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"step_00000001 is damaged: meta.json has 1 bytes, 1\d\d were written",
+    ):
         restore(tmp_path)
     one = {"x": jnp.arange(1000)}
     where = save(tmp_path, 2, arrays=one)
     for file in (where / "arrays").rglob("d/*"):
         file.write_bytes(file.read_bytes()[:10])
-    with pytest.raises(CheckpointError, match=r"step_00000002 is damaged: arrays/.* has 10 bytes, [\d,]+ were written"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"step_00000002 is damaged: arrays/.* has 10 bytes, [\d,]+ were written",
+    ):
         restore(where, arrays=one)
 
 
@@ -188,12 +248,15 @@ class Killed(BaseException):
 
 
 def crash_at(monkeypatch, call):
-    """From now on, the `call`-th of the steps that touch the disk does not happen, and nothing after it."""
+    """From now on, the `call`-th of the steps that touch the disk does not happen, and nothing
+    after it.
+    """
     count = [0]
 
     def guard(function):
         def guarded(*args, **kwargs):
-            if sys._getframe(1).f_globals is vars(checkpoint):  # orbax's own steps happen or not as a whole
+            # orbax's own steps happen or not as a whole
+            if sys._getframe(1).f_globals is vars(checkpoint):
                 count[0] += 1
                 if count[0] == call:
                     raise Killed
@@ -201,7 +264,13 @@ def crash_at(monkeypatch, call):
 
         return guarded
 
-    steps = ((os, "rename"), (shutil, "rmtree"), (checkpoint.ocp.Checkpointer, "save"), (checkpoint, "_write"), (checkpoint, "_flush_tree"))
+    steps = (
+        (os, "rename"),
+        (shutil, "rmtree"),
+        (checkpoint.ocp.Checkpointer, "save"),
+        (checkpoint, "_write"),
+        (checkpoint, "_flush_tree"),
+    )
     for place, name in steps:
         monkeypatch.setattr(place, name, guard(getattr(place, name)))
     return count
@@ -244,9 +313,12 @@ def test_kill_9_in_the_middle_of_saving(tmp_path):
         model = ModelConfig("qwen3", 10, 8, 1, 1, 1, 8, 8)
         for step in range(1, 1000):
             print(step, flush=True)
-            checkpoint.save({str(tmp_path)!r}, step, {{"x": jnp.full((300, 300), step)}}, {{"at": step}}, model=model)
+            arrays = {{"x": jnp.full((300, 300), step)}}
+            checkpoint.save({str(tmp_path)!r}, step, arrays, {{"at": step}}, model=model)
     """
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+    )
     try:
         while int(process.stdout.readline()) < 5:
             pass
@@ -254,7 +326,9 @@ def test_kill_9_in_the_middle_of_saving(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-    step, arrays, meta = checkpoint.restore(tmp_path, {"x": jax.ShapeDtypeStruct((300, 300), jnp.int32)})
+    step, arrays, meta = checkpoint.restore(
+        tmp_path, {"x": jax.ShapeDtypeStruct((300, 300), jnp.int32)}
+    )
     assert step >= 4 and meta == {"at": step}
     np.testing.assert_array_equal(arrays["x"], np.full((300, 300), step))
 
@@ -267,7 +341,10 @@ def test_a_full_disk_keeps_what_was_there(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        message = r"step 2 could not be written to .*step_00000002 \([\d,]+ bytes free there\): No space left on device; its arrays have"
+        message = (
+            r"step 2 could not be written to .*step_00000002 \([\d,]+ bytes free there\): No space"
+            r" left on device; its arrays have"
+        )
         with pytest.raises(CheckpointError, match=message) as error:
             save(tmp_path, 2)
     assert isinstance(error.value.__cause__, OSError)
@@ -279,7 +356,8 @@ def test_arrays_that_cannot_be_written_keep_what_was_there(tmp_path):
     save(tmp_path, 1)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     noise = {"x": jnp.asarray(np.random.default_rng(0).integers(0, 256, 1_000_000), jnp.uint8)}
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))  # the kernel refuses larger files, in orbax's own writer
+    # the kernel refuses larger files, in orbax's own writer
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
     try:
         with pytest.raises(CheckpointError, match="step 2 could not be written"):
             save(tmp_path, 2, arrays=noise)

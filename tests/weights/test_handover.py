@@ -37,7 +37,10 @@ def test_every_layer_gets_its_own_weights(dtype):
         np.testing.assert_array_equal(decode[name], params[name].astype(dtype))
     assert {x.dtype for x in leaves} == {jnp.dtype(dtype)}
     numbers = sum(x.size for x in jax.tree.leaves(params))
-    assert metrics["handover/bytes"] == numbers * jnp.dtype(dtype).itemsize and metrics["time/handover_s"] > 0
+    assert (
+        metrics["handover/bytes"] == numbers * jnp.dtype(dtype).itemsize
+        and metrics["time/handover_s"] > 0
+    )
 
 
 def test_the_rollouts_copy_outlives_an_update_that_consumes_the_training_parameters():
@@ -56,7 +59,9 @@ def rounded_int8(w):
 
 
 def test_quantised_matrices_hold_what_eight_bits_leave_of_the_unrounded_weights():
-    """Scales of one expert's or layer's channel come from that channel alone: a stack of layers is not one matrix, nor are gate and up."""
+    """Scales of one expert's or layer's channel come from that channel alone: a stack of layers is
+    not one matrix, nor are gate and up.
+    """
     params = random_params()
     layer = params["run_0"]["layer_0"]
     layer["mlp"]["gate"] = layer["mlp"]["gate"] * 50
@@ -64,10 +69,19 @@ def test_quantised_matrices_hold_what_eight_bits_leave_of_the_unrounded_weights(
     for repeat, tree in enumerate(decode["run_0"]):
         got = tree["layer_0"]
         for name in ("q", "k", "v", "o"):
-            np.testing.assert_allclose(got["attention"][name], rounded_int8(layer["attention"][name][repeat]), rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(
+                got["attention"][name],
+                rounded_int8(layer["attention"][name][repeat]),
+                rtol=1e-5,
+                atol=1e-7,
+            )
         both = [rounded_int8(layer["mlp"][name][repeat]) for name in ("gate", "up")]
-        np.testing.assert_allclose(got["mlp"]["gate_up"], np.concatenate(both, -1), rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose(got["mlp"]["down"], rounded_int8(layer["mlp"]["down"][repeat]), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            got["mlp"]["gate_up"], np.concatenate(both, -1), rtol=1e-5, atol=1e-7
+        )
+        np.testing.assert_allclose(
+            got["mlp"]["down"], rounded_int8(layer["mlp"]["down"][repeat]), rtol=1e-5, atol=1e-7
+        )
         for name in ("q_norm", "k_norm"):
             np.testing.assert_array_equal(got["attention"][name], layer["attention"][name][repeat])
         np.testing.assert_array_equal(got["mlp"]["router"], layer["mlp"]["router"][repeat])
@@ -80,9 +94,14 @@ def test_quantised_matrices_hold_what_eight_bits_leave_of_the_unrounded_weights(
 
 
 @pytest.mark.parametrize("implementation", ["padded", "ragged"])
-@pytest.mark.parametrize(("kind", "dtype", "near"), [("int8", "float32", 1e-5), ("e4m3", "float32", 1e-5), ("e4m3", "bfloat16", 0.03)])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "near"),
+    [("int8", "float32", 1e-5), ("e4m3", "float32", 1e-5), ("e4m3", "bfloat16", 0.03)],
+)
 def test_stored_eight_bit_weights_compute_what_emulated_ones_do(implementation, kind, dtype, near):
-    """A prefill of many rows and a step of few: what a TPU's sampler does, tested here. In bfloat16 emulation rounds a second time."""
+    """A prefill of many rows and a step of few: what a TPU's sampler does, tested here. In bfloat16
+    emulation rounds a second time.
+    """
     params, routes = random_params(), None
     model = Transformer(MODEL, ComputeConfig(dtype=dtype, experts=implementation), "decode")
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, MODEL.vocab_size, (3, 21)), jnp.int32)
@@ -91,25 +110,56 @@ def test_stored_eight_bit_weights_compute_what_emulated_ones_do(implementation, 
         nonlocal routes
         cache, outs = init_cache(MODEL, 3, 32, model.compute), []
         for part in (slice(0, 20), slice(20, 21)):
-            positions = jnp.broadcast_to(jnp.arange(21, dtype=jnp.int32)[None, part], tokens[:, part].shape)
+            positions = jnp.broadcast_to(
+                jnp.arange(21, dtype=jnp.int32)[None, part], tokens[:, part].shape
+            )
             given = None if routes is None else routes[:, part]
-            outs.append(apply(model, decode, tokens[:, part], positions, mask=positions >= 0, routing=given, cache=cache))
+            outs.append(
+                apply(
+                    model,
+                    decode,
+                    tokens[:, part],
+                    positions,
+                    mask=positions >= 0,
+                    routing=given,
+                    cache=cache,
+                )
+            )
             cache = outs[-1].cache
-        routes = jnp.concatenate([out.routing for out in outs], axis=1)  # the same experts in every run
+        # the same experts in every run
+        routes = jnp.concatenate([out.routing for out in outs], axis=1)
         return np.concatenate([np.asarray(out.hidden, np.float64) for out in outs], axis=1)
 
     found = {}
-    for name, (what, stored) in {"emulated": (kind, False), "stored": (kind, True), "exact": ("off", False)}.items():
+    for name, (what, stored) in {
+        "emulated": (kind, False),
+        "stored": (kind, True),
+        "exact": ("off", False),
+    }.items():
         decode, metrics = hand_over(params, dtype, what, stored)
-        matrices = [x for x in jax.tree.leaves(decode, is_leaf=lambda x: isinstance(x, Quantized)) if isinstance(x, Quantized)]
-        assert bool(matrices) == stored and metrics["handover/bytes"] == sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(decode))
-        assert all(x.values.dtype.itemsize == 1 and x.scales.size * x.shape[-2] == x.values.size for x in matrices)
+        matrices = [
+            x
+            for x in jax.tree.leaves(decode, is_leaf=lambda x: isinstance(x, Quantized))
+            if isinstance(x, Quantized)
+        ]
+        assert bool(matrices) == stored and metrics["handover/bytes"] == sum(
+            x.size * x.dtype.itemsize for x in jax.tree.leaves(decode)
+        )
+        assert all(
+            x.values.dtype.itemsize == 1 and x.scales.size * x.shape[-2] == x.values.size
+            for x in matrices
+        )
         found[name] = run(decode)
-    error = {name: np.abs(found[name] - found["stored"]).max() / np.abs(found["stored"]).max() for name in ("emulated", "exact")}
+    error = {
+        name: np.abs(found[name] - found["stored"]).max() / np.abs(found["stored"]).max()
+        for name in ("emulated", "exact")
+    }
     assert 0 < error["emulated"] < near and error["exact"] > 1.5 * error["emulated"], error
 
 
-@pytest.mark.parametrize(("chip", "kind"), [("TPU7x", "e4m3"), ("TPU v6 lite", "int8"), ("cpu", "off")])
+@pytest.mark.parametrize(
+    ("chip", "kind"), [("TPU7x", "e4m3"), ("TPU v6 lite", "int8"), ("cpu", "off")]
+)
 def test_auto_goes_by_the_first_device(monkeypatch, chip, kind):
     expected, _ = hand_over(random_params(), "float32", kind)
     monkeypatch.setattr(handover.jax, "devices", lambda: [SimpleNamespace(device_kind=chip)])
@@ -123,16 +173,25 @@ def on(numbers, use="train", **axes) -> Placement:
 
 
 def test_devices_in_the_order_of_a_torus_hand_over_to_others():
-    """As on TPUs, where a mesh seldom counts its devices by their numbers; a conversion onto a mesh of another order is refused by jax."""
+    """As on TPUs, where a mesh seldom counts its devices by their numbers; a conversion onto a mesh
+    of another order is refused by jax.
+    """
     params, there = random_params(MODEL), on((6, 7, 5, 4), "decode", expert=2, tensor=2)
-    expected = hand_over(place(params, MODEL, on((0, 1, 2, 3), fsdp=4)), "float32", model=MODEL, placement=there)[0]
-    found = hand_over(place(params, MODEL, on((0, 1, 3, 2), fsdp=4)), "float32", model=MODEL, placement=there)[0]
+    expected = hand_over(
+        place(params, MODEL, on((0, 1, 2, 3), fsdp=4)), "float32", model=MODEL, placement=there
+    )[0]
+    found = hand_over(
+        place(params, MODEL, on((0, 1, 3, 2), fsdp=4)), "float32", model=MODEL, placement=there
+    )[0]
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize("target", [(0, 1, 3, 2), (4, 5, 6, 7)])
 def test_what_lies_on_devices_of_another_order_is_moved(target):
-    x, wanted = jax.device_put(np.arange(8), on((0, 1, 2, 3), fsdp=4).rows(8)), on(target, fsdp=4).rows(8)
+    x, wanted = (
+        jax.device_put(np.arange(8), on((0, 1, 2, 3), fsdp=4).rows(8)),
+        on(target, fsdp=4).rows(8),
+    )
     moved = move({"x": x}, {"x": wanted})["x"]
     assert ordered(moved.sharding) == tuple(jax.devices()[i] for i in target)
     np.testing.assert_array_equal(moved, np.arange(8))

@@ -1,4 +1,6 @@
-"""Hugging Face folders in and out: bit for bit, loadable by transformers, and every damaged folder refused by name."""
+"""Hugging Face folders in and out: bit for bit, loadable by transformers, and every damaged folder
+refused by name.
+"""
 
 import dataclasses
 import errno
@@ -19,14 +21,34 @@ from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig, RunConfig
 from compass_jax.model.params import abstract_params
 from compass_jax.records import TrainState
 from compass_jax.weights import checkpoint, safetensors_io
-from compass_jax.weights.hf import WeightsError, export_hf, import_hf, init_or_load, load_params, read_hf_config, save_params
+from compass_jax.weights.hf import (
+    WeightsError,
+    export_hf,
+    import_hf,
+    init_or_load,
+    load_params,
+    read_hf_config,
+    save_params,
+)
 
 MOE = ModelConfig(
-    family="qwen3_moe", vocab_size=40, hidden=16, layers=5, heads=4, kv_heads=2, head_dim=6, ffn=20, max_positions=64,
+    family="qwen3_moe",
+    vocab_size=40,
+    hidden=16,
+    layers=5,
+    heads=4,
+    kv_heads=2,
+    head_dim=6,
+    ffn=20,
+    max_positions=64,
     moe=MoEConfig(experts=3, top_k=2, ffn=10, sparse_step=2, dense_layers=(3,)),
-)  # fmt: skip
-TIED = dataclasses.replace(MOE, family="qwen3", moe=None, layers=2, tie_embeddings=True, qkv_bias=True, o_bias=True)
-QWEN2 = dataclasses.replace(MOE, family="qwen2", moe=None, layers=2, head_dim=4, qk_norm=False, qkv_bias=True)
+)
+TIED = dataclasses.replace(
+    MOE, family="qwen3", moe=None, layers=2, tie_embeddings=True, qkv_bias=True, o_bias=True
+)
+QWEN2 = dataclasses.replace(
+    MOE, family="qwen2", moe=None, layers=2, head_dim=4, qk_norm=False, qkv_bias=True
+)
 
 
 def random_params(config, dtype="float32", seed=0):
@@ -61,41 +83,64 @@ def write_folder(folder, config, tensors, shards=1):
     if shards == 1:
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         return folder
-    files = {name: f"model-{i % shards + 1:05d}-of-{shards:05d}.safetensors" for i, name in enumerate(names)}
+    files = {
+        name: f"model-{i % shards + 1:05d}-of-{shards:05d}.safetensors"
+        for i, name in enumerate(names)
+    }
     for file in set(files.values()):
-        save_file({name: tensors[name] for name in names if files[name] == file}, folder / file, {"format": "pt"})
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+        save_file(
+            {name: tensors[name] for name in names if files[name] == file},
+            folder / file,
+            {"format": "pt"},
+        )
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": files})
+    )
     return folder
 
 
 @pytest.fixture(scope="module")
 def moe_tensors(tmp_path_factory):
     """The tensors of a MoE model as they are on disk, float32."""
-    return tensors_of(save_params(random_params(MOE), MOE, tmp_path_factory.mktemp("moe") / "model", "float32"))
+    return tensors_of(
+        save_params(random_params(MOE), MOE, tmp_path_factory.mktemp("moe") / "model", "float32")
+    )
 
 
 def test_each_tensor_lands_in_its_layer_and_expert(moe_tensors):
-    """Names and orientation, against the definition of the layout: decoder layer 1 of 5 has experts (3 would, but is dense by name)."""
+    """Names and orientation, against the definition of the layout: decoder layer 1 of 5 has experts
+    (3 would, but is dense by name).
+    """
     params = random_params(MOE)
     assert MOE.moe_layers == (1,)
     runs = {i: params[f"run_{n}"] for n, i in enumerate(("0", "1", "2"))}
-    np.testing.assert_array_equal(moe_tensors["model.layers.0.mlp.up_proj.weight"], runs["0"]["layer_0"]["mlp"]["up"][0].T)
+    np.testing.assert_array_equal(
+        moe_tensors["model.layers.0.mlp.up_proj.weight"], runs["0"]["layer_0"]["mlp"]["up"][0].T
+    )
     for e in range(3):
         for name in ("gate", "up", "down"):
             stored = moe_tensors[f"model.layers.1.mlp.experts.{e}.{name}_proj.weight"]
             np.testing.assert_array_equal(stored, runs["1"]["layer_0"]["mlp"][name][0, e].T)
-    np.testing.assert_array_equal(moe_tensors["model.layers.1.mlp.gate.weight"], runs["1"]["layer_0"]["mlp"]["router"][0].T)
+    np.testing.assert_array_equal(
+        moe_tensors["model.layers.1.mlp.gate.weight"], runs["1"]["layer_0"]["mlp"]["router"][0].T
+    )
     for layer in (2, 3, 4):
         leaf = runs["2"]["layer_0"]["attention"]
-        np.testing.assert_array_equal(moe_tensors[f"model.layers.{layer}.self_attn.k_proj.weight"], leaf["k"][layer - 2].T)
-        np.testing.assert_array_equal(moe_tensors[f"model.layers.{layer}.self_attn.q_norm.weight"], leaf["q_norm"][layer - 2])
+        np.testing.assert_array_equal(
+            moe_tensors[f"model.layers.{layer}.self_attn.k_proj.weight"], leaf["k"][layer - 2].T
+        )
+        np.testing.assert_array_equal(
+            moe_tensors[f"model.layers.{layer}.self_attn.q_norm.weight"], leaf["q_norm"][layer - 2]
+        )
     np.testing.assert_array_equal(moe_tensors["model.embed_tokens.weight"], params["embed"])
     np.testing.assert_array_equal(moe_tensors["lm_head.weight"], params["head"].T)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_import_then_export_gives_the_same_tensors_bit_for_bit(tmp_path, moe_tensors, dtype, shards):
+def test_import_then_export_gives_the_same_tensors_bit_for_bit(
+    tmp_path, moe_tensors, dtype, shards
+):
     original = {name: x.astype(dtype) for name, x in moe_tensors.items()}
     source = write_folder(tmp_path / "source", MOE, original, shards)
     import_hf(source, tmp_path / "run")
@@ -113,10 +158,14 @@ def test_transformers_loads_the_export_with_no_key_left_over(tmp_path, config):
     params = random_params(config, "bfloat16")
     folder = save_params(params, config, tmp_path / "model", "bfloat16", shard_bytes=3000)
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2
-    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, output_loading_info=True
+    )
     assert {key: list(value) for key, value in info.items() if value} == {}
     theirs = model.state_dict()["model.layers.1.self_attn.q_proj.weight"].view(torch.int16).numpy()
-    assert theirs.tobytes() == tensors_of(folder)["model.layers.1.self_attn.q_proj.weight"].tobytes()
+    assert (
+        theirs.tobytes() == tensors_of(folder)["model.layers.1.self_attn.q_proj.weight"].tobytes()
+    )
 
 
 def test_shards_keep_their_size_and_the_index_is_true(tmp_path):
@@ -135,9 +184,13 @@ def test_shards_keep_their_size_and_the_index_is_true(tmp_path):
 @pytest.mark.parametrize("stored", [np.float32, ml_dtypes.bfloat16, np.float16])
 @pytest.mark.parametrize("asked", ["float32", "bfloat16"])
 def test_values_are_cast_to_the_type_asked_for(tmp_path, moe_tensors, stored, asked):
-    folder = write_folder(tmp_path / "source", MOE, {name: x.astype(stored) for name, x in moe_tensors.items()})
+    folder = write_folder(
+        tmp_path / "source", MOE, {name: x.astype(stored) for name, x in moe_tensors.items()}
+    )
     loaded = load_params(folder, MOE, asked)
-    expected = moe_tensors["model.embed_tokens.weight"].astype(stored).astype(np.float32).astype(asked)
+    expected = (
+        moe_tensors["model.embed_tokens.weight"].astype(stored).astype(np.float32).astype(asked)
+    )
     assert_same_bits(np.asarray(loaded["embed"]), expected)
 
 
@@ -148,7 +201,9 @@ def test_sharded_arrays_hold_the_same_values(tmp_path):
 
     def sharding(x):  # the first two axes that two devices can share
         axes = iter(("x", "y"))
-        return NamedSharding(mesh, PartitionSpec(*(next(axes, None) if size % 2 == 0 else None for size in x.shape)))
+        return NamedSharding(
+            mesh, PartitionSpec(*(next(axes, None) if size % 2 == 0 else None for size in x.shape))
+        )
 
     loaded = load_params(folder, MOE, "float32", jax.tree.map(sharding, params))
     assert len(loaded["embed"].sharding.device_set) == 4
@@ -159,7 +214,9 @@ def test_sharded_arrays_hold_the_same_values(tmp_path):
 def test_a_missing_shard_is_named(tmp_path, moe_tensors):
     folder = write_folder(tmp_path / "m", MOE, moe_tensors, shards=3)
     (folder / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(WeightsError, match=r"model-00002-of-00003\.safetensors is missing: .* lists \d+ tensors"):
+    with pytest.raises(
+        WeightsError, match=r"model-00002-of-00003\.safetensors is missing: .* lists \d+ tensors"
+    ):
         load_params(folder, MOE, "float32")
 
 
@@ -168,7 +225,9 @@ def test_a_truncated_shard_is_named(tmp_path, moe_tensors, keep):
     folder = write_folder(tmp_path / "m", MOE, moe_tensors, shards=2)
     file = folder / "model-00001-of-00002.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(WeightsError, match=r"model-00001-of-00002\.safetensors .*truncated or damaged"):
+    with pytest.raises(
+        WeightsError, match=r"model-00001-of-00002\.safetensors .*truncated or damaged"
+    ):
         load_params(folder, MOE, "float32")
 
 
@@ -177,18 +236,36 @@ def test_an_index_that_lies_is_refused(tmp_path, moe_tensors):
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     index["weight_map"]["lm_head.weight"] = index["weight_map"]["model.embed_tokens.weight"]
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(WeightsError, match=r"places tensor lm_head\.weight in model-0000\d-of-00002\.safetensors, which does not hold it"):
+    with pytest.raises(
+        WeightsError,
+        match=(
+            r"places tensor lm_head\.weight in model-0000\d-of-00002\.safetensors, which does not"
+            r" hold it"
+        ),
+    ):
         load_params(folder, MOE, "float32")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("model.layers.1.mlp.experts.2.up_proj.weight"), r"lacks tensor model\.layers\.1\.mlp\.experts\.2\.up_proj\.weight"),
+        (
+            lambda t: t.pop("model.layers.1.mlp.experts.2.up_proj.weight"),
+            r"lacks tensor model\.layers\.1\.mlp\.experts\.2\.up_proj\.weight",
+        ),
         (lambda t: t.pop("lm_head.weight"), r"lacks tensor lm_head\.weight.*not tied"),
-        (lambda t: t.update({"score.weight": np.zeros((1, 16), np.float32)}), r"holds tensor score\.weight"),
-        (lambda t: t.update({"model.norm.weight": np.zeros(15, np.float32)}), r"model\.norm\.weight has shape \(15,\), the model expects \(16,\)"),
-        (lambda t: t.update({"model.norm.weight": np.zeros(16, np.int8)}), r"model\.norm\.weight is stored as I8"),
+        (
+            lambda t: t.update({"score.weight": np.zeros((1, 16), np.float32)}),
+            r"holds tensor score\.weight",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": np.zeros(15, np.float32)}),
+            r"model\.norm\.weight has shape \(15,\), the model expects \(16,\)",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": np.zeros(16, np.int8)}),
+            r"model\.norm\.weight is stored as I8",
+        ),
     ],
 )
 def test_a_folder_of_other_tensors_is_refused(tmp_path, moe_tensors, change, message):
@@ -203,10 +280,16 @@ def test_a_tied_model_may_repeat_its_embedding_but_not_contradict_it(tmp_path):
     params = random_params(TIED)
     tensors = tensors_of(save_params(params, TIED, tmp_path / "a", "float32"))
     assert "lm_head.weight" not in tensors
-    same = write_folder(tmp_path / "b", TIED, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]})
+    same = write_folder(
+        tmp_path / "b", TIED, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}
+    )
     jax.tree.map(np.testing.assert_array_equal, load_params(same, TIED, "float32"), params)
-    other = write_folder(tmp_path / "c", TIED, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1})
-    with pytest.raises(WeightsError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+    other = write_folder(
+        tmp_path / "c", TIED, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}
+    )
+    with pytest.raises(
+        WeightsError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"
+    ):
         load_params(other, TIED, "float32")
 
 
@@ -223,7 +306,10 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(safetensors_io.os, "fsync", full)
-    with pytest.raises(WeightsError, match=r"No space left on device \([\d,]+ bytes of weights, [\d,]+ bytes free\)"):
+    with pytest.raises(
+        WeightsError,
+        match=r"No space left on device \([\d,]+ bytes of weights, [\d,]+ bytes free\)",
+    ):
         save_params(params, MOE, tmp_path / "model", "float32")
     assert list(tmp_path.iterdir()) == []
 
@@ -255,7 +341,10 @@ def test_an_export_does_not_overwrite_unless_asked(tmp_path):
 
 def test_parameters_of_another_model_are_not_written(tmp_path):
     wider = dataclasses.replace(TIED, ffn=24)
-    with pytest.raises(WeightsError, match=r"run_0/layer_0/mlp/down has shape \(2, 24, 16\), the model has \(2, 20, 16\)"):
+    with pytest.raises(
+        WeightsError,
+        match=r"run_0/layer_0/mlp/down has shape \(2, 24, 16\), the model has \(2, 20, 16\)",
+    ):
         save_params(random_params(wider), TIED, tmp_path / "model", "float32")
     assert list(tmp_path.iterdir()) == []
 
@@ -272,7 +361,9 @@ def test_tokenizer_files_and_token_ids_are_carried_through(tmp_path):
     for name, text in files.items():
         (source / name).write_text(text)
     (source / "notes.txt").write_text("not ours")
-    (source / "config.json").write_text(json.dumps(json.loads((source / "config.json").read_text()) | {"eos_token_id": 5}))
+    (source / "config.json").write_text(
+        json.dumps(json.loads((source / "config.json").read_text()) | {"eos_token_id": 5})
+    )
     import_hf(source, tmp_path / "run")
     out = export_hf(tmp_path / "run", tmp_path / "out")
     assert {x.name for x in out.iterdir()} == {*files, "config.json", "model.safetensors"}
@@ -285,13 +376,21 @@ def test_tokenizer_files_and_token_ids_are_carried_through(tmp_path):
 def test_a_training_checkpoint_is_exported_without_its_optimiser(tmp_path):
     params = random_params(MOE)
     zero = jnp.zeros((), jnp.int32)
-    state = TrainState(params=params, opt_state={"m": jax.tree.map(jnp.zeros_like, params)}, step=zero, bad_steps=zero, skipped=zero)
+    state = TrainState(
+        params=params,
+        opt_state={"m": jax.tree.map(jnp.zeros_like, params)},
+        step=zero,
+        bad_steps=zero,
+        skipped=zero,
+    )
     checkpoint.save(tmp_path / "run", 7, {"state": state, "other": zero}, {"note": 1}, model=MOE)
     out = export_hf(tmp_path / "run", tmp_path / "out")
     assert read_hf_config(out) == MOE
     jax.tree.map(np.testing.assert_array_equal, load_params(out, MOE, "float32"), params)
     half = tensors_of(export_hf(tmp_path / "run", tmp_path / "half", dtype="bfloat16"))
-    assert_same_bits(half["lm_head.weight"], np.asarray(params["head"]).T.astype(ml_dtypes.bfloat16))
+    assert_same_bits(
+        half["lm_head.weight"], np.asarray(params["head"]).T.astype(ml_dtypes.bfloat16)
+    )
 
 
 def test_a_checkpoint_without_parameters_is_refused(tmp_path):
@@ -303,10 +402,15 @@ def test_a_checkpoint_without_parameters_is_refused(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_run_starts_from_a_folder_or_a_checkpoint(tmp_path, dtype):
     params = random_params(MOE)
-    run = RunConfig(name="r", model=dataclasses.replace(MOE, init_std=0.5, max_positions=32), compute=ComputeConfig(param_dtype=dtype))
+    run = RunConfig(
+        name="r",
+        model=dataclasses.replace(MOE, init_std=0.5, max_positions=32),
+        compute=ComputeConfig(param_dtype=dtype),
+    )
     folder = save_params(params, MOE, tmp_path / "hf", "float32")
     import_hf(folder, tmp_path / "run")
-    (tmp_path / "run" / "config.json").write_text("{}")  # a run directory has a config.json of its own
+    # a run directory has a config.json of its own
+    (tmp_path / "run" / "config.json").write_text("{}")
     expected = jax.tree.map(lambda x: np.asarray(x).astype(dtype), params)
     for source in (folder, tmp_path / "run", checkpoint.locate(tmp_path / "run")):
         got = init_or_load(dataclasses.replace(run, init_from=str(source)), jax.random.key(3))
@@ -314,7 +418,17 @@ def test_a_run_starts_from_a_folder_or_a_checkpoint(tmp_path, dtype):
 
 
 def test_a_run_without_a_start_draws_its_parameters():
-    small = dataclasses.replace(TIED, vocab_size=64, hidden=32, layers=1, heads=1, kv_heads=1, head_dim=32, ffn=32, init_std=0.5)
+    small = dataclasses.replace(
+        TIED,
+        vocab_size=64,
+        hidden=32,
+        layers=1,
+        heads=1,
+        kv_heads=1,
+        head_dim=32,
+        ffn=32,
+        init_std=0.5,
+    )
     run = RunConfig(name="r", model=small)
     first, again, other = (init_or_load(run, jax.random.key(n)) for n in (3, 3, 4))
     jax.tree.map(np.testing.assert_array_equal, first, again)
@@ -322,18 +436,28 @@ def test_a_run_without_a_start_draws_its_parameters():
     for leaf in (first["embed"], layer["attention"]["q"], layer["mlp"]["down"]):
         np.testing.assert_allclose(np.std(leaf), 0.5, rtol=0.1)
     assert np.mean(np.asarray(first["embed"]) == np.asarray(other["embed"])) < 0.01
-    assert abs(np.corrcoef(layer["attention"]["q"].ravel(), layer["mlp"]["down"].ravel())[0, 1]) < 0.15
+    assert (
+        abs(np.corrcoef(layer["attention"]["q"].ravel(), layer["mlp"]["down"].ravel())[0, 1]) < 0.15
+    )
     np.testing.assert_array_equal(first["final_norm"], np.ones(32))
 
 
 def test_a_run_refuses_another_model_and_names_the_fields(tmp_path):
     folder = save_params(random_params(MOE), MOE, tmp_path / "hf", "float32")
     import_hf(folder, tmp_path / "run")
-    other = dataclasses.replace(MOE, rope_theta=5.0, moe=dataclasses.replace(MOE.moe, norm_top_k=False), max_positions=128)
+    other = dataclasses.replace(
+        MOE, rope_theta=5.0, moe=dataclasses.replace(MOE.moe, norm_top_k=False), max_positions=128
+    )
     for source in (folder, tmp_path / "run"):
         with pytest.raises(WeightsError) as caught:
             init_or_load(RunConfig(name="r", model=other, init_from=str(source)), jax.random.key(0))
-        for text in ("model.rope_theta: 1000000.0 there, 5.0", "model.moe.norm_top_k", "model.max_positions: 64 there, 128"):
+        for text in (
+            "model.rope_theta: 1000000.0 there, 5.0",
+            "model.moe.norm_top_k",
+            "model.max_positions: 64 there, 128",
+        ):
             assert text in str(caught.value)
     with pytest.raises(WeightsError, match="no such folder"):
-        init_or_load(RunConfig(name="r", model=MOE, init_from=str(tmp_path / "nowhere")), jax.random.key(0))
+        init_or_load(
+            RunConfig(name="r", model=MOE, init_from=str(tmp_path / "nowhere")), jax.random.key(0)
+        )

@@ -6,25 +6,73 @@ import json
 import pytest
 
 from compass_jax.config import ModelConfig, MoEConfig
-from compass_jax.weights.hf_config import UnsupportedModel, WeightsError, config_from_dict, find_token_ids, read_hf_config, write_hf_config
+from compass_jax.weights.hf_config import (
+    UnsupportedModel,
+    WeightsError,
+    config_from_dict,
+    find_token_ids,
+    read_hf_config,
+    write_hf_config,
+)
 
 HUB = {
-    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.1, "bos_token_id": 151643, "decoder_sparse_step": 2,
-    "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144,
-    "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [7, 1], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
-    "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
-    "num_key_value_heads": 4, "output_router_logits": False, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0,
-    "router_aux_loss_coef": 0.001, "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
-    "use_sliding_window": False, "vocab_size": 151936,
-}  # fmt: skip
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.1,
+    "bos_token_id": 151643,
+    "decoder_sparse_step": 2,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [7, 1],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
 WANTED = ModelConfig(
-    family="qwen3_moe", vocab_size=151936, hidden=2048, layers=48, heads=32, kv_heads=4, head_dim=128, ffn=6144, max_positions=40960,
-    moe=MoEConfig(experts=128, top_k=8, ffn=768, norm_top_k=True, sparse_step=2, dense_layers=(1, 7)),
-)  # fmt: skip
+    family="qwen3_moe",
+    vocab_size=151936,
+    hidden=2048,
+    layers=48,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    ffn=6144,
+    max_positions=40960,
+    moe=MoEConfig(
+        experts=128, top_k=8, ffn=768, norm_top_k=True, sparse_step=2, dense_layers=(1, 7)
+    ),
+)
 QWEN2 = {
-    "model_type": "qwen2", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "model_type": "qwen2",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
     "num_key_value_heads": 2,
-}  # fmt: skip
+}
 
 
 def without(raw, *names):
@@ -50,7 +98,9 @@ def test_two_spellings_that_disagree_are_refused():
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3", "qwen2"])
 def test_absent_fields_take_the_defaults_of_the_transformers_class(family):
-    """What transformers itself makes of the same short config.json, read back from what it saves."""
+    """What transformers itself makes of the same short config.json, read back from what it
+    saves.
+    """
     from transformers import AutoConfig
 
     short = QWEN2 | {"model_type": family} | ({"num_experts": 16} if family == "qwen3_moe" else {})
@@ -59,11 +109,18 @@ def test_absent_fields_take_the_defaults_of_the_transformers_class(family):
     assert ours == config_from_dict(theirs.to_dict())
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"] == 10_000.0
     assert ours.head_dim == getattr(theirs, "head_dim", 32 // 4)
-    assert ours.norm_eps == theirs.rms_norm_eps and ours.max_positions == theirs.max_position_embeddings
+    assert (
+        ours.norm_eps == theirs.rms_norm_eps
+        and ours.max_positions == theirs.max_position_embeddings
+    )
     assert ours.tie_embeddings == theirs.tie_word_embeddings
     if family == "qwen3_moe":
         moe = ours.moe
-        assert (moe.top_k, moe.ffn, moe.norm_top_k) == (theirs.num_experts_per_tok, theirs.moe_intermediate_size, theirs.norm_topk_prob)
+        assert (moe.top_k, moe.ffn, moe.norm_top_k) == (
+            theirs.num_experts_per_tok,
+            theirs.moe_intermediate_size,
+            theirs.norm_topk_prob,
+        )
 
 
 def test_biases_and_norms_of_the_families():
@@ -80,14 +137,26 @@ def test_biases_and_norms_of_the_families():
         ({"model_type": "mixtral"}, ["model_type", "mixtral", "qwen3_moe | qwen3 | qwen2"]),
         ({"model_type": None}, ["model_type", "None"]),
         ({"use_sliding_window": True}, ["use_sliding_window", "True"]),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types", "sliding_attention"]),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            ["layer_types", "sliding_attention"],
+        ),
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, ["rope_scaling", "yarn"]),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, ["rope_scaling", "linear"]),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1.0, "factor": 2.0}}, ["rope_parameters", "dynamic"]),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, ["rope_parameters", "0.25"]),
-        ({"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2]}}, ["rope_parameters", "mrope_section"]),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1.0, "factor": 2.0}},
+            ["rope_parameters", "dynamic"],
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},
+            ["rope_parameters", "0.25"],
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2]}},
+            ["rope_parameters", "mrope_section"],
+        ),
         ({"use_mrope": True}, ["use_mrope", "True"]),
         ({"quantization_config": {"quant_method": "fp8"}}, ["quantization_config", "fp8"]),
         ({"num_nextn_predict_layers": 1}, ["num_nextn_predict_layers", "1"]),
@@ -122,12 +191,27 @@ def test_what_would_change_the_maths_is_refused_by_name(change, named):
 
 
 NEUTRAL = {
-    "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1, "shared_expert_intermediate_size": 0,
-    "final_logit_softcapping": None, "attn_logit_softcapping": None, "clip_qkv": None, "mlp_bias": False,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000}, "is_decoder": False, "auto_map": None,
-    "sliding_window": 4096, "max_window_layers": 28, "something_else": None, "unsloth_fixed": True,
-    "qkv_bias": False, "use_qk_norm": True, "architectures": ["Qwen3MoeForCausalLM"], "layer_types": ["full_attention"] * 48, "eos_token_id": [1, 2],
-}  # fmt: skip
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "shared_expert_intermediate_size": 0,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+    "clip_qkv": None,
+    "mlp_bias": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000},
+    "is_decoder": False,
+    "auto_map": None,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "something_else": None,
+    "unsloth_fixed": True,
+    "qkv_bias": False,
+    "use_qk_norm": True,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "layer_types": ["full_attention"] * 48,
+    "eos_token_id": [1, 2],
+}
 
 
 @pytest.mark.parametrize("field", NEUTRAL)
@@ -143,7 +227,9 @@ def test_whatever_transformers_saves_of_the_three_families_is_read(family, tmp_p
     theirs = AutoConfig.for_model(**QWEN2 | {"model_type": family})
     theirs.save_pretrained(tmp_path)
     assert read_hf_config(tmp_path) == config_from_dict(theirs.to_dict())
-    base = {name: value for name, value in PretrainedConfig().to_dict().items() if name != "model_type"}
+    base = {
+        name: value for name, value in PretrainedConfig().to_dict().items() if name != "model_type"
+    }
     config_from_dict(theirs.to_dict() | base)
 
 
@@ -164,11 +250,20 @@ def test_a_number_that_makes_no_model_is_refused(field, value):
 @pytest.mark.parametrize(
     "field",
     [
-        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
-        "num_key_value_heads", "max_position_embeddings", "num_experts", "num_experts_per_tok",
-        "moe_intermediate_size", "decoder_sparse_step",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "head_dim",
+        "num_key_value_heads",
+        "max_position_embeddings",
+        "num_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "decoder_sparse_step",
     ],
-)  # fmt: skip
+)
 def test_a_size_that_cannot_be_is_refused_at_once(field, value):
     with pytest.raises(WeightsError, match="impossible model: model"):
         config_from_dict(HUB | {field: value})
@@ -181,16 +276,25 @@ def test_a_size_that_cannot_be_is_refused_at_once(field, value):
         (without(HUB, "num_experts"), "has no num_experts"),
         (HUB | {"hidden_size": "2048"}, "hidden_size = '2048', expected int"),
         (HUB | {"tie_word_embeddings": 1}, "tie_word_embeddings = 1, expected bool"),
-        (HUB | {"num_key_value_heads": 5}, "impossible model.*not a multiple of model.kv_heads = 5"),
+        (
+            HUB | {"num_key_value_heads": 5},
+            "impossible model.*not a multiple of model.kv_heads = 5",
+        ),
         (HUB | {"num_experts_per_tok": 200}, "impossible model.*top_k = 200"),
         (HUB | {"mlp_only_layers": [48]}, "impossible model.*dense_layers"),
         (HUB | {"mlp_only_layers": ["0"]}, "mlp_only_layers"),
         (HUB | {"mlp_only_layers": ""}, "mlp_only_layers"),
-        (HUB | {"layer_types": ["full_attention"]}, "layer_types has 1 entries, num_hidden_layers is 48"),
+        (
+            HUB | {"layer_types": ["full_attention"]},
+            "layer_types has 1 entries, num_hidden_layers is 48",
+        ),
         (HUB | {"eos_token_id": 151936}, "eos_token_id = 151936, a token id from 0 to 151935"),
         (HUB | {"pad_token_id": -1}, "pad_token_id = -1"),
         (HUB | {"bos_token_id": [1]}, r"bos_token_id = \[1\]"),
-        (HUB | {"rope_parameters": {"rope_theta": 5e5}}, "rope_theta = 1000000.0 and rope_parameters .* disagree"),
+        (
+            HUB | {"rope_parameters": {"rope_theta": 5e5}},
+            "rope_theta = 1000000.0 and rope_parameters .* disagree",
+        ),
         (HUB | {"model_type": ["qwen3"]}, "model_type"),
     ],
 )
@@ -213,9 +317,24 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
         read_hf_config(tmp_path)
 
 
-@pytest.mark.parametrize("raw", [HUB, QWEN2, QWEN2 | {"model_type": "qwen3", "attention_bias": True, "tie_word_embeddings": True, "head_dim": 10}])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        HUB,
+        QWEN2,
+        QWEN2
+        | {
+            "model_type": "qwen3",
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "head_dim": 10,
+        },
+    ],
+)
 def test_writing_then_reading_gives_the_same_model(raw):
-    config = dataclasses.replace(config_from_dict(raw), rope_theta=777.0, norm_eps=3e-5, init_std=0.5)
+    config = dataclasses.replace(
+        config_from_dict(raw), rope_theta=777.0, norm_eps=3e-5, init_std=0.5
+    )
     assert config_from_dict(json.loads(json.dumps(write_hf_config(config)))) == config
 
 
@@ -226,10 +345,14 @@ def test_a_model_that_its_class_cannot_express_is_not_exported():
 
 
 def test_token_ids_come_from_the_config_or_the_tokenizer(tmp_path):
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<end>"}, "pad_token": "<pad>", "bos_token": None}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "<end>"}, "pad_token": "<pad>", "bos_token": None})
+    )
     assert find_token_ids(tmp_path) == {}
     tokens = [{"id": 4, "content": "<end>"}, {"id": 9, "content": "<pad>"}]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
     assert find_token_ids(tmp_path) == {"eos_token_id": 4, "pad_token_id": 9}
-    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [7, 8], "bos_token_id": None}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"eos_token_id": [7, 8], "bos_token_id": None})
+    )
     assert find_token_ids(tmp_path) == {"eos_token_id": [7, 8]}

@@ -1,4 +1,6 @@
-"""Hugging Face folders that are damaged, dishonest or hostile: each is refused in words, and nothing leaves its folder."""
+"""Hugging Face folders that are damaged, dishonest or hostile: each is refused in words, and
+nothing leaves its folder.
+"""
 
 import json
 import random
@@ -12,7 +14,14 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from test_hf import MOE, QWEN2, TIED, random_params, tensors_of, write_folder
 
 from compass_jax import cli
-from compass_jax.weights.hf import WeightsError, export_hf, import_hf, load_params, read_hf_config, save_params
+from compass_jax.weights.hf import (
+    WeightsError,
+    export_hf,
+    import_hf,
+    load_params,
+    read_hf_config,
+    save_params,
+)
 from compass_jax.weights.hf_keys import HARMLESS, NEUTRAL, READ, READ_OF_MOE
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -46,14 +55,18 @@ def test_a_weight_that_is_not_finite_is_refused_by_file_and_tensor(tmp_path, ten
     load_params(good, MOE, "float32")
     folder = write_folder(tmp_path / "bad", MOE, with_bad(stored, name, BAD[bad], 1, BAD[bad]), 2)
     for asked in ("float32", "bfloat16"):
-        with pytest.raises(WeightsError, match=r"model-0000\d-of.*up_proj\.weight: of 160 .* 2 are NaN"):
+        with pytest.raises(
+            WeightsError, match=r"model-0000\d-of.*up_proj\.weight: of 160 .* 2 are NaN"
+        ):
             load_params(folder, MOE, asked)
     with pytest.raises(WeightsError, match="are NaN or infinite"):
         import_hf(folder, tmp_path / "run")
     assert cli.main(["import-hf", str(folder), str(tmp_path / "run")]) == 1
 
 
-def test_the_largest_weights_are_finite_and_those_that_a_type_cannot_hold_are_refused(tmp_path, tensors):
+def test_the_largest_weights_are_finite_and_those_that_a_type_cannot_hold_are_refused(
+    tmp_path, tensors
+):
     name = "model.norm.weight"
     for dtype in (np.float16, ml_dtypes.bfloat16, np.float32):
         most = np.asarray(ml_dtypes.finfo(dtype).max, dtype)
@@ -106,8 +119,20 @@ def test_an_index_may_name_a_single_file(tmp_path, tensors):
 
 @pytest.mark.parametrize(
     "name",
-    ["../a/model.safetensors", "/etc/passwd", "..", ".", "", "a" * 5000, "a\0.safetensors", "config.json", 3, None, ["x"]],
-)  # fmt: skip
+    [
+        "../a/model.safetensors",
+        "/etc/passwd",
+        "..",
+        ".",
+        "",
+        "a" * 5000,
+        "a\0.safetensors",
+        "config.json",
+        3,
+        None,
+        ["x"],
+    ],
+)
 def test_an_index_that_points_elsewhere_is_refused(tmp_path, tensors, name):
     folder = write_folder(tmp_path / "a", QWEN2, tensors["qwen2"], shards=2)
     index = json.loads((folder / INDEX).read_text())
@@ -199,12 +224,14 @@ HEADERS = {
     "offsets backwards": field("data_offsets", [16, 0]),
     "no such type": field("dtype", "F7"),
     "a type of eight bits": field("dtype", "F8_E4M3"),
-    "a tensor twice": lambda text: text.replace('{"', '{"lm_head.weight":{"dtype":"F32","shape":[16,40],"data_offsets":[0,2560]},"', 1),
+    "a tensor twice": lambda text: text.replace(
+        '{"', '{"lm_head.weight":{"dtype":"F32","shape":[16,40],"data_offsets":[0,2560]},"', 1
+    ),
     "deep": lambda text: "[" * 100_000,
     "no text": lambda text: b"\xff\xfe\xfd",
     "nothing": lambda text: "",
     "a list": lambda text: "[]",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", HEADERS)
@@ -224,7 +251,15 @@ def test_a_header_of_absurd_length_is_refused(tmp_path, tensors, size):
         load_params(folder, QWEN2, "float32")
 
 
-@pytest.mark.parametrize("change", [{"num_experts": 10**9}, {"num_hidden_layers": 2**31}, {"num_hidden_layers": 10**18}, {"num_experts": 60_000}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_experts": 10**9},
+        {"num_hidden_layers": 2**31},
+        {"num_hidden_layers": 10**18},
+        {"num_experts": 60_000},
+    ],
+)
 def test_a_configuration_of_absurd_size_is_refused_at_once(tmp_path, tensors, change):
     folder = write_folder(tmp_path / "m", MOE, tensors["moe"])
     raw = json.loads((folder / "config.json").read_text())
@@ -235,10 +270,38 @@ def test_a_configuration_of_absurd_size_is_refused_at_once(tmp_path, tensors, ch
 
 
 ODD = [
-    None, True, False, 0, 1, -1, 1.5, 0.0, 2**31, 2**63, 10**18, 10**30, 1e300, 1e-300, "", "x", "\ud800", "a\0",
-    [], {}, [[]], [None], [10**30], {"a": 1}, {"rope_type": [], "rope_theta": 1}, {"rope_theta": "x"},
-    float("nan"), float("inf"), "a" * 10**5, ["full_attention"] * 6, list(range(10**4)),
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    1.5,
+    0.0,
+    2**31,
+    2**63,
+    10**18,
+    10**30,
+    1e300,
+    1e-300,
+    "",
+    "x",
+    "\ud800",
+    "a\0",
+    [],
+    {},
+    [[]],
+    [None],
+    [10**30],
+    {"a": 1},
+    {"rope_type": [], "rope_theta": 1},
+    {"rope_theta": "x"},
+    float("nan"),
+    float("inf"),
+    "a" * 10**5,
+    ["full_attention"] * 6,
+    list(range(10**4)),
+]
 
 
 def mutated(value, rng):
@@ -247,7 +310,13 @@ def mutated(value, rng):
         key = rng.choice(list(value))
         kept = {k: v for k, v in value.items() if k != key}
         way = rng.random()
-        return kept if way < 0.1 else kept | {rng.choice(["x", "\ud800"]): 1} if way < 0.2 else kept | {key: mutated(value[key], rng)}
+        return (
+            kept
+            if way < 0.1
+            else kept | {rng.choice(["x", "\ud800"]): 1}
+            if way < 0.2
+            else kept | {key: mutated(value[key], rng)}
+        )
     if isinstance(value, int) and rng.random() < 0.3:
         return value + rng.choice([-8, -1, 1, 8, 2**40])
     return rng.choice(ODD)
@@ -261,19 +330,30 @@ def damaged(text, rng):
 
 
 def test_two_hundred_random_faults_end_in_words(tmp_path, tensors):
-    """Seeded changes of config.json, of the index and of headers: each is harmless, or a WeightsError."""
+    """Seeded changes of config.json, of the index and of headers: each is harmless, or a
+    WeightsError.
+    """
     keys = [*sorted(READ | READ_OF_MOE | HARMLESS | set(NEUTRAL)), "unknown", ""]
     refused = 0
     for number in range(200):
         rng = random.Random(number)
         kind = rng.choice(["config", "config", "index", "header"])
         folder = write_folder(tmp_path / str(number), QWEN2, tensors["qwen2"], shards=2)
-        path = folder / {"config": "config.json", "index": INDEX, "header": "model-00001-of-00002.safetensors"}[kind]
+        path = (
+            folder
+            / {
+                "config": "config.json",
+                "index": INDEX,
+                "header": "model-00001-of-00002.safetensors",
+            }[kind]
+        )
         if kind == "header":
             rewrite_header(path, lambda text, rng=rng: json.dumps(mutated(json.loads(text), rng)))
         else:
             raw = json.loads(path.read_text())
-            raw = raw | {rng.choice(keys): rng.choice(ODD)} if kind == "config" else mutated(raw, rng)
+            raw = (
+                raw | {rng.choice(keys): rng.choice(ODD)} if kind == "config" else mutated(raw, rng)
+            )
             text = json.dumps(raw)
             path.write_text(damaged(text, rng) if rng.random() < 0.2 else text)
         try:

@@ -1,4 +1,6 @@
-"""A manifest that cannot be what `save` wrote is refused, by file and key, by whatever reads a checkpoint."""
+"""A manifest that cannot be what `save` wrote is refused, by file and key, by whatever reads a
+checkpoint.
+"""
 
 import json
 import shutil
@@ -53,7 +55,10 @@ NESTED = "[" * 100_000 + "]" * 100_000
         (lambda x: x | {"step": -1}, r"step = -1, a number of steps is expected"),
         (lambda x: x | {"step": True}, r"step = True, a number"),
         (lambda x: x | {"step": float("nan")}, r"manifest.json: step: NaN is no number of JSON"),
-        (lambda x: x | {"step": 10**30}, r"manifest.json: step: the integer 1000.* has more than 19 digits"),
+        (
+            lambda x: x | {"step": 10**30},
+            r"manifest.json: step: the integer 1000.* has more than 19 digits",
+        ),
         (lambda x: x | {"model": []}, r"manifest.json: model"),
         (
             lambda x: x["model"].update(hidden="a"),

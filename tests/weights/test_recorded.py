@@ -1,4 +1,6 @@
-"""Recorded routes from a checkpoint: every kind of wrong one is refused by row, and what is only unset is not."""
+"""Recorded routes from a checkpoint: every kind of wrong one is refused by row, and what is only
+unset is not.
+"""
 
 import dataclasses
 import re
@@ -30,44 +32,83 @@ def with_(at, value):
 
 def test_set_and_unset_routes_of_finished_samples_pass():
     check_recorded_routes(LENGTHS, store(), MODEL, "here")
-    check_recorded_routes(LENGTHS, with_((2, 3), UNSET), MODEL, "here")  # live routing for that token
+    # live routing for that token
+    check_recorded_routes(LENGTHS, with_((2, 3), UNSET), MODEL, "here")
     check_recorded_routes(np.zeros(4, np.int32), store(), MODEL, "here")
 
 
 @pytest.mark.parametrize(
     ("lengths", "routing", "message"),
     [
-        (LENGTHS, store()[:, :, :1], "row 0 (token, layer): shape (4, 1, 2) ends in (layers, k) = (1, 2), the model has (2, 2)"),
+        (
+            LENGTHS,
+            store()[:, :, :1],
+            (
+                "row 0 (token, layer): shape (4, 1, 2) ends in (layers, k) = (1, 2), the model has"
+                " (2, 2)"
+            ),
+        ),
         (LENGTHS, store()[..., :1], "ends in (layers, k) = (2, 1), the model has (2, 2)"),
         (LENGTHS, store().astype(np.uint16), "dtype uint16, a model of 6 experts records uint8"),
         (LENGTHS, store()[:3], "shape [3, 12, 2, 2], expected [4 t 2 2]"),
         (LENGTHS, store()[:, :, 0], "shape [4, 12, 2], expected [4 t 2 2]"),
         (LENGTHS, store()[:, :8], "row 2 has 9 tokens, the routes are of 8"),
         (-LENGTHS, store(), "row 0 has -5 tokens"),
-        (LENGTHS, with_((2, 7, 1, 0), 6), "row 2 (token, layer): an expert id above 5 at index (7, 1)"),
-        (LENGTHS, with_((2, 7, 1), 3), "row 2 (token, layer): a repeated expert id at index (7, 1): [3, 3]"),
-        (LENGTHS, with_((0, 3, 0, 1), UNSET), "row 0 (token, layer): a partly unset row at index (3, 0)"),
-        (LENGTHS, with_((3, 1, 0), [0, 1]), "row 3 has a route at token 1; of 2 tokens only the first 1 were inputs"),
-        (LENGTHS, with_((0, 11, 1, 0), 2), "row 0 has a route at token 11; of 5 tokens only the first 4"),
+        (
+            LENGTHS,
+            with_((2, 7, 1, 0), 6),
+            "row 2 (token, layer): an expert id above 5 at index (7, 1)",
+        ),
+        (
+            LENGTHS,
+            with_((2, 7, 1), 3),
+            "row 2 (token, layer): a repeated expert id at index (7, 1): [3, 3]",
+        ),
+        (
+            LENGTHS,
+            with_((0, 3, 0, 1), UNSET),
+            "row 0 (token, layer): a partly unset row at index (3, 0)",
+        ),
+        (
+            LENGTHS,
+            with_((3, 1, 0), [0, 1]),
+            "row 3 has a route at token 1; of 2 tokens only the first 1 were inputs",
+        ),
+        (
+            LENGTHS,
+            with_((0, 11, 1, 0), 2),
+            "row 0 has a route at token 11; of 5 tokens only the first 4",
+        ),
     ],
 )
 def test_what_cannot_be_replayed_is_refused_by_checkpoint_row_and_remedy(lengths, routing, message):
     with pytest.raises(CheckpointError) as caught:
         check_recorded_routes(lengths, routing, MODEL, "runs/x/checkpoints/step_00000003")
     told = str(caught.value)
-    assert told.startswith("runs/x/checkpoints/step_00000003: the routes of its interrupted rollout") and message in told
-    assert re.search(r"remove runs/x/checkpoints/step_00000003 to go on from an earlier checkpoint", told)
+    assert (
+        told.startswith("runs/x/checkpoints/step_00000003: the routes of its interrupted rollout")
+        and message in told
+    )
+    assert re.search(
+        r"remove runs/x/checkpoints/step_00000003 to go on from an earlier checkpoint", told
+    )
 
 
 def test_captured_zeros_are_refused():
-    """5: k = 2 repeats an id in the first token already; k = 1 shows in the whole store alone, where it cannot be chance."""
-    with pytest.raises(CheckpointError, match=r"row 0 .*a repeated expert id at index \(0, 0\): \[0, 0\]"):
+    """5: k = 2 repeats an id in the first token already; k = 1 shows in the whole store alone,
+    where it cannot be chance.
+    """
+    with pytest.raises(
+        CheckpointError, match=r"row 0 .*a repeated expert id at index \(0, 0\): \[0, 0\]"
+    ):
         check_recorded_routes(LENGTHS, store() * np.uint8(0), MODEL, "here")
     one = dataclasses.replace(MODEL, moe=dataclasses.replace(MODEL.moe, top_k=1))
     lengths = np.array([ENOUGH // 2 + 1, 0], np.int32)  # times two layers: just enough
 
     def zeros(width):
-        return np.where((np.arange(width) < lengths[:, None] - 1)[..., None, None], 0, UNSET).astype(np.uint8) * np.ones((1, 1, 2, 1), np.uint8)
+        return np.where(
+            (np.arange(width) < lengths[:, None] - 1)[..., None, None], 0, UNSET
+        ).astype(np.uint8) * np.ones((1, 1, 2, 1), np.uint8)
 
     with pytest.raises(CheckpointError, match=rf"all {ENOUGH} of them name expert 0"):
         check_recorded_routes(lengths, zeros(20), one, "here")
