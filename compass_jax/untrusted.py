@@ -8,6 +8,7 @@ RecursionError where brackets nest; each of these is an error with a place here.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
@@ -111,15 +112,18 @@ def read_text(
     error: type[Exception] = UntrustedError,
     most_bytes: int = MOST_BYTES,
 ) -> str:
-    """The text of a UTF-8 file, without a byte order mark. Raises `error` like `read_bytes`, and
-    for another encoding.
+    """The text of a UTF-8 file. Raises `error` like `read_bytes`, for another encoding, and for a
+    byte order mark: other readers of such files fail on it, and an export carries them along.
     """
-    return decode_utf8(read_bytes(path, error=error, most_bytes=most_bytes), str(path), error=error)
+    data = read_bytes(path, error=error, most_bytes=most_bytes)
+    if data.startswith(codecs.BOM_UTF8):
+        raise error(f"{path} begins with a byte order mark; save it as UTF-8 without one")
+    return decode_utf8(data, str(path), error=error)
 
 
 def decode_utf8(data: bytes, where: str, *, error: type[Exception] = UntrustedError) -> str:
-    """`data` as text, without a byte order mark. Raises `error` naming the byte that is not
-    UTF-8.
+    """`data` as text; a byte order mark at its start is left out. Raises `error` naming the byte
+    that is not UTF-8.
     """
     try:
         return data.decode("utf-8-sig")
