@@ -160,7 +160,6 @@ def _one(case: Case, names: list[str]) -> Verdict:
 
 
 # ---- damage ------------------------------------------------------------------------------------
-# --------------------------
 
 
 def _damage(case: Case, root: Path) -> list[str]:

@@ -75,7 +75,6 @@ def run(case: Case) -> Verdict:
 
 
 # ---- bodies ------------------------------------------------------------------------------------
-# --------------------------
 
 
 def _body(case: Case, server: Server, held: Any) -> Verdict:

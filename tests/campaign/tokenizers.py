@@ -162,7 +162,8 @@ def _config(case: Case, folder: Path) -> Expected:
     rows = case.world.outcome("prompts", ["train", CONFIG], spies.prompts)["train"]
     sound = [[row["tokens"] for row in rows]]
     if rng.random() < 0.5:
-        raw, legal, said = _special(rng, json.loads(file.read_text()))
+        vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        raw, legal, said = _special(rng, json.loads(file.read_text()), vocab)
         data = json.dumps(raw).encode("utf-8", "surrogatepass")
     else:
         data, said = _damaged(rng, file)
@@ -172,8 +173,10 @@ def _config(case: Case, folder: Path) -> Expected:
     return Expected(sound if legal else [], ["tokenizer_config.json"])
 
 
-def _special(rng: random.Random, raw: dict) -> tuple[dict, bool, str]:
-    """(the file's content with another value, whether that is legal, what was done)."""
+def _special(rng: random.Random, raw: dict, vocab: dict) -> tuple[dict, bool, str]:
+    """(the file's content with another value, whether that is legal, what was done). `vocab` has
+    the ids of the model's tokens by their names.
+    """
     key = rng.choice(["eos_token", "eos_token", "eos_token", "pad_token", "other"])
     if key == "other":
         names = ["model_max_length", "tokenizer_class", "clean_up_tokenization_spaces", "more"]
@@ -187,7 +190,7 @@ def _special(rng: random.Random, raw: dict) -> tuple[dict, bool, str]:
     content = value.get("content") if isinstance(value, dict) else value
     # Another token of the vocabulary may end generation, though the template does not write it.
     known = isinstance(content, str) and content in {own, "<|endoftext|>", "<|im_end|>"}
-    known = known or (isinstance(value, str) and value in {"a", "0", "1"})
+    known = known or (isinstance(value, str) and value in vocab)
     if key == "pad_token" and rng.random() < 0.2:
         return {k: v for k, v in raw.items() if k != key}, True, "pad_token removed"
     return raw | {key: value}, known or (key == "pad_token" and value is None), said
