@@ -130,12 +130,15 @@ def _refuse_others(folder: Path, named: set[str], why: str) -> None:
 
 
 def _check_header(file: Path) -> None:
-    """WeightsError where a name comes twice in a file's header: the library takes one of
-    the two.
+    """WeightsError where a name comes twice in a file's header, of which the library takes one,
+    and where its metadata are not texts by name.
     """
     with open(file, "rb") as data:
         size = int.from_bytes(data.read(8), "little")
-        parse_json(data.read(size), f"{file}: header", error=WeightsError)
+        header = parse_json(data.read(size), f"{file}: header", error=WeightsError)
+    metadata = header.get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in metadata.values()):
+        raise WeightsError(f"{file}: header: __metadata__ must hold texts by name; write it again")
 
 
 @contextmanager
