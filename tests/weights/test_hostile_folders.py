@@ -231,8 +231,8 @@ HEADERS = {
     "no text": lambda text: b"\xff\xfe\xfd",
     "nothing": lambda text: "",
     "a list": lambda text: "[]",
-    "no metadata": lambda text: text.replace("{", '{"__metadata__": null, ', 1),
-    "metadata of numbers": lambda text: text.replace("{", '{"__metadata__": {"a": 1}, ', 1),
+    "no metadata": lambda text: json.dumps({**json.loads(text), "__metadata__": None}),
+    "metadata of numbers": lambda text: json.dumps({**json.loads(text), "__metadata__": {"a": 1}}),
 }
 
 
