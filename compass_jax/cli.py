@@ -261,7 +261,14 @@ def _plan(config: RunConfig, args: argparse.Namespace) -> int:
     os.environ.update(COMPILER_ALONE)
     from compass_jax.plan.run import run_plan
 
-    return run_plan(config, args.topology, as_json=args.json, png=args.png, searched=args.search)
+    return run_plan(
+        config,
+        args.topology,
+        as_json=args.json,
+        png=args.png,
+        searched=args.search,
+        any_versions=args.any_versions,
+    )
 
 
 def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:

@@ -89,6 +89,8 @@ def _configured_options(sub: argparse.ArgumentParser, name: str) -> None:
         option("png", "draw the memory of every program", metavar="FILE")
         text = "try so many other layouts of the training, the likeliest first"
         option("search", text, type=int, default=0, metavar="N")
+        text = "plan with older versions of jax and libtpu, too, which train experts slowly"
+        option("any-versions", text, action="store_true")
     if name == "calibrate-alpha":
         option("out", "where to write alpha.json", metavar="DIR")
         alphas = [0.01, 0.02, 0.03, 0.05, 0.07, 0.1]

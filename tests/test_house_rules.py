@@ -26,6 +26,7 @@ LAYERS = {
     "config": {"config", "untrusted"},
     "masked": set(),
     "chips": set(),
+    "tpu_versions": {"config"},
     "untrusted": set(),
     "plan": ANY,
     "config_io": {"config", "untrusted"},
@@ -41,7 +42,9 @@ LAYERS = {
     "weights": MODEL | {"weights", "config_io", "distributed"},
     "train": MODEL | {"chips", "rl", "train", "rewards.penalties"},
     "train.session": (
-        MODEL | {"train", "data", "distributed", "config_io", "rundir", "rewards", "weights"}
+        MODEL
+        | {"train", "data", "distributed", "config_io", "rundir", "rewards", "weights"}
+        | {"tpu_versions"}
     ),
     "train.gather": MODEL | {"rl", "rollout", "rewards"},
     "train.history": MODEL | {"train"},

@@ -21,7 +21,8 @@ from compass_jax.model import kernels
 from compass_jax.sharding import Placement
 
 _HIDDEN = -1e30  # of a score; finite, so that a block without any visible key leaves no NaN
-_BLOCK = 512  # tokens of a block where keys lie in rows
+_LARGEST = 4096  # tokens of a block where keys lie in rows
+_BLOCK_BYTES = 8 * 2**20  # of fast memory for blocks of keys and values, two of each at a time
 
 
 def decode_attention(
@@ -55,7 +56,7 @@ def _decode(q, k, v, lengths, table, layer, interpret: bool):
     b, kv, g, d = q.shape
     positions = k.shape[3]
     if table is None:
-        size = next(n for n in (_BLOCK, 256, 128) if positions % n == 0)
+        size = block_tokens(positions, kv * d * k.dtype.itemsize)
         blocks, table = positions // size, jnp.zeros((1, 1), jnp.int32)  # not read
         where = _own_row
     else:
@@ -78,9 +79,22 @@ def _decode(q, k, v, lengths, table, layer, interpret: bool):
         partial(_kernel, size=size, blocks=blocks),
         grid_spec=grid,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        # Slots do not depend on each other: a chip of two cores gives each core half of them.
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=interpret,
     )
     return call(*scalars, q, k, v)
+
+
+def block_tokens(positions: int, token_bytes: int) -> int:
+    """Tokens of a block of rows of so many positions, whose keys take `token_bytes` a token.
+
+    Every block is a step of the grid, which costs a fraction of a microsecond whatever it holds: so
+    blocks are as large as the fast memory takes. `positions` is a multiple of 128.
+    """
+    room = _BLOCK_BYTES // (4 * token_bytes)
+    sizes = (_LARGEST >> i for i in range(6))
+    return next(n for n in sizes if n == 128 or (n <= room and positions % n == 0))
 
 
 def _last_block(size: int, i, lengths):

@@ -24,6 +24,7 @@ from compass_jax.plan.memory import (
     resident,
 )
 from compass_jax.plan.programs import SAMPLING, Program, Step, topology_devices
+from compass_jax.tpu_versions import check_versions, installed
 
 GIB = 2**30
 
@@ -94,6 +95,7 @@ class Plan(NamedTuple):
         per_chip = self.chip.devices
         worst = self.worst
         return {
+            "versions": installed(),
             "fits": self.fits,
             "hbm_gib_per_chip": None if worst.needs < 0 else round(worst.needs * per_chip / GIB, 2),
             "hbm_limit_gib": round(self.limit * per_chip / GIB, 2),
@@ -197,11 +199,28 @@ def _judge(
 
 
 def run_plan(
-    config: RunConfig, topology: str, *, as_json: bool, png: str | None, searched: int = 0
+    config: RunConfig,
+    topology: str,
+    *,
+    as_json: bool,
+    png: str | None,
+    searched: int = 0,
+    any_versions: bool = False,
 ) -> int:
-    """`compass plan`: prints what was found; 0 where it fits, 1 where not. `searched`: how many
-    other layouts to try as well.
+    """`compass plan`: prints what was found; 0 where it fits, 1 where not.
+
+    Args:
+        config: the run.
+        topology: the TPUs, like v5p:4x4x4.
+        as_json: end with one line of JSON on stdout.
+        png: a picture of the memory is drawn there.
+        searched: how many other layouts to try as well.
+        any_versions: plan a model with experts also with versions that train it slowly, for which
+            ConfigError is raised otherwise.
     """
+    if not any_versions:
+        experts = config.model.moe.experts if config.model.moe_layers else 0
+        check_versions(experts, remedy=", or plan with what is here: --any-versions")
     from rich.console import Console
 
     from compass_jax.plan.report import draw_plan, print_plan

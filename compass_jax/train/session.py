@@ -24,6 +24,7 @@ from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.rewards.score import Scorer
 from compass_jax.rewards.shared import SharedScorer
 from compass_jax.rundir import RunDir
+from compass_jax.tpu_versions import check_versions
 from compass_jax.weights import checkpoint
 from compass_jax.weights.hf import carry_files
 
@@ -105,6 +106,8 @@ def open_run(config: RunConfig) -> Iterator[RunDir]:
     A run that ends without an error has its directory still: RunDirectoryGone where it was removed
     meanwhile. ConfigError where another process has another configuration.
     """
+    if jax.devices()[0].platform == "tpu" and config.model.moe_layers:
+        check_versions(config.model.moe.experts)
     distributed.same(flatten(config), "start the same command in every process")
     run, refusal = RunDir(config.directory, config), None
     if distributed.first():

@@ -9,7 +9,7 @@ import pytest
 
 from compass_jax.config import MeshConfig
 from compass_jax.model import kernels
-from compass_jax.model.decode_kernel import decode_attention
+from compass_jax.model.decode_kernel import block_tokens, decode_attention
 from compass_jax.model.kernels import decode_fits
 from compass_jax.sharding import Placement, make_mesh
 
@@ -87,6 +87,31 @@ def test_pages_in_any_order_shared_and_missing(mesh):
         for x in (k, v)
     ]
     np.testing.assert_allclose(out, reference(q, *rows, LENGTHS), atol=2e-6)
+
+
+def test_lengths_before_at_and_after_the_end_of_a_large_block():
+    """Rows of 8,192 positions are two blocks of 4,096."""
+    lengths = np.array([4095, 4096, 4097, 8192])
+    q, k, v = draw(B, 1, G, D) / D**0.5, draw(1, B, 1, 8192, D), draw(1, B, 1, 8192, D)[::-1].copy()
+    assert block_tokens(8192, D * 4) == 4096
+    out = jax.jit(lambda *x: decode_attention(*x, None, jnp.int32(0), None))(q, k, v, lengths)
+    np.testing.assert_allclose(out, reference(q, k[0], v[0], lengths), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("positions", "heads", "tokens"),
+    [
+        (32_768, 1, 4096),  # Qwen3-30B-A3B with its heads over 4 devices
+        (32_768, 4, 2048),
+        (32_768, 8, 1024),
+        (6144, 1, 2048),
+        (384, 1, 128),
+        (128, 64, 128),
+    ],
+)
+def test_blocks_are_as_large_as_fast_memory_and_the_rows_allow(positions, heads, tokens):
+    """Keys in bfloat16, heads of 128."""
+    assert block_tokens(positions, heads * 128 * 2) == tokens
 
 
 def test_sizes_that_the_kernel_does_not_take_are_known():
