@@ -116,6 +116,7 @@ def pod_run(
             steps=1000,
             prompts_per_step=prompts,
             group_size=16,
+            updates_per_rollout=4,
             replay="R3",
             buckets=(8192, 16_384, PROMPT + ANSWER),
             micro_batch_tokens=rows * (PROMPT + ANSWER),

@@ -30,6 +30,12 @@ def idle_settings(config: RunConfig, prompts: int, labels: int) -> list[str]:
             f"rl.replay = {rl.replay!r}: the model has no MoE layers, so there are no routes to"
             " replay; it runs as with 'off'"
         )
+    if rl.updates_per_rollout == rl.epochs == 1:
+        found.append(
+            f"rl.objective: the clip of {rl.objective.name} cannot act, because the only update of"
+            " a rollout begins at the policy that it is compared with; raise rl.updates_per_rollout"
+            " or rl.epochs"
+        )
     if config.rollout.quantize == "auto" and kind_for(jax.devices()[0].device_kind) == "off":
         found.append(
             "rollout.quantize = 'auto': no 8-bit type is known to be faster on this device; it runs"

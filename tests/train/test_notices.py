@@ -5,12 +5,14 @@ verdict and rewards are closer than declared.
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_run import tiny_run
 
+from compass_jax.cli import load_config
 from compass_jax.config import RLConfig, ShapingConfig, ZeroVarianceConfig
 from compass_jax.records import Group, Prompt, Score
 from compass_jax.rl.diagnostics import finalize_diagnostics
@@ -19,12 +21,14 @@ from compass_jax.train import loop, step
 from compass_jax.train.loop import run_rl
 from compass_jax.train.notices import Notices, gap_violation, idle_settings
 
+ROOT = Path(__file__).parents[2]
 DENSE = dict(family="qwen3", moe=None)
 SHAPED = ShapingConfig(length_penalty=0.05)
 
 
 def config_with(model=None, rewards=None, **rl):
     base = tiny_run()
+    rl = {"updates_per_rollout": 2, **rl}
     parts = {"model": model or {}, "rl": rl, "rewards": rewards or {}}
     return dataclasses.replace(
         base,
@@ -33,6 +37,11 @@ def config_with(model=None, rewards=None, **rl):
             for name, change in parts.items()
         },
     )
+
+
+def idle_clip(config):
+    """What is said of the clip."""
+    return [text for text in idle_settings(config, 10**6, 3) if "cannot act" in text]
 
 
 def group_of(*rewards):
@@ -52,6 +61,19 @@ def test_replay_on_a_dense_model_is_allowed_and_said(replay):
         == []
         == idle_settings(config_with(replay=replay), 100, 3)
     )
+
+
+def test_a_clip_that_cannot_act_is_said():
+    """One update of a rollout is on policy: its ratio is 1. A second one, or epoch, is not."""
+    (said,) = idle_settings(config_with(updates_per_rollout=1), 100, 3)
+    assert "the clip of espo cannot act" in said
+    assert idle_settings(config_with(updates_per_rollout=1, epochs=2), 100, 3) == []
+    assert idle_settings(config_with(updates_per_rollout=2), 100, 3) == []
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*x*x*.py")), ids=lambda x: x.stem)
+def test_a_configuration_for_pods_has_updates_in_which_its_clip_acts(file):
+    assert idle_clip(load_config(str(file))) == []
 
 
 def test_auto_that_finds_nothing_is_said(monkeypatch):
