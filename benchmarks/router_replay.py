@@ -55,8 +55,9 @@ from compass_jax.config import RunConfig
 from compass_jax.data.prompts import train_prompts
 from compass_jax.model.moe import unset_id
 from compass_jax.model.quantize import emulate
+from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer
-from compass_jax.records import Group, TrainState
+from compass_jax.records import Group, StepArrays
 from compass_jax.report import read_metrics
 from compass_jax.rewards.score import Scorer
 from compass_jax.rl.bucketing import MicroBatch, plan
@@ -66,7 +67,8 @@ from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
 from compass_jax.train import optim, step
-from compass_jax.train.batch import StepArrays, assemble, micro_batch, put_routing, store_rows
+from compass_jax.train.batch import assemble
+from compass_jax.train.learner import Learner, device_rows, put_rows, sequences
 from compass_jax.train.loop import run_rl
 from compass_jax.train.session import load_tokenizer
 from compass_jax.train.sft import run_sft
@@ -82,19 +84,13 @@ _forward = jax.jit(step.forward, static_argnums=(0, 5))
 
 @dataclass
 class Recording:
-    """One rollout: its samples as arrays, its routes by row, the micro-batches of each update, the
-    ids that its tokenizer has.
+    """One rollout: its samples as arrays with their routes, its micro-batches, the ids that its
+    tokenizer has.
     """
 
     arrays: StepArrays
-    store: jax.Array
-    plans: list[list[MicroBatch]]
+    micros: list[MicroBatch]
     known: int
-
-    @property
-    def micros(self) -> list[MicroBatch]:
-        """All micro-batches."""
-        return [micro for update in self.plans for micro in update]
 
 
 def record(config: RunConfig, params: Any) -> Recording:
@@ -126,18 +122,15 @@ def record(config: RunConfig, params: Any) -> Recording:
         Group(p, tuple(rollouts[r] for r in row), tuple(scores[r] for r in row))
         for p, row in zip(prompts, rows, strict=True)
     ]
-    arrays = assemble(groups, len(rollouts), rl.buckets[-1], rl.shaping.repetition_ngram)
+    ngram = rl.shaping.repetition_ngram
+    arrays = assemble(groups, len(rollouts), rl.buckets[-1], ngram, collection.store)
     size = len(rollouts) // rl.updates_per_rollout
-    plans = []
-    for first in range(0, len(rollouts), size):
-        parts = plan(arrays.lengths[first : first + size], rl.buckets, rl.micro_batch_tokens)
-        plans.append(
-            [
-                micro._replace(rows=np.where(micro.rows < 0, -1, micro.rows + first))
-                for micro in parts
-            ]
-        )
-    return Recording(arrays, collection.store, plans, tokenizer.vocab_size)
+    micros = [
+        micro._replace(rows=np.where(micro.rows < 0, -1, micro.rows + first))
+        for first in range(0, len(rollouts), size)
+        for micro in plan(arrays.lengths[first : first + size], rl.buckets, rl.micro_batch_tokens)
+    ]
+    return Recording(arrays, micros, tokenizer.vocab_size)
 
 
 def whole_pass(
@@ -150,17 +143,13 @@ def whole_pass(
     """(log-probs `[b t]`, routes used `[b t l k]`, flips per (token, layer)) of the recorded
     sequences; routes of `store`, None: live.
     """
-    arrays, logp = recording.arrays, np.zeros_like(recording.arrays.old_logp)
-    routes = jnp.full_like(recording.store, unset_id(recording.store.dtype))
+    arrays, logp = recording.arrays, np.zeros_like(recording.arrays.rollout_logp)
+    routes = jnp.full_like(arrays.routes, unset_id(arrays.routes.dtype))
     flips = counted = 0.0
     for micro in recording.micros:
-        batch = micro_batch(arrays, micro, store)
-        found, _, used, aux = _forward(
-            model, params, batch.tokens, batch.lengths, batch.routing, temperature
-        )
-        real = micro.rows >= 0
-        logp[micro.rows[real], : micro.length] = np.asarray(found)[real]
-        routes = put_routing(routes, store_rows(micro, routes), used)
+        found, _, used, aux = _forward(model, params, *sequences(arrays, micro, store), temperature)
+        put_rows(logp, micro, found)
+        routes = put_routes(routes, device_rows(micro, routes), used)
         flips, counted = flips + float(jnp.sum(aux.flips)), counted + float(jnp.sum(aux.tokens))
     return logp, routes, flips / counted
 
@@ -190,53 +179,6 @@ def distance(params: Any, first: Any) -> float:
     )
 
 
-def fix_old(config: RunConfig, model: Transformer, params: Any, recording: Recording) -> None:
-    """Fills old log-probs and entropies as the RL loop does under R3."""
-    arrays = recording.arrays
-    for micro in recording.micros:
-        batch = micro_batch(arrays, micro, recording.store)
-        logp, entropy, _, _ = step.score(
-            model, params, batch, temperature=config.rollout.temperature
-        )
-        real = micro.rows >= 0
-        for target, values in ((arrays.old_logp, logp), (arrays.old_entropy, entropy)):
-            target[micro.rows[real], : micro.length] = np.asarray(values)[real]
-
-
-def update(
-    config: RunConfig, model: Transformer, state: TrainState, recording: Recording, number: int
-) -> TrainState:
-    """Update `number` (from 0) of the recorded rollout, with R3."""
-    arrays, rl = recording.arrays, config.rl
-    size = len(arrays.lengths) // rl.updates_per_rollout
-    rows = slice(number * size, (number + 1) * size)
-    groups = rl.prompts_per_step // rl.updates_per_rollout
-    prepared, _ = step.prepare(
-        arrays.mask[rows],
-        arrays.old_entropy[rows],
-        arrays.reward[rows],
-        arrays.known[rows],
-        arrays.group[rows] - number * groups,
-        n_groups=groups,
-        config=rl,
-        right_at=config.rewards.right_at,
-        wrong_at=config.rewards.wrong_at,
-        max_new_tokens=config.rollout.max_new_tokens,
-        repetition=arrays.repetition[rows],
-        old_logp=arrays.old_logp[rows],
-        rollout_logp=arrays.rollout_logp[rows],
-    )
-    prepared, total = jax.device_get(prepared), None
-    for micro in recording.plans[number]:
-        batch = micro_batch(arrays, micro, recording.store, prepared, rows.start)
-        share = jnp.float32(batch.mask.sum() / max(prepared.mask.sum(), 1))
-        grads, _ = step.gradients(
-            model, state.params, batch, share, config=rl, temperature=config.rollout.temperature
-        )
-        total = step.add(total, grads)
-    return step.apply(state, total, config=rl.optim, total_steps=rl.updates_per_rollout)[0]
-
-
 def measure(config: RunConfig, params: Any, recording: Recording) -> list[dict[str, Any]]:
     """The points of one precision: after each of UPDATES, for off, R2 and R3."""
     arrays, temperature = recording.arrays, config.rollout.temperature
@@ -244,12 +186,15 @@ def measure(config: RunConfig, params: Any, recording: Recording) -> list[dict[s
         Transformer(config.model, compute, known=recording.known)
         for compute in (config.compute, config.rollout_compute)
     )
-    fix_old(config, model, params, recording)
-    state = optim.init_state(params, config.rl.optim, config.rl.updates_per_rollout)
-    routes, first, points = {"off": None, "R2": None, "R3": recording.store}, {}, []
+    rl = dataclasses.replace(config.rl, steps=1, epochs=1, replay="R3")
+    learner = Learner.start(
+        dataclasses.replace(config, rl=rl), model, jax.tree.map(jnp.copy, params)
+    )
+    scored = learner.score(arrays)
+    routes, first, points = {"off": None, "R2": None, "R3": arrays.routes}, {}, []
     for updates in range(max(UPDATES) + 1):
         if updates in UPDATES:
-            low = emulate(state.params, config.rollout.quantize, config.rollout_compute.dtype)
+            low = emulate(learner.state.params, config.rollout.quantize, sampler.compute.dtype)
             sampled, _, _ = whole_pass(sampler, low, recording, None, temperature)
             for mode in ("off", "R2", "R3"):
                 # recorded while routing live: the same pass as off, whose routes are R2's from now
@@ -259,18 +204,18 @@ def measure(config: RunConfig, params: Any, recording: Recording) -> list[dict[s
                     first["R2"] = first["off"]
                     continue
                 logp, used, flips = whole_pass(
-                    model, state.params, recording, routes[mode], temperature
+                    model, learner.state.params, recording, routes[mode], temperature
                 )
                 first.setdefault(mode, logp)
                 point = {
                     "updates": updates,
                     "mode": mode,
-                    "distance": distance(state.params, params),
+                    "distance": distance(learner.state.params, params),
                     "flip_frac": flips,
                 }
                 if mode == "off":
                     point["flip_frac"], point["flip_any_frac"] = flips_between(
-                        used, recording.store
+                        used, recording.arrays.routes
                     )
                     routes["R2"] = used if not updates else routes["R2"]
                 point |= {
@@ -281,7 +226,7 @@ def measure(config: RunConfig, params: Any, recording: Recording) -> list[dict[s
                     {**point, "drift": gap(logp, first[mode], arrays.mask)["logp_abs_diff"]}
                 )
         if updates < max(UPDATES):
-            state = update(config, model, state, recording, updates)
+            learner.update(scored, learner.updates[updates])
     return points
 
 

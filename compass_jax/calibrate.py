@@ -21,14 +21,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
 
 from compass_jax.config import ConfigError, ObjectiveConfig, RunConfig
+from compass_jax.records import StepArrays
 from compass_jax.report import summary_table
 from compass_jax.rewards.detect import notice
 from compass_jax.rewards.score import Scorer
+from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.rundir import NewFolderLock, write_atomically
 from compass_jax.telemetry import Telemetry
+from compass_jax.train import step
+from compass_jax.train.learner import Learner
 from compass_jax.train.loop import RLTrainer
 from compass_jax.train.refill import StepInterrupted
 from compass_jax.train.session import StopSignal
@@ -86,11 +91,42 @@ def _measured(
             telemetry.note(notice(config.rewards.sandbox))
             trainer = RLTrainer(config, scorer, stop, telemetry)
             with contextlib.suppress(StepInterrupted):
-                found = trainer.probe(objectives)[1:]
+                found = probe(trainer.learner, trainer.first_rollout(), objectives)[1:]
             if stop.requested:
                 telemetry.note("stopped on request; there is nothing to save")
                 raise SystemExit(stop.status)
-            return found, trainer.model.columns
+            return found, trainer.learner.model.columns
+
+
+def probe(
+    learner: Learner, arrays: StepArrays, objectives: Sequence[ObjectiveConfig]
+) -> list[list[dict[str, float]]]:
+    """The diagnostics that each of `objectives` would report before each update of one rollout,
+    which is then made as in training.
+
+    Entry [u][i]: objective i on the rows of update u, at the parameters that the u updates before
+    it left.
+    """
+    scored, temperature, out = learner.score(arrays), learner.config.rollout.temperature, []
+    for rows in learner.updates:
+        prepared, _ = learner.prepare(scored, rows)
+        parts: list[list[Diagnostics]] = [[] for _ in objectives]
+        for batch in learner.batches(scored, rows, prepared):
+            logp, *_ = step.score(
+                learner.model,
+                learner.state.params,
+                batch.tokens,
+                batch.lengths,
+                batch.routes,
+                temperature=temperature,
+            )
+            for part, objective in zip(parts, objectives, strict=True):
+                found = step.objective_diagnostics(logp, batch, objective, learner.model.columns)
+                part.append(found)
+        merged = jax.device_get([finalize_diagnostics(merge_diagnostics(part)) for part in parts])
+        out.append([{name: float(x) for name, x in one.items()} for one in merged])
+        learner.update(scored, rows)
+    return out
 
 
 def _written(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:  # at run time jaxtyping's Array imports jax, which data preparation does without
-    from jaxtyping import Array, Bool, Float, Int, UInt
+    from jaxtyping import Array, Int
 
 
 def stable_id(text: str) -> int:
@@ -105,23 +105,24 @@ class Outcome(NamedTuple):
     samples: int
 
 
-class TrainBatch(NamedTuple):
-    """Arrays of sequences for one pass. `routing` None: live; its unset rows fall back to live
-    routing, token by token.
+@dataclass
+class StepArrays:
+    """All sequences of one step, on the host: `[b t]` with t the longest training bucket.
+
+    Row n * s + c is sample c of prompt n, where s is the most samples that a group may have. A row
+    that no sample has is of length 0 and of group -1.
     """
 
-    tokens: Int[Array, "b t"]
-    lengths: Int[Array, "b"]  # tokens of each sequence; 0 for a padding row
-    mask: Bool[Array, "b t"]  # generated tokens that are trained on
-    rollout_logp: Float[Array, "b t"]
-    routing: UInt[Array, "b t l k"] | None
-    old_logp: Float[Array, "b t"] | None = None
-    old_entropy: Float[Array, "b t"] | None = None
-    ref_logp: Float[Array, "b t"] | None = None
-    advantage: Float[Array, "b t"] | None = None
-    # the normaliser over the whole update; 0 outside the mask
-    weight: Float[Array, "b t"] | None = None
-    entropy_group: Int[Array, "b t"] | None = None  # ESPO's tau of each token
+    tokens: np.ndarray  # int32 [b t], prompt and response
+    lengths: np.ndarray  # int32 [b]
+    mask: np.ndarray  # bool [b t], generated tokens
+    rollout_logp: np.ndarray  # float32 [b t], of the policy that sampled
+    reward: np.ndarray  # float32 [b]
+    known: np.ndarray  # bool [b]: the verifier gave a reward
+    repetition: np.ndarray  # float32 [b], share of a response's n-grams that it had said before
+    group: np.ndarray  # int32 [b], numbers the prompts
+    # [b t' l k] on the devices, the rollout's, of any length t'; None where it kept none
+    routes: Any = None
 
 
 class TrainState(NamedTuple):

@@ -17,7 +17,6 @@ from compass_jax.model.logprobs import known_columns, token_logprobs
 from compass_jax.model.params import place
 from compass_jax.model.transformer import Transformer
 from compass_jax.plan.programs import known_ids
-from compass_jax.records import TrainBatch
 from compass_jax.rl.espo import clip_range
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
@@ -213,14 +212,14 @@ def test_training_has_the_rollout_s_log_probs_and_no_gradient_for_unknown_column
         start, end = len(r.tokens) - len(r.response), len(r.tokens)
         tokens[i, :end], mask[i, start:end] = r.tokens, True
         logp[i, start:end], entropy[i, start:end] = r.logp[start:], r.entropy[start:]
-    batch = TrainBatch(
+    batch = step.UpdateBatch(
         tokens=tokens,
         lengths=lengths,
+        routes=None,
         mask=mask,
-        rollout_logp=logp,
-        routing=None,
         old_logp=logp,
         old_entropy=entropy,
+        ref_logp=None,
         advantage=np.where(mask, np.sin(np.arange(shape[1], dtype=np.float32))[None], 0).astype(
             np.float32
         ),
@@ -228,7 +227,7 @@ def test_training_has_the_rollout_s_log_probs_and_no_gradient_for_unknown_column
         entropy_group=np.where(mask, 0, -1).astype(np.int32),
     )
     model, params = Transformer(MODEL, COMPUTE, known=KNOWN), heavy_params()
-    scored, spread, _, _ = step.score(model, params, batch, temperature=1.0)
+    scored, spread, _, _ = step.score(model, params, tokens, lengths, None, temperature=1.0)
     np.testing.assert_allclose(np.asarray(scored)[mask], logp[mask], atol=3e-5)
     np.testing.assert_allclose(np.asarray(spread)[mask], entropy[mask], atol=3e-5)
     config = RLConfig(objective=ObjectiveConfig("espo", espo_quantiles=()))

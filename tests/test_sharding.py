@@ -19,7 +19,6 @@ from compass_jax.config import (
 )
 from compass_jax.model.params import in_layout, place, training_layout
 from compass_jax.model.transformer import Transformer, init_params
-from compass_jax.records import TrainBatch
 from compass_jax.sharding import AXES, Placement, make_mesh
 from compass_jax.train import step
 
@@ -74,12 +73,12 @@ def batch(model, routing, rows=ROWS, tokens=TOKENS):
         noise = scale * rng.standard_normal((ROWS, TOKENS))
         return np.where(mask, noise, 0).astype(np.float32)
 
-    whole = TrainBatch(
+    whole = step.UpdateBatch(
         tokens=rng.integers(0, model.vocab_size, (ROWS, TOKENS)).astype(np.int32),
         lengths=lengths,
         mask=mask,
-        rollout_logp=random(1.0),
-        routing=None,
+        routes=None,
+        ref_logp=None,
         old_logp=-np.abs(random(3.0)),
         old_entropy=np.abs(random(1.0)),
         advantage=random(1.0),
@@ -89,9 +88,10 @@ def batch(model, routing, rows=ROWS, tokens=TOKENS):
     cut = {
         name: x[:rows] if x.ndim == 1 else x[:rows, :tokens]
         for name, x in whole._asdict().items()
-        if x is not None and name != "routing"
+        if x is not None and name not in ("routes", "ref_logp")
     }
-    return TrainBatch(**cut | {"lengths": np.minimum(cut["lengths"], tokens)}, routing=routing)
+    cut["lengths"] = np.minimum(cut["lengths"], tokens)
+    return step.UpdateBatch(**cut, routes=routing, ref_logp=None)
 
 
 def recorded(model):
@@ -117,12 +117,11 @@ def run(model, compute, mesh, routing, rows=ROWS, tokens=TOKENS):
     transformer = Transformer(model, compute, training_layout(compute), placement)
     if placement is not None:
         params = place(params, model, placement)
+    given = batch(model, routing, rows, tokens)
     logp, entropy, used, found = step.score(
-        transformer, params, batch(model, routing, rows, tokens), temperature=0.7
+        transformer, params, given.tokens, given.lengths, given.routes, temperature=0.7
     )
-    there = batch(model, routing, rows, tokens)._replace(
-        old_logp=np.asarray(logp) + noise()[:rows, :tokens]
-    )
+    there = given._replace(old_logp=np.asarray(logp) + noise()[:rows, :tokens])
     grads, diagnostics = step.gradients(
         transformer, params, there, jnp.float32(1), config=CONFIG, temperature=0.7
     )

@@ -301,6 +301,11 @@ class RLConfig:
         )
 
     @property
+    def total_updates(self) -> int:
+        """Optimiser steps of the whole run."""
+        return self.steps * self.updates_per_rollout * self.epochs
+
+    @property
     def uses_reference(self) -> bool:
         """Whether a reference policy is kept and scored."""
         return self.objective.kl_coef > 0

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from compass_jax.records import Group
-from compass_jax.train.batch import StepArrays
+from compass_jax.records import Group, StepArrays
 
 
 def permute_rewards(arrays: StepArrays, seed: tuple[int, ...]) -> None:

@@ -1,45 +1,23 @@
-"""Rollouts -> host arrays of one step -> micro-batches. Row n * s + c is sample c of prompt n, in
-the routing store too; s: the most samples.
+"""Rollouts -> host arrays of one step, and to a checkpoint and back. Row n * s + c is sample c of
+prompt n, in the routes too; s: the most samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.model.moe import unset_id
-from compass_jax.records import Group, Prompt, Rollout, TrainBatch
+from compass_jax.records import Group, Prompt, Rollout, StepArrays
 from compass_jax.rewards.penalties import repetition_frac
-from compass_jax.rl.bucketing import MicroBatch, take_rows
 
 
-@dataclass
-class StepArrays:
-    """All sequences of one rollout, `[b t]` with t the longest training bucket; `group` numbers the
-    prompts.
-    """
-
-    tokens: np.ndarray
-    lengths: np.ndarray
-    mask: np.ndarray
-    rollout_logp: np.ndarray
-    reward: np.ndarray
-    known: np.ndarray
-    repetition: np.ndarray  # share of a response's n-grams that it had said before
-    group: np.ndarray
-    old_logp: np.ndarray
-    old_entropy: np.ndarray
-    ref_logp: np.ndarray | None = None
-
-
-def assemble(groups: Sequence[Group], rows: int, length: int, ngram: int) -> StepArrays:
-    """Groups -> arrays of `rows` x `length`, each sample in its rollout's row; old log-probs are
-    filled in later. Repetition is of `ngram` tokens.
+def assemble(
+    groups: Sequence[Group], rows: int, length: int, ngram: int, routes: Any = None
+) -> StepArrays:
+    """Groups -> arrays of `rows` x `length`, each sample in its rollout's row, as in `routes`.
+    Repetition is of `ngram` tokens.
 
     Rows that no sample has (of groups that did not grow) have length 0 and group -1.
     """
@@ -53,8 +31,7 @@ def assemble(groups: Sequence[Group], rows: int, length: int, ngram: int) -> Ste
         known=np.zeros(rows, bool),
         repetition=np.zeros(rows, np.float32),
         group=np.full(rows, -1, np.int32),
-        old_logp=np.zeros(shape, np.float32),
-        old_entropy=np.zeros(shape, np.float32),
+        routes=routes,
     )
     for g, group in enumerate(groups):
         for rollout, score in zip(group.rollouts, group.scores, strict=True):
@@ -68,72 +45,6 @@ def assemble(groups: Sequence[Group], rows: int, length: int, ngram: int) -> Ste
                 repetition_frac(rollout.response, ngram),
             )
     return out
-
-
-@partial(jax.jit, static_argnames="length")
-def routing_rows(store, rows, length: int):
-    """Rows of the store, cut or padded to `length`; unset where a row is out of range or past the
-    store.
-    """
-    taken = jnp.take(store[:, :length], rows, axis=0, mode="fill", fill_value=unset_id(store.dtype))
-    return jnp.pad(
-        taken,
-        ((0, 0), (0, length - taken.shape[1]), (0, 0), (0, 0)),
-        constant_values=unset_id(store.dtype),
-    )
-
-
-@partial(jax.jit, donate_argnums=0)
-def put_routing(store, rows, routing):
-    """Writes a micro-batch's routes `[m t l k]` to rows of the store; rows out of range are
-    dropped.
-    """
-    length = min(store.shape[1], routing.shape[1])
-    return store.at[rows, :length].set(routing[:, :length], mode="drop")
-
-
-def store_rows(micro: MicroBatch, store) -> jax.Array:
-    """The micro-batch's rows for the routing store; padding rows point past its end."""
-    return jnp.asarray(np.where(micro.rows < 0, store.shape[0], micro.rows).astype(np.int32))
-
-
-def micro_batch(
-    arrays: StepArrays, micro: MicroBatch, store, prepared=None, offset: int = 0
-) -> TrainBatch:
-    """One micro-batch for the device.
-
-    `prepared` (rl/prepare.py) holds the update's rows, which start at row `offset` of `arrays`;
-    None before it exists, when only scoring is possible.
-    """
-
-    def rows(x):
-        return None if x is None else take_rows(x, micro.rows, micro.length)
-
-    def local(x):
-        if x is None:
-            return None
-        return take_rows(x, np.where(micro.rows < 0, -1, micro.rows - offset), micro.length)
-
-    batch = TrainBatch(
-        tokens=rows(arrays.tokens),
-        lengths=rows(arrays.lengths),
-        mask=rows(arrays.mask),
-        rollout_logp=rows(arrays.rollout_logp),
-        routing=None
-        if store is None
-        else routing_rows(store, store_rows(micro, store), micro.length),
-    )
-    if prepared is None:
-        return batch
-    return batch._replace(
-        mask=local(prepared.mask),
-        old_logp=rows(arrays.old_logp),
-        old_entropy=rows(arrays.old_entropy),
-        ref_logp=rows(arrays.ref_logp),
-        advantage=local(prepared.advantage),
-        weight=local(prepared.weight),
-        entropy_group=local(prepared.entropy_group),
-    )
 
 
 ROLLOUT_ARRAYS = {

@@ -18,15 +18,14 @@ checkpoint, so a killed run repeats its steps exactly.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.config import ObjectiveConfig, RunConfig
+from compass_jax.config import RunConfig
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import check_lengths, heldout_prompts, train_prompts
 from compass_jax.data.selection import prompt_selector
@@ -35,18 +34,18 @@ from compass_jax.distributed import first
 from compass_jax.evaluate import evaluate
 from compass_jax.model.params import in_layout, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer
-from compass_jax.records import Prompt, TrainState
+from compass_jax.records import Prompt, StepArrays
 from compass_jax.rewards.detect import notice
 from compass_jax.rewards.score import Scorer
-from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.rollout.engine import Engine
 from compass_jax.sharding import placements
 from compass_jax.telemetry import Telemetry
-from compass_jax.train import optim, step
+from compass_jax.train import optim
 from compass_jax.train.accounts import group_metrics, permute_rewards, sample_rows, staleness
-from compass_jax.train.batch import StepArrays, assemble
+from compass_jax.train.batch import assemble
 from compass_jax.train.gather import Gatherer
 from compass_jax.train.history import PromptHistory
+from compass_jax.train.learner import Learner
 from compass_jax.train.notices import Notices
 from compass_jax.train.partial import SKIPPED, PartialRollouts
 from compass_jax.train.pending import Pending, empty, from_json, pack, to_json
@@ -60,28 +59,24 @@ from compass_jax.train.session import (
     open_run,
     shared,
 )
-from compass_jax.train.updater import Updater
 from compass_jax.weights import checkpoint
 from compass_jax.weights.handover import hand_over
 from compass_jax.weights.hf import first_parameters
 from compass_jax.weights.recorded import check_recorded_routes
 
 
-class RLTrainer(Updater):
-    """State and rooms of one run. `steps()` yields each step's metrics; `save()` writes a
-    checkpoint.
+class RLTrainer:
+    """The rooms of one run, its learner among them. `steps()` yields each step's metrics; `save()`
+    writes a checkpoint.
     """
+
+    learner: Learner
 
     def __init__(self, config: RunConfig, scorer: Scorer, stop: StopSignal, telemetry: Telemetry):
         train, rollout = placements(config.mesh, config.rollout_mesh, config.rollout_apart)
         self.tokenizer = load_tokenizer(config)
         known = self.tokenizer.vocab_size
-        super().__init__(
-            config,
-            Transformer(
-                config.model, config.compute, training_layout(config.compute), train, known
-            ),
-        )
+        self.config, self.rl = config, config.rl
         self.scorer, self.stop, self.telemetry = scorer, stop, telemetry
         self.engine = Engine(
             config.model,
@@ -123,7 +118,8 @@ class RLTrainer(Updater):
         self.carried: Unfinished | None = None  # partial rollouts: begun in an earlier step
         # the next step's rollout, and the stream before it
         self.ahead: tuple[Gathered, dict] | None = None
-        self._restore_or_start()
+        layout = training_layout(config.compute)
+        self._restore_or_start(Transformer(config.model, config.compute, layout, train, known))
         self.decode, _ = self._hand_over()
 
     def _hand_over(self) -> tuple[Any, dict[str, float]]:
@@ -134,34 +130,25 @@ class RLTrainer(Updater):
             if self.engine.placement is None
             else {"model": config.model, "placement": self.engine.placement}
         )
-        return hand_over(
-            self.state.params, config.rollout_compute.dtype, config.rollout.quantize, **options
-        )
+        params, dtype = self.learner.state.params, config.rollout_compute.dtype
+        return hand_over(params, dtype, config.rollout.quantize, **options)
 
     # ---- checkpoint ------------------------------------------------------------------------------
 
-    def _restore_or_start(self) -> None:
+    def _restore_or_start(self, model: Transformer) -> None:
         config, directory = self.config, self.config.directory
         found = newest_checkpoint(directory, self.telemetry.note)
         if found is None:
-            params = first_parameters(config, self.model)
-            self.state: TrainState = self.on_mesh(
-                optim.init_state(params, self.rl.optim, self.total_updates)
-            )
-            self.reference: Any = jax.tree.map(jnp.copy, params) if self.rl.uses_reference else None
+            self.learner = Learner.start(config, model, first_parameters(config, model))
             # steps that were logged by a run killed before its first checkpoint
             self.telemetry.restore(None)
             return
-        abstract = placed_structs(
-            jax.eval_shape(self._fresh_arrays), config.model, self.model.placement
-        )
+        abstract = placed_structs(jax.eval_shape(self._fresh_arrays), config.model, model.placement)
         if found.meta().get("pending"):
             abstract["pending"] = jax.eval_shape(lambda: empty(self.engine, self.rl))
         self.done_steps, arrays, meta = checkpoint.restore(found, abstract, model=config.model)
-        self.state, self.reference = (
-            self.on_mesh(in_layout(arrays.get(name), self.model.layout))
-            for name in ("state", "reference")
-        )
+        kept = (in_layout(arrays.get(name), model.layout) for name in ("state", "reference"))
+        self.learner = Learner(config, model, *kept)
         self.stream.restore(meta["stream"])
         self.history.restore(meta["history"])
         self.selector.restore(meta["selector"])
@@ -185,7 +172,7 @@ class RLTrainer(Updater):
         from compass_jax.model.transformer import init_params
 
         params = init_params(self.config.model, self.config.compute, jax.random.key(0))
-        arrays = {"state": optim.init_state(params, self.rl.optim, self.total_updates)}
+        arrays = {"state": optim.init_state(params, self.rl.optim, self.rl.total_updates)}
         return {**arrays, "reference": params} if self.rl.uses_reference else arrays
 
     def save(self, left: Unfinished | None = None, stream: dict | None = None) -> float:
@@ -201,9 +188,9 @@ class RLTrainer(Updater):
         left = left or self.carried
         if stream is None or left is None or left.prompts is not None:
             stream = self.stream.state()
-        arrays: dict[str, Any] = {"state": stack(self.state)}
-        if self.reference is not None:
-            arrays["reference"] = stack(self.reference)
+        arrays: dict[str, Any] = {"state": stack(self.learner.state)}
+        if self.learner.reference is not None:
+            arrays["reference"] = stack(self.learner.reference)
         if left is not None:
             arrays["pending"] = pack(left, self.engine, self.rl)
         meta = {
@@ -241,15 +228,9 @@ class RLTrainer(Updater):
             except StepInterrupted as interrupted:
                 self.save(interrupted.left, before)
                 raise
-            groups, store, results, dropped, metrics, *_ = gathered
-            store = self.routes_on_mesh(store)
+            groups, _, results, dropped, metrics, *_ = gathered
             self.ahead, self.carried = None, gathered.rest
-            arrays = assemble(
-                groups,
-                self.rl.prompts_per_step * self.rl.capacity,
-                self.rl.buckets[-1],
-                self.rl.shaping.repetition_ngram,
-            )
+            arrays = self._arrays(gathered)
             if self.rl.permute_rewards:
                 permute_rewards(arrays, (self.config.seed, self.done_steps))
             metrics |= self.notices.of_groups(groups)
@@ -261,20 +242,36 @@ class RLTrainer(Updater):
             metrics |= (
                 {"waste/filter_tokens": float(self.filter_tokens)} if self.filter_tokens else {}
             )
-            metrics |= {**staleness(groups, int(self.state.step)), "epoch": self.stream.epoch}
+            metrics |= {
+                **staleness(groups, self.learner.version),
+                "epoch": self.stream.epoch,
+            }
             self.history.update(results)
             self.selector.update(results, self.stream.epoch)
-            metrics |= self._train_beside_the_next(arrays, store, dropped)
+            metrics |= self._train_beside_the_next(arrays, dropped)
             # nobody samples by these weights any more: their memory is free for the next
             self.decode = None
             self.decode, handed = self._hand_over()
             self.done_steps += 1
             self.telemetry.log_rollouts(self.done_steps, sample_rows(groups, self.tokenizer.decode))
-            yield self.done_steps, {**metrics, **handed, "policy_version": float(self.state.step)}
+            yield (
+                self.done_steps,
+                {**metrics, **handed, "policy_version": float(self.learner.version)},
+            )
 
-    def _train_beside_the_next(self, arrays: StepArrays, store, dropped: int) -> dict[str, float]:
-        """`_train`; with `rl.one_step_off` the next step's rollout runs meanwhile, in a thread of
-        its own.
+    def _arrays(self, gathered: Gathered) -> StepArrays:
+        """What the learner reads of a rollout."""
+        return assemble(
+            gathered.groups,
+            self.rl.prompts_per_step * self.rl.capacity,
+            self.rl.buckets[-1],
+            self.rl.shaping.repetition_ngram,
+            gathered.store,
+        )
+
+    def _train_beside_the_next(self, arrays: StepArrays, dropped: int) -> dict[str, float]:
+        """`Learner.train`; with `rl.one_step_off` the next step's rollout runs meanwhile, in a
+        thread of its own.
 
         The last step of a run has none beside it, so that a run that is made longer goes on from
         there on policy. The rollout is waited for: nothing can be done before the next step that
@@ -282,13 +279,13 @@ class RLTrainer(Updater):
         selector, the handed-over weights) stays as it is during the training.
         """
         if not self.rl.one_step_off or self.done_steps + 1 >= self.rl.steps:
-            return self._train(arrays, store, dropped)
+            return self.learner.train(arrays, dropped)
         before, rollout = self.stream.state(), self._rollout(self.done_steps + 2)
         self.rollout_stop.ahead = True
         with ThreadPoolExecutor(1, "rollout") as thread:
             ahead = thread.submit(rollout)
             try:
-                metrics = self._train(arrays, store, dropped)
+                metrics = self.learner.train(arrays, dropped)
             except BaseException:
                 self.rollout_stop.abandoned = True  # leaving the thread waits for it
                 raise
@@ -304,7 +301,7 @@ class RLTrainer(Updater):
         pending, self.pending, version, params = (
             self.pending,
             None,
-            int(self.state.step),
+            self.learner.version,
             self.decode,
         )
         carried, last, skipped = self.carried, number >= self.rl.steps, 0
@@ -338,46 +335,9 @@ class RLTrainer(Updater):
 
         return run
 
-    def probe(self, objectives: Sequence[ObjectiveConfig]) -> list[list[dict[str, float]]]:
-        """One rollout and its updates as in a step; before each update, the diagnostics that each
-        of `objectives` would report.
-
-        Entry [u][i]: objective i on the rows of update u, at the parameters that the u updates
-        before it left.
-        """
-        groups, store, *_ = self._rollout(self.done_steps + 1)()
-        store = self.routes_on_mesh(store)
-        arrays = assemble(
-            groups,
-            self.rl.prompts_per_step * self.rl.capacity,
-            self.rl.buckets[-1],
-            self.rl.shaping.repetition_ngram,
-        )
-        size = self.rl.prompts_per_step // self.rl.updates_per_rollout
-        updates = [self._plan(arrays, u * size, size) for u in range(self.rl.updates_per_rollout)]
-        store, _ = self._score(arrays, store, [micro for plans in updates for micro in plans])
-        out = []
-        for u, plans in enumerate(updates):
-            prepared, first_row, _ = self._prepare(arrays, u * size, size)
-            parts: list[list[Diagnostics]] = [[] for _ in objectives]
-            for micro in plans:
-                batch = self.batch(arrays, micro, store, prepared, first_row)
-                logp = step.score(
-                    self.model,
-                    self.state.params,
-                    batch,
-                    temperature=self.config.rollout.temperature,
-                )[0]
-                for part, objective in zip(parts, objectives, strict=True):
-                    part.append(
-                        step.objective_diagnostics(logp, batch, objective, self.model.columns)
-                    )
-            found = jax.device_get(
-                [finalize_diagnostics(merge_diagnostics(part)) for part in parts]
-            )
-            out.append([{name: float(x) for name, x in one.items()} for one in found])
-            self._update(arrays, store, plans, prepared, first_row)
-        return out
+    def first_rollout(self) -> StepArrays:
+        """The next step's rollout, for whoever does something else with it than a step."""
+        return self._arrays(self._rollout(self.done_steps + 1)())
 
     # ---- accounts --------------------------------------------------------------------------------
 

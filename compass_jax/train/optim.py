@@ -15,6 +15,20 @@ from compass_jax.model.precision import at_least_float32
 from compass_jax.records import TrainState
 
 
+class TrainingDiverged(RuntimeError):
+    """Several updates in a row had a gradient with NaN or infinity."""
+
+
+def check_divergence(bad_steps: int, limit: int, where: str) -> None:
+    """Raises TrainingDiverged after `limit` consecutive skipped updates."""
+    if bad_steps >= limit:
+        raise TrainingDiverged(
+            f"{bad_steps} updates in a row had a non-finite gradient and were skipped; the last"
+            f" good weights are in {where}: lower the learning rate, or look for the first bad"
+            " batch in metrics.jsonl (grad_norm)"
+        )
+
+
 class WithMaster(NamedTuple):
     """The optimiser's state of narrow parameters: moments and the parameters themselves in float32.
     What the model has is `master`, rounded.

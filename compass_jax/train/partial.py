@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from compass_jax.config import RewardConfig, RLConfig
+from compass_jax.model.routes import take_routes
 from compass_jax.records import Group, Prompt
-from compass_jax.train.batch import routing_rows
 from compass_jax.train.gather import Account, Gatherer, Interrupted, Sampled, Samples
 from compass_jax.train.history import outcome
 from compass_jax.train.refill import Gathered, Progress, StepInterrupted, Unfinished
@@ -136,4 +136,4 @@ class PartialRollouts:
         rows[: len(places)] = np.asarray(places, np.int32)[:, None] * self.rl.capacity + np.arange(
             self.rl.capacity
         )
-        return routing_rows(store, jnp.asarray(rows.reshape(-1)), store.shape[1])
+        return take_routes(store, jnp.asarray(rows.reshape(-1)), store.shape[1])

@@ -23,8 +23,8 @@ import numpy as np
 
 from compass_jax.config import RewardConfig, RLConfig
 from compass_jax.model.moe import unset_id
+from compass_jax.model.routes import put_routes, take_routes
 from compass_jax.records import Group, Outcome, Prompt
-from compass_jax.train.batch import put_routing, routing_rows
 from compass_jax.train.gather import (
     Account,
     Gatherer,
@@ -251,8 +251,8 @@ class _Rounds:
                 if self.store is not None
                 else jnp.full((total, *store.shape[1:]), unset_id(store.dtype), store.dtype)
             )
-            self.store = put_routing(
-                front, jnp.asarray(target), routing_rows(store, jnp.asarray(source), store.shape[1])
+            self.store = put_routes(
+                front, jnp.asarray(target), take_routes(store, jnp.asarray(source), store.shape[1])
             )
         for n in chosen:
             first = len(self.kept) * capacity

@@ -29,10 +29,6 @@ from compass_jax.weights import checkpoint
 from compass_jax.weights.hf import carry_files
 
 
-class TrainingDiverged(RuntimeError):
-    """Several updates in a row had a gradient with NaN or infinity."""
-
-
 class RunRefused(RuntimeError):
     """Process 0 could not open the run directory; the message is its error's."""
 
@@ -170,13 +166,3 @@ def carry_tokenizer(config: RunConfig) -> None:
         target = Path(config.directory) / "tokenizer"
         target.mkdir(exist_ok=True)
         carry_files(config.data.tokenizer, target)
-
-
-def check_divergence(bad_steps: int, limit: int, where: str) -> None:
-    """Raises TrainingDiverged after `limit` consecutive skipped updates."""
-    if bad_steps >= limit:
-        raise TrainingDiverged(
-            f"{bad_steps} updates in a row had a non-finite gradient and were skipped; the last"
-            f" good weights are in {where}: lower the learning rate, or look for the first bad"
-            " batch in metrics.jsonl (grad_norm)"
-        )

@@ -26,7 +26,6 @@ from compass_jax.train import optim, step
 from compass_jax.train.session import (
     StopSignal,
     carry_tokenizer,
-    check_divergence,
     load_tokenizer,
     newest_checkpoint,
     open_run,
@@ -99,7 +98,7 @@ class SFTTrainer:
             started = time.perf_counter()
             examples = self.stream.next_batch(self.sft.batch)
             found, applied = self._update(examples)
-            check_divergence(
+            optim.check_divergence(
                 int(self.state.bad_steps), self.sft.optim.max_bad_steps, self.config.directory
             )
             self.done_steps += 1

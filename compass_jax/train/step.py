@@ -10,11 +10,11 @@ returned.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.config import ModelConfig, ObjectiveConfig, OptimConfig, RLConfig
 from compass_jax.model.logprobs import head_weights, token_logprobs
@@ -22,12 +22,30 @@ from compass_jax.model.moe import RouterStats
 from compass_jax.model.params import shardings_like
 from compass_jax.model.transformer import Transformer
 from compass_jax.model.transformer import apply as apply_model
-from compass_jax.records import TrainBatch, TrainState
+from compass_jax.records import TrainState
 from compass_jax.rl.diagnostics import Diagnostics
 from compass_jax.rl.objectives import policy_objective
 from compass_jax.rl.prepare import prepare as _prepare
 from compass_jax.train import optim
 from compass_jax.train.pullback import Pullback
+
+
+class UpdateBatch(NamedTuple):
+    """One micro-batch of an update: sequences, what the old parameters said about them, and what
+    they are worth.
+    """
+
+    tokens: Int[Array, "b t"]
+    lengths: Int[Array, "b"]  # tokens of each sequence; 0 for a padding row
+    routes: UInt[Array, "b t l k"] | None  # None: live; an unset row falls back to live routing
+    mask: Bool[Array, "b t"]  # generated tokens of samples with a known reward
+    old_logp: Float[Array, "b t"]
+    old_entropy: Float[Array, "b t"]
+    ref_logp: Float[Array, "b t"] | None  # None: no reference is kept
+    advantage: Float[Array, "b t"]
+    weight: Float[Array, "b t"]  # the normaliser over the whole update; 0 outside the mask
+    entropy_group: Int[Array, "b t"] | None  # ESPO's tau of each token
+
 
 prepare = partial(
     jax.jit, static_argnames=("n_groups", "config", "right_at", "wrong_at", "max_new_tokens")
@@ -98,19 +116,27 @@ def _stored(model: Transformer, grads: Any) -> Any:
     )
 
 
-def score(model: Transformer, params: Any, batch: TrainBatch, *, temperature: float):
-    """(old_logp, old_entropy, routing used, diagnostics) at `params`, routed as `batch.routing`
-    says; bitwise what `gradients` sees at the same parameters and a batch of the same rows."""
-    (logp, entropy, routing, aux), _ = forward_and_pullback(
-        model, params, batch.tokens, batch.lengths, batch.routing, temperature
+def score(
+    model: Transformer,
+    params: Any,
+    tokens: Int[Array, "b t"],
+    lengths: Int[Array, "b"],
+    routes: UInt[Array, "b t l k"] | None,
+    *,
+    temperature: float,
+):
+    """(old_logp, old_entropy, routes used, diagnostics) at `params`, routed as `routes` say (None:
+    live); bitwise what `gradients` sees at the same parameters and a batch of the same rows."""
+    (logp, entropy, used, aux), _ = forward_and_pullback(
+        model, params, tokens, lengths, routes, temperature
     )
-    return logp, entropy, routing, router_diagnostics(aux)
+    return logp, entropy, used, router_diagnostics(aux)
 
 
 def gradients(
     model: Transformer,
     params: Any,
-    batch: TrainBatch,
+    batch: UpdateBatch,
     share: Float[Array, ""],
     *,
     config: RLConfig,
@@ -124,7 +150,7 @@ def gradients(
     default).
     """
     (logp, _, _, aux), pullback = forward_and_pullback(
-        model, params, batch.tokens, batch.lengths, batch.routing, temperature
+        model, params, batch.tokens, batch.lengths, batch.routes, temperature
     )
     cotangents, diagnostics = _objective_gradient(
         logp, aux, batch, share, config, model.config, model.columns
@@ -134,7 +160,7 @@ def gradients(
 
 @partial(jax.jit, static_argnames=("objective", "vocab_size"))
 def objective_diagnostics(
-    logp: Float[Array, "b t"], batch: TrainBatch, objective: ObjectiveConfig, vocab_size: int
+    logp: Float[Array, "b t"], batch: UpdateBatch, objective: ObjectiveConfig, vocab_size: int
 ) -> Diagnostics:
     """What an objective would report about one micro-batch whose current log-probs are `logp`."""
     return policy_objective(
@@ -155,7 +181,7 @@ def objective_diagnostics(
 def _objective_gradient(
     logp,
     aux: RouterStats | None,
-    batch: TrainBatch,
+    batch: UpdateBatch,
     share,
     config: RLConfig,
     shape: ModelConfig,

@@ -78,7 +78,7 @@ def phases(said: Path) -> Callable[[Any], None]:
 
     def spy(take: Any) -> None:
         from compass_jax.rewards import score
-        from compass_jax.train import loop
+        from compass_jax.train import learner, loop
         from compass_jax.weights import checkpoint
 
         descriptor = os.open(said / "phase", os.O_WRONLY | os.O_CREAT, 0o644)
@@ -102,7 +102,7 @@ def phases(said: Path) -> Callable[[Any], None]:
         enter("start")
         around(loop.RLTrainer, "_hand_over", "rollout", "rollout")
         around(score.Scorer, "collect", "scoring", "rollout")
-        around(loop.RLTrainer, "_train", "update", "end")
+        around(learner.Learner, "train", "update", "end")
         around(checkpoint, "save", "save", "rollout")
 
     return spy

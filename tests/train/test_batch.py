@@ -1,25 +1,13 @@
-"""Rollouts to arrays, micro-batches and back, row by row; the routing store's rows go where their
-tokens go.
-"""
+"""Rollouts to arrays, and to a checkpoint and back, row by row."""
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import EOS, UNSET, make_prompt
+from tiny import EOS, make_prompt
 
 from compass_jax.records import Group, Rollout, Score
-from compass_jax.rl.bucketing import MicroBatch
-from compass_jax.rl.prepare import Prepared
-from compass_jax.train.batch import (
-    assemble,
-    from_arrays,
-    micro_batch,
-    put_routing,
-    store_rows,
-    to_arrays,
-)
+from compass_jax.train.batch import assemble, from_arrays, to_arrays
 
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 5))]
 RESPONSES = ((2, 4), (1, 3))  # generated tokens of each sample
@@ -94,68 +82,6 @@ def test_groups_of_different_sizes_keep_their_rows_and_leave_the_others_empty():
         and not arrays.known[[2, 4, 5]].any()
         and arrays.mask[3].sum() == 1
     )
-
-
-def store(length=12):
-    """Row r, token t, layer l: experts r and 10 t + l."""
-    r, t, layer = np.meshgrid(np.arange(4), np.arange(length), np.arange(2), indexing="ij")
-    return jnp.asarray(np.stack([r, 10 * t + layer], axis=-1).astype(np.uint8))
-
-
-@pytest.mark.parametrize("length", [6, 10, 15])
-def test_a_micro_batch_takes_rows_of_everything_alike_and_pads_with_nothing(arrays, length):
-    """Rows of the second update (from row 2 on), in another order, with a padding row; shorter and
-    longer than the store.
-    """
-    rng = np.random.default_rng(0)
-    local = {name: rng.random((2, 10)).astype(np.float32) for name in ("advantage", "weight")}
-    prepared = Prepared(
-        local["advantage"],
-        local["weight"],
-        arrays.mask[2:] & (np.arange(10) != 6),
-        rng.integers(0, 3, (2, 10)).astype(np.int32),
-    )
-    arrays.old_logp[:], arrays.old_entropy[:] = rng.random((2, 4, 10)).astype(np.float32)
-    micro = MicroBatch(length, np.array([3, -1, 2]))
-    batch = micro_batch(arrays, micro, store(), prepared, offset=2)
-
-    def expected(rows, fill=0):
-        wide = np.pad(rows, ((0, 0), (0, max(0, length - 10))), constant_values=fill)[:, :length]
-        return np.stack([wide[0], np.full_like(wide[0], fill), wide[1]])
-
-    for name in ("tokens", "rollout_logp", "old_logp", "old_entropy"):
-        np.testing.assert_array_equal(
-            getattr(batch, name), expected(getattr(arrays, name)[[3, 2]]), err_msg=name
-        )
-    for name in ("advantage", "weight", "mask", "entropy_group"):
-        np.testing.assert_array_equal(
-            getattr(batch, name),
-            expected(np.asarray(getattr(prepared, name))[[1, 0]]),
-            err_msg=name,
-        )
-    np.testing.assert_array_equal(batch.lengths, [8, 0, 6])
-    routes = np.asarray(store())[[3, 2], :length]
-    routes = np.pad(
-        routes, ((0, 0), (0, length - routes.shape[1]), (0, 0), (0, 0)), constant_values=UNSET
-    )
-    np.testing.assert_array_equal(np.asarray(batch.routing)[[0, 2]], routes)
-    assert np.all(np.asarray(batch.routing)[1] == UNSET) and batch.ref_logp is None
-
-
-def test_scoring_needs_no_advantages_and_live_routing_no_store(arrays):
-    batch = micro_batch(arrays, MicroBatch(10, np.array([1, 0])), None)
-    np.testing.assert_array_equal(batch.mask, arrays.mask[[1, 0]])
-    assert batch.routing is None and batch.advantage is None and batch.weight is None
-
-
-@pytest.mark.parametrize("length", [6, 15])
-def test_recorded_routes_go_to_their_rows_and_padding_rows_nowhere(length):
-    micro = MicroBatch(length, np.array([2, -1, 0]))
-    new = np.random.default_rng(0).integers(100, 200, (3, length, 2, 2)).astype(np.uint8)
-    after = np.asarray(put_routing(store(), store_rows(micro, store()), jnp.asarray(new)))
-    expected, held = np.array(store()), min(length, 12)
-    expected[2, :held], expected[0, :held] = new[0, :held], new[2, :held]
-    np.testing.assert_array_equal(after, expected)
 
 
 def test_rollouts_survive_the_way_through_a_checkpoint_the_finished_and_those_that_have_begun():

@@ -55,6 +55,7 @@ import numpy as np
 import pytest
 from tiny_run import tiny_run
 
+from compass_jax.model.moe import empty_routes
 from compass_jax.records import Rollout
 from compass_jax.rewards.score import Scorer
 from compass_jax.telemetry import Telemetry
@@ -139,9 +140,10 @@ class Trainer(RLTrainer):
         return Unfinished(Progress(), Samples({}), Samples(rollouts, store))
 
 
-def recorded(trainer):
+def recorded(config):
     """A store as the rollout leaves it: two experts of four for each input of the finished rows."""
-    store = np.array(trainer.empty_store())
+    rows = config.rl.prompts_per_step * config.rl.capacity
+    store = np.array(empty_routes(config.model, rows, config.rollout.max_length))
     store[0, :11], store[5, :29] = [2, 0], [1, 3]
     return store
 
@@ -151,7 +153,7 @@ def test_an_interrupted_rollout_comes_back_with_the_routes_that_its_replay_needs
     """R3 has the rollout's routes; R2 and off kept none, and none are asked for."""
     config = configured(tmp_path, replay=replay)
     first = Trainer(config)
-    store = recorded(first) if replay == "R3" else None
+    store = recorded(config) if replay == "R3" else None
     first.save(first.interrupted(None if store is None else jnp.asarray(store)))
     saved = Trainer(config).pending.arrays["current"]
     routes = saved.get("routing")
@@ -180,7 +182,7 @@ def test_routes_tampered_with_in_a_checkpoint_are_refused_with_its_name(tmp_path
         ((0, 4, 0, 1), UNSET, r"a partly unset row at index \(4, 0\)"),
         ((slice(None),), 0, r"row 0 .* a repeated expert id at index \(0, 0\): \[0, 0\]"),
     ):
-        store = recorded(first)
+        store = recorded(config)
         store[at] = value
         first.save(first.interrupted(jnp.asarray(store)))
         with pytest.raises(

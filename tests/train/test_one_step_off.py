@@ -16,9 +16,10 @@ from compass_jax.config import ConfigError, CorrectionConfig, ZeroVarianceConfig
 from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.train import loop
-from compass_jax.train.loop import RLTrainer, run_rl
+from compass_jax.train.learner import Learner
+from compass_jax.train.loop import run_rl
+from compass_jax.train.optim import TrainingDiverged
 from compass_jax.train.refill import Refill
-from compass_jax.train.session import TrainingDiverged
 from compass_jax.weights import checkpoint
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
@@ -92,7 +93,7 @@ def test_the_rollout_runs_while_the_training_does(tmp_path, monkeypatch):
     """The training of a step waits for the first finished sample of the next: it would wait for
     ever if one came after the other.
     """
-    sampled, real, train = threading.Event(), Collection._harvest, RLTrainer._train
+    sampled, real, train = threading.Event(), Collection._harvest, Learner.train
 
     def harvest(self, state, done):
         out = real(self, state, done)
@@ -105,7 +106,7 @@ def test_the_rollout_runs_while_the_training_does(tmp_path, monkeypatch):
         return train(self, *args)
 
     monkeypatch.setattr(Collection, "_harvest", harvest)
-    monkeypatch.setattr(RLTrainer, "_train", waiting)
+    monkeypatch.setattr(Learner, "train", waiting)
     result = run_rl(configured(tmp_path, steps=2))
     assert (
         result["steps"] == 2
@@ -183,15 +184,15 @@ def test_a_run_that_died_behind_a_checkpoint_repeats_its_steps_exactly(
     """Killed in the training of step 2, while the third rollout runs; the checkpoint of step 1 has
     the second.
     """
-    train = RLTrainer._train
+    train = Learner.train
 
     def dying(self, *args):
-        if self.done_steps == 1:
+        if int(self.state.step) == 1:
             raise KeyboardInterrupt
         return train(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RLTrainer, "_train", dying)
+        patch.setattr(Learner, "train", dying)
         with pytest.raises(KeyboardInterrupt):
             run_rl(configured(tmp_path))
     assert checkpoint.latest(tmp_path) == 1
@@ -213,7 +214,7 @@ def test_a_training_that_fails_does_not_wait_for_the_whole_rollout(tmp_path, mon
         raise TrainingDiverged("no number")
 
     monkeypatch.setattr(Collection, "_harvest", slow)
-    monkeypatch.setattr(RLTrainer, "_train", failing)
+    monkeypatch.setattr(Learner, "train", failing)
     with pytest.raises(TrainingDiverged, match="no number"):
         run_rl(configured(tmp_path))
     assert len(done) < 16

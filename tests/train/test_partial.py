@@ -15,7 +15,8 @@ from compass_jax.config import ConfigError, CorrectionConfig, ZeroVarianceConfig
 from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.train import loop
-from compass_jax.train.loop import RLTrainer, run_rl
+from compass_jax.train.learner import Learner
+from compass_jax.train.loop import run_rl
 from compass_jax.train.partial import PartialRollouts
 from compass_jax.weights import checkpoint
 
@@ -194,15 +195,15 @@ def test_a_run_that_died_repeats_its_steps_exactly(undisturbed, tmp_path, monkey
     if rl:
         expected = tmp_path / "expected"
         run_rl(configured(expected, **rl))
-    train, here = RLTrainer._train, tmp_path / "killed"
+    train, here = Learner.train, tmp_path / "killed"
 
     def dying(self, *args):
-        if self.done_steps == 1:
+        if int(self.state.step) == 1:
             raise KeyboardInterrupt
         return train(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RLTrainer, "_train", dying)
+        patch.setattr(Learner, "train", dying)
         with pytest.raises(KeyboardInterrupt):
             run_rl(configured(here, **rl))
     assert checkpoint.latest(here) == 1 and len(

@@ -17,7 +17,8 @@ from compass_jax.model.transformer import init_params
 from compass_jax.rundir import RunDirectoryGone
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import optim, step
-from compass_jax.train.session import StopSignal, TrainingDiverged
+from compass_jax.train.optim import TrainingDiverged
+from compass_jax.train.session import StopSignal
 from compass_jax.train.sft import SFTTrainer, run_sft
 from compass_jax.weights import checkpoint
 

@@ -13,11 +13,13 @@ from tiny import COMPUTE, MODEL, UNSET, random_params
 
 from compass_jax.config import ObjectiveConfig, OptimConfig, RLConfig
 from compass_jax.model.moe import RouterStats
+from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer
+from compass_jax.records import StepArrays
 from compass_jax.rl.bucketing import MicroBatch, plan
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.train import optim, step
-from compass_jax.train.batch import StepArrays, micro_batch, put_routing, store_rows
+from compass_jax.train.learner import Scored, device_rows, put_rows, sequences, update_batch
 
 TINY = dataclasses.replace(MODEL, layers=2, moe=dataclasses.replace(MODEL.moe, dense_layers=(0,)))
 F64 = dataclasses.replace(COMPUTE, dtype="float64", param_dtype="float64")
@@ -41,7 +43,7 @@ def quick_compile():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-def sequences(dtype=np.float32):
+def rollout(dtype=np.float32):
     """A rollout of 12 sequences of 5 to 24 tokens: groups varied, all right, varied with an unknown
     reward, all wrong; and its routes.
     """
@@ -52,7 +54,6 @@ def sequences(dtype=np.float32):
     tokens = np.where(held, rng.integers(2, MODEL.vocab_size, held.shape), 0).astype(np.int32)
     mask = held & (np.arange(LONGEST) >= 3)
     reward, known = np.array([1, 0, 0, 1, 1, 1, 1, 0.5, 0, 0, 0, 0], dtype), np.arange(n) != 7
-    zeros = [np.zeros(held.shape, dtype) for _ in range(3)]
     ids = np.argsort(rng.random((n, 32, 1, 6)), axis=-1)[..., :2].astype(np.uint8)
     routes = np.where((np.arange(32) < lengths[:, None] - 1)[:, :, None, None], ids, UNSET).astype(
         np.uint8
@@ -62,44 +63,38 @@ def sequences(dtype=np.float32):
         tokens,
         lengths,
         mask,
-        zeros[0],
+        np.zeros(held.shape, dtype),
         reward,
         known,
         np.zeros(n, dtype),
         group,
-        zeros[1],
-        zeros[2],
     ), jnp.asarray(routes)
 
 
-def fill(target, micro, values):
-    real = micro.rows >= 0
-    target[micro.rows[real], : micro.length] = np.asarray(values)[real]
-
-
-def score(model, params, arrays, store, split=WHOLE, temperature=1.0):
-    """Fills in old log-probs and entropies; returns the routes used, per row, and the
-    diagnostics.
-    """
+def score(model, params, arrays, routes, split=WHOLE, temperature=1.0):
+    """(the scored rollout, the routes used, per row, and the diagnostics)."""
     used, parts = jnp.full((len(arrays.lengths), 32, 1, 2), UNSET, jnp.uint8), []
+    old_logp, old_entropy = np.zeros((2, *arrays.mask.shape), arrays.reward.dtype)
     for micro in plan(arrays.lengths, *split):
-        logp, entropy, routing, found = step.score(
-            model, params, micro_batch(arrays, micro, store), temperature=temperature
+        logp, entropy, recorded, found = step.score(
+            model, params, *sequences(arrays, micro, routes), temperature=temperature
         )
-        fill(arrays.old_logp, micro, logp)
-        fill(arrays.old_entropy, micro, entropy)
-        used = put_routing(used, store_rows(micro, used), routing)
+        put_rows(old_logp, micro, logp)
+        put_rows(old_entropy, micro, entropy)
+        used = put_routes(used, device_rows(micro, used), recorded)
         parts.append(found)
-    return used, finalize_diagnostics(merge_diagnostics(parts))
+    scored = Scored(arrays, routes, old_logp, old_entropy, None, {})
+    return scored, used, finalize_diagnostics(merge_diagnostics(parts))
 
 
-def gradient(model, params, arrays, store, config, split, temperature=1.0):
+def gradient(model, params, scored, config, split, temperature=1.0):
     """(gradient of one update of all groups, its diagnostics), added up over the micro-batches of
     `split`.
     """
+    arrays = scored.arrays
     prepared, found = step.prepare(
         arrays.mask,
-        arrays.old_entropy,
+        scored.old_entropy,
         arrays.reward,
         arrays.known,
         arrays.group,
@@ -111,7 +106,8 @@ def gradient(model, params, arrays, store, config, split, temperature=1.0):
     )
     prepared, total, parts = jax.device_get(prepared), None, [found]
     for micro in split if isinstance(split, list) else plan(arrays.lengths, *split):
-        batch = micro_batch(arrays, micro, store, prepared)
+        inputs = sequences(arrays, micro, scored.routes)
+        batch = update_batch(scored, micro, inputs, prepared, 0)
         share = jnp.float32(batch.mask.sum() / prepared.mask.sum())
         grads, found = step.gradients(
             model, params, batch, share, config=config, temperature=temperature
@@ -159,11 +155,11 @@ def test_no_split_into_buckets_or_micro_batches_changes_the_gradient(
         request.getfixturevalue("quick_compile")
     model = Transformer(TINY, F64 if dtype == "float64" else COMPUTE)
     params = random_params(TINY, dtype)
-    arrays, routes = sequences(dtype)
-    score(model, params, arrays, routes)
+    arrays, routes = rollout(dtype)
+    scored, *_ = score(model, params, arrays, routes)
     config = dataclasses.replace(BASE, objective=OBJECTIVES[objective])
-    one, found = gradient(model, moved(params, 0.02), arrays, routes, config, WHOLE)
-    many, same = gradient(model, moved(params, 0.02), arrays, routes, config, shuffled(arrays))
+    one, found = gradient(model, moved(params, 0.02), scored, config, WHOLE)
+    many, same = gradient(model, moved(params, 0.02), scored, config, shuffled(arrays))
     difference = norm(jax.tree.map(jnp.subtract, one, many)) / norm(one)
     assert difference <= limit, difference
     assert {x.dtype for x in jax.tree.leaves(one)} == {jnp.dtype(dtype)}
@@ -183,10 +179,10 @@ def test_the_first_update_is_on_policy_and_clips_nothing(objective, dtype):
         Transformer(TINY, dataclasses.replace(COMPUTE, dtype=dtype)),
         random_params(TINY),
     )
-    arrays, routes = sequences()
-    score(model, params, arrays, routes, WHOLE, 0.8)
+    arrays, routes = rollout()
+    scored, *_ = score(model, params, arrays, routes, WHOLE, 0.8)
     config = dataclasses.replace(BASE, objective=OBJECTIVES[objective])
-    grads, found = gradient(model, params, arrays, routes, config, WHOLE, 0.8)
+    grads, found = gradient(model, params, scored, config, WHOLE, 0.8)
     print(f"ratio dev {objective}: {float(found['policy/ratio_dev_max']):.2e}")
     assert (
         float(found["policy/ratio_dev_max"]) == 0
@@ -194,7 +190,7 @@ def test_the_first_update_is_on_policy_and_clips_nothing(objective, dtype):
         and norm(grads) > 1e-3
     )
     assert float(found["policy/kl_k3"]) == 0
-    _, later = gradient(model, moved(params), arrays, routes, config, WHOLE, 0.8)
+    _, later = gradient(model, moved(params), scored, config, WHOLE, 0.8)
     assert float(later["policy/ratio_dev_max"]) > 1e-4 and float(later["policy/kl_k3"]) > 1e-6
 
 
@@ -203,27 +199,27 @@ def test_replay_uses_the_recorded_routes_in_every_pass_whatever_the_weights_have
     recorded. Off: live.
     """
     model, params = Transformer(TINY, COMPUTE), random_params(TINY)
-    arrays, routes = sequences()
+    arrays, routes = rollout()
     valid = np.asarray(routes)[..., 0] != UNSET
 
-    used, found = score(model, params, arrays, routes)
+    scored, used, found = score(model, params, arrays, routes)
     np.testing.assert_array_equal(used, routes)
     assert float(found["replay/flip_frac"]) > 0.5 and float(found["replay/unset_frac"]) == 0
-    old = arrays.old_logp.copy()
-    _, found = gradient(model, moved(params), arrays, routes, BASE, WHOLE)
+    _, found = gradient(model, moved(params), scored, BASE, WHOLE)
     assert float(found["replay/flip_frac"]) > 0.5
 
-    recorded, found = score(model, params, arrays, None)  # R2: live routing is recorded ...
+    # R2: live routing is recorded ...
+    live, recorded, found = score(model, params, arrays, None)
     assert (
         float(found["replay/flip_frac"]) == 0
-        and np.abs(arrays.old_logp - old)[arrays.mask].max() > 0.01
+        and np.abs(live.old_logp - scored.old_logp)[arrays.mask].max() > 0.01
     )
     np.testing.assert_array_equal(np.asarray(recorded)[..., 0] != UNSET, valid)
     far = moved(params, 0.3)
-    again, found = score(model, far, sequences()[0], recorded)  # ... and replayed
+    _, again, found = score(model, far, rollout()[0], recorded)  # ... and replayed
     np.testing.assert_array_equal(again, recorded)
     assert float(found["replay/flip_frac"]) > 0.1
-    live, found = score(model, far, sequences()[0], None)
+    _, live, found = score(model, far, rollout()[0], None)
     assert float(found["replay/flip_frac"]) == 0 and np.any(
         np.asarray(live) != np.asarray(recorded)
     )
@@ -231,39 +227,38 @@ def test_replay_uses_the_recorded_routes_in_every_pass_whatever_the_weights_have
 
 def test_the_penalty_to_the_reference_starts_at_zero_and_grows():
     model, params = Transformer(TINY, COMPUTE), random_params(TINY)
-    arrays, routes = sequences()
-    score(model, params, arrays, routes)
+    arrays, routes = rollout()
+    scored, *_ = score(model, params, arrays, routes)
     config = dataclasses.replace(BASE, objective=ObjectiveConfig("grpo", kl_coef=0.1))
-    arrays.ref_logp = arrays.old_logp.copy()
-    _, first = gradient(model, params, arrays, routes, config, WHOLE)
-    _, later = gradient(model, moved(params), arrays, routes, config, WHOLE)
+    scored = dataclasses.replace(scored, ref_logp=scored.old_logp)
+    _, first = gradient(model, params, scored, config, WHOLE)
+    _, later = gradient(model, moved(params), scored, config, WHOLE)
     assert 0 <= float(first["policy/ref_kl_k3"]) < 1e-10 and float(later["policy/ref_kl_k3"]) > 1e-5
 
 
 def test_an_update_raises_the_objective():
     """One step along the gradient makes right answers of varied groups likelier than wrong ones."""
     model, params = Transformer(TINY, COMPUTE), random_params(TINY)
-    arrays, routes = sequences()
-    score(model, params, arrays, routes)
+    arrays, routes = rollout()
+    scored, *_ = score(model, params, arrays, routes)
     config = dataclasses.replace(BASE, objective=OBJECTIVES["grpo"])
-    grads, found = gradient(model, params, arrays, routes, config, WHOLE)
+    grads, found = gradient(model, params, scored, config, WHOLE)
     state = optim.init_state(params, OptimConfig(learning_rate=1e-4), 1)
     state, _ = step.apply(state, grads, config=OptimConfig(learning_rate=1e-4), total_steps=1)
-    _, after = gradient(model, state.params, arrays, routes, config, WHOLE)
+    _, after = gradient(model, state.params, scored, config, WHOLE)
     assert float(after["loss"]) < float(found["loss"]) - 1e-3
 
 
 def test_a_nan_anywhere_is_skipped_by_the_whole_step():
     """NaN in one weight: every gradient is NaN, parameters and optimiser stay."""
     model, params = Transformer(TINY, COMPUTE), random_params(TINY)
-    arrays, routes = sequences()
-    score(model, params, arrays, routes)
+    arrays, routes = rollout()
+    scored, *_ = score(model, params, arrays, routes)
     poisoned = params | {"final_norm": params["final_norm"].at[3].set(jnp.nan)}
     grads, _ = gradient(
         model,
         poisoned,
-        arrays,
-        routes,
+        scored,
         dataclasses.replace(BASE, objective=OBJECTIVES["grpo"]),
         WHOLE,
     )

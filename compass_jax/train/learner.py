@@ -1,0 +1,347 @@
+"""The learner: scores a rollout at the parameters before its first update, then updates them. It
+knows arrays alone, no prompts, files or engine, so it is a library on its own:
+
+    model = Transformer(config.model, config.compute)
+    learner = Learner.start(config, model, init_params(config.model, config.compute, key))
+    for arrays in rollouts:  # records.StepArrays, of whatever made them
+        scored = learner.score(arrays)
+        for rows in learner.updates:
+            metrics = learner.update(scored, rows)
+    learner.state.params
+
+Scores and gradients work on micro-batches of the same rows, since a row's numbers depend on the
+shape it is computed in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, UInt
+
+from compass_jax.chips import chip_of
+from compass_jax.config import RunConfig
+from compass_jax.model.flops import forward_flops
+from compass_jax.model.moe import empty_routes
+from compass_jax.model.params import place
+from compass_jax.model.routes import put_routes, take_routes
+from compass_jax.model.transformer import Transformer
+from compass_jax.records import StepArrays, TrainState
+from compass_jax.rl.bucketing import MicroBatch, padding_frac, plan, take_rows
+from compass_jax.rl.correction import mismatch
+from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
+from compass_jax.rl.prepare import Prepared
+from compass_jax.rl.zero_variance import waste_of_dropped
+from compass_jax.sharding import fetch, move
+from compass_jax.train import optim, step
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A rollout, and what the parameters before its first update say about it."""
+
+    arrays: StepArrays
+    routes: UInt[Array, "b n l k"] | None  # to be replayed in the updates; None: they route live
+    old_logp: np.ndarray  # float32 [b t]
+    old_entropy: np.ndarray  # float32 [b t], nats
+    ref_logp: np.ndarray | None  # float32 [b t], the reference's; None: no reference is kept
+    diagnostics: Diagnostics
+
+
+class Learner:
+    """The trained model: its `state`, and a frozen `reference` where the objective needs one."""
+
+    def __init__(
+        self, config: RunConfig, model: Transformer, state: TrainState, reference: Any = None
+    ):
+        """`state` and `reference` are laid out as `model` stores its parameters; over a mesh they
+        are moved to where it wants them.
+        """
+        self.config, self.rl, self.model = config, config.rl, model
+        self.state: TrainState = self._on_mesh(state)
+        self.reference = self._on_mesh(reference)
+
+    @classmethod
+    def start(cls, config: RunConfig, model: Transformer, params: Any) -> Learner:
+        """A learner at `params`, with a fresh optimiser; they are its reference, too, where
+        `rl.objective.kl_coef` asks for one.
+        """
+        state = optim.init_state(params, config.rl.optim, config.rl.total_updates)
+        # a copy: the first update donates the parameters
+        reference = jax.tree.map(jnp.copy, params) if config.rl.uses_reference else None
+        return cls(config, model, state, reference)
+
+    @property
+    def version(self) -> int:
+        """The policy's version: optimiser steps taken."""
+        return int(self.state.step)
+
+    @property
+    def updates(self) -> list[slice]:
+        """The rows of each update of a rollout, whole groups of `rl.capacity` rows."""
+        size = self.rl.prompts_per_step // self.rl.updates_per_rollout * self.rl.capacity
+        return [slice(u * size, (u + 1) * size) for u in range(self.rl.updates_per_rollout)]
+
+    # ---- one rollout -----------------------------------------------------------------------------
+
+    def train(self, arrays: StepArrays, dropped_tokens: int = 0) -> dict[str, float]:
+        """The metrics of a whole rollout: it is scored, then comes every update of every epoch.
+
+        `dropped_tokens` were rolled out and are not in `arrays`; they count as waste. Raises
+        TrainingDiverged after `rl.optim.max_bad_steps` updates in a row without a finite gradient.
+        """
+        started = time.perf_counter()
+        scored = self.score(arrays)
+        scored_s = time.perf_counter() - started
+        prepared = [(rows, *self.prepare(scored, rows)) for rows in self.updates]
+        parts, norms = [], []
+        for _ in range(self.rl.epochs):
+            for rows, advantages, _ in prepared:
+                found, applied = self._apply(scored, rows, advantages)
+                parts.append(found)
+                norms.append(applied)
+        accounts = [
+            scored.diagnostics,
+            waste_of_dropped(dropped_tokens),
+            *(found for _, _, found in prepared),
+        ]
+        metrics = self._metrics(parts, norms, accounts)
+        seconds, tokens = time.perf_counter() - started, int(arrays.lengths.sum())
+        metrics |= {
+            "time/score_s": scored_s,
+            "time/update_s": seconds - scored_s,
+            "train/tokens_per_s": tokens / seconds,
+        }
+        return metrics | self._mfu(arrays.lengths, seconds)
+
+    def score(self, arrays: StepArrays) -> Scored:
+        """Old log-probs and entropies of every row, the reference's log-probs, and the routes that
+        the updates replay: the rollout's (R3), those of this pass (R2) or none (off).
+        """
+        mode = self.rl.replay if self.config.model.moe_layers else "off"
+        routes = None if mode == "off" else self._routes_on_mesh(arrays.routes)
+        if mode == "R2":
+            # nothing is set, so scoring routes live, in the program that will replay
+            routes = self._routes_on_mesh(
+                empty_routes(self.config.model, len(arrays.lengths), self.config.rollout.max_length)
+            )
+        shape, parts = arrays.mask.shape, []
+        old_logp, old_entropy = (np.zeros(shape, arrays.rollout_logp.dtype) for _ in range(2))
+        ref_logp = None if self.reference is None else np.zeros_like(old_logp)
+        micros = [micro for rows in self.updates for micro in self._plan(arrays, rows)]
+        for micro in micros:
+            tokens, lengths, given = self._sequences(arrays, micro, routes)
+            logp, entropy, used, found = self._score(self.state.params, tokens, lengths, given)
+            put_rows(old_logp, micro, logp)
+            put_rows(old_entropy, micro, entropy)
+            if mode == "R2":
+                routes = put_routes(routes, device_rows(micro, routes), used)
+                found = {k: value for k, value in found.items() if not k.startswith("replay/")}
+            if ref_logp is not None:
+                put_rows(ref_logp, micro, self._score(self.reference, tokens, lengths, None)[0])
+            parts.append(found)
+        parts.append(score_account(arrays, old_logp, old_entropy, micros))
+        return Scored(arrays, routes, old_logp, old_entropy, ref_logp, merge_diagnostics(parts))
+
+    def update(self, scored: Scored, rows: slice) -> dict[str, float]:
+        """The metrics of one optimiser step on `rows` of a scored rollout: advantages and weights,
+        gradients summed over micro-batches, apply. `state` is new afterwards.
+
+        Raises TrainingDiverged like `train`. ValueError where `rows` are no whole groups.
+        """
+        prepared, account = self.prepare(scored, rows)
+        found, applied = self._apply(scored, rows, prepared)
+        return self._metrics([found], [applied], [account])
+
+    def prepare(self, scored: Scored, rows: slice) -> tuple[Prepared, Diagnostics]:
+        """Advantages and weights of one update's rows (rl/prepare.py) on the host, and the account
+        of its tokens. ValueError where `rows` are no whole groups.
+        """
+        arrays, capacity = scored.arrays, self.rl.capacity
+        if rows.start % capacity or rows.stop % capacity or rows.step not in (None, 1):
+            raise ValueError(
+                f"Learner: rows {rows.start}:{rows.stop} are no whole groups of {capacity} rows;"
+                " take one of Learner.updates"
+            )
+        group = np.where(arrays.group[rows] < 0, -1, arrays.group[rows] - rows.start // capacity)
+        prepared, found = step.prepare(
+            arrays.mask[rows],
+            scored.old_entropy[rows],
+            arrays.reward[rows],
+            arrays.known[rows],
+            group,
+            n_groups=(rows.stop - rows.start) // capacity,
+            config=self.rl,
+            right_at=self.config.rewards.right_at,
+            wrong_at=self.config.rewards.wrong_at,
+            max_new_tokens=self.config.rollout.max_new_tokens,
+            repetition=arrays.repetition[rows],
+            old_logp=scored.old_logp[rows],
+            rollout_logp=arrays.rollout_logp[rows],
+        )
+        return jax.device_get(prepared), found
+
+    def batches(
+        self, scored: Scored, rows: slice, prepared: Prepared
+    ) -> Iterator[step.UpdateBatch]:
+        """The micro-batches of one update, each on its way to the devices."""
+        for micro in self._plan(scored.arrays, rows):
+            sequences = self._sequences(scored.arrays, micro, scored.routes)
+            yield update_batch(scored, micro, sequences, prepared, rows.start)
+
+    # ---- parts -----------------------------------------------------------------------------------
+
+    def _apply(self, scored: Scored, rows: slice, prepared: Prepared):
+        """(diagnostics, what the optimiser reports) of one update; `state` is new afterwards."""
+        tokens, total, parts = max(int(prepared.mask.sum()), 1), None, []
+        for batch in self.batches(scored, rows, prepared):
+            grads, found = step.gradients(
+                self.model,
+                self.state.params,
+                batch,
+                jnp.float32(batch.mask.sum() / tokens),
+                config=self.rl,
+                temperature=self.config.rollout.temperature,
+            )
+            total = step.add(total, grads)
+            del grads  # else they would lie there through the next forward and backward
+            parts.append(found)
+        self.state, applied = step.apply(
+            self.state, total, config=self.rl.optim, total_steps=self.rl.total_updates
+        )
+        # nothing, unless the compiler laid a part of it elsewhere
+        self.state = self._on_mesh(self.state)
+        optim.check_divergence(
+            int(self.state.bad_steps), self.rl.optim.max_bad_steps, self.config.directory
+        )
+        return merge_diagnostics(parts), applied
+
+    def _metrics(
+        self, parts: list[Diagnostics], norms: list[dict], accounts: list[Diagnostics]
+    ) -> dict[str, float]:
+        """Numbers of so many updates: `parts` and `norms` one an update, `accounts` of them all."""
+        total = fetch(finalize_diagnostics(merge_diagnostics([*parts, *accounts])))
+        metrics = {name: float(value) for name, value in total.items()}
+        metrics["loss"] /= len(parts)
+        metrics |= {name: float(np.mean([float(n[name]) for n in norms])) for name in norms[0]}
+        return {**metrics, "skipped_updates": float(self.state.skipped)}
+
+    def _score(self, params: Any, tokens, lengths, routes):
+        return step.score(
+            self.model, params, tokens, lengths, routes, temperature=self.config.rollout.temperature
+        )
+
+    def _plan(self, arrays: StepArrays, rows: slice) -> list[MicroBatch]:
+        """The micro-batches of one update; groups that did not grow leave rows empty."""
+        held = rows.start + np.flatnonzero(arrays.lengths[rows])
+        multiple = 1 if self.model.placement is None else self.model.placement.rows_multiple
+        micros = plan(
+            arrays.lengths[held],
+            self.rl.buckets,
+            self.rl.micro_batch_tokens,
+            rows_multiple=multiple,
+        )
+        return [
+            micro._replace(rows=np.where(micro.rows < 0, -1, held[micro.rows])) for micro in micros
+        ]
+
+    def _sequences(self, arrays: StepArrays, micro: MicroBatch, routes):
+        """`sequences`, its routes where the rows will be: scoring and updates then run one program,
+        whatever laid out the routes.
+        """
+        tokens, lengths, given = sequences(arrays, micro, routes)
+        placement = self.model.placement
+        if placement is not None and given is not None:
+            spec = placement.spec(given.shape, ("batch", "tokens", None, None))
+            given = move(given, placement.sharding(*spec))
+        return tokens, lengths, given
+
+    def _on_mesh(self, tree: Any) -> Any:
+        """Parameters, or a state that has some, as the mesh stores them."""
+        return place(tree, self.config.model, self.model.placement)
+
+    def _routes_on_mesh(self, routes: Any) -> Any:
+        """Routes on the devices that train; those of other devices may pass the host."""
+        placement = self.model.placement
+        if placement is None or routes is None:
+            return routes
+        return move(routes, placement.rows(routes.shape[0]))
+
+    def _mfu(self, lengths: np.ndarray, seconds: float) -> dict[str, float]:
+        """train/mfu: what forward and backward of these rows must compute, over what the devices
+        could have; old log-probs count as overhead.
+
+        Empty on a chip whose peak is not known (compass_jax/chips.py).
+        """
+        chip = chip_of(jax.devices()[0].device_kind)
+        if chip is None:
+            return {}
+        devices = 1 if self.model.placement is None else self.model.placement.mesh.size
+        flops = 3 * self.rl.epochs * forward_flops(self.config.model, lengths)
+        return {"train/mfu": flops / (seconds * devices * chip.device_flops)}
+
+
+def device_rows(micro: MicroBatch, routes: Array) -> Array:
+    """The micro-batch's rows of `routes`; padding rows point past their end."""
+    return jnp.asarray(np.where(micro.rows < 0, routes.shape[0], micro.rows).astype(np.int32))
+
+
+def sequences(arrays: StepArrays, micro: MicroBatch, routes: Array | None):
+    """(tokens, lengths, routes) of a micro-batch, from the routes of all rows (None: live)."""
+    tokens, lengths = (
+        take_rows(x, micro.rows, micro.length) for x in (arrays.tokens, arrays.lengths)
+    )
+    if routes is None:
+        return tokens, lengths, None
+    return tokens, lengths, take_routes(routes, device_rows(micro, routes), micro.length)
+
+
+def update_batch(
+    scored: Scored, micro: MicroBatch, inputs: tuple, prepared: Prepared, offset: int
+) -> step.UpdateBatch:
+    """One micro-batch of an update. `inputs` are its `sequences`; `prepared` holds the update's
+    rows, which start at row `offset` of the rollout.
+    """
+
+    def take(x, rows):
+        return None if x is None else take_rows(x, rows, micro.length)
+
+    local = np.where(micro.rows < 0, -1, micro.rows - offset)
+    return step.UpdateBatch(
+        *inputs,
+        mask=take(prepared.mask, local),
+        old_logp=take(scored.old_logp, micro.rows),
+        old_entropy=take(scored.old_entropy, micro.rows),
+        ref_logp=take(scored.ref_logp, micro.rows),
+        advantage=take(prepared.advantage, local),
+        weight=take(prepared.weight, local),
+        entropy_group=take(prepared.entropy_group, local),
+    )
+
+
+def put_rows(target: np.ndarray, micro: MicroBatch, values: Array) -> None:
+    """Writes a micro-batch's values `[m n]` to their rows of `target`; padding goes nowhere."""
+    real = micro.rows >= 0
+    length = min(target.shape[1], micro.length)
+    target[micro.rows[real], :length] = fetch(values)[real, :length]
+
+
+def score_account(
+    arrays: StepArrays, old_logp: np.ndarray, old_entropy: np.ndarray, micros: Sequence[MicroBatch]
+) -> Diagnostics:
+    """Mismatch to the sampler, mean entropy and padding of a scored rollout."""
+    gap = mismatch(
+        jnp.asarray(old_logp), jnp.asarray(arrays.rollout_logp), jnp.asarray(arrays.mask)
+    )
+    entropy = np.float32(np.sum(old_entropy, where=arrays.mask))
+    tokens = np.float32(max(arrays.mask.sum(), 1))
+    return gap | {
+        "entropy_nats": (jnp.asarray(entropy), jnp.asarray(tokens)),
+        "padding_frac": (jnp.float32(padding_frac(micros, arrays.lengths)), jnp.float32(1)),
+    }

@@ -1,0 +1,147 @@
+"""The learner as a library: ten lines around arrays of any origin; and its micro-batches, in which
+the routes go where their tokens go.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import COMPUTE, MODEL, UNSET
+
+from compass_jax.config import ObjectiveConfig, OptimConfig, RLConfig, RolloutConfig, RunConfig
+from compass_jax.model.routes import put_routes
+from compass_jax.model.transformer import Transformer, init_params
+from compass_jax.records import StepArrays
+from compass_jax.rl.bucketing import MicroBatch
+from compass_jax.rl.prepare import Prepared
+from compass_jax.train.learner import Learner, Scored, device_rows, sequences, update_batch
+
+CONFIG = RunConfig(
+    "library",
+    MODEL,
+    compute=COMPUTE,
+    rollout=RolloutConfig(prompt_buckets=(4,), max_new_tokens=8),
+    rl=RLConfig(
+        prompts_per_step=4,
+        group_size=4,
+        updates_per_rollout=2,
+        replay="off",
+        buckets=(12,),
+        objective=ObjectiveConfig("grpo"),
+        optim=OptimConfig(learning_rate=0.01),
+    ),
+)
+
+
+def samples(seed, rows=16):
+    """A rollout that no engine made: four prompts, four samples each, one right answer of each."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(6, 13, rows).astype(np.int32)
+    mask = (np.arange(12) >= 3) & (np.arange(12) < lengths[:, None])
+    tokens = np.where(np.arange(12) < lengths[:, None], rng.integers(2, 40, (rows, 12)), 0)
+    return StepArrays(
+        tokens=tokens.astype(np.int32),
+        lengths=lengths,
+        mask=mask,
+        rollout_logp=np.where(mask, -3.0, 0.0).astype(np.float32),
+        reward=(np.arange(rows) % 4 == 0).astype(np.float32),
+        known=np.ones(rows, bool),
+        repetition=np.zeros(rows, np.float32),
+        group=np.repeat(np.arange(rows // 4, dtype=np.int32), 4),
+    )
+
+
+@pytest.mark.usefixtures("compile_lightly")
+def test_ten_lines_around_a_learner_train_a_model_on_arrays_of_any_origin():
+    model = Transformer(CONFIG.model, CONFIG.compute)
+    params = init_params(CONFIG.model, CONFIG.compute, jax.random.key(0))
+    learner = Learner.start(CONFIG, model, params)
+    right, found = samples(0).reward > 0, []
+    for _ in range(2):
+        scored = learner.score(samples(0))
+        found.append((scored.old_logp * scored.arrays.mask).sum(1))
+        for rows in learner.updates:
+            metrics = learner.update(scored, rows)
+    assert int(learner.state.step) == 4
+    first, later = (x[right].mean() - x[~right].mean() for x in found)
+    assert later > first + 0.1  # right answers are likelier than they were
+    assert metrics["policy/ratio_dev_max"] > 0 and metrics["grad_norm"] > 0
+    with pytest.raises(ValueError, match="rows 0:6 are no whole groups of 4 rows"):
+        learner.update(scored, slice(0, 6))
+
+
+@pytest.mark.usefixtures("compile_lightly")
+def test_the_whole_rollout_trains_as_its_updates_one_by_one():
+    config = dataclasses.replace(CONFIG, rl=dataclasses.replace(CONFIG.rl, epochs=2))
+
+    def learner():
+        params = init_params(config.model, config.compute, jax.random.key(0))
+        return Learner.start(config, Transformer(config.model, config.compute), params)
+
+    whole, parts = learner(), learner()
+    metrics = whole.train(samples(0), dropped_tokens=5)
+    scored = parts.score(samples(0))
+    losses = [parts.update(scored, rows)["loss"] for _ in range(2) for rows in parts.updates]
+    jax.tree.map(np.testing.assert_array_equal, whole.state, parts.state)
+    assert metrics["loss"] == pytest.approx(np.mean(losses), abs=1e-6)
+    assert metrics["waste/tokens_generated"] == samples(0).mask.sum() + 5
+
+
+def routes(length=12):
+    """Row r, token t, layer l: experts r and 10 t + l."""
+    r, t, layer = np.meshgrid(np.arange(4), np.arange(length), np.arange(2), indexing="ij")
+    return jnp.asarray(np.stack([r, 10 * t + layer], axis=-1).astype(np.uint8))
+
+
+@pytest.mark.parametrize("length", [6, 10, 15])
+def test_a_micro_batch_takes_rows_of_everything_alike_and_pads_with_nothing(length):
+    """Rows of the second update (from row 2 on), in another order, with a padding row; shorter and
+    longer than the routes.
+    """
+    rng = np.random.default_rng(0)
+    arrays = samples(1, 4)
+    local = {name: rng.random((2, 12)).astype(np.float32) for name in ("advantage", "weight")}
+    prepared = Prepared(
+        local["advantage"],
+        local["weight"],
+        arrays.mask[2:] & (np.arange(12) != 6),
+        rng.integers(0, 3, (2, 12)).astype(np.int32),
+    )
+    old = rng.random((2, 4, 12)).astype(np.float32)
+    scored = Scored(arrays, routes(), old[0], old[1], None, {})
+    micro = MicroBatch(length, np.array([3, -1, 2]))
+    inputs = sequences(arrays, micro, scored.routes)
+    batch = update_batch(scored, micro, inputs, prepared, offset=2)
+
+    def expected(rows, fill=0):
+        wide = np.pad(rows, ((0, 0), (0, max(0, length - 12))), constant_values=fill)[:, :length]
+        return np.stack([wide[0], np.full_like(wide[0], fill), wide[1]])
+
+    for name, values in (("tokens", arrays.tokens), ("old_logp", old[0]), ("old_entropy", old[1])):
+        np.testing.assert_array_equal(getattr(batch, name), expected(values[[3, 2]]), err_msg=name)
+    for name in ("advantage", "weight", "mask", "entropy_group"):
+        np.testing.assert_array_equal(
+            getattr(batch, name),
+            expected(np.asarray(getattr(prepared, name))[[1, 0]]),
+            err_msg=name,
+        )
+    np.testing.assert_array_equal(batch.lengths, [arrays.lengths[3], 0, arrays.lengths[2]])
+    held = np.asarray(routes())[[3, 2], :length]
+    held = np.pad(
+        held, ((0, 0), (0, length - held.shape[1]), (0, 0), (0, 0)), constant_values=UNSET
+    )
+    np.testing.assert_array_equal(np.asarray(batch.routes)[[0, 2]], held)
+    assert np.all(np.asarray(batch.routes)[1] == UNSET) and batch.ref_logp is None
+    assert sequences(arrays, micro, None)[2] is None  # live
+
+
+@pytest.mark.parametrize("length", [6, 15])
+def test_recorded_routes_go_to_their_rows_and_padding_rows_nowhere(length):
+    micro = MicroBatch(length, np.array([2, -1, 0]))
+    new = np.random.default_rng(0).integers(100, 200, (3, length, 2, 2)).astype(np.uint8)
+    after = np.asarray(put_routes(routes(), device_rows(micro, routes()), jnp.asarray(new)))
+    expected, held = np.array(routes()), min(length, 12)
+    expected[2, :held], expected[0, :held] = new[0, :held], new[2, :held]
+    np.testing.assert_array_equal(after, expected)
