@@ -37,7 +37,8 @@ import transformers
 from compass_jax.config import ModelConfig
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.transformer import Transformer, apply
-from compass_jax.weights.hf import load_params, read_hf_config
+from compass_jax.weights.hf import load_params
+from compass_jax.weights.hf_config import read_hf_config
 
 KEEP = 0.7  # of the best probe
 LOGITS_ATOL = 2e-4

@@ -65,7 +65,7 @@ class Ours:
             cache_bucket=CACHE_BUCKET * 4,
         )
         self.engine = Engine(config, ComputeConfig(), self.rollout, eos_id=-1)
-        self.params, _ = hand_over(params, "float32")
+        self.params, _ = hand_over(params, config, "float32")
         self.prompts = [
             Prompt(stable_id(f"prompt {i}"), 0, "random", "", row.astype(np.int32), "")
             for i, row in enumerate(prompts)

@@ -54,6 +54,7 @@ from compass_jax.cli import tune_allocator
 from compass_jax.config import RunConfig
 from compass_jax.data.prompts import train_prompts
 from compass_jax.model.moe import unset_id
+from compass_jax.model.params import param_specs
 from compass_jax.model.quantize import emulate
 from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer
@@ -73,7 +74,7 @@ from compass_jax.train.loop import run_rl
 from compass_jax.train.session import load_tokenizer
 from compass_jax.train.sft import run_sft
 from compass_jax.weights.handover import hand_over
-from compass_jax.weights.hf import init_or_load
+from compass_jax.weights.start import init_or_load
 
 PRECISIONS = {"bf16": "off", "e4m3": "e4m3", "int8": "int8", "bf16_slow": "off"}
 VARIANTS = (*PRECISIONS, "causes", "curve_off", "curve_R3")
@@ -103,7 +104,9 @@ def record(config: RunConfig, params: Any) -> Recording:
         tokenizer.eos_id,
         known=tokenizer.vocab_size,
     )
-    decode, _ = hand_over(params, config.rollout_compute.dtype, config.rollout.quantize)
+    decode, _ = hand_over(
+        params, config.model, config.rollout_compute.dtype, config.rollout.quantize
+    )
     prompts = train_prompts(config.data, tokenizer, config.seed)
     prompts = [
         prompts[i]
@@ -191,10 +194,13 @@ def measure(config: RunConfig, params: Any, recording: Recording) -> list[dict[s
         dataclasses.replace(config, rl=rl), model, jax.tree.map(jnp.copy, params)
     )
     scored = learner.score(arrays)
+    specs = param_specs(config.model)
     routes, first, points = {"off": None, "R2": None, "R3": arrays.routes}, {}, []
     for updates in range(max(UPDATES) + 1):
         if updates in UPDATES:
-            low = emulate(learner.state.params, config.rollout.quantize, sampler.compute.dtype)
+            low = emulate(
+                learner.state.params, specs, config.rollout.quantize, sampler.compute.dtype
+            )
             sampled, _, _ = whole_pass(sampler, low, recording, None, temperature)
             for mode in ("off", "R2", "R3"):
                 # recorded while routing live: the same pass as off, whose routes are R2's from now
@@ -270,7 +276,7 @@ def causes(config: RunConfig, params: Any, recording: Recording) -> list[dict[st
         sampler = Transformer(config.model, compute, known=recording.known)
         sampled, routes, _ = whole_pass(
             sampler,
-            emulate(params, "off", config.rollout_compute.dtype),
+            emulate(params, param_specs(config.model), "off", config.rollout_compute.dtype),
             recording,
             None,
             temperature,

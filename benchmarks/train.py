@@ -24,7 +24,7 @@ from benchmarks import common
 from compass_jax.cli import tune_allocator
 from compass_jax.config import ComputeConfig, ModelConfig, OptimConfig
 from compass_jax.model.flops import flops_per_token
-from compass_jax.model.params import in_layout, training_layout
+from compass_jax.model.params import decays, in_layout, training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.train import optim, step
 
@@ -60,7 +60,13 @@ class Ours:
             jnp.float32(1.0),
             0.0,
         )
-        self.state, applied = step.apply(self.state, grads, config=OPTIM, total_steps=TOTAL_STEPS)
+        self.state, applied = step.apply(
+            self.state,
+            grads,
+            config=OPTIM,
+            total_steps=TOTAL_STEPS,
+            decays=decays(self.model.config, self.model.layout),
+        )
         jax.block_until_ready((self.state, applied))
         load, tokens = found["moe/load_max_over_mean"]
         self.load = float(load) / float(tokens)

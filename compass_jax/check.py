@@ -15,10 +15,11 @@ import numpy as np
 
 from compass_jax.config import ConfigError, ModelConfig
 from compass_jax.data.tokenizer import Tokenizer, TokenizerError
+from compass_jax.families.raw import WeightsError
 from compass_jax.rundir import read_config
 from compass_jax.weights import sound
-from compass_jax.weights.hf import read_hf_config, tensor_problems
-from compass_jax.weights.hf_config import WeightsError
+from compass_jax.weights.hf import tensor_problems
+from compass_jax.weights.hf_config import read_hf_config
 from compass_jax.weights.manifest import FORMAT
 from compass_jax.weights.safetensors_io import DTYPES, Stored, look, not_finite, open_file
 

@@ -23,6 +23,7 @@ from compass_jax import errors
 from compass_jax.command_line import command_line
 from compass_jax.config import ConfigError, ProceduralSource, RunConfig
 from compass_jax.config_io import config_to_json, tuples
+from compass_jax.families import find as families
 from compass_jax.rundir import FolderLock, NewFolderLock
 from compass_jax.signals import STATUSES, Ending, leave
 from compass_jax.untrusted import parse_json
@@ -199,12 +200,12 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
         result = run_demo(args.out, args.seed)
         return result.get("status", STOPPED) if result.get("stopped") else 0
     if args.command == "import-hf":
-        from compass_jax.weights.hf import import_hf
+        from compass_jax.weights.convert import import_hf
 
         with FolderLock(args.out):
-            import_hf(args.src, args.out)
+            import_hf(args.src, args.out, family=args.family)
     elif args.command == "export-hf":
-        from compass_jax.weights.hf import export_hf
+        from compass_jax.weights.convert import export_hf
 
         with NewFolderLock(args.out):
             export_hf(args.checkpoint, args.out)
@@ -279,6 +280,7 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
         load_config(args.config), overrides, prog=f"compass {args.command} {args.config}"
     )
     config = config.validate_for_rl() if args.command in ("train", "plan") else config.validate()
+    families.check(config.model)
     if args.dry_run:
         print(config_to_json(config))
         return 0

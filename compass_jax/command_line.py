@@ -62,6 +62,9 @@ def command_line() -> argparse.ArgumentParser:
         sub = command(name, text)
         sub.add_argument(source, metavar=source.upper())
         sub.add_argument("out", metavar="OUT")
+        if name == "import-hf":
+            text = "path/file.py:FAMILY, for a family of your own (default: by its model_type)"
+            _option(sub, "family", text)
     _serve_options(command("serve", _SERVE))
     text = "every fault of a run's checkpoints, of one checkpoint or of a Hugging Face folder"
     command("check", text).add_argument("path", metavar="DIR")

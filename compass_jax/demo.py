@@ -23,7 +23,7 @@ from compass_jax.rollout.sampling import Sampler
 from compass_jax.rundir import FolderLock, write_atomically
 from compass_jax.train.loop import run_rl
 from compass_jax.train.sft import run_sft
-from compass_jax.weights.hf import export_hf
+from compass_jax.weights.convert import export_hf
 
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tiny_reasoning_cpu.py"
 

@@ -29,7 +29,7 @@ from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.sharding import placements
 from compass_jax.train.session import load_tokenizer, shared
 from compass_jax.weights.handover import hand_over
-from compass_jax.weights.hf import init_or_load
+from compass_jax.weights.start import init_or_load
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,14 @@ def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]
         placement,
         tokenizer.vocab_size,
     )
-    options: dict[str, Any] = {"layout": engine.layout}
-    options |= {} if placement is None else {"model": config.model, "placement": placement}
-    decode, _ = hand_over(params, config.rollout_compute.dtype, config.rollout.quantize, **options)
+    decode, _ = hand_over(
+        params,
+        config.model,
+        config.rollout_compute.dtype,
+        config.rollout.quantize,
+        placement=placement,
+        layout=engine.layout,
+    )
     return engine, decode, tokenizer
 
 

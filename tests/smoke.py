@@ -22,7 +22,7 @@ from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.train.loop import run_rl
 from compass_jax.train.step import forward
 from compass_jax.weights import checkpoint
-from compass_jax.weights.hf import export_hf
+from compass_jax.weights.convert import export_hf
 
 
 def check_forward(config) -> None:

@@ -37,11 +37,13 @@ def calls(monkeypatch, tmp_path):
         "train.sft": "run_sft",
         "train.loop": "run_rl",
         "evaluate": "run_eval",
-        "weights.hf": "import_hf export_hf",
+        "weights.convert": "import_hf export_hf",
     }
     for room, functions in rooms.items():
         record = {
-            name: lambda *args, name=name: found.append((name, *args)) or {"stopped": True}
+            name: lambda *args, name=name, **options: (
+                found.append((name, *args)) or {"stopped": True}
+            )
             for name in functions.split()
         }
         monkeypatch.setitem(sys.modules, f"compass_jax.{room}", types.SimpleNamespace(**record))

@@ -163,8 +163,8 @@ PROMPTS = [
 def collect(sampler=None, placement=None, known=KNOWN, samples=3):
     params, more = heavy_params(), {}
     if placement is not None:
-        params, more = place(params, MODEL, placement), {"model": MODEL, "placement": placement}
-    decode = hand_over(params, "float32", **more)[0]
+        params, more = place(params, MODEL, placement), {"placement": placement}
+    decode = hand_over(params, MODEL, "float32", **more)[0]
     engine = Engine(MODEL, COMPUTE, ROLLOUT, EOS, placement, known)
     return {
         r.row: r

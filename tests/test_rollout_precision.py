@@ -69,8 +69,8 @@ def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path,
     """
     handed, engines = [], []
 
-    def recorded(params, dtype, quantize="off", **options):
-        decode, metrics = hand_over(params, dtype, quantize, **options)
+    def recorded(params, model, dtype, quantize="off", **options):
+        decode, metrics = hand_over(params, model, dtype, quantize, **options)
         handed.append((jax.tree.map(jnp.copy, params), decode))
         return decode, metrics
 

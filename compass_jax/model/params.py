@@ -1,5 +1,5 @@
-"""Every parameter declared once: shape, logical axes, initialiser, Hugging Face name. Modules read,
-they never declare.
+"""Every parameter declared once: shape, logical axes, initialiser, whether it decays and whether it
+is quantised. Modules read, they never declare.
 
 The decoder is a static list of runs of equal layers (`layer_runs`): a run is a period of layer
 kinds repeated. Three layouts of a run: *stacked* for storage and for training with one `lax.scan`
@@ -19,11 +19,13 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.sharding import SPLIT, STORE, Placement, move
 
 _LONGEST_PERIOD = 8
+Layout = Literal["stacked", "unrolled", "decode", "decode_stacked"]
 
 
 class Run(NamedTuple):
@@ -39,17 +41,25 @@ class Run(NamedTuple):
 
 
 class ParamSpec(NamedTuple):
-    """One parameter leaf. `hf` has `{i}` for the layer and `{e}` for the expert where the leaf
-    stacks them.
+    """One parameter leaf, called `name` by the families ("attention.q"; those of an MoE layer's MLP
+    "moe.gate").
     """
 
+    name: str
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
-    init: str  # normal, ones, zeros
-    hf: str
-    transpose: bool = False  # torch keeps Linear weights as [out, in]; ours are [in, out]
+    init: str = "normal"  # normal, ones, zeros
+    decays: bool = True  # takes weight decay
+    quantised: bool = False  # in 8 bits, where the rollout's weights are
     stacked: bool = False  # leading axis is the run's repeats
-    per_expert: bool = False  # next axis is the expert, one key per expert on disk
+    per_expert: bool = False  # next axis is the expert
+
+    def over_mesh(self, x: Any) -> PartitionSpec:
+        """How `x`, this parameter or the scales of its 8 bits, lies inside `shard_map`: what
+        storage alone splits is whole.
+        """
+        sizes = zip(x.shape, self.axes, strict=True)
+        return PartitionSpec(*(SPLIT.get(axis or "") if size > 1 else None for size, axis in sizes))
 
 
 def layer_runs(config: ModelConfig) -> tuple[Run, ...]:
@@ -71,90 +81,68 @@ def layer_runs(config: ModelConfig) -> tuple[Run, ...]:
     return tuple(runs)
 
 
+def _matrix(name: str, shape: tuple[int, ...], *axes: str) -> ParamSpec:
+    return ParamSpec(name, shape, axes, quantised=True, per_expert=axes[0] == "expert")
+
+
+def _scale(name: str, size: int, axis: str | None, init: str = "ones") -> ParamSpec:
+    """Of a norm, or a bias: no weight decay."""
+    return ParamSpec(name, (size,), (axis,), init, decays=False)
+
+
 def _attention_specs(c: ModelConfig) -> dict[str, ParamSpec]:
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    at = "model.layers.{i}.self_attn."
     specs = {
-        "q": ParamSpec((c.hidden, q), ("embed", "heads"), "normal", at + "q_proj.weight", True),
-        "k": ParamSpec((c.hidden, kv), ("embed", "kv_heads"), "normal", at + "k_proj.weight", True),
-        "v": ParamSpec((c.hidden, kv), ("embed", "kv_heads"), "normal", at + "v_proj.weight", True),
-        "o": ParamSpec((q, c.hidden), ("heads", "embed"), "normal", at + "o_proj.weight", True),
+        "q": _matrix("attention.q", (c.hidden, q), "embed", "heads"),
+        "k": _matrix("attention.k", (c.hidden, kv), "embed", "kv_heads"),
+        "v": _matrix("attention.v", (c.hidden, kv), "embed", "kv_heads"),
+        "o": _matrix("attention.o", (q, c.hidden), "heads", "embed"),
     }
     if c.qkv_bias:
         for name, size, axis in (("q", q, "heads"), ("k", kv, "kv_heads"), ("v", kv, "kv_heads")):
-            specs[f"{name}_bias"] = ParamSpec((size,), (axis,), "zeros", f"{at}{name}_proj.bias")
+            specs[f"{name}_bias"] = _scale(f"attention.{name}_bias", size, axis, "zeros")
     if c.o_bias:
-        specs["o_bias"] = ParamSpec((c.hidden,), ("embed",), "zeros", at + "o_proj.bias")
+        specs["o_bias"] = _scale("attention.o_bias", c.hidden, "embed", "zeros")
     if c.qk_norm:
-        specs["q_norm"] = ParamSpec((c.head_dim,), (None,), "ones", at + "q_norm.weight")
-        specs["k_norm"] = ParamSpec((c.head_dim,), (None,), "ones", at + "k_norm.weight")
+        specs["q_norm"] = _scale("attention.q_norm", c.head_dim, None)
+        specs["k_norm"] = _scale("attention.k_norm", c.head_dim, None)
     return specs
 
 
 def _dense_specs(c: ModelConfig) -> dict[str, ParamSpec]:
-    at = "model.layers.{i}.mlp."
     return {
-        "gate": ParamSpec(
-            (c.hidden, c.ffn), ("embed", "ffn"), "normal", at + "gate_proj.weight", True
-        ),
-        "up": ParamSpec((c.hidden, c.ffn), ("embed", "ffn"), "normal", at + "up_proj.weight", True),
-        "down": ParamSpec(
-            (c.ffn, c.hidden), ("ffn", "embed"), "normal", at + "down_proj.weight", True
-        ),
+        "gate": _matrix("mlp.gate", (c.hidden, c.ffn), "embed", "ffn"),
+        "up": _matrix("mlp.up", (c.hidden, c.ffn), "embed", "ffn"),
+        "down": _matrix("mlp.down", (c.ffn, c.hidden), "ffn", "embed"),
     }
 
 
-def _moe_specs(c: ModelConfig) -> dict[str, ParamSpec]:
-    moe, at = c.moe, "model.layers.{i}.mlp."
-    wide, narrow = (moe.experts, c.hidden, moe.ffn), (moe.experts, moe.ffn, c.hidden)
-    one = at + "experts.{e}."
-    return {
-        "router": ParamSpec(
-            (c.hidden, moe.experts), ("embed", None), "normal", at + "gate.weight", True
-        ),
-        "gate": ParamSpec(
-            wide,
-            ("expert", "embed", "expert_ffn"),
-            "normal",
-            one + "gate_proj.weight",
-            True,
-            per_expert=True,
-        ),
-        "up": ParamSpec(
-            wide,
-            ("expert", "embed", "expert_ffn"),
-            "normal",
-            one + "up_proj.weight",
-            True,
-            per_expert=True,
-        ),
-        "down": ParamSpec(
-            narrow,
-            ("expert", "expert_ffn", "embed"),
-            "normal",
-            one + "down_proj.weight",
-            True,
-            per_expert=True,
-        ),
+def moe_specs(c: ModelConfig, layout: Layout = "stacked") -> dict[str, ParamSpec]:
+    """The router and the experts of one MoE layer, without the axis of a stack."""
+    moe, axes = c.moe, ("expert", "embed", "expert_ffn")
+    specs = {
+        "router": ParamSpec("moe.router", (c.hidden, moe.experts), ("embed", None)),
+        "down": _matrix("moe.down", (moe.experts, moe.ffn, c.hidden), axes[0], axes[2], axes[1]),
     }
+    if layout.startswith("decode"):
+        wide = moe.experts, c.hidden, 2 * moe.ffn
+        return {**specs, "gate_up": _matrix("moe.gate_up", wide, *axes)}
+    wide = moe.experts, c.hidden, moe.ffn
+    return {**specs, **{name: _matrix(f"moe.{name}", wide, *axes) for name in ("gate", "up")}}
 
 
-def _layer_specs(c: ModelConfig, is_moe: bool) -> dict[str, Any]:
-    norm = ParamSpec((c.hidden,), ("embed",), "ones", "model.layers.{i}.input_layernorm.weight")
+def _layer_specs(c: ModelConfig, is_moe: bool, layout: Layout) -> dict[str, Any]:
     return {
-        "attention_norm": norm,
+        "attention_norm": _scale("attention_norm", c.hidden, "embed"),
         "attention": _attention_specs(c),
-        "mlp_norm": norm._replace(hf="model.layers.{i}.post_attention_layernorm.weight"),
-        "mlp": _moe_specs(c) if is_moe else _dense_specs(c),
+        "mlp_norm": _scale("mlp_norm", c.hidden, "embed"),
+        "mlp": moe_specs(c, layout) if is_moe else _dense_specs(c),
     }
 
 
 def is_spec(x: Any) -> bool:
     """Leaf test for `jax.tree.map` over a tree of ParamSpec (which is itself a tuple)."""
     return isinstance(x, ParamSpec)
-
-
-Layout = Literal["stacked", "unrolled", "decode", "decode_stacked"]
 
 
 def training_layout(compute: ComputeConfig) -> Layout:
@@ -174,25 +162,17 @@ def is_stacked(layout: Layout) -> bool:
 
 def param_specs(config: ModelConfig, layout: Layout = "stacked") -> dict[str, Any]:
     """Nested dict of ParamSpec with the structure of the parameter tree in a layout."""
+    table = config.vocab_size, config.hidden
     tree: dict[str, Any] = {
-        "embed": ParamSpec(
-            (config.vocab_size, config.hidden),
-            ("vocab", "embed"),
-            "normal",
-            "model.embed_tokens.weight",
-        ),
-        "final_norm": ParamSpec((config.hidden,), ("embed",), "ones", "model.norm.weight"),
+        "embed": ParamSpec("embed", table, ("vocab", "embed")),
+        "final_norm": _scale("final_norm", config.hidden, "embed"),
     }
     if not config.tie_embeddings:
-        tree["head"] = ParamSpec(
-            (config.hidden, config.vocab_size), ("embed", "vocab"), "normal", "lm_head.weight", True
-        )
+        tree["head"] = ParamSpec("head", table[::-1], ("embed", "vocab"))
     for n, run in enumerate(layer_runs(config)):
-        period = {f"layer_{j}": _layer_specs(config, kind) for j, kind in enumerate(run.period)}
-        if layout.startswith("decode"):
-            period = jax.tree.map(
-                _fuse_specs, period, is_leaf=lambda x: _is_moe_mlp(x) or is_spec(x)
-            )
+        period = {
+            f"layer_{j}": _layer_specs(config, kind, layout) for j, kind in enumerate(run.period)
+        }
         if not is_stacked(layout):
             tree[f"run_{n}"] = (period,) * run.repeats
             continue
@@ -296,14 +276,6 @@ def _fuse(tree: Any, tensor: int) -> Any:
     return {**kept, "gate_up": jnp.concatenate(parts, axis=-1).reshape(*first, 2 * f)}
 
 
-def _fuse_specs(tree: Any) -> Any:
-    if not _is_moe_mlp(tree):
-        return tree
-    kept = {name: spec for name, spec in tree.items() if name not in ("gate", "up")}
-    e, d, f = tree["gate"].shape
-    return {**kept, "gate_up": tree["gate"]._replace(shape=(e, d, 2 * f), hf="")}
-
-
 def abstract_params(config: ModelConfig, dtype: str) -> dict[str, Any]:
     """The parameter tree as ShapeDtypeStructs."""
     return jax.tree.map(
@@ -316,6 +288,11 @@ def abstract_params(config: ModelConfig, dtype: str) -> dict[str, Any]:
 def logical_axes(config: ModelConfig) -> dict[str, Any]:
     """The parameter tree with each leaf's tuple of logical axis names."""
     return jax.tree.map(lambda s: s.axes, param_specs(config), is_leaf=is_spec)
+
+
+def decays(config: ModelConfig, layout: Layout) -> tuple[bool, ...]:
+    """Which leaves of the parameter tree take weight decay, in the tree's order."""
+    return tuple(s.decays for s in jax.tree.leaves(param_specs(config, layout), is_leaf=is_spec))
 
 
 def shardings_like(
@@ -363,13 +340,7 @@ def decode_shardings(
     """
 
     def of(spec: ParamSpec, part: Any):
-        def leaf(x):
-            axes = [
-                axis if size > 1 else None for size, axis in zip(x.shape, spec.axes, strict=True)
-            ]
-            return placement.param_sharding(tuple(axes), SPLIT)
-
-        return jax.tree.map(leaf, part)
+        return jax.tree.map(lambda x: placement.sharding(*spec.over_mesh(x)), part)
 
     return jax.tree.map(of, param_specs(config, layout), tree, is_leaf=is_spec)
 

@@ -1,13 +1,13 @@
 """8-bit weights for the rollout: (values, scales) with one scale per output channel and expert;
 8-bit keys and values: one per position and head.
 
-Only the matrices of attention and MLP are quantised; router, norms, biases, embedding and LM head
-stay as they are. On TPU and GPU the sampler holds 8-bit weights, half the bytes of bfloat16:
-`matmul` casts the values to the activations' dtype in front of the product and scales it. Whether
-the compiler fuses that cast into the product, so that a decoding step reads half the bytes too, has
-not been measured. On CPU, where that would only be slower, they are emulated: quantised and at once
-dequantised to the rollout's dtype, so that the sampler computes with the values that 8 bits can
-hold (in bfloat16 value * scale is rounded once more).
+Only the matrices of attention and MLP are quantised (ParamSpec.quantised); router, norms, biases,
+embedding and LM head stay as they are. On TPU and GPU the sampler holds 8-bit weights, half the
+bytes of bfloat16: `matmul` casts the values to the activations' dtype in front of the product and
+scales it. Whether the compiler fuses that cast into the product, so that a decoding step reads half
+the bytes too, has not been measured. On CPU, where that would only be slower, they are emulated:
+quantised and at once dequantised to the rollout's dtype, so that the sampler computes with the
+values that 8 bits can hold (in bfloat16 value * scale is rounded once more).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from compass_jax.model.params import is_spec
 from compass_jax.model.precision import at_least_float32
 
 LARGEST = {"e4m3": 448.0, "int8": 127.0}  # of the values' type
@@ -26,7 +27,6 @@ _TYPE = {"e4m3": jnp.float8_e4m3fn, "int8": jnp.int8}
 # lower bound of a channel's absmax: an all-zero channel divides by it, and its 448th part is still
 # a normal float32
 _TINY = 1e-30
-_MATRICES = frozenset({"q", "k", "v", "o", "gate", "up", "down", "gate_up"})
 
 
 # a chip's name as JAX gives it -> the 8-bit type that its matrix units multiply at twice the rate
@@ -92,24 +92,20 @@ def quantized_zeros(shape: tuple[int, ...], kind: str) -> Quantized:
     return Quantized(jnp.zeros(shape, _TYPE[kind]), jnp.zeros((*shape[:-1], 1), jnp.float32))
 
 
-def eight_bit(params: Any, kind: str, dtype: str) -> Any:
-    """A parameter tree in `dtype` whose attention and MLP matrices are `Quantized` in 8 bits of
-    `kind`; "off": all are only cast.
+def eight_bit(params: Any, specs: Any, kind: str, dtype: str) -> Any:
+    """A parameter tree in `dtype` with those that its `specs` (params.param_specs) call quantised
+    as `Quantized` in 8 bits of `kind`; "off": all are only cast.
     """
 
-    def leaf(path, w):
-        return (
-            quantize(w, kind)
-            if kind != "off" and getattr(path[-1], "key", "") in _MATRICES
-            else w.astype(dtype)
-        )
+    def leaf(spec, w):
+        return quantize(w, kind) if kind != "off" and spec.quantised else w.astype(dtype)
 
-    return jax.tree_util.tree_map_with_path(leaf, params)
+    return jax.tree.map(leaf, specs, params, is_leaf=is_spec)
 
 
-def emulate(params: Any, kind: str, dtype: str) -> Any:
+def emulate(params: Any, specs: Any, kind: str, dtype: str) -> Any:
     """`eight_bit`, dequantised to `dtype`: arrays alone, with what 8 bits leave of the matrices."""
-    low = eight_bit(params, kind, dtype)
+    low = eight_bit(params, specs, kind, dtype)
     return jax.tree.map(
         lambda w: dequantize(w, dtype) if _is_quantized(w) else w, low, is_leaf=_is_quantized
     )

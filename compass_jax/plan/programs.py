@@ -18,7 +18,13 @@ import jax.numpy as jnp
 from compass_jax.chips import CHIPS, Chip, chip_of
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.model.moe import empty_routes
-from compass_jax.model.params import decode_shardings, in_layout, placed_structs, training_layout
+from compass_jax.model.params import (
+    decays,
+    decode_shardings,
+    in_layout,
+    placed_structs,
+    training_layout,
+)
 from compass_jax.model.quantize import kind_for
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import TrainState
@@ -336,7 +342,11 @@ class Step:
 
     def _apply(self):
         return step.apply.lower(
-            self.state, self.sum_of_gradients(), config=self.config.rl.optim, total_steps=1
+            self.state,
+            self.sum_of_gradients(),
+            config=self.config.rl.optim,
+            total_steps=1,
+            decays=decays(self.config.model, self.model.layout),
         )
 
 

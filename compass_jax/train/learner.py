@@ -29,7 +29,7 @@ from compass_jax.chips import chip_of
 from compass_jax.config import RunConfig
 from compass_jax.model.flops import forward_flops
 from compass_jax.model.moe import empty_routes
-from compass_jax.model.params import place
+from compass_jax.model.params import decays, place
 from compass_jax.model.routes import put_routes, take_routes
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import StepArrays, TrainState
@@ -213,7 +213,11 @@ class Learner:
             del grads  # else they would lie there through the next forward and backward
             parts.append(found)
         self.state, applied = step.apply(
-            self.state, total, config=self.rl.optim, total_steps=self.rl.total_updates
+            self.state,
+            total,
+            config=self.rl.optim,
+            total_steps=self.rl.total_updates,
+            decays=decays(self.config.model, self.model.layout),
         )
         # nothing, unless the compiler laid a part of it elsewhere
         self.state = self._on_mesh(self.state)

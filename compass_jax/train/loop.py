@@ -61,8 +61,8 @@ from compass_jax.train.session import (
 )
 from compass_jax.weights import checkpoint
 from compass_jax.weights.handover import hand_over
-from compass_jax.weights.hf import first_parameters
 from compass_jax.weights.recorded import check_recorded_routes
+from compass_jax.weights.start import first_parameters
 
 
 class RLTrainer:
@@ -124,14 +124,14 @@ class RLTrainer:
 
     def _hand_over(self) -> tuple[Any, dict[str, float]]:
         config = self.config
-        options: dict[str, Any] = {"layout": self.engine.layout}
-        options |= (
-            {}
-            if self.engine.placement is None
-            else {"model": config.model, "placement": self.engine.placement}
+        return hand_over(
+            self.learner.state.params,
+            config.model,
+            config.rollout_compute.dtype,
+            config.rollout.quantize,
+            placement=self.engine.placement,
+            layout=self.engine.layout,
         )
-        params, dtype = self.learner.state.params, config.rollout_compute.dtype
-        return hand_over(params, dtype, config.rollout.quantize, **options)
 
     # ---- checkpoint ------------------------------------------------------------------------------
 

@@ -66,11 +66,16 @@ def learning_rate(config: OptimConfig, total_steps: int) -> optax.Schedule:
     )
 
 
-def make_optimizer(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
-    """AdamW; biases and norm scales (per layer: one axis) take no weight decay."""
+def make_optimizer(
+    config: OptimConfig, total_steps: int, decays: tuple[bool, ...] | None = None
+) -> optax.GradientTransformation:
+    """AdamW. decays: which leaves take weight decay, in the tree's order (params.decays); None:
+    the state that it starts from is the same whichever do.
+    """
 
-    def decays(params):
-        return jax.tree_util.tree_map_with_path(lambda path, x: not _is_scale(path), params)
+    def mask(params):
+        structure = jax.tree.structure(params)
+        return structure.unflatten(decays or (True,) * structure.num_leaves)
 
     return optax.adamw(
         learning_rate(config, total_steps),
@@ -78,13 +83,8 @@ def make_optimizer(config: OptimConfig, total_steps: int) -> optax.GradientTrans
         b2=config.b2,
         eps=config.eps,
         weight_decay=config.weight_decay,
-        mask=decays,
+        mask=mask,
     )
-
-
-def _is_scale(path) -> bool:
-    name = str(getattr(path[-1], "key", path[-1]))
-    return name.endswith(("norm", "bias"))
 
 
 def init_state(params: Any, config: OptimConfig, total_steps: int) -> TrainState:
@@ -110,7 +110,11 @@ def global_norm(tree: Any) -> jax.Array:
 
 
 def update(
-    state: TrainState, grads: Any, config: OptimConfig, total_steps: int
+    state: TrainState,
+    grads: Any,
+    config: OptimConfig,
+    total_steps: int,
+    decays: tuple[bool, ...],
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update, the gradient clipped to `clip_grad_norm`. A gradient with a NaN or infinity
     changes nothing but the counters.
@@ -130,7 +134,9 @@ def update(
         params,
     )
     with jax.numpy_dtype_promotion("standard"):
-        updates, opt_state = make_optimizer(config, total_steps).update(grads, moments, params)
+        updates, opt_state = make_optimizer(config, total_steps, decays).update(
+            grads, moments, params
+        )
         params = optax.apply_updates(params, updates)
         lr = jnp.asarray(learning_rate(config, total_steps)(state.step), jnp.float32)
 

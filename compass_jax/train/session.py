@@ -26,7 +26,7 @@ from compass_jax.rewards.shared import SharedScorer
 from compass_jax.rundir import RunDir
 from compass_jax.tpu_versions import check_versions
 from compass_jax.weights import checkpoint
-from compass_jax.weights.hf import carry_files
+from compass_jax.weights.carried import carry_files
 
 
 class RunRefused(RuntimeError):

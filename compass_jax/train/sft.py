@@ -15,7 +15,14 @@ import numpy as np
 from compass_jax.config import RunConfig
 from compass_jax.data.sft import ExampleStream, SFTExample, sft_examples
 from compass_jax.distributed import first
-from compass_jax.model.params import in_layout, place, placed_structs, stack, training_layout
+from compass_jax.model.params import (
+    decays,
+    in_layout,
+    place,
+    placed_structs,
+    stack,
+    training_layout,
+)
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import TrainState
 from compass_jax.rl.bucketing import plan, take_rows
@@ -31,7 +38,7 @@ from compass_jax.train.session import (
     open_run,
 )
 from compass_jax.weights import checkpoint
-from compass_jax.weights.hf import first_parameters
+from compass_jax.weights.start import first_parameters
 
 
 class SFTTrainer:
@@ -142,7 +149,11 @@ class SFTTrainer:
             del grads  # else they would lie there through the next forward and backward
             parts.append(found)
         self.state, applied = step.apply(
-            self.state, total, config=self.sft.optim, total_steps=self.sft.steps
+            self.state,
+            total,
+            config=self.sft.optim,
+            total_steps=self.sft.steps,
+            decays=decays(self.config.model, self.model.layout),
         )
         self.state = place(self.state, self.config.model, self.model.placement)
         return merge_diagnostics(parts), applied

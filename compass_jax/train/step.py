@@ -263,12 +263,17 @@ def accumulate(total: Any, part: Any) -> Any:
     return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, part)
 
 
-@partial(jax.jit, static_argnames=("config", "total_steps"), donate_argnums=(0,))
+@partial(jax.jit, static_argnames=("config", "total_steps", "decays"), donate_argnums=(0,))
 def apply(
-    state: TrainState, grads: Any, *, config: OptimConfig, total_steps: int
+    state: TrainState,
+    grads: Any,
+    *,
+    config: OptimConfig,
+    total_steps: int,
+    decays: tuple[bool, ...],
 ) -> tuple[TrainState, dict[str, Array]]:
     """One optimiser update (`optim.update`); the state is donated."""
-    return optim.update(state, grads, config, total_steps)
+    return optim.update(state, grads, config, total_steps, decays)
 
 
 def load_balancing_loss(aux: RouterStats, top_k: int) -> Float[Array, ""]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from compass_jax.weights.hf_config import WeightsError
+from compass_jax.families.raw import WeightsError
 
 CARRIED = (
     "tokenizer.json",

@@ -16,18 +16,32 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from compass_jax.config import MeshConfig, ModelConfig
-from compass_jax.model.params import Layout, abstract_params, decode_shardings, to_decode
+from compass_jax.model.params import (
+    Layout,
+    abstract_params,
+    decode_shardings,
+    is_spec,
+    param_specs,
+    to_decode,
+)
 from compass_jax.model.quantize import eight_bit, emulate, kind_for
 from compass_jax.sharding import BATCH, STORE, Placement, make_mesh, ordered
 
 
 def _convert(
-    params: Any, dtype: str, quantize: str, stored: bool, tensor: int, layout: Layout
+    params: Any,
+    model: ModelConfig,
+    dtype: str,
+    quantize: str,
+    stored: bool,
+    tensor: int,
+    layout: Layout,
 ) -> Any:
-    return (eight_bit if stored else emulate)(to_decode(params, tensor, layout), quantize, dtype)
+    decode, specs = to_decode(params, tensor, layout), param_specs(model, layout)
+    return (eight_bit if stored else emulate)(decode, specs, quantize, dtype)
 
 
-_STATIC = ("dtype", "quantize", "stored", "tensor", "layout")
+_STATIC = ("model", "dtype", "quantize", "stored", "tensor", "layout")
 _convert_here = partial(jax.jit, static_argnames=_STATIC)(_convert)
 
 
@@ -46,6 +60,7 @@ def converter(
     them; source: the training's mesh.
     """
     options = {
+        "model": model,
         "dtype": dtype,
         "quantize": quantize,
         "stored": stored,
@@ -56,14 +71,12 @@ def converter(
 
     def convert(params):
         if source is not None:
-            tables = {name: axis for name, axis in (("embed", 0), ("head", 1)) if name in params}
-            params = {
-                **params,
-                **{
-                    name: _by_vocabulary(params[name], axis, source, placement)
-                    for name, axis in tables.items()
-                },
+            tables = {
+                name: _by_vocabulary(params[name], spec.axes.index("vocab"), source, placement)
+                for name, spec in param_specs(model).items()
+                if is_spec(spec) and "vocab" in spec.axes
             }
+            params = {**params, **tables}
         return _convert(params, **options)
 
     return jax.jit(convert, out_shardings=decode_shardings(abstract, model, placement, layout))
@@ -113,11 +126,11 @@ def resolve(quantize: str) -> str:
 
 def hand_over(
     params: Any,
+    model: ModelConfig,
     dtype: str,
     quantize: str = "off",
     stored: bool | None = None,
     *,
-    model: ModelConfig | None = None,
     placement: Placement | None = None,
     layout: Layout = "decode",
 ) -> tuple[Any, dict[str, float]]:
@@ -126,12 +139,9 @@ def hand_over(
 
     quantize: rollout.quantize; the scales come from the unrounded parameters. stored: 8-bit weights
     as values and scales (model/quantize.py); else emulated; None: stored unless this is a CPU.
-    placement (with `model`): the mesh that decodes. On the training's devices the layout changes
+    placement: the mesh that decodes. On the training's devices the layout changes
     within the jitted function; other devices get what was converted and cut on the training's.
-    ValueError for a placement without model.
     """
-    if placement is not None and model is None:
-        raise ValueError("hand_over: placement needs model, whose axes say what is split")
     started, stored = (
         time.perf_counter(),
         jax.default_backend() != "cpu" if stored is None else stored,
@@ -139,7 +149,13 @@ def hand_over(
     quantize = resolve(quantize)
     if placement is None:
         decode = _convert_here(
-            params, dtype=dtype, quantize=quantize, stored=stored, tensor=1, layout=layout
+            params,
+            model=model,
+            dtype=dtype,
+            quantize=quantize,
+            stored=stored,
+            tensor=1,
+            layout=layout,
         )
     elif jax.tree.leaves(params)[0].sharding.device_set == set(placement.mesh.devices.flat):
         mesh = getattr(jax.tree.leaves(params)[0].sharding, "mesh", None)

@@ -1,8 +1,7 @@
-"""Parameters from and to a Hugging Face folder: safetensors, single or sharded, without torch; and
-the start of a run.
+"""Parameters from and to a Hugging Face folder: safetensors, single or sharded, without torch.
 
-`params.param_specs` is the only table of names: each leaf of the stacked layout is filled from one
-tensor per layer and expert, a leaf at a time, so that beside the parameters themselves the host
+The model's family names the tensors: each leaf of the stacked layout is filled from one tensor per
+layer and expert, a leaf at a time, so that beside the parameters themselves the host
 holds one leaf, or with `shardings` one device's part of it.
 """
 
@@ -19,28 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.config import ModelConfig, RunConfig
-from compass_jax.config_io import differences
-from compass_jax.model.params import (
-    ParamSpec,
-    abstract_params,
-    in_layout,
-    is_spec,
-    layer_runs,
-    param_specs,
-    place,
-    shardings_like,
-)
-from compass_jax.model.transformer import Transformer, init_params
-from compass_jax.weights import checkpoint
-from compass_jax.weights.carried import CARRIED, carried_files, carry_files
-from compass_jax.weights.hf_config import (
-    UnsupportedModel,
-    WeightsError,
-    find_token_ids,
-    read_hf_config,
-    write_hf_config,
-)
+from compass_jax.config import ModelConfig
+from compass_jax.families.base import Tensor
+from compass_jax.families.find import find
+from compass_jax.families.raw import WeightsError
+from compass_jax.model.params import ParamSpec, is_spec, layer_runs, param_specs
+from compass_jax.weights.carried import carried_files, carry_files
+from compass_jax.weights.hf_config import find_token_ids, write_hf_config
 from compass_jax.weights.safetensors_io import (
     DTYPES,
     INDEX,
@@ -54,24 +38,7 @@ from compass_jax.weights.safetensors_io import (
     write_file,
     write_json,
 )
-from compass_jax.weights.sound import is_one
 
-__all__ = [
-    "CARRIED",
-    "UnsupportedModel",
-    "WeightsError",
-    "carry_files",
-    "export_hf",
-    "import_hf",
-    "init_or_load",
-    "load_params",
-    "read_hf_config",
-    "save_params",
-    "stored_dtype",
-    "write_hf_config",
-]
-
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _SHOWN = 3  # tensors named in a message
 
 
@@ -80,26 +47,28 @@ class _Leaf(NamedTuple):
 
     path: tuple[str, ...]
     spec: ParamSpec
+    tensor: Tensor
     names: np.ndarray  # of str: [], [layers], or [layers, experts]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of each tensor on disk."""
         shape = self.spec.shape[self.names.ndim :]
-        return shape[::-1] if self.spec.transpose else shape
+        return shape[::-1] if self.tensor.transposed else shape
 
 
 def _leaves(config: ModelConfig) -> tuple[list[_Leaf], Any]:
     """The leaves in tree order, and the tree's structure."""
     flat, structure = jax.tree_util.tree_flatten_with_path(param_specs(config), is_leaf=is_spec)
-    leaves = []
+    family, leaves = find(config.family), []
     for path, spec in flat:
         keys = tuple(key.key for key in path)
+        tensor = family.tensor(spec.name)
         names = np.empty(spec.shape[: spec.stacked + spec.per_expert], object)
         for at in np.ndindex(names.shape):
             layer = _decoder_layer(config, keys, at[0]) if spec.stacked else None
-            names[at] = spec.hf.format(i=layer, e=at[-1] if at else None)
-        leaves.append(_Leaf(keys, spec, names))
+            names[at] = tensor.name.format(i=layer, e=at[-1] if at else None)
+        leaves.append(_Leaf(keys, spec, tensor, names))
     return leaves, structure
 
 
@@ -146,7 +115,7 @@ def _read_block(
     """
     lead = leaf.names.ndim
     names, inner = leaf.names[index[:lead]] if lead else leaf.names, index[lead:]
-    on_disk = inner[::-1] if leaf.spec.transpose else inner
+    on_disk = inner[::-1] if leaf.tensor.transposed else inner
     sizes = (
         len(range(*part.indices(size)))
         for part, size in zip(inner, leaf.spec.shape[lead:], strict=True)
@@ -161,7 +130,7 @@ def _read_block(
                 tensor = finite(
                     handle.get_slice(names[at])[on_disk], dtype, f"{file}: tensor {names[at]}"
                 )
-                block[at] = tensor.T if leaf.spec.transpose else tensor
+                block[at] = tensor.T if leaf.tensor.transposed else tensor
     return block
 
 
@@ -176,22 +145,23 @@ def tensor_problems(folder: Path, config: ModelConfig, stored: dict[str, Stored]
         return [
             f"{folder}: config.json describes {described:,} tensors, the files hold {len(stored):,}"
         ]
+    embedding, head = (find(config.family).tensor(leaf).name for leaf in ("embed", "head"))
     expected = {name: leaf.shape for leaf in _leaves(config)[0] for name in leaf.names.flat}
     missing = [name for name in expected if name not in stored]
     if missing:
         hint = (
             "; config.json says that the head is not tied to the embedding"
-            if _HEAD in missing
+            if head in missing
             else ""
         )
         problems.append(f"{folder} lacks {_some(missing)}, which the model needs{hint}")
     extra = [name for name in stored if name not in expected]
-    if config.tie_embeddings and _HEAD in extra and _EMBEDDING in stored:
-        if not same_tensor((_HEAD, stored[_HEAD]), (_EMBEDDING, stored[_EMBEDDING])):
+    if config.tie_embeddings and head in extra and embedding in stored:
+        if not same_tensor((head, stored[head]), (embedding, stored[embedding])):
             problems.append(
-                f"{folder}: tie_word_embeddings is true, but {_HEAD} differs from {_EMBEDDING}"
+                f"{folder}: tie_word_embeddings is true, but {head} differs from {embedding}"
             )
-        extra.remove(_HEAD)
+        extra.remove(head)
     if extra:
         problems.append(
             f"{folder} holds {_some(extra)}, which a {config.family} model of this config does not"
@@ -314,7 +284,7 @@ def _tensors(leaves: list[_Leaf], values: list[Any]) -> Iterator[np.ndarray]:
         for layer in value if leaf.spec.stacked else (value,):
             host = np.asarray(layer)
             for tensor in host if leaf.spec.per_expert else (host,):
-                yield tensor.T if leaf.spec.transpose else tensor
+                yield tensor.T if leaf.tensor.transposed else tensor
 
 
 def _publish(temporary: Path, folder: Path) -> None:
@@ -325,173 +295,3 @@ def _publish(temporary: Path, folder: Path) -> None:
         os.rename(folder, old)
     os.rename(temporary, folder)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def import_hf(source: str | Path, out: str | Path, dtype: str | None = None) -> Path:
-    """Converts a Hugging Face folder into a checkpoint of step 0 under `out`, with the tokenizer in
-    `out/tokenizer`; returns its path.
-
-    dtype: type to keep the parameters in; None: the files' own, so that an export gives the same
-    tensors bit for bit. Raises WeightsError for a folder that cannot be used and for an `out` that
-    holds a checkpoint already.
-    """
-    source, out = Path(source), Path(out)
-    if checkpoint.latest(out) is not None:
-        raise WeightsError(f"{out} already holds a checkpoint: choose another folder, or remove it")
-    carried_files(source)
-    config = read_hf_config(source)
-    params = load_params(source, config, dtype or stored_dtype(source))
-    tokenizer = out / "tokenizer"
-    try:
-        tokenizer.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WeightsError(f"{tokenizer} could not be made: {error.strerror or error}") from error
-    carry_files(source, tokenizer)
-    return checkpoint.save(
-        out, 0, {"params": params}, {"imported_from": str(source.absolute())}, model=config
-    )
-
-
-def export_hf(
-    path: str | Path,
-    out: str | Path,
-    dtype: str | None = None,
-    tokenizer: str | Path | None = None,
-    replace: bool = False,
-) -> Path:
-    """Writes the parameters of a checkpoint, imported or of a training run, as a Hugging Face
-    folder; returns its path.
-
-    path: a run directory (newest checkpoint) or one checkpoint. dtype: None keeps the checkpoint's
-    own. tokenizer: a folder to carry the tokenizer from; None: `tokenizer` of the run directory,
-    where there is one.
-    """
-    params, config = _restore_params(path)
-    tokenizer = tokenizer_beside(path) if tokenizer is None else tokenizer
-    return save_params(
-        params,
-        config,
-        out,
-        dtype or str(params["embed"].dtype),
-        tokenizer_from=tokenizer,
-        replace=replace,
-    )
-
-
-def tokenizer_beside(path: str | Path) -> Path | None:
-    """The tokenizer's folder of a run directory, of one of its checkpoints, or of a Hugging Face
-    folder; None where there is none.
-    """
-    path = Path(path)
-    if (path / "tokenizer.json").is_file():
-        return path
-    beside = [path / "tokenizer"] + (
-        [] if not is_checkpoint(path) else [checkpoint.locate(path).parent.parent / "tokenizer"]
-    )
-    return next((folder for folder in beside if folder.is_dir()), None)
-
-
-def is_checkpoint(path: str | Path) -> bool:
-    """Whether a folder is a run directory or one checkpoint, and not a Hugging Face folder."""
-    return (Path(path) / "checkpoints").is_dir() or is_one(Path(path).absolute())
-
-
-def model_of(path: str | Path) -> ModelConfig:
-    """The model of a checkpoint or of a Hugging Face folder. CheckpointError, or what
-    `read_hf_config` raises, where it is neither.
-    """
-    return checkpoint.read_manifest(path).model if is_checkpoint(path) else read_hf_config(path)
-
-
-def _restore_params(path: str | Path, shardings: Any = None) -> tuple[Any, ModelConfig]:
-    """The parameters of a checkpoint, in the type that it stores, without its optimiser state."""
-    found = checkpoint.find(path)
-    manifest = found.manifest
-    parents = [
-        keys
-        for keys in (("params",), ("state", "params"))
-        if "/".join((*keys, "embed")) in manifest.leaves
-    ]
-    if not parents:
-        raise WeightsError(
-            f"{path} is a checkpoint without parameters (neither params nor state/params)"
-        )
-    prefix = parents[0]
-    wanted = abstract_params(manifest.model, manifest.leaves["/".join((*prefix, "embed"))][1])
-    if shardings is not None:
-        wanted = jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), wanted, shardings
-        )
-    for key in reversed(prefix):
-        wanted = {key: wanted}
-    _, arrays, _ = checkpoint.restore(found, wanted, subset=True)
-    for key in prefix:
-        arrays = arrays[key]
-    return arrays, manifest.model
-
-
-def init_or_load(config: RunConfig, key: jax.Array, shardings: Any = None) -> Any:
-    """The parameters that a run starts from, stacked, in `compute.param_dtype`: random, or those of
-    `init_from`.
-
-    `init_from` is a Hugging Face folder or a checkpoint (a run directory, or one checkpoint of it).
-    Raises WeightsError, or CheckpointError, where it is neither or its model is not `config.model`;
-    the fields that differ are named.
-    """
-    dtype = config.compute.param_dtype
-    if not config.init_from:
-        draw = (
-            init_params
-            if shardings is None
-            else jax.jit(init_params, static_argnums=(0, 1), out_shardings=shardings)
-        )
-        return draw(config.model, config.compute, key)
-    path = Path(config.init_from)
-    if not path.is_dir():
-        raise WeightsError(f"init_from = {config.init_from!r}: there is no such folder")
-    if is_checkpoint(path):
-        _check_same_model(config, model_of(path))
-        params, _ = _restore_params(path, shardings)
-        return _cast(params, dtype)
-    _check_same_model(config, read_hf_config(path))
-    return load_params(path, config.model, dtype, shardings)
-
-
-def first_parameters(config: RunConfig, model: Transformer) -> Any:
-    """`init_or_load` in the model's layout, made or read straight into its mesh."""
-    placement = model.placement
-    shardings = (
-        None
-        if placement is None
-        else shardings_like(abstract_params(config.model, "float32"), config.model, placement)
-    )
-    params = in_layout(init_or_load(config, jax.random.key(config.seed), shardings), model.layout)
-    return place(params, config.model, placement)
-
-
-def _cast(params: Any, dtype: str) -> Any:
-    """`params` in another type, a leaf at a time, each old leaf released as its copy is made."""
-    leaves, structure = jax.tree.flatten(params)
-    params.clear()
-    for i, leaf in enumerate(leaves):
-        leaves[i] = leaf if leaf.dtype == jnp.dtype(dtype) else leaf.astype(dtype)
-        del leaf
-    return structure.unflatten(leaves)
-
-
-def _check_same_model(config: RunConfig, found: ModelConfig) -> None:
-    """`init_std` says nothing about weights that exist, and a run may use fewer positions than the
-    model has.
-    """
-    differing = differences(found, config.model)
-    differing.pop("init_std", None)
-    if config.model.max_positions <= found.max_positions:
-        differing.pop("max_positions", None)
-    if differing:
-        lines = [
-            f"  model.{name}: {theirs!r} there, {ours!r} in the run's config"
-            for name, (theirs, ours) in differing.items()
-        ]
-        raise WeightsError(
-            f"init_from = {config.init_from!r} is another model:\n" + "\n".join(lines)
-        )

@@ -21,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from compass_jax.families.raw import WeightsError
 from compass_jax.untrusted import parse_json
-from compass_jax.weights.hf_config import WeightsError, read_json
+from compass_jax.weights.hf_config import read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

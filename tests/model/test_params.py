@@ -8,6 +8,7 @@ import pytest
 from compass_jax.config import ModelConfig, MoEConfig, OptimConfig
 from compass_jax.model.params import (
     abstract_params,
+    decays,
     init_tree,
     is_spec,
     layer_runs,
@@ -130,6 +131,25 @@ def test_every_axis_is_named_and_the_stack_comes_first():
     assert shapes["run_0"]["layer_1"]["mlp"]["down"] == jax.ShapeDtypeStruct(
         (3, 3, 5, 4), jnp.bfloat16
     )
+
+
+def test_biases_and_norms_alone_take_no_weight_decay_and_matrices_alone_are_quantised():
+    """By the declarations, for every parameter that any family has."""
+    model = config(4, dense=(0,), qkv_bias=True, o_bias=True)
+    for layout in ("stacked", "unrolled", "decode", "decode_stacked"):
+        specs = jax.tree.leaves(param_specs(model, layout), is_leaf=is_spec)
+        scales = {spec.name for spec in specs if not spec.decays}
+        assert scales == {
+            *("final_norm", "attention_norm", "mlp_norm", "attention.q_norm", "attention.k_norm"),
+            *(f"attention.{name}_bias" for name in "qkvo"),
+        }
+        matrices = {spec.name.rpartition(".")[2] for spec in specs if spec.quantised}
+        experts = {"gate", "up", "down"} | ({"gate_up"} if layout.startswith("decode") else set())
+        assert matrices == {"q", "k", "v", "o"} | experts
+        assert {spec.name for spec in specs} - scales == {"embed", "head", "moe.router"} | {
+            spec.name for spec in specs if spec.quantised
+        }
+        assert decays(model, layout) == tuple(spec.decays for spec in specs)
 
 
 def test_initial_values_have_their_spread_and_no_two_leaves_are_alike():

@@ -11,7 +11,8 @@ from compass_jax.config import ComputeConfig
 from compass_jax.model.logprobs import head_weights, logits_of, token_logprobs
 from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer, apply, init_cache
-from compass_jax.weights.hf import load_params, read_hf_config
+from compass_jax.weights.hf import load_params
+from compass_jax.weights.hf_config import read_hf_config
 
 COMMON = dict(
     vocab_size=199,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from compass_jax.model.params import ParamSpec
 from compass_jax.model.quantize import dequantize, emulate, kind_for, quantize
 
 # e4m3: 4 bits of exponent (bias 7), 3 of mantissa; exponent 0 is subnormal, the pattern 15/7 is NaN
@@ -135,8 +136,12 @@ def test_a_tree_keeps_router_norms_biases_embedding_and_head(kind, dtype):
             name: jnp.asarray(rng.standard_normal((8, 6)), jnp.float32) for name in kept + rounded
         }
     }
-    out = jax.jit(emulate, static_argnums=(1, 2))(tree, kind, dtype)["layer"]
-    plain = emulate(tree, "off", dtype)["layer"]
+    layer = {
+        name: ParamSpec(name, (8, 6), (None, None), quantised=name in rounded)
+        for name in kept + rounded
+    }
+    out = jax.jit(lambda tree: emulate(tree, {"layer": layer}, kind, dtype))(tree)["layer"]
+    plain = emulate(tree, {"layer": layer}, "off", dtype)["layer"]
     for name in kept:
         np.testing.assert_array_equal(out[name], tree["layer"][name].astype(dtype))
     for name in rounded:

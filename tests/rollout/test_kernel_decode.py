@@ -42,9 +42,9 @@ def roll(compute, rollout, mesh=None):
     else:
         params = hand_over(
             place(PARAMS, WIDE, placement),
+            WIDE,
             "float32",
             layout=engine.layout,
-            model=WIDE,
             placement=placement,
         )[0]
     job = Collection(engine, params, PROMPTS, 2, Purpose.TRAIN, 0)

@@ -66,15 +66,15 @@ def collect(mesh, options="plain", devices=None):
     changes, quantize = OPTIONS[options]
     rollout, compute = dataclasses.replace(ROLLOUT, **changes), ComputeConfig(scan_layers=False)
     if mesh is None:
-        placement, decode = None, hand_over(PARAMS, "float32", quantize, stored=True)[0]
+        placement, decode = None, hand_over(PARAMS, MODEL, "float32", quantize, stored=True)[0]
     else:
         placement = Placement(make_mesh(MeshConfig(**mesh), devices), "decode")
         decode = hand_over(
             place(PARAMS, MODEL, placement),
+            MODEL,
             "float32",
             quantize,
             stored=True,
-            model=MODEL,
             placement=placement,
         )[0]
     job = Collection(
@@ -151,9 +151,7 @@ def test_a_mesh_of_other_devices_gets_its_weights_from_the_training():
     """
     train = Placement(make_mesh(MeshConfig(fsdp=2, expert=2)))
     apart = Placement(make_mesh(MeshConfig(expert=2, tensor=2), jax.devices()[4:]), "decode")
-    decode, metrics = hand_over(
-        place(PARAMS, MODEL, train), "float32", model=MODEL, placement=apart
-    )
+    decode, metrics = hand_over(place(PARAMS, MODEL, train), MODEL, "float32", placement=apart)
     assert {d.id for x in jax.tree.leaves(decode) for d in x.sharding.device_set} == {4, 5, 6, 7}
     assert metrics["handover/bytes"] == 4 * sum(x.size for x in jax.tree.leaves(PARAMS))
     job = Collection(

@@ -23,6 +23,8 @@ CONFIG = OptimConfig(
     clip_grad_norm=1.5,
 )
 TOTAL = 6
+# in the tree's order: embed, final_norm, attention_norm, q, q_bias, router
+DECAYS = (True, False, False, True, False, True)
 
 
 def tree(seed, scale=1.0):
@@ -55,8 +57,6 @@ def numpy_adamw(params, gradients, config, total):
     global-norm clipping first.
     """
     flat, structure = jax.tree.flatten(params)
-    # in the tree's order: embed, final_norm, attention_norm, q, q_bias, router
-    decays = [True, False, False, True, False, True]
     m, v = [np.zeros_like(x) for x in flat], [np.zeros_like(x) for x in flat]
     for n, gradient in enumerate(gradients):
         g = jax.tree.leaves(gradient)
@@ -69,7 +69,7 @@ def numpy_adamw(params, gradients, config, total):
             update = (m[i] / (1 - config.b1 ** (n + 1))) / (
                 np.sqrt(v[i] / (1 - config.b2 ** (n + 1))) + config.eps
             )
-            flat[i] = flat[i] - rate * (update + config.weight_decay * flat[i] * decays[i])
+            flat[i] = flat[i] - rate * (update + config.weight_decay * flat[i] * DECAYS[i])
     return structure.unflatten(flat)
 
 
@@ -80,7 +80,11 @@ def test_updates_equal_a_numpy_adamw_with_clipping_and_schedule(x64):
     for gradient in gradients:
         norm = np.sqrt(sum(np.sum(x**2) for x in jax.tree.leaves(gradient)))
         state, info = step.apply(
-            state, jax.tree.map(jnp.asarray, gradient), config=CONFIG, total_steps=TOTAL
+            state,
+            jax.tree.map(jnp.asarray, gradient),
+            config=CONFIG,
+            total_steps=TOTAL,
+            decays=DECAYS,
         )
         np.testing.assert_allclose(info["grad_norm"], norm, rtol=1e-12)
         rates.append(float(info["lr"]))
@@ -119,7 +123,7 @@ def test_a_bad_gradient_changes_nothing_but_the_counters(bad):
         return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree(seed))
 
     def apply(state, gradient):
-        return step.apply(state, gradient, config=CONFIG, total_steps=TOTAL)
+        return step.apply(state, gradient, config=CONFIG, total_steps=TOTAL, decays=DECAYS)
 
     state = apply(apply(optim.init_state(floats(0), CONFIG, TOTAL), floats(1))[0], floats(2))[0]
     kept = jax.device_get(state)
@@ -149,7 +153,8 @@ def test_a_bad_gradient_changes_nothing_but_the_counters(bad):
 def test_the_state_is_a_copy_that_updates_may_consume():
     params = {"embed": jnp.ones((2, 2))}
     state = optim.init_state(params, CONFIG, TOTAL)
-    step.apply(state, {"embed": jnp.ones((2, 2))}, config=CONFIG, total_steps=TOTAL)
+    ones = {"embed": jnp.ones((2, 2))}
+    step.apply(state, ones, config=CONFIG, total_steps=TOTAL, decays=(True,))
     np.testing.assert_array_equal(params["embed"], np.ones((2, 2)))
 
 
@@ -176,7 +181,9 @@ def test_bfloat16_parameters_with_a_master_go_where_float32_ones_go():
             ("master", SLOW),
             ("none", dataclasses.replace(SLOW, float32_master=False)),
         ):
-            states[name], _ = step.apply(states[name], gradient, config=config, total_steps=40)
+            states[name], _ = step.apply(
+                states[name], gradient, config=config, total_steps=40, decays=DECAYS
+            )
     wide, state = states["float32"], states["master"]
     jax.tree.map(np.testing.assert_array_equal, state.opt_state.master, wide.params)
     jax.tree.map(np.testing.assert_array_equal, state.opt_state.moments, wide.opt_state)
@@ -198,7 +205,7 @@ def test_a_bad_gradient_leaves_the_master_as_it_is():
     before = jax.tree.map(np.array, state)
     bad = halved(tree(1))
     bad["embed"] = bad["embed"].at[0, 0].set(jnp.nan)
-    after, _ = step.apply(state, bad, config=SLOW, total_steps=4)
+    after, _ = step.apply(state, bad, config=SLOW, total_steps=4, decays=DECAYS)
     jax.tree.map(
         np.testing.assert_array_equal,
         (after.params, after.opt_state),

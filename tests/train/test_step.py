@@ -13,6 +13,7 @@ from tiny import COMPUTE, MODEL, UNSET, random_params
 
 from compass_jax.config import ObjectiveConfig, OptimConfig, RLConfig
 from compass_jax.model.moe import RouterStats
+from compass_jax.model.params import decays
 from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import StepArrays
@@ -244,9 +245,12 @@ def test_an_update_raises_the_objective():
     config = dataclasses.replace(BASE, objective=OBJECTIVES["grpo"])
     grads, found = gradient(model, params, scored, config, WHOLE)
     state = optim.init_state(params, OptimConfig(learning_rate=1e-4), 1)
-    state, _ = step.apply(state, grads, config=OptimConfig(learning_rate=1e-4), total_steps=1)
+    state, _ = step.apply(state, grads, config=OptimConfig(learning_rate=1e-4), **ONCE)
     _, after = gradient(model, state.params, scored, config, WHOLE)
     assert float(after["loss"]) < float(found["loss"]) - 1e-3
+
+
+ONCE = {"total_steps": 1, "decays": decays(TINY, "stacked")}
 
 
 def test_a_nan_anywhere_is_skipped_by_the_whole_step():
@@ -264,7 +268,7 @@ def test_a_nan_anywhere_is_skipped_by_the_whole_step():
     )
     state = optim.init_state(params, OptimConfig(learning_rate=1e-4), 1)
     kept = jax.device_get((state.params, state.opt_state))
-    state, info = step.apply(state, grads, config=OptimConfig(learning_rate=1e-4), total_steps=1)
+    state, info = step.apply(state, grads, config=OptimConfig(learning_rate=1e-4), **ONCE)
     assert np.isnan(info["grad_norm"]) and (
         int(state.step),
         int(state.bad_steps),

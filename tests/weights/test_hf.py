@@ -18,18 +18,14 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig, RunConfig
+from compass_jax.families.raw import WeightsError
 from compass_jax.model.params import abstract_params
 from compass_jax.records import TrainState
 from compass_jax.weights import checkpoint, safetensors_io
-from compass_jax.weights.hf import (
-    WeightsError,
-    export_hf,
-    import_hf,
-    init_or_load,
-    load_params,
-    read_hf_config,
-    save_params,
-)
+from compass_jax.weights.convert import export_hf, import_hf
+from compass_jax.weights.hf import load_params, save_params
+from compass_jax.weights.hf_config import read_hf_config
+from compass_jax.weights.start import init_or_load
 
 MOE = ModelConfig(
     family="qwen3_moe",

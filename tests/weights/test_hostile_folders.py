@@ -14,15 +14,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from test_hf import MOE, QWEN2, TIED, random_params, tensors_of, write_folder
 
 from compass_jax import cli
-from compass_jax.weights.hf import (
-    WeightsError,
-    export_hf,
-    import_hf,
-    load_params,
-    read_hf_config,
-    save_params,
-)
-from compass_jax.weights.hf_keys import HARMLESS, NEUTRAL, READ, READ_OF_MOE
+from compass_jax.families.keys import HARMLESS, NEUTRAL
+from compass_jax.families.qwen3_moe import FAMILY
+from compass_jax.families.raw import WeightsError
+from compass_jax.weights.convert import export_hf, import_hf
+from compass_jax.weights.hf import load_params, save_params
+from compass_jax.weights.hf_config import read_hf_config
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BAD = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
@@ -335,7 +332,7 @@ def test_two_hundred_random_faults_end_in_words(tmp_path, tensors):
     """Seeded changes of config.json, of the index and of headers: each is harmless, or a
     WeightsError.
     """
-    keys = [*sorted(READ | READ_OF_MOE | HARMLESS | set(NEUTRAL)), "unknown", ""]
+    keys = [*sorted(FAMILY.read_keys | HARMLESS | set(NEUTRAL)), "unknown", ""]
     refused = 0
     for number in range(200):
         rng = random.Random(number)

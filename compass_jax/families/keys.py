@@ -1,29 +1,19 @@
-"""Keys of a Hugging Face `config.json`: those that are read, those that say nothing about the
-maths, and values that change nothing.
+"""Keys of a Hugging Face `config.json` that say nothing about the maths of any family, and values
+that change nothing.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-READ = {
+# Read whatever the family: the rest of what is read has its keys in the family.
+ALWAYS_READ = {
     "model_type",
     "architectures",
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
     "rope_theta",
     "rope_scaling",
     "rope_parameters",
-    "rms_norm_eps",
-    "tie_word_embeddings",
     "attention_bias",
-    "max_position_embeddings",
-    "initializer_range",
     "layer_types",
     "bos_token_id",
     "eos_token_id",
@@ -31,16 +21,9 @@ READ = {
     "qkv_bias",
     "use_qk_norm",
 }
-READ_OF_MOE = {
-    "num_experts",
-    "num_local_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "norm_topk_prob",
-    "decoder_sparse_step",
-    "mlp_only_layers",
-}
-# What transformers' base class, the classes of the three families and well-known tools write, and
+# of rope_scaling and rope_parameters
+ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+# What transformers' base class, the classes of the families and well-known tools write, and
 # what does not change what a token gives: the files' history, what a call returns, losses, dropout,
 # defaults of generation. A sliding window is harmless where use_sliding_window is false.
 HARMLESS = {

@@ -1,0 +1,7 @@
+"""Qwen3, dense. Its class alone has a default head size of its own; the others divide."""
+
+from __future__ import annotations
+
+from compass_jax.families.base import Family
+
+FAMILY = Family("qwen3", "Qwen3ForCausalLM", head_dim=128)

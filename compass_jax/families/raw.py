@@ -1,0 +1,84 @@
+"""The fields of a parsed `config.json`, each checked as it is read; what is wrong is named by its
+field.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from compass_jax.config.ranges import shown
+
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_REQUIRED = object()
+
+
+class WeightsError(ValueError):
+    """A model folder that cannot be read or written; the message names the file or tensor and what
+    is wrong with it.
+    """
+
+
+class UnsupportedModel(WeightsError):
+    """A model that this package would compute wrongly; the message names the field, its value and
+    what is supported.
+    """
+
+
+class Raw(NamedTuple):
+    """A parsed `config.json`; `where` begins every error message."""
+
+    values: dict[str, Any]
+    where: str
+
+    def get(self, field: str) -> Any:
+        """The value of a field; None where it is absent or null."""
+        return self.values.get(field)
+
+    def typed(self, field: str, kinds: tuple[type, ...], default: Any) -> Any:
+        """The value of a field, one of `kinds`; `default` where it is absent. WeightsError for
+        another type.
+        """
+        value = self.get(field)
+        if value is None:
+            if default is _REQUIRED:
+                raise WeightsError(f"{self.where} has no {field}")
+            return default
+        if type(value) not in kinds:
+            raise WeightsError(
+                f"{self.where}: {field} = {shown(value)}, expected"
+                f" {' or '.join(kind.__name__ for kind in kinds)}"
+            )
+        return value
+
+    def integer(self, field: str, default: Any = _REQUIRED) -> int:
+        """An integer; WeightsError where it is absent and has no default."""
+        return self.typed(field, (int,), default)
+
+    def number(self, field: str, default: float) -> float:
+        """A float; infinity for what no float holds."""
+        value = self.typed(field, (float, int), default)
+        return float(value) if abs(value) < 1e300 else float("inf")
+
+    def flag(self, field: str, default: bool) -> bool:
+        """True or false."""
+        return self.typed(field, (bool,), default)
+
+    def unsupported(self, field: str, value: Any, supported: str) -> UnsupportedModel:
+        """The error of a field whose value changes the maths."""
+        return UnsupportedModel(
+            f"{self.where}: {field} = {shown(value)} is not supported (supported: {supported})"
+        )
+
+    def token_ids(self, vocab: int = 2**31) -> dict[str, Any]:
+        """Those of `TOKEN_IDS` that are given, each an id below `vocab`, the end tokens perhaps
+        several.
+        """
+        found = {name: self.values[name] for name in TOKEN_IDS if self.get(name) is not None}
+        for name, value in found.items():
+            ids = value if isinstance(value, list) and name == "eos_token_id" else [value]
+            if not all(type(i) is int and 0 <= i < vocab for i in ids):
+                raise WeightsError(
+                    f"{self.where}: {name} = {shown(value)}, a token id from 0 to {vocab - 1} is"
+                    " expected"
+                )
+        return found

@@ -1,0 +1,66 @@
+"""A Hugging Face folder into a checkpoint, and a checkpoint into such a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compass_jax.families.raw import WeightsError
+from compass_jax.weights import checkpoint
+from compass_jax.weights.carried import carried_files, carry_files
+from compass_jax.weights.hf import load_params, save_params, stored_dtype
+from compass_jax.weights.hf_config import read_hf_config
+from compass_jax.weights.start import restore_params, tokenizer_beside
+
+
+def import_hf(
+    source: str | Path, out: str | Path, dtype: str | None = None, family: str | None = None
+) -> Path:
+    """Converts a Hugging Face folder into a checkpoint of step 0 under `out`, with the tokenizer in
+    `out/tokenizer`; returns its path.
+
+    dtype: type to keep the parameters in; None: the files' own, so that an export gives the same
+    tensors bit for bit. family: as `model.family` names it, a person's own `path/file.py:FAMILY`;
+    None: this package's of the folder's model type. Raises WeightsError for a folder that cannot be
+    used and for an `out` that holds a checkpoint already.
+    """
+    source, out = Path(source), Path(out)
+    if checkpoint.latest(out) is not None:
+        raise WeightsError(f"{out} already holds a checkpoint: choose another folder, or remove it")
+    carried_files(source)
+    config = read_hf_config(source, family)
+    params = load_params(source, config, dtype or stored_dtype(source))
+    tokenizer = out / "tokenizer"
+    try:
+        tokenizer.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WeightsError(f"{tokenizer} could not be made: {error.strerror or error}") from error
+    carry_files(source, tokenizer)
+    return checkpoint.save(
+        out, 0, {"params": params}, {"imported_from": str(source.absolute())}, model=config
+    )
+
+
+def export_hf(
+    path: str | Path,
+    out: str | Path,
+    dtype: str | None = None,
+    tokenizer: str | Path | None = None,
+    replace: bool = False,
+) -> Path:
+    """Writes the parameters of a checkpoint, imported or of a training run, as a Hugging Face
+    folder; returns its path.
+
+    path: a run directory (newest checkpoint) or one checkpoint. dtype: None keeps the checkpoint's
+    own. tokenizer: a folder to carry the tokenizer from; None: `tokenizer` of the run directory,
+    where there is one.
+    """
+    params, config = restore_params(path)
+    tokenizer = tokenizer_beside(path) if tokenizer is None else tokenizer
+    return save_params(
+        params,
+        config,
+        out,
+        dtype or str(params["embed"].dtype),
+        tokenizer_from=tokenizer,
+        replace=replace,
+    )
