@@ -4,14 +4,15 @@ float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from compass_jax.model.precision import at_least_float32
-from compass_jax.model.sharded import sharded_over_tokens
 from compass_jax.sharding import Placement
 
 
@@ -85,8 +86,30 @@ def token_logprobs(
     if placement is None:
         out = run(hidden, head, targets)
     else:
-        out = sharded_over_tokens(placement, run, hidden, head, targets)
+        out = _over_tokens(placement, run, hidden, head, targets)
     return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in out)
+
+
+def _over_tokens(
+    placement: Placement,
+    chunked: Callable,
+    hidden: Float[Array, "b t d"],
+    head: Float[Array, "d v"],
+    targets: Int[Array, "b t"],
+) -> tuple[Float[Array, "b t"], Float[Array, "b t"]]:
+    """(logp, entropy) of `targets` by `chunked(hidden, head, targets, axis)`, each device its own
+    tokens and its part of the vocabulary.
+    """
+    here = P(placement.batch_axes(hidden.shape[0]) or None, placement.token_axis(hidden.shape[1]))
+    axis = "tensor" if placement.size("tensor") > 1 else None
+    local = partial(chunked, axis=axis)
+    return jax.shard_map(
+        local,
+        mesh=placement.mesh,
+        in_specs=(here, P(None, axis), here),
+        out_specs=(here, here),
+        check_vma=False,
+    )(hidden, head, targets)
 
 
 def _chunked(

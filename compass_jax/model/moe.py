@@ -18,10 +18,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.config import ModelConfig, MoEConfig
-from compass_jax.model.grouped import grouped_swiglu
+from compass_jax.model.experts.build import Experts
+from compass_jax.model.experts.parallel import over_mesh
 from compass_jax.model.precision import at_least_float32
-from compass_jax.model.quantize import Quantized, in_dtype, ragged_matmul
-from compass_jax.model.sized import Dispatch
+from compass_jax.model.quantize import Quantized, in_dtype
 
 
 class RouterStats(NamedTuple):
@@ -132,54 +132,6 @@ def _router_stats(probs, live, ids, is_set, mask, replaying: bool) -> RouterStat
     )
 
 
-@jax.custom_vjp
-def permute(
-    x: Float[Array, "m d"], order: Int[Array, "m"], inverse: Int[Array, "m"]
-) -> Float[Array, "m d"]:
-    """x[order]; its transpose is a gather too (a scatter-add is many times slower on CPU)."""
-    return jnp.take(x, order, axis=0, unique_indices=True, mode="clip")
-
-
-def _permute_fwd(x, order, inverse):
-    return permute(x, order, inverse), (order, inverse)
-
-
-def _permute_bwd(saved, g):
-    _, inverse = saved
-    return jnp.take(g, inverse, axis=0, unique_indices=True, mode="clip"), None, None
-
-
-permute.defvjp(_permute_fwd, _permute_bwd)
-
-
-@jax.custom_vjp
-def spread(
-    x: Float[Array, "n d"], order: Int[Array, "m"], inverse: Int[Array, "m"]
-) -> Float[Array, "m d"]:
-    """Each token once for each of its m / n choices, the choices in `order`; the transpose sums a
-    token's, by a gather too.
-    """
-    return jnp.take(x, order // (order.shape[0] // x.shape[0]), axis=0, mode="clip")
-
-
-def _spread_fwd(x, order, inverse):
-    return spread(x, order, inverse), (inverse, x.shape[0])
-
-
-def _spread_bwd(saved, g):
-    inverse, n = saved
-    return (
-        jnp.take(g, inverse, axis=0, unique_indices=True, mode="clip")
-        .reshape(n, -1, g.shape[1])
-        .sum(1),
-        None,
-        None,
-    )
-
-
-spread.defvjp(_spread_fwd, _spread_bwd)
-
-
 def moe_layer(
     y: Float[Array, "b t d"],
     gate_input: Float[Array, "b t d"],
@@ -187,16 +139,17 @@ def moe_layer(
     given: UInt[Array, "b t k"] | None,
     mask: Bool[Array, "b t"],
     config: MoEConfig,
-    implementation: str,
-    ffn: Callable | None = None,
-    chunk: int = 0,
+    experts: Experts,
 ) -> tuple[Float[Array, "b t d"], UInt[Array, "b t k"], RouterStats]:
-    """(output, the ids that were used, router statistics) of one MoE layer. `ffn`: `moe_ffn`, or
-    one that shares the work (model/sharded.py).
+    """(output, the ids that were used, router statistics of all tokens) of one MoE layer."""
+    layer = partial(_layer, config=config, work=experts.work(y.shape), chunk=experts.chunk)
+    if experts.placement is None:
+        return layer(y, gate_input, params, given, mask)
+    return over_mesh(layer, experts.placement, experts.specs, y, gate_input, params, given, mask)
 
-    chunk: so many tokens go through the experts at once (0: all), and once more in the backward
-    pass: what dropless dispatch may need, room for all of them on one device, is then of a chunk.
-    """
+
+def _layer(y, gate_input, params, given, mask, *, config: MoEConfig, work: Callable, chunk: int):
+    """`moe_layer` of one device's tokens; `work` is what all experts do with them."""
     b, t, d = y.shape
     flat, mask, wide = y.reshape(b * t, d), mask.reshape(b * t), at_least_float32(y.dtype)
     logits = jnp.matmul(
@@ -208,7 +161,7 @@ def moe_layer(
         logits, None if given is None else given.reshape(b * t, -1), mask, config
     )
     weights = {name: in_dtype(w, y.dtype) for name, w in params.items() if name != "router"}
-    run = partial(ffn or moe_ffn, weights=weights, implementation=implementation)
+    run = partial(work, weights=weights)
     out = (
         _by_chunks(run, chunk, flat, ids, gates, mask)
         if 0 < chunk < b * t
@@ -232,115 +185,3 @@ def _by_chunks(run: Callable, chunk: int, *tokens: Array) -> Float[Array, "n d"]
 
     out = jax.lax.map(jax.checkpoint(lambda part: run(*part)), tuple(map(parts, tokens)))
     return out.reshape(-1, out.shape[-1])[:n]
-
-
-def moe_ffn(
-    x: Float[Array, "n d"],
-    ids: Int[Array, "n k"],
-    gates: Float[Array, "n k"],
-    mask: Bool[Array, "n"],
-    weights: dict[str, Float[Array, "e ..."] | Quantized],
-    implementation: str,
-    parts: int = 1,
-) -> Float[Array, "n d"]:
-    """sum_k gates_k * SwiGLU_{ids_k}(x), dropless. Masked tokens, and choices whose id is the
-    number of experts, are not dispatched and give 0.
-
-    `parts`: of how many the experts here are one, so that about that share of the choices is
-    theirs; it changes sizes of blocks alone.
-    """
-    n, k = ids.shape
-    experts = weights["down"].shape[0]
-    # `experts` sorts behind every group
-    flat = jnp.where(mask[:, None], ids, experts).reshape(n * k)
-    dispatch = (
-        sorted_dispatch(flat, experts)
-        if implementation == "padded"
-        else counted_dispatch(flat, experts)
-    )
-    grouped = partial(grouped_swiglu, parts=parts) if implementation == "padded" else ragged_swiglu
-    # A masked token's gates may be NaN, and 0 * NaN is not 0.
-    gates = jnp.where(mask[:, None], gates.astype(x.dtype), jnp.zeros((), x.dtype))
-    return grouped(x, gates, weights, dispatch)
-
-
-def sorted_dispatch(expert: Int[Array, "m"], experts: int) -> Dispatch:
-    """The pairs of (token, choice) by their `expert`, those of one in their order; the id `experts`
-    is none and comes behind.
-    """
-    order = _stable_order(expert, experts + 1)
-    row = (
-        jnp.zeros_like(order)
-        .at[order]
-        .set(jnp.arange(expert.shape[0], dtype=jnp.int32), unique_indices=True)
-    )
-    return Dispatch(
-        order,
-        row,
-        jnp.sum(
-            expert[:, None] == jnp.arange(experts, dtype=expert.dtype)[None, :],
-            axis=0,
-            dtype=jnp.int32,
-        ),
-    )
-
-
-def counted_dispatch(expert: Int[Array, "m"], experts: int) -> Dispatch:
-    """`sorted_dispatch` by counting: running counts of each expert's pairs say where each pair
-    goes. On a TPU sums are cheap; a sort is slow, and takes its compiler seconds in every layer."""
-    m = expert.shape[0]
-    here = expert[:, None] == jnp.arange(experts + 1, dtype=expert.dtype)[None, :]
-    counts = _running_counts(here)
-    sizes = counts[-1]
-    starts = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
-    row = jnp.sum(jnp.where(here, counts - 1 + starts[None, :], 0), axis=1, dtype=jnp.int32)
-    order = jnp.zeros_like(row).at[row].set(jnp.arange(m, dtype=jnp.int32), unique_indices=True)
-    return Dispatch(order, row, sizes[:experts])
-
-
-def _running_counts(here: Bool[Array, "m e"], size: int = 256) -> Int[Array, "m e"]:
-    """Cumulative sum over axis 0: within blocks a product with a triangle (0, 1 and counts up to
-    256 are exact), then over the blocks.
-    """
-    m, e = here.shape
-    blocks = jnp.pad(here, ((0, -m % size), (0, 0))).reshape(-1, size, e).astype(jnp.bfloat16)
-    triangle = jnp.tril(jnp.ones((size, size), jnp.bfloat16))
-    within = jnp.einsum("ij,bje->bie", triangle, blocks, preferred_element_type=jnp.float32).astype(
-        jnp.int32
-    )
-    whole = within[:, -1]
-    before = jnp.cumsum(whole, axis=0, dtype=jnp.int32) - whole
-    return (within + before[:, None]).reshape(-1, e)[:m]
-
-
-def _stable_order(keys: Int[Array, "m"], bound: int) -> Int[Array, "m"]:
-    """argsort of keys in [0, bound), ties in their order. One sort of (key, index) in an integer is
-    three times faster than a sort of pairs.
-    """
-    m = keys.shape[0]
-    if bound * m > np.iinfo(np.int32).max:
-        return jnp.argsort(keys, stable=True).astype(jnp.int32)
-    return jnp.sort(keys * m + jnp.arange(m, dtype=jnp.int32)) % m
-
-
-def ragged_swiglu(
-    x: Float[Array, "n d"],
-    gates: Float[Array, "n k"],
-    weights: dict[str, Float[Array, "e ..."] | Quantized],
-    dispatch: Dispatch,
-) -> Float[Array, "n d"]:
-    """`grouped_swiglu` by `jax.lax.ragged_dot` (TPU, GPU)."""
-    order, row, sizes = dispatch
-    dispatched = (jnp.arange(order.shape[0], dtype=jnp.int32) < jnp.sum(sizes, dtype=jnp.int32))[
-        :, None
-    ]
-    zero = jnp.zeros((), x.dtype)
-    rows = spread(x, order, row)
-    rows = jnp.where(dispatched, rows, zero)
-    if "gate_up" in weights:
-        a, u = jnp.split(ragged_matmul(rows, weights["gate_up"], sizes), 2, axis=-1)
-    else:
-        a, u = (ragged_matmul(rows, weights[name], sizes) for name in ("gate", "up"))
-    # rows behind the last group are undefined
-    out = jnp.where(dispatched, ragged_matmul(jax.nn.silu(a) * u, weights["down"], sizes), zero)
-    return jnp.einsum("nkd,nk->nd", permute(out, row, order).reshape(*gates.shape, -1), gates)

@@ -107,17 +107,18 @@ def emulate(params: Any, specs: Any, kind: str, dtype: str) -> Any:
     """`eight_bit`, dequantised to `dtype`: arrays alone, with what 8 bits leave of the matrices."""
     low = eight_bit(params, specs, kind, dtype)
     return jax.tree.map(
-        lambda w: dequantize(w, dtype) if _is_quantized(w) else w, low, is_leaf=_is_quantized
+        lambda w: dequantize(w, dtype) if is_quantized(w) else w, low, is_leaf=is_quantized
     )
 
 
-def _is_quantized(w: Any) -> bool:
+def is_quantized(w: Any) -> bool:
+    """Whether a matrix is in 8 bits."""
     return isinstance(w, Quantized)
 
 
 def any_quantized(tree: Any) -> bool:
     """Whether a parameter tree has 8-bit matrices."""
-    return any(map(_is_quantized, jax.tree.leaves(tree, is_leaf=_is_quantized)))
+    return any(map(is_quantized, jax.tree.leaves(tree, is_leaf=is_quantized)))
 
 
 def in_dtype(w: Array | Quantized, dtype) -> Array | Quantized:

@@ -10,7 +10,6 @@ and a KV cache may be given (prefill and decode). `routing` replays recorded exp
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -20,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.model.attention import InStack, LayerCache, attention, rms_norm, rope_tables
+from compass_jax.model.experts.build import Experts, build
 from compass_jax.model.moe import RouterStats, moe_layer, routing_dtype
 from compass_jax.model.params import (
     Layout,
@@ -31,7 +31,6 @@ from compass_jax.model.params import (
     unstack_run,
 )
 from compass_jax.model.quantize import any_quantized, matmul, quantized_zeros
-from compass_jax.model.sharded import sharded_moe_layer
 from compass_jax.sharding import Placement, constrain
 
 Cache = tuple[LayerCache, ...]
@@ -96,7 +95,8 @@ class Transformer(nn.Module):
         tables = rope_tables(
             positions, config.head_dim, config.rope_theta, compute.dtype_of("attention")
         )
-        block = _Block(config, compute, tables, positions, mask, self.placement, table)
+        experts = build(config, compute, self.placement, self.layout)
+        block = _Block(config, compute, tables, positions, mask, self.placement, table, experts)
         by_layer = None if routing is None else jnp.moveaxis(routing, 2, 0)
         ids, stats, caches, first = [], [], [], 0
         for n, run in enumerate(layer_runs(config)):
@@ -147,6 +147,7 @@ class _Block(NamedTuple):
     mask: Bool[Array, "b t"]
     placement: Placement | None
     table: Int[Array, "b n"] | None
+    experts: Experts | None
 
     def layer(self, x, params, is_moe: bool, given, cache):
         """One decoder layer -> (x, cache, ids or None, stats or None)."""
@@ -179,7 +180,9 @@ class _Block(NamedTuple):
         with jax.named_scope("moe"):
             own = self.compute.dtype_of("gate") != self.compute.dtype_of("mlp")
             gate_input = self._normed(x, params["mlp_norm"], "gate") if own else y
-            y, ids, stats = self._moe(y, gate_input, params["mlp"], given)
+            y, ids, stats = moe_layer(
+                y, gate_input, params["mlp"], given, self.mask, self.config.moe, self.experts
+            )
             return x + y.astype(x.dtype), cache, ids, stats
 
     def _normed(self, x, scale, part: str):
@@ -187,22 +190,6 @@ class _Block(NamedTuple):
         dtype = jnp.dtype(self.compute.dtype_of(part))
         x = x.astype(dtype) if dtype.itemsize > x.dtype.itemsize else x
         return rms_norm(x, scale, self.config.norm_eps).astype(dtype)
-
-    def _moe(self, y, gate_input, params, given):
-        run = moe_layer
-        if self.placement is not None:
-            exchange = self.compute.exchange if self.placement.use == "train" else "gather"
-            run = partial(sharded_moe_layer, self.placement, exchange=exchange)
-        return run(
-            y,
-            gate_input,
-            params,
-            given,
-            self.mask,
-            self.config.moe,
-            grouped_matmul(self.compute),
-            chunk=self.compute.moe_chunk,
-        )
 
 
 def _require_own_routes(
@@ -222,15 +209,6 @@ def _require_own_routes(
             f"routing is {routing.dtype}{list(routing.shape)}, tokens {list(tokens.shape)} of this"
             f" model take {dtype}{list(shape)}"
         )
-
-
-def grouped_matmul(compute: ComputeConfig) -> str:
-    """The grouped matmul for this backend: 'padded' on CPU, 'ragged' elsewhere, unless the config
-    names one.
-    """
-    if compute.experts != "auto":
-        return compute.experts
-    return "padded" if jax.default_backend() == "cpu" else "ragged"
 
 
 def attention_kernel(compute: ComputeConfig) -> str:

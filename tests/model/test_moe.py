@@ -2,21 +2,22 @@
 both grouped matmuls.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from compass_jax.config import MoEConfig
+from compass_jax.model.experts.build import Experts, grouped_matmul, moe_ffn
+from compass_jax.model.experts.dispatch import counted_dispatch, sorted_dispatch
 from compass_jax.model.moe import (
     check_routes,
-    counted_dispatch,
-    moe_ffn,
     moe_layer,
     read_routes,
     route,
     routing_dtype,
-    sorted_dispatch,
     unset_id,
 )
 
@@ -205,7 +206,7 @@ def test_values_equal_a_dense_reference(x64, implementation, kind, n):
         jnp.asarray(mask),
         jax.tree.map(jnp.asarray, weights),
     )
-    out = jax.jit(moe_ffn, static_argnums=5)(*args, implementation)
+    out = jax.jit(partial(moe_ffn, grouped=grouped_matmul(implementation)))(*args)
     np.testing.assert_allclose(out, dense_moe(x, ids, gates, mask, weights), rtol=1e-12, atol=1e-12)
 
 
@@ -218,12 +219,11 @@ def test_gradients_equal_differences_of_the_dense_reference(x64, implementation,
     x, ids, gates, mask, weights = problem(kind, n)
     rng = np.random.default_rng(2)
     probe = rng.standard_normal(x.shape)
+    grouped = grouped_matmul(implementation)
 
     def f(x, gates, weights):
         return jnp.sum(
-            moe_ffn(
-                x, jnp.asarray(ids, jnp.int32), gates, jnp.asarray(mask), weights, implementation
-            )
+            moe_ffn(x, jnp.asarray(ids, jnp.int32), gates, jnp.asarray(mask), weights, grouped)
             * probe
         )
 
@@ -259,12 +259,13 @@ def test_garbage_in_masked_tokens_reaches_nobody(implementation):
     """
     x, ids, gates, mask, weights = problem("masked")
     weights = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), weights)
+    grouped = grouped_matmul(implementation)
 
     @jax.jit
     def run(x, gates):
         def loss(x, weights):
             out = moe_ffn(
-                x, jnp.asarray(ids, jnp.int32), gates, jnp.asarray(mask), weights, implementation
+                x, jnp.asarray(ids, jnp.int32), gates, jnp.asarray(mask), weights, grouped
             )
             return jnp.sum(jnp.where(mask[:, None], out, 0) ** 2), out
 
@@ -316,7 +317,8 @@ def test_tokens_may_go_through_the_experts_in_chunks(implementation, chunk):
     mask = jnp.asarray(rng.random((3, 5)) < 0.8)
 
     def run(x, params, chunk):
-        out, ids, _ = moe_layer(x, x, params, None, mask, config, implementation, chunk=chunk)
+        experts = Experts(grouped_matmul(implementation), chunk)
+        out, ids, _ = moe_layer(x, x, params, None, mask, config, experts)
         return jnp.sum(jnp.sin(out)), (out, ids)
 
     (_, (out, ids)), grads = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(x, params, chunk)

@@ -62,9 +62,9 @@ import numpy as np
 import pytest
 
 from compass_jax.config import ComputeConfig, MoEConfig
-from compass_jax.model import moe
 from compass_jax.model.attention import LayerCache, _attend
-from compass_jax.model.moe import moe_ffn, route
+from compass_jax.model.experts.build import grouped_matmul, moe_ffn
+from compass_jax.model.moe import route
 from compass_jax.model.params import param_specs
 from compass_jax.model.transformer import Transformer, apply
 
@@ -251,11 +251,11 @@ def test_undefined_rows_behind_the_last_group_reach_nobody(monkeypatch):
         """
 
         def total(x, gates, weights):
-            return jnp.sum(moe_ffn(x, ids, gates, mask, weights, "ragged") ** 2)
+            return jnp.sum(moe_ffn(x, ids, gates, mask, weights, grouped_matmul("ragged")) ** 2)
 
         return jax.value_and_grad(total, (0, 1, 2))(x, jnp.ones((6, 2)), weights)
 
     expected = run()
-    monkeypatch.setattr(moe.jax.lax, "ragged_dot", undefined_behind)
+    monkeypatch.setattr(jax.lax, "ragged_dot", undefined_behind)
     jax.tree.map(np.testing.assert_array_equal, run(), expected)
     assert seen == [4, 4, 4] and min(float(jnp.abs(g).max()) for g in jax.tree.leaves(expected)) > 0

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from compass_jax.model import exchange
+from compass_jax.model.experts import parallel
 
 DEVICES, ROWS, WIDTH = 4, 12, 3
 
@@ -91,7 +91,7 @@ def test_rows_arrive_in_the_order_of_their_senders_and_gradients_go_back(native,
         rng.standard_normal((DEVICES, room, WIDTH)).astype(np.float32),
     )
     everywhere = np.broadcast_to(sizes, (DEVICES, *sizes.shape))
-    send = partial(exchange.exchange, room=room, native=native)
+    send = partial(parallel.exchange, room=room, native=native)
     np.testing.assert_array_equal(
         over_devices(lambda x, s: send(x, sizes=s), rows, everywhere), exchanged(rows, sizes, room)
     )
@@ -124,7 +124,7 @@ def test_a_token_goes_once_to_each_device_of_its_experts(native):
         # what came from nowhere must not go back
         return jnp.where(filled[:, None], rows * scale[:, None], jnp.nan)
 
-    through = lambda *a: exchange.through_experts(work, *a, held, native)  # noqa: E731
+    through = lambda *a: parallel.through_experts(work, *a, held, native)  # noqa: E731
     out = over_devices(through, x, ids, gates, mask)
     expected = np.where(mask[..., None], x * (gates * (1 + ids)).sum(-1)[..., None], 0)
     np.testing.assert_allclose(out, expected, rtol=1e-6)
@@ -149,5 +149,5 @@ def _arrivals(arguments, held, native):
         seen.append(filled.sum())
         return rows
 
-    exchange.through_experts(work, *arguments, held, native)
+    parallel.through_experts(work, *arguments, held, native)
     return seen[0].astype(jnp.float32)

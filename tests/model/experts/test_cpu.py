@@ -9,9 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compass_jax.model import grouped
-from compass_jax.model.grouped import MANY_ROWS, batched_swiglu, block_heights, grouped_swiglu
-from compass_jax.model.sized import Blocks, Dispatch, block_shapes, sized_forward, sized_swiglu
+from compass_jax.model.experts import cpu
+from compass_jax.model.experts.cpu import (
+    MANY_ROWS,
+    Blocks,
+    batched_swiglu,
+    block_heights,
+    block_shapes,
+    grouped_swiglu,
+    sized_forward,
+    sized_swiglu,
+)
+from compass_jax.model.experts.dispatch import Dispatch
 
 SHAPES = [(1, 2), (38, 5), (1024, 8), (8192, 16), (512, 128), (256, 16)]
 
@@ -189,9 +198,9 @@ def test_few_and_many_rows_give_the_same(monkeypatch, tokens):
     """
     rng, calls = np.random.default_rng(0), []
     for name in ("batched_swiglu", "sized_forward"):
-        real = getattr(grouped, name)
+        real = getattr(cpu, name)
         monkeypatch.setattr(
-            grouped, name, lambda *args, name=name, real=real: calls.append(name) or real(*args)
+            cpu, name, lambda *args, name=name, real=real: calls.append(name) or real(*args)
         )
     weights = {"gate_up": rng.standard_normal((4, 8, 12)), "down": rng.standard_normal((4, 6, 8))}
     expert_of = rng.integers(0, 4, tokens)

@@ -1,8 +1,12 @@
-"""Tokens sent to the devices that hold their experts, and the results sent back: expert parallelism
-by `ragged_all_to_all`.
+"""Experts on several devices, in `shard_map` over the axis "expert".
 
-A token goes once to each device that holds one of its experts, however many (as DeepEP's dispatch,
-arXiv 2412.19437 section 3.2), so no more arrives than an all-gather brings, and nothing is dropped.
+Each device gets the tokens of the devices that hold the other experts, all of them (gather) or
+those that its experts are chosen for (all_to_all), computes what its own experts have to do with
+them, and the sums go back. Nothing is dropped, and in float32 each token's routes are those of a
+single device.
+
+By all_to_all a token goes once to each device that holds one of its experts, however many (as
+DeepEP's dispatch, arXiv 2412.19437 section 3.2), so no more arrives than an all-gather brings.
 XLA:CPU has no ragged_all_to_all; there an all-gather stands in.
 """
 
@@ -10,15 +14,86 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
-from compass_jax.model.moe import counted_dispatch, permute, spread
+from compass_jax.model.experts.dispatch import counted_dispatch, permute, spread
 from compass_jax.model.precision import at_least_float32
+from compass_jax.model.quantize import Quantized, is_quantized
+from compass_jax.sharding import Placement
 
 AXIS = "expert"
+
+
+class Share(NamedTuple):
+    """How one device takes part in the experts' work: `local` is what it does with its own."""
+
+    local: Callable[..., Float[Array, "n d"]]  # (x, ids, gates, mask, weights)
+
+    how: Literal["gather", "all_to_all", "here"]  # here: each device has the same tokens
+    expert: int
+    tensor: int
+    native: bool = False  # a TPU's own all-to-all
+
+    def __call__(self, x, ids, gates, mask, weights) -> Float[Array, "n d"]:
+        """`local` of this device's tokens, with the experts of all devices along the
+        expert axis.
+        """
+        held = weights["down"].shape[0]
+        work = partial(self.local, weights=weights)
+        if self.how == "all_to_all":
+            out = through_experts(work, x, ids, gates, mask, held, self.native)
+        else:
+            if self.how == "gather":
+                x, ids, gates, mask = (
+                    jax.lax.all_gather(y, "expert", tiled=True) for y in (x, ids, gates, mask)
+                )
+            first = jax.lax.axis_index("expert") * held
+            # `held` is no expert: not dispatched
+            own = jnp.where((ids >= first) & (ids < first + held), ids - first, held)
+            out = work(x, own, gates, mask)
+        if self.how == "gather":
+            out = jax.lax.psum_scatter(out, "expert", scatter_dimension=0, tiled=True)
+        elif self.how == "here" and self.expert > 1:
+            out = jax.lax.psum(out, "expert")
+        # Last: over this device's own tokens, not over all that came.
+        return jax.lax.psum(out, "tensor") if self.tensor > 1 else out
+
+
+def over_mesh(
+    layer: Callable, placement: Placement, specs: dict[str, Any], y, gate_input, params, given, mask
+):
+    """`layer(y, gate_input, params, given, mask) -> (output, ids, statistics)` of each device's own
+    tokens, in `shard_map`; the statistics are of all tokens. `specs`: those of `params`, which say
+    how each lies inside.
+    """
+    rows, tokens = placement.batch_axes(y.shape[0]), placement.token_axis(y.shape[1])
+    split, here = (*rows, *([tokens] if tokens else ())), P(rows or None, tokens)
+
+    def local(*arrays):
+        out, ids, stats = layer(*arrays)
+        return out, ids, jax.tree.map(lambda x: jax.lax.psum(x, split), stats) if split else stats
+
+    weights = {name: _inside(specs[name], w) for name, w in params.items()}
+    run = jax.shard_map(
+        local,
+        mesh=placement.mesh,
+        in_specs=(here, here, weights, None if given is None else here, here),
+        out_specs=(here, here, P()),
+        check_vma=False,
+    )
+    return run(y, gate_input, params, given, mask)
+
+
+def _inside(spec: Any, w: Array | Quantized) -> Any:
+    """The layout of a weight, or of the values and scales of one in 8 bits."""
+    if is_quantized(w):
+        return Quantized(spec.over_mesh(w.values), spec.over_mesh(w.scales))
+    return spec.over_mesh(w)
 
 
 def through_experts(

@@ -1,0 +1,120 @@
+"""The experts of a model's MoE layers, as this chip or a mesh computes them: built once, called in
+every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from compass_jax.config import ComputeConfig, ModelConfig
+from compass_jax.model.experts.cpu import grouped_swiglu
+from compass_jax.model.experts.dispatch import Dispatch, counted_dispatch, sorted_dispatch
+from compass_jax.model.experts.parallel import Share
+from compass_jax.model.experts.ragged import ragged_swiglu
+from compass_jax.model.params import Layout, moe_specs
+from compass_jax.model.quantize import Quantized
+from compass_jax.sharding import Placement
+
+
+class Grouped(NamedTuple):
+    """A grouped matmul, and the way of finding each expert's rows that is fast beside it."""
+
+    dispatch: Callable[..., Dispatch]  # (the expert of each pair, how many experts)
+    swiglu: Callable[..., Float[Array, "n d"]]  # (x, gates, weights, dispatch)
+
+
+class Experts(NamedTuple):
+    """The experts of a model's MoE layers.
+
+    Args:
+        grouped: the grouped matmul of this chip
+        chunk: so many tokens of a device go through the experts at once (0: all), and once more in
+            the backward pass: what dropless dispatch may need, room for all of them on one device,
+            is then of a chunk
+        specs: declarations of the layer's weights, which say how they lie on a mesh
+        placement: the mesh; None: one device
+        exchange: how tokens get to experts on other devices (ComputeConfig.exchange)
+    """
+
+    grouped: Grouped
+    chunk: int = 0
+    specs: dict[str, Any] | None = None
+    placement: Placement | None = None
+    exchange: Literal["gather", "all_to_all"] = "gather"
+
+    def work(self, shape: tuple[int, ...]) -> Callable[..., Float[Array, "n d"]]:
+        """`(x, ids, gates, mask, weights) -> output` of one device's tokens `[n d]`, where tokens
+        `shape` are those of all devices.
+        """
+        local, placement = partial(moe_ffn, grouped=self.grouped), self.placement
+        if placement is None:
+            return local
+        return Share(
+            local,
+            self.exchange if "expert" in placement.batch_axes(shape[0]) else "here",
+            placement.size("expert"),
+            placement.size("tensor"),
+            placement.mesh.devices.flat[0].platform == "tpu",
+        )
+
+
+def build(
+    config: ModelConfig,
+    compute: ComputeConfig,
+    placement: Placement | None = None,
+    layout: Layout = "stacked",
+) -> Experts | None:
+    """The experts of a model whose parameters come in `layout`; None for a dense one."""
+    if config.moe is None:
+        return None
+    trains = placement is not None and placement.use == "train"
+    return Experts(
+        grouped_matmul(_matmul_for(compute), 1 if placement is None else placement.size("expert")),
+        compute.moe_chunk,
+        moe_specs(config, layout),
+        placement,
+        compute.exchange if trains else "gather",
+    )
+
+
+def grouped_matmul(name: str, parts: int = 1) -> Grouped:
+    """That of CPU ("padded") or of TPU and GPU ("ragged"). parts: of how many the experts here are
+    one, so that about that share of the pairs is theirs; it changes sizes of blocks alone.
+    """
+    if name == "ragged":
+        return Grouped(counted_dispatch, ragged_swiglu)
+    return Grouped(sorted_dispatch, partial(grouped_swiglu, parts=parts))
+
+
+def _matmul_for(compute: ComputeConfig) -> str:
+    """Padded on CPU, ragged elsewhere, unless the configuration names one."""
+    if compute.experts != "auto":
+        return compute.experts
+    return "padded" if jax.default_backend() == "cpu" else "ragged"
+
+
+def moe_ffn(
+    x: Float[Array, "n d"],
+    ids: Int[Array, "n k"],
+    gates: Float[Array, "n k"],
+    mask: Bool[Array, "n"],
+    weights: dict[str, Float[Array, "e ..."] | Quantized],
+    grouped: Grouped,
+) -> Float[Array, "n d"]:
+    """sum_k gates_k * SwiGLU_{ids_k}(x), dropless. Masked tokens, and choices whose id is the
+    number of experts, are not dispatched and give 0.
+    """
+    n, k = ids.shape
+    experts = weights["down"].shape[0]
+    # `experts` sorts after every group
+    flat = jnp.where(mask[:, None], ids, experts).reshape(n * k)
+    dispatch = grouped.dispatch(flat, experts)
+    # A masked token's gates may be NaN, and 0 * NaN is not 0.
+    gates = jnp.where(mask[:, None], gates.astype(x.dtype), jnp.zeros((), x.dtype))
+    return grouped.swiglu(x, gates, weights, dispatch)
