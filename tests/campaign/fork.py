@@ -133,7 +133,7 @@ def warm() -> None:
     import compass_jax.report
     import compass_jax.train.loop
     import compass_jax.train.sft
-    import compass_jax.weights.hf
+    import compass_jax.weights.convert
 
     assert not xla_bridge.backends_are_initialized(), (
         "a JAX backend runs: its threads would not be in a fork"
