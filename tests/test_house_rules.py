@@ -76,7 +76,8 @@ LAYERS = {
     "__main__": ANY,
     "__init__": set(),
 }
-PURE = ("model", "rl", "rollout.engine", "rollout.sampling", "train.step")
+ENGINE = ("engine", "state", "prefill", "insert", "decode", "kv_cache", "sampling")
+PURE = ("model", "rl", *(f"rollout.{part}" for part in ENGINE), "train.step")
 IMPURE_MODULES = {
     "time",
     "datetime",
@@ -88,7 +89,7 @@ IMPURE_MODULES = {
     "subprocess",
 }
 IMPURE_MODULES |= {"os", "io", "pathlib", "shutil", "tempfile"}
-LIGHT = ("model", "rollout.engine", "rollout.sampling", "rl", "train.step")
+LIGHT = PURE
 HEAVY = (
     "grain",
     "tyro",
@@ -278,18 +279,12 @@ STILL_TOO_LARGE = {
     "benchmarks/same_metrics.py variants",
     "benchmarks/server_load.py",
     "benchmarks/server_load.py main",
-    "compass_jax/config/pods.py pod_run",
     "compass_jax/data/tokenizer.py",
-    "compass_jax/model/attention.py attention",
     "compass_jax/plan/memory.py _of_training",
     "compass_jax/rewards/score.py",
     "compass_jax/rl/espo.py espo",
     "compass_jax/rl/prepare.py prepare",
     "compass_jax/rollout/collect.py",
-    "compass_jax/rollout/engine.py",
-    "compass_jax/rollout/engine.py _generate",
-    "compass_jax/rollout/engine.py bulk_insert",
-    "compass_jax/rollout/kv_cache.py put_prefix",
     "compass_jax/train/loop.py",
     "configs/tiny_reasoning_cpu.py tiny_reasoning_cpu",
     "launch/gke.py",

@@ -112,18 +112,23 @@ def pod_run(
             sources=(FileSource("data/train.jsonl"),), eval_prompts=256, tokenizer=weights
         ),
         rewards=RewardConfig(workers=8, timeout_s=10.0),
-        rl=RLConfig(
-            steps=1000,
-            prompts_per_step=prompts,
-            group_size=16,
-            updates_per_rollout=4,
-            replay="R3",
-            buckets=(8192, 16_384, PROMPT + ANSWER),
-            micro_batch_tokens=rows * (PROMPT + ANSWER),
-            objective=ObjectiveConfig(name="espo"),
-            correction=CorrectionConfig(name="tis"),
-            zero_variance=ZeroVarianceConfig(select=True),
-            optim=OptimConfig(learning_rate=1e-6, warmup_steps=10),
-            save_every=2,
-        ),
+        rl=_rl(prompts, rows),
+    )
+
+
+def _rl(prompts: int, rows: int) -> RLConfig:
+    """Four updates of a rollout, each over micro-batches of `rows` of the longest sequences."""
+    return RLConfig(
+        steps=1000,
+        prompts_per_step=prompts,
+        group_size=16,
+        updates_per_rollout=4,
+        replay="R3",
+        buckets=(8192, 16_384, PROMPT + ANSWER),
+        micro_batch_tokens=rows * (PROMPT + ANSWER),
+        objective=ObjectiveConfig(name="espo"),
+        correction=CorrectionConfig(name="tis"),
+        zero_variance=ZeroVarianceConfig(select=True),
+        optim=OptimConfig(learning_rate=1e-6, warmup_steps=10),
+        save_every=2,
     )

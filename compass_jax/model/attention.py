@@ -155,19 +155,8 @@ def attention(
     kernels take their lengths. table: the cache is of pages, and the row's stretches lie in these;
     then one query of each row, by the kernel.
     """
-    q = _project(x, params, "q", config.heads)
-    k = _project(x, params, "k", config.kv_heads)
-    v = _project(x, params, "v", config.kv_heads)
-    if config.qk_norm:
-        q, k = (
-            rms_norm(q, params["q_norm"], config.norm_eps),
-            rms_norm(k, params["k_norm"], config.norm_eps),
-        )
-    q, k = apply_rope(q, tables), apply_rope(k, tables)
-    split = placement is not None and placement.token_axis(x.shape[1]) is not None
-    q = constrain(placement, q, "batch", "tokens", "heads", None)
-    # all tokens' keys and values, where tokens are split
-    k, v = (constrain(placement, y, "batch", None, "kv_heads", None) for y in (k, v))
+    q, k, v = _heads(x, params, tables, config, placement)
+    shape = x.shape[0], config.heads, x.shape[1], config.head_dim
     q = q.transpose(0, 2, 1, 3).reshape(
         x.shape[0], config.kv_heads, -1, x.shape[1], config.head_dim
     )
@@ -177,37 +166,59 @@ def attention(
     # 8-bit keys are read as they are kept
     rows = cache is None or (not isinstance(seen.k, Quantized) and seen.k.shape[2] == x.shape[1])
     if rows and kernel == "splash" and splash_fits(x.shape[1], config.head_dim, placement):
-        scaled = (q * (1.0 / config.head_dim**0.5)).reshape(
-            x.shape[0], config.heads, x.shape[1], config.head_dim
-        )
-        out = splash_causal(scaled, new.k, new.v, placement)
+        out = splash_causal(_scaled(q).reshape(shape), new.k, new.v, placement)
     elif cache is None:
+        split = placement is not None and placement.token_axis(x.shape[1]) is not None
         out = _whole(q, new) if split else _causal(q, new)
     elif table is not None or (
         kernel == "splash" and x.shape[1] == 1 and takes_kernel(cache, False)
     ):
-        from compass_jax.model.decode_kernel import decode_attention
-
-        stack, layer = (
-            cache
-            if isinstance(cache, InStack)
-            else (jax.tree.map(lambda y: y[None], cache), jnp.int32(0))
-        )
-        scaled = (q * (1.0 / config.head_dim**0.5))[:, :, :, 0]
-        out = decode_attention(
-            scaled, stack.k, stack.v, positions[:, 0] + 1, table, layer, placement
-        )[:, :, :, None]
+        out = _by_kernel(q, cache, positions, table, placement)
     else:
-        visible = (
-            jnp.arange(seen.k.shape[2], dtype=positions.dtype)[None, None, :]
-            <= positions[:, :, None]
-        )
-        out = _attend(q, seen, visible)
-    out = out.reshape(x.shape[0], config.heads, x.shape[1], config.head_dim)
+        at = jnp.arange(seen.k.shape[2], dtype=positions.dtype)
+        out = _attend(q, seen, at[None, None, :] <= positions[:, :, None])
+    out = out.reshape(shape)
     out = matmul(out.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1), params["o"])
     if config.o_bias:
         out = out + params["o_bias"].astype(x.dtype)[None, None, :]
     return out, cache
+
+
+def _heads(x, params, tables, config: ModelConfig, placement: Placement | None):
+    """Queries, keys and values `[b t heads d]`, normalised where the model does, at their
+    positions.
+    """
+    q = _project(x, params, "q", config.heads)
+    k = _project(x, params, "k", config.kv_heads)
+    v = _project(x, params, "v", config.kv_heads)
+    if config.qk_norm:
+        q, k = (
+            rms_norm(q, params["q_norm"], config.norm_eps),
+            rms_norm(k, params["k_norm"], config.norm_eps),
+        )
+    q, k = apply_rope(q, tables), apply_rope(k, tables)
+    q = constrain(placement, q, "batch", "tokens", "heads", None)
+    # all tokens' keys and values, where tokens are split
+    k, v = (constrain(placement, y, "batch", None, "kv_heads", None) for y in (k, v))
+    return q, k, v
+
+
+def _scaled(q: Float[Array, "b kv g t d"]) -> Float[Array, "b kv g t d"]:
+    return q * (1.0 / q.shape[-1] ** 0.5)
+
+
+def _by_kernel(q, cache: LayerCache | InStack, positions, table, placement):
+    """Attention of one query of each row, which reads the cache where it lies."""
+    from compass_jax.model.decode_kernel import decode_attention
+
+    one = isinstance(cache, LayerCache)
+    stack = jax.tree.map(lambda y: y[None], cache) if one else cache.cache
+    layer = jnp.int32(0) if one else cache.layer
+    lengths = positions[:, 0] + 1
+    scaled = _scaled(q)[:, :, :, 0]
+    return decode_attention(scaled, stack.k, stack.v, lengths, table, layer, placement)[
+        :, :, :, None
+    ]
 
 
 def takes_kernel(cache: LayerCache | InStack, paged: bool) -> bool:

@@ -9,67 +9,23 @@ device. Nothing here reads a clock or the host.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
+from jaxtyping import Array, Float, Int, UInt, UInt32
 
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.model.attention import takes_kernel
-from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.moe import empty_routes, unset_id
 from compass_jax.model.params import decode_layout
-from compass_jax.model.precision import at_least_float32
-from compass_jax.model.transformer import Cache, Transformer, apply, attention_kernel, init_cache
-from compass_jax.rollout.kv_cache import (
-    check_pages,
-    new_cache,
-    pages_spec,
-    put_back,
-    put_prefix,
-    window,
-)
-from compass_jax.rollout.sampling import Purpose, Sampler, sample, sample_keys
-from compass_jax.sharding import Placement, constrain, move
-
-
-class Prefix(NamedTuple):
-    """`p` prompts after prefill, with the first token of each of their `s` samples."""
-
-    cache: Cache  # layers of [p kv t d], or runs of [layers p kv t d] (compute.scan_decode)
-    tokens: Int[Array, "p t"]
-    lengths: Int[Array, "p"]
-    routing: UInt[Array, "p t l k"] | None
-    keys: UInt32[Array, "p s 2"]
-    first_token: Int[Array, "p s"]
-    first_logp: Float[Array, "p s"]
-    first_entropy: Float[Array, "p s"]
-    temperature: Float[Array, "p"] | None = None  # of a `per_request` sampler
-
-
-class DecodeState(NamedTuple):
-    """One row per slot. `t` is the longest sequence; arrays are aligned as in records.py.
-
-    With `rollout.cache_pages` whoever drives the engine assigns pages to slots (pages.PagePool),
-    and puts its `table` here before it inserts and before it generates: for every live slot the
-    pages of all positions that the call may write.
-    """
-
-    # layers of [slots kv t d]; of [pages kv page d] with a table; or runs of these, stacked
-    cache: Cache
-    tokens: Int[Array, "slots t"]
-    logp: Float[Array, "slots t"]
-    entropy: Float[Array, "slots t"]
-    routing: UInt[Array, "slots t l k"] | None
-    # tokens so far, prompt included; the last one has not been an input yet
-    lengths: Int[Array, "slots"]
-    limits: Int[Array, "slots"]  # length at which the sequence is cut
-    keys: UInt32[Array, "slots 2"]
-    live: Bool[Array, "slots"]  # holds a sequence that is not finished
-    temperature: Float[Array, "slots"]  # of a `per_request` sampler; 0 otherwise
-    # the page of each stretch of a slot, out of range where there is none
-    table: Int[Array, "slots n"] | None = None
+from compass_jax.model.transformer import Transformer, attention_kernel
+from compass_jax.rollout.decode import decoded
+from compass_jax.rollout.insert import inserted
+from compass_jax.rollout.kv_cache import check_pages
+from compass_jax.rollout.prefill import prefilled
+from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
+from compass_jax.rollout.state import DecodeState, Prefix, empty_state, lay, lay_state
+from compass_jax.sharding import Placement, move
 
 
 class Engine:
@@ -154,51 +110,10 @@ class Engine:
             size *= 2
         return min(size, self.config.max_length)
 
-    def _lay(self, x: Array, *axes: str | None) -> Array:
-        """`x` on the mesh, by its first axes; the others are whole."""
-        return constrain(self.placement, x, *axes, *(None,) * (x.ndim - len(axes)))
-
-    def _lay_state(self, state: DecodeState) -> DecodeState:
-        """A state as it lies between calls: slots over the mesh, heads of the cache over tensor."""
-        if self.placement is None:
-            return state
-        cache = self._lay_cache(state.cache, self.config.slots)
-        return jax.tree.map(lambda x: self._lay(x, "batch"), state._replace(cache=None))._replace(
-            cache=cache
-        )
-
-    def _lay_cache(self, cache: Cache, rows: int) -> Cache:
-        """A cache of so many slots or prompts on the mesh: its rows, or its pages with their slots,
-        over the devices, its heads over tensor.
-        """
-        if self.placement is None:
-            return cache
-        _, specs = pages_spec(self.placement, rows, cache)
-        return jax.tree.map(
-            lambda x, spec: jax.lax.with_sharding_constraint(x, self.placement.sharding(*spec)),
-            cache,
-            specs,
-        )
-
     @partial(jax.jit, static_argnums=0)
     def init_decode_state(self) -> DecodeState:
         """An empty state: no slot is live."""
-        n, t, wide = self.config.slots, self.config.max_length, at_least_float32(self.compute.dtype)
-        cache, table = new_cache(self.model_config, self.config, self.compute, self.slot_groups)
-        state = DecodeState(
-            cache=cache,
-            table=table,
-            tokens=jnp.zeros((n, t), jnp.int32),
-            logp=jnp.zeros((n, t), wide),
-            entropy=jnp.zeros((n, t), wide),
-            routing=empty_routes(self.model_config, n, t),
-            lengths=jnp.ones((n,), jnp.int32),
-            limits=jnp.ones((n,), jnp.int32),
-            keys=jnp.zeros((n, 2), jnp.uint32),
-            live=jnp.zeros((n,), bool),
-            temperature=jnp.zeros((n,), jnp.float32),
-        )
-        return self._lay_state(state)
+        return empty_state(self.model, self.config, self.slot_groups)
 
     def prefill(
         self,
@@ -267,75 +182,9 @@ class Engine:
 
     @partial(jax.jit, static_argnums=(0, 5))
     def _prefill(self, params, tokens, lengths, keys, sampler, temperature, routing) -> Prefix:
-        p, s = keys.shape[:2]
-        last, cache, routing = self._encode(params, tokens, lengths, routing)
-        logits = self._lay(logits_of(last, head_weights(params)), "batch")
-        each = None if temperature is None else _for_samples(temperature, s)
-        first = sample(
-            _for_samples(logits, s),
-            keys.reshape(p * s, 2),
-            _for_samples(lengths, s),
-            sampler,
-            each,
-            self.model.known,
+        return prefilled(
+            self.model, self.config, params, tokens, lengths, keys, sampler, temperature, routing
         )
-        return Prefix(
-            cache, tokens, lengths, routing, keys, *(x.reshape(p, s) for x in first), temperature
-        )
-
-    def _encode(self, params, tokens, lengths, routing):
-        """(hidden state of each prompt's last token, cache, routing), by pieces of `prefill_chunk`
-        tokens: attention scores are of one piece.
-        """
-        p, t = tokens.shape
-        size = min(t, self.config.prefill_chunk)
-        n = -(-t // size)
-
-        def pieces(x):
-            """[p t ...] -> [n p size ...]"""
-            x = jnp.pad(x, ((0, 0), (0, n * size - t), *((0, 0),) * (x.ndim - 2)))
-            return jnp.moveaxis(x.reshape(p, n, size, *x.shape[2:]), 1, 0)
-
-        def piece(carry, inputs):
-            cache, last = carry
-            i, tokens, routing = inputs
-            positions = jnp.broadcast_to(
-                i * size + jnp.arange(size, dtype=jnp.int32)[None], (p, size)
-            )
-            out = apply(
-                self.model,
-                params,
-                tokens,
-                positions,
-                mask=positions < lengths[:, None],
-                cache=cache,
-                routing=routing,
-            )
-            at = jnp.maximum(lengths - 1, 0) - i * size
-            here = jnp.take_along_axis(
-                out.hidden, jnp.clip(at, 0, size - 1)[:, None, None], axis=1
-            )[:, 0]
-            return (out.cache, jnp.where((at // size == 0)[:, None], here, last)), out.routing
-
-        cache = self._lay_cache(
-            init_cache(self.model_config, p, n * size, self.compute, self.config.kv_quantize), p
-        )
-        start = cache, jnp.zeros((p, self.model_config.hidden), self.compute.dtype_of("stream"))
-        inputs = (
-            jnp.arange(n, dtype=jnp.int32),
-            pieces(tokens),
-            None if routing is None else pieces(routing),
-        )
-        if n == 1:  # no loop: a scan of one is compiled as a loop
-            (cache, last), used = piece(start, jax.tree.map(lambda x: x[0], inputs))
-            return last, self._lay_cache(cache, p), used
-        (cache, last), used = jax.lax.scan(piece, start, inputs)
-        used = (
-            None
-            if used is None
-            else jnp.moveaxis(used, 0, 1).reshape(p, n * size, *used.shape[3:])[:, :t]
-        )
-        return last, self._lay_cache(jax.tree.map(lambda x: x[..., :t, :], cache), p), used
 
     def insert(
         self, prefix: Prefix, decode_state: DecodeState, slot: int, request_id=None
@@ -365,66 +214,8 @@ class Engine:
         `max_new_tokens` cuts the samples of each prompt, from 1 to the configuration's (None:
         there); what lies outside is moved to these.
         """
-        state, (p, s), t = decode_state, slots.shape, prefix.tokens.shape[1]
-        flat = slots.reshape(p * s)
-        to = jnp.where(flat < 0, self.config.slots, flat)  # out of range: dropped
-        source = _for_samples(jnp.arange(p), s)
-
-        def rows(buffer, new):
-            return buffer.at[to].set(new.astype(buffer.dtype), mode="drop")
-
-        def window(buffer, new):
-            return buffer.at[to, :t].set(
-                jnp.take(new, source, axis=0).astype(buffer.dtype), mode="drop"
-            )
-
-        lengths = jnp.take(prefix.lengths, source)
-        token, logp, entropy = (
-            x.reshape(p * s) for x in (prefix.first_token, prefix.first_logp, prefix.first_entropy)
-        )
-
-        def first(buffer, new):
-            return buffer.at[to, lengths].set(new.astype(buffer.dtype), mode="drop")
-
-        most = jnp.full(prefix.lengths.shape, self.config.max_new_tokens, jnp.int32)
-        most = most if max_new_tokens is None else jnp.clip(max_new_tokens, 1, most)
-        limits = lengths + jnp.take(most, source)
-        state = state._replace(
-            cache=put_prefix(state.cache, state.table, prefix.cache, source, to, self.placement),
-            tokens=first(window(state.tokens, prefix.tokens), token),
-            logp=first(
-                rows(state.logp, jnp.zeros((p * s, state.logp.shape[1]), state.logp.dtype)), logp
-            ),
-            entropy=first(
-                rows(
-                    state.entropy, jnp.zeros((p * s, state.entropy.shape[1]), state.entropy.dtype)
-                ),
-                entropy,
-            ),
-            routing=(
-                None
-                if state.routing is None
-                else window(self._forget(state.routing, to), prefix.routing)
-            ),
-            lengths=rows(state.lengths, lengths + 1),
-            limits=rows(state.limits, limits),
-            keys=rows(state.keys, prefix.keys.reshape(p * s, 2)),
-            live=rows(state.live, (token != self.eos_id) & (lengths + 1 < limits)),
-            temperature=(
-                state.temperature
-                if prefix.temperature is None
-                else rows(state.temperature, jnp.take(prefix.temperature, source))
-            ),
-        )
-        return self._lay_state(state)
-
-    def _forget(self, routing, slots):
-        """A new sequence must not inherit the routes of the slot's previous one: its rows start
-        unset.
-        """
-        empty = jnp.array(unset_id(routing.dtype), routing.dtype)
-        return routing.at[slots].set(
-            jnp.broadcast_to(empty, (slots.shape[0], *routing.shape[1:])), mode="drop"
+        return inserted(
+            self.config, self.eos_id, self.placement, prefix, decode_state, slots, max_new_tokens
         )
 
     def generate(
@@ -458,98 +249,24 @@ class Engine:
 
     @partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=2)
     def _generate(self, params, state: DecodeState, wanted_free, sampler, read):
-        n, slots = self.config.tokens_per_call, self.config.slots
-        moe = self.model_config.moe if state.routing is not None else None
-        outputs = {
-            "tokens": jnp.zeros((n, slots), jnp.int32),
-            "logp": jnp.zeros((n, slots), state.logp.dtype),
-            "entropy": jnp.zeros((n, slots), state.entropy.dtype),
-            "wrote": jnp.zeros((n, slots), bool),
-        }
-        if moe is not None:
-            outputs["routing"] = jnp.full(
-                (n, slots, *state.routing.shape[2:]),
-                unset_id(state.routing.dtype),
-                state.routing.dtype,
-            )
-        current = jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)[:, 0]
-
-        def go_on(carry):
-            i, live = carry[0], carry[3]
-            count = jnp.sum(live, dtype=jnp.int32)
-            return (i < n) & (count > 0) & (slots - count < wanted_free)
-
-        def body(carry):
-            i, cache, lengths, live, current, outputs = carry
-            step = apply(
-                self.model,
-                params,
-                current[:, None],
-                lengths[:, None] - 1,
-                mask=live[:, None],
-                cache=cache,
-                table=pages,
-            )
-            logits = self._lay(logits_of(step.hidden[:, 0], head_weights(params)), "batch")
-            each = state.temperature if sampler.per_request else None
-            token, logp, entropy = sample(
-                logits, state.keys, lengths, sampler, each, self.model.known
-            )
-            new = {"tokens": token, "logp": logp, "entropy": entropy, "wrote": live}
-            if moe is not None:
-                new["routing"] = step.routing[:, 0]
-            outputs = {
-                name: jax.lax.dynamic_update_index_in_dim(buffer, new[name], i, 0)
-                for name, buffer in outputs.items()
-            }
-            lengths = lengths + live.astype(jnp.int32)
-            live = live & (token != self.eos_id) & (lengths < state.limits)
-            return i + 1, step.cache, lengths, live, token, outputs
-
-        in_place = self.in_place(state)
-        pages = state.table if in_place else None
-        size = self.config.max_length if read is None else read
-        cache = state.cache if in_place else window(state.cache, state.table, size, self.placement)
-        steps, cache, lengths, live, _, outputs = jax.lax.while_loop(
-            go_on, body, (jnp.int32(0), cache, state.lengths, state.live, current, outputs)
+        return decoded(
+            self.model,
+            self.config,
+            self.eos_id,
+            params,
+            state,
+            wanted_free,
+            sampler,
+            read,
+            self.in_place(state),
         )
-        inputs = state.lengths[None, :] - 1 + jnp.arange(n, dtype=jnp.int32)[:, None]
-        cache = (
-            cache
-            if in_place
-            else put_back(state.cache, state.table, cache, inputs, outputs["wrote"], self.placement)
-        )
-        return (
-            self._lay_state(
-                self._write_back(state, outputs)._replace(cache=cache, lengths=lengths, live=live)
-            ),
-            steps,
-        )
-
-    def _write_back(self, state: DecodeState, outputs) -> DecodeState:
-        """Scatters a call's `[steps slots]` outputs to the slots' rows; a live slot advances one
-        position per step.
-        """
-        n, slots = outputs["tokens"].shape
-        slot = jnp.broadcast_to(jnp.arange(slots)[None], (n, slots))
-        position = state.lengths[None, :] + jnp.arange(n, dtype=jnp.int32)[:, None]
-        # out of range: dropped
-        position = jnp.where(outputs["wrote"], position, self.config.max_length + 1)
-
-        def put(buffer, name, shift=0):
-            return buffer.at[slot, position - shift].set(
-                outputs[name], mode="drop", unique_indices=True
-            )
-
-        # row t belongs to token t as an input
-        routing = None if state.routing is None else put(state.routing, "routing", 1)
-        written = {name: put(getattr(state, name), name) for name in ("tokens", "logp", "entropy")}
-        return state._replace(**written, routing=routing)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
     def free_resource(self, slot: Int[Array, ""], decode_state: DecodeState) -> DecodeState:
         """Gives a slot up; what it generated is forgotten."""
-        return self._lay_state(decode_state._replace(live=decode_state.live.at[slot].set(False)))
+        return lay_state(
+            self.placement, decode_state._replace(live=decode_state.live.at[slot].set(False))
+        )
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
     def harvest(
@@ -569,7 +286,8 @@ class Engine:
             for x in (state.tokens, state.logp, state.entropy)
         )
         if store is not None:
-            store = self._lay(
+            store = lay(
+                self.placement,
                 store.at[rows].set(
                     jnp.take(state.routing, slots, axis=0, mode="clip"), mode="drop"
                 ),
@@ -598,9 +316,4 @@ class Engine:
     def new_store(self, rows: int) -> UInt[Array, "rows t l k"] | None:
         """Room for the routing of `rows` sequences, unset; None for a dense model."""
         store = empty_routes(self.model_config, rows, self.config.max_length)
-        return None if store is None else self._lay(store, "batch")
-
-
-def _for_samples(x: Array, s: int) -> Array:
-    """`x` `[p ...]` of prompts for each of their `s` samples, `[p*s ...]`."""
-    return jnp.broadcast_to(x[:, None], (x.shape[0], s, *x.shape[1:])).reshape(-1, *x.shape[1:])
+        return None if store is None else lay(self.placement, store, "batch")

@@ -142,28 +142,48 @@ def put_prefix(
     Slots that share a page of a prompt write that prompt into it. Over a mesh without pages each
     slot looks up its row: a scatter would bring the rows of all slots to every device.
     """
-    if table is None and placement is not None:
-        count = jax.tree.leaves(cache)[0].shape[-4]
-        row = jnp.full((count,), -1, jnp.int32).at[slots].set(source.astype(jnp.int32), mode="drop")
-
-        def looked_up(x, prefix):
-            t = prefix.shape[2]
-            taken = jnp.take(prefix, jnp.maximum(row, 0), axis=0).astype(x.dtype)
-            return x.at[:, :, :t].set(
-                jnp.where((row >= 0)[:, None, None, None], taken, x[:, :, :t])
-            )
-
-        return _each_layer(looked_up, cache, new)
     if table is None:
+        write = _put_rows if placement is None else _look_up_rows
+        return write(cache, new, source, slots)
+    if placement is None:
+        return _put_pages(cache, table, new, source, slots)
+    rows, heads = pages_spec(placement, table.shape[0], cache)
+    everywhere = jax.tree.map(lambda x: P(*(None,) * (x.ndim - 3), "tensor"), new)
 
-        def rows(x, prefix):
-            return x.at[slots, :, : prefix.shape[2]].set(
-                jnp.take(prefix, source, axis=0).astype(x.dtype), mode="drop"
-            )
+    def own(cache, table, new, source, slots):
+        n = table.shape[0]
+        here = slots - jax.lax.axis_index(rows[0]) * n if rows[0] else slots
+        mine = jnp.where((here >= 0) & (here < n), here, n)
+        return _put_pages(cache, table, new, source, mine)
 
-        return _each_layer(rows, cache, new)
+    return _by_group(placement, own, (heads, rows, everywhere, P(), P()), heads)(
+        cache, table, new, source, slots
+    )
 
-    def paged(x, prefix, table, slots, source):
+
+def _put_rows(cache: Cache, new: Cache, source, slots) -> Cache:
+    def rows(x, prefix):
+        return x.at[slots, :, : prefix.shape[2]].set(
+            jnp.take(prefix, source, axis=0).astype(x.dtype), mode="drop"
+        )
+
+    return _each_layer(rows, cache, new)
+
+
+def _look_up_rows(cache: Cache, new: Cache, source, slots) -> Cache:
+    count = jax.tree.leaves(cache)[0].shape[-4]
+    row = jnp.full((count,), -1, jnp.int32).at[slots].set(source.astype(jnp.int32), mode="drop")
+
+    def looked_up(x, prefix):
+        t = prefix.shape[2]
+        taken = jnp.take(prefix, jnp.maximum(row, 0), axis=0).astype(x.dtype)
+        return x.at[:, :, :t].set(jnp.where((row >= 0)[:, None, None, None], taken, x[:, :, :t]))
+
+    return _each_layer(looked_up, cache, new)
+
+
+def _put_pages(cache: Cache, table: Int[Array, "slots n"], new: Cache, source, slots) -> Cache:
+    def paged(x, prefix):
         p, kv, t, d = prefix.shape
         pages, _, size, _ = x.shape
         n = -(-t // size)
@@ -175,22 +195,7 @@ def put_prefix(
         to = jnp.take(table, slots, axis=0, mode="fill", fill_value=pages)[:, :n]
         return x.at[to].set(jnp.take(parts, source, axis=0).astype(x.dtype), mode="drop")
 
-    def local(cache, table, new, source, slots):
-        return _each_layer(partial(paged, table=table, slots=slots, source=source), cache, new)
-
-    if placement is None:
-        return local(cache, table, new, source, slots)
-    rows, heads = pages_spec(placement, table.shape[0], cache)
-    everywhere = jax.tree.map(lambda x: P(*(None,) * (x.ndim - 3), "tensor"), new)
-
-    def own(cache, table, new, source, slots):
-        n = table.shape[0]
-        here = slots - jax.lax.axis_index(rows[0]) * n if rows[0] else slots
-        return local(cache, table, new, source, jnp.where((here >= 0) & (here < n), here, n))
-
-    return _by_group(placement, own, (heads, rows, everywhere, P(), P()), heads)(
-        cache, table, new, source, slots
-    )
+    return _each_layer(paged, cache, new)
 
 
 def pages_spec(placement: Placement, slots: int, cache: Cache) -> tuple[P, Any]:

@@ -1,0 +1,118 @@
+"""Many tokens of every live slot in one call, on the device."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from compass_jax.config import RolloutConfig
+from compass_jax.model.logprobs import head_weights, logits_of
+from compass_jax.model.moe import unset_id
+from compass_jax.model.transformer import Transformer, apply
+from compass_jax.rollout.kv_cache import put_back, window
+from compass_jax.rollout.sampling import Sampler, sample
+from compass_jax.rollout.state import DecodeState, lay, lay_state
+
+
+def decoded(
+    model: Transformer,
+    rollout: RolloutConfig,
+    eos_id: int,
+    params: Any,
+    state: DecodeState,
+    wanted_free: Int[Array, ""],
+    sampler: Sampler,
+    read: int | None,
+    in_place: bool,
+) -> tuple[DecodeState, Int[Array, ""]]:
+    """(the state, the number of steps taken), see `Engine.generate`. in_place: the cache is read
+    and written where it lies, by the kernel.
+    """
+    n, slots, placement = rollout.tokens_per_call, rollout.slots, model.placement
+    current = jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)[:, 0]
+
+    def go_on(carry):
+        i, live = carry[0], carry[3]
+        count = jnp.sum(live, dtype=jnp.int32)
+        return (i < n) & (count > 0) & (slots - count < wanted_free)
+
+    pages = state.table if in_place else None
+    size = rollout.max_length if read is None else read
+    cache = state.cache if in_place else window(state.cache, state.table, size, placement)
+    start = jnp.int32(0), cache, state.lengths, state.live, current, _outputs(state, n)
+    token = partial(_token, model, eos_id, params, state, sampler, pages)
+    steps, cache, lengths, live, _, outputs = jax.lax.while_loop(go_on, token, start)
+    inputs = state.lengths[None, :] - 1 + jnp.arange(n, dtype=jnp.int32)[:, None]
+    if not in_place:
+        wrote = outputs["wrote"]
+        cache = put_back(state.cache, state.table, cache, inputs, wrote, placement)
+    state = _write_back(state, outputs, rollout.max_length + 1)
+    return lay_state(placement, state._replace(cache=cache, lengths=lengths, live=live)), steps
+
+
+def _outputs(state: DecodeState, n: int) -> dict[str, Array]:
+    """Room for what `n` steps give, routes unset."""
+    slots = state.lengths.shape[0]
+    outputs = {
+        "tokens": jnp.zeros((n, slots), jnp.int32),
+        "logp": jnp.zeros((n, slots), state.logp.dtype),
+        "entropy": jnp.zeros((n, slots), state.entropy.dtype),
+        "wrote": jnp.zeros((n, slots), bool),
+    }
+    if state.routing is not None:
+        kind = state.routing.dtype
+        shape = n, slots, *state.routing.shape[2:]
+        outputs["routing"] = jnp.full(shape, unset_id(kind), kind)
+    return outputs
+
+
+def _token(model: Transformer, eos_id: int, params, state: DecodeState, sampler, pages, carry):
+    """One token of every live slot."""
+    i, cache, lengths, live, current, outputs = carry
+    step = apply(
+        model,
+        params,
+        current[:, None],
+        lengths[:, None] - 1,
+        mask=live[:, None],
+        cache=cache,
+        table=pages,
+    )
+    logits = lay(model.placement, logits_of(step.hidden[:, 0], head_weights(params)), "batch")
+    each = state.temperature if sampler.per_request else None
+    token, logp, entropy = sample(logits, state.keys, lengths, sampler, each, model.known)
+    new = {"tokens": token, "logp": logp, "entropy": entropy, "wrote": live}
+    if "routing" in outputs:
+        new["routing"] = step.routing[:, 0]
+    outputs = {
+        name: jax.lax.dynamic_update_index_in_dim(buffer, new[name], i, 0)
+        for name, buffer in outputs.items()
+    }
+    lengths = lengths + live.astype(jnp.int32)
+    live = live & (token != eos_id) & (lengths < state.limits)
+    return i + 1, step.cache, lengths, live, token, outputs
+
+
+def _write_back(state: DecodeState, outputs, past: int) -> DecodeState:
+    """Scatters a call's `[steps slots]` outputs to the slots' rows; a live slot advances one
+    position per step.
+    """
+    n, slots = outputs["tokens"].shape
+    slot = jnp.broadcast_to(jnp.arange(slots)[None], (n, slots))
+    position = state.lengths[None, :] + jnp.arange(n, dtype=jnp.int32)[:, None]
+    # out of range: dropped
+    position = jnp.where(outputs["wrote"], position, past)
+
+    def put(buffer, name, shift=0):
+        return buffer.at[slot, position - shift].set(
+            outputs[name], mode="drop", unique_indices=True
+        )
+
+    # row t belongs to token t as an input
+    routing = None if state.routing is None else put(state.routing, "routing", 1)
+    written = {name: put(getattr(state, name), name) for name in ("tokens", "logp", "entropy")}
+    return state._replace(**written, routing=routing)

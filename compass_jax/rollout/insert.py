@@ -1,0 +1,85 @@
+"""Samples of prefilled prompts into slots."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from compass_jax.config import RolloutConfig
+from compass_jax.model.moe import unset_id
+from compass_jax.rollout.kv_cache import put_prefix
+from compass_jax.rollout.prefill import for_samples
+from compass_jax.rollout.state import DecodeState, Prefix, lay_state
+from compass_jax.sharding import Placement
+
+
+def inserted(
+    rollout: RolloutConfig,
+    eos_id: int,
+    placement: Placement | None,
+    prefix: Prefix,
+    state: DecodeState,
+    slots: Int[Array, "p s"],
+    max_new_tokens: Int[Array, "p"] | None,
+) -> DecodeState:
+    """`state` with sample `s` of prompt `p` in `slots[p, s]`, unless that is -1; see
+    `Engine.bulk_insert`.
+    """
+    (p, s), t = slots.shape, prefix.tokens.shape[1]
+    flat = slots.reshape(p * s)
+    to = jnp.where(flat < 0, rollout.slots, flat)  # out of range: dropped
+    source = for_samples(jnp.arange(p), s)
+
+    def rows(buffer, new):
+        return buffer.at[to].set(new.astype(buffer.dtype), mode="drop")
+
+    def window(buffer, new):
+        return buffer.at[to, :t].set(
+            jnp.take(new, source, axis=0).astype(buffer.dtype), mode="drop"
+        )
+
+    lengths = jnp.take(prefix.lengths, source)
+    token, logp, entropy = (
+        x.reshape(p * s) for x in (prefix.first_token, prefix.first_logp, prefix.first_entropy)
+    )
+
+    def first(buffer, new):
+        return buffer.at[to, lengths].set(new.astype(buffer.dtype), mode="drop")
+
+    most = jnp.full(prefix.lengths.shape, rollout.max_new_tokens, jnp.int32)
+    most = most if max_new_tokens is None else jnp.clip(max_new_tokens, 1, most)
+    limits = lengths + jnp.take(most, source)
+    state = state._replace(
+        cache=put_prefix(state.cache, state.table, prefix.cache, source, to, placement),
+        tokens=first(window(state.tokens, prefix.tokens), token),
+        logp=first(
+            rows(state.logp, jnp.zeros((p * s, state.logp.shape[1]), state.logp.dtype)), logp
+        ),
+        entropy=first(
+            rows(state.entropy, jnp.zeros((p * s, state.entropy.shape[1]), state.entropy.dtype)),
+            entropy,
+        ),
+        routing=(
+            None if state.routing is None else window(_forget(state.routing, to), prefix.routing)
+        ),
+        lengths=rows(state.lengths, lengths + 1),
+        limits=rows(state.limits, limits),
+        keys=rows(state.keys, prefix.keys.reshape(p * s, 2)),
+        live=rows(state.live, (token != eos_id) & (lengths + 1 < limits)),
+        temperature=(
+            state.temperature
+            if prefix.temperature is None
+            else rows(state.temperature, jnp.take(prefix.temperature, source))
+        ),
+    )
+    return lay_state(placement, state)
+
+
+def _forget(routing, slots):
+    """A new sequence must not inherit the routes of the slot's previous one: its rows start
+    unset.
+    """
+    empty = jnp.array(unset_id(routing.dtype), routing.dtype)
+    return routing.at[slots].set(
+        jnp.broadcast_to(empty, (slots.shape[0], *routing.shape[1:])), mode="drop"
+    )
