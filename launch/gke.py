@@ -17,7 +17,6 @@ it failed for good. COMPASS_POLL_S: seconds between two looks of `logs` (default
 """
 
 import argparse
-import math
 import os
 import re
 import shlex
@@ -25,25 +24,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import yaml
+from jobset import GRACE_S, MOUNT_OPTIONS, environment, manifest
+from slices import GkeError, slice_of
 
-CHIPS_PER_HOST = 4
-GRACE_S = 120  # between SIGTERM, at which a run saves, and SIGKILL
-SAVED = 143  # compass's exit status after that
 LOST = 75  # compass's where another worker is gone
 POLL_S = os.environ.get("COMPASS_POLL_S", "5")
-# The volume's mount options are gcsfuse's. Nothing of the metadata is kept: on many TPU machines
-# gcsfuse would keep it for ever, and a worker would not see what others write.
-MOUNT_OPTIONS = "implicit-dirs,metadata-cache:ttl-secs:0"
-# With the first, GKE adds a container that runs gcsfuse. The others lift that container's limits,
-# which Standard clusters allow and Autopilot does not: where it runs out of memory, the mount is
-# gone.
-FUSE_ANNOTATIONS = {"gke-gcsfuse/volumes": "true"} | {
-    f"gke-gcsfuse/{name}-limit": "0" for name in ("cpu", "memory", "ephemeral-storage")
-}
 EXAMPLE = (
     "python launch/gke.py {} --name run1 --topology v5p:4x4x4 --image"
     " us-docker.pkg.dev/PROJECT/REPO/compass:1 {} -- compass train configs/my_run.py --run-dir"
@@ -55,180 +42,6 @@ STORAGE = (
     " --mount-options={1} --cluster=... --project=... --zone=...; then --storage {0} instead of"
     " --bucket {0}"
 )
-
-
-class GkeError(ValueError):
-    """A setting that cannot be used; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What GKE and xpk call a generation of TPUs, and which slices there are of it."""
-
-    accelerator: str  # value of the node label cloud.google.com/gke-tpu-accelerator
-    xpk: str  # prefix of xpk's --tpu-type
-    small: tuple[str, ...]  # topologies up to those that the rule of cubes makes
-    max_chips: int
-
-    def known(self, topology: str) -> bool:
-        """Whether there is such a slice: a listed one, or whole cubes of 4x4x4 with ascending
-        sides.
-        """
-        if topology in self.small:
-            return True
-        sides = (
-            [int(side) for side in topology.split("x")]
-            if re.fullmatch(r"\d{1,3}(x\d{1,3}){2}", topology)
-            else [0]
-        )
-        ascending = sides == sorted(sides) and len(self.small[0].split("x")) == 3
-        return (
-            ascending
-            and min(sides) > 0
-            and all(side % 4 == 0 for side in sides)
-            and math.prod(sides) <= self.max_chips
-        )
-
-    def listing(self) -> str:
-        """The known topologies, for people."""
-        cubes = (
-            f", 4x4x4, 4x4x8, 4x8x8 and so on: ascending multiples of 4, at most {self.max_chips:,}"
-            " chips"
-        )
-        return ", ".join(self.small) + (cubes if len(self.small[0].split("x")) == 3 else "")
-
-
-FLAT = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
-GENERATIONS = {
-    "v5e": Generation("tpu-v5-lite-podslice", "v5litepod", FLAT[1:], 256),
-    "v5p": Generation("tpu-v5p-slice", "v5p", CUBES, 6144),
-    "v6e": Generation("tpu-v6e-slice", "v6e", FLAT, 256),
-    "tpu7x": Generation("tpu7x", "tpu7x", CUBES, 9216),
-}
-
-
-def slice_of(text: str) -> tuple[Generation, str, int]:
-    """`v5p:4x4x4` -> its generation, topology and number of hosts."""
-    name, _, topology = text.partition(":")
-    if name not in GENERATIONS or not GENERATIONS[name].known(topology):
-        known = "\n".join(f"  {n}: {g.listing()}" for n, g in GENERATIONS.items())
-        raise GkeError(
-            f"--topology {text} is not known; write GENERATION:TOPOLOGY, for example v5p:4x4x4."
-            f" Known are\n{known}"
-        )
-    chips = math.prod(int(side) for side in topology.split("x"))
-    return GENERATIONS[name], topology, chips // CHIPS_PER_HOST
-
-
-def pod(args: argparse.Namespace) -> dict[str, Any]:
-    """One worker: a pod on a host of the slice, with all of the host's chips."""
-    generation, topology, _ = slice_of(args.topology)
-    selector = {
-        "cloud.google.com/gke-tpu-accelerator": generation.accelerator,
-        "cloud.google.com/gke-tpu-topology": topology,
-    }
-    tolerations = [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}]
-    if args.spot:
-        selector["cloud.google.com/gke-spot"] = "true"
-        tolerations.append(
-            {
-                "key": "cloud.google.com/gke-spot",
-                "operator": "Equal",
-                "value": "true",
-                "effect": "NoSchedule",
-            }
-        )
-    container = {
-        "name": "compass",
-        "image": args.image,
-        "command": args.command,
-        "env": [{"name": name, "value": value} for name, value in environment(args).items()],
-        # libtpu between workers, its metrics, JAX's coordinator
-        "ports": [{"containerPort": port, "protocol": "TCP"} for port in (8471, 8431, 8482)],
-        "resources": {"limits": {"google.com/tpu": CHIPS_PER_HOST}},
-    }
-    account = {"serviceAccountName": args.service_account} if args.service_account else {}
-    volumes = {}
-    if args.bucket:
-        container["volumeMounts"] = [{"name": "bucket", "mountPath": "/gcs"}]
-        attributes = {"bucketName": args.bucket, "mountOptions": MOUNT_OPTIONS}
-        volumes = {
-            "volumes": [
-                {
-                    "name": "bucket",
-                    "csi": {"driver": "gcsfuse.csi.storage.gke.io", "volumeAttributes": attributes},
-                }
-            ]
-        }
-    return {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": GRACE_S,
-        **account,
-        "nodeSelector": selector,
-        "tolerations": tolerations,
-        "containers": [container],
-        **volumes,
-    }
-
-
-def environment(args: argparse.Namespace) -> dict[str, str]:
-    """Variables of every worker; GKE adds TPU_WORKER_ID and TPU_WORKER_HOSTNAMES, from which JAX
-    finds the others.
-    """
-    return {"COMPASS_DISTRIBUTED": "auto"} | dict(each.split("=", 1) for each in args.env)
-
-
-def manifest(args: argparse.Namespace) -> dict[str, Any]:
-    """The JobSet: one indexed job with a worker on every host of the slice, and a headless service
-    for their names.
-    """
-    hosts = slice_of(args.topology)[2]
-    # A pod that lost its node, or that saved because it had to go, fails the job with the reason
-    # PodFailurePolicy, which the rule below does not count as a restart. For the same reason
-    # nothing else may be here: a worker that lost another one (75, 134) or a setting that cannot be
-    # used (2) would start again for ever. They are counted.
-    disrupted = {
-        "action": "FailJob",
-        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-    }
-    saved = {
-        "action": "FailJob",
-        "onExitCodes": {"containerName": "compass", "operator": "In", "values": [SAVED]},
-    }
-    annotations = {"metadata": {"annotations": FUSE_ANNOTATIONS}} if args.bucket else {}
-    job = {
-        "parallelism": hosts,
-        "completions": hosts,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "podFailurePolicy": {"rules": [disrupted, saved]},
-        "template": {**annotations, "spec": pod(args)},
-    }
-    uncounted = {
-        "name": "preempted",
-        "action": "RestartJobSetAndIgnoreMaxRestarts",
-        "onJobFailureReasons": ["PodFailurePolicy"],
-    }
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {
-            "name": args.name,
-            "annotations": {
-                "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
-            },
-        },
-        "spec": {
-            "network": {
-                "enableDNSHostnames": True,
-                "subdomain": args.name,
-                "publishNotReadyAddresses": True,
-            },
-            "failurePolicy": {"maxRestarts": args.max_restarts, "rules": [uncounted]},
-            "replicatedJobs": [{"name": "slice", "replicas": 1, "template": {"spec": job}}],
-        },
-    }
 
 
 def kubectl(args: argparse.Namespace, *words: str) -> list[str]:

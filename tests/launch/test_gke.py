@@ -1,13 +1,8 @@
-"""launch/gke.py: the manifest against JobSet's API, the calls of kubectl and xpk, and what is
-refused.
-"""
+"""launch/gke.py: the calls of kubectl and xpk, and what is refused."""
 
-import copy
-import math
 import sys
 from pathlib import Path
 
-import jobset_schema as schema
 import pytest
 import yaml
 
@@ -26,181 +21,6 @@ def rendered(fakes, *words: str) -> dict:
     done = gke(fakes, "render", *words)
     assert done.returncode == 0, done.stderr
     return yaml.safe_load(done.stdout)
-
-
-TOPOLOGIES = [
-    ("v5p:4x4x4", "tpu-v5p-slice", 16),
-    ("v5p:2x2x1", "tpu-v5p-slice", 1),
-    ("v5p:16x16x24", "tpu-v5p-slice", 1536),
-    ("v5e:16x16", "tpu-v5-lite-podslice", 64),
-    ("v6e:16x16", "tpu-v6e-slice", 64),
-    ("v6e:4x8", "tpu-v6e-slice", 8),
-    ("tpu7x:4x4x4", "tpu7x", 16),
-    ("tpu7x:8x16x16", "tpu7x", 512),
-]
-
-
-@pytest.mark.parametrize("topology,accelerator,hosts", TOPOLOGIES)
-def test_manifest(fakes, topology, accelerator, hosts):
-    """It fits the API, and has a worker with four chips on every host of the slice."""
-    manifest = rendered(fakes, *RUN, "--topology", topology, *TRAIN)
-    assert schema.faults(schema.JOBSET, manifest) == []
-    (job,) = manifest["spec"]["replicatedJobs"]
-    job, pod = job["template"]["spec"], job["template"]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert (
-        job["parallelism"] == job["completions"] == hosts
-        and job["backoffLimit"] == 0
-        and job["completionMode"] == "Indexed"
-    )
-    shape = topology.split(":")[1]
-    assert pod["nodeSelector"] == {
-        "cloud.google.com/gke-tpu-accelerator": accelerator,
-        "cloud.google.com/gke-tpu-topology": shape,
-    }
-    assert container["resources"]["limits"]["google.com/tpu"] * hosts == math.prod(
-        map(int, shape.split("x"))
-    )
-    assert container["command"] == list(COMMAND[1:]) and container["env"] == [
-        {"name": "COMPASS_DISTRIBUTED", "value": "auto"}
-    ]
-    assert manifest["spec"]["network"] == {
-        "enableDNSHostnames": True,
-        "subdomain": "r1",
-        "publishNotReadyAddresses": True,
-    }
-    assert fakes.calls() == []
-
-
-def test_restarts(fakes):
-    """Failures are counted; a pod that lost its node is not (KEP-262's example of host
-    maintenance), nor one that saved at SIGTERM.
-    """
-    spec = rendered(fakes, *RUN, "--max-restarts", "3", *TRAIN)["spec"]
-    (rule,) = spec["failurePolicy"]["rules"]
-    assert spec["failurePolicy"]["maxRestarts"] == 3
-    assert (rule["action"], rule["onJobFailureReasons"]) == (
-        "RestartJobSetAndIgnoreMaxRestarts",
-        ["PodFailurePolicy"],
-    )
-    disrupted, saved = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
-    assert disrupted == {
-        "action": "FailJob",
-        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-    }
-    # Nothing else may have the reason that is not counted: another status would start again for
-    # ever.
-    assert saved == {
-        "action": "FailJob",
-        "onExitCodes": {"containerName": "compass", "operator": "In", "values": [143]},
-    }
-
-
-def test_options_of_the_pod(fakes):
-    manifest = rendered(
-        fakes,
-        *RUN,
-        "--spot",
-        "--service-account",
-        "trainer",
-        "--env",
-        "A=b=c",
-        "--env",
-        "D=",
-        *TRAIN,
-    )
-    assert schema.faults(schema.JOBSET, manifest) == []
-    pod = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    assert (
-        pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
-        and pod["serviceAccountName"] == "trainer"
-    )
-    assert {t["key"] for t in pod["tolerations"]} == {"google.com/tpu", "cloud.google.com/gke-spot"}
-    assert pod["containers"][0]["env"][1:] == [
-        {"name": "A", "value": "b=c"},
-        {"name": "D", "value": ""},
-    ]
-
-
-def test_the_bucket(fakes):
-    """Cloud Storage FUSE's CSI driver mounts it at /gcs; without one the manifest has nothing of
-    it.
-    """
-    job = rendered(fakes, *RUN, "--bucket", "my-bucket", *COMMAND)["spec"]["replicatedJobs"][0][
-        "template"
-    ]["spec"]
-    limits = {
-        "gke-gcsfuse/cpu-limit": "0",
-        "gke-gcsfuse/memory-limit": "0",
-        "gke-gcsfuse/ephemeral-storage-limit": "0",
-    }
-    assert job["template"]["metadata"] == {"annotations": {"gke-gcsfuse/volumes": "true"} | limits}
-    attributes = {
-        "bucketName": "my-bucket",
-        "mountOptions": "implicit-dirs,metadata-cache:ttl-secs:0",
-    }
-    csi = {"driver": "gcsfuse.csi.storage.gke.io", "volumeAttributes": attributes}
-    assert job["template"]["spec"]["volumes"] == [{"name": "bucket", "csi": csi}]
-    assert job["template"]["spec"]["containers"][0]["volumeMounts"] == [
-        {"name": "bucket", "mountPath": "/gcs"}
-    ]
-    without = rendered(
-        fakes, *RUN, "--", "compass", "train", "configs/x.py", "--run-dir", "/nfs/gcs/r1"
-    )
-    assert schema.faults(schema.JOBSET, without) == [] and not any(
-        word in str(without) for word in ("gcsfuse", "olume", "/gcs'")
-    )
-
-
-def broken(change) -> dict:
-    manifest = copy.deepcopy(VALID)
-    job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
-    change(manifest, job, job["template"]["spec"]["containers"][0])
-    return manifest
-
-
-VALID: dict = {}
-
-
-@pytest.mark.parametrize(
-    "change,fault",
-    [
-        (lambda m, j, c: m.update(apiVersion="batch/v1"), "$.apiVersion: 'batch/v1' is none of"),
-        (lambda m, j, c: m["spec"].update(maxRestarts=3), "$.spec: maxRestarts is not known"),
-        (lambda m, j, c: m["metadata"].update(name="R1"), "$.metadata.name: 'R1' does not fit"),
-        (lambda m, j, c: j.update(parallelism="16"), ".parallelism: '16' is no integer"),
-        (lambda m, j, c: j.update(parallelism=True), ".parallelism: True is no integer"),
-        (lambda m, j, c: j.update(completions=0), ".completions: 0 is less than 1"),
-        (
-            lambda m, j, c: j["podFailurePolicy"]["rules"][0]["onPodConditions"][0].pop("status"),
-            "status is missing",
-        ),
-        (
-            lambda m, j, c: j["podFailurePolicy"]["rules"][1]["onExitCodes"].update(values=[0]),
-            ".values[0]: 0 is less than 1",
-        ),
-        (lambda m, j, c: c.update(command=[]), ".command: is empty"),
-        (lambda m, j, c: c.update(command="compass train"), "is no array"),
-        (lambda m, j, c: c["ports"][0].update(containerPort=70000), "70000 is more than 65535"),
-        (lambda m, j, c: c["env"].append({"name": "A", "value": 1}), ".value: 1 is no string"),
-        (
-            lambda m, j, c: j["template"]["metadata"]["annotations"].update(a=True),
-            ".annotations.a: True is no string",
-        ),
-        (
-            lambda m, j, c: j["template"]["spec"]["volumes"][0]["csi"].pop("driver"),
-            "driver is missing",
-        ),
-        (
-            lambda m, j, c: c["volumeMounts"][0].update(mountPath="gcs"),
-            ".mountPath: 'gcs' does not fit",
-        ),
-    ],
-)
-def test_the_schema_refuses(fakes, change, fault):
-    VALID.update(VALID or rendered(fakes, *RUN, *TRAIN))
-    (found,) = schema.faults(schema.JOBSET, broken(change))
-    assert fault in found
 
 
 def test_apply(fakes):
@@ -224,76 +44,6 @@ def test_status_delete(fakes):
     ]
     assert gke(fakes, "delete", *where).returncode == 0
     assert fakes.calls() == [[*there, "delete", "jobset", "r1"]]
-
-
-POD = "--selector=jobset.sigs.k8s.io/jobset-name=r1,batch.kubernetes.io/job-completion-index=7"
-GET = [
-    "kubectl",
-    "get",
-    "jobset",
-    "r1",
-    '--output=jsonpath={.status.conditions[?(@.status=="True")].type}',
-]
-WAIT = ["kubectl", "wait", "pod", POD, "--for=condition=Ready", "--timeout=10s"]
-READ = ["kubectl", "logs", "--follow", "--tail=-1", "--container=compass", POD]
-
-
-def followed(fakes) -> tuple[int, str, list[list[str]]]:
-    """`logs` of worker 7: its status, what it printed, its calls without the times that
-    they name.
-    """
-    done = gke(fakes, "logs", "--name", "r1", "--worker", "7")
-    return (
-        done.returncode,
-        done.stdout + done.stderr,
-        [[word.split("-time=")[0] for word in call] for call in fakes.calls()],
-    )
-
-
-@pytest.mark.parametrize("end,expected", [("StartupPolicyCompleted Completed", 0), ("Failed", 1)])
-def test_logs_follow_attempt_after_attempt(fakes, end, expected):
-    """From right after apply, over a restart, to the JobSet's end; no attempt's output twice."""
-    fakes.answer("get jobset", "", "", "StartupPolicyCompleted", end)
-    fakes.answer("wait", status=1, err="error: no matching resources found\n")
-    fakes.answer("logs", "first\n", "second\n")
-    status, printed, calls = followed(fakes)
-    assert calls == [
-        GET,
-        WAIT,
-        GET,
-        WAIT,
-        READ,
-        GET,
-        WAIT,
-        [*READ, "--since"],
-        GET,
-        [*READ, "--since"],
-    ]
-    assert (
-        status == expected
-        and printed
-        == "first\nsecond\nlaunch/gke.py: waiting for the worker's pod: error: no matching"
-        " resources found\n"
-    )
-
-
-def test_logs_where_the_run_has_ended(fakes):
-    fakes.answer("get jobset", "Completed")
-    assert followed(fakes) == (0, "", [GET, READ])
-
-
-def test_logs_where_the_connection_broke(fakes):
-    """Everything again; and a cluster that never answers again ends it."""
-    fakes.answer("get jobset", "", "")
-    fakes.answer("get jobset", status=9, times=9)
-    fakes.answer("logs", status=1)
-    assert followed(fakes) == (9, "", [GET, WAIT, READ, GET, WAIT, READ, *[GET] * 5])
-
-
-def test_dry_run_of_logs(fakes):
-    done = gke(fakes, "logs", "--dry-run", "--name", "r1", "--worker", "7")
-    fakes.run("bash", "-ec", done.stdout)
-    assert fakes.calls() == [GET, WAIT, READ, GET]
 
 
 XPK = ("--cluster", "c", "--zone", "z", "--project", "p")
@@ -475,6 +225,7 @@ def test_its_exit_statuses_are_those_of_the_command():
     from compass_jax.cli import STOPPED
     from compass_jax.distributed import LOST
 
-    text, shell = SCRIPT.read_text(), SCRIPT.with_name("tpu_vm.sh").read_text()
+    text, shell = (SCRIPT.with_name(name).read_text() for name in ("gke.py", "tpu_vm.sh"))
+    text += SCRIPT.with_name("jobset.py").read_text()
     assert f"\nSAVED = {STOPPED} " in text and f"\nLOST = {LOST} " in text
     assert f"{LOST} | 134)" in shell and f"gone | running | {STOPPED})" in shell

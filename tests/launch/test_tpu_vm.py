@@ -4,12 +4,10 @@ their answers.
 
 import os
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from process_state import alive, wait_for
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "launch" / "tpu_vm.sh"
@@ -376,124 +374,6 @@ def test_without_gcloud(fakes):
 def test_help(fakes):
     done = fakes.run(fakes.script)
     assert done.returncode == 0 and "resume" in done.stdout and fakes.calls() == []
-
-
-# ---- the workers' side, for real: two home directories, the commands that would come through ssh -
-
-
-@pytest.fixture
-def workers(fakes):
-    """Two workers with the tree copied to them. `compass` there says how it was called and waits
-    for `let_go` or SIGTERM.
-    """
-    fakes.add("python3")
-    for number in (0, 1):
-        home = fakes.worker(number)
-        (home / "compass-venv" / "bin").mkdir(parents=True)
-        compass = home / "compass-venv" / "bin" / "compass"
-        compass.write_text(
-            "#!/usr/bin/env bash\ntrap 'echo saved; exit 143' TERM\necho \"$COMPASS_DISTRIBUTED,"
-            ' $#: $*"\nuntil [ -e ~/go ]; do sleep 0.02; done\nexit "$2"\n'
-        )
-        compass.chmod(0o755)
-    assert fakes.run(fakes.script, "copy", *SLICE).returncode == 0
-    yield fakes
-    for file in fakes.here.glob("worker*/compass-run/pid"):
-        if Path(f"/proc/{file.read_text().strip()}").exists():
-            os.killpg(int(file.read_text()), signal.SIGKILL)
-
-
-def test_copy_brings_the_tree_and_installs_it(workers):
-    workers.calls()
-    assert workers.run(SCRIPT, "copy", *SLICE).returncode == 0
-    installs = [words for words in workers.calls() if words[0] == "python3"]
-    assert [words[2:4] for words in installs] == [["pip", "install"], ["uv", "pip"]] * 2
-    for number in (0, 1):
-        tree = workers.worker(number) / "compass"
-        assert (tree / "compass_jax" / "cli.py").read_text() == (
-            ROOT / "compass_jax" / "cli.py"
-        ).read_text()
-        assert (
-            not (tree / ".git").exists()
-            and not (tree / ".venv").exists()
-            and os.access(tree / "launch" / "worker.sh", os.X_OK)
-        )
-
-
-def test_copy_leaves_out_what_is_large_and_keeps_no_archive(workers):
-    for name in ("weights", "data", "runs", "compass_jax/data"):
-        (workers.script.parents[1] / name).mkdir(parents=True)
-        (workers.script.parents[1] / name / "file").touch()
-    assert workers.run(workers.script, "copy", *SLICE).returncode == 0
-    for number in (0, 1):
-        files = {
-            str(file.relative_to(workers.worker(number)))
-            for file in workers.worker(number).rglob("*.tar.gz")
-        }
-        files |= {
-            str(file.relative_to(workers.worker(number)))
-            for file in workers.worker(number).rglob("file")
-        }
-        assert files == {"compass/compass_jax/data/file"}
-
-
-def let_go(fakes) -> None:
-    for number in (0, 1):
-        (fakes.worker(number) / "go").touch()
-
-
-def test_a_run_survives_its_connection_and_its_status_comes_back(workers):
-    assert (
-        workers.run(
-            workers.script, "run", *SLICE, "--", "compass", "run", "5", "two words, it's $HOME"
-        ).returncode
-        == 0
-    )
-    again = workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "0")
-    assert again.returncode == 3 and again.stderr.count("a command is running already") == 2
-    workers.answer(NODE, "READY\n", times=9)
-    assert workers.run(workers.script, "status", *SLICE).stdout.count(": running") == 2
-    let_go(workers)
-    logs = workers.run(workers.script, "logs", *SLICE, "--worker", "1")
-    assert logs.returncode == 5 and "auto, 3: run 5 two words, it's $HOME" in logs.stdout
-    assert workers.run(workers.script, "status", *SLICE).stdout.count(": ended with status 5") == 2
-
-
-def test_stop_lets_the_command_save(workers):
-    workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "5")
-    wait_for(lambda: "auto" in (workers.worker(1) / "compass-run" / "log").read_text())
-    assert workers.run(workers.script, "stop", *SLICE).returncode == 0
-    logs = workers.run(workers.script, "logs", *SLICE, "--worker", "1")
-    assert logs.returncode == 143 and "saved" in logs.stdout
-    workers.answer(NODE, "READY\n", times=9)
-    assert (
-        workers.run(workers.script, "status", *SLICE).stdout.count(
-            ": ended with status 143, stopped\n"
-        )
-        == 2
-    )
-    workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "5")
-    assert workers.run(workers.script, "status", *SLICE).stdout.count(": running\n") == 2
-
-
-def test_resume_replaces_what_is_left_of_a_run(workers):
-    """Worker 0's command is killed, worker 1's hangs: resume starts both again."""
-    workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "5")
-    pids = [workers.worker(number) / "compass-run" / "pid" for number in (0, 1)]
-    before = [int(file.read_text()) for file in pids]
-    os.killpg(before[0], signal.SIGKILL)
-    wait_for(lambda: not alive(before[0]))
-    workers.answer(NODE, "READY\n", times=9)
-    assert workers.run(workers.script, "logs", *SLICE).returncode == 137
-    assert "killed" in workers.run(workers.script, "status", *SLICE).stdout
-    assert (
-        workers.run(workers.script, "resume", *FIXED, "--", "compass", "run", "0").returncode == 0
-    )
-    assert not set(before) & {int(file.read_text()) for file in pids} and not alive(before[1])
-    let_go(workers)
-    assert [
-        workers.run(workers.script, "logs", *SLICE, "--worker", str(n)).returncode for n in (0, 1)
-    ] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer
 from compass_jax.model.transformer import apply as apply_model
-from compass_jax.rollout import engine as engine_module
+from compass_jax.rollout import decode
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
 from compass_jax.train.step import forward
@@ -230,7 +230,7 @@ def test_finished_slots_are_not_dispatched(monkeypatch):
         jax.debug.callback(lambda m: masks.append(np.asarray(m)[:, 0]), mask, ordered=True)
         return apply_model(*args, mask=mask, **kwargs)
 
-    monkeypatch.setattr(engine_module, "apply", recording)
+    monkeypatch.setattr(decode, "apply", recording)
     state = cut(start(sampler=Sampler(0.0)), [1, 2, 3, 3, 9, 9])
     state = state._replace(live=state.live.at[5].set(False))
     Engine._generate.__wrapped__(ENGINE, LOOSE, state, jnp.int32(7), Sampler(0.0), None)
@@ -309,76 +309,6 @@ def test_harvest_copies_what_was_asked_for_and_drops_rows_past_the_store(done):
             np.testing.assert_array_equal(found[i], getattr(done, name)[slot])
     np.testing.assert_array_equal(np.asarray(store)[[2, 0]], done.routing[[3, 1]])
     assert np.all(np.asarray(store)[[1, 3]] == UNSET)
-
-
-# ---- the contract's edges ------------------------------------------------------------------------
-
-
-def test_a_single_prompt_is_served_with_the_key_of_its_request():
-    tokens = np.zeros(8, np.int32)
-    tokens[:3] = PROMPTS[0].tokens
-    first, again, other = (
-        ENGINE.prefill(params=LOOSE, padded_tokens=tokens, true_length=3, request_id=i)
-        for i in (5, 5, 6)
-    )
-    np.testing.assert_array_equal(first.keys, again.keys)
-    assert np.any(np.asarray(first.keys) != np.asarray(other.keys)) and int(
-        first.first_token[0, 0]
-    ) == int(again.first_token[0, 0])
-    state = ENGINE.insert(first, ENGINE.init_decode_state(), 2)
-    np.testing.assert_array_equal(
-        state.tokens[2, :4], [*PROMPTS[0].tokens, int(first.first_token[0, 0])]
-    )
-    np.testing.assert_array_equal(state.lengths, [1, 1, 4, 1, 1, 1])
-    assert (ENGINE.max_concurrent_decodes, ENGINE.max_prefill_length, ENGINE.samples_per_slot) == (
-        6,
-        16,
-        1,
-    )
-
-
-def test_what_cannot_be_served_is_refused():
-    assert [ENGINE.bucket(n) for n in (1, 8, 9, 16)] == [8, 8, 16, 16]
-    with pytest.raises(
-        ValueError,
-        match=(
-            r"a prompt of 17 tokens exceeds the longest bucket of rollout.prompt_buckets \(8, 16\)"
-        ),
-    ):
-        ENGINE.bucket(17)
-    with pytest.raises(ValueError, match="existing prefix is not supported"):
-        ENGINE.prefill(
-            params=LOOSE,
-            existing_prefix=object(),
-            padded_tokens=np.zeros(8, np.int32),
-            true_length=3,
-        )
-    with pytest.raises(ValueError, match="keys for 2 samples, num_samples = 3"):
-        prefill(samples=3, keys=keys_of())
-    one = dict(
-        params=LOOSE,
-        padded_tokens=jnp.zeros((1, 8), jnp.int32),
-        true_length=jnp.array([3]),
-        rng=keys_of(1, 1),
-        num_samples=1,
-    )
-    for options in (
-        dict(sampler=Sampler(per_request=True)),
-        dict(sampler=Sampler(), temperature=jnp.ones(1)),
-    ):
-        with pytest.raises(
-            ValueError, match="a per_request sampler needs the temperature of each prompt"
-        ):
-            ENGINE.prefill_multisampling(**one, **options)
-
-
-def test_engines_of_equal_settings_share_what_was_compiled():
-    twin, other = Engine(MODEL, COMPUTE, ROLLOUT, EOS), Engine(MODEL, COMPUTE, ROLLOUT, 2)
-    assert twin == ENGINE and hash(twin) == hash(ENGINE) and other != ENGINE
-    prefill()
-    compiled = Engine._prefill._cache_size()
-    prefill(engine=twin)
-    assert Engine._prefill._cache_size() == compiled
 
 
 SCANNED = dataclasses.replace(COMPUTE, scan_decode=True)
