@@ -97,16 +97,9 @@ class Recording:
 def record(config: RunConfig, params: Any) -> Recording:
     """One step's rollout in `config.rollout`'s precision, scored."""
     tokenizer, rl = load_tokenizer(config), config.rl
-    engine = Engine(
-        config.model,
-        config.rollout_compute,
-        config.rollout,
-        tokenizer.eos_id,
-        known=tokenizer.vocab_size,
-    )
-    decode, _ = hand_over(
-        params, config.model, config.rollout_compute.dtype, config.rollout.quantize
-    )
+    compute, known = config.rollout_compute, tokenizer.vocab_size
+    engine = Engine(config.model, compute, config.rollout, tokenizer.eos_id, known=known)
+    decode, _ = hand_over(params, config.model, compute.dtype, config.rollout.quantize)
     prompts = train_prompts(config.data, tokenizer, config.seed)
     prompts = [
         prompts[i]
