@@ -121,10 +121,10 @@ def variant_config(
     rollout = dataclasses.replace(
         config.rollout, quantize=variant.quantize, slots=8 if smoke else config.rollout.slots
     )
-    data, rewards = (
-        dataclasses.replace(config.data, eval_prompts=0),
-        dataclasses.replace(config.rewards, workers=WORKERS),
-    )
+    verifier = f"benchmarks.slow_verifier:{variant.verifier}"
+    sources = tuple(dataclasses.replace(s, verifier=verifier) for s in config.data.sources)
+    data = dataclasses.replace(config.data, eval_prompts=0, sources=sources)
+    rewards = dataclasses.replace(config.rewards, workers=WORKERS)
     return dataclasses.replace(
         config,
         rl=rl,
@@ -140,11 +140,7 @@ def steps_of(
     variant: Variant, config: RunConfig, scope: contextlib.ExitStack
 ) -> Iterator[tuple[int, dict[str, float]]]:
     """The row's steps, one for each `next`."""
-    scorer = scope.enter_context(
-        variant.scorer(
-            config.rewards, config.data, verifier=f"benchmarks.slow_verifier:{variant.verifier}"
-        )
-    )
+    scorer = scope.enter_context(variant.scorer(config.rewards, config.data))
     scorer.wait_ready()
     telemetry = scope.enter_context(Telemetry(config.directory, config.rl.steps, "rl"))
     trainer = RLTrainer(config, scorer, StopSignal(), telemetry)

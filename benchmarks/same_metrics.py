@@ -17,7 +17,6 @@ import dataclasses
 import json
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +102,11 @@ def variants() -> dict[str, dict[str, Any]]:
     }
 
 
-def configured(directory: Path, rl: dict[str, Any]):
+def configured(directory: Path, rl: dict[str, Any], verifier: str = "reasoning_gym"):
     """The configuration of one run."""
     from tiny_run import tiny_run
 
-    config, rl = tiny_run(), dict(rl)
+    config, rl = tiny_run(verifier), dict(rl)
     run, rollout = rl.pop("run", {}), dataclasses.replace(config.rollout, **rl.pop("rollout", {}))
     return dataclasses.replace(
         config,
@@ -120,23 +119,19 @@ def configured(directory: Path, rl: dict[str, Any]):
 
 def record(out: Path, demo: bool, only: list[str]) -> None:
     """Runs everything into `out`."""
-    from compass_jax.rewards.score import Scorer
-    from compass_jax.train import loop
+    from compass_jax.train.loop import run_rl
     from compass_jax.train.sft import run_sft
 
     if demo:
         from compass_jax.demo import run_demo
 
         run_demo(str(out / "demo"))
-    real = loop.Scorer
     for name, rl in variants().items():
         if only and name not in only:
             continue
         print(f"== {name}", flush=True)
         verifier = "seldom" if "growth" in name or "dynamic" in name else "coin"
-        loop.Scorer = partial(Scorer, verifier=f"odd_verifiers:{verifier}")
-        loop.run_rl(configured(out / name, rl))
-    loop.Scorer = real
+        run_rl(configured(out / name, rl, f"odd_verifiers:{verifier}"))
     if not only or "sft" in only:
         run_sft(configured(out / "sft", {}))
 

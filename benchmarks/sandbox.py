@@ -16,16 +16,19 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from compass_jax.config import DataConfig, FileSource, ProceduralSource, RewardConfig
-from compass_jax.data.procedural import distinct_entries, encode_item
+from compass_jax.data.procedural import distinct_entries
 from compass_jax.records import Prompt
+from compass_jax.rewards.checks import build, checks_of
 from compass_jax.rewards.detect import notice
 from compass_jax.rewards.score import Scorer
-from compass_jax.rewards.verifiers import Check, Task, build
+from compass_jax.tasks.rows import decode_row, encode_row
 
 USERS = "benchmarks.slow_verifier:at_once"
 Rows = list[tuple[Prompt, str]]
@@ -44,8 +47,8 @@ def processor_s(worker: int) -> float:
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _prompt(number: int, answer: str, item: str = "") -> Prompt:
-    return Prompt(number, 0, "x", "q", np.zeros(1, np.int32), answer, item)
+def _prompt(number: int, row: dict[str, Any]) -> Prompt:
+    return Prompt(number, 0, "x", "q", np.zeros(1, np.int32), row["answer"], encode_row(row))
 
 
 def procedural(source: ProceduralSource) -> Callable[[int], Rows]:
@@ -58,9 +61,7 @@ def procedural(source: ProceduralSource) -> Callable[[int], Rows]:
         answers = [
             f"<answer>{entry['answer']}{wrong[n % 2]}</answer>" for n, entry in enumerate(picked)
         ]
-        prompts = [
-            _prompt(n, entry["answer"], encode_item(entry)) for n, entry in enumerate(picked)
-        ]
+        prompts = [_prompt(n, entry) for n, entry in enumerate(picked)]
         return list(zip(prompts, answers, strict=True))
 
     return rows
@@ -68,7 +69,7 @@ def procedural(source: ProceduralSource) -> Callable[[int], Rows]:
 
 def numbers(count: int) -> Rows:
     """Whole numbers, half of them wrong: what most answers to mathematical questions are."""
-    return [(_prompt(n, str(n)), f"<answer>{n + n % 2}</answer>") for n in range(count)]
+    return [(_prompt(n, {"answer": str(n)}), f"<answer>{n + n % 2}</answer>") for n in range(count)]
 
 
 def algebra(count: int) -> Rows:
@@ -76,7 +77,7 @@ def algebra(count: int) -> Rows:
     answer = "<answer>\\frac{{{}}}{{3}} + \\sqrt{{2}}</answer>"
     return [
         (
-            _prompt(n, f"\\frac{{{n}}}{{3}} + \\sqrt{{2}}"),
+            _prompt(n, {"answer": f"\\frac{{{n}}}{{3}} + \\sqrt{{2}}"}),
             answer.format(2 * n + 2 * (n % 2)).replace("{3}", "{6}", 1),
         )
         for n in range(count)
@@ -85,20 +86,21 @@ def algebra(count: int) -> Rows:
 
 SUMS = ProceduralSource("chain_sum", (("min_terms", 3), ("max_terms", 3)), size=400)
 COUNTDOWN = ProceduralSource("countdown", size=200)
-KINDS: dict[str, tuple[DataConfig, Callable[[int], Rows], str]] = {
-    "sums (the demo's)": (DataConfig(sources=(SUMS,)), procedural(SUMS), ""),
-    "countdown": (DataConfig(sources=(COUNTDOWN,)), procedural(COUNTDOWN), ""),
-    "math, numbers": (DataConfig(sources=(FileSource("unused.jsonl"),)), numbers, ""),
-    "math, algebra": (DataConfig(sources=(FileSource("unused.jsonl"),)), algebra, ""),
-    "a user's verifier": (DataConfig(sources=(FileSource("unused.jsonl"),)), numbers, USERS),
+MATH = FileSource("unused.jsonl")
+KINDS: dict[str, tuple[DataConfig, Callable[[int], Rows]]] = {
+    "sums (the demo's)": (DataConfig(sources=(SUMS,)), procedural(SUMS)),
+    "countdown": (DataConfig(sources=(COUNTDOWN,)), procedural(COUNTDOWN)),
+    "math, numbers": (DataConfig(sources=(MATH,)), numbers),
+    "math, algebra": (DataConfig(sources=(MATH,)), algebra),
+    "a user's verifier": (DataConfig(sources=(replace(MATH, verifier=USERS),)), numbers),
 }
 IN_PLACE = ("sums (the demo's)", "countdown", "math, numbers")
 CHEAP = 20
 
 
-def through_scorer(data: DataConfig, rows: Rows, verifier: str, mode: str) -> tuple[float, float]:
+def through_scorer(data: DataConfig, rows: Rows, mode: str) -> tuple[float, float]:
     """Seconds of wall clock and of processor that one check takes."""
-    with Scorer(RewardConfig(workers=1, sandbox=mode), data, verifier) as scorer:
+    with Scorer(RewardConfig(workers=1, sandbox=mode), data) as scorer:
         scorer.wait_ready()
         worker = scorer._workers[0].process.pid
         before = processor_s(worker)
@@ -111,18 +113,12 @@ def through_scorer(data: DataConfig, rows: Rows, verifier: str, mode: str) -> tu
         return wall / len(rows), (processor_s(worker) - before) / len(rows)
 
 
-def in_place(data: DataConfig, rows: Rows, verifier: str) -> float:
+def in_place(data: DataConfig, rows: Rows) -> float:
     """Seconds of processor that the verifier alone takes, called here."""
-    source = data.sources[0]
-    named = (
-        Check("reasoning_gym", source.dataset, source.options)
-        if isinstance(source, ProceduralSource)
-        else Check(verifier or "math")
-    )
-    check = build(named, "answer")
+    check = build(checks_of(data)[0], "answer")
     start = time.process_time()
     for prompt, response in rows:
-        check(Task(0, response, prompt.answer, prompt.item))
+        check(decode_row(prompt.row), response)
     return (time.process_time() - start) / len(rows)
 
 
@@ -147,11 +143,11 @@ def main() -> None:
     )
     print("| --- | --- | --- | --- | --- | --- |")
     found = {}
-    for name, (data, make, verifier) in KINDS.items():
+    for name, (data, make) in KINDS.items():
         rows = make(options.checks * (CHEAP if name in IN_PLACE else 1))
-        alone = in_place(data, rows, verifier)
-        _, off = through_scorer(data, rows, verifier, "off")
-        wall, auto = through_scorer(data, rows, verifier, "auto")
+        alone = in_place(data, rows)
+        _, off = through_scorer(data, rows, "off")
+        wall, auto = through_scorer(data, rows, "auto")
         found[name] = {
             "in_place_s": alone,
             "off_s": off,

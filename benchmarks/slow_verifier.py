@@ -9,12 +9,12 @@ from compass_jax.rewards.verifiers import extract_answer
 WAIT_S = 0.05
 
 
-def wait(response: str, answer: str) -> float:
+def wait(row: dict, response: str) -> float:
     """1.0 where the text in the last answer tag is the reference, after WAIT_S."""
     time.sleep(WAIT_S)
-    return at_once(response, answer)
+    return at_once(row, response)
 
 
-def at_once(response: str, answer: str) -> float:
+def at_once(row: dict, response: str) -> float:
     """The same without waiting."""
-    return float(extract_answer(response, "answer") == answer.strip())
+    return float(extract_answer(response, "answer") == row["answer"].strip())

@@ -28,7 +28,6 @@ from compass_jax.config import ConfigError, ObjectiveConfig, RunConfig
 from compass_jax.records import StepArrays
 from compass_jax.report import summary_table
 from compass_jax.rewards.detect import notice
-from compass_jax.rewards.score import Scorer
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.rundir import NewFolderLock, write_atomically
 from compass_jax.telemetry import Telemetry
@@ -36,7 +35,7 @@ from compass_jax.train import step
 from compass_jax.train.learner import Learner
 from compass_jax.train.loop import RLTrainer
 from compass_jax.train.refill import StepInterrupted
-from compass_jax.train.session import StopSignal
+from compass_jax.train.session import StopSignal, open_scorer
 
 # column titles; groups of entropy by number
 _SHORT = {"clip_frac": "clip", "ratio_dev_max": "|r-1|", "epsilon": "eps", "floor_frac": "floor"}
@@ -85,7 +84,7 @@ def _measured(
         config = dataclasses.replace(config, run_dir=scratch)
         with (
             StopSignal() as stop,
-            Scorer(config.rewards, config.data) as scorer,
+            open_scorer(config) as scorer,
             Telemetry(scratch, 1, "rl") as telemetry,
         ):
             telemetry.note(notice(config.rewards.sandbox))

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from compass_jax.config import ConfigError, ModelConfig
-from compass_jax.data.tokenizer import Tokenizer, TokenizerError
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.tokenizer_folder import TokenizerError
 from compass_jax.families.raw import WeightsError
 from compass_jax.rundir import read_config
 from compass_jax.weights import sound

@@ -22,6 +22,7 @@ from typing import Any
 from compass_jax import errors
 from compass_jax.command_line import command_line
 from compass_jax.config import ConfigError, ProceduralSource, RunConfig
+from compass_jax.config.errors import UserError, of_file
 from compass_jax.config_io import config_to_json, tuples
 from compass_jax.families import find as families
 from compass_jax.rundir import FolderLock, NewFolderLock
@@ -30,8 +31,8 @@ from compass_jax.untrusted import parse_json
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command; returns the exit code: 0; 2 for a setting that cannot be used; 1 for
-    another error of this project.
+    """Runs one command; returns the exit code: 0; 2 for what a person gave and cannot be used;
+    1 for another error of this project.
 
     130 and 143 are those of SIGINT and SIGTERM, whether the command saved something before it left
     or not.
@@ -67,7 +68,7 @@ def _told(args: argparse.Namespace, overrides: list[str]) -> int:
             raise
         with contextlib.suppress(OSError):
             print(f"compass {args.command}: {text}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return 2 if isinstance(error, UserError) else 1
 
 
 # Large pages; freed memory stays with the process, in one arena (another one hands large blocks
@@ -131,7 +132,7 @@ def load_config(name: str) -> RunConfig:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path}: a configuration is a Python file (.py)")
     module = importlib.util.module_from_spec(spec)
-    with errors.of_file(path):
+    with of_file(path):
         spec.loader.exec_module(module)
     own = [
         f
@@ -144,7 +145,7 @@ def load_config(name: str) -> RunConfig:
             f"{path}: must have exactly one public function, which returns a RunConfig; it has"
             f" {names}"
         )
-    with errors.of_file(path):
+    with of_file(path):
         config = own[0]()
     if not isinstance(config, RunConfig):
         raise ConfigError(

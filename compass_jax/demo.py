@@ -18,10 +18,10 @@ from compass_jax.data.prompts import heldout_prompts
 from compass_jax.evaluate import Evaluation, answers, decoder_of, evaluate_weights
 from compass_jax.records import Prompt
 from compass_jax.report import plot_curves, read_metrics, summary_table
-from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.sampling import Sampler
 from compass_jax.rundir import FolderLock, write_atomically
 from compass_jax.train.loop import run_rl
+from compass_jax.train.session import open_scorer
 from compass_jax.train.sft import run_sft
 from compass_jax.weights.convert import export_hf
 
@@ -109,7 +109,7 @@ def answer_from(config: RunConfig, weights: str, count: int) -> list[tuple[Promp
     engine, decode, tokenizer = decoder_of(config, weights)
     prompts = heldout_prompts(config.data, tokenizer, config.seed)
     chosen = prompts[:: max(1, len(prompts) // count)][:count]
-    with Scorer(config.rewards, config.data) as scorer:
+    with open_scorer(config) as scorer:
         rollouts, scores = answers(
             engine,
             decode,

@@ -1,6 +1,4 @@
-"""Errors in words: which ones say all that a person needs, and where in a person's own file one
-comes from.
-"""
+"""Errors in words: which ones say all that a person needs."""
 
 from __future__ import annotations
 
@@ -9,10 +7,9 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
-from compass_jax.config import ConfigError
+from compass_jax.config.errors import first_line
 from compass_jax.logfile import room
 
 
@@ -33,47 +30,13 @@ def in_words(error: Exception) -> str | None:
         files = [str(name)[:200] for name in (error.filename, error.filename2) if name is not None]
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         free = room(Path(files[0] if files else ".")) if full else ""
-        return (
-            f"{' -> '.join(files) or _place(error)}{free}: {error.strerror or _first_line(error)}"
-        )
+        return f"{' -> '.join(files) or _place(error)}{free}: {error.strerror or first_line(error)}"
     if isinstance(error, MemoryError):
-        return f"not enough memory in {_place(error)}: {_first_line(error)}"
+        return f"not enough memory in {_place(error)}: {first_line(error)}"
     return None
-
-
-@contextlib.contextmanager
-def of_file(path: Path) -> Iterator[None]:
-    """What a person's own Python file raises, as a ConfigError with the file and its line."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{path}{_line(error, path)}: {error}") from error
-    except (Exception, SystemExit) as error:
-        # not the file's, but a signal's
-        if isinstance(error, SystemExit) and not _line(error, path):
-            raise
-        name = type(error).__name__
-        raise ConfigError(f"{path}{_line(error, path)}: {name}: {_first_line(error)}") from error
-
-
-def _line(error: BaseException, path: Path) -> str:
-    """ ", line 3" where the file is in the error's traceback, or is what could not be parsed."""
-    if (
-        isinstance(error, SyntaxError)
-        and error.filename
-        and Path(error.filename) == path.absolute()
-    ):
-        return f", line {error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename) == path.absolute()]
-    return f", line {lines[-1]}" if lines else ""
 
 
 def _place(error: BaseException) -> str:
     """The function in which it was raised: no file is named."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{Path(frames[-1].filename).name}, {frames[-1].name}" if frames else "an unknown place"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0][:300]

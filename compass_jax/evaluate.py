@@ -5,6 +5,7 @@ verifiers as training.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,15 +28,18 @@ from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.sharding import placements
-from compass_jax.train.session import load_tokenizer, shared
+from compass_jax.train.session import load_tokenizer, open_scorer
 from compass_jax.weights.handover import hand_over
 from compass_jax.weights.start import init_or_load
+
+MOST_VALUES = 32  # of a row's domain, language or difficulty in the accuracy table
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies in [0, 1] over prompts; `labels` has (prompts, avg@k, greedy) of each label.
-    Unknown scores are left out and counted.
+    """Accuracies in [0, 1] over prompts; `labels` has (prompts, avg@k, greedy) of each label, those
+    of the sources first, then those of the rows ("domain/algebra"). Unknown scores are left out and
+    counted.
     """
 
     k: int
@@ -122,14 +126,14 @@ def evaluate(
     known = np.array([[s.known for s in row] for row in sampled])
     best = np.array([row[0].reward >= at and row[0].known for row in greedy])
     best_known = np.array([row[0].known for row in greedy])
-    names = np.array([p.label for p in prompts])
+    names = [{p.label, *p.labels} for p in prompts]
 
     def mean(values, counted) -> float:
         return float(values[counted].mean()) if counted.any() else 0.0
 
     labels = {}
-    for label in dict.fromkeys(names.tolist()):
-        here = names == label
+    for label in _labels(prompts):
+        here = np.array([label in mine for mine in names])
         labels[label] = (
             int(here.sum()),
             mean(right[here], known[here]),
@@ -145,6 +149,16 @@ def evaluate(
         unknown,
         labels,
     )
+
+
+def _labels(prompts: Sequence[Prompt]) -> list[str]:
+    """The labels of the sources in their order; then those of the rows, "domain/algebra", unless
+    a kind of them has more than MOST_VALUES values: a table of hundreds of lines says nothing.
+    """
+    own = sorted({label for p in prompts for label in p.labels})
+    values = Counter(label.split("/", 1)[0] for label in own)
+    few = [label for label in own if values[label.split("/", 1)[0]] <= MOST_VALUES]
+    return list(dict.fromkeys([*(p.label for p in prompts), *few]))
 
 
 def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]:
@@ -192,7 +206,7 @@ def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:
     tell = partial(console.print, highlight=False, markup=False)
     prompts = heldout_prompts(config.data, tokenizer, config.seed, tell)
     check_lengths(prompts, config.rollout.prompt_buckets[-1])
-    with shared(Scorer(config.rewards, config.data)) as scorer:
+    with open_scorer(config) as scorer:
         return evaluate(engine, decode, prompts, tokenizer, scorer, config)
 
 

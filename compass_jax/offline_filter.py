@@ -27,9 +27,9 @@ from compass_jax.evaluate import answers, decoder_of
 from compass_jax.records import Prompt
 from compass_jax.report import summary_table
 from compass_jax.rewards.detect import notice
-from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rundir import FolderLock, write_atomically
+from compass_jax.train.session import open_scorer
 
 
 def run_filter(
@@ -73,7 +73,7 @@ def _filter(
     sampler = Sampler(config.rollout.temperature, config.rollout.top_k, config.rollout.top_p)
     part = max(1, 8 * config.rollout.slots // samples)
     tell(notice(config.rewards.sandbox))
-    with Scorer(config.rewards, config.data) as scorer:
+    with open_scorer(config) as scorer:
         for first in range(0, len(left), part):
             chosen = left[first : first + part]
             found = answers(

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from compass_jax.data.tokenizer import Tokenizer, TokenizerError
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.tokenizer_folder import TokenizerError
 from compass_jax.serving.errors import BadRequest, shown
 from compass_jax.untrusted import parse_json
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -38,8 +38,9 @@ class Prompt:
     label: str  # name in the accuracy table
     question: str  # what the user asks, before the chat template
     tokens: np.ndarray  # int32 [t], chat template and generation prompt applied
-    answer: str  # reference answer
-    item: str = ""  # the procedural dataset's whole entry as JSON, for its scorer; empty for files
+    answer: str  # reference answer, as logs show it
+    row: str = "{}"  # all that its verifier reads, as tasks/rows.py writes it
+    labels: tuple[str, ...] = ()  # "domain/algebra": its row's own, beside `label`
     visit: int = 0
 
     def at_visit(self, visit: int) -> Prompt:
@@ -84,6 +85,8 @@ class Score:
     known: bool
     outcome: str = "ok"  # ok, timeout, crash, error
     detail: str = ""
+    # what the verifier named beside the reward
+    components: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def trained(tmp_path_factory, compile_lightly):
 
 @pytest.fixture
 def verdicts(monkeypatch):
-    monkeypatch.setattr(offline_filter, "Scorer", Verdicts)
+    monkeypatch.setattr(offline_filter, "open_scorer", Verdicts)
 
 
 # pass rate, kept; without a verdict a prompt stays

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import alpha, objectives, rl_runs, synthetic_tasks, zero_variance_audit
 from compass_jax.records import Prompt
-from compass_jax.rewards.verifiers import Check, Task, build
+from compass_jax.rewards.checks import Check, build
 
 STEPS = [
     {
@@ -113,24 +113,15 @@ def test_a_synthetic_task_is_what_it_says(task, tmp_path):
     assert [f.read_bytes() for f in files] == [f.read_bytes() for f in again]
     assert sorted(table.values()) == sorted("wxyz" * 3) and len(table) == 12
     prompts = [json.loads(line) for line in files.prompts.read_text().splitlines()]
-    check = build(Check("math"), "answer")
+    check = build(Check("math", "answer"), "answer")
     for prompt in prompts:
         signs = prompt["prompt"].removeprefix("Signs: ").split()
         letters = "".join(table[s] for s in signs)
         text = synthetic_tasks.response(task, "".join(signs), letters, np.random.default_rng(0))
-        assert check(Task(0, text, prompt["answer"], "")) == 1
+        assert check(prompt, text).reward == 1
         if letters != letters[::-1]:
-            assert (
-                check(
-                    Task(
-                        0,
-                        text.replace(f"key {letters}", f"key {letters[::-1]}"),
-                        prompt["answer"],
-                        "",
-                    )
-                )
-                == 0
-            )
+            wrong = text.replace(f"key {letters}", f"key {letters[::-1]}")
+            assert check(prompt, wrong).reward == 0
     talks = [json.loads(line)["messages"] for line in files.examples.read_text().splitlines()]
     chosen = [
         (part.split(" is ")[0][-1], part.split(" is ")[1][0])

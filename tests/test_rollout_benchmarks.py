@@ -55,14 +55,11 @@ def test_the_cost_of_a_wait_is_what_is_left_over_what_it_was():
 
 def test_the_slow_verifier_compares_texts(monkeypatch):
     monkeypatch.setattr(slow_verifier, "WAIT_S", 0.0)
-    assert [slow_verifier.wait(f"1 + 11 <answer> {n} </answer>", "12") for n in (12, 1)] == [
-        1.0,
-        0.0,
-    ]
-    assert [slow_verifier.at_once(text, "12") for text in ("<answer>12</answer>", "12")] == [
-        1.0,
-        0.0,
-    ]
+    row = {"answer": "12"}
+    texts = [f"1 + 11 <answer> {n} </answer>" for n in (12, 1)]
+    assert [slow_verifier.wait(row, text) for text in texts] == [1.0, 0.0]
+    texts = ["<answer>12</answer>", "12"]
+    assert [slow_verifier.at_once(row, text) for text in texts] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("variant", list(eight_bit.VARIANTS))

@@ -24,7 +24,7 @@ TOKENIZER = str(Path(__file__).parent.parent / "configs" / "tiny_tokenizer")
 _SUM = (("min_terms", 2), ("max_terms", 2), ("min_digits", 1), ("max_digits", 1))
 
 
-def tiny_run() -> RunConfig:
+def tiny_run(verifier: str = "reasoning_gym") -> RunConfig:
     """The whole response is the answer, so that a random model is now and then partly right."""
     return RunConfig(
         name="tiny_run",
@@ -47,7 +47,7 @@ def tiny_run() -> RunConfig:
             slots=8, prompt_buckets=(40,), max_new_tokens=16, tokens_per_call=4, cache_bucket=56
         ),
         data=DataConfig(
-            sources=(ProceduralSource("chain_sum", _SUM, 60, "sum"),),
+            sources=(ProceduralSource("chain_sum", _SUM, 60, "sum", verifier=verifier),),
             eval_prompts=4,
             tokenizer=TOKENIZER,
         ),

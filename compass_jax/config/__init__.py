@@ -15,8 +15,9 @@ from compass_jax.config.data import (
     ProceduralSource,
     RewardConfig,
     RolloutConfig,
+    TaskSource,
 )
-from compass_jax.config.errors import ConfigError
+from compass_jax.config.errors import ConfigError, UserError
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.run import RunConfig
@@ -51,5 +52,7 @@ __all__ = [
     "RunConfig",
     "SFTConfig",
     "ShapingConfig",
+    "TaskSource",
+    "UserError",
     "ZeroVarianceConfig",
 ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from compass_jax.config.errors import check
+from compass_jax.config.named import absolute, check_name
 from compass_jax.config.ranges import (
     CountOrOff,
     Fraction,
@@ -89,8 +90,9 @@ class RolloutConfig:
 
 @dataclass(frozen=True)
 class ProceduralSource:
-    """Prompts from a reasoning-gym dataset, scored by its own scorer. `options` are that dataset's
-    settings.
+    """Prompts from a reasoning-gym dataset. `options` are that dataset's settings.
+
+    A row of it is the dataset's entry: question, answer, metadata.
     """
 
     dataset: str
@@ -99,6 +101,10 @@ class ProceduralSource:
     label: str = ""  # name in the accuracy table; empty: the dataset's name
     instruction: Text = ""  # put before the question; empty: none
     repeat: Repeat = 1  # times that each of its prompts comes in one pass of RL
+    verifier: str = "reasoning_gym"  # the dataset's own; otherwise as in FileSource
+
+    def __post_init__(self) -> None:
+        _settle(self, "verifier")
 
     def validate(self, key: str) -> None:
         check_fields(self, key)
@@ -106,19 +112,30 @@ class ProceduralSource:
         most = 10**8  # a pass over the prompts is a list in memory
         both = f"{key}: size = {self.size} times repeat = {self.repeat}"
         check(self.size * self.repeat <= most, f"{both} must be at most {most}")
+        if self.verifier not in ("math", "reasoning_gym"):
+            check_name(self.verifier, f"{key}.verifier", _VERIFIERS)
 
 
 @dataclass(frozen=True)
 class FileSource:
-    """Prompts from a JSONL or Parquet file, one per row: a prompt (text, or chat messages) and a
-    reference answer checked by math-verify.
+    """Prompts from a JSONL or Parquet file, one per row: a prompt (text, or chat messages) and what
+    its verifier needs.
+
+    `verifier`: "math" compares the answer with the row's by math-verify; "my_rewards:score" or
+    "path/to/my_rewards.py:score" is a function `score(row, response)` (see rewards/checks.py).
     """
 
     path: str
     prompt_field: Name = "prompt"
-    answer_field: Name = "answer"
+    # the ground truth, which every row must have: for "math" a text or number, for a verifier of
+    # one's own a value of any form; empty: there is none
+    answer_field: str = "answer"
     label: str = ""
     repeat: Repeat = 1  # as in ProceduralSource
+    verifier: str = "math"
+
+    def __post_init__(self) -> None:
+        _settle(self, "verifier")
 
     def validate(self, key: str) -> None:
         check_fields(self, key)
@@ -126,6 +143,38 @@ class FileSource:
             self.path.endswith((".jsonl", ".parquet")),
             f"{key}.path = {self.path!r}: must end in .jsonl or .parquet",
         )
+        if self.verifier != "math":
+            check_name(self.verifier, f"{key}.verifier", _VERIFIERS)
+        check(
+            bool(self.answer_field) or self.verifier != "math",
+            f"{key}.answer_field is empty: verifier = 'math' compares with it; name the field",
+        )
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """A task of one's own: `task` names a `compass_jax.tasks.Task`, "my_tasks:task" or
+    "path/to/my_tasks.py:task".
+    """
+
+    task: str
+    label: str = ""  # name in the accuracy table; empty: what follows the colon
+    repeat: Repeat = 1  # as in ProceduralSource
+
+    def __post_init__(self) -> None:
+        _settle(self, "task")
+
+    def validate(self, key: str) -> None:
+        check_fields(self, key)
+        check_name(self.task, f"{key}.task", "'my_tasks:task'")
+
+
+_VERIFIERS = "'my_rewards:score'; or 'math'"
+
+
+def _settle(source: ProceduralSource | FileSource | TaskSource, field: str) -> None:
+    """Makes the path of a named file absolute: see config/named.py."""
+    object.__setattr__(source, field, absolute(getattr(source, field)))
 
 
 @dataclass(frozen=True)
@@ -134,7 +183,7 @@ class DataConfig:
     share one.
     """
 
-    sources: tuple[ProceduralSource | FileSource, ...] = ()
+    sources: tuple[ProceduralSource | FileSource | TaskSource, ...] = ()
     heldout_frac: Fraction = 0.2
     eval_prompts: CountOrOff = 512
     tokenizer: str = ""  # folder with tokenizer.json and tokenizer_config.json

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from compass_jax.config import UserError
 from compass_jax.untrusted import open_regular, parse_json, read_lines
 
 # of an integer in a row: a reference answer may be long; Python writes no number of more than 4,300
 MOST_DIGITS = 4000
 
 
-class DataError(ValueError):
+class DataError(UserError):
     """Data that cannot be used; the message names the file and line (or the source), and what to
     do.
     """
 
 
-def read_rows(path: str, fields: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(
+    path: str, fields: Mapping[str, str], others: Iterable[str] | None = ()
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """(where, row) for each row of a .jsonl or .parquet file; `where` is "path, line 3" (or "row
     3"), counted from 1.
 
     fields: the names that every row must have, none of them null, each with the words that say what
         to do where it is missing.
-    Of a Parquet file these columns alone are read; the others may hold anything.
+    others: of a Parquet file these columns are read beside `fields`, where it has them; None: all.
+        What is not read may hold anything.
     """
-    rows = _parquet_rows(path, fields) if path.endswith(".parquet") else _jsonl_rows(path)
+    rows = _parquet_rows(path, fields, others) if path.endswith(".parquet") else _jsonl_rows(path)
     empty = True
     for where, row in rows:
         empty = False
@@ -69,7 +73,9 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def _parquet_rows(path: str, fields: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet_rows(
+    path: str, fields: Mapping[str, str], others: Iterable[str] | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
     from pyarrow import parquet
 
     number = 0
@@ -77,7 +83,8 @@ def _parquet_rows(path: str, fields: Mapping[str, str]) -> Iterator[tuple[str, d
         try:
             file = parquet.ParquetFile(opened)
             names = file.schema_arrow.names
-            batches = file.iter_batches(columns=[name for name in fields if name in names])
+            read = names if others is None else [n for n in names if n in {*fields, *others}]
+            batches = file.iter_batches(columns=read)
         except Exception as error:  # of many classes, pyarrow's own and Python's
             raise DataError(
                 f"{path}: not a complete Parquet file ({error}); write it again"
@@ -108,59 +115,79 @@ def _parquet_rows(path: str, fields: Mapping[str, str]) -> Iterator[tuple[str, d
 
 
 ROLES = ("system", "user", "assistant", "tool")
+# of a message beside role and content; the chat template gets them
+TEXTS = ("name", "tool_call_id", "reasoning_content")
+NOTHING = (None, "", [], {})
 
 
-def check_messages(messages: Any, where: str) -> list[dict[str, str]]:
-    """Chat messages as a list of {"role", "content"}, or DataError naming the message that is
-    wrong.
+def check_messages(messages: Any, where: str) -> list[dict[str, Any]]:
+    """Chat messages as the chat template gets them, or DataError naming the message that is wrong.
 
-    A message with anything else in it (tool calls, a name, images) is refused: what is left of it
-    would be another message. Null and empty values say nothing and are passed over.
+    A message has role and content, and may have TEXTS and tool_calls. With anything else in it (an
+    image, say) it is refused: what is left of it would be another message. Null and empty values
+    say nothing and are passed over.
     """
     if not isinstance(messages, list) or not messages:
         raise DataError(
             f"{where}: messages must be a non-empty list of {{'role', 'content'}}, not "
             f"{messages!r:.80}"
         )
-    for i, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise DataError(
-                f"{where}: messages[{i}] must be an object with 'role' and a string 'content', "
-                f"not {message!r:.80}"
-            )
-        others = [
-            key
-            for key, value in message.items()
-            if key not in ("role", "content") and value not in (None, "", [], {})
-        ]
-        if others:
-            named = ", ".join(map(repr, others))[:200]
-            raise DataError(
-                f"{where}: messages[{i}] has {named}: only role and content are used; remove "
-                "it, or write it into the content"
-            )
-        if isinstance(message.get("content"), list):
-            raise DataError(
-                f"{where}: messages[{i}] has a list of parts for content (images, files?): it "
-                "must be one text"
-            )
-        if not isinstance(message.get("content"), str):
-            raise DataError(
-                f"{where}: messages[{i}] must be an object with 'role' and a string 'content', "
-                f"not {message!r:.80}"
-            )
-        if message.get("role") not in ROLES:
-            raise DataError(
-                f"{where}: messages[{i}] has the role {message.get('role')!r:.80}; known "
-                f"roles: {', '.join(ROLES)}"
-            )
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+    return [_message(message, f"{where}: messages[{i}]") for i, message in enumerate(messages)]
 
 
-def refuse_blank(messages: list[dict[str, str]], role: str, where: str, why: str) -> None:
-    """Raises DataError, naming the message, where one of this role has no text."""
+def _message(message: Any, where: str) -> dict[str, Any]:
+    shape = "must be an object with 'role' and a string 'content'"
+    if not isinstance(message, dict):
+        raise DataError(f"{where} {shape}, not {message!r:.80}")
+    said = {key: value for key, value in message.items() if value not in NOTHING}
+    others = [key for key in said if key not in ("role", "content", "tool_calls", *TEXTS)]
+    if others:
+        named = ", ".join(map(repr, others))[:200]
+        raise DataError(
+            f"{where} has {named}: role, content, tool_calls, {', '.join(TEXTS)} are used; remove "
+            "it, or write it into the content"
+        )
+    content = message.get("content")
+    if isinstance(content, list):
+        raise DataError(
+            f"{where} has a list of parts for content (images, files?): it must be one text"
+        )
+    if content is None and "tool_calls" in said:
+        content = ""
+    if not isinstance(content, str):
+        raise DataError(f"{where} {shape}, not {message!r:.80}")
+    if message.get("role") not in ROLES:
+        raise DataError(
+            f"{where} has the role {message.get('role')!r:.80}; known roles: {', '.join(ROLES)}"
+        )
+    for name in TEXTS:
+        if not isinstance(said.get(name, ""), str):
+            raise DataError(f"{where} has {name} = {said[name]!r:.80}: it must be text")
+    if "tool_calls" in said:
+        if message["role"] != "assistant":
+            raise DataError(f"{where} has tool_calls: only the assistant calls tools")
+        said["tool_calls"] = check_tools(said["tool_calls"], f"{where}, tool_calls")
+    return {"role": message["role"], "content": content} | {
+        key: value for key, value in said.items() if key not in ("role", "content")
+    }
+
+
+def check_tools(tools: Any, where: str) -> list[dict[str, Any]]:
+    """Tools, or calls of tools, as the chat template gets them: objects; none where `tools` says
+    nothing. Raises DataError for anything else.
+    """
+    if tools in NOTHING:
+        return []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise DataError(f"{where}: must be a list of objects, not {tools!r:.80}")
+    return tools
+
+
+def refuse_blank(messages: list[dict[str, Any]], role: str, where: str, why: str) -> None:
+    """Raises DataError, naming the message, where one of this role neither says nor calls."""
     for i, message in enumerate(messages):
-        if message["role"] == role and not message["content"].strip():
+        blank = not message["content"].strip() and "tool_calls" not in message
+        if message["role"] == role and blank:
             raise DataError(
                 f"{where}: messages[{i}] of role {role!r} is empty: {why}; write it, or delete "
                 "the row"

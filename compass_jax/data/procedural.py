@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import logging
 import os
 from functools import lru_cache
@@ -108,30 +107,3 @@ def distinct_entries(source: ProceduralSource, seed: int) -> tuple[dict[str, Any
             source.size,
         )
     return tuple(found.values())
-
-
-def encode_item(entry: dict[str, Any]) -> str:
-    """An entry as JSON from which its scorer's view comes back whole
-    (`rewards.verifiers.decode_item`): a tuple is written {"!tuple": [...]}, a set {"!set": [...]},
-    an object whose keys are not all strings {"!dict": [[key, value], ...]}."""
-    try:
-        return json.dumps(_tagged(entry), ensure_ascii=False)
-    except TypeError as error:
-        raise DataError(
-            f"an entry of {entry.get('metadata', {}).get('source_dataset')} cannot be written as"
-            f" JSON: {error}"
-        ) from error
-
-
-def _tagged(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return {"!tuple": [_tagged(item) for item in value]}
-    if isinstance(value, (set, frozenset)):
-        return {"!set": [_tagged(item) for item in sorted(value, key=repr)]}
-    if isinstance(value, list):
-        return [_tagged(item) for item in value]
-    if isinstance(value, dict):
-        if all(isinstance(key, str) and not key.startswith("!") for key in value):
-            return {key: _tagged(item) for key, item in value.items()}
-        return {"!dict": [[_tagged(key), _tagged(item)] for key, item in value.items()]}
-    return value

@@ -12,20 +12,32 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from compass_jax.config import ProceduralSource, RunConfig
-from compass_jax.data.files import DataError, check_messages, read_rows, refuse_blank
+from compass_jax.data.files import DataError, check_messages, check_tools, read_rows, refuse_blank
 from compass_jax.data.procedural import normalised
-from compass_jax.data.prompts import Question, Tell, questions
+from compass_jax.data.questions import Question, Tell, questions
 from compass_jax.data.stream import ShuffledStream
-from compass_jax.data.tokenizer import Tokenizer, TokenizerError
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.tokenizer_folder import TokenizerError
 from compass_jax.data.worked import known_datasets, worked_solution
 
 logger = logging.getLogger(__name__)
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
+
+
+class Conversation(NamedTuple):
+    """What an example is made of."""
+
+    where: str
+    label: str
+    messages: Messages
+    times: int = 1  # how often it comes
+    tools: Sequence[dict[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -81,22 +93,24 @@ def sft_examples(
     allowed = [
         row
         for row in rows
-        if not any(m["role"] == "user" and normalised(m["content"]) in asked for m in row[2])
+        if not any(m["role"] == "user" and normalised(m["content"]) in asked for m in row.messages)
     ]
     counts["heldout"] = len(rows) - len(allowed)
-    encoded = tokenizer.encode_examples([messages for _, _, messages, _ in allowed])
-    for where, label, _, times in allowed:
+    encoded = tokenizer.encode_examples(
+        [row.messages for row in allowed], tools=[row.tools for row in allowed]
+    )
+    for row in allowed:
         try:
-            example = SFTExample(*next(encoded), label)
+            example = SFTExample(*next(encoded), row.label)
         except TokenizerError as error:
-            raise DataError(f"{where}: {error}") from error
+            raise DataError(f"{row.where}: {error}") from error
         if example.key in seen:
             counts["duplicates"] += 1
         elif len(example.tokens) > config.sft.buckets[-1]:
             counts["too_long"] += 1
         else:
-            examples += [example] * times
-            counts[f"from/{label}"] += 1
+            examples += [example] * row.times
+            counts[f"from/{row.label}"] += 1
         seen.add(example.key)
     counts.update(
         examples=len(examples),
@@ -126,12 +140,11 @@ def _check_any(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
         tell(f"{counts['heldout']} SFT examples ask a held-out question and are left out")
 
 
-def _from_files(paths: Iterable[str]) -> Iterator[tuple[str, str, Messages, int]]:
+def _from_files(paths: Iterable[str]) -> Iterator[Conversation]:
     for path in paths:
         label = path.rsplit("/", 1)[-1].rsplit(".", 1)[0]
-        for where, row in read_rows(
-            path, {"messages": "it must hold a list of {'role', 'content'}"}
-        ):
+        fields = {"messages": "it must hold a list of {'role', 'content'}"}
+        for where, row in read_rows(path, fields, ("tools",)):
             messages = check_messages(row["messages"], where)
             refuse_blank(messages, "assistant", where, "an empty answer would be learnt")
             if not any(message["role"] == "assistant" for message in messages):
@@ -139,12 +152,11 @@ def _from_files(paths: Iterable[str]) -> Iterator[tuple[str, str, Messages, int]
                     f"{where}: no assistant message: there is nothing to learn from; add one or"
                     " delete the row"
                 )
-            yield where, label, messages, 1
+            tools = check_tools(row.get("tools"), f"{where}, field 'tools'")
+            yield Conversation(where, label, messages, tools=tools)
 
 
-def _procedural(
-    config: RunConfig, pool: Sequence[Question], tell: Tell
-) -> Iterator[tuple[str, str, Messages, int]]:
+def _procedural(config: RunConfig, pool: Sequence[Question], tell: Tell) -> Iterator[Conversation]:
     """Worked solutions, then bare answers, of the first training questions of each named label; and
     how often each comes.
     """
@@ -171,12 +183,8 @@ def _procedural(
                 bare = f"<{tag}>{question.answer}</{tag}>" if tag else question.answer
                 dataset = config.data.sources[question.source].dataset
                 solution = worked_solution(dataset, question.entry) if key == "procedural" else bare
-                yield (
-                    where,
-                    label,
-                    [*question.messages, {"role": "assistant", "content": solution}],
-                    times,
-                )
+                messages = [*question.messages, {"role": "assistant", "content": solution}]
+                yield Conversation(where, label, messages, times)
 
 
 def _first(

@@ -7,7 +7,7 @@ It reads requests from the socket that is its standard input and writes one answ
 is its length (4 bytes, big-endian) and that many bytes of JSON:
 
     {"template": text, "variables": {name: text}, "conversations": [messages, ...],
-     "jobs": [[conversation, messages of it, add_generation_prompt], ...]}
+     "jobs": [[conversation, messages of it, add_generation_prompt, tools], ...]}
  -> [[true, text] or [false, why not] or [null, which limit], ...]
 
 A text that is too long ends the request. One that needs more processor time or memory than the
@@ -99,11 +99,12 @@ def answers(request: dict[str, Any], compiled: Callable[[str], jinja2.Template])
     MemoryError passes through.
     """
     found: list[list[Any]] = []
-    for conversation, count, prompt in request["jobs"]:
+    for conversation, count, prompt, tools in request["jobs"]:
         messages = request["conversations"][conversation][:count]
+        variables = request["variables"] | ({"tools": tools} if tools else {})
         try:
             text = compiled(request["template"]).render(
-                messages=messages, add_generation_prompt=prompt, **request["variables"]
+                messages=messages, add_generation_prompt=prompt, **variables
             )
             if len(text) > MOST_TEXT:
                 return [

@@ -46,12 +46,13 @@ class TemplateLimit(TemplateFailure):
 
 class Job(NamedTuple):
     """The first `count` messages of a conversation, with or without the opening of the assistant's
-    turn.
+    turn; and the tools that the template is told of.
     """
 
     messages: Messages
     count: int
     add_generation_prompt: bool
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 class _Ended(Exception):
@@ -136,6 +137,23 @@ class Renderer:
                 break
         return [*found, *found[-1:] * (len(jobs) - len(found))]
 
+    def unread(self, template: str, variables: Mapping[str, str], job: Job, text: str) -> str:
+        """The part of a conversation that the template passes over: `text`, what it made of the
+        job, is the same without it. Empty: there is none.
+
+        A template may leave out the reasoning of earlier turns, but must know of it. The id of a
+        call may be passed over: the order of the messages says it too.
+        """
+        said = {name for message in job.messages[: job.count] for name in message}
+        if "reasoning_content" in said and "reasoning_content" not in template:
+            return "reasoning_content"
+        without = {"tools": job._replace(tools=())} if job.tools else {}
+        for field in sorted(said & {"tool_calls", "name"}):
+            kept = [{k: v for k, v in m.items() if k != field} for m in job.messages]
+            without[field] = job._replace(messages=kept)
+        texts = self.render(template, variables, list(without.values())) if without else []
+        return next((name for name, other in zip(without, texts) if other == text), "")
+
     def _part(
         self, template: str, variables: Mapping[str, str], jobs: Sequence[Job]
     ) -> list[str | TemplateFailure]:
@@ -162,7 +180,8 @@ class Renderer:
             "variables": dict(variables),
             "conversations": [list(messages) for messages in conversations.values()],
             "jobs": [
-                [number[id(job.messages)], job.count, job.add_generation_prompt] for job in jobs
+                [number[id(job.messages)], job.count, job.add_generation_prompt, list(job.tools)]
+                for job in jobs
             ],
         }
         try:

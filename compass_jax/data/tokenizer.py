@@ -9,34 +9,33 @@ rendered elsewhere (templates.py), and what messages hold is never a control tok
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from compass_jax.data.control_tokens import ControlTokenError, ControlTokens, ids_of
 from compass_jax.data.templates import Job, TemplateFailure, renderer
+from compass_jax.data.tokenizer_folder import (
+    TokenizerError,
+    additional_tokens,
+    chat_template,
+    special_tokens,
+)
 from compass_jax.data.tokenizer_probe import problem_of
 from compass_jax.untrusted import read_json, read_text
 
-PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-
-MOST_TEMPLATE = 2**20  # bytes
-
 Messages = Sequence[dict[str, Any]]
+Tools = Sequence[dict[str, Any]]
 
 
-class TokenizerError(ValueError):
-    """A tokenizer folder or chat template that cannot be used; the message says why."""
+class Chat(NamedTuple):
+    """A conversation, and the tools that the chat template is told of."""
+
+    messages: Messages
+    tools: Tools = ()
 
 
 class Tokenizer:
@@ -84,7 +83,7 @@ class Tokenizer:
                 " published with"
             )
         config = read_json(folder / "tokenizer_config.json", error=TokenizerError)
-        specials = _special_tokens(folder, config)
+        specials = special_tokens(folder, config)
         backend = Backend.from_str(text)
         backend.no_truncation()  # as transformers does: a file may have been saved with either
         backend.no_padding()
@@ -92,10 +91,10 @@ class Tokenizer:
         known -= {
             token.content for token in backend.get_added_tokens_decoder().values() if token.special
         }
-        named = [*specials.values(), *_additional(folder, config)]
+        named = [*specials.values(), *additional_tokens(folder, config)]
         # they may be plain entries
         backend.add_special_tokens([token for token in named if token in known])
-        return cls(backend, specials, _chat_template(folder, config), str(folder))
+        return cls(backend, specials, chat_template(folder, config), str(folder))
 
     @classmethod
     def for_model(cls, folder: str | Path, vocab_size: int) -> Tokenizer:
@@ -187,7 +186,7 @@ class Tokenizer:
 
     def _rendered(
         self,
-        conversations: Sequence[Messages],
+        chats: Sequence[Chat],
         jobs: Sequence[tuple[int, int, bool]],
         trusted: bool,
     ) -> list[Any]:
@@ -199,9 +198,10 @@ class Tokenizer:
         """
         if self._chat_template is None:
             raise TokenizerError(f"{self._folder} has no chat template: add chat_template.jinja")
-        shown = [messages if trusted else self._hide(messages) for messages in conversations]
+        shown = [chat if trusted else self._hidden(chat) for chat in chats]
+        bare = Chat([])
         made = [
-            Job([], 0, False) if isinstance(shown[c], TokenizerError) else Job(shown[c], n, add)
+            _job(bare if isinstance(shown[c], TokenizerError) else shown[c], n, add)
             for c, n, add in jobs
         ]
         found: list[Any] = renderer().render(self._chat_template, self._specials, made)
@@ -212,9 +212,23 @@ class Tokenizer:
                 found[i] = TokenizerError(
                     f"the chat template of {self._folder} refuses these messages: {found[i]}"
                 )
-            elif not trusted and shown[c] is not conversations[c]:
+            elif unread := renderer().unread(
+                self._chat_template, self._specials, made[i], found[i]
+            ):
+                found[i] = TokenizerError(
+                    f"the chat template of {self._folder} does not show the {unread} of these"
+                    " messages: use a model whose template does, or write them into the content"
+                )
+            elif not trusted and shown[c] is not chats[c]:
                 found[i] = _Hidden(found[i])
         return found
+
+    def _hidden(self, chat: Chat) -> Chat | TokenizerError:
+        messages = self._hide(chat.messages)
+        tools = self._hide(chat.tools)
+        refused = [part for part in (messages, tools) if isinstance(part, TokenizerError)]
+        same = messages is chat.messages and tools is chat.tools
+        return refused[0] if refused else chat if same else Chat(messages, tools)
 
     def _hide(self, messages: Messages) -> Any:
         try:
@@ -237,11 +251,8 @@ class Tokenizer:
         Raises TokenizerError with the template's own words if it refuses the messages, and where it
         fails or takes too long. `trusted`: see `encode_chat`.
         """
-        text = _good(
-            self._rendered([messages], [(0, len(_list(messages)), add_generation_prompt)], trusted)[
-                0
-            ]
-        )
+        jobs = [(0, len(_list(messages)), add_generation_prompt)]
+        text = _good(self._rendered([Chat(messages)], jobs, trusted)[0])
         return ControlTokens.shown(text) if isinstance(text, _Hidden) else text
 
     def encode_chat(
@@ -253,17 +264,21 @@ class Tokenizer:
         return self.encode_chats([messages], add_generation_prompt, trusted)[0]
 
     def encode_chats(
-        self, conversations: Sequence[Messages], add_generation_prompt: bool, trusted: bool = False
+        self,
+        conversations: Sequence[Messages],
+        add_generation_prompt: bool,
+        trusted: bool = False,
+        tools: Sequence[Tools] | None = None,
     ) -> list[list[int]]:
-        """`encode_chat` of many conversations, rendered together: faster than one by one."""
-        jobs = [
-            (i, len(_list(messages)), add_generation_prompt)
-            for i, messages in enumerate(conversations)
-        ]
+        """`encode_chat` of many conversations, rendered together: faster than one by one.
+
+        tools: those of each conversation, which the template is told of; None: of none. A template
+            that shows nothing of tools, or of a message's tool_calls, refuses the conversation.
+        """
+        chats = _chats(conversations, tools)
+        jobs = [(i, len(chat.messages), add_generation_prompt) for i, chat in enumerate(chats)]
         found = []
-        for messages, text in zip(
-            conversations, self._rendered(conversations, jobs, trusted), strict=True
-        ):
+        for messages, text in zip(conversations, self._rendered(chats, jobs, trusted), strict=True):
             try:
                 found.append(self._ids(_good(text)))
                 if messages and not found[-1]:
@@ -294,14 +309,18 @@ class Tokenizer:
         return next(self.encode_examples([messages], trusted))
 
     def encode_examples(
-        self, conversations: Sequence[Messages], trusted: bool = False
+        self,
+        conversations: Sequence[Messages],
+        trusted: bool = False,
+        tools: Sequence[Tools] | None = None,
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """`encode_example` of many conversations, rendered together; what is wrong with one is
-        raised when it is reached.
+        raised when it is reached. `tools`: see `encode_chats`.
         """
+        chats = _chats(conversations, tools)
         turns = [
-            [i for i, m in enumerate(_list(messages)) if m.get("role") == "assistant"]
-            for messages in conversations
+            [i for i, m in enumerate(chat.messages) if m.get("role") == "assistant"]
+            for chat in chats
         ]
         jobs = [
             (c, i + answered, not answered)
@@ -309,7 +328,7 @@ class Tokenizer:
             for i in found
             for answered in (False, True)
         ]
-        texts = iter(self._rendered(conversations, jobs, trusted) if jobs else ())
+        texts = iter(self._rendered(chats, jobs, trusted) if jobs else ())
         for found in turns:
             yield self._example([(i, _good(next(texts)), _good(next(texts))) for i in found])
 
@@ -363,126 +382,16 @@ def _list(messages: Any) -> Messages:
     )
 
 
+def _chats(conversations: Sequence[Messages], tools: Sequence[Tools] | None) -> list[Chat]:
+    told = [()] * len(conversations) if tools is None else tools
+    return [Chat(_list(m), t) for m, t in zip(conversations, told, strict=True)]
+
+
+def _job(chat: Chat, count: int, add_generation_prompt: bool) -> Job:
+    return Job(chat.messages, count, add_generation_prompt, chat.tools)
+
+
 def _good(text: str | TokenizerError) -> str:
     if isinstance(text, TokenizerError):
         raise text
     return text
-
-
-def _text_of(token: Any, where: str) -> str:
-    """A token's text; it is written as a string or as {"content": ...}."""
-    text = token.get("content") if isinstance(token, dict) else token
-    if not (isinstance(text, str) and text):
-        raise TokenizerError(
-            f"{where} is {str(token)[:80]}: it must be a text, or an object whose content is one"
-        )
-    return text
-
-
-def _additional(folder: Path, config: dict[str, Any]) -> list[str]:
-    """The control tokens that have no name, such as those that open a turn."""
-    where = f"{folder / 'tokenizer_config.json'}: additional_special_tokens"
-    tokens = config.get("additional_special_tokens") or []
-    if not isinstance(tokens, list):
-        raise TokenizerError(f"{where} is a {type(tokens).__name__}: it must be a list")
-    return [_text_of(token, f"{where}[{i}]") for i, token in enumerate(tokens)]
-
-
-def _special_tokens(folder: Path, config: Any) -> dict[str, str]:
-    """The texts of bos, eos, pad and unk by name, of those that there are."""
-    file = folder / "tokenizer_config.json"
-    if not isinstance(config, dict):
-        raise TokenizerError(
-            f"{file} holds a {type(config).__name__}: it must be an object with eos_token and the"
-            " like"
-        )
-    tokens: dict[str, str] = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        token = config.get(name)
-        if token is not None:
-            tokens[name] = _text_of(token, f"{file}: {name}")
-    return tokens
-
-
-def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """The template file wins over the config's; of several named templates the default one
-    is used.
-    """
-    file, template = folder / "chat_template.jinja", config.get("chat_template")
-    if file.is_file():
-        return read_text(file, error=TokenizerError, most_bytes=MOST_TEMPLATE)
-    where = f"{folder / 'tokenizer_config.json'}: chat_template"
-    if isinstance(template, list):
-        named = [
-            entry
-            for entry in template
-            if isinstance(entry, dict) and entry.get("name") == "default"
-        ]
-        if len(named) != 1:
-            raise TokenizerError(
-                f"{where} is a list with {len(named)} templates named default: it must have one"
-            )
-        template = named[0].get("template")
-    if template is not None and not isinstance(template, str):
-        raise TokenizerError(
-            f"{where} is a {type(template).__name__}: it must be a text, or a list of named ones"
-        )
-    if template is not None and len(template) > MOST_TEMPLATE:
-        raise TokenizerError(
-            f"{where} has {len(template):,} characters, more than {MOST_TEMPLATE:,}"
-        )
-    return template
-
-
-def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: str | Path) -> Tokenizer:
-    """Trains a byte-level BPE on `texts`, writes it to `folder` in Hugging Face format with a
-    ChatML template, and loads it.
-
-    Every digit is its own token, so numbers of any length are spelt alike; any text can be encoded.
-    Ids 0, 1, 2 are `<|endoftext|>` (pad), `<|im_start|>` and `<|im_end|>` (end of turn). The
-    vocabulary has at most `vocab_size` entries (fewer if the texts have fewer pairs to merge) and
-    at least the 3 special tokens and 256 bytes.
-    """
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    specials = [PAD, TURN_START, TURN_END]
-    smallest = len(alphabet) + len(specials)
-    if vocab_size < smallest:
-        raise TokenizerError(
-            f"vocab_size = {vocab_size}: at least {smallest} are needed (256 bytes and"
-            f" {len(specials)} special tokens)"
-        )
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=specials,
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    backend.save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": PAD,
-        "eos_token": TURN_END,
-        "additional_special_tokens": [TURN_START],
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": 1_000_000,
-        "chat_template": CHATML,
-    }
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(config, indent=2) + "\n", encoding="utf-8"
-    )
-    (folder / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
-    return Tokenizer.load(folder)

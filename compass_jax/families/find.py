@@ -10,9 +10,9 @@ from functools import cache
 
 from compass_jax import families
 from compass_jax.config import ConfigError, ModelConfig
+from compass_jax.config.named import load
 from compass_jax.families.base import Family
 from compass_jax.families.raw import UnsupportedModel
-from compass_jax.imported import load
 
 
 @cache

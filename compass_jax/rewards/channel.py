@@ -1,10 +1,10 @@
 """Lines of JSON between the scorer and a worker, over a socket. The worker's side is not trusted.
 
 scorer -> {"checks": ..., "tag": ..., "timeout_s": ..., "guards": ...}     once
-worker -> ["ready", ""]  or  ["failed", traceback]
-scorer -> [[source, response, answer, item], ...]   when all earlier answers have come
+worker -> ["ready", ""]  or  ["failed", traceback]  or  ["refused", what a person did wrong]
+scorer -> [[source, response, row], ...]            when all earlier answers have come
 worker -> ["begun", ""]                             it has them
-worker -> [index, reward or null, outcome, detail]  for each, in their order
+worker -> [index, reward or null, outcome, detail, components]    for each, in their order
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ class ChannelError(ValueError):
 
 
 class Said(NamedTuple):
-    """A worker's word about itself: "ready", "failed" or "begun"."""
+    """A worker's word about itself: "ready", "failed", "refused" or "begun"."""
 
     word: str
     detail: str
 
 
 class Answered(NamedTuple):
-    """A worker's answer about the task at `index` of the batch; `reward` is None if unknown."""
+    """A worker's answer about the response at `index` of the batch; `reward` is None if unknown."""
 
     index: int
     reward: float | None
     outcome: str
     detail: str
+    components: dict[str, float]
 
 
 class Channel:
@@ -87,12 +88,14 @@ def parse(text: bytes) -> Said | Answered:
     """The one line `text`. Raises ChannelError for any other form than the two."""
     if len(text) > LINE_BYTES:
         raise ChannelError(f"a line of more than {LINE_BYTES} bytes")
-    value = parse_json(text, "a verifier worker's line", error=ChannelError, most_depth=1)
+    value = parse_json(text, "a verifier worker's line", error=ChannelError, most_depth=2)
     match value:
-        case ["ready" | "failed" | "begun" as word, str(detail)]:
+        case ["ready" | "failed" | "refused" | "begun" as word, str(detail)]:
             return Said(word, detail)
-        case [int(index), float() | None as reward, str(outcome), str(detail)]:
+        case [int(index), float() | None as reward, str(outcome), str(detail), dict(parts)]:
             known = reward is not None and math.isfinite(reward)
-            if outcome in OUTCOMES and known == (outcome == "ok") and type(index) is int:
-                return Answered(index, reward, outcome, detail)
+            numbers = all(type(part) is float for part in parts.values()) and (known or not parts)
+            fits = outcome in OUTCOMES and known == (outcome == "ok") and type(index) is int
+            if numbers and fits:
+                return Answered(index, reward, outcome, detail, parts)
     raise ChannelError(f"a line of no known form: {text[:200]!r}")

@@ -1,10 +1,10 @@
 """Scores responses in worker processes that can be killed, while the rollout goes on.
 
-A thread hands tasks to idle workers and collects their answers; `submit` and `collect` only touch
-queues. What a check may do is the workers' affair (worker.py); what comes from them is JSON of a
-fixed form (channel.py). A check that runs longer than `rewards.timeout_s` is ended, and a worker
-that dies took down only the task it was on. Such a sample gets a Score that is not known; the tasks
-behind it go to the next worker. Results carry the caller's key.
+A thread hands responses to idle workers and collects their answers; `submit` and `collect` touch
+queues alone. What a check may do is the workers' affair (worker.py); what comes from them is JSON
+of a fixed form (channel.py). A check that runs longer than `rewards.timeout_s` is ended, and a
+worker that dies took down only the response it was on. Such a sample gets a Score that is not
+known; the responses after it go to the next worker. Results carry the caller's key.
 """
 
 from __future__ import annotations
@@ -13,110 +13,38 @@ import itertools
 import logging
 import os
 import select
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any
 
-from compass_jax.config import DataConfig, ProceduralSource, RewardConfig
+from compass_jax.config import DataConfig, RewardConfig
 from compass_jax.records import Prompt, Score
-from compass_jax.rewards.channel import Channel, ChannelError, Said
-from compass_jax.rewards.detect import environment, guards_for
-from compass_jax.rewards.verifiers import Check, Task
+from compass_jax.rewards.channel import ChannelError, Said
+from compass_jax.rewards.checks import Response, checks_of
+from compass_jax.rewards.detect import guards_for
+from compass_jax.rewards.faults import Faults, VerifierError
+from compass_jax.rewards.process import Worker
 
 logger = logging.getLogger(__name__)
 
-BATCH = 32  # most tasks that are sent to a worker at once
+BATCH = 32  # most responses that are sent to a worker at once
 # first imports on a cold disk are slow; a worker that needs longer than this does not start
 START_LIMIT_S = 300.0
 GRACE_S = 2.0  # a worker ends a check in a child itself; after this it is ended with the check
 UNLUCKY_LIMIT = 5
 RESTARTS = 3
-END_LIMIT_S = 15.0
 
 
 class ScorerError(RuntimeError):
     """The verifier workers cannot run at all; the message holds the worker's traceback."""
 
 
-class _Worker:
-    """A process, its channel, and the tasks it was sent and has not answered (the first is the one
-    it is on).
-    """
-
-    def __init__(self, setup: dict[str, Any]):
-        ours, theirs = socket.socketpair()
-        lifeline, self._lifeline = os.pipe()
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "compass_jax.rewards.worker",
-            str(theirs.fileno()),
-            str(lifeline),
-        ]
-        # not multiprocessing: its children import the program's main module, and with it jax
-        kept = (theirs.fileno(), lifeline)
-        null = subprocess.DEVNULL
-        self.process = subprocess.Popen(
-            command,
-            pass_fds=kept,
-            env=environment(bool(setup["guards"])),
-            stdin=null,
-            stdout=null,
-            start_new_session=True,
-        )
-        theirs.close()
-        os.close(lifeline)
-        self.channel = Channel(ours)
-        self.tasks: deque[tuple[int, Task]] = deque()
-        self.answered = 0  # tasks of this batch
-        self.ready = False
-        self.begun = False  # it has received the tasks
-        self.since = time.monotonic()  # when it began what it is doing
-        self.channel.send(setup)
-
-    def send(self, tasks: list[Task]) -> None:
-        """Hands over the texts of `self.tasks`."""
-        self.answered = 0
-        self.begun = False
-        self.since = time.monotonic()
-        self.channel.send(tasks)
-
-    def kill(self) -> int:
-        """Ends it and all that it started, and returns its exit code. May be called twice."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)  # it ends its descendants, and then itself
-            self._lifeline = -1
-        try:
-            code = self.process.wait(END_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = self.process.wait()
-        self.channel.close()
-        return code
-
-
-def _checks(data: DataConfig) -> list[Check]:
-    return [
-        (
-            Check("reasoning_gym", s.dataset, s.options)
-            if isinstance(s, ProceduralSource)
-            else Check("math")
-        )
-        for s in data.sources
-    ]
-
-
-def _with_text(task: Task) -> Task:
-    if not callable(task.response):
-        return task
+def _with_text(response: Response) -> Response:
+    if not callable(response.text):
+        return response
     try:
-        return task._replace(response=task.response())
+        return response._replace(text=response.text())
     except BaseException as error:  # whatever it is: a panic of the tokenizer is no Exception
         raise ScorerError(f"the text of a response cannot be made: {error!r}") from error
 
@@ -124,20 +52,15 @@ def _with_text(task: Task) -> Task:
 class Scorer:
     """Verifier workers for `data.sources`. Use as a context manager, or call `close()`.
 
-    `verifier` ("module:function", called with response and reference answer) replaces every
-    source's own check. `guards` (names out of guards.GUARDS) replaces what `rewards.sandbox`
-    chooses; None: that. Raises ConfigError where `rewards.sandbox` requires a guard that this
-    machine lacks.
+    `guards` (names out of guards.GUARDS) replaces what `rewards.sandbox` chooses; None: that.
+    Raises ConfigError where `rewards.sandbox` requires a guard that this machine lacks. A verifier
+    that cannot be used is a VerifierError of the next call.
     """
 
     def __init__(
-        self,
-        rewards: RewardConfig,
-        data: DataConfig,
-        verifier: str = "",
-        guards: tuple[str, ...] | None = None,
+        self, rewards: RewardConfig, data: DataConfig, guards: tuple[str, ...] | None = None
     ):
-        checks = [Check(verifier) for _ in data.sources] if verifier else _checks(data)
+        checks = checks_of(data)
         guards = guards_for(rewards.sandbox) if guards is None else guards
         self._setup = {
             "checks": checks,
@@ -146,20 +69,21 @@ class Scorer:
             "guards": guards,
         }
         self._timeout_s = rewards.timeout_s
+        self._faults = Faults(checks)
         self._tickets = itertools.count()
         # ticket -> key, of everything submitted and not collected
         self._keys: dict[int, Hashable] = {}
         self._outstanding: set[Hashable] = set()
-        self._queue: deque[tuple[int, Task]] = deque()  # their responses may be functions still
+        self._queue: deque[tuple[int, Response]] = deque()  # their responses may be functions still
         self._results: list[tuple[Hashable, Score]] = []
-        self._error: str = ""
-        self._unlucky = 0  # workers in a row that died with no task begun
+        self._error: Exception | None = None
+        self._unlucky = 0  # workers in a row that died with no response begun
         self._closing = False
         self._changed = threading.Condition()
         self._restarts = 0  # of the thread, since the last answer
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
-        self._workers = [_Worker(self._setup) for _ in range(rewards.workers)]
+        self._workers = [Worker(self._setup) for _ in range(rewards.workers)]
         self._thread = threading.Thread(target=self._run, name="reward-dispatch", daemon=True)
         self._thread.start()
 
@@ -177,7 +101,7 @@ class Scorer:
             self._outstanding.add(key)
             ticket = next(self._tickets)
             self._keys[ticket] = key
-            self._queue.append((ticket, Task(prompt.source, response, prompt.answer, prompt.item)))
+            self._queue.append((ticket, Response(prompt.source, response, prompt.row)))
             if len(self._queue) == 1:
                 os.write(self._wake_write, b"!")
 
@@ -191,7 +115,7 @@ class Scorer:
         """What has been scored since the last call, in the order it was finished.
 
         `block` waits until there is at least one, and returns an empty list only if nothing is
-        outstanding. Raises ScorerError if the workers cannot run. A wait ends: each task has
+        outstanding. Raises ScorerError if the workers cannot run. A wait ends: each response has
         `rewards.timeout_s`, each start START_LIMIT_S.
         """
         with self._changed:
@@ -232,8 +156,8 @@ class Scorer:
         self.close()
 
     def _check_usable(self) -> None:
-        if self._error:
-            raise ScorerError(self._error)
+        if self._error is not None:
+            raise type(self._error)(*self._error.args)
         if self._closing:
             raise ScorerError("the scorer is closed")
 
@@ -254,9 +178,9 @@ class Scorer:
                 except Exception as last:  # whoever waits must hear of it
                     with self._changed:
                         self._error = (
-                            str(last)
-                            if isinstance(last, ScorerError)
-                            else f"the scorer's thread failed: {last!r}"
+                            last
+                            if isinstance(last, ScorerError | VerifierError)
+                            else ScorerError(f"the scorer's thread failed: {last!r}")
                         )
                         self._changed.notify_all()
                     return
@@ -266,7 +190,7 @@ class Scorer:
         its order.
         """
         self._restarts += 1
-        if isinstance(error, ScorerError) or self._restarts > RESTARTS:
+        if isinstance(error, ScorerError | VerifierError) or self._restarts > RESTARTS:
             raise error
         logger.warning(
             "the scorer's thread failed and starts again (%d of %d): %r",
@@ -277,11 +201,11 @@ class Scorer:
         for worker in self._workers:
             worker.kill()
         with self._changed:
-            held = sorted(entry for worker in self._workers for entry in worker.tasks)
+            held = sorted(entry for worker in self._workers for entry in worker.held)
             self._queue.extendleft(entry for entry in reversed(held) if entry[0] in self._keys)
             for worker in self._workers:
-                worker.tasks.clear()
-        self._workers = [_Worker(self._setup) for _ in self._workers]
+                worker.held.clear()
+        self._workers = [Worker(self._setup) for _ in self._workers]
 
     def _wait(self) -> None:
         """Until a worker says something, something is submitted, or a limit is over."""
@@ -298,23 +222,23 @@ class Scorer:
 
     def _hand_out(self) -> None:
         for worker in self._workers:
-            if not worker.ready or worker.tasks:
+            if not worker.ready or worker.held:
                 continue
             with self._changed:
                 share = min(BATCH, -(-len(self._queue) // len(self._workers)))
-                worker.tasks.extend(self._queue.popleft() for _ in range(share))
-            if worker.tasks:
+                worker.held.extend(self._queue.popleft() for _ in range(share))
+            if worker.held:
                 # not under the lock, for which `submit` would wait
-                worker.tasks = deque((ticket, _with_text(task)) for ticket, task in worker.tasks)
+                worker.held = deque((ticket, _with_text(one)) for ticket, one in worker.held)
                 try:
-                    worker.send([task for _, task in worker.tasks])
+                    worker.send([response for _, response in worker.held])
                 # it died while idle: none of these was begun, and its end of file is read next
                 except OSError:
                     with self._changed:
-                        self._queue.extendleft(reversed(worker.tasks))
-                    worker.tasks.clear()
+                        self._queue.extendleft(reversed(worker.held))
+                    worker.held.clear()
 
-    def _limit_s(self, worker: _Worker) -> float:
+    def _limit_s(self, worker: Worker) -> float:
         return self._timeout_s + GRACE_S if worker.ready else START_LIMIT_S
 
     def _patience(self) -> float | None:
@@ -322,11 +246,11 @@ class Scorer:
         busy = [
             worker.since + self._limit_s(worker)
             for worker in self._workers
-            if worker.tasks or not worker.ready
+            if worker.held or not worker.ready
         ]
         return max(0.0, min(busy) - time.monotonic()) if busy else None
 
-    def _receive(self, worker: _Worker) -> str:
+    def _receive(self, worker: Worker) -> str:
         """Takes all that a worker has sent. Returns "crash" or "timeout" if it must be replaced,
         else "".
         """
@@ -337,15 +261,21 @@ class Scorer:
                     self._note(worker, said)
                 elif not worker.begun or said.index != worker.answered:
                     raise ChannelError(
-                        f"an answer to task {said.index}, which is not the one it is on"
+                        f"an answer to response {said.index}, which is not the one it is on"
                     )
                 else:
                     worker.answered += 1
                     self._unlucky = self._restarts = 0
                     known = said.reward is not None
                     self._finish(
-                        worker.tasks.popleft()[0],
-                        Score(said.reward if known else 0.0, known, said.outcome, said.detail),
+                        *worker.held.popleft(),
+                        Score(
+                            said.reward if known else 0.0,
+                            known,
+                            said.outcome,
+                            said.detail,
+                            said.components,
+                        ),
                     )
         except (EOFError, OSError):
             return "crash"
@@ -353,15 +283,17 @@ class Scorer:
             logger.warning("a verifier worker is replaced: it sent %s", error)
             return "crash"
         late = (
-            worker.tasks or not worker.ready
+            worker.held or not worker.ready
         ) and time.monotonic() - worker.since > self._limit_s(worker)
         return "timeout" if late else ""
 
-    def _note(self, worker: _Worker, said: Said) -> None:
+    def _note(self, worker: Worker, said: Said) -> None:
         if worker.ready == (said.word != "begun"):
             raise ChannelError(
                 f"{said.word!r}, when it was {'ready' if worker.ready else 'not ready'}"
             )
+        if said.word == "refused":
+            raise VerifierError(said.detail)
         if said.word == "failed":
             raise ScorerError(f"a verifier worker cannot start:\n{said.detail}")
         with self._changed:
@@ -369,14 +301,15 @@ class Scorer:
             worker.ready = True
             self._changed.notify_all()
 
-    def _finish(self, ticket: int, score: Score) -> None:
+    def _finish(self, ticket: int, response: Response, score: Score) -> None:
+        self._faults.note(response, score)
         with self._changed:
             self._results.append((self._keys.pop(ticket), score))
             self._changed.notify_all()
 
     def _replace(self, index: int, outcome: str) -> None:
-        """A fresh worker for one that hangs or died; the task it was on is given up, those behind
-        it are queued first.
+        """A fresh worker for one that hangs or died; the response it was on is given up, and
+        those after it are queued first.
         """
         worker = self._workers[index]
         code = worker.kill()
@@ -388,21 +321,21 @@ class Scorer:
                 else f"ended with code {code} before it was ready"
             )
             raise ScorerError(f"a verifier worker {how}; its standard error says why")
-        # no task's doing: it was killed from outside
-        if outcome == "crash" and not (worker.tasks and worker.begun):
+        # no response's doing: it was killed from outside
+        if outcome == "crash" and not (worker.held and worker.begun):
             self._unlucky += 1
             if self._unlucky > UNLUCKY_LIMIT:
                 raise ScorerError(
                     f"{self._unlucky} verifier workers in a row were killed before they began a"
-                    f" task (code {code}); is memory short?"
+                    f" response (code {code}); is memory short?"
                 )
-        elif worker.tasks:
+        elif worker.held:
             detail = (
                 f"no answer after {self._timeout_s} s"
                 if outcome == "timeout"
                 else f"the worker ended with code {code}"
             )
-            self._finish(worker.tasks.popleft()[0], Score(0.0, False, outcome, detail))
+            self._finish(*worker.held.popleft(), Score(0.0, False, outcome, detail))
         with self._changed:
-            self._queue.extendleft(reversed(worker.tasks))
-        self._workers[index] = _Worker(self._setup)
+            self._queue.extendleft(reversed(worker.held))
+        self._workers[index] = Worker(self._setup)

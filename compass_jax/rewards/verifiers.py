@@ -1,14 +1,13 @@
-"""Answer checkers: text in, score out. Imported by reward workers: nothing here may import jax.
+"""The checks that are built in: math-verify, and reasoning-gym's own scorers.
 
-A score is the checker's own number, 1 for right and 0 for wrong; anything that raises is a failure
-of the check, which the caller reports as unknown and never as 0.
+Imported by reward workers: nothing here may import jax. A score is the checker's own number, 1 for
+right and 0 for wrong; anything that raises is a failure of the check, which the caller reports as
+unknown and never as 0.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import json
 import logging
 import math
 import numbers
@@ -17,7 +16,7 @@ import sys
 import types
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from compass_jax.rewards.answers import (
     arithmetic,
@@ -73,25 +72,6 @@ WARM = (
     ("5!", "120"),
     ("2x + 3y = 6", "y = 2"),
 )
-
-
-class Check(NamedTuple):
-    """How the answers of one data source are checked. `kind`: "reasoning_gym", "math", or
-    "module:function".
-    """
-
-    kind: str
-    dataset: str = ""
-    options: tuple[tuple[str, Any], ...] = ()
-
-
-class Task(NamedTuple):
-    """One answer to check."""
-
-    source: int  # index into the list of checks
-    response: str  # the model's text
-    answer: str  # the reference
-    item: str  # the procedural entry as JSON
 
 
 def extract_answer(response: str, tag: str) -> str | None:
@@ -157,27 +137,9 @@ def _delimited(text: str) -> str:
     return text if any(mark in text for mark in ("$", "\\boxed", "\\(", "\\[")) else f"${text}$"
 
 
-def decode_item(item_json: str) -> dict[str, Any]:
-    """A procedural entry from its JSON (written by `data.procedural.encode_item`), tuples, sets and
-    non-text keys included.
-    """
-    return json.loads(item_json, object_hook=_untagged)
-
-
-def _untagged(value: dict[str, Any]) -> Any:
-    if len(value) == 1:
-        ((tag, content),) = value.items()
-        if tag == "!tuple":
-            return tuple(content)
-        if tag == "!set":
-            return set(content)
-        if tag == "!dict":
-            return {key: item for key, item in content}
-    return value
-
-
 @lru_cache(maxsize=256)
-def _dataset(name: str, options: tuple[tuple[str, Any], ...]) -> Any:
+def dataset_of(name: str, options: tuple[tuple[str, Any], ...]) -> Any:
+    """The reasoning-gym data set with these options, made once."""
     import reasoning_gym
 
     def as_list(value: Any) -> Any:
@@ -231,7 +193,10 @@ def can_be_read(dataset: str, answer: str) -> bool:
 
 
 def reasoning_gym_score(
-    dataset_name: str, item_json: str, answer: str, options: tuple[tuple[str, Any], ...] = ()
+    dataset_name: str,
+    entry: dict[str, Any],
+    answer: str,
+    options: tuple[tuple[str, Any], ...] = (),
 ) -> float:
     """The score of the dataset's own scorer (some depend on the dataset's `options`), unchanged but
     for two cases.
@@ -240,7 +205,7 @@ def reasoning_gym_score(
     answers is uniform. A scorer that raises on this answer but not on the reference could not read
     the answer: 0. One that raises on both raises here.
     """
-    dataset, entry = _dataset(dataset_name, options), decode_item(item_json)
+    dataset = dataset_of(dataset_name, options)
     try:
         score = number(dataset.score_answer(answer, entry))
     except (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError):
@@ -256,48 +221,3 @@ def number(value: Any) -> float:
     if not math.isfinite(found := float(value)):
         raise ValueError(f"the check returned {found}")
     return found
-
-
-class Checker(NamedTuple):
-    """How a source's tasks are scored."""
-
-    decide: Callable[[Task], float | None]  # without evaluating anything; None: `score` must say
-    score: Callable[[Task], float]
-    forked: bool  # `score` runs in a child of its own
-
-    def __call__(self, task: Task) -> float:
-        """The score, here and now."""
-        decided = self.decide(task)
-        return self.score(task) if decided is None else decided
-
-
-def build(check: Check, tag: str) -> Checker:
-    """What scores a source's tasks, with all that it needs imported. No answer scores 0."""
-    if check.kind not in ("reasoning_gym", "math"):
-        module, _, function = check.kind.partition(":")
-        verify = getattr(importlib.import_module(module), function)
-        own = lambda task: number(verify(task.response, task.answer))  # noqa: E731
-        return Checker(lambda task: None, own, forked=True)
-    if check.kind == "math":
-        for left, right in WARM:
-            math_verify_score(left, right)
-        decided = math_decided
-        forked = True
-    else:
-        _dataset(check.dataset, check.options)
-        if check.dataset in READERS:
-            take_over(check.dataset)
-        decided = lambda answer, _: None if can_be_read(check.dataset, answer) else 0.0  # noqa: E731
-        forked = evaluates(check.dataset)
-
-    def decide(task: Task) -> float | None:
-        answer = extract_answer(task.response, tag)
-        return 0.0 if answer is None else decided(answer, task.answer)
-
-    def score(task: Task) -> float:
-        answer = extract_answer(task.response, tag)
-        if check.kind == "math":
-            return math_verify_score(answer, task.answer)
-        return reasoning_gym_score(check.dataset, task.item, answer, check.options)
-
-    return Checker(decide, score, forked)

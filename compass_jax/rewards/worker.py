@@ -24,39 +24,47 @@ import traceback
 from functools import partial
 from typing import Any, NoReturn
 
+from compass_jax.config import ConfigError
 from compass_jax.rewards import guards, sandbox
 from compass_jax.rewards.channel import line
-from compass_jax.rewards.verifiers import Check, Checker, Task, build, number
+from compass_jax.rewards.checks import Check, Response, Verifier, build
+from compass_jax.tasks.rows import decode_row
 
 DETAIL_CHARS = 2000
 
 
-def _answer(checker: Checker, task: Task, zone: sandbox.Zone, seconds: float) -> list[Any]:
-    """Reward or None, outcome, detail."""
+def _answer(verifier: Verifier, response: Response, zone: sandbox.Zone, seconds: float) -> list:
+    """Reward or None, outcome, detail, components."""
     try:
-        value = checker.decide(task)
-        if value is None and checker.forked:
-            found = zone.run(partial(checker.score, task), seconds)
+        row = decode_row(response.row)
+        value = verifier.decide(row, response.text)
+        if value is None and verifier.forked:
+            found = zone.run(partial(verifier.judged, row, response.text), seconds)
             if found.outcome != "ok":
-                return [None, found.outcome, found.detail[-DETAIL_CHARS:]]
-            value = found.value
+                return [None, found.outcome, found.detail[-DETAIL_CHARS:], {}]
+            reward, components = found.value  # from the child: looked at again
+            value = {**components, "reward": reward}
         elif value is None:
-            value = checker.score(task)
-        return [number(value), "ok", ""]
+            value = verifier.verify(row=row, response=response.text)
+        graded = verifier.graded(value)
+        return [graded.reward, "ok", "", graded.components]
     except sandbox.SandboxError:
         raise
     except BaseException:
-        return [None, "error", traceback.format_exc()[-DETAIL_CHARS:]]
+        return [None, "error", traceback.format_exc()[-DETAIL_CHARS:], {}]
 
 
 def serve(connection: socket.socket, setup: dict[str, Any], folder: str) -> None:
     """Answers until the scorer closes the connection."""
     seconds = setup["timeout_s"]
     try:
-        checks = [build(Check(k, d, _tuples(o)), setup["tag"]) for k, d, o in setup["checks"]]
+        checks = [build(Check(*map(_tuples, check)), setup["tag"]) for check in setup["checks"]]
         zone = sandbox.enter(setup["guards"], folder, _imported())
         guards.limit_memory()
         guards.die_with_parent()  # again: the kernel forgets it where the user changes
+    except ConfigError as error:
+        connection.sendall(line(["refused", str(error)[-2 * DETAIL_CHARS :]]))
+        return
     except BaseException:
         connection.sendall(line(["failed", traceback.format_exc()[-2 * DETAIL_CHARS :]]))
         return
@@ -64,9 +72,9 @@ def serve(connection: socket.socket, setup: dict[str, Any], folder: str) -> None
     with connection.makefile("rb") as lines, contextlib.suppress(OSError):
         for batch in lines:
             connection.sendall(line(["begun", ""]))
-            for index, task in enumerate(json.loads(batch)):
-                task = Task(*task)
-                answer = _answer(checks[task.source], task, zone, seconds)
+            for index, sent in enumerate(json.loads(batch)):
+                response = Response(*sent)
+                answer = _answer(checks[response.source], response, zone, seconds)
                 connection.sendall(line([index, *answer]))
 
 

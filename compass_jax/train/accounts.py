@@ -22,11 +22,14 @@ def permute_rewards(arrays: StepArrays, seed: tuple[int, ...]) -> None:
 
 
 def group_metrics(groups: list[Group]) -> dict[str, float]:
-    """Rewards and lengths of one step's samples."""
+    """Rewards, the parts that verifiers named, and lengths of one step's samples."""
     scores = [s for g in groups for s in g.scores]
     rollouts = [r for g in groups for r in g.rollouts]
     known = [s.reward for s in scores if s.known]
     lengths = [r.response_length for r in rollouts]
+    parts: dict[str, list[float]] = {}
+    for name, part in (item for s in scores for item in s.components.items()):
+        parts.setdefault(name, []).append(part)
     return {
         # null in the log: 0 would be a reward
         "reward/mean": float(np.mean(known)) if known else float("nan"),
@@ -35,6 +38,8 @@ def group_metrics(groups: list[Group]) -> dict[str, float]:
         "response_length/mean": float(np.mean(lengths)),
         "response_length/max": float(np.max(lengths)),
         "truncated_frac": float(np.mean([r.truncated for r in rollouts])),
+        # over the samples that have it
+        **{f"reward/{name}/mean": float(np.mean(parts[name])) for name in sorted(parts)},
     }
 
 
@@ -65,6 +70,7 @@ def sample_rows(
                     "outcome": s.outcome,
                     "tokens": r.response_length,
                     "truncated": r.truncated,
+                    **({"components": s.components} if s.components else {}),
                 }
                 for r, s in zip(group.rollouts, group.scores, strict=True)
             ],

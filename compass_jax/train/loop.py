@@ -57,7 +57,7 @@ from compass_jax.train.session import (
     load_tokenizer,
     newest_checkpoint,
     open_run,
-    shared,
+    open_scorer,
 )
 from compass_jax.weights import checkpoint
 from compass_jax.weights.handover import hand_over
@@ -356,9 +356,9 @@ def run_rl(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
     """
     config.validate_for_rl()
     with (
+        open_scorer(config) as scorer,
         open_run(config) as run,
         StopSignal() as stop,
-        shared(Scorer(config.rewards, config.data)) as scorer,
     ):
         logs = {"writes": first(), "check": run.check, "lost_log": lost_log}
         with Telemetry(config.directory, config.rl.steps, "rl", **logs) as telemetry:

@@ -21,6 +21,7 @@ from compass_jax import distributed
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config_io import flatten
 from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.rewards.checks import checks_of
 from compass_jax.rewards.score import Scorer
 from compass_jax.rewards.shared import SharedScorer
 from compass_jax.rundir import RunDir
@@ -138,6 +139,21 @@ def newest_checkpoint(directory: str, tell: Callable[[str], None]) -> checkpoint
     for kept in checkpoint.set_aside(found) if distributed.first() else ():
         tell(f"it is kept as {kept}: remove it when nobody needs it")
     return found
+
+
+def open_scorer(config: RunConfig) -> Scorer | SharedScorer:
+    """What judges the answers to the run's prompts; every command has it from here.
+
+    It starts before anything is written: a verifier that cannot be used is a VerifierError here.
+    """
+    scorer = Scorer(config.rewards, config.data)
+    if any(check.own for check in checks_of(config.data)):
+        try:
+            scorer.wait_ready()
+        except BaseException:
+            scorer.close()
+            raise
+    return shared(scorer)
 
 
 def shared(scorer: Scorer) -> Scorer | SharedScorer:

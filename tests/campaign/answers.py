@@ -134,24 +134,22 @@ def _scores(case: Case, name: str, said: list[str]) -> Any:
         import numpy as np
 
         from compass_jax.config import DataConfig, FileSource, ProceduralSource, RewardConfig
-        from compass_jax.data.procedural import encode_item
         from compass_jax.records import Prompt
         from compass_jax.rewards.score import Scorer
+        from compass_jax.tasks.rows import encode_row
 
         sys.path.insert(0, ROOT)
         os.environ["PYTHONPATH"] = ROOT
-        source, item, answer, verifier = FileSource("rows.jsonl"), "", "7", ""
+        source, row = FileSource("rows.jsonl"), {"answer": "7"}
         if name == "verifier":
-            verifier = (
-                f"{__package__}.obey:obey"
-                if __package__.startswith("tests.")
-                else "tests.campaign.obey:obey"
-            )
+            package = __package__ if __package__.startswith("tests.") else "tests.campaign"
+            source = FileSource("rows.jsonl", verifier=f"{package}.obey:obey")
         elif name != "math":
             import reasoning_gym
 
             entry = reasoning_gym.create_dataset(name, size=1, seed=11)[0]
-            source, item, answer = ProceduralSource(name), encode_item(entry), str(entry["answer"])
+            source, row = ProceduralSource(name), entry
+        answer = str(row["answer"])
         honest = ["right", "wrong"] if name == "verifier" else [answer, "the moon"]
         whole = [*honest, *(text for bad in said for text in (bad, *honest))]
         prompt = Prompt(
@@ -161,13 +159,12 @@ def _scores(case: Case, name: str, said: list[str]) -> Any:
             question="?",
             tokens=np.zeros(3, np.int32),
             answer=answer,
-            item=item,
+            row=encode_row(row),
         )
         found: dict[int, Any] = {}
         with Scorer(
             RewardConfig(answer_tag="", timeout_s=4.0),
             DataConfig(sources=(source,)),
-            verifier=verifier,
         ) as scorer:
             for number, text in enumerate(whole):
                 scorer.submit(number, prompt, text)

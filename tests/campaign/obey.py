@@ -12,12 +12,12 @@ import threading
 import time
 
 
-def obey(response: str, answer: str):
+def obey(row: dict, response: str):
     """1 for "right", 0 for "wrong"; other words name what goes amiss."""
     word = response.strip()
     if word in ("right", "wrong"):
         return float(word == "right")
-    return _DEEDS[word](answer)
+    return _DEEDS[word](row["answer"])
 
 
 def _write(answer: str) -> float:
@@ -63,7 +63,7 @@ def _deaf(answer: str) -> float:
 def _patch(answer: str) -> float:
     from compass_jax.rewards import verifiers
 
-    sys.modules[__name__].obey = lambda response, answer: 1.0
+    sys.modules[__name__].obey = lambda row, response: 1.0
     verifiers.extract_answer = lambda response, tag: "right"
     return 0.0
 

@@ -63,7 +63,7 @@ def prompts(take: Take) -> None:
         take(found | {"train": plain(rows)})
         raise SystemExit(0)
 
-    loop.Scorer = NoScorer
+    loop.open_scorer = NoScorer
     wrap(loop, "heldout_prompts", heldout)
     loop.PromptStream = end
 
@@ -100,7 +100,7 @@ def restored(take: Take) -> None:
         raise SystemExit(0)
 
     take("a fresh start")
-    loop.Scorer = NoScorer
+    loop.open_scorer = NoScorer
     wrap(checkpoint, "restore", seen)
     loop.carry_tokenizer = sft.carry_tokenizer = end
 

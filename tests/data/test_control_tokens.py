@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compass_jax.data.control_tokens import ControlTokens
-from compass_jax.data.tokenizer import CHATML, Tokenizer, TokenizerError
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.data.tokenizer_training import CHATML
 
 TINY = Path(__file__).parents[2] / "configs" / "tiny_tokenizer"
 STRIPS = (

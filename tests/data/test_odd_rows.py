@@ -11,8 +11,9 @@ import pytest
 from compass_jax.config import DataConfig, FileSource
 from compass_jax.data.files import DataError, check_messages, read_rows, refuse_blank
 from compass_jax.data.keep import kept_prompts, read_pass_rates
-from compass_jax.data.prompts import questions, train_prompts
-from compass_jax.data.tokenizer import train_tokenizer
+from compass_jax.data.prompts import train_prompts
+from compass_jax.data.questions import questions
+from compass_jax.data.tokenizer_training import train_tokenizer
 
 TURNS = [{"role": "system", "content": "S"}, {"role": "user", "content": "1+1?"}]
 ODD_VALUES = [

@@ -13,7 +13,7 @@ import pytest
 from compass_jax.data import templates
 from compass_jax.data.template_worker import MOST_TEXT, environment
 from compass_jax.data.templates import Job, Renderer, TemplateFailure, TemplateLimit
-from compass_jax.data.tokenizer import CHATML
+from compass_jax.data.tokenizer_training import CHATML
 
 CHAT = [
     {"role": "user", "content": "12 + 5 = é \U0001f600"},
@@ -165,7 +165,7 @@ def test_what_is_rendered_is_what_jinja_renders_here(renderer):
         environment()
         .from_string(template)
         .render(messages=CHAT[:n], add_generation_prompt=add, **variables)
-        for _, n, add in jobs
+        for _, n, add, _ in jobs
     ]
     assert renderer.render(template, variables, jobs) == expected
     assert isinstance(environment(), jinja2.sandbox.ImmutableSandboxedEnvironment)

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compass_jax.data.tokenizer import Tokenizer, TokenizerError, train_tokenizer
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.data.tokenizer_training import train_tokenizer
 
 TEXTS = [
     "State the final answer to the following arithmetic problem: 12 + 5 =",

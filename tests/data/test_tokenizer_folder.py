@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from compass_jax.data import tokenizer_probe
-from compass_jax.data.tokenizer import Tokenizer, TokenizerError
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.tokenizer_folder import TokenizerError
 
 TINY = Path(__file__).parents[2] / "configs" / "tiny_tokenizer"
 CONFIG = {

@@ -19,7 +19,7 @@ import time
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def act(response: str, answer: str):
+def act(row: dict, response: str):
     """The response's number, or what the function that it names does with the rest of the
     response.
     """

@@ -6,7 +6,7 @@ import sys
 import time
 
 
-def obey(response: str, answer: str) -> float:
+def obey(row: dict, response: str) -> float:
     """The response's number, or what its first word says."""
     word, _, rest = response.partition(" ")
     if word == "sleep":
@@ -21,7 +21,7 @@ def obey(response: str, answer: str) -> float:
     elif word == "quit":
         sys.exit("done")
     elif word == "raise":
-        raise RuntimeError(f"cannot check {answer}")
+        raise RuntimeError(f"cannot check {row['answer']}")
     elif word == "memory":
         return float(len(bytearray(2**36)))
     elif word == "nan":

@@ -11,7 +11,6 @@ import reasoning_gym
 import sympy
 from reasoning_gym.factory import DATASETS
 
-from compass_jax.data.procedural import encode_item
 from compass_jax.rewards.answers import (
     AnswerError,
     arithmetic,
@@ -20,11 +19,9 @@ from compass_jax.rewards.answers import (
     is_expression,
     literal,
 )
+from compass_jax.rewards.checks import Check, build
 from compass_jax.rewards.verifiers import (
     READERS,
-    Check,
-    Task,
-    build,
     can_be_read,
     evaluates,
     math_decided,
@@ -190,9 +187,7 @@ def test_no_reference_answer_is_refused_and_scores_stay(name, count, monkeypatch
     before = [dataset.score_answer(entry["answer"], entry) for entry in scored]
     check = build(Check("reasoning_gym", name), "")
     assert all(can_be_read(name, entry["answer"]) for entry in entries)
-    assert [
-        check(Task(0, entry["answer"], entry["answer"], encode_item(entry))) for entry in scored
-    ] == before
+    assert [check(entry, entry["answer"]).reward for entry in scored] == before
     for entry in entries:
         if READERS[name][1] is expression:
             expression(entry["answer"], {"C": sympy.Symbol("C")})
@@ -218,12 +213,7 @@ def test_the_reader_is_what_stops_an_evaluation(name, monkeypatch, restored):
         for text in PAYLOADS:
             dataset.score_answer(text, entry)
         assert sys.reached is not taken
-    assert (
-        build(Check("reasoning_gym", name), "")(
-            Task(0, PAYLOADS[1], entry["answer"], encode_item(entry))
-        )
-        == 0.0
-    )
+    assert build(Check("reasoning_gym", name), "")(entry, PAYLOADS[1]).reward == 0.0
 
 
 def test_every_data_set_whose_module_evaluates_is_known():

@@ -12,21 +12,26 @@ import time
 import numpy as np
 import pytest
 from corpus import ANSWERS, DATASETS, VERIFIERS
-from test_score import DATA, descendants, drain, wait_until
+from test_score import descendants, drain, judged_by, wait_until
 
 from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, RewardConfig
-from compass_jax.data.procedural import distinct_entries, encode_item
+from compass_jax.data.procedural import distinct_entries
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards import detect, guards
 from compass_jax.rewards.score import Scorer
+from compass_jax.tasks.rows import encode_row
 
 MISSING = detect.missing_guards()
 guarded = pytest.mark.skipif(bool(MISSING), reason=f"this machine has no {', '.join(MISSING)}")
 LIMIT_S = 1.5
 
 
-def prompt(number=0, source=0, answer="7", item=""):
-    return Prompt(number, source, "x", "q", np.zeros(1, np.int32), answer, item)
+DATA = judged_by("corpus_verifiers:act")
+
+
+def prompt(number=0, source=0, answer="7", entry=None):
+    row = encode_row({"answer": answer} if entry is None else entry)
+    return Prompt(number, source, "x", "q", np.zeros(1, np.int32), answer, row)
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +52,7 @@ def places(tmp_path_factory):
 def verifiers():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPASS_TOKEN", "secret")
-        with Scorer(
-            RewardConfig(workers=1, timeout_s=LIMIT_S), DATA, "corpus_verifiers:act"
-        ) as scorer:
+        with Scorer(RewardConfig(workers=1, timeout_s=LIMIT_S), DATA) as scorer:
             scorer.wait_ready()
             yield scorer
 
@@ -132,11 +135,7 @@ def test_a_hostile_answer_gets_what_it_must(row, answers, places):
         tasks = [prompt(answer=row.reference.format(), source=source)] * 3
         right, wrong = row.reference.format(), "1234"
     else:
-        tasks = [
-            prompt(
-                source=source, answer=entries[source]["answer"], item=encode_item(entries[source])
-            )
-        ] * 3
+        tasks = [prompt(source=source, answer=entries[source]["answer"], entry=entries[source])] * 3
         right, wrong = entries[source]["answer"], "1"
     scorer.submit("row", tasks[0], row.text.format(**places))
     scorer.submit("right", tasks[1], right)
@@ -161,7 +160,7 @@ WITHOUT = [
 def test_without_its_guard_a_row_gets_through(missing, text, tmp_path, places):
     left = tuple(name for name in guards.GUARDS if name not in missing)
     tmp_path.chmod(0o777)
-    with Scorer(RewardConfig(timeout_s=20.0), DATA, "corpus_verifiers:act", guards=left) as scorer:
+    with Scorer(RewardConfig(timeout_s=20.0), DATA, guards=left) as scorer:
         scorer.submit(0, prompt(), text.format(**places | {"out": tmp_path}))
         assert drain(scorer)[0] == Score(1.0, True)
     assert os.listdir(tmp_path) == (["ran"] if text.startswith("writes") else [])
@@ -186,7 +185,6 @@ def test_without_namespaces_nobody_outlives_and_nobody_is_killed(places):
     with Scorer(
         RewardConfig(timeout_s=LIMIT_S),
         DATA,
-        "corpus_verifiers:act",
         guards=(guards.LANDLOCK, guards.SECCOMP),
     ) as scorer:
         scorer.wait_ready()
@@ -204,9 +202,7 @@ def test_without_namespaces_nobody_outlives_and_nobody_is_killed(places):
 
 
 def test_off_means_no_guards_and_still_a_child_for_each_answer(places):
-    with Scorer(
-        RewardConfig(timeout_s=LIMIT_S, sandbox="off"), DATA, "corpus_verifiers:act"
-    ) as scorer:
+    with Scorer(RewardConfig(timeout_s=LIMIT_S, sandbox="off"), DATA) as scorer:
         scorer.wait_ready()
         before = scorer._workers[0].process.pid
         texts = ["patches_itself", "0.25", "opens_a_socket", "leaves_a_daemon", "exits 0", "0.75"]
@@ -231,7 +227,7 @@ def test_required_names_the_missing_guard_and_auto_says_it(monkeypatch):
     with pytest.raises(
         ConfigError, match=r"rewards.sandbox = 'required'.*Landlock \(Function not implemented\)"
     ):
-        Scorer(RewardConfig(sandbox="required"), DATA, "corpus_verifiers:act")
+        Scorer(RewardConfig(sandbox="required"), DATA)
     assert guards.LANDLOCK not in detect.guards_for("auto") and detect.guards_for("off") == ()
     assert "missing: Landlock (Function not implemented)" in detect.notice(
         "auto"
@@ -242,7 +238,7 @@ def test_the_dispatching_thread_restarts_and_loses_nothing(monkeypatch, caplog):
     """Three times, at three places: handing out, while answers are on the way, and while one is
     taken.
     """
-    with Scorer(RewardConfig(workers=2, timeout_s=20.0), DATA, "corpus_verifiers:act") as scorer:
+    with Scorer(RewardConfig(workers=2, timeout_s=20.0), DATA) as scorer:
         scorer.wait_ready()
         for name in ("_hand_out", "_wait", "_receive"):
             whole, failed = getattr(Scorer, name), threading.Event()
@@ -268,7 +264,7 @@ def test_the_dispatching_thread_restarts_and_loses_nothing(monkeypatch, caplog):
 
 
 def test_a_worker_that_is_killed_before_it_is_ready_is_replaced():
-    with Scorer(RewardConfig(timeout_s=20.0), DATA, "corpus_verifiers:act") as scorer:
+    with Scorer(RewardConfig(timeout_s=20.0), DATA) as scorer:
         scorer._workers[0].process.kill()
         scorer.submit(0, prompt(), "0.5")
         assert drain(scorer) == {0: Score(0.5, True)}
@@ -281,7 +277,7 @@ def test_a_time_limit_that_is_none_is_refused(seconds):
 
 
 def test_closing_in_the_middle_of_a_hang_leaves_nobody(places):
-    with Scorer(RewardConfig(timeout_s=600), DATA, "corpus_verifiers:act") as scorer:
+    with Scorer(RewardConfig(timeout_s=600), DATA) as scorer:
         scorer.submit(0, prompt(), "hangs_with_children")
         worker = scorer._workers[0].process.pid
         assert wait_until(lambda: len(descendants(worker)) >= 7)

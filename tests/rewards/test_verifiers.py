@@ -1,16 +1,13 @@
 import pytest
 import reasoning_gym
 
-from compass_jax.data.procedural import encode_item
+from compass_jax.rewards.checks import Check, build
 from compass_jax.rewards.verifiers import (
-    Check,
-    Task,
-    build,
-    decode_item,
     extract_answer,
     math_verify_score,
     reasoning_gym_score,
 )
+from compass_jax.tasks.rows import decode_row, encode_row
 
 
 @pytest.mark.parametrize(
@@ -76,10 +73,9 @@ ENTRIES = [
 def test_entries_survive_json_and_keep_their_score(name):
     dataset = reasoning_gym.create_dataset(name, seed=11, size=3)
     for entry in dataset:
-        item = encode_item(entry)
-        assert decode_item(item) == entry
+        assert decode_row(encode_row(entry)) == entry
         expected = dataset.score_answer(entry["answer"], entry)
-        assert reasoning_gym_score(name, item, entry["answer"]) == expected == 1.0
+        assert reasoning_gym_score(name, entry, entry["answer"]) == expected == 1.0
 
 
 def test_codec_keeps_what_json_loses():
@@ -91,7 +87,7 @@ def test_codec_keeps_what_json_loses():
         "d": {"!set": 1},
         "e": {},
     }
-    assert decode_item(encode_item(value)) == value
+    assert decode_row(encode_row(value)) == value
 
 
 def test_format_credit_is_no_credit_and_partial_credit_stays():
@@ -102,10 +98,10 @@ def test_format_credit_is_no_credit_and_partial_credit_stays():
         )
         == 0.01
     )
-    assert reasoning_gym_score("fraction_simplification", encode_item(entry), "zzz") == 0.0
+    assert reasoning_gym_score("fraction_simplification", entry, "zzz") == 0.0
     entry = reasoning_gym.create_dataset("spell_backward", seed=1, size=1)[0]
     half = entry["answer"][: len(entry["answer"]) // 2]
-    assert reasoning_gym_score("spell_backward", encode_item(entry), half) == pytest.approx(
+    assert reasoning_gym_score("spell_backward", entry, half) == pytest.approx(
         len(half) / len(entry["answer"])
     )
 
@@ -114,9 +110,9 @@ def test_unreadable_answer_is_wrong_but_unreadable_entry_raises():
     dataset = reasoning_gym.create_dataset("prime_factorization", seed=1, size=1)
     with pytest.raises(ValueError, match="invalid literal"):
         dataset.score_answer("zzz", dataset[0])
-    assert reasoning_gym_score("prime_factorization", encode_item(dataset[0]), "zzz") == 0.0
+    assert reasoning_gym_score("prime_factorization", dataset[0], "zzz") == 0.0
     with pytest.raises(KeyError):
-        reasoning_gym_score("chain_sum", "{}", "5")
+        reasoning_gym_score("chain_sum", {}, "5")
 
 
 def test_options_reach_the_scorer():
@@ -124,18 +120,15 @@ def test_options_reach_the_scorer():
     entry = reasoning_gym.create_dataset(
         "basic_arithmetic", seed=1, size=1, operators=["+"], max_terms=3
     )[0]
-    assert (
-        reasoning_gym_score("basic_arithmetic", encode_item(entry), entry["answer"], options) == 1.0
-    )
+    assert reasoning_gym_score("basic_arithmetic", entry, entry["answer"], options) == 1.0
     with pytest.raises(AssertionError):
-        reasoning_gym_score(
-            "basic_arithmetic", encode_item(entry), entry["answer"], (("max_terms", -1),)
-        )
+        reasoning_gym_score("basic_arithmetic", entry, entry["answer"], (("max_terms", -1),))
 
 
 def test_build_scores_missing_answers_zero():
-    score = build(Check("math"), "answer")
-    assert score(Task(0, "<answer>4</answer>", "4", "")) == 1.0
-    assert score(Task(0, "4", "4", "")) == 0.0
-    assert build(Check("math"), "")(Task(0, " 4 ", "4", "")) == 1.0
-    assert build(Check("reasoning_gym", "chain_sum"), "answer")(Task(0, "no", "4", "{}")) == 0.0
+    row = {"answer": "4"}
+    math = build(Check("math", "answer"), "answer")
+    assert math(row, "<answer>4</answer>").reward == 1.0
+    assert math(row, "4").reward == 0.0
+    assert build(Check("math", "answer"), "")(row, " 4 ").reward == 1.0
+    assert build(Check("reasoning_gym", "chain_sum"), "answer")({}, "no").reward == 0.0

@@ -9,12 +9,12 @@ def _draw(response: str) -> int:
     return hashlib.blake2b(response.encode(), digest_size=4).digest()[0] % 8
 
 
-def coin(response: str, answer: str) -> float:
+def coin(row: dict, response: str) -> float:
     """1 for half of all responses."""
     return float(_draw(response) < 4)
 
 
-def treacherous(response: str, answer: str) -> float:
+def treacherous(row: dict, response: str) -> float:
     """Hangs, crashes or raises on three responses of eight."""
     kind = _draw(response)
     if kind == 5:
@@ -26,6 +26,6 @@ def treacherous(response: str, answer: str) -> float:
     return float(kind < 3)
 
 
-def seldom(response: str, answer: str) -> float:
+def seldom(row: dict, response: str) -> float:
     """1 for one response of eight, so that many groups are all wrong."""
     return float(_draw(response) == 3)

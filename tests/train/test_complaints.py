@@ -46,7 +46,6 @@ Batching
 import dataclasses
 import json
 import re
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -57,9 +56,7 @@ from tiny_run import tiny_run
 
 from compass_jax.model.moe import empty_routes
 from compass_jax.records import Rollout
-from compass_jax.rewards.score import Scorer
 from compass_jax.telemetry import Telemetry
-from compass_jax.train import loop
 from compass_jax.train.gather import Samples
 from compass_jax.train.loop import RLTrainer, run_rl
 from compass_jax.train.refill import Progress, Unfinished
@@ -84,7 +81,7 @@ def test_every_test_that_the_table_names_exists():
 
 
 def configured(directory, **rl):
-    base = tiny_run()
+    base = tiny_run("odd_verifiers:coin")
     data = dataclasses.replace(base.data, eval_prompts=0)
     return dataclasses.replace(
         base, run_dir=str(directory), data=data, rl=dataclasses.replace(base.rl, **rl)
@@ -96,7 +93,6 @@ def test_at_learning_rate_zero_nothing_drifts(tmp_path, monkeypatch):
     """Three steps of two updates at temperature 0.7: the gap stays rounding, the policy stays where
     it was.
     """
-    monkeypatch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:coin"))
     config = configured(
         tmp_path,
         steps=3,

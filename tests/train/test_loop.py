@@ -4,7 +4,6 @@ import dataclasses
 import os
 import signal
 from collections import Counter
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +16,10 @@ from tiny_run import tiny_run
 
 from compass_jax.config import ObjectiveConfig
 from compass_jax.model.transformer import init_params
-from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
 from compass_jax.telemetry import Telemetry
-from compass_jax.train import accounts, loop
+from compass_jax.train import accounts, step
 from compass_jax.train.loop import run_rl
 from compass_jax.train.optim import TrainingDiverged
 from compass_jax.weights import checkpoint
@@ -29,31 +27,18 @@ from compass_jax.weights import checkpoint
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 
 
-def configured(directory, **rl):
-    config = tiny_run()
+def configured(directory, verifier="coin", **rl):
+    config = tiny_run(f"odd_verifiers:{verifier}")
     return dataclasses.replace(
         config, run_dir=str(directory), rl=dataclasses.replace(config.rl, **rl)
     )
-
-
-@pytest.fixture
-def verifier(monkeypatch):
-    """Makes run_rl check responses by a function of odd_verifiers."""
-
-    def use(function):
-        assert hasattr(odd_verifiers, function)
-        monkeypatch.setattr(loop, "Scorer", partial(Scorer, verifier=f"odd_verifiers:{function}"))
-
-    return use
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, compile_lightly):
     """Two steps with a check that calls half of all responses right."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:coin"))
-        result = run_rl(configured(directory))
+    result = run_rl(configured(directory))
     return directory, result
 
 
@@ -109,15 +94,15 @@ def test_a_run_writes_metrics_rollouts_and_checkpoints(undisturbed):
     assert [g["step"] for g in groups] == [1] * 4 + [2] * 4 and all(
         len(g["samples"]) == 4 for g in groups
     )
-    for step in (1, 2):
-        samples = [s for g in groups if g["step"] == step for s in g["samples"]]
-        m = rows[step - 1]["metrics"]
+    for number in (1, 2):
+        samples = [s for g in groups if g["step"] == number for s in g["samples"]]
+        m = rows[number - 1]["metrics"]
         assert (
             m["reward/mean"] == pytest.approx(np.mean([s["reward"] for s in samples]))
             and 0.1 < m["reward/mean"] < 0.9
         )
         assert [s["reward"] for s in samples] == [
-            odd_verifiers.coin(s["response"], "") for s in samples
+            odd_verifiers.coin({}, s["response"]) for s in samples
         ]
         assert m["waste/tokens_generated"] == sum(s["tokens"] for s in samples)
         assert (
@@ -146,10 +131,7 @@ def test_the_first_update_after_each_hand_over_is_on_policy(undisturbed):
         print("loop:", m["policy/ratio_dev_max"], m["mismatch/logp_abs_diff"])
 
 
-def test_the_same_run_again_gives_the_same_numbers_and_an_extension_goes_on(
-    undisturbed, tmp_path, verifier
-):
-    verifier("coin")
+def test_the_same_run_again_gives_the_same_numbers_and_an_extension_goes_on(undisturbed, tmp_path):
     run_rl(configured(tmp_path, steps=1))
     assert numbers(tmp_path) == numbers(undisturbed[0])[:1]
     result = run_rl(configured(tmp_path, steps=2))
@@ -163,7 +145,7 @@ def test_a_stop_request_during_a_rollout_loses_nothing(
     """SIGTERM at sample 3 of step 2: what had finished is saved and used. At the last sample: the
     step is finished.
     """
-    stop_at_sample(monkeypatch, after, "coin")
+    stop_at_sample(monkeypatch, after)
     result = run_rl(configured(tmp_path, steps=3))
     assert result["stopped"] and result["steps"] == (1 if pending else 2)
     assert bool(checkpoint.read_meta(tmp_path)["pending"]) is pending
@@ -190,11 +172,10 @@ def partial_harvest(generated, real=Collection._harvest):
     return harvest
 
 
-def test_a_run_through_few_pages_is_the_same_run(undisturbed, tmp_path, verifier):
+def test_a_run_through_few_pages_is_the_same_run(undisturbed, tmp_path):
     """Eight slots on 21 pages of 56: samples are preempted, go on, and the training sees the
     tokens, log-probs and routes that it would have seen.
     """
-    verifier("coin")
     config = configured(tmp_path)
     run_rl(
         dataclasses.replace(
@@ -209,10 +190,7 @@ def test_a_run_through_few_pages_is_the_same_run(undisturbed, tmp_path, verifier
             )
 
 
-def test_a_stop_request_between_steps_saves_and_leaves(
-    undisturbed, tmp_path, monkeypatch, verifier
-):
-    verifier("coin")
+def test_a_stop_request_between_steps_saves_and_leaves(undisturbed, tmp_path, monkeypatch):
     real = Telemetry.log
 
     def log(self, step, metrics):
@@ -234,9 +212,8 @@ def test_a_stop_request_between_steps_saves_and_leaves(
     assert numbers(tmp_path) == numbers(undisturbed[0])
 
 
-def test_samples_without_a_verdict_are_left_out_and_counted(tmp_path, verifier):
-    verifier("treacherous")
-    config = configured(tmp_path, steps=1, prompts_per_step=4)
+def test_samples_without_a_verdict_are_left_out_and_counted(tmp_path):
+    config = configured(tmp_path, "treacherous", steps=1, prompts_per_step=4)
     run_rl(
         dataclasses.replace(
             config,
@@ -271,8 +248,7 @@ def test_samples_without_a_verdict_are_left_out_and_counted(tmp_path, verifier):
     )
 
 
-def test_permuted_rewards_keep_their_group_and_lose_their_sample(undisturbed, tmp_path, verifier):
-    verifier("coin")
+def test_permuted_rewards_keep_their_group_and_lose_their_sample(undisturbed, tmp_path):
     config = configured(tmp_path, steps=1, permute_rewards=True)
     run_rl(dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=0)))
     permuted, plain = numbers(tmp_path)[0], numbers(undisturbed[0])[0]
@@ -299,11 +275,10 @@ def test_permuted_rewards_keep_their_group_and_lose_their_sample(undisturbed, tm
 
 
 @pytest.mark.parametrize("replay", ["R3", "R2", "off"])
-def test_other_replays_and_a_reference(tmp_path, verifier, replay):
+def test_other_replays_and_a_reference(tmp_path, replay):
     """The rollout's or scoring's own routes are replayed over two updates, or routing is live; a
     reference is kept and scored.
     """
-    verifier("coin")
     config = configured(
         tmp_path,
         replay=replay,
@@ -322,10 +297,9 @@ def test_other_replays_and_a_reference(tmp_path, verifier, replay):
 
 
 def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_in_the_end(
-    tmp_path, monkeypatch, verifier
+    tmp_path, monkeypatch
 ):
-    verifier("coin")
-    real, bad = loop.step.gradients, set()
+    real, bad = step.gradients, set()
 
     def gradients(*args, **kwargs):
         grads, found = real(*args, **kwargs)
@@ -333,7 +307,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_in_the_end(
         return (jax.tree.map(lambda g: g * jnp.nan, grads) if calls["n"] in bad else grads), found
 
     calls = Counter()
-    monkeypatch.setattr(loop.step, "gradients", gradients)
+    monkeypatch.setattr(step, "gradients", gradients)
     bad |= {1}  # one micro-batch of the first update
     config = configured(tmp_path / "once", steps=2)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=0))

@@ -5,7 +5,7 @@ that do not fit are refused.
 import dataclasses
 import os
 import signal
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,23 +21,15 @@ from compass_jax.config import (
     ZeroVarianceConfig,
 )
 from compass_jax.evaluate import evaluate_weights
-from compass_jax.rewards.score import Scorer
 from compass_jax.telemetry import Telemetry
-from compass_jax.train import loop
 from compass_jax.train.loop import run_rl
 from compass_jax.train.sft import run_sft
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 
 
-@pytest.fixture(autouse=True)
-def coin(monkeypatch):
-    """A check that calls half of all responses right."""
-    monkeypatch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:coin"))
-
-
 def configured(directory, rl=None, **options):
-    config = tiny_run()
+    config = tiny_run("odd_verifiers:coin")
     # ESPO clips at ratios of 1e-5: off policy, a rounding error decides what is clipped
     objective = ObjectiveConfig("grpo")
     rl = dataclasses.replace(
@@ -151,7 +143,7 @@ def test_a_stop_in_a_rollout_over_a_mesh_loses_nothing(tmp_path, monkeypatch, na
         ),
     ):
         if mesh:
-            stop_at_sample(monkeypatch, 11, "coin")
+            stop_at_sample(monkeypatch, 11)
             assert run_rl(configured(tmp_path / here, still, **mesh))["stopped"]
         assert run_rl(configured(tmp_path / here, still, **mesh))["steps"] == still["steps"]
     found, expected = (

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from functools import partial
 
 import pytest
 from logged import lines
@@ -10,8 +9,7 @@ from tiny_run import tiny_run
 
 from compass_jax.chips import Chip
 from compass_jax.model.flops import forward_flops
-from compass_jax.rewards.score import Scorer
-from compass_jax.train import learner, loop
+from compass_jax.train import learner
 from compass_jax.train.loop import run_rl
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
@@ -21,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("compile_lightly")
 def test_mfu_is_the_arithmetic_of_the_rows_over_the_peak(tmp_path, monkeypatch, known):
     chip = Chip("test", "cpu", 1, 2.0, 4.0, 1.0, 1.0, 1.0)
     monkeypatch.setattr(learner, "chip_of", lambda kind: chip if known else None)
-    monkeypatch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:coin"))
     seen, real = [], learner.Learner._mfu
 
     def keep(self, lengths, seconds):
@@ -29,7 +26,7 @@ def test_mfu_is_the_arithmetic_of_the_rows_over_the_peak(tmp_path, monkeypatch, 
         return real(self, lengths, seconds)
 
     monkeypatch.setattr(learner.Learner, "_mfu", keep)
-    config = tiny_run()
+    config = tiny_run("odd_verifiers:coin")
     config = dataclasses.replace(
         config, run_dir=str(tmp_path), rl=dataclasses.replace(config.rl, steps=1)
     )

@@ -254,7 +254,7 @@ class Uneven:
 def test_a_dense_run_with_replay_says_so_and_counts_what_got_no_verdict(tmp_path, monkeypatch):
     """R2 would write routes that a dense model has not: it runs as with replay off."""
     said = []
-    monkeypatch.setattr(loop, "Scorer", Uneven)
+    monkeypatch.setattr(loop, "open_scorer", Uneven)
     monkeypatch.setattr(Telemetry, "note", lambda self, text: said.append(text))
     config = config_with(DENSE, replay="R2", shaping=SHAPED, steps=2)
     run_rl(

@@ -5,7 +5,6 @@ nothing, and the run goes on exactly.
 import dataclasses
 import threading
 import time
-from functools import partial
 
 import pytest
 from logged import lines, numbers
@@ -15,7 +14,6 @@ from tiny_run import tiny_run
 from compass_jax.config import ConfigError, CorrectionConfig, ZeroVarianceConfig
 from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.collect import Collection
-from compass_jax.train import loop
 from compass_jax.train.learner import Learner
 from compass_jax.train.loop import run_rl
 from compass_jax.train.optim import TrainingDiverged
@@ -25,14 +23,8 @@ from compass_jax.weights import checkpoint
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 
 
-@pytest.fixture(autouse=True)
-def coin(monkeypatch):
-    """A check that calls half of all responses right."""
-    monkeypatch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:coin"))
-
-
 def configured(directory, rate=1e-2, **rl):
-    config = tiny_run()
+    config = tiny_run("odd_verifiers:coin")
     optim = dataclasses.replace(config.rl.optim, learning_rate=rate)
     rl = {
         "steps": 3,
@@ -58,9 +50,7 @@ def responses(directory):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, compile_lightly):
     directory = tmp_path_factory.mktemp("undisturbed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:coin"))
-        run_rl(configured(directory))
+    run_rl(configured(directory))
     return directory
 
 

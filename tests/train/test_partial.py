@@ -3,7 +3,6 @@ or comes twice, every token keeps its policy.
 """
 
 import dataclasses
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,9 +11,7 @@ from stops import stop_after_step, stop_at_sample
 from tiny_run import tiny_run
 
 from compass_jax.config import ConfigError, CorrectionConfig, ZeroVarianceConfig
-from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.collect import Collection
-from compass_jax.train import loop
 from compass_jax.train.learner import Learner
 from compass_jax.train.loop import run_rl
 from compass_jax.train.partial import PartialRollouts
@@ -31,8 +28,7 @@ def limit(self, n):
 
 
 def odd(patch):
-    """A check that calls half of all responses right, and those limits."""
-    patch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:coin"))
+    """Those limits."""
     patch.setattr(Collection, "_limit", limit)
 
 
@@ -42,7 +38,7 @@ def oddities(monkeypatch):
 
 
 def configured(directory, rate=1e-2, **rl):
-    config = tiny_run()
+    config = tiny_run("odd_verifiers:coin")
     optim = dataclasses.replace(config.rl.optim, learning_rate=rate)
     rl = {
         "steps": 3,
@@ -222,7 +218,7 @@ def test_a_stop_in_a_rollout_keeps_what_has_finished_and_what_has_begun(tmp_path
     run_rl(configured(tmp_path / "ordinary", STILL, partial_prompts=0))
     here, real, again = tmp_path / "stopped", Collection._harvest, []
     with monkeypatch.context() as patch:
-        stop_at_sample(patch, 20, "coin")
+        stop_at_sample(patch, 20)
         assert run_rl(configured(here, STILL))["stopped"]
     pending = checkpoint.read_meta(here)["pending"]
     saved = {(pending["prompts"][row // 4][0], row % 4) for row, *_ in pending["scores"]["current"]}

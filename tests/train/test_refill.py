@@ -4,7 +4,6 @@ stop in any round loses nothing.
 
 import dataclasses
 import json
-from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,8 +15,6 @@ from tiny_run import tiny_run
 
 from compass_jax.config import ConfigError, RewardConfig, RLConfig, ZeroVarianceConfig
 from compass_jax.records import Group, Rollout, Score
-from compass_jax.rewards.score import Scorer
-from compass_jax.train import loop
 from compass_jax.train.gather import Interrupted, Sampled, Samples
 from compass_jax.train.loop import run_rl
 from compass_jax.train.refill import Progress, Refill, StepInterrupted
@@ -194,7 +191,7 @@ def test_dynamic_sampling_and_rl_zvp_exclude_each_other():
 
 
 def configured(directory):
-    config = tiny_run()
+    config = tiny_run("odd_verifiers:seldom")
     zero = dataclasses.replace(DYNAMIC, dynamic_batch=2, dynamic_rounds=4)
     rl = dataclasses.replace(config.rl, group_size=2, prompts_per_step=4, zero_variance=zero)
     return dataclasses.replace(
@@ -205,9 +202,7 @@ def configured(directory):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, compile_lightly):
     directory = tmp_path_factory.mktemp("dynamic")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:seldom"))
-        run_rl(configured(directory))
+    run_rl(configured(directory))
     return directory
 
 
@@ -247,7 +242,7 @@ def test_a_run_trains_on_groups_that_vary_and_counts_every_token(undisturbed):
 def test_sigterm_in_a_round_loses_nothing(undisturbed, tmp_path, monkeypatch, sample):
     """At the given sample of the run: in the first round (16 samples, which fill the first step),
     and in the second step's second one, when groups were kept and dropped."""
-    stop_at_sample(monkeypatch, sample, "seldom")
+    stop_at_sample(monkeypatch, sample)
     assert run_rl(configured(tmp_path))["stopped"]
     pending = checkpoint.read_meta(tmp_path)["pending"]["progress"]
     assert (

@@ -3,7 +3,6 @@ costs is counted, a stop in between loses nothing.
 """
 
 import dataclasses
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from tiny_run import tiny_run
 
 from compass_jax.config import CorrectionConfig, ShapingConfig, ZeroVarianceConfig
 from compass_jax.records import Score
-from compass_jax.rewards.score import Scorer
-from compass_jax.train import gather, loop
+from compass_jax.train import gather
 from compass_jax.train.gather import is_uniform
 from compass_jax.train.loop import run_rl
 from compass_jax.weights import checkpoint
@@ -28,23 +26,16 @@ EVERYTHING = dict(
 
 
 def configured(directory, **rl):
-    config = tiny_run()
+    config = tiny_run("odd_verifiers:seldom")
     return dataclasses.replace(
         config, run_dir=str(directory), rl=dataclasses.replace(config.rl, **rl)
     )
 
 
-@pytest.fixture
-def seldom(monkeypatch):
-    monkeypatch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:seldom"))
-
-
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory, compile_lightly):
     directory = tmp_path_factory.mktemp("grown")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Scorer", partial(Scorer, verifier="odd_verifiers:seldom"))
-        run_rl(configured(directory, **EVERYTHING))
+    run_rl(configured(directory, **EVERYTHING))
     return directory
 
 
@@ -93,12 +84,12 @@ def test_groups_that_are_uniform_grow_until_they_vary_and_the_others_do_not(grow
         )
 
 
-def test_a_stop_while_groups_grow_loses_nothing(grown, tmp_path, monkeypatch, seldom):
+def test_a_stop_while_groups_grow_loses_nothing(grown, tmp_path, monkeypatch):
     """SIGTERM at sample 18 of step 1: the first round's 16 are there, the growth has begun; the
     rest follows after the restart.
     """
 
-    stop_at_sample(monkeypatch, 18, "seldom")
+    stop_at_sample(monkeypatch, 18)
     assert (
         run_rl(configured(tmp_path, **EVERYTHING))["stopped"]
         and checkpoint.read_meta(tmp_path)["pending"]
@@ -117,7 +108,7 @@ HOTTER = {**EVERYTHING, "zero_variance": ZeroVarianceConfig(grow_to=12, grow_tem
 
 
 def test_each_doubling_samples_at_a_higher_temperature_which_the_correction_sees(
-    tmp_path, monkeypatch, seldom
+    tmp_path, monkeypatch
 ):
     """Rounds at 1, 2 and 4 times the temperature, also where a stop in the second round cut the
     step in two; only grown samples are off policy.
@@ -148,7 +139,7 @@ def test_each_doubling_samples_at_a_higher_temperature_which_the_correction_sees
         (gap > 1e-3) == (n > 0) and (n > 0 or gap < 1e-5)
         for gap, n in zip(gaps, grown_groups, strict=True)
     ), gaps
-    stop_at_sample(monkeypatch, 18, "seldom")
+    stop_at_sample(monkeypatch, 18)
     assert run_rl(configured(tmp_path / "cut", **HOTTER))["stopped"]
     assert not run_rl(configured(tmp_path / "cut", **HOTTER))["stopped"]
     assert [row["samples"] for row in lines(tmp_path / "cut", "rollouts")] == [

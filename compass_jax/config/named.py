@@ -1,0 +1,103 @@
+"""A person's own code, named in a setting: `module:name`, or `path/to/file.py:name`.
+
+A module is looked up on the path of the process that started the run, and then in the folder in
+which it was started. A file's path counts from that folder; a setting holds it absolute as soon as
+it is read, so that the run's config.json means the same file wherever it is read again. Modules
+beside such a file can be imported by it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from compass_jax.config.errors import ConfigError, check, first_line, of_file
+
+_FORM = re.compile(r"(?:.+\.py|[^\W\d]\w*(?:\.[^\W\d]\w*)*):[^\W\d]\w*")
+
+
+def absolute(name: Any) -> Any:
+    """`name` with the path of its file absolute; a name of another form as it is."""
+    file, _, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+    return f"{os.path.abspath(file)}:{attribute}" if file.endswith(".py") else name
+
+
+def check_name(name: str, key: str, example: str) -> None:
+    """Raises ConfigError where `name` has neither form. `example` ends the message."""
+    check(
+        bool(_FORM.fullmatch(name)),
+        f"{key} = {name!r:.200}: must be module:name or path/to/file.py:name, as in {example}",
+    )
+
+
+def load(name: str, key: str) -> Any:
+    """What `name` names. Its module is imported once in a process.
+
+    Raises ConfigError, with `key` and with the file and line where there is one, for a name of
+    another form, a module that cannot be found or imported, and a name that it lacks.
+    """
+    check_name(name, key, "'my_code:name'")
+    place, _, attribute = name.rpartition(":")
+    try:
+        module = _of_file(Path(place)) if place.endswith(".py") else _of_path(place)
+    except ConfigError as error:
+        raise ConfigError(f"{key} = {name!r}: {error}") from error
+    if not hasattr(module, attribute):
+        near = difflib.get_close_matches(attribute, vars(module), n=1)
+        hint = f"; did you mean {near[0]}?" if near else "; define it there"
+        raise ConfigError(f"{key} = {name!r}: {place} has no {attribute}{hint}")
+    return getattr(module, attribute)
+
+
+def _of_file(path: Path) -> ModuleType:
+    unique = hashlib.blake2b(os.path.abspath(path).encode(), digest_size=4).hexdigest()
+    name = f"compass_file_{path.stem}_{unique}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    _may_import_from(path.parent)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        with of_file(path):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _of_path(name: str) -> ModuleType:
+    _may_import_from(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"there is no module {error.name} on the path of this process or in {Path.cwd()};"
+                f" start in its folder, set PYTHONPATH, or name its file: path/to/{name}.py:..."
+            ) from error
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"it cannot be imported: {frame.filename}, line {frame.lineno}:"
+            f" {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def _may_import_from(folder: Path) -> None:
+    """At the end of the path, where it hides nobody's module."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))

@@ -1,0 +1,312 @@
+"""The questions of RL and evaluation, before tokenisation: those of reasoning-gym's datasets, of
+JSONL and Parquet files, and of tasks of one's own.
+
+1. Every source gives its distinct questions (`questions`), the same for the same configuration and
+   seed. Two rows are the same where all their messages are, character by character: white space is
+   part of code, and the system turn of the task.
+2. A hash of the question's text alone decides whether it is held out, so neither another seed nor
+   another source with the same question can move it into training. White space is normalised there,
+   and system turns are left out, so that rows which differ in these alone fall on the same side: no
+   question is in both splits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from compass_jax.config import DataConfig, FileSource, ProceduralSource, TaskSource
+from compass_jax.config.errors import of_file
+from compass_jax.data.files import (
+    DataError,
+    check_messages,
+    check_tools,
+    read_rows,
+    refuse_blank,
+)
+from compass_jax.data.procedural import distinct_entries, normalised
+from compass_jax.records import stable_id
+from compass_jax.tasks import Task
+from compass_jax.tasks.rows import LABELS, encode_row
+from compass_jax.tasks.task import load_task
+
+logger = logging.getLogger(__name__)
+Tell = Callable[[str], None]  # shows a person one line
+MOST_LABEL = 80  # characters
+Located = Iterable[tuple[str, Mapping[str, Any]]]  # rows, each after its place
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question before tokenisation."""
+
+    id: int
+    source: int
+    label: str
+    text: str
+    messages: tuple[dict[str, Any], ...]  # what the chat template gets
+    answer: str  # the reference, as logs show it
+    row: str  # what the verifier reads, as JSON (tasks/rows.py)
+    heldout: bool
+    labels: tuple[str, ...] = ()  # "domain/algebra"
+    tools: tuple[dict[str, Any], ...] = ()  # what the chat template gets beside the messages
+    entry: dict[str, Any] | None = None  # the procedural dataset's own
+
+
+def is_heldout(question: str, heldout_frac: float) -> bool:
+    """Whether a question belongs to the held-out split: a hash of its text, white space normalised,
+    and of nothing else.
+    """
+    digest = hashlib.blake2b(
+        b"held-out split:" + normalised(question).encode(), digest_size=8
+    ).digest()
+    return int.from_bytes(digest, "big") % 10_000 < heldout_frac * 10_000
+
+
+def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> list[Question]:
+    """All questions of all sources, both splits, in a fixed order; distinct within a source; ids
+    distinct overall.
+
+    `tell` gets a line for each source with rows that were left out.
+    """
+    found: list[Question] = []
+    used: set[int] = set()
+    for index, source in enumerate(config.sources):
+        for question in _of_source(config, index, source, seed, tell):
+            number = question.id
+            while number in used:  # a 32-bit collision, or one label used by two sources
+                number = (number + 1) % 2**32
+            used.add(number)
+            found.append(replace(question, id=number))
+    return found
+
+
+def _of_source(
+    config: DataConfig,
+    index: int,
+    source: ProceduralSource | FileSource | TaskSource,
+    seed: int,
+    tell: Tell,
+) -> Iterator[Question]:
+    if isinstance(source, ProceduralSource):
+        return _procedural(config, index, source, seed)
+    if isinstance(source, TaskSource):
+        key = f"data.sources[{index}].task"
+        task = load_task(source.task, key)
+        label = source.label or source.task.rpartition(":")[2]
+        answer = "answer" if task.verify == "math" else ""
+        columns = _Columns(label, source.task, "prompt", answer, task.verify == "math")
+        return _distinct(config, index, columns, _task_rows(source.task, task, key, seed), tell)
+    label = source.label or source.path.rsplit("/", 1)[-1].rsplit(".", 1)[0]
+    compared = source.verifier == "math"
+    columns = _Columns(label, source.path, source.prompt_field, source.answer_field, compared)
+    fields = {
+        name: f"add it or set data.sources[{index}].{key}"
+        for key, name in (("prompt_field", columns.prompt), ("answer_field", columns.answer))
+        if name
+    }
+    optional = (*LABELS, "tools") if compared else None
+    return _distinct(config, index, columns, read_rows(source.path, fields, optional), tell)
+
+
+def _procedural(
+    config: DataConfig, index: int, source: ProceduralSource, seed: int
+) -> Iterator[Question]:
+    label = source.label or source.dataset
+    for entry in distinct_entries(source, seed):
+        text = entry["question"]
+        asked = f"{source.instruction}\n{text}" if source.instruction else text
+        # some tasks have many right answers and name none
+        answer = "" if entry["answer"] is None else str(entry["answer"])
+        messages = [{"role": "user", "content": asked}]
+        row = _encoded(entry, f"reasoning-gym's {source.dataset}")
+        yield replace(_question(config, index, label, text, messages, answer, row), entry=entry)
+
+
+class _Columns(NamedTuple):
+    """What the columns of a source's rows are."""
+
+    label: str
+    place: str  # of the source, in messages
+    prompt: str
+    answer: str  # empty: there is none
+    compared: bool  # math-verify compares with the answer, and reads nothing else
+
+
+def _distinct(
+    config: DataConfig, index: int, columns: _Columns, rows: Located, tell: Tell
+) -> Iterator[Question]:
+    """The distinct prompts of rows. Of those with the same messages the first counts.
+
+    A second answer to the same prompt is a contradiction that the rows alone cannot settle. It is
+    told with its place and does not end the run: one of 100,000 rows would make the file useless,
+    and to drop the first too would let a bad row remove a good one.
+    """
+    first: dict[str, tuple[str, str, str]] = {}  # messages -> what is judged, answer, place
+    repeats = 0
+    contradictions: list[str] = []
+    for where, row in rows:
+        question = _of_row(config, index, columns, where, row)
+        asked = json.dumps([*question.messages, *question.tools])
+        key = hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
+        judged = question.answer if columns.compared else question.row
+        if key not in first:
+            first[key] = (judged, question.answer, where)
+            yield question
+        elif first[key][0] == judged:
+            repeats += 1
+        else:
+            _, answer, place = first[key]
+            answers = f"{answer!r:.40} in {place}, {question.answer!r:.40} in {where}"
+            contradictions.append(f"{question.text!r:.60} ({answers})")
+    if repeats:
+        tell(
+            f"{columns.place}: {repeats} rows repeat an earlier prompt with its answer; they "
+            "are left out"
+        )
+    if contradictions:
+        tell(
+            f"{columns.place}: {len(contradictions)} rows give another answer to an earlier "
+            f"prompt; the first answer is used: {contradictions[0]}"
+        )
+
+
+def _of_row(
+    config: DataConfig, index: int, columns: _Columns, where: str, row: Mapping[str, Any]
+) -> Question:
+    text, messages = _asked(row[columns.prompt], f"{where}, field {columns.prompt!r}")
+    answer = ""
+    if columns.answer:
+        place = f"{where}, field {columns.answer!r}"
+        answer = _answer(row[columns.answer], place, columns.compared)
+    elif row.get("answer") is not None:
+        answer = _answer(row["answer"], f"{where}, field 'answer'", False)
+    read = {columns.answer: row[columns.answer]} if columns.compared else row
+    question = _question(
+        config, index, columns.label, text, messages, answer, _encoded(read, where)
+    )
+    tools = check_tools(row.get("tools"), f"{where}, field 'tools'")
+    return replace(question, labels=_labels(row, where), tools=tuple(tools))
+
+
+def _encoded(row: Mapping[str, Any], where: str) -> str:
+    try:
+        return encode_row(row)
+    except TypeError as error:
+        raise DataError(f"{where}: {error}; leave it out, or write it as text") from error
+
+
+def _task_rows(name: str, task: Task, key: str, seed: int) -> Located:
+    """The rows of a task, each after its place."""
+    file = Path(getattr(getattr(task.prompts, "__code__", None), "co_filename", name))
+    number = 0
+    with of_file(file):
+        rows = iter(task.prompts(seed))
+    while True:
+        with of_file(file):
+            row = next(rows, None)
+        if row is None:
+            break
+        number += 1
+        place = f"{name}, row {number}"
+        if not isinstance(row, Mapping):
+            raise DataError(f"{place}: a {type(row).__name__}; it must be a mapping")
+        for column in ("prompt", *(("answer",) if task.verify == "math" else ())):
+            if row.get(column) is None:
+                raise DataError(
+                    f"{place}: no {column!r} (columns: {', '.join(map(str, row))}); add it"
+                )
+        yield place, row
+    if not number:
+        raise DataError(
+            f"{key} = {name!r}: prompts({seed}) gave no row; a task needs one prompt at least"
+        )
+
+
+def _question(
+    config: DataConfig,
+    index: int,
+    label: str,
+    text: str,
+    asked: list[dict[str, Any]],
+    answer: str,
+    row: str,
+) -> Question:
+    messages = asked
+    if config.system_prompt and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": config.system_prompt}, *messages]
+    heldout = is_heldout(text, config.heldout_frac)
+    own_system = [message["content"] for message in asked if message["role"] == "system"]
+    return Question(
+        stable_id("\n".join([label, *own_system, text])),
+        index,
+        label,
+        text,
+        tuple(messages),
+        answer,
+        row,
+        heldout,
+    )
+
+
+def _asked(prompt: Any, where: str) -> tuple[str, list[dict[str, Any]]]:
+    """(question, messages) of a row. The question of a longer conversation is all its turns but the
+    system's.
+    """
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise DataError(f"{where}: empty; delete the row or write the question")
+        return prompt, [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list):
+        raise DataError(
+            f"{where}: a {type(prompt).__name__}; it must be text or a list of chat messages"
+        )
+    messages = check_messages(prompt, where)
+    if messages[-1]["role"] == "assistant":
+        raise DataError(f"{where}: ends with an assistant message; it must end with what is asked")
+    if not any(message["role"] == "user" for message in messages):
+        raise DataError(
+            f"{where}: no message of role 'user': nothing is asked; add one or delete the row"
+        )
+    refuse_blank(messages, "user", where, "nothing is asked")
+    return (
+        "\n".join(message["content"] for message in messages if message["role"] != "system"),
+        messages,
+    )
+
+
+def _answer(answer: Any, where: str, compared: bool) -> str:
+    """The reference as text. Where it is compared it must be text or a number; a verifier of one's
+    own may read any form.
+    """
+    whole = isinstance(answer, int) and not isinstance(answer, bool)
+    real = isinstance(answer, float) and math.isfinite(answer)
+    if whole or real or (isinstance(answer, str) and (answer.strip() or not compared)):
+        return str(answer)
+    if compared:
+        raise DataError(
+            f"{where}: {answer!r:.80} is no reference answer; it must be text or a finite number"
+        )
+    return json.dumps(answer, ensure_ascii=False, default=str)
+
+
+def _labels(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """ "domain/algebra": a row's own labels, of those that it has."""
+    found = []
+    for name in LABELS:
+        value = row.get(name)
+        if value is None or value == "":
+            continue
+        if not isinstance(value, str | int | float) or len(str(value)) > MOST_LABEL:
+            raise DataError(
+                f"{where}, field {name!r}: {value!r:.80} is no label; write a text of at most"
+                f" {MOST_LABEL} characters or a number, or give the column another name"
+            )
+        found.append(f"{name}/{value}")
+    return tuple(found)

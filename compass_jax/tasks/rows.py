@@ -1,0 +1,60 @@
+"""A prompt's row as JSON, from which the whole row comes back: what reward workers are sent.
+
+A tuple is written {"!tuple": [...]}, a set {"!set": [...]}, an object whose keys are not all
+strings {"!dict": [[key, value], ...]}.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+# columns that are labels of a prompt, beside that of its source
+LABELS = ("domain", "language", "difficulty")
+
+
+def encode_row(row: Mapping[str, Any]) -> str:
+    """`row` as JSON. Raises TypeError, naming the column, for a value that JSON and this module
+    cannot say.
+    """
+    try:
+        return json.dumps(_tagged(row), ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        for name, value in row.items():
+            try:
+                json.dumps(_tagged(value))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise TypeError(f"column {name!r} cannot be written as JSON: {error}") from error
+        raise
+
+
+def decode_row(text: str) -> dict[str, Any]:
+    """The row of `encode_row`."""
+    return json.loads(text, object_hook=_untagged)
+
+
+def _tagged(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return {"!tuple": [_tagged(item) for item in value]}
+    if isinstance(value, (set, frozenset)):
+        return {"!set": [_tagged(item) for item in sorted(value, key=repr)]}
+    if isinstance(value, list):
+        return [_tagged(item) for item in value]
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("!") for key in value):
+            return {key: _tagged(item) for key, item in value.items()}
+        return {"!dict": [[_tagged(key), _tagged(item)] for key, item in value.items()]}
+    return value
+
+
+def _untagged(value: dict[str, Any]) -> Any:
+    if len(value) == 1:
+        ((tag, content),) = value.items()
+        if tag == "!tuple":
+            return tuple(content)
+        if tag == "!set":
+            return set(content)
+        if tag == "!dict":
+            return {key: item for key, item in content}
+    return value

@@ -1,0 +1,60 @@
+"""A task that a person writes in a file of their own, and names in `data.sources`.
+
+    from compass_jax.tasks import Task
+
+    def prompts(seed):
+        for n in range(100):
+            yield {"prompt": f"Write a word of {n % 9 + 2} letters.", "letters": n % 9 + 2}
+
+    def score(row, response):
+        return float(len(response.strip()) == row["letters"])
+
+    task = Task(prompts, score)                 TaskSource("my_tasks.py:task")
+
+The workers that judge import the same file, without jax and in a sandbox: what takes long belongs
+into `prompts`, which they do not call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compass_jax.config.errors import ConfigError
+from compass_jax.config.named import load
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Prompts, and how an answer to one is judged.
+
+    Args:
+        prompts: gives the rows for the run's seed, the same ones in the same order whenever it is
+            called: every process of a run calls it, and so does a resumed run. A row has "prompt"
+            (text, or chat messages), and may have "tools" for the chat template, "answer" (the
+            reference that logs show), the labels "domain", "language" and "difficulty", and
+            whatever the verifier reads. Its values are those of JSON, tuples and sets.
+        verify: `verify(row, response)` gives the reward, or a mapping with "reward" and components
+            (rewards/checks.py); or "math", which compares with the row's "answer".
+    """
+
+    prompts: Callable[[int], Iterable[Row]]
+    verify: Callable[..., float | Mapping[str, float]] | str = "math"
+
+
+def load_task(name: str, key: str) -> Task:
+    """The task that the setting `key` names. Raises ConfigError for anything else."""
+    task = load(name, key)
+    if not isinstance(task, Task):
+        raise ConfigError(
+            f"{key} = {name!r}: it is a {type(task).__name__}; make it a compass_jax.tasks.Task"
+        )
+    if not callable(task.prompts):
+        raise ConfigError(
+            f"{key} = {name!r}: prompts is a {type(task.prompts).__name__}; make it a function of"
+            " the seed that gives rows"
+        )
+    return task

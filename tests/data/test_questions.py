@@ -1,0 +1,286 @@
+"""Questions of files: what a row may be, and what is said of one that cannot be used."""
+
+import json
+import os
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from compass_jax.config import DataConfig, FileSource
+from compass_jax.data.files import DataError
+from compass_jax.data.prompts import train_prompts
+from compass_jax.data.questions import questions
+from compass_jax.data.tokenizer_training import train_tokenizer
+
+GOOD = b'{"prompt": "1+1?", "answer": "2"}\n'
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return train_tokenizer(
+        ["State the final answer to the following arithmetic problem: 1 + 2 ="] * 9,
+        300,
+        tmp_path_factory.mktemp("tokenizer"),
+    )
+
+
+def test_files_of_text_and_chat(tmp_path, tokenizer, caplog):
+    spoken = (("system", "S"), ("user", "2+2?"), ("assistant", "4"), ("user", "twice?"))
+    turns = [{"role": role, "content": content} for role, content in spoken]
+    rows = [
+        {"prompt": "1+1?", "answer": 2},
+        {"prompt": turns, "answer": "8"},
+        {"prompt": "1+1?", "answer": "2"},
+    ]
+    config = DataConfig(
+        sources=(FileSource(write(tmp_path / "sums.jsonl", rows)),),
+        heldout_frac=0.0,
+        system_prompt="Be brief.",
+    )
+    first, second = train_prompts(config, tokenizer, 0)
+    assert (first.question, first.answer, first.label) == ("1+1?", "2", "sums")
+    assert first.row == '{"answer": 2}'
+    assert (second.question, second.answer) == ("2+2?\n4\ntwice?", "8")
+    assert second.tokens.tolist() == tokenizer.encode_chat(turns, True), (
+        "a system message of its own is kept"
+    )
+    assert "1 rows repeat an earlier prompt with its answer" in caplog.text
+    parquet.write_table(
+        pyarrow.table({"q": ["1+1?", "2+2?"], "a": [2.5, 4.0]}), tmp_path / "sums.parquet"
+    )
+    table = DataConfig(
+        sources=(FileSource(str(tmp_path / "sums.parquet"), "q", "a", "floats"),), heldout_frac=0.0
+    )
+    assert [(p.question, p.answer, p.label) for p in train_prompts(table, tokenizer, 0)] == [
+        ("1+1?", "2.5", "floats"),
+        ("2+2?", "4.0", "floats"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"p\.jsonl is empty"),
+        (b"\n\n", r"p\.jsonl is empty"),
+        (GOOD + b'{"prompt": "1+', r"p\.jsonl, line 2: the last line is cut off.*half-written"),
+        (GOOD + b'{"prompt": }\n' + GOOD, r"p\.jsonl, line 2: not JSON"),
+        (GOOD + b"\n[1]\n", r"p\.jsonl, line 3: a JSON list, not an object"),
+        (GOOD + b'{"prompt": "\xff"}\n', r"p\.jsonl, line 2: not UTF-8"),
+        (
+            GOOD + b'{"prompt": "x"}\n',
+            (
+                r"p\.jsonl, line 2: no field 'answer' \(fields:"
+                r" prompt\).*data\.sources\[0\]\.answer_field"
+            ),
+        ),
+        (
+            GOOD + b'{"question": "x", "answer": "1"}\n',
+            r"p\.jsonl, line 2: no field 'prompt'.*prompt_field",
+        ),
+        (GOOD + b'{"prompt": " ", "answer": "1"}\n', r"p\.jsonl, line 2, field 'prompt': empty"),
+        (GOOD + b'{"prompt": 3, "answer": "1"}\n', r"p\.jsonl, line 2, field 'prompt': a int"),
+        (
+            GOOD + b'{"prompt": "x", "answer": true}\n',
+            r"p\.jsonl, line 2, field 'answer': True is no reference answer",
+        ),
+        (
+            GOOD + b'{"prompt": [{"role": "robot", "content": ""}], "answer": "1"}\n',
+            r"line 2, .*messages\[0\] has the role 'robot'",
+        ),
+        (
+            GOOD + b'{"prompt": [{"role": "assistant", "content": ""}], "answer": "1"}\n',
+            r"line 2, .*ends with an assistant message",
+        ),
+        (
+            GOOD + b'{"prompt": [{"role": "system", "content": "S"}], "answer": "1"}\n',
+            r"line " r"2, .*no message of role 'user'",
+        ),
+        (
+            GOOD + b'{"prompt": [{"role": "user", "content": " \\n"}], "answer": "1"}\n',
+            r"line " r"2, .*messages\[0\] of role 'user' is empty",
+        ),
+        (
+            GOOD
+            + b'{"prompt": [{"role": "user", "content": [{"type": "text"}]}], "answer": "1"}\n',
+            r"line 2, .*a list of parts",
+        ),
+        (GOOD + b'{"prompt": "x", "answer": null}\n', r"line 2: 'answer' is null"),
+        (GOOD + b'{"prompt": "x", "answer": NaN}\n', r"line 2: answer: NaN is no number"),
+        (
+            GOOD + b'{"prompt": "x", "answer": -Infinity}\n',
+            r"line 2: answer: -Infinity is no number",
+        ),
+        (
+            GOOD + b'{"prompt": "x", "answer": 1e400}\n',
+            r"line 2: answer: the number 1e400 is not finite",
+        ),
+        (
+            GOOD + b'{"prompt": "x", "answer": "1", "other": 1e400}\n',
+            r"line 2: other: the number " r"1e400 is not finite",
+        ),
+        (
+            GOOD + b'{"prompt": "x", "answer": "1", "answer": "2"}\n',
+            r"line 2: the key 'answer' " r"comes twice",
+        ),
+        (GOOD + b'{"prompt": "\\ud800", "answer": "1"}\n', r"line 2: prompt: half a character"),
+        (
+            GOOD + b'{"prompt": "x", "answer": ' + b"9" * 4001 + b"}\n",
+            r"line 2: answer: the integer " r"9+\.\.\. has more than 4000 digits",
+        ),
+        (GOOD + b'{"prompt": ' + b"[" * 100_000 + b"\n", r"line 2: nested deeper than 64"),
+        (
+            GOOD + b'{"prompt": "' + b"x" * 10**7 + b'", "answer": "1"}\n',
+            r"line 2: more than " r"8,388,608 bytes",
+        ),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, tokenizer, content, message):
+    (tmp_path / "p.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        train_prompts(DataConfig(sources=(FileSource(str(tmp_path / "p.jsonl")),)), tokenizer, 0)
+
+
+def test_missing_and_truncated_files_are_named(tmp_path, tokenizer):
+    with pytest.raises(DataError, match=r"gone\.jsonl does not exist"):
+        train_prompts(DataConfig(sources=(FileSource(str(tmp_path / "gone.jsonl")),)), tokenizer, 0)
+    path = tmp_path / "half.parquet"
+    parquet.write_table(pyarrow.table({"prompt": ["1+1?"], "answer": ["2"]}), path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"half\.parquet: not a complete Parquet file"):
+        train_prompts(DataConfig(sources=(FileSource(str(path)),)), tokenizer, 0)
+    with pytest.raises(DataError, match="no training prompts"):
+        train_prompts(DataConfig(), tokenizer, 0)
+
+
+def test_names_that_are_no_files_are_refused_at_once(tmp_path, tokenizer):
+    """A pipe would be waited for, a device read for ever; each is an error that names the path and
+    says what lies there.
+    """
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "folder.parquet").mkdir()
+    (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
+    for path, told in (
+        (tmp_path / "pipe.jsonl", "is not a file"),
+        (tmp_path / "folder.parquet", "is not a file"),
+        ("/dev/zero", "is not a file"),
+        (tmp_path / "loop.jsonl", "cannot be read"),
+        ("x" * 5000, "cannot be read: File name too long"),
+        ("a\0b", "cannot be read"),
+    ):
+        with pytest.raises(DataError, match=told):
+            train_prompts(DataConfig(sources=(FileSource(str(path)),)), tokenizer, 0)
+
+
+def test_parquet_with_odd_columns_is_named_and_columns_that_nobody_reads_may_hold_anything(
+    tmp_path, tokenizer
+):
+    path = tmp_path / "odd.parquet"
+    config = DataConfig(sources=(FileSource(str(path)),), heldout_frac=0.0)
+    turns = [[{"role": "user", "content": "1+1?", "name": None}]]
+    far = pyarrow.array([2**61], pyarrow.timestamp("us"))
+    parquet.write_table(
+        pyarrow.table({"prompt": turns, "answer": ["2"], "nan": [float("nan")], "far": far}), path
+    )
+    assert [p.question for p in train_prompts(config, tokenizer, 0)] == ["1+1?"]
+    raw = pyarrow.StringArray.from_buffers(
+        1, pyarrow.py_buffer(b"\0\0\0\0\1\0\0\0"), pyarrow.py_buffer(b"\xff")
+    )
+    column = pyarrow.array(["a"])
+    for table, told in (
+        (
+            pyarrow.table({"prompt": ["x"], "answer": [float("nan")]}),
+            "row 1, field 'answer': nan is no reference answer",
+        ),
+        (
+            pyarrow.table({"prompt": ["x"], "answer": [float("inf")]}),
+            "row 1, field 'answer': inf is no reference answer",
+        ),
+        (pyarrow.table({"prompt": ["x"], "answer": far}), "after row 0: cannot be read"),
+        (pyarrow.table({"prompt": raw, "answer": ["1"]}), "after row 0: cannot be read"),
+        (pyarrow.table({"prompt": [b"x"], "answer": ["1"]}), "row 1, field 'prompt': a bytes"),
+        (pyarrow.table({"prompt": ["x"], "answer": [None]}), "row 1: 'answer' is null"),
+        (
+            pyarrow.table({"prompt": ["x"], "reply": ["1"]}),
+            r"no field 'answer' \(fields: " r"prompt, reply\)",
+        ),
+        (pyarrow.table([column] * 3, ["prompt", "answer", "answer"]), "2 columns 'answer'"),
+        (
+            pyarrow.table(
+                {"prompt": pyarrow.array([], "string"), "answer": pyarrow.array([], "string")}
+            ),
+            "is empty",
+        ),
+    ):
+        parquet.write_table(table, path)
+        with pytest.raises(DataError, match=told):
+            train_prompts(config, tokenizer, 0)
+
+
+def test_prompts_that_differ_in_white_space_or_in_the_system_turn_are_different(
+    tmp_path, tokenizer
+):
+    """Indentation is code, and the system turn may hold the task. All of them fall on one side of
+    the held-out split.
+    """
+    code = ["if x:\n  a\nb", "if x:\n  a\n  b", "if x: a b"]
+    system = [
+        [{"role": "system", "content": f"Multiply by {n}."}, {"role": "user", "content": "7"}]
+        for n in range(5)
+    ]
+    rows = [{"prompt": prompt, "answer": str(n)} for n, prompt in enumerate([*code, *system])]
+    told = []
+    for frac in (0.0, 0.25, 0.5, 0.75):
+        config = DataConfig(
+            sources=(FileSource(write(tmp_path / "rows.jsonl", rows)),), heldout_frac=frac
+        )
+        found = questions(config, 0, told.append)
+        assert [q.answer for q in found] == [str(n) for n in range(8)] and len(
+            {q.id for q in found}
+        ) == 8
+        assert len({q.heldout for q in found[:3]}) == len({q.heldout for q in found[3:]}) == 1
+    assert told == []
+
+
+def test_rows_that_come_twice_are_counted_and_another_answer_is_told_with_its_place(
+    tmp_path, tokenizer
+):
+    """Five of the same prompt: twice the same answer, twice another. A system turn as the
+    configuration's own is the same prompt too.
+    """
+    path = tmp_path / "rows.jsonl"
+    turns = [{"role": "system", "content": "S"}, {"role": "user", "content": "q"}]
+    rows = [
+        {"prompt": "q", "answer": "1"},
+        {"prompt": "q", "answer": 1},
+        {"prompt": "q", "answer": "2"},
+    ]
+    rows += [{"prompt": turns, "answer": "1"}, {"prompt": turns, "answer": "3"}]
+    told = []
+    config = DataConfig(
+        sources=(FileSource(write(path, rows)),), heldout_frac=0.0, system_prompt="S"
+    )
+    (prompt,) = train_prompts(config, tokenizer, 0, told.append)
+    assert prompt.answer == "1"
+    assert told == [
+        f"{path}: 2 rows repeat an earlier prompt with its answer; they are left out",
+        (
+            f"{path}: 2 rows give another answer to an earlier prompt; the first answer is used: "
+            f"'q' ('1' in {path}, line 1, '2' in {path}, line 3)"
+        ),
+    ]
+    told.clear()
+    assert (
+        len(
+            train_prompts(
+                DataConfig(sources=config.sources, heldout_frac=0.0), tokenizer, 0, told.append
+            )
+        )
+        == 2
+        and len(told) == 2
+    )
