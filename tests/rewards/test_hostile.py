@@ -246,7 +246,7 @@ def test_the_dispatching_thread_restarts_and_loses_nothing(monkeypatch, caplog):
             def fails_once(self, *arguments, whole=whole, failed=failed, name=name):
                 if (
                     self.outstanding
-                    and (name == "_hand_out" or any(w.tasks for w in self._workers))
+                    and (name == "_hand_out" or any(w.held for w in self._workers))
                     and not failed.is_set()
                 ):
                     if name == "_hand_out":

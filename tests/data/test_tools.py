@@ -1,0 +1,73 @@
+"""Tools and calls of tools reach the chat template, or the conversation is refused."""
+
+import json
+import shutil
+
+import pytest
+from tiny_run import TOKENIZER
+
+from compass_jax.config import DataConfig, FileSource
+from compass_jax.data.files import DataError, check_messages
+from compass_jax.data.prompts import train_prompts
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.tokenizer_folder import TokenizerError
+
+SHOWS = (
+    "{% for t in tools %}[{{ t.name }}]{% endfor %}{% for m in messages %}<{{ m.role }}>"
+    "{{ m.name }}{{ m.content }}{% for c in m.tool_calls %}{{ c | tojson }}{% endfor %}{% endfor %}"
+)
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+TALK = [
+    {"role": "user", "content": "1 + 1?", "name": "Al"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "2", "tool_call_id": "x"},
+]
+
+
+def with_template(folder, template):
+    shutil.copytree(TOKENIZER, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return Tokenizer.load(folder)
+
+
+def test_a_row_s_tools_and_calls_are_in_the_prompt(tmp_path):
+    tokenizer = with_template(tmp_path / "shows", SHOWS)
+    rows = [{"prompt": TALK, "answer": "2", "tools": [{"name": "add"}], "domain": "sums"}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(rows[0]) + "\n")
+    data = DataConfig(sources=(FileSource(str(path)),), heldout_frac=0.0)
+    (prompt,) = train_prompts(data, tokenizer, 0)
+    text = tokenizer.decode(prompt.tokens)
+    assert text == f"[add]<user>Al1 + 1?<assistant>{json.dumps(CALL)}<tool>2"
+    assert prompt.labels == ("domain/sums",)
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (SHOWS.replace("t.name", "''").replace("[", "").replace("]", ""), "the tools"),
+        (SHOWS.replace("m.tool_calls", "[]"), "the tool_calls"),
+        (SHOWS.replace("m.name", "''"), "the name"),
+    ],
+)
+def test_what_the_template_passes_over_is_refused(tmp_path, template, told):
+    tokenizer = with_template(tmp_path / "passes_over", template)
+    messages = check_messages(TALK, "here")
+    with pytest.raises(TokenizerError, match=f"does not show {told} of these messages"):
+        tokenizer.encode_chats([messages], True, tools=[[{"name": "add"}]])
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ({"role": "robot", "content": "x"}, "has the role 'robot'; known roles: system"),
+        ({"role": "user", "content": [{"type": "image"}]}, "a list of parts for content .images"),
+        ({"role": "user", "content": "x", "image": "a.png"}, "has 'image': role, content"),
+        ({"role": "user", "content": "x", "tool_calls": [CALL]}, "only the assistant calls tools"),
+        ({"role": "assistant", "tool_calls": ["add"]}, "tool_calls: must be a list of objects"),
+        ({"role": "user", "content": "x", "name": 3}, "has name = 3: it must be text"),
+    ],
+)
+def test_a_message_that_cannot_be_used_is_refused_with_its_place(message, told):
+    with pytest.raises(DataError, match=rf"^here: messages\[0\].*{told}"):
+        check_messages([message], "here")
