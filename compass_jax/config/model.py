@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from compass_jax.config.errors import check
+from compass_jax.config.named import absolute
 from compass_jax.config.ranges import CountOrOff, Name, Range, Tokens, check_fields
 
 Width = Annotated[int, Range(1, 2**20)]
@@ -57,6 +58,10 @@ class ModelConfig:
     o_bias: bool = False
     max_positions: Tokens = 32_768
     init_std: Annotated[float, Range(0, 1000)] = 0.02
+
+    def __post_init__(self) -> None:
+        # a checkpoint means the same file wherever it is read
+        object.__setattr__(self, "family", absolute(self.family))
 
     def is_moe(self, layer: int) -> bool:
         """Whether decoder layer `layer` (0-based) is a mixture of experts."""

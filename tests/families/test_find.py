@@ -35,7 +35,7 @@ FAMILY = Family(
     tensors=renamed(TENSORS, NAMES),
 )
 """
-MODEL = tiny_run().model
+MODEL = dataclasses.replace(tiny_run().model, layers=1)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_family_in_a_file_outside_the_package_is_imported_trained_and_exported
     out = tmp_path / "imported"
     assert cli.main(["import-hf", str(folder), str(out), "--family", acorn]) == 0
     tensors = load_file(folder / "model.safetensors")
-    assert "trunk.1.look.q_proj.weight" in tensors and "trunk.1.mlp.experts.3.w1.weight" in tensors
+    assert "trunk.0.look.q_proj.weight" in tensors and "trunk.0.mlp.experts.3.w1.weight" in tensors
     back = load_file(export_hf(out, tmp_path / "back") / "model.safetensors")
     assert back.keys() == tensors.keys()
     jax.tree.map(np.testing.assert_array_equal, back, tensors)
@@ -101,6 +101,12 @@ def test_a_family_in_a_file_outside_the_package_is_imported_trained_and_exported
         name: x.shape for name, x in tensors.items()
     }
     assert any(np.any(after[name] != tensors[name]) for name in tensors)
+
+
+def test_a_familys_file_is_kept_by_its_absolute_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = dataclasses.replace(MODEL, family="acorn.py:FAMILY")
+    assert model.family == f"{tmp_path / 'acorn.py'}:FAMILY" and MODEL.family == "qwen3_moe"
 
 
 def test_each_file_of_the_package_is_a_family_of_its_name():
