@@ -78,6 +78,7 @@ class Scorer:
         self._results: list[tuple[Hashable, Score]] = []
         self._error: Exception | None = None
         self._unlucky = 0  # workers in a row that died with no response begun
+        self._again: set[int] = set()  # tickets of responses that a worker died on
         self._closing = False
         self._changed = threading.Condition()
         self._restarts = 0  # of the thread, since the last answer
@@ -303,13 +304,15 @@ class Scorer:
 
     def _finish(self, ticket: int, response: Response, score: Score) -> None:
         self._faults.note(response, score)
+        self._again.discard(ticket)
         with self._changed:
             self._results.append((self._keys.pop(ticket), score))
             self._changed.notify_all()
 
     def _replace(self, index: int, outcome: str) -> None:
-        """A fresh worker for one that hangs or died; the response it was on is given up, and
-        those after it are queued first.
+        """A fresh worker for one that hangs or died. The response it was on is judged once more
+        after a death, which may have come from outside, and then given up; those after it are
+        queued first.
         """
         worker = self._workers[index]
         code = worker.kill()
@@ -329,6 +332,8 @@ class Scorer:
                     f"{self._unlucky} verifier workers in a row were killed before they began a"
                     f" response (code {code}); is memory short?"
                 )
+        elif worker.held and outcome == "crash" and worker.held[0][0] not in self._again:
+            self._again.add(worker.held[0][0])
         elif worker.held:
             detail = (
                 f"no answer after {self._timeout_s} s"

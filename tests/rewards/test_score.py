@@ -165,6 +165,21 @@ def test_workers_have_no_jax_and_a_killed_one_is_replaced():
     assert not alive(first) and not alive(second)
 
 
+def test_a_response_whose_worker_was_killed_from_outside_is_judged_once_more():
+    """Another death is its own doing: it is given up then, as one that ends every worker is."""
+    with scorer() as s:
+        s.submit("first", PROMPT, "sleep 0.5")
+        for kills in (1, 2):
+            assert wait_until(lambda: s._workers[0].begun)
+            s._workers[0].process.kill()
+            if kills == 1:
+                assert drain(s) == {"first": Score(-1.0, True)}
+                s.submit("second", PROMPT, "sleep 0.5")
+        assert drain(s) == {"second": Score(-1.0, True)}
+        s.submit("third", PROMPT, "exit")
+        assert drain(s)["third"].outcome == "crash"
+
+
 def test_random_kills_lose_at_most_the_sample_in_hand():
     rng = random.Random(1)
     with scorer(workers=2) as s:
