@@ -33,27 +33,28 @@ from compass_jax.cli import load_config, tune_allocator
 from compass_jax.config import (
     DataConfig,
     FileSource,
-    ObjectiveConfig,
     OptimConfig,
     RLConfig,
     RunConfig,
     ZeroVarianceConfig,
 )
+from compass_jax.rl.objectives.cispo import Cispo
+from compass_jax.rl.objectives.espo import Espo
+from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate
+from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.rundir import write_atomically
 from compass_jax.train.sft import run_sft
 
 LEARNING_RATE = 2e-4
 VARIANTS = {
-    "espo": ObjectiveConfig("espo"),
-    "gspo": ObjectiveConfig("gspo"),
-    "grpo": ObjectiveConfig("grpo"),
-    "dapo": ObjectiveConfig("dapo"),
-    "cispo": ObjectiveConfig("cispo"),
-    "espo, every token alone": ObjectiveConfig("espo", espo_quantiles=(), espo_every_token=True),
-    "espo, clip 3e-4/4e-4": ObjectiveConfig("espo", espo_fixed_clip=True),
-    "espo, clip 0.2/0.28": ObjectiveConfig(
-        "espo", espo_fixed_clip=True, clip_low=0.2, clip_high=0.28
-    ),
+    "espo": Espo(),
+    "gspo": Gspo(),
+    "grpo": Grpo(),
+    "dapo": dapo_surrogate(),
+    "cispo": Cispo(),
+    "espo, every token alone": Espo(quantiles=(), every_token=True),
+    "espo, clip 3e-4/4e-4": Espo(fixed_clip=True),
+    "espo, clip 0.2/0.28": Espo(fixed_clip=True, clip_low=0.2, clip_high=0.28),
 }
 TASKS = ("sums", "decisions", "noise")
 ABLATIONS = tuple(VARIANTS)[5:]

@@ -20,6 +20,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from compass_jax.rl.objectives.grpo import Grpo
+from compass_jax.rl.objectives.gspo import Gspo
+
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
@@ -36,7 +39,6 @@ def variants() -> dict[str, dict[str, Any]]:
     from compass_jax.config import (
         CorrectionConfig,
         MeshConfig,
-        ObjectiveConfig,
         ShapingConfig,
         ZeroVarianceConfig,
     )
@@ -77,22 +79,22 @@ def variants() -> dict[str, dict[str, Any]]:
         "r2": {"replay": "R2", "updates_per_rollout": 2},
         "off": {
             "replay": "off",
-            "objective": ObjectiveConfig("grpo", kl_coef=0.1),
+            "objective": Grpo(kl_coef=0.1),
             "updates_per_rollout": 2,
             "epochs": 2,
         },
-        "gspo": {"objective": ObjectiveConfig("gspo"), "updates_per_rollout": 2},
+        "gspo": {"objective": Gspo(), "updates_per_rollout": 2},
         "eight_bit": {"correction": tis, "rollout": {"quantize": "int8"}},
         "pages": {"rollout": {"cache_pages": 40, "page_tokens": 8}},
         "mesh": {
             "run": {"mesh": MeshConfig(fsdp=2, expert=2, tensor=2)},
-            "objective": ObjectiveConfig("grpo"),
+            "objective": Grpo(),
         },
         "apart": {
             "one_step_off": True,
             "correction": tis,
             "steps": 3,
-            "objective": ObjectiveConfig("grpo"),
+            "objective": Grpo(),
             "run": {
                 "mesh": MeshConfig(fsdp=4),
                 "rollout_mesh": MeshConfig(expert=2, tensor=2),

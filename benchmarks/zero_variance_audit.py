@@ -30,7 +30,6 @@ from benchmarks import experiments, rl_runs
 from compass_jax.cli import load_config, tune_allocator
 from compass_jax.config import (
     CorrectionConfig,
-    ObjectiveConfig,
     OptimConfig,
     RLConfig,
     RunConfig,
@@ -43,6 +42,7 @@ from compass_jax.evaluate import answers, decoder_of
 from compass_jax.offline_filter import run_filter
 from compass_jax.records import Prompt
 from compass_jax.rewards.score import Scorer
+from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rundir import write_atomically
 from compass_jax.train.sft import run_sft
@@ -104,7 +104,7 @@ VARIANTS: dict[str, tuple[bool, Callable[[RLConfig], RLConfig]]] = {
     ),
     "dapo": (
         False,
-        _with(objective=ObjectiveConfig("dapo"), zero_variance={"dynamic_sampling": True}),
+        _with(objective=dapo_surrogate(), zero_variance={"dynamic_sampling": True}),
     ),
     "hotter growth in place of RL-ZVP": (
         True,
@@ -131,7 +131,7 @@ def base_config(seed: int, folder: Path, smoke: bool) -> tuple[RunConfig, int]:
         replay="R3",
         buckets=config.rl.buckets,
         micro_batch_tokens=8192,
-        objective=ObjectiveConfig("grpo"),
+        objective=Grpo(),
         zero_variance=ZeroVarianceConfig(rl_zvp=False),
         optim=OptimConfig(learning_rate=1e-4, warmup_steps=2),
         save_every=0,

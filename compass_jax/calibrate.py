@@ -24,11 +24,12 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from compass_jax.config import ConfigError, ObjectiveConfig, RunConfig
+from compass_jax.config import ConfigError, Objective, RunConfig
 from compass_jax.records import StepArrays
 from compass_jax.report import summary_table
 from compass_jax.rewards.detect import notice
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
+from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rundir import NewFolderLock, write_atomically
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import step
@@ -50,10 +51,10 @@ def run_calibration(
     target: float = 0.15,
 ) -> dict[str, Any]:
     """Prints and writes `out`/alpha.json; returns what it holds. Trains nothing that is kept."""
-    if config.rl.objective.name != "espo" or config.rl.objective.espo_fixed_clip:
+    espo = config.rl.objective
+    if not isinstance(espo, Espo) or espo.fixed_clip:
         raise ConfigError(
-            "rl.objective: alpha belongs to espo without espo_fixed_clip; set --rl.objective.name"
-            " espo"
+            "rl.objective: alpha belongs to espo without fixed_clip; set --rl.objective espo"
         )
     if config.rl.updates_per_rollout < 2:
         raise ConfigError(
@@ -66,7 +67,7 @@ def run_calibration(
         )
     if not 0 < target < 1:
         raise ConfigError(f"--target-clip {target}: must be in (0, 1)")
-    objectives = [dataclasses.replace(config.rl.objective, espo_alpha=alpha) for alpha in alphas]
+    objectives = [dataclasses.replace(espo, alpha=alpha) for alpha in alphas]
     with NewFolderLock(out):
         measured, columns = _measured(dataclasses.replace(config, init_from=checkpoint), objectives)
         labels = (checkpoint, columns, config.rl.updates_per_rollout)
@@ -74,7 +75,7 @@ def run_calibration(
 
 
 def _measured(
-    config: RunConfig, objectives: Sequence[ObjectiveConfig]
+    config: RunConfig, objectives: Sequence[Objective]
 ) -> tuple[list[list[dict[str, float]]], int]:
     """The diagnostics of each objective, of every update but the first, and the head's columns.
 
@@ -98,7 +99,7 @@ def _measured(
 
 
 def probe(
-    learner: Learner, arrays: StepArrays, objectives: Sequence[ObjectiveConfig]
+    learner: Learner, arrays: StepArrays, objectives: Sequence[Objective]
 ) -> list[list[dict[str, float]]]:
     """The diagnostics that each of `objectives` would report before each update of one rollout,
     which is then made as in training.

@@ -16,12 +16,13 @@ import json
 import os
 import sys
 import typing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from compass_jax import errors
 from compass_jax.command_line import command_line
-from compass_jax.config import ConfigError, ProceduralSource, RunConfig
+from compass_jax.config import ConfigError, ProceduralSource, RunConfig, objective_class
 from compass_jax.config.errors import UserError, of_file
 from compass_jax.config_io import config_to_json, tuples
 from compass_jax.families import find as families
@@ -163,6 +164,7 @@ def override(config: RunConfig, arguments: list[str], prog: str = "compass") -> 
     """
     import tyro
 
+    config, arguments = _with_objective(config, arguments)
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_source_options)
     with registry:
@@ -174,6 +176,36 @@ def override(config: RunConfig, arguments: list[str], prog: str = "compass") -> 
         return tyro.cli(
             hint, default=config, args=arguments, prog=prog, description=RunConfig.__doc__
         )
+
+
+def _with_objective(config: RunConfig, arguments: list[str]) -> tuple[RunConfig, list[str]]:
+    """`config` with the objective that `--rl.objective NAME` asks for, and the other arguments:
+    which settings it has is known only then.
+    """
+    flag, left, name = "--rl.objective", [], ""
+    words = iter(arguments)
+    for word in words:
+        if word == flag:
+            name = next(words, "")
+        elif word.startswith(flag + "="):
+            name = word.removeprefix(flag + "=")
+        else:
+            left.append(word)
+            continue
+        if not name:
+            raise ConfigError(f"{flag}: name an objective after it")
+    if name == "dapo":
+        from compass_jax.rl.objectives.grpo import dapo
+
+        return replace(config, rl=dapo(config.rl, config.rollout.max_new_tokens)), left
+    if name == "dr_grpo":
+        from compass_jax.rl.objectives.grpo import dr_grpo
+
+        return replace(config, rl=replace(config.rl, objective=dr_grpo())), left
+    if name:
+        objective = objective_class(name)()
+        return replace(config, rl=replace(config.rl, objective=objective)), left
+    return config, left
 
 
 def _source_options(info: Any) -> Any:

@@ -17,7 +17,6 @@ from compass_jax.config import (
     EvalConfig,
     ModelConfig,
     MoEConfig,
-    ObjectiveConfig,
     OptimConfig,
     ProceduralSource,
     RewardConfig,
@@ -26,6 +25,7 @@ from compass_jax.config import (
     RunConfig,
     SFTConfig,
 )
+from compass_jax.rl.objectives.espo import Espo
 
 TOKENIZER = str(Path(__file__).resolve().parent / "tiny_tokenizer")
 
@@ -89,7 +89,7 @@ def router_replay_cpu() -> RunConfig:
             updates_per_rollout=8,
             buckets=(64, 96),
             micro_batch_tokens=4096,
-            objective=ObjectiveConfig(name="espo"),
+            objective=Espo(),
             optim=OptimConfig(learning_rate=3e-4),
             correction=CorrectionConfig(name="tis"),
         ),

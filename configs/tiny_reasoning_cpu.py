@@ -18,7 +18,6 @@ from compass_jax.config import (
     EvalConfig,
     ModelConfig,
     MoEConfig,
-    ObjectiveConfig,
     OptimConfig,
     ProceduralSource,
     RewardConfig,
@@ -27,6 +26,7 @@ from compass_jax.config import (
     RunConfig,
     SFTConfig,
 )
+from compass_jax.rl.objectives.espo import Espo
 
 TOKENIZER = str(Path(__file__).resolve().parent / "tiny_tokenizer")
 
@@ -118,7 +118,7 @@ def tiny_reasoning_cpu() -> RunConfig:
             replay="R3",
             buckets=(48, 80, 112),
             micro_batch_tokens=4096,
-            objective=ObjectiveConfig(name="espo"),
+            objective=Espo(),
             optim=OptimConfig(learning_rate=3e-4, warmup_steps=2, schedule="cosine"),
             save_every=20,
         ),

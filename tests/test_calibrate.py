@@ -10,6 +10,7 @@ from tiny_run import tiny_run
 
 from compass_jax.calibrate import run_calibration, suggest
 from compass_jax.config import ConfigError
+from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.train.loop import run_rl
 from compass_jax.train.sft import run_sft
 
@@ -66,7 +67,7 @@ def test_what_cannot_be_calibrated_is_refused(trained, tmp_path):
 
     with pytest.raises(ConfigError, match="alpha belongs to espo"):
         run_calibration(
-            with_rl(objective=dataclasses.replace(config.rl.objective, name="gspo")),
+            with_rl(objective=Gspo()),
             start,
             str(tmp_path),
         )

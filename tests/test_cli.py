@@ -197,7 +197,7 @@ def test_help(file, capsys):
     assert cli.main(["train"]) == 2
     with pytest.raises(SystemExit) as stop:
         cli.main(["train", file, "--help"])
-    assert stop.value.code == 0 and "--rl.objective.espo-alpha FLOAT" in capsys.readouterr().out
+    assert stop.value.code == 0 and "--rl.objective.alpha FLOAT" in capsys.readouterr().out
     with pytest.raises(SystemExit) as stop:
         cli.main(["export-hf", "a", "b", "--fast"])
     assert stop.value.code == 2 and "export-hf does not know --fast" in capsys.readouterr().err

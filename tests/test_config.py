@@ -13,56 +13,51 @@ import compass_jax.config as config_module
 from compass_jax.config import (
     ConfigError,
     CorrectionConfig,
-    ObjectiveConfig,
     RLConfig,
     ShapingConfig,
     ZeroVarianceConfig,
 )
+from compass_jax.rl.objectives.cispo import Cispo
+from compass_jax.rl.objectives.espo import Espo
+from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate
+from compass_jax.rl.objectives.gspo import Gspo
 
 NAN = float("nan")
 REFUSED = {
     "alpha": (
-        ObjectiveConfig(espo_alpha=0.0),
-        r"rl\.objective\.espo_alpha = 0\.0: must be positive",
+        Espo(alpha=0.0),
+        r"rl\.objective\.alpha = 0\.0: must be positive",
     ),
-    "alpha below zero": (ObjectiveConfig(espo_alpha=-0.02), r"espo_alpha = -0\.02"),
-    "alpha that is no number": (ObjectiveConfig(espo_alpha=NAN), r"espo_alpha = nan"),
-    "floor": (ObjectiveConfig(espo_floor=0.0), r"espo_floor = 0\.0: must be positive"),
+    "alpha below zero": (Espo(alpha=-0.02), r"alpha = -0\.02"),
+    "alpha that is no number": (Espo(alpha=NAN), r"alpha = nan"),
+    "floor": (Espo(floor=0.0), r"floor = 0\.0: must be positive"),
     "lower clip": (
-        ObjectiveConfig("grpo", clip_low=-0.2),
+        Grpo(clip_low=-0.2),
         r"rl\.objective\.clip_low = -0\.2: must be >= 0",
     ),
     "upper clip": (
-        ObjectiveConfig("gspo", clip_high=-1e-4),
+        Gspo(clip_high=-1e-4),
         r"rl\.objective\.clip_high = -0\.0001: must be >= 0",
     ),
     "bound of cispo": (
-        ObjectiveConfig("cispo", cispo_ratio_max=1.0),
-        r"cispo_ratio_max = 1\.0: must be above 1",
+        Cispo(ratio_max=1.0),
+        r"ratio_max = 1\.0: must be above 1",
     ),
-    "dual clip": (ObjectiveConfig("grpo", dual_clip=0.9), r"dual_clip = 0\.9: must be above 1"),
-    "dual clip of cispo": (
-        ObjectiveConfig("cispo", dual_clip=3.0),
-        r"dual_clip = 3\.0: cispo has no clipped term",
-    ),
+    "dual clip": (Grpo(dual_clip=0.9), r"dual_clip = 0\.9: must be above 1"),
     "clip that espo ignores": (
-        ObjectiveConfig(clip_low=0.2),
-        r"clip_low/high = 0\.2/0\.0: espo does not use them without espo_fixed_clip",
-    ),
-    "clip that cispo ignores": (
-        ObjectiveConfig("cispo", clip_high=0.3),
-        r"clip_low/high = 0\.0/0\.3: cispo does not use them",
+        Espo(clip_low=0.2),
+        r"clip_low/high = 0\.2/0\.0004: espo does not use them without fixed_clip",
     ),
     "falling quantiles": (
-        ObjectiveConfig(espo_quantiles=(0.8, 0.5)),
-        r"espo_quantiles = \(0\.8, 0\.5\): must increase strictly",
+        Espo(quantiles=(0.8, 0.5)),
+        r"quantiles = \(0\.8, 0\.5\): must increase strictly",
     ),
     "equal quantiles": (
-        ObjectiveConfig(espo_quantiles=(0.5, 0.5)),
-        r"espo_quantiles = \(0\.5, 0\.5\)",
+        Espo(quantiles=(0.5, 0.5)),
+        r"quantiles = \(0\.5, 0\.5\)",
     ),
-    "a quantile of one": (ObjectiveConfig(espo_quantiles=(0.5, 1.0)), r"inside \(0, 1\)"),
-    "KL": (ObjectiveConfig(kl_coef=-0.1), r"kl_coef = -0\.1"),
+    "a quantile of one": (Espo(quantiles=(0.5, 1.0)), r"inside \(0, 1\)"),
+    "KL": (Espo(kl_coef=-0.1), r"kl_coef = -0\.1"),
     "cap of TIS": (
         CorrectionConfig("tis", tis_cap=0.5),
         r"rl\.correction\.tis_cap = 0\.5: must be at least 1",
@@ -119,10 +114,10 @@ def test_settings_out_of_their_range_are_refused(case):
 
 def test_settings_that_are_used_are_not_refused():
     for objective in (
-        ObjectiveConfig(clip_low=0.01, clip_high=0.02, espo_fixed_clip=True),
-        ObjectiveConfig("cispo"),
-        ObjectiveConfig(espo_quantiles=()),
-        ObjectiveConfig("dapo", clip_high=0.3, dual_clip=3.0),
+        Espo(clip_low=0.01, clip_high=0.02, fixed_clip=True),
+        Cispo(),
+        Espo(quantiles=()),
+        dapo_surrogate(clip_high=0.3, dual_clip=3.0),
     ):
         objective.validate()
 

@@ -12,12 +12,12 @@ from tiny import COMPUTE, EOS, ROLLOUT, make_prompt, random_params
 from tiny import MODEL as TINY
 from tiny_run import tiny_run
 
-from compass_jax.config import MeshConfig, ObjectiveConfig, RLConfig
+from compass_jax.config import MeshConfig, RLConfig
 from compass_jax.model.logprobs import known_columns, token_logprobs
 from compass_jax.model.params import place
 from compass_jax.model.transformer import Transformer
 from compass_jax.plan.programs import known_ids
-from compass_jax.rl.espo import clip_range
+from compass_jax.rl.objectives.espo import Espo, clip_range
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler, sample, sample_keys
@@ -230,7 +230,7 @@ def test_training_has_the_rollout_s_log_probs_and_no_gradient_for_unknown_column
     scored, spread, _, _ = step.score(model, params, tokens, lengths, None, temperature=1.0)
     np.testing.assert_allclose(np.asarray(scored)[mask], logp[mask], atol=3e-5)
     np.testing.assert_allclose(np.asarray(spread)[mask], entropy[mask], atol=3e-5)
-    config = RLConfig(objective=ObjectiveConfig("espo", espo_quantiles=()))
+    config = RLConfig(objective=Espo(quantiles=()))
     grads, found = step.gradients(
         model, params, batch, jnp.float32(1), config=config, temperature=1.0
     )
@@ -239,7 +239,7 @@ def test_training_has_the_rollout_s_log_probs_and_no_gradient_for_unknown_column
     member = batch.mask[:, :, None]
     espo = config.objective
     expected, _ = clip_range(
-        jnp.asarray(entropy), jnp.asarray(member), espo.espo_alpha, espo.espo_floor, KNOWN
+        jnp.asarray(entropy), jnp.asarray(member), espo.alpha, espo.floor, KNOWN
     )
     total, count = found["espo/group_0/epsilon"]
     # ln v is of the known columns

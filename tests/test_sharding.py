@@ -14,11 +14,11 @@ from compass_jax.config import (
     MeshConfig,
     ModelConfig,
     MoEConfig,
-    ObjectiveConfig,
     RLConfig,
 )
 from compass_jax.model.params import in_layout, place, training_layout
 from compass_jax.model.transformer import Transformer, init_params
+from compass_jax.rl.objectives.espo import Espo
 from compass_jax.sharding import AXES, Placement, make_mesh
 from compass_jax.train import step
 
@@ -56,7 +56,7 @@ DENSE = ModelConfig(
 ROWS, TOKENS = 8, 16
 ALONE = [{axis: 8} for axis in AXES]
 PAIRS = [{a: 2, b: 4} for a, b in itertools.combinations(AXES, 2)]
-CONFIG = RLConfig(objective=ObjectiveConfig("espo", router_aux_coef=0.01))
+CONFIG = RLConfig(objective=Espo(router_aux_coef=0.01))
 
 
 def named(mesh):

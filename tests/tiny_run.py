@@ -10,7 +10,6 @@ from compass_jax.config import (
     EvalConfig,
     ModelConfig,
     MoEConfig,
-    ObjectiveConfig,
     OptimConfig,
     ProceduralSource,
     RewardConfig,
@@ -19,6 +18,7 @@ from compass_jax.config import (
     RunConfig,
     SFTConfig,
 )
+from compass_jax.rl.objectives.espo import Espo
 
 TOKENIZER = str(Path(__file__).parent.parent / "configs" / "tiny_tokenizer")
 _SUM = (("min_terms", 2), ("max_terms", 2), ("min_digits", 1), ("max_digits", 1))
@@ -66,7 +66,7 @@ def tiny_run(verifier: str = "reasoning_gym") -> RunConfig:
             group_size=4,
             buckets=(56,),
             micro_batch_tokens=56 * 8,
-            objective=ObjectiveConfig(name="espo"),
+            objective=Espo(),
             optim=OptimConfig(learning_rate=1e-2),
             save_every=1,
         ),

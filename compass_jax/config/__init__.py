@@ -20,11 +20,10 @@ from compass_jax.config.data import (
 from compass_jax.config.errors import ConfigError, UserError
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
+from compass_jax.config.objective import Objective, objective_class
 from compass_jax.config.run import RunConfig
 from compass_jax.config.training import (
-    CLIP_RANGES,
     CorrectionConfig,
-    ObjectiveConfig,
     OptimConfig,
     RLConfig,
     SFTConfig,
@@ -33,7 +32,6 @@ from compass_jax.config.training import (
 )
 
 __all__ = [
-    "CLIP_RANGES",
     "ComputeConfig",
     "ConfigError",
     "CorrectionConfig",
@@ -43,7 +41,7 @@ __all__ = [
     "MeshConfig",
     "MoEConfig",
     "ModelConfig",
-    "ObjectiveConfig",
+    "Objective",
     "OptimConfig",
     "ProceduralSource",
     "RLConfig",
@@ -55,4 +53,5 @@ __all__ = [
     "TaskSource",
     "UserError",
     "ZeroVarianceConfig",
+    "objective_class",
 ]

@@ -10,7 +10,6 @@ from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.run import RunConfig
 from compass_jax.config.training import (
     CorrectionConfig,
-    ObjectiveConfig,
     OptimConfig,
     RLConfig,
     ZeroVarianceConfig,
@@ -126,7 +125,6 @@ def _rl(prompts: int, rows: int) -> RLConfig:
         replay="R3",
         buckets=(8192, 16_384, PROMPT + ANSWER),
         micro_batch_tokens=rows * (PROMPT + ANSWER),
-        objective=ObjectiveConfig(name="espo"),
         correction=CorrectionConfig(name="tis"),
         zero_variance=ZeroVarianceConfig(select=True),
         optim=OptimConfig(learning_rate=1e-6, warmup_steps=10),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from compass_jax.config.errors import check
+from compass_jax.config.objective import Coefficient, Objective, default_objective
 from compass_jax.config.ranges import (
     Count,
     CountOrOff,
@@ -17,13 +18,12 @@ from compass_jax.config.ranges import (
     check_fields,
 )
 
-Coefficient = Annotated[float, Range(0, 1000)]
 Bound = Annotated[float, Range(0, 1e6)]  # of a ratio of probabilities
 Decay = Annotated[float, Range(0, 0.9999999)]
 Batch = Annotated[int, Range(1, 2**20)]
 Samples = Annotated[int, Range(0, 65_536)]
 FromZero = Annotated[float, Range(0, 1e6, above=True)]
-Clip = Annotated[float, Range(0, 1e6, note="0: the objective's own")]
+Clip = Annotated[float, Range(0, 1e6)]
 Temper = Annotated[float, Range(0, 100, above=True, note="1: all samples alike")]
 Strength = Annotated[float, Range(0, 1000, above=True, note="rl_zvp=False switches it off")]
 Cap = Annotated[float, Range(1, 1e6, note="below, on-policy tokens are scaled down")]
@@ -86,80 +86,15 @@ class SFTConfig:
         self.optim.validate("sft.optim")
 
 
-# of the papers
-CLIP_RANGES = {
-    "grpo": (0.2, 0.2),
-    "dapo": (0.2, 0.28),
-    "dr_grpo": (0.2, 0.2),
-    "gspo": (3e-4, 4e-4),
-    "espo": (3e-4, 4e-4),
-}
 MOST_SAMPLES = 2**24  # of a round
 
 
-@dataclass(frozen=True)
-class ObjectiveConfig:
-    """Policy objective (algorithms in rl/objectives.py and rl/espo.py). Hashable: static in jit."""
-
-    name: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "espo"] = "espo"
-    # 0: the objective's own range (CLIP_RANGES); espo uses it with espo_fixed_clip alone, cispo
-    # never
-    clip_low: Clip = 0.0
-    clip_high: Clip = 0.0
-    dual_clip: Bound = 0.0  # c of max(., c A) where A < 0; 0: off
-    cispo_ratio_max: Annotated[float, Range(1, 1e6, above=True)] = 5.0  # 1.2 is published too
-    espo_alpha: FromZero = 0.02
-    espo_floor: FromZero = 1e-5
-    espo_quantiles: tuple[Fraction, ...] = (0.8,)  # of the response's entropies; () is one group
-    espo_token_form: Literal["gspo", "printed"] = "gspo"
-    espo_fixed_clip: bool = False  # clip_low / clip_high instead of the entropy-adaptive range
-    # ablation: every token is a group of its own; needs espo_quantiles ()
-    espo_every_token: bool = False
-    kl_coef: Coefficient = 0.0  # beta of k3 to the reference policy; 0: no reference is kept
-    router_aux_coef: Coefficient = 0.0
-
-    @property
-    def clips(self) -> tuple[float, float]:
-        """(low, high): the ratio stays in [1 - low, 1 + high]."""
-        low, high = CLIP_RANGES.get(self.name, (0.0, 0.0))
-        return self.clip_low or low, self.clip_high or high
-
-    def validate(self) -> None:
-        check_fields(self, "rl.objective")
-        clips = self.name != "cispo" and (self.name != "espo" or self.espo_fixed_clip)
-        check(
-            clips or self.clip_low == self.clip_high == 0,
-            f"rl.objective.clip_low/high = {self.clip_low}/{self.clip_high}: {self.name} does not"
-            " use them"
-            + (
-                " without espo_fixed_clip; set it, or 0 for both"
-                if self.name == "espo"
-                else " (its bound is cispo_ratio_max); set 0 for both"
-            ),
-        )
-        check(
-            self.dual_clip == 0 or self.dual_clip > 1,
-            f"rl.objective.dual_clip = {self.dual_clip}: must be above 1 (0: off)",
-        )
-        check(
-            not self.dual_clip or self.name != "cispo",
-            f"rl.objective.dual_clip = {self.dual_clip}: cispo has no clipped term to bound; set 0",
-        )
-        q = self.espo_quantiles
-        check(
-            all(0 < x < 1 for x in q) and list(q) == sorted(set(q)),
-            f"rl.objective.espo_quantiles = {q}: must increase strictly inside (0, 1)",
-        )
-        check(
-            not self.espo_every_token or not q,
-            f"rl.objective.espo_every_token: quantiles {q} would do nothing beside it; set"
-            " rl.objective.espo_quantiles ()",
-        )
-        check(
-            not self.espo_every_token or self.espo_token_form == "gspo",
-            f"rl.objective.espo_token_form = {self.espo_token_form!r} would do nothing beside"
-            " espo_every_token; set 'gspo'",
-        )
+def check_dual_clip(dual_clip: float) -> None:
+    """Raises ConfigError for a bound that would cut what is not clipped."""
+    check(
+        dual_clip == 0 or dual_clip > 1,
+        f"rl.objective.dual_clip = {dual_clip}: must be above 1 (0: off)",
+    )
 
 
 @dataclass(frozen=True)
@@ -269,7 +204,7 @@ class RLConfig:
     micro_batch_tokens: BatchTokens = 16_384
     # divide advantages by the group's standard deviation; dr_grpo never does
     normalize_std: bool = True
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    objective: Objective = field(default_factory=default_objective)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     shaping: ShapingConfig = field(default_factory=ShapingConfig)
     zero_variance: ZeroVarianceConfig = field(default_factory=ZeroVarianceConfig)

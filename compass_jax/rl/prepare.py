@@ -4,6 +4,7 @@ array is static.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -13,9 +14,8 @@ from compass_jax.config import RLConfig
 from compass_jax.rl.advantages import group_advantage
 from compass_jax.rl.correction import correction_weight
 from compass_jax.rl.diagnostics import Diagnostics, mean_of
-from compass_jax.rl.espo import entropy_groups
 from compass_jax.rl.grouping import spread
-from compass_jax.rl.objectives import token_weights
+from compass_jax.rl.policy import token_weights
 from compass_jax.rl.shapes import require_shape
 from compass_jax.rl.shaping import inversion, penalties
 from compass_jax.rl.zero_variance import Kind, group_kind, rl_zvp_advantage, waste
@@ -27,7 +27,8 @@ class Prepared(NamedTuple):
     advantage: Float[Array, "b t"]
     weight: Float[Array, "b t"]
     mask: Bool[Array, "b t"]  # generated tokens of samples with a known reward
-    entropy_group: Int[Array, "b t"] | None  # espo only
+    entropy_group: Int[Array, "b t"] | None  # of objectives that group tokens (espo)
+    kl_weight: Float[Array, "b t"] | None = None  # of the KL penalty; None: `weight`
 
 
 def prepare(
@@ -45,6 +46,7 @@ def prepare(
     repetition: Float[Array, "b"] | None = None,
     old_logp: Float[Array, "b t"] | None = None,
     rollout_logp: Float[Array, "b t"] | None = None,
+    ref_logp: Float[Array, "b t"] | None = None,
 ) -> tuple[Prepared, Diagnostics]:
     """Advantages and weights of all rows of one update, in any order, and the account of its tokens
     (to merge and finalize).
@@ -52,64 +54,86 @@ def prepare(
     `mask` holds all generated tokens; `group` is in 0..n_groups-1, or -1 for a padding row. Call it
     once per update with every row of it: the weights' denominators run over one update.
     `old_entropy` and `reward` have one dtype, and so has the result. A correction needs `old_logp`
-    and `rollout_logp`, a repetition penalty `repetition`: ValueError without them.
+    and `rollout_logp`, a repetition penalty `repetition`: ValueError without them. A response whose
+    reward, entropies or log-probs are not finite counts as one of unknown reward.
     """
     require_shape("prepare", (None, None), mask=mask)
     require_shape("prepare", mask.shape, old_entropy=old_entropy)
     require_shape("prepare", mask.shape[:1], reward=reward, known=known, group=group)
     dtype = old_entropy.dtype
-    known = known & (group >= 0)
+    known = known & (group >= 0) & jnp.isfinite(reward)
+    known = known & _finite(mask, old_entropy, old_logp, rollout_logp, ref_logp)
     trained = mask & known[:, None]
 
     # raw rewards, before any shaping
     kinds = group_kind(reward, known, group, n_groups, right_at=right_at, wrong_at=wrong_at)
     row_kind = jnp.where(group >= 0, spread(kinds, group), int(Kind.UNDECIDED))
-
-    objective, zero = config.objective, jnp.zeros((), dtype)
+    objective = config.objective
     shaped, components = _shape(mask, reward, repetition, config, right_at, max_new_tokens)
-    normalize = config.normalize_std and objective.name != "dr_grpo"
+    normalize = config.normalize_std and objective.divides_by_std
     response_advantage, by_shaping = group_advantage(
         reward, known, group, n_groups, normalize, shaped
     )
-    advantage = jnp.where(trained, response_advantage[:, None], zero)
-    # Stage 4 takes what is still uniform after the stages before it: its advantage is 0 until here,
-    # so that adding is replacing.
     still_uniform = jnp.where(by_shaping, int(Kind.UNDECIDED), row_kind)
-    if config.zero_variance.rl_zvp:
-        advantage = advantage + rl_zvp_advantage(
-            old_entropy, trained, still_uniform, config.zero_variance.rl_zvp_alpha
-        )
+    advantage = _advantage(response_advantage, trained, old_entropy, still_uniform, config)
 
-    entropy_group = (
-        entropy_groups(old_entropy, trained, objective.espo_quantiles)
-        if objective.name == "espo"
-        else None
-    )
+    entropy_group = objective.groups(old_entropy, trained)
     weight = token_weights(
         trained, group, known, n_groups, objective, entropy_group, dtype, max_new_tokens
     )
-    corrected: Diagnostics = {}
-    if config.correction.name != "off":
-        if old_logp is None or rollout_logp is None:
-            raise ValueError(
-                f"prepare: rl.correction.name = {config.correction.name!r} needs old_logp,"
-                " recomputed, and rollout_logp"
-            )
-        factor, corrected = correction_weight(old_logp, rollout_logp, trained, config.correction)
-        weight = weight * factor
-    generated = mask & (group >= 0)[:, None]
-    metrics = waste(
-        generated,
-        known,
-        row_kind,
-        kinds,
-        rl_zvp=config.zero_variance.rl_zvp,
-        by_shaping=by_shaping,
-        dtype=dtype,
-    )
+    prepared = Prepared(advantage, weight, trained, entropy_group)
+    prepared, corrected = _corrected(prepared, config, old_logp, rollout_logp)
+    generated, rl_zvp = mask & (group >= 0)[:, None], config.zero_variance.rl_zvp
+    options = {"rl_zvp": rl_zvp, "by_shaping": by_shaping, "dtype": dtype}
+    metrics = waste(generated, known, row_kind, kinds, **options)
     metrics |= {f"reward/{name}/mean": mean_of(x, known) for name, x in components.items()}
     metrics |= corrected | inversion(reward, advantage, trained, known, group)
-    return Prepared(advantage, weight, trained, entropy_group), metrics
+    return prepared, metrics
+
+
+def _advantage(
+    response_advantage: Float[Array, "b"],
+    trained: Bool[Array, "b t"],
+    old_entropy: Float[Array, "b t"],
+    still_uniform: Int[Array, "b"],
+    config: RLConfig,
+) -> Float[Array, "b t"]:
+    """Each token's advantage. Stage 4 takes what is still uniform after the stages before it: its
+    advantage is 0 until here, so that adding is replacing.
+    """
+    zero = jnp.zeros((), old_entropy.dtype)
+    advantage = jnp.where(trained, response_advantage[:, None], zero)
+    if not config.zero_variance.rl_zvp:
+        return advantage
+    alpha = config.zero_variance.rl_zvp_alpha
+    return advantage + rl_zvp_advantage(old_entropy, trained, still_uniform, alpha)
+
+
+def _finite(mask: Bool[Array, "b t"], *given: Float[Array, "b t"] | None) -> Bool[Array, "b"]:
+    """Whether no array holds NaN or infinity at a token of the response."""
+    finite = [jnp.all(jnp.isfinite(x) | ~mask, axis=1) for x in given if x is not None]
+    return functools.reduce(jnp.logical_and, finite)
+
+
+def _corrected(
+    prepared: Prepared,
+    config: RLConfig,
+    old_logp: Float[Array, "b t"] | None,
+    rollout_logp: Float[Array, "b t"] | None,
+) -> tuple[Prepared, Diagnostics]:
+    """The correction weighs the policy term alone, never the KL penalty: a token that it drops is
+    still pulled to the reference.
+    """
+    if config.correction.name == "off":
+        return prepared, {}
+    if old_logp is None or rollout_logp is None:
+        raise ValueError(
+            f"prepare: rl.correction.name = {config.correction.name!r} needs old_logp,"
+            " recomputed, and rollout_logp"
+        )
+    factor, found = correction_weight(old_logp, rollout_logp, prepared.mask, config.correction)
+    kl_weight = prepared.weight if config.uses_reference else None
+    return prepared._replace(weight=prepared.weight * factor, kl_weight=kl_weight), found
 
 
 def _shape(

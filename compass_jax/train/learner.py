@@ -184,6 +184,7 @@ class Learner:
             repetition=arrays.repetition[rows],
             old_logp=scored.old_logp[rows],
             rollout_logp=arrays.rollout_logp[rows],
+            ref_logp=None if scored.ref_logp is None else scored.ref_logp[rows],
         )
         return jax.device_get(prepared), found
 
@@ -326,6 +327,7 @@ def update_batch(
         advantage=take(prepared.advantage, local),
         weight=take(prepared.weight, local),
         entropy_group=take(prepared.entropy_group, local),
+        kl_weight=take(prepared.kl_weight, local),
     )
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from compass_jax.config import ModelConfig, ObjectiveConfig, OptimConfig, RLConfig
+from compass_jax.config import ModelConfig, Objective, OptimConfig, RLConfig
 from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.moe import RouterStats
 from compass_jax.model.params import shardings_like
@@ -24,7 +24,7 @@ from compass_jax.model.transformer import Transformer
 from compass_jax.model.transformer import apply as apply_model
 from compass_jax.records import TrainState
 from compass_jax.rl.diagnostics import Diagnostics
-from compass_jax.rl.objectives import policy_objective
+from compass_jax.rl.policy import policy_objective
 from compass_jax.rl.prepare import prepare as _prepare
 from compass_jax.train import optim
 from compass_jax.train.pullback import Pullback
@@ -45,6 +45,7 @@ class UpdateBatch(NamedTuple):
     advantage: Float[Array, "b t"]
     weight: Float[Array, "b t"]  # the normaliser over the whole update; 0 outside the mask
     entropy_group: Int[Array, "b t"] | None  # ESPO's tau of each token
+    kl_weight: Float[Array, "b t"] | None = None  # of the KL penalty; None: `weight`
 
 
 prepare = partial(
@@ -160,7 +161,7 @@ def gradients(
 
 @partial(jax.jit, static_argnames=("objective", "vocab_size"))
 def objective_diagnostics(
-    logp: Float[Array, "b t"], batch: UpdateBatch, objective: ObjectiveConfig, vocab_size: int
+    logp: Float[Array, "b t"], batch: UpdateBatch, objective: Objective, vocab_size: int
 ) -> Diagnostics:
     """What an objective would report about one micro-batch whose current log-probs are `logp`."""
     return policy_objective(
@@ -173,6 +174,7 @@ def objective_diagnostics(
         mask=batch.mask,
         entropy_group=batch.entropy_group,
         ref_logp=batch.ref_logp,
+        kl_weight=batch.kl_weight,
         vocab_size=vocab_size,
     )[1]
 
@@ -201,6 +203,7 @@ def _objective_gradient(
             mask=batch.mask,
             entropy_group=batch.entropy_group,
             ref_logp=batch.ref_logp,
+            kl_weight=batch.kl_weight,
             vocab_size=columns,
         )
         total = -jnp.sum(per_token)

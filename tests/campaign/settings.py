@@ -54,7 +54,7 @@ DOMAINS: list[tuple[str, tuple]] = [
         ("not negative", HUGE),
     ),
     (
-        r"(sft|rl)\.optim\.(clip_grad_norm|eps)|rl\.objective\.(espo_alpha|espo_floor|cispo_ratio_max)",
+        r"(sft|rl)\.optim\.(clip_grad_norm|eps)|rl\.objective\.(alpha|floor|ratio_max)",
         ("positive", HUGE),
     ),
     (
@@ -77,7 +77,7 @@ CHOICES = {
     "rollout.quantize": {"off", "e4m3", "int8", "auto"},
     "rollout.kv_quantize": {"off", "e4m3", "int8"},
     "rl.correction.name": {"off", "tis", "icepop", "sequence"},
-    "rl.objective.name": {"grpo", "dapo", "dr_grpo", "gspo", "cispo", "espo"},
+    "rl.objective.name": {"grpo", "gspo", "cispo", "espo"},
     "rl.optim.schedule": {"constant", "cosine"},
     "compute.dtype": {"float32", "bfloat16", "float64"},
     "compute.param_dtype": {"float32", "bfloat16", "float64"},

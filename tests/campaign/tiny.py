@@ -9,7 +9,6 @@ from compass_jax.config import (
     FileSource,
     ModelConfig,
     MoEConfig,
-    ObjectiveConfig,
     OptimConfig,
     RewardConfig,
     RLConfig,
@@ -17,6 +16,7 @@ from compass_jax.config import (
     RunConfig,
     SFTConfig,
 )
+from compass_jax.rl.objectives.grpo import Grpo
 
 
 def tiny() -> RunConfig:
@@ -64,7 +64,7 @@ def tiny() -> RunConfig:
             group_size=2,
             buckets=(136,),
             micro_batch_tokens=136 * 4,
-            objective=ObjectiveConfig(name="grpo"),
+            objective=Grpo(),
             optim=OptimConfig(learning_rate=1e-2),
             save_every=1,
         ),

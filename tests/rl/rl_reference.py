@@ -178,7 +178,7 @@ def objective(name, toy, theta, theta0, advantages, config, factor=None):
             for t in np.flatnonzero(toy.mask[i])
         ]
         return sum(
-            factor[i, t] * _token(name, toy, i, t, None, logp, frozen, advantages, config)
+            _token(name, toy, i, t, None, logp, frozen, advantages, config, factor)
             for i, t in places
         ) / len(places)
     per_group = []
@@ -199,17 +199,12 @@ def _response(name, toy, i, logp, frozen, advantages, config, factor):
     entropy = toy.old_entropy[i]
     parts = [tokens]
     if name == "espo":
-        thresholds = [
-            np.quantile(entropy[tokens], q, method="linear") for q in config.espo_quantiles
-        ]
+        thresholds = [np.quantile(entropy[tokens], q, method="linear") for q in config.quantiles]
         index = [sum(h <= entropy[t] for h in thresholds) for t in tokens]
         parts = [tokens[np.array(index) == k] for k in range(len(thresholds) + 1)]
-        parts = [[t] for t in tokens] if config.espo_every_token else [p for p in parts if len(p)]
+        parts = [[t] for t in tokens] if config.every_token else [p for p in parts if len(p)]
     sums = [
-        sum(
-            factor[i, t] * _token(name, toy, i, t, part, logp, frozen, advantages, config)
-            for t in part
-        )
+        sum(_token(name, toy, i, t, part, logp, frozen, advantages, config, factor) for t in part)
         for part in parts
     ]
     if name == "dr_grpo":
@@ -217,16 +212,16 @@ def _response(name, toy, i, logp, frozen, advantages, config, factor):
     return sum(total / len(part) for total, part in zip(sums, parts, strict=True)) / len(parts)
 
 
-def _token(name, toy, i, t, part, logp, frozen, advantages, config):
-    """The objective of token t; `part` holds the tokens that share its ratio."""
+def _token(name, toy, i, t, part, logp, frozen, advantages, config, factor):
+    """The objective of token t; `part` holds the tokens that share its ratio. The correction's
+    factor weighs the policy term alone.
+    """
     a, (low, high) = advantages[i, t], CLIPS.get(name, (None, None))
     d = toy.ref_logp[i, t] - logp[i, t]
     penalty = config.kl_coef * (np.exp(d) - d - 1)
     if name == "cispo":
-        return (
-            min(np.exp(frozen[i, t] - toy.old_logp[i, t]), config.cispo_ratio_max) * a * logp[i, t]
-            - penalty
-        )
+        ratio = min(np.exp(frozen[i, t] - toy.old_logp[i, t]), config.ratio_max)
+        return factor[i, t] * ratio * a * logp[i, t] - penalty
     low, high = config.clip_low or low, config.clip_high or high
     if name in ("grpo", "dapo", "dr_grpo"):
         ratio = np.exp(logp[i, t] - toy.old_logp[i, t])
@@ -234,17 +229,17 @@ def _token(name, toy, i, t, part, logp, frozen, advantages, config):
         s = np.exp(
             np.clip(np.clip(frozen[i, part] - toy.old_logp[i, part], -20, 20).mean(), -10, 10)
         )
-        against = frozen if name == "gspo" or config.espo_token_form == "gspo" else toy.old_logp
+        against = frozen if name == "gspo" or config.token_form == "gspo" else toy.old_logp
         ratio = s * np.exp(logp[i, t]) / np.exp(against[i, t])
-    if name == "espo" and not config.espo_fixed_clip:
+    if name == "espo" and not config.fixed_clip:
         low = high = max(
-            config.espo_alpha * toy.old_entropy[i, part].mean() / np.log(toy.vocab_size),
-            config.espo_floor,
+            config.alpha * toy.old_entropy[i, part].mean() / np.log(toy.vocab_size),
+            config.floor,
         )
     value = smaller(ratio * a, bounded(ratio, 1 - low, 1 + high) * a)
     if config.dual_clip and a < 0 and np.real(value) < config.dual_clip * a:
         value = config.dual_clip * a
-    return value - penalty
+    return factor[i, t] * value - penalty
 
 
 CLIPS = {

@@ -18,14 +18,17 @@ from hypothesis import strategies as st
 
 from compass_jax.config import (
     CorrectionConfig,
-    ObjectiveConfig,
     RLConfig,
     ShapingConfig,
     ZeroVarianceConfig,
 )
 from compass_jax.rl.bucketing import take_rows
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
-from compass_jax.rl.objectives import policy_objective
+from compass_jax.rl.objectives.cispo import Cispo
+from compass_jax.rl.objectives.espo import Espo
+from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate, dr_grpo
+from compass_jax.rl.objectives.gspo import Gspo
+from compass_jax.rl.policy import policy_objective
 from compass_jax.rl.prepare import Prepared, prepare
 
 LENGTH, REPETITION = (
@@ -35,25 +38,21 @@ LENGTH, REPETITION = (
 OVERLONG = ShapingConfig(overlong_penalty=0.2, overlong_buffer_tokens=12)
 CONFIGS = {
     "grpo": RLConfig(
-        objective=ObjectiveConfig("grpo", kl_coef=0.1),
+        objective=Grpo(kl_coef=0.1),
         correction=CorrectionConfig("tis", tis_cap=1.2),
     ),
     "dapo": RLConfig(
-        objective=ObjectiveConfig("dapo"),
+        objective=dapo_surrogate(),
         shaping=OVERLONG,
         correction=CorrectionConfig("icepop", icepop_range=(0.7, 1.5)),
     ),
-    "dr_grpo": RLConfig(
-        objective=ObjectiveConfig("dr_grpo"), shaping=REPETITION, normalize_std=False
-    ),
-    "gspo": RLConfig(
-        objective=ObjectiveConfig("gspo", clip_low=0.02, clip_high=0.03), shaping=LENGTH
-    ),
+    "dr_grpo": RLConfig(objective=dr_grpo(), shaping=REPETITION, normalize_std=False),
+    "gspo": RLConfig(objective=Gspo(clip_low=0.02, clip_high=0.03), shaping=LENGTH),
     "cispo": RLConfig(
-        objective=ObjectiveConfig("cispo", cispo_ratio_max=1.2),
+        objective=Cispo(ratio_max=1.2),
         correction=CorrectionConfig("sequence", sequence_range=(0.9, 1.2)),
     ),
-    "espo": RLConfig(objective=ObjectiveConfig(espo_quantiles=(0.5, 0.8), espo_alpha=0.05)),
+    "espo": RLConfig(objective=Espo(quantiles=(0.5, 0.8), alpha=0.05)),
 }
 fast = settings(max_examples=12, deadline=None, derandomize=True, database=None)
 names = pytest.mark.parametrize("name", CONFIGS)
@@ -102,6 +101,7 @@ def per_token_and_grad(name, logp, old_logp, entropy, ref_logp, p: Prepared):
             mask=p.mask,
             entropy_group=p.entropy_group,
             ref_logp=ref_logp if objective.kl_coef else None,
+            kl_weight=p.kl_weight,
             vocab_size=50,
         )
         return per_token.sum(), (per_token, diagnostics)

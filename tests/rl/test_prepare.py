@@ -12,12 +12,13 @@ import rl_reference as ref
 
 from compass_jax.config import (
     CorrectionConfig,
-    ObjectiveConfig,
     RLConfig,
     ShapingConfig,
     ZeroVarianceConfig,
 )
 from compass_jax.rl.diagnostics import finalize_diagnostics
+from compass_jax.rl.objectives.grpo import Grpo
+from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.rl.prepare import prepare
 
 
@@ -90,8 +91,8 @@ def test_account_of_the_tokens(x64):
 
 def test_only_espo_has_entropy_groups():
     toy = ref.make_toy(seed=10)
-    for name in ("grpo", "gspo"):
-        p, _ = run(toy, RLConfig(objective=ObjectiveConfig(name)), dtype=jnp.float32)
+    for objective in (Grpo(), Gspo()):
+        p, _ = run(toy, RLConfig(objective=objective), dtype=jnp.float32)
         assert p.entropy_group is None and p.weight.dtype == p.advantage.dtype == jnp.float32
 
 
@@ -148,3 +149,47 @@ def test_shapes_are_checked(unchecked):
     ):
         # without the annotations' own check
         run(toy, RLConfig(), np.zeros((14, 3)), jnp.float32, function=inspect.unwrap(prepare))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["reward", "old_logp", "rollout_logp", "ref_logp", "old_entropy"])
+def test_what_is_not_finite_is_unknown_and_reaches_no_loss(name, bad, x64):
+    """As if the response's reward were unknown: by the float64 reference and bit for bit."""
+    toy = ref.make_toy(seed=16)
+    row = int(np.flatnonzero(toy.known & (toy.group == 2) & (toy.mask.sum(1) > 2))[0])
+    arrays = {
+        field: np.array(getattr(toy, field))
+        for field in ("reward", "old_logp", "rollout_logp", "ref_logp", "old_entropy")
+    }
+    known = toy.known.copy()
+    known[row] = False
+    config = RLConfig(
+        objective=Grpo(kl_coef=0.1),
+        correction=CorrectionConfig("tis"),
+        zero_variance=ZeroVarianceConfig(rl_zvp=False),
+    )
+
+    def prepared(arrays, known):
+        rest = {k: jnp.asarray(arrays[k]) for k in ("old_logp", "rollout_logp", "ref_logp")}
+        return prepare(
+            jnp.asarray(toy.mask),
+            jnp.asarray(arrays["old_entropy"]),
+            jnp.asarray(arrays["reward"]),
+            jnp.asarray(known),
+            jnp.asarray(toy.group, jnp.int32),
+            n_groups=toy.n_groups,
+            config=config,
+            right_at=1.0,
+            wrong_at=0.0,
+            max_new_tokens=16,
+            **rest,
+        )
+
+    expected = prepared(arrays, known)
+    spoilt = {field: x.copy() for field, x in arrays.items()}
+    spoilt[name][row if name == "reward" else (row, np.flatnonzero(toy.mask[row])[1])] = bad
+    got = prepared(spoilt, toy.known)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    without = dataclasses.replace(toy, known=known)
+    advantage = np.where(toy.mask & known[:, None], ref.advantage(without)[:, None], 0)
+    np.testing.assert_allclose(got[0].advantage, advantage, rtol=1e-9, atol=1e-15)

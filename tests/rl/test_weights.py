@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import rl_reference as ref
 
-from compass_jax.config import ObjectiveConfig
-from compass_jax.rl import objectives
-from compass_jax.rl.espo import entropy_groups
+from compass_jax.rl import policy
+from compass_jax.rl.objectives.espo import Espo
+from compass_jax.rl.objectives.grpo import Grpo, dr_grpo
+from compass_jax.rl.objectives.gspo import Gspo
 
-token_weights = jax.jit(objectives.token_weights, static_argnums=(3, 4, 6, 7))
+token_weights = jax.jit(policy.token_weights, static_argnums=(3, 4, 6, 7))
 F, T = False, True
 
 
@@ -19,8 +20,8 @@ def test_token_mean_by_hand():
     group = jnp.asarray([0, 0, 1, 2, -1], jnp.int32)
     # group 2 has no known sample: it is not counted; the last row is padding
     known = jnp.asarray([T, T, T, F, T])
-    for name in ("grpo", "gspo"):
-        weight = token_weights(mask, group, known, 3, ObjectiveConfig(name))
+    for objective in (Grpo(), Gspo()):
+        weight = token_weights(mask, group, known, 3, objective)
         expected = [
             [0, 1 / 8, 1 / 8, 0],
             [0, 1 / 12, 1 / 12, 1 / 12],
@@ -38,7 +39,7 @@ def test_a_grown_group_weighs_no_more():
         jnp.asarray([0, 1, 1, 1, 1, 1], jnp.int32),
         jnp.ones(6, bool),
         2,
-        ObjectiveConfig("grpo"),
+        Grpo(),
     )
     np.testing.assert_allclose(weight[0].sum(), 0.5)
     np.testing.assert_allclose(weight[1:].sum(), 0.5, rtol=1e-6)
@@ -52,7 +53,7 @@ def test_espo_weighs_entropy_groups_alike_and_skips_empty_ones():
         jnp.asarray([0, 0], jnp.int32),
         jnp.ones(2, bool),
         1,
-        ObjectiveConfig(espo_quantiles=(0.5, 0.8)),
+        Espo(quantiles=(0.5, 0.8)),
         entropy_group,
     )
     expected = [[0, 1 / 16, 1 / 16, 1 / 4, 1 / 16, 1 / 16], [0, 1 / 4, 1 / 4, 0, 0, 0]]
@@ -61,14 +62,14 @@ def test_espo_weighs_entropy_groups_alike_and_skips_empty_ones():
 
 @pytest.mark.parametrize(
     "config",
-    [ObjectiveConfig("grpo"), ObjectiveConfig(), ObjectiveConfig(espo_quantiles=(0.2, 0.5, 0.8))],
+    [Grpo(), Espo(), Espo(quantiles=(0.2, 0.5, 0.8))],
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_weights_sum_to_one(config, seed, x64):
     toy = ref.make_toy(seed)
     toy.mask[:, 2] = True  # every response has a token
     mask = jnp.asarray(toy.mask)
-    groups = entropy_groups(jnp.asarray(toy.old_entropy), mask, config.espo_quantiles)
+    groups = config.groups(jnp.asarray(toy.old_entropy), mask)
     weight = token_weights(
         mask,
         jnp.asarray(toy.group),
@@ -85,17 +86,13 @@ def test_weights_sum_to_one(config, seed, x64):
 
 def test_no_known_sample_at_all_gives_zero_weights():
     mask = jnp.ones((2, 3), bool)
-    weight = token_weights(
-        mask, jnp.zeros(2, jnp.int32), jnp.zeros(2, bool), 1, ObjectiveConfig("gspo")
-    )
+    weight = token_weights(mask, jnp.zeros(2, jnp.int32), jnp.zeros(2, bool), 1, Gspo())
     np.testing.assert_array_equal(weight, np.zeros((2, 3), np.float32))
 
 
 def test_espo_without_entropy_groups_is_refused():
     with pytest.raises(ValueError, match="espo needs entropy_group"):
-        token_weights(
-            jnp.ones((1, 2), bool), jnp.zeros(1, jnp.int32), jnp.ones(1, bool), 1, ObjectiveConfig()
-        )
+        token_weights(jnp.ones((1, 2), bool), jnp.zeros(1, jnp.int32), jnp.ones(1, bool), 1, Espo())
 
 
 def test_dr_grpo_divides_by_a_constant_that_must_be_given():
@@ -104,7 +101,7 @@ def test_dr_grpo_divides_by_a_constant_that_must_be_given():
         jnp.zeros(2, jnp.int32),
         jnp.ones(2, bool),
     )
-    weight = token_weights(mask, group, known, 1, ObjectiveConfig("dr_grpo"), None, jnp.float32, 8)
+    weight = token_weights(mask, group, known, 1, dr_grpo(), None, jnp.float32, 8)
     np.testing.assert_allclose(weight, np.array([[1 / 16, 1 / 16, 0], [1 / 16, 0, 0]], np.float32))
     with pytest.raises(ValueError, match="dr_grpo needs max_new_tokens"):
-        token_weights(mask, group, known, 1, ObjectiveConfig("dr_grpo"))
+        token_weights(mask, group, known, 1, dr_grpo())

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from tiny import COMPUTE, MODEL, UNSET
 
-from compass_jax.config import ObjectiveConfig, OptimConfig, RLConfig, RolloutConfig, RunConfig
+from compass_jax.config import OptimConfig, RLConfig, RolloutConfig, RunConfig
 from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import StepArrays
 from compass_jax.rl.bucketing import MicroBatch
+from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.prepare import Prepared
 from compass_jax.train.learner import Learner, Scored, device_rows, sequences, update_batch
 
@@ -29,7 +30,7 @@ CONFIG = RunConfig(
         updates_per_rollout=2,
         replay="off",
         buckets=(12,),
-        objective=ObjectiveConfig("grpo"),
+        objective=Grpo(),
         optim=OptimConfig(learning_rate=0.01),
     ),
 )

@@ -14,8 +14,8 @@ from logged import lines, numbers
 from stops import stop_at_sample
 from tiny_run import tiny_run
 
-from compass_jax.config import ObjectiveConfig
 from compass_jax.model.transformer import init_params
+from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rollout.collect import Collection
 from compass_jax.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
 from compass_jax.telemetry import Telemetry
@@ -283,7 +283,7 @@ def test_other_replays_and_a_reference(tmp_path, replay):
         tmp_path,
         replay=replay,
         updates_per_rollout=2,
-        objective=ObjectiveConfig("grpo", kl_coef=0.1),
+        objective=Grpo(kl_coef=0.1),
     )
     run_rl(dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=0)))
     first, second = numbers(tmp_path)

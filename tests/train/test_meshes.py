@@ -17,10 +17,10 @@ from compass_jax.config import (
     ConfigError,
     CorrectionConfig,
     MeshConfig,
-    ObjectiveConfig,
     ZeroVarianceConfig,
 )
 from compass_jax.evaluate import evaluate_weights
+from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.telemetry import Telemetry
 from compass_jax.train.loop import run_rl
 from compass_jax.train.sft import run_sft
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("compile_lightly")
 def configured(directory, rl=None, **options):
     config = tiny_run("odd_verifiers:coin")
     # ESPO clips at ratios of 1e-5: off policy, a rounding error decides what is clipped
-    objective = ObjectiveConfig("grpo")
+    objective = Grpo()
     rl = dataclasses.replace(
         config.rl, **{"correction": CorrectionConfig("tis"), "objective": objective, **(rl or {})}
     )

@@ -98,7 +98,7 @@ VARIANTS = {
     ),
     "partial": ("partial_prompts=3", "mesh=MeshConfig(fsdp=4, expert=2)"),
     "two meshes, pages, a reference": (
-        "eval_every=2, objective=ObjectiveConfig('grpo', kl_coef=0.01)",
+        "eval_every=2, objective=Grpo(kl_coef=0.01)",
         (
             "mesh=MeshConfig(context=2, expert=4), rollout_mesh=MeshConfig(expert=4, tensor=2),"
             " rollout=replace(config.rollout, cache_pages=40, page_tokens=8),"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny import COMPUTE, MODEL, UNSET, random_params
 
-from compass_jax.config import ObjectiveConfig, OptimConfig, RLConfig
+from compass_jax.config import OptimConfig, RLConfig
 from compass_jax.model.moe import RouterStats
 from compass_jax.model.params import decays
 from compass_jax.model.routes import put_routes
@@ -19,6 +19,9 @@ from compass_jax.model.transformer import Transformer
 from compass_jax.records import StepArrays
 from compass_jax.rl.bucketing import MicroBatch, plan
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
+from compass_jax.rl.objectives.espo import Espo
+from compass_jax.rl.objectives.grpo import Grpo
+from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.train import optim, step
 from compass_jax.train.learner import Scored, device_rows, put_rows, sequences, update_batch
 
@@ -30,9 +33,9 @@ BASE = RLConfig(
 )
 WHOLE = ((LONGEST,), LONGEST * 12)  # buckets, tokens of a micro-batch: all in one
 OBJECTIVES = {
-    "espo": ObjectiveConfig("espo"),
-    "gspo": ObjectiveConfig("gspo", clip_low=3e-4, clip_high=4e-4),
-    "grpo": ObjectiveConfig("grpo"),
+    "espo": Espo(),
+    "gspo": Gspo(clip_low=3e-4, clip_high=4e-4),
+    "grpo": Grpo(),
 }
 
 
@@ -230,7 +233,7 @@ def test_the_penalty_to_the_reference_starts_at_zero_and_grows():
     model, params = Transformer(TINY, COMPUTE), random_params(TINY)
     arrays, routes = rollout()
     scored, *_ = score(model, params, arrays, routes)
-    config = dataclasses.replace(BASE, objective=ObjectiveConfig("grpo", kl_coef=0.1))
+    config = dataclasses.replace(BASE, objective=Grpo(kl_coef=0.1))
     scored = dataclasses.replace(scored, ref_logp=scored.old_logp)
     _, first = gradient(model, params, scored, config, WHOLE)
     _, later = gradient(model, moved(params), scored, config, WHOLE)

@@ -1,0 +1,90 @@
+"""GRPO (arXiv 2402.03300), and DAPO (2503.14476) and Dr.GRPO (2503.20783), which clip and average
+its surrogate otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from compass_jax.config import Objective, RLConfig
+from compass_jax.config.training import Bound, Clip, check_dual_clip
+from compass_jax.rl.objectives.inputs import (
+    PolicyInputs,
+    WeightInputs,
+    all_token_mean,
+    token_mean,
+)
+from compass_jax.rl.surrogate import Surrogate, clipped_surrogate, token_log_ratio
+
+
+@dataclass(frozen=True)
+class Grpo(Objective):
+    """Each token has its own ratio (GRPO, arXiv 2402.03300, eq. 3):
+
+        min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t),    r_t = pi(t) / pi_old(t)
+
+    `mean` is that over responses of the mean over a response's tokens ("response"); over all tokens
+    of the update, where a long response weighs more ("tokens", DAPO, section 3.3); or over
+    responses of the sum over a response's tokens / the largest number of new tokens, with
+    advantages that are not divided by a standard deviation ("constant", Dr.GRPO, section 3.2).
+    """
+
+    clip_low: Clip = 0.2
+    clip_high: Clip = 0.2
+    dual_clip: Bound = 0.0  # c of max(., c A) where A < 0; 0: off
+    mean: Literal["response", "tokens", "constant"] = "response"
+
+    @property
+    def divides_by_std(self) -> bool:
+        """False for Dr.GRPO."""
+        return self.mean != "constant"
+
+    def surrogate(self, inputs: PolicyInputs) -> Surrogate:
+        """The clipped surrogate of each token."""
+        ratio = jnp.exp(token_log_ratio(inputs.logp, inputs.old_logp, inputs.mask))
+        clips = self.clip_low, self.clip_high, self.dual_clip
+        return clipped_surrogate(ratio, inputs.advantage, inputs.mask, *clips)
+
+    def weights(self, inputs: WeightInputs) -> Float[Array, "b t"]:
+        """As `mean` says. ValueError without `max_new_tokens` where it is the divisor."""
+        if self.mean == "tokens":
+            return all_token_mean(inputs)
+        if self.mean == "response":
+            return token_mean(inputs)
+        if inputs.max_new_tokens is None:
+            raise ValueError("dr_grpo needs max_new_tokens, the constant that it divides by")
+        return inputs.responses * (inputs.mask.astype(inputs.dtype) / inputs.max_new_tokens)
+
+    def validate(self) -> None:
+        super().validate()
+        check_dual_clip(self.dual_clip)
+
+
+def grpo(**changes: Any) -> Grpo:
+    """GRPO's own settings, with `changes`."""
+    return Grpo(**changes)
+
+
+def dr_grpo(**changes: Any) -> Grpo:
+    """Dr.GRPO: a constant divisor, and advantages as they are."""
+    return Grpo(**{"mean": "constant", **changes})
+
+
+def dapo_surrogate(**changes: Any) -> Grpo:
+    """DAPO's objective alone: a higher upper clip, and all tokens weigh the same."""
+    return Grpo(**{"clip_high": 0.28, "mean": "tokens", **changes})
+
+
+def dapo(rl: RLConfig, max_new_tokens: int) -> RLConfig:
+    """`rl` as DAPO (arXiv 2503.14476): its objective, its dynamic sampling instead of RL-ZVP, and
+    its overlong penalty over the last fifth of an answer, halved because rewards are 0 and 1.
+    """
+    zero = dataclasses.replace(rl.zero_variance, rl_zvp=False, dynamic_sampling=True)
+    buffer = max(max_new_tokens // 5, 1)  # 4,096 of 20,480
+    shaping = dataclasses.replace(rl.shaping, overlong_penalty=0.5, overlong_buffer_tokens=buffer)
+    return dataclasses.replace(rl, objective=dapo_surrogate(), zero_variance=zero, shaping=shaping)

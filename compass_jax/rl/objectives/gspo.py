@@ -1,0 +1,46 @@
+"""GSPO, group sequence policy optimisation (arXiv 2507.18071)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Array, Float
+
+from compass_jax.config import Objective
+from compass_jax.config.training import Bound, Clip, check_dual_clip
+from compass_jax.rl.objectives.inputs import PolicyInputs, WeightInputs, token_mean
+from compass_jax.rl.surrogate import (
+    Surrogate,
+    clipped_surrogate,
+    group_ratio,
+    token_log_ratio,
+    unit_ratio,
+)
+
+
+@dataclass(frozen=True)
+class Gspo(Objective):
+    """The reward is the sequence's, so the ratio is too (GSPO-token, arXiv 2507.18071, eq. 13-14):
+
+    min(s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t)
+    s_t = sg[s] * pi(t) / sg[pi(t)],    s = exp(mean over the response of log(pi / pi_old))
+    """
+
+    clip_low: Clip = 3e-4
+    clip_high: Clip = 4e-4
+    dual_clip: Bound = 0.0  # c of max(., c A) where A < 0; 0: off
+
+    def surrogate(self, inputs: PolicyInputs) -> Surrogate:
+        """The clipped surrogate of each token, whose ratio is its sequence's."""
+        log_ratio = token_log_ratio(inputs.logp, inputs.old_logp, inputs.mask)
+        s = group_ratio(log_ratio, inputs.mask[:, :, None]) * unit_ratio(inputs.logp, inputs.mask)
+        clips = self.clip_low, self.clip_high, self.dual_clip
+        return clipped_surrogate(s, inputs.advantage, inputs.mask, *clips)
+
+    def weights(self, inputs: WeightInputs) -> Float[Array, "b t"]:
+        """Mean over responses of the mean over a response's tokens."""
+        return token_mean(inputs)
+
+    def validate(self) -> None:
+        super().validate()
+        check_dual_clip(self.dual_clip)

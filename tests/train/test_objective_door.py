@@ -1,0 +1,127 @@
+"""A user's own objective, one class in one file outside the package: it trains; and what is wrong
+with one is said.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from logged import lines
+from tiny_run import tiny_run
+
+from compass_jax.cli import main, override
+from compass_jax.config import ConfigError, RLConfig, objective_class
+from compass_jax.config_io import config_from_json, config_to_json, differences
+from compass_jax.rl.objectives.cispo import Cispo
+from compass_jax.rl.objectives.espo import Espo
+from compass_jax.rl.objectives.grpo import Grpo, dapo, dr_grpo
+from compass_jax.rl.objectives.gspo import Gspo
+from compass_jax.train.loop import run_rl
+
+MINE = """
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from compass_jax.config import Objective
+from compass_jax.rl.objectives.inputs import token_mean
+from compass_jax.rl.surrogate import Surrogate
+
+
+@dataclass(frozen=True)
+class Reinforce(Objective):
+    scale: float = 1.0
+
+    def surrogate(self, inputs):
+        logp = jnp.where(inputs.mask, inputs.logp, 0.0)
+        value = self.scale * jnp.where(inputs.mask, inputs.advantage, 0.0) * logp
+        return Surrogate(value, jnp.ones_like(logp), jnp.zeros_like(inputs.mask), {})
+
+    def weights(self, inputs):
+        return token_mean(inputs)
+
+
+class Thawed:
+    pass
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    return f"{tmp_path}/mine.py"
+
+
+@pytest.mark.usefixtures("compile_lightly")
+def test_an_objective_of_one_class_in_a_users_file_trains(mine, tmp_path):
+    config = tiny_run("odd_verifiers:coin")
+    rl = dataclasses.replace(config.rl, steps=2)
+    config = dataclasses.replace(config, run_dir=str(tmp_path / "run"), rl=rl)
+    words = ["--rl.objective", f"{mine}:Reinforce", "--rl.objective.scale", "2.0"]
+    config = override(config, words)
+    assert config.rl.objective == objective_class(f"{mine}:Reinforce")(scale=2.0)
+    assert config_from_json(config_to_json(config)) == config
+    run_rl(config)
+    found = [row["metrics"]["grad_norm"] for row in lines(tmp_path / "run", "metrics")]
+    assert len(found) == 2 and min(found) > 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["rl"]["objective"][
+        "name"
+    ].endswith("mine.py:Reinforce")
+
+
+def refused(arguments, capsys):
+    config = str(Path(__file__).parents[1] / "tiny_run.py")
+    try:
+        status = main(["train", config, "--dry-run", *arguments])
+    except SystemExit as stop:
+        status = stop.code
+    return status, " ".join(capsys.readouterr().err.split())
+
+
+def test_an_objective_that_cannot_be_used_is_refused_with_status_2(mine, capsys):
+    for name, said in (
+        ("ppo", "no such objective; take one of grpo, gspo, cispo, espo, or name your own"),
+        ("no_such_module:Mine", "there is no module no_such_module"),
+        (f"{mine}:Reinforc", "has no Reinforc; did you mean Reinforce?"),
+        (f"{mine}:Thawed", "is no subclass of compass_jax.config.Objective"),
+    ):
+        status, told = refused(["--rl.objective", name], capsys)
+        assert status == 2 and said in told and "Traceback" not in told, told
+
+
+def test_a_field_that_an_objective_does_not_have_is_refused_where_it_is_written(mine, capsys):
+    arguments = ["--rl.objective", f"{mine}:Reinforce", "--rl.objective.alpha", "0.1"]
+    status, told = refused(arguments, capsys)
+    assert status == 2 and "--rl.objective.alpha" in told
+    status, told = refused(["--rl.objective", "grpo", "--rl.objective.alpha", "0.1"], capsys)
+    assert status == 2 and "--rl.objective.alpha" in told
+    plain = json.loads(config_to_json(tiny_run()))
+    plain["rl"]["objective"] = {"name": "grpo", "clip_hihg": 0.3}
+    with pytest.raises(ConfigError, match=r"rl\.objective\.clip_hihg: no such key; did you mean"):
+        config_from_json(json.dumps(plain))
+
+
+@pytest.mark.parametrize(
+    "objective", [Grpo(), dr_grpo(), Gspo(clip_low=0.1), Cispo(), Espo(quantiles=())]
+)
+def test_every_objective_is_written_and_read_again(objective):
+    config = tiny_run()
+    config = dataclasses.replace(config, rl=dataclasses.replace(config.rl, objective=objective))
+    assert config_from_json(config_to_json(config)) == config
+    assert "rl.objective.name" in differences(tiny_run(), config) or isinstance(objective, Espo)
+
+
+def test_dapo_is_dapo_with_its_dynamic_sampling_and_its_overlong_penalty():
+    rl = dapo(RLConfig(), max_new_tokens=20_480)
+    assert (rl.objective.clip_low, rl.objective.clip_high, rl.objective.mean) == (
+        0.2,
+        0.28,
+        "tokens",
+    )
+    assert rl.zero_variance.dynamic_sampling and not rl.zero_variance.rl_zvp
+    assert (rl.shaping.overlong_penalty, rl.shaping.overlong_buffer_tokens) == (0.5, 4096)
+    rl.validate()
+    assert override(tiny_run(), ["--rl.objective", "dapo"]).rl == dapo(
+        tiny_run().rl, tiny_run().rollout.max_new_tokens
+    )
