@@ -89,7 +89,7 @@ class Ours:
             max_new_tokens=self.lengths,
         )
         made = sum(rollout.response_length for rollout in collection)
-        jax.block_until_ready(collection.store)
+        jax.block_until_ready(collection.routes)
         self.stats[by_length] = collection.stats
         return made
 

@@ -67,7 +67,7 @@ class Ours:
             keep_routing=True,
         )
         rollouts = list(collection)
-        jax.block_until_ready(collection.store)
+        jax.block_until_ready(collection.routes)
         return rollouts
 
     def __call__(self) -> int:

@@ -53,6 +53,7 @@ from benchmarks.router_replay_setup import Setup, full, smoke
 from compass_jax.cli import tune_allocator
 from compass_jax.config import RunConfig
 from compass_jax.data.prompts import train_prompts
+from compass_jax.experience.assemble import assemble
 from compass_jax.model.moe import unset_id
 from compass_jax.model.params import param_specs
 from compass_jax.model.quantize import emulate
@@ -68,7 +69,6 @@ from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
 from compass_jax.train import optim, step
-from compass_jax.train.batch import assemble
 from compass_jax.train.learner import Learner, device_rows, put_rows, sequences
 from compass_jax.train.loop import run_rl
 from compass_jax.train.session import load_tokenizer
@@ -119,7 +119,7 @@ def record(config: RunConfig, params: Any) -> Recording:
         for p, row in zip(prompts, rows, strict=True)
     ]
     ngram = rl.shaping.repetition_ngram
-    arrays = assemble(groups, len(rollouts), rl.buckets[-1], ngram, collection.store)
+    arrays = assemble(groups, rl.group_size, rl.buckets[-1], ngram, collection.routes)
     size = len(rollouts) // rl.updates_per_rollout
     micros = [
         micro._replace(rows=np.where(micro.rows < 0, -1, micro.rows + first))

@@ -12,7 +12,6 @@ target is about GSPO's own clip fraction (arXiv 2507.18071, section 5.2).
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -35,7 +34,6 @@ from compass_jax.telemetry import Telemetry
 from compass_jax.train import step
 from compass_jax.train.learner import Learner
 from compass_jax.train.loop import RLTrainer
-from compass_jax.train.refill import StepInterrupted
 from compass_jax.train.session import StopSignal, open_scorer
 
 # column titles; groups of entropy by number
@@ -90,8 +88,8 @@ def _measured(
         ):
             telemetry.note(notice(config.rewards.sandbox))
             trainer = RLTrainer(config, scorer, stop, telemetry)
-            with contextlib.suppress(StepInterrupted):
-                found = probe(trainer.learner, trainer.first_rollout(), objectives)[1:]
+            arrays = trainer.first_rollout()
+            found = [] if arrays is None else probe(trainer.learner, arrays, objectives)[1:]
             if stop.requested:
                 telemetry.note("stopped on request; there is nothing to save")
                 raise SystemExit(stop.status)

@@ -27,6 +27,14 @@ def stable_id(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 
+class SampleKey(NamedTuple):
+    """Who a sample is, wherever it lies: the same numbers key every random draw that made it."""
+
+    prompt: int  # Prompt.id
+    visit: int
+    index: int  # in its group
+
+
 @dataclass(frozen=True)
 class Prompt:
     """One prompt, tokenised. `id` folds into every random key drawn for it; `visit` counts earlier
@@ -43,6 +51,15 @@ class Prompt:
     labels: tuple[str, ...] = ()  # "domain/algebra": its row's own, beside `label`
     visit: int = 0
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """(id, visit): whose group its samples are."""
+        return self.id, self.visit
+
+    def sample(self, index: int) -> SampleKey:
+        """The key of one of its samples."""
+        return SampleKey(self.id, self.visit, index)
+
     def at_visit(self, visit: int) -> Prompt:
         """The same prompt on its `visit`-th rollout."""
         return dataclasses.replace(self, visit=visit)
@@ -50,8 +67,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sample, finished or cut to go on later. Routing stays on the device, in row `row` of the
-    collector's routing store.
+    """One sample, finished or paused to go on later. Its routes stay on the device, in row `row` of
+    the RouteBuffer.
     """
 
     prompt: Prompt
@@ -63,6 +80,11 @@ class Rollout:
     # int32 [t]: the policy version under which each token was sampled; not read on the prompt
     versions: np.ndarray
     row: int
+
+    @property
+    def key(self) -> SampleKey:
+        """Who it is."""
+        return self.prompt.sample(self.sample)
 
     @property
     def response_length(self) -> int:

@@ -125,10 +125,10 @@ class Learner:
         the updates replay: the rollout's (R3), those of this pass (R2) or none (off).
         """
         mode = self.rl.replay if self.config.model.moe_layers else "off"
-        routes = None if mode == "off" else self._routes_on_mesh(arrays.routes)
+        routes = None if mode == "off" else self.routes_on_mesh(arrays.routes)
         if mode == "R2":
             # nothing is set, so scoring routes live, in the program that will replay
-            routes = self._routes_on_mesh(
+            routes = self.routes_on_mesh(
                 empty_routes(self.config.model, len(arrays.lengths), self.config.rollout.max_length)
             )
         shape, parts = arrays.mask.shape, []
@@ -271,7 +271,7 @@ class Learner:
         """Parameters, or a state that has some, as the mesh stores them."""
         return place(tree, self.config.model, self.model.placement)
 
-    def _routes_on_mesh(self, routes: Any) -> Any:
+    def routes_on_mesh(self, routes: Any) -> Any:
         """Routes on the devices that train; those of other devices may pass the host."""
         placement = self.model.placement
         if placement is None or routes is None:

@@ -17,6 +17,7 @@ checkpoint, so a killed run repeats its steps exactly.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,26 +33,27 @@ from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.distributed import first
 from compass_jax.evaluate import evaluate
+from compass_jax.experience.assemble import assemble
+from compass_jax.experience.collect import Collector, new_buffer, results_of
+from compass_jax.experience.history import PromptHistory
+from compass_jax.experience.metrics import (
+    group_metrics,
+    permute_rewards,
+    sample_rows,
+    staleness,
+)
 from compass_jax.model.params import in_layout, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer
-from compass_jax.records import Prompt, StepArrays
+from compass_jax.records import Group, Prompt, StepArrays
 from compass_jax.rewards.detect import notice
 from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.engine import Engine
 from compass_jax.sharding import placements
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import optim
-from compass_jax.train.accounts import group_metrics, permute_rewards, sample_rows, staleness
-from compass_jax.train.batch import assemble
-from compass_jax.train.gather import Gatherer
-from compass_jax.train.history import PromptHistory
 from compass_jax.train.learner import Learner
 from compass_jax.train.notices import Notices
-from compass_jax.train.partial import SKIPPED, PartialRollouts
-from compass_jax.train.pending import Pending, empty, from_json, pack, to_json
-from compass_jax.train.refill import Gathered, Progress, Refill, StepInterrupted, Unfinished
 from compass_jax.train.session import (
-    RolloutStop,
     StopSignal,
     carry_tokenizer,
     load_tokenizer,
@@ -99,25 +101,20 @@ class RLTrainer:
         )
         self.selector = prompt_selector(self.rl, config.rewards, config.seed)
         self.history = PromptHistory()
-        self.rollout_stop = RolloutStop(stop)
-        gatherer = Gatherer(
+        self.collect = Collector(
             self.engine,
             scorer,
             self.tokenizer.decode,
-            self.rollout_stop,
-            self.rl,
-            config.seed,
             self.history.expected_length,
+            self.rl,
+            config.rewards,
+            config.seed,
         )
-        self.refill, self.partial = (
-            kind(gatherer, self.rl, config.rewards) for kind in (Refill, PartialRollouts)
-        )
+        self.buffer = new_buffer(self.engine, self.rl)
         self.done_steps = 0
         self.notices.at_start(len(self.stream), len({prompt.label for prompt in prompts}))
-        self.pending: Pending | None = None
-        self.carried: Unfinished | None = None  # partial rollouts: begun in an earlier step
-        # the next step's rollout, and the stream before it
-        self.ahead: tuple[Gathered, dict] | None = None
+        self.ahead: dict[str, float] | None = None  # metrics of the rollout that ran ahead
+        self.interrupted = False  # a stop came during a rollout
         layout = training_layout(config.compute)
         self._restore_or_start(Transformer(config.model, config.compute, layout, train, known))
         self.decode, _ = self._hand_over()
@@ -145,7 +142,9 @@ class RLTrainer:
             return
         abstract = placed_structs(jax.eval_shape(self._fresh_arrays), config.model, model.placement)
         if found.meta().get("pending"):
-            abstract["pending"] = jax.eval_shape(lambda: empty(self.engine, self.rl))
+            abstract["pending"] = jax.eval_shape(
+                lambda: self.buffer.arrays(self.engine.config.max_length)
+            )
         self.done_steps, arrays, meta = checkpoint.restore(found, abstract, model=config.model)
         kept = (in_layout(arrays.get(name), model.layout) for name in ("state", "reference"))
         self.learner = Learner(config, model, *kept)
@@ -154,19 +153,14 @@ class RLTrainer:
         self.selector.restore(meta["selector"])
         self.telemetry.restore(meta["telemetry"])
         if "pending" in arrays:
-            pending = from_json(meta["pending"], arrays["pending"])
-            if self.rl.partial_prompts:
-                self.carried = pending.carried(self.stream.find, self.rl, self.engine)
-            else:
-                self.pending = pending
-            for part in arrays["pending"].values():
-                if "routing" in part:
-                    check_recorded_routes(
-                        np.asarray(part["lengths"]),
-                        np.asarray(part["routing"]),
-                        config.model,
-                        str(found.path),
-                    )
+            self._restore_in_flight(meta["pending"], arrays["pending"], str(found.path))
+
+    def _restore_in_flight(self, state: dict, arrays: dict[str, Any], path: str) -> None:
+        if "routes" in arrays:
+            lengths, routes = (np.asarray(arrays[name]) for name in ("lengths", "routes"))
+            check_recorded_routes(lengths, routes, self.config.model, path)
+            arrays = {**arrays, "routes": self.engine.adopt(arrays["routes"])}
+        self.buffer.restore(state, arrays, self.stream.find, self.engine.eos_id)
 
     def _fresh_arrays(self) -> dict[str, Any]:
         from compass_jax.model.transformer import init_params
@@ -175,28 +169,18 @@ class RLTrainer:
         arrays = {"state": optim.init_state(params, self.rl.optim, self.rl.total_updates)}
         return {**arrays, "reference": params} if self.rl.uses_reference else arrays
 
-    def save(self, left: Unfinished | None = None, stream: dict | None = None) -> float:
-        """Writes checkpoint `done_steps`; with an interrupted step, its samples too. Returns
-        seconds.
-
-        `stream`: its state before the prompts of `left` were drawn, where they are to be drawn
-        again.
-        """
+    def save(self) -> float:
+        """Writes checkpoint `done_steps`, with what is in flight. Returns seconds."""
         started = time.perf_counter()
-        if self.ahead is not None:
-            left, stream = self.ahead[0].left(self.rl.replay == "R3"), self.ahead[1]
-        left = left or self.carried
-        if stream is None or left is None or left.prompts is not None:
-            stream = self.stream.state()
         arrays: dict[str, Any] = {"state": stack(self.learner.state)}
         if self.learner.reference is not None:
             arrays["reference"] = stack(self.learner.reference)
-        if left is not None:
-            arrays["pending"] = pack(left, self.engine, self.rl)
+        if self.buffer.prompts:
+            arrays["pending"] = self.buffer.arrays(self.engine.config.max_length)
         meta = {
             "kind": "rl",
-            "pending": None if left is None else to_json(left),
-            "stream": stream,
+            "pending": self.buffer.state() if self.buffer.prompts else None,
+            "stream": self.stream.state(),
             "history": self.history.state(),
             "selector": self.selector.state(),
             "telemetry": self.telemetry.state(),
@@ -214,23 +198,20 @@ class RLTrainer:
     # ---- one step --------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Runs the remaining steps; yields (step, metrics) after each. Raises StepInterrupted when
-        SIGTERM comes during a rollout.
-
-        A rollout ahead is finished first, and saved whole.
+        """Runs the remaining steps; yields (step, metrics) after each. Where a stop comes during a
+        rollout it is `interrupted`, and what is in flight is saved.
         """
         while self.done_steps < self.rl.steps and not self.stop.requested:
-            before = self.stream.state()
-            try:
-                gathered = (
-                    self._rollout(self.done_steps + 1)() if self.ahead is None else self.ahead[0]
-                )
-            except StepInterrupted as interrupted:
-                self.save(interrupted.left, before)
-                raise
-            groups, _, results, dropped, metrics, *_ = gathered
-            self.ahead, self.carried = None, gathered.rest
-            arrays = self._arrays(gathered)
+            metrics = self.ahead
+            if metrics is None:
+                metrics = self._rollout(self.done_steps + 1, self.stop_requested)()
+            if metrics is None:
+                self.save()
+                self.interrupted = True
+                return
+            self.ahead = None
+            results = results_of(self.buffer, self.config.rewards)
+            groups, arrays = self._take()
             if self.rl.permute_rewards:
                 permute_rewards(arrays, (self.config.seed, self.done_steps))
             metrics |= self.notices.of_groups(groups)
@@ -248,6 +229,7 @@ class RLTrainer:
             }
             self.history.update(results)
             self.selector.update(results, self.stream.epoch)
+            dropped = int(metrics.get("zero_variance/dynamic_dropped_tokens", 0))
             metrics |= self._train_beside_the_next(arrays, dropped)
             # nobody samples by these weights any more: their memory is free for the next
             self.decode = None
@@ -259,15 +241,18 @@ class RLTrainer:
                 {**metrics, **handed, "policy_version": float(self.learner.version)},
             )
 
-    def _arrays(self, gathered: Gathered) -> StepArrays:
-        """What the learner reads of a rollout."""
-        return assemble(
-            gathered.groups,
-            self.rl.prompts_per_step * self.rl.capacity,
-            self.rl.buckets[-1],
-            self.rl.shaping.repetition_ngram,
-            gathered.store,
-        )
+    def stop_requested(self) -> bool:
+        """Whether the run has to end where it can save."""
+        return self.stop.requested
+
+    def _take(self) -> tuple[list[Group], StepArrays]:
+        """The step's groups out of the buffer, and as arrays, with their routes on the devices that
+        train: a rollout beside the training has the others to itself.
+        """
+        groups, routes = self.buffer.take()
+        ngram = self.rl.shaping.repetition_ngram
+        routes = self.learner.routes_on_mesh(routes)
+        return groups, assemble(groups, self.rl.capacity, self.rl.buckets[-1], ngram, routes)
 
     def _train_beside_the_next(self, arrays: StepArrays, dropped: int) -> dict[str, float]:
         """`Learner.train`; with `rl.one_step_off` the next step's rollout runs meanwhile, in a
@@ -276,68 +261,51 @@ class RLTrainer:
         The last step of a run has none beside it, so that a run that is made longer goes on from
         there on policy. The rollout is waited for: nothing can be done before the next step that
         may use the verifiers or the prompts. Everything that it reads (the prompts' history, the
-        selector, the handed-over weights) stays as it is during the training.
+        selector, the handed-over weights) stays as it is during the training. A stop waits for it
+        too: its weights are gone after the step, and it could not go on later.
         """
         if not self.rl.one_step_off or self.done_steps + 1 >= self.rl.steps:
             return self.learner.train(arrays, dropped)
-        before, rollout = self.stream.state(), self._rollout(self.done_steps + 2)
-        self.rollout_stop.ahead = True
+        abandoned = threading.Event()
+        rollout = self._rollout(self.done_steps + 2, abandoned.is_set)
         with ThreadPoolExecutor(1, "rollout") as thread:
             ahead = thread.submit(rollout)
             try:
                 metrics = self.learner.train(arrays, dropped)
             except BaseException:
-                self.rollout_stop.abandoned = True  # leaving the thread waits for it
+                abandoned.set()  # leaving the thread waits for it
                 raise
             started = time.perf_counter()
-            self.ahead = ahead.result(), before
-        self.rollout_stop.ahead = False
+            self.ahead = ahead.result()
         return {**metrics, "time/rollout_wait_s": time.perf_counter() - started}
 
-    def _rollout(self, number: int) -> Callable[[], Gathered]:
-        """What makes the groups of step `number`, continued from what earlier rollouts left; the
-        policy is the present one.
+    def _rollout(
+        self, number: int, stopped: Callable[[], bool]
+    ) -> Callable[[], dict[str, float] | None]:
+        """What collects the groups of step `number` under the present policy, or goes on with it,
+        and returns its metrics; None where `stopped` first.
         """
-        pending, self.pending, version, params = (
-            self.pending,
-            None,
-            self.learner.version,
-            self.decode,
-        )
-        carried, last, skipped = self.carried, number >= self.rl.steps, 0
+        params, version = self.decode, self.learner.version
+        last = number >= self.rl.steps
 
         def draw(n: int) -> list[Prompt]:
-            nonlocal skipped
             prompts = self.selector.next_batch(self.stream, n)
-            skipped += self.selector.skipped
+            if self.selector.acts:
+                self.buffer.count({"zero_variance/skipped_prompts": self.selector.skipped})
             return prompts
 
-        def load(kept: list[Prompt], prompts: list[Prompt]) -> Unfinished:
-            return pending.unfinished(kept, prompts, self.rl, self.engine)
-
-        def run() -> Gathered:
-            if self.rl.partial_prompts:
-                gathered = self.partial(params, draw, version, carried, last, lambda: skipped)
-            else:
-                found = self.refill(
-                    params,
-                    draw,
-                    version,
-                    Progress() if pending is None else pending.progress,
-                    pending and load,
-                )
-                gathered = found._replace(metrics={**found.metrics, SKIPPED: float(skipped)})
-            if not self.selector.acts:
-                return gathered._replace(
-                    metrics={name: x for name, x in gathered.metrics.items() if name != SKIPPED}
-                )
-            return gathered._replace(metrics={**gathered.metrics, **self.selector.metrics()})
+        def run() -> dict[str, float] | None:
+            metrics = self.collect(self.buffer, params, version, draw, last, stopped)
+            return metrics and {**metrics, **self.selector.metrics()}
 
         return run
 
-    def first_rollout(self) -> StepArrays:
-        """The next step's rollout, for whoever does something else with it than a step."""
-        return self._arrays(self._rollout(self.done_steps + 1)())
+    def first_rollout(self) -> StepArrays | None:
+        """The next step's rollout, for whoever does something else with it than a step; None where
+        a stop came first.
+        """
+        collected = self._rollout(self.done_steps + 1, self.stop_requested)()
+        return None if collected is None else self._take()[1]
 
     # ---- accounts --------------------------------------------------------------------------------
 
@@ -372,24 +340,22 @@ def _run(
     trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: StopSignal
 ) -> dict[str, Any]:
     saved, last = trainer.done_steps, {}
-    try:
-        for number, last in trainer.steps():
-            if trainer.heldout and config.rl.eval_every and number % config.rl.eval_every == 0:
-                last |= trainer.evaluate().metrics()
-            # the same line wherever the run ends: the final evaluation is not in it
-            telemetry.log(number, last)
-            if (
-                number == config.rl.steps
-                or stop.requested
-                or (config.rl.save_every and number % config.rl.save_every == 0)
-            ):
-                trainer.save()
-                saved = number
-    except StepInterrupted as interrupted:
-        held = len(interrupted.left.front.rollouts) + len(interrupted.left.current.rollouts)
+    for number, last in trainer.steps():
+        if trainer.heldout and config.rl.eval_every and number % config.rl.eval_every == 0:
+            last |= trainer.evaluate().metrics()
+        # the same line wherever the run ends: the final evaluation is not in it
+        telemetry.log(number, last)
+        if (
+            number == config.rl.steps
+            or stop.requested
+            or (config.rl.save_every and number % config.rl.save_every == 0)
+        ):
+            trainer.save()
+            saved = number
+    if trainer.interrupted:
         telemetry.note(
-            f"stopped on request in step {trainer.done_steps + 1}; {held} finished rollouts are in"
-            " the checkpoint"
+            f"stopped on request in step {trainer.done_steps + 1};"
+            f" {trainer.buffer.finished} finished rollouts are in the checkpoint"
         )
         return {"steps": trainer.done_steps, "stopped": True, **last}
     if trainer.done_steps != saved:

@@ -79,22 +79,6 @@ class StopSignal:
         self.status = 128 + number
 
 
-class RolloutStop:
-    """What a rollout is told of a stop. One that runs ahead has weights that are gone after the
-    step, and could not go on later: a stop waits for it.
-
-    `abandoned` ends it: the training beside it has failed.
-    """
-
-    def __init__(self, stop: StopSignal):
-        self.stop, self.ahead, self.abandoned = stop, False, False
-
-    @property
-    def requested(self) -> bool:
-        """Whether the rollout has to end."""
-        return self.abandoned or (self.stop.requested and not self.ahead)
-
-
 @contextlib.contextmanager
 def open_run(config: RunConfig) -> Iterator[RunDir]:
     """The run directory, opened for writing by process 0; what it refuses is raised in every

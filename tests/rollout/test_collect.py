@@ -14,6 +14,7 @@ from compass_jax.model.params import to_decode
 from compass_jax.rollout import collect
 from compass_jax.rollout.collect import Collection, RolloutStats
 from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, Sampler
 
 LOOSE = to_decode(random_params())
@@ -32,6 +33,15 @@ def collection(slots=6, prompts=PROMPTS, samples=SAMPLES, purpose=Purpose.TRAIN,
     )
 
 
+ALL = frozenset(prompt.sample(c) for prompt in PROMPTS for c in range(SAMPLES))
+
+
+def rooms(engine):
+    """A route buffer, and the first rows of the prompts in it."""
+    buffer = RouteBuffer(engine.new_store, len(PROMPTS), SAMPLES)
+    return buffer, [buffer.allocate() for _ in PROMPTS]
+
+
 def by_request(rollouts):
     """(prompt id, sample) -> tokens; each request once."""
     found = {(r.prompt.id, r.sample): tuple(r.tokens.tolist()) for r in rollouts}
@@ -44,7 +54,7 @@ def reference():
     """The whole batch on six slots: (rollouts by row, routing store, statistics)."""
     job = collection()
     rollouts = {r.row: r for r in job}
-    return rollouts, np.asarray(job.store), job.stats
+    return rollouts, np.asarray(job.routes), job.stats
 
 
 def test_every_request_is_answered_once_and_as_recorded(reference):
@@ -80,7 +90,7 @@ def test_the_same_rollouts_come_from_fewer_slots_than_a_group_and_from_more_than
     assert by_request(rollouts) == by_request(list(reference[0].values()))
     for rollout in rollouts:
         np.testing.assert_allclose(rollout.logp, reference[0][rollout.row].logp, atol=1e-5)
-    np.testing.assert_array_equal(job.store, reference[1])
+    np.testing.assert_array_equal(job.routes, reference[1])
 
 
 def test_the_order_of_the_prompts_does_not_matter(reference):
@@ -90,24 +100,25 @@ def test_the_order_of_the_prompts_does_not_matter(reference):
     assert by_request(rollouts) == by_request(list(reference[0].values()))
     rows = [order[r.row // SAMPLES] * SAMPLES + r.sample for r in rollouts]
     np.testing.assert_array_equal(
-        np.asarray(job.store)[[r.row for r in rollouts]], reference[1][rows]
+        np.asarray(job.routes)[[r.row for r in rollouts]], reference[1][rows]
     )
 
 
 @pytest.mark.parametrize("taken", [1, 8, 20])
 def test_an_interrupted_collection_continues_to_the_same_result(reference, taken):
-    job, first = collection(), {}
+    buffer, rows = rooms(ENGINES[6])
+    job, first = collection(buffer=buffer, rows=rows), {}
     for rollout in job:
         first[rollout.row] = rollout
         if len(first) == taken:
             break
-    again = collection(store=job.store, finished=frozenset(first))
+    again = collection(buffer=buffer, rows=rows, asked=ALL - {r.key for r in first.values()})
     second = {r.row: r for r in again}
     assert not set(first) & set(second) and len(second) == len(PROMPTS) * SAMPLES - taken
     assert by_request([*first.values(), *second.values()]) == by_request(
         list(reference[0].values())
     )
-    np.testing.assert_array_equal(again.store, reference[1])
+    np.testing.assert_array_equal(again.routes, reference[1])
     assert again.stats.tokens == sum(r.response_length for r in second.values())
 
 
@@ -124,19 +135,13 @@ def test_a_cut_collection_goes_on_and_each_token_keeps_its_version(reference, pa
             dataclasses.replace(ROLL, slots=6, cache_pages=pages, page_tokens=4),
             EOS,
         )
-    job = Collection(
-        engine,
-        LOOSE,
-        PROMPTS,
-        SAMPLES,
-        Purpose.TRAIN,
-        0,
-        policy_version=4,
-        enough=lambda: len(first) >= 3,
-    )
+    buffer, rows = rooms(engine)
+    request = (engine, LOOSE, PROMPTS, SAMPLES, Purpose.TRAIN, 0)
+    shared = {"buffer": buffer, "rows": rows}
+    job = Collection(*request, policy_version=4, enough=lambda: len(first) >= 3, **shared)
     for rollout in job:
         first[rollout.row] = rollout
-    begun = job.cut()
+    begun = {rollout.row: rollout for rollout in job.cut()}
     assert (
         3 <= len(first) < 9
         and begun
@@ -144,18 +149,9 @@ def test_a_cut_collection_goes_on_and_each_token_keeps_its_version(reference, pa
         and all(1 <= r.response_length < 8 for r in begun.values())
     )
     assert job.stats.tokens == sum(r.response_length for r in (first | begun).values())
-    again = Collection(
-        engine,
-        LOOSE,
-        PROMPTS,
-        SAMPLES,
-        Purpose.TRAIN,
-        0,
-        policy_version=5,
-        store=job.store,
-        finished=frozenset(first),
-        carried=begun,
-    )
+    missing = ALL - {r.key for r in first.values()}
+    carried = list(begun.values())
+    again = Collection(*request, policy_version=5, asked=missing, carried=carried, **shared)
     second = {r.row: r for r in again}
     assert (
         by_request([*first.values(), *second.values()]) == by_request(list(reference[0].values()))
@@ -175,7 +171,7 @@ def test_a_cut_collection_goes_on_and_each_token_keeps_its_version(reference, pa
             np.testing.assert_allclose(
                 getattr(rollout, name), getattr(reference[0][row], name), atol=1e-5
             )
-    np.testing.assert_array_equal(again.store, reference[1])
+    np.testing.assert_array_equal(again.routes, reference[1])
 
 
 def test_draws_belong_to_seed_purpose_prompt_visit_and_sample(reference):
@@ -216,7 +212,7 @@ def test_another_sampler_and_a_dropped_store():
     options = dict(prompts=PROMPTS[::2][:2], sampler=Sampler(0.0), keep_routing=False)
     job = collection(**options)
     greedy = by_request(list(job))
-    assert job.store is None and greedy == by_request(list(collection(seed=9, **options)))
+    assert job.routes is None and greedy == by_request(list(collection(seed=9, **options)))
     assert len(greedy) == 6 and len(set(greedy.values())) == 2
 
 
@@ -253,22 +249,15 @@ def test_routes_stay_on_the_device_in_one_byte_a_choice(monkeypatch):
         x.ndim for x in fetched
     ) == 2
     assert (
-        isinstance(job.store, jax.Array)
-        and job.store.nbytes
+        isinstance(job.routes, jax.Array)
+        and job.routes.nbytes
         == 2 * SAMPLES * ROLL.max_length * len(MODEL.moe_layers) * MODEL.moe.top_k
     )
 
 
 def test_no_requests_and_nothing_left_to_do():
     assert list(collection(prompts=[])) == []
-    assert (
-        list(
-            collection(
-                finished=frozenset(range(len(PROMPTS) * SAMPLES)), store=ENGINES[6].new_store(21)
-            )
-        )
-        == []
-    )
+    assert list(collection(asked=frozenset())) == []
 
 
 def test_a_prompt_longer_than_the_longest_bucket_is_refused():
@@ -285,7 +274,9 @@ def test_the_longest_expected_start_first_and_no_sample_changes(reference, monke
 
     def watched(self, free):
         opened = prefill(self, free)
-        started.extend(sample.row // SAMPLES for _, sample in opened.waiting if sample.column == 0)
+        started.extend(
+            request.row // SAMPLES for _, request in opened.waiting if request.column == 0
+        )
         return opened
 
     monkeypatch.setattr(collect.Collection, "_prefill", watched)

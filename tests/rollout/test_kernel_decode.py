@@ -48,7 +48,7 @@ def roll(compute, rollout, mesh=None):
             placement=placement,
         )[0]
     job = Collection(engine, params, PROMPTS, 2, Purpose.TRAIN, 0)
-    return {r.row: r for r in job}, np.asarray(job.store), job.stats
+    return {r.row: r for r in job}, np.asarray(job.routes), job.stats
 
 
 @pytest.fixture(scope="module")

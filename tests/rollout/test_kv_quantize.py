@@ -79,7 +79,7 @@ def test_the_rollout_is_close_to_training_and_reports_its_own_log_probs(kind, cl
         tokens[row, : len(r.tokens)] = r.tokens
     score = jax.jit(forward, static_argnums=(0, 5))
     logp = np.asarray(
-        score(Transformer(MODEL, COMPUTE), PARAMS, tokens, lengths, job.store[:, :longest], 1.0)[0]
+        score(Transformer(MODEL, COMPUTE), PARAMS, tokens, lengths, job.routes[:, :longest], 1.0)[0]
     )
     gaps = np.concatenate(
         [

@@ -17,11 +17,12 @@ from compass_jax.config import ConfigError
 from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import init_cache
 from compass_jax.rollout import kv_cache
-from compass_jax.rollout.collect import Collection, Sample
+from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.online import OnlineBatcher
 from compass_jax.rollout.pages import PagePool
 from compass_jax.rollout.sampling import Purpose, Sampler
+from compass_jax.rollout.slots import Request
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 
@@ -44,7 +45,7 @@ def collection(pages=0, slots=6, prompts=PROMPTS, samples=SAMPLES, config=ROLL, 
 def dense(compile_lightly):
     """(rollouts by row, routing) with room for every slot at its longest."""
     job = collection()
-    return {r.row: r for r in job}, np.asarray(job.store)
+    return {r.row: r for r in job}, np.asarray(job.routes)
 
 
 # ---- the count of pages --------------------------------------------------------------------------
@@ -194,12 +195,12 @@ def test_few_pages_give_the_same_rollouts_as_room_for_all(dense, pages, slots, p
             expected.sample,
             expected.prompt,
         )
-    np.testing.assert_array_equal(job.store, dense[1])
+    np.testing.assert_array_equal(job.routes, dense[1])
     assert (job.stats.preempted > 0) == preempts and job.stats.metrics()[
         "rollout/preempted"
     ] == job.stats.preempted
     assert job.stats.tokens == sum(r.response_length for r in rollouts)
-    assert job._pages.free == pages
+    assert job._slots.pages.free == pages
 
 
 def test_samples_of_a_group_share_the_pages_of_their_prompt(monkeypatch):
@@ -253,7 +254,7 @@ def test_a_preempted_sample_replays_its_routes(dense, monkeypatch):
 def test_without_a_store_preempted_samples_route_live(dense):
     job = collection(20, keep_routing=False)
     rollouts = {r.row: r for r in job}
-    assert job.stats.preempted and job.store is None
+    assert job.stats.preempted and job.routes is None
     assert {row: r.tokens.tolist() for row, r in rollouts.items()} == {
         row: r.tokens.tolist() for row, r in dense[0].items()
     }
@@ -262,7 +263,7 @@ def test_without_a_store_preempted_samples_route_live(dense):
 def alive():
     """Samples that something still refers to, and arrays on the device."""
     gc.collect()
-    return sum(type(x) is Sample for x in gc.get_objects()), len(jax.live_arrays())
+    return sum(type(x) is Request for x in gc.get_objects()), len(jax.live_arrays())
 
 
 @pytest.mark.parametrize("n", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -290,7 +291,7 @@ def test_thousands_of_requests_of_random_lengths_through_few_pages(n):
             r.response_length < limits[r.row] and r.response[-1] == EOS
         )
     assert sorted(rows) == list(range(n))
-    assert job.stats.preempted > 20 and job._pages.free == 20
+    assert job.stats.preempted > 20 and job._slots.pages.free == 20
     # in slots, preempted or of the open prefix: never what has finished
     samples, arrays = zip(*held, strict=True)
     assert max(samples) <= 30 and max(arrays) <= min(arrays) + 30
@@ -329,7 +330,7 @@ def test_a_prompt_in_pieces_is_the_prompt_in_one(dense):
     for row, expected in dense[0].items():
         np.testing.assert_array_equal(rollouts[row].tokens, expected.tokens)
         np.testing.assert_allclose(rollouts[row].logp, expected.logp, atol=1e-5)
-    np.testing.assert_array_equal(job.store, dense[1])
+    np.testing.assert_array_equal(job.routes, dense[1])
 
 
 def test_pieces_of_a_bfloat16_prompt_may_have_a_float32_stream():

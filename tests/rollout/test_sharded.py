@@ -81,7 +81,7 @@ def collect(mesh, options="plain", devices=None):
         Engine(MODEL, compute, rollout, EOS, placement), decode, PROMPTS, SAMPLES, Purpose.TRAIN, 0
     )
     rollouts = {r.row: r for r in job}
-    return rollouts, np.asarray(job.store), decode, job
+    return rollouts, np.asarray(job.routes), decode, job
 
 
 @pytest.fixture(scope="module")
@@ -164,4 +164,4 @@ def test_a_mesh_of_other_devices_gets_its_weights_from_the_training():
     )
     found, expected = {r.row: r.tokens.tolist() for r in job}, collect(None)[0]
     assert found == {row: r.tokens.tolist() for row, r in expected.items()}
-    assert {d.id for d in job.store.sharding.device_set} == {4, 5, 6, 7}
+    assert {d.id for d in job.routes.sharding.device_set} == {4, 5, 6, 7}

@@ -57,9 +57,7 @@ from tiny_run import tiny_run
 from compass_jax.model.moe import empty_routes
 from compass_jax.records import Rollout
 from compass_jax.telemetry import Telemetry
-from compass_jax.train.gather import Samples
 from compass_jax.train.loop import RLTrainer, run_rl
-from compass_jax.train.refill import Progress, Unfinished
 from compass_jax.weights.checkpoint import CheckpointError
 
 UNSET = 255
@@ -124,16 +122,18 @@ class Trainer(RLTrainer):
         with Telemetry(config.directory, 1, "rl") as telemetry:
             super().__init__(config, None, None, telemetry)
 
-    def interrupted(self, store):
+    def interrupt(self, routes):
         """As after a stop in step 1 with rows 0 and 5 finished, of 12 and 30 tokens."""
-        prompts = self.stream.next_batch(self.rl.prompts_per_step)
+        if not self.buffer.prompts:
+            self.buffer.add(self.stream.next_batch(self.rl.prompts_per_step))
+        prompts = list(self.buffer.prompts.values())
         zeros, versions = np.zeros(30, np.float32), np.zeros(30, np.int32)
         tokens = np.full(30, 9, np.int32)
-        rollouts = {
-            row: Rollout(prompts[0], 0, tokens[:n], zeros[:n], zeros[:n], True, versions[:n], row)
-            for row, n in ((0, 12), (5, 30))
-        }
-        return Unfinished(Progress(), Samples({}), Samples(rollouts, store))
+        for row, n in ((0, 12), (5, 30)):
+            part = (tokens[:n], zeros[:n], zeros[:n], True, versions[:n])
+            self.buffer.put(Rollout(prompts[row // 4], row % 4, *part, row), done=True)
+        self.buffer.routes.rows = None if routes is None else jnp.asarray(routes)
+        self.save()
 
 
 def recorded(config):
@@ -150,10 +150,10 @@ def test_an_interrupted_rollout_comes_back_with_the_routes_that_its_replay_needs
     config = configured(tmp_path, replay=replay)
     first = Trainer(config)
     store = recorded(config) if replay == "R3" else None
-    first.save(first.interrupted(None if store is None else jnp.asarray(store)))
-    saved = Trainer(config).pending.arrays["current"]
-    routes = saved.get("routing")
-    np.testing.assert_array_equal(np.flatnonzero(saved["lengths"]), [0, 5])
+    first.interrupt(store)
+    saved = Trainer(config).buffer
+    routes = saved.routes.rows
+    assert sorted(x.rollout.row for x in saved.samples.values() if x.done) == [0, 5]
     assert (routes is None) == (replay != "R3")
     if store is not None:
         assert isinstance(routes, jax.Array)
@@ -180,7 +180,7 @@ def test_routes_tampered_with_in_a_checkpoint_are_refused_with_its_name(tmp_path
     ):
         store = recorded(config)
         store[at] = value
-        first.save(first.interrupted(jnp.asarray(store)))
+        first.interrupt(store)
         with pytest.raises(
             CheckpointError,
             match=(

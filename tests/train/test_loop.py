@@ -14,12 +14,13 @@ from logged import lines, numbers
 from stops import stop_at_sample
 from tiny_run import tiny_run
 
+from compass_jax.experience import metrics
 from compass_jax.model.transformer import init_params
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rollout.collect import Collection
 from compass_jax.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
 from compass_jax.telemetry import Telemetry
-from compass_jax.train import accounts, step
+from compass_jax.train import step
 from compass_jax.train.loop import run_rl
 from compass_jax.train.optim import TrainingDiverged
 from compass_jax.weights import checkpoint
@@ -265,7 +266,7 @@ def test_permuted_rewards_keep_their_group_and_lose_their_sample(undisturbed, tm
     class Arrays:
         reward, known, group = np.arange(12.0), np.arange(12) % 3 > 0, np.repeat(np.arange(3), 4)
 
-    accounts.permute_rewards(Arrays, (0, 1))
+    metrics.permute_rewards(Arrays, (0, 1))
     np.testing.assert_array_equal(
         np.sort(Arrays.reward.reshape(3, 4)), np.arange(12.0).reshape(3, 4)
     )

@@ -12,12 +12,12 @@ from stops import stop_after_step
 from tiny_run import tiny_run
 
 from compass_jax.config import ConfigError, CorrectionConfig, ZeroVarianceConfig
+from compass_jax.experience.collect import Collector
 from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.train.learner import Learner
 from compass_jax.train.loop import run_rl
 from compass_jax.train.optim import TrainingDiverged
-from compass_jax.train.refill import Refill
 from compass_jax.weights import checkpoint
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
@@ -140,7 +140,7 @@ def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(
     rounds, generated, call, harvest, submit = (
         [],
         [],
-        Refill.__call__,
+        Collector.__call__,
         Collection._harvest,
         Scorer.submit,
     )
@@ -154,15 +154,15 @@ def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(
         generated.append(args)
         submit(self, *args)
 
-    def watched(self, params, draw, version, progress, load):
+    def watched(self, buffer, params, version, *args):
         generated.clear()
-        found = call(self, params, draw, version, progress, load)
+        found = call(self, buffer, params, version, *args)
         rounds.append((version, len(generated)))
         return found
 
     monkeypatch.setattr(Collection, "_harvest", counted)
     monkeypatch.setattr(Scorer, "submit", submitted)
-    monkeypatch.setattr(Refill, "__call__", watched)
+    monkeypatch.setattr(Collector, "__call__", watched)
     assert run_rl(configured(stopped, **zero))["steps"] == 3
     assert rounds[0][1] == 0 and rounds[1][0] > 0 and rounds[1][1] >= 16
     assert numbers(stopped) == numbers(expected)

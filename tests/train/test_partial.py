@@ -3,6 +3,7 @@ or comes twice, every token keeps its policy.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ from stops import stop_after_step, stop_at_sample
 from tiny_run import tiny_run
 
 from compass_jax.config import ConfigError, CorrectionConfig, ZeroVarianceConfig
+from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.rollout.collect import Collection
 from compass_jax.train.learner import Learner
 from compass_jax.train.loop import run_rl
-from compass_jax.train.partial import PartialRollouts
 from compass_jax.weights import checkpoint
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
@@ -69,20 +70,36 @@ def groups(directory):
     )
 
 
+class Taken(NamedTuple):
+    """What a step took from the buffer, and what it left there, its routes on the host."""
+
+    groups: list
+    routes: np.ndarray
+    prompts: list  # that go on
+    done: list
+    paused: dict  # key -> (rollout, routes)
+
+
 def watched(monkeypatch):
-    """The list to which each step's `Gathered` will be appended, its routes on the host."""
-    real, out = PartialRollouts.__call__, []
+    """The list to which what each step takes will be appended."""
+    real, out = ExperienceBuffer.take, []
 
-    def call(self, *args):
-        found = real(self, *args)
+    def take(self):
+        groups, routes = real(self)
         # on the device the next rollout will overwrite them
-        current = found.rest.current._replace(store=np.array(found.rest.current.store))
-        out.append(
-            found._replace(store=np.array(found.store), rest=found.rest._replace(current=current))
-        )
-        return found
+        rows = None if self.routes.rows is None else np.array(self.routes.rows)
+        samples = [x for group in self.open for x in self.begun(group)]
+        done = [x.rollout for x in samples if x.done]
+        paused = {
+            x.rollout.key: (x.rollout, None if rows is None else rows[x.rollout.row])
+            for x in samples
+            if not x.done
+        }
+        held = None if routes is None else np.array(routes)
+        out.append(Taken(groups, held, self.open, done, paused))
+        return groups, routes
 
-    monkeypatch.setattr(PartialRollouts, "__call__", call)
+    monkeypatch.setattr(ExperienceBuffer, "take", take)
     return out
 
 
@@ -114,19 +131,13 @@ def test_the_same_groups_are_trained_on_as_without_each_once(tmp_path, monkeypat
         groups(tmp_path / "partial") == groups(tmp_path / "ordinary")
         and len(groups(tmp_path / "partial")) == 12
     )
-    assert [len(step.rest.prompts) for step in gathered] == [3, 3, 0]
+    assert [len(step.prompts) for step in gathered] == [3, 3, 0]
     # samples were cut, and not only whole groups put back
-    assert all(step.rest.current.begun for step in gathered[:-1])
+    assert all(step.paused for step in gathered[:-1])
     for step, row in zip(gathered, lines(tmp_path / "partial"), strict=True):
-        assert row["metrics"]["rollout/carried_groups"] == len(step.rest.prompts)
-        left = [*step.rest.current.rollouts.values(), *step.rest.current.begun.values()]
+        assert row["metrics"]["rollout/carried_groups"] == len(step.prompts)
+        left = [*step.done, *(rollout for rollout, _ in step.paused.values())]
         assert row["metrics"]["rollout/carried_tokens"] == sum(r.response_length for r in left)
-        capacity = tiny_run().rl.capacity if not rl.get("zero_variance") else 8
-        assert all(
-            r.row == g * capacity + r.sample
-            for g, group in enumerate(step.groups)
-            for r in group.rollouts
-        )
 
 
 def test_a_token_keeps_the_version_the_log_prob_and_the_routes_with_which_it_was_sampled(
@@ -136,11 +147,12 @@ def test_a_token_keeps_the_version_the_log_prob_and_the_routes_with_which_it_was
     run_rl(configured(tmp_path))
     cut, mixed = {}, 0
     for number, step in enumerate(gathered):
-        for group in step.groups:
+        capacity = len(step.routes) // len(step.groups)
+        for g, group in enumerate(step.groups):
             for r in group.rollouts:
                 own = r.versions[len(r.prompt.tokens) :]
                 assert (np.diff(own) >= 0).all() and own[-1] <= number
-                was, routes = cut.get((r.prompt.id, r.prompt.visit, r.sample), (None, None))
+                was, routes = cut.get(r.key, (None, None))
                 if was is None:
                     continue
                 n, mixed = len(was.tokens), mixed + (own[0] < own[-1])
@@ -151,12 +163,9 @@ def test_a_token_keeps_the_version_the_log_prob_and_the_routes_with_which_it_was
                 )
                 for name in ("tokens", "logp", "entropy", "versions"):
                     np.testing.assert_array_equal(getattr(r, name)[:n], getattr(was, name))
-                np.testing.assert_array_equal(step.store[r.row, : n - 1], routes[: n - 1])
-        current = step.rest.current
-        cut = {
-            (r.prompt.id, r.prompt.visit, r.sample): (r, current.store[row])
-            for row, r in current.begun.items()
-        }
+                row = g * capacity + r.sample
+                np.testing.assert_array_equal(step.routes[row, : n - 1], routes[: n - 1])
+        cut = step.paused
     assert mixed >= 2
     for number, (step, row) in enumerate(zip(gathered, lines(tmp_path), strict=True)):
         behind = [
@@ -177,9 +186,9 @@ def test_a_step_does_not_wait_for_its_longest_group(tmp_path, monkeypatch):
     """
     gathered = watched(monkeypatch)
     run_rl(configured(tmp_path, steps=2))
-    begun = gathered[0].rest.current.begun.values()
+    begun = [rollout for rollout, _ in gathered[0].paused.values()]
     assert begun and all(0 < r.response_length < 16 for r in begun)
-    assert len(begun) + len(gathered[0].rest.current.rollouts) < 3 * 4  # and some had not begun
+    assert len(begun) + len(gathered[0].done) < 3 * 4  # and some had not begun
 
 
 @pytest.mark.parametrize("rl", [{}, {"one_step_off": True}], ids=["plain", "one step off"])
@@ -221,7 +230,7 @@ def test_a_stop_in_a_rollout_keeps_what_has_finished_and_what_has_begun(tmp_path
         stop_at_sample(patch, 20)
         assert run_rl(configured(here, STILL))["stopped"]
     pending = checkpoint.read_meta(here)["pending"]
-    saved = {(pending["prompts"][row // 4][0], row % 4) for row, *_ in pending["scores"]["current"]}
+    saved = {(prompt, index) for prompt, _, index, *_ in pending["scores"]}
     assert pending["prompts"] and saved
 
     def harvest(self, *args):

@@ -11,9 +11,9 @@ from stops import stop_at_sample
 from tiny_run import tiny_run
 
 from compass_jax.config import CorrectionConfig, ShapingConfig, ZeroVarianceConfig
+from compass_jax.experience.policies import is_uniform
 from compass_jax.records import Score
-from compass_jax.train import gather
-from compass_jax.train.gather import is_uniform
+from compass_jax.rollout.collect import Collection
 from compass_jax.train.loop import run_rl
 from compass_jax.weights import checkpoint
 
@@ -115,14 +115,12 @@ def test_each_doubling_samples_at_a_higher_temperature_which_the_correction_sees
     """
     rounds = []
 
-    class Watched(gather.Collection):
-        def __iter__(self):
-            rounds.append(
-                (self.sampler.temperature, len(self.prompts) * self.samples - len(self.finished))
-            )
-            return super().__iter__()
+    def watched(self, real=Collection.__iter__):
+        if self.asked is not None:
+            rounds.append((self.sampler.temperature, len(self.asked)))
+        return real(self)
 
-    monkeypatch.setattr(gather, "Collection", Watched)
+    monkeypatch.setattr(Collection, "__iter__", watched)
     run_rl(configured(tmp_path / "whole", **HOTTER))
     asked = {t: [n for s, n in rounds if s == t] for t, _ in rounds}
     assert set(asked) == {1.0, 2.0, 4.0} and len(asked[1.0]) == len(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tiny import EOS, make_prompt
 
+from compass_jax.experience.assemble import assemble
 from compass_jax.records import Group, Rollout, Score
-from compass_jax.train.batch import assemble, from_arrays, to_arrays
 
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 5))]
 RESPONSES = ((2, 4), (1, 3))  # generated tokens of each sample
@@ -43,7 +43,7 @@ def arrays():
         )
         for g in range(2)
     ]
-    return assemble(groups, 4, 10, 2)
+    return assemble(groups, 2, 10, 2)
 
 
 def test_each_row_holds_its_sample(arrays):
@@ -71,7 +71,7 @@ def test_groups_of_different_sizes_keep_their_rows_and_leave_the_others_empty():
             Group(PROMPTS[0], tuple(moved[:2]), (SCORES[0], SCORES[1])),
             Group(PROMPTS[1], (moved[2],), (SCORES[2],)),
         ],
-        6,
+        3,
         10,
         2,
     )
@@ -82,21 +82,3 @@ def test_groups_of_different_sizes_keep_their_rows_and_leave_the_others_empty():
         and not arrays.known[[2, 4, 5]].any()
         and arrays.mask[3].sum() == 1
     )
-
-
-def test_rollouts_survive_the_way_through_a_checkpoint_the_finished_and_those_that_have_begun():
-    kept, begun = {1: ROLLOUTS[1]}, {2: ROLLOUTS[2]}
-    saved = to_arrays(kept, begun, 4, 12)
-    np.testing.assert_array_equal(saved["lengths"], [0, 7, 6, 0])
-    back = from_arrays(PROMPTS, saved, 2, EOS)
-    assert [list(part) for part in back] == [[1], [2]]
-    for row, r in (back[0] | back[1]).items():
-        was = (kept | begun)[row]
-        assert (r.prompt, r.sample, r.truncated, r.row) == (
-            was.prompt,
-            was.sample,
-            was.truncated,
-            row,
-        )
-        for name in ("tokens", "logp", "entropy", "versions"):
-            np.testing.assert_array_equal(getattr(r, name), getattr(was, name))

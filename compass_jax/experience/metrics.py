@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from compass_jax.config import RLConfig
+from compass_jax.experience.buffer import ExperienceBuffer
+from compass_jax.experience.policies import is_uniform, varies
 from compass_jax.records import Group, StepArrays
 
 
@@ -77,3 +80,45 @@ def sample_rows(
         }
         for group in groups[:4]
     ]
+
+
+def growth_metrics(groups: Sequence[Group], config: RLConfig) -> dict[str, float]:
+    """What growth did: groups that grew, those of them that vary now, and the tokens it cost."""
+    if not config.zero_variance.grow_to:
+        return {}
+    first = config.group_size
+    grown = [group for group in groups if len(group.rollouts) > first]
+    return {
+        "zero_variance/grown_groups": float(len(grown)),
+        "zero_variance/grow_rescued_groups": float(
+            sum(not is_uniform(group.scores) for group in grown)
+        ),
+        "zero_variance/grow_tokens": float(
+            sum(r.response_length for group in grown for r in group.rollouts[first:])
+        ),
+    }
+
+
+def round_metrics(
+    kept: Sequence[Group], dropped: Sequence[Group], last: bool, config: RLConfig
+) -> dict[str, float]:
+    """What a round of dynamic sampling did, the last one or not; empty without."""
+    if not config.zero_variance.dynamic_sampling:
+        return {}
+    found = {"filled_groups": sum(not varies(group) for group in kept)} if last else {}
+    found |= {
+        "rounds": 1,
+        "surplus_groups": sum(map(varies, dropped)),
+        "dropped_groups": len(dropped),
+        "dropped_tokens": sum(r.response_length for group in dropped for r in group.rollouts),
+    }
+    return {f"zero_variance/dynamic_{name}": float(value) for name, value in found.items()}
+
+
+def carried_metrics(buffer: ExperienceBuffer) -> dict[str, float]:
+    """What goes on in the next step: groups, and tokens that their samples have by now."""
+    waiting = [x.rollout for group in buffer.open for x in buffer.begun(group)]
+    return {
+        "rollout/carried_groups": float(len(buffer.open)),
+        "rollout/carried_tokens": float(sum(r.response_length for r in waiting)),
+    }

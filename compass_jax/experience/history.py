@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from compass_jax.config import RewardConfig
+from compass_jax.experience.policies import is_uniform, known_rewards
 from compass_jax.records import Group, Outcome, Prompt
-from compass_jax.train.gather import is_uniform, known_rewards
 
 LABEL_MEMORY = 0.9  # of a label's sums from step to step
 

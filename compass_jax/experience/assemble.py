@@ -1,0 +1,44 @@
+"""A step's groups -> the arrays that the learner reads, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from compass_jax.records import Group, StepArrays
+from compass_jax.rewards.penalties import repetition_frac
+
+
+def assemble(
+    groups: Sequence[Group], size: int, length: int, ngram: int, routes: Any = None
+) -> StepArrays:
+    """Arrays of `length` tokens, row n * size + c for sample c of group n, as in `routes`.
+    Repetition is of `ngram` tokens.
+
+    Rows that no sample has (of groups that did not grow) have length 0 and group -1.
+    """
+    rows = len(groups) * size
+    shape = (rows, length)
+    out = StepArrays(
+        tokens=np.zeros(shape, np.int32),
+        lengths=np.zeros(rows, np.int32),
+        mask=np.zeros(shape, bool),
+        rollout_logp=np.zeros(shape, np.float32),
+        reward=np.zeros(rows, np.float32),
+        known=np.zeros(rows, bool),
+        repetition=np.zeros(rows, np.float32),
+        group=np.full(rows, -1, np.int32),
+        routes=routes,
+    )
+    for g, group in enumerate(groups):
+        for rollout, score in zip(group.rollouts, group.scores, strict=True):
+            i = g * size + rollout.sample
+            n, start = len(rollout.tokens), len(rollout.prompt.tokens)
+            out.tokens[i, :n], out.lengths[i], out.group[i] = rollout.tokens, n, g
+            out.mask[i, start:n] = True
+            out.rollout_logp[i, :n] = rollout.logp
+            out.reward[i], out.known[i] = score.reward, score.known
+            out.repetition[i] = repetition_frac(rollout.response, ngram)
+    return out

@@ -1,0 +1,209 @@
+"""Samples in flight: everything between the engine and the update, by key.
+
+A prompt is drawn, its samples are queued, run, finish or pause, and are scored; its group is then
+kept for the step, dropped, or goes on later. A stop, partial rollouts, one step off, growth and
+dynamic sampling leave the same things here, and a checkpoint has ONE form of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from compass_jax.records import Group, Outcome, Prompt, Rollout, SampleKey, Score
+from compass_jax.rollout.routes import RouteBuffer
+
+GroupKey = tuple[int, int]  # Prompt.key
+ARRAYS = {"tokens": np.int32, "logp": np.float32, "entropy": np.float32, "versions": np.int32}
+NOWHERE = np.iinfo(np.int32).max  # a row that no route buffer has
+
+
+class Sample(NamedTuple):
+    """A sample that has begun; those of a prompt in flight that are not held are queued."""
+
+    rollout: Rollout
+    done: bool  # else it is paused, and goes on where it stopped
+    score: Score | None = None
+
+
+class ExperienceBuffer:
+    """The prompts in flight in the order in which they were drawn, and their samples.
+
+    A prompt's group is open until it is `kept`, for the step that is being collected, or `dropped`,
+    with what is remembered of it. `counts` are the step's so far, by their public names.
+    """
+
+    def __init__(self, routes: RouteBuffer):
+        self.routes = routes
+        self.prompts: dict[GroupKey, Prompt] = {}
+        self.samples: dict[SampleKey, Sample] = {}
+        self.kept: list[GroupKey] = []  # in the order in which the step trains on them
+        self.dropped: dict[GroupKey, Outcome] = {}
+        self.counts: dict[str, float] = {}
+        self._first: dict[GroupKey, int] = {}  # of a group's rows in `routes`
+
+    # ---- what there is ---------------------------------------------------------------------------
+
+    @property
+    def open(self) -> list[GroupKey]:
+        """The groups of which nothing is decided yet."""
+        decided = {*self.kept, *self.dropped}
+        return [group for group in self.prompts if group not in decided]
+
+    @property
+    def unscored(self) -> list[SampleKey]:
+        """The samples that are done and wait for a verdict."""
+        return [key for key, x in self.samples.items() if x.done and x.score is None]
+
+    @property
+    def finished(self) -> int:
+        """Samples that are done."""
+        return sum(x.done for x in self.samples.values())
+
+    def first_row(self, group: GroupKey) -> int:
+        """Where the group's routes begin: those of sample c lie in row `first_row + c`."""
+        return self._first[group]
+
+    def begun(self, group: GroupKey) -> list[Sample]:
+        """The group's samples that are done or paused, in their order."""
+        keys = (SampleKey(*group, index) for index in range(self.routes.size))
+        return [self.samples[key] for key in keys if key in self.samples]
+
+    def done(self, group: GroupKey, size: int) -> bool:
+        """Whether its first `size` samples are done."""
+        held = (self.samples.get(SampleKey(*group, index)) for index in range(size))
+        return all(x is not None and x.done for x in held)
+
+    def scores(self, group: GroupKey) -> list[Score | None]:
+        """The verdicts on the group's samples, from the first one to the last that is done."""
+        samples = {x.rollout.sample: x for x in self.begun(group) if x.done}
+        return [
+            samples[i].score if i in samples else None for i in range(max(samples, default=-1) + 1)
+        ]
+
+    def group(self, group: GroupKey) -> Group:
+        """A group of which every sample that has begun is done and scored."""
+        samples = self.begun(group)
+        scores = tuple(x.score for x in samples if x.score is not None)
+        if len(scores) < len(samples):
+            raise ValueError(f"group {group} has samples that are not scored")
+        return Group(self.prompts[group], tuple(x.rollout for x in samples), scores)
+
+    # ---- what happens to it ----------------------------------------------------------------------
+
+    def add(self, prompts: Iterable[Prompt]) -> None:
+        """Queues the samples of prompts. ValueError for one that is in flight already."""
+        for prompt in prompts:
+            if prompt.key in self.prompts:
+                raise ValueError(f"prompt {prompt.id} is in flight at visit {prompt.visit} already")
+            self.prompts[prompt.key] = prompt
+            self._first[prompt.key] = self.routes.allocate()
+
+    def put(self, rollout: Rollout, done: bool) -> None:
+        """Takes in what a sample has by now; its routes are in its row."""
+        self.samples[rollout.key] = Sample(rollout, done)
+
+    def judge(self, key: SampleKey, score: Score) -> None:
+        """Takes in a verdict. It stands: one that depended on a clock could change."""
+        self.samples[key] = self.samples[key]._replace(score=score)
+
+    def count(self, counts: Mapping[str, float]) -> None:
+        """Adds to the step's counts."""
+        for name, value in counts.items():
+            self.counts[name] = self.counts.get(name, 0.0) + float(value)
+
+    def keep(self, groups: Sequence[GroupKey]) -> None:
+        """The step will train on these, after those that it has."""
+        self.kept += groups
+
+    def drop(self, group: GroupKey, outcome: Outcome) -> None:
+        """Nobody will train on this group; its samples go, what is remembered of it stays."""
+        self.dropped[group] = outcome
+        self._forget(group)
+
+    def take(self) -> tuple[list[Group], Any]:
+        """The kept groups, and their routes `[groups * size t l k]` (row n * size + c: sample c of
+        the n-th; unset where there is none; None where no routes are kept).
+
+        They leave the buffer with the dropped ones: open groups alone go on.
+        """
+        groups = [self.group(key) for key in self.kept]
+        rows = np.full((len(groups), self.routes.size), NOWHERE, np.int32)
+        for n, group in enumerate(groups):
+            for rollout in group.rollouts:
+                rows[n, rollout.sample] = rollout.row
+        routes = self.routes.read(rows.reshape(-1))
+        for key in self.kept:
+            self._forget(key)
+        for key in (*self.kept, *self.dropped):
+            del self.prompts[key]
+        self.kept, self.dropped, self.counts = [], {}, {}
+        return groups, routes
+
+    def _forget(self, group: GroupKey) -> None:
+        for index in range(self.routes.size):
+            self.samples.pop(SampleKey(*group, index), None)
+        self.routes.free(self._first.pop(group))
+
+    # ---- in a checkpoint -------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All but tokens and routes, as JSON (which keeps rewards exactly)."""
+        number = {group: n for n, group in enumerate(self.prompts)}
+        return {
+            "prompts": [[*group, self._first.get(group, -1)] for group in self.prompts],
+            "kept": [number[group] for group in self.kept],
+            "dropped": [[number[group], *found] for group, found in self.dropped.items()],
+            "scores": [
+                [*key, *dataclasses.astuple(x.score)]
+                for key, x in sorted(self.samples.items())
+                if x.score is not None
+            ],
+            "counts": dict(self.counts),
+        }
+
+    def arrays(self, length: int) -> dict[str, Any]:
+        """What the samples have by now, in rows of `length` tokens, each sample in the row of its
+        routes. The shapes depend on the configuration alone.
+        """
+        rows = len(self.routes)
+        out: dict[str, Any] = {n: np.zeros((rows, length), dtype) for n, dtype in ARRAYS.items()}
+        out |= {"lengths": np.zeros(rows, np.int32), "done": np.zeros(rows, bool)}
+        for sample in self.samples.values():
+            row, n = sample.rollout.row, len(sample.rollout.tokens)
+            out["lengths"][row], out["done"][row] = n, sample.done
+            for name in ARRAYS:
+                out[name][row, :n] = getattr(sample.rollout, name)
+        out = {name: jnp.asarray(x) for name, x in out.items()}
+        routes = self.routes.saved()
+        return out if routes is None else {**out, "routes": routes}
+
+    def restore(
+        self,
+        state: dict[str, Any],
+        arrays: Mapping[str, Any],
+        find: Callable[[int, int], Prompt],
+        eos_id: int,
+    ) -> None:
+        """Goes on from what `state` and `arrays` gave; `find(id, visit)` gives a prompt."""
+        keys = [(int(prompt), int(visit)) for prompt, visit, _ in state["prompts"]]
+        self.prompts = {key: find(*key) for key in keys}
+        firsts = (first for _, _, first in state["prompts"])
+        self._first = {key: first for key, first in zip(keys, firsts, strict=True) if first >= 0}
+        self.routes.adopt(list(self._first.values()), arrays.get("routes"))
+        self.kept = [keys[n] for n in state["kept"]]
+        self.dropped = {keys[n]: Outcome(*found) for n, *found in state["dropped"]}
+        self.counts = dict(state["counts"])
+        held = {name: np.asarray(arrays[name]) for name in (*ARRAYS, "lengths", "done")}
+        for group, first in self._first.items():
+            for row in first + np.flatnonzero(held["lengths"][first : first + self.routes.size]):
+                parts = {name: held[name][row, : held["lengths"][row]] for name in ARRAYS}
+                cut, index = int(parts["tokens"][-1]) != eos_id, int(row) - first
+                rollout = Rollout(self.prompts[group], index, truncated=cut, row=int(row), **parts)
+                self.put(rollout, bool(held["done"][row]))
+        for prompt, visit, index, *score in state["scores"]:
+            self.judge(SampleKey(prompt, visit, index), Score(*score))

@@ -1,0 +1,167 @@
+"""Which request has which slot, and the pages of the cache that it needs there. Counts on the host;
+every host of a pod counts alike.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from compass_jax.config import RolloutConfig
+from compass_jax.records import Prompt, Rollout
+from compass_jax.rollout.engine import Prefix
+from compass_jax.rollout.pages import PagePool
+from compass_jax.rollout.schedule import evenly
+
+
+@dataclass(eq=False)
+class Request:
+    """One sample on its way, in a slot or waiting for one. What it has so far is its own: a
+    preempted or carried one goes on where it stopped.
+
+    Its log-probs and entropies so far are on the host, its routes in row `row` of the route buffer;
+    a prefill over its tokens, replaying these routes (live ones without a buffer), brings back the
+    cache, and draws the next token with the key that the decoding step would have used.
+    """
+
+    prompt: Prompt
+    column: int  # its index in the group
+    row: int
+    limit: int  # tokens, prompt included, at which it is cut
+    tokens: np.ndarray  # int32 [t], prompt included
+    logp: np.ndarray  # float32 [t]
+    entropy: np.ndarray  # float32 [t]
+    versions: np.ndarray  # int32 [t]
+    length: int = 0  # tokens by now, those in the slot included
+    slot: int = -1
+
+    @classmethod
+    def of(cls, prompt: Prompt, column: int, row: int, limit: int, version: int) -> Request:
+        """A sample that has not begun; `version` of the policy that begins it."""
+        n = len(prompt.tokens)
+        zeros, versions = np.zeros(n, np.float32), np.full(n, version, np.int32)
+        return cls(prompt, column, row, limit, prompt.tokens, zeros, zeros, versions)
+
+    @classmethod
+    def again(cls, was: Rollout, limit: int) -> Request:
+        """A sample that was cut goes on."""
+        held = (was.tokens, was.logp, was.entropy, was.versions)
+        return cls(was.prompt, was.sample, was.row, limit, *held, length=len(was.tokens))
+
+    def rollout(self, eos_id: int) -> Rollout:
+        """What it has by now."""
+        truncated = int(self.tokens[-1]) != eos_id
+        held = (self.tokens, self.logp, self.entropy, truncated, self.versions)
+        return Rollout(self.prompt, self.column, *held, self.row)
+
+
+@dataclass
+class OpenPrefix:
+    """A prefix whose requests are not all in slots yet."""
+
+    prefix: Prefix
+    waiting: deque[tuple[int, Request]]  # (prompt row, request)
+    # by prompt row and group of slots: whose pages of the prompt others share
+    leader: dict[tuple[int, int], Request] = field(default_factory=dict)
+
+
+class Slots:
+    """The slots of an engine and who is in them: `entered`, the oldest first. `pages` is None where
+    every slot has its own cache.
+
+    groups: devices over which slots and pages are split.
+    """
+
+    def __init__(self, config: RolloutConfig, groups: int):
+        self.config = config
+        self.groups = groups
+        self.entered: list[Request] = []
+        self.pages = (
+            PagePool(
+                config.cache_pages, config.page_tokens, config.slots, config.pages_per_slot, groups
+            )
+            if config.cache_pages
+            else None
+        )
+
+    def free(self) -> deque[int]:
+        """Empty slots, in the order in which they are to be filled."""
+        taken = {request.slot for request in self.entered}
+        empty = [slot for slot in range(self.config.slots) if slot not in taken]
+        return deque(evenly(empty, self.config.slots, self.groups))
+
+    def group(self, slot: int) -> int:
+        """Whose pages a slot has."""
+        return 0 if self.pages is None else self.pages.group(slot)
+
+    def preempt(self) -> list[tuple[int, Request]]:
+        """(slot, request) of those that gave way: every request in a slot gets the pages of its
+        next call, the oldest first; where none are left, the youngest of its group leaves.
+        """
+        victims: list[tuple[int, Request]] = []
+        if self.pages is None:
+            return victims
+        for request in list(self.entered):
+            while request.slot >= 0 and not self.pages.grow(
+                request.slot, self._next_call(request, request.length)
+            ):
+                group = self.group(request.slot)
+                youngest = next(x for x in reversed(self.entered) if self.group(x.slot) == group)
+                victims.append((youngest.slot, youngest))
+                self.leave(youngest)
+        return victims
+
+    def enter(
+        self, request: Request, free: deque[int], opened: OpenPrefix | None = None, row: int = 0
+    ) -> bool:
+        """Gives a request one of the `free` slots and the pages of its next call. False where too
+        few are free for it; slots of groups without pages are then no longer in `free`.
+
+        opened, row: the prefix and prompt row that it comes from, unless it had begun. One that has
+        waits until every request of the slots' group could have a page more: it would be the first
+        to give way again.
+        """
+        length = len(request.tokens) + 1
+        while free:
+            slot = free[0]
+            leader = None if opened is None else opened.leader.get((row, self.group(slot)))
+            if self._admit(request, slot, length, leader):
+                break
+            for other in [x for x in free if self.group(x) == self.group(slot)]:
+                free.remove(other)
+        else:
+            return False
+        request.slot = free.popleft()
+        request.length = length
+        self.entered.append(request)
+        if opened is not None:
+            opened.leader[row, self.group(slot)] = request
+        return True
+
+    def leave(self, request: Request) -> None:
+        """Takes a request's slot and pages back."""
+        if self.pages is not None:
+            self.pages.release(request.slot)
+        self.entered.remove(request)
+        request.slot = -1
+
+    def _next_call(self, request: Request, length: int) -> int:
+        """Positions that are written by the end of the next call: every token but the last has been
+        an input by then.
+        """
+        return min(length + self.config.tokens_per_call, request.limit) - 1
+
+    def _admit(self, request: Request, slot: int, length: int, leader: Request | None) -> bool:
+        """Whether pages were free, and are the slot's now."""
+        if self.pages is None:
+            return True
+        # The leader may have left its slot, and come back in another group.
+        sharing = (
+            leader is not None and leader.slot >= 0 and self.group(leader.slot) == self.group(slot)
+        )
+        shared = (leader.slot, len(request.prompt.tokens)) if sharing else (None, 0)
+        begun = len(request.tokens) > len(request.prompt.tokens)
+        spare = sum(self.group(x.slot) == self.group(slot) for x in self.entered) if begun else 0
+        return self.pages.admit(slot, self._next_call(request, length), *shared, spare)

@@ -1,0 +1,313 @@
+"""What is in flight, without a model: any stop at any sample leads to the same decisions, a
+checkpoint has one form, and no finished sample is sampled again.
+"""
+
+import json
+from collections import Counter
+from functools import cache
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import EOS, make_prompt
+
+from compass_jax.config import CorrectionConfig, RewardConfig, RLConfig, ZeroVarianceConfig
+from compass_jax.experience.buffer import ExperienceBuffer
+from compass_jax.experience.collect import Collector, results_of
+from compass_jax.records import Rollout, Score
+from compass_jax.rollout.routes import RouteBuffer
+from compass_jax.rollout.sampling import Sampler
+
+LENGTH, SLOTS, STEPS = 12, 5, 3
+DYNAMIC = {"rl_zvp": False, "dynamic_sampling": True, "dynamic_batch": 2, "dynamic_rounds": 3}
+CONFIGS = {
+    "plain": RLConfig(prompts_per_step=3, group_size=2),
+    "growth": RLConfig(
+        prompts_per_step=3,
+        group_size=2,
+        zero_variance=ZeroVarianceConfig(grow_to=7, grow_temperature=2.0),
+        correction=CorrectionConfig("tis"),
+    ),
+    "dynamic": RLConfig(
+        prompts_per_step=3, group_size=2, zero_variance=ZeroVarianceConfig(**DYNAMIC)
+    ),
+    "dynamic growth": RLConfig(
+        prompts_per_step=3, group_size=2, zero_variance=ZeroVarianceConfig(**DYNAMIC, grow_to=4)
+    ),
+    "partial": RLConfig(
+        prompts_per_step=3, group_size=2, partial_prompts=2, correction=CorrectionConfig("tis")
+    ),
+    "partial growth": RLConfig(
+        prompts_per_step=3,
+        group_size=2,
+        partial_prompts=2,
+        zero_variance=ZeroVarianceConfig(grow_to=6),
+        correction=CorrectionConfig("tis"),
+    ),
+}
+IN_ROUNDS = [name for name in CONFIGS if "partial" not in name]
+
+
+@cache
+def drawn(key):
+    """(response tokens, reward, route) that belong to a sample's key."""
+    rng = np.random.default_rng(key)
+    return int(rng.integers(1, 8)), float(rng.random() < 0.35), int(rng.integers(0, 250))
+
+
+class World:
+    """Prompts, verdicts and samples without a model. `asked`: the samples of each batch, with its
+    temperature; `ended`: the finished ones.
+    """
+
+    def __init__(self, name, stop_at=None):
+        self.config, self.stop_at = CONFIGS[name], stop_at
+        self.place, self.asked, self.ended, self.verdicts = 0, [], [], []
+
+    def room(self):
+        zero, rl = self.config.zero_variance, self.config
+        kept = rl.prompts_per_step if zero.dynamic_sampling else 0
+        return ExperienceBuffer(
+            RouteBuffer(
+                lambda rows: jnp.full((rows, 1, 1, 1), 255, jnp.uint8),
+                rl.prompts_per_round + kept,
+                rl.capacity,
+            )
+        )
+
+    def find(self, prompt_id, visit):
+        return make_prompt(prompt_id - 1000, 3, visit)
+
+    def draw(self, n):
+        self.place += n
+        return [make_prompt(i % 7, 3, i // 7) for i in range(self.place - n, self.place)]
+
+    def stopped(self):
+        return self.stop_at is not None and len(self.ended) >= self.stop_at
+
+    # a verifier
+    def submit(self, key, prompt, response):
+        self.verdicts.append((key, Score(drawn(key)[1], True)))
+
+    def collect(self, block):
+        found, self.verdicts = self.verdicts, []
+        return found
+
+    # an engine and its batcher
+    def default_sampler(self):
+        return Sampler(1.0)
+
+    def batch(self, engine, params, prompts, samples, *args, **options):
+        return Batch(self, prompts, SimpleNamespace(**options))
+
+    def collector(self):
+        return Collector(
+            self,
+            self,
+            lambda tokens: "",
+            lambda prompt: float("nan"),
+            self.config,
+            RewardConfig(),
+            0,
+            batcher=self.batch,
+        )
+
+
+class Batch:
+    """Five slots; a sample in one gets a token a tick."""
+
+    def __init__(self, world, prompts, options):
+        self.world, self.options = world, options
+        self.first = {p.key: row for p, row in zip(prompts, options.rows, strict=True)}
+        begun = {r.key: len(r.response) for r in options.carried}
+        prompts = {p.key: p for p in prompts}
+        self.prompts, self.versions = prompts, {r.key: r.versions[3:] for r in options.carried}
+        self.waiting = sorted(options.asked, key=lambda k: (k not in begun, k[1], k[0], k.index))
+        self.running = {}
+        self.begun = begun
+        world.asked.append((options.sampler.temperature, sorted(options.asked)))
+
+    def __iter__(self):
+        while self.waiting or self.running:
+            if self.options.enough():
+                return
+            while self.waiting and len(self.running) < SLOTS:
+                key = self.waiting.pop(0)
+                self.running[key] = self.begun.get(key, 0)
+            done = []
+            for key in list(self.running):
+                self.running[key] += 1
+                if self.running[key] >= drawn(key)[0]:
+                    done.append(self.rollout(key, self.running.pop(key)))
+            for rollout in done:
+                self.world.ended.append(rollout.key)
+                yield rollout
+
+    def rollout(self, key, n):
+        prompt, was = self.prompts[key[:2]], self.versions.get(key, np.zeros(0, np.int32))
+        tokens = np.concatenate([prompt.tokens, np.full(n, 7, np.int32)])
+        tokens[-1] = EOS if n == drawn(key)[0] else 7
+        own = np.full(n - len(was), self.options.policy_version, np.int32)
+        versions = np.concatenate([np.zeros(3, np.int32), was, own])
+        row, rows = self.first[key[:2]] + key.index, self.options.buffer
+        rows.rows = rows.rows.at[row].set(drawn(key)[2])
+        zeros = np.zeros(3 + n, np.float32)
+        return Rollout(
+            prompt, key.index, tokens, zeros, zeros, bool(tokens[-1] != EOS), versions, row
+        )
+
+    def cut(self):
+        left = {**self.running, **{k: self.begun[k] for k in self.waiting if k in self.begun}}
+        return [self.rollout(key, n) for key, n in left.items() if n]
+
+
+def saved(world, buffer):
+    """The buffer through a checkpoint."""
+    state, arrays = json.loads(json.dumps(buffer.state())), buffer.arrays(LENGTH)
+    fresh = world.room()
+    assert {k: (v.shape, v.dtype) for k, v in arrays.items()} == {
+        k: (v.shape, v.dtype) for k, v in fresh.arrays(LENGTH).items()
+    }
+    fresh.restore(state, arrays, world.find, EOS)
+    assert fresh.state() == state
+    return fresh
+
+
+def run(world, restart=lambda step, stopped: False):
+    """Every step's decisions; the buffer goes through a checkpoint after each stop, and where
+    `restart` says so.
+    """
+    buffer, out = world.room(), []
+    for step in range(STEPS):
+        while True:
+            last = step == STEPS - 1
+            args = (buffer, None, step, world.draw, last, world.stopped)
+            found = world.collector()(*args)
+            stopped, buffer = found is None, saved(world, buffer)
+            if not stopped:
+                break
+            world.stop_at = None
+        counts = {k: v for k, v in found.items() if k.startswith(("zero", "rollout/carried"))}
+        results = [(p.key, tuple(o)) for p, o in results_of(buffer, RewardConfig())]
+        groups, routes = buffer.take()
+        samples = [r for group in groups for r in group.rollouts]
+        flat = np.asarray(routes).ravel()
+        size = world.config.capacity
+        for n, group in enumerate(groups):
+            own = [drawn(r.key)[2] for r in group.rollouts]
+            unset = [255] * (size - len(own))
+            np.testing.assert_array_equal(flat[n * size : (n + 1) * size], own + unset)
+        versions = [r.versions.tolist() for r in samples]
+        out.append(([r.key for r in samples], results, counts, versions))
+        if restart(step, stopped):
+            buffer = saved(world, buffer)
+    return out
+
+
+def levels(asked):
+    """The samples of each temperature in a run's order, whatever batches they came in."""
+    out: dict[float, Counter] = {}
+    for temperature, keys in asked:
+        out.setdefault(temperature, Counter()).update(set(keys))
+    return {temperature: set(keys) for temperature, keys in out.items()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    out = {}
+    for name in CONFIGS:
+        world = World(name)
+        out[name] = run(world), world
+    return out
+
+
+@pytest.mark.parametrize("name", IN_ROUNDS)
+def test_a_stop_at_any_sample_leads_to_the_same_decisions(undisturbed, name):
+    expected, whole = undisturbed[name]
+    for at in range(1, len(whole.ended) + 1, 3):
+        world = World(name, stop_at=at)
+        assert run(world) == expected, at
+        assert Counter(world.ended) == Counter(whole.ended)  # nothing finished was run again
+        assert levels(world.asked) == levels(whole.asked)
+
+
+@pytest.mark.parametrize("name", ["partial", "partial growth"])
+def test_a_stop_at_any_sample_of_partial_rollouts_loses_nothing(undisturbed, name):
+    """Where the cut lies depends on the stop; which prompts come and what they draw does not."""
+    expected, whole = undisturbed[name]
+    for at in range(1, len(whole.ended) + 1, 2):
+        world = World(name, stop_at=at)
+        found = run(world)
+        assert {k for step in found for k in step[0]} == {k for step in expected for k in step[0]}
+        assert Counter(world.ended) == Counter(whole.ended)
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_a_kill_between_steps_changes_nothing(undisturbed, name):
+    expected, _ = undisturbed[name]
+    assert run(World(name), restart=lambda step, stopped: True) == expected
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_a_whole_rollout_that_nobody_has_trained_on_comes_back_whole(name):
+    """As one step off saves it: nothing is drawn or sampled, the numbers are the same."""
+    world = World(name)
+    buffer = world.room()
+    args = (None, 0, world.draw, False, world.stopped)
+    found = world.collector()(buffer, *args)
+    place, batches = world.place, len(world.asked)
+    again = saved(world, buffer)
+    metrics = world.collector()(again, *args)
+    assert (world.place, len(world.asked)) == (place, batches) and again.state() == buffer.state()
+    counted = [n for n in found if n.startswith(("zero", "rollout/carried"))]
+    assert {n: metrics[n] for n in counted} == {n: found[n] for n in counted}
+
+
+def test_growth_doubles_uniform_groups_at_a_higher_temperature_each_time(undisturbed):
+    steps, world = undisturbed["growth"]
+    groups: dict = {}
+    for keys, *_ in steps:
+        for key in keys:
+            groups.setdefault(key[:2], []).append(drawn(key)[1])
+    assert {len(rewards) for rewards in groups.values()} >= {2, 4}
+    for rewards in groups.values():
+        n = len(rewards)
+        assert n in (2, 4, 7) and (n == 7 or np.ptp(rewards) > 0)
+        assert n == 2 or np.ptp(rewards[: {4: 2, 7: 4}[n]]) == 0
+    for temperature, keys in world.asked:
+        assert {key.index for key in keys} <= {1.0: {0, 1}, 2.0: {2, 3}, 4.0: {4, 5, 6}}[
+            temperature
+        ]
+
+
+def test_partial_rollouts_carry_what_had_begun_and_its_tokens_keep_their_version(undisturbed):
+    steps, _ = undisturbed["partial"]
+    assert [step[2]["rollout/carried_groups"] for step in steps] == [2, 2, 0]
+    mixed = [v for step in steps for v in step[3] if len(set(v[3:])) > 1]
+    assert mixed and all(v == sorted(v) for v in mixed)
+
+
+def test_a_prompt_that_is_in_flight_cannot_come_again_at_the_same_visit():
+    world = World("plain")
+    buffer = world.room()
+    buffer.add(world.draw(1))
+    with pytest.raises(ValueError, match="prompt 1000 is in flight at visit 0 already"):
+        buffer.add([world.find(1000, 0)])
+
+
+def test_the_route_buffer_lends_rows_and_holds_memory_only_while_it_must():
+    buffer = RouteBuffer(lambda rows: jnp.full((rows, 1, 1, 1), 255, jnp.uint8), 2, 3)
+    assert buffer.rows is None and len(buffer) == 6
+    first, second = buffer.allocate(), buffer.allocate()
+    assert (first, second) == (0, 3) and buffer.read(np.arange(6)) is buffer.rows
+    with pytest.raises(ValueError, match="all 2 groups of the route buffer are in flight"):
+        buffer.allocate()
+    buffer.rows = buffer.rows.at[3:].set(4)
+    found = np.asarray(buffer.read(np.array([4, 99, 0]))).ravel()
+    np.testing.assert_array_equal(found, [4, 255, 255])
+    buffer.free(first)
+    assert buffer.allocate() == 0 and buffer.rows is not None
+    buffer.free(0)
+    buffer.free(3)
+    assert buffer.rows is None
