@@ -136,7 +136,7 @@ class ZeroVarianceConfig:
     # each doubling samples at so many times the temperature before; needs rl.correction
     grow_temperature: Temper = 1.0
     # DAPO's instead of stage 4: uniform groups are dropped, further prompts rolled out
-    # (train/refill.py)
+    # (experience/policies.py)
     dynamic_sampling: bool = False
     dynamic_batch: Repeat = 3  # prompts of one of its rounds, in times of prompts_per_step
     dynamic_rounds: Count = 10  # at most; what is still missing then is filled with uniform groups

@@ -5,6 +5,7 @@ restart.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -87,23 +88,27 @@ class PromptStream(ShuffledStream[tuple[Prompt, int, int]]):
     """Training prompts in a shuffled order; `visit` of each counts its earlier rollouts.
 
     repeats: how often a prompt of each data source comes in one pass (by source index; None: once).
-    Every repeat is a visit of its own, so that it draws samples of its own.
+    Every repeat is a visit of its own, so that it draws samples of its own; so is every one of
+    several prompts with one id (rows that ask the same).
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, repeats: Sequence[int] | None = None):
-        items = [
-            (p, copy, n)
-            for p in prompts
-            for n in (1 if repeats is None else repeats[p.source],)
-            for copy in range(n)
-        ]
+        every = [p for p in prompts for _ in range(1 if repeats is None else repeats[p.source])]
+        self._copies = Counter(p.id for p in every)
+        self._by_copy: dict[tuple[int, int], Prompt] = {}
+        items, seen = [], Counter[int]()
+        for p in every:
+            self._by_copy[p.id, seen[p.id]] = p
+            items.append((p, seen[p.id], self._copies[p.id]))
+            seen[p.id] += 1
         super().__init__(
             items, (f"{p.id} {p.tokens.tolist()} {p.answer}" for p, _, _ in items), seed
         )
 
     def find(self, prompt_id: int, visit: int) -> Prompt:
         """A prompt by its id, at a visit. Raises DataError where there is none."""
-        found = next((prompt for prompt, _, _ in self._items if prompt.id == prompt_id), None)
+        copies = self._copies[prompt_id]
+        found = self._by_copy.get((prompt_id, visit % copies)) if copies else None
         if found is None:
             raise DataError(
                 f"the checkpoint has samples of a prompt with id {prompt_id}, which this run's data"

@@ -10,9 +10,9 @@ One step:
     micro-batches, apply
  4. hand the parameters over to the rollout; log; save
 With `rl.partial_prompts` 1 ends before its longest samples do: they go on in the next step
-(train/partial.py). With `rl.one_step_off` the rollout of step n + 1 runs during 2 and 3 of step n,
-from the parameters before them; rl.correction weighs it. Everything a step depends on is in the
-checkpoint, so a killed run repeats its steps exactly.
+(experience/policies.py). With `rl.one_step_off` the rollout of step n + 1 runs during 2 and 3 of
+step n, from the parameters before them; rl.correction weighs it. Everything a step depends on is in
+the checkpoint, so a killed run repeats its steps exactly.
 """
 
 from __future__ import annotations

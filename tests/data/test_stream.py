@@ -79,3 +79,15 @@ def test_repeats_come_in_one_pass_each_as_a_visit_of_its_own():
             [(i, epoch) for i in (0, 2)]
             + [(i, 3 * epoch + copy) for i in (1, 3) for copy in range(3)]
         )
+
+
+def test_rows_that_ask_the_same_are_visits_of_their_own_and_are_found_by_them():
+    """Two rows with one question and two answers: identity is (id, visit), so no visit comes
+    twice, and each leads back to its own row.
+    """
+    rows = [*make(2), *make(1, "another")]
+    stream = PromptStream(rows, 0)
+    drawn = stream.next_batch(6)
+    assert len({prompt.key for prompt in drawn}) == 6
+    for prompt in drawn:
+        assert stream.find(*prompt.key).answer == prompt.answer
