@@ -19,7 +19,7 @@ Rewards
         train/test_notices.py: test_counts_of_a_step_and_each_thing_said_once
     rewards shuffled against samples by batching
         train/test_loop.py: test_a_run_writes_metrics_rollouts_and_checkpoints
-        train/test_batch.py: test_each_row_holds_its_sample
+        experience/test_assemble.py: test_each_row_holds_its_sample
     one failed rollout kills the step
         train/test_loop.py: test_samples_without_a_verdict_are_left_out_and_counted
     a wait that never ends
