@@ -145,7 +145,7 @@ def steps_of(
     telemetry = scope.enter_context(Telemetry(config.directory, config.rl.steps, "rl"))
     trainer = RLTrainer(config, scorer, StopSignal(), telemetry)
     if not variant.longest_first:
-        trainer.refill.gather.expected_length = lambda prompt: math.nan
+        trainer.collect.expected_length = lambda prompt: math.nan
     return trainer.steps()
 
 
