@@ -243,6 +243,26 @@ def test_a_stop_in_a_rollout_keeps_what_has_finished_and_what_has_begun(tmp_path
     assert not saved & set(again) and groups(here) == groups(tmp_path / "ordinary")
 
 
+@pytest.mark.parametrize("number", [3, 20])
+def test_after_a_stop_in_a_rollout_everything_happens_at_the_ticks_of_an_undisturbed_run(
+    undisturbed, tmp_path, monkeypatch, number
+):
+    """The same groups are whole first, and what is carried has as many tokens. Caches that a
+    prefill brought back differ from decoded ones in the last bits.
+    """
+    with monkeypatch.context() as patch:
+        stop_at_sample(patch, number)
+        assert run_rl(configured(tmp_path))["stopped"]
+    assert run_rl(configured(tmp_path))["steps"] == 3
+    for mine, theirs in zip(lines(tmp_path), lines(undisturbed), strict=True):
+        for name in ("rollout/carried_groups", "rollout/carried_tokens"):
+            assert mine["metrics"][name] == theirs["metrics"][name]
+    assert lines(tmp_path, "rollouts") == lines(undisturbed, "rollouts")
+    for mine, theirs in zip(numbers(tmp_path), numbers(undisturbed), strict=True):
+        for name in theirs:
+            np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-5, atol=1e-7)
+
+
 def test_a_stop_between_steps_goes_on_exactly(undisturbed, tmp_path, monkeypatch):
     stop_after_step(monkeypatch, 1)
     assert run_rl(configured(tmp_path))["stopped"] and run_rl(configured(tmp_path))["steps"] == 3
