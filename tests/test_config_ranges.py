@@ -111,6 +111,7 @@ def test_the_walk_reaches_every_setting():
     )
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("kind", NONSENSE)
 def test_what_means_nothing_is_refused_by_the_name_of_the_setting(kind):
     value = NONSENSE[kind]

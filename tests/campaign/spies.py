@@ -111,15 +111,15 @@ def exported(folder: Path) -> Callable[[Take], None]:
     """
 
     def spy(take: Take) -> None:
-        from compass_jax.weights import checkpoint, hf
+        from compass_jax.weights import checkpoint, convert
 
         def seen(result: Any, args: tuple, options: dict) -> None:
             out = folder.with_name(folder.name + "_exported")
-            hf.export_hf(folder, out)
+            convert.export_hf(folder, out)
             config = json.loads((out / "config.json").read_text())
             take({"tensors": read_safetensors(out), "config": config, "carried": carried(out)})
 
-        wrap(hf, "import_hf", seen)
+        wrap(convert, "import_hf", seen)
         assert checkpoint is not None
 
     return spy

@@ -23,8 +23,8 @@ from test_tpu_vm import (
     resumed,
     ssh,
     tpu_vm,
-    workers,
 )
+from test_tpu_vm_workers import workers
 
 __all__ = ["workers"]  # a fixture
 

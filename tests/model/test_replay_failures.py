@@ -30,7 +30,7 @@ it is taken away.
             rollout/test_engine.py: test_every_token_that_was_an_input_owns_a_route_and_no_other
             rollout/test_engine.py:
                 test_one_prefill_in_all_slots_of_a_group_equals_prefills_of_their_own
-            rollout/test_engine.py: test_what_cannot_be_served_is_refused
+            rollout/test_engine_contract.py: test_what_cannot_be_served_is_refused
      9  int32 and host hops
             rollout/test_collect.py: test_routes_stay_on_the_device_in_one_byte_a_choice
     10  scores gathered after the top-k mask: dead gradients

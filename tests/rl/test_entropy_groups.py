@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compass_jax.rl import espo
+from compass_jax.rl.objectives import espo
 
 entropy_groups = jax.jit(espo.entropy_groups, static_argnums=2)
 
