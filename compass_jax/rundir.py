@@ -30,6 +30,7 @@ MAY_CHANGE = frozenset(
         "sft.eval_every",
     }
 )
+MOST_TOLD = 10  # settings that an error names
 MESHES = ("mesh.", "rollout_mesh", "rollout_apart")  # a checkpoint goes on on any mesh
 
 
@@ -38,8 +39,8 @@ class RunDirectoryInUse(RuntimeError):
 
 
 class ConfigMismatch(ConfigError):
-    """The run directory belongs to another configuration; the message names each key with both
-    values.
+    """The run directory belongs to another configuration; the message names the first ten keys
+    with both values.
     """
 
 
@@ -212,9 +213,10 @@ def check_same_run(old: RunConfig, new: RunConfig, path: str) -> None:
         if k not in MAY_CHANGE and not k.startswith(MESHES)
     }
     if changed:
-        lines = "\n".join(
-            f"  {key}: {was!r} in the run, {now!r} now" for key, (was, now) in changed.items()
-        )
+        told = [f"  {key}: {was!r} in the run, {now!r} now" for key, (was, now) in changed.items()]
+        if len(told) > MOST_TOLD:
+            told[MOST_TOLD:] = [f"  and {len(told) - MOST_TOLD} more"]
+        lines = "\n".join(told)
         advice = f"Use another run_dir, or the configuration of the run ({path}/config.json)."
         raise ConfigMismatch(f"{path} holds a run of another configuration:\n{lines}\n{advice}")
 

@@ -189,6 +189,21 @@ def test_the_lock_of_a_killed_process_is_gone(tmp_path):
         assert run.resumed
 
 
+def test_of_many_settings_that_differ_the_first_ten_are_named(tmp_path):
+    """An error is something to read."""
+    optim = dataclasses.replace(CONFIG.rl.optim, learning_rate=0.5, b1=0.5, b2=0.5, eps=0.5)
+    optim = dataclasses.replace(optim, weight_decay=0.5, clip_grad_norm=0.5, max_bad_steps=7)
+    rl = dataclasses.replace(CONFIG.rl, optim=optim, group_size=4, epochs=3, replay="R2")
+    other = dataclasses.replace(CONFIG, rl=rl, seed=5)
+    count = len(differences(CONFIG, other))
+    with RunDir(tmp_path, CONFIG):
+        pass
+    with pytest.raises(ConfigMismatch) as error, RunDir(tmp_path, other):
+        pass
+    told = str(error.value).splitlines()
+    assert count == 11 and len(told) == 13 and told[-2] == "  and 1 more"
+
+
 def test_no_run_directory_and_a_damaged_config_are_named(tmp_path):
     with pytest.raises(ConfigError, match="is not a run directory"):
         read_config(tmp_path)
