@@ -95,4 +95,7 @@ def objective_class(name: str) -> type[Objective]:
             f"rl.objective.name = {name!r} is no frozen dataclass; write @dataclass(frozen=True)"
             " above it"
         )
+    for method in ("surrogate", "weights"):
+        if getattr(cls, method) is getattr(Objective, method):
+            raise ConfigError(f"rl.objective.name = {name!r} has no {method}(inputs); define it")
     return cls

@@ -26,7 +26,8 @@ _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _CALLED = re.compile(
-    r"\b(?:body|condition|calls|to_apply|branch_computations|called_computations)=(?:\{([^}]*)\}|(%?[\w.\-]+))"
+    r"\b(?:body|condition|calls|to_apply|branch_computations|called_computations)"
+    r"=(?:\{([^}]*)\}|(%?[\w.\-]+))"
 )
 
 

@@ -42,6 +42,12 @@ class Reinforce(Objective):
         return token_mean(inputs)
 
 
+@dataclass(frozen=True)
+class Half(Objective):
+    def surrogate(self, inputs):
+        return inputs
+
+
 class Thawed:
     pass
 """
@@ -85,6 +91,7 @@ def test_an_objective_that_cannot_be_used_is_refused_with_status_2(mine, capsys)
         ("no_such_module:Mine", "there is no module no_such_module"),
         (f"{mine}:Reinforc", "has no Reinforc; did you mean Reinforce?"),
         (f"{mine}:Thawed", "is no subclass of compass_jax.config.Objective"),
+        (f"{mine}:Half", "has no weights(inputs); define it"),
     ):
         status, told = refused(["--rl.objective", name], capsys)
         assert status == 2 and said in told and "Traceback" not in told, told
