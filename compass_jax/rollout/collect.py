@@ -21,7 +21,6 @@ from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
 from compass_jax.rollout.schedule import longest_first
 from compass_jax.rollout.slots import OpenPrefix, Request, Slots
-from compass_jax.rollout.state import with_first
 from compass_jax.sharding import fetch
 
 
@@ -145,8 +144,7 @@ class Collection:
             ((place[x.prompt.key], x) for x in self.carried),
             key=lambda found: (-len(found[1].tokens), found[0], found[1].sample),
         )
-        version = self.policy_version
-        return deque(Request.again(rollout, self._limit(n), version) for n, rollout in carried)
+        return deque(Request.again(rollout, self._limit(n)) for n, rollout in carried)
 
     @property
     def _waiting(self) -> bool:
@@ -266,7 +264,6 @@ class Collection:
             entered.append(sample)
         if not entered:
             return state, 0
-        drawn = [request.take_back() for request in entered]
         size = 1 if len(entered) == 1 else size
         rows = jnp.asarray(
             [x.row for x in entered] + [self._nowhere] * (size - len(entered)), jnp.int32
@@ -281,7 +278,6 @@ class Collection:
             (size, bucket),
             routing,
         )
-        prefix = with_first(prefix, drawn)
         slots, most = np.full((size, 1), -1, np.int32), np.ones(size, np.int32)
         for i, sample in enumerate(entered):
             slots[i, 0], most[i] = sample.slot, sample.limit - len(sample.tokens)

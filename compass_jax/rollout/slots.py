@@ -36,7 +36,6 @@ class Request:
     versions: np.ndarray  # int32 [t]
     length: int = 0  # tokens by now, those in the slot included
     slot: int = -1
-    drawn: bool = False  # its last token was drawn by the policy of now, and is not in a cache yet
 
     @classmethod
     def of(cls, prompt: Prompt, column: int, row: int, limit: int, version: int) -> Request:
@@ -46,28 +45,10 @@ class Request:
         return cls(prompt, column, row, limit, prompt.tokens, zeros, zeros, versions)
 
     @classmethod
-    def again(cls, was: Rollout, limit: int, version: int) -> Request:
-        """A sample that was cut goes on, under the policy `version`."""
+    def again(cls, was: Rollout, limit: int) -> Request:
+        """A sample that was cut goes on."""
         held = (was.tokens, was.logp, was.entropy, was.versions)
-        drawn = int(was.versions[-1]) == version
-        length = len(was.tokens)
-        return cls(was.prompt, was.sample, was.row, limit, *held, length=length, drawn=drawn)
-
-    def take_back(self) -> tuple[int, float, float] | None:
-        """The last token, its log-prob and entropy, which the request then has no more; None where
-        its prefill is to draw one.
-
-        Where a stop cut a sample and the same policy goes on, every sample then has as many tokens
-        after its prefill as it had at the stop: all that follows happens at the ticks of a run that
-        was not stopped.
-        """
-        if not self.drawn:
-            return None
-        last = int(self.tokens[-1]), float(self.logp[-1]), float(self.entropy[-1])
-        self.tokens, self.versions = self.tokens[:-1], self.versions[:-1]
-        self.logp, self.entropy = self.logp[:-1], self.entropy[:-1]
-        self.length, self.drawn = len(self.tokens) + 1, False
-        return last
+        return cls(was.prompt, was.sample, was.row, limit, *held, length=len(was.tokens))
 
     def rollout(self, eos_id: int) -> Rollout:
         """What it has by now."""

@@ -32,26 +32,6 @@ class Prefix(NamedTuple):
     temperature: Float[Array, "p"] | None = None  # of a `per_request` sampler
 
 
-def with_first(prefix: Prefix, drawn: Sequence[tuple[int, float, float] | None]) -> Prefix:
-    """A prefix of one sample a row, whose first tokens are those that were drawn already; None
-    where the prefill's counts.
-    """
-    rows = [row for row, last in enumerate(drawn) if last is not None]
-    if not rows:
-        return prefix
-    token, logp, entropy = zip(*(last for last in drawn if last is not None), strict=True)
-    at = jnp.asarray(rows)
-
-    def put(x: jax.Array, values: tuple) -> jax.Array:
-        return x.at[at, 0].set(jnp.asarray(values, x.dtype))
-
-    return prefix._replace(
-        first_token=put(prefix.first_token, token),
-        first_logp=put(prefix.first_logp, logp),
-        first_entropy=put(prefix.first_entropy, entropy),
-    )
-
-
 class DecodeState(NamedTuple):
     """One row per slot. `t` is the longest sequence; arrays are aligned as in records.py.
 

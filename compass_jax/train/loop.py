@@ -204,8 +204,8 @@ class RLTrainer:
         while self.done_steps < self.rl.steps and not self.stop.requested:
             metrics = self.ahead
             if metrics is None:
-                metrics = self._rollout(self.done_steps + 1, self.stop_requested)()
-            if metrics is None:
+                metrics = self._rollout(self.done_steps + 1, self._stopped)()
+            if metrics is None or (self.collect.policy.carries and self.stop.requested):
                 self.save()
                 self.interrupted = True
                 return
@@ -241,9 +241,12 @@ class RLTrainer:
                 {**metrics, **handed, "policy_version": float(self.learner.version)},
             )
 
-    def stop_requested(self) -> bool:
-        """Whether the run has to end where it can save."""
-        return self.stop.requested
+    def _stopped(self) -> bool:
+        """Whether a rollout has to end before it is complete. One that carries samples is waited
+        for: what it cuts is decided by the ticks that its samples have run, which a rollout that
+        goes on from the middle does not have.
+        """
+        return not self.collect.policy.carries and self.stop.requested
 
     def _take(self) -> tuple[list[Group], StepArrays]:
         """The step's groups out of the buffer, and as arrays, with their routes on the devices that
@@ -304,7 +307,7 @@ class RLTrainer:
         """The next step's rollout, for whoever does something else with it than a step; None where
         a stop came first.
         """
-        collected = self._rollout(self.done_steps + 1, self.stop_requested)()
+        collected = self._rollout(self.done_steps + 1, self._stopped)()
         return None if collected is None else self._take()[1]
 
     # ---- accounts --------------------------------------------------------------------------------

@@ -7,10 +7,6 @@ metrics.jsonl must be that of a run that was never killed, `logs.clocked` aside,
 so must every array of the last checkpoint; no step may be there twice or not at all. Where a
 worker alone was killed the run goes on by itself.
 
-One thing differs in its last bits: where a stop (SIGTERM, SIGINT) cuts a partial rollout, the
-samples that had begun are kept, and a prefill brings back what decoding had computed. Such lives
-are compared within 1e-4 of a metric and 1e-6, and are counted as `rounded`.
-
 A moment is drawn as a phase and a delay in it: the start (before the first line of this life),
 rollout, scoring, update, a save. The child itself writes which phase it is in (`phases`), so that
 a kill meets it; what is reported is the phase that it was in when it got the signal.
@@ -20,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import shutil
@@ -38,25 +33,8 @@ if TYPE_CHECKING:
     from .world import World
 
 
-def cut_in_two(made: dict[str, Any]) -> bool:
-    """Whether a stop may have cut a partial rollout of this life."""
-    stops = [kill for kill in made["kills"] if kill["signal"] in ("SIGTERM", "SIGINT")]
-    return made["variant"] == "partial" and any(
-        kill["phase"] in ("rollout", "scoring") for kill in stops
-    )
-
-
-def same(mine: Any, other: Any, rounded: bool) -> bool:
-    """Whether two values of a metric are one."""
-    if rounded and isinstance(mine, float) and isinstance(other, float):
-        return math.isclose(mine, other, rel_tol=1e-4, abs_tol=1e-6)
-    return mine == other
-
-
-def compare(
-    found: dict[str, Any], wanted: dict[str, Any], rounded: bool = False
-) -> tuple[list[str], bool]:
-    """(differences, whether a step is missing or doubled). `rounded`: metrics alone, closely."""
+def compare(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[list[str], bool]:
+    """(differences, whether a step is missing or doubled)."""
     told: list[str] = []
     numbers = [row["step"] for row in found["rows"]] if isinstance(found["rows"], list) else []
     lost = numbers != [row["step"] for row in wanted["rows"]]
@@ -67,16 +45,14 @@ def compare(
             names = {
                 n
                 for n in {*row["metrics"], *other["metrics"]}
-                if not same(
-                    row["metrics"].get(n, "absent"), other["metrics"].get(n, "absent"), rounded
-                )
+                if row["metrics"].get(n, "absent") != other["metrics"].get(n, "absent")
             }
             told += [
                 f"step {row['step']}: {n} is {row['metrics'].get(n, 'absent')}, undisturbed"
                 f" {other['metrics'].get(n, 'absent')}"
                 for n in sorted(names)
             ]
-    if not rounded and found["checkpoint"] != wanted["checkpoint"]:
+    if found["checkpoint"] != wanted["checkpoint"]:
         told.append(f"the last checkpoint differs: {str(found['checkpoint'])[:200]}")
     return told, lost
 
@@ -185,13 +161,10 @@ def report(
 ) -> int:
     """Prints what differs, and one line of JSON."""
     kills = [kill for made in reports for kill in made["kills"]]
-    differing = lost = troubled = rounded = 0
+    differing = lost = troubled = 0
     for made in reports:
         wanted = undisturbed[made["variant"]]
         told, missing = compare(made["found"], wanted)
-        if told and cut_in_two(made):
-            told, missing = compare(made["found"], wanted, rounded=True)
-            rounded += not told
         differing, lost, troubled = (
             differing + bool(told),
             lost + missing,
@@ -207,8 +180,7 @@ def report(
         "by_signal": Counter(kill["signal"] for kill in kills),
         "by_phase": Counter(kill["phase"] for kill in kills),
         "by_variant": Counter(made["variant"] for made in reports for _ in made["kills"]),
-        "equal": len(reports) - differing - rounded,
-        "rounded": rounded,
+        "equal": len(reports) - differing,
         "differing": differing,
         "lost": lost,
         "ended_badly": troubled,
