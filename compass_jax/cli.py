@@ -26,7 +26,7 @@ from compass_jax.config import ConfigError, ProceduralSource, RunConfig, objecti
 from compass_jax.config.errors import UserError, of_file
 from compass_jax.config_io import config_to_json, tuples
 from compass_jax.families import find as families
-from compass_jax.rundir import FolderLock, NewFolderLock
+from compass_jax.rundir import FolderLock, NewFolderLock, staged
 from compass_jax.signals import STATUSES, Ending, leave
 from compass_jax.untrusted import parse_json
 
@@ -230,6 +230,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.command == "demo":
         from compass_jax.demo import run_demo
 
+        _keep_programs(args)
         result = run_demo(args.out, args.seed)
         return result.get("status", STOPPED) if result.get("stopped") else 0
     if args.command == "import-hf":
@@ -249,15 +250,17 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     elif args.command == "serve":
         from compass_jax.serve import ServeConfig, run_serve
 
-        run_serve(
-            ServeConfig(**{name: value for name, value in vars(args).items() if name != "command"})
-        )
+        _keep_programs(args)
+        own = ("command", "compilation_cache")
+        run_serve(ServeConfig(**{name: x for name, x in vars(args).items() if name not in own}))
     else:
         from compass_jax.report import run_report
 
         run_report(args.run)
     return 0
 
+
+STAGES = {"sft": "sft", "train": "rl"}  # what a command's own directory under runs/NAME is called
 
 # 128 + SIGTERM: whoever started the command must not take a run that stopped on request for a
 # finished one
@@ -312,6 +315,8 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
     config = override(
         load_config(args.config), overrides, prog=f"compass {args.command} {args.config}"
     )
+    if args.command in STAGES:
+        config = staged(config, STAGES[args.command])
     config = config.validate_for_rl() if args.command in ("train", "plan") else config.validate()
     families.check(config.model)
     if args.dry_run:
@@ -330,8 +335,23 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.command in ("calibrate-alpha", "filter"):
         refuse(f"compass {args.command}")
     with processes():
+        _keep_programs(args)
         status = _run_with(args, config)
     return status
+
+
+def _keep_programs(args: argparse.Namespace) -> None:
+    """Compiled programs outlive the command (`--compilation-cache`). Of several processes each has
+    its own disk, and one alone would write: there a folder that all share has to be named.
+    """
+    import jax
+
+    from compass_jax.compiled import keep_programs
+
+    alone = jax.process_count() == 1
+    told = keep_programs(args.compilation_cache or "") if args.compilation_cache or alone else ""
+    if told:
+        print(told, file=sys.stderr)
 
 
 def _run_with(args: argparse.Namespace, config: RunConfig) -> int:

@@ -46,6 +46,7 @@ def command_line() -> argparse.ArgumentParser:
     demo = command("demo", "the main job on this machine: SFT, RL, evaluation, export; offline")
     _option(demo, "out", "directory to write to", default="runs/demo")
     _option(demo, "seed", "seed of everything random", type=int, default=0)
+    _programs_option(demo)
     for name, text in _CONFIGURED.items():
         # --help belongs to the overrides, which are known once the configuration is.
         sub = command(name, text, add_help=False)
@@ -78,8 +79,16 @@ def _option(parser: argparse.ArgumentParser, name: str, text: str, **options: An
     parser.add_argument(f"--{name}", help=text + said, **options)
 
 
+def _programs_option(parser: argparse.ArgumentParser) -> None:
+    text = "folder of compiled programs, which later starts take from there (default: "
+    text += "~/.cache/compass_jax/programs, at most 4 GiB); off: compile at every start"
+    _option(parser, "compilation-cache", text, metavar="DIR")
+
+
 def _configured_options(sub: argparse.ArgumentParser, name: str) -> None:
     option = partial(_option, sub)
+    if name != "plan":  # it compiles for devices that are not here
+        _programs_option(sub)
     if name in ("sft", "train"):
         text = "go on where lines of metrics.jsonl or rollouts.jsonl are missing that the "
         option("lost-log", text + "checkpoint counts", action="store_true")
@@ -108,6 +117,7 @@ def _configured_options(sub: argparse.ArgumentParser, name: str) -> None:
 
 def _serve_options(serve: argparse.ArgumentParser) -> None:
     option = partial(_option, serve)
+    _programs_option(serve)
     weights = "a run directory, one of its checkpoints, or a Hugging Face folder"
     serve.add_argument("weights", metavar="WEIGHTS", help=weights)
     option("host", "interface to listen on; 0.0.0.0 is every one", default="127.0.0.1")

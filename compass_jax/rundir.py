@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 from compass_jax.config import ConfigError, RunConfig
@@ -117,8 +118,9 @@ class RunDir(FolderLock):
     """Opens (or creates) a run directory for writing, as a context manager.
 
     `resumed` says whether the directory held a run before. On an existing directory the
-    configuration must be the same but for `MAY_CHANGE` and the meshes; the new one is then written
-    in its place.
+    configuration must be the same but for `MAY_CHANGE` and the meshes, unless nothing was trained
+    there yet (a start that failed leaves its config.json); the new one is then written in its
+    place.
 
     Raises RunDirectoryInUse, RunDirectoryUnusable, ConfigMismatch.
     """
@@ -152,13 +154,43 @@ class RunDir(FolderLock):
             )
 
     def _settle_config(self) -> bool:
-        """Writes config.json; True where a compatible one was there."""
+        """Writes config.json; True where a run of a compatible one has begun."""
         file = self.path / "config.json"
-        existed = os.path.lexists(file)
-        if existed:
+        begun = os.path.lexists(file) and not nothing_trained(self.path)
+        if begun:
             check_same_run(read_config(self.path), self.config, str(self.path))
         write_atomically(file, config_to_json(self.config) + "\n")
-        return existed
+        return begun
+
+
+def nothing_trained(path: Path) -> bool:
+    """Whether a run directory has no line of a step and no checkpoint, damaged ones included."""
+    logs = (path / name for name in ("metrics.jsonl", "rollouts.jsonl"))
+    written = any(log.exists() and log.stat().st_size for log in logs)
+    folder = path / "checkpoints"
+    return not written and not (folder.exists() and any(folder.iterdir()))
+
+
+def staged(config: RunConfig, stage: str) -> RunConfig:
+    """`config` with the directory that stage "sft" or "rl" has by itself, runs/NAME/STAGE, unless
+    `run_dir` names one.
+
+    RL then starts from the SFT beside it, unless `init_from` says otherwise; a run that has begun
+    goes on from what it began with.
+    """
+    if config.run_dir:
+        return config
+    config = replace(config, run_dir=f"{config.directory}/{stage}")
+    if stage == "sft" or config.init_from:
+        return config
+    here = Path(config.run_dir)
+    if (here / "config.json").is_file() and not nothing_trained(here):
+        return replace(config, init_from=read_config(here).init_from)
+    tuned = here.with_name("sft")
+    return replace(config, init_from=str(tuned)) if any(tuned.glob(_CHECKPOINTS)) else config
+
+
+_CHECKPOINTS = "checkpoints/step_*"
 
 
 def unusable(path: Path, error: Exception) -> RunDirectoryUnusable:

@@ -8,6 +8,7 @@ by jaxtyping and beartype.
 import gc
 import os
 import socket
+import tempfile
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -15,6 +16,8 @@ os.environ["XLA_FLAGS"] = (
 os.environ.setdefault("PJRT_NPROC", "64")  # as distributed.initialize sets it
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# what commands in processes of their own compile (compass_jax/compiled.py)
+os.environ["XDG_CACHE_HOME"] = os.path.join(tempfile.gettempdir(), f"compass_tests_{os.getuid()}")
 
 import jax
 import jaxtyping

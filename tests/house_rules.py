@@ -23,6 +23,7 @@ LAYERS = {
     "config": {"config", "untrusted"},
     "masked": set(),
     "chips": set(),
+    "compiled": set(),
     "tpu_versions": {"config"},
     "untrusted": set(),
     "plan": ANY,

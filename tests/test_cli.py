@@ -1,5 +1,6 @@
 """The command line: configuration files, typed overrides, errors in one message."""
 
+import dataclasses
 import errno
 import json
 import re
@@ -68,7 +69,7 @@ def test_each_command_calls_its_room(calls, file):
     ]
     assert (
         calls[0][1:] == ("o", 3)
-        and calls[1][1:] == (CONFIG,)
+        and calls[1][1:] == (dataclasses.replace(CONFIG, run_dir="runs/x/sft"),)
         and calls[4][1:] == ("a", "b")
         and calls[5][1:] == ("c", "d")
     )
@@ -105,7 +106,7 @@ def test_dry_run_prints_the_resolved_configuration(calls, file, capsys):
     printed = config_from_json(capsys.readouterr().out)
     assert printed.rl.steps == 3 and config_to_json(printed).replace(
         '"steps": 3,', '"steps": 100,', 1
-    ) == config_to_json(CONFIG)
+    ) == config_to_json(dataclasses.replace(CONFIG, run_dir="runs/x/rl"))
     assert calls == []
 
 

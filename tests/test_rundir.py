@@ -32,6 +32,7 @@ from compass_jax.rundir import (
     RunDirectoryGone,
     RunDirectoryInUse,
     read_config,
+    staged,
 )
 
 MODEL = ModelConfig(
@@ -46,6 +47,11 @@ SOURCES = (
 CONFIG = RunConfig(
     "x", MODEL, data=DataConfig(SOURCES), sft=SFTConfig(procedural=(("chain_sum", 3, 1),))
 )
+
+
+def begun(path):
+    """A step was logged there."""
+    (path / "metrics.jsonl").write_text('{"stage": "rl", "step": 1, "metrics": {}}\n')
 
 
 def with_(config, **changes):
@@ -123,6 +129,9 @@ def test_new_and_resumed(tmp_path):
     with RunDir(path, CONFIG) as run:
         assert run.path == path and not run.resumed
         assert read_config(path) == CONFIG
+    with RunDir(path, CONFIG) as run:
+        assert not run.resumed  # nothing was trained yet
+    begun(path)
     longer = with_(
         CONFIG,
         rl=RLConfig(steps=500, save_every=9, eval_every=2),
@@ -137,7 +146,7 @@ def test_new_and_resumed(tmp_path):
 
 def test_another_configuration_is_refused_and_nothing_is_lost(tmp_path):
     with RunDir(tmp_path, CONFIG):
-        pass
+        begun(tmp_path)
     other = with_(CONFIG, rl=RLConfig(group_size=4, steps=9), seed=5)
     with pytest.raises(ConfigMismatch) as error, RunDir(tmp_path, other):
         pass
@@ -148,6 +157,44 @@ def test_another_configuration_is_refused_and_nothing_is_lost(tmp_path):
     assert read_config(tmp_path) == CONFIG
     with RunDir(tmp_path, CONFIG) as run:  # the refusal gave the lock back
         assert run.resumed
+
+
+@pytest.mark.parametrize(
+    "trained", ["metrics.jsonl", "rollouts.jsonl", "checkpoints/step_00000001"]
+)
+def test_a_directory_in_which_nothing_was_trained_is_taken_by_another_configuration(
+    tmp_path, trained
+):
+    """A start that failed (a path with a typo) leaves its config.json and empty logs."""
+    other = with_(CONFIG, seed=5)
+    with RunDir(tmp_path, CONFIG):
+        (tmp_path / "metrics.jsonl").touch()
+        (tmp_path / "checkpoints").mkdir()
+    with RunDir(tmp_path, other) as run:
+        assert not run.resumed and read_config(tmp_path) == other
+    file = tmp_path / trained
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("a line\n")
+    with pytest.raises(ConfigMismatch, match="seed: 5 in the run, 0 now"), RunDir(tmp_path, CONFIG):
+        pass
+
+
+def test_stages_have_directories_of_their_own_and_rl_starts_from_the_sft_beside_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert staged(with_(CONFIG, run_dir="a"), "rl") == with_(CONFIG, run_dir="a")
+    assert staged(CONFIG, "sft") == with_(CONFIG, run_dir="runs/x/sft")
+    random = staged(CONFIG, "rl")
+    assert (random.run_dir, random.init_from) == ("runs/x/rl", "")
+    (tmp_path / "runs/x/sft/checkpoints/step_00000001").mkdir(parents=True)
+    tuned = staged(CONFIG, "rl")
+    assert tuned == with_(CONFIG, run_dir="runs/x/rl", init_from="runs/x/sft")
+    assert staged(with_(CONFIG, init_from="hf"), "rl").init_from == "hf"
+    # RL that had begun from random weights goes on from these
+    with RunDir(random.run_dir, random):
+        begun(tmp_path / "runs/x/rl")
+    assert staged(CONFIG, "rl") == random
 
 
 def test_a_second_writer_is_refused_by_name(tmp_path):
@@ -185,8 +232,8 @@ def test_the_lock_of_a_killed_process_is_gone(tmp_path):
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         holder.stdout.close()
-    with RunDir(tmp_path, CONFIG) as run:
-        assert run.resumed
+    with RunDir(tmp_path, CONFIG):
+        assert read_config(tmp_path) == CONFIG
 
 
 def test_of_many_settings_that_differ_the_first_ten_are_named(tmp_path):
@@ -197,7 +244,7 @@ def test_of_many_settings_that_differ_the_first_ten_are_named(tmp_path):
     other = dataclasses.replace(CONFIG, rl=rl, seed=5)
     count = len(differences(CONFIG, other))
     with RunDir(tmp_path, CONFIG):
-        pass
+        begun(tmp_path)
     with pytest.raises(ConfigMismatch) as error, RunDir(tmp_path, other):
         pass
     told = str(error.value).splitlines()

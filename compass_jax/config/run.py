@@ -21,7 +21,8 @@ class RunConfig:
 
     name: str
     model: ModelConfig
-    run_dir: str = ""  # empty: runs/<name>
+    # empty: runs/<name>; `compass sft` and `compass train` take runs/<name>/sft and runs/<name>/rl
+    run_dir: str = ""
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     init_from: str = ""
     compute: ComputeConfig = field(default_factory=ComputeConfig)

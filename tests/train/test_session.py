@@ -68,6 +68,7 @@ def test_what_process_0_refuses_is_raised_in_every_process(tmp_path, second, mon
         open_run(config_at(tmp_path)),
     ):
         pass
+    (tmp_path / "metrics.jsonl").write_text("a step\n")
     with pytest.raises(ConfigMismatch, match="seed"), open_run(config_at(tmp_path, seed=5)):
         pass
 

@@ -1,0 +1,64 @@
+"""Compiled programs that outlive the process: JAX's persistent compilation cache, in the user's
+cache folder.
+
+A cached program is the compiled one, so no number changes; only the compiler's time is saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import filelock
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+MOST_BYTES = 4 * 2**30  # the programs that were used longest ago go first
+OFF = "off"
+
+
+def default_folder() -> Path:
+    """Where programs are kept: $XDG_CACHE_HOME (default ~/.cache) /compass_jax/programs."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "compass_jax" / "programs"
+
+
+def keep_programs(where: str = "") -> str:
+    """Has JAX keep what it compiles in `where` (empty: `default_folder()`), and take it from there.
+
+    Returns what a person should know: an empty string, or why nothing can be kept. The run goes on
+    then, and compiles. Where JAX has a folder already ($JAX_COMPILATION_CACHE_DIR), that one stays
+    unless `where` names another; "off" keeps nothing. Programs of other processors lie in other
+    folders: one that was compiled for instructions that a machine lacks would end the process.
+    """
+    if where == OFF:
+        jax.config.update("jax_enable_compilation_cache", False)
+        return ""
+    if not where and jax.config.jax_compilation_cache_dir:
+        return ""
+    folder = (Path(where) if where else default_folder()) / _processor()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # JAX takes this lock around every read and write, so that several commands can share it
+        with filelock.FileLock(folder / ".lockfile", timeout=10):
+            pass
+    except (OSError, NotImplementedError) as error:  # filelock.Timeout is an OSError
+        return f"compiled programs are not kept ({folder}: {error}): every start compiles them"
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compilation_cache.reset_cache()  # it is opened once, and something may be compiled already
+    return ""
+
+
+def _processor() -> str:
+    """A name for machines that run each other's programs."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()}-{hashlib.sha256(flags.encode()).hexdigest()[:12]}"
