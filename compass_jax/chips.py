@@ -9,15 +9,14 @@ from typing import NamedTuple
 
 
 class Chip(NamedTuple):
-    """Peaks per chip as published in https://docs.cloud.google.com/tpu/docs/tpu7x (v5p, v6e, TPU7x;
-    int8 of v5p and v6e: their own pages).
+    """Peaks per chip as its maker publishes them (TPUs:
+    https://docs.cloud.google.com/tpu/docs/tpu7x).
     """
 
     name: str
     pattern: str  # of jax.Device.device_kind, in lower case
     devices: int  # JAX devices of a chip
     bf16_tflops: float
-    eight_bit_tflops: float
     hbm_gib: float
     hbm_gb_s: float
     # out of a chip over all its links: half the published figure, which counts both directions
@@ -30,10 +29,10 @@ class Chip(NamedTuple):
 
 
 CHIPS = (
-    Chip("v5p", r"tpu v5p?$", 1, 459, 918, 95, 2765, 600),
-    Chip("v6e", r"tpu v6( lite|e)?$", 1, 918, 1836, 32, 1638, 400),
-    Chip("tpu7x", r"tpu ?v?7x?$", 2, 2307, 4614, 192, 7380, 600),
-    Chip("H100", r"h100", 1, 989, 1979, 80, 3350, 450),
+    Chip("v5p", r"tpu v5p?$", 1, 459, 95, 2765, 600),
+    Chip("v6e", r"tpu v6( lite|e)?$", 1, 918, 32, 1638, 400),
+    Chip("tpu7x", r"tpu ?v?7x?$", 2, 2307, 192, 7380, 600),
+    Chip("H100", r"h100", 1, 989, 80, 3350, 450),
 )
 
 

@@ -15,6 +15,8 @@ from compass_jax.config.ranges import MOST_DEPTH, check_fields, field_hints, opt
 from compass_jax.untrusted import parse_json
 
 KIND = "kind"  # where a field may hold one of several dataclasses, this key names which
+# Settings of earlier versions that did nothing: their files are read without them.
+REMOVED = frozenset({("SFTConfig", "eval_every")})
 NAME = "name"  # of an objective, which may be a user's own class (config/objective.py)
 
 
@@ -24,7 +26,8 @@ def config_to_json(config: RunConfig) -> str:
 
 
 def config_from_json(text: str) -> RunConfig:
-    """Reads what `config_to_json` wrote. A key that is absent takes its default.
+    """Reads what `config_to_json` wrote, this version's or an earlier one's. A key that is absent
+    takes its default.
 
     Raises ConfigError, naming the key, for text that `untrusted.parse_json` refuses, an unknown
     key, a missing key without default, or a value of the wrong type or out of its range.
@@ -125,7 +128,7 @@ def _decode_dataclass(data: dict[str, Any], classes: dict[str, type], key: str) 
     values = {}
     for name, value in data.items():
         full = f"{key}.{name}" if key else name
-        if name == KIND and len(classes) > 1:
+        if (name == KIND and len(classes) > 1) or (cls.__name__, name) in REMOVED:
             continue
         if name not in hints:
             near = difflib.get_close_matches(name, hints, n=1)

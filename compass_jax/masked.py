@@ -23,22 +23,6 @@ def masked_mean(
     return masked_sum(x, mask, axis, keepdims) / jnp.maximum(count, jnp.ones((), x.dtype))
 
 
-def masked_std(
-    x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False
-) -> Float[Array, "..."]:
-    """Standard deviation with ddof 0 where `mask`; 0, with gradient 0, where nothing or nothing
-    different is selected.
-    """
-    mean = masked_mean(x, mask, axis, keepdims=True)
-    var = masked_mean(
-        jnp.square(jnp.where(mask, x - mean, jnp.zeros((), x.dtype))), mask, axis, keepdims
-    )
-    positive = var > 0  # the gradient of sqrt at 0 is infinite
-    return jnp.where(
-        positive, jnp.sqrt(jnp.where(positive, var, jnp.ones((), x.dtype))), jnp.zeros((), x.dtype)
-    )
-
-
 def masked_max(
     x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False
 ) -> Float[Array, "..."]:
@@ -46,13 +30,6 @@ def masked_max(
     low = jnp.full((), jnp.finfo(x.dtype).min, x.dtype)
     top = jnp.max(jnp.where(mask, x, low), axis=axis, keepdims=keepdims, initial=low)
     return jnp.where(jnp.any(mask, axis=axis, keepdims=keepdims), top, jnp.zeros((), x.dtype))
-
-
-def masked_min(
-    x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False
-) -> Float[Array, "..."]:
-    """Minimum of `x` where `mask`; 0 where nothing is selected."""
-    return -masked_max(-x, mask, axis, keepdims)
 
 
 def masked_quantile(

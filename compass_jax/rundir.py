@@ -28,7 +28,6 @@ MAY_CHANGE = frozenset(
         "rl.eval_every",
         "sft.steps",
         "sft.save_every",
-        "sft.eval_every",
     }
 )
 MOST_TOLD = 10  # settings that an error names

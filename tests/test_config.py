@@ -4,15 +4,17 @@ line gives it. And none is there for nothing.
 
 import ast
 import dataclasses
-from pathlib import Path
 
 import pytest
+from house_rules import sources
+from settings_read import Reads
 from tiny_run import tiny_run
 
 import compass_jax.config as config_module
 from compass_jax.config import (
     ConfigError,
     CorrectionConfig,
+    Objective,
     RLConfig,
     ShapingConfig,
     ZeroVarianceConfig,
@@ -159,30 +161,38 @@ def test_all_stages_can_be_on_at_once():
 
 
 def test_no_setting_is_ignored():
-    """Every field of every configuration class is read by something outside its own declaration and
-    its validation.
+    """Every field of every configuration class is read from something of that class, outside its
+    validation.
     """
-    package = Path(config_module.__file__).parent.parent
-    read = set()
-    for file in package.rglob("*.py"):
-        tree = ast.parse(file.read_text())
-        skipped = {
-            id(n)
-            for f in ast.walk(tree)
-            if isinstance(f, ast.FunctionDef) and f.name == "validate"
-            for n in ast.walk(f)
-        }
-        read |= {
-            node.attr
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute) and id(node) not in skipped
-        }
-    classes = [x for x in vars(config_module).values() if dataclasses.is_dataclass(x)]
-    fields = {f"{c.__name__}.{f.name}" for c in classes for f in dataclasses.fields(c)}
-    assert (
-        len(classes) > 12
-        and [name for name in sorted(fields) if name.split(".")[1] not in read] == []
-    )
+    reads = Reads([ast.parse(text) for text in sources("compass_jax").values()])
+    built_in = [x for x in Objective.__subclasses__() if x.__module__.startswith("compass_jax.")]
+    classes = [x for x in vars(config_module).values() if dataclasses.is_dataclass(x)] + built_in
+    fields = {(c.__name__, name) for c in classes for name in c.__annotations__}
+    assert len(classes) > 16 and len(built_in) >= 4
+    assert sorted(fields - reads.of_fields) == []
+
+
+def test_a_field_of_another_class_is_no_read():
+    text = """
+class A:
+    steps: int
+    every: int
+    def validate(self):
+        check(self.every)
+class B:
+    every: int
+class Run:
+    a: A
+    b: B | None
+class Loop:
+    def __init__(self, run: Run):
+        self.a, self.b = run.a, run.b
+def go(loop: Loop, other):
+    part = replace(loop.b, every=2)
+    return [other.steps for part in (part,) if part.every] + [loop.a.steps]
+"""
+    found = Reads([ast.parse(text)]).of_fields
+    assert {("A", "steps"), ("B", "every")} <= found and ("A", "every") not in found
 
 
 def test_a_run_directory_is_a_path_not_a_bucket():

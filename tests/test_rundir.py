@@ -100,6 +100,14 @@ def test_json_that_cannot_be_read_is_named(old, new, message):
         config_from_json(text.replace(old, new, 1))
 
 
+def test_a_file_of_before_with_a_setting_that_did_nothing_is_read():
+    text = config_to_json(CONFIG)
+    old = text.replace('"sft": {', '"sft": {"eval_every": 7,', 1)
+    assert old != text and config_from_json(old) == CONFIG
+    with pytest.raises(ConfigError, match=r"data\.eval_every: no such key"):
+        config_from_json(text.replace('"data": {', '"data": {"eval_every": 7,', 1))
+
+
 def test_differences_name_keys_as_the_command_line_does():
     other = with_(
         CONFIG,

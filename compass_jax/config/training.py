@@ -71,7 +71,6 @@ class SFTConfig:
     router_aux_coef: Coefficient = 0.01
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(learning_rate=1e-3))
     save_every: CountOrOff = 0  # 0: only at the end
-    eval_every: CountOrOff = 0
 
     def validate(self) -> None:
         check_fields(self, "sft")

@@ -285,11 +285,6 @@ def abstract_params(config: ModelConfig, dtype: str) -> dict[str, Any]:
     )
 
 
-def logical_axes(config: ModelConfig) -> dict[str, Any]:
-    """The parameter tree with each leaf's tuple of logical axis names."""
-    return jax.tree.map(lambda s: s.axes, param_specs(config), is_leaf=is_spec)
-
-
 def decays(config: ModelConfig, layout: Layout) -> tuple[bool, ...]:
     """Which leaves of the parameter tree take weight decay, in the tree's order."""
     return tuple(s.decays for s in jax.tree.leaves(param_specs(config, layout), is_leaf=is_spec))

@@ -39,7 +39,7 @@ DOMAINS: list[tuple[str, tuple]] = [
     ),
     (r"rl\.group_size", ("int", 2, HUGE)),
     (
-        r"(sft|rl)\.(save_every|eval_every)|rl\.partial_prompts|rl\.zero_variance\.grow_to|rl\.shaping\.length_free_tokens",
+        r"(sft|rl)\.save_every|rl\.(eval_every|partial_prompts)|rl\.zero_variance\.grow_to|rl\.shaping\.length_free_tokens",
         ("int", 0, HUGE),
     ),
     (r"(sft|rl)\.optim\.(warmup_steps)", ("int", 0, HUGE)),
@@ -67,7 +67,7 @@ DOMAINS: list[tuple[str, tuple]] = [
 
 
 MAY_CHANGE = re.compile(
-    r"(run_dir|keep_checkpoints|(rl|sft)\.(steps|save_every|eval_every)|mesh\..*|rollout_mesh.*|rollout_apart)$"
+    r"(run_dir|keep_checkpoints|(rl|sft)\.(steps|save_every)|rl\.eval_every|mesh\..*|rollout_mesh.*|rollout_apart)$"
 )
 
 

@@ -12,7 +12,6 @@ from compass_jax.model.params import (
     init_tree,
     is_spec,
     layer_runs,
-    logical_axes,
     param_count,
     param_specs,
     stack,
@@ -121,7 +120,8 @@ def test_unstacking_gives_each_layer_its_own_slice_of_the_stack():
 
 def test_every_axis_is_named_and_the_stack_comes_first():
     model = config(6, step=2)
-    axes, shapes = logical_axes(model), abstract_params(model, "bfloat16")
+    axes = jax.tree.map(lambda spec: spec.axes, param_specs(model), is_leaf=is_spec)
+    shapes = abstract_params(model, "bfloat16")
     jax.tree.map(
         lambda x, names: len(x.shape) == len(names) or pytest.fail(f"{x.shape} {names}"),
         shapes,

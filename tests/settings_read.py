@@ -1,0 +1,144 @@
+"""Which fields of which classes the package reads: a small static inference of types, from
+annotations and assignments alone.
+
+`config.sft.batch` is a read of SFTConfig.batch where `config` is annotated as a RunConfig, was
+assigned from something of that type, or is an attribute of a class that says so.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Scope = dict[str, set[str]]  # name -> the classes that it may be of
+
+
+def names_in(hint: ast.AST | None) -> set[str]:
+    """Every name that an annotation mentions: those that are classes decide."""
+    if isinstance(hint, ast.Constant) and isinstance(hint.value, str):
+        hint = ast.parse(hint.value, mode="eval")
+    nodes = list(ast.walk(hint)) if hint else []
+    return {getattr(n, "id", getattr(n, "attr", "")) for n in nodes} - {""}
+
+
+class Reads:
+    """`of_fields` is the set of (class, field) that the modules of `trees` read.
+
+    Functions called `validate` do not count: a check of a value is not a use of it.
+    """
+
+    def __init__(self, trees: list[ast.Module]):
+        nodes = [node for tree in trees for node in ast.walk(tree)]
+        self.classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+        self.bases = {
+            name: {n.id for n in node.bases if isinstance(n, ast.Name)}
+            for name, node in self.classes.items()
+        }
+        self.returns: dict[str, set[str]] = {}
+        for node in nodes:
+            if isinstance(node, Function):
+                self.returns.setdefault(node.name, set()).update(names_in(node.returns))
+        self.attributes: dict[str, Scope] = {
+            name: self._declared(node) for name, node in self.classes.items()
+        }
+        for _ in range(2):  # an attribute may be assigned from another class's attribute
+            self.of_fields: set[tuple[str, str]] = set()
+            for tree in trees:
+                self._block(tree.body, {}, None)
+
+    def _declared(self, cls: ast.ClassDef) -> Scope:
+        found = {
+            x.target.id: names_in(x.annotation)
+            for x in cls.body
+            if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)
+        }
+        properties = [x for x in cls.body if isinstance(x, Function) and x.decorator_list]
+        return found | {x.name: names_in(x.returns) for x in properties}
+
+    def lineage(self, name: str) -> Iterator[str]:
+        """A class and those that it inherits from."""
+        yield name
+        for base in self.bases.get(name, ()):
+            yield from self.lineage(base)
+
+    def _block(self, body: list, scope: Scope, cls: str | None) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                self._block(node.body, dict(scope), node.name)
+            elif isinstance(node, Function):
+                if node.name != "validate":
+                    self._function(node, scope, cls)
+            else:
+                self._statement(node, scope, cls)
+
+    def _function(self, node: Function, outer: Scope, cls: str | None) -> None:
+        scope = dict(outer)
+        arguments = node.args
+        for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+            scope[a.arg] = names_in(a.annotation)
+        if cls and arguments.args and arguments.args[0].arg == "self":
+            scope["self"] = {cls}
+        self._block(node.body, scope, cls)
+
+    def _statement(self, node: ast.AST, scope: Scope, cls: str | None) -> None:
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Assign):
+                for target in inner.targets:
+                    self._bind(target, inner.value, scope)
+            elif isinstance(inner, ast.AnnAssign | ast.NamedExpr) and inner.value:
+                self._bind(inner.target, inner.value, scope)
+            elif isinstance(inner, ast.For | ast.comprehension):
+                self._bind_each(inner.target, inner.iter, scope)
+            elif isinstance(inner, ast.withitem) and inner.optional_vars:
+                self._bind(inner.optional_vars, inner.context_expr, scope)
+        for inner in ast.walk(node):
+            if isinstance(inner, Function) and inner is not node:
+                self._function(inner, scope, cls)
+            elif isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Load):
+                for owner in self.types(inner.value, scope):
+                    self.of_fields |= {(name, inner.attr) for name in self.lineage(owner)}
+
+    def _bind(self, target: ast.AST, value: ast.AST, scope: Scope) -> None:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for t, v in zip(target.elts, value.elts):
+                self._bind(t, v, scope)
+        elif isinstance(target, ast.Tuple | ast.List):
+            for t in target.elts:
+                self._bind(t, value, scope)
+        elif isinstance(target, ast.Name):
+            scope[target.id] = scope.get(target.id, set()) | self.types(value, scope)
+        elif isinstance(target, ast.Attribute):
+            for owner in self.types(target.value, scope):
+                known = self.attributes.setdefault(owner, {})
+                known[target.attr] = known.get(target.attr, set()) | self.types(value, scope)
+
+    def _bind_each(self, target: ast.AST, values: ast.AST, scope: Scope) -> None:
+        # an annotation's names are those of a container and of what is in it: one set for both
+        items = values.args if isinstance(values, ast.Call) else [values]
+        for value in items:
+            self._bind(target, value, scope)
+
+    def types(self, node: ast.AST, scope: Scope) -> set[str]:
+        """The classes that an expression may be of; empty where nothing says so."""
+        if isinstance(node, ast.Name):
+            return scope.get(node.id, set())
+        if isinstance(node, ast.Attribute):
+            owners = [o for x in self.types(node.value, scope) for o in self.lineage(x)]
+            return set().union(*(self.attributes.get(o, {}).get(node.attr, set()) for o in owners))
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if name in self.classes:
+                return {name}
+            if name == "replace" and node.args:
+                return self.types(node.args[0], scope)
+            return self.returns.get(name, set())
+        if isinstance(node, ast.BoolOp):
+            return set().union(*(self.types(x, scope) for x in node.values))
+        if isinstance(node, ast.IfExp):
+            return self.types(node.body, scope) | self.types(node.orelse, scope)
+        if isinstance(node, ast.Subscript | ast.Starred | ast.NamedExpr):
+            return self.types(node.value, scope)
+        if isinstance(node, ast.Tuple | ast.List):
+            return set().union(*(self.types(x, scope) for x in node.elts))
+        return set()
