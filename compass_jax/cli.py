@@ -269,11 +269,11 @@ STOPPED = 143
 
 def _report_if_done(config: RunConfig, result: dict[str, Any]) -> int:
     """The table and the curves of a run that reached its end; the exit status."""
-    from compass_jax.distributed import first
+    from compass_jax.distributed import is_main_process
 
     if result["stopped"]:
         return result.get("status", STOPPED)
-    if first():
+    if is_main_process():
         from compass_jax.report import run_report
 
         run_report(config.directory)

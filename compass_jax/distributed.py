@@ -228,7 +228,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:300]
 
 
-def first() -> bool:
+def is_main_process() -> bool:
     """Whether this process writes: the log, the configuration, checkpoints' metadata, the
     console.
     """

@@ -18,7 +18,7 @@ from rich.console import Console
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.data.prompts import check_lengths, heldout_prompts
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.distributed import first
+from compass_jax.distributed import is_main_process
 from compass_jax.model.params import abstract_params, shardings_like
 from compass_jax.records import Prompt, Rollout, Score
 from compass_jax.report import summary_table
@@ -202,7 +202,7 @@ def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:
     if not config.data.eval_prompts:
         raise ConfigError("data.eval_prompts = 0: there are no held-out prompts to evaluate on")
     engine, decode, tokenizer = decoder_of(config, weights)
-    console = Console(soft_wrap=True, quiet=not first())
+    console = Console(soft_wrap=True, quiet=not is_main_process())
     tell = partial(console.print, highlight=False, markup=False)
     prompts = heldout_prompts(config.data, tokenizer, config.seed, tell)
     check_lengths(prompts, config.rollout.prompt_buckets[-1])
@@ -225,7 +225,7 @@ def run_eval(config: RunConfig, checkpoint: str) -> dict[str, Any]:
             "greedy": found.greedy,
         }
     )
-    console = Console(soft_wrap=True, quiet=not first())
+    console = Console(soft_wrap=True, quiet=not is_main_process())
     console.print(notice(config.rewards.sandbox), highlight=False)
     console.print(summary_table(rows, title=f"{checkpoint}: accuracy on held-out prompts"))
     console.print(

@@ -120,7 +120,7 @@ def test_a_command_of_one_process_is_refused_in_several(joined, monkeypatch):
 
 def test_one_process_asks_nobody(joined):
     with distributed.processes():
-        assert distributed.first() and joined == []
+        assert distributed.is_main_process() and joined == []
     assert distributed.exchange(b"x") == [b"x"]
     assert distributed.anyone(True) and not distributed.anyone(False)
     distributed.same({"seed": 1}, "")

@@ -31,7 +31,7 @@ from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import check_lengths, heldout_prompts, train_prompts
 from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
-from compass_jax.distributed import first
+from compass_jax.distributed import is_main_process
 from compass_jax.evaluate import evaluate
 from compass_jax.experience.assemble import assemble
 from compass_jax.experience.collect import Collector, new_buffer, results_of
@@ -331,7 +331,7 @@ def run_rl(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
         open_run(config) as run,
         StopSignal() as stop,
     ):
-        logs = {"writes": first(), "check": run.check, "lost_log": lost_log}
+        logs = {"writes": is_main_process(), "check": run.check, "lost_log": lost_log}
         with Telemetry(config.directory, config.rl.steps, "rl", **logs) as telemetry:
             telemetry.note(notice(config.rewards.sandbox))
             trainer = RLTrainer(config, scorer, stop, telemetry)

@@ -91,7 +91,7 @@ def open_run(config: RunConfig) -> Iterator[RunDir]:
         check_versions(config.model.moe.experts)
     distributed.same(flatten(config), "start the same command in every process")
     run, refusal = RunDir(config.directory, config), None
-    if distributed.first():
+    if distributed.is_main_process():
         try:
             run.__enter__()
         except Exception as error:
@@ -120,7 +120,7 @@ def newest_checkpoint(directory: str, tell: Callable[[str], None]) -> checkpoint
     if newest is None:
         return None
     found = checkpoint.find(directory, tell=tell)
-    for kept in checkpoint.set_aside(found) if distributed.first() else ():
+    for kept in checkpoint.set_aside(found) if distributed.is_main_process() else ():
         tell(f"it is kept as {kept}: remove it when nobody needs it")
     return found
 
@@ -162,7 +162,7 @@ def carry_tokenizer(config: RunConfig) -> None:
     """Copies the tokenizer's files into the run directory, from where an export takes them; its
     folder may hold weights beside them.
     """
-    if distributed.first():
+    if distributed.is_main_process():
         target = Path(config.directory) / "tokenizer"
         target.mkdir(exist_ok=True)
         carry_files(config.data.tokenizer, target)

@@ -14,7 +14,7 @@ import numpy as np
 
 from compass_jax.config import RunConfig
 from compass_jax.data.sft import ExampleStream, SFTExample, sft_examples
-from compass_jax.distributed import first
+from compass_jax.distributed import is_main_process
 from compass_jax.model.params import (
     decays,
     in_layout,
@@ -166,7 +166,7 @@ def run_sft(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
     """
     config.validate()
     with open_run(config) as run, StopSignal() as stop:
-        logs = {"writes": first(), "check": run.check, "lost_log": lost_log}
+        logs = {"writes": is_main_process(), "check": run.check, "lost_log": lost_log}
         with Telemetry(config.directory, config.sft.steps, "sft", **logs) as telemetry:
             trainer = SFTTrainer(config, stop, telemetry)
             carry_tokenizer(config)
