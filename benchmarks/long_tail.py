@@ -27,7 +27,7 @@ from compass_jax.records import Prompt, stable_id
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
-from compass_jax.weights.handover import hand_over
+from compass_jax.weights.sync import sync_weights
 
 MEDIAN, SIGMA, ERROR = 64, 1.0, 0.5
 ORDER_ROUNDS = 3  # of our two orders against each other, behind the rounds
@@ -65,7 +65,7 @@ class Ours:
             cache_bucket=CACHE_BUCKET * 4,
         )
         self.engine = Engine(config, ComputeConfig(), self.rollout, eos_id=-1)
-        self.params, _ = hand_over(params, config, "float32")
+        self.params, _ = sync_weights(params, config, "float32")
         self.prompts = [
             Prompt(stable_id(f"prompt {i}"), 0, "random", "", row.astype(np.int32), "")
             for i, row in enumerate(prompts)

@@ -26,7 +26,7 @@ from compass_jax.records import Prompt, stable_id
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
-from compass_jax.weights.handover import hand_over
+from compass_jax.weights.sync import sync_weights
 
 CACHE_BUCKET = 16
 
@@ -46,7 +46,7 @@ class Ours:
             temperature=1.0,
         )
         self.engine = Engine(config, ComputeConfig(), self.rollout, eos_id=-1)
-        self.params, _ = hand_over(params, config, "float32")
+        self.params, _ = sync_weights(params, config, "float32")
         self.prompts = [
             Prompt(stable_id(f"prompt {i}"), 0, "random", "", row.astype(np.int32), "")
             for i, row in enumerate(prompts)

@@ -73,8 +73,8 @@ from compass_jax.train.learner import Learner, device_rows, put_rows, sequences
 from compass_jax.train.loop import run_rl
 from compass_jax.train.session import load_tokenizer
 from compass_jax.train.sft import run_sft
-from compass_jax.weights.handover import hand_over
 from compass_jax.weights.start import init_or_load
+from compass_jax.weights.sync import sync_weights
 
 PRECISIONS = {"bf16": "off", "e4m3": "e4m3", "int8": "int8", "bf16_slow": "off"}
 VARIANTS = (*PRECISIONS, "causes", "curve_off", "curve_R3")
@@ -99,7 +99,7 @@ def record(config: RunConfig, params: Any) -> Recording:
     tokenizer, rl = load_tokenizer(config), config.rl
     compute, known = config.rollout_compute, tokenizer.vocab_size
     engine = Engine(config.model, compute, config.rollout, tokenizer.eos_id, known=known)
-    decode, _ = hand_over(params, config.model, compute.dtype, config.rollout.quantize)
+    decode, _ = sync_weights(params, config.model, compute.dtype, config.rollout.quantize)
     prompts = train_prompts(config.data, tokenizer, config.seed)
     prompts = [
         prompts[i]

@@ -29,8 +29,8 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.sharding import placements
 from compass_jax.train.session import load_tokenizer, open_scorer
-from compass_jax.weights.handover import hand_over
 from compass_jax.weights.start import init_or_load
+from compass_jax.weights.sync import sync_weights
 
 MOST_VALUES = 32  # of a row's domain, language or difficulty in the accuracy table
 
@@ -183,7 +183,7 @@ def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]
         placement,
         tokenizer.vocab_size,
     )
-    decode, _ = hand_over(
+    decode, _ = sync_weights(
         params,
         config.model,
         config.rollout_compute.dtype,

@@ -22,8 +22,8 @@ from compass_jax.rollout.sampling import Sampler
 from compass_jax.serving.bound import bind, is_loopback
 from compass_jax.serving.guard import Guard, resolve_key
 from compass_jax.serving.limits import Limits, make_room_for
-from compass_jax.weights.handover import hand_over
 from compass_jax.weights.start import init_or_load, model_of, tokenizer_beside
+from compass_jax.weights.sync import sync_weights
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def load(weights: str) -> tuple[ModelConfig, Any, Tokenizer]:
         )
     tokenizer = Tokenizer.for_model(folder, model.vocab_size)
     config = RunConfig(name="serve", model=model, init_from=weights)
-    params, _ = hand_over(init_or_load(config, jax.random.key(0)), model, config.compute.dtype)
+    params, _ = sync_weights(init_or_load(config, jax.random.key(0)), model, config.compute.dtype)
     return model, params, tokenizer
 
 

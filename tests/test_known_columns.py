@@ -23,7 +23,7 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler, sample, sample_keys
 from compass_jax.sharding import Placement, make_mesh
 from compass_jax.train import step
-from compass_jax.weights.handover import hand_over
+from compass_jax.weights.sync import sync_weights
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 B, T, D, V = 3, 6, 4, 16
@@ -164,7 +164,7 @@ def collect(sampler=None, placement=None, known=KNOWN, samples=3):
     params, more = heavy_params(), {}
     if placement is not None:
         params, more = place(params, MODEL, placement), {"placement": placement}
-    decode = hand_over(params, MODEL, "float32", **more)[0]
+    decode = sync_weights(params, MODEL, "float32", **more)[0]
     engine = Engine(MODEL, COMPUTE, ROLLOUT, EOS, placement, known)
     return {
         r.row: r

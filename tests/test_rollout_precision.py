@@ -16,7 +16,7 @@ from compass_jax.config import ComputeConfig, ConfigError, CorrectionConfig
 from compass_jax.model.params import stack
 from compass_jax.train import loop
 from compass_jax.train.loop import run_rl
-from compass_jax.weights.handover import hand_over
+from compass_jax.weights.sync import sync_weights
 
 
 def with_rollout(config=None, correction="tis", **changes):
@@ -70,7 +70,7 @@ def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path,
     handed, engines = [], []
 
     def recorded(params, model, dtype, quantize="off", **options):
-        decode, metrics = hand_over(params, model, dtype, quantize, **options)
+        decode, metrics = sync_weights(params, model, dtype, quantize, **options)
         handed.append((jax.tree.map(jnp.copy, params), decode))
         return decode, metrics
 
@@ -80,7 +80,7 @@ def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path,
 
     real = loop.Engine
     for module in (loop, evaluate):
-        monkeypatch.setattr(module, "hand_over", recorded)
+        monkeypatch.setattr(module, "sync_weights", recorded)
         monkeypatch.setattr(module, "Engine", engine)
     config = with_rollout(dtype="bfloat16", quantize=kind)
     config = dataclasses.replace(

@@ -33,7 +33,7 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.sharding import Placement, make_mesh, placements
 from compass_jax.train import optim, step
 from compass_jax.train.session import load_tokenizer
-from compass_jax.weights.handover import converter, near
+from compass_jax.weights.sync import converter, near
 
 # first words of the names of what the rollout's devices run
 SAMPLING = ("slots", "prefill", "insert", "resume", "decode")

@@ -1,8 +1,8 @@
 """The RL loop: prompts -> rollout (scored as samples finish) -> old log-probs -> updates ->
-hand-over -> checkpoint.
+weight sync -> checkpoint.
 
 One step:
- 1. take the next prompts; sample each `group_size` times under the handed-over policy, verifiers
+ 1. take the next prompts; sample each `group_size` times under the synced policy, verifiers
     running meanwhile
  2. score: one training-side pass at the step's first parameters fixes old log-probs and entropies
     (routing per R2/R3/off)
@@ -62,9 +62,9 @@ from compass_jax.train.session import (
     open_scorer,
 )
 from compass_jax.weights import checkpoint
-from compass_jax.weights.handover import hand_over
 from compass_jax.weights.recorded import check_recorded_routes
 from compass_jax.weights.start import first_parameters
+from compass_jax.weights.sync import sync_weights
 
 
 class RLTrainer:
@@ -117,11 +117,11 @@ class RLTrainer:
         self.interrupted = False  # a stop came during a rollout
         layout = training_layout(config.compute)
         self._restore_or_start(Transformer(config.model, config.compute, layout, train, known))
-        self.decode, _ = self._hand_over()
+        self.decode, _ = self._sync_weights()
 
-    def _hand_over(self) -> tuple[Any, dict[str, float]]:
+    def _sync_weights(self) -> tuple[Any, dict[str, float]]:
         config = self.config
-        return hand_over(
+        return sync_weights(
             self.learner.state.params,
             config.model,
             config.rollout_compute.dtype,
@@ -233,7 +233,7 @@ class RLTrainer:
             metrics |= self._train_beside_the_next(arrays, dropped)
             # nobody samples by these weights any more: their memory is free for the next
             self.decode = None
-            self.decode, handed = self._hand_over()
+            self.decode, handed = self._sync_weights()
             self.done_steps += 1
             self.telemetry.log_rollouts(self.done_steps, sample_rows(groups, self.tokenizer.decode))
             yield (
@@ -264,7 +264,7 @@ class RLTrainer:
         The last step of a run has none beside it, so that a run that is made longer goes on from
         there on policy. The rollout is waited for: nothing can be done before the next step that
         may use the verifiers or the prompts. Everything that it reads (the prompts' history, the
-        selector, the handed-over weights) stays as it is during the training. A stop waits for it
+        selector, the synced weights) stays as it is during the training. A stop waits for it
         too: its weights are gone after the step, and it could not go on later.
         """
         if not self.rl.one_step_off or self.done_steps + 1 >= self.rl.steps:

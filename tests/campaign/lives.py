@@ -100,7 +100,7 @@ def phases(said: Path) -> Callable[[Any], None]:
             setattr(owner, name, call)
 
         enter("start")
-        around(loop.RLTrainer, "_hand_over", "rollout", "rollout")
+        around(loop.RLTrainer, "_sync_weights", "rollout", "rollout")
         around(score.Scorer, "collect", "scoring", "rollout")
         around(learner.Learner, "train", "update", "end")
         around(checkpoint, "save", "save", "rollout")

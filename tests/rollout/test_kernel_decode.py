@@ -16,7 +16,7 @@ from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
 from compass_jax.sharding import Placement, make_mesh
-from compass_jax.weights.handover import hand_over
+from compass_jax.weights.sync import sync_weights
 
 WIDE = dataclasses.replace(MODEL, head_dim=128)
 PARAMS = random_params(WIDE)
@@ -40,7 +40,7 @@ def roll(compute, rollout, mesh=None):
     if placement is None:
         params = to_decode(PARAMS, layout=engine.layout)
     else:
-        params = hand_over(
+        params = sync_weights(
             place(PARAMS, WIDE, placement),
             WIDE,
             "float32",

@@ -24,7 +24,7 @@ from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
 from compass_jax.sharding import AXES, Placement, make_mesh
-from compass_jax.weights.handover import hand_over
+from compass_jax.weights.sync import sync_weights
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 MODEL = ModelConfig(
@@ -66,10 +66,10 @@ def collect(mesh, options="plain", devices=None):
     changes, quantize = OPTIONS[options]
     rollout, compute = dataclasses.replace(ROLLOUT, **changes), ComputeConfig(scan_layers=False)
     if mesh is None:
-        placement, decode = None, hand_over(PARAMS, MODEL, "float32", quantize, stored=True)[0]
+        placement, decode = None, sync_weights(PARAMS, MODEL, "float32", quantize, stored=True)[0]
     else:
         placement = Placement(make_mesh(MeshConfig(**mesh), devices), "decode")
-        decode = hand_over(
+        decode = sync_weights(
             place(PARAMS, MODEL, placement),
             MODEL,
             "float32",
@@ -151,7 +151,7 @@ def test_a_mesh_of_other_devices_gets_its_weights_from_the_training():
     """
     train = Placement(make_mesh(MeshConfig(fsdp=2, expert=2)))
     apart = Placement(make_mesh(MeshConfig(expert=2, tensor=2), jax.devices()[4:]), "decode")
-    decode, metrics = hand_over(place(PARAMS, MODEL, train), MODEL, "float32", placement=apart)
+    decode, metrics = sync_weights(place(PARAMS, MODEL, train), MODEL, "float32", placement=apart)
     assert {d.id for x in jax.tree.leaves(decode) for d in x.sharding.device_set} == {4, 5, 6, 7}
     assert metrics["handover/bytes"] == 4 * sum(x.size for x in jax.tree.leaves(PARAMS))
     job = Collection(

@@ -31,7 +31,7 @@ Mismatch and collapse
     the same random key at every decoding step
         rollout/test_collect.py: test_the_draws_of_one_sequence_are_not_one_draw_repeated
     weights in the wrong layer
-        weights/test_handover.py: test_every_layer_gets_its_own_weights
+        weights/test_sync.py: test_every_layer_gets_its_own_weights
         weights/test_hf.py: test_each_tensor_lands_in_its_layer_and_expert
 Batching
     the size of a micro-batch changes the loss

@@ -115,7 +115,7 @@ def test_a_run_writes_metrics_rollouts_and_checkpoints(undisturbed):
     assert result["evaluation"].prompts == 4 and result["evaluation"].k == 2
 
 
-def test_the_first_update_after_each_hand_over_is_on_policy(undisturbed):
+def test_the_first_update_after_each_sync_is_on_policy(undisturbed):
     """One update per rollout: the ratio to the recomputed log-probs is one; the rollout's log-probs
     are the trainer's.
     """

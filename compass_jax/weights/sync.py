@@ -56,7 +56,7 @@ def converter(
     layout: Layout,
     source: Mesh | None,
 ):
-    """The jitted function of `hand_over` whose results lie as the decoding mesh `placement` has
+    """The jitted function of `sync_weights` whose results lie as the decoding mesh `placement` has
     them; source: the training's mesh.
     """
     options = {
@@ -124,7 +124,7 @@ def resolve(quantize: str) -> str:
     return kind_for(jax.devices()[0].device_kind) if quantize == "auto" else quantize
 
 
-def hand_over(
+def sync_weights(
     params: Any,
     model: ModelConfig,
     dtype: str,

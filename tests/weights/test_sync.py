@@ -13,14 +13,14 @@ from compass_jax.model.params import layer_runs, place
 from compass_jax.model.quantize import Quantized
 from compass_jax.model.transformer import Transformer, apply, init_cache
 from compass_jax.sharding import Placement, make_mesh, move, ordered
-from compass_jax.weights import handover
-from compass_jax.weights.handover import hand_over
+from compass_jax.weights import sync
+from compass_jax.weights.sync import sync_weights
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_layer_gets_its_own_weights(dtype):
     params = random_params()
-    decode, metrics = hand_over(params, MODEL, dtype)
+    decode, metrics = sync_weights(params, MODEL, dtype)
     leaves, count = jax.tree.leaves(decode), 0
     for n, run in enumerate(layer_runs(MODEL)):
         assert len(decode[f"run_{n}"]) == run.repeats
@@ -45,7 +45,7 @@ def test_every_layer_gets_its_own_weights(dtype):
 
 def test_the_rollouts_copy_outlives_an_update_that_consumes_the_training_parameters():
     params = random_params()
-    decode, _ = hand_over(params, MODEL, "float32")
+    decode, _ = sync_weights(params, MODEL, "float32")
     before = np.array(params["final_norm"])
     jax.tree.map(lambda x: x.delete(), params)
     np.testing.assert_array_equal(decode["final_norm"], before)
@@ -65,7 +65,7 @@ def test_quantised_matrices_hold_what_eight_bits_leave_of_the_unrounded_weights(
     params = random_params()
     layer = params["run_0"]["layer_0"]
     layer["mlp"]["gate"] = layer["mlp"]["gate"] * 50
-    decode, _ = hand_over(params, MODEL, "float32", "int8")
+    decode, _ = sync_weights(params, MODEL, "float32", "int8")
     for repeat, tree in enumerate(decode["run_0"]):
         got = tree["layer_0"]
         for name in ("q", "k", "v", "o"):
@@ -87,7 +87,7 @@ def test_quantised_matrices_hold_what_eight_bits_leave_of_the_unrounded_weights(
         np.testing.assert_array_equal(got["mlp"]["router"], layer["mlp"]["router"][repeat])
     for name in ("embed", "final_norm", "head"):
         np.testing.assert_array_equal(decode[name], params[name])
-    half, metrics = hand_over(params, MODEL, "bfloat16", "e4m3")
+    half, metrics = sync_weights(params, MODEL, "bfloat16", "e4m3")
     assert {x.dtype for x in jax.tree.leaves(half)} == {jnp.dtype("bfloat16")}
     assert metrics["handover/bytes"] == 2 * sum(x.size for x in jax.tree.leaves(params))
     np.testing.assert_array_equal(half["head"], params["head"].astype("bfloat16"))
@@ -136,7 +136,7 @@ def test_stored_eight_bit_weights_compute_what_emulated_ones_do(implementation, 
         "stored": (kind, True),
         "exact": ("off", False),
     }.items():
-        decode, metrics = hand_over(params, MODEL, dtype, what, stored)
+        decode, metrics = sync_weights(params, MODEL, dtype, what, stored)
         matrices = [
             x
             for x in jax.tree.leaves(decode, is_leaf=lambda x: isinstance(x, Quantized))
@@ -161,9 +161,9 @@ def test_stored_eight_bit_weights_compute_what_emulated_ones_do(implementation, 
     ("chip", "kind"), [("TPU7x", "e4m3"), ("TPU v6 lite", "int8"), ("cpu", "off")]
 )
 def test_auto_goes_by_the_first_device(monkeypatch, chip, kind):
-    expected, _ = hand_over(random_params(), MODEL, "float32", kind)
-    monkeypatch.setattr(handover.jax, "devices", lambda: [SimpleNamespace(device_kind=chip)])
-    got, _ = hand_over(random_params(), MODEL, "float32", "auto")
+    expected, _ = sync_weights(random_params(), MODEL, "float32", kind)
+    monkeypatch.setattr(sync.jax, "devices", lambda: [SimpleNamespace(device_kind=chip)])
+    got, _ = sync_weights(random_params(), MODEL, "float32", "auto")
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
@@ -172,15 +172,15 @@ def on(numbers, use="train", **axes) -> Placement:
     return Placement(make_mesh(MeshConfig(**axes), [jax.devices()[i] for i in numbers]), use)
 
 
-def test_devices_in_the_order_of_a_torus_hand_over_to_others():
+def test_devices_in_the_order_of_a_torus_sync_to_others():
     """As on TPUs, where a mesh seldom counts its devices by their numbers; a conversion onto a mesh
     of another order is refused by jax.
     """
     params, there = random_params(MODEL), on((6, 7, 5, 4), "decode", expert=2, tensor=2)
-    expected = hand_over(
+    expected = sync_weights(
         place(params, MODEL, on((0, 1, 2, 3), fsdp=4)), MODEL, "float32", placement=there
     )[0]
-    found = hand_over(
+    found = sync_weights(
         place(params, MODEL, on((0, 1, 3, 2), fsdp=4)), MODEL, "float32", placement=there
     )[0]
     jax.tree.map(np.testing.assert_array_equal, found, expected)
