@@ -37,8 +37,8 @@ def check_forward(config) -> None:
         np.random.default_rng(0).integers(2, config.model.vocab_size, (2, 24)), jnp.int32
     )
     run = jax.jit(forward, static_argnums=(0, 5))
-    logp, entropy, routing, _ = run(model, params, tokens, jnp.array([24, 15]), None, 1.0)
-    again = run(model, params, tokens, jnp.array([24, 15]), routing, 1.0)[0]
+    logp, entropy, routes, _ = run(model, params, tokens, jnp.array([24, 15]), None, 1.0)
+    again = run(model, params, tokens, jnp.array([24, 15]), routes, 1.0)[0]
     assert (
         np.isfinite(logp).all()
         and np.all(np.asarray(logp)[0, 1:] < 0)

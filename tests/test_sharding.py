@@ -63,7 +63,7 @@ def named(mesh):
     return "-".join(f"{axis}{n}" for axis, n in mesh.items())
 
 
-def batch(model, routing, rows=ROWS, tokens=TOKENS):
+def batch(model, routes, rows=ROWS, tokens=TOKENS):
     rng = np.random.default_rng(0)
     lengths = np.array([16, 12, 0, 5, 16, 9, 2, 14], np.int32)  # row 2 is padding
     at = np.arange(TOKENS)[None]
@@ -91,7 +91,7 @@ def batch(model, routing, rows=ROWS, tokens=TOKENS):
         if x is not None and name not in ("routes", "ref_logp")
     }
     cut["lengths"] = np.minimum(cut["lengths"], tokens)
-    return step.UpdateBatch(**cut, routes=routing, ref_logp=None)
+    return step.UpdateBatch(**cut, routes=routes, ref_logp=None)
 
 
 def recorded(model):
@@ -108,7 +108,7 @@ def recorded(model):
     return routes
 
 
-def run(model, compute, mesh, routing, rows=ROWS, tokens=TOKENS):
+def run(model, compute, mesh, routes, rows=ROWS, tokens=TOKENS):
     """(log-probs, entropies, routes used, diagnostics of the gradient, gradient), on one device or
     over a mesh.
     """
@@ -117,7 +117,7 @@ def run(model, compute, mesh, routing, rows=ROWS, tokens=TOKENS):
     transformer = Transformer(model, compute, training_layout(compute), placement)
     if placement is not None:
         params = place(params, model, placement)
-    given = batch(model, routing, rows, tokens)
+    given = batch(model, routes, rows, tokens)
     logp, entropy, used, found = step.score(
         transformer, params, given.tokens, given.lengths, given.routes, temperature=0.7
     )

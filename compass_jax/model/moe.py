@@ -2,7 +2,7 @@
 dropless.
 
 Routing is `[n k]` unsigned ids; the type's largest value means unset (`unset_id`). `read_routes` is
-the only reader of a raw routing array: raw use is silently wrong, since a gather at 255 gives NaN
+the only reader of an array of routes: raw use is silently wrong, since a gather at 255 gives NaN
 or the last expert and uint8 + 16 wraps.
 """
 
@@ -30,7 +30,7 @@ class RouterStats(NamedTuple):
     probs: Float[Array, "e"]  # router probability
     load: Float[Array, "e"]  # (token, choice) pairs sent to the expert
     flips: Float[Array, ""]  # tokens whose live top-k set differs from the ids used
-    unset: Float[Array, ""]  # tokens whose given row was unset, so that live routing was used
+    unset: Float[Array, ""]  # tokens whose row was unset, so that they were routed live
     tokens: Float[Array, ""]
 
 
@@ -53,47 +53,47 @@ def empty_routes(config: ModelConfig, *shape: int) -> UInt[Array, "..."] | None:
 
 
 def read_routes(
-    routing: UInt[Array, "*n k"], experts: int
+    routes: UInt[Array, "*n k"], experts: int
 ) -> tuple[Int[Array, "*n k"], Bool[Array, "*n"]]:
-    """The only reader of a routing array: int32 ids in [0, experts) and whether each row is set."""
-    is_set = jnp.all(routing != jnp.array(unset_id(routing.dtype), routing.dtype), axis=-1)
-    return jnp.clip(routing.astype(jnp.int32), 0, experts - 1), is_set
+    """The only reader of routes: int32 ids in [0, experts) and whether each row is set."""
+    is_set = jnp.all(routes != jnp.array(unset_id(routes.dtype), routes.dtype), axis=-1)
+    return jnp.clip(routes.astype(jnp.int32), 0, experts - 1), is_set
 
 
 def check_routes(
-    routing: np.ndarray, experts: int, top_k: int, layers: int, where: str = "routing"
+    routes: np.ndarray, experts: int, top_k: int, layers: int, where: str = "routes"
 ) -> None:
     """Host-side check of `[... t l k]`; raises ValueError for a wrong width, a partial row, an id
     out of range or a repeated id.
     """
-    if routing.shape[-2:] != (layers, top_k):
+    if routes.shape[-2:] != (layers, top_k):
         raise ValueError(
-            f"{where}: shape {routing.shape} ends in (layers, k) = {routing.shape[-2:]}, the model"
+            f"{where}: shape {routes.shape} ends in (layers, k) = {routes.shape[-2:]}, the model"
             f" has ({layers}, {top_k})"
         )
-    if routing.dtype != routing_dtype(experts):
+    if routes.dtype != routing_dtype(experts):
         raise ValueError(
-            f"{where}: dtype {routing.dtype}, a model of {experts} experts records"
+            f"{where}: dtype {routes.dtype}, a model of {experts} experts records"
             f" {routing_dtype(experts)}"
         )
-    unset = routing == unset_id(routing.dtype)
+    unset = routes == unset_id(routes.dtype)
     for problem, bad in (
         ("a partly unset row", unset.any(-1) & ~unset.all(-1)),
-        (f"an expert id above {experts - 1}", (~unset & (routing >= experts)).any(-1)),
+        (f"an expert id above {experts - 1}", (~unset & (routes >= experts)).any(-1)),
         (
             "a repeated expert id",
-            (np.diff(np.sort(routing.astype(np.int32), axis=-1), axis=-1) == 0).any(-1)
+            (np.diff(np.sort(routes.astype(np.int32), axis=-1), axis=-1) == 0).any(-1)
             & ~unset.any(-1),
         ),
     ):
         if bad.any():
             at = tuple(int(i) for i in np.argwhere(bad)[0])
-            raise ValueError(f"{where}: {problem} at index {at}: {routing[at].tolist()}")
+            raise ValueError(f"{where}: {problem} at index {at}: {routes[at].tolist()}")
 
 
 def route(
     logits: Float[Array, "n e"],
-    given: UInt[Array, "n k"] | None,
+    routes: UInt[Array, "n k"] | None,
     mask: Bool[Array, "n"],
     config: MoEConfig,
 ) -> tuple[Int[Array, "n k"], Float[Array, "n k"], RouterStats]:
@@ -107,14 +107,14 @@ def route(
     probs = jax.nn.softmax(wide, axis=-1)
     _, live = jax.lax.top_k(wide, config.top_k)
     ids, is_set = live, jnp.zeros(mask.shape, bool)
-    if given is not None:
-        replayed, is_set = read_routes(given, config.experts)
+    if routes is not None:
+        replayed, is_set = read_routes(routes, config.experts)
         ids = jnp.where(is_set[:, None], replayed, live)
     if config.norm_top_k:
         gates = jax.nn.softmax(jnp.take_along_axis(wide, ids, axis=-1), axis=-1)
     else:
         gates = jnp.take_along_axis(probs, ids, axis=-1)
-    return ids, gates, _router_stats(probs, live, ids, is_set, mask, given is not None)
+    return ids, gates, _router_stats(probs, live, ids, is_set, mask, routes is not None)
 
 
 def _router_stats(probs, live, ids, is_set, mask, replaying: bool) -> RouterStats:
@@ -136,19 +136,19 @@ def moe_layer(
     y: Float[Array, "b t d"],
     gate_input: Float[Array, "b t d"],
     params: dict[str, Float[Array, "..."] | Quantized],
-    given: UInt[Array, "b t k"] | None,
+    routes: UInt[Array, "b t k"] | None,
     mask: Bool[Array, "b t"],
     config: MoEConfig,
     experts: Experts,
 ) -> tuple[Float[Array, "b t d"], UInt[Array, "b t k"], RouterStats]:
-    """(output, the ids that were used, router statistics of all tokens) of one MoE layer."""
+    """(output, the routes taken, router statistics of all tokens) of one MoE layer."""
     layer = partial(_layer, config=config, work=experts.work(y.shape), chunk=experts.chunk)
     if experts.placement is None:
-        return layer(y, gate_input, params, given, mask)
-    return over_mesh(layer, experts.placement, experts.specs, y, gate_input, params, given, mask)
+        return layer(y, gate_input, params, routes, mask)
+    return over_mesh(layer, experts.placement, experts.specs, y, gate_input, params, routes, mask)
 
 
-def _layer(y, gate_input, params, given, mask, *, config: MoEConfig, work: Callable, chunk: int):
+def _layer(y, gate_input, params, routes, mask, *, config: MoEConfig, work: Callable, chunk: int):
     """`moe_layer` of one device's tokens; `work` is what all experts do with them."""
     b, t, d = y.shape
     flat, mask, wide = y.reshape(b * t, d), mask.reshape(b * t), at_least_float32(y.dtype)
@@ -158,7 +158,7 @@ def _layer(y, gate_input, params, given, mask, *, config: MoEConfig, work: Calla
         precision=jax.lax.Precision.HIGHEST,
     )
     ids, gates, stats = route(
-        logits, None if given is None else given.reshape(b * t, -1), mask, config
+        logits, None if routes is None else routes.reshape(b * t, -1), mask, config
     )
     weights = {name: in_dtype(w, y.dtype) for name, w in params.items() if name != "router"}
     run = partial(work, weights=weights)

@@ -1,11 +1,11 @@
-"""The decoder: one Flax module for training, prefill and decode, with explicit routing in and out.
+"""The decoder: one Flax module for training, prefill and decode, with explicit routes in and out.
 
-    apply(params, tokens, positions, mask=..., routing=None, cache=None) -> ModelOutput(hidden,
-        routing, cache, aux)
+    apply(params, tokens, positions, mask=..., routes=None, cache=None) -> ModelOutput(hidden,
+        routes, cache, aux)
 
 Parameters in the stacked layout scan over layers (params.py); in the others the layers are unrolled
-and a KV cache may be given (prefill and decode). `routing` replays recorded expert choices (arXiv
-2510.11370), unset rows route live, and the ids that were used come back.
+and a KV cache may be passed (prefill and decode). `routes` replays recorded expert choices (arXiv
+2510.11370), unset rows route live, and the routes taken come back.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Cache = tuple[LayerCache, ...]
 
 
 class ModelOutput(NamedTuple):
-    """`hidden` is after the final norm. `routing` and `aux` are None for a dense model."""
+    """`hidden` is after the final norm. `routes` and `aux` are None for a dense model."""
 
     hidden: Float[Array, "b t d"]
-    routing: UInt[Array, "b t l k"] | None
+    routes: UInt[Array, "b t l k"] | None
     cache: Cache | None
     aux: RouterStats | None  # each field with a leading axis of MoE layers
 
@@ -73,7 +73,7 @@ class Transformer(nn.Module):
         positions: Int[Array, "b t"],
         *,
         mask: Bool[Array, "b t"],
-        routing: UInt[Array, "b t l k"] | None = None,
+        routes: UInt[Array, "b t l k"] | None = None,
         cache: Cache | None = None,
         table: Int[Array, "b n"] | None = None,
     ) -> ModelOutput:
@@ -88,8 +88,8 @@ class Transformer(nn.Module):
                 "a KV cache needs the decode layout of the parameters (params.to_decode): a scan"
                 " would copy both at every token"
             )
-        if routing is not None:
-            _require_own_routes(config, tokens, routing)
+        if routes is not None:
+            _require_own_routes(config, tokens, routes)
         x = jnp.take(params["embed"], tokens, axis=0).astype(compute.dtype_of("stream"))
         x = constrain(self.placement, x, "batch", "tokens", None)
         tables = rope_tables(
@@ -97,32 +97,32 @@ class Transformer(nn.Module):
         )
         experts = build(config, compute, self.placement, self.layout)
         block = _Block(config, compute, tables, positions, mask, self.placement, table, experts)
-        by_layer = None if routing is None else jnp.moveaxis(routing, 2, 0)
+        by_layer = None if routes is None else jnp.moveaxis(routes, 2, 0)
         ids, stats, caches, first = [], [], [], 0
         for n, run in enumerate(layer_runs(config)):
             moe_here = run.repeats * sum(run.period)
-            given = None if by_layer is None else by_layer[first : first + moe_here]
+            of_run = None if by_layer is None else by_layer[first : first + moe_here]
             first += moe_here
             here = params[f"run_{n}"]
             if cache is not None and stacked:
                 x, out, new = _scan_cached(
-                    block, run, here, x, given, cache[len(caches) : len(caches) + len(run.period)]
+                    block, run, here, x, of_run, cache[len(caches) : len(caches) + len(run.period)]
                 )
                 caches += new
             elif stacked and compute.scan_layers:
-                x, out = _scan_run(block, run, here, x, given)
+                x, out = _scan_run(block, run, here, x, of_run)
             else:
                 layers = unstack_run(here) if stacked else here
-                x, out, new = _unroll_run(block, run, layers, x, given, cache)
+                x, out, new = _unroll_run(block, run, layers, x, of_run, cache)
                 caches += new
             ids.append(out[0])
             stats.append(out[1])
         hidden = rms_norm(x, params["final_norm"], config.norm_eps)
         if not config.moe_layers:
             return ModelOutput(hidden, None, tuple(caches) if cache is not None else None, None)
-        used = jnp.moveaxis(jnp.concatenate(ids), 0, 2)
+        taken = jnp.moveaxis(jnp.concatenate(ids), 0, 2)
         aux = jax.tree.map(lambda *xs: jnp.concatenate(xs), *[s for s in stats if s is not None])
-        return ModelOutput(hidden, used, tuple(caches) if cache is not None else None, aux)
+        return ModelOutput(hidden, taken, tuple(caches) if cache is not None else None, aux)
 
     def _declared(self, name: str, spec: Any) -> Any:
         """The parameters of `spec`. 8-bit matrices are read as they are: flax compares what it is
@@ -149,7 +149,7 @@ class _Block(NamedTuple):
     table: Int[Array, "b n"] | None
     experts: Experts | None
 
-    def layer(self, x, params, is_moe: bool, given, cache):
+    def layer(self, x, params, is_moe: bool, routes, cache):
         """One decoder layer -> (x, cache, ids or None, stats or None)."""
         config = self.config
         with jax.named_scope("attention"):
@@ -181,7 +181,7 @@ class _Block(NamedTuple):
             own = self.compute.dtype_of("gate") != self.compute.dtype_of("mlp")
             gate_input = self._normed(x, params["mlp_norm"], "gate") if own else y
             y, ids, stats = moe_layer(
-                y, gate_input, params["mlp"], given, self.mask, self.config.moe, self.experts
+                y, gate_input, params["mlp"], routes, self.mask, self.config.moe, self.experts
             )
             return x + y.astype(x.dtype), cache, ids, stats
 
@@ -193,20 +193,20 @@ class _Block(NamedTuple):
 
 
 def _require_own_routes(
-    config: ModelConfig, tokens: Int[Array, "b t"], routing: UInt[Array, "b t l k"]
+    config: ModelConfig, tokens: Int[Array, "b t"], routes: UInt[Array, "b t l k"]
 ) -> None:
     """Raises ValueError for routes of another model: a layer too many would go unread, one too few
     would be read twice, without a word.
     """
     if not config.moe_layers:
-        raise ValueError("the model has no MoE layers: routing must be None")
+        raise ValueError("the model has no MoE layers: routes must be None")
     shape, dtype = (
         (*tokens.shape, len(config.moe_layers), config.moe.top_k),
         routing_dtype(config.moe.experts),
     )
-    if routing.shape != shape or routing.dtype != dtype:
+    if routes.shape != shape or routes.dtype != dtype:
         raise ValueError(
-            f"routing is {routing.dtype}{list(routing.shape)}, tokens {list(tokens.shape)} of this"
+            f"routes are {routes.dtype}{list(routes.shape)}, tokens {list(tokens.shape)} of this"
             f" model take {dtype}{list(shape)}"
         )
 
@@ -218,18 +218,18 @@ def attention_kernel(compute: ComputeConfig) -> str:
     return "splash" if jax.default_backend() == "tpu" else "portable"
 
 
-def _period(block: _Block, kinds, params, x, given, caches):
-    """The layers of one period; `given` is `[moe layers of the period, b t k]`."""
+def _period(block: _Block, kinds, params, x, routes, caches):
+    """The layers of one period; `routes` is `[moe layers of the period, b t k]`."""
     ids, stats, new, at = [], [], [], 0
     for j, is_moe in enumerate(kinds):
-        routes = given[at] if is_moe and given is not None else None
-        x, cache, used, stat = block.layer(
-            x, params[f"layer_{j}"], is_moe, routes, None if caches is None else caches[j]
+        own = routes[at] if is_moe and routes is not None else None
+        x, cache, taken, stat = block.layer(
+            x, params[f"layer_{j}"], is_moe, own, None if caches is None else caches[j]
         )
         at += is_moe
         new.append(cache)
         if is_moe:
-            ids.append(used)
+            ids.append(taken)
             stats.append(stat)
     out = (jnp.stack(ids), jax.tree.map(lambda *s: jnp.stack(s), *stats)) if ids else (None, None)
     return x, out, new
@@ -239,64 +239,64 @@ def _flatten_layers(tree):
     return jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), tree)
 
 
-def _scan_run(block: _Block, run, params, x, given):
+def _scan_run(block: _Block, run, params, x, routes):
     def body(carry, scanned):
-        layer_params, routes = scanned
-        y, out, _ = _period(block, run.period, layer_params, carry, routes, None)
+        layer_params, own = scanned
+        y, out, _ = _period(block, run.period, layer_params, carry, own, None)
         return y, out
 
     if block.compute.remat:
         body = jax.checkpoint(body, prevent_cse=False)
     per_period = sum(run.period)
-    if given is not None and per_period:
-        given = given.reshape(run.repeats, per_period, *given.shape[1:])
-    x, out = jax.lax.scan(body, x, (params, given if per_period else None))
+    if routes is not None and per_period:
+        routes = routes.reshape(run.repeats, per_period, *routes.shape[1:])
+    x, out = jax.lax.scan(body, x, (params, routes if per_period else None))
     return x, _drop_empty(_flatten_layers(out), block)
 
 
-def _scan_cached(block: _Block, run, params, x, given, caches: Cache):
+def _scan_cached(block: _Block, run, params, x, routes, caches: Cache):
     """One run with stacked caches: these are carried, and each layer writes and reads its own part,
     so that they are never copied.
     """
     per_period = sum(run.period)
-    if given is not None and per_period:
-        given = given.reshape(run.repeats, per_period, *given.shape[1:])
+    if routes is not None and per_period:
+        routes = routes.reshape(run.repeats, per_period, *routes.shape[1:])
 
     def body(carry, scanned):
         x, caches = carry
-        layer, layer_params, routes = scanned
+        layer, layer_params, own = scanned
         x, out, new = _period(
-            block, run.period, layer_params, x, routes, [InStack(cache, layer) for cache in caches]
+            block, run.period, layer_params, x, own, [InStack(cache, layer) for cache in caches]
         )
         return (x, tuple(part.cache for part in new)), out
 
     layers = jnp.arange(run.repeats, dtype=jnp.int32)
     (x, caches), out = jax.lax.scan(
-        body, (x, tuple(caches)), (layers, params, given if per_period else None)
+        body, (x, tuple(caches)), (layers, params, routes if per_period else None)
     )
     return x, _drop_empty(_flatten_layers(out), block), list(caches)
 
 
-def _unroll_run(block: _Block, run, params, x, given, cache):
+def _unroll_run(block: _Block, run, params, x, routes, cache):
     outs, new, size, per_period = [], [], len(run.period), sum(run.period)
 
-    def period(params, x, routes, part):
-        return _period(block, run.period, params, x, routes, part)
+    def period(params, x, own, part):
+        return _period(block, run.period, params, x, own, part)
 
     if block.compute.remat and cache is None:
         period = jax.checkpoint(period)
     for r in range(run.repeats):
-        routes = None if given is None else given[r * per_period : (r + 1) * per_period]
+        own = None if routes is None else routes[r * per_period : (r + 1) * per_period]
         at = run.layer(r, 0)
         part = None if cache is None else cache[at : at + size]
-        x, out, caches = period(params[r], x, routes, part)
+        x, out, caches = period(params[r], x, own, part)
         outs.append(out)
         new += caches
     return x, _drop_empty(jax.tree.map(lambda *ys: jnp.concatenate(ys), *outs), block), new
 
 
 def _drop_empty(out, block: _Block):
-    """A run without MoE layers contributes routing of zero layers, so that runs can be
+    """A run without MoE layers contributes routes of zero layers, so that runs can be
     concatenated.
     """
     ids, stats = out
@@ -316,11 +316,11 @@ def init_params(config: ModelConfig, compute: ComputeConfig, key: jax.Array) -> 
 
 
 def apply(
-    model: Transformer, params, tokens, positions, *, mask, routing=None, cache=None, table=None
+    model: Transformer, params, tokens, positions, *, mask, routes=None, cache=None, table=None
 ) -> ModelOutput:
     """`model.apply` on the bare parameter tree."""
     return model.apply(
-        {"params": params}, tokens, positions, mask=mask, routing=routing, cache=cache, table=table
+        {"params": params}, tokens, positions, mask=mask, routes=routes, cache=cache, table=table
     )
 
 

@@ -66,13 +66,13 @@ def _encode(model: Transformer, rollout: RolloutConfig, params, tokens, lengths,
             positions,
             mask=positions < lengths[:, None],
             cache=cache,
-            routing=routing,
+            routes=routing,
         )
         at = jnp.maximum(lengths - 1, 0) - i * size
         here = jnp.take_along_axis(out.hidden, jnp.clip(at, 0, size - 1)[:, None, None], axis=1)[
             :, 0
         ]
-        return (out.cache, jnp.where((at // size == 0)[:, None], here, last)), out.routing
+        return (out.cache, jnp.where((at // size == 0)[:, None], here, last)), out.routes
 
     cache = lay_cache(
         model.placement,

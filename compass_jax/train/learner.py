@@ -136,12 +136,14 @@ class Learner:
         ref_logp = None if self.reference is None else np.zeros_like(old_logp)
         micros = [micro for rows in self.updates for micro in self._plan(arrays, rows)]
         for micro in micros:
-            tokens, lengths, given = self._sequences(arrays, micro, routes)
-            logp, entropy, used, found = self._score(self.state.params, tokens, lengths, given)
+            tokens, lengths, micro_routes = self._sequences(arrays, micro, routes)
+            logp, entropy, taken, found = self._score(
+                self.state.params, tokens, lengths, micro_routes
+            )
             put_rows(old_logp, micro, logp)
             put_rows(old_entropy, micro, entropy)
             if mode == "R2":
-                routes = put_routes(routes, device_rows(micro, routes), used)
+                routes = put_routes(routes, device_rows(micro, routes), taken)
                 found = {k: value for k, value in found.items() if not k.startswith("replay/")}
             if ref_logp is not None:
                 put_rows(ref_logp, micro, self._score(self.reference, tokens, lengths, None)[0])
@@ -260,12 +262,12 @@ class Learner:
         """`sequences`, its routes where the rows will be: scoring and updates then run one program,
         whatever laid out the routes.
         """
-        tokens, lengths, given = sequences(arrays, micro, routes)
+        tokens, lengths, routes = sequences(arrays, micro, routes)
         placement = self.model.placement
-        if placement is not None and given is not None:
-            spec = placement.spec(given.shape, ("batch", "tokens", None, None))
-            given = move(given, placement.sharding(*spec))
-        return tokens, lengths, given
+        if placement is not None and routes is not None:
+            spec = placement.spec(routes.shape, ("batch", "tokens", None, None))
+            routes = move(routes, placement.sharding(*spec))
+        return tokens, lengths, routes
 
     def _on_mesh(self, tree: Any) -> Any:
         """Parameters, or a state that has some, as the mesh stores them."""

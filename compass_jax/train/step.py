@@ -58,28 +58,28 @@ def forward(
     params: Any,
     tokens: Int[Array, "b t"],
     lengths: Int[Array, "b"],
-    routing: UInt[Array, "b t l k"] | None,
+    routes: UInt[Array, "b t l k"] | None,
     temperature: float,
 ):
-    """(logp, entropy, routing used, aux) of whole sequences. The last token of a sequence is not an
+    """(logp, entropy, routes taken, aux) of whole sequences. The last token of a sequence is not an
     input, so it is masked like padding.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     out = apply_model(
-        model, params, tokens, positions, mask=positions < lengths[:, None] - 1, routing=routing
+        model, params, tokens, positions, mask=positions < lengths[:, None] - 1, routes=routes
     )
     head, chunk = head_weights(params), model.compute.logprob_chunk
     logp, entropy = token_logprobs(
         out.hidden, head, tokens, temperature, chunk, model.placement, model.known
     )
-    return logp, entropy, out.routing, out.aux
+    return logp, entropy, out.routes, out.aux
 
 
 @partial(jax.jit, static_argnames=("model", "temperature"))
 def forward_and_pullback(
-    model: Transformer, params: Any, tokens, lengths, routing, temperature: float
+    model: Transformer, params: Any, tokens, lengths, routes, temperature: float
 ):
-    """((logp, entropy, routing used, aux), pullback of (logp, mean router probabilities) to the
+    """((logp, entropy, routes taken, aux), pullback of (logp, mean router probabilities) to the
     parameters).
 
     One compiled program gives the old and the new log-probs: two programs round differently (1e-5
@@ -88,15 +88,11 @@ def forward_and_pullback(
     """
 
     def run(params):
-        logp, entropy, routing_used, aux = forward(
-            model, params, tokens, lengths, routing, temperature
-        )
-        return (logp, None if aux is None else aux.probs), (entropy, routing_used, aux)
+        logp, entropy, taken, aux = forward(model, params, tokens, lengths, routes, temperature)
+        return (logp, None if aux is None else aux.probs), (entropy, taken, aux)
 
-    (logp, _), pullback, (entropy, routing_used, aux) = jax.vjp(run, params, has_aux=True)
-    return (logp, entropy, routing_used, jax.lax.stop_gradient(aux)), Pullback.without(
-        pullback, params
-    )
+    (logp, _), pullback, (entropy, taken, aux) = jax.vjp(run, params, has_aux=True)
+    return (logp, entropy, taken, jax.lax.stop_gradient(aux)), Pullback.without(pullback, params)
 
 
 @partial(jax.jit, static_argnames=("model",))
@@ -126,12 +122,12 @@ def score(
     *,
     temperature: float,
 ):
-    """(old_logp, old_entropy, routes used, diagnostics) at `params`, routed as `routes` say (None:
+    """(old_logp, old_entropy, routes taken, diagnostics) at `params`, routed as `routes` say (None:
     live); bitwise what `gradients` sees at the same parameters and a batch of the same rows."""
-    (logp, entropy, used, aux), _ = forward_and_pullback(
+    (logp, entropy, taken, aux), _ = forward_and_pullback(
         model, params, tokens, lengths, routes, temperature
     )
-    return logp, entropy, used, router_diagnostics(aux)
+    return logp, entropy, taken, router_diagnostics(aux)
 
 
 def gradients(

@@ -18,9 +18,9 @@ ENOUGH = 32  # routes of one expert each that agree by chance at most once in 2^
 
 
 def check_recorded_routes(
-    lengths: np.ndarray, routing: np.ndarray, config: ModelConfig, where: str
+    lengths: np.ndarray, routes: np.ndarray, config: ModelConfig, where: str
 ) -> None:
-    """Whether `routing` `[rows t l k]` can be replayed for samples of `lengths` `[rows]` tokens;
+    """Whether `routes` `[rows t l k]` can be replayed for samples of `lengths` `[rows]` tokens;
     `where` is the checkpoint's directory.
 
     A row of length 0 is a sample that had not begun, or is sampled anew: what its routes hold is
@@ -31,7 +31,7 @@ def check_recorded_routes(
     an id where k > 1; with k = 1 each of them is a valid route, and only all of them together,
     `ENOUGH` or more, are refused.
     """
-    moe, layers, unset = config.moe, len(config.moe_layers), unset_id(routing.dtype)
+    moe, layers, unset = config.moe, len(config.moe_layers), unset_id(routes.dtype)
     remedy = f"remove {where} to go on from an earlier checkpoint; its rollout is then sampled anew"
 
     def refuse(problem: str) -> CheckpointError:
@@ -40,18 +40,18 @@ def check_recorded_routes(
             f" {remedy}"
         )
 
-    if routing.ndim != 4 or len(routing) != len(lengths):
+    if routes.ndim != 4 or len(routes) != len(lengths):
         raise refuse(
-            f"shape {list(routing.shape)}, expected [{len(lengths)} t {layers} {moe.top_k}]"
+            f"shape {list(routes.shape)}, expected [{len(lengths)} t {layers} {moe.top_k}]"
         )
     zeros = filled = 0
     for row in np.flatnonzero(lengths):
-        tokens, routes = int(lengths[row]), routing[row]
-        if not 0 < tokens <= len(routes):
-            raise refuse(f"row {row} has {tokens} tokens, the routes are of {len(routes)}")
+        tokens, own = int(lengths[row]), routes[row]
+        if not 0 < tokens <= len(own):
+            raise refuse(f"row {row} has {tokens} tokens, the routes are of {len(own)}")
         try:
             check_routes(
-                routes[: tokens - 1],
+                own[: tokens - 1],
                 moe.experts,
                 moe.top_k,
                 layers,
@@ -59,15 +59,15 @@ def check_recorded_routes(
             )
         except ValueError as error:
             raise refuse(str(error)) from error
-        behind = np.flatnonzero((routes[tokens - 1 :] != unset).any((1, 2)))
+        behind = np.flatnonzero((own[tokens - 1 :] != unset).any((1, 2)))
         if behind.size:
             raise refuse(
                 f"row {row} has a route at token {tokens - 1 + behind[0]}; of {tokens} tokens only"
                 f" the first {tokens - 1} were inputs"
             )
         zeros, filled = (
-            zeros + int((routes[: tokens - 1] == 0).sum()),
-            filled + int((routes[: tokens - 1] != unset).sum()),
+            zeros + int((own[: tokens - 1] == 0).sum()),
+            filled + int((own[: tokens - 1] != unset).sum()),
         )
     if moe.top_k == 1 and zeros == filled >= ENOUGH:
         raise refuse(

@@ -21,9 +21,9 @@ POSITIONS = jnp.broadcast_to(jnp.arange(20, dtype=jnp.int32)[None], TOKENS.shape
 _apply = jax.jit(apply, static_argnums=0)
 
 
-def run(parts, params=HALF, routing=None, dtype="bfloat16", config=MODEL):
+def run(parts, params=HALF, routes=None, dtype="bfloat16", config=MODEL):
     model = Transformer(config, dataclasses.replace(COMPUTE, dtype=dtype, float32_parts=parts))
-    return _apply(model, params, TOKENS, POSITIONS, mask=MASK, routing=routing)
+    return _apply(model, params, TOKENS, POSITIONS, mask=MASK, routes=routes)
 
 
 EXACT = run((), dtype="float32")  # of the same, rounded weights
@@ -32,7 +32,7 @@ EXACT = run((), dtype="float32")  # of the same, rounded weights
 def test_all_parts_leave_nothing_but_the_weights_rounding():
     out = run(PARTS)
     assert out.hidden.dtype == jnp.float32
-    np.testing.assert_array_equal(out.routing, EXACT.routing)
+    np.testing.assert_array_equal(out.routes, EXACT.routes)
     np.testing.assert_allclose(out.hidden, EXACT.hidden, rtol=1e-5, atol=1e-5)
     assert np.abs(np.asarray(run(()).hidden, np.float32) - EXACT.hidden).max() > 1e-2
 
@@ -44,7 +44,7 @@ def test_each_part_is_a_source_of_error_of_its_own(part):
     """
     but = tuple(p for p in PARTS if p != part)
     alone, whole = (
-        np.asarray(run(parts, routing=EXACT.routing).hidden, np.float32) for parts in (but, ())
+        np.asarray(run(parts, routes=EXACT.routes).hidden, np.float32) for parts in (but, ())
     )
     error = np.abs(alone - EXACT.hidden).mean()
     assert 1e-5 < error < np.abs(whole - EXACT.hidden).mean()
@@ -54,10 +54,10 @@ def test_the_gate_in_float32_chooses_as_a_float32_model_does_from_the_same_strea
     """The first MoE layer sees a stream without rounding: with the gate in float32 its choice is
     the float32 model's, in bfloat16 some flip.
     """
-    with_gate = run(("attention", "stream", "gate")).routing[:, :, 0]
-    without = run(("attention", "stream")).routing[:, :, 0]
-    np.testing.assert_array_equal(with_gate, EXACT.routing[:, :, 0])
-    flipped = np.any(np.sort(without, -1) != np.sort(EXACT.routing[:, :, 0], -1), axis=-1).mean()
+    with_gate = run(("attention", "stream", "gate")).routes[:, :, 0]
+    without = run(("attention", "stream")).routes[:, :, 0]
+    np.testing.assert_array_equal(with_gate, EXACT.routes[:, :, 0])
+    flipped = np.any(np.sort(without, -1) != np.sort(EXACT.routes[:, :, 0], -1), axis=-1).mean()
     assert 0 < flipped < 0.1
 
 
@@ -68,10 +68,10 @@ def test_decoding_with_a_cache_has_the_same_parts(parts):
     assert cache[0].k.dtype == (jnp.float32 if "attention" in parts else jnp.bfloat16)
     loose = Transformer(MODEL, compute, "decode")
     out = _apply(
-        loose, to_decode(HALF), TOKENS, POSITIONS, mask=MASK, cache=cache, routing=EXACT.routing
+        loose, to_decode(HALF), TOKENS, POSITIONS, mask=MASK, cache=cache, routes=EXACT.routes
     )
     assert out.hidden.dtype == (jnp.float32 if "stream" in parts else jnp.bfloat16)
-    stacked = run(parts, routing=EXACT.routing)
+    stacked = run(parts, routes=EXACT.routes)
     np.testing.assert_allclose(
         *(np.asarray(x.hidden, np.float32) for x in (out, stacked)),
         atol=1e-4 if parts == PARTS else 0.1,

@@ -25,7 +25,7 @@ CONFIG = MoEConfig(experts=5, top_k=2, ffn=7)
 N, D = 19, 6
 
 
-# ---- routing arrays ------------------------------------------------------------------------------
+# ---- arrays of routes ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ GOOD = np.array([[[0, 4], [255, 255]], [[3, 1], [2, 0]]], np.uint8)  # [t l k]
 
 
 @pytest.mark.parametrize(
-    ("routing", "message"),
+    ("routes", "message"),
     [
         (GOOD[:, :1], r"ends in \(layers, k\) = \(1, 2\), the model has \(2, 2\)"),
         (GOOD[..., :1], r"= \(2, 1\), the model has \(2, 2\)"),
@@ -64,10 +64,10 @@ GOOD = np.array([[[0, 4], [255, 255]], [[3, 1], [2, 0]]], np.uint8)  # [t l k]
         ),
     ],
 )
-def test_routes_that_are_no_routes_are_refused_on_the_host(routing, message):
+def test_routes_that_are_no_routes_are_refused_on_the_host(routes, message):
     check_routes(GOOD, 5, 2, 2)
     with pytest.raises(ValueError, match=f"stored batch: .*{message}"):
-        check_routes(routing, 5, 2, 2, where="stored batch")
+        check_routes(routes, 5, 2, 2, where="stored batch")
 
 
 # ---- route() -------------------------------------------------------------------------------------

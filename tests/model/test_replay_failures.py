@@ -117,25 +117,25 @@ def test_routes_of_another_number_of_layers_choices_or_type_are_refused(change, 
     wrong = WRONG[change](random_routing(LITTLE))
     with pytest.raises(
         ValueError,
-        match=r"routing is uint\d+\[.*\], tokens \[2, 7\] of this model take uint8\[2, 7, 1, 2\]",
+        match=r"routes are uint\d+\[.*\], tokens \[2, 7\] of this model take uint8\[2, 7, 1, 2\]",
     ):
         jax.eval_shape(lambda: _apply(LITTLE, wrong))
 
 
 def test_routes_for_a_dense_model_are_refused():
     dense = dataclasses.replace(CONFIG, family="qwen3", moe=None, layers=1)
-    with pytest.raises(ValueError, match="has no MoE layers: routing must be None"):
+    with pytest.raises(ValueError, match="has no MoE layers: routes must be None"):
         jax.eval_shape(lambda: _apply(dense, random_routing(LITTLE)))
 
 
-def _apply(config, routing):
+def _apply(config, routes):
     arrays = jnp.asarray(TOKENS), jnp.asarray(POSITIONS)
     return apply(
         Transformer(config, UNROLLED),
         random_params(config),
         *arrays,
         mask=jnp.asarray(MASK),
-        routing=jnp.asarray(routing),
+        routes=jnp.asarray(routes),
     ).hidden
 
 
@@ -143,15 +143,15 @@ def test_a_route_keeps_its_layer_and_token_in_whatever_order_the_layers_were_bui
     """3: layers scanned in runs, unrolled, or held one by one as the engine holds them: index l is
     the l-th MoE layer of the model.
     """
-    params, routing = random_params(SPREAD), random_routing(SPREAD, seed=2)
-    assert all(np.any(routing[:, :, i] != routing[:, :, j]) for i, j in ((0, 1), (1, 2), (0, 2)))
-    expected = np.where(MASK[..., None, None], routing, 255)
+    params, routes = random_params(SPREAD), random_routing(SPREAD, seed=2)
+    assert all(np.any(routes[:, :, i] != routes[:, :, j]) for i, j in ((0, 1), (1, 2), (0, 2)))
+    expected = np.where(MASK[..., None, None], routes, 255)
     layouts = ((ComputeConfig(), "stacked"), (UNROLLED, "unrolled"), (UNROLLED, "decode"))
     scanned, unrolled, loose = (
-        forward(params, SPREAD, compute, routing, layout=layout) for compute, layout in layouts
+        forward(params, SPREAD, compute, routes, layout=layout) for compute, layout in layouts
     )
     for out in (scanned, unrolled, loose):
-        np.testing.assert_array_equal(out.routing, expected)
+        np.testing.assert_array_equal(out.routes, expected)
         np.testing.assert_allclose(
             np.asarray(out.hidden)[MASK], np.asarray(scanned.hidden)[MASK], atol=1e-5
         )
@@ -174,9 +174,9 @@ def test_the_ids_recorded_under_ties_are_the_ids_used():
         random_params(LITTLE),
     )
     live = forward(params, LITTLE, UNROLLED)
-    ids = np.asarray(live.routing)[MASK].reshape(-1)
+    ids = np.asarray(live.routes)[MASK].reshape(-1)
     np.testing.assert_array_equal(np.bincount(ids, minlength=5), live.aux.load[0])
-    again = forward(params, LITTLE, UNROLLED, live.routing)
+    again = forward(params, LITTLE, UNROLLED, live.routes)
     np.testing.assert_array_equal(again.hidden, live.hidden)
     assert not np.any(again.aux.flips)
 

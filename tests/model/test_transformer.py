@@ -84,26 +84,24 @@ def forward(
     params,
     config,
     compute=ComputeConfig(),  # noqa: B008
-    routing=None,
+    routes=None,
     tokens=TOKENS,
     mask=MASK,
     layout="stacked",
 ):
     params = {"stacked": lambda p: p, "unrolled": unroll, "decode": to_decode}[layout](params)
-    return _forward(
-        params, config, compute, routing, jnp.asarray(tokens), jnp.asarray(mask), layout
-    )
+    return _forward(params, config, compute, routes, jnp.asarray(tokens), jnp.asarray(mask), layout)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 6))
-def _forward(params, config, compute, routing, tokens, mask, layout):
+def _forward(params, config, compute, routes, tokens, mask, layout):
     positions = jnp.asarray(POSITIONS)
     return apply(
-        Transformer(config, compute, layout), params, tokens, positions, mask=mask, routing=routing
+        Transformer(config, compute, layout), params, tokens, positions, mask=mask, routes=routes
     )
 
 
-def numpy_model(params, config, routing=None):
+def numpy_model(params, config, routes=None):
     """Hidden states and the ids used, from the definition; layers in the order in which the runs
     list them.
     """
@@ -131,7 +129,7 @@ def numpy_model(params, config, routing=None):
             continue
         logits = (y @ mlp["router"]).reshape(B * T, -1)
         live = np.argsort(-logits, axis=1, kind="stable")[:, : config.moe.top_k]
-        given = live if routing is None else routing[:, :, len(used)].reshape(B * T, -1).astype(int)
+        given = live if routes is None else routes[:, :, len(used)].reshape(B * T, -1).astype(int)
         ids = np.where(given == 255, live, given)
         gates = np.take_along_axis(softmax(logits), ids, axis=1)
         gates = gates / gates.sum(1, keepdims=True) if config.moe.norm_top_k else gates
@@ -160,13 +158,13 @@ def test_the_decoder_equals_a_numpy_model_with_each_route_in_its_layer(
     assert (
         config.moe_layers == {CONFIG: (1, 3), SPREAD: (1, 2, 4), TWO_OF_THREE: (1, 2, 4, 5)}[config]
     )
-    params, routing = random_params(config, "float64"), random_routing(config)
+    params, routes = random_params(config, "float64"), random_routing(config)
     if replay == "live":
-        routing = np.full_like(routing, 255)
-    out = forward(params, config, F64, routing)
-    hidden, used = numpy_model(params, config, routing)
-    np.testing.assert_array_equal(np.asarray(out.routing)[MASK], used[MASK])
-    np.testing.assert_array_equal(np.asarray(out.routing)[~MASK], 255)
+        routes = np.full_like(routes, 255)
+    out = forward(params, config, F64, routes)
+    hidden, used = numpy_model(params, config, routes)
+    np.testing.assert_array_equal(np.asarray(out.routes)[MASK], used[MASK])
+    np.testing.assert_array_equal(np.asarray(out.routes)[~MASK], 255)
     np.testing.assert_allclose(np.asarray(out.hidden)[MASK], hidden[MASK], atol=1e-11)
     load = np.stack(
         [np.bincount(used[:, :, i][MASK].reshape(-1), minlength=5) for i in range(used.shape[2])]
@@ -181,14 +179,14 @@ def test_training_prefill_and_decode_give_the_same_log_probs():
     train = forward(params, config)
 
     @jax.jit
-    def step(params, tokens, positions, mask, routing, cache):
-        return apply(model, params, tokens, positions, mask=mask, routing=routing, cache=cache)
+    def step(params, tokens, positions, mask, routes, cache):
+        return apply(model, params, tokens, positions, mask=mask, routes=routes, cache=cache)
 
     def prefill(length):
         where = jnp.where(MASK, POSITIONS, 1000)[:, :length]  # padding writes nothing
         cache = init_cache(config, B, 16, ComputeConfig())
         return step(
-            loose, TOKENS[:, :length], where, MASK[:, :length], train.routing[:, :length], cache
+            loose, TOKENS[:, :length], where, MASK[:, :length], train.routes[:, :length], cache
         )
 
     whole, part = prefill(T), prefill(1)
@@ -199,7 +197,7 @@ def test_training_prefill_and_decode_give_the_same_log_probs():
             TOKENS[:, t : t + 1],
             POSITIONS[:, t : t + 1],
             MASK[:, t : t + 1],
-            train.routing[:, t : t + 1],
+            train.routes[:, t : t + 1],
             cache,
         )
         pieces.append(out.hidden)
@@ -211,16 +209,16 @@ def test_training_prefill_and_decode_give_the_same_log_probs():
     assert np.std(np.asarray(logps[0])[MASK]) > 0.5
     for other in logps[1:]:
         np.testing.assert_allclose(np.asarray(other)[MASK], np.asarray(logps[0])[MASK], atol=1e-5)
-    np.testing.assert_array_equal(np.asarray(whole.routing)[MASK], np.asarray(train.routing)[MASK])
+    np.testing.assert_array_equal(np.asarray(whole.routes)[MASK], np.asarray(train.routes)[MASK])
 
 
 @pytest.mark.parametrize("layout", ["stacked", "decode"])
 def test_feeding_a_forward_its_own_routing_changes_no_bit(layout):
     params = random_params(SPREAD)
     live = forward(params, SPREAD, layout=layout)
-    again = forward(params, SPREAD, routing=live.routing, layout=layout)
+    again = forward(params, SPREAD, routes=live.routes, layout=layout)
     np.testing.assert_array_equal(again.hidden, live.hidden)
-    np.testing.assert_array_equal(again.routing, live.routing)
+    np.testing.assert_array_equal(again.routes, live.routes)
     assert not np.any(again.aux.flips) and not np.any(again.aux.unset)
 
 
@@ -232,8 +230,8 @@ def test_the_routers_gradient_under_replay_equals_finite_differences(x64, quick_
     config = dataclasses.replace(
         SPREAD, layers=3, moe=dataclasses.replace(SPREAD.moe, dense_layers=(0,), norm_top_k=norm)
     )
-    params, routing = random_params(config, "float64"), random_routing(config, seed=3)
-    assert np.all(forward(params, config, F64, routing).aux.flips > 3)
+    params, routes = random_params(config, "float64"), random_routing(config, seed=3)
+    assert np.all(forward(params, config, F64, routes).aux.flips > 3)
 
     @jax.jit
     def loss(router):
@@ -245,7 +243,7 @@ def test_the_routers_gradient_under_replay_equals_finite_differences(x64, quick_
             params | {"run_1": run},
             config,
             F64,
-            jnp.asarray(routing),
+            jnp.asarray(routes),
             jnp.asarray(TOKENS),
             jnp.asarray(MASK),
             "stacked",
@@ -263,16 +261,16 @@ def test_the_routers_gradient_under_replay_equals_finite_differences(x64, quick_
 
 
 def test_an_unset_row_routes_live_for_that_token_alone():
-    params, routing = random_params(SPREAD), random_routing(SPREAD)
-    given = routing.copy()
+    params, routes = random_params(SPREAD), random_routing(SPREAD)
+    given = routes.copy()
     given[0, 3] = 255
     live, full, holed = (
-        forward(params, SPREAD, routing=r) for r in (np.full_like(routing, 255), routing, given)
+        forward(params, SPREAD, routes=r) for r in (np.full_like(routes, 255), routes, given)
     )
     expected = numpy_model(params, SPREAD, given)[1]
-    np.testing.assert_array_equal(np.asarray(holed.routing)[MASK], expected[MASK])
+    np.testing.assert_array_equal(np.asarray(holed.routes)[MASK], expected[MASK])
     # below the first MoE layer nothing is replayed
-    np.testing.assert_array_equal(holed.routing[0, 3, 0], live.routing[0, 3, 0])
+    np.testing.assert_array_equal(holed.routes[0, 3, 0], live.routes[0, 3, 0])
     assert np.any(np.asarray(holed.hidden[0, 3]) != np.asarray(full.hidden[0, 3]))
     np.testing.assert_array_equal(holed.hidden[0, :3], full.hidden[0, :3])
     np.testing.assert_array_equal(holed.hidden[1], full.hidden[1])
@@ -287,7 +285,7 @@ def test_padding_changes_nothing_and_is_not_dispatched():
     np.testing.assert_array_equal(np.asarray(first.hidden)[MASK], np.asarray(second.hidden)[MASK])
     for a, b in zip(first.aux, second.aux, strict=True):
         np.testing.assert_array_equal(a, b)
-    assert np.all(np.asarray(first.routing)[~MASK] == 255)
+    assert np.all(np.asarray(first.routes)[~MASK] == 255)
 
 
 def gradients(params, config, compute, layout="stacked"):
@@ -331,7 +329,7 @@ def test_bfloat16_stays_near_float32_and_keeps_router_and_log_probs_wide():
         params,
         CONFIG,
         ComputeConfig(dtype="bfloat16", param_dtype="bfloat16"),
-        routing=exact.routing,
+        routes=exact.routes,
     )
     assert half.hidden.dtype == jnp.bfloat16 and half.aux.probs.dtype == jnp.float32
     logps = [
@@ -349,28 +347,26 @@ def test_more_than_255_experts_are_recorded_and_replayed_in_two_bytes():
         CONFIG, layers=2, moe=MoEConfig(experts=300, top_k=2, ffn=2, sparse_step=2)
     )
     params = random_params(config)
-    routing = np.stack([np.full((B, T, 1), 299), np.full((B, T, 1), 255)], axis=-1).astype(
-        np.uint16
-    )
-    routing[0, 0] = 65535
+    routes = np.stack([np.full((B, T, 1), 299), np.full((B, T, 1), 255)], axis=-1).astype(np.uint16)
+    routes[0, 0] = 65535
     out, live = (
-        forward(params, config, routing=routing),
-        forward(params, config, routing=np.full_like(routing, 65535)),
+        forward(params, config, routes=routes),
+        forward(params, config, routes=np.full_like(routes, 65535)),
     )
-    assert out.routing.dtype == np.uint16
-    expected = np.where(MASK[..., None, None], routing, 65535)
-    expected[0, 0] = live.routing[0, 0]
-    np.testing.assert_array_equal(out.routing, expected)
+    assert out.routes.dtype == np.uint16
+    expected = np.where(MASK[..., None, None], routes, 65535)
+    expected[0, 0] = live.routes[0, 0]
+    np.testing.assert_array_equal(out.routes, expected)
     np.testing.assert_array_equal(
         out.aux.load[0, [255, 299]],
-        11 + np.sum(np.asarray(live.routing[0, 0, 0])[:, None] == [255, 299], axis=0),
+        11 + np.sum(np.asarray(live.routes[0, 0, 0])[:, None] == [255, 299], axis=0),
     )
 
 
 def test_a_dense_model_has_no_routing():
     config = dataclasses.replace(CONFIG, family="qwen3", moe=None, layers=1)
     out = forward(random_params(config), config)
-    assert out.routing is None and out.aux is None and out.cache is None
+    assert out.routes is None and out.aux is None and out.cache is None
 
 
 def test_a_cache_with_stacked_parameters_is_refused():

@@ -38,7 +38,7 @@ def test_set_and_unset_routes_of_finished_samples_pass():
 
 
 @pytest.mark.parametrize(
-    ("lengths", "routing", "message"),
+    ("lengths", "routes", "message"),
     [
         (
             LENGTHS,
@@ -81,9 +81,9 @@ def test_set_and_unset_routes_of_finished_samples_pass():
         ),
     ],
 )
-def test_what_cannot_be_replayed_is_refused_by_checkpoint_row_and_remedy(lengths, routing, message):
+def test_what_cannot_be_replayed_is_refused_by_checkpoint_row_and_remedy(lengths, routes, message):
     with pytest.raises(CheckpointError) as caught:
-        check_recorded_routes(lengths, routing, MODEL, "runs/x/checkpoints/step_00000003")
+        check_recorded_routes(lengths, routes, MODEL, "runs/x/checkpoints/step_00000003")
     told = str(caught.value)
     assert (
         told.startswith("runs/x/checkpoints/step_00000003: the routes of its interrupted rollout")

@@ -121,13 +121,13 @@ def test_stored_eight_bit_weights_compute_what_emulated_ones_do(implementation, 
                     tokens[:, part],
                     positions,
                     mask=positions >= 0,
-                    routing=given,
+                    routes=given,
                     cache=cache,
                 )
             )
             cache = outs[-1].cache
         # the same experts in every run
-        routes = jnp.concatenate([out.routing for out in outs], axis=1)
+        routes = jnp.concatenate([out.routes for out in outs], axis=1)
         return np.concatenate([np.asarray(out.hidden, np.float64) for out in outs], axis=1)
 
     found = {}

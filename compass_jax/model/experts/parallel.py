@@ -65,11 +65,18 @@ class Share(NamedTuple):
 
 
 def over_mesh(
-    layer: Callable, placement: Placement, specs: dict[str, Any], y, gate_input, params, given, mask
+    layer: Callable,
+    placement: Placement,
+    specs: dict[str, Any],
+    y,
+    gate_input,
+    params,
+    routes,
+    mask,
 ):
-    """`layer(y, gate_input, params, given, mask) -> (output, ids, statistics)` of each device's own
-    tokens, in `shard_map`; the statistics are of all tokens. `specs`: those of `params`, which say
-    how each lies inside.
+    """`layer(y, gate_input, params, routes, mask) -> (output, ids, statistics)` of each device's
+    own tokens, in `shard_map`; the statistics are of all tokens. `specs`: those of `params`, which
+    say how each lies inside.
     """
     rows, tokens = placement.batch_axes(y.shape[0]), placement.token_axis(y.shape[1])
     split, here = (*rows, *([tokens] if tokens else ())), P(rows or None, tokens)
@@ -82,11 +89,11 @@ def over_mesh(
     run = jax.shard_map(
         local,
         mesh=placement.mesh,
-        in_specs=(here, here, weights, None if given is None else here, here),
+        in_specs=(here, here, weights, None if routes is None else here, here),
         out_specs=(here, here, P()),
         check_vma=False,
     )
-    return run(y, gate_input, params, given, mask)
+    return run(y, gate_input, params, routes, mask)
 
 
 def _inside(spec: Any, w: Array | Quantized) -> Any:
