@@ -16,6 +16,7 @@ import numpy as np
 from compass_jax.config import ConfigError, ModelConfig
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.errors import UserError
 from compass_jax.families.raw import WeightsError
 from compass_jax.rundir import read_config
 from compass_jax.weights import sound
@@ -27,7 +28,7 @@ from compass_jax.weights.safetensors_io import DTYPES, Stored, look, not_finite,
 _ROWS = 4096  # of a tensor, looked at together
 
 
-class CheckError(ValueError):
+class CheckError(UserError):
     """There is nothing at the path that could be checked."""
 
 

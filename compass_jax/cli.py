@@ -20,11 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compass_jax import errors
+from compass_jax import words
 from compass_jax.command_line import command_line
 from compass_jax.config import ConfigError, ProceduralSource, RunConfig, objective_class
-from compass_jax.config.errors import UserError, of_file
+from compass_jax.config.errors import of_file
 from compass_jax.config_io import config_to_json, tuples
+from compass_jax.errors import CompassError
 from compass_jax.families import find as families
 from compass_jax.rundir import FolderLock, NewFolderLock, staged
 from compass_jax.signals import STATUSES, Ending, leave
@@ -64,12 +65,12 @@ def _told(args: argparse.Namespace, overrides: list[str]) -> int:
     try:
         return _run(args, overrides)
     except Exception as error:
-        text = errors.in_words(error)
+        text = words.in_words(error)
         if text is None:
             raise
         with contextlib.suppress(OSError):
             print(f"compass {args.command}: {text}", file=sys.stderr)
-        return 2 if isinstance(error, UserError) else 1
+        return error.exit_status if isinstance(error, CompassError) else 1
 
 
 # Large pages; freed memory stays with the process, in one arena (another one hands large blocks

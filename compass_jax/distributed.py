@@ -23,8 +23,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from compass_jax.config import ConfigError
 from compass_jax.config.errors import check
+from compass_jax.errors import CompassError
 
 VARIABLES = ("COMPASS_COORDINATOR", "COMPASS_PROCESSES", "COMPASS_PROCESS_ID")
 # exit status where another process was lost (EX_TEMPFAIL: the same command goes on); jax's own end
@@ -40,7 +40,7 @@ _THREADS = 64
 _SMALLEST = 1024  # bytes of an exchange: sizes are powers of two, so that few programs are compiled
 
 
-class DistributedError(RuntimeError):
+class DistributedError(CompassError, RuntimeError):
     """The processes did not find each other; the message names the address and what to check."""
 
 
@@ -159,7 +159,8 @@ def processes() -> Iterator[None]:
             jax.distributed.shutdown()
         except BaseException as error:  # SystemExit of a second SIGTERM, KeyboardInterrupt
             code = _told(name, error)
-            if _is_ours(error):  # its message says all; it may be the same in every process
+            # its message says all; it may be the same in every process
+            if isinstance(error, CompassError):
                 words.withdraw()
             os._exit(code)
 
@@ -190,13 +191,6 @@ class _LastWords:
         self._shell.communicate(b"done\n")
 
 
-def _is_ours(error: BaseException) -> bool:
-    """Whether it is one of this project's own errors, which say in their message what was wrong and
-    what to do.
-    """
-    return type(error).__module__.startswith("compass_jax")
-
-
 def _told(name: str, error: BaseException) -> int:
     """Says what ended this process; its exit code."""
     if isinstance(error, SystemExit | KeyboardInterrupt):
@@ -214,8 +208,8 @@ def _told(name: str, error: BaseException) -> int:
         )
         # jax's service names the process that was lost, and ends this one
         time.sleep(HEARTBEAT_S + 2)
-    elif _is_ours(error):
-        code = 2 if isinstance(error, ConfigError) else 1
+    elif isinstance(error, CompassError):
+        code = error.exit_status
         print(f"compass: {name}: {error}", file=sys.stderr, flush=True)
     else:
         code = 1

@@ -11,10 +11,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from compass_jax.errors import CompassError
 from compass_jax.untrusted import open_regular
 
 
-class LogError(RuntimeError):
+class LogError(CompassError, RuntimeError):
     """A log could not be written, was changed under the run, or lacks lines; the message names the
     file and what to do.
     """

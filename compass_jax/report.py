@@ -13,6 +13,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from compass_jax.errors import UserError
+
 # Colours that remain apart for colour-blind readers (Okabe and Ito).
 _BLUE, _ORANGE, _GREEN, _RED, _SKY, _GREY, _DARK = (
     "#0072B2",
@@ -38,7 +40,7 @@ _ROWS = (
 )
 
 
-class ReportError(ValueError):
+class ReportError(UserError):
     """There is nothing to report on, or a line of metrics is damaged; the message names the
     file.
     """

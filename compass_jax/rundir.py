@@ -15,6 +15,7 @@ from pathlib import Path
 
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config_io import config_from_json, config_to_json, differences
+from compass_jax.errors import CompassError
 from compass_jax.untrusted import read_text
 
 # How far and how often: settings that leave every step already taken as it was. `run_dir` only says
@@ -34,7 +35,7 @@ MOST_TOLD = 10  # settings that an error names
 MESHES = ("mesh.", "rollout_mesh", "rollout_apart")  # a checkpoint goes on on any mesh
 
 
-class RunDirectoryInUse(RuntimeError):
+class RunDirectoryInUse(CompassError, RuntimeError):
     """Another process is writing to the run directory; the message names its pid and host."""
 
 
@@ -50,7 +51,7 @@ class RunDirectoryUnusable(ConfigError):
     """
 
 
-class RunDirectoryGone(RuntimeError):
+class RunDirectoryGone(CompassError, RuntimeError):
     """The run directory was removed or replaced while the run was writing to it."""
 
 

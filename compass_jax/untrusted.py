@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from compass_jax.errors import UserError
+
 MOST_BYTES = 64 * 2**20
 MOST_LINE_BYTES = 8 * 2**20  # of JSON lines: several million characters of text
 MOST_DEPTH = 64
@@ -30,7 +32,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class UntrustedError(ValueError):
+class UntrustedError(UserError):
     """A file or text that cannot be used; the message says which, where in it, and what to do.
     Rooms raise their own kind of it.
     """

@@ -5,6 +5,7 @@ Each function returns the offences that it sees; test_house_rules runs them.
 from __future__ import annotations
 
 import ast
+import builtins
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -17,6 +18,7 @@ CODE_FOLDERS = ("compass_jax", "configs", "launch", "tests", "benchmarks")
 ANY = None
 BASE = {"records", "config", "masked", "untrusted"}
 MODEL = BASE | {"sharding", "model"}
+GROUND = {"errors"}  # what every room may import
 RUN = {"config", "config_io", "untrusted", "rundir", "telemetry", "board", "logfile", "report"}
 LAYERS = {
     "records": set(),
@@ -51,7 +53,8 @@ LAYERS = {
     "train.sft": ANY,
     "telemetry": {"config", "untrusted", "board", "logfile"},
     "board": set(),
-    "errors": {"config", "logfile"},
+    "errors": set(),
+    "words": {"config", "logfile"},
     "signals": set(),
     "command_line": set(),
     "logfile": {"untrusted"},
@@ -132,6 +135,8 @@ def layer_offences(module: str, tree: ast.AST) -> list[str]:
         if not name.startswith("compass_jax.") or allowed is ANY:
             continue
         target = room_of(name.removeprefix("compass_jax."))
+        if target in GROUND:
+            continue
         if (
             target is None
             or (target not in allowed and target.split(".")[0] not in allowed)
@@ -199,6 +204,22 @@ def docstring_offences(module: str, tree: ast.Module) -> list[str]:
         for node in public
         if not ast.get_docstring(node)
     ]
+
+
+def error_offences(module: str, tree: ast.Module) -> list[str]:
+    """Public exceptions that are no CompassError: a command would end with their traceback."""
+    found = []
+    for node in tree.body if module != "errors" else ():
+        bases = [getattr(b, "id", "") for b in node.bases] if isinstance(node, ast.ClassDef) else []
+        kinds = [getattr(builtins, name, None) for name in bases]
+        ours = [
+            kind
+            for kind in kinds
+            if not (isinstance(kind, type) and issubclass(kind, BaseException))
+        ]
+        if bases and not ours and not node.name.startswith("_"):
+            found.append(f"{module}: {node.name} is no CompassError")
+    return found
 
 
 def reserved_offences(module: str, tree: ast.AST) -> list[str]:

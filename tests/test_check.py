@@ -156,5 +156,5 @@ def test_what_is_nothing_to_check_is_told(tmp_path, capsys):
         (tmp_path, "is neither a run directory, nor a checkpoint, nor a Hugging Face folder"),
         (tmp_path / "none", "there is no such directory"),
     ):
-        assert cli.main(["check", str(path)]) == 1
+        assert cli.main(["check", str(path)]) == 2
         assert message in capsys.readouterr().err

@@ -212,7 +212,7 @@ def test_module_starts_and_answers_without_jax(tmp_path):
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
-    assert result.returncode == 1 and result.stderr.startswith(
+    assert result.returncode == 2 and result.stderr.startswith(
         "compass report: nothing/metrics.jsonl does not exist"
     ), result.stderr
     result = subprocess.run(

@@ -13,6 +13,7 @@ from house_rules import (
     PURE,
     ROOT,
     docstring_offences,
+    error_offences,
     field_offences,
     layer_offences,
     module_name,
@@ -29,7 +30,9 @@ def modules() -> dict[str, ast.Module]:
     return {module_name(file): ast.parse(text) for file, text in sources("compass_jax").items()}
 
 
-@pytest.mark.parametrize("check", [layer_offences, docstring_offences, reserved_offences])
+@pytest.mark.parametrize(
+    "check", [layer_offences, docstring_offences, error_offences, reserved_offences]
+)
 def test_every_module(check, modules):
     assert len(modules) > 20
     assert [x for name, tree in modules.items() for x in check(name, tree)] == []
@@ -181,6 +184,7 @@ OFFENCES = [
         'class A:\n    """x"""\n    def m(self):\n        return 1',
         "line 3: m has no docstring",
     ),
+    (error_offences, "a", "class E(ValueError):\n    pass", "E is no CompassError"),
     (
         reserved_offences,
         "rollout.engine",

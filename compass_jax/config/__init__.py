@@ -17,7 +17,7 @@ from compass_jax.config.data import (
     RolloutConfig,
     TaskSource,
 )
-from compass_jax.config.errors import ConfigError, UserError
+from compass_jax.config.errors import ConfigError
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.objective import Objective, objective_class
@@ -51,7 +51,6 @@ __all__ = [
     "SFTConfig",
     "ShapingConfig",
     "TaskSource",
-    "UserError",
     "ZeroVarianceConfig",
     "objective_class",
 ]

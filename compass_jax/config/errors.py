@@ -7,12 +7,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-
-class UserError(ValueError):
-    """Something that a person gave cannot be used; the message says what, where, and what to do.
-
-    A command that ends with it says the message alone and has exit status 2.
-    """
+from compass_jax.errors import UserError
 
 
 class ConfigError(UserError):

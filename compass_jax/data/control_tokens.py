@@ -17,6 +17,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from compass_jax.errors import UserError
+
 SENTINEL = "\ufdd0"
 _RESERVED = re.compile("[\ufdd0-\ufdef]")
 LONG = 4096  # characters
@@ -32,7 +34,7 @@ def ids_of(backend: Any, text: str) -> list[int]:
     return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
-class ControlTokenError(ValueError):
+class ControlTokenError(UserError):
     """Messages whose spellings of control tokens cannot be encoded as text."""
 
 

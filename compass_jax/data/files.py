@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from compass_jax.config import UserError
+from compass_jax.errors import UserError
 from compass_jax.untrusted import open_regular, parse_json, read_lines
 
 # of an integer in a row: a reference answer may be long; Python writes no number of more than 4,300

@@ -25,6 +25,7 @@ from compass_jax.data.template_worker import (
     read_frame,
     write_frame,
 )
+from compass_jax.errors import UserError
 
 WALL_S = 60.0  # of one request: the processor time ends it first, unless the machine is very busy
 TOGETHER = 256  # jobs in one request
@@ -34,7 +35,7 @@ MOST_CHARS = MOST_FRAME // 16  # of one conversation: a character may take 12 by
 Messages = Sequence[Mapping[str, Any]]
 
 
-class TemplateFailure(ValueError):
+class TemplateFailure(UserError):
     """A template did not render a conversation: it refused it, failed, or ran into a limit. The
     message says which.
     """

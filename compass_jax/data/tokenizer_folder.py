@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from compass_jax.config import UserError
+from compass_jax.errors import UserError
 from compass_jax.untrusted import read_text
 
 MOST_TEMPLATE = 2**20  # bytes

@@ -7,12 +7,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from compass_jax.config.ranges import shown
+from compass_jax.errors import UserError
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _REQUIRED = object()
 
 
-class WeightsError(ValueError):
+class WeightsError(UserError):
     """A model folder that cannot be read or written; the message names the file or tensor and what
     is wrong with it.
     """

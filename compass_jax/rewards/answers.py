@@ -17,6 +17,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from compass_jax.errors import CompassError
+
 MOST_CHARS = 10_000
 MOST_NESTED = 50
 MOST_DIGITS = 200  # of a number that is written
@@ -51,7 +53,7 @@ _NODES = (ast.Constant, ast.UnaryOp, ast.BinOp, ast.Name, ast.Call, ast.Load, as
 _NODES = (*_NODES, ast.Pow, *_OPERATORS)
 
 
-class AnswerError(ValueError):
+class AnswerError(CompassError, ValueError):
     """An answer outside of the grammar."""
 
 

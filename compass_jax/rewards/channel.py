@@ -14,6 +14,7 @@ import math
 import socket
 from typing import Any, NamedTuple
 
+from compass_jax.errors import CompassError
 from compass_jax.untrusted import parse_json
 
 LINE_BYTES = 2**16
@@ -21,7 +22,7 @@ SEND_LIMIT_S = 30.0  # a worker reads at once; one that does not is lost
 OUTCOMES = ("ok", "error", "timeout", "crash")
 
 
-class ChannelError(ValueError):
+class ChannelError(CompassError, ValueError):
     """A worker sent what no worker sends."""
 
 

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Sequence
 
-from compass_jax.config import UserError
+from compass_jax.errors import UserError
 from compass_jax.records import Score
 from compass_jax.rewards.checks import Check, Response
 

@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
+from compass_jax.errors import CompassError
 from compass_jax.rewards import guards
 
 PAGE_BYTES = 2**16
@@ -41,7 +42,7 @@ class Outcome(NamedTuple):
     detail: str = ""
 
 
-class SandboxError(RuntimeError):
+class SandboxError(CompassError, RuntimeError):
     """A process that can run no more calls: what the last one left could not be removed."""
 
 

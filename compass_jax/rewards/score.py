@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 
 from compass_jax.config import DataConfig, RewardConfig
+from compass_jax.errors import CompassError
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.channel import ChannelError, Said
 from compass_jax.rewards.checks import Response, checks_of
@@ -36,7 +37,7 @@ UNLUCKY_LIMIT = 5
 RESTARTS = 3
 
 
-class ScorerError(RuntimeError):
+class ScorerError(CompassError, RuntimeError):
     """The verifier workers cannot run at all; the message holds the worker's traceback."""
 
 

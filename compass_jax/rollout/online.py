@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compass_jax.errors import CompassError
 from compass_jax.rollout.engine import DecodeState, Engine
 from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
 
@@ -34,7 +35,7 @@ class Chunk(NamedTuple):
     finish: str
 
 
-class Full(RuntimeError):
+class Full(CompassError, RuntimeError):
     """As many requests wait as may."""
 
 

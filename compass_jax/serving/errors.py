@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+from compass_jax.errors import CompassError
 
-class BadRequest(ValueError):
+
+class BadRequest(CompassError, ValueError):
     """A request that cannot be answered; the message goes to the client, with the HTTP `status`."""
 
     def __init__(

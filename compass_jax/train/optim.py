@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import optax
 
 from compass_jax.config import OptimConfig
+from compass_jax.errors import CompassError
 from compass_jax.model.precision import at_least_float32
 from compass_jax.records import TrainState
 
 
-class TrainingDiverged(RuntimeError):
+class TrainingDiverged(CompassError, RuntimeError):
     """Several updates in a row had a gradient with NaN or infinity."""
 
 

@@ -21,6 +21,7 @@ from compass_jax import distributed
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config_io import flatten
 from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.errors import CompassError
 from compass_jax.rewards.checks import checks_of
 from compass_jax.rewards.score import Scorer
 from compass_jax.rewards.shared import SharedScorer
@@ -30,7 +31,7 @@ from compass_jax.weights import checkpoint
 from compass_jax.weights.carried import carry_files
 
 
-class RunRefused(RuntimeError):
+class RunRefused(CompassError, RuntimeError):
     """Process 0 could not open the run directory; the message is its error's."""
 
 

@@ -58,6 +58,8 @@ class CheckpointMismatch(CheckpointError):
     the first differences.
     """
 
+    exit_status = 2
+
 
 def save(
     run_dir: str | os.PathLike,

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from compass_jax.config import ConfigError, ModelConfig
 from compass_jax.config_io import from_plain, to_plain
+from compass_jax.errors import CompassError
 from compass_jax.untrusted import parse_json, read_text
 from compass_jax.weights import digests
 from compass_jax.weights.digests import Digest
@@ -35,7 +36,7 @@ _MOST_AXES = 32
 _MOST_BYTES = 2**60  # of one leaf
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(CompassError, RuntimeError):
     """A checkpoint could not be written, found or read; the message names the path and what to
     do."""
 

@@ -58,7 +58,7 @@ def test_a_weight_that_is_not_finite_is_refused_by_file_and_tensor(tmp_path, ten
             load_params(folder, MOE, asked)
     with pytest.raises(WeightsError, match="are NaN or infinite"):
         import_hf(folder, tmp_path / "run")
-    assert cli.main(["import-hf", str(folder), str(tmp_path / "run")]) == 1
+    assert cli.main(["import-hf", str(folder), str(tmp_path / "run")]) == 2
 
 
 def test_the_largest_weights_are_finite_and_those_that_a_type_cannot_hold_are_refused(
@@ -264,7 +264,7 @@ def test_a_configuration_of_absurd_size_is_refused_at_once(tmp_path, tensors, ch
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(raw | change))
     start = time.monotonic()
-    assert cli.main(["import-hf", str(folder), str(tmp_path / "run")]) == 1
+    assert cli.main(["import-hf", str(folder), str(tmp_path / "run")]) == 2
     assert time.monotonic() - start < 10
 
 

@@ -1,0 +1,42 @@
+"""Every error that the package raises on purpose has one base class, which says how a command
+ends.
+"""
+
+import pytest
+
+from compass_jax import distributed, words
+from compass_jax.check import CheckError
+from compass_jax.config import ConfigError
+from compass_jax.data.files import DataError
+from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.errors import CompassError
+from compass_jax.families.raw import UnsupportedModel, WeightsError
+from compass_jax.logfile import LogError
+from compass_jax.report import ReportError
+from compass_jax.rewards.faults import VerifierError
+from compass_jax.rundir import ConfigMismatch, RunDirectoryGone, RunDirectoryInUse
+from compass_jax.train.optim import TrainingDiverged
+from compass_jax.weights.checkpoint import CheckpointMismatch
+from compass_jax.weights.manifest import CheckpointError
+
+GIVEN = [ConfigError, ConfigMismatch, DataError, TokenizerError, VerifierError, WeightsError]
+GIVEN += [UnsupportedModel, CheckError, ReportError, CheckpointMismatch]
+BEFALLEN = [CheckpointError, LogError, RunDirectoryGone, RunDirectoryInUse, TrainingDiverged]
+
+
+@pytest.mark.parametrize("kind", GIVEN + BEFALLEN)
+def test_the_exit_status_is_the_errors_own(kind, capsys):
+    """Of a command in one process (cli) and in several (distributed) alike."""
+    assert issubclass(kind, CompassError)
+    error = kind("what was wrong")
+    status = 2 if kind in GIVEN else 1
+    assert words.in_words(error) == "what was wrong" and error.exit_status == status
+    assert distributed._told("process 1 of 2", error) == status
+    assert capsys.readouterr().err == "compass: process 1 of 2: what was wrong\n"
+
+
+def test_a_mistake_is_none_of_ours():
+    class Mistake(ValueError):
+        """As a library below may raise it."""
+
+    assert words.in_words(Mistake("x")) is None and words.in_words(KeyError("x")) is None
