@@ -11,25 +11,19 @@ import argparse
 import contextlib
 import glob
 import importlib.util
-import inspect
-import json
 import os
 import sys
-import typing
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from compass_jax import words
-from compass_jax.command_line import command_line
-from compass_jax.config import ConfigError, ProceduralSource, RunConfig, objective_class
-from compass_jax.config.errors import of_file
-from compass_jax.config_io import config_to_json, tuples
+from compass_jax.command_line import command_line, with_config
+from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config_io import config_to_json
+from compass_jax.configured import from_words, load_config, override
 from compass_jax.errors import CompassError
 from compass_jax.families import find as families
 from compass_jax.rundir import FolderLock, NewFolderLock, staged
 from compass_jax.signals import STATUSES, Ending, leave
-from compass_jax.untrusted import parse_json
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
             tune_allocator()
         pass_by_absent_tpus()
     parser = command_line()
-    args, overrides = parser.parse_known_args(argv)
+    args, overrides = parser.parse_known_args(with_config(sys.argv[1:] if argv is None else argv))
     if overrides and "config" not in args:
         parser.error(f"{args.command} does not know {' '.join(overrides)}")
     if argv is not None or args.command == "serve":  # a server ends in its own way
@@ -107,122 +101,6 @@ def pass_by_absent_tpus() -> None:
     devices = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*")
     if importlib.util.find_spec("libtpu") and not any(glob.glob(pattern) for pattern in devices):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
-
-def load_config(name: str) -> RunConfig:
-    """The RunConfig that a configuration file makes: its one public function, called without
-    arguments.
-
-    name: a path, or a bare name looked up as configs/<name>.py. Raises ConfigError where there is
-    no such file or function.
-    """
-    path = next(
-        (
-            p
-            for p in (Path(name), Path("configs") / name, Path("configs") / f"{name}.py")
-            if os.path.isfile(p)
-        ),
-        None,
-    )
-    if path is None:
-        known = ", ".join(sorted(p.stem for p in Path("configs").glob("*.py"))) or "none here"
-        raise ConfigError(
-            f"no configuration file {name[:200]}: give the path of a .py file, "
-            f"or one of configs/: {known}"
-        )
-    spec = importlib.util.spec_from_file_location(f"compass_config_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path}: a configuration is a Python file (.py)")
-    module = importlib.util.module_from_spec(spec)
-    with of_file(path):
-        spec.loader.exec_module(module)
-    own = [
-        f
-        for n, f in vars(module).items()
-        if inspect.isfunction(f) and not n.startswith("_") and f.__module__ == module.__name__
-    ]
-    if len(own) != 1:
-        names = ", ".join(f.__name__ for f in own) or "none"
-        raise ConfigError(
-            f"{path}: must have exactly one public function, which returns a RunConfig; it has"
-            f" {names}"
-        )
-    with of_file(path):
-        config = own[0]()
-    if not isinstance(config, RunConfig):
-        raise ConfigError(
-            f"{path}: {own[0].__name__}() returned {type(config).__name__}, not a RunConfig"
-        )
-    return config
-
-
-def override(config: RunConfig, arguments: list[str], prog: str = "compass") -> RunConfig:
-    """`config` with typed overrides applied (`--rl.steps 3`, `--rl.normalize-std False`,
-    `--data.sources.0.size 50`).
-
-    An unknown key (with the nearest ones) or a value of the wrong type is told on stderr and exits
-    with code 2.
-    """
-    import tyro
-
-    config, arguments = _with_objective(config, arguments)
-    registry = tyro.constructors.ConstructorRegistry()
-    registry.primitive_rule(_source_options)
-    with registry:
-        # Flat: which family of source, and whether there are experts, is decided by the
-        # configuration file.
-        hint = tyro.conf.configure(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)(
-            RunConfig
-        )
-        return tyro.cli(
-            hint, default=config, args=arguments, prog=prog, description=RunConfig.__doc__
-        )
-
-
-def _with_objective(config: RunConfig, arguments: list[str]) -> tuple[RunConfig, list[str]]:
-    """`config` with the objective that `--rl.objective NAME` asks for, and the other arguments:
-    which settings it has is known only then.
-    """
-    flag, left, name = "--rl.objective", [], ""
-    words = iter(arguments)
-    for word in words:
-        if word == flag:
-            name = next(words, "")
-        elif word.startswith(flag + "="):
-            name = word.removeprefix(flag + "=")
-        else:
-            left.append(word)
-            continue
-        if not name:
-            raise ConfigError(f"{flag}: name an objective after it")
-    if name == "dapo":
-        from compass_jax.rl.objectives.grpo import dapo
-
-        return replace(config, rl=dapo(config.rl, config.rollout.max_new_tokens)), left
-    if name == "dr_grpo":
-        from compass_jax.rl.objectives.grpo import dr_grpo
-
-        return replace(config, rl=replace(config.rl, objective=dr_grpo())), left
-    if name:
-        objective = objective_class(name)()
-        return replace(config, rl=replace(config.rl, objective=objective)), left
-    return config, left
-
-
-def _source_options(info: Any) -> Any:
-    """Lets tyro write a procedural source's options, whose values are of many types, as JSON."""
-    from tyro.constructors import PrimitiveConstructorSpec
-
-    hint = typing.get_type_hints(ProceduralSource)["options"]
-    if typing.get_args(info.type) != typing.get_args(hint):
-        return None
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="JSON",
-        instance_from_str=lambda words: tuples(parse_json(words[0], "options", error=ConfigError)),
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [json.dumps(value)],
-    )
 
 
 def _run(args: argparse.Namespace, overrides: list[str]) -> int:
@@ -310,12 +188,12 @@ def _plan(config: RunConfig, args: argparse.Namespace) -> int:
 
 
 def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
-    if args.config is None or args.config.startswith("-"):
+    quick = getattr(args, "model", None)
+    if not quick and (not args.config or args.config.startswith("-")):
         args.usage.print_help()
         return 0 if {"-h", "--help"} & set(overrides) else 2
-    config = override(
-        load_config(args.config), overrides, prog=f"compass {args.command} {args.config}"
-    )
+    made = from_words(args) if quick else load_config(args.config)
+    config = override(made, overrides, prog=f"compass {args.command} {args.config or ''}".strip())
     if args.command in STAGES:
         config = staged(config, STAGES[args.command])
     config = config.validate_for_rl() if args.command in ("train", "plan") else config.validate()

@@ -87,6 +87,8 @@ def _programs_option(parser: argparse.ArgumentParser) -> None:
 
 def _configured_options(sub: argparse.ArgumentParser, name: str) -> None:
     option = partial(_option, sub)
+    if name in ("sft", "train"):
+        _quick_options(sub, name)
     if name != "plan":  # it compiles for devices that are not here
         _programs_option(sub)
     if name in ("sft", "train"):
@@ -113,6 +115,33 @@ def _configured_options(sub: argparse.ArgumentParser, name: str) -> None:
         option("samples", "answers to each prompt", type=int, default=8)
         option("low", "keep prompts with a pass rate above this", type=float, default=0.0)
         option("high", "and below this", type=float, default=1.0)
+
+
+def _quick_options(sub: argparse.ArgumentParser, name: str) -> None:
+    option = partial(_option, sub)
+    text = "without CONFIG: a Hugging Face folder or a run directory, whose model and tokenizer "
+    option("model", text + "are used", metavar="FOLDER")
+    rows = "prompts" if name == "train" else "conversations"
+    option("data", f"with --model: files of {rows}, .jsonl or .parquet", nargs="+", metavar="FILE")
+    if name == "sft":
+        return
+    text = "with --model: what judges an answer: math, exact, ..., file.py:function or "
+    text += "module:function; several as NAME=WEIGHT (default: math)"
+    option("reward", text, nargs="+", default=["math"], metavar="NAME")
+    option("eval", "with --model: prompts to evaluate on, else a part of --data", metavar="FILE")
+    option("preset", "with --model: espo, gspo, grpo or dapo, as its paper has it", default="espo")
+
+
+def with_config(words: list[str]) -> list[str]:
+    """`words` with an empty CONFIG where --model takes its place: an override's value would be
+    read as one.
+    """
+    quick = (
+        words[:1] in (["sft"], ["train"])
+        and len(words) > 1
+        and any(word == "--model" or word.startswith("--model=") for word in words)
+    )
+    return [words[0], "", *words[1:]] if quick and words[1].startswith("-") else words
 
 
 def _serve_options(serve: argparse.ArgumentParser) -> None:

@@ -26,6 +26,10 @@ LAYERS = {
     "masked": set(),
     "chips": set(),
     "compiled": set(),
+    "configured": ANY,
+    "from_files": ANY,
+    "library": ANY,
+    "presets": {"config", "rl"},
     "tpu_versions": {"config"},
     "untrusted": set(),
     "plan": ANY,
@@ -72,7 +76,7 @@ LAYERS = {
     "openai_api": ANY,
     "cli": ANY,
     "__main__": ANY,
-    "__init__": set(),
+    "__init__": ANY,
 }
 ENGINE = ("engine", "state", "prefill", "insert", "decode", "kv_cache", "sampling")
 PURE = ("model", "rl", *(f"rollout.{part}" for part in ENGINE), "train.step")

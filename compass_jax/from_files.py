@@ -1,0 +1,256 @@
+"""A configuration for people who have none: made from a model's folder, files of data, a reward and
+the name of a method.
+
+The model and the tokenizer are the folder's, buckets fit the data's lengths, slots and
+micro-batches the memory of the devices. Everything that was chosen stands in the run's config.json,
+and can be overridden like any setting. The same files on the same machine give the same one, so
+that the same command goes on with a run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from compass_jax.config import (
+    ComputeConfig,
+    ConfigError,
+    DataConfig,
+    FileSource,
+    MeshConfig,
+    ModelConfig,
+    OptimConfig,
+    RLConfig,
+    RolloutConfig,
+    RunConfig,
+    SFTConfig,
+)
+from compass_jax.data.prompts import train_prompts
+from compass_jax.data.sft import sft_examples
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.model.params import abstract_params
+from compass_jax.presets import preset
+from compass_jax.rl.bucketing import best_buckets
+from compass_jax.weights.start import model_of, tokenizer_beside
+
+LONGEST_ANSWER = {"cpu": 256}  # new tokens where nobody says how many; elsewhere:
+LONGEST_ANSWER_ELSEWHERE = 8192
+MOST_SLOTS = {"cpu": 64}
+MOST_SLOTS_ELSEWHERE = 512
+# shares of the memory that is free once parameters, moments and gradients have their place
+CACHE_SHARE, ACTIVATION_SHARE = 0.4, 0.3
+ROUNDED_TO = 16  # tokens
+
+
+def rl_config(
+    model: str,
+    data: Sequence[str],
+    reward: str | Mapping[str, float] = "math",
+    evaluation: str = "",
+    method: str = "espo",
+) -> RunConfig:
+    """The configuration of an RL run.
+
+    Args:
+        model: a Hugging Face folder or a checkpoint, with its tokenizer.
+        data: files of prompts (.jsonl or .parquet), as FileSource reads them.
+        reward: a verifier's name, "module:function" or "file.py:function"; or weights of several.
+        evaluation: a file of prompts to evaluate on; empty: a part of `data` is held out.
+        method: one of presets.PRESETS.
+
+    Raises ConfigError, DataError, TokenizerError or WeightsError where one of them cannot be used.
+    """
+    found, folder = _model(model)
+    sources = tuple(FileSource(path, verifier=reward) for path in data)
+    prompts = DataConfig(sources=sources, tokenizer=folder)
+    if evaluation:
+        prompts = replace(prompts, eval_sources=(FileSource(evaluation, verifier=reward),))
+    lengths = [len(x.tokens) for x in train_prompts(prompts, _tokenizer(folder, found), seed=0)]
+    longest = min(max(lengths), found.max_positions // 2)
+    kept = [n for n in lengths if n <= longest]
+    buckets = best_buckets(kept, 2, _up(longest), multiple=max(ROUNDED_TO, _up(longest // 64)))
+    compute, mesh = _compute(found), _mesh(found)
+    rollout = _rollout(found, compute, mesh, buckets)
+    rl = _rl(method, found, compute, mesh, rollout, len(lengths))
+    return RunConfig(
+        name=_name(model, data),
+        model=found,
+        init_from=model,
+        compute=compute,
+        mesh=mesh,
+        rollout=rollout,
+        data=prompts,
+        rl=rl,
+    )
+
+
+def sft_config(model: str, data: Sequence[str]) -> RunConfig:
+    """The configuration of supervised fine-tuning on conversations; errors as those of
+    `rl_config`.
+    """
+    found, folder = _model(model)
+    compute, mesh = _compute(found), _mesh(found)
+    longest = found.max_positions
+    sft = SFTConfig(files=tuple(data), buckets=(longest,), optim=OptimConfig(learning_rate=1e-5))
+    config = RunConfig(
+        name=_name(model, data),
+        model=found,
+        init_from=model,
+        compute=compute,
+        mesh=mesh,
+        data=DataConfig(tokenizer=folder),
+        sft=sft,
+    )
+    examples, _ = sft_examples(config, _tokenizer(folder, found))
+    lengths = [len(example.tokens) for example in examples]
+    longest = min(_up(max(lengths)), longest)
+    buckets = best_buckets(lengths, 3, longest, multiple=max(ROUNDED_TO, _up(longest // 64)))
+    sft = replace(sft, buckets=buckets, batch=min(64, len(lengths)))
+    sft = replace(sft, micro_batch_tokens=_micro_batch(found, compute, mesh, buckets[-1]))
+    rollout = RolloutConfig(prompt_buckets=(16,), max_new_tokens=min(128, found.max_positions - 64))
+    return replace(config, sft=sft, rollout=rollout)
+
+
+# ---- what depends on the model -------------------------------------------------------------------
+
+
+def _model(path: str) -> tuple[ModelConfig, str]:
+    """(its model, its tokenizer's folder)."""
+    if not Path(path).is_dir():
+        raise ConfigError(f"--model {path}: there is no such folder; name one with config.json")
+    folder = tokenizer_beside(path)
+    if folder is None:
+        raise ConfigError(
+            f"--model {path}: no tokenizer.json is there; save the model's tokenizer there, too"
+        )
+    return model_of(path), str(folder)
+
+
+def _tokenizer(folder: str, model: ModelConfig) -> Tokenizer:
+    return Tokenizer.for_model(folder, model.vocab_size)
+
+
+def _name(model: str, data: Sequence[str]) -> str:
+    words = [Path(model).absolute().name, *(Path(path).stem for path in data[:2])]
+    return re.sub(r"[^\w.-]+", "_", "-".join(words))[:100]
+
+
+def _parameters(model: ModelConfig) -> int:
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(model, "float32")))
+
+
+def _compute(model: ModelConfig) -> ComputeConfig:
+    """bfloat16 on accelerators; large models recompute their layers, deep ones compile one body."""
+    narrow = jax.devices()[0].platform != "cpu"
+    deep, large = model.layers > 8, _parameters(model) > 1e9
+    return ComputeConfig(
+        dtype="bfloat16" if narrow else "float32",
+        remat=large,
+        scan_layers=deep,
+        scan_decode=deep and large,
+    )
+
+
+def _mesh(model: ModelConfig) -> MeshConfig:
+    """All devices: parameters in parts where the hidden size divides, whole copies otherwise."""
+    count = jax.device_count()
+    return MeshConfig(fsdp=count) if model.hidden % count == 0 else MeshConfig(replica=count)
+
+
+# ---- what depends on the memory ------------------------------------------------------------------
+
+
+def _memory() -> int:
+    """Bytes of one device; of a CPU's, half of the machine's or of the container's memory over its
+    simulated devices.
+    """
+    device = jax.devices()[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return min(there, int(text) if text.isdigit() else there) // 2 // jax.local_device_count()
+
+
+def _free(model: ModelConfig, compute: ComputeConfig, mesh: MeshConfig) -> int:
+    """Bytes of a device beside parameters, two moments, gradients and the sampler's copy."""
+    narrow = 2 if compute.dtype == "bfloat16" else 4
+    return max(_memory() - _parameters(model) * (16 + narrow) // mesh.fsdp, _memory() // 10)
+
+
+def _rollout(
+    model: ModelConfig,
+    compute: ComputeConfig,
+    mesh: MeshConfig,
+    buckets: tuple[int, ...],
+) -> RolloutConfig:
+    """Answers as long as the model's context leaves them, and as many slots, a power of two, as
+    their caches leave room for.
+    """
+    platform, context = jax.devices()[0].platform, model.max_positions
+    piece = RolloutConfig.cache_bucket if context >= 4 * RolloutConfig.cache_bucket else ROUNDED_TO
+    answer = min(
+        LONGEST_ANSWER.get(platform, LONGEST_ANSWER_ELSEWHERE),
+        context // piece * piece - buckets[-1],
+    )
+    config = RolloutConfig(prompt_buckets=buckets, max_new_tokens=answer, cache_bucket=piece)
+    width = 2 if compute.dtype == "bfloat16" else 4
+    token = 2 * model.layers * model.kv_heads * model.head_dim * width
+    room = CACHE_SHARE * _free(model, compute, mesh) * mesh.devices
+    most = MOST_SLOTS.get(platform, MOST_SLOTS_ELSEWHERE) * mesh.devices
+    slots = min(max(int(room / (token * config.max_length)), mesh.devices), most)
+    return replace(config, slots=2 ** int(math.log2(slots)))
+
+
+def _micro_batch(model: ModelConfig, compute: ComputeConfig, mesh: MeshConfig, longest: int) -> int:
+    """Tokens whose activations fit, at least one row on each device."""
+    width = 2 if compute.dtype == "bfloat16" else 4
+    inner = model.ffn if model.moe is None else model.moe.top_k * model.moe.ffn
+    layer = (8 * model.hidden + 3 * inner + 4 * model.heads * model.head_dim) * width
+    kept = model.layers * (model.hidden * width if compute.remat else layer) + layer
+    fitting = int(ACTIVATION_SHARE * _free(model, compute, mesh) / kept) * mesh.devices
+    return max(min(fitting, 16_384 * mesh.devices), longest * mesh.devices)
+
+
+def _rl(
+    method: str,
+    model: ModelConfig,
+    compute: ComputeConfig,
+    mesh: MeshConfig,
+    rollout: RolloutConfig,
+    prompts: int,
+) -> RLConfig:
+    """The method's settings; the samples of a step fill the slots once where the paper's are more.
+
+    Updates are fewer where a step has fewer prompts than them.
+    """
+    rl = preset(method, rollout.max_new_tokens)
+    fitting = max(rollout.slots // rl.group_size, 1)
+    rows = min(rl.prompts_per_step, fitting, prompts)
+    top = rollout.prompt_buckets[-1]
+    ends = [_up(top + rollout.max_new_tokens * share // 4) for share in (1, 2)]
+    longest = top + rollout.max_new_tokens
+    buckets = tuple(sorted({*(end for end in ends if end < longest), longest}))
+    return replace(
+        rl,
+        prompts_per_step=rows,
+        updates_per_rollout=math.gcd(rl.updates_per_rollout, rows),
+        buckets=buckets,
+        micro_batch_tokens=_micro_batch(model, compute, mesh, longest),
+        save_every=10,
+        eval_every=10,
+    )
+
+
+def _up(tokens: int) -> int:
+    """Rounded up to a multiple of ROUNDED_TO, at least one."""
+    return int(-(-max(int(np.int64(tokens)), 1) // ROUNDED_TO) * ROUNDED_TO)

@@ -1,0 +1,70 @@
+"""What `import compass_jax` offers to a program of one's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from compass_jax.compiled import keep_programs
+from compass_jax.config import ConfigError, RunConfig
+from compass_jax.from_files import rl_config
+from compass_jax.rundir import staged
+from compass_jax.train.loop import run_rl
+
+
+def train(
+    model: str,
+    data: Sequence[str],
+    reward: str | Callable[..., Any] | Mapping[str, float],
+    evaluation: str,
+    method: str,
+    run_dir: str,
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """See `compass_jax.train`."""
+    name = reward_name(reward) if callable(reward) else reward
+    config = rl_config(model, data, name, evaluation, method)
+    config = with_settings(dataclasses.replace(config, run_dir=run_dir), settings)
+    keep_programs()
+    return run_rl(staged(config, "rl"))
+
+
+def reward_name(function: Callable[..., Any]) -> str:
+    """`module:function` or `file.py:function`, by which a worker finds a function. ConfigError for
+    one that has no such name: of a notebook, or made within another function.
+    """
+    name, module = function.__qualname__, sys.modules.get(function.__module__)
+    file = getattr(module, "__file__", None)
+    if getattr(module, name, None) is not function or not (file or function.__module__):
+        raise ConfigError(
+            f"reward = {name}: a worker could not find it again; define it at the top of a file"
+        )
+    if function.__module__ != "__main__":
+        return f"{function.__module__}:{name}"
+    if not file:
+        raise ConfigError(
+            f"reward = {name}: it was typed in, and workers import files; write it to one and give"
+            ' its name, "my_rewards.py:score"'
+        )
+    return f"{file}:{name}"
+
+
+def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """`config` with settings by their dotted names; ConfigError for one that there is not."""
+    for name, value in settings.items():
+        config = _replaced(config, name.split("."), value, name)
+    return config
+
+
+def _replaced(part: Any, path: list[str], value: Any, name: str) -> Any:
+    known = [f.name for f in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
+    if path[0] not in known:
+        near = difflib.get_close_matches(path[0], known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"settings: there is no {name}{hint}")
+    if len(path) > 1:
+        value = _replaced(getattr(part, path[0]), path[1:], value, name)
+    return dataclasses.replace(part, **{path[0]: value})
