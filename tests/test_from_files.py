@@ -139,7 +139,7 @@ def test_one_call_trains_with_a_function(folder, monkeypatch, compile_lightly):
     out = library.train("model", ["prompts.jsonl"], my_reward.score, "", "espo", "called", settings)
     assert out["steps"] == 1 and "reward/mean" in out
     assert read_config("called").data.sources[0].verifier == "my_reward:score"
-    with pytest.raises(ConfigError, match="there is no rl.step; did you mean steps"):
+    with pytest.raises(ConfigError, match=r"there is no rl\.step; did you mean steps"):
         library.with_settings(read_config("called"), {"rl.step": 3})
 
 
