@@ -10,12 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from compass_jax.config import RolloutConfig
-from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.moe import unset_id
 from compass_jax.model.transformer import Transformer, apply
 from compass_jax.rollout.kv_cache import put_back, window
 from compass_jax.rollout.sampling import Sampler, sample
-from compass_jax.rollout.state import DecodeState, lay, lay_state
+from compass_jax.rollout.state import DecodeState, lay_state, next_logits
 
 
 def decoded(
@@ -82,7 +81,7 @@ def _token(model: Transformer, eos_id: int, params, state: DecodeState, sampler,
         cache=cache,
         table=pages,
     )
-    logits = lay(model.placement, logits_of(step.hidden[:, 0], head_weights(params)), "batch")
+    logits = next_logits(model, params, step.hidden[:, 0], sampler)
     each = state.temperature if sampler.per_request else None
     token, logp, entropy = sample(logits, state.keys, lengths, sampler, each, model.known)
     new = {"tokens": token, "logp": logp, "entropy": entropy, "wrote": live}

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt, UInt32
 
 from compass_jax.config import RolloutConfig
-from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.transformer import Transformer, apply, init_cache
 from compass_jax.rollout.sampling import Sampler, sample
-from compass_jax.rollout.state import Prefix, lay, lay_cache
+from compass_jax.rollout.state import Prefix, lay_cache, next_logits
 
 
 def prefilled(
@@ -27,7 +26,7 @@ def prefilled(
     """Prompts run once for all their samples, the first token of each drawn."""
     p, s = keys.shape[:2]
     last, cache, routing = _encode(model, rollout, params, tokens, lengths, routing)
-    logits = lay(model.placement, logits_of(last, head_weights(params)), "batch")
+    logits = next_logits(model, params, last, sampler)
     each = None if temperature is None else for_samples(temperature, s)
     first = sample(
         for_samples(logits, s),

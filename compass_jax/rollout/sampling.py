@@ -37,6 +37,11 @@ class Sampler:
     top_p: float = 1.0
     per_request: bool = False
 
+    @property
+    def truncates(self) -> bool:
+        """Whether it draws from a part of the vocabulary alone (`truncate`)."""
+        return self.top_k > 0 or self.top_p < 1.0
+
 
 def sample_keys(
     seed: int,

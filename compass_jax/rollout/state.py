@@ -4,17 +4,20 @@ lie on a mesh.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
 from compass_jax.config import RolloutConfig
+from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.transformer import Cache, Transformer
 from compass_jax.rollout.kv_cache import new_cache, pages_spec
+from compass_jax.rollout.sampling import Sampler
 from compass_jax.sharding import Placement, constrain
 
 
@@ -59,6 +62,18 @@ class DecodeState(NamedTuple):
 def lay(placement: Placement | None, x: Array, *axes: str | None) -> Array:
     """`x` on the mesh, by its first axes; the others are whole."""
     return constrain(placement, x, *axes, *(None,) * (x.ndim - len(axes)))
+
+
+def next_logits(
+    model: Transformer, params: Any, hidden: Float[Array, "n d"], sampler: Sampler
+) -> Float[Array, "n v"]:
+    """The logits of the next tokens. Over a mesh they stay split over the vocabulary, as the LM
+    head is: whole rows of them would gather the head in every token step.
+    """
+    placement = model.placement
+    logits = lay(placement, logits_of(hidden, head_weights(params)), "batch", "vocab")
+    # what is sorted has to be whole: the logits are gathered, which are far smaller than the head
+    return lay(placement, logits, "batch") if sampler.truncates else logits
 
 
 def lay_cache(placement: Placement | None, cache: Cache, rows: int) -> Cache:

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import EOS, make_prompt, random_params
@@ -20,9 +21,10 @@ from compass_jax.config import (
 )
 from compass_jax.model.params import place
 from compass_jax.model.quantize import Quantized
+from compass_jax.plan.collectives import collectives, total_bytes
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
-from compass_jax.rollout.sampling import Purpose
+from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.sharding import AXES, Placement, make_mesh
 from compass_jax.weights.sync import sync_weights
 
@@ -165,3 +167,60 @@ def test_a_mesh_of_other_devices_gets_its_weights_from_the_training():
     found, expected = {r.row: r.tokens.tolist() for r in job}, collect(None)[0]
     assert found == {row: r.tokens.tolist() for row, r in expected.items()}
     assert {d.id for d in job.routes.sharding.device_set} == {4, 5, 6, 7}
+
+
+# so many tokens that nothing but the LM head is as large as the LM head
+LARGE = dataclasses.replace(
+    MODEL, vocab_size=4096, layers=1, moe=dataclasses.replace(MODEL.moe, dense_layers=())
+)
+SAMPLERS = {
+    "plain": Sampler(),
+    "greedy": Sampler(0.0),
+    "top-k": Sampler(0.7, top_k=20),
+    "top-p": Sampler(1.0, top_p=0.8),
+}
+
+
+def engine_and_params(params, model, mesh):
+    compute = ComputeConfig(scan_layers=False)
+    placement = Placement(make_mesh(MeshConfig(**mesh)), "decode") if mesh else None
+    held = place(params, model, placement)
+    decode = hand_over(held, model, "float32", placement=placement)[0]
+    return Engine(model, compute, ROLLOUT, EOS, placement, known=model.vocab_size - 3), decode
+
+
+@pytest.mark.parametrize("sampler", ["plain", "top-p"])
+@pytest.mark.parametrize("mesh", [{"tensor": 8}, {"fsdp": 2, "expert": 2, "tensor": 2}], ids=named)
+def test_no_token_step_gathers_the_lm_head(mesh, sampler):
+    """All that a device sends in a token step, or in a prefill, is less than half of the head."""
+    engine, params = engine_and_params(random_params(LARGE), LARGE, mesh)
+    tokens, lengths = jnp.zeros((2, 8), jnp.int32), jnp.full((2,), 3, jnp.int32)
+    keys, how = jnp.zeros((2, 3, 2), jnp.uint32), SAMPLERS[sampler]
+    programs = [
+        Engine._generate.lower(engine, params, engine.init_decode_state(), jnp.int32(9), how, None),
+        Engine._prefill.lower(engine, params, tokens, lengths, keys, how, None, None),
+    ]
+    for program in programs:
+        sent = total_bytes(collectives(program.compile().as_text()).values())
+        assert 0 < sent < 4 * LARGE.hidden * LARGE.vocab_size / 2
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("mesh", [{"fsdp": 2, "expert": 2, "tensor": 2}], ids=named)
+def test_logits_in_parts_give_the_draws_of_one_device(mesh, sampler):
+    found = []
+    for where in (None, mesh):
+        job = Collection(
+            *engine_and_params(random_params(LARGE), LARGE, where),
+            PROMPTS,
+            SAMPLES,
+            Purpose.TRAIN,
+            0,
+            sampler=SAMPLERS[sampler],
+        )
+        found.append({r.row: r for r in job})
+    alone, split = found
+    assert len({tuple(r.response) for r in alone.values()}) > len(PROMPTS) - 1
+    for row, rollout in alone.items():
+        np.testing.assert_array_equal(split[row].tokens, rollout.tokens)
+        np.testing.assert_allclose(split[row].logp, rollout.logp, atol=1e-5)
