@@ -78,7 +78,7 @@ LAYERS = {
     "__main__": ANY,
     "__init__": ANY,
 }
-ENGINE = ("engine", "state", "prefill", "insert", "decode", "kv_cache", "sampling")
+ENGINE = ("engine", "state", "prefill", "insert", "decode", "kv_cache", "sampling", "sizes")
 PURE = ("model", "rl", *(f"rollout.{part}" for part in ENGINE), "train.step")
 IMPURE_MODULES = {
     "time",

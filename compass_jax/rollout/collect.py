@@ -20,6 +20,7 @@ from compass_jax.rollout.engine import DecodeState, Engine, Prefix
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
 from compass_jax.rollout.schedule import longest_first
+from compass_jax.rollout.sizes import prefill_rows
 from compass_jax.rollout.slots import OpenPrefix, Request, Slots
 from compass_jax.sharding import fetch
 
@@ -210,7 +211,7 @@ class Collection:
         two batch sizes).
         """
         config, s = self.engine.config, self.samples
-        sizes = sorted({-(-config.slots // s), -(-max(1, config.slots // 8) // s)})
+        sizes = prefill_rows(config, s)
         bucket = self.engine.bucket(len(self.prompts[self._queue[0]].tokens))
         wanted, taken, passed = min(-(-free // s), sizes[-1]), [], []
         while self._queue and len(taken) < wanted:

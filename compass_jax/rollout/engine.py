@@ -24,6 +24,7 @@ from compass_jax.rollout.insert import inserted
 from compass_jax.rollout.kv_cache import check_pages
 from compass_jax.rollout.prefill import prefilled
 from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
+from compass_jax.rollout.sizes import resume_buckets
 from compass_jax.rollout.state import DecodeState, Prefix, empty_state, lay, lay_state
 from compass_jax.sharding import Placement, move
 
@@ -103,12 +104,9 @@ class Engine:
         """Size to which `length` tokens of a sample that goes on are padded: a prompt bucket, or
         the longest one doubled until it holds them.
         """
-        size = self.config.prompt_buckets[-1]
-        if length <= size:
+        if length <= self.max_prefill_length:
             return self.bucket(length)
-        while size < length:
-            size *= 2
-        return min(size, self.config.max_length)
+        return next(size for size in resume_buckets(self.config) if size >= length)
 
     @partial(jax.jit, static_argnums=0)
     def init_decode_state(self) -> DecodeState:

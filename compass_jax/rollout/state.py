@@ -4,7 +4,6 @@ lie on a mesh.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
