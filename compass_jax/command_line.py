@@ -155,6 +155,18 @@ def _serve_options(serve: argparse.ArgumentParser) -> None:
     option("prompt-tokens", "longest prompt, a power of two", type=int, default=256)
     option("max-new-tokens", "longest answer", type=int, default=256)
     option("temperature", "of JetStream's requests; 0 is greedy", type=float, default=1.0)
+    text = "pages of the cache that the slots share; 0: each has room for the longest sequence"
+    option("cache-pages", text, type=int, default=0)
+    option("page-tokens", "positions of a page", type=int, default=16)
+    kinds = ["float32", "bfloat16"]
+    option("dtype", "of the weights and of what is computed", choices=kinds, default="float32")
+    text = "weights in 8 bits; auto: those that the chip multiplies fast"
+    option("quantize", text, choices=["off", "e4m3", "int8", "auto"], default="off")
+    text = "keys and values of the cache in 8 bits"
+    option("kv-quantize", text, choices=["off", "e4m3", "int8"], default="off")
+    option(
+        "mesh", "devices along each axis, as expert=4,tensor=2 (default: one device)", default=""
+    )
     option("openai", "HTTP, which everything below needs", action="store_true")
     option("max-waiting", "requests that may wait for a slot", type=int, default=64)
     text = "at most so many connections; one more closes the oldest idle or slow one"

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
 from compass_jax.openai_requests import Asked, Served
-from compass_jax.rollout.online import Chunk, OnlineBatcher, Request
+from compass_jax.rollout.online import Chunk, OnlineBatcher, Streamed
 from compass_jax.serving.errors import BadRequest
 from compass_jax.serving.places import Writer
 from compass_jax.serving.text import TextStream
@@ -52,24 +52,27 @@ class Answer:
                 loop, self._queue.put_nowait, self._piece, choice, chunk
             )
 
-        self._requests = [
-            Request(
-                tokens,
-                asked.max_tokens,
-                asked.temperature,
-                deliver(p * asked.n + i),
-                seed,
-                p * asked.n + i,
-            )
+        groups = [
+            [
+                Streamed.asked(
+                    tokens,
+                    asked.max_tokens,
+                    asked.temperature,
+                    deliver(sample),
+                    seed=seed,
+                    sample=sample,
+                )
+                for sample in range(p * asked.n, (p + 1) * asked.n)
+            ]
             for p, tokens in enumerate(asked.prompts)
-            for i in range(asked.n)
         ]
-        batcher.submit(*self._requests)
+        self._batcher = batcher
+        self._requests = [request for group in groups for request in group]
+        batcher.submit(*groups)
 
     def close(self) -> None:
         """Cancels every request that has not ended."""
-        for request in self._requests:
-            request.cancel()
+        self._batcher.cancel(self._requests)
 
     def usage(self) -> dict[str, int]:
         """Tokens so far."""
@@ -102,7 +105,7 @@ class Answer:
             logging.getLogger(__name__).exception("the tokenizer cannot decode")
             return Piece(choice, "", [], [], 0, "error")
         if stream.stopped:
-            self._requests[choice].cancel()
+            self._batcher.cancel([self._requests[choice]])
         return Piece(
             choice,
             text,

@@ -7,14 +7,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import jax
-
-from compass_jax.config import ConfigError, ModelConfig, RolloutConfig, RunConfig
+from compass_jax.config import ConfigError, DataConfig, MeshConfig, RolloutConfig, RunConfig
 from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.evaluate import decoder_of
 from compass_jax.openai_requests import Served
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.online import OnlineBatcher
@@ -22,8 +21,10 @@ from compass_jax.rollout.sampling import Sampler
 from compass_jax.serving.bound import bind, is_loopback
 from compass_jax.serving.guard import Guard, resolve_key
 from compass_jax.serving.limits import Limits, make_room_for
-from compass_jax.weights.start import init_or_load, model_of, tokenizer_beside
-from compass_jax.weights.sync import sync_weights
+from compass_jax.weights.start import model_of, tokenizer_beside
+
+if TYPE_CHECKING:
+    from compass_jax.serving.connections import Server
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,13 @@ class ServeConfig:
     prompt_tokens: int = 256
     max_new_tokens: int = 256
     temperature: float = 1.0  # of JetStream's requests, which bring none; 0: greedy
+    # as in a run's configuration: rollout.cache_pages and so on, and mesh, as "expert=4,tensor=2"
+    cache_pages: int = RolloutConfig.cache_pages
+    page_tokens: int = RolloutConfig.page_tokens
+    dtype: Literal["", "float32", "bfloat16"] = RolloutConfig.dtype
+    quantize: Literal["off", "e4m3", "int8", "auto"] = RolloutConfig.quantize
+    kv_quantize: Literal["off", "e4m3", "int8"] = RolloutConfig.kv_quantize
+    mesh: str = ""  # empty: one device
     openai: bool = False  # HTTP instead of gRPC
     # HTTP alone:
     max_waiting: int = 64  # sequences beyond those in slots
@@ -78,16 +86,35 @@ class ServeConfig:
             prompt_buckets=buckets,
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
-            tokens_per_call=8 if self.openai else 1,
+            tokens_per_call=8,
+            cache_pages=self.cache_pages,
+            page_tokens=self.page_tokens,
+            dtype=self.dtype,
+            quantize=self.quantize,
+            kv_quantize=self.kv_quantize,
         )
         config.validate()
         return config
 
+    def mesh_config(self) -> MeshConfig:
+        """The mesh that `mesh` names. ConfigError for what is no axis or no number."""
+        axes = [axis.name for axis in fields(MeshConfig)]
+        sizes: dict[str, int] = {}
+        for part in self.mesh.split(",") if self.mesh else ():
+            name, _, size = part.partition("=")
+            if name not in axes or name in sizes or not (size.isascii() and size.isdigit()):
+                text = f"must be as expert=4,tensor=2; the axes are {', '.join(axes)}"
+                raise ConfigError(f"--mesh {self.mesh!r}: {text}")
+            sizes[name] = int(size)
+        return MeshConfig(**sizes)
 
-def load(weights: str) -> tuple[ModelConfig, Any, Tokenizer]:
-    """(model, parameters in the decode layout, tokenizer). ConfigError where there is no such
-    folder or no tokenizer beside the weights.
+
+def make_engine(config: ServeConfig) -> tuple[Engine, Any, Tokenizer]:
+    """(engine, parameters in its layout and on its mesh, tokenizer) of what is served: those of a
+    rollout with these settings. ConfigError where there is no such folder or no tokenizer beside
+    the weights.
     """
+    rollout, mesh, weights = config.rollout(), config.mesh_config(), config.weights
     if not Path(weights).is_dir():
         raise ConfigError(
             f"{weights}: there is no such folder; give a run directory, a checkpoint, or a Hugging"
@@ -99,22 +126,10 @@ def load(weights: str) -> tuple[ModelConfig, Any, Tokenizer]:
             f"{weights} has no tokenizer beside it: serve the run directory, or an exported folder"
             " with tokenizer.json"
         )
-    tokenizer = Tokenizer.for_model(folder, model.vocab_size)
-    config = RunConfig(name="serve", model=model, init_from=weights)
-    params, _ = sync_weights(init_or_load(config, jax.random.key(0)), model, config.compute.dtype)
-    return model, params, tokenizer
-
-
-def make_engine(config: ServeConfig) -> tuple[Engine, Any, Tokenizer]:
-    """(engine, parameters, tokenizer) of what is served."""
-    rollout = config.rollout()
-    model, params, tokenizer = load(config.weights)
-    compute = RunConfig(name="serve", model=model).compute
-    return (
-        Engine(model, compute, rollout, tokenizer.eos_id, known=tokenizer.vocab_size),
-        params,
-        tokenizer,
-    )
+    mesh.validate("--mesh", model)
+    data = DataConfig(tokenizer=str(folder))
+    run = RunConfig(name="serve", model=model, rollout=rollout, mesh=mesh, data=data)
+    return decoder_of(run, weights)
 
 
 def start_jetstream(config: ServeConfig) -> Any:
@@ -134,7 +149,7 @@ def start_jetstream(config: ServeConfig) -> Any:
 
 
 @contextlib.contextmanager
-def openai_server(config: ServeConfig) -> Iterator[Any]:
+def openai_server(config: ServeConfig) -> Iterator[Server]:
     """A server that is ready to `run`, its port bound and its engine running meanwhile.
 
     ConfigError where uvicorn is not installed, where the address cannot be bound, for a host that

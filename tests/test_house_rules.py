@@ -64,7 +64,6 @@ STILL_TOO_LARGE = {
     "compass_jax/plan/memory.py _of_training",
     "configs/tiny_reasoning_cpu.py tiny_reasoning_cpu",
     "tests/rl/test_objectives.py",
-    "tests/test_openai_api.py",
     "tests/test_router_replay.py test_a_toy_run_end_to_end_and_again",
 }
 

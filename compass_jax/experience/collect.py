@@ -21,10 +21,11 @@ from compass_jax.experience.metrics import carried_metrics, growth_metrics, roun
 from compass_jax.experience.policies import doublings, grow, policy_of, queued
 from compass_jax.records import Outcome, Prompt, Rollout, SampleKey
 from compass_jax.rewards.score import Scorer
-from compass_jax.rollout.collect import Collection, RolloutStats
+from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose
+from compass_jax.rollout.stats import RolloutStats
 
 
 def new_buffer(engine: Engine, config: RLConfig) -> ExperienceBuffer:

@@ -293,6 +293,20 @@ class Engine:
             )
         return out, store
 
+    @partial(jax.jit, static_argnums=0)
+    def recent(
+        self, state: DecodeState, since: Int[Array, "slots"]
+    ) -> tuple[Int[Array, "slots n"], Float[Array, "slots n"], Float[Array, "slots n"]]:
+        """(tokens, logp, entropy) of each slot from position `since` on: as many as a prefill and
+        one call of `generate` can have added. What lies beyond a sequence's length says nothing.
+        """
+        at = since[:, None] + jnp.arange(self.config.tokens_per_call + 1, dtype=jnp.int32)[None]
+
+        def rows(x):
+            return jnp.take_along_axis(x, at, axis=1, mode="clip")
+
+        return rows(state.tokens), rows(state.logp), rows(state.entropy)
+
     @partial(jax.jit, static_argnums=(0, 3))
     def stored_routes(
         self, store: UInt[Array, "rows t l k"], rows: Int[Array, "n"], length: int

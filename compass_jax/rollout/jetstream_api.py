@@ -1,24 +1,23 @@
 """Our engine as one of JetStream's (google-jetstream 0.2.2): its orchestrator and its gRPC server
-drive it. The only file that imports jetstream.
+drive our batcher. The only file that imports jetstream.
 
-JetStream's engine returns no token from a prefill and knows neither samplers nor requests. So the
-first token, which our prefill has drawn, leaves with the first `generate`, and every later call
-hands out the tokens of the call before it, one behind; sampler and seed are the engine's own, and
-the k-th prefill of a process has the k-th key. Text is tokenised as it comes, without a chat
-template.
+JetStream names slots, and takes it for the end of a request when a slot gives no token in a call.
+The batcher's slots are its own: a request that JetStream put into a slot runs in any, or waits for
+pages, and a call decodes until every request that has not ended has a token to hand out. So pages
+and preemption work, and what is in flight goes on as it does in a rollout. Neither do JetStream's
+engines know samplers or requests: sampler and seed are the engine's own, and the k-th prefill of a
+process has the k-th key. Text is tokenised as it comes, without a chat template.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
 
 if "tree_map" not in vars(jax):  # JetStream's orchestrator calls it, current JAX has removed it
     jax.tree_map = jax.tree.map
@@ -27,27 +26,60 @@ from jetstream.core import config_lib, server_lib
 from jetstream.engine import engine_api, tokenizer_api, tokenizer_pb2
 
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.rollout.engine import DecodeState, Engine, Prefix
-from compass_jax.rollout.sampling import Sampler
+from compass_jax.records import Prompt
+from compass_jax.rollout.batcher import Batcher
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.request import Request
+from compass_jax.rollout.sampling import Purpose, Sampler
 
 # JetStream pads a request's tokens to one of these
 PREFILL_LENGTHS = tuple(2**n for n in range(4, 16))
 
 
-class Served(NamedTuple):
-    """Our decode state, and how far each slot's tokens were handed out."""
+@dataclass
+class Held:
+    """What JetStream put into a slot, and how many of its tokens it got."""
 
-    state: DecodeState
-    start: Int[Array, "slots"]  # tokens of the prompt
-    given: Int[Array, "slots"]  # position of the next token to hand out
+    request: Request
+    given: int = 0
+
+    @property
+    def ready(self) -> int:
+        """Tokens that can be handed out."""
+        return len(self.request.tokens) - len(self.request.prompt.tokens) - self.given
+
+    def next(self) -> tuple[int, int, int]:
+        """(the next token, 1, its number from 1 on); (0, 0, ...) after the last one.
+
+        JetStream drops a call whose number exceeds the request's limit, and looks before it takes
+        the token.
+        """
+        valid = self.ready > 0
+        place = len(self.request.prompt.tokens) + self.given
+        token = int(self.request.tokens[place]) if valid else 0
+        self.given += valid
+        return token, int(valid), self.given + (not valid)
+
+
+class Served:
+    """JetStream's decode state: the batcher, and what each of JetStream's slots holds."""
+
+    def __init__(self, batcher: Batcher, slots: int):
+        self.batcher = batcher
+        self.slots: list[Held | None] = [None] * slots
+
+    @property
+    def lacking(self) -> bool:
+        """Whether a request that goes on has no token to hand out."""
+        return any(x and not x.request.ended and not x.ready for x in self.slots)
 
 
 class JetStreamEngine(engine_api.Engine):
     """`engine` with its weights and tokenizer behind JetStream's interface.
 
-    A call hands out `tokens_per_call` tokens of each slot, so that JetStream stops a request at its
-    limit rounded up to a multiple of them: 1 is exact. ValueError where the longest prompt bucket
-    is none of JetStream's lengths: its prefill thread would die of it.
+    A call hands out one token of each slot, however many the engine decodes together. ValueError
+    where the longest prompt bucket is none of JetStream's lengths: its prefill thread would die of
+    it.
     """
 
     def __init__(
@@ -59,69 +91,64 @@ class JetStreamEngine(engine_api.Engine):
                 " from 16 to 32768 for JetStream"
             )
         self._engine, self._params, self._tokenizer = engine, params, tokenizer
-        self._sampler = sampler or engine.default_sampler()
-        self._requests = itertools.count()
+        self._sampler = sampler
+        self._numbers = itertools.count()
 
-    def load_params(self, *args, **kwargs) -> Any:
+    def load_params(self, *args: Any, **kwargs: Any) -> Any:
         """The weights that the engine was made with."""
         return self._params
 
     def prefill(
-        self, *, params, existing_prefix=None, padded_tokens: Int[Array, "t"], true_length: int
-    ) -> Prefix:
-        """One prompt; its first token is drawn here and handed out by the next `generate`.
-        ValueError for an `existing_prefix`.
-        """
-        return self._engine.prefill(
-            params=params,
-            existing_prefix=existing_prefix,
-            padded_tokens=jnp.asarray(padded_tokens, jnp.int32),
-            true_length=min(true_length, len(padded_tokens)),
-            sampler=self._sampler,
-            request_id=next(self._requests),
-        )
+        self,
+        *,
+        params: Any,
+        existing_prefix: Any = None,
+        padded_tokens: np.ndarray,
+        true_length: int,
+    ) -> Request:
+        """A request for this prompt, which the batcher prefills when it enters a slot. ValueError
+        for an `existing_prefix`.
 
-    def insert(self, prefix: Prefix, decode_state: Served, slot: int) -> Served:
-        """Puts the request into `slot`."""
-        length = prefix.lengths[0]
-        state = self._engine.insert(prefix, decode_state.state, slot)
-        return Served(
-            state, decode_state.start.at[slot].set(length), decode_state.given.at[slot].set(length)
-        )
+        Nothing runs on the devices: two threads that start programs on one mesh could wait for each
+        other for ever.
+        """
+        if existing_prefix is not None:
+            raise ValueError(
+                "prefill onto an existing prefix is not supported: pass the whole prompt"
+            )
+        tokens = np.asarray(padded_tokens, np.int32)[:true_length]
+        prompt = Prompt(next(self._numbers), 0, "", "", tokens, "")
+        return Request.of(prompt, 0, 0, len(tokens) + self._engine.config.max_new_tokens, 0)
+
+    def insert(self, prefix: Request, decode_state: Served, slot: int) -> Served:
+        """Puts the request into `slot`; the one before it is not wanted any more."""
+        before = decode_state.slots[slot]
+        if before is not None:
+            decode_state.batcher.cancel(before.request)
+        decode_state.slots[slot] = Held(prefix)
+        decode_state.batcher.add([prefix])
+        return decode_state
 
     def generate(self, params: Any, decode_state: Served) -> tuple[Served, engine_api.ResultTokens]:
-        """`tokens_per_call` tokens of every slot; those behind a sequence's end are not valid."""
-        state, _ = self._engine.generate(params, decode_state.state, self._sampler)
-        n = self._engine.config.tokens_per_call
-        data, given = self._hand_out(state, decode_state.start, decode_state.given)
+        """One token of every slot; those after a sequence's end are not valid."""
+        while decode_state.lacking:
+            decode_state.batcher.step()
+        rows = [(0, 0, 1) if held is None else held.next() for held in decode_state.slots]
         out = engine_api.ResultTokens(
-            data=data,
-            tokens_idx=(0, n),
-            valid_idx=(n, 2 * n),
-            length_idx=(2 * n, 2 * n + 1),
+            data=np.asarray(rows, np.int32),
+            tokens_idx=(0, 1),
+            valid_idx=(1, 2),
+            length_idx=(2, 3),
             samples_per_slot=1,
         )
-        return Served(state, decode_state.start, given), out
+        return decode_state, out
 
-    @partial(jax.jit, static_argnums=0)
-    def _hand_out(self, state: DecodeState, start, given):
-        at = (
-            given[:, None]
-            + jnp.arange(self._engine.config.tokens_per_call, dtype=jnp.int32)[None, :]
+    def init_decode_state(self, *args: Any, **kwargs: Any) -> Served:
+        """A batcher with empty slots."""
+        batcher = Batcher(
+            self._engine, self._params, Purpose.SERVE, 0, sampler=self._sampler, streams=True
         )
-        valid = at < state.lengths[:, None]
-        tokens = jnp.where(valid, jnp.take_along_axis(state.tokens, at, axis=1, mode="clip"), 0)
-        # JetStream drops a call whose length exceeds the request's limit, and looks before it takes
-        # the tokens.
-        length = given - start + 1
-        return jnp.concatenate(
-            [tokens, valid.astype(jnp.int32), length[:, None]], axis=1
-        ), jnp.minimum(at[:, -1] + 1, state.lengths)
-
-    def init_decode_state(self, *args, **kwargs) -> Served:
-        """An empty state."""
-        zero = jnp.zeros((self.max_concurrent_decodes,), jnp.int32)
-        return Served(self._engine.init_decode_state(), zero, zero)
+        return Served(batcher, self.max_concurrent_decodes)
 
     def get_tokenizer(self) -> tokenizer_pb2.TokenizerParameters:
         """Nothing: `build_tokenizer` has the tokenizer itself."""
@@ -153,7 +180,10 @@ class JetStreamEngine(engine_api.Engine):
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        """The first device."""
+        """The engine's; the first device where it has none."""
+        placement = self._engine.placement
+        if placement is not None:
+            return placement.mesh
         return jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
 
     @property
@@ -169,7 +199,7 @@ class JetStreamTokenizer(tokenizer_api.Tokenizer):
     def __init__(self, tokenizer: Tokenizer, engine: Engine):
         self._tokenizer, self._engine = tokenizer, engine
 
-    def encode(self, s: str, **kwargs) -> tuple[np.ndarray, int]:
+    def encode(self, s: str, **kwargs: Any) -> tuple[np.ndarray, int]:
         """(tokens padded to a bucket, how many there are). Of a longer prompt the last tokens are
         kept, as JetStream's own tokenizers do.
         """
@@ -185,7 +215,7 @@ class JetStreamTokenizer(tokenizer_api.Tokenizer):
             constant_values=self.pad_id,
         ), len(ids)
 
-    def decode(self, token_ids: list[int], **kwargs) -> str:
+    def decode(self, token_ids: list[int], **kwargs: Any) -> str:
         """Text. A token that is one byte of a longer character is spelt "<0xE5>", from which
         JetStream puts the character together.
         """

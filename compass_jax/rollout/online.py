@@ -1,8 +1,5 @@
-"""Continuous batching for requests that come at any time: one thread owns the slots, others hand in
-requests and read their tokens.
-
-The training rollout (collect.py) knows its requests beforehand and is driven by them; here they
-arrive, stream and are cancelled.
+"""Requests that come at any time, through the batcher: one thread drives it, others hand requests
+in and read their tokens.
 """
 
 from __future__ import annotations
@@ -10,17 +7,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from compass_jax.errors import CompassError
-from compass_jax.rollout.engine import DecodeState, Engine
-from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
+from compass_jax.records import Prompt
+from compass_jax.rollout.batcher import Batcher
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.request import Request
+from compass_jax.rollout.sampling import Purpose, Sampler
+from compass_jax.rollout.waiting import parted
 
 PER_REQUEST = Sampler(per_request=True)
 
@@ -39,45 +38,58 @@ class Full(CompassError, RuntimeError):
     """As many requests wait as may."""
 
 
+def _nowhere(chunk: Chunk) -> None:
+    """Nobody reads."""
+
+
 @dataclass(eq=False)
-class Request:
-    """One sequence to generate. `deliver` is called with each `Chunk`, in the batcher's thread; it
-    must not block.
+class Streamed(Request):
+    """A request whose tokens leave as they come: `deliver` is called with each `Chunk`, in the
+    batcher's thread; it must not block.
     """
 
-    tokens: np.ndarray  # int32 [t]
-    max_new_tokens: int
-    temperature: float
-    deliver: Callable[[Chunk], None]
-    seed: int = 0
-    sample: int = 0
-    cancelled: bool = field(default=False, init=False)
+    deliver: Callable[[Chunk], None] = _nowhere
+    given: int = 0  # tokens that were delivered, the prompt's included
 
-    def cancel(self) -> None:
-        """Gives the request up; its slot is free at the next tick."""
-        self.cancelled = True
+    @classmethod
+    def asked(
+        cls,
+        tokens: np.ndarray,
+        max_new_tokens: int,
+        temperature: float,
+        deliver: Callable[[Chunk], None],
+        *,
+        seed: int = 0,
+        sample: int = 0,
+    ) -> Self:
+        """A request of a client. Its draws depend on (seed, sample, position) alone."""
+        prompt = Prompt(seed % 2**32, 0, "", "", np.asarray(tokens, np.int32), "")
+        n = len(prompt.tokens)
+        options: dict[str, Any] = {"temperature": temperature, "deliver": deliver, "given": n}
+        return cls.of(prompt, sample, 0, n + max_new_tokens, 0, **options)
+
+    def hand_over(self, finish: str) -> None:
+        """Delivers what is new; nothing where nothing is, unless it ends."""
+        new, self.given = slice(self.given, None), len(self.tokens)
+        chunk = Chunk(self.tokens[new].tolist(), self.logp[new].tolist(), finish)
+        if chunk.tokens or finish:
+            self.deliver(chunk)
 
 
 class OnlineBatcher:
-    """Runs `engine` on whatever was submitted. Use it as a context manager, or `start` and `stop`
+    """A batcher and the thread that drives it. Use it as a context manager, or `start` and `stop`
     it.
 
-    ValueError for an engine whose slots share pages. A request's draws depend on (seed, sample,
-    position) alone. An error in the thread ends every request with "error" and is raised by the
-    next `submit`.
+    An error in the thread ends every request with "error" and is raised by the next `submit`.
     """
 
     def __init__(self, engine: Engine, params: Any, max_waiting: int):
-        if engine.config.cache_pages:
-            raise ValueError(
-                f"rollout.cache_pages = {engine.config.cache_pages}: OnlineBatcher assigns no"
-                " pages; use 0"
-            )
-        self.engine, self.params, self.max_waiting = engine, params, max_waiting
+        self.engine = engine
+        self.max_waiting = max_waiting
         self.error: BaseException | None = None
-        self._waiting: deque[Request] = deque()
-        self._owner: list[Request | None] = [None] * engine.config.slots
-        self._given = np.zeros(engine.config.slots, np.int64)
+        self._batcher = Batcher(engine, params, Purpose.SERVE, 0, sampler=PER_REQUEST, streams=True)
+        self._asked: deque[list[Streamed]] = deque()  # what the batcher has no room for yet
+        self._alive: dict[Streamed, None] = {}  # what has not ended, in the order in which it came
         self._changed = threading.Condition()
         self._running = self._stopped = False
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
@@ -105,12 +117,14 @@ class OnlineBatcher:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def submit(self, *requests: Request) -> None:
-        """Queues requests, all or none. Full if they do not fit into the queue now; ValueError for
-        more than ever do, and for a prompt that the engine cannot hold.
+    def submit(self, *groups: Sequence[Streamed]) -> None:
+        """Queues requests, all or none; those of a group have one prompt, and one prefill serves
+        them. Full if they do not fit into the queue now; ValueError for more than ever do, and for
+        a prompt that the engine cannot hold.
 
         RuntimeError after `stop`, or when the thread has failed: nobody would answer.
         """
+        requests = [request for group in groups for request in group]
         if len(requests) > self.max_waiting:
             raise ValueError(
                 f"{len(requests)} sequences are asked for at once, at most {self.max_waiting} may"
@@ -120,50 +134,57 @@ class OnlineBatcher:
             if not len(request.tokens):
                 raise ValueError("the prompt is empty")
             self.engine.bucket(len(request.tokens))
+            most = len(request.tokens) + self.engine.config.max_new_tokens
+            request.limit = min(request.limit, most)
         with self._changed:
             if self.error is not None:
                 raise RuntimeError("the engine has failed") from self.error
             if self._stopped:
                 raise RuntimeError("the batcher has stopped")
-            if len(self._waiting) + len(requests) > self.max_waiting:
-                self._forget_cancelled()
-            if len(self._waiting) + len(requests) > self.max_waiting:
+            self._forget_cancelled()
+            if self.waiting + len(requests) > self.max_waiting:
                 raise Full(
-                    f"{len(self._waiting)} requests wait and at most {self.max_waiting} may: try"
-                    " again later"
+                    f"{self.waiting} requests wait and at most {self.max_waiting} may: try again"
+                    " later"
                 )
-            self._waiting.extend(requests)
+            self._alive.update(dict.fromkeys(requests))
+            self._asked.extend(list(group) for group in groups)
             self._changed.notify()
+
+    def cancel(self, requests: Iterable[Streamed]) -> None:
+        """Gives requests up; their slots and pages are free at the next tick."""
+        self._batcher.cancel(*requests)
 
     @property
     def active(self) -> int:
         """Requests that hold a slot."""
-        return sum(owner is not None for owner in self._owner)
+        return sum(x.slot >= 0 for x in list(self._alive))
 
     @property
     def waiting(self) -> int:
         """Requests that wait for a slot."""
-        return len(self._waiting)
+        return sum(x.slot < 0 and not (x.ended or x.cancelled) for x in list(self._alive))
 
     def _forget_cancelled(self) -> None:
         """Requests that were given up while they waited make room for others."""
-        left = [request for request in self._waiting if request.cancelled]
-        self._waiting = deque(request for request in self._waiting if not request.cancelled)
-        for request in left:
-            request.deliver(Chunk([], [], "cancelled"))
+        groups, self._asked = self._asked, deque()
+        for group in groups:
+            left, stay = parted(group)
+            self._end(left, "cancelled")
+            if stay:
+                self._asked.append(stay)
 
     def _run(self) -> None:
         try:
-            state = self.engine.init_decode_state()
             while True:
                 with self._changed:
-                    self._changed.wait_for(
-                        lambda: not self._running or self._waiting or self.active
-                    )
+                    self._changed.wait_for(lambda: not self._running or self._alive)
                     if not self._running:
                         break
-                state = self._admit(state)
-                state = self._step(state)
+                    self._forget_cancelled()
+                    while self._asked and self._batcher.room > 0:
+                        self._hand_in(self._asked.popleft())
+                self._tick()
             self._end_all("cancelled")
         except BaseException as error:  # whatever it is, nobody may wait for it for ever
             with self._changed:
@@ -171,105 +192,35 @@ class OnlineBatcher:
             logging.getLogger(__name__).exception("the batcher ended")
             self._end_all("error")
 
+    def _hand_in(self, group: Sequence[Streamed]) -> None:
+        """A power of two of samples shares a prefill: so few programs are compiled."""
+        first = min(request.column for request in group)
+        width = max(request.column for request in group) + 1 - first
+        self._batcher.add(group, range(first, first + 2 ** (width - 1).bit_length()))
+
+    def _tick(self) -> None:
+        """One step of the batcher, and the new tokens of every request to whoever waits for
+        them.
+        """
+        self._batcher.step()
+        for request in list(self._alive):
+            if request.ended:
+                stopped = int(request.tokens[-1]) == self.engine.eos_id
+                self._end([request], "stop" if stopped else "length")
+            else:
+                request.hand_over("")
+
+    def _end(self, requests: Sequence[Streamed], finish: str) -> None:
+        with self._changed:
+            for request in requests:
+                self._alive.pop(request, None)
+        for request in requests:
+            request.hand_over("cancelled" if request.cancelled else finish)
+
     def _end_all(self, finish: str) -> None:
         with self._changed:
-            left = [*self._waiting, *(owner for owner in self._owner if owner is not None)]
-            self._waiting.clear()
-            self._owner = [None] * len(self._owner)
+            left = list(self._alive)
+            self._alive.clear()
+            self._asked.clear()
         for request in left:
             request.deliver(Chunk([], [], finish))
-
-    def _admit(self, state: DecodeState) -> DecodeState:
-        """Gives up cancelled requests, and puts waiting ones into free slots, one prefill each."""
-        for slot, owner in enumerate(self._owner):
-            if owner is not None and owner.cancelled:
-                state = self.engine.free_resource(jnp.int32(slot), state)
-                self._finish(slot, Chunk([], [], "cancelled"))
-        for slot in (s for s, owner in enumerate(self._owner) if owner is None):
-            request = self._next()
-            if request is None:
-                break
-            state = self._insert(state, request, slot)
-        return state
-
-    def _next(self) -> Request | None:
-        while True:
-            with self._changed:
-                if not self._waiting:
-                    return None
-                request = self._waiting.popleft()
-            if not request.cancelled:
-                return request
-            request.deliver(Chunk([], [], "cancelled"))
-
-    def _insert(self, state: DecodeState, request: Request, slot: int) -> DecodeState:
-        # from here on an error finds it
-        self._owner[slot], self._given[slot] = request, len(request.tokens)
-        length, bucket = len(request.tokens), self.engine.bucket(len(request.tokens))
-        tokens = np.zeros((1, bucket), np.int32)
-        tokens[0, :length] = request.tokens
-        one = np.zeros(1, np.uint32)
-        keys = _keys(
-            jnp.asarray(one + np.uint32(request.seed % 2**32)),
-            jnp.asarray(one),
-            jnp.asarray(one + np.uint32(request.sample)),
-        )
-        prefix = self.engine.prefill_multisampling(
-            params=self.params,
-            padded_tokens=jnp.asarray(tokens),
-            true_length=jnp.asarray([length], jnp.int32),
-            sampler=PER_REQUEST,
-            rng=keys[None],
-            num_samples=1,
-            temperature=jnp.asarray([request.temperature], jnp.float32),
-        )
-        return self.engine.bulk_insert(
-            prefix,
-            state,
-            jnp.asarray([[slot]], jnp.int32),
-            jnp.asarray([request.max_new_tokens], jnp.int32),
-        )
-
-    def _step(self, state: DecodeState) -> DecodeState:
-        """One generate call, and the new tokens of every request to whoever waits for them."""
-        if not self.active:
-            return state
-        config = self.engine.config
-        lengths = np.asarray(state.lengths)
-        longest = max(int(lengths[s]) for s, owner in enumerate(self._owner) if owner is not None)
-        read = min(
-            config.max_length,
-            -(-(longest + config.tokens_per_call) // config.cache_bucket) * config.cache_bucket,
-        )
-        state, _ = self.engine.generate(self.params, state, PER_REQUEST, read=read)
-        tokens, logp, lengths, live = jax.device_get(
-            (state.tokens, state.logp, state.lengths, state.live)
-        )
-        for slot, owner in enumerate(self._owner):
-            if owner is None:
-                continue
-            first, last = int(self._given[slot]), int(lengths[slot])
-            self._given[slot] = last
-            finish = (
-                ""
-                if live[slot]
-                else "stop"
-                if tokens[slot, last - 1] == self.engine.eos_id
-                else "length"
-            )
-            chunk = Chunk(
-                tokens[slot, first:last].tolist(), logp[slot, first:last].tolist(), finish
-            )
-            if finish:
-                self._finish(slot, chunk)
-            else:
-                owner.deliver(chunk)
-        return state
-
-    def _finish(self, slot: int, chunk: Chunk) -> None:
-        owner, self._owner[slot] = self._owner[slot], None
-        if owner is not None:
-            owner.deliver(chunk)
-
-
-_keys = jax.jit(lambda ids, visits, samples: sample_keys(0, Purpose.SERVE, ids, visits, samples))

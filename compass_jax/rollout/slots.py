@@ -5,66 +5,12 @@ every host of a pod counts alike.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-
-import numpy as np
 
 from compass_jax.config import RolloutConfig
-from compass_jax.records import Prompt, Rollout
-from compass_jax.rollout.engine import Prefix
 from compass_jax.rollout.pages import PagePool
+from compass_jax.rollout.request import Request
 from compass_jax.rollout.schedule import evenly
-
-
-@dataclass(eq=False)
-class Request:
-    """One sample on its way, in a slot or waiting for one. What it has so far is its own: a
-    preempted or carried one goes on where it stopped.
-
-    Its log-probs and entropies so far are on the host, its routes in row `row` of the route buffer;
-    a prefill over its tokens, replaying these routes (live ones without a buffer), brings back the
-    cache, and draws the next token with the key that the decoding step would have used.
-    """
-
-    prompt: Prompt
-    column: int  # its index in the group
-    row: int
-    limit: int  # tokens, prompt included, at which it is cut
-    tokens: np.ndarray  # int32 [t], prompt included
-    logp: np.ndarray  # float32 [t]
-    entropy: np.ndarray  # float32 [t]
-    versions: np.ndarray  # int32 [t]
-    length: int = 0  # tokens by now, those in the slot included
-    slot: int = -1
-
-    @classmethod
-    def of(cls, prompt: Prompt, column: int, row: int, limit: int, version: int) -> Request:
-        """A sample that has not begun; `version` of the policy that begins it."""
-        n = len(prompt.tokens)
-        zeros, versions = np.zeros(n, np.float32), np.full(n, version, np.int32)
-        return cls(prompt, column, row, limit, prompt.tokens, zeros, zeros, versions)
-
-    @classmethod
-    def again(cls, was: Rollout, limit: int) -> Request:
-        """A sample that was cut goes on."""
-        held = (was.tokens, was.logp, was.entropy, was.versions)
-        return cls(was.prompt, was.sample, was.row, limit, *held, length=len(was.tokens))
-
-    def rollout(self, eos_id: int) -> Rollout:
-        """What it has by now."""
-        truncated = int(self.tokens[-1]) != eos_id
-        held = (self.tokens, self.logp, self.entropy, truncated, self.versions)
-        return Rollout(self.prompt, self.column, *held, self.row)
-
-
-@dataclass
-class OpenPrefix:
-    """A prefix whose requests are not all in slots yet."""
-
-    prefix: Prefix
-    waiting: deque[tuple[int, Request]]  # (prompt row, request)
-    # by prompt row and group of slots: whose pages of the prompt others share
-    leader: dict[tuple[int, int], Request] = field(default_factory=dict)
+from compass_jax.rollout.waiting import OpenPrefix
 
 
 class Slots:
@@ -162,6 +108,6 @@ class Slots:
             leader is not None and leader.slot >= 0 and self.group(leader.slot) == self.group(slot)
         )
         shared = (leader.slot, len(request.prompt.tokens)) if sharing else (None, 0)
-        begun = len(request.tokens) > len(request.prompt.tokens)
-        spare = sum(self.group(x.slot) == self.group(slot) for x in self.entered) if begun else 0
+        others = sum(self.group(x.slot) == self.group(slot) for x in self.entered)
+        spare = others if request.begun else 0
         return self.pages.admit(slot, self._next_call(request, length), *shared, spare)

@@ -1,8 +1,8 @@
-"""Run by test_jetstream.py in a process of its own: JetStream's server over a tiny model, asked by
-JetStream's own gRPC client.
+"""JetStream's server over a tiny model, asked by JetStream's own gRPC client, in a process of its
+own.
 
-    python jetstream_session.py WEIGHTS PORT < {"prompts": [...], "max_tokens": [...]}        prints
-        {"texts": [...], "health": true}
+    python jetstream_session.py WEIGHTS PORT < {"prompts": [...], "max_tokens": [...], "serve":
+        {...}}          prints {"texts": [...], "health": true, "waiting": 0, "preempted": 0}
 """
 
 import json
@@ -10,19 +10,26 @@ import os
 import sys
 import threading
 
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
 import grpc
 
+from compass_jax.rollout.batcher import Batcher
 from compass_jax.serve import ServeConfig, start_jetstream
 
 
 def main() -> None:
     weights, port = sys.argv[1], int(sys.argv[2])
     asked = json.load(sys.stdin)
-    server = start_jetstream(
-        ServeConfig(
-            weights, port=port, slots=2, prompt_tokens=32, max_new_tokens=24, temperature=0.0
-        )
-    )
+    made: list[Batcher] = []
+    start = Batcher.__init__
+
+    def watched(self, *args, **options):
+        made.append(self)
+        start(self, *args, **options)
+
+    Batcher.__init__ = watched
+    server = start_jetstream(ServeConfig(weights, port=port, **asked["serve"]))
     from jetstream.core.proto import jetstream_pb2, jetstream_pb2_grpc
 
     stub = jetstream_pb2_grpc.OrchestratorStub(grpc.insecure_channel(f"127.0.0.1:{port}"))
@@ -39,14 +46,14 @@ def main() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120)
-    health = stub.HealthCheck(jetstream_pb2.HealthCheckRequest()).is_live
-    print(
-        json.dumps(
-            {"texts": texts, "health": health, "waiting": sum(t.is_alive() for t in threads)}
-        ),
-        flush=True,
-    )
+        thread.join(timeout=300)
+    found = {
+        "texts": texts,
+        "health": stub.HealthCheck(jetstream_pb2.HealthCheckRequest()).is_live,
+        "waiting": sum(thread.is_alive() for thread in threads),
+        "preempted": sum(batcher.stats.preempted for batcher in made),
+    }
+    print(json.dumps(found), flush=True)
     server.stop()
     os._exit(0)
 

@@ -11,11 +11,12 @@ import pytest
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, UNSET, make_prompt, random_params
 
 from compass_jax.model.params import to_decode
-from compass_jax.rollout import collect
-from compass_jax.rollout.collect import Collection, RolloutStats
+from compass_jax.rollout.batcher import Batcher
+from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, Sampler
+from compass_jax.rollout.stats import RolloutStats
 
 LOOSE = to_decode(random_params())
 ROLL = dataclasses.replace(ROLLOUT, max_new_tokens=8, cache_bucket=32)
@@ -242,7 +243,7 @@ def test_routes_stay_on_the_device_in_one_byte_a_choice(monkeypatch):
         fetched.extend(jax.tree.leaves(tree))
         return real(tree)
 
-    monkeypatch.setattr(collect.jax, "device_get", device_get)
+    monkeypatch.setattr(jax, "device_get", device_get)
     job = collection(prompts=PROMPTS[:2])
     assert len(list(job)) == 2 * SAMPLES and len(fetched) > 6
     assert {str(x.dtype) for x in fetched} == {"int32", "float32", "bool"} and max(
@@ -270,7 +271,7 @@ def test_the_longest_expected_start_first_and_no_sample_changes(reference, monke
     sample is the reference's.
     """
     expected = [3.0, float("nan"), 9.0, 1.0, 8.0, 2.0, 7.0]  # prompt 1 counts as the mean, 5
-    started, prefill = [], collect.Collection._prefill
+    started, prefill = [], Batcher._prefill
 
     def watched(self, free):
         opened = prefill(self, free)
@@ -279,7 +280,7 @@ def test_the_longest_expected_start_first_and_no_sample_changes(reference, monke
         )
         return opened
 
-    monkeypatch.setattr(collect.Collection, "_prefill", watched)
+    monkeypatch.setattr(Batcher, "_prefill", watched)
     rollouts = list(collection(2, expected=expected))
     assert started == [2, 4, 6, 1, 0, 5, 3]
     assert by_request(rollouts) == by_request(list(reference[0].values()))

@@ -1,4 +1,4 @@
-"""JetStream drives our engine: its server and client give, request by request, the text of our own
+"""JetStream drives our batcher: its server and client give, request by request, the text of our own
 rollout; and what `compass serve` refuses.
 """
 
@@ -13,99 +13,53 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from served import MODEL, PAGED, TOKENIZER, WHOLE, own_texts, parameters, saved
 
-from compass_jax.config import ComputeConfig, ConfigError, ModelConfig, MoEConfig, RolloutConfig
+from compass_jax.config import ConfigError
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.params import to_decode
-from compass_jax.model.transformer import init_params
-from compass_jax.records import Prompt
-from compass_jax.rollout.collect import Collection
-from compass_jax.rollout.engine import Engine
-from compass_jax.rollout.sampling import Purpose, Sampler
-from compass_jax.serve import ServeConfig, load
-from compass_jax.weights.hf import save_params
+from compass_jax.serve import ServeConfig, make_engine
 
 ROOT = Path(__file__).parent.parent.parent
-TOKENIZER = ROOT / "configs" / "tiny_tokenizer"
-MODEL = ModelConfig(
-    family="qwen3_moe",
-    vocab_size=384,
-    hidden=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    ffn=32,
-    rope_theta=100.0,
-    init_std=0.3,
-    max_positions=64,
-    moe=MoEConfig(experts=6, top_k=2, ffn=16),
-)
 TEXTS = ["1 + 2 = ", "State the final answer", "a", "", "x" * 40, "tschüß, 7 - 5"]
 LIMITS = [24, 5, 1, 12, 24, 20]
+PLAIN = {"slots": 2, "prompt_tokens": 32, "max_new_tokens": 24}
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     """A Hugging Face folder with a tokenizer."""
-    folder = tmp_path_factory.mktemp("serve") / "hf"
-    save_params(
-        init_params(MODEL, ComputeConfig(), jax.random.key(3)),
-        MODEL,
-        folder,
-        "float32",
-        tokenizer_from=TOKENIZER,
-    )
-    return folder
+    return saved(tmp_path_factory.mktemp("serve") / "hf")
 
 
-def own_texts(weights):
-    """Greedy, by our rollout: the last 32 tokens of each prompt, cut at its limit; the padding
-    token for the empty prompt.
-    """
-    model, params, tokenizer = load(str(weights))
-    rollout = RolloutConfig(slots=2, prompt_buckets=(16, 32), max_new_tokens=24, tokens_per_call=4)
-    engine = Engine(model, ComputeConfig(), rollout, tokenizer.eos_id, known=tokenizer.vocab_size)
-    ids = [tokenizer.encode(text)[-32:] or [tokenizer.pad_id] for text in TEXTS]
-    prompts = [
-        Prompt(i, 0, "", text, np.array(x, np.int32), "")
-        for i, (text, x) in enumerate(zip(TEXTS, ids, strict=True))
-    ]
-    found = {}
-    for rollout in Collection(
-        engine,
-        params,
-        prompts,
-        1,
-        Purpose.SERVE,
-        0,
-        sampler=Sampler(0.0),
-        keep_routing=False,
-        max_new_tokens=LIMITS,
-    ):
-        found[rollout.row] = tokenizer.decode(rollout.response)
-    return [found[i] for i in range(len(TEXTS))]
-
-
-def test_jetstreams_server_and_client_give_the_text_of_our_own_rollout(weights):
-    """Six requests at once on two slots, each with a limit of its own."""
+def jetstreams(weights, options):
+    """What JetStream's client gets from a server in a process of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    asked = json.dumps({"prompts": TEXTS, "max_tokens": LIMITS})
-    command = [
-        sys.executable,
-        str(Path(__file__).with_name("jetstream_session.py")),
-        str(weights),
-        str(port),
-    ]
+    asked = json.dumps(
+        {"prompts": TEXTS, "max_tokens": LIMITS, "serve": {**options, "temperature": 0}}
+    )
+    script = Path(__file__).with_name("jetstream_session.py")
+    command = [sys.executable, str(script), str(weights), str(port)]
     result = subprocess.run(
-        command, input=asked, capture_output=True, text=True, timeout=300, cwd=ROOT
+        command, input=asked, capture_output=True, text=True, timeout=600, cwd=ROOT
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
-    found = json.loads(result.stdout.splitlines()[-1])
-    expected = own_texts(weights)
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("options", "preempts"), [(PLAIN, False), (PAGED, True), (WHOLE, False)])
+def test_jetstreams_server_and_client_give_the_text_of_our_own_rollout(weights, options, preempts):
+    """Six requests at once, each with a limit of its own: on two slots; on four whose pages do not
+    last, so that some give way and go on; and in bfloat16 with 8-bit weights and keys and values,
+    with pages, on a mesh of eight devices.
+    """
+    found = jetstreams(weights, options)
+    expected = own_texts(weights, options, TEXTS, LIMITS)
+    preempted = found.pop("preempted")
     assert found == {"texts": expected, "health": True, "waiting": 0}
+    assert (preempted > 0) == preempts
     assert len(set(expected)) == len(TEXTS) and sum(len(text) > 10 for text in expected) >= 3
 
 
@@ -133,6 +87,8 @@ def test_a_byte_of_a_longer_character_is_known():
         ),
         ({"max_waiting": 3}, "--max-waiting 3 would do nothing without --openai"),
         ({"openai": True, "max_waiting": 0}, "--max-waiting 0: must be positive"),
+        ({"cache_pages": 9}, "rollout.cache_pages = 9: the longest sequence"),
+        ({"quantize": "int4"}, "rollout.quantize = 'int4'"),
     ],
 )
 def test_settings_that_cannot_be_served_are_refused(change, message):
@@ -140,17 +96,40 @@ def test_settings_that_cannot_be_served_are_refused(change, message):
         dataclasses.replace(ServeConfig("x"), **change).rollout()
 
 
+@pytest.mark.parametrize("mesh", ["expert", "expert=two", "experts=2", "tensor=2,tensor=2", ","])
+def test_a_mesh_that_names_no_axes_is_refused(mesh):
+    with pytest.raises(ConfigError, match=r"--mesh .* must be as expert=4,tensor=2; the axes are"):
+        ServeConfig("x", mesh=mesh).mesh_config()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mesh": "expert=4"}, r"--mesh.expert = 4"),
+        ({"mesh": "fsdp=0"}, r"--mesh.fsdp = 0: must be positive"),
+        ({"mesh": "replica=9"}, "the mesh of replica 9 needs 9 devices, there are 8"),
+        (
+            {"mesh": "fsdp=8", "slots": 8, "cache_pages": 36, "page_tokens": 16},
+            "8 groups of slots on devices of their own",
+        ),
+    ],
+)
+def test_a_mesh_that_the_model_or_the_machine_cannot_have_is_refused(weights, change, message):
+    with pytest.raises(ConfigError, match=message):
+        make_engine(ServeConfig(str(weights), **change))
+
+
 def test_weights_without_a_folder_or_without_a_tokenizer_are_refused(weights, tmp_path):
     with pytest.raises(ConfigError, match="there is no such folder"):
-        load(str(tmp_path / "nowhere"))
+        make_engine(ServeConfig(str(tmp_path / "nowhere")))
     bare = shutil.copytree(weights, tmp_path / "bare")
     (bare / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match="has no tokenizer beside it"):
-        load(str(bare))
+        make_engine(ServeConfig(str(bare)))
 
 
 def test_the_decode_layout_is_loaded(weights):
-    model, params, _ = load(str(weights))
-    expected = to_decode(init_params(MODEL, ComputeConfig(), jax.random.key(3)))
-    assert dataclasses.replace(model, init_std=MODEL.init_std) == MODEL
-    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    engine, params, tokenizer = make_engine(ServeConfig(str(weights)))
+    assert dataclasses.replace(engine.model_config, init_std=MODEL.init_std) == MODEL
+    assert engine.model.known == tokenizer.vocab_size
+    jax.tree.map(np.testing.assert_array_equal, params, to_decode(parameters()))

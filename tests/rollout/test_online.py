@@ -5,11 +5,22 @@ import time
 
 import numpy as np
 import pytest
-from tiny import MODEL
+from tiny import MODEL, random_params
 
 from compass_jax.config import ComputeConfig, RolloutConfig
+from compass_jax.model.params import to_decode
 from compass_jax.rollout.engine import Engine
-from compass_jax.rollout.online import Full, OnlineBatcher, Request
+from compass_jax.rollout.online import Full, OnlineBatcher, Streamed
+
+
+def asked(told=None, tokens=(1, 2), most=4, temperature=0.0, **others):
+    """A request that tells why it ended."""
+
+    def deliver(chunk):
+        if told is not None and chunk.finish:
+            told.append(chunk.finish)
+
+    return Streamed.asked(np.array(tokens, np.int32), most, temperature, deliver, **others)
 
 
 def batcher_of(max_waiting=8, slots=2):
@@ -25,30 +36,28 @@ def batcher_of(max_waiting=8, slots=2):
 def test_a_batcher_that_fails_ends_every_request_and_says_so(caplog):
     """Without weights the first prefill raises: who waits is told, and so is who comes later."""
     batcher, told = batcher_of(), []
-    request = Request(np.array([1, 2], np.int32), 4, 0.0, lambda chunk: told.append(chunk.finish))
     with batcher:
-        batcher.submit(request, dataclasses.replace(request))
+        batcher.submit([asked(told), asked(told)])
         deadline = time.time() + 60
         while len(told) < 2 and time.time() < deadline:
             time.sleep(0.05)
         assert told == ["error", "error"] and batcher.error is not None
         with pytest.raises(RuntimeError, match="the engine has failed"):
-            batcher.submit(request)
+            batcher.submit([asked(told)])
     assert "the batcher ended" in caplog.text
 
 
 def test_what_the_engine_cannot_hold_or_the_queue_has_no_room_for_is_refused():
     batcher = batcher_of(max_waiting=2)
-    request = Request(np.array([1, 2], np.int32), 4, 0.0, lambda chunk: None)
     with pytest.raises(ValueError, match="17 tokens exceeds"):
-        batcher.submit(dataclasses.replace(request, tokens=np.ones(17, np.int32)))
+        batcher.submit([asked(tokens=[1] * 17)])
     with pytest.raises(ValueError, match="empty"):
-        batcher.submit(dataclasses.replace(request, tokens=np.ones(0, np.int32)))
+        batcher.submit([asked(tokens=[])])
     with pytest.raises(ValueError, match="3 sequences are asked for at once, at most 2 may wait"):
-        batcher.submit(request, request, request)
-    batcher.submit(request, request)
+        batcher.submit([asked(), asked()], [asked()])
+    batcher.submit([asked()], [asked()])
     with pytest.raises(Full, match="2 requests wait and at most 2 may"):
-        batcher.submit(request)
+        batcher.submit([asked()])
 
 
 def test_a_batcher_that_has_stopped_takes_no_requests():
@@ -56,19 +65,64 @@ def test_a_batcher_that_has_stopped_takes_no_requests():
     with batcher:
         pass
     with pytest.raises(RuntimeError, match="the batcher has stopped"):
-        batcher.submit(Request(np.array([1, 2], np.int32), 4, 0.0, lambda chunk: None))
+        batcher.submit([asked()])
 
 
 def test_requests_that_were_given_up_while_they_waited_make_room():
     batcher = batcher_of(max_waiting=2)
     told = []
-    old = [
-        Request(np.array([1, 2], np.int32), 4, 0.0, lambda chunk: told.append(chunk.finish))
-        for _ in range(2)
-    ]
-    batcher.submit(*old)
+    old = [asked(told), asked(told)]
+    batcher.submit(old)
     assert batcher.waiting == 2
-    for request in old:
-        request.cancel()
-    batcher.submit(dataclasses.replace(old[0]))
+    batcher.cancel(old)
+    batcher.submit([asked()])
     assert told == ["cancelled", "cancelled"] and batcher.waiting == 1
+
+
+def test_through_few_pages_every_chunk_comes_once_and_in_order():
+    """Six samples of two prompts on four slots whose pages hold two: as without pages, for each
+    request alone.
+    """
+    rollout = RolloutConfig(
+        slots=4,
+        prompt_buckets=(16,),
+        max_new_tokens=24,
+        tokens_per_call=4,
+        cache_bucket=40,
+        page_tokens=4,
+    )
+    params, answers = to_decode(random_params()), []
+    for pages in (0, 12):
+        engine = Engine(MODEL, ComputeConfig(), dataclasses.replace(rollout, cache_pages=pages), 2)
+        with OnlineBatcher(engine, params, 8) as batcher:
+            chunks = {}
+            groups = [
+                [
+                    Streamed.asked(
+                        np.arange(1, 4 + 9 * p, dtype=np.int32),
+                        24,
+                        1.0,
+                        chunks.setdefault((p, i), []).append,
+                        seed=7 + p,
+                        sample=3 * p + i,
+                    )
+                    for i in range(3)
+                ]
+                for p in range(2)
+            ]
+            batcher.submit(*groups)
+            deadline = time.time() + 120
+            while sum(chunk.finish != "" for x in chunks.values() for chunk in x) < 6:
+                assert time.time() < deadline
+                time.sleep(0.02)
+            assert (batcher._batcher.stats.preempted > 0) == bool(pages)
+        assert sum(map(len, chunks.values())) > 12
+        assert not any(chunk.finish for found in chunks.values() for chunk in found[:-1])
+        answers.append(
+            {
+                key: ([t for chunk in found for t in chunk.tokens], found[-1].finish)
+                for key, found in chunks.items()
+            }
+        )
+        assert len({tuple(tokens) for tokens, _ in answers[-1].values()}) == 6
+    assert answers[0] == answers[1]

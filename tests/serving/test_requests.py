@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.openai_requests import Served, read
+from compass_jax.openai_requests import Served, chat_request, completion_request, read
 from compass_jax.serving.errors import BadRequest
 
 TOKENIZER = Tokenizer.load(Path(__file__).parent.parent.parent / "configs" / "tiny_tokenizer")
@@ -273,3 +273,27 @@ def test_other_threads_go_on_while_a_long_text_is_tokenised():
         turns += 1
     thread.join()
     assert turns > 20  # with Python's lock held throughout there are one or two
+
+
+def test_messages_that_are_none_are_refused():
+    for messages in (
+        None,
+        [],
+        ["hi"],
+        [{"role": "user"}],
+        [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
+    ):
+        with pytest.raises(BadRequest, match="messages must be"):
+            chat_request({"messages": messages}, SERVED)
+    assert (
+        chat_request(
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "max_completion_tokens": 3,
+                "top_p": 1.0,
+            },
+            SERVED,
+        ).max_tokens
+        == 3
+    )
+    assert completion_request({"prompt": [[1, 2], [3]], "stop": "x"}, SERVED).stop == ("x",)

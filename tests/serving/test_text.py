@@ -101,3 +101,23 @@ def test_stop_texts_that_nearly_match_cost_no_more():
     stop._back = Watched(stop._back)
     assert not any(stop.push("a") for _ in range(10_000)) and steps <= 10_000
     assert stop.push("b")
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_text_comes_whole_whatever_the_pieces(size):
+    """Characters of several bytes are never cut, and nothing of a stop text is sent before it is
+    certain not to be one.
+    """
+    text = "größer — 12 <answ <answer>7</answer>"
+    ids = TOKENIZER.encode(text)
+    for stop, expected in (
+        ((), text),
+        (("<answer>",), "größer — 12 <answ "),
+        (("never", "größer"), ""),
+    ):
+        stream = TextStream(TOKENIZER, stop)
+        pieces = [
+            stream.push(ids[i : i + size], i + size >= len(ids)) for i in range(0, len(ids), size)
+        ]
+        assert "".join(pieces) == expected and stream.stopped == bool(stop)
+        assert not any("\ufffd" in piece for piece in pieces)

@@ -151,7 +151,7 @@ def test_a_stop_request_during_a_rollout_loses_nothing(
     assert result["stopped"] and result["steps"] == (1 if pending else 2)
     assert bool(checkpoint.read_meta(tmp_path)["pending"]) is pending
     generated = []
-    monkeypatch.setattr(Collection, "_harvest", partial_harvest(generated))
+    monkeypatch.setattr(Collection, "_step", counting(generated))
     if pending:
         assert not run_rl(configured(tmp_path, steps=2))["stopped"]
         # the finished ones were not sampled again
@@ -164,13 +164,13 @@ def test_a_stop_request_during_a_rollout_loses_nothing(
         )
 
 
-def partial_harvest(generated, real=Collection._harvest):
-    def harvest(self, *args):
-        out = real(self, *args)
+def counting(generated, real=Collection._step):
+    def step(self):
+        out = real(self)
         generated.extend(out if self.purpose == 0 else [])
         return out
 
-    return harvest
+    return step
 
 
 def test_a_run_through_few_pages_is_the_same_run(undisturbed, tmp_path):

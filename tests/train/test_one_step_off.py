@@ -83,10 +83,10 @@ def test_the_rollout_runs_while_the_training_does(tmp_path, monkeypatch):
     """The training of a step waits for the first finished sample of the next: it would wait for
     ever if one came after the other.
     """
-    sampled, real, train = threading.Event(), Collection._harvest, Learner.train
+    sampled, real, train = threading.Event(), Collection._step, Learner.train
 
-    def harvest(self, state, done):
-        out = real(self, state, done)
+    def step(self):
+        out = real(self)
         if out and threading.current_thread() is not threading.main_thread():
             sampled.set()
         return out
@@ -95,7 +95,7 @@ def test_the_rollout_runs_while_the_training_does(tmp_path, monkeypatch):
         assert sampled.wait(120)
         return train(self, *args)
 
-    monkeypatch.setattr(Collection, "_harvest", harvest)
+    monkeypatch.setattr(Collection, "_step", step)
     monkeypatch.setattr(Learner, "train", waiting)
     result = run_rl(configured(tmp_path, steps=2))
     assert (
@@ -137,16 +137,16 @@ def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(
     result = run_rl(configured(stopped, **zero))
     assert result["stopped"] and result["steps"] == 1
     assert checkpoint.read_meta(stopped)["pending"]
-    rounds, generated, call, harvest, submit = (
+    rounds, generated, call, step, submit = (
         [],
         [],
         Collector.__call__,
-        Collection._harvest,
+        Collection._step,
         Scorer.submit,
     )
 
-    def counted(self, state, done):
-        out = harvest(self, state, done)
+    def counted(self):
+        out = step(self)
         generated.extend(out)
         return out
 
@@ -160,7 +160,7 @@ def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(
         rounds.append((version, len(generated)))
         return found
 
-    monkeypatch.setattr(Collection, "_harvest", counted)
+    monkeypatch.setattr(Collection, "_step", counted)
     monkeypatch.setattr(Scorer, "submit", submitted)
     monkeypatch.setattr(Collector, "__call__", watched)
     assert run_rl(configured(stopped, **zero))["steps"] == 3
@@ -192,18 +192,19 @@ def test_a_run_that_died_behind_a_checkpoint_repeats_its_steps_exactly(
 
 def test_a_training_that_fails_does_not_wait_for_the_whole_rollout(tmp_path, monkeypatch):
     """The rollout ahead is slow, and given up at its next sample."""
-    harvest, done = Collection._harvest, []
+    step, done = Collection._step, []
 
-    def slow(self, state, finished):
+    def slow(self):
+        finished = step(self)
         if threading.current_thread() is not threading.main_thread():
             time.sleep(1.0)
             done.extend(finished)
-        return harvest(self, state, finished)
+        return finished
 
     def failing(self, *args):
         raise TrainingDiverged("no number")
 
-    monkeypatch.setattr(Collection, "_harvest", slow)
+    monkeypatch.setattr(Collection, "_step", slow)
     monkeypatch.setattr(Learner, "train", failing)
     with pytest.raises(TrainingDiverged, match="no number"):
         run_rl(configured(tmp_path))
@@ -211,14 +212,14 @@ def test_a_training_that_fails_does_not_wait_for_the_whole_rollout(tmp_path, mon
 
 
 def test_an_error_in_the_rollout_ahead_ends_the_run(tmp_path, monkeypatch):
-    real = Collection._harvest
+    real = Collection._step
 
-    def failing(self, state, done):
+    def failing(self):
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("the device is gone")
-        return real(self, state, done)
+        return real(self)
 
-    monkeypatch.setattr(Collection, "_harvest", failing)
+    monkeypatch.setattr(Collection, "_step", failing)
     with pytest.raises(RuntimeError, match="the device is gone"):
         run_rl(configured(tmp_path))
 

@@ -230,16 +230,16 @@ def test_a_stop_waits_for_the_rollout_that_it_meets_and_goes_on_exactly(
     with monkeypatch.context() as patch:
         stop_at_sample(patch, number)
         assert run_rl(configured(tmp_path))["stopped"]
-    pending, real, again = checkpoint.read_meta(tmp_path)["pending"], Collection._harvest, []
+    pending, real, again = checkpoint.read_meta(tmp_path)["pending"], Collection._step, []
     saved = {(prompt, index) for prompt, _, index, *_ in pending["scores"]}
     assert len(pending["prompts"]) == 7 and len(saved) >= 16
 
-    def harvest(self, *args):
-        out = real(self, *args)
+    def step(self):
+        out = real(self)
         again.extend((r.prompt.id, r.sample) for r in out)
         return out
 
-    monkeypatch.setattr(Collection, "_harvest", harvest)
+    monkeypatch.setattr(Collection, "_step", step)
     assert run_rl(configured(tmp_path))["steps"] == 3
     assert again and not saved & set(again)
     assert numbers(tmp_path) == numbers(undisturbed)

@@ -1,0 +1,361 @@
+"""The continuous batcher: which request enters which slot when. Training, evaluation and servers
+drive it: they `add` requests, `step`, and `cancel` what nobody wants any more.
+
+Decisions depend only on numbered steps (the k-th generate call) and replicated device results,
+never on a clock, so every host of a pod takes the same ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, UInt
+
+from compass_jax.rollout.engine import DecodeState, Engine, Prefix
+from compass_jax.rollout.request import Request
+from compass_jax.rollout.routes import RouteBuffer
+from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
+from compass_jax.rollout.sizes import prefill_rows, resume_rows, share
+from compass_jax.rollout.slots import Slots
+from compass_jax.rollout.stats import RolloutStats
+from compass_jax.rollout.waiting import OpenPrefix, Waiting, parted
+from compass_jax.sharding import fetch
+
+
+class Batcher:
+    """Requests through the slots of an engine, which it owns with the pages of their caches.
+
+    One prefill serves the samples of a prompt, and prompts of one bucket share it. With
+    `rollout.cache_pages` a request enters a slot when pages are free for it; when they run out, the
+    youngest gives way and goes on later. No order and no slot changes a sample: keys belong to
+    samples.
+
+    Args:
+        params: in the engine's decode layout.
+        seed: with `purpose`, of every draw.
+        sampler: of all requests (None: the configuration's); a `per_request` one takes the
+            temperature that each brings.
+        version: of the policy that samples, which each token keeps.
+        routes: has a row for each request, where its routes lie once it has left its slot; None:
+            nobody keeps them.
+        stats: to go on counting in.
+        streams: whether a request has all of its tokens after every step, and not when it leaves
+            its slot alone. Prompts are then prefilled one by one: the first token of one waits for
+            no other's.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        params: Any,
+        purpose: Purpose,
+        seed: int,
+        *,
+        sampler: Sampler | None = None,
+        version: int = 0,
+        routes: RouteBuffer | None = None,
+        stats: RolloutStats | None = None,
+        streams: bool = False,
+    ):
+        self.engine = engine
+        self.params = params
+        self.purpose = purpose
+        self.seed = seed
+        self.sampler = sampler or engine.default_sampler()
+        self.version = version
+        self.routes = routes
+        self.stats = RolloutStats() if stats is None else stats
+        self.streams = streams
+        self.slots = Slots(engine.config, engine.slot_groups)
+        self._state: DecodeState = engine.init_decode_state()
+        self._waiting = Waiting()
+        self._any_cancelled = False
+
+    # ---- what its drivers call -------------------------------------------------------------------
+
+    def add(self, requests: Sequence[Request], columns: range | None = None) -> None:
+        """Queues samples of one prompt. Those that have begun are prefilled for themselves, before
+        all that are new.
+
+        columns: sample indices for which the prefill of the new ones draws (None: one each).
+        """
+        self._waiting.add(requests, columns)
+
+    def cancel(self, *requests: Request) -> None:
+        """Gives requests up: the next step ends them, and their slots and pages are free for it.
+        Any thread may call it.
+        """
+        for request in requests:
+            request.cancelled = True
+        self._any_cancelled = True
+
+    def step(self) -> list[Request]:
+        """Fills the slots and decodes once; the requests that have ended, which hold no slot any
+        more and have all of their tokens.
+        """
+        ended = self._leave_cancelled()
+        self._make_room()
+        self._fill()
+        if self.slots.entered:
+            live = self._decode()
+            done = [x for x in self.slots.entered if not live[x.slot]]
+            self._fetch([(x.slot, x) for x in done])
+            self._leave(done)
+            ended += done
+        return ended
+
+    def cut(self) -> list[Request]:
+        """What has begun and not ended, each with its tokens, its routes in its row."""
+        entered = self.slots.entered
+        self._fetch([(request.slot, request) for request in entered])
+        return [*entered, *self._waiting.begun]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do."""
+        return bool(self._waiting or self.slots.entered)
+
+    @property
+    def room(self) -> int:
+        """Free slots beyond those that waiting requests will take; negative where more wait."""
+        return self.engine.config.slots - len(self.slots.entered) - len(self._waiting)
+
+    # ---- out of slots before their end -----------------------------------------------------------
+
+    def _free(self, slot: int) -> None:
+        self._state = self.engine.free_resource(jnp.int32(slot), self._state)
+
+    def _leave_cancelled(self) -> list[Request]:
+        """The requests that were given up; wherever they were, they are there no more."""
+        if not self._any_cancelled:
+            return []
+        self._any_cancelled = False  # before it looks: what is cancelled now is found, or next time
+        left, _ = parted(self.slots.entered)
+        for request in left:
+            self._free(request.slot)
+        self._leave(left)
+        waited = self._waiting.leave_cancelled()
+        for request in waited:
+            request.ended = True
+        return left + waited
+
+    def _leave(self, requests: Sequence[Request]) -> None:
+        """Out of their slots, for ever."""
+        for request in requests:
+            request.ended = True
+            self.slots.leave(request)
+
+    def _make_room(self) -> None:
+        """Every request in a slot has the pages of its next call; those that gave way wait."""
+        victims = self.slots.preempt()
+        self._fetch(victims)
+        for slot, request in victims:
+            # victims come from the youngest on, so the oldest goes on first
+            self._waiting.begun.appendleft(request)
+            self._free(slot)
+        self.stats.preempted += len(victims)
+
+    # ---- into slots ------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Puts waiting samples into free slots: first those that have begun, then new ones,
+        prefilling when the open prefix is used up.
+        """
+        free, waiting = self.slots.free(), self._waiting
+        while free and waiting.begun:
+            if not self._resume(free):
+                return
+        while free and (waiting.groups or waiting.opened):
+            if waiting.opened is None:
+                waiting.opened = self._prefill(len(free))
+            entered = self._insert(waiting.opened, free)
+            if not waiting.opened.waiting:
+                waiting.opened = None
+            if not entered:
+                break
+
+    def _insert(self, opened: OpenPrefix, free: deque[int]) -> int:
+        """The number of samples of `opened` that entered a slot."""
+        slots = np.full(opened.prefix.first_token.shape, -1, np.int32)
+        most = np.ones(len(opened.prefix.lengths), np.int32)
+        entered = 0
+        while free and opened.waiting:
+            row, sample = opened.waiting[0]
+            if not self.slots.enter(sample, free, opened, row):
+                break
+            opened.waiting.popleft()
+            slots[row, opened.columns[row].index(sample.column)] = sample.slot
+            most[row] = sample.limit - len(sample.tokens)
+            entered += 1
+        if entered:
+            self._bulk_insert(opened.prefix, slots, most)
+        return entered
+
+    def _bulk_insert(self, prefix: Prefix, slots: np.ndarray, most: np.ndarray) -> None:
+        self._state = self.engine.bulk_insert(
+            prefix, self._with_table(), jnp.asarray(slots), jnp.asarray(most)
+        )
+
+    def _prefill(self, free: int) -> OpenPrefix:
+        """Prefills the next prompts of one bucket, as many as the free slots can take, in one of
+        the sizes that are compiled.
+        """
+        first = self._waiting.groups[0]
+        s, bucket = len(first.columns), self.engine.bucket(len(first.prompt.tokens))
+        sizes = [1] if self.streams else prefill_rows(self.engine.config, s)
+        taken = self._waiting.take_alike(self.engine.bucket, min(-(-free // s), sizes[-1]))
+        rows = next(size for size in sizes if size >= len(taken))
+        heads = [group.requests[0] for group in taken]
+        columns = [group.columns for group in taken]
+        prefix = self._run_prefill(heads, columns, (rows, bucket), None)
+        waiting = deque((r, x) for r, group in enumerate(taken) for x in group.requests)
+        return OpenPrefix(prefix, columns, waiting)
+
+    def _resume(self, free: deque[int]) -> int:
+        """Prefills samples that have begun, of one length bucket, and puts them into slots; how
+        many.
+        """
+        sizes = resume_rows(self.engine.config)
+        entered: list[Request] = []
+        begun = self._waiting.begun
+        bucket = self.engine.resume_bucket(len(begun[0].tokens))
+        for sample in list(begun):
+            fits = self.engine.resume_bucket(len(sample.tokens)) == bucket
+            if not (fits and len(entered) < sizes[-1] and free and self.slots.enter(sample, free)):
+                break
+            begun.popleft()
+            entered.append(sample)
+        if not entered:
+            return 0
+        size = next(size for size in sizes if size >= len(entered))
+        columns = [range(x.column, x.column + 1) for x in entered]
+        routes = self._stored_routes(entered, size, bucket)
+        prefix = self._run_prefill(entered, columns, (size, bucket), routes)
+        slots, most = np.full((size, 1), -1, np.int32), np.ones(size, np.int32)
+        for i, sample in enumerate(entered):
+            slots[i, 0], most[i] = sample.slot, sample.limit - len(sample.tokens)
+        self._bulk_insert(prefix, slots, most)
+        return len(entered)
+
+    def _stored_routes(
+        self, requests: Sequence[Request], size: int, length: int
+    ) -> UInt[Array, "n t l k"] | None:
+        """The routes so far of these requests, padded to `size` rows; None where none are kept."""
+        if self.routes is None or self.routes.rows is None:
+            return None
+        rows = self._rows(requests, size - len(requests))
+        return self.engine.stored_routes(self.routes.rows, rows, length)
+
+    def _run_prefill(
+        self,
+        requests: Sequence[Request],
+        columns: Sequence[range],
+        shape: tuple[int, int],
+        routing: UInt[Array, "n t l k"] | None,
+    ) -> Prefix:
+        """Runs the tokens of `requests`, padded to `shape`, for the samples `columns` of each."""
+        s = len(columns[0])
+        tokens, lengths = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
+        ids, visits = np.zeros(shape[0], np.uint32), np.zeros(shape[0], np.uint32)
+        each = np.zeros((shape[0], s), np.uint32)
+        temperature = np.zeros(shape[0], np.float32)
+        for r, x in enumerate(requests):
+            tokens[r, : len(x.tokens)], lengths[r] = x.tokens, len(x.tokens)
+            ids[r], visits[r], each[r] = x.prompt.id, x.prompt.visit, columns[r]
+            temperature[r] = x.temperature
+        keys = _jitted_keys(
+            self.seed,
+            self.purpose,
+            jnp.asarray(np.repeat(ids, s)),
+            jnp.asarray(np.repeat(visits, s)),
+            jnp.asarray(each.reshape(-1)),
+        )
+        self.stats.prefills += 1
+        return self.engine.prefill_multisampling(
+            params=self.params,
+            padded_tokens=jnp.asarray(tokens),
+            true_length=jnp.asarray(lengths),
+            sampler=self.sampler,
+            rng=keys.reshape(shape[0], s, 2),
+            num_samples=s,
+            temperature=jnp.asarray(temperature) if self.sampler.per_request else None,
+            routing=routing,
+        )
+
+    # ---- decoding, and to the host ---------------------------------------------------------------
+
+    def _with_table(self) -> DecodeState:
+        pages = self.slots.pages
+        if pages is None:
+            return self._state
+        return self._state._replace(table=jnp.asarray(pages.table.copy()))
+
+    def _decode(self) -> np.ndarray:
+        """One generate call; which slots are still live. The cache is read up to the longest live
+        sequence, rounded up to a bucket.
+        """
+        config, entered = self.engine.config, self.slots.entered
+        longest = max(sample.length for sample in entered)
+        buckets = -(-(longest + config.tokens_per_call) // config.cache_bucket)
+        read = min(config.max_length, buckets * config.cache_bucket)
+        # for want of pages: what waits needs more than these
+        empty = config.slots - len(entered)
+        wanted = empty + share(config) if self._waiting else None
+        self._state, steps = self.engine.generate(
+            self.params, self._with_table(), self.sampler, read=read, wanted_free=wanted
+        )
+        recent = self._recent() if self.streams else None
+        (live, lengths), taken, recent = fetch(
+            ((self._state.live, self._state.lengths), steps, recent)
+        )
+        for sample in entered:
+            self.stats.live_steps += int(lengths[sample.slot]) - sample.length
+            sample.length = int(lengths[sample.slot])
+            if recent is not None:
+                found = (x[sample.slot] for x in recent)
+                self.stats.tokens += sample.take(*found, self.version)
+        self.stats.calls += 1
+        self.stats.steps += int(taken)
+        self.stats.slot_steps += int(taken) * config.slots
+        return live
+
+    def _recent(self) -> tuple[Array, Array, Array]:
+        """What each slot has beyond what the host has: (tokens, logp, entropy) `[slots n]`."""
+        since = np.zeros(self.engine.config.slots, np.int32)
+        for sample in self.slots.entered:
+            since[sample.slot] = len(sample.tokens)
+        return self.engine.recent(self._state, jnp.asarray(since))
+
+    def _rows(self, requests: Sequence[Request], padding: int) -> Array:
+        """Their rows of the route buffer, then some that there are not."""
+        nowhere = 0 if self.routes is None else len(self.routes)
+        return jnp.asarray([x.row for x in requests] + [nowhere] * padding, jnp.int32)
+
+    def _fetch(self, samples: Sequence[tuple[int, Request]]) -> None:
+        """Brings what the (slot, sample) have to the host, an eighth of the slots at a time; their
+        routes stay on the device.
+        """
+        if self.streams and self.routes is None:
+            return  # it is there
+        size = share(self.engine.config)
+        store = None if self.routes is None else self.routes.rows
+        for at in range(0, len(samples), size):
+            part = samples[at : at + size]
+            padding = size - len(part)
+            slots = jnp.asarray([slot for slot, _ in part] + [0] * padding, jnp.int32)
+            rows = self._rows([sample for _, sample in part], padding)
+            arrays, store = self.engine.harvest(self._state, store, slots, rows)
+            if self.routes is not None:
+                self.routes.rows = store
+            arrays = fetch(arrays)
+            for i, (_, sample) in enumerate(part):
+                found = (x[i, len(sample.tokens) :] for x in arrays)
+                self.stats.tokens += sample.take(*found, self.version)
+
+
+_jitted_keys = jax.jit(sample_keys, static_argnums=(0, 1))

@@ -1,0 +1,125 @@
+"""A tiny served model: its weights, a server that runs meanwhile, and our own rollout's answer."""
+
+import contextlib
+import dataclasses
+import http.client
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig, RolloutConfig
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.model.params import to_decode
+from compass_jax.model.transformer import init_params
+from compass_jax.records import Prompt
+from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.sampling import Purpose, Sampler
+from compass_jax.serve import ServeConfig, make_engine, openai_server
+from compass_jax.weights.hf import save_params
+
+TOKENIZER = Path(__file__).parent.parent / "configs" / "tiny_tokenizer"
+MODEL = ModelConfig(
+    family="qwen3_moe",
+    vocab_size=384,
+    hidden=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    ffn=32,
+    rope_theta=100.0,
+    init_std=0.3,
+    max_positions=64,
+    moe=MoEConfig(experts=6, top_k=2, ffn=16),
+)
+MOST, LONG = 48, "x" * 30
+# Pages that do not last for four slots; and what a rollout on a pod may have, all of it.
+PAGED = {"slots": 4, "prompt_tokens": 32, "max_new_tokens": 24, "cache_pages": 16, "page_tokens": 4}
+WHOLE = {**PAGED, "cache_pages": 64, "dtype": "bfloat16", "quantize": "int8"}
+WHOLE |= {"kv_quantize": "int8", "mesh": "fsdp=2,expert=2,tensor=2"}
+
+
+def parameters():
+    """The model's, as a training has them."""
+    return init_params(MODEL, ComputeConfig(), jax.random.key(3))
+
+
+def saved(folder):
+    """The model as a Hugging Face folder with a tokenizer."""
+    save_params(parameters(), MODEL, folder, "float32", tokenizer_from=TOKENIZER)
+    return folder
+
+
+@contextlib.contextmanager
+def served(folder, **options):
+    """The ServeConfig, its port known, of a server for OpenAI's clients that runs meanwhile."""
+    config = ServeConfig(str(folder), port=0, openai=True, **options)
+    with openai_server(config) as running:
+        thread = threading.Thread(target=running.run)
+        thread.start()
+        while not running.started:
+            time.sleep(0.05)
+        yield dataclasses.replace(config, port=running.address[1])
+        running.should_exit = True
+        thread.join()
+
+
+def own(text_or_ids, limit, temperature=0.0):
+    """Our rollout's answer: (text, log-probs without the end token's, finish reason)."""
+    tokenizer = Tokenizer.load(TOKENIZER)
+    ids = tokenizer.encode(text_or_ids) if isinstance(text_or_ids, str) else text_or_ids
+    rollout = RolloutConfig(slots=2, prompt_buckets=(16, 64), max_new_tokens=MOST)
+    engine = Engine(MODEL, ComputeConfig(), rollout, tokenizer.eos_id, known=tokenizer.vocab_size)
+    ((text, logp, truncated),) = rolled_out(
+        engine, to_decode(parameters()), tokenizer, [ids], [limit], temperature
+    )
+    return text, logp, "length" if truncated else "stop"
+
+
+def own_texts(weights, options, texts, limits):
+    """Greedy, by a collection with the settings of a server: of each prompt the last tokens that
+    it takes, the padding token for an empty one.
+    """
+    config = ServeConfig(str(weights), **options)
+    engine, params, tokenizer = make_engine(config)
+    most = config.prompt_tokens
+    ids = [tokenizer.encode(text)[-most:] or [tokenizer.pad_id] for text in texts]
+    return [text for text, _, _ in rolled_out(engine, params, tokenizer, ids, limits)]
+
+
+def rolled_out(engine, params, tokenizer, prompts, limits, temperature=0.0):
+    """(text, log-probs without the end token's, whether it was cut) for the ids of each prompt, by
+    a Collection over them all.
+    """
+    made = [Prompt(i, 0, "", "", np.array(ids, np.int32), "") for i, ids in enumerate(prompts)]
+    job = Collection(
+        engine,
+        params,
+        made,
+        1,
+        Purpose.SERVE,
+        0,
+        sampler=Sampler(temperature),
+        keep_routing=False,
+        max_new_tokens=limits,
+    )
+    found = {}
+    for r in job:
+        logp = r.logp[len(r.prompt.tokens) :]
+        answer = tokenizer.decode(r.response), logp if r.truncated else logp[:-1], r.truncated
+        found[r.row] = answer
+    return [found[i] for i in range(len(made))]
+
+
+def ask(server, method, path, body=None, **headers):
+    """(status, headers, body) of one exchange."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request(method, path, body, {"content-type": "application/json", **headers})
+    response = connection.getresponse()
+    found = response.status, dict(response.getheaders()), response.read()
+    connection.close()
+    return found
