@@ -225,6 +225,7 @@ def _command(
     argv: list[str], spy: Spy | None, said: Path, before: Callable[[], None] | None
 ) -> int:
     from compass_jax.cli import main
+    from compass_jax.signals import Ending
 
     def take(outcome: Any) -> None:
         (said / "outcome").write_text(json.dumps(outcome))
@@ -235,7 +236,8 @@ def _command(
             spy(take)
         if before is not None:
             before()
-        return main(argv)
+        with Ending("compass"):  # as __main__ does
+            return main(argv)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
