@@ -156,9 +156,10 @@ class RunDir(FolderLock):
     def _settle_config(self) -> bool:
         """Writes config.json; True where a run of a compatible one has begun."""
         file = self.path / "config.json"
-        begun = os.path.lexists(file) and not nothing_trained(self.path)
-        if begun:
-            check_same_run(read_config(self.path), self.config, str(self.path))
+        old = read_config(self.path) if os.path.lexists(file) else None
+        begun = old is not None and not nothing_trained(self.path)
+        if old is not None and begun:
+            check_same_run(old, self.config, str(self.path))
         write_atomically(file, config_to_json(self.config) + "\n")
         return begun
 
