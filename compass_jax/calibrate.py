@@ -141,7 +141,11 @@ def _written(
     checkpoint, columns, updates = labels
     rows = [_row(alpha, [update[i] for update in measured]) for i, alpha in enumerate(alphas)]
     suggestion = suggest([row["alpha"] for row in rows], [row["clip_frac"] for row in rows], target)
-    result = {"vocab_size": columns, "updates_per_rollout": updates, "target_clip": target}
+    result: dict[str, Any] = {
+        "vocab_size": columns,
+        "updates_per_rollout": updates,
+        "target_clip": target,
+    }
     result |= {"suggested_alpha": suggestion, "rows": rows}
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "alpha.json", json.dumps(result, indent=2) + "\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -149,7 +149,7 @@ def _not_finite(stored: dict[str, Stored]) -> list[str]:
     return faults
 
 
-def _parts(handle: object, name: str, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+def _parts(handle: Any, name: str, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
     if not shape:
         yield np.asarray(handle.get_tensor(name))
         return

@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import filelock
 import jax
@@ -36,7 +37,8 @@ def keep_programs(where: str = "") -> str:
     if where == OFF:
         jax.config.update("jax_enable_compilation_cache", False)
         return ""
-    if not where and jax.config.jax_compilation_cache_dir:
+    settings: Any = jax.config
+    if not where and settings.jax_compilation_cache_dir:
         return ""
     folder = (Path(where) if where else default_folder()) / _processor()
     try:

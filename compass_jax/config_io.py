@@ -82,12 +82,14 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def _dataclasses_of(hint: Any) -> dict[str, type]:
-    return {option.__name__: option for option in options(hint) if dataclasses.is_dataclass(option)}
+    found = [x for x in options(hint) if isinstance(x, type) and dataclasses.is_dataclass(x)]
+    return {option.__name__: option for option in found}
 
 
 def _encode(value: Any, hint: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        hints = field_hints(type(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        cls: Any = type(value)
+        hints = field_hints(cls)
         tag = {KIND: type(value).__name__} if len(_dataclasses_of(hint)) > 1 else {}
         tag |= {NAME: value.name} if isinstance(value, Objective) else {}
         return tag | {name: _encode(getattr(value, name), hints[name]) for name in hints}

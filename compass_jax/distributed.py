@@ -53,11 +53,12 @@ def initialize() -> bool:
     Raises ConfigError for variables that cannot be used, DistributedError where the others are not
     met.
     """
-    options, on_cpu = _options(), "cpu" in (jax.config.jax_platforms or "cpu")
+    settings: Any = jax.config
+    options, on_cpu = _options(), "cpu" in (settings.jax_platforms or "cpu")
     if on_cpu and (
         options is not None
         or _SIMULATED in os.environ.get("XLA_FLAGS", "")
-        or (jax.config.jax_num_cpu_devices or 0) > 1
+        or (settings.jax_num_cpu_devices or 0) > 1
     ):
         os.environ.setdefault("PJRT_NPROC", str(max(_THREADS, os.cpu_count() or 1)))
     if options is None:

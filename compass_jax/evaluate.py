@@ -23,7 +23,7 @@ from compass_jax.model.params import abstract_params, shardings_like
 from compass_jax.records import Prompt, Rollout, Score
 from compass_jax.report import summary_table
 from compass_jax.rewards.detect import notice
-from compass_jax.rewards.score import Scorer
+from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
@@ -65,7 +65,7 @@ def answers(
     params: Any,
     prompts: Sequence[Prompt],
     tokenizer: Tokenizer,
-    scorer: Scorer,
+    scorer: AnyScorer,
     *,
     samples: int,
     sampler: Sampler,
@@ -94,7 +94,7 @@ def evaluate(
     params: Any,
     prompts: Sequence[Prompt],
     tokenizer: Tokenizer,
-    scorer: Scorer,
+    scorer: AnyScorer,
     config: RunConfig,
 ) -> Evaluation:
     """k samples at `evaluation.temperature` and one greedy answer for every prompt; right means

@@ -68,8 +68,7 @@ class LogFile:
                 return
             if self._descriptor is None:
                 self._open()
-            self._check()
-            os.fsync(self._descriptor)
+            os.fsync(self._check())
             self.close()
 
     def keep_until(self, step: int, count: int) -> int:
@@ -102,8 +101,10 @@ class LogFile:
             ) from None
         self._size = self._size or 0
 
-    def _check(self) -> None:
-        """Raises LogError where the file under the name is not the one that was written."""
+    def _check(self) -> int:
+        """The descriptor. LogError where the file under the name is not the one that was
+        written.
+        """
         assert self._descriptor is not None
         mine = os.fstat(self._descriptor)
         try:
@@ -114,6 +115,7 @@ class LogFile:
             raise self._changed("another file lies there")
         if mine.st_size != self._size:
             raise self._changed(f"it has {mine.st_size:,} bytes, {self._size:,} were written")
+        return self._descriptor
 
     def _changed(self, how: str) -> LogError:
         remedy = (

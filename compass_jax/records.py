@@ -32,7 +32,7 @@ class SampleKey(NamedTuple):
 
     prompt: int  # Prompt.id
     visit: int
-    index: int  # in its group
+    index: int  # type: ignore[assignment]  # in its group; the tuple's own is not needed
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def run_rows(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[dict[s
     rows = []
     for label, names, form in _ROWS:
         if all(name in series for name in names):
-            values = sum(series[name][1] for name in names)
+            values: Any = sum(series[name][1] for name in names)
             tenth = max(1, len(values) // 10)
             first, last = _mean(values[:tenth]), _mean(values[-tenth:])
             rows.append(

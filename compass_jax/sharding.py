@@ -193,7 +193,7 @@ def fetch(tree: Any) -> Any:
     whole = tuple(NamedSharding(leaves[i].sharding.mesh, PartitionSpec()) for i in parts)
     for i, x in zip(parts, _relay(whole)([leaves[i] for i in parts]) if parts else (), strict=True):
         leaves[i] = x
-    return jax.device_get(structure.unflatten(leaves))
+    return jax.device_get(jax.tree.unflatten(structure, leaves))
 
 
 def everywhere() -> jax.sharding.Sharding:
@@ -205,7 +205,8 @@ def move(tree: Any, shardings: Any) -> Any:
     """`tree` laid out by `shardings`: only leaves that lie elsewhere move, on the same devices
     never off them; from others perhaps via the host.
     """
-    leaves, structure = jax.tree.flatten(tree)
+    leaves = jax.tree.leaves(tree)
+    structure: Any = jax.tree.structure(tree)
     wanted = structure.flatten_up_to(shardings)
     moving = [
         i
@@ -223,7 +224,7 @@ def move(tree: Any, shardings: Any) -> Any:
             if leaves[i].is_fully_addressable
             else jax.device_put(leaves[i], wanted[i])
         )
-    return structure.unflatten(leaves)
+    return jax.tree.unflatten(structure, leaves)
 
 
 def ordered(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:

@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -199,8 +200,7 @@ def parse_json(
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            seen: set[str] = set()
-            twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
             raise error(f"{where}: the key {twice[:80]!r} comes twice; keep one")
         return found
 

@@ -55,8 +55,8 @@ class MeshConfig:
             sizes += [("tensor", "model.ffn", model.ffn)]
         if model.moe_layers:
             sizes += [
-                ("tensor", "model.moe.ffn", model.moe.ffn),
-                ("expert", "model.moe.experts", model.moe.experts),
+                ("tensor", "model.moe.ffn", model.mixture.ffn),
+                ("expert", "model.moe.experts", model.mixture.experts),
             ]
         else:
             check(

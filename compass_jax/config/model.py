@@ -77,6 +77,13 @@ class ModelConfig:
         """
         return tuple(i for i in range(self.layers) if self.is_moe(i))
 
+    @property
+    def mixture(self) -> MoEConfig:
+        """`moe` of a model that has MoE layers. ValueError for a dense one."""
+        if self.moe is None:
+            raise ValueError("a dense model has no experts")
+        return self.moe
+
     def validate(self) -> None:
         check_fields(self, "model")
         check(

@@ -81,7 +81,7 @@ def pod_run(
     tokens on each group of context devices. A checkpoint every second step (of about five minutes
     and more, by the bounds of the plans): a preemption loses what came behind the last one.
     """
-    rows, pairs = mesh.replica * mesh.fsdp * mesh.expert, mesh.expert * model.moe.top_k
+    rows, pairs = mesh.replica * mesh.fsdp * mesh.expert, mesh.expert * model.mixture.top_k
     return RunConfig(
         name=name,
         model=model,

@@ -85,7 +85,8 @@ def check_fields(config: Any, key: str) -> None:
     The configurations inside this one are checked too, so that no `validate` meets a value that it
     cannot compare.
     """
-    for name, hint in field_hints(type(config)).items():
+    cls: Any = type(config)
+    for name, hint in field_hints(cls).items():
         _check(getattr(config, name), hint, f"{key}.{name}" if key else name)
 
 
@@ -125,17 +126,18 @@ def _check(value: Any, hint: Any, key: str) -> None:
     elif isinstance(value, tuple):
         _check_tuple(value, get_args(hint), key)
     elif isinstance(value, str) and get_origin(hint) is not Literal:
-        rule = rule or ANY_TEXT
-        check(len(value) >= rule.least, f"{key} is empty")
+        text = rule if isinstance(rule, Characters) else ANY_TEXT
+        check(len(value) >= text.least, f"{key} is empty")
         check(
-            len(value) <= rule.most,
-            f"{key}: {len(value)} characters, at most {rule.most} are allowed",
+            len(value) <= text.most,
+            f"{key}: {len(value)} characters, at most {text.most} are allowed",
         )
         check("\0" not in value, f"{key} holds a NUL character; remove it")
         whole_text(value, key, error=ConfigError)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         finite = isinstance(value, int) or math.isfinite(value)
-        refusal = (rule or ANY_NUMBER).refusal(value) if finite else "must be a finite number"
+        number = rule if isinstance(rule, Range) else ANY_NUMBER
+        refusal = number.refusal(value) if finite else "must be a finite number"
         if refusal:
             raise ConfigError(f"{key} = {shown(value)}: {refusal}")
 

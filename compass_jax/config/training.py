@@ -153,7 +153,7 @@ class ZeroVarianceConfig:
             " rolled out: switch one of them off",
         )
         check(
-            self.grow_temperature == 1 or self.grow_to,
+            self.grow_temperature == 1 or self.grow_to > 0,
             f"rl.zero_variance.grow_temperature = {self.grow_temperature}: no group grows; set"
             " rl.zero_variance.grow_to, or 1",
         )

@@ -117,7 +117,7 @@ def _parquet_rows(
 ROLES = ("system", "user", "assistant", "tool")
 # of a message beside role and content; the chat template gets them
 TEXTS = ("name", "tool_call_id", "reasoning_content")
-NOTHING = (None, "", [], {})
+NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 def check_messages(messages: Any, where: str) -> list[dict[str, Any]]:

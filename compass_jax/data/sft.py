@@ -181,8 +181,10 @@ def _procedural(config: RunConfig, pool: Sequence[Question], tell: Tell) -> Iter
                 )
             for question in _first(pool, label, wanted, where, tell):
                 bare = f"<{tag}>{question.answer}</{tag}>" if tag else question.answer
-                dataset = config.data.sources[question.source].dataset
-                solution = worked_solution(dataset, question.entry) if key == "procedural" else bare
+                source = config.data.sources[question.source]
+                assert isinstance(source, ProceduralSource)
+                entry = question.entry if key == "procedural" else None
+                solution = bare if entry is None else worked_solution(source.dataset, entry)
                 messages = [*question.messages, {"role": "assistant", "content": solution}]
                 yield Conversation(where, label, messages, times)
 

@@ -122,7 +122,8 @@ def answers(request: dict[str, Any], compiled: Callable[[str], jinja2.Template])
 
 
 def _compiler() -> Callable[[str], jinja2.Template]:
-    made, kept = environment(), {}
+    made = environment()
+    kept: dict[str, jinja2.Template] = {}
 
     def compiled(source: str) -> jinja2.Template:
         if source not in kept:

@@ -51,7 +51,7 @@ class Job(NamedTuple):
     """
 
     messages: Messages
-    count: int
+    count: int  # type: ignore[assignment]  # the tuple's own `count` is not needed
     add_generation_prompt: bool
     tools: Sequence[Mapping[str, Any]] = ()
 
@@ -75,7 +75,7 @@ class _Process:
         with theirs:
             process = subprocess.Popen(
                 command,
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=passed,
@@ -93,7 +93,7 @@ class _Process:
             write_frame(self.connection, request)
             return json.loads(read_frame(self.connection))
         except TimeoutError:
-            failure = TemplateLimit(f"it takes longer than {WALL_S:g} s")
+            failure: Exception = TemplateLimit(f"it takes longer than {WALL_S:g} s")
         except (OSError, EOFError, ValueError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(5)

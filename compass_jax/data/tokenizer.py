@@ -87,8 +87,7 @@ class Tokenizer:
         backend = Backend.from_str(text)
         backend.no_truncation()  # as transformers does: a file may have been saved with either
         backend.no_padding()
-        known = backend.get_vocab(with_added_tokens=True).keys()
-        known -= {
+        known = backend.get_vocab(with_added_tokens=True).keys() - {
             token.content for token in backend.get_added_tokens_decoder().values() if token.special
         }
         named = [*specials.values(), *additional_tokens(folder, config)]
@@ -199,11 +198,8 @@ class Tokenizer:
         if self._chat_template is None:
             raise TokenizerError(f"{self._folder} has no chat template: add chat_template.jinja")
         shown = [chat if trusted else self._hidden(chat) for chat in chats]
-        bare = Chat([])
-        made = [
-            _job(bare if isinstance(shown[c], TokenizerError) else shown[c], n, add)
-            for c, n, add in jobs
-        ]
+        sound = [Chat([]) if isinstance(chat, TokenizerError) else chat for chat in shown]
+        made = [_job(sound[c], n, add) for c, n, add in jobs]
         found: list[Any] = renderer().render(self._chat_template, self._specials, made)
         for i, (c, _, _) in enumerate(jobs):
             if isinstance(shown[c], TokenizerError):
@@ -230,7 +226,7 @@ class Tokenizer:
         same = messages is chat.messages and tools is chat.tools
         return refused[0] if refused else chat if same else Chat(messages, tools)
 
-    def _hide(self, messages: Messages) -> Any:
+    def _hide(self, messages: Any) -> Any:
         try:
             return self._control.hide(messages)
         except ControlTokenError as error:

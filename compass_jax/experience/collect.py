@@ -20,7 +20,7 @@ from compass_jax.experience.history import outcome
 from compass_jax.experience.metrics import carried_metrics, growth_metrics, round_metrics
 from compass_jax.experience.policies import doublings, grow, policy_of, queued
 from compass_jax.records import Outcome, Prompt, Rollout, SampleKey
-from compass_jax.rewards.score import Scorer
+from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.routes import RouteBuffer
@@ -49,7 +49,7 @@ class Collector:
     def __init__(
         self,
         engine: Engine,
-        scorer: Scorer,
+        scorer: AnyScorer,
         decode_text: Callable[[Any], str],
         expected_length: Callable[[Prompt], float],
         rl: RLConfig,

@@ -207,7 +207,7 @@ class Family:
         raw |= {key: getattr(config, field) for field, key in self.keys.items()}
         if len(self.attention) > 1:
             raw["attention_bias"] = config.qkv_bias
-        if config.moe is not None:
+        if config.moe is not None and self.moe_keys is not None:
             moe = {field: getattr(config.moe, field) for field in self.moe_keys}
             moe["dense_layers"] = list(moe["dense_layers"])
             raw |= {key: moe[field] for field, key in self.moe_keys.items()}

@@ -4,7 +4,7 @@ when one is given.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +112,7 @@ def _causal(q: Float[Array, "b kv g t d"], new: LayerCache) -> Float[Array, "b k
     """Attention within rows, chunk of queries by chunk: no chunk computes scores of keys behind it,
     nearly half of them all.
     """
+    k, v = _arrays(new)
     t = q.shape[3]
     size, out = max(CHUNK, -(-t // MOST_CHUNKS)), []
     for first in range(0, t, size):
@@ -120,7 +121,7 @@ def _causal(q: Float[Array, "b kv g t d"], new: LayerCache) -> Float[Array, "b k
         out.append(
             _attend(
                 q[:, :, :, first:last],
-                LayerCache(new.k[:, :, :last], new.v[:, :, :last]),
+                LayerCache(k[:, :, :last], v[:, :, :last]),
                 jnp.asarray(visible)[None],
             )
         )
@@ -160,13 +161,14 @@ def attention(
     q = q.transpose(0, 2, 1, 3).reshape(
         x.shape[0], config.kv_heads, -1, x.shape[1], config.head_dim
     )
-    new = LayerCache(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
+    keys, values = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    new = LayerCache(keys, values)
     if cache is not None:
         cache, seen = _write_both(cache, k, v, positions, table, placement)
     # 8-bit keys are read as they are kept
     rows = cache is None or (not isinstance(seen.k, Quantized) and seen.k.shape[2] == x.shape[1])
     if rows and kernel == "splash" and splash_fits(x.shape[1], config.head_dim, placement):
-        out = splash_causal(_scaled(q).reshape(shape), new.k, new.v, placement)
+        out = splash_causal(_scaled(q).reshape(shape), keys, values, placement)
     elif cache is None:
         split = placement is not None and placement.token_axis(x.shape[1]) is not None
         out = _whole(q, new) if split else _causal(q, new)
@@ -211,14 +213,20 @@ def _by_kernel(q, cache: LayerCache | InStack, positions, table, placement):
     """Attention of one query of each row, which reads the cache where it lies."""
     from compass_jax.model.decode_kernel import decode_attention
 
-    one = isinstance(cache, LayerCache)
-    stack = jax.tree.map(lambda y: y[None], cache) if one else cache.cache
-    layer = jnp.int32(0) if one else cache.layer
+    if isinstance(cache, InStack):
+        stack, layer = cache
+    else:
+        stack, layer = jax.tree.map(lambda y: y[None], cache), jnp.int32(0)
+    k, v = _arrays(stack)
     lengths = positions[:, 0] + 1
     scaled = _scaled(q)[:, :, :, 0]
-    return decode_attention(scaled, stack.k, stack.v, lengths, table, layer, placement)[
-        :, :, :, None
-    ]
+    return decode_attention(scaled, k, v, lengths, table, layer, placement)[:, :, :, None]
+
+
+def _arrays(cache: LayerCache) -> tuple[Array, Array]:
+    """Keys and values that are not in 8 bits."""
+    assert not isinstance(cache.k, Quantized) and not isinstance(cache.v, Quantized)
+    return cache.k, cache.v
 
 
 def takes_kernel(cache: LayerCache | InStack, paged: bool) -> bool:
@@ -246,9 +254,10 @@ def _write_both(
     if table is not None and placement is not None:  # pages are counted within a group of slots
         rows = placement.batch_axes(positions.shape[0]) or None
         pages = jax.tree.map(lambda x: P(*(None,) * (x.ndim - 4), rows, "tensor"), stack)
+        of_new: Any = P(rows, None, "tensor")
         specs = (
             pages,
-            LayerCache(*2 * (P(rows, None, "tensor"),)),
+            LayerCache(of_new, of_new),
             P(rows),
             P(rows),
             None if layer is None else P(),

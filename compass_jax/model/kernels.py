@@ -27,7 +27,7 @@ def splash_fits(tokens: int, head_dim: int, placement: Placement | None) -> bool
     in whole multiples of 128.
     """
     axis = None if placement is None else placement.token_axis(tokens)
-    here = tokens // (placement.size(axis) if axis else 1)
+    here = tokens // (placement.size(axis) if placement is not None and axis else 1)
     return here % _LANES == 0 and head_dim % _LANES == 0
 
 

@@ -84,10 +84,11 @@ def token_logprobs(
         partial(_chunked, temperature=temperature, chunk=chunk, known=known),
     )
     if placement is None:
-        out = run(hidden, head, targets)
+        logp, entropy = run(hidden, head, targets)
     else:
-        out = _over_tokens(placement, run, hidden, head, targets)
-    return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in out)
+        logp, entropy = _over_tokens(placement, run, hidden, head, targets)
+    front = ((0, 0), (1, 0))
+    return jnp.pad(logp[:, :-1], front), jnp.pad(entropy[:, :-1], front)
 
 
 def _over_tokens(

@@ -48,8 +48,8 @@ def empty_routes(config: ModelConfig, *shape: int) -> UInt[Array, "..."] | None:
     """Unset routes `[*shape l k]`; None for a dense model."""
     if not config.moe_layers:
         return None
-    dtype = routing_dtype(config.moe.experts)
-    return jnp.full((*shape, len(config.moe_layers), config.moe.top_k), unset_id(dtype), dtype)
+    dtype = routing_dtype(config.mixture.experts)
+    return jnp.full((*shape, len(config.moe_layers), config.mixture.top_k), unset_id(dtype), dtype)
 
 
 def read_routes(
@@ -143,7 +143,7 @@ def moe_layer(
 ) -> tuple[Float[Array, "b t d"], UInt[Array, "b t k"], RouterStats]:
     """(output, the routes taken, router statistics of all tokens) of one MoE layer."""
     layer = partial(_layer, config=config, work=experts.work(y.shape), chunk=experts.chunk)
-    if experts.placement is None:
+    if experts.placement is None or experts.specs is None:
         return layer(y, gate_input, params, routes, mask)
     return over_mesh(layer, experts.placement, experts.specs, y, gate_input, params, routes, mask)
 

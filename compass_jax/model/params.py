@@ -119,7 +119,7 @@ def _dense_specs(c: ModelConfig) -> dict[str, ParamSpec]:
 
 def moe_specs(c: ModelConfig, layout: Layout = "stacked") -> dict[str, ParamSpec]:
     """The router and the experts of one MoE layer, without the axis of a stack."""
-    moe, axes = c.moe, ("expert", "embed", "expert_ffn")
+    moe, axes = c.mixture, ("expert", "embed", "expert_ffn")
     specs = {
         "router": ParamSpec("moe.router", (c.hidden, moe.experts), ("embed", None)),
         "down": _matrix("moe.down", (moe.experts, moe.ffn, c.hidden), axes[0], axes[2], axes[1]),
@@ -300,10 +300,10 @@ def shardings_like(
     def of(part):
         if not _has_runs(part):
             return placement.sharding()
-        layout = "unrolled" if any(isinstance(run, tuple) for run in part.values()) else "stacked"
+        loose = any(isinstance(run, tuple) for run in part.values())
         return jax.tree.map(
             lambda s: placement.param_sharding(s.axes, table),
-            param_specs(config, layout),
+            param_specs(config, "unrolled" if loose else "stacked"),
             is_leaf=is_spec,
         )
 
@@ -357,6 +357,7 @@ def init_tree(key: jax.Array, specs: Any, std: float, dtype: str) -> Any:
     n).
     """
     leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
-    return treedef.unflatten(
-        [init_leaf(jax.random.fold_in(key, n), s, std, dtype) for n, s in enumerate(leaves)]
+    return jax.tree.unflatten(
+        treedef,
+        [init_leaf(jax.random.fold_in(key, n), s, std, dtype) for n, s in enumerate(leaves)],
     )

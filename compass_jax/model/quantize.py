@@ -13,7 +13,7 @@ values that 8 bits can hold (in bfloat16 value * scale is rounded once more).
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +111,7 @@ def emulate(params: Any, specs: Any, kind: str, dtype: str) -> Any:
     )
 
 
-def is_quantized(w: Any) -> bool:
+def is_quantized(w: Any) -> TypeGuard[Quantized]:
     """Whether a matrix is in 8 bits."""
     return isinstance(w, Quantized)
 

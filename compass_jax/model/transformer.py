@@ -98,7 +98,8 @@ class Transformer(nn.Module):
         experts = build(config, compute, self.placement, self.layout)
         block = _Block(config, compute, tables, positions, mask, self.placement, table, experts)
         by_layer = None if routes is None else jnp.moveaxis(routes, 2, 0)
-        ids, stats, caches, first = [], [], [], 0
+        ids, stats, first = [], [], 0
+        caches: list[LayerCache] = []
         for n, run in enumerate(layer_runs(config)):
             moe_here = run.repeats * sum(run.period)
             of_run = None if by_layer is None else by_layer[first : first + moe_here]
@@ -128,9 +129,8 @@ class Transformer(nn.Module):
         """The parameters of `spec`. 8-bit matrices are read as they are: flax compares what it is
         given with the initialiser's, leaf by leaf.
         """
-        if self.has_variable("params", name) and any_quantized(
-            held := self.get_variable("params", name)
-        ):
+        held: Any = self.get_variable("params", name) if self.has_variable("params", name) else None
+        if any_quantized(held):
             return held
         return self.param(
             name, lambda key: init_tree(key, spec, self.config.init_std, self.compute.param_dtype)
@@ -178,10 +178,11 @@ class _Block(NamedTuple):
                     None,
                 )
         with jax.named_scope("moe"):
+            assert self.experts is not None
             own = self.compute.dtype_of("gate") != self.compute.dtype_of("mlp")
             gate_input = self._normed(x, params["mlp_norm"], "gate") if own else y
             y, ids, stats = moe_layer(
-                y, gate_input, params["mlp"], routes, self.mask, self.config.moe, self.experts
+                y, gate_input, params["mlp"], routes, self.mask, config.mixture, self.experts
             )
             return x + y.astype(x.dtype), cache, ids, stats
 
@@ -201,8 +202,8 @@ def _require_own_routes(
     if not config.moe_layers:
         raise ValueError("the model has no MoE layers: routes must be None")
     shape, dtype = (
-        (*tokens.shape, len(config.moe_layers), config.moe.top_k),
-        routing_dtype(config.moe.experts),
+        (*tokens.shape, len(config.moe_layers), config.mixture.top_k),
+        routing_dtype(config.mixture.experts),
     )
     if routes.shape != shape or routes.dtype != dtype:
         raise ValueError(
@@ -319,9 +320,10 @@ def apply(
     model: Transformer, params, tokens, positions, *, mask, routes=None, cache=None, table=None
 ) -> ModelOutput:
     """`model.apply` on the bare parameter tree."""
-    return model.apply(
+    out: Any = model.apply(
         {"params": params}, tokens, positions, mask=mask, routes=routes, cache=cache, table=table
     )
+    return out
 
 
 def init_cache(

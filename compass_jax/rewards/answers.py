@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import operator
 import re
 from collections.abc import Callable
@@ -49,8 +50,10 @@ _FUNCTIONS = frozenset(
     | {"tanh", "asinh", "acosh", "atanh", "exp", "log", "ln", "sqrt", "Abs", "Integral"}
 )
 _CONSTANTS = ("pi", "E", "I")
-_NODES = (ast.Constant, ast.UnaryOp, ast.BinOp, ast.Name, ast.Call, ast.Load, ast.USub, ast.UAdd)
-_NODES = (*_NODES, ast.Pow, *_OPERATORS)
+_NODES = (
+    *(ast.Constant, ast.UnaryOp, ast.BinOp, ast.Name, ast.Call, ast.Load, ast.USub, ast.UAdd),
+    *(ast.Pow, *_OPERATORS),
+)
 
 
 class AnswerError(CompassError, ValueError):
@@ -190,13 +193,12 @@ def _power(base: Any, exponent: Any) -> Any:
     """A power whose exponent, where it is a number, is small and makes no giant."""
     plain = isinstance(base, Fraction)
     if plain or exponent.is_number:
-        try:
+        size: Fraction | None = None
+        with contextlib.suppress(ValueError):
             size = abs(Fraction(str(exponent)))
-        except ValueError:
-            size = None
         if plain and exponent.denominator != 1:
             raise AnswerError("a root")
-        if size is not None and max(size, size.denominator) > MOST_EXPONENT:
+        if size is not None and max(size, Fraction(size.denominator)) > MOST_EXPONENT:
             raise AnswerError("an exponent that is too large")
         if size is not None and (plain or base.is_Rational):
             numerator = base.numerator if plain else base.p

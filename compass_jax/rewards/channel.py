@@ -36,7 +36,7 @@ class Said(NamedTuple):
 class Answered(NamedTuple):
     """A worker's answer about the response at `index` of the batch; `reward` is None if unknown."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # the tuple's own `index` is not needed
     reward: float | None
     outcome: str
     detail: str

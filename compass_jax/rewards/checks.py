@@ -121,7 +121,7 @@ def checks_of(data: DataConfig) -> list[Check]:
 def _check_of(source: ProceduralSource | FileSource | TaskSource, key: str) -> Check:
     if isinstance(source, TaskSource):
         return Check("task", source.task, key=f"{key}.task")
-    if source.verifier == "reasoning_gym":
+    if isinstance(source, ProceduralSource) and source.verifier == "reasoning_gym":
         return Check("reasoning_gym", source.dataset, source.options)
     if source.verifier == "math":
         field = source.answer_field if isinstance(source, FileSource) else "answer"
@@ -188,7 +188,7 @@ def _math(field: str, tag: str) -> Verifier:
         return 0.0 if answer is None else math_decided(answer, str(row[field]))
 
     def verify(row: Row, response: str) -> float:
-        return math_verify_score(extract_answer(response, tag), str(row[field]))
+        return math_verify_score(extract_answer(response, tag) or "", str(row[field]))
 
     return Verifier(verify, decide, True)
 
@@ -203,7 +203,7 @@ def _reasoning_gym(check: Check, tag: str) -> Verifier:
         return None if answer is not None and can_be_read(check.name, answer) else 0.0
 
     def verify(row: Row, response: str) -> float:
-        answer = extract_answer(response, tag)
+        answer = extract_answer(response, tag) or ""
         return reasoning_gym_score(check.name, dict(row), answer, check.options)
 
     return Verifier(verify, decide, evaluates(check.name))

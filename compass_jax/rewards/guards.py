@@ -68,8 +68,8 @@ def _syscall(number: int, what: str, *arguments: object) -> int:
 
 
 def _prctl(option: int, *values: object) -> None:
-    values = [ctypes.c_ulong(v) if isinstance(v, int) else v for v in values]
-    filled = [*values, *[ctypes.c_ulong(0)] * (4 - len(values))]
+    given = [ctypes.c_ulong(v) if isinstance(v, int) else v for v in values]
+    filled = [*given, *[ctypes.c_ulong(0)] * (4 - len(given))]
     _call(_libc.prctl(ctypes.c_int(option), *filled), f"prctl {option}")
 
 
@@ -364,9 +364,9 @@ def _attempt(folder: str) -> dict[str, str]:
         os._exit(0)
     os.close(said)
     with os.fdopen(readable, "rb") as file:
-        found = file.read()
+        told = file.read()
     os.wait()
-    return json.loads(found)
+    return json.loads(told)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ rl/shaping.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 
-def repetition_frac(tokens: Sequence[int], ngram: int) -> float:
+def repetition_frac(tokens: Iterable[int], ngram: int) -> float:
     """Share of the response's n-grams that it had already said; 0 for a response of fewer than
     `ngram` tokens.
     """

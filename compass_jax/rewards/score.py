@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
+from typing import Any
 
 from compass_jax.config import DataConfig, RewardConfig
 from compass_jax.errors import CompassError
@@ -102,8 +103,9 @@ class Scorer:
                 raise ValueError(f"{key!r} was submitted twice: a sample is scored once")
             self._outstanding.add(key)
             ticket = next(self._tickets)
+            text: Any = response  # of a function it is made by this object's thread
             self._keys[ticket] = key
-            self._queue.append((ticket, Response(prompt.source, response, prompt.row)))
+            self._queue.append((ticket, Response(prompt.source, text, prompt.row)))
             if len(self._queue) == 1:
                 os.write(self._wake_write, b"!")
 
@@ -113,7 +115,7 @@ class Scorer:
         with self._changed:
             return len(self._outstanding)
 
-    def collect(self, block: bool) -> list[tuple[Hashable, Score]]:
+    def collect(self, block: bool) -> list[tuple[Any, Score]]:
         """What has been scored since the last call, in the order it was finished.
 
         `block` waits until there is at least one, and returns an empty list only if nothing is
@@ -268,12 +270,11 @@ class Scorer:
                 else:
                     worker.answered += 1
                     self._unlucky = self._restarts = 0
-                    known = said.reward is not None
                     self._finish(
                         *worker.held.popleft(),
                         Score(
-                            said.reward if known else 0.0,
-                            known,
+                            0.0 if said.reward is None else said.reward,
+                            said.reward is not None,
                             said.outcome,
                             said.detail,
                             said.components,

@@ -133,8 +133,9 @@ def denied_program() -> bytes:
     column, _ = _machine()
     program = _opening()
     for numbers in _DENIED.values():
-        if numbers[column] is not None:
-            program += [_instruction(_EQUAL, numbers[column], 0, 1), _instruction(_RETURN, _EPERM)]
+        denied = numbers[column]
+        if denied is not None:
+            program += [_instruction(_EQUAL, denied, 0, 1), _instruction(_RETURN, _EPERM)]
     number = {name: numbers[column] for name, numbers in _NAMESPACES.items()}
     program += [_instruction(_EQUAL, number["clone3"], 0, 1), _instruction(_RETURN, _ENOSYS)]
     for name, argument in (("unshare", 0), ("setns", 1)):

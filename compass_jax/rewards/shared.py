@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Hashable
+from typing import Any
 
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.score import Scorer
@@ -48,13 +49,13 @@ class SharedScorer:
         """Samples submitted and not yet collected."""
         return len(self._keys)
 
-    def collect(self, block: bool) -> list[tuple[Hashable, Score]]:
+    def collect(self, block: bool) -> list[tuple[Any, Score]]:
         """All that was submitted, in that order, when every process has checked its share. Without
         `block` nothing: clocks differ.
         """
         if not block or not self._keys:
             return []
-        mine: list[tuple[Hashable, Score]] = []
+        mine: list[tuple[Any, Score]] = []
         while self._scorer.outstanding:
             mine += self._scorer.collect(block=True)
         payload = json.dumps([[number, *dataclasses.astuple(score)] for number, score in mine])
@@ -80,3 +81,6 @@ class SharedScorer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+AnyScorer = Scorer | SharedScorer

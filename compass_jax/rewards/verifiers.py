@@ -161,7 +161,7 @@ def evaluates(dataset: str) -> bool:
     questions included. Those of READERS evaluate nothing, unless sympy builds the answer.
     """
     name, reader = READERS.get(dataset, ("", None))
-    cls = _class(dataset)
+    cls: Any = _class(dataset)
     source = inspect.getsource(cls.score_answer if reader else sys.modules[cls.__module__])
     found = re.findall(r"\b(eval|exec|compile|parse_expr|sympify)\(", source)
     return bool(set(found) - {name}) or reader is expression
@@ -177,8 +177,9 @@ def take_over(dataset: str) -> None:
     if name in ("sp", "sympy"):
         import sympy
 
-        reader = types.SimpleNamespace(**(vars(sympy) | {"parse_expr": reader}))
-    setattr(module, name, reader)
+        setattr(module, name, types.SimpleNamespace(**(vars(sympy) | {"parse_expr": reader})))
+    else:
+        setattr(module, name, reader)
 
 
 def can_be_read(dataset: str, answer: str) -> bool:

@@ -37,7 +37,7 @@ def _answer(verifier: Verifier, response: Response, zone: sandbox.Zone, seconds:
     """Reward or None, outcome, detail, components."""
     try:
         row = decode_row(response.row)
-        value = verifier.decide(row, response.text)
+        value: Any = verifier.decide(row, response.text)
         if value is None and verifier.forked:
             found = zone.run(partial(verifier.judged, row, response.text), seconds)
             if found.outcome != "ok":

@@ -208,7 +208,8 @@ def best_buckets(
         ]
         cost = [best for best, _ in options]
         start.append([i for _, i in options])
-    out, at = [], len(ends) - 1
+    out: list[int] = []
+    at = len(ends) - 1
     for chosen in reversed(start):
         if not out or ends[at] != out[-1]:
             out.append(ends[at])

@@ -84,8 +84,9 @@ def prepare(
     prepared = Prepared(advantage, weight, trained, entropy_group)
     prepared, corrected = _corrected(prepared, config, old_logp, rollout_logp)
     generated, rl_zvp = mask & (group >= 0)[:, None], config.zero_variance.rl_zvp
-    options = {"rl_zvp": rl_zvp, "by_shaping": by_shaping, "dtype": dtype}
-    metrics = waste(generated, known, row_kind, kinds, **options)
+    metrics = waste(
+        generated, known, row_kind, kinds, rl_zvp=rl_zvp, by_shaping=by_shaping, dtype=dtype
+    )
     metrics |= {f"reward/{name}/mean": mean_of(x, known) for name, x in components.items()}
     metrics |= corrected | inversion(reward, advantage, trained, known, group)
     return prepared, metrics

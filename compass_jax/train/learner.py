@@ -143,6 +143,7 @@ class Learner:
             put_rows(old_logp, micro, logp)
             put_rows(old_entropy, micro, entropy)
             if mode == "R2":
+                assert routes is not None
                 routes = put_routes(routes, device_rows(micro, routes), taken)
                 found = {k: value for k, value in found.items() if not k.startswith("replay/")}
             if ref_logp is not None:
@@ -320,8 +321,11 @@ def update_batch(
         return None if x is None else take_rows(x, rows, micro.length)
 
     local = np.where(micro.rows < 0, -1, micro.rows - offset)
+    tokens, lengths, routes = inputs
     return step.UpdateBatch(
-        *inputs,
+        tokens,
+        lengths,
+        routes,
         mask=take(prepared.mask, local),
         old_logp=take(scored.old_logp, micro.rows),
         old_entropy=take(scored.old_entropy, micro.rows),

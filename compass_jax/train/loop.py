@@ -32,7 +32,7 @@ from compass_jax.data.prompts import check_lengths, heldout_prompts, train_promp
 from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.distributed import is_main_process
-from compass_jax.evaluate import evaluate
+from compass_jax.evaluate import Evaluation, evaluate
 from compass_jax.experience.assemble import assemble
 from compass_jax.experience.collect import Collector, new_buffer, results_of
 from compass_jax.experience.history import PromptHistory
@@ -46,7 +46,7 @@ from compass_jax.model.params import in_layout, placed_structs, stack, training_
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Group, Prompt, StepArrays
 from compass_jax.rewards.detect import notice
-from compass_jax.rewards.score import Scorer
+from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.engine import Engine
 from compass_jax.sharding import placements
 from compass_jax.telemetry import Telemetry
@@ -74,7 +74,9 @@ class RLTrainer:
 
     learner: Learner
 
-    def __init__(self, config: RunConfig, scorer: Scorer, stop: StopSignal, telemetry: Telemetry):
+    def __init__(
+        self, config: RunConfig, scorer: AnyScorer, stop: StopSignal, telemetry: Telemetry
+    ):
         train, rollout = placements(config.mesh, config.rollout_mesh, config.rollout_apart)
         self.tokenizer = load_tokenizer(config)
         known = self.tokenizer.vocab_size
@@ -312,7 +314,7 @@ class RLTrainer:
 
     # ---- accounts --------------------------------------------------------------------------------
 
-    def evaluate(self) -> dict[str, Any]:
+    def evaluate(self) -> Evaluation:
         """Held-out accuracy of the current policy (see evaluate.evaluate)."""
         return evaluate(
             self.engine, self.decode, self.heldout, self.tokenizer, self.scorer, self.config
@@ -330,19 +332,26 @@ def run_rl(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
         open_scorer(config) as scorer,
         open_run(config) as run,
         StopSignal() as stop,
+        Telemetry(
+            config.directory,
+            config.rl.steps,
+            "rl",
+            writes=is_main_process(),
+            check=run.check,
+            lost_log=lost_log,
+        ) as telemetry,
     ):
-        logs = {"writes": is_main_process(), "check": run.check, "lost_log": lost_log}
-        with Telemetry(config.directory, config.rl.steps, "rl", **logs) as telemetry:
-            telemetry.note(notice(config.rewards.sandbox))
-            trainer = RLTrainer(config, scorer, stop, telemetry)
-            carry_tokenizer(config)
-            return _run(trainer, config, telemetry, stop) | {"status": stop.status}
+        telemetry.note(notice(config.rewards.sandbox))
+        trainer = RLTrainer(config, scorer, stop, telemetry)
+        carry_tokenizer(config)
+        return _run(trainer, config, telemetry, stop) | {"status": stop.status}
 
 
 def _run(
     trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: StopSignal
 ) -> dict[str, Any]:
-    saved, last = trainer.done_steps, {}
+    saved = trainer.done_steps
+    last: dict[str, float] = {}
     for number, last in trainer.steps():
         if trainer.heldout and config.rl.eval_every and number % config.rl.eval_every == 0:
             last |= trainer.evaluate().metrics()

@@ -75,8 +75,8 @@ def make_optimizer(
     """
 
     def mask(params):
-        structure = jax.tree.structure(params)
-        return structure.unflatten(decays or (True,) * structure.num_leaves)
+        leaves, structure = jax.tree.flatten(params)
+        return jax.tree.unflatten(structure, decays or (True,) * len(leaves))
 
     return optax.adamw(
         learning_rate(config, total_steps),

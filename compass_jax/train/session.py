@@ -24,7 +24,7 @@ from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.errors import CompassError
 from compass_jax.rewards.checks import checks_of
 from compass_jax.rewards.score import Scorer
-from compass_jax.rewards.shared import SharedScorer
+from compass_jax.rewards.shared import AnyScorer, SharedScorer
 from compass_jax.rundir import RunDir
 from compass_jax.tpu_versions import check_versions
 from compass_jax.weights import checkpoint
@@ -89,7 +89,7 @@ def open_run(config: RunConfig) -> Iterator[RunDir]:
     meanwhile. ConfigError where another process has another configuration.
     """
     if jax.devices()[0].platform == "tpu" and config.model.moe_layers:
-        check_versions(config.model.moe.experts)
+        check_versions(config.model.mixture.experts)
     distributed.same(flatten(config), "start the same command in every process")
     run, refusal = RunDir(config.directory, config), None
     if distributed.is_main_process():
@@ -126,7 +126,7 @@ def newest_checkpoint(directory: str, tell: Callable[[str], None]) -> checkpoint
     return found
 
 
-def open_scorer(config: RunConfig) -> Scorer | SharedScorer:
+def open_scorer(config: RunConfig) -> AnyScorer:
     """What judges the answers to the run's prompts; every command has it from here.
 
     It starts before anything is written: a verifier that cannot be used is a VerifierError here.
@@ -141,7 +141,7 @@ def open_scorer(config: RunConfig) -> Scorer | SharedScorer:
     return shared(scorer)
 
 
-def shared(scorer: Scorer) -> Scorer | SharedScorer:
+def shared(scorer: Scorer) -> AnyScorer:
     """`scorer`; of several processes each checks its share of the samples."""
     if jax.process_count() == 1:
         return scorer

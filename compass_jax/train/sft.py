@@ -165,12 +165,21 @@ def run_sft(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
     lost_log: go on where lines of the logs are missing that the checkpoint counts.
     """
     config.validate()
-    with open_run(config) as run, StopSignal() as stop:
-        logs = {"writes": is_main_process(), "check": run.check, "lost_log": lost_log}
-        with Telemetry(config.directory, config.sft.steps, "sft", **logs) as telemetry:
-            trainer = SFTTrainer(config, stop, telemetry)
-            carry_tokenizer(config)
-            return _run(trainer, config, telemetry, stop) | {"status": stop.status}
+    with (
+        open_run(config) as run,
+        StopSignal() as stop,
+        Telemetry(
+            config.directory,
+            config.sft.steps,
+            "sft",
+            writes=is_main_process(),
+            check=run.check,
+            lost_log=lost_log,
+        ) as telemetry,
+    ):
+        trainer = SFTTrainer(config, stop, telemetry)
+        carry_tokenizer(config)
+        return _run(trainer, config, telemetry, stop) | {"status": stop.status}
 
 
 def _run(

@@ -205,7 +205,7 @@ def _objective_gradient(
         total = -jnp.sum(per_token)
         diagnostics = {**diagnostics, "loss": (jax.lax.stop_gradient(total),)}
         if config.objective.router_aux_coef and aux is not None:
-            balance = load_balancing_loss(aux._replace(probs=probs), shape.moe.top_k)
+            balance = load_balancing_loss(aux._replace(probs=probs), shape.mixture.top_k)
             total = total + (config.objective.router_aux_coef * share * balance).astype(total.dtype)
         return total, diagnostics
 
@@ -235,7 +235,7 @@ def sft_gradients(
         balance = (
             jnp.zeros((), nll.dtype)
             if aux is None
-            else load_balancing_loss(aux, model.config.moe.top_k)
+            else load_balancing_loss(aux, model.config.mixture.top_k)
         )
         return nll + (aux_coef * share * balance).astype(nll.dtype), (
             nll,

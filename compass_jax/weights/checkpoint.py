@@ -334,11 +334,12 @@ def _own_digests(temporary: Path) -> dict[str, Digest]:
         names += [str((Path(folder) / name).relative_to(temporary)) for name in files]
     writers = {name: manifest.writer_of(name) or 0 for name in names}
     own = [name for name, writer in writers.items() if (writer if writer < count else 0) == number]
-    found = digests.of_files(temporary, sorted(own))
-    for digest in found.values():
+    made: dict[str, Digest] = {}
+    for name, digest in digests.of_files(temporary, sorted(own)).items():
         if isinstance(digest, OSError):
             raise digest
-    return found
+        made[name] = digest
+    return made
 
 
 def _of_all_processes(own: dict[str, Digest]) -> dict[str, Digest]:

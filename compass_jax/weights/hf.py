@@ -97,13 +97,15 @@ def load_params(
     params = []
     for leaf, sharding in zip(leaves, targets, strict=True):
 
-        def read(index: tuple[slice, ...], leaf: _Leaf = leaf) -> np.ndarray:
+        def read(index: tuple[slice, ...] | None, leaf: _Leaf = leaf) -> np.ndarray:
+            assert index is not None
             return _read_block(leaf, stored, index, dtype)
 
+        shape = leaf.spec.shape
         if sharding is None:
-            params.append(jnp.asarray(read((slice(None),) * len(leaf.spec.shape))))
+            params.append(jnp.asarray(read((slice(None),) * len(shape))))
         else:
-            params.append(jax.make_array_from_callback(leaf.spec.shape, sharding, read))
+            params.append(jax.make_array_from_callback(shape, sharding, read))
     return structure.unflatten(params)
 
 
@@ -123,7 +125,7 @@ def _read_block(
     block = np.empty((*names.shape, *sizes), dtype)
     by_file: dict[Path, list[tuple[int, ...]]] = {}
     for at in np.ndindex(names.shape):
-        by_file.setdefault(stored[names[at]].file, []).append(at)
+        by_file.setdefault(stored[str(names[at])].file, []).append(at)
     for file, positions in by_file.items():
         with open_file(file) as handle:
             for at in positions:

@@ -27,7 +27,7 @@ from compass_jax.weights.digests import Digest
 FORMAT = 2
 UNVERIFIED = 1  # the format before, without digests
 NAME, META, ARRAYS = "manifest.json", "meta.json", "arrays"
-_KEYS = {UNVERIFIED: ("format", "step", "model", "leaves")}
+_KEYS: dict[int, tuple[str, ...]] = {UNVERIFIED: ("format", "step", "model", "leaves")}
 _KEYS[FORMAT] = (*_KEYS[UNVERIFIED], "files", "digest")
 _OWN_DIGEST = re.compile(r', "digest": "([0-9a-f]{32})"\}\Z')
 _OWN_FOLDER = re.compile(rf"{ARRAYS}/ocdbt\.process_(\d{{1,9}})/")

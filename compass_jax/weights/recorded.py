@@ -31,7 +31,7 @@ def check_recorded_routes(
     an id where k > 1; with k = 1 each of them is a valid route, and only all of them together,
     `ENOUGH` or more, are refused.
     """
-    moe, layers, unset = config.moe, len(config.moe_layers), unset_id(routes.dtype)
+    moe, layers, unset = config.mixture, len(config.moe_layers), unset_id(routes.dtype)
     remedy = f"remove {where} to go on from an earlier checkpoint; its rollout is then sampled anew"
 
     def refuse(problem: str) -> CheckpointError:

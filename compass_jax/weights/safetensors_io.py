@@ -231,7 +231,8 @@ def write_file(
     """Writes one safetensors file; `tensors` come in the order of `shapes` and are cast to `dtype`
     one at a time.
     """
-    kind, header, at = jnp.dtype(dtype), {"__metadata__": {"format": "pt"}}, 0
+    kind, at = jnp.dtype(dtype), 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for name, shape in shapes.items():
         end = at + math.prod(shape) * kind.itemsize
         header[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [at, end]}
@@ -246,7 +247,7 @@ def write_file(
 
 
 def _write_tensor(out: BinaryIO, tensor: np.ndarray) -> None:
-    out.write(memoryview(tensor.reshape(-1).view(np.uint8)))
+    out.write(tensor.reshape(-1).view(np.uint8).data)
 
 
 def flush(out: BinaryIO) -> None:

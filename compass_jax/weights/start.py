@@ -119,7 +119,7 @@ def _cast(params: Any, dtype: str) -> Any:
     for i, leaf in enumerate(leaves):
         leaves[i] = leaf if leaf.dtype == jnp.dtype(dtype) else leaf.astype(dtype)
         del leaf
-    return structure.unflatten(leaves)
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _check_same_model(config: RunConfig, found: ModelConfig) -> None:

@@ -59,7 +59,7 @@ def converter(
     """The jitted function of `sync_weights` whose results lie as the decoding mesh `placement` has
     them; source: the training's mesh.
     """
-    options = {
+    options: dict[str, Any] = {
         "model": model,
         "dtype": dtype,
         "quantize": quantize,

@@ -55,13 +55,14 @@ class Experts(NamedTuple):
         local, placement = partial(moe_ffn, grouped=self.grouped), self.placement
         if placement is None:
             return local
-        return Share(
+        share: Any = Share(
             local,
             self.exchange if "expert" in placement.batch_axes(shape[0]) else "here",
             placement.size("expert"),
             placement.size("tensor"),
             placement.mesh.devices.flat[0].platform == "tpu",
         )
+        return share
 
 
 def build(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -176,7 +176,9 @@ def combine(
     One pass on CPU, where a gather of all pairs and a contraction are three.
     """
     parts = [rows_of(values, place[:, j], filled[:, j]) for j in range(place.shape[1])]
-    return sum(part if gates is None else part * gates[:, j, None] for j, part in enumerate(parts))
+    scaled = (part if gates is None else part * gates[:, j, None] for j, part in enumerate(parts))
+    total: Any = sum(scaled)
+    return total
 
 
 def sized_forward(
@@ -258,7 +260,7 @@ def _sized_bwd(blocks: Blocks, residuals, g):
 sized_swiglu.defvjp(_sized_fwd, _sized_bwd)
 
 
-def _by_token(layout: _Layout, dispatch: Dispatch, gates):
+def _by_token(layout: _Layout, dispatch: Dispatch, gates) -> tuple[Array, Array]:
     return layout.place.reshape(gates.shape), dispatch.dispatched().reshape(gates.shape)
 
 
