@@ -81,47 +81,54 @@ def task_config(task: str, seed: int, folder: Path, smoke: bool) -> RunConfig:
         eval_every=8,
     )
     evaluation = dataclasses.replace(config.evaluation, k=2)
-    if task == "sums":
-        sft = config.sft
-        data = dataclasses.replace(config.data, eval_prompts=256)
-        if smoke:
-            data = dataclasses.replace(
-                data,
-                sources=tuple(
-                    dataclasses.replace(s, size=min(s.size, 40)) for s in data.sources[:2]
-                ),
-            )
-            sft = dataclasses.replace(sft, procedural=(("sum_3x1", 20, 1),), answers=())
-    else:
-        files = synthetic_tasks.write(task, folder, seed)
-        data = DataConfig(
-            (FileSource(str(files.prompts), label=task),),
-            heldout_frac=0.3,
-            eval_prompts=128,
-            tokenizer=config.data.tokenizer,
-        )
-        sft = dataclasses.replace(
-            config.sft,
-            files=(str(files.examples),),
-            procedural=(),
-            answers=(),
-            steps=300,
-            buckets=(64, 96),
-        )
-        rl = dataclasses.replace(rl, steps=30, eval_every=6)
-        config = dataclasses.replace(
-            config,
-            model=dataclasses.replace(config.model, layers=2),
-            rollout=dataclasses.replace(config.rollout, prompt_buckets=(48,), max_new_tokens=64),
-        )
-        evaluation = dataclasses.replace(evaluation, k=4)
-    if smoke:
-        rl = dataclasses.replace(rl, steps=2, prompts_per_step=4, group_size=4, eval_every=1)
-        data, sft = (
-            dataclasses.replace(data, eval_prompts=8),
-            dataclasses.replace(sft, steps=10, batch=16),
-        )
-    return dataclasses.replace(config, rl=rl, data=data, sft=sft, evaluation=evaluation)
+    config = dataclasses.replace(config, rl=rl, evaluation=evaluation)
+    config = _sums(config, smoke) if task == "sums" else _synthetic(config, task, folder, seed)
+    if not smoke:
+        return config
+    return dataclasses.replace(
+        config,
+        rl=dataclasses.replace(config.rl, steps=2, prompts_per_step=4, group_size=4, eval_every=1),
+        data=dataclasses.replace(config.data, eval_prompts=8),
+        sft=dataclasses.replace(config.sft, steps=10, batch=16),
+    )
+
+
+def _sums(config: RunConfig, smoke: bool) -> RunConfig:
+    """The demo's own data."""
+    data = dataclasses.replace(config.data, eval_prompts=256)
+    if not smoke:
+        return dataclasses.replace(config, data=data)
+    few = tuple(dataclasses.replace(s, size=min(s.size, 40)) for s in data.sources[:2])
+    sft = dataclasses.replace(config.sft, procedural=(("sum_3x1", 20, 1),), answers=())
+    return dataclasses.replace(config, data=dataclasses.replace(data, sources=few), sft=sft)
+
+
+def _synthetic(config: RunConfig, task: str, folder: Path, seed: int) -> RunConfig:
+    """One of the tasks whose entropy lies where it was put; a smaller model learns it."""
+    files = synthetic_tasks.write(task, folder, seed)
+    data = DataConfig(
+        (FileSource(str(files.prompts), label=task),),
+        heldout_frac=0.3,
+        eval_prompts=128,
+        tokenizer=config.data.tokenizer,
+    )
+    sft = dataclasses.replace(
+        config.sft,
+        files=(str(files.examples),),
+        procedural=(),
+        answers=(),
+        steps=300,
+        buckets=(64, 96),
+    )
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, layers=2),
+        rollout=dataclasses.replace(config.rollout, prompt_buckets=(48,), max_new_tokens=64),
+        data=data,
+        sft=sft,
+        rl=dataclasses.replace(config.rl, steps=30, eval_every=6),
+        evaluation=dataclasses.replace(config.evaluation, k=4),
+    )
 
 
 def with_objective(config: RunConfig, weights: str, name: str, folder: Path) -> RunConfig:

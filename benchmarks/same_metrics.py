@@ -48,6 +48,8 @@ def variants() -> dict[str, dict[str, Any]]:
         rl_zvp=False, dynamic_sampling=True, dynamic_batch=2, dynamic_rounds=3
     )
     shaping = ShapingConfig(length_penalty=0.05, repetition_penalty=0.02, repetition_ngram=2)
+    partial = {"partial_prompts": 3, "correction": tis, "steps": 3, "rollout": rollout}
+    off = {"one_step_off": True, "correction": tis, "steps": 3}
     return {
         "plain": {},
         "growth": {
@@ -61,21 +63,10 @@ def variants() -> dict[str, dict[str, Any]]:
         },
         "dynamic": {"zero_variance": dynamic},
         "dynamic_growth": {"zero_variance": dataclasses.replace(dynamic, grow_to=8)},
-        "partial": {"partial_prompts": 3, "correction": tis, "steps": 3, "rollout": rollout},
-        "partial_off": {
-            "partial_prompts": 3,
-            "correction": tis,
-            "steps": 3,
-            "one_step_off": True,
-            "rollout": rollout,
-        },
-        "one_step_off": {"one_step_off": True, "correction": tis, "steps": 3},
-        "dynamic_off": {
-            "one_step_off": True,
-            "correction": tis,
-            "steps": 3,
-            "zero_variance": dynamic,
-        },
+        "partial": partial,
+        "partial_off": {**partial, "one_step_off": True},
+        "one_step_off": off,
+        "dynamic_off": {**off, "zero_variance": dynamic},
         "r2": {"replay": "R2", "updates_per_rollout": 2},
         "off": {
             "replay": "off",
@@ -91,9 +82,7 @@ def variants() -> dict[str, dict[str, Any]]:
             "objective": Grpo(),
         },
         "apart": {
-            "one_step_off": True,
-            "correction": tis,
-            "steps": 3,
+            **off,
             "objective": Grpo(),
             "run": {
                 "mesh": MeshConfig(fsdp=4),

@@ -36,6 +36,10 @@ MOST_LATENCY = 2.0  # with the hostile clients, of that without them
 MOST_GROWTH = 0.05  # of memory between the second quarter of the hostile time and its last
 MOST_STOP_S = 10.0
 CONNECTIONS = 640
+OPTIONS = (
+    "--openai --port 0 --slots 16 --prompt-tokens 64 --max-new-tokens 32 --max-waiting 512"
+    f" --max-connections {CONNECTIONS}"
+)
 
 
 @dataclass
@@ -287,28 +291,7 @@ def make_model(folder: Path) -> None:
 
 def start(folder: Path, errors: Any) -> tuple[subprocess.Popen, str, int]:
     """(process, host, port) of the server, which listens by then."""
-    command = [
-        sys.executable,
-        "-m",
-        "compass_jax",
-        "serve",
-        str(folder),
-        "--openai",
-        "--port",
-        "0",
-        "--slots",
-        "16",
-    ]
-    command += [
-        "--prompt-tokens",
-        "64",
-        "--max-new-tokens",
-        "32",
-        "--max-waiting",
-        "512",
-        "--max-connections",
-        str(CONNECTIONS),
-    ]
+    command = [sys.executable, "-m", "compass_jax", "serve", str(folder), *OPTIONS.split()]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT)
     line = process.stdout.readline()
     if not (where := re.search(r" on (\S+):(\d+) \(", line)):
@@ -332,17 +315,59 @@ def flat(seen: list[dict[str, float]]) -> dict[str, float]:
     return found
 
 
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    default = " (default: %(default)s)"
+    parser.add_argument("--requests", type=int, default=10_000, help="of good clients" + default)
+    parser.add_argument("--clients", type=int, default=200, help="good and hostile" + default)
+    parser.add_argument("--hostile", type=int, default=50, help="of them" + default)
+    return parser.parse_args(argv)
+
+
+def judged(
+    found: Found,
+    counts: dict[str, int],
+    seen: dict[str, list],
+    stop_s: float,
+    status: int,
+    told: str,
+) -> dict[str, Any]:
+    """What is reported of the load, and under `checks` what had to hold. `status` and `told`: the
+    server's at its end, and on its stderr.
+    """
+    median = {turn: statistics.median(values) for turn, values in found.latency.items()}
+    watched = flat(seen["hostile"])
+    memory = [watched[f"process_resident_memory_bytes_{when}"] for when in ("early", "late")]
+    growth = memory[1] / memory[0] - 1
+    return {
+        "right": found.right,
+        "wrong": found.wrong,
+        "failed": found.failed,
+        "retried": found.retried,
+        **{f"median_latency_{turn}_s": round(value, 4) for turn, value in median.items()},
+        "latency_ratio": round(median["hostile"] / median["quiet"], 3),
+        "memory_growth": round(growth, 4),
+        **{name: int(value) for name, value in watched.items()},
+        "hostile_attempts": counts,
+        "sigterm_s": round(stop_s, 2),
+        "checks": {
+            "right": found.wrong == found.failed == 0,
+            "latency": median["hostile"] <= MOST_LATENCY * median["quiet"],
+            "memory": growth <= MOST_GROWTH,
+            "descriptors": (
+                watched["other_descriptors_late"] <= watched["other_descriptors_early"] + 10
+                and watched["compass_connections_max"] <= CONNECTIONS
+            ),
+            "stop": stop_s <= MOST_STOP_S and status == 0,
+            "hostile": counts.get("answered", 0) == 0,
+            "quiet_log": told == "",
+        },
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the load; 0 where all that the summary's `passed` says holds."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--requests", type=int, default=10_000, help="of good clients (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--clients", type=int, default=200, help="good and hostile (default: %(default)s)"
-    )
-    parser.add_argument("--hostile", type=int, default=50, help="of them (default: %(default)s)")
-    args = parser.parse_args(argv)
+    args = _arguments(argv)
     with tempfile.TemporaryDirectory() as temporary, tempfile.TemporaryFile("w+") as errors:
         folder = Path(temporary) / "tiny"
         make_model(folder)
@@ -355,45 +380,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             process.communicate()
         errors.seek(0)
         told = errors.read()
-    median = {turn: statistics.median(values) for turn, values in found.latency.items()}
-    watched = flat(seen["hostile"])
-    growth = (
-        watched["process_resident_memory_bytes_late"]
-        / watched["process_resident_memory_bytes_early"]
-        - 1
-    )
-    checks = {
-        "right": found.wrong == found.failed == 0,
-        "latency": median["hostile"] <= MOST_LATENCY * median["quiet"],
-        "memory": growth <= MOST_GROWTH,
-        "descriptors": (
-            watched["other_descriptors_late"] <= watched["other_descriptors_early"] + 10
-            and watched["compass_connections_max"] <= CONNECTIONS
-        ),
-        "stop": stop_s <= MOST_STOP_S and process.returncode == 0,
-        "hostile": counts.get("answered", 0) == 0,
-        "quiet_log": told == "",
-    }
     if told:
         print(f"the server's stderr:\n{told[-5000:]}")
     summary = {
         "requests": args.requests,
         "clients": args.clients,
         "hostile_clients": args.hostile,
-        "right": found.right,
-        "wrong": found.wrong,
-        "failed": found.failed,
-        "retried": found.retried,
-        **{f"median_latency_{turn}_s": round(value, 4) for turn, value in median.items()},
-        "latency_ratio": round(median["hostile"] / median["quiet"], 3),
-        "memory_growth": round(growth, 4),
-        **{name: int(value) for name, value in watched.items()},
-        "hostile_attempts": counts,
-        "sigterm_s": round(stop_s, 2),
         "status": process.returncode,
-        "passed": all(checks.values()),
-        "checks": checks,
+        **judged(found, counts, seen, stop_s, process.returncode, told),
     }
+    summary["passed"] = all(summary["checks"].values())
     print(json.dumps(summary))
     return 0 if summary["passed"] else 1
 

@@ -44,6 +44,35 @@ def _sums(terms: int, digits: int, size: int, repeat: int = 1) -> ProceduralSour
     return ProceduralSource("chain_sum", options, size, f"sum_{terms}x{digits}", repeat=repeat)
 
 
+def _cold_start() -> SFTConfig:
+    """Few examples that come often: the cold start shows how a worked solution looks, what it is
+    good for is left to RL.
+    """
+    return SFTConfig(
+        procedural=(
+            ("sum_2x1", 50, 8),
+            ("sum_3x1", 250, 3),
+            ("sum_4x1", 250, 3),
+            ("sum_5x1", 250, 3),
+        ),
+        answers=(
+            ("sum_2x1", 25, 48),
+            ("sum_3x1", 240, 6),
+            ("sum_4x1", 240, 6),
+            ("sum_5x1", 200, 6),
+            ("sum_6x1", 60, 6),
+            ("sum_3x2", 30, 12),
+            ("product_2x2", 5, 60),
+        ),
+        steps=1500,
+        batch=36,
+        buckets=(48, 96),
+        micro_batch_tokens=1536,
+        optim=OptimConfig(learning_rate=2e-3, warmup_steps=20, schedule="cosine", weight_decay=0.1),
+        save_every=500,
+    )
+
+
 def tiny_reasoning_cpu() -> RunConfig:
     """8 experts, top-2, 4 layers, 1.9M parameters; ESPO with router replay R3 and RL-ZVP."""
     return RunConfig(
@@ -83,33 +112,7 @@ def tiny_reasoning_cpu() -> RunConfig:
             tokenizer=TOKENIZER,
         ),
         rewards=RewardConfig(workers=1, timeout_s=5.0),
-        sft=SFTConfig(
-            # Few examples that come often: the cold start shows how a worked solution looks, what
-            # it is good for is left to RL.
-            procedural=(
-                ("sum_2x1", 50, 8),
-                ("sum_3x1", 250, 3),
-                ("sum_4x1", 250, 3),
-                ("sum_5x1", 250, 3),
-            ),
-            answers=(
-                ("sum_2x1", 25, 48),
-                ("sum_3x1", 240, 6),
-                ("sum_4x1", 240, 6),
-                ("sum_5x1", 200, 6),
-                ("sum_6x1", 60, 6),
-                ("sum_3x2", 30, 12),
-                ("product_2x2", 5, 60),
-            ),
-            steps=1500,
-            batch=36,
-            buckets=(48, 96),
-            micro_batch_tokens=1536,
-            optim=OptimConfig(
-                learning_rate=2e-3, warmup_steps=20, schedule="cosine", weight_decay=0.1
-            ),
-            save_every=500,
-        ),
+        sft=_cold_start(),
         rl=RLConfig(
             steps=48,
             prompts_per_step=64,

@@ -191,12 +191,47 @@ def test_a_report_of_curves_alone_is_written(tmp_path):
     )
 
 
+def check_points(rows):
+    """Every number where a relation must hold: R2 is off at first, and what is recorded drifts from
+    what is as the weights move.
+    """
+    points = {(p["mode"], p["updates"]): p for p in rows["bf16"]["points"]}
+    assert set(points) == {(mode, u) for mode in ("off", "R2", "R3") for u in (0, 1, 4, 8)}
+    assert (
+        points["R2", 0]["recorded"] == points["off", 0]["recorded"]
+        and points["R2", 0]["drift"] == 0
+    )
+    moved = [points["R3", u]["distance"] for u in (0, 1, 4, 8)]
+    assert moved[0] == 0 and moved == sorted(moved) and 1e-4 < moved[1] < moved[3] < 0.1
+    for mode in ("off", "R2", "R3"):
+        assert points[mode, 8]["drift"] > points[mode, 1]["drift"] > 0
+        assert (
+            points[mode, 8]["recorded"]["logp_abs_diff"]
+            > 3 * points[mode, 0]["recorded"]["logp_abs_diff"]
+        )
+    return points
+
+
+def check_causes(rows, fresh):
+    """float32 throughout leaves rounding alone, and replay of fresh routes flips nothing."""
+    causes = {p["cause"]: p for p in rows["causes"]["points"]}
+    assert (
+        causes["nothing in bfloat16"]["off"]["logp_abs_diff"] < 1e-5
+        and causes["nothing in bfloat16"]["flip_frac"] == 0
+    )
+    whole = causes["all in bfloat16"]["R3"]["logp_abs_diff"]
+    # that sampler's own routes against those of the rollout
+    assert whole == pytest.approx(fresh["now"]["logp_abs_diff"], rel=0.5)
+    assert all(
+        causes[f"only {part} in bfloat16"]["R3"]["logp_abs_diff"] < whole
+        for part in router_replay.PARTS
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("compile_lightly")
 def test_a_toy_run_end_to_end_and_again(tmp_path, capsys):
-    """Every number where a relation must hold: R2 is off at first, float32 throughout leaves
-    rounding alone, replay of fresh routes flips nothing.
-    """
+    """The numbers of every part of the experiment; a second run has nothing left to do."""
     command = [
         "--smoke",
         "--out",
@@ -215,32 +250,8 @@ def test_a_toy_run_end_to_end_and_again(tmp_path, capsys):
         and all(row["smoke"] for row in rows.values())
         and rows["bf16"]["response_tokens"] > 20
     )
-    points = {(p["mode"], p["updates"]): p for p in rows["bf16"]["points"]}
-    assert set(points) == {(mode, u) for mode in ("off", "R2", "R3") for u in (0, 1, 4, 8)}
-    assert (
-        points["R2", 0]["recorded"] == points["off", 0]["recorded"]
-        and points["R2", 0]["drift"] == 0
-    )
-    moved = [points["R3", u]["distance"] for u in (0, 1, 4, 8)]
-    assert moved[0] == 0 and moved == sorted(moved) and 1e-4 < moved[1] < moved[3] < 0.1
-    for mode in ("off", "R2", "R3"):
-        assert points[mode, 8]["drift"] > points[mode, 1]["drift"] > 0
-        assert (
-            points[mode, 8]["recorded"]["logp_abs_diff"]
-            > 3 * points[mode, 0]["recorded"]["logp_abs_diff"]
-        )
-    causes = {p["cause"]: p for p in rows["causes"]["points"]}
-    assert (
-        causes["nothing in bfloat16"]["off"]["logp_abs_diff"] < 1e-5
-        and causes["nothing in bfloat16"]["flip_frac"] == 0
-    )
-    whole = causes["all in bfloat16"]["R3"]["logp_abs_diff"]
-    # that sampler's own routes against those of the rollout
-    assert whole == pytest.approx(points["R3", 0]["now"]["logp_abs_diff"], rel=0.5)
-    assert all(
-        causes[f"only {part} in bfloat16"]["R3"]["logp_abs_diff"] < whole
-        for part in router_replay.PARTS
-    )
+    points = check_points(rows)
+    check_causes(rows, points["R3", 0])
     curve = rows["curve_R3"]["curves"]
     assert len(curve["reward/mean"]) == 2 and min(curve["mismatch/logp_abs_diff"]) > 1e-5
     assert (tmp_path / "router_replay.png").stat().st_size > 10_000 and "missed" in (
