@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from compass_jax import openai_requests as wire
@@ -245,7 +245,7 @@ async def _while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> Non
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    tasks: list[Awaitable[None]] = [asyncio.ensure_future(work), asyncio.ensure_future(left())]
+    tasks: list[asyncio.Task[None]] = [asyncio.ensure_future(work), asyncio.ensure_future(left())]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if tasks[0] in done:

@@ -196,7 +196,8 @@ def run_serve(config: ServeConfig) -> None:
         if config.openai:
             with openai_server(config) as server:
                 routes = "HTTP, /v1/completions and /v1/chat/completions"
-                server.on_started = lambda: _say(config, *server.address, routes)
+                host, port = server.address
+                server.on_started = lambda: _say(config, host, port, routes)
                 server.run()
             return
         _check_address(config)

@@ -34,7 +34,7 @@ _CALLED = re.compile(
 class Sent(NamedTuple):
     """One kind of collective: how many run, and the bytes that each device sends in them."""
 
-    count: float
+    count: float  # type: ignore[assignment]  # the tuple's own `count` is not needed
     bytes: float
 
 
@@ -115,7 +115,8 @@ def _trips(loop: _Op, programs: dict[str, list[_Op]]) -> float:
     """
     if found := _TRIPS.search(loop.rest):
         return float(found[1])
-    condition = programs.get(_CONDITION.search(loop.rest)[1], [])
+    named = _CONDITION.search(loop.rest)
+    condition = programs.get(named[1], []) if named else []
     bounds = [
         int(op.rest.split(")")[0])
         for op in condition

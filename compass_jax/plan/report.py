@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from compass_jax.plan.bound import Bound
 from compass_jax.plan.run import GIB, Found, Plan
 from compass_jax.report import summary_table
 
@@ -26,7 +27,7 @@ def print_plan(plan: Plan, console: Console) -> None:
             [_memory_row(x, per_chip) for x in plan.found], f"GiB per chip, {plan.topology}: {what}"
         )
     )
-    rows = [_work_row(x, per_chip) for x in plan.found if x.bound]
+    rows = [_work_row(x, x.bound, per_chip) for x in plan.found if x.bound]
     if rows:
         console.print(
             summary_table(
@@ -82,7 +83,7 @@ def _refused(x: Found, per_chip: int) -> str:
     return "refused" if x.needs < 0 else f"{_gib(x.needs, per_chip)} refused"
 
 
-def _work_row(x: Found, per_chip: int) -> dict[str, Any]:
+def _work_row(x: Found, bound: Bound, per_chip: int) -> dict[str, Any]:
     sent = (
         ", ".join(
             f"{kind} {one.bytes * per_chip / GIB:.3g} GiB ({one.count:.0f})"
@@ -90,14 +91,14 @@ def _work_row(x: Found, per_chip: int) -> dict[str, Any]:
         )
         or "nothing"
     )
-    seconds = [f"{s:.3g}" for s in x.bound]
+    seconds = [f"{s:.3g}" for s in bound]
     return {
         "program": x.name,
         "sent per chip": sent,
         "FLOPs s": seconds[0],
         "HBM s": seconds[1],
         "ICI s": seconds[2],
-        "bound by": x.bound.by,
+        "bound by": bound.by,
     }
 
 

@@ -86,6 +86,7 @@ def _token(model: Transformer, eos_id: int, params, state: DecodeState, sampler,
     token, logp, entropy = sample(logits, state.keys, lengths, sampler, each, model.known)
     new = {"tokens": token, "logp": logp, "entropy": entropy, "wrote": live}
     if "routing" in outputs:
+        assert step.routes is not None
         new["routing"] = step.routes[:, 0]
     outputs = {
         name: jax.lax.dynamic_update_index_in_dim(buffer, new[name], i, 0)

@@ -284,6 +284,7 @@ class Engine:
             for x in (state.tokens, state.logp, state.entropy)
         )
         if store is not None:
+            assert state.routing is not None
             store = lay(
                 self.placement,
                 store.at[rows].set(

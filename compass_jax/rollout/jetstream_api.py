@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 if "tree_map" not in vars(jax):  # JetStream's orchestrator calls it, current JAX has removed it
-    jax.tree_map = jax.tree.map
+    vars(jax)["tree_map"] = jax.tree.map
 
 from jetstream.core import config_lib, server_lib
 from jetstream.engine import engine_api, tokenizer_api, tokenizer_pb2

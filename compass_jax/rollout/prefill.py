@@ -28,17 +28,18 @@ def prefilled(
     last, cache, routing = _encode(model, rollout, params, tokens, lengths, routing)
     logits = next_logits(model, params, last, sampler)
     each = None if temperature is None else for_samples(temperature, s)
-    first = sample(
-        for_samples(logits, s),
-        keys.reshape(p * s, 2),
-        for_samples(lengths, s),
-        sampler,
-        each,
-        model.known,
+    token, logp, entropy = (
+        x.reshape(p, s)
+        for x in sample(
+            for_samples(logits, s),
+            keys.reshape(p * s, 2),
+            for_samples(lengths, s),
+            sampler,
+            each,
+            model.known,
+        )
     )
-    return Prefix(
-        cache, tokens, lengths, routing, keys, *(x.reshape(p, s) for x in first), temperature
-    )
+    return Prefix(cache, tokens, lengths, routing, keys, token, logp, entropy, temperature)
 
 
 def _encode(model: Transformer, rollout: RolloutConfig, params, tokens, lengths, routing):

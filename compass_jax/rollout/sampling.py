@@ -107,16 +107,15 @@ def sample(
     are no tokens: they are not drawn, and count neither in logp nor in the entropy
     (`known_columns`).
     """
+    if sampler.per_request and temperature is None:
+        raise ValueError("a sampler per request needs the temperature of each sequence")
+    each = temperature if sampler.per_request else None
     v = logits.shape[-1]
     last = (v if known is None else min(known, v)) - 1
     logits = known_columns(logits, known)
-    if sampler.per_request:
-        scaled = (
-            logits
-            / jnp.where(temperature > 0, temperature, jnp.ones_like(temperature)).astype(
-                logits.dtype
-            )[:, None]
-        )
+    if each is not None:
+        positive = jnp.where(each > 0, each, jnp.ones_like(each))
+        scaled = logits / positive.astype(logits.dtype)[:, None]
     else:
         scaled = logits / (sampler.temperature or 1.0)
     # again: divided by a small temperature, the lowest would overflow
@@ -132,6 +131,6 @@ def sample(
 
         kept = truncate(scaled, sampler.top_k, sampler.top_p)
         token = _argmax(kept + jax.vmap(noise)(keys, positions), last)
-        if sampler.per_request:
-            token = jnp.where(temperature > 0, token, _argmax(logits, last))
+        if each is not None:
+            token = jnp.where(each > 0, token, _argmax(logits, last))
     return token, jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0], entropy

@@ -94,7 +94,7 @@ def lay_state(placement: Placement | None, state: DecodeState) -> DecodeState:
     if placement is None:
         return state
     cache = lay_cache(placement, state.cache, state.lengths.shape[0])
-    return jax.tree.map(lambda x: lay(placement, x, "batch"), state._replace(cache=None))._replace(
+    return jax.tree.map(lambda x: lay(placement, x, "batch"), state._replace(cache=()))._replace(
         cache=cache
     )
 

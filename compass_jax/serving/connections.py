@@ -69,10 +69,9 @@ class Connection(H11Protocol):
         transport.set_write_buffer_limits(high=0)  # every byte that is not taken counts as a stall
         self._enter(Phase.HEADER, None)
         if len(self.connections) > self._limits.connections:
+            others: Any = self.connections
             slow = [
-                c
-                for c in self.connections
-                if c is not self and c.evictable and not c.transport.is_closing()
+                c for c in others if c is not self and c.evictable and not c.transport.is_closing()
             ]
             if slow:
                 self._metrics.closed.add("room")
