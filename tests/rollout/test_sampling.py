@@ -131,7 +131,7 @@ def test_keys_differ_in_every_component_and_come_again():
         for purpose in Purpose
     ]
     rows = np.concatenate(batches)
-    assert len(np.unique(rows, axis=0)) == len(rows) == 3 * 5 * 36
+    assert len(np.unique(rows, axis=0)) == len(rows) == 3 * len(Purpose) * 36
     np.testing.assert_array_equal(
         keys_of(ids, visits, samples, 1, Purpose.EVAL), batches[len(Purpose) + int(Purpose.EVAL)]
     )
