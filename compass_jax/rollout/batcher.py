@@ -317,8 +317,8 @@ class Batcher:
             self.stats.live_steps += int(lengths[sample.slot]) - sample.length
             sample.length = int(lengths[sample.slot])
             if recent is not None:
-                found = (x[sample.slot] for x in recent)
-                self.stats.tokens += sample.take(*found, self.version)
+                tokens, logp, entropy = (x[sample.slot] for x in recent)
+                self.stats.tokens += sample.take(tokens, logp, entropy, self.version)
         self.stats.calls += 1
         self.stats.steps += int(taken)
         self.stats.slot_steps += int(taken) * config.slots
@@ -354,8 +354,8 @@ class Batcher:
                 self.routes.rows = store
             arrays = fetch(arrays)
             for i, (_, sample) in enumerate(part):
-                found = (x[i, len(sample.tokens) :] for x in arrays)
-                self.stats.tokens += sample.take(*found, self.version)
+                tokens, logp, entropy = (x[i, len(sample.tokens) :] for x in arrays)
+                self.stats.tokens += sample.take(tokens, logp, entropy, self.version)
 
 
 _jitted_keys = jax.jit(sample_keys, static_argnums=(0, 1))

@@ -104,10 +104,10 @@ class Slots:
         if self.pages is None:
             return True
         # The leader may have left its slot, and come back in another group.
-        sharing = (
-            leader is not None and leader.slot >= 0 and self.group(leader.slot) == self.group(slot)
-        )
-        shared = (leader.slot, len(request.prompt.tokens)) if sharing else (None, 0)
+        shared: tuple[int | None, int] = None, 0
+        if leader is not None and leader.slot >= 0 and self.group(leader.slot) == self.group(slot):
+            shared = leader.slot, len(request.prompt.tokens)
         others = sum(self.group(x.slot) == self.group(slot) for x in self.entered)
         spare = others if request.begun else 0
-        return self.pages.admit(slot, self._next_call(request, length), *shared, spare)
+        with_slot, tokens = shared
+        return self.pages.admit(slot, self._next_call(request, length), with_slot, tokens, spare)

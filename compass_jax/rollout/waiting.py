@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from compass_jax.records import Prompt
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.state import Prefix
+
+Kind = TypeVar("Kind", bound=Request)
 
 
 @dataclass(frozen=True)
@@ -98,12 +101,12 @@ class Waiting:
         return left
 
 
-def parted(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]:
+def parted(requests: Iterable[Kind]) -> tuple[list[Kind], list[Kind]]:
     """(those that were given up, the others); each is looked at once, since any thread may give
     one up.
     """
-    given_up: list[Request] = []
-    others: list[Request] = []
+    given_up: list[Kind] = []
+    others: list[Kind] = []
     for request in requests:
         (given_up if request.cancelled else others).append(request)
     return given_up, others
