@@ -5,9 +5,11 @@ given model.
         [--target-clip 0.15]
 
 The first update after a rollout clips nothing (its ratio is 1), so the numbers are of the updates
-behind it: set rl.updates_per_rollout as in the run to come. The suggested alpha is the one whose
-clip fraction is nearest the target on a logarithmic scale between the measured ones; the default
-target is about GSPO's own clip fraction (arXiv 2507.18071, section 5.2).
+after it: set rl.updates_per_rollout as in the run to come. The suggested alpha is the one whose
+clip fraction is nearest the target on a logarithmic scale between the measured ones. Where they do
+not reach it, more are measured on both sides, up to a factor of WIDER; where these do not either,
+none is suggested, and it is said on which side the target lies. The default target is about GSPO's
+own clip fraction (arXiv 2507.18071, section 5.2).
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from compass_jax.train.session import StopSignal, open_scorer
 # column titles; groups of entropy by number
 _SHORT = {"clip_frac": "clip", "ratio_dev_max": "|r-1|", "epsilon": "eps", "floor_frac": "floor"}
 ALPHAS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1)
+WIDER = (3.0, 10.0, 30.0, 100.0)  # beyond the ends of the alphas
 
 
 def run_calibration(
@@ -65,11 +68,13 @@ def run_calibration(
         )
     if not 0 < target < 1:
         raise ConfigError(f"--target-clip {target}: must be in (0, 1)")
+    alphas, asked = widened(alphas), set(alphas)
     objectives = [dataclasses.replace(espo, alpha=alpha) for alpha in alphas]
     with NewFolderLock(out):
         measured, columns = _measured(dataclasses.replace(config, init_from=checkpoint), objectives)
         labels = (checkpoint, columns, config.rl.updates_per_rollout)
-        return _written(measured, Path(out), labels, alphas, target)
+        rows = [_row(alpha, [u[i] for u in measured]) for i, alpha in enumerate(alphas)]
+        return _written(rows, asked, Path(out), labels, target)
 
 
 def _measured(
@@ -128,19 +133,21 @@ def probe(
 
 
 def _written(
-    measured: list,
+    rows: Sequence[dict[str, float]],
+    asked: set[float],
     out: Path,
     labels: tuple[str, int, int],
-    alphas: Sequence[float],
     target: float,
 ) -> dict[str, Any]:
     """What was measured as a table on the console and as `out`/alpha.json; returns what that holds.
 
-    labels: where the weights are from, the head's columns, updates to a rollout.
+    asked: the alphas that are shown whatever they gave; of the others those that the target lies
+        among. labels: where the weights are from, the head's columns, updates to a rollout.
     """
     checkpoint, columns, updates = labels
-    rows = [_row(alpha, [update[i] for update in measured]) for i, alpha in enumerate(alphas)]
-    suggestion = suggest([row["alpha"] for row in rows], [row["clip_frac"] for row in rows], target)
+    alphas, clips = [row["alpha"] for row in rows], [row["clip_frac"] for row in rows]
+    suggestion = suggest(alphas, clips, target)
+    rows = shown_rows(rows, asked, suggestion)
     result: dict[str, Any] = {
         "vocab_size": columns,
         "updates_per_rollout": updates,
@@ -156,9 +163,11 @@ def _written(
             short, title=f"{checkpoint}: ESPO's clipping against alpha, updates 2 to {updates}"
         )
     )
-    console.print(
-        f"suggested alpha for a clip fraction of {target:g}: {suggestion:.3g}", highlight=False
-    )
+    if suggestion is None:
+        told = out_of_range(alphas, clips, target)
+    else:
+        told = f"suggested alpha for a clip fraction of {target:g}: {suggestion:.3g}"
+    console.print(told, highlight=False)
     return result
 
 
@@ -188,16 +197,49 @@ def _row(alpha: float, updates: Sequence[dict[str, float]]) -> dict[str, float]:
     return row
 
 
-def suggest(alphas: Sequence[float], clip_fracs: Sequence[float], target: float) -> float:
-    """The alpha at which the clip fraction passes `target`, interpolated in log(alpha); the end of
-    the range where it does not.
+def widened(alphas: Sequence[float]) -> list[float]:
+    """The alphas with more on both sides, in their order: a diagnostic of one more costs little
+    beside the rollout that all of them share.
+    """
+    low = [alphas[0] / factor for factor in reversed(WIDER)]
+    return [*low, *alphas, *(alphas[-1] * factor for factor in WIDER)]
+
+
+def suggest(alphas: Sequence[float], clip_fracs: Sequence[float], target: float) -> float | None:
+    """The alpha at which the clip fraction passes `target`, interpolated in log(alpha); None where
+    it does not.
 
     A wider range clips less, so the fractions fall with alpha.
     """
-    if clip_fracs[0] <= target:
-        return alphas[0]
     for i in range(1, len(alphas)):
-        if clip_fracs[i] <= target:
+        if clip_fracs[i] <= target <= clip_fracs[i - 1] and clip_fracs[i] < clip_fracs[i - 1]:
             share = (clip_fracs[i - 1] - target) / (clip_fracs[i - 1] - clip_fracs[i])
             return math.exp((1 - share) * math.log(alphas[i - 1]) + share * math.log(alphas[i]))
-    return alphas[-1]
+    return None
+
+
+def shown_rows(
+    rows: Sequence[dict[str, float]], asked: set[float], suggestion: float | None
+) -> list[dict[str, float]]:
+    """The rows of the alphas that were asked for, and those between them and the suggestion with
+    the one after it; all where there is no suggestion.
+    """
+    if suggestion is None:
+        return list(rows)
+    low, high = min(*asked, suggestion), max(*asked, suggestion)
+    below = max((row["alpha"] for row in rows if row["alpha"] <= low), default=low)
+    above = min((row["alpha"] for row in rows if row["alpha"] >= high), default=high)
+    return [row for row in rows if below <= row["alpha"] <= above]
+
+
+def out_of_range(alphas: Sequence[float], clip_fracs: Sequence[float], target: float) -> str:
+    """The line that says on which side of what was measured the target lies."""
+    if max(clip_fracs) < target:
+        side, remedy = "above", "policies this close are hardly clipped by any alpha; lower"
+    else:
+        side, remedy = "below", "every alpha clips more than that; raise"
+    return (
+        f"no alpha from {alphas[0]:.3g} to {alphas[-1]:.3g} gives a clip fraction of {target:g}: it"
+        f" lies {side} the {min(clip_fracs):.3g} to {max(clip_fracs):.3g} that were measured;"
+        f" {remedy} --target-clip, or give other --alphas"
+    )

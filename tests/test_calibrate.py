@@ -8,7 +8,7 @@ import json
 import pytest
 from tiny_run import tiny_run
 
-from compass_jax.calibrate import run_calibration, suggest
+from compass_jax.calibrate import out_of_range, run_calibration, shown_rows, suggest, widened
 from compass_jax.config import ConfigError
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.train.loop import run_rl
@@ -53,10 +53,32 @@ def test_it_measures_what_a_step_reports_and_wider_ranges_clip_less(trained, tmp
 def test_the_suggestion_is_where_the_clip_fraction_passes_the_target():
     assert suggest([0.01, 0.1], [0.3, 0.1], 0.2) == pytest.approx(0.01 * 10**0.5)
     assert suggest([0.01, 0.02, 0.04], [0.5, 0.4, 0.0], 0.1) == pytest.approx(0.02 * 2**0.75)
-    assert (
-        suggest([0.01, 0.1], [0.05, 0.01], 0.2) == 0.01
-        and suggest([0.01, 0.1], [0.9, 0.8], 0.2) == 0.1
+    assert suggest([0.01, 0.1, 1.0], [0.3, 0.3, 0.1], 0.3) == pytest.approx(0.1)
+
+
+def test_a_target_beyond_what_was_measured_is_said_to_be_out_of_it():
+    """Never the end of the range: its clip fraction is not the target."""
+    assert suggest([0.01, 0.1], [0.05, 0.01], 0.2) is suggest([0.01, 0.1], [0.9, 0.8], 0.2) is None
+    assert suggest([0.01, 0.1], [0.3, 0.3], 0.3) is None
+    told = out_of_range([0.01, 0.1], [0.05, 0.01], 0.2)
+    assert told.startswith(
+        "no alpha from 0.01 to 0.1 gives a clip fraction of 0.2: it lies above the 0.01 to 0.05 "
     )
+    assert "; lower --target-clip" in told
+    told = out_of_range([0.01, 0.1], [0.9, 0.8], 0.2)
+    assert "it lies below the 0.8 to 0.9 that were measured" in told and "; raise --target" in told
+
+
+def test_the_range_is_widened_on_both_sides_and_what_is_shown_holds_the_suggestion():
+    alphas = widened([0.01, 0.1])
+    assert alphas == sorted(alphas) and alphas[0] == pytest.approx(1e-4)
+    assert alphas[-1] == pytest.approx(10) and {0.01, 0.1} < set(alphas)
+    rows = [{"alpha": alpha} for alpha in alphas]
+    for suggestion, low, high in ((0.05, 0.01, 0.1), (0.5, 0.01, 1.0), (5e-4, 0.01 / 30, 0.1)):
+        found = [row["alpha"] for row in shown_rows(rows, {0.01, 0.1}, suggestion)]
+        assert (found[0], found[-1]) == (pytest.approx(low), pytest.approx(high))
+        assert found[0] <= suggestion <= found[-1]
+    assert shown_rows(rows, {0.01, 0.1}, None) == rows
 
 
 def test_what_cannot_be_calibrated_is_refused(trained, tmp_path):
