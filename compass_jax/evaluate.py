@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from compass_jax.config import ConfigError, RunConfig
-from compass_jax.data.prompts import check_lengths, heldout_prompts
+from compass_jax.data.prompts import fitting, heldout_prompts
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.distributed import is_main_process
 from compass_jax.model.params import abstract_params, shardings_like
@@ -205,7 +205,7 @@ def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:
     console = Console(soft_wrap=True, quiet=not is_main_process())
     tell = partial(console.print, highlight=False, markup=False)
     prompts = heldout_prompts(config.data, tokenizer, config.seed, tell)
-    check_lengths(prompts, config.rollout.prompt_buckets[-1])
+    prompts = fitting(prompts, config.rollout.prompt_buckets[-1], config.data.overlong, tell)
     with open_scorer(config) as scorer:
         return evaluate(engine, decode, prompts, tokenizer, scorer, config)
 

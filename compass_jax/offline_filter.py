@@ -22,7 +22,7 @@ from rich.console import Console
 
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
-from compass_jax.data.prompts import check_lengths, train_prompts
+from compass_jax.data.prompts import fitting, train_prompts
 from compass_jax.evaluate import answers, decoder_of
 from compass_jax.records import Prompt
 from compass_jax.report import summary_table
@@ -64,9 +64,9 @@ def _filter(
     tell = partial(console.print, highlight=False, markup=False)
     engine, decode, tokenizer = decoder_of(config, checkpoint)
     prompts = train_prompts(config.data, tokenizer, config.seed, tell)
+    prompts = fitting(prompts, config.rollout.prompt_buckets[-1], config.data.overlong, tell)
     if config.data.keep_file:  # of an earlier filter: this one goes on from what it kept
         prompts, _ = kept_prompts(prompts, config.data.keep_file)
-    check_lengths(prompts, config.rollout.prompt_buckets[-1])
     done = read_pass_rates(path, complete=False, prompts=prompts) if os.path.lexists(path) else {}
     _check_same(done, samples, low, high, path)
     left = [p for p in prompts if p.id not in done]

@@ -42,7 +42,7 @@ class Prompt:
     """
 
     id: int  # stable_id(source label + question)
-    source: int  # index into data.sources: which scorer checks it
+    source: int  # index into data.keyed_sources(): which scorer checks it
     label: str  # name in the accuracy table
     question: str  # what the user asks, before the chat template
     tokens: np.ndarray  # int32 [t], chat template and generation prompt applied

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from compass_jax.config.errors import check
 from compass_jax.config.named import absolute, check_name
 from compass_jax.config.ranges import (
+    AUTO,
     CountOrOff,
     Fraction,
     Name,
@@ -121,15 +122,18 @@ class FileSource:
     """Prompts from a JSONL or Parquet file, one per row: a prompt (text, or chat messages) and what
     its verifier needs.
 
+    Rows of verl, TRL, ShareGPT, OpenAI and GSM8K are known by their columns (docs/data.md). A
+    column inside another has a name with dots: "reward_model.ground_truth".
+
     `verifier`: "math" compares the answer with the row's by math-verify; "my_rewards:score" or
     "path/to/my_rewards.py:score" is a function `score(row, response)` (see rewards/checks.py).
     """
 
-    path: str
-    prompt_field: Name = "prompt"
-    # the ground truth, which every row must have: for "math" a text or number, for a verifier of
-    # one's own a value of any form; empty: there is none
-    answer_field: str = "answer"
+    path: str  # of one file, or a pattern of several: "train-*.parquet"
+    prompt_field: Name = AUTO  # the column of what is asked
+    # the column of the ground truth, which every row must have: for "math" a text or number, for a
+    # verifier of one's own a value of any form; empty: there is none
+    answer_field: str = AUTO
     label: str = ""
     repeat: Repeat = 1  # as in ProceduralSource
     verifier: str = "math"
@@ -177,24 +181,39 @@ def _settle(source: ProceduralSource | FileSource | TaskSource, field: str) -> N
     object.__setattr__(source, field, absolute(getattr(source, field)))
 
 
+Source = ProceduralSource | FileSource | TaskSource
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Prompts of RL and evaluation. A question is held out by a hash of its text, so no split can
     share one.
     """
 
-    sources: tuple[ProceduralSource | FileSource | TaskSource, ...] = ()
-    heldout_frac: Fraction = 0.2
-    eval_prompts: CountOrOff = 512
+    sources: tuple[Source, ...] = ()
+    # what is evaluated on instead of a part of `sources`, which are all trained on then, but for
+    # the questions that are in both
+    eval_sources: tuple[Source, ...] = ()
+    heldout_frac: Fraction = 0.2  # share of the questions of `sources` that are held out
+    eval_prompts: CountOrOff = 512  # most held-out prompts of an evaluation; 0: none
+    # prompts of more tokens than rollout.prompt_buckets[-1]: left out and counted, or an error
+    overlong: Literal["drop", "refuse"] = "drop"
     tokenizer: str = ""  # folder with tokenizer.json and tokenizer_config.json
     system_prompt: Text = ""
     # pass_rates.jsonl of compass filter: RL trains on the prompts that it keeps; empty: on all
     keep_file: str = ""
 
+    def keyed_sources(self) -> list[tuple[str, Source]]:
+        """(setting, source) of all sources, those of the evaluation last: `Prompt.source` is an
+        index into this list.
+        """
+        named = (("sources", self.sources), ("eval_sources", self.eval_sources))
+        return [(f"data.{key}[{i}]", one) for key, found in named for i, one in enumerate(found)]
+
     def validate(self) -> None:
         check_fields(self, "data")
-        for i, source in enumerate(self.sources):
-            source.validate(f"data.sources[{i}]")
+        for key, source in self.keyed_sources():
+            source.validate(key)
         check(self.heldout_frac < 1, f"data.heldout_frac = {self.heldout_frac}: must be in [0, 1)")
 
 

@@ -61,6 +61,7 @@ ANY_NUMBER = Range(-(2**63), 2**63 - 1)
 ANY_TEXT = Characters(4096)  # most texts name a file or a thing
 Name = Annotated[str, Characters(4096, least=1)]
 Text = Annotated[str, Characters(1_000_000)]  # written for the model to read
+AUTO = "auto"  # in the place of a column's name: the file's columns say which (data/formats.py)
 Count = Annotated[int, Range(1, 10**9)]
 CountOrOff = Annotated[int, Range(0, 10**9)]
 Tokens = Annotated[int, Range(1, 2**27)]

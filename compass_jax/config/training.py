@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from compass_jax.config.errors import check
 from compass_jax.config.objective import Coefficient, Objective, default_objective
 from compass_jax.config.ranges import (
+    AUTO,
     Count,
     CountOrOff,
     Fraction,
@@ -59,7 +60,12 @@ class SFTConfig:
     tokens only.
     """
 
-    files: tuple[Name, ...] = ()  # JSONL with `messages`
+    # JSONL or Parquet files, or patterns of several ("train-*.parquet"), of conversations or of
+    # prompts with what is to be answered; their kinds are known by their columns (docs/data.md)
+    files: tuple[Name, ...] = ()
+    prompt_field: Name = AUTO  # the column of what is asked, or of whole conversations
+    # the column of what is learnt; empty: the assistant's turns of prompt_field
+    response_field: str = AUTO
     # (label of a data source, worked training questions, times that each comes in one pass)
     procedural: tuple[Taken, ...] = ()
     # the same with the bare answer, no steps: a cold start has few worked solutions

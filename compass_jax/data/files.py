@@ -1,8 +1,15 @@
-"""Rows of JSONL and Parquet files; whatever cannot be read is named with its file and line."""
+"""Rows of JSONL and Parquet files; whatever cannot be read is named with its file and line.
+
+A name with dots is a field inside a field: `reward_model.ground_truth`. A column of exactly that
+name comes first.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +24,18 @@ class DataError(UserError):
     """Data that cannot be used; the message names the file and line (or the source), and what to
     do.
     """
+
+
+def files_of(pattern: str) -> list[str]:
+    """The file of this name, or those that a pattern (`train-*.parquet`) fits, by name. Raises
+    DataError where it fits none.
+    """
+    if os.path.lexists(pattern) or not glob.has_magic(pattern):
+        return [pattern]
+    found = sorted(glob.glob(pattern, recursive=True))
+    if not found:
+        raise DataError(f"{pattern[:200]} does not exist: no file fits this pattern")
+    return found
 
 
 def read_rows(
@@ -35,16 +54,65 @@ def read_rows(
     for where, row in rows:
         empty = False
         for name, remedy in fields.items():
-            if row.get(name) is None:
-                what = (
-                    f"{name!r} is null"
-                    if name in row
-                    else f"no field {name!r} (fields: {', '.join(row)})"
-                )
-                raise DataError(f"{where}: {what}; {remedy}")
+            if field_of(row, name) is None:
+                raise DataError(f"{where}: {_missing(row, name)}; {remedy}")
         yield where, row
     if empty:
-        raise DataError(f"{path} is empty: write one JSON object per line, or one row at least")
+        raise _empty(path)
+
+
+def field_of(row: Mapping[str, Any], name: str) -> Any:
+    """What a row has under a name, which may have dots; None where it has nothing."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def columns_of(path: str) -> tuple[str, list[str]]:
+    """(where, names) of the columns of a .jsonl file's first row, or of a Parquet file; those
+    inside others too, with dots.
+    """
+    if path.endswith(".parquet"):
+        with _opened(path) as (_, names):
+            return path, names
+    where, row = next(_jsonl_rows(path), (path, None))
+    if row is None:
+        raise _empty(path)
+    return where, list(_names("", row))
+
+
+def _names(before: str, row: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in row.items():
+        yield before + name
+        if isinstance(value, Mapping):
+            yield from _names(f"{before}{name}.", value)
+
+
+def _parquet_names(before: str, fields: Iterable[Any]) -> Iterator[str]:
+    from pyarrow import types
+
+    for field in fields:
+        yield before + field.name
+        if types.is_struct(field.type):
+            yield from _parquet_names(f"{before}{field.name}.", field.type)
+
+
+def _empty(path: str) -> DataError:
+    return DataError(f"{path} is empty: write one JSON object per line, or one row at least")
+
+
+def _missing(row: Mapping[str, Any], name: str) -> str:
+    parent, _, last = name.rpartition(".")
+    inside = field_of(row, parent) if parent and name not in row else None
+    if name in row or (isinstance(inside, Mapping) and last in inside):
+        return f"{name!r} is null"
+    has = f"fields: {', '.join(row)}"
+    if isinstance(inside, Mapping):
+        has += f"; of {parent}: {', '.join(inside)}"
+    return f"no field {name!r} ({has[:300]})"
 
 
 def _jsonl_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -73,30 +141,38 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def _parquet_rows(
-    path: str, fields: Mapping[str, str], others: Iterable[str] | None
-) -> Iterator[tuple[str, dict[str, Any]]]:
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[tuple[Any, list[str]]]:
+    """A Parquet file and its columns' names, those inside others too; DataError for another."""
     from pyarrow import parquet
 
-    number = 0
     with open_regular(path, error=DataError) as opened:
         try:
             file = parquet.ParquetFile(opened)
-            names = file.schema_arrow.names
-            read = names if others is None else [n for n in names if n in {*fields, *others}]
-            batches = file.iter_batches(columns=read)
+            names = list(_parquet_names("", file.schema_arrow))
         except Exception as error:  # of many classes, pyarrow's own and Python's
             raise DataError(
                 f"{path}: not a complete Parquet file ({error}); write it again"
             ) from error
+        yield file, names
+
+
+def _parquet_rows(
+    path: str, fields: Mapping[str, str], others: Iterable[str] | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    number = 0
+    with _opened(path) as (file, every):
+        names = file.schema_arrow.names
         for name, remedy in fields.items():
-            if names.count(name) != 1:
+            if every.count(name) != 1:
                 what = (
-                    f"{names.count(name)} columns {name!r}"
-                    if name in names
+                    f"{every.count(name)} columns {name!r}"
+                    if name in every
                     else f"no field {name!r}"
                 )
                 raise DataError(f"{path}: {what} (fields: {', '.join(names)}); {remedy}")
+        read = names if others is None else [n for n in every if n in {*fields, *others}]
+        batches = file.iter_batches(columns=read)
         while True:
             try:
                 batch = next(batches, None)

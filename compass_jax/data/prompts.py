@@ -12,7 +12,7 @@ import numpy as np
 
 from compass_jax.config import DataConfig
 from compass_jax.data.files import DataError
-from compass_jax.data.questions import Question, Tell, questions
+from compass_jax.data.questions import Question, Tell, evaluation_questions, questions
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.records import Prompt
 
@@ -63,20 +63,23 @@ def heldout_prompts(
     config: DataConfig, tokenizer: Tokenizer, seed: int, tell: Tell = logger.warning
 ) -> list[Prompt]:
     """`data.eval_prompts` held-out prompts, each label with its share of what is available, in the
-    sources' order.
+    sources' order; those of `data.eval_sources`, where there are any.
 
-    Fewer available: all of them, and that is told, as is what `questions` tells. None available:
-    DataError (none asked for: an empty list).
+    Fewer available: all of them, and that is told where they are a part of `data.sources`, as is
+    what `questions` tells. None available: DataError (none asked for: an empty list).
     """
     if config.eval_prompts == 0:
         return []
-    available = [question for question in questions(config, seed, tell) if question.heldout]
+    if config.eval_sources:
+        available = evaluation_questions(config, seed, tell)
+    else:
+        available = [question for question in questions(config, seed, tell) if question.heldout]
     if not available:
         raise DataError(
             f"no held-out prompts: raise data.heldout_frac = {config.heldout_frac} or the sources'"
             " sizes, or set data.eval_prompts to 0"
         )
-    if len(available) < config.eval_prompts:
+    if len(available) < config.eval_prompts and not config.eval_sources:
         tell(
             f"only {len(available)} held-out prompts are available, data.eval_prompts asks "
             f"for {config.eval_prompts}"
@@ -103,14 +106,29 @@ def _shares(available: Counter[str], wanted: int) -> dict[str, int]:
     return shares
 
 
-def check_lengths(prompts: Sequence[Prompt], longest: int) -> None:
-    """Raises PromptTooLong, naming the longest prompt, if any has more than `longest` tokens."""
+def fitting(
+    prompts: Sequence[Prompt], longest: int, overlong: str, tell: Tell = logger.warning
+) -> list[Prompt]:
+    """The prompts of at most `longest` tokens. The others are counted in a line that `tell` gets;
+    with `overlong` = "refuse" they raise PromptTooLong, and so they do where nothing is left.
+    """
     too_long = [prompt for prompt in prompts if len(prompt.tokens) > longest]
-    if too_long:
-        worst = max(too_long, key=lambda prompt: len(prompt.tokens))
+    if not too_long:
+        return list(prompts)
+    worst = max(too_long, key=lambda prompt: len(prompt.tokens))
+    what = (
+        f"{len(too_long)} of {len(prompts)} prompts are longer than rollout.prompt_buckets[-1] ="
+        f" {longest} tokens"
+    )
+    longest_one = (
+        f"the longest has {len(worst.tokens)} tokens ({worst.label}: {worst.question!r:.120})"
+    )
+    everything = len(too_long) == len(prompts)
+    if everything or overlong == "refuse":
+        or_drop = "" if everything else ", or set data.overlong to 'drop'"
         raise PromptTooLong(
-            f"{len(too_long)} of {len(prompts)} prompts are longer than the longest bucket of"
-            f" {longest} tokens; the longest has {len(worst.tokens)} tokens ({worst.label}:"
-            f" {worst.question!r:.120}). Raise the last value of rollout.prompt_buckets to"
-            f" {len(worst.tokens)} or drop these prompts"
+            f"{what}; {longest_one}. Raise the last value of rollout.prompt_buckets to"
+            f" {len(worst.tokens)}{or_drop}"
         )
+    tell(f"{what} and are left out; {longest_one}")
+    return [prompt for prompt in prompts if len(prompt.tokens) <= longest]

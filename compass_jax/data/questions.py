@@ -5,7 +5,8 @@ JSONL and Parquet files, and of tasks of one's own.
    seed. Two rows are the same where all their messages are, character by character: white space is
    part of code, and the system turn of the task.
 2. A hash of the question's text alone decides whether it is held out, so neither another seed nor
-   another source with the same question can move it into training. White space is normalised there,
+   another source with the same question can move it into training; where there are `eval_sources`,
+   their questions are held out, and no others. White space is normalised there,
    and system turns are left out, so that rows which differ in these alone fall on the same side: no
    question is in both splits.
 """
@@ -16,6 +17,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,10 +28,12 @@ from compass_jax.config.errors import of_file
 from compass_jax.data.files import (
     DataError,
     check_messages,
-    check_tools,
+    field_of,
+    files_of,
     read_rows,
     refuse_blank,
 )
+from compass_jax.data.formats import TURNS, Reading, reading_of, reference, tools_of, turns_of
 from compass_jax.data.procedural import distinct_entries, normalised
 from compass_jax.records import stable_id
 from compass_jax.tasks import Task
@@ -39,7 +43,6 @@ from compass_jax.tasks.task import load_task
 logger = logging.getLogger(__name__)
 Tell = Callable[[str], None]  # shows a person one line
 MOST_LABEL = 80  # characters
-Located = Iterable[tuple[str, Mapping[str, Any]]]  # rows, each after its place
 
 
 @dataclass(frozen=True)
@@ -70,49 +73,62 @@ def is_heldout(question: str, heldout_frac: float) -> bool:
 
 
 def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> list[Question]:
-    """All questions of all sources, both splits, in a fixed order; distinct within a source; ids
-    distinct overall.
+    """All questions of all sources, both splits, in a fixed order, those of `eval_sources` first;
+    distinct within a source; ids distinct overall. A question of `eval_sources` is in no other.
 
-    `tell` gets a line for each source with rows that were left out.
+    `tell` gets a line for each source with rows that were left out, and for each file whose columns
+    were recognised.
     """
-    found: list[Question] = []
-    used: set[int] = set()
-    for index, source in enumerate(config.sources):
-        for question in _of_source(config, index, source, seed, tell):
-            number = question.id
-            while number in used:  # a 32-bit collision, or one label used by two sources
-                number = (number + 1) % 2**32
-            used.add(number)
-            found.append(replace(question, id=number))
+    found = evaluation_questions(config, seed, tell)
+    used = {question.id for question in found}
+    asked = {normalised(question.text) for question in found}
+    training, both = 0, 0
+    for index in range(len(config.sources)):
+        for question in _of_source(config, index, seed, tell):
+            training += 1
+            if asked and normalised(question.text) in asked:
+                both += 1
+            else:
+                found.append(_numbered(question, used))
+    if both:
+        tell(
+            f"{both} of {training} training questions are in data.eval_sources too; they are left"
+            " out of the training"
+        )
     return found
 
 
-def _of_source(
-    config: DataConfig,
-    index: int,
-    source: ProceduralSource | FileSource | TaskSource,
-    seed: int,
-    tell: Tell,
-) -> Iterator[Question]:
+def evaluation_questions(config: DataConfig, seed: int, tell: Tell) -> list[Question]:
+    """The questions of `data.eval_sources`; `tell` as in `questions`."""
+    used: set[int] = set()
+    first = len(config.sources)
+    return [
+        _numbered(question, used)
+        for index in range(first, first + len(config.eval_sources))
+        for question in _of_source(config, index, seed, tell)
+    ]
+
+
+def _numbered(question: Question, used: set[int]) -> Question:
+    """The question with an id that is not in `used`, which gets it."""
+    number = question.id
+    while number in used:  # a 32-bit collision, or one label used by two sources
+        number = (number + 1) % 2**32
+    used.add(number)
+    return replace(question, id=number)
+
+
+def _of_source(config: DataConfig, index: int, seed: int, tell: Tell) -> Iterator[Question]:
+    key, source = config.keyed_sources()[index]
     if isinstance(source, ProceduralSource):
         return _procedural(config, index, source, seed)
     if isinstance(source, TaskSource):
-        key = f"data.sources[{index}].task"
-        task = load_task(source.task, key)
+        task = load_task(source.task, f"{key}.task")
         label = source.label or source.task.rpartition(":")[2]
-        answer = "answer" if task.verify == "math" else ""
-        columns = _Columns(label, source.task, "prompt", answer, task.verify == "math")
-        return _distinct(config, index, columns, _task_rows(source.task, task, key, seed), tell)
-    label = source.label or source.path.rsplit("/", 1)[-1].rsplit(".", 1)[0]
-    compared = source.verifier == "math"
-    columns = _Columns(label, source.path, source.prompt_field, source.answer_field, compared)
-    fields = {
-        name: f"add it or set data.sources[{index}].{key}"
-        for key, name in (("prompt_field", columns.prompt), ("answer_field", columns.answer))
-        if name
-    }
-    optional = (*LABELS, "tools") if compared else None
-    return _distinct(config, index, columns, read_rows(source.path, fields, optional), tell)
+        kind = _Kind(label, source.task, task.verify == "math")
+        return _distinct(config, index, kind, _task_rows(source.task, task, key, seed), tell)
+    kind = _Kind(source.label or label_of(source.path), source.path, source.verifier == "math")
+    return _distinct(config, index, kind, _file_rows(source, key, kind.compared, tell), tell)
 
 
 def _procedural(
@@ -129,18 +145,26 @@ def _procedural(
         yield replace(_question(config, index, label, text, messages, answer, row), entry=entry)
 
 
-class _Columns(NamedTuple):
-    """What the columns of a source's rows are."""
+class _Kind(NamedTuple):
+    """What is the same for all rows of a source."""
 
     label: str
     place: str  # of the source, in messages
-    prompt: str
-    answer: str  # empty: there is none
     compared: bool  # math-verify compares with the answer, and reads nothing else
 
 
+class _Row(NamedTuple):
+    """A row of a file or a task."""
+
+    where: str
+    prompt: Any
+    answer: Any  # the reference; None: there is none
+    row: Mapping[str, Any]  # with all that was read of it
+    columns: tuple[str, str] = ("prompt", "answer")  # their names, in messages
+
+
 def _distinct(
-    config: DataConfig, index: int, columns: _Columns, rows: Located, tell: Tell
+    config: DataConfig, index: int, kind: _Kind, rows: Iterable[_Row], tell: Tell
 ) -> Iterator[Question]:
     """The distinct prompts of rows. Of those with the same messages the first counts.
 
@@ -151,11 +175,11 @@ def _distinct(
     first: dict[str, tuple[str, str, str]] = {}  # messages -> what is judged, answer, place
     repeats = 0
     contradictions: list[str] = []
-    for where, row in rows:
-        question = _of_row(config, index, columns, where, row)
+    for row in rows:
+        where, question = row.where, _of_row(config, index, kind, row)
         asked = json.dumps([*question.messages, *question.tools])
         key = hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
-        judged = question.answer if columns.compared else question.row
+        judged = question.answer if kind.compared else question.row
         if key not in first:
             first[key] = (judged, question.answer, where)
             yield question
@@ -167,31 +191,25 @@ def _distinct(
             contradictions.append(f"{question.text!r:.60} ({answers})")
     if repeats:
         tell(
-            f"{columns.place}: {repeats} rows repeat an earlier prompt with its answer; they "
+            f"{kind.place}: {repeats} rows repeat an earlier prompt with its answer; they "
             "are left out"
         )
     if contradictions:
         tell(
-            f"{columns.place}: {len(contradictions)} rows give another answer to an earlier "
+            f"{kind.place}: {len(contradictions)} rows give another answer to an earlier "
             f"prompt; the first answer is used: {contradictions[0]}"
         )
 
 
-def _of_row(
-    config: DataConfig, index: int, columns: _Columns, where: str, row: Mapping[str, Any]
-) -> Question:
-    text, messages = _asked(row[columns.prompt], f"{where}, field {columns.prompt!r}")
-    answer = ""
-    if columns.answer:
-        place = f"{where}, field {columns.answer!r}"
-        answer = _answer(row[columns.answer], place, columns.compared)
-    elif row.get("answer") is not None:
-        answer = _answer(row["answer"], f"{where}, field 'answer'", False)
-    read = {columns.answer: row[columns.answer]} if columns.compared else row
-    question = _question(
-        config, index, columns.label, text, messages, answer, _encoded(read, where)
-    )
-    tools = check_tools(row.get("tools"), f"{where}, field 'tools'")
+def _of_row(config: DataConfig, index: int, kind: _Kind, found: _Row) -> Question:
+    where, row = found.where, found.row
+    text, messages = _asked(found.prompt, f"{where}, field {found.columns[0]!r}")
+    place, answer, read = f"{where}, field {found.columns[1]!r}", "", row
+    if found.answer is not None:
+        answer = _answer(found.answer, place, kind.compared)
+        read = {"answer": found.answer} if kind.compared else {**row, "answer": found.answer}
+    question = _question(config, index, kind.label, text, messages, answer, _encoded(read, where))
+    tools = tools_of(row, where)
     return replace(question, labels=_labels(row, where), tools=tuple(tools))
 
 
@@ -202,7 +220,51 @@ def _encoded(row: Mapping[str, Any], where: str) -> str:
         raise DataError(f"{where}: {error}; leave it out, or write it as text") from error
 
 
-def _task_rows(name: str, task: Task, key: str, seed: int) -> Located:
+def _file_rows(source: FileSource, key: str, compared: bool, tell: Tell) -> Iterator[_Row]:
+    named = (source.prompt_field, source.answer_field)
+    settings = (f"{key}.prompt_field", f"{key}.answer_field")
+    for path in files_of(source.path):
+        reading = reading_of(path, "answer", named, settings, compared)
+        if reading.name:
+            tell(reading.said(path))
+        remedies = [f"add it or set {setting}" for setting in settings]
+        fields = dict(zip(reading.fields, remedies))
+        optional = (*LABELS, "tools", "system") if compared else None
+        for where, row in read_rows(path, fields, optional):
+            yield _file_row(reading, where, row, compared, settings[1])
+
+
+def _file_row(
+    reading: Reading, where: str, row: dict[str, Any], compared: bool, setting: str
+) -> _Row:
+    place = f"{where}, field {reading.prompt!r}"
+    prompt = turns_of(field_of(row, reading.prompt), row, place)
+    if reading.target != TURNS:
+        answer = reference(field_of(row, reading.target)) if reading.target else row.get("answer")
+        return _Row(where, prompt, answer, row, (reading.prompt, reading.target or "answer"))
+    asked = check_messages(prompt, place)
+    answer = None
+    if asked[-1]["role"] == "assistant":
+        answer, asked = reference(asked[-1]["content"]), asked[:-1]
+    if compared and answer is None:
+        raise DataError(
+            f"{place}: ends with what is asked, so that there is no reference answer; add the"
+            f" assistant's turn, or name the column that has it in {setting}"
+        )
+    return _Row(where, asked, answer, row, (reading.prompt, reading.prompt))
+
+
+def label_of(path: str) -> str:
+    """The name of a file without its ending; of a pattern what precedes its first wildcard, or its
+    folder.
+    """
+    folder, _, name = path.rpartition("/")
+    stem = name.rsplit(".", 1)[0]
+    begins = re.split(r"[-_.]*[*?\[]", stem, maxsplit=1)[0]
+    return begins or folder.rpartition("/")[2] or stem
+
+
+def _task_rows(name: str, task: Task, key: str, seed: int) -> Iterator[_Row]:
     """The rows of a task, each after its place."""
     file = Path(getattr(getattr(task.prompts, "__code__", None), "co_filename", name))
     number = 0
@@ -222,10 +284,10 @@ def _task_rows(name: str, task: Task, key: str, seed: int) -> Located:
                 raise DataError(
                     f"{place}: no {column!r} (columns: {', '.join(map(str, row))}); add it"
                 )
-        yield place, row
+        yield _Row(place, row["prompt"], row.get("answer"), row)
     if not number:
         raise DataError(
-            f"{key} = {name!r}: prompts({seed}) gave no row; a task needs one prompt at least"
+            f"{key}.task = {name!r}: prompts({seed}) gave no row; a task needs one prompt at least"
         )
 
 
@@ -241,7 +303,11 @@ def _question(
     messages = asked
     if config.system_prompt and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": config.system_prompt}, *messages]
-    heldout = is_heldout(text, config.heldout_frac)
+    heldout = (
+        index >= len(config.sources)
+        if config.eval_sources
+        else is_heldout(text, config.heldout_frac)
+    )
     own_system = [message["content"] for message in asked if message["role"] == "system"]
     return Question(
         stable_id("\n".join([label, *own_system, text])),

@@ -1,5 +1,5 @@
-"""Supervised examples: conversations from JSONL files, and worked solutions of procedural training
-questions.
+"""Supervised examples: conversations, or prompts with their responses, of files; and worked
+solutions of procedural training questions.
 
 Exact duplicates, examples longer than the longest bucket and examples that ask a held-out question
 are left out and counted. RL may train on the same questions; the held-out ones are in neither.
@@ -10,16 +10,24 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from compass_jax.config import ProceduralSource, RunConfig
-from compass_jax.data.files import DataError, check_messages, check_tools, read_rows, refuse_blank
+from compass_jax.data.files import (
+    DataError,
+    check_messages,
+    field_of,
+    files_of,
+    read_rows,
+    refuse_blank,
+)
+from compass_jax.data.formats import TURNS, Reading, reading_of, tools_of, turns_of
 from compass_jax.data.procedural import normalised
-from compass_jax.data.questions import Question, Tell, questions
+from compass_jax.data.questions import Question, Tell, label_of, questions
 from compass_jax.data.stream import ShuffledStream
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.tokenizer_folder import TokenizerError
@@ -89,7 +97,7 @@ def sft_examples(
     counts: Counter[str] = Counter(duplicates=0, too_long=0, heldout=0)
     seen: set[str] = set()
     examples: list[SFTExample] = []
-    rows = [*_from_files(config.sft.files), *_procedural(config, pool, tell)]
+    rows = [*conversations(config, tell), *_procedural(config, pool, tell)]
     allowed = [
         row
         for row in rows
@@ -140,20 +148,46 @@ def _check_any(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
         tell(f"{counts['heldout']} SFT examples ask a held-out question and are left out")
 
 
-def _from_files(paths: Iterable[str]) -> Iterator[Conversation]:
-    for path in paths:
-        label = path.rsplit("/", 1)[-1].rsplit(".", 1)[0]
-        fields = {"messages": "it must hold a list of {'role', 'content'}"}
-        for where, row in read_rows(path, fields, ("tools",)):
-            messages = check_messages(row["messages"], where)
-            refuse_blank(messages, "assistant", where, "an empty answer would be learnt")
-            if not any(message["role"] == "assistant" for message in messages):
-                raise DataError(
-                    f"{where}: no assistant message: there is nothing to learn from; add one or"
-                    " delete the row"
-                )
-            tools = check_tools(row.get("tools"), f"{where}, field 'tools'")
-            yield Conversation(where, label, messages, tools=tools)
+def conversations(config: RunConfig, tell: Tell) -> Iterator[Conversation]:
+    """What the rows of `sft.files` say. `tell` gets a line for each file whose columns were
+    recognised. DataError names the row that cannot be used.
+    """
+    sft, system = config.sft, config.data.system_prompt
+    settings = ("sft.prompt_field", "sft.response_field")
+    remedies = [f"add it or set {setting}" for setting in settings]
+    for pattern in sft.files:
+        for path in files_of(pattern):
+            named = (sft.prompt_field, sft.response_field or TURNS)
+            reading = reading_of(path, "response", named, settings)
+            if reading.name:
+                tell(reading.said(path))
+            fields = dict(zip(reading.fields, remedies))
+            for where, row in read_rows(path, fields, ("tools", "system")):
+                messages = _taught(reading, where, row, system)
+                refuse_blank(messages, "assistant", where, "an empty answer would be learnt")
+                if not any(message["role"] == "assistant" for message in messages):
+                    raise DataError(
+                        f"{where}: no assistant message: there is nothing to learn from; add one or"
+                        " delete the row"
+                    )
+                yield Conversation(where, label_of(pattern), messages, tools=tools_of(row, where))
+
+
+def _taught(reading: Reading, where: str, row: dict[str, Any], system: str) -> Messages:
+    """The conversation of a row: as it is, or its prompt, as RL would ask it, and its response."""
+    asked = field_of(row, reading.prompt)
+    if reading.target == TURNS:
+        return check_messages(turns_of(asked, row, where), where)
+    if isinstance(asked, str):
+        asked = [{"role": "user", "content": asked}]
+    asked = check_messages(turns_of(asked, row, where), f"{where}, field {reading.prompt!r}")
+    if system and asked[0]["role"] != "system":
+        asked = [{"role": "system", "content": system}, *asked]
+    response = field_of(row, reading.target)
+    if isinstance(response, str):
+        response = [{"role": "assistant", "content": response}]
+    place = f"{where}, field {reading.target!r}"
+    return [*asked, *check_messages(turns_of(response, row, place), place)]
 
 
 def _procedural(config: RunConfig, pool: Sequence[Question], tell: Tell) -> Iterator[Conversation]:

@@ -114,8 +114,8 @@ class Verifier(NamedTuple):
 
 
 def checks_of(data: DataConfig) -> list[Check]:
-    """The check of each of `data.sources`."""
-    return [_check_of(source, f"data.sources[{i}]") for i, source in enumerate(data.sources)]
+    """The check of each of `data.keyed_sources()`."""
+    return [_check_of(source, key) for key, source in data.keyed_sources()]
 
 
 def _check_of(source: ProceduralSource | FileSource | TaskSource, key: str) -> Check:
@@ -124,8 +124,7 @@ def _check_of(source: ProceduralSource | FileSource | TaskSource, key: str) -> C
     if isinstance(source, ProceduralSource) and source.verifier == "reasoning_gym":
         return Check("reasoning_gym", source.dataset, source.options)
     if source.verifier == "math":
-        field = source.answer_field if isinstance(source, FileSource) else "answer"
-        return Check("math", field)
+        return Check("math", "answer")
     return Check("function", source.verifier, key=f"{key}.verifier")
 
 

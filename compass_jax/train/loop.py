@@ -28,7 +28,7 @@ import numpy as np
 
 from compass_jax.config import RunConfig
 from compass_jax.data.keep import kept_prompts
-from compass_jax.data.prompts import check_lengths, heldout_prompts, train_prompts
+from compass_jax.data.prompts import fitting, heldout_prompts, train_prompts
 from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.distributed import is_main_process
@@ -91,13 +91,14 @@ class RLTrainer:
             known,
         )
         self.notices = Notices(config, telemetry.note)
-        prompts = train_prompts(config.data, self.tokenizer, config.seed, self.notices.once)
+        once, longest = self.notices.once, config.rollout.prompt_buckets[-1]
+        prompts = train_prompts(config.data, self.tokenizer, config.seed, once)
+        prompts = fitting(prompts, longest, config.data.overlong, once)
         self.filter_tokens = 0
         if config.data.keep_file:
             prompts, self.filter_tokens = kept_prompts(prompts, config.data.keep_file)
-        check_lengths(prompts, config.rollout.prompt_buckets[-1])
-        self.heldout = heldout_prompts(config.data, self.tokenizer, config.seed, self.notices.once)
-        check_lengths(self.heldout, config.rollout.prompt_buckets[-1])
+        heldout = heldout_prompts(config.data, self.tokenizer, config.seed, once)
+        self.heldout = fitting(heldout, longest, config.data.overlong, once)
         self.stream = PromptStream(
             prompts, config.seed, [source.repeat for source in config.data.sources]
         )

@@ -44,6 +44,7 @@ def tiny() -> RunConfig:
         ),
         data=DataConfig(
             sources=(FileSource("rows.jsonl"),),
+            overlong="refuse",
             heldout_frac=0.0,
             eval_prompts=0,
             tokenizer="tokenizer",

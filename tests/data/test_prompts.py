@@ -10,7 +10,7 @@ from compass_jax.data import procedural
 from compass_jax.data.files import DataError
 from compass_jax.data.prompts import (
     PromptTooLong,
-    check_lengths,
+    fitting,
     heldout_prompts,
     train_prompts,
 )
@@ -165,15 +165,28 @@ def test_ids_that_collide_are_bumped(monkeypatch, tokenizer):
     assert ids[:3] == [2**32 - 1, 0, 1] and len(set(ids)) == 150
 
 
-def test_too_long_prompt_names_itself_and_the_key(tokenizer):
+def test_overlong_prompts_are_left_out_and_counted_or_refused(tokenizer):
+    """Which are left out is said in one line, with the longest; "refuse" and a bucket that nothing
+    fits are errors that name the setting.
+    """
     prompts = train_prompts(CONFIG, tokenizer, 0)
-    longest = max(prompts, key=lambda p: len(p.tokens))
-    check_lengths(prompts, len(longest.tokens))
-    with pytest.raises(
-        PromptTooLong,
-        match=(
-            rf"longest has {len(longest.tokens)} tokens.*hard.*rollout\.prompt_buckets to"
-            rf" {len(longest.tokens)}"
-        ),
+    lengths = sorted(len(p.tokens) for p in prompts)
+    longest, most = max(prompts, key=lambda p: len(p.tokens)), lengths[-1]
+    told = []
+    assert fitting(prompts, most, "refuse", told.append) == prompts and not told
+    bucket = lengths[len(lengths) // 2]
+    kept = fitting(prompts, bucket, "drop", told.append)
+    assert kept == [p for p in prompts if len(p.tokens) <= bucket] and len(kept) > 50
+    (line,) = told
+    count = len(prompts) - len(kept)
+    assert count > 20 and line.startswith(
+        f"{count} of {len(prompts)} prompts are longer than rollout.prompt_buckets[-1] = {bucket}"
+        f" tokens and are left out; the longest has {most} tokens (hard: {longest.question!r:.120}"
+    )
+    for limit, overlong, remedy in (
+        (bucket, "refuse", f"to {most}, or set data.overlong to 'drop'$"),
+        (1, "drop", f"to {most}$"),
     ):
-        check_lengths(prompts, len(longest.tokens) - 1)
+        with pytest.raises(PromptTooLong, match=rf"Raise .* rollout\.prompt_buckets {remedy}"):
+            fitting(prompts, limit, overlong, told.append)
+    assert len(told) == 1
