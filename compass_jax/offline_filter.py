@@ -22,6 +22,7 @@ from rich.console import Console
 
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
+from compass_jax.data.pass_rates import uniform_shares
 from compass_jax.data.prompts import fitting, train_prompts
 from compass_jax.evaluate import answers, decoder_of
 from compass_jax.records import Prompt
@@ -103,12 +104,8 @@ def _filter(
             title=f"{checkpoint}: pass rates of the training prompts, {samples} samples each",
         )
     )
-    if (size := summary["suggested_group_size"]) is not None:
-        console.print(
-            f"suggested rl.group_size: {size} (of the prompts that can vary, at most 1 group in 10"
-            " comes out uniform)",
-            highlight=False,
-        )
+    if summary["kept"]:
+        tell(_advice(summary))
     console.print(
         f"kept {summary['kept']} of {summary['prompts']} prompts for {summary['tokens']:,} tokens:"
         f" {path}",
@@ -148,12 +145,19 @@ def _check_same(
             )
 
 
+SIZES = (2, 4, 8, 16, 32, 64)
+FEW = 0.1  # uniform groups, at most this share
+
+
 def summarise(rows: Sequence[PassRate], samples: int) -> dict[str, Any]:
-    """Counts; the share of uniform groups to expect for each group size n, mean of p^n + (1 - p)^n
-    over the prompts' pass rates p; a suggested n.
+    """Counts; for group sizes n the share of uniform groups that the kept prompts' next groups will
+    have, with an interval (data/pass_rates.py); the smallest n at which at most FEW are expected.
     """
     known = [row for row in rows if row.known]
-    rates = np.array([row.pass_rate for row in known])
+    right = [round(row.pass_rate * row.known) for row in rows]
+    every = range(2, SIZES[-1] + 1)
+    shares = uniform_shares(right, [r.known for r in rows], [r.keep for r in rows], every)
+    size = next((n for n, share in shares.items() if share.mean <= FEW), None)
     return {
         "prompts": len(rows),
         "kept": sum(row.keep for row in rows),
@@ -162,30 +166,27 @@ def summarise(rows: Sequence[PassRate], samples: int) -> dict[str, Any]:
         "without_verdict": len(rows) - len(known),
         "samples": samples,
         "tokens": sum(row.tokens for row in rows),
-        "expected_uniform": {n: expected_uniform(rates, n) for n in (2, 4, 8, 16, 32)},
-        "suggested_group_size": suggest_group_size(rates),
+        "expected_uniform": {
+            n: share._asdict() for n, share in shares.items() if n in (*SIZES, size)
+        },
+        "suggested_group_size": size,
     }
 
 
-def expected_uniform(rates: np.ndarray, n: int) -> float:
-    """Share of groups of n samples that come out uniform: mean of p^n + (1 - p)^n over pass rates p
-    `[prompts]`; 0 without prompts.
-    """
-    return float(np.mean(rates**n + (1 - rates) ** n)) if len(rates) else 0.0
-
-
-def suggest_group_size(rates: np.ndarray, uniform: float = 0.1, largest: int = 64) -> int | None:
-    """The smallest n whose groups of the prompts that can vary (0 < p < 1) are uniform in at most
-    `uniform` of all cases.
-
-    More samples rescue ever fewer groups, and prompts at 0 and 1 none at all (as far as the
-    estimate tells): those are the filter's. `largest` where no smaller n does; None where no prompt
-    can vary.
-    """
-    mixed = rates[(rates > 0) & (rates < 1)]
-    if not len(mixed):
-        return None
-    return next((n for n in range(2, largest) if expected_uniform(mixed, n) <= uniform), largest)
+def _advice(summary: dict[str, Any]) -> str:
+    """The suggested group size, with the share of uniform groups that is to be expected."""
+    size = summary["suggested_group_size"]
+    share = summary["expected_uniform"][size or SIZES[-1]]
+    expected = (
+        f"about {share['mean']:.0%} of the kept prompts' groups come out uniform"
+        f" ({share['low']:.0%} to {share['high']:.0%} in 9 of 10 cases)"
+    )
+    if size is None:
+        return (
+            f"no rl.group_size up to {SIZES[-1]} makes {FEW:.0%} or less of the groups uniform: at"
+            f" {SIZES[-1]} {expected}; filter with more --samples, or a narrower --low and --high"
+        )
+    return f"suggested rl.group_size: {size} ({expected})"
 
 
 def _table(rows: Sequence[PassRate]) -> list[dict[str, Any]]:

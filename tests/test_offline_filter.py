@@ -5,6 +5,7 @@ by RL.
 import dataclasses
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from compass_jax.config import ConfigError
 from compass_jax.data.files import DataError
 from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
 from compass_jax.data.prompts import train_prompts
-from compass_jax.offline_filter import expected_uniform, run_filter, suggest_group_size, summarise
+from compass_jax.offline_filter import run_filter, summarise
 from compass_jax.records import Score
 from compass_jax.rundir import RunDirectoryGone, RunDirectoryInUse
 from compass_jax.train.loop import run_rl
@@ -170,17 +171,41 @@ def rate(number, p, known=4, keep=True):
     return PassRate(number, "x", f"q{number}", p, known, 4, 10, 0.0, 1.0, keep)
 
 
-def test_expected_uniform_groups_by_hand():
+def test_what_is_advised_is_of_the_kept_prompts_and_says_how_sure_it_is():
+    """Ten prompts at 1/2 of 200 samples: 2 * 0.5^n, so that five samples leave 1 group in 16
+    uniform. Prompts at 0 and 1, which are not kept, change nothing of it.
+    """
+    even = [rate(n, 0.5, known=200)._replace(samples=200) for n in range(10)]
+    ends = [rate(n, float(n % 2), known=200, keep=False) for n in range(10, 30)]
+    found = summarise([*even, *ends], 200)
+    shares = found["expected_uniform"]
+    assert found["suggested_group_size"] == 5 and list(shares) == [2, 4, 5, 8, 16, 32, 64]
+    for n, share in shares.items():
+        assert share["mean"] == pytest.approx(2 * 0.5**n, rel=0.1, abs=1e-3)
+        assert 0 <= share["low"] <= share["mean"] + 0.05 and share["low"] <= share["high"]
+    assert offline_filter._advice(found) == (
+        "suggested rl.group_size: 5 (about 6% of the kept prompts' groups come out uniform (0% to"
+        " 20% in 9 of 10 cases))"
+    )
     found = summarise([rate(1, 0.5), rate(2, 1.0, keep=False), rate(3, 0.0, known=0)], 4)
-    assert found["expected_uniform"][2] == pytest.approx((0.5 + 1) / 2) and found[
-        "expected_uniform"
-    ][8] == pytest.approx((2 * 0.5**8 + 1) / 2)
     assert (found["prompts"], found["kept"], found["without_verdict"], found["tokens"]) == (
         3,
         2,
         1,
         30,
     )
+
+
+def test_where_no_group_size_does_it_the_advice_says_so():
+    """Prompts at 1/200: even of groups of 64 samples three quarters are uniform."""
+    rare = [rate(n, 0.005, known=200)._replace(samples=200) for n in range(50)]
+    found = summarise(rare, 200)
+    assert found["suggested_group_size"] is None
+    assert found["expected_uniform"][64]["mean"] == pytest.approx(0.995**64, abs=0.1)
+    told = offline_filter._advice(found)
+    assert re.match(r"no rl\.group_size up to 64 makes 10% or less .*: at 64 about [67]\d%", told)
+    nothing = summarise([rate(1, 1.0, keep=False)], 4)
+    assert nothing["suggested_group_size"] is None and nothing["expected_uniform"] == {}
 
 
 def test_files_that_cannot_be_used(tmp_path, trained):
@@ -208,20 +233,3 @@ def test_files_that_cannot_be_used(tmp_path, trained):
     ):
         with pytest.raises(ConfigError, match=message):
             run_filter(trained, trained.run_dir, str(tmp_path), **options)
-
-
-def test_the_suggested_group_size_is_the_smallest_with_few_uniform_groups_where_prompts_can_vary():
-    """p = 0.5 alone: 2 * 0.5^n <= 0.1 from n = 5 on. p = 0.9 alone: 0.9^n + 0.1^n <= 0.1 from n =
-    22. Always right or wrong counts for nothing.
-    """
-    assert (
-        suggest_group_size(np.array([0.5])) == 5
-        and suggest_group_size(np.array([0.9, 0.0, 1.0, 1.0])) == 22
-    )
-    for n, expected in ((4, 0.125), (5, 0.0625)):
-        assert expected_uniform(np.array([0.5]), n) == pytest.approx(expected)
-    assert (
-        suggest_group_size(np.array([0.999])) == 64
-        and suggest_group_size(np.array([0.0, 1.0])) is None
-    )
-    assert summarise([rate(1, 0.5), rate(2, 1.0, keep=False)], 4)["suggested_group_size"] == 5
