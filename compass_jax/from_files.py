@@ -72,7 +72,8 @@ def rl_config(
     prompts = DataConfig(sources=sources, tokenizer=folder)
     if evaluation:
         prompts = replace(prompts, eval_sources=(FileSource(evaluation, verifier=reward),))
-    lengths = [len(x.tokens) for x in train_prompts(prompts, _tokenizer(folder, found), seed=0)]
+    tokenizer = _tokenizer(folder, found)
+    lengths = [len(x.tokens) for x in train_prompts(prompts, tokenizer, 0, _unsaid)]
     longest = min(max(lengths), found.max_positions // 2)
     kept = [n for n in lengths if n <= longest]
     buckets = best_buckets(kept, 2, _up(longest), multiple=max(ROUNDED_TO, _up(longest // 64)))
@@ -108,7 +109,7 @@ def sft_config(model: str, data: Sequence[str]) -> RunConfig:
         data=DataConfig(tokenizer=folder),
         sft=sft,
     )
-    examples, _ = sft_examples(config, _tokenizer(folder, found))
+    examples, _ = sft_examples(config, _tokenizer(folder, found), _unsaid)
     lengths = [len(example.tokens) for example in examples]
     longest = min(_up(max(lengths)), longest)
     buckets = best_buckets(lengths, 3, longest, multiple=max(ROUNDED_TO, _up(longest // 64)))
@@ -131,6 +132,10 @@ def _model(path: str) -> tuple[ModelConfig, str]:
             f"--model {path}: no tokenizer.json is there; save the model's tokenizer there, too"
         )
     return model_of(path), str(folder)
+
+
+def _unsaid(line: str) -> None:
+    """What is told of the data: the run says it, when it reads the files."""
 
 
 def _tokenizer(folder: str, model: ModelConfig) -> Tokenizer:

@@ -41,6 +41,7 @@ MEANT = {
         "data.tokenizer",
         "data.system_prompt",
         "data.keep_file",
+        "sft.response_field",
         "rewards.answer_tag",
         "data.sources.0.label",
         "data.sources.0.instruction",

@@ -216,7 +216,7 @@ def test_what_is_no_reward_is_unknown_said_once_with_a_sample_and_ends_a_run_tha
         ("task = Task(lambda seed: [{'prompt': 'x'}])", "row 1: no 'answer'.*prompt.; add it"),
         ("task = Task(lambda seed: [{'prompt': 'x', 'answer': '1', 'domain': []}])", "no label"),
         (
-            "task = Task(lambda seed: [{'prompt': 'x', 'answer': '1', 'tools': 'f'}])",
+            "task = Task(lambda seed: [{'prompt': 'x', 'answer': '1', 'tools': 3}])",
             "'tools': must",
         ),
         ("task = Task(lambda seed: [{'prompt': 'x', 'z': b'1'}], print)", "column 'z' cannot be"),
