@@ -66,13 +66,13 @@ def measure(chips: int, layers: int, experts: int) -> dict[str, Any]:
     row["state_gib"] = resident(step)["state"] / 2**30
     seconds = 0.0
     for program in step.training():
-        if not program.name.endswith(f" {LENGTH}"):
+        if program.name.split()[-1] not in ("prepare", str(LENGTH)):
             continue
         started = time.perf_counter()
-        compiled = program.lower().compile()
+        compiled = program.lower(step.results).compile()
         seconds += time.perf_counter() - started
         step.done(program, compiled)
-        memory = memory_of(program, compiled, {})
+        memory = memory_of(step.config, program, compiled, {})
         row["gib"][program.name.split()[0]] = (
             memory.arguments + memory.results + memory.temporary
         ) / 2**30

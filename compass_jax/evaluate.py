@@ -26,6 +26,7 @@ from compass_jax.rewards.detect import notice
 from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.programs import Use
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.sharding import placements
 from compass_jax.train.session import load_tokenizer, open_scorer
@@ -89,6 +90,16 @@ def answers(
     return [[rollouts[r] for r in row] for row in rows], [[scores[r] for r in row] for row in rows]
 
 
+def evaluation_uses(config: RunConfig) -> tuple[Use, Use]:
+    """What an evaluation wants of the engine: k samples of each prompt, then one greedy answer."""
+    e, goes_on = config.evaluation, config.rollout.cache_pages > 0
+    sampler = Sampler(e.temperature, e.top_k, e.top_p)
+    return (
+        Use("evaluation", e.k, (sampler,), goes_on=goes_on),
+        Use("evaluation", 1, (Sampler(0.0),), goes_on=goes_on),
+    )
+
+
 def evaluate(
     engine: Engine,
     params: Any,
@@ -100,28 +111,20 @@ def evaluate(
     """k samples at `evaluation.temperature` and one greedy answer for every prompt; right means
     reward >= rewards.right_at.
     """
-    e = config.evaluation
     at = config.rewards.right_at
-    sampled = answers(
-        engine,
-        params,
-        prompts,
-        tokenizer,
-        scorer,
-        samples=e.k,
-        sampler=Sampler(e.temperature, e.top_k, e.top_p),
-        seed=config.seed,
-    )[1]
-    greedy = answers(
-        engine,
-        params,
-        prompts,
-        tokenizer,
-        scorer,
-        samples=1,
-        sampler=Sampler(0.0),
-        seed=config.seed,
-    )[1]
+    sampled, greedy = (
+        answers(
+            engine,
+            params,
+            prompts,
+            tokenizer,
+            scorer,
+            samples=use.samples,
+            sampler=use.samplers[0],
+            seed=config.seed,
+        )[1]
+        for use in evaluation_uses(config)
+    )
     right = np.array([[s.reward >= at and s.known for s in row] for row in sampled])
     known = np.array([[s.known for s in row] for row in sampled])
     best = np.array([row[0].reward >= at and row[0].known for row in greedy])
@@ -141,7 +144,7 @@ def evaluate(
         )
     unknown = int((~known).sum() + (~best_known).sum())
     return Evaluation(
-        e.k,
+        config.evaluation.k,
         len(prompts),
         mean(right, known),
         mean(right.any(1), known.any(1)),

@@ -16,7 +16,7 @@ CODE_FOLDERS = ("compass_jax", "configs", "launch", "tests", "benchmarks")
 # top-level files; the longest entry that fits a file decides. ANY: the rooms that put everything
 # together.
 ANY = None
-BASE = {"records", "config", "masked", "untrusted"}
+BASE = {"records", "config", "masked", "untrusted", "programs"}
 MODEL = BASE | {"sharding", "model"}
 GROUND = {"errors"}  # what every room may import
 RUN = {"config", "config_io", "untrusted", "rundir", "telemetry", "board", "logfile", "report"}
@@ -24,6 +24,7 @@ LAYERS = {
     "records": set(),
     "config": {"config", "untrusted"},
     "masked": set(),
+    "programs": set(),
     "chips": set(),
     "compiled": set(),
     "configured": ANY,
@@ -78,7 +79,17 @@ LAYERS = {
     "__main__": ANY,
     "__init__": ANY,
 }
-ENGINE = ("engine", "state", "prefill", "insert", "decode", "kv_cache", "sampling", "sizes")
+ENGINE = (
+    "engine",
+    "state",
+    "prefill",
+    "insert",
+    "decode",
+    "kv_cache",
+    "sampling",
+    "sizes",
+    "programs",
+)
 PURE = ("model", "rl", *(f"rollout.{part}" for part in ENGINE), "train.step")
 IMPURE_MODULES = {
     "time",

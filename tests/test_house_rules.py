@@ -54,22 +54,13 @@ def test_pure_rooms(modules):
     assert [x for name, tree in pure.items() for x in purity_offences(name, tree)] == []
 
 
-# Files and functions that were over their budget when lines of 100 columns came. Each has to be
-# rebuilt smaller; nothing may be added.
-STILL_TOO_LARGE = {
-    "compass_jax/plan/memory.py _of_training",
-}
-
-
 def test_sizes(modules):
     found = [
         offence
         for file, text in sources(*CODE_FOLDERS).items()
         for offence in size_offences(str(file.relative_to(ROOT)), text)
     ]
-    names = {re.sub(r"(:\d+: (\w+) has|:) .*", r" \2", x).strip() for x in found}
-    assert sorted(names - STILL_TOO_LARGE) == []
-    assert sorted(STILL_TOO_LARGE - names) == []  # small by now: remove it from the list
+    assert found == []
     settings = {name: tree for name, tree in modules.items() if name.split(".")[0] == "config"}
     assert len(settings) > 3
     assert [x for tree in settings.values() for x in field_offences(tree)] == []

@@ -23,18 +23,42 @@ from compass_jax.records import Outcome, Prompt, Rollout, SampleKey
 from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.programs import Use
 from compass_jax.rollout.routes import RouteBuffer
-from compass_jax.rollout.sampling import Purpose
+from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rollout.stats import RolloutStats
 
 
 def new_buffer(engine: Engine, config: RLConfig) -> ExperienceBuffer:
-    """Nothing in flight, with room for all that can be: a round, and beside it the groups that
-    earlier rounds of dynamic sampling kept.
-    """
-    kept = config.prompts_per_step if config.zero_variance.dynamic_sampling else 0
+    """Nothing in flight, with room for all that can be."""
     new = engine.new_store if config.replay == "R3" else lambda rows: None
-    return ExperienceBuffer(RouteBuffer(new, config.prompts_per_round + kept, config.capacity))
+    return ExperienceBuffer(RouteBuffer(new, groups_in_flight(config), config.capacity))
+
+
+def groups_in_flight(config: RLConfig) -> int:
+    """Those of a round, and beside them those that earlier rounds of dynamic sampling kept."""
+    kept = config.prompts_per_step if config.zero_variance.dynamic_sampling else 0
+    return config.prompts_per_round + kept
+
+
+def sampler_of(engine: Engine, config: RLConfig, doubled: int) -> Sampler:
+    """The sampler of groups that have been doubled so often."""
+    plain = engine.default_sampler()
+    hotter = config.zero_variance.grow_temperature**doubled
+    return replace(plain, temperature=plain.temperature * hotter)
+
+
+def training_use(engine: Engine, config: RLConfig) -> Use:
+    """What the collector wants of the engine."""
+    most = doublings(config.capacity - 1, config)
+    return Use(
+        "",
+        config.capacity,
+        tuple(dict.fromkeys(sampler_of(engine, config, n) for n in range(most + 1))),
+        rows=groups_in_flight(config) * config.capacity if config.replay == "R3" else 0,
+        taken=config.prompts_per_step * config.capacity,
+        goes_on=bool(config.partial_prompts or engine.config.cache_pages),
+    )
 
 
 class Collector:
@@ -124,8 +148,6 @@ class Collector:
         the step has enough.
         """
         rl, enough = self.rl, self._enough(buffer)
-        hotter = rl.zero_variance.grow_temperature ** doublings(missing[0].index, rl)
-        sampler = self.engine.default_sampler()
         prompts = [buffer.prompts[group] for group in buffer.open]
         begun = [buffer.samples[key].rollout for key in missing if key in buffer.samples]
         collection = self.batcher(
@@ -137,7 +159,7 @@ class Collector:
             self.seed,
             policy_version=policy_version,
             stats=stats,
-            sampler=replace(sampler, temperature=sampler.temperature * hotter),
+            sampler=sampler_of(self.engine, rl, doublings(missing[0].index, rl)),
             keep_routing=rl.replay == "R3",
             buffer=buffer.routes,
             rows=[buffer.first_row(prompt.key) for prompt in prompts],

@@ -10,7 +10,7 @@ from compass_jax.chips import Chip
 from compass_jax.config import RunConfig
 from compass_jax.model.flops import flops_per_token, forward_flops
 from compass_jax.plan.memory import Memory
-from compass_jax.plan.programs import SAMPLING
+from compass_jax.plan.programs import ROLLOUT
 from compass_jax.rl.bucketing import row_counts
 
 
@@ -58,7 +58,7 @@ def bound_of(
     config: RunConfig, chip: Chip, name: str, tokens: int, memory: Memory, sent_bytes: float
 ) -> Bound:
     """Of one run of program `name` (decode: one token step)."""
-    share, sampling = chip.devices, name.split()[0] in SAMPLING
+    share, sampling = chip.devices, name.split()[0] in ROLLOUT
     devices = (config.rollout_mesh or config.mesh).devices if sampling else config.mesh.devices
     return Bound(
         program_flops(config, name, tokens) / devices / chip.device_flops,

@@ -8,7 +8,9 @@ import re
 from typing import Any, NamedTuple
 
 from compass_jax.config import RunConfig
-from compass_jax.plan.programs import SAMPLING, Program, Step, bytes_per_device
+from compass_jax.plan.programs import ROLLOUT, Step, beside, bytes_per_device
+from compass_jax.programs import Program
+from compass_jax.train.programs import summed
 
 USABLE = 0.97  # of the published memory: the runtime keeps some for itself
 
@@ -28,7 +30,7 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-def memory_of(program: Program, compiled: Any, parts: dict[str, int]) -> Memory:
+def memory_of(config: RunConfig, program: Program, compiled: Any, parts: dict[str, int]) -> Memory:
     """What the compiler says of a compiled program, and what lies beside it; `parts` from
     `resident`.
     """
@@ -37,33 +39,33 @@ def memory_of(program: Program, compiled: Any, parts: dict[str, int]) -> Memory:
         found.argument_size_in_bytes,
         found.output_size_in_bytes - found.alias_size_in_bytes,
         found.temp_size_in_bytes,
-        beside(program, parts),
+        bytes_beside(config, program, parts),
         found.generated_code_size_in_bytes,
     )
 
 
-def beside(program: Program, parts: dict[str, int]) -> int:
+def bytes_beside(config: RunConfig, program: Program, parts: dict[str, int]) -> int:
     """Bytes per device of what is alive while `program` runs and is not its own."""
-    return sum(parts.get(name, 0) for name in program.beside)
+    return sum(parts.get(name, 0) for name in beside(config, program))
 
 
 def resident(step: Step) -> dict[str, int]:
-    """Bytes per device of what lives from program to program, by the names of `Program.beside`;
+    """Bytes per device of what lives from program to program, by the names that `beside` gives;
     what is not compiled yet is missing.
     """
-    found = {
-        "state": bytes_per_device(step.state),
-        "store": bytes_per_device(step.store),
-        "decode": bytes_per_device(step.sampler),
-    }
     params = bytes_per_device(step.state.params)
+    found = {"state": bytes_per_device(step.state)}
     found["moments"] = found["state"] - params
     if step.config.rl.uses_reference:
         found["reference"] = params
-    if "slots" in step.results:
-        found["slots"] = bytes_per_device(step.results["slots"])
-    if f"backward {step.config.rl.buckets[-1]}" in step.results:
-        found["sum"] = bytes_per_device(step.sum_of_gradients())
+    longest = step.config.rl.buckets[-1]
+    kept = {"store": "store", "decode": "hand-over", "slots": "slots", "sum": f"backward {longest}"}
+    for part, name in kept.items():
+        if (result := step.result(name)) is not None:
+            found[part] = bytes_per_device(summed(result) if part == "sum" else result)
+    for program in step.programs:
+        if program.name == f"replayed {longest}":
+            found["replayed"] = bytes_per_device(program.arguments[0])
     return found
 
 
@@ -98,7 +100,7 @@ def advice(
     """
     found: list[tuple[float, Change]] = []
     sizes = {**parts, "temporary": 0 if memory is None else memory.temporary + memory.results}
-    if program.split()[0] in (*SAMPLING, "hand-over"):
+    if program.split()[0] in (*ROLLOUT, "hand-over"):
         found += _of_rollout(config, sizes, program)
     else:
         found += _of_training(config, sizes)
@@ -143,66 +145,32 @@ def _of_rollout(
 
 
 def _of_training(config: RunConfig, sizes: dict[str, int]) -> list[tuple[float, Change]]:
-    rl, compute, temporary = config.rl, config.compute, sizes["temporary"]
-    found: list[tuple[float, Change]] = []
+    compute, temporary = config.compute, sizes["temporary"]
+    found = []
     if not compute.remat:
-        found.append(
-            (
-                temporary * 0.9,
-                Change(
-                    "compute.remat",
-                    "True",
-                    "layers are computed again in the backward pass, not kept",
-                ),
-            )
-        )
-    rows = config.mesh.replica * config.mesh.fsdp * config.mesh.expert
-    longest = rl.buckets[-1]
-    if rl.micro_batch_tokens >= 2 * rows * longest:
-        found.append(
-            (
-                temporary / 2,
-                Change(
-                    "rl.micro_batch_tokens",
-                    str(rl.micro_batch_tokens // 2),
-                    "half the tokens of a micro-batch",
-                ),
-            )
-        )
-    else:
-        mesh = config.mesh
-        lower = next((axis for axis in ("replica", "fsdp") if getattr(mesh, axis) % 2 == 0), None)
-        if lower:
-            value = (
-                f"{2 * mesh.context} --mesh.{lower} {getattr(mesh, lower) // 2}"
-                f" --rl.micro_batch_tokens {rl.micro_batch_tokens // 2}"
-            )
-            found.append(
-                (
-                    temporary / 2,
-                    Change("mesh.context", value, "half the tokens of a row on each device"),
-                )
-            )
-    if config.model.moe is not None and not compute.moe_chunk:
-        found.append(
-            (
-                temporary * 0.8,
-                Change("compute.moe_chunk", "4096", "fewer tokens go through the experts at once"),
-            )
-        )
-    elif config.model.moe is not None and compute.moe_chunk >= 1024:
-        value = str(compute.moe_chunk // 4)
-        found.append(
-            (
-                temporary * 0.6,
-                Change("compute.moe_chunk", value, "fewer tokens go through the experts at once"),
-            )
-        )
+        why = "layers are computed again in the backward pass, not kept"
+        found.append((0.9, Change("compute.remat", "True", why)))
+    if shorter := _fewer_tokens(config):
+        found.append((0.5, shorter))
+    if config.model.moe is not None and (not compute.moe_chunk or compute.moe_chunk >= 1024):
+        share, chunk = (0.6, compute.moe_chunk // 4) if compute.moe_chunk else (0.8, 4096)
+        why = "fewer tokens go through the experts at once"
+        found.append((share, Change("compute.moe_chunk", str(chunk), why)))
     if not compute.scan_layers:
-        found.append(
-            (
-                temporary / 4,
-                Change("compute.scan_layers", "True", "one layer's working memory for all"),
-            )
-        )
-    return found
+        why = "one layer's working memory for all"
+        found.append((0.25, Change("compute.scan_layers", "True", why)))
+    return [(temporary * share, change) for share, change in found]
+
+
+def _fewer_tokens(config: RunConfig) -> Change | None:
+    """Half the tokens of a micro-batch on each device: by fewer rows, or by a part of each row."""
+    rl, mesh = config.rl, config.mesh
+    half = str(rl.micro_batch_tokens // 2)
+    if rl.micro_batch_tokens >= 2 * mesh.replica * mesh.fsdp * mesh.expert * rl.buckets[-1]:
+        return Change("rl.micro_batch_tokens", half, "half the tokens of a micro-batch")
+    lower = next((axis for axis in ("replica", "fsdp") if getattr(mesh, axis) % 2 == 0), None)
+    if lower is None:
+        return None
+    value = f"{2 * mesh.context} --mesh.{lower} {getattr(mesh, lower) // 2}"
+    value += f" --rl.micro_batch_tokens {half}"
+    return Change("mesh.context", value, "half the tokens of a row on each device")

@@ -18,12 +18,13 @@ from compass_jax.plan.memory import (
     Change,
     Memory,
     advice,
-    beside,
+    bytes_beside,
     memory_of,
     refused_bytes,
     resident,
 )
-from compass_jax.plan.programs import SAMPLING, Program, Step, topology_devices
+from compass_jax.plan.programs import ROLLOUT, Step, topology_devices
+from compass_jax.programs import Program
 from compass_jax.tpu_versions import check_versions, installed
 
 GIB = 2**30
@@ -82,7 +83,7 @@ class Plan(NamedTuple):
             for x in self.found
         }
         rollout, between = (
-            sum(s for name, s in took.items() if name.split()[0] in SAMPLING),
+            sum(s for name, s in took.items() if name.split()[0] in ROLLOUT),
             took.get("hand-over", math.nan),
         )
         training = sum(took.values()) - rollout - between
@@ -143,17 +144,17 @@ def make_plan(
     """Compiles the programs of `config` for `topology` one after the other, saying each through
     `tell`.
 
-    The first one that the compiler refuses for want of memory ends it: what comes behind needs its
+    The first one that the compiler refuses for want of memory ends it: what comes after needs its
     results. ConfigError for an unknown topology or chip, and for a mesh that the topology or the
     model does not divide into.
     """
     devices = topology_devices(topology)
     step, found = Step(config, devices), []
-    for program in step.programs():
+    for program in step.programs:
         started = time.perf_counter()
         tell(f"compiling {program.name}")
         try:
-            compiled = program.lower().compile()
+            compiled = program.lower(step.results).compile()
         except Exception as error:
             needs = refused_bytes(error)
             if needs is None:
@@ -180,14 +181,14 @@ def _judge(
                 Found(
                     program.name,
                     None,
-                    needs + beside(program, parts) if needs > 0 else -1,
+                    needs + bytes_beside(step.config, program, parts) if needs > 0 else -1,
                     {},
                     None,
                     seconds,
                 )
             )
             continue
-        memory = memory_of(program, compiled, parts)
+        memory = memory_of(step.config, program, compiled, parts)
         bound = bound_of(
             step.config, step.chip, program.name, program.tokens, memory, total_bytes(sent.values())
         )

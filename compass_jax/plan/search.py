@@ -135,13 +135,13 @@ def _compiled(config: RunConfig, devices: list[Any], limit: float) -> dict[str, 
     worst, seconds, by = 0.0, 0.0, []
     for program in step.training():
         try:
-            compiled = program.lower().compile()
+            compiled = program.lower(step.results).compile()
         except Exception as error:
             if refused_bytes(error) is None:
                 raise
             return row
         step.done(program, compiled)
-        memory = memory_of(program, compiled, resident(step))
+        memory = memory_of(config, program, compiled, resident(step))
         sent = total_bytes(collectives(compiled.as_text()).values())
         bound = bound_of(config, step.chip, program.name, program.tokens, memory, sent)
         worst, seconds = max(worst, memory.total / GIB), seconds + bound.seconds

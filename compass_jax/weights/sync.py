@@ -25,6 +25,7 @@ from compass_jax.model.params import (
     to_decode,
 )
 from compass_jax.model.quantize import eight_bit, emulate, kind_for
+from compass_jax.programs import Program
 from compass_jax.sharding import BATCH, STORE, Placement, make_mesh, ordered
 
 
@@ -124,6 +125,38 @@ def resolve(quantize: str) -> str:
     return kind_for(jax.devices()[0].device_kind) if quantize == "auto" else quantize
 
 
+def sync_program(
+    params: Any,
+    model: ModelConfig,
+    dtype: str,
+    quantize: str,
+    stored: bool,
+    *,
+    placement: Placement | None,
+    layout: Layout,
+) -> Program:
+    """The program of `sync_weights`, for parameters or structs of them. Where other devices decode,
+    what it gives is still to be copied to them.
+    """
+    if placement is None:
+        keywords = {"model": model, "dtype": dtype, "quantize": quantize, "stored": stored}
+        keywords |= {"tensor": 1, "layout": layout}
+        return Program("hand-over", _convert_here, (params,), keywords)
+    there, source = placement, None
+    if _apart(params, placement):
+        there = near(params, placement)
+    else:
+        source = getattr(jax.tree.leaves(params)[0].sharding, "mesh", None)
+    options = (dtype, quantize, stored, placement.size("tensor"), layout)
+    return Program("hand-over", converter(model, there, *options, source), (params,))
+
+
+def _apart(params: Any, placement: Placement) -> bool:
+    """Whether other devices decode than those that have the parameters."""
+    here = jax.tree.leaves(params)[0].sharding.device_set
+    return here != set(placement.mesh.devices.flat)
+
+
 def sync_weights(
     params: Any,
     model: ModelConfig,
@@ -146,34 +179,12 @@ def sync_weights(
         time.perf_counter(),
         jax.default_backend() != "cpu" if stored is None else stored,
     )
-    quantize = resolve(quantize)
-    if placement is None:
-        decode = _convert_here(
-            params,
-            model=model,
-            dtype=dtype,
-            quantize=quantize,
-            stored=stored,
-            tensor=1,
-            layout=layout,
-        )
-    elif jax.tree.leaves(params)[0].sharding.device_set == set(placement.mesh.devices.flat):
-        mesh = getattr(jax.tree.leaves(params)[0].sharding, "mesh", None)
-        decode = converter(
-            model, placement, dtype, quantize, stored, placement.size("tensor"), layout, mesh
-        )(params)
-    else:
-        there = converter(
-            model,
-            near(params, placement),
-            dtype,
-            quantize,
-            stored,
-            placement.size("tensor"),
-            layout,
-            None,
-        )(params)
-        decode = jax.device_put(there, decode_shardings(there, model, placement, layout))
+    program = sync_program(
+        params, model, dtype, resolve(quantize), stored, placement=placement, layout=layout
+    )
+    decode = program.function(*program.arguments, **program.keywords)
+    if placement is not None and _apart(params, placement):
+        decode = jax.device_put(decode, decode_shardings(decode, model, placement, layout))
     decode = jax.block_until_ready(decode)
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(decode))
     return decode, {"handover/bytes": float(size), "time/handover_s": time.perf_counter() - started}

@@ -1,0 +1,131 @@
+"""The programs that the engine runs, for each use of it: training's rollouts, evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from compass_jax.model.routes import take_routes
+from compass_jax.programs import Program, Result, struct
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.sampling import Sampler
+from compass_jax.rollout.sizes import prefill_rows, reads, resume_buckets, resume_rows, share
+from compass_jax.rollout.state import DecodeState
+
+
+@dataclass(frozen=True)
+class Use:
+    """What somebody wants of the engine.
+
+    Args:
+        name: stands behind the names of its programs; none for training's.
+        samples: of each prompt.
+        samplers: with each of which it samples.
+        rows: of the buffer that keeps the routes; 0: nobody keeps them.
+        taken: rows of it that are read together in the end.
+        goes_on: whether samples are interrupted and go on, in another slot or another step.
+    """
+
+    name: str
+    samples: int
+    samplers: tuple[Sampler, ...]
+    rows: int = 0
+    taken: int = 0
+    goes_on: bool = False
+
+
+def sampling_programs(engine: Engine, params: Program, uses: tuple[Use, ...]) -> Iterator[Program]:
+    """What the engine runs for `uses`, with the parameters that `params` gives."""
+    slots = Program("slots", Engine.init_decode_state, (engine,))
+    yield slots
+    for use in uses:
+        yield from _Lister(engine, Result(params), Result(slots), use).programs()
+
+
+@dataclass(frozen=True)
+class _Lister:
+    engine: Engine
+    params: Result
+    state: Result
+    use: Use
+
+    def programs(self) -> Iterator[Program]:
+        config, use = self.engine.config, self.use
+        buffer = None
+        if use.rows and self.engine.model_config.moe_layers:
+            buffer = self._named("store", Engine.new_store, use.rows)
+            yield buffer
+        for sampler in use.samplers:
+            for bucket in config.prompt_buckets:
+                for rows in prefill_rows(config, use.samples):
+                    prefill = self._prefill("prefill", (rows, bucket), use.samples, sampler, None)
+                    yield prefill
+                    yield self._insert("insert", prefill, (rows, use.samples))
+            if use.goes_on:
+                yield from self._resumed(sampler, buffer)
+        for sampler in use.samplers:
+            yield from self._decode(sampler)
+        store = None if buffer is None else Result(buffer)
+        if store is not None and use.taken:
+            which = self._array((use.taken,))
+            yield Program("taken", take_routes, (store, which, config.max_length))
+        some = self._array((share(config),))
+        yield self._named("harvest", Engine.harvest, self.state, store, some, some)
+        if use.goes_on and config.cache_pages:
+            yield self._named("free", Engine.free_resource, self._array(()), self.state)
+
+    def _resumed(self, sampler: Sampler, buffer: Program | None) -> Iterator[Program]:
+        config = self.engine.config
+        for bucket in resume_buckets(config):
+            for rows in resume_rows(config):
+                routes = None
+                if buffer is not None:
+                    which = self._array((rows,))
+                    given = (Result(buffer), which, bucket)
+                    taken = self._named("stored", Engine.stored_routes, *given)
+                    yield taken
+                    routes = Result(taken)
+                resume = self._prefill("resume", (rows, bucket), 1, sampler, routes)
+                yield resume
+                yield self._insert("insert resumed", resume, (rows, 1))
+
+    def _prefill(
+        self,
+        kind: str,
+        shape: tuple[int, int],
+        samples: int,
+        sampler: Sampler,
+        routes: Result | None,
+    ) -> Program:
+        rows = shape[0]
+        keys = self._array((rows, samples, 2), jnp.uint32)
+        given = (self._array(shape), self._array((rows,)), keys, sampler, None, routes)
+        tokens = shape[0] * shape[1]
+        return self._named(kind, Engine._prefill, self.params, *given, tokens=tokens)
+
+    def _insert(self, kind: str, prefill: Program, shape: tuple[int, int]) -> Program:
+        given = (Result(prefill), self.state, self._array(shape), self._array(shape[:1]))
+        return self._named(kind, Engine.bulk_insert, *given)
+
+    def _decode(self, sampler: Sampler) -> Iterator[Program]:
+        config, empty = self.engine.config, jax.eval_shape(self.engine.init_decode_state)
+        parts: list[int | None] = [None]
+        if not self.engine.in_place(DecodeState(*empty)):
+            # the whole cache is read where it lies; of a part of it there is a copy
+            parts = [config.max_length, *reads(config)[:-1]]
+        for read in parts:
+            given = (self.params, self.state, self._array(()), sampler, read)
+            yield self._named("decode", Engine._generate, *given, tokens=config.slots)
+
+    def _named(self, kind: str, function: Any, *given: Any, tokens: int = 0) -> Program:
+        name = f"{kind} {self.use.name}".rstrip()
+        return Program(name, function, (self.engine, *given), tokens=tokens)
+
+    def _array(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        """An array from the host: every device has it whole."""
+        placement = self.engine.placement
+        return struct(shape, dtype, None if placement is None else placement.sharding())

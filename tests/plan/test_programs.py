@@ -1,0 +1,133 @@
+"""The list of a run's programs, which the plan compiles: a run compiles no large program that is
+not on it.
+"""
+
+import dataclasses
+import logging
+import re
+from collections import Counter
+from contextlib import contextmanager
+
+import jax
+import pytest
+from tiny_run import tiny_run
+
+from compass_jax.config import CorrectionConfig, ZeroVarianceConfig
+from compass_jax.model import routes
+from compass_jax.model.params import training_layout
+from compass_jax.model.transformer import Transformer
+from compass_jax.plan.programs import fresh_state, planned, run_programs
+from compass_jax.rl.objectives.grpo import grpo
+from compass_jax.rollout.engine import Engine
+from compass_jax.train import step
+from compass_jax.train.loop import run_rl
+from compass_jax.train.session import load_tokenizer
+from compass_jax.weights import sync
+
+pytestmark = pytest.mark.usefixtures("compile_lightly")
+JITTED = type(jax.jit(lambda x: x))
+LARGE = {
+    function.__name__
+    for room in (Engine, step, routes, sync)
+    for function in vars(room).values()
+    if isinstance(function, JITTED)
+}
+PATTERN = r"Compiling jit\((\w+)\) with global shapes and types (.*?)\. A"
+
+
+@contextmanager
+def compiled():
+    """Counts what is lowered here: (name, shapes and types of the arguments that it reads)."""
+    found = Counter()
+
+    class Reader(logging.Handler):
+        def emit(self, record):
+            said = re.match(PATTERN, record.getMessage())
+            if said and said[1] in LARGE:
+                found[said[1], said[2].replace(", weak_type=True", "")] += 1
+
+    logger, reader = logging.getLogger("jax._src.interpreters.pxla"), Reader()
+    jax.clear_caches()
+    logger.addHandler(reader)
+    jax.config.update("jax_log_compiles", True)
+    try:
+        yield found
+    finally:
+        jax.config.update("jax_log_compiles", False)
+        logger.removeHandler(reader)
+
+
+def listed(config):
+    """The programs of a run on one device."""
+    tokenizer = load_tokenizer(config)
+    known, layout = tokenizer.vocab_size, training_layout(config.compute)
+    model = Transformer(config.model, config.compute, layout, None, known)
+    engine = Engine(
+        config.model, config.rollout_compute, config.rollout, tokenizer.eos_id, None, known
+    )
+    state = fresh_state(config, model)
+    return list(run_programs(config, engine, model, state, stored=False))
+
+
+def changed(config, **changes):
+    """`config` with other fields of its parts: "rl" and so on."""
+    parts = {
+        name: dataclasses.replace(getattr(config, name), **part) for name, part in changes.items()
+    }
+    return dataclasses.replace(config, **parts)
+
+
+TIS = CorrectionConfig("tis")
+GROWN = ZeroVarianceConfig(grow_to=8, grow_temperature=1.25)
+VARIANTS = {
+    "growth, evaluation": {"rl": {"steps": 1, "zero_variance": GROWN, "correction": TIS}},
+    "partial, pages": {
+        "rl": {"partial_prompts": 3, "correction": TIS, "buckets": (40, 56)},
+        "rollout": {"cache_pages": 24, "page_tokens": 8, "slots": 6},
+        "data": {"eval_prompts": 0},
+    },
+    "R2, reference": {"rl": {"replay": "R2", "objective": grpo(kl_coef=0.1)}},
+    "dynamic": {"rl": {"zero_variance": ZeroVarianceConfig(dynamic_sampling=True)}},
+}
+QUICK = list(VARIANTS)[:2]
+CASES = [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in VARIANTS]
+
+
+@pytest.mark.parametrize("variant", CASES)
+def test_a_run_compiles_no_large_program_that_is_not_listed(tmp_path, variant):
+    config = changed(tiny_run(), **VARIANTS[variant])
+    with compiled() as ran:
+        run_rl(dataclasses.replace(config, run_dir=str(tmp_path / "run")))
+    with compiled() as on_list:
+        results, planned_prefill = {}, Counter()
+        last = next(x for x in planned(listed(config)) if x.name == "prefill")
+        for program in listed(config):
+            before = on_list.copy()
+            results[program] = program.lower(results).out_info
+            if program.name == "prefill" and program.tokens == last.tokens:
+                planned_prefill += on_list - before
+    assert {"_prefill", "bulk_insert", "_generate", "harvest", "pull", "apply"} <= {
+        name for name, _ in ran
+    }
+    assert ran - on_list == Counter()
+    # and what the plan compiles is what the run ran
+    assert planned_prefill and set(planned_prefill) <= set(ran)
+
+
+def shapes(program):
+    return [x.shape for x in jax.tree.leaves(program.arguments) if hasattr(x, "shape")]
+
+
+def test_grown_groups_are_prefilled_at_their_largest_size():
+    """Beside them the plan has room for all that can be in flight."""
+    config = changed(tiny_run(), rl={"zero_variance": ZeroVarianceConfig(grow_to=16)})
+    found = {program.name: program for program in planned(listed(config))}
+    assert (1, 16, 2) in shapes(found["prefill"])
+    assert found["store"].arguments[1] == 4 * 16
+    later = ZeroVarianceConfig(dynamic_sampling=True, dynamic_batch=3)
+    for rl, groups in (
+        ({"zero_variance": later}, 3 * 4 + 4),
+        ({"partial_prompts": 2, "correction": TIS}, 4 + 2),
+    ):
+        found = {x.name: x for x in planned(listed(changed(tiny_run(), rl=rl)))}
+        assert found["store"].arguments[1] == groups * 4
