@@ -1,7 +1,6 @@
 """The rules of house_rules.py hold, and each checker is shown to catch an offence."""
 
 import ast
-import re
 import subprocess
 import sys
 
