@@ -13,7 +13,7 @@ values that 8 bits can hold (in bfloat16 value * scale is rounded once more).
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ _TINY = 1e-30
 
 # a chip's name as JAX gives it -> the 8-bit type that its matrix units multiply at twice the rate
 # of bfloat16
-_CHIPS = (
+_CHIPS: tuple[tuple[str, Literal["e4m3", "int8"]], ...] = (
     (r"tpu ?v?7", "e4m3"),
     (r"tpu v[56]", "int8"),
     (r"\b(gh|gb|h|b)(20|100|200|300|800)\b|\bl(4|20|40s?)\b|\bada\b|\brtx [45]0\d0", "e4m3"),
@@ -39,7 +39,7 @@ _CHIPS = (
 )
 
 
-def kind_for(device_kind: str) -> str:
+def kind_for(device_kind: str) -> Literal["e4m3", "int8", "off"]:
     """What `rollout.quantize = "auto"` is on a chip (`jax.Device.device_kind`): "e4m3", "int8", or
     "off" for a chip that gains nothing or is unknown.
 

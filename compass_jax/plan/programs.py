@@ -88,8 +88,15 @@ def run_programs(
     stored: 8-bit weights as values and scales, not emulated. `state` is of structs.
     """
     dtype, quantize = config.rollout_compute.dtype, config.rollout.quantize
-    where = {"placement": engine.placement, "layout": engine.layout}
-    sync = sync_program(state.params, config.model, dtype, resolve(quantize), stored, **where)
+    sync = sync_program(
+        state.params,
+        config.model,
+        dtype,
+        resolve(quantize),
+        stored,
+        placement=engine.placement,
+        layout=engine.layout,
+    )
     yield sync
     evaluation = evaluation_uses(config) if config.data.eval_prompts else ()
     uses = (training_use(engine, config.rl), *evaluation)

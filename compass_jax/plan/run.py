@@ -149,7 +149,8 @@ def make_plan(
     model does not divide into.
     """
     devices = topology_devices(topology)
-    step, found = Step(config, devices), []
+    step = Step(config, devices)
+    found: list[tuple[Program, Any, dict[str, Sent], int, float]] = []
     for program in step.programs:
         started = time.perf_counter()
         tell(f"compiling {program.name}")
@@ -163,7 +164,13 @@ def make_plan(
             break
         step.done(program, compiled)
         found.append(
-            (program, compiled, collectives(compiled.as_text()), 0, time.perf_counter() - started)
+            (
+                program,
+                compiled,
+                collectives(compiled.as_text() or ""),
+                0,
+                time.perf_counter() - started,
+            )
         )
     return _judge(step, topology, len(devices), found)
 
@@ -220,7 +227,8 @@ def run_plan(
             ConfigError is raised otherwise.
     """
     if not any_versions:
-        experts = config.model.moe.experts if config.model.moe_layers else 0
+        moe = config.model.moe
+        experts = moe.experts if moe and config.model.moe_layers else 0
         check_versions(experts, remedy=", or plan with what is here: --any-versions")
     from rich.console import Console
 

@@ -142,7 +142,7 @@ def _compiled(config: RunConfig, devices: list[Any], limit: float) -> dict[str, 
             return row
         step.done(program, compiled)
         memory = memory_of(config, program, compiled, resident(step))
-        sent = total_bytes(collectives(compiled.as_text()).values())
+        sent = total_bytes(collectives(compiled.as_text() or "").values())
         bound = bound_of(config, step.chip, program.name, program.tokens, memory, sent)
         worst, seconds = max(worst, memory.total / GIB), seconds + bound.seconds
         by.append(bound.by)

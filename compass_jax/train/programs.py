@@ -88,8 +88,7 @@ class _Lister:
         whole = self._all_routes() if mode != "off" else None
         routes = None if whole is None else self._routes(whole, (count, length))
         if whole is not None:
-            given = (whole, lengths, length)
-            yield Program(f"replayed {length}", take_routes, given)
+            yield Program(f"replayed {length}", take_routes, (whole, lengths, length))
 
         def forward(name: str, routes: Any) -> Program:
             temperature, n = self.config.rollout.temperature, count * length
