@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from house_rules import (
@@ -85,6 +86,21 @@ def test_no_machine_paths():
     assert [
         x for file, text in texts.items() for x in path_offences(str(file.relative_to(ROOT)), text)
     ] == []
+
+
+def test_types_are_checked_everywhere():
+    """`make lint` has mypy look into every function of the package; what it passes over is named,
+    line by line and module by module, and none of that is ours.
+    """
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    overrides = settings.pop("overrides")
+    assert settings["packages"] == ["compass_jax"] and settings["check_untyped_defs"]
+    assert settings["warn_unused_ignores"] and "ignore-without-code" in str(settings)
+    assert not {"exclude", "ignore_errors", "disable_error_code"} & set(settings)
+    assert [set(x) for x in overrides] == [{"module", "ignore_missing_imports"}]
+    assert not [name for name in overrides[0]["module"] if name.startswith("compass")]
+    lint = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
+    assert lint is not None and "$(BIN)/mypy" in lint[1].split()
 
 
 def run_blocked(blocked: tuple[str, ...], modules: tuple[str, ...]) -> subprocess.CompletedProcess:

@@ -7,7 +7,6 @@ file. They are found by name: `espo` is the class of that name in rl/objectives/
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import sys
@@ -90,7 +89,8 @@ def objective_class(name: str) -> type[Objective]:
             f"rl.objective.name = {name!r} is no subclass of compass_jax.config.Objective; derive"
             " it from there"
         )
-    if not (dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen):  # type: ignore
+    params: Any = getattr(cls, "__dataclass_params__", None)
+    if params is None or not params.frozen:
         raise ConfigError(
             f"rl.objective.name = {name!r} is no frozen dataclass; write @dataclass(frozen=True)"
             " above it"
