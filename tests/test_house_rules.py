@@ -1,6 +1,7 @@
 """The rules of house_rules.py hold, and each checker is shown to catch an offence."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib

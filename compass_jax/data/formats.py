@@ -164,8 +164,8 @@ def reference(value: Any) -> Any:
     `#### 72`, as GSM8K's are, the 72.
     """
     if isinstance(value, list) and value and isinstance(value[-1], dict):
-        last = value[-1]
-        value = last["content"] if last.get("role") == "assistant" and "content" in last else value
+        turn = value[-1]
+        value = turn["content"] if turn.get("role") == "assistant" and "content" in turn else value
     if not isinstance(value, str) or "####" not in value:
         return value
     before, _, last = value.rpartition("####")
