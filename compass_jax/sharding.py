@@ -118,22 +118,22 @@ class Placement:
 def placements(
     train: MeshConfig,
     rollout: MeshConfig | None,
-    apart: bool,
+    disaggregated: bool,
     devices: list[jax.Device] | None = None,
 ) -> tuple[Placement | None, Placement | None]:
     """(training's, the rollout's): None where one device does both. On the same devices unless
-    `apart`: then the rollout's are those behind.
+    `disaggregated`: then the rollout's are those after.
 
     devices: which there are (None: all). Both meshes on the same ones take them in one order, as a
     program that has arrays of both must.
     """
     rollout, have = rollout or train, jax.devices() if devices is None else devices
     if devices is None:
-        _check_processes(train, apart)
-    if train.devices == rollout.devices == 1 and not apart:
+        _check_processes(train, disaggregated)
+    if train.devices == rollout.devices == 1 and not disaggregated:
         return None, None
     first = _by_torus(train, have[: train.devices])
-    rest = _by_torus(rollout, have[train.devices :][: rollout.devices]) if apart else first
+    rest = _by_torus(rollout, have[train.devices :][: rollout.devices]) if disaggregated else first
     return Placement(make_mesh(train, first)), Placement(make_mesh(rollout, rest), "decode")
 
 
@@ -151,14 +151,14 @@ def _by_torus(config: MeshConfig, devices: list[jax.Device]) -> list[jax.Device]
         return devices
 
 
-def _check_processes(train: MeshConfig, apart: bool) -> None:
+def _check_processes(train: MeshConfig, disaggregated: bool) -> None:
     """Several processes run one program: a process without devices in a mesh could not take part in
     it.
     """
     have, processes = jax.device_count(), jax.process_count()
     if processes == 1:
         return
-    if apart:
+    if disaggregated:
         raise ConfigError(
             f"rollout_apart over {processes} processes: each must take part in both the rollout and"
             " the training; set it to False"
