@@ -35,6 +35,11 @@ class Reads:
             name: {n.id for n in node.bases if isinstance(n, ast.Name)}
             for name, node in self.classes.items()
         }
+        # Source = FileSource | TaskSource: what is of the alias may be of any of them
+        for node in nodes:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
+                several = names_in(node.value) & set(self.classes)
+                self.bases |= {x.id: several for x in node.targets if isinstance(x, ast.Name)}
         self.returns: dict[str, set[str]] = {}
         for node in nodes:
             if isinstance(node, Function):
