@@ -87,7 +87,7 @@ VARIANTS = {
         "data": {"eval_prompts": 0},
     },
     "R2, reference": {"rl": {"replay": "R2", "objective": grpo(kl_coef=0.1)}},
-    "dynamic": {"rl": {"zero_variance": ZeroVarianceConfig(dynamic_sampling=True)}},
+    "dynamic": {"rl": {"zero_variance": ZeroVarianceConfig(dynamic_sampling=True, rl_zvp=False)}},
 }
 QUICK = list(VARIANTS)[:2]
 CASES = [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in VARIANTS]
