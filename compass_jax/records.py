@@ -99,16 +99,18 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Score:
-    """A verifier's answer. `known` is False after a hang, crash or exception: the sample is then
-    excluded.
+    """A verifier's answer. `known` is False after a hang, crash or exception, and where the
+    verifier could judge no answer: the sample is then excluded.
     """
 
     reward: float
     known: bool
-    outcome: str = "ok"  # ok, timeout, crash, error
+    outcome: str = "ok"  # ok, unjudged, timeout, crash, error
     detail: str = ""
     # what the verifier named beside the reward
     components: dict[str, float] = field(default_factory=dict)
+    # the response had an answer to judge; nobody knows after a hang, crash or exception
+    extracted: bool = True
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ MAY_CHANGE = frozenset(
     {
         "run_dir",
         "keep_checkpoints",
+        "rewards.code",  # told by who opens the run
         "rl.steps",
         "rl.save_every",
         "rl.eval_every",
@@ -129,6 +130,7 @@ class RunDir(FolderLock):
         super().__init__(path)
         self.config = config
         self.resumed = False
+        self.before: RunConfig | None = None  # what a resumed run had until now
 
     def __enter__(self) -> RunDir:
         super().__enter__()
@@ -159,6 +161,7 @@ class RunDir(FolderLock):
         old = read_config(self.path) if os.path.lexists(file) else None
         begun = old is not None and not nothing_trained(self.path)
         if old is not None and begun:
+            self.before = old
             check_same_run(old, self.config, str(self.path))
         write_atomically(file, config_to_json(self.config) + "\n")
         return begun

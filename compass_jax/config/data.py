@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -18,6 +19,14 @@ from compass_jax.config.ranges import (
     Text,
     Tokens,
     check_fields,
+)
+from compass_jax.config.verifiers import (
+    USUAL,
+    Options,
+    Verifiers,
+    check_verifiers,
+    pairs,
+    settled,
 )
 
 Temperature = Annotated[float, Range(0, 100, note="0 is greedy")]
@@ -97,15 +106,17 @@ class ProceduralSource:
     """
 
     dataset: str
-    options: tuple[tuple[str, int | float | str | bool | tuple], ...] = ()
+    options: Options = ()
     size: Annotated[int, Range(1, 10**7)] = 1000  # distinct items drawn before splitting
     label: str = ""  # name in the accuracy table; empty: the dataset's name
     instruction: Text = ""  # put before the question; empty: none
     repeat: Repeat = 1  # times that each of its prompts comes in one pass of RL
-    verifier: str = "reasoning_gym"  # the dataset's own; otherwise as in FileSource
+    # the dataset's own; otherwise, and beside it, as in FileSource
+    verifier: Verifiers = "reasoning_gym"
+    verifier_args: Options = ()
 
     def __post_init__(self) -> None:
-        _settle(self, "verifier")
+        _settle(self)
 
     def validate(self, key: str) -> None:
         check_fields(self, key)
@@ -113,8 +124,7 @@ class ProceduralSource:
         most = 10**8  # a pass over the prompts is a list in memory
         both = f"{key}: size = {self.size} times repeat = {self.repeat}"
         check(self.size * self.repeat <= most, f"{both} must be at most {most}")
-        if self.verifier not in ("math", "reasoning_gym"):
-            check_name(self.verifier, f"{key}.verifier", _VERIFIERS)
+        check_verifiers(self, key, ("reasoning_gym",))
 
 
 @dataclass(frozen=True)
@@ -125,8 +135,10 @@ class FileSource:
     Rows of verl, TRL, ShareGPT, OpenAI and GSM8K are known by their columns (docs/data.md). A
     column inside another has a name with dots: "reward_model.ground_truth".
 
-    `verifier`: "math" compares the answer with the row's by math-verify; "my_rewards:score" or
-    "path/to/my_rewards.py:score" is a function `score(row, response)` (see rewards/checks.py).
+    `verifier`: "math" compares the answer with the row's by math-verify; "exact", "choice", "json",
+    "regex", "format" and "length" are the other usual ones (docs/rewards.md); "my_rewards:score"
+    or "path/to/my_rewards.py:score" is a function `score(prompt, response, **row)`. Several are
+    added up by their weights: `verifier={"math": 1.0, "format": 0.2}`.
     """
 
     path: str  # of one file, or a pattern of several: "train-*.parquet"
@@ -136,10 +148,11 @@ class FileSource:
     answer_field: str = AUTO
     label: str = ""
     repeat: Repeat = 1  # as in ProceduralSource
-    verifier: str = "math"
+    verifier: Verifiers = "math"
+    verifier_args: Options = ()  # what verifiers take beside the row, {"pattern": ...} for instance
 
     def __post_init__(self) -> None:
-        _settle(self, "verifier")
+        _settle(self)
 
     def validate(self, key: str) -> None:
         check_fields(self, key)
@@ -147,11 +160,14 @@ class FileSource:
             self.path.endswith((".jsonl", ".parquet")),
             f"{key}.path = {self.path!r}: must end in .jsonl or .parquet",
         )
-        if self.verifier != "math":
-            check_name(self.verifier, f"{key}.verifier", _VERIFIERS)
+        check_verifiers(self, key)
+        compares = [
+            name for name, _ in pairs(self.verifier) if name in USUAL and USUAL[name].answer
+        ]
         check(
-            bool(self.answer_field) or self.verifier != "math",
-            f"{key}.answer_field is empty: verifier = 'math' compares with it; name the field",
+            bool(self.answer_field) or not compares,
+            f"{key}.answer_field is empty: verifier = {', '.join(map(repr, compares))} compares"
+            " with it; name the field",
         )
 
 
@@ -166,19 +182,19 @@ class TaskSource:
     repeat: Repeat = 1  # as in ProceduralSource
 
     def __post_init__(self) -> None:
-        _settle(self, "task")
+        object.__setattr__(self, "task", absolute(self.task))
 
     def validate(self, key: str) -> None:
         check_fields(self, key)
         check_name(self.task, f"{key}.task", "'my_tasks:task'")
 
 
-_VERIFIERS = "'my_rewards:score'; or 'math'"
-
-
-def _settle(source: ProceduralSource | FileSource | TaskSource, field: str) -> None:
-    """Makes the path of a named file absolute: see config/named.py."""
-    object.__setattr__(source, field, absolute(getattr(source, field)))
+def _settle(source: ProceduralSource | FileSource) -> None:
+    """Mappings as pairs, and the paths of named files absolute: see config/named.py."""
+    object.__setattr__(source, "verifier", settled(source.verifier))
+    for name in ("options", "verifier_args"):
+        if isinstance(given := getattr(source, name, ()), Mapping):
+            object.__setattr__(source, name, tuple(given.items()))
 
 
 Source = ProceduralSource | FileSource | TaskSource
@@ -236,6 +252,8 @@ class RewardConfig:
     smallest_gap: float = 1.0
     # the answer is the text in the last <answer>...</answer>; empty: the whole response
     answer_tag: str = "answer"
+    # (name, hash of its file) of each own verifier: a run writes it into its config.json
+    code: tuple[tuple[str, str], ...] = ()
 
     def validate(self) -> None:
         check_fields(self, "rewards")

@@ -48,7 +48,7 @@ def load(name: str, key: str) -> Any:
     check_name(name, key, "'my_code:name'")
     place, _, attribute = name.rpartition(":")
     try:
-        module = _of_file(Path(place)) if place.endswith(".py") else _of_path(place)
+        module = _module(place)
     except ConfigError as error:
         raise ConfigError(f"{key} = {name!r}: {error}") from error
     if not hasattr(module, attribute):
@@ -56,6 +56,36 @@ def load(name: str, key: str) -> Any:
         hint = f"; did you mean {near[0]}?" if near else "; define it there"
         raise ConfigError(f"{key} = {name!r}: {place} has no {attribute}{hint}")
     return getattr(module, attribute)
+
+
+def load_module(place: str, key: str) -> ModuleType:
+    """The module `place` ("a.b", or "path/to/file.py"), imported once in a process. Raises
+    ConfigError like `load`.
+    """
+    try:
+        return _module(place)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {place}: {error}") from error
+
+
+def file_of(name: str) -> Path | None:
+    """The file that `load` would import for a name, which is not imported; None where there is
+    none, or it is no Python file.
+    """
+    place = name.rpartition(":")[0]
+    if place.endswith(".py"):
+        return Path(place) if Path(place).is_file() else None
+    _may_import_from(Path.cwd())
+    try:
+        spec = importlib.util.find_spec(place)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    origin = spec.origin if spec else None
+    return Path(origin) if origin and origin.endswith(".py") and Path(origin).is_file() else None
+
+
+def _module(place: str) -> ModuleType:
+    return _of_file(Path(place)) if place.endswith(".py") else _of_path(place)
 
 
 def _of_file(path: Path) -> ModuleType:

@@ -11,6 +11,7 @@ from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
 from compass_jax.config.ranges import Count, Range, check_fields
 from compass_jax.config.training import RLConfig, SFTConfig
+from compass_jax.config.verifiers import check_rewards
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,7 @@ class RunConfig:
             f" rewards.smallest_gap = {self.rewards.smallest_gap}: a right answer could end below a"
             " wrong one; lower the penalties",
         )
+        check_rewards(self.data.keyed_sources(), self.rewards, shaping.total)
         for name in ("length_free_tokens", "overlong_buffer_tokens"):
             tokens = getattr(shaping, name)
             check(

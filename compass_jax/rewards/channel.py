@@ -2,9 +2,9 @@
 
 scorer -> {"checks": ..., "tag": ..., "timeout_s": ..., "guards": ...}     once
 worker -> ["ready", ""]  or  ["failed", traceback]  or  ["refused", what a person did wrong]
-scorer -> [[source, response, row], ...]            when all earlier answers have come
-worker -> ["begun", ""]                             it has them
-worker -> [index, reward or null, outcome, detail, components]    for each, in their order
+scorer -> [[source, response, row, prompt], ...]    when all earlier answers have come
+worker -> ["begun", ""]                             it has them, or goes on with them
+worker -> [index, reward or null, outcome, detail, components, extracted]   each, in order
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compass_jax.untrusted import parse_json
 
 LINE_BYTES = 2**16
 SEND_LIMIT_S = 30.0  # a worker reads at once; one that does not is lost
-OUTCOMES = ("ok", "error", "timeout", "crash")
+OUTCOMES = ("ok", "error", "timeout", "crash", "unjudged")
 
 
 class ChannelError(CompassError, ValueError):
@@ -34,13 +34,16 @@ class Said(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A worker's answer about the response at `index` of the batch; `reward` is None if unknown."""
+    """A worker's answer about the response at `index` of the batch; `reward` is None if unknown.
+    `extracted`: the response had an answer to judge.
+    """
 
     index: int  # type: ignore[assignment]  # the tuple's own `index` is not needed
     reward: float | None
     outcome: str
     detail: str
     components: dict[str, float]
+    extracted: bool
 
 
 class Channel:
@@ -93,10 +96,17 @@ def parse(text: bytes) -> Said | Answered:
     match value:
         case ["ready" | "failed" | "refused" | "begun" as word, str(detail)]:
             return Said(word, detail)
-        case [int(index), float() | None as reward, str(outcome), str(detail), dict(parts)]:
+        case [
+            int(index),
+            float() | None as reward,
+            str(outcome),
+            str(detail),
+            dict(parts),
+            bool(extracted),
+        ]:
             known = reward is not None and math.isfinite(reward)
             numbers = all(type(part) is float for part in parts.values()) and (known or not parts)
             fits = outcome in OUTCOMES and known == (outcome == "ok") and type(index) is int
             if numbers and fits:
-                return Answered(index, reward, outcome, detail, parts)
+                return Answered(index, reward, outcome, detail, parts, extracted)
     raise ChannelError(f"a line of no known form: {text[:200]!r}")

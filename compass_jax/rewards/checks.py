@@ -1,27 +1,34 @@
 """How the answers of each data source are judged: the one door for built-in and own verifiers.
 
-A verifier is a function `verify(row, response)`, called with these names:
+A verifier is a function of what its parameters name (called.py): `score(prompt, response, **row)`
+for instance. It returns
 
-    row         the prompt's row with all its columns, as a dict: a file's row, a task's row, or the
-                entry of a reasoning-gym dataset (question, answer, metadata)
-    response    the model's text
+    a number
+    a mapping       the number under "reward", and numbers with other names, whose means are logged
+                    as reward/<name>/mean; "extracted": False where no answer was found to judge
+    None            it can judge no answer here: the sample is left out, and counted
 
-It returns a number, or a mapping with the number under "reward" and numbers with other names, whose
-means are logged as reward/<name>/mean. Where it has an attribute `range = (low, high)`, a reward
-outside is an error. What is no finite number is one as well; the sample is then unknown, never 0.
+Where it has an attribute `range = (low, high)`, a reward outside is an error. What is no finite
+number is one as well; the sample is then unknown, never 0. Several verifiers of a source are added
+up by their weights; the reward of each is a component, and where one gives none there is none.
 
 Imported by reward workers: nothing here may import jax.
 """
 
 from __future__ import annotations
 
-import inspect
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, TaskSource
-from compass_jax.config.named import load
+from compass_jax.config.named import load, load_module
+from compass_jax.config.verifiers import USUAL, pairs
+from compass_jax.rewards import usual
+from compass_jax.rewards.called import Called, Case, Row, called
+from compass_jax.rewards.registered import place_of
 from compass_jax.rewards.verifiers import (
     READERS,
     WARM,
@@ -29,7 +36,6 @@ from compass_jax.rewards.verifiers import (
     dataset_of,
     evaluates,
     extract_answer,
-    math_decided,
     math_verify_score,
     number,
     reasoning_gym_score,
@@ -37,27 +43,28 @@ from compass_jax.rewards.verifiers import (
 )
 from compass_jax.tasks.task import load_task
 
-Row = Mapping[str, Any]
-
 MOST_COMPONENTS = 16
 COMPONENT = re.compile(r"[A-Za-z]\w{0,39}")
 # reward/<name>/mean is what shaping makes of the reward (rl/prepare.py)
 TAKEN = ("verifier", "length", "repetition", "overlong")
-_REMEDY = "define it as `def {}(row, response)`, and return a number"
+DECIMALS = 9  # of a sum of weights: 0.7 + 0.2 + 0.1 counts as right
 
 
 class Check(NamedTuple):
-    """How the answers of one data source are checked, as workers are told."""
+    """How the answers of one data source are checked by one verifier, as workers are told."""
 
-    kind: str  # "math", "reasoning_gym", "function" or "task"
-    name: str = ""  # the answer's field; the dataset; "module:function"; "module:task"
+    kind: str  # a usual one's name, "reasoning_gym", "function" or "task"
+    name: str = ""  # the dataset; "module:function"; "module:task"
     options: tuple[tuple[str, Any], ...] = ()  # of the dataset
     key: str = ""  # the setting that names it
+    args: tuple[tuple[str, Any], ...] = ()  # the source's verifier_args
+    weight: float = 1.0
+    module: str = ""  # registers the dataset, where reasoning-gym does not
 
     @property
     def own(self) -> bool:
         """Whether a person wrote it."""
-        return self.kind in ("function", "task")
+        return self.kind in ("function", "task") or bool(self.module)
 
 
 class Response(NamedTuple):
@@ -66,101 +73,197 @@ class Response(NamedTuple):
     source: int  # index into the list of checks
     text: str  # the model's
     row: str  # of its prompt, as tasks/rows.py writes it
+    prompt: str = ""  # what was asked
 
 
 class Graded(NamedTuple):
-    """A verifier's number, and what it named beside it."""
+    """A verifier's number, None where it could judge no answer, and what it named beside it."""
 
-    reward: float
+    reward: float | None
     components: dict[str, float]
+    extracted: bool = True  # there was an answer in the response
+
+
+class _Undecided:
+    """In the place of a value: the function itself must say, in a child."""
+
+
+UNDECIDED = _Undecided()
+
+
+def _never(case: Case) -> Any:
+    return UNDECIDED
+
+
+class Part(NamedTuple):
+    """One of the verifiers that judge a source."""
+
+    name: str
+    call: Called
+    weight: float = 1.0
+    # what it returns for a response, here and without evaluating; UNDECIDED: `call` must say
+    decide: Callable[[Case], Any] = _never
+    limits: tuple[float, float] | None = None
 
 
 class Verifier(NamedTuple):
     """What judges a source's responses."""
 
-    verify: Callable[..., Any]  # of row and response
-    decide: Callable[[Row, str], float | None]  # without evaluating; None: `verify` must say
-    forked: bool  # `verify` runs in a child of its own
-    limits: tuple[float, float] | None = None
+    parts: tuple[Part, ...]
 
-    def __call__(self, row: Row, response: str) -> Graded:
+    @property
+    def batch(self) -> bool:
+        """Whether one of them takes many responses in one call."""
+        return any(part.call.batch for part in self.parts)
+
+    def __call__(self, row: Row, response: str, prompt: str = "") -> Graded:
         """The verdict, here and now. Raises TypeError or ValueError where there is none."""
-        decided = self.decide(row, response)
-        return self.judged(row, response) if decided is None else self.graded(decided)
+        case = Case(row, response, prompt)
+        return self.graded([_value(part, part.call([case])[0]) for part in self.parts])
 
-    def judged(self, row: Row, response: str) -> Graded:
-        """What `verify` says, looked at by `graded`."""
-        return self.graded(self.verify(row=row, response=response))
+    def decided(self, case: Case) -> list[Any]:
+        """What each part says of a response without evaluating it, or UNDECIDED."""
+        return [part.decide(case) for part in self.parts]
 
-    def graded(self, value: Any) -> Graded:
-        """What `verify` returned. Raises TypeError or ValueError for anything but numbers in their
-        range.
+    def judged(self, cases: Sequence[Case], which: Sequence[int]) -> list[list[Any]]:
+        """What the parts `which` say of each case, looked at: None, or a mapping of JSON."""
+        chosen = [self.parts[i] for i in which]
+        found = [[_value(part, value) for value in part.call(cases)] for part in chosen]
+        return [list(values) for values in zip(*found, strict=True)]
+
+    def graded(self, values: Sequence[Any]) -> Graded:
+        """The verdict that the parts' values make. Raises TypeError or ValueError for anything but
+        numbers in their range.
         """
-        parts = dict(value) if isinstance(value, Mapping) else {"reward": value}
-        if "reward" not in parts:
-            raise ValueError(f"the mapping {value!r:.100} has no 'reward'")
-        reward = number(parts.pop("reward"))
-        if self.limits and not self.limits[0] <= reward <= self.limits[1]:
-            raise ValueError(f"the reward {reward:g} is outside its range {list(self.limits)}")
-        if len(parts) > MOST_COMPONENTS:
-            raise ValueError(f"{len(parts)} components, more than {MOST_COMPONENTS}")
-        for name in parts:
-            if not (isinstance(name, str) and COMPONENT.fullmatch(name)) or name in TAKEN:
-                raise ValueError(
-                    f"a component cannot be called {name!r:.80}: letters, digits and _, and none of"
-                    f" {', '.join(TAKEN)}"
-                )
-        return Graded(reward, {name: number(part) for name, part in parts.items()})
+        found = [_graded(part, value) for part, value in zip(self.parts, values, strict=True)]
+        if len(found) == 1 and self.parts[0].weight == 1:
+            return found[0]
+        if any(one.reward is None for one in found):
+            return Graded(None, {}, False)
+        total = math.fsum(p.weight * one.reward for p, one in zip(self.parts, found))
+        components: dict[str, float] = {}
+        for part, one in zip(self.parts, found):
+            components[part.name] = one.reward
+            components |= {f"{part.name}_{name}": x for name, x in one.components.items()}
+        return Graded(round(total, DECIMALS), components, all(one.extracted for one in found))
 
 
-def checks_of(data: DataConfig) -> list[Check]:
-    """The check of each of `data.keyed_sources()`."""
-    return [_check_of(source, key) for key, source in data.keyed_sources()]
+def _value(part: Part, value: Any) -> dict[str, Any] | None:
+    """What a verifier returned, looked at, as JSON can carry it."""
+    found = _graded(part, value)
+    if found.reward is None:
+        return None
+    return {**found.components, "reward": found.reward, "extracted": found.extracted}
 
 
-def _check_of(source: ProceduralSource | FileSource | TaskSource, key: str) -> Check:
+def _graded(part: Part, value: Any) -> Graded:
+    parts = dict(value) if isinstance(value, Mapping) else {"reward": value}
+    if "reward" not in parts:
+        raise ValueError(f"the mapping {value!r:.100} has no 'reward'")
+    reward = parts.pop("reward")
+    if reward is None:
+        return Graded(None, {}, False)
+    reward = number(reward)
+    extracted = parts.pop("extracted", True)
+    if not isinstance(extracted, bool):
+        raise TypeError(f"'extracted' is {extracted!r:.80}: it must be True or False")
+    limits = part.limits
+    if limits and not limits[0] <= reward <= limits[1]:
+        raise ValueError(f"the reward {reward:g} is outside its range {list(limits)}")
+    if len(parts) > MOST_COMPONENTS:
+        raise ValueError(f"{len(parts)} components, more than {MOST_COMPONENTS}")
+    for name in parts:
+        if not (isinstance(name, str) and COMPONENT.fullmatch(name)) or name in TAKEN:
+            raise ValueError(
+                f"a component cannot be called {name!r:.80}: letters, digits and _, and none of"
+                f" {', '.join(TAKEN)}"
+            )
+    return Graded(reward, {name: number(part) for name, part in parts.items()}, extracted)
+
+
+def checks_of(data: DataConfig) -> list[tuple[Check, ...]]:
+    """The checks of each of `data.keyed_sources()`."""
+    return [_checks_of(source, key) for key, source in data.keyed_sources()]
+
+
+def _checks_of(source: ProceduralSource | FileSource | TaskSource, key: str) -> tuple[Check, ...]:
     if isinstance(source, TaskSource):
-        return Check("task", source.task, key=f"{key}.task")
-    if isinstance(source, ProceduralSource) and source.verifier == "reasoning_gym":
-        return Check("reasoning_gym", source.dataset, source.options)
-    if source.verifier == "math":
-        return Check("math", "answer")
-    return Check("function", source.verifier, key=f"{key}.verifier")
+        return (Check("task", source.task, key=f"{key}.task"),)
+    found = []
+    for name, weight in pairs(source.verifier):
+        shared = {
+            "key": f"{key}.verifier",
+            "args": source.verifier_args,
+            "weight": weight,
+        }
+        if name == "reasoning_gym":
+            shared |= {"module": place_of(source.dataset), "key": f"{key}.dataset"}
+            found.append(Check(name, source.dataset, source.options, **shared))
+        elif name in USUAL:
+            found.append(Check(name, **shared))
+        else:
+            found.append(Check("function", name, **shared))
+    return tuple(found)
 
 
-def build(check: Check, tag: str) -> Verifier:
+def build(checks: Check | Sequence[Check], tag: str) -> Verifier:
     """What judges a source's responses, with all that it needs imported. Built-in checks read the
     text in the last `<tag>`, and where there is none score 0.
 
     Raises ConfigError, with the setting, where a person's own verifier cannot be used.
     """
+    checks = [checks] if isinstance(checks, Check) else checks
+    parts = [part for check in checks for part in _parts(check, tag)]
+    args = {name for check in checks for name, _ in check.args}
+    takers = [part.call for part in parts]
+    for name in sorted(args):
+        if not any(one.rest or name in (*one.wanted, *one.offered) for one in takers):
+            where = checks[0].key.rpartition(".")[0]
+            raise ConfigError(
+                f"{where}.verifier_args: no verifier takes {name!r}; leave it out, or add a"
+                " parameter of this name"
+            )
+    return Verifier(tuple(_distinct(parts)))
+
+
+def _parts(check: Check, tag: str) -> list[Part]:
     if check.kind == "function":
-        return _own(load(check.name, check.key), check)
-    if check.kind == "task":
-        verify = load_task(check.name, check.key).verify
-        if verify != "math":
-            return _own(verify, check)
-        check = Check("math", "answer")
-    return _math(check.name, tag) if check.kind == "math" else _reasoning_gym(check, tag)
-
-
-def _own(verify: Any, check: Check) -> Verifier:
-    where = f"{check.key} = {check.name!r}"
-    called = getattr(verify, "__name__", "score")
-    if not callable(verify):
-        raise ConfigError(
-            f"{where}: a {type(verify).__name__}, and no function; {_REMEDY.format('score')}"
+        return [_own(load(check.name, check.key), check, tag)]
+    if check.kind == "reasoning_gym":
+        return [_reasoning_gym(check, tag)]
+    if check.kind != "task":
+        return [_usual(check.kind, check, tag)]
+    verify = load_task(check.name, check.key).verify
+    weighted = verify if isinstance(verify, Mapping) else {verify: 1.0}
+    found = []
+    for one, weight in weighted.items():
+        mine = check._replace(weight=number(weight))
+        found.append(
+            _usual(one, mine, tag)
+            if isinstance(one, str) and one in USUAL
+            else _own(one, mine, tag)
         )
-    try:
-        signature = inspect.signature(verify)
-        signature.bind(row={}, response="")
-    except (TypeError, ValueError) as error:
-        found = signature if isinstance(error, TypeError) else "(...)"
-        raise ConfigError(
-            f"{where}: {called}{found} cannot be called with row and response ({error});"
-            f" {_REMEDY.format(called)}"
-        ) from error
-    return Verifier(verify, lambda row, response: None, True, _limits(verify, where))
+    return found
+
+
+def _distinct(parts: Sequence[Part]) -> list[Part]:
+    """Parts with names that components may have, each its own."""
+    found: list[Part] = []
+    for part in parts:
+        name = re.sub(r"\W", "", part.name)[:30].lstrip("_0123456789") or "own"
+        name = f"{name}_reward" if name in (*TAKEN, "reward", "extracted") else name
+        used = {one.name for one in found}
+        number_of = (f"{name}_{n}" for n in range(2, len(parts) + 2))
+        if name in used:
+            name = next(other for other in number_of if other not in used)
+        found.append(part._replace(name=name))
+    return found
+
+
+def _own(verify: Any, check: Check, tag: str) -> Part:
+    where = f"{check.key} = {check.name!r}"
+    call = called(verify, where, dict(check.args), tag)
+    return Part(call.name, call, check.weight, limits=_limits(verify, where))
 
 
 def _limits(verify: Any, where: str) -> tuple[float, float] | None:
@@ -178,31 +281,46 @@ def _limits(verify: Any, where: str) -> tuple[float, float] | None:
     )
 
 
-def _math(field: str, tag: str) -> Verifier:
-    for left, right in WARM:
-        math_verify_score(left, right)
-
-    def decide(row: Row, response: str) -> float | None:
-        answer = extract_answer(response, tag)
-        return 0.0 if answer is None else math_decided(answer, str(row[field]))
-
-    def verify(row: Row, response: str) -> float:
-        return math_verify_score(extract_answer(response, tag) or "", str(row[field]))
-
-    return Verifier(verify, decide, True)
+def _usual(name: str, check: Check, tag: str) -> Part:
+    call = called(getattr(usual, name), check.key, dict(check.args), tag)
+    decide = partial(_at_once, call)
+    if name == "math":
+        for left, right in WARM:
+            math_verify_score(left, right)
+        decide = partial(_at_once, call._replace(function=usual.math_at_once))
+    elif name == "regex":  # a pattern can take for ever
+        decide = _never
+    return Part(name, call, check.weight, decide, (0.0, 1.0))
 
 
-def _reasoning_gym(check: Check, tag: str) -> Verifier:
+def _at_once(call: Called, case: Case) -> Any:
+    found = call([case])[0]
+    return UNDECIDED if found is None else found
+
+
+def _reasoning_gym(check: Check, tag: str) -> Part:
+    if check.module:
+        load_module(check.module, check.key)
     dataset_of(check.name, check.options)
     if check.name in READERS:
         take_over(check.name)
 
-    def decide(row: Row, response: str) -> float | None:
+    forked = check.own or evaluates(check.name)
+
+    def verify(row: Row, response: str) -> float | Mapping[str, Any]:
         answer = extract_answer(response, tag)
-        return None if answer is not None and can_be_read(check.name, answer) else 0.0
+        if answer is None:
+            return usual.NOTHING
+        score = 0.0
+        if can_be_read(check.name, answer):
+            score = reasoning_gym_score(check.name, dict(row), answer, check.options)
+        return score if answer or score else usual.NOTHING
 
-    def verify(row: Row, response: str) -> float:
-        answer = extract_answer(response, tag) or ""
-        return reasoning_gym_score(check.name, dict(row), answer, check.options)
+    def decide(case: Case) -> Any:
+        answer = extract_answer(case.response, tag)
+        if forked and answer is not None and can_be_read(check.name, answer):
+            return UNDECIDED
+        return verify(case.row, case.response)
 
-    return Verifier(verify, decide, evaluates(check.name))
+    call = called(verify, check.key, {}, tag)
+    return Part("reasoning_gym", call, check.weight, decide)

@@ -22,8 +22,9 @@ class VerifierError(UserError):
 class Faults:
     """Counts the errors of each source's verifier."""
 
-    def __init__(self, checks: Sequence[Check]):
-        self._checks = checks
+    def __init__(self, checks: Sequence[Sequence[Check]]):
+        # of a source's checks the one that a person wrote
+        self._checks = [sorted(of, key=lambda check: not check.own)[0] for of in checks]
         self._errors = [0] * len(checks)
         self._judged = [False] * len(checks)
 
@@ -32,7 +33,7 @@ class Faults:
         nothing but errors, NEVER times.
         """
         source = response.source
-        self._judged[source] |= score.known
+        self._judged[source] |= score.known or score.outcome == "unjudged"
         if score.outcome != "error":
             return
         self._errors[source] += 1

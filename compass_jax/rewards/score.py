@@ -105,7 +105,8 @@ class Scorer:
             ticket = next(self._tickets)
             text: Any = response  # of a function it is made by this object's thread
             self._keys[ticket] = key
-            self._queue.append((ticket, Response(prompt.source, text, prompt.row)))
+            sent = Response(prompt.source, text, prompt.row, prompt.question)
+            self._queue.append((ticket, sent))
             if len(self._queue) == 1:
                 os.write(self._wake_write, b"!")
 
@@ -278,6 +279,7 @@ class Scorer:
                             said.outcome,
                             said.detail,
                             said.components,
+                            said.extracted,
                         ),
                     )
         except (EOFError, OSError):
@@ -342,7 +344,9 @@ class Scorer:
                 if outcome == "timeout"
                 else f"the worker ended with code {code}"
             )
-            self._finish(*worker.held.popleft(), Score(0.0, False, outcome, detail))
+            self._finish(
+                *worker.held.popleft(), Score(0.0, False, outcome, detail, extracted=False)
+            )
         with self._changed:
             self._queue.extendleft(reversed(worker.held))
         self._workers[index] = Worker(self._setup)

@@ -3,7 +3,7 @@
 It splits in two. The guardian waits until the scorer is gone or the other ends, and takes all
 descendants with it. The other imports what the checks need, confines itself and answers (the lines
 are described in channel.py): what decides by comparing it checks itself, what evaluates text or is
-a user's own it checks in a child for each answer.
+a user's own it checks in a child for each answer, or for a batch where the verifier takes one.
 
 Only `rewards/score.py` starts it. Nothing here may import jax: it is started anew after a hang.
 """
@@ -21,44 +21,107 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 from compass_jax.config import ConfigError
 from compass_jax.rewards import guards, sandbox
+from compass_jax.rewards.called import Case
 from compass_jax.rewards.channel import line
-from compass_jax.rewards.checks import Check, Response, Verifier, build
+from compass_jax.rewards.checks import UNDECIDED, Check, Response, Verifier, build
 from compass_jax.tasks.rows import decode_row
 
 DETAIL_CHARS = 2000
 
 
-def _answer(verifier: Verifier, response: Response, zone: sandbox.Zone, seconds: float) -> list:
-    """Reward or None, outcome, detail, components."""
+def answers(
+    verifier: Verifier, sent: Sequence[Response], zone: sandbox.Zone, seconds: float
+) -> list[list]:
+    """Of each response: reward or None, outcome, detail, components, whether it had an answer.
+
+    What is not decided here is judged in one child, within `seconds` for all.
+    """
+    found: list[list | None] = [None] * len(sent)
+    values: dict[int, list] = {}
+    cases = {}
+    for i, one in enumerate(sent):
+        try:
+            cases[i] = Case(decode_row(one.row), one.text, one.prompt)
+            values[i] = verifier.decided(cases[i])
+        except BaseException:
+            found[i] = _unknown("error", traceback.format_exc())
+    left = [i for i in values if any(value is UNDECIDED for value in values[i])]
+    which = sorted({n for i in left for n, value in enumerate(values[i]) if value is UNDECIDED})
+    if left:
+        said = zone.run(partial(verifier.judged, [cases[i] for i in left], which), seconds)
+        for i, outcome, value in zip(left, *_each(said, len(left), len(which)), strict=True):
+            if outcome == "ok":
+                for n, part in zip(which, value, strict=True):
+                    values[i][n] = part
+            else:
+                found[i] = _unknown(outcome, said.detail)
+    return [found[i] or _graded(verifier, values[i]) for i in range(len(sent))]
+
+
+def _each(said: sandbox.Outcome, cases: int, parts: int) -> tuple[list[str], list[list]]:
+    """Outcome and values of each case, from what a child said of all: it is not trusted."""
+    value = said.value
+    whole = isinstance(value, list) and len(value) == cases
+    if (
+        said.outcome == "ok"
+        and whole
+        and all(isinstance(x, list) and len(x) == parts for x in value)
+    ):
+        return ["ok"] * cases, value
+    return [said.outcome if said.outcome != "ok" else "crash"] * cases, [[]] * cases
+
+
+def _graded(verifier: Verifier, values: list) -> list:
     try:
-        row = decode_row(response.row)
-        value: Any = verifier.decide(row, response.text)
-        if value is None and verifier.forked:
-            found = zone.run(partial(verifier.judged, row, response.text), seconds)
-            if found.outcome != "ok":
-                return [None, found.outcome, found.detail[-DETAIL_CHARS:], {}]
-            reward, components = found.value  # from the child: looked at again
-            value = {**components, "reward": reward}
-        elif value is None:
-            value = verifier.verify(row=row, response=response.text)
-        graded = verifier.graded(value)
-        return [graded.reward, "ok", "", graded.components]
-    except sandbox.SandboxError:
-        raise
+        graded = verifier.graded(values)
     except BaseException:
-        return [None, "error", traceback.format_exc()[-DETAIL_CHARS:], {}]
+        return _unknown("error", traceback.format_exc())
+    outcome = "unjudged" if graded.reward is None else "ok"
+    return [graded.reward, outcome, "", graded.components, graded.extracted]
+
+
+def _unknown(outcome: str, detail: str) -> list:
+    return [None, outcome, detail[-DETAIL_CHARS:], {}, False]
+
+
+def _judge(
+    verifiers: Sequence[Verifier],
+    batch: Sequence[Response],
+    zone: sandbox.Zone,
+    seconds: float,
+    alive: Callable[[], None],
+) -> Iterator[list]:
+    """The answers to a batch, in its order. Where a verifier takes many at once and fails, each is
+    judged alone: one that hangs must not cost the others. `alive` says that work goes on.
+    """
+    ready: dict[int, list] = {}
+    tried: set[int] = set()
+    for index, response in enumerate(batch):
+        source, verifier = response.source, verifiers[response.source]
+        if verifier.batch and source not in tried:
+            tried.add(source)
+            same = [i for i, one in enumerate(batch) if one.source == source]
+            found = answers(verifier, [batch[i] for i in same], zone, seconds)
+            if len(same) == 1 or all(one[1] in ("ok", "unjudged") for one in found):
+                ready |= dict(zip(same, found, strict=True))
+            alive()
+        yield ready.get(index) or answers(verifier, [response], zone, seconds)[0]
 
 
 def serve(connection: socket.socket, setup: dict[str, Any], folder: str) -> None:
     """Answers until the scorer closes the connection."""
     seconds = setup["timeout_s"]
     try:
-        checks = [build(Check(*map(_tuples, check)), setup["tag"]) for check in setup["checks"]]
+        verifiers = [
+            build([Check(*map(_tuples, check)) for check in checks], setup["tag"])
+            for checks in setup["checks"]
+        ]
         zone = sandbox.enter(setup["guards"], folder, _imported())
         guards.limit_memory()
         guards.die_with_parent()  # again: the kernel forgets it where the user changes
@@ -70,11 +133,11 @@ def serve(connection: socket.socket, setup: dict[str, Any], folder: str) -> None
         return
     connection.sendall(line(["ready", ""]))
     with connection.makefile("rb") as lines, contextlib.suppress(OSError):
-        for batch in lines:
-            connection.sendall(line(["begun", ""]))
-            for index, sent in enumerate(json.loads(batch)):
-                response = Response(*sent)
-                answer = _answer(checks[response.source], response, zone, seconds)
+        alive = partial(connection.sendall, line(["begun", ""]))
+        for sent in lines:
+            alive()
+            batch = [Response(*one) for one in json.loads(sent)]
+            for index, answer in enumerate(_judge(verifiers, batch, zone, seconds, alive)):
                 connection.sendall(line([index, *answer]))
 
 

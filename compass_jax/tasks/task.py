@@ -6,8 +6,8 @@
         for n in range(100):
             yield {"prompt": f"Write a word of {n % 9 + 2} letters.", "letters": n % 9 + 2}
 
-    def score(row, response):
-        return float(len(response.strip()) == row["letters"])
+    def score(response, letters):
+        return float(len(response.strip()) == letters)
 
     task = Task(prompts, score)                 TaskSource("my_tasks.py:task")
 
@@ -25,6 +25,7 @@ from compass_jax.config.errors import ConfigError
 from compass_jax.config.named import load
 
 Row = Mapping[str, Any]
+Verify = Callable[..., Any] | str
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,13 @@ class Task:
             (text, or chat messages), and may have "tools" for the chat template, "answer" (the
             reference that logs show), the labels "domain", "language" and "difficulty", and
             whatever the verifier reads. Its values are those of JSON, tuples and sets.
-        verify: `verify(row, response)` gives the reward, or a mapping with "reward" and components
-            (rewards/checks.py); or "math", which compares with the row's "answer".
+        verify: a function that gets what its parameters name and gives the reward, or a mapping
+            with "reward" and components (docs/rewards.md); a usual verifier's name, as "math",
+            which compares with the row's "answer"; or several, {"math": 1.0, score: 0.2}.
     """
 
     prompts: Callable[[int], Iterable[Row]]
-    verify: Callable[..., float | Mapping[str, float]] | str = "math"
+    verify: Verify | Mapping[Verify, float] = "math"
 
 
 def load_task(name: str, key: str) -> Task:

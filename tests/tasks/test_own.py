@@ -121,11 +121,11 @@ def test_a_task_in_one_file_trains_by_the_command_and_is_evaluated_by_label(tmp_
         ("import nowhere_at_all", "score", r"m\.py, line 1: ModuleNotFoundError: No module named"),
         ("def score(:", "score", r"m\.py, line 1: SyntaxError"),
         ("def scores(row, response): ...", "score", "has no score; did you mean scores"),
-        ("score = 3", "score", "a int, and no function; define it as `def score.row, response"),
+        ("score = 3", "score", "a int, and no function; define it as `def score.prompt, response"),
         (
-            "def score(response, answer): ...",
+            "def score(prompt, answer): ...",
             "score",
-            r"score\(response, answer\) cannot be called",
+            r"score\(prompt, answer\) cannot be called .it takes no response.; define it as",
         ),
         (
             "def score(row, response): ...\nscore.range = 1, 0",
@@ -182,13 +182,13 @@ def test_what_is_no_reward_is_unknown_said_once_with_a_sample_and_ends_a_run_tha
         for text, why in {
             "nan": "returned nan",
             "text": "returned '1'",
-            "none": "returned None",
             "out": "reward 1.5 is outside its range",
             "empty": "has no 'reward'",
             "odd": "cannot be called 'verifier'",
             "row": "KeyError: 'missing'",
         }.items():
             assert not got[text].known and got[text].outcome == "error" and why in got[text].detail
+        assert got["none"] == Score(0.0, False, "unjudged", extracted=False)
         (warning,) = caplog.records
         assert f"{verifier!r} gave no verdict: " in warning.message and "nan" in warning.message
         for i in range(NEVER):

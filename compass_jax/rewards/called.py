@@ -1,0 +1,163 @@
+"""How a verifier function is called: its parameters' names say what it gets. One rule for the usual
+ones and for a person's own.
+
+    prompt, response, row       texts, and the row with all its columns as a dict
+    answer_tag                  rewards.answer_tag
+    any other name              the row's column of this name, else the source's verifier_args;
+                                answer is the reference, whatever its column is called in the file
+    **anything                  every column and argument that is not named
+
+A function with a parameter `responses` takes a batch: prompts, responses, rows and every column
+are lists then (None where a row lacks it), and so is what it returns. An `async def` is run until
+it is done.
+
+Imported by reward workers: nothing here may import jax.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from compass_jax.config import ConfigError
+
+Row = Mapping[str, Any]
+_REMEDY = "define it as `def {}(prompt, response, **row)`, and return a number"
+
+
+class Case(NamedTuple):
+    """One response to judge."""
+
+    row: Row
+    response: str
+    prompt: str = ""
+
+
+class Called(NamedTuple):
+    """A verifier, and what it wants to be given."""
+
+    function: Callable[..., Any]
+    name: str
+    wanted: tuple[str, ...]  # parameters without a default
+    offered: tuple[str, ...]  # parameters with one
+    rest: bool  # it takes whatever else there is
+    batch: bool
+    given: Row  # verifier_args
+    tag: str
+
+    def __call__(self, cases: Sequence[Case]) -> list[Any]:
+        """What the function returns for each case, as it is.
+
+        Raises LookupError for a column that is not there, ValueError where a batch's results are
+        not as many as its responses, and whatever the function raises.
+        """
+        if not self.batch:
+            return [_done(self.function(**self._chosen(self._of(case)))) for case in cases]
+        each = [self._of(case) for case in cases]
+        lists = {name: [one.get(name) for one in each] for one in each for name in one}
+        found = _done(self.function(**self._chosen(lists)))
+        found = found.tolist() if hasattr(found, "tolist") else found
+        if not isinstance(found, list | tuple) or len(found) != len(cases):
+            many = len(found) if isinstance(found, list | tuple) else type(found).__name__
+            raise ValueError(f"{self.name} returned {many} for {len(cases)} responses")
+        return list(found)
+
+    def _of(self, case: Case) -> dict[str, Any]:
+        """What belongs to one response, by name."""
+        s = "s" if self.batch else ""
+        ours = {f"prompt{s}": case.prompt, f"response{s}": case.response, f"row{s}": case.row}
+        return {**case.row, **ours}
+
+    def _chosen(self, belonging: dict[str, Any]) -> dict[str, Any]:
+        """The arguments that the function wants, of those and of what every response has."""
+        known = {**self.given, **belonging, "answer_tag": self.tag}
+        missing = [name for name in self.wanted if name not in known]
+        if missing:
+            rows = belonging.get("rows") or [belonging.get("row")]
+            raise LookupError(
+                f"{self.name} takes {missing[0]!r}, and the row has no such column (it has:"
+                f" {', '.join(map(str, rows[0]))})"
+            )
+        names = [name for name in (*self.wanted, *self.offered) if name in known]
+        if self.rest:
+            hidden = {"rows" if self.batch else "row", "answer_tag", *names}
+            names += [name for name in known if isinstance(name, str) and name not in hidden]
+        return {name: known[name] for name in names}
+
+
+def called(function: Any, where: str, given: Row, tag: str) -> Called:
+    """`function` with what its signature asks for. Raises ConfigError, beginning with `where`, for
+    one that cannot be called so.
+    """
+    name = getattr(function, "__name__", "score")
+    if not callable(function):
+        raise ConfigError(
+            f"{where}: a {type(function).__name__}, and no function; {_REMEDY.format('score')}"
+        )
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: {name}(...) does not say what it takes ({error}); {_REMEDY.format(name)}"
+        ) from error
+    by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    wanted = tuple(p.name for p in by_name if p.default is p.empty)
+    offered = tuple(p.name for p in by_name if p.default is not p.empty)
+    rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    batch = "responses" in (*wanted, *offered)
+    only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    singles = {"prompt", "response", "row"} & {*wanted, *offered}
+    problem = ""
+    if only:
+        problem = f"{only[0]} can only be given by position"
+    elif batch and singles:
+        problem = f"responses makes it a batch, and {min(singles)} does not"
+    elif not (rest or {"response", "responses"} & {*wanted, *offered}):
+        problem = "it takes no response"
+    if problem:
+        signature = inspect.signature(function)
+        raise ConfigError(
+            f"{where}: {name}{signature} cannot be called ({problem}); {_REMEDY.format(name)}"
+        )
+    return Called(function, name, wanted, offered, rest, batch, given, tag)
+
+
+def _done(value: Any) -> Any:
+    """`value`, or what it comes to where it is to be awaited."""
+    if not hasattr(type(value), "__await__"):
+        return value
+
+    async def waited() -> Any:
+        return await value
+
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        return runner.run(waited())
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """asyncio's loop, woken through a pipe: a sandbox has no pair of sockets."""
+
+    def _make_self_pipe(self) -> None:
+        self._ends = os.pipe()
+        os.set_blocking(self._ends[0], False)
+        os.set_blocking(self._ends[1], False)
+        self._internal_fds += 1
+        self._add_reader(self._ends[0], self._read_from_self)
+
+    def _close_self_pipe(self) -> None:
+        self._remove_reader(self._ends[0])
+        for end in self._ends:
+            os.close(end)
+        self._internal_fds -= 1
+
+    def _read_from_self(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._ends[0], 4096)
+
+    def _write_to_self(self) -> None:
+        with contextlib.suppress(OSError):  # a full pipe wakes it as well
+            os.write(self._ends[1], b"!")

@@ -1,0 +1,156 @@
+"""The usual verifiers, by hand: what is right, what is wrong, and where there was no answer."""
+
+import time
+
+import pytest
+
+from compass_jax.config import ConfigError, DataConfig, FileSource
+from compass_jax.config.verifiers import USUAL
+from compass_jax.rewards import usual
+from compass_jax.rewards.checks import Check, Graded, build, checks_of
+from compass_jax.rewards.extract import boxed, final_answer, hashed
+
+RIGHT, WRONG, NOTHING = Graded(1.0, {}), Graded(0.0, {}), Graded(0.0, {}, False)
+
+
+def judged(name, response, answer="72", tag="answer", **args):
+    source = FileSource("rows.jsonl", verifier=name, verifier_args=args)
+    (checks,) = checks_of(DataConfig(sources=(source,)))
+    row = {} if answer is None else {"answer": answer}
+    return build(checks, tag)(row, response, "a question")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (r"so \boxed{5}", "5"),
+        (r"\boxed{1} no, \boxed{ \frac{1}{2} } done", r"\frac{1}{2}"),
+        (r"\boxed{a{b}c}", "a{b}c"),
+        (r"{ unclosed \boxed{7}", "7"),
+        (r"\boxed{7} and \boxed{8", "7"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed {3}", "3"),
+        ("} 5 {", None),
+        (r"\boxed 5", None),
+    ],
+)
+def test_boxed(text, found):
+    assert boxed(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<answer>1</answer> \\boxed{2} #### 3", "1"),
+        ("\\boxed{2}\n#### 3", "2"),
+        ("#### 3\n#### 1,234 \nthanks", "1,234"),
+        ("the answer is 5", None),
+        ("####", None),
+        ("<answer> </answer>", None),
+    ],
+)
+def test_the_final_answer_is_whatever_is_there(text, found):
+    assert final_answer(text, "answer") == found
+
+
+def test_marks_without_end_are_read_in_time():
+    start = time.process_time()
+    for text in ("\\boxed{" * 200_000, "{" * 10**6, "####" * 10**6, "```\n" * 10**5):
+        assert boxed(text) is None and hashed(text) is None
+        judged("json", text), judged("choice", text, "B"), judged("format", text)
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "verdict"),
+    [
+        ("<answer>72</answer>", "72", RIGHT),
+        (r"Natalia sold \boxed{72} clips", "72", RIGHT),
+        ("48 + 24 = 72\n#### 72", "48 + 24 = 72\n#### 72", RIGHT),
+        ("#### 1,072", "#### 1072", RIGHT),
+        (r"\boxed{\frac{144}{2}}", 72, RIGHT),
+        (r"\boxed{71}", "72", WRONG),
+        ("It is 72.", "72", NOTHING),
+        ("", "72", NOTHING),
+    ],
+)
+def test_math_reads_a_tag_a_box_or_what_gsm8k_has(response, answer, verdict):
+    assert judged("math", response, answer) == verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "response", "answer", "verdict"),
+    [
+        ("exact", "<answer>New  York</answer>", "New York", RIGHT),
+        ("exact", "<answer>new york</answer>", "New York", WRONG),
+        ("exact", "New York", "New York", NOTHING),
+        ("choice", "<answer>(B) Paris</answer>", "B", RIGHT),
+        ("choice", r"\boxed{\text{B}}", "B", RIGHT),
+        ("choice", "The correct answer is **C**.", "(C)", RIGHT),
+        ("choice", "answer: A. No, the answer is B", 1, RIGHT),
+        ("choice", "b", "B", NOTHING),
+        ("choice", "Z is the answer", "B", NOTHING),
+        ("json", '{"a": [1, 2.0]}', '{"a": [1.0, 2]}', RIGHT),
+        ("json", 'so:\n```json\n{"a": true}\n```', {"a": 1}, WRONG),
+        ("json", "<answer>[]</answer>", None, RIGHT),
+        ("json", "[1, 2", "[1, 2]", NOTHING),
+        ("json", "[" * 1000 + "]" * 1000, "[]", NOTHING),
+        ("format", "<think>a</think>\n<answer>b</answer>\n", None, RIGHT),
+        ("format", "<think>a</think> so <answer>b</answer>", None, WRONG),
+        ("format", "<think> </think><answer>b</answer>", None, WRONG),
+        ("format", "<think>a</think><answer>b</answer><answer>c</answer>", None, WRONG),
+        ("format", "<answer>b</answer><think>a</think>", None, WRONG),
+    ],
+)
+def test_the_others(name, response, answer, verdict):
+    assert judged(name, response, answer) == verdict
+
+
+def test_those_with_arguments():
+    assert judged("regex", "12 apples", pattern=r"\d+ apples") == RIGHT
+    assert judged("regex", "apples", pattern=r"\d+ apples") == WRONG
+    assert judged("format", "<t>a</t> b", None, tag="", think_tag="t") == RIGHT
+    assert judged("choice", "<answer>d</answer>", "D", choices="abcd") == RIGHT
+    ramp = {"most_chars": 10, "free_chars": 6}
+    lengths = [judged("length", "x" * n, **ramp).reward for n in (6, 7, 10, 99)]
+    assert lengths == [1.0, 0.75, 0.0, 0.0]
+    assert [judged("length", "x" * n, most_chars=10).reward for n in (10, 11)] == [1.0, 0.0]
+
+
+def test_every_name_has_its_function_and_its_arguments():
+    for name, said in USUAL.items():
+        (part,) = build(Check(name, "answer"), "answer").parts
+        assert part.call.function.__name__ in (name, "math_at_once")
+        others = {"response", "answer", "answer_tag"}
+        assert {*part.call.wanted, *part.call.offered} - others == set(said.takes)
+        assert ("answer" in part.call.wanted) == said.answer and hasattr(usual, name)
+
+
+def test_a_row_without_a_reference_is_an_error_and_no_zero():
+    verifier = build(Check("math", "answer"), "answer")
+    with pytest.raises(ValueError, match="no reference answer"):
+        verifier({"answer": None}, "<answer>3</answer>")
+    with pytest.raises(LookupError, match="math takes 'answer'"):
+        verifier({}, "<answer>3</answer>")
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ({"verifier": {"math": 1.0, "format": 0}}, "'format' has weight 0; leave it out"),
+        ({"verifier": {}}, "verifier is empty: name one of 'math', 'exact'"),
+        ({"verifier": (("math", 1.0), ("math", 2.0))}, "names 'math' twice"),
+        ({"verifier": {"maths": 1.0}}, "must be module:name .* or one of 'math'"),
+        ({"verifier": {"math": 1e9}}, "must be at most 1000"),
+        ({"verifier": "exact", "answer_field": ""}, "verifier = 'exact' compares with it"),
+        ({"verifier_args": {"pattern": "x"}}, "math take no pattern; they take none"),
+        ({"verifier": "regex", "verifier_args": {"pattern": "("}}, "pattern = '.'.*unterminated"),
+        (
+            {"verifier": "length", "verifier_args": {"most_chars": 5, "free_chars": 9}},
+            "free_chars at most most_chars",
+        ),
+    ],
+)
+def test_a_source_that_names_what_cannot_be_is_refused(source, told):
+    with pytest.raises(ConfigError, match=told):
+        DataConfig(sources=(FileSource("rows.jsonl", **source),)).validate()
