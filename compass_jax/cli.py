@@ -28,7 +28,7 @@ from compass_jax.signals import STATUSES, Ending, leave
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0; 2 for what a person gave and cannot be used;
-    1 for another error of this project.
+    3 for what --strict ended; 1 for another error of this project.
 
     130 and 143 are those of SIGINT and SIGTERM, whether the command saved something before it left
     or not.
@@ -144,6 +144,7 @@ STAGES = {"sft": "sft", "train": "rl"}  # what a command's own directory under r
 # 128 + SIGTERM: whoever started the command must not take a run that stopped on request for a
 # finished one
 STOPPED = 143
+SILENT = 3  # train/session.py calls it STRICT
 
 
 def _report_if_done(config: RunConfig, result: dict[str, Any]) -> int:
@@ -156,7 +157,7 @@ def _report_if_done(config: RunConfig, result: dict[str, Any]) -> int:
         from compass_jax.report import run_report
 
         run_report(config.directory)
-    return 0
+    return SILENT if result.get("status") == SILENT else 0
 
 
 COMPILER_ALONE = {
@@ -243,7 +244,7 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
     if args.command == "train":
         from compass_jax.train.loop import run_rl
 
-        return _report_if_done(config, run_rl(config, **logs))
+        return _report_if_done(config, run_rl(config, **logs, strict=args.strict))
     if args.command == "calibrate-alpha":
         from compass_jax.calibrate import run_calibration
 
@@ -257,5 +258,6 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
     else:
         from compass_jax.evaluate import run_eval
 
-        run_eval(config, args.checkpoint)
+        found = run_eval(config, args.checkpoint)
+        return SILENT if args.strict and found["warning"] else 0
     return 0

@@ -94,6 +94,10 @@ def _configured_options(sub: argparse.ArgumentParser, name: str) -> None:
     if name in ("sft", "train"):
         text = "go on where lines of metrics.jsonl or rollouts.jsonl are missing that the "
         option("lost-log", text + "checkpoint counts", action="store_true")
+    if name in ("train", "eval"):
+        text = "end with exit status 3 (training: with everything saved) where no answer can be "
+        text += "found in any response, or all of a first rollout or an evaluation are wrong"
+        option("strict", text, action="store_true")
     if name in ("eval", "calibrate-alpha", "filter"):
         option("checkpoint", "a run directory, or one of its checkpoints", metavar="DIR")
     if name == "plan":

@@ -5,6 +5,7 @@ verifiers as training.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,15 @@ from compass_jax.config import ConfigError, RunConfig
 from compass_jax.data.prompts import fitting, heldout_prompts
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.distributed import is_main_process
+from compass_jax.experience.judged import (
+    extracted_frac,
+    group_shares,
+    sample_of,
+    silence,
+    silence_warning,
+)
 from compass_jax.model.params import abstract_params, shardings_like
-from compass_jax.records import Prompt, Rollout, Score
+from compass_jax.records import Group, Prompt, Rollout, Score
 from compass_jax.report import summary_table
 from compass_jax.rewards.detect import notice
 from compass_jax.rewards.shared import AnyScorer
@@ -50,6 +58,15 @@ class Evaluation:
     greedy: float
     unknown: int
     labels: dict[str, tuple[int, float, float]] = field(default_factory=dict)
+    # of the k samples: responses in which an answer was found, and groups by kind
+    extracted: float = math.nan
+    kinds: dict[str, float] = field(default_factory=dict)
+    warning: str = ""  # where no answer was found, or none is right: with a sample
+
+    def line(self) -> str:
+        """The accuracies in one line."""
+        sampled = f"avg@{self.k} {self.avg_at_k:.3f}, pass@{self.k} {self.pass_at_k:.3f}"
+        return f"held-out: {sampled}, greedy {self.greedy:.3f}"
 
     def metrics(self) -> dict[str, float]:
         """By their public names."""
@@ -57,6 +74,8 @@ class Evaluation:
             "eval/heldout/avg_at_k": self.avg_at_k,
             "eval/heldout/pass_at_k": self.pass_at_k,
             "eval/heldout/greedy": self.greedy,
+            "eval/heldout/extracted_frac": self.extracted,
+            **{f"eval/heldout/{kind}_frac": share for kind, share in self.kinds.items()},
         }
         return {**out, **{f"eval/{label}/avg_at_k": v[1] for label, v in self.labels.items()}}
 
@@ -112,18 +131,9 @@ def evaluate(
     reward >= rewards.right_at.
     """
     at = config.rewards.right_at
-    sampled, greedy = (
-        answers(
-            engine,
-            params,
-            prompts,
-            tokenizer,
-            scorer,
-            samples=use.samples,
-            sampler=use.samplers[0],
-            seed=config.seed,
-        )[1]
-        for use in evaluation_uses(config)
+    ask = partial(answers, engine, params, prompts, tokenizer, scorer, seed=config.seed)
+    (rollouts, sampled), (_, greedy) = (
+        ask(samples=use.samples, sampler=use.samplers[0]) for use in evaluation_uses(config)
     )
     right = np.array([[s.reward >= at and s.known for s in row] for row in sampled])
     known = np.array([[s.known for s in row] for row in sampled])
@@ -151,7 +161,30 @@ def evaluate(
         mean(best, best_known),
         unknown,
         labels,
+        extracted_frac([score for row in sampled for score in row]),
+        group_shares(sampled, config.rewards),
+        _warning(prompts, rollouts, sampled, tokenizer, config),
     )
+
+
+def _warning(
+    prompts: Sequence[Prompt],
+    rollouts: Sequence[Sequence[Rollout]],
+    scores: Sequence[Sequence[Score]],
+    tokenizer: Tokenizer,
+    config: RunConfig,
+) -> str:
+    """What is said of an evaluation whose rewards say nothing; empty for another."""
+    flat = [score for row in scores for score in row]
+    kind = silence(flat, config.rewards)
+    if not kind:
+        return ""
+    groups = [
+        Group(prompt, tuple(mine), tuple(verdicts))
+        for prompt, mine, verdicts in zip(prompts, rollouts, scores, strict=True)
+    ]
+    sample = sample_of(groups, tokenizer.decode)
+    return silence_warning(kind, "of the evaluation", sample, len(flat), config)
 
 
 def _labels(prompts: Sequence[Prompt]) -> list[str]:
@@ -210,7 +243,10 @@ def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:
     prompts = heldout_prompts(config.data, tokenizer, config.seed, tell)
     prompts = fitting(prompts, config.rollout.prompt_buckets[-1], config.data.overlong, tell)
     with open_scorer(config) as scorer:
-        return evaluate(engine, decode, prompts, tokenizer, scorer, config)
+        found = evaluate(engine, decode, prompts, tokenizer, scorer, config)
+    if found.warning:
+        tell(found.warning)
+    return found
 
 
 def run_eval(config: RunConfig, checkpoint: str) -> dict[str, Any]:
@@ -232,7 +268,7 @@ def run_eval(config: RunConfig, checkpoint: str) -> dict[str, Any]:
     console.print(notice(config.rewards.sandbox), highlight=False)
     console.print(summary_table(rows, title=f"{checkpoint}: accuracy on held-out prompts"))
     console.print(
-        f"pass@{found.k} {found.pass_at_k:.4g}; scores left out because the check failed:"
-        f" {found.unknown}"
+        f"pass@{found.k} {found.pass_at_k:.4g}; an answer was found in {found.extracted:.1%} of the"
+        f" responses; scores left out because the check failed: {found.unknown}"
     )
     return dataclasses.asdict(found)

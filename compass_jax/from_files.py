@@ -32,6 +32,7 @@ from compass_jax.config import (
     RunConfig,
     SFTConfig,
 )
+from compass_jax.config.verifiers import settled
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.sft import sft_examples
 from compass_jax.data.tokenizer import Tokenizer
@@ -68,10 +69,10 @@ def rl_config(
     Raises ConfigError, DataError, TokenizerError or WeightsError where one of them cannot be used.
     """
     found, folder = _model(model)
-    sources = tuple(FileSource(path, verifier=reward) for path in data)
+    sources = tuple(FileSource(path, verifier=settled(reward)) for path in data)
     prompts = DataConfig(sources=sources, tokenizer=folder)
     if evaluation:
-        prompts = replace(prompts, eval_sources=(FileSource(evaluation, verifier=reward),))
+        prompts = replace(prompts, eval_sources=(FileSource(evaluation, verifier=settled(reward)),))
     tokenizer = _tokenizer(folder, found)
     lengths = [len(x.tokens) for x in train_prompts(prompts, tokenizer, 0, _unsaid)]
     longest = min(max(lengths), found.max_positions // 2)

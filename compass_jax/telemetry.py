@@ -23,18 +23,27 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from compass_jax.board import Board
 from compass_jax.logfile import LogError, LogFile
 
+_BAR = 10  # characters of the bar
 _WINDOW = 20  # steps over which the time left is estimated
 
-# What the progress line shows, where a step has it: label, metrics that are added up, format.
+COLUMNS = 80  # of the progress line
+# What the progress line shows, where a step has it: label, metric, format. Where they do not all
+# fit, the last ones go first, then the rate and the time left.
 _SHOWN = (
-    ("loss", ("sft/loss",), "{:.3f}"),
-    ("reward", ("reward/mean",), "{:.3f}"),
-    ("zero-var", ("zero_variance/rate_all_right", "zero_variance/rate_all_wrong"), "{:.0%}"),
-    ("waste", ("waste/frac_none",), "{:.0%}"),
-    ("kl", ("policy/kl_k3",), "{:.1e}"),
-    ("grad", ("grad_norm",), "{:.2f}"),
-    ("lr", ("lr",), "{:.1e}"),
+    ("loss", "sft/loss", "{:.3f}"),
+    ("reward", "reward/mean", "{:.3f}"),
+    ("kl", "policy/kl_k3", "{:.1e}"),
+    ("grad", "grad_norm", "{:.2f}"),
+    ("lr", "lr", "{:.1e}"),
 )
+_ALWAYS = 2  # of these are never left out
+# what the tokens of a step learnt from: their shares are one part of the line
+_SIGNALS = {
+    "verifier": "waste/frac_verifier_signal",
+    "shaping": "waste/frac_shaping_signal",
+    "entropy": "waste/frac_entropy_signal",
+    "none": "waste/frac_none",
+}
 _RATES = ("train/tokens_per_s", "rollout/tokens_per_s")  # the first that a step has
 
 
@@ -175,19 +184,21 @@ class Telemetry:
             if span > 0 and step > first
             else math.nan
         )
-        text = progress_text(numbers, left_s)
         # a dumb one cannot redraw a line
         if self.console.is_terminal and not self.console.is_dumb_terminal:
-            self._draw(step, text)
+            counter = len(f"{self.stage}  {self.total_steps}/{self.total_steps} ")
+            room = self.console.width - counter - _BAR - 1
+            self._draw(step, progress_text(numbers, left_s, room))
         elif now - self._shown_at >= self.every_s or step >= self.total_steps:
             self._shown_at = now
-            self.note(f"{self.stage} {step}/{self.total_steps}  {text}")
+            begin = f"{self.stage} {step}/{self.total_steps}  "
+            self.note(begin + progress_text(numbers, left_s, COLUMNS - len(begin)))
 
     def _draw(self, step: int, text: str) -> None:
         if self._bar is None:
             columns = (
                 TextColumn(self.stage),
-                BarColumn(bar_width=20),
+                BarColumn(bar_width=_BAR),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[text]}", markup=False),
             )
@@ -197,16 +208,34 @@ class Telemetry:
         self._bar.update(self._bar.task_ids[0], completed=step, text=text, refresh=True)
 
 
-def progress_text(metrics: Mapping[str, float], left_s: float) -> str:
-    """One line of what a person watches: rate, time left (seconds; NaN is unknown), and the metrics
-    of the step that are there.
+def progress_text(metrics: Mapping[str, float], left_s: float, columns: int = COLUMNS) -> str:
+    """One line of what a person watches, of at most `columns` characters where that is possible:
+    rate, time left (seconds; NaN is unknown), the metrics of the step that are there, and from what
+    its tokens learnt.
     """
-    parts = [f"{metrics[name]:,.0f} tok/s" for name in _RATES if name in metrics][:1]
-    parts += [f"{duration(left_s)} left"] if math.isfinite(left_s) else []
-    for label, names, form in _SHOWN:
-        if all(name in metrics for name in names):
-            parts.append(f"{label} {form.format(sum(metrics[name] for name in names))}")
-    return "  ".join(parts)
+    rate = [f"{metrics[name]:,.0f} tok/s" for name in _RATES if name in metrics][:1]
+    left = [f"{duration(left_s)} left"] if math.isfinite(left_s) else []
+    main = [_part(metrics, *entry) for entry in _SHOWN[:_ALWAYS]] + [_signals(metrics)]
+    more = [_part(metrics, *entry) for entry in _SHOWN[_ALWAYS:]]
+    main, more = ([part for part in parts if part] for parts in (main, more))
+    while len(text := "  ".join([*rate, *left, *main, *more])) > columns:
+        shrinks = more or rate or left
+        if not shrinks:
+            break
+        shrinks.pop()
+    return text
+
+
+def _part(metrics: Mapping[str, float], label: str, name: str, form: str) -> str:
+    return f"{label} {form.format(metrics[name])}" if name in metrics else ""
+
+
+def _signals(metrics: Mapping[str, float]) -> str:
+    """ "verifier 59% entropy 30% none 11%"; shaping where there is any."""
+    shares = {label: metrics[name] for label, name in _SIGNALS.items() if name in metrics}
+    if not shares.get("shaping"):
+        shares.pop("shaping", None)
+    return " ".join(f"{label} {share:.0%}" for label, share in shares.items())
 
 
 def duration(seconds: float) -> str:

@@ -49,6 +49,7 @@ LAYERS = {
     "data": {"records", "config", "untrusted", "tasks", "data"},
     "weights": MODEL | {"families", "weights", "config_io", "distributed"},
     "train": MODEL | {"chips", "rl", "train", "rewards.penalties"},
+    "train.notices": MODEL | {"rl", "train", "experience"},
     "train.session": (
         MODEL
         | {"train", "data", "distributed", "config_io", "rundir", "rewards", "weights"}

@@ -140,15 +140,26 @@ def test_progress_text():
         "reward/mean": 0.5,
         "zero_variance/rate_all_right": 0.25,
         "zero_variance/rate_all_wrong": 0.125,
+        "waste/frac_verifier_signal": 0.625,
+        "waste/frac_shaping_signal": 0.0,
+        "waste/frac_entropy_signal": 0.335,
         "waste/frac_none": 0.04,
         "policy/kl_k3": 1.5e-4,
         "lr": 1e-5,
     }
+    signals = "verifier 62% entropy 34% none 4%"
     assert (
-        progress_text(metrics, 200.0)
-        == "2,346 tok/s  3 min 20 s left  reward 0.500  zero-var 38%  waste 4%  kl 1.5e-04  lr"
-        " 1.0e-05"
+        progress_text(metrics, 200.0, 120)
+        == f"2,346 tok/s  3 min 20 s left  reward 0.500  {signals}  kl 1.5e-04  lr 1.0e-05"
     )
+    # what matters most stays where there is no room
+    assert progress_text(metrics, 200.0) == (
+        f"2,346 tok/s  3 min 20 s left  reward 0.500  {signals}"
+    )
+    assert progress_text(metrics, 200.0, 65) == f"3 min 20 s left  reward 0.500  {signals}"
+    assert progress_text(metrics, 200.0, 20) == f"reward 0.500  {signals}"
+    shaped = metrics | {"waste/frac_shaping_signal": 0.1}
+    assert "verifier 62% shaping 10% entropy 34% none 4%" in progress_text(shaped, 200.0)
     assert (
         progress_text({"sft/loss": 1.25, "zero_variance/rate_all_right": 0.25}, math.nan)
         == "loss 1.250"

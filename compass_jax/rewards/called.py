@@ -141,6 +141,10 @@ def _done(value: Any) -> Any:
 class _Loop(asyncio.SelectorEventLoop):
     """asyncio's loop, woken through a pipe: a sandbox has no pair of sockets."""
 
+    _internal_fds: int
+    _add_reader: Callable[..., Any]
+    _remove_reader: Callable[..., Any]
+
     def _make_self_pipe(self) -> None:
         self._ends = os.pipe()
         os.set_blocking(self._ends[0], False)

@@ -138,14 +138,16 @@ class Verifier(NamedTuple):
         found = [_graded(part, value) for part, value in zip(self.parts, values, strict=True)]
         if len(found) == 1 and self.parts[0].weight == 1:
             return found[0]
-        if any(one.reward is None for one in found):
-            return Graded(None, {}, False)
-        total = math.fsum(p.weight * one.reward for p, one in zip(self.parts, found))
         components: dict[str, float] = {}
+        terms = []
         for part, one in zip(self.parts, found):
+            if one.reward is None:
+                return Graded(None, {}, False)
+            terms.append(part.weight * one.reward)
             components[part.name] = one.reward
             components |= {f"{part.name}_{name}": x for name, x in one.components.items()}
-        return Graded(round(total, DECIMALS), components, all(one.extracted for one in found))
+        total = round(math.fsum(terms), DECIMALS)
+        return Graded(total, components, all(one.extracted for one in found))
 
 
 def _value(part: Part, value: Any) -> dict[str, Any] | None:
@@ -191,18 +193,13 @@ def _checks_of(source: ProceduralSource | FileSource | TaskSource, key: str) -> 
         return (Check("task", source.task, key=f"{key}.task"),)
     found = []
     for name, weight in pairs(source.verifier):
-        shared = {
-            "key": f"{key}.verifier",
-            "args": source.verifier_args,
-            "weight": weight,
-        }
-        if name == "reasoning_gym":
-            shared |= {"module": place_of(source.dataset), "key": f"{key}.dataset"}
-            found.append(Check(name, source.dataset, source.options, **shared))
+        check = Check("function", name, (), f"{key}.verifier", source.verifier_args, weight)
+        if isinstance(source, ProceduralSource) and name == "reasoning_gym":
+            check = check._replace(kind=name, name=source.dataset, options=source.options)
+            check = check._replace(key=f"{key}.dataset", module=place_of(source.dataset))
         elif name in USUAL:
-            found.append(Check(name, **shared))
-        else:
-            found.append(Check("function", name, **shared))
+            check = check._replace(kind=name, name="")
+        found.append(check)
     return tuple(found)
 
 
@@ -283,7 +280,7 @@ def _limits(verify: Any, where: str) -> tuple[float, float] | None:
 
 def _usual(name: str, check: Check, tag: str) -> Part:
     call = called(getattr(usual, name), check.key, dict(check.args), tag)
-    decide = partial(_at_once, call)
+    decide: Callable[[Case], Any] = partial(_at_once, call)
     if name == "math":
         for left, right in WARM:
             math_verify_score(left, right)

@@ -38,7 +38,11 @@ class Faults:
             return
         self._errors[source] += 1
         check = self._checks[source]
-        where = f"{check.key} = {check.name!r}" if check.own else f"the check {check.name!r}"
+        where = (
+            f"{check.key} = {check.name!r}"
+            if check.own
+            else f"the check {check.name or check.kind!r}"
+        )
         what = f"{_short(score.detail)}; the response was {response.text!r:.200}"
         if self._errors[source] == 1:
             logger.warning(

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import jax
@@ -54,12 +55,15 @@ from compass_jax.train import optim
 from compass_jax.train.learner import Learner
 from compass_jax.train.notices import Notices
 from compass_jax.train.session import (
+    STRICT,
     StopSignal,
     carry_tokenizer,
+    code_changes,
     load_tokenizer,
     newest_checkpoint,
     open_run,
     open_scorer,
+    why_stopped,
 )
 from compass_jax.weights import checkpoint
 from compass_jax.weights.recorded import check_recorded_routes
@@ -208,7 +212,11 @@ class RLTrainer:
             metrics = self.ahead
             if metrics is None:
                 metrics = self._rollout(self.done_steps + 1, self._stopped)()
-            if metrics is None or (self.collect.policy.carries and self.stop.requested):
+            if metrics is not None:
+                kept = [self.buffer.group(key) for key in self.buffer.kept]
+                self.notices.of_rewards(kept, self.tokenizer.decode)
+            stopped = self.collect.policy.carries and self.stop.requested
+            if metrics is None or stopped or self.notices.ended:
                 self.save()
                 self.interrupted = True
                 return
@@ -219,14 +227,11 @@ class RLTrainer:
                 permute_rewards(arrays, (self.config.seed, self.done_steps))
             metrics |= self.notices.of_groups(groups)
             self.notices.of_lengths(arrays.lengths)
+            filtered = {"waste/filter_tokens": float(self.filter_tokens)}
             metrics |= {
                 **group_metrics(groups),
                 "repetition_frac": float(arrays.repetition[arrays.group >= 0].mean()),
-            }
-            metrics |= (
-                {"waste/filter_tokens": float(self.filter_tokens)} if self.filter_tokens else {}
-            )
-            metrics |= {
+                **(filtered if self.filter_tokens else {}),
                 **staleness(groups, self.learner.version),
                 "epoch": self.stream.epoch,
             }
@@ -317,16 +322,21 @@ class RLTrainer:
 
     def evaluate(self) -> Evaluation:
         """Held-out accuracy of the current policy (see evaluate.evaluate)."""
-        return evaluate(
+        found = evaluate(
             self.engine, self.decode, self.heldout, self.tokenizer, self.scorer, self.config
         )
+        if found.warning:
+            self.notices.warn(found.warning)
+        return found
 
 
-def run_rl(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
+def run_rl(config: RunConfig, lost_log: bool = False, strict: bool = False) -> dict[str, Any]:
     """Trains until `rl.steps`, resuming what the run directory holds; returns the last metrics and
     the evaluations.
 
-    lost_log: go on where lines of the logs are missing that the checkpoint counts.
+    Args:
+        lost_log: go on where lines of the logs are missing that the checkpoint counts.
+        strict: end, with the state saved and exit status STRICT, where rewards say nothing.
     """
     config.validate_for_rl()
     with (
@@ -343,7 +353,11 @@ def run_rl(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
         ) as telemetry,
     ):
         telemetry.note(notice(config.rewards.sandbox))
+        for line in code_changes(run):
+            telemetry.note(line)
         trainer = RLTrainer(config, scorer, stop, telemetry)
+        if strict:
+            trainer.notices.end = partial(stop.end, STRICT)
         carry_tokenizer(config)
         return _run(trainer, config, telemetry, stop) | {"status": stop.status}
 
@@ -367,7 +381,7 @@ def _run(
             saved = number
     if trainer.interrupted:
         telemetry.note(
-            f"stopped on request in step {trainer.done_steps + 1};"
+            f"stopped {why_stopped(stop)} in step {trainer.done_steps + 1};"
             f" {trainer.buffer.finished} finished rollouts are in the checkpoint"
         )
         return {"steps": trainer.done_steps, "stopped": True, **last}
@@ -375,13 +389,11 @@ def _run(
         trainer.save()
     if stop.requested and trainer.done_steps < config.rl.steps:
         telemetry.note(
-            f"stopped on request after step {trainer.done_steps}; the same command continues"
+            f"stopped {why_stopped(stop)} after step {trainer.done_steps}; the same command"
+            " continues"
         )
         return {"steps": trainer.done_steps, "stopped": True, **last}
     result = trainer.evaluate() if trainer.heldout else None
     if result is not None:
-        telemetry.note(
-            f"held-out: avg@{result.k} {result.avg_at_k:.3f}, pass@{result.k}"
-            f" {result.pass_at_k:.3f}, greedy {result.greedy:.3f}"
-        )
+        telemetry.note(result.line())
     return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **last}

@@ -11,6 +11,14 @@ import jax
 import numpy as np
 
 from compass_jax.config import RunConfig
+from compass_jax.experience.judged import (
+    ALL_WRONG,
+    extracted_frac,
+    group_shares,
+    sample_of,
+    silence,
+    silence_warning,
+)
 from compass_jax.model.quantize import kind_for
 from compass_jax.records import Group
 from compass_jax.rl.bucketing import best_buckets, padding_frac, plan
@@ -74,6 +82,17 @@ class Notices:
         self._config, self._tell = config, tell
         self._said: set[str] = set()
         self._lengths: list[np.ndarray] = []
+        self._looked = False  # at a rollout's rewards
+        # what a warning of silent rewards calls, where the run is to end over it
+        self.end: Callable[[], None] | None = None
+        self.ended = False
+
+    def warn(self, text: str) -> None:
+        """Says a warning of silent rewards, unless it was said before; the run may end over it."""
+        self._once(text, text)
+        if self.end is not None:
+            self.ended = True
+            self.end()
 
     def once(self, text: str) -> None:
         """Says a line, unless it was said before."""
@@ -91,15 +110,23 @@ class Notices:
                                     denominator
         reward/gap_violations       with shaping: two rewards differ by less than
                                     rewards.smallest_gap, so that a penalty may turn them around
+        reward/extracted_frac       responses in which an answer was found, of those judged
+        groups/<kind>_frac          groups of each kind (experience/judged.py); they sum to 1
         """
         known = [[s.reward for s in group.scores if s.known] for group in groups]
-        out = {"reward/unverified_groups": float(sum(not rewards for rewards in known))}
+        scores = [group.scores for group in groups]
+        shares = group_shares(scores, self._config.rewards)
+        out = {
+            "reward/unverified_groups": float(sum(not rewards for rewards in known)),
+            "reward/extracted_frac": extracted_frac([s for of in scores for s in of]),
+            **{f"groups/{kind}_frac": share for kind, share in shares.items()},
+        }
         if not any(known):
             outcomes = Counter(s.outcome for group in groups for s in group.scores)
             self._once(
                 "unverified",
                 f"no verifier gave an answer in a whole step ({_listed(outcomes)}): nothing was"
-                " trained on",
+                " trained on (unjudged: a function returned None; does it end with a return?)",
             )
         if not self._config.rl.shaping.total:
             return out
@@ -119,6 +146,31 @@ class Notices:
                 " reward/gap_violations)",
             )
         return out | {"reward/gap_violations": float(len(found))}
+
+    def of_rewards(self, groups: Sequence[Group], decode_text: Callable[[np.ndarray], str]) -> None:
+        """Says what kinds of groups the first rollout gave, and warns, with a sample, where no
+        answer was found in any response, or where the first rollout is all wrong.
+        """
+        first, self._looked = not self._looked, True
+        rewards = self._config.rewards
+        scores = [s for group in groups for s in group.scores]
+        if first:
+            kinds = group_shares([group.scores for group in groups], rewards)
+            parts = [f"{n * len(groups):.0f} {kind.replace('_', ' ')}" for kind, n in kinds.items()]
+            found = extracted_frac(scores)
+            share = "a verdict on none" if np.isnan(found) else f"an answer in {found:.0%}"
+            self._tell(
+                f"first rollout: {len(groups)} groups: {', '.join(parts)};"
+                f" {share} of {len(scores)} responses"
+            )
+        kind = silence(scores, rewards)
+        if not kind or (kind == ALL_WRONG and not first):
+            return
+        of = "of the first rollout" if first else "of a rollout"
+        sample = sample_of(groups, decode_text)
+        if kind not in self._said:
+            self._said.add(kind)
+            self.warn(silence_warning(kind, of, sample, len(scores), self._config))
 
     def of_lengths(self, lengths: np.ndarray) -> None:
         """Lengths of one step's rows, 0 for none. After the first few steps: which buckets would

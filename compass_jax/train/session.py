@@ -11,6 +11,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,12 +24,16 @@ from compass_jax.config_io import flatten
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.errors import CompassError
 from compass_jax.rewards.checks import checks_of
+from compass_jax.rewards.fingerprint import changed, code_of
 from compass_jax.rewards.score import Scorer
 from compass_jax.rewards.shared import AnyScorer, SharedScorer
 from compass_jax.rundir import RunDir
 from compass_jax.tpu_versions import check_versions
 from compass_jax.weights import checkpoint
 from compass_jax.weights.carried import carry_files
+
+# exit status of a run that ended because its rewards said nothing (--strict)
+STRICT = 3
 
 
 class RunRefused(CompassError, RuntimeError):
@@ -61,6 +66,11 @@ class StopSignal:
         """Asks for a stop, as SIGTERM does."""
         self._asked = value
 
+    def end(self, status: int) -> None:
+        """Asks for a stop, after which the run's exit status is `status`."""
+        self._asked = True
+        self.status = status
+
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():  # no other may
             self._before = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
@@ -80,6 +90,11 @@ class StopSignal:
         self.status = 128 + number
 
 
+def why_stopped(stop: StopSignal) -> str:
+    """Who stopped a run, in words."""
+    return "by --strict" if stop.status == STRICT else "on request"
+
+
 @contextlib.contextmanager
 def open_run(config: RunConfig) -> Iterator[RunDir]:
     """The run directory, opened for writing by process 0; what it refuses is raised in every
@@ -90,8 +105,9 @@ def open_run(config: RunConfig) -> Iterator[RunDir]:
     """
     if jax.devices()[0].platform == "tpu" and config.model.moe_layers:
         check_versions(config.model.mixture.experts)
-    distributed.same(flatten(config), "start the same command in every process")
-    run, refusal = RunDir(config.directory, config), None
+    known = replace(config, rewards=replace(config.rewards, code=code_of(config.data)))
+    distributed.same(flatten(known), "start the same command in every process")
+    run, refusal = RunDir(config.directory, known), None
     if distributed.is_main_process():
         try:
             run.__enter__()
@@ -105,6 +121,12 @@ def open_run(config: RunConfig) -> Iterator[RunDir]:
         run.check()
     finally:
         run.__exit__()
+
+
+def code_changes(run: RunDir) -> list[str]:
+    """What to tell of own verifiers whose files changed since the run was last started."""
+    before = run.before.rewards.code if run.before else ()
+    return [f"warning: {text}" for text in changed(before, run.config.rewards.code)]
 
 
 def newest_checkpoint(directory: str, tell: Callable[[str], None]) -> checkpoint.Sound | None:
@@ -132,7 +154,7 @@ def open_scorer(config: RunConfig) -> AnyScorer:
     It starts before anything is written: a verifier that cannot be used is a VerifierError here.
     """
     scorer = Scorer(config.rewards, config.data)
-    if any(check.own for check in checks_of(config.data)):
+    if any(check.own for checks in checks_of(config.data) for check in checks):
         try:
             scorer.wait_ready()
         except BaseException:

@@ -155,6 +155,10 @@ def test_counts_of_a_step_and_each_thing_said_once():
         assert notices.of_groups(groups) == {
             "reward/unverified_groups": 1,
             "reward/gap_violations": 2,
+            "reward/extracted_frac": 1,
+            "groups/varied_frac": 0.75,
+            "groups/undecided_frac": 0.25,
+            **{f"groups/{kind}_frac": 0 for kind in ("all_right", "all_wrong", "between")},
         }
     assert (
         len(said) == 1
@@ -162,14 +166,15 @@ def test_counts_of_a_step_and_each_thing_said_once():
         and "got 0 and 0.25 ('how much?')" in said[0]
     )
     for _ in range(2):
-        assert notices.of_groups([group_of(None, None)] * 3) == {
-            "reward/unverified_groups": 3,
-            "reward/gap_violations": 0,
-        }
+        found = notices.of_groups([group_of(None, None)] * 3)
+        assert (found["reward/unverified_groups"], found["reward/gap_violations"]) == (3, 0)
+        assert found["groups/undecided_frac"] == 1 and math.isnan(found["reward/extracted_frac"])
     assert len(said) == 2 and "no verifier gave an answer in a whole step (6 timeout)" in said[1]
     unshaped = Notices(config_with(rewards={"smallest_gap": 0.5}), said.append)
     # without penalties nothing can be turned around
-    assert unshaped.of_groups(groups) == {"reward/unverified_groups": 1} and len(said) == 2
+    found = unshaped.of_groups(groups)
+    assert found["reward/unverified_groups"] == 1 and "reward/gap_violations" not in found
+    assert len(said) == 2
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "espo"])

@@ -1,0 +1,130 @@
+"""What the verifiers said of whole groups: the shares of responses with an answer and of groups by
+kind, and a warning with a sample where the rewards say nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from compass_jax.config import FileSource, RewardConfig, RunConfig
+from compass_jax.config.verifiers import looked_for
+from compass_jax.experience.policies import is_uniform, known_rewards
+from compass_jax.records import Group, Prompt, Score
+
+KINDS = ("varied", "all_right", "all_wrong", "between", "undecided")
+MOST_SHOWN = 600  # characters of a text in a warning
+
+NOTHING_EXTRACTED, ALL_WRONG = "nothing extracted", "all wrong"
+
+
+def kind_of(scores: Sequence[Score], rewards: RewardConfig) -> str:
+    """One of KINDS, as rl/zero_variance.py counts them."""
+    known = known_rewards(scores)
+    if len(known) < 2:
+        return "undecided"
+    if not is_uniform(scores):
+        return "varied"
+    if min(known) >= rewards.right_at:
+        return "all_right"
+    return "all_wrong" if max(known) <= rewards.wrong_at else "between"
+
+
+def group_shares(groups: Sequence[Sequence[Score]], rewards: RewardConfig) -> dict[str, float]:
+    """The share of each kind of group; they sum to 1."""
+    kinds = Counter(kind_of(scores, rewards) for scores in groups)
+    return {kind: kinds[kind] / max(len(groups), 1) for kind in KINDS}
+
+
+def extracted_frac(scores: Sequence[Score]) -> float:
+    """The share of the responses in which an answer was found, of those whose check came to an end;
+    NaN where none did.
+    """
+    ended = _ended(scores)
+    return sum(score.extracted for score in ended) / len(ended) if ended else math.nan
+
+
+def _ended(scores: Sequence[Score]) -> list[Score]:
+    return [score for score in scores if score.known or score.outcome == "unjudged"]
+
+
+def silence(scores: Sequence[Score], rewards: RewardConfig) -> str:
+    """NOTHING_EXTRACTED, ALL_WRONG, or empty where the rewards say something, or where no check
+    came to an end (which is told elsewhere).
+    """
+    ended = _ended(scores)
+    if not ended:
+        return ""
+    if not any(score.extracted for score in ended):
+        return NOTHING_EXTRACTED
+    known = known_rewards(ended)
+    return ALL_WRONG if known and max(known) <= rewards.wrong_at else ""
+
+
+def silence_warning(
+    kind: str,
+    of: str,
+    sample: tuple[Prompt, str, Score],
+    responses: int,
+    config: RunConfig,
+) -> str:
+    """What is said of silent rewards, with one whole sample.
+
+    Args:
+        kind: what `silence` found.
+        of: whose responses they are, as "of the first rollout".
+        sample: a prompt, a response to it and its score.
+        responses: how many there are.
+    """
+    prompt, response, score = sample
+    where, source = config.data.keyed_sources()[prompt.source]
+    places = looked_for(source, config.rewards.answer_tag)
+    if kind == NOTHING_EXTRACTED:
+        what = f"no answer could be extracted from any of the {responses} responses {of}"
+        option = (
+            "ask for it in the prompt (data.system_prompt), or set rewards.answer_tag: another tag,"
+            f" or empty for the whole response; or judge by another {where}.verifier"
+        )
+    else:
+        what = f"all {responses} responses {of} are wrong: no verifier teaches anything"
+        file = isinstance(source, FileSource)
+        option = (
+            f"compare response and reference below{f' ({where}.answer_field)' if file else ''}; is"
+            " the task too hard for this model? A reward up to rewards.wrong_at ="
+            f" {config.rewards.wrong_at:g} is wrong"
+        )
+    lines = [
+        f"warning: {what}",
+        f"looked for: {places}",
+        f"to change it: {option}",
+        f"prompt:    {shown(prompt.question)}",
+        f"response:  {shown(response)}",
+        f"reference: {shown(prompt.answer)}   reward: {score.reward:g} ({score.outcome})",
+    ]
+    return "\n  ".join(lines)
+
+
+def sample_of(
+    groups: Sequence[Group], decode_text: Callable[[Any], str]
+) -> tuple[Prompt, str, Score]:
+    """The sample that a warning shows: the first that ended by itself, else the first."""
+    pairs = [
+        (group.prompt, rollout, score)
+        for group in groups
+        for rollout, score in zip(group.rollouts, group.scores, strict=True)
+        if score.known or score.outcome == "unjudged"
+    ]
+    prompt, rollout, score = next((x for x in pairs if not x[1].truncated), pairs[0])
+    return prompt, decode_text(rollout.response), score
+
+
+def shown(text: str) -> str:
+    """A text on one line: control characters escaped, and the middle of a long one left out."""
+    left_out = len(text) - MOST_SHOWN
+    if left_out > 0:
+        head, tail = 2 * MOST_SHOWN // 3, MOST_SHOWN // 3
+        text = f"{text[:head]} [... {left_out:,} characters ...] {text[-tail:]}"
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return f'"{"".join(escaped)}"'

@@ -1,0 +1,184 @@
+"""Rewards that say nothing are told, with a sample, and --strict ends the run over them; a reward
+file that was changed is told on a resume.
+"""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from logged import lines
+from tiny_run import tiny_run
+
+from compass_jax.config import DataConfig, FileSource, RewardConfig, TaskSource
+from compass_jax.config.verifiers import looked_for
+from compass_jax.experience.judged import (
+    ALL_WRONG,
+    KINDS,
+    NOTHING_EXTRACTED,
+    extracted_frac,
+    group_shares,
+    sample_of,
+    shown,
+    silence,
+    silence_warning,
+)
+from compass_jax.records import Group, Prompt, Rollout, Score
+from compass_jax.rewards.fingerprint import changed, code_of
+from compass_jax.train.loop import run_rl
+from compass_jax.train.notices import Notices
+from compass_jax.train.session import STRICT
+
+REWARDS = RewardConfig()
+WRONG, RIGHT, HALF = Score(0.0, True), Score(1.0, True), Score(0.5, True)
+NOTHING = Score(0.0, True, extracted=False)
+LOST = Score(0.0, False, "timeout", extracted=False)
+UNJUDGED = Score(0.0, False, "unjudged", extracted=False)
+
+
+def test_groups_by_kind_sum_to_one_and_answers_are_counted_where_a_check_ended():
+    groups = [[RIGHT, WRONG], [RIGHT, RIGHT, LOST], [WRONG, NOTHING], [HALF, HALF], [RIGHT, LOST]]
+    assert group_shares(groups, REWARDS) == dict.fromkeys(KINDS, 0.2)
+    assert extracted_frac([RIGHT, WRONG, NOTHING, UNJUDGED, LOST]) == 0.5
+    assert math.isnan(extracted_frac([LOST, LOST]))
+
+
+@pytest.mark.parametrize(
+    ("scores", "kind"),
+    [
+        ([NOTHING, UNJUDGED, LOST], NOTHING_EXTRACTED),
+        ([UNJUDGED], NOTHING_EXTRACTED),
+        ([NOTHING, WRONG], ALL_WRONG),
+        ([WRONG, WRONG, LOST], ALL_WRONG),
+        ([WRONG, HALF], ""),
+        ([Score(0.1, True, extracted=False), WRONG], ""),
+        ([LOST, LOST], ""),
+        ([], ""),
+    ],
+)
+def test_what_counts_as_silence(scores, kind):
+    assert silence(scores, REWARDS) == kind
+
+
+def test_a_text_is_shown_on_one_line_without_what_moves_a_terminal():
+    assert shown('a\nb\x1b[31m\u202e\x00"é') == '"a\\nb\\x1b[31m\\u202e\\x00"é"'
+    long = shown("x" * 5000 + "\n" + "y" * 5000)
+    assert len(long) < 700 and "[... 9,401 characters ...]" in long and long.endswith('yyy"')
+
+
+def rollout(prompt, text, truncated=False):
+    tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    zeros = np.zeros(len(tokens), np.float32)
+    return Rollout(prompt, 0, tokens, zeros, zeros, truncated, tokens, 0)
+
+
+def groups_of(score, texts=("cut", "whole")):
+    prompt = Prompt(1, 0, "x", "How\nmany?", np.zeros(0, np.int32), "72")
+    rollouts = tuple(rollout(prompt, text, text == "cut") for text in texts)
+    return [Group(prompt, rollouts, (score,) * len(texts))]
+
+
+def decode(tokens):
+    return bytes(tokens.astype(np.uint8)).decode()
+
+
+def config_with(verifier="math", **rewards):
+    base = tiny_run()
+    data = DataConfig(sources=(FileSource("rows.jsonl", verifier=verifier),))
+    return dataclasses.replace(base, data=data, rewards=RewardConfig(**rewards))
+
+
+def test_the_warning_has_a_whole_sample_what_was_looked_for_and_the_option():
+    config = config_with()
+    sample = sample_of(groups_of(NOTHING), decode)
+    assert sample[1] == "whole"  # the other was cut off, and may have had no chance
+    told = silence_warning(NOTHING_EXTRACTED, "of the first rollout", sample, 16, config)
+    assert told.splitlines() == [
+        "warning: no answer could be extracted from any of the 16 responses of the first rollout",
+        "  looked for: the text in the last <answer>...</answer>, else in the last \\boxed{...},"
+        " else after the last ####",
+        "  to change it: ask for it in the prompt (data.system_prompt), or set rewards.answer_tag:"
+        " another tag, or empty for the whole response; or judge by another"
+        " data.sources[0].verifier",
+        '  prompt:    "How\\nmany?"',
+        '  response:  "whole"',
+        '  reference: "72"   reward: 0 (ok)',
+    ]
+    told = silence_warning(ALL_WRONG, "of the evaluation", sample, 16, config)
+    assert "all 16 responses of the evaluation are wrong" in told and "answer_field" in told
+
+
+def test_what_was_looked_for():
+    assert looked_for(FileSource("a.jsonl"), "") == "the whole response"
+    form = FileSource("a.jsonl", verifier={"format": 1.0})
+    assert looked_for(form, "answer").startswith("nothing: these verifiers judge the form")
+    both = FileSource("a.jsonl", verifier={"json": 1.0, "m:f": 1.0})
+    assert looked_for(both, "box").endswith(
+        "in a block between ``` marks, else all of it; what m:f reads"
+    )
+    assert looked_for(TaskSource("m:task"), "x") == "what m:task reads"
+
+
+def test_the_first_rollout_is_told_and_later_ones_only_where_no_answer_is_found():
+    said = []
+    notices = Notices(config_with(), said.append)
+    notices.of_rewards(groups_of(WRONG), decode)
+    assert said[0] == (
+        "first rollout: 1 groups: 0 varied, 0 all right, 1 all wrong, 0 between, 0 undecided;"
+        " an answer in 100% of 2 responses"
+    )
+    assert "are wrong: no verifier teaches anything" in said[1]
+    for score in (WRONG, NOTHING, NOTHING):
+        notices.of_rewards(groups_of(score), decode)
+    assert len(said) == 3 and "any of the 2 responses of a rollout" in said[2]
+    Notices(config_with(), said.append).of_rewards(groups_of(RIGHT), decode)
+    assert len(said) == 4 and "1 all right" in said[3] and not notices.ended
+    notices = Notices(config_with(), said.append)
+    notices.end = lambda: said.append("ended")
+    notices.of_rewards(groups_of(NOTHING), decode)
+    assert said[-1] == "ended" and notices.ended
+
+
+def test_code_that_changed_is_named_with_its_hashes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def f(response): return 1.0\n")
+    source = FileSource("a.jsonl", verifier={"mine.py:f": 1.0, "mine:f": 1.0, "math": 1.0})
+    before = code_of(DataConfig(sources=(source,)))
+    assert [name for name, _ in before] == [f"{tmp_path}/mine.py:f", "mine:f"]
+    assert len({found for _, found in before}) == 1 and changed(before, before) == []
+    (tmp_path / "mine.py").write_text("def f(response): return 2.0\n")
+    told = changed(before, code_of(DataConfig(sources=(source,))))
+    assert len(told) == 2 and told[0].startswith(f"{tmp_path}/mine.py:f was changed since")
+    assert before[0][1] in told[0]
+
+
+@pytest.mark.usefixtures("compile_lightly")
+def test_strict_ends_a_run_whose_answers_nobody_finds_and_the_next_start_goes_on(tmp_path, capsys):
+    """The first rollout is kept: the run that goes on without --strict trains on it. Its reward
+    file is another by then, which is told.
+    """
+    mine = tmp_path / "mine.py"
+    mine.write_text("def f(response): return {'reward': 0.0, 'extracted': False}\n")
+    base = tiny_run(f"{mine}:f")
+    config = dataclasses.replace(
+        base, run_dir=f"{tmp_path}/run", rl=dataclasses.replace(base.rl, steps=1, eval_every=0)
+    )
+    result = run_rl(config, strict=True)
+    told = capsys.readouterr().out
+    assert (result["stopped"], result["status"], result["steps"]) == (True, STRICT, 0)
+    assert told.count("warning: no answer could be extracted from any of the 16 responses") == 1
+    assert f"looked for: what {mine}:f reads" in told and "stopped by --strict in step 1" in told
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())["rewards"]["code"]
+    assert kept[0][0] == f"{mine}:f" and len(kept[0][1]) == 16
+
+    mine.write_text(mine.read_text() + "# another\n")
+    assert not run_rl(config)["stopped"]
+    told = capsys.readouterr().out
+    assert f"warning: {mine}:f was changed since" in told and kept[0][1] in told
+    assert "responses of the evaluation" in told
+    (row,) = lines(tmp_path / "run")
+    metrics = row["metrics"]
+    assert metrics["reward/extracted_frac"] == 0 and metrics["groups/all_wrong_frac"] == 1
+    after = json.loads((tmp_path / "run" / "config.json").read_text())["rewards"]["code"]
+    assert after[0][1] != kept[0][1]
