@@ -132,6 +132,10 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
         _keep_programs(args)
         own = ("command", "compilation_cache")
         run_serve(ServeConfig(**{name: x for name, x in vars(args).items() if name not in own}))
+    elif args.command == "show":
+        from compass_jax.show import run_show
+
+        run_show(args.run, args.step, args.choice, args.label, args.most)
     else:
         from compass_jax.report import run_report
 

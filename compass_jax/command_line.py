@@ -69,6 +69,7 @@ def command_line() -> argparse.ArgumentParser:
     _serve_options(command("serve", _SERVE))
     text = "every fault of a run's checkpoints, of one checkpoint or of a Hugging Face folder"
     command("check", text).add_argument("path", metavar="DIR")
+    _show_options(command("show", "samples of a run: prompts, answers, rewards"))
     report = command("report", "table and curves of a run")
     report.add_argument("run", metavar="RUN", help="a run directory")
     return parser
@@ -119,6 +120,22 @@ def _configured_options(sub: argparse.ArgumentParser, name: str) -> None:
         option("samples", "answers to each prompt", type=int, default=8)
         option("low", "keep prompts with a pass rate above this", type=float, default=0.0)
         option("high", "and below this", type=float, default=1.0)
+
+
+def _show_options(show: argparse.ArgumentParser) -> None:
+    option = partial(_option, show)
+    show.add_argument("run", metavar="RUN", help="the directory of an RL run")
+    option("step", "of this step (default: the last one)", type=int, metavar="N")
+    which = show.add_mutually_exclusive_group()
+    for name, text in (
+        ("best", "the best answers"),
+        ("worst", "the worst answers"),
+        ("truncated", "answers that were cut"),
+        ("varied", "the best and the worst answer of groups whose rewards vary most"),
+    ):
+        which.add_argument(f"--{name}", dest="choice", action="store_const", const=name, help=text)
+    option("label", "of one data source or task", metavar="NAME")
+    option("most", "groups to show", type=int, default=4, metavar="N")
 
 
 def _quick_options(sub: argparse.ArgumentParser, name: str) -> None:

@@ -25,6 +25,7 @@ MAY_CHANGE = frozenset(
         "run_dir",
         "keep_checkpoints",
         "rewards.code",  # told by who opens the run
+        "show_samples_every",
         "rl.steps",
         "rl.save_every",
         "rl.eval_every",

@@ -1,5 +1,5 @@
 """The numbers of a run, and the only place that writes them: metrics.jsonl, rollouts.jsonl,
-TensorBoard, and a progress line.
+TensorBoard, and the screen.
 
 A line of metrics.jsonl is {"stage": ..., "step": ..., "metrics": {name: number}}; a number that is
 not finite is null. Steps count from 1: `log(step)` says that `step` steps of the stage are done.
@@ -11,40 +11,15 @@ import contextlib
 import math
 import os
 import sys
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from compass_jax.board import Board
 from compass_jax.logfile import LogError, LogFile
-
-_BAR = 10  # characters of the bar
-_WINDOW = 20  # steps over which the time left is estimated
-
-COLUMNS = 80  # of the progress line
-# What the progress line shows, where a step has it: label, metric, format. Where they do not all
-# fit, the last ones go first, then the rate and the time left.
-_SHOWN = (
-    ("loss", "sft/loss", "{:.3f}"),
-    ("reward", "reward/mean", "{:.3f}"),
-    ("kl", "policy/kl_k3", "{:.1e}"),
-    ("grad", "grad_norm", "{:.2f}"),
-    ("lr", "lr", "{:.1e}"),
-)
-_ALWAYS = 2  # of these are never left out
-# what the tokens of a step learnt from: their shares are one part of the line
-_SIGNALS = {
-    "verifier": "waste/frac_verifier_signal",
-    "shaping": "waste/frac_shaping_signal",
-    "entropy": "waste/frac_entropy_signal",
-    "none": "waste/frac_none",
-}
-_RATES = ("train/tokens_per_s", "rollout/tokens_per_s")  # the first that a step has
+from compass_jax.screen import Screen
 
 
 class Telemetry:
@@ -54,10 +29,8 @@ class Telemetry:
     goes into the checkpoint and `restore()` takes back what was logged after it, so that no step is
     ever logged twice. What a checkpoint counts is on the disk before it; where lines of it are
     missing later, `restore` is an error unless `lost_log` says that they may be. `check` is called
-    before anything is written: it raises where the run directory is no longer the run's. On a
-    terminal a bar is drawn; elsewhere one line at most every `every_s` seconds, and one for the
-    last step. Of several processes one writes; in the others (`writes` is False) nothing is
-    recorded or shown.
+    before anything is written: it raises where the run directory is no longer the run's. Of several
+    processes one writes; in the others (`writes` is False) nothing is recorded or shown.
     """
 
     def __init__(
@@ -86,9 +59,8 @@ class Telemetry:
         self._files = {name: LogFile(self.run_dir / f"{name}.jsonl", stage) for name in names}
         self._last_step = 0
         self._board = Board(self.run_dir / "tb" / stage, self.note, 1)
-        self._bar: Progress | None = None
-        self._times: deque[tuple[int, float]] = deque([(0, time.monotonic())], maxlen=_WINDOW + 1)
-        self._shown_at = -math.inf
+        self.screen = Screen(self.console, stage, total_steps, every_s)
+        self.screen.begin(0)
 
     def __enter__(self) -> Telemetry:
         return self
@@ -112,9 +84,7 @@ class Telemetry:
         self._files["metrics"].append([{"stage": self.stage, "step": step, "metrics": finite}])
         self._board.log(step, numbers)
         self._last_step = step
-        now = time.monotonic()
-        self._times.append((step, now))
-        self._show(step, numbers, now)
+        self.screen.step(step, numbers)
 
     def log_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Records samples (JSON-able rows) of `step` in rollouts.jsonl."""
@@ -126,7 +96,17 @@ class Telemetry:
     def note(self, text: str) -> None:
         """Prints a line above the progress."""
         if self.writes:
-            self.console.print(text, highlight=False, markup=False)
+            self.screen.note(text)
+
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        """Says what the run does now, and how much of it is done."""
+        if self.writes:
+            self.screen.phase(name, done, total)
+
+    def show_samples(self, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Prints a few samples of `groups`, rows of `log_rollouts`."""
+        if self.writes:
+            self.screen.samples(step, groups)
 
     def state(self) -> dict[str, int]:
         """The cursor: lines of this stage in each file, and the last step. JSON-able, for the
@@ -163,86 +143,13 @@ class Telemetry:
             self.note(f"{what}: the run goes on without them")
         self._board.close()
         self._board.purge_step = self._last_step + 1
-        self._times.clear()
-        self._times.append((self._last_step, time.monotonic()))
+        self.screen.begin(self._last_step)
 
     def close(self) -> None:
         """Closes the files and the progress bar; may be called twice. Raises LogError where a file
         could not be kept.
         """
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        self.screen.close()
         self._board.close()
         for file in self._files.values():
             file.close()
-
-    def _show(self, step: int, numbers: Mapping[str, float], now: float) -> None:
-        (first, then), span = self._times[0], self._times[-1][0] - self._times[0][0]
-        left_s = (
-            (now - then) / span * (self.total_steps - step)
-            if span > 0 and step > first
-            else math.nan
-        )
-        # a dumb one cannot redraw a line
-        if self.console.is_terminal and not self.console.is_dumb_terminal:
-            counter = len(f"{self.stage}  {self.total_steps}/{self.total_steps} ")
-            room = self.console.width - counter - _BAR - 1
-            self._draw(step, progress_text(numbers, left_s, room))
-        elif now - self._shown_at >= self.every_s or step >= self.total_steps:
-            self._shown_at = now
-            begin = f"{self.stage} {step}/{self.total_steps}  "
-            self.note(begin + progress_text(numbers, left_s, COLUMNS - len(begin)))
-
-    def _draw(self, step: int, text: str) -> None:
-        if self._bar is None:
-            columns = (
-                TextColumn(self.stage),
-                BarColumn(bar_width=_BAR),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[text]}", markup=False),
-            )
-            self._bar = Progress(*columns, console=self.console, auto_refresh=False)
-            self._bar.add_task("", total=self.total_steps, text="")
-            self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=step, text=text, refresh=True)
-
-
-def progress_text(metrics: Mapping[str, float], left_s: float, columns: int = COLUMNS) -> str:
-    """One line of what a person watches, of at most `columns` characters where that is possible:
-    rate, time left (seconds; NaN is unknown), the metrics of the step that are there, and from what
-    its tokens learnt.
-    """
-    rate = [f"{metrics[name]:,.0f} tok/s" for name in _RATES if name in metrics][:1]
-    left = [f"{duration(left_s)} left"] if math.isfinite(left_s) else []
-    main = [_part(metrics, *entry) for entry in _SHOWN[:_ALWAYS]] + [_signals(metrics)]
-    more = [_part(metrics, *entry) for entry in _SHOWN[_ALWAYS:]]
-    main, more = ([part for part in parts if part] for parts in (main, more))
-    while len(text := "  ".join([*rate, *left, *main, *more])) > columns:
-        shrinks = more or rate or left
-        if not shrinks:
-            break
-        shrinks.pop()
-    return text
-
-
-def _part(metrics: Mapping[str, float], label: str, name: str, form: str) -> str:
-    return f"{label} {form.format(metrics[name])}" if name in metrics else ""
-
-
-def _signals(metrics: Mapping[str, float]) -> str:
-    """ "verifier 59% entropy 30% none 11%"; shaping where there is any."""
-    shares = {label: metrics[name] for label, name in _SIGNALS.items() if name in metrics}
-    if not shares.get("shaping"):
-        shares.pop("shaping", None)
-    return " ".join(f"{label} {share:.0%}" for label, share in shares.items())
-
-
-def duration(seconds: float) -> str:
-    """42 s, 3 min 20 s, 2 h 05 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -55,9 +55,13 @@ LAYERS = {
         | {"train", "data", "distributed", "config_io", "rundir", "rewards", "weights"}
         | {"tpu_versions"}
     ),
+    "train.header": {"config"},
     "train.loop": ANY,
     "train.sft": ANY,
-    "telemetry": {"config", "untrusted", "board", "logfile"},
+    "telemetry": {"config", "untrusted", "board", "logfile", "screen"},
+    "screen": {"progress"},
+    "progress": set(),
+    "show": {"report", "screen"},
     "board": set(),
     "errors": set(),
     "words": {"config", "logfile"},

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 
+from compass_jax.progress import duration, progress_text
 from compass_jax.report import (
     ReportError,
     plot_curves,
@@ -24,7 +25,7 @@ from compass_jax.report import (
     smooth,
     summary_table,
 )
-from compass_jax.telemetry import Telemetry, duration, progress_text
+from compass_jax.telemetry import Telemetry
 
 
 def lines(path):

@@ -9,7 +9,7 @@ from compass_jax.config.data import DataConfig, EvalConfig, RewardConfig, Rollou
 from compass_jax.config.errors import check
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
-from compass_jax.config.ranges import Count, Range, check_fields
+from compass_jax.config.ranges import Count, CountOrOff, Range, check_fields
 from compass_jax.config.training import RLConfig, SFTConfig
 from compass_jax.config.verifiers import check_rewards
 
@@ -39,6 +39,8 @@ class RunConfig:
     rl: RLConfig = field(default_factory=RLConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     keep_checkpoints: Count = 2
+    # steps between two tables of samples on the screen (the first step has one, too); 0: none
+    show_samples_every: CountOrOff = 10
 
     @property
     def directory(self) -> str:

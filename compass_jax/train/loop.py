@@ -52,6 +52,7 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.sharding import placements
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import optim
+from compass_jax.train.header import header
 from compass_jax.train.learner import Learner
 from compass_jax.train.notices import Notices
 from compass_jax.train.session import (
@@ -179,6 +180,7 @@ class RLTrainer:
     def save(self) -> float:
         """Writes checkpoint `done_steps`, with what is in flight. Returns seconds."""
         started = time.perf_counter()
+        self.telemetry.phase("saving")
         arrays: dict[str, Any] = {"state": stack(self.learner.state)}
         if self.learner.reference is not None:
             arrays["reference"] = stack(self.learner.reference)
@@ -238,22 +240,32 @@ class RLTrainer:
             self.history.update(results)
             self.selector.update(results, self.stream.epoch)
             dropped = int(metrics.get("zero_variance/dynamic_dropped_tokens", 0))
+            self.telemetry.phase("training")
             metrics |= self._train_beside_the_next(arrays, dropped)
             # nobody samples by these weights any more: their memory is free for the next
             self.decode = None
             self.decode, handed = self._sync_weights()
             self.done_steps += 1
-            self.telemetry.log_rollouts(self.done_steps, sample_rows(groups, self.tokenizer.decode))
+            self._log_samples(sample_rows(groups, self.tokenizer.decode))
             yield (
                 self.done_steps,
                 {**metrics, **handed, "policy_version": float(self.learner.version)},
             )
+
+    def _log_samples(self, rows: list[dict[str, Any]]) -> None:
+        """Into rollouts.jsonl, and a few of some steps onto the screen."""
+        self.telemetry.log_rollouts(self.done_steps, rows)
+        every = self.config.show_samples_every
+        if every and (self.done_steps == 1 or self.done_steps % every == 0):
+            self.telemetry.show_samples(self.done_steps, rows)
 
     def _stopped(self) -> bool:
         """Whether a rollout has to end before it is complete. One that carries samples is waited
         for: what it cuts is decided by the ticks that its samples have run, which a rollout that
         goes on from the middle does not have.
         """
+        wanted = len(self.buffer.prompts) * self.rl.group_size
+        self.telemetry.phase("rollout", self.buffer.finished, max(wanted, self.buffer.finished))
         return not self.collect.policy.carries and self.stop.requested
 
     def _take(self) -> tuple[list[Group], StepArrays]:
@@ -318,10 +330,17 @@ class RLTrainer:
         collected = self._rollout(self.done_steps + 1, self._stopped)()
         return None if collected is None else self._take()[1]
 
+    def header(self) -> list[str]:
+        """The first lines that a person sees."""
+        work = f"{len(self.stream):,} prompts, {len(self.heldout):,} held out"
+        parameters = sum(x.size for x in jax.tree.leaves(self.learner.state.params))
+        return header(self.config, work, parameters, self.done_steps, self.rl.steps)
+
     # ---- accounts --------------------------------------------------------------------------------
 
     def evaluate(self) -> Evaluation:
         """Held-out accuracy of the current policy (see evaluate.evaluate)."""
+        self.telemetry.phase("evaluation")
         found = evaluate(
             self.engine, self.decode, self.heldout, self.tokenizer, self.scorer, self.config
         )
@@ -352,12 +371,15 @@ def run_rl(config: RunConfig, lost_log: bool = False, strict: bool = False) -> d
             lost_log=lost_log,
         ) as telemetry,
     ):
+        telemetry.phase("loading")
         telemetry.note(notice(config.rewards.sandbox))
         for line in code_changes(run):
             telemetry.note(line)
         trainer = RLTrainer(config, scorer, stop, telemetry)
         if strict:
             trainer.notices.end = partial(stop.end, STRICT)
+        for line in trainer.header():
+            telemetry.note(line)
         carry_tokenizer(config)
         return _run(trainer, config, telemetry, stop) | {"status": stop.status}
 
@@ -369,7 +391,9 @@ def _run(
     last: dict[str, float] = {}
     for number, last in trainer.steps():
         if trainer.heldout and config.rl.eval_every and number % config.rl.eval_every == 0:
-            last |= trainer.evaluate().metrics()
+            found = trainer.evaluate()
+            telemetry.note(f"step {number}, {found.line()}")
+            last |= found.metrics()
         # the same line wherever the run ends: the final evaluation is not in it
         telemetry.log(number, last)
         if (

@@ -30,6 +30,7 @@ from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.sharding import fetch, placements
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import optim, step
+from compass_jax.train.header import header
 from compass_jax.train.session import (
     StopSignal,
     carry_tokenizer,
@@ -87,8 +88,15 @@ class SFTTrainer:
         self.stream.restore(meta["stream"])
         self.telemetry.restore(meta["telemetry"])
 
+    def header(self) -> list[str]:
+        """The first lines that a person sees."""
+        work = f"{self.data_stats['examples']:,} examples, {self.data_stats['tokens']:,} tokens"
+        parameters = sum(x.size for x in jax.tree.leaves(self.state.params))
+        return header(self.config, work, parameters, self.done_steps, self.sft.steps)
+
     def save(self) -> None:
         """Writes checkpoint `done_steps`."""
+        self.telemetry.phase("saving")
         meta = {"kind": "sft", "stream": self.stream.state(), "telemetry": self.telemetry.state()}
         checkpoint.save(
             self.config.directory,
@@ -103,6 +111,7 @@ class SFTTrainer:
         """Runs the remaining updates; yields (step, metrics) after each."""
         while self.done_steps < self.sft.steps and not self.stop.requested:
             started = time.perf_counter()
+            self.telemetry.phase("training")
             examples = self.stream.next_batch(self.sft.batch)
             found, applied = self._update(examples)
             optim.check_divergence(
@@ -177,7 +186,10 @@ def run_sft(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
             lost_log=lost_log,
         ) as telemetry,
     ):
+        telemetry.phase("loading")
         trainer = SFTTrainer(config, stop, telemetry)
+        for line in trainer.header():
+            telemetry.note(line)
         carry_tokenizer(config)
         return _run(trainer, config, telemetry, stop) | {"status": stop.status}
 

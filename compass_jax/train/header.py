@@ -1,0 +1,51 @@
+"""The first lines of a run: what it trains, on what, where."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import jax
+
+from compass_jax.config import MeshConfig, RunConfig
+
+
+def header(config: RunConfig, work: str, parameters: int, done_steps: int, total: int) -> list[str]:
+    """Lines of "name  value".
+
+    Args:
+        work: what is trained on, in words: "160 prompts, 40 held out".
+        parameters: of the model.
+        done_steps: of the run that is continued; 0: it is new.
+        total: steps in all.
+    """
+    model, moe = config.model, config.model.moe
+    kind = f"{model.family}, {_short(parameters)} parameters"
+    if moe is not None:
+        kind += f", {moe.experts} experts, top-{moe.top_k}"
+    devices = jax.devices()
+    where = f"{len(devices)} x {devices[0].device_kind}, {_axes(config.mesh)}"
+    if config.rollout_mesh is not None:
+        where += f"; rollout {_axes(config.rollout_mesh)}"
+    rows = {
+        "model": kind,
+        "weights": config.init_from or "random",
+        "trains on": work,
+        "devices": where,
+        "directory": config.directory,
+        "steps": f"{done_steps} of {total} done: continues" if done_steps else f"{total}",
+    }
+    return [f"{config.name}", *(f"  {name:9}  {value}" for name, value in rows.items())]
+
+
+def _axes(mesh: MeshConfig) -> str:
+    """ "fsdp 4, expert 2", or "one device"."""
+    found = [(f.name, getattr(mesh, f.name)) for f in fields(mesh)]
+    return ", ".join(f"{name} {size}" for name, size in found if size > 1) or "one device"
+
+
+def _short(count: int) -> str:
+    """494k, 30.5B."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
