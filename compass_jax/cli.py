@@ -208,6 +208,11 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
         return 0
     if args.command == "plan":
         return _plan(config, args)
+    if args.command == "data":
+        from compass_jax.look import run_look
+
+        run_look(config, args.most)
+        return 0
     if args.command not in ("sft", "train") and args.checkpoint is None:
         raise ConfigError(
             f"--checkpoint DIR is missing: which weights is compass {args.command} to use?"

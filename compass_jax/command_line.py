@@ -16,6 +16,7 @@ _CONFIG_HELP = (
 _CONFIGURED = {
     "sft": "supervised fine-tuning",
     "train": "reinforcement learning; on an existing run directory it resumes",
+    "data": "prompts as the model will see them, their lengths, how their ground truths are judged",
     "eval": "evaluate a checkpoint on held-out prompts",
     "calibrate-alpha": "ESPO's clip fraction and clip range against alpha, on one rollout of a "
     "given model",
@@ -88,9 +89,9 @@ def _programs_option(parser: argparse.ArgumentParser) -> None:
 
 def _configured_options(sub: argparse.ArgumentParser, name: str) -> None:
     option = partial(_option, sub)
-    if name in ("sft", "train"):
+    if name in ("sft", "train", "data"):
         _quick_options(sub, name)
-    if name != "plan":  # it compiles for devices that are not here
+    if name not in ("plan", "data"):  # it compiles for devices that are not here
         _programs_option(sub)
     if name in ("sft", "train"):
         text = "go on where lines of metrics.jsonl or rollouts.jsonl are missing that the "
@@ -101,6 +102,8 @@ def _configured_options(sub: argparse.ArgumentParser, name: str) -> None:
         option("strict", text, action="store_true")
     if name in ("eval", "calibrate-alpha", "filter"):
         option("checkpoint", "a run directory, or one of its checkpoints", metavar="DIR")
+    if name == "data":
+        option("most", "prompts to show whole", type=int, default=2, metavar="N")
     if name == "plan":
         option("topology", "v5p:4x4x4, v6e:16x16, tpu7x:4x4x4, ...", metavar="NAME")
         text = "end with one line of JSON on stdout; everything else goes to stderr"
@@ -142,7 +145,7 @@ def _quick_options(sub: argparse.ArgumentParser, name: str) -> None:
     option = partial(_option, sub)
     text = "without CONFIG: a Hugging Face folder or a run directory, whose model and tokenizer "
     option("model", text + "are used", metavar="FOLDER")
-    rows = "prompts" if name == "train" else "conversations"
+    rows = "conversations" if name == "sft" else "prompts"
     option("data", f"with --model: files of {rows}, .jsonl or .parquet", nargs="+", metavar="FILE")
     if name == "sft":
         return
@@ -158,7 +161,7 @@ def with_config(words: list[str]) -> list[str]:
     read as one.
     """
     quick = (
-        words[:1] in (["sft"], ["train"])
+        words[:1] in (["sft"], ["train"], ["data"])
         and len(words) > 1
         and any(word == "--model" or word.startswith("--model=") for word in words)
     )

@@ -62,6 +62,7 @@ LAYERS = {
     "screen": {"progress"},
     "progress": set(),
     "show": {"report", "screen"},
+    "look": ANY,
     "board": set(),
     "errors": set(),
     "words": {"config", "logfile"},

@@ -149,12 +149,12 @@ class Tokenizer:
                 f"the tokenizer {self._folder} cannot encode {text[:80]!r}: {error}"
             ) from error
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids, special tokens left out. Never raises: ids outside the vocabulary (the
-        padded columns of an LM head) are dropped, bytes that are not UTF-8 become U+FFFD."""
-        return self._backend.decode(
-            [i for i in map(int, ids) if 0 <= i < self.vocab_size], skip_special_tokens=True
-        )
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """Text of ids, special tokens left out unless `special`. Never raises: ids outside the
+        vocabulary (the padded columns of an LM head) are dropped, bytes that are not UTF-8 become
+        U+FFFD."""
+        known = [i for i in map(int, ids) if 0 <= i < self.vocab_size]
+        return self._backend.decode(known, skip_special_tokens=not special)
 
     @cached_property
     def longest(self) -> int:
