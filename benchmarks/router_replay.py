@@ -70,7 +70,7 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
 from compass_jax.train import optim, step
 from compass_jax.train.learner import Learner, device_rows, put_rows, sequences
-from compass_jax.train.loop import run_rl
+from compass_jax.train.rl import run_rl
 from compass_jax.train.session import load_tokenizer
 from compass_jax.train.sft import run_sft
 from compass_jax.weights.start import init_or_load

@@ -110,7 +110,7 @@ def configured(directory: Path, rl: dict[str, Any], verifier: str = "reasoning_g
 
 def record(out: Path, demo: bool, only: list[str]) -> None:
     """Runs everything into `out`."""
-    from compass_jax.train.loop import run_rl
+    from compass_jax.train.rl import run_rl
     from compass_jax.train.sft import run_sft
 
     if demo:

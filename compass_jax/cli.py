@@ -251,7 +251,7 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
 
         return _report_if_done(config, run_sft(config, **logs))
     if args.command == "train":
-        from compass_jax.train.loop import run_rl
+        from compass_jax.train.rl import run_rl
 
         return _report_if_done(config, run_rl(config, **logs, strict=args.strict))
     if args.command == "calibrate-alpha":

@@ -57,6 +57,7 @@ LAYERS = {
     ),
     "train.header": {"config"},
     "train.loop": ANY,
+    "train.rl": ANY,
     "train.sft": ANY,
     "telemetry": {"config", "untrusted", "board", "logfile", "screen"},
     "screen": {"progress"},

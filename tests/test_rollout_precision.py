@@ -15,7 +15,7 @@ from compass_jax import evaluate
 from compass_jax.config import ComputeConfig, ConfigError, CorrectionConfig
 from compass_jax.model.params import stack
 from compass_jax.train import loop
-from compass_jax.train.loop import run_rl
+from compass_jax.train.rl import run_rl
 from compass_jax.weights.sync import sync_weights
 
 

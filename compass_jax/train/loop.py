@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import jax
@@ -32,7 +31,6 @@ from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import fitting, heldout_prompts, train_prompts
 from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
-from compass_jax.distributed import is_main_process
 from compass_jax.evaluate import Evaluation, evaluate
 from compass_jax.experience.assemble import assemble
 from compass_jax.experience.collect import Collector, new_buffer, results_of
@@ -46,7 +44,6 @@ from compass_jax.experience.metrics import (
 from compass_jax.model.params import in_layout, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Group, Prompt, StepArrays
-from compass_jax.rewards.detect import notice
 from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.engine import Engine
 from compass_jax.sharding import placements
@@ -56,15 +53,9 @@ from compass_jax.train.header import header
 from compass_jax.train.learner import Learner
 from compass_jax.train.notices import Notices
 from compass_jax.train.session import (
-    STRICT,
     StopSignal,
-    carry_tokenizer,
-    code_changes,
     load_tokenizer,
     newest_checkpoint,
-    open_run,
-    open_scorer,
-    why_stopped,
 )
 from compass_jax.weights import checkpoint
 from compass_jax.weights.recorded import check_recorded_routes
@@ -347,77 +338,3 @@ class RLTrainer:
         if found.warning:
             self.notices.warn(found.warning)
         return found
-
-
-def run_rl(config: RunConfig, lost_log: bool = False, strict: bool = False) -> dict[str, Any]:
-    """Trains until `rl.steps`, resuming what the run directory holds; returns the last metrics and
-    the evaluations.
-
-    Args:
-        lost_log: go on where lines of the logs are missing that the checkpoint counts.
-        strict: end, with the state saved and exit status STRICT, where rewards say nothing.
-    """
-    config.validate_for_rl()
-    with (
-        open_scorer(config) as scorer,
-        open_run(config) as run,
-        StopSignal() as stop,
-        Telemetry(
-            config.directory,
-            config.rl.steps,
-            "rl",
-            writes=is_main_process(),
-            check=run.check,
-            lost_log=lost_log,
-        ) as telemetry,
-    ):
-        telemetry.phase("loading")
-        telemetry.note(notice(config.rewards.sandbox))
-        for line in code_changes(run):
-            telemetry.note(line)
-        trainer = RLTrainer(config, scorer, stop, telemetry)
-        if strict:
-            trainer.notices.end = partial(stop.end, STRICT)
-        for line in trainer.header():
-            telemetry.note(line)
-        carry_tokenizer(config)
-        return _run(trainer, config, telemetry, stop) | {"status": stop.status}
-
-
-def _run(
-    trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: StopSignal
-) -> dict[str, Any]:
-    saved = trainer.done_steps
-    last: dict[str, float] = {}
-    for number, last in trainer.steps():
-        if trainer.heldout and config.rl.eval_every and number % config.rl.eval_every == 0:
-            found = trainer.evaluate()
-            telemetry.note(f"step {number}, {found.line()}")
-            last |= found.metrics()
-        # the same line wherever the run ends: the final evaluation is not in it
-        telemetry.log(number, last)
-        if (
-            number == config.rl.steps
-            or stop.requested
-            or (config.rl.save_every and number % config.rl.save_every == 0)
-        ):
-            trainer.save()
-            saved = number
-    if trainer.interrupted:
-        telemetry.note(
-            f"stopped {why_stopped(stop)} in step {trainer.done_steps + 1};"
-            f" {trainer.buffer.finished} finished rollouts are in the checkpoint"
-        )
-        return {"steps": trainer.done_steps, "stopped": True, **last}
-    if trainer.done_steps != saved:
-        trainer.save()
-    if stop.requested and trainer.done_steps < config.rl.steps:
-        telemetry.note(
-            f"stopped {why_stopped(stop)} after step {trainer.done_steps}; the same command"
-            " continues"
-        )
-        return {"steps": trainer.done_steps, "stopped": True, **last}
-    result = trainer.evaluate() if trainer.heldout else None
-    if result is not None:
-        telemetry.note(result.line())
-    return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **last}

@@ -131,7 +131,7 @@ def warm() -> None:
     import compass_jax.evaluate
     import compass_jax.offline_filter
     import compass_jax.report
-    import compass_jax.train.loop
+    import compass_jax.train.rl
     import compass_jax.train.sft
     import compass_jax.weights.convert
 

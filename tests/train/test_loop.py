@@ -21,8 +21,8 @@ from compass_jax.rollout.collect import Collection
 from compass_jax.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import step
-from compass_jax.train.loop import run_rl
 from compass_jax.train.optim import TrainingDiverged
+from compass_jax.train.rl import run_rl
 from compass_jax.weights import checkpoint
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")

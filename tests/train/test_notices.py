@@ -18,8 +18,8 @@ from compass_jax.records import Group, Prompt, Score
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.telemetry import Telemetry
 from compass_jax.train import loop, step
-from compass_jax.train.loop import run_rl
 from compass_jax.train.notices import Notices, gap_violation, idle_settings
+from compass_jax.train.rl import run_rl
 
 ROOT = Path(__file__).parents[2]
 DENSE = dict(family="qwen3", moe=None)

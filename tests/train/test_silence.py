@@ -26,8 +26,8 @@ from compass_jax.experience.judged import (
 )
 from compass_jax.records import Group, Prompt, Rollout, Score
 from compass_jax.rewards.fingerprint import changed, code_of
-from compass_jax.train.loop import run_rl
 from compass_jax.train.notices import Notices
+from compass_jax.train.rl import run_rl
 from compass_jax.train.session import STRICT
 
 REWARDS = RewardConfig()

@@ -1,0 +1,95 @@
+"""A whole RL run: its rooms are opened, it trains, evaluates and saves, and ends where it can."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from compass_jax.config import RunConfig
+from compass_jax.distributed import is_main_process
+from compass_jax.rewards.detect import notice
+from compass_jax.telemetry import Telemetry
+from compass_jax.train.loop import RLTrainer
+from compass_jax.train.session import (
+    STRICT,
+    StopSignal,
+    carry_tokenizer,
+    code_changes,
+    open_run,
+    open_scorer,
+    why_stopped,
+)
+
+
+def run_rl(config: RunConfig, lost_log: bool = False, strict: bool = False) -> dict[str, Any]:
+    """Trains until `rl.steps`, resuming what the run directory holds; returns the last metrics and
+    the evaluations.
+
+    Args:
+        lost_log: go on where lines of the logs are missing that the checkpoint counts.
+        strict: end, with the state saved and exit status STRICT, where rewards say nothing.
+    """
+    config.validate_for_rl()
+    with (
+        open_scorer(config) as scorer,
+        open_run(config) as run,
+        StopSignal() as stop,
+        Telemetry(
+            config.directory,
+            config.rl.steps,
+            "rl",
+            writes=is_main_process(),
+            check=run.check,
+            lost_log=lost_log,
+        ) as telemetry,
+    ):
+        telemetry.phase("loading")
+        telemetry.note(notice(config.rewards.sandbox))
+        for line in code_changes(run):
+            telemetry.note(line)
+        trainer = RLTrainer(config, scorer, stop, telemetry)
+        if strict:
+            trainer.notices.end = partial(stop.end, STRICT)
+        for line in trainer.header():
+            telemetry.note(line)
+        carry_tokenizer(config)
+        return _run(trainer, config, telemetry, stop) | {"status": stop.status}
+
+
+def _run(
+    trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: StopSignal
+) -> dict[str, Any]:
+    saved = trainer.done_steps
+    last: dict[str, float] = {}
+    for number, last in trainer.steps():
+        if trainer.heldout and config.rl.eval_every and number % config.rl.eval_every == 0:
+            found = trainer.evaluate()
+            telemetry.note(f"step {number}, {found.line()}")
+            last |= found.metrics()
+        # the same line wherever the run ends: the final evaluation is not in it
+        telemetry.log(number, last)
+        if (
+            number == config.rl.steps
+            or stop.requested
+            or (config.rl.save_every and number % config.rl.save_every == 0)
+        ):
+            trainer.save()
+            saved = number
+    if trainer.interrupted:
+        telemetry.note(
+            f"stopped {why_stopped(stop)} in step {trainer.done_steps + 1};"
+            f" {trainer.buffer.finished} finished rollouts are in the checkpoint"
+        )
+        return {"steps": trainer.done_steps, "stopped": True, **last}
+    if trainer.done_steps != saved:
+        trainer.save()
+    if stop.requested and trainer.done_steps < config.rl.steps:
+        telemetry.note(
+            f"stopped {why_stopped(stop)} after step {trainer.done_steps}; the same command"
+            " continues"
+        )
+        return {"steps": trainer.done_steps, "stopped": True, **last}
+    result = trainer.evaluate() if trainer.heldout else None
+    if result is not None:
+        telemetry.note(result.line())
+    return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **last}
