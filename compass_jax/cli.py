@@ -253,7 +253,8 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
     if args.command == "train":
         from compass_jax.train.rl import run_rl
 
-        return _report_if_done(config, run_rl(config, **logs, strict=args.strict))
+        strict = {"strict": True} if args.strict else {}
+        return _report_if_done(config, run_rl(config, **logs, **strict))
     if args.command == "calibrate-alpha":
         from compass_jax.calibrate import run_calibration
 

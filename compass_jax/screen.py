@@ -131,7 +131,11 @@ class Screen:
         self._times.append((step, self._worked()))
         if self._drawn():
             self._draw()
-        elif self._clock() - self._shown_at >= self.every_s or step >= self.total:
+        elif (
+            self._clock() - self._shown_at >= self.every_s
+            or step >= self.total
+            or len(self._times) == 2  # the first one
+        ):
             self._print(self._line(COLUMNS))
 
     def samples(self, step: int, groups: Sequence[Mapping[str, Any]]) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +26,7 @@ from compass_jax.report import (
     smooth,
     summary_table,
 )
+from compass_jax.screen import Screen
 from compass_jax.telemetry import Telemetry
 
 
@@ -175,7 +177,7 @@ def test_progress_text():
 
 def test_lines_without_a_terminal_are_few_and_end_with_the_last(tmp_path, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("compass_jax.telemetry.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("compass_jax.telemetry.Screen", partial(Screen, clock=lambda: clock[0]))
     console = Console(file=io.StringIO(), width=200)
     with Telemetry(tmp_path, 30, "rl", every_s=10, console=console) as telemetry:
         telemetry.restore({"metrics": 0, "rollouts": 0, "step": 2})
@@ -204,6 +206,7 @@ def test_a_terminal_gets_a_bar_and_notes_and_a_dumb_one_lines(tmp_path, monkeypa
     monkeypatch.setenv("TERM", term)
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
     with Telemetry(tmp_path, 4, "rl", console=console) as telemetry:
+        telemetry.screen.every_s = 0.0
         telemetry.log(1, {"reward/mean": 0.25})
         telemetry.note("saved [a]")
         telemetry.log(2, {"reward/mean": 0.5})
