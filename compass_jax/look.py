@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.console import Console
 from compass_jax.config import RunConfig
 from compass_jax.data.prompts import heldout_prompts, train_prompts
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.records import Prompt
+from compass_jax.records import Prompt, Score
 from compass_jax.screen import text_lines
 from compass_jax.train.session import load_tokenizer, open_scorer
 
@@ -84,7 +85,7 @@ def _judge(config: RunConfig, prompts: Sequence[Prompt], line) -> float | None:
         for n, prompt in enumerate(there):
             text = f"<{tag}>{prompt.answer}</{tag}>" if tag else str(prompt.answer)
             scorer.submit(n, prompt, text)
-        scores = {}
+        scores: dict[Any, Score] = {}
         while len(scores) < len(there):
             scores.update(scorer.collect(block=True))
     at = config.rewards.right_at

@@ -41,13 +41,13 @@ class CompilerClock:
         self.programs = 0
         self._clock, self._done_s, self._since = clock, 0.0, math.nan
 
-    def __call__(self, event: str, seconds: float, **_: Any) -> None:
+    def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         """JAX's listener."""
         if event == self.LOWERED:
             self._since = self._clock()
         elif event == self.COMPILED:
             self.programs += 1
-            self._done_s += seconds
+            self._done_s += duration_secs
             self._since = math.nan
 
     @property
@@ -84,7 +84,8 @@ class Screen:
     ):
         self.console, self.stage, self.total, self.every_s = console, stage, total, every_s
         self._compiler, self._clock = compiler, clock
-        self._step, self._numbers = 0, {}
+        self._step = 0
+        self._numbers: dict[str, float] = {}
         self._phase: tuple[str, int, int] = ("starts", 0, 0)
         self._phase_since = self._shown_at = clock()
         self._times: deque[tuple[int, float]] = deque(maxlen=_WINDOW + 1)
