@@ -22,7 +22,7 @@ from compass_jax.calibrate import ALPHAS, run_calibration
 from compass_jax.cli import load_config, tune_allocator
 from compass_jax.config import RunConfig
 from compass_jax.rundir import write_atomically
-from compass_jax.train.sft import run_sft
+from compass_jax.training.sft import run_sft
 
 VOCABULARIES = (512, 8192, 32768)
 SIZES = {"4 layers of 128": (4, 128), "2 layers of 64": (2, 64)}

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from compass_jax.cli import tune_allocator
 from compass_jax.demo import demo_configs, evaluate_weights
-from compass_jax.train.rl import run_rl
-from compass_jax.train.sft import run_sft
+from compass_jax.training.rl import run_rl
+from compass_jax.training.sft import run_sft
 
 
 def main() -> None:

@@ -38,8 +38,8 @@ from compass_jax.cli import load_config, tune_allocator
 from compass_jax.config import CorrectionConfig, RunConfig
 from compass_jax.rewards.score import Scorer
 from compass_jax.telemetry import Telemetry
-from compass_jax.train.loop import RLTrainer
-from compass_jax.train.session import StopSignal
+from compass_jax.training.loop import RLTrainer
+from compass_jax.training.session import StopSignal
 
 # they only wait; with fewer than the rollout finishes samples in 50 ms, samples queue for them, and
 # no overlap could hide that

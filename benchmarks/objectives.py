@@ -43,7 +43,7 @@ from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.rundir import write_atomically
-from compass_jax.train.sft import run_sft
+from compass_jax.training.sft import run_sft
 
 LEARNING_RATE = 2e-4
 VARIANTS = {

@@ -20,8 +20,8 @@ from compass_jax.cli import load_config
 from compass_jax.config import RunConfig
 from compass_jax.evaluate import evaluate_weights
 from compass_jax.rundir import write_atomically
-from compass_jax.train.rl import run_rl
-from compass_jax.train.sft import run_sft
+from compass_jax.training.rl import run_rl
+from compass_jax.training.sft import run_sft
 
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tiny_reasoning_cpu.py"
 SIGNALS = ("verifier_signal", "shaping_signal", "entropy_signal", "none")

@@ -30,7 +30,7 @@ os.environ.setdefault("PJRT_NPROC", "64")
 
 TESTS = Path(__file__).parent.parent / "tests"
 # and the reward workers' path, which they inherit
-sys.path[:0] = [str(TESTS), str(TESTS / "train")]
+sys.path[:0] = [str(TESTS), str(TESTS / "training")]
 os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
 
 
@@ -110,8 +110,8 @@ def configured(directory: Path, rl: dict[str, Any], verifier: str = "reasoning_g
 
 def record(out: Path, demo: bool, only: list[str]) -> None:
     """Runs everything into `out`."""
-    from compass_jax.train.rl import run_rl
-    from compass_jax.train.sft import run_sft
+    from compass_jax.training.rl import run_rl
+    from compass_jax.training.sft import run_sft
 
     if demo:
         from compass_jax.demo import run_demo

@@ -26,7 +26,7 @@ from compass_jax.config import ComputeConfig, ModelConfig, OptimConfig
 from compass_jax.model.flops import flops_per_token
 from compass_jax.model.params import decays, in_layout, training_layout
 from compass_jax.model.transformer import Transformer
-from compass_jax.train import optim, step
+from compass_jax.training import optim, step
 
 OPTIM = OptimConfig(learning_rate=1e-4, weight_decay=0.0, clip_grad_norm=1.0)
 TOTAL_STEPS = 10_000  # of the schedule, which is constant

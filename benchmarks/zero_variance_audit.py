@@ -45,7 +45,7 @@ from compass_jax.rewards.score import Scorer
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rundir import write_atomically
-from compass_jax.train.sft import run_sft
+from compass_jax.training.sft import run_sft
 
 # of a prompt's pass rate, by which the prompt set is put together; and prompts that it is chosen
 # from

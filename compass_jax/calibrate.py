@@ -33,10 +33,10 @@ from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rundir import NewFolderLock, write_atomically
 from compass_jax.telemetry import Telemetry
-from compass_jax.train import step
-from compass_jax.train.learner import Learner
-from compass_jax.train.loop import RLTrainer
-from compass_jax.train.session import StopSignal, open_scorer
+from compass_jax.training import step
+from compass_jax.training.learner import Learner
+from compass_jax.training.loop import RLTrainer
+from compass_jax.training.session import StopSignal, open_scorer
 
 # column titles; groups of entropy by number
 _SHORT = {"clip_frac": "clip", "ratio_dev_max": "|r-1|", "epsilon": "eps", "floor_frac": "floor"}

@@ -148,7 +148,7 @@ STAGES = {"sft": "sft", "train": "rl"}  # what a command's own directory under r
 # 128 + SIGTERM: whoever started the command must not take a run that stopped on request for a
 # finished one
 STOPPED = 143
-SILENT = 3  # train/session.py calls it STRICT
+SILENT = 3  # training/session.py calls it STRICT
 
 
 def _report_if_done(config: RunConfig, result: dict[str, Any]) -> int:
@@ -247,11 +247,11 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
     """The work of a command that has a configuration; the exit status."""
     logs = {"lost_log": True} if getattr(args, "lost_log", False) else {}
     if args.command == "sft":
-        from compass_jax.train.sft import run_sft
+        from compass_jax.training.sft import run_sft
 
         return _report_if_done(config, run_sft(config, **logs))
     if args.command == "train":
-        from compass_jax.train.rl import run_rl
+        from compass_jax.training.rl import run_rl
 
         strict = {"strict": True} if args.strict else {}
         return _report_if_done(config, run_rl(config, **logs, **strict))

@@ -20,9 +20,9 @@ from compass_jax.records import Prompt
 from compass_jax.report import plot_curves, read_metrics, summary_table
 from compass_jax.rollout.sampling import Sampler
 from compass_jax.rundir import FolderLock, write_atomically
-from compass_jax.train.rl import run_rl
-from compass_jax.train.session import open_scorer
-from compass_jax.train.sft import run_sft
+from compass_jax.training.rl import run_rl
+from compass_jax.training.session import open_scorer
+from compass_jax.training.sft import run_sft
 from compass_jax.weights.convert import export_hf
 
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tiny_reasoning_cpu.py"

@@ -12,7 +12,7 @@ from compass_jax.compiled import keep_programs
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.from_files import rl_config
 from compass_jax.rundir import staged
-from compass_jax.train.rl import run_rl
+from compass_jax.training.rl import run_rl
 
 
 def train(

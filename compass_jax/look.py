@@ -14,7 +14,7 @@ from compass_jax.data.prompts import heldout_prompts, train_prompts
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.records import Prompt, Score
 from compass_jax.screen import text_lines
-from compass_jax.train.session import load_tokenizer, open_scorer
+from compass_jax.training.session import load_tokenizer, open_scorer
 
 MOST_REFERENCES = 64  # whose ground truths are judged
 _BAR = 40

@@ -48,17 +48,17 @@ LAYERS = {
     "rewards.penalties": set(),
     "data": {"records", "config", "untrusted", "tasks", "data"},
     "weights": MODEL | {"families", "weights", "config_io", "distributed"},
-    "train": MODEL | {"chips", "rl", "train", "rewards.penalties"},
-    "train.notices": MODEL | {"rl", "train", "experience"},
-    "train.session": (
+    "training": MODEL | {"chips", "rl", "training", "rewards.penalties"},
+    "training.notices": MODEL | {"rl", "training", "experience"},
+    "training.session": (
         MODEL
-        | {"train", "data", "distributed", "config_io", "rundir", "rewards", "weights"}
+        | {"training", "data", "distributed", "config_io", "rundir", "rewards", "weights"}
         | {"tpu_versions"}
     ),
-    "train.header": {"config"},
-    "train.loop": ANY,
-    "train.rl": ANY,
-    "train.sft": ANY,
+    "training.header": {"config"},
+    "training.loop": ANY,
+    "training.rl": ANY,
+    "training.sft": ANY,
     "telemetry": {"config", "untrusted", "board", "logfile", "screen"},
     "screen": {"progress"},
     "progress": set(),
@@ -97,7 +97,7 @@ ENGINE = (
     "sizes",
     "programs",
 )
-PURE = ("model", "rl", *(f"rollout.{part}" for part in ENGINE), "train.step")
+PURE = ("model", "rl", *(f"rollout.{part}" for part in ENGINE), "training.step")
 IMPURE_MODULES = {
     "time",
     "datetime",
@@ -254,8 +254,8 @@ def reserved_offences(module: str, tree: ast.AST) -> list[str]:
     names = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(tree)} | {
         n.split(".")[-1] for n in imports(tree)
     }
-    if module != "train.optim" and "numpy_dtype_promotion" in names:
-        found.append(f"{module}: changes numpy_dtype_promotion; only train/optim.py may")
+    if module != "training.optim" and "numpy_dtype_promotion" in names:
+        found.append(f"{module}: changes numpy_dtype_promotion; only training/optim.py may")
     return found
 
 

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny_run import tiny_run
 
 from compass_jax.model.transformer import Transformer, init_params
-from compass_jax.train.rl import run_rl
-from compass_jax.train.step import forward
+from compass_jax.training.rl import run_rl
+from compass_jax.training.step import forward
 from compass_jax.weights import checkpoint
 from compass_jax.weights.convert import export_hf
 

@@ -11,8 +11,8 @@ from tiny_run import tiny_run
 from compass_jax.calibrate import out_of_range, run_calibration, shown_rows, suggest, widened
 from compass_jax.config import ConfigError
 from compass_jax.rl.objectives.gspo import Gspo
-from compass_jax.train.rl import run_rl
-from compass_jax.train.sft import run_sft
+from compass_jax.training.rl import run_rl
+from compass_jax.training.sft import run_sft
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 

@@ -35,8 +35,8 @@ def calls(monkeypatch, tmp_path):
     found = []
     rooms = {
         "demo": "run_demo",
-        "train.sft": "run_sft",
-        "train.rl": "run_rl",
+        "training.sft": "run_sft",
+        "training.rl": "run_rl",
         "evaluate": "run_eval",
         "weights.convert": "import_hf export_hf",
     }
@@ -142,14 +142,14 @@ def test_errors_of_the_project_are_one_message(file, calls, capsys):
     def refuse(config):
         raise RunDirectoryInUse("runs/x is in use")
 
-    sys.modules["compass_jax.train.rl"].run_rl = refuse
+    sys.modules["compass_jax.training.rl"].run_rl = refuse
     assert cli.main(["train", file]) == 1
     assert capsys.readouterr().err == "compass train: runs/x is in use\n"
 
     def fail(config):
         raise ZeroDivisionError
 
-    sys.modules["compass_jax.train.rl"].run_rl = fail
+    sys.modules["compass_jax.training.rl"].run_rl = fail
     with pytest.raises(ZeroDivisionError):  # a mistake of ours keeps its traceback
         cli.main(["train", file])
 
@@ -255,7 +255,7 @@ def test_what_the_system_refuses_is_one_line_with_the_path(file, calls, capsys, 
     def fail(config):
         raise error
 
-    sys.modules["compass_jax.train.rl"].run_rl = fail
+    sys.modules["compass_jax.training.rl"].run_rl = fail
     assert cli.main(["train", file]) == 1
     assert re.fullmatch(rf"compass train: {told}\n", capsys.readouterr().err)
 
@@ -319,7 +319,7 @@ def test_a_folder_that_another_command_writes_to_is_refused(calls, tmp_path, cap
 
 def test_a_log_that_may_be_lost_is_said_to_the_run(file, calls):
     kept = []
-    sys.modules["compass_jax.train.rl"].run_rl = lambda *args, **options: (
+    sys.modules["compass_jax.training.rl"].run_rl = lambda *args, **options: (
         kept.append(options) or {"stopped": True, "status": 130}
     )
     assert cli.main(["train", file, "--lost-log"]) == cli.main(["train", file]) == 130

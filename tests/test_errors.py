@@ -15,7 +15,7 @@ from compass_jax.logfile import LogError
 from compass_jax.report import ReportError
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rundir import ConfigMismatch, RunDirectoryGone, RunDirectoryInUse
-from compass_jax.train.optim import TrainingDiverged
+from compass_jax.training.optim import TrainingDiverged
 from compass_jax.weights.checkpoint import CheckpointMismatch
 from compass_jax.weights.manifest import CheckpointError
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from logged import lines
 
+import compass_jax
 from compass_jax import library
 from compass_jax.cli import main
 from compass_jax.config import ConfigError
@@ -136,7 +137,9 @@ def test_one_call_trains_with_a_function(folder, monkeypatch, compile_lightly):
     import my_reward
 
     settings = {**FAST, "mesh.fsdp": 1}
-    out = library.train("model", ["prompts.jsonl"], my_reward.score, "", "espo", "called", settings)
+    out = compass_jax.train(
+        "model", "prompts.jsonl", my_reward.score, run_dir="called", settings=settings
+    )
     assert out["steps"] == 1 and "reward/mean" in out
     assert read_config("called").data.sources[0].verifier == "my_reward:score"
     with pytest.raises(ConfigError, match=r"there is no rl\.step; did you mean steps"):

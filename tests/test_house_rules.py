@@ -50,7 +50,7 @@ def test_pure_rooms(modules):
         "rl.objectives.espo",
         "rollout.engine",
         "rollout.sampling",
-        "train.step",
+        "training.step",
     } <= set(pure)
     assert [x for name, tree in pure.items() for x in purity_offences(name, tree)] == []
 
@@ -158,9 +158,9 @@ OFFENCES = [
     ),
     (
         layer_offences,
-        "train.step",
-        "from compass_jax.train.loop import run_rl",
-        "imports compass_jax.train.loop.run_rl, which train may not",
+        "training.step",
+        "from compass_jax.training.loop import run_rl",
+        "imports compass_jax.training.loop.run_rl, which training may not",
     ),
     (
         layer_offences,
@@ -192,9 +192,9 @@ OFFENCES = [
     ),
     (
         reserved_offences,
-        "train.step",
+        "training.step",
         "with jax.numpy_dtype_promotion('x'): pass",
-        "changes numpy_dtype_promotion; only train/optim.py may",
+        "changes numpy_dtype_promotion; only training/optim.py may",
     ),
 ]
 
@@ -224,7 +224,7 @@ def test_checkers_allow_what_is_right():
         == []
     )
     assert (
-        layer_offences("train.loop", ast.parse("from compass_jax.rewards.score import Scorer"))
+        layer_offences("training.loop", ast.parse("from compass_jax.rewards.score import Scorer"))
         == []
     )
     assert reserved_offences("rollout.jetstream_api", ast.parse("import jetstream")) == []

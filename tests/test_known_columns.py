@@ -22,7 +22,7 @@ from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler, sample, sample_keys
 from compass_jax.sharding import Placement, make_mesh
-from compass_jax.train import step
+from compass_jax.training import step
 from compass_jax.weights.sync import sync_weights
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")

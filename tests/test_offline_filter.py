@@ -19,9 +19,9 @@ from compass_jax.data.prompts import train_prompts
 from compass_jax.offline_filter import run_filter, summarise
 from compass_jax.records import Score
 from compass_jax.rundir import RunDirectoryGone, RunDirectoryInUse
-from compass_jax.train.rl import run_rl
-from compass_jax.train.session import load_tokenizer
-from compass_jax.train.sft import run_sft
+from compass_jax.training.rl import run_rl
+from compass_jax.training.session import load_tokenizer
+from compass_jax.training.sft import run_sft
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 

@@ -14,8 +14,8 @@ from tiny_run import tiny_run
 from compass_jax import evaluate
 from compass_jax.config import ComputeConfig, ConfigError, CorrectionConfig
 from compass_jax.model.params import stack
-from compass_jax.train import loop
-from compass_jax.train.rl import run_rl
+from compass_jax.training import loop
+from compass_jax.training.rl import run_rl
 from compass_jax.weights.sync import sync_weights
 
 

@@ -20,7 +20,7 @@ from compass_jax.model.params import in_layout, place, training_layout
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.sharding import AXES, Placement, make_mesh
-from compass_jax.train import step
+from compass_jax.training import step
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 MODEL = ModelConfig(

@@ -11,7 +11,7 @@ from compass_jax import tpu_versions
 from compass_jax.cli import COMPILER_ALONE, main
 from compass_jax.config import ConfigError
 from compass_jax.tpu_versions import check_versions, installed
-from compass_jax.train import session
+from compass_jax.training import session
 
 ROOT = Path(__file__).parent.parent
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from compass_jax.config import RunConfig
 from compass_jax.plan.programs import ROLLOUT, Step, beside, bytes_per_device
 from compass_jax.programs import Program
-from compass_jax.train.programs import summed
+from compass_jax.training.programs import summed
 
 USABLE = 0.97  # of the published memory: the runtime keeps some for itself
 

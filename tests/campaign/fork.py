@@ -131,8 +131,8 @@ def warm() -> None:
     import compass_jax.evaluate
     import compass_jax.offline_filter
     import compass_jax.report
-    import compass_jax.train.rl
-    import compass_jax.train.sft
+    import compass_jax.training.rl
+    import compass_jax.training.sft
     import compass_jax.weights.convert
 
     assert not xla_bridge.backends_are_initialized(), (

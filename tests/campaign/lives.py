@@ -78,7 +78,7 @@ def phases(said: Path) -> Callable[[Any], None]:
 
     def spy(take: Any) -> None:
         from compass_jax.rewards import score
-        from compass_jax.train import learner, loop
+        from compass_jax.training import learner, loop
         from compass_jax.weights import checkpoint
 
         descriptor = os.open(said / "phase", os.O_WRONLY | os.O_CREAT, 0o644)

@@ -59,7 +59,7 @@ def deaf() -> None:
 
 def short() -> None:
     """The last row of the prompts is lost."""
-    from compass_jax.train import loop
+    from compass_jax.training import loop
 
     real = loop.train_prompts
     loop.train_prompts = lambda *args, **options: real(*args, **options)[:-1]

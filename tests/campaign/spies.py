@@ -49,7 +49,7 @@ def wrap(module: Any, name: str, after: Callable[[Any, tuple, dict], None]) -> N
 
 def prompts(take: Take) -> None:
     """`train`: the prompts as it would use them. It ends when all are read."""
-    from compass_jax.train import loop
+    from compass_jax.training import loop, rl
 
     found: dict[str, Any] = {"train": [], "heldout": []}
 
@@ -63,14 +63,14 @@ def prompts(take: Take) -> None:
         take(found | {"train": plain(rows)})
         raise SystemExit(0)
 
-    loop.open_scorer = NoScorer
+    rl.open_scorer = NoScorer
     wrap(loop, "heldout_prompts", heldout)
     loop.PromptStream = end
 
 
 def examples(take: Take) -> None:
     """`sft`: the examples as it would use them. It ends when the run is ready."""
-    from compass_jax.train import sft
+    from compass_jax.training import sft
 
     def seen(result: Any, args: tuple, options: dict) -> None:
         take([{"tokens": e.tokens.tolist(), "mask": e.mask.tolist()} for e in args[0]])
@@ -87,7 +87,7 @@ def restored(take: Take) -> None:
     import jax
     import numpy as np
 
-    from compass_jax.train import loop, sft
+    from compass_jax.training import rl, sft
     from compass_jax.weights import checkpoint
 
     def seen(result: Any, args: tuple, options: dict) -> None:
@@ -100,9 +100,9 @@ def restored(take: Take) -> None:
         raise SystemExit(0)
 
     take("a fresh start")
-    loop.open_scorer = NoScorer
+    rl.open_scorer = NoScorer
     wrap(checkpoint, "restore", seen)
-    loop.carry_tokenizer = sft.carry_tokenizer = end
+    rl.carry_tokenizer = sft.carry_tokenizer = end
 
 
 def exported(folder: Path) -> Callable[[Take], None]:

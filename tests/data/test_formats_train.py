@@ -10,8 +10,8 @@ from test_formats import write
 from tiny_run import tiny_run
 
 from compass_jax.config import FileSource
-from compass_jax.train.rl import run_rl
-from compass_jax.train.sft import run_sft
+from compass_jax.training.rl import run_rl
+from compass_jax.training.sft import run_sft
 
 KINDS = {
     "verl.parquet": lambda q, a: {

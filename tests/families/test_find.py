@@ -18,7 +18,7 @@ from compass_jax.families.base import TENSORS
 from compass_jax.families.find import check, find, own
 from compass_jax.families.raw import UnsupportedModel
 from compass_jax.model.params import abstract_params, is_spec, param_specs
-from compass_jax.train.rl import run_rl
+from compass_jax.training.rl import run_rl
 from compass_jax.weights.convert import export_hf
 from compass_jax.weights.hf import save_params
 from compass_jax.weights.hf_config import config_from_dict, read_hf_config, write_hf_config

@@ -18,7 +18,7 @@ from compass_jax.model.params import (
     to_decode,
     unroll,
 )
-from compass_jax.train.optim import init_state
+from compass_jax.training.optim import init_state
 
 
 def config(layers, step=1, dense=(), moe=True, **other):

@@ -19,9 +19,9 @@ from compass_jax.model.transformer import Transformer
 from compass_jax.plan.programs import fresh_state, planned, run_programs
 from compass_jax.rl.objectives.grpo import grpo
 from compass_jax.rollout.engine import Engine
-from compass_jax.train import step
-from compass_jax.train.rl import run_rl
-from compass_jax.train.session import load_tokenizer
+from compass_jax.training import step
+from compass_jax.training.rl import run_rl
+from compass_jax.training.session import load_tokenizer
 from compass_jax.weights import sync
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")

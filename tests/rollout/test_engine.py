@@ -17,7 +17,7 @@ from compass_jax.model.transformer import apply as apply_model
 from compass_jax.rollout import decode
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
-from compass_jax.train.step import forward
+from compass_jax.training.step import forward
 
 PARAMS = random_params()
 LOOSE = to_decode(PARAMS)

@@ -19,7 +19,7 @@ from compass_jax.model.transformer import Transformer, init_cache
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
-from compass_jax.train.step import forward
+from compass_jax.training.step import forward
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 

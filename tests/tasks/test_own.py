@@ -17,7 +17,7 @@ from compass_jax.records import Prompt, Score
 from compass_jax.rewards.checks import Check, build
 from compass_jax.rewards.faults import NEVER, VerifierError
 from compass_jax.rewards.score import Scorer
-from compass_jax.train.rl import run_rl
+from compass_jax.training.rl import run_rl
 
 VERIFIER = '''
 def score(row, response):

@@ -20,9 +20,9 @@ from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rollout.collect import Collection
 from compass_jax.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
 from compass_jax.telemetry import Telemetry
-from compass_jax.train import step
-from compass_jax.train.optim import TrainingDiverged
-from compass_jax.train.rl import run_rl
+from compass_jax.training import step
+from compass_jax.training.optim import TrainingDiverged
+from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")

@@ -16,10 +16,10 @@ from compass_jax.data.sft import SFTExample
 from compass_jax.model.transformer import init_params
 from compass_jax.rundir import RunDirectoryGone
 from compass_jax.telemetry import Telemetry
-from compass_jax.train import optim, step
-from compass_jax.train.optim import TrainingDiverged
-from compass_jax.train.session import StopSignal
-from compass_jax.train.sft import SFTTrainer, run_sft
+from compass_jax.training import optim, step
+from compass_jax.training.optim import TrainingDiverged
+from compass_jax.training.session import StopSignal
+from compass_jax.training.sft import SFTTrainer, run_sft
 from compass_jax.weights import checkpoint
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")

@@ -18,7 +18,7 @@ from compass_jax.config_io import flatten
 from compass_jax.rewards.shared import SharedScorer
 from compass_jax.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
 from compass_jax.telemetry import Telemetry
-from compass_jax.train.session import (
+from compass_jax.training.session import (
     RunRefused,
     StopSignal,
     carry_tokenizer,

@@ -14,7 +14,7 @@ from compass_jax.config import CorrectionConfig, ShapingConfig, ZeroVarianceConf
 from compass_jax.experience.policies import is_uniform
 from compass_jax.records import Score
 from compass_jax.rollout.collect import Collection
-from compass_jax.train.rl import run_rl
+from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")

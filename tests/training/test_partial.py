@@ -14,8 +14,8 @@ from tiny_run import tiny_run
 from compass_jax.config import ConfigError, CorrectionConfig, ZeroVarianceConfig
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.rollout.collect import Collection
-from compass_jax.train.learner import Learner
-from compass_jax.train.rl import run_rl
+from compass_jax.training.learner import Learner
+from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")

@@ -12,7 +12,7 @@ from tiny import COMPUTE, MODEL, random_params
 
 from compass_jax.model.params import in_layout, training_layout
 from compass_jax.model.transformer import Transformer
-from compass_jax.train import step
+from compass_jax.training import step
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 

@@ -48,11 +48,11 @@ from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.engine import Engine
 from compass_jax.sharding import placements
 from compass_jax.telemetry import Telemetry
-from compass_jax.train import optim
-from compass_jax.train.header import header
-from compass_jax.train.learner import Learner
-from compass_jax.train.notices import Notices
-from compass_jax.train.session import (
+from compass_jax.training import optim
+from compass_jax.training.header import header
+from compass_jax.training.learner import Learner
+from compass_jax.training.notices import Notices
+from compass_jax.training.session import (
     StopSignal,
     load_tokenizer,
     newest_checkpoint,

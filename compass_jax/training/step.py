@@ -26,8 +26,8 @@ from compass_jax.records import TrainState
 from compass_jax.rl.diagnostics import Diagnostics
 from compass_jax.rl.policy import policy_objective
 from compass_jax.rl.prepare import prepare as _prepare
-from compass_jax.train import optim
-from compass_jax.train.pullback import Pullback
+from compass_jax.training import optim
+from compass_jax.training.pullback import Pullback
 
 
 class UpdateBatch(NamedTuple):

@@ -39,7 +39,7 @@ from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_
 from compass_jax.rl.prepare import Prepared
 from compass_jax.rl.zero_variance import waste_of_dropped
 from compass_jax.sharding import fetch, move
-from compass_jax.train import optim, step
+from compass_jax.training import optim, step
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from compass_jax.rl.bucketing import plan, take_rows
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.sharding import fetch, placements
 from compass_jax.telemetry import Telemetry
-from compass_jax.train import optim, step
-from compass_jax.train.header import header
-from compass_jax.train.session import (
+from compass_jax.training import optim, step
+from compass_jax.training.header import header
+from compass_jax.training.session import (
     StopSignal,
     carry_tokenizer,
     load_tokenizer,

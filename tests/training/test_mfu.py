@@ -9,8 +9,8 @@ from tiny_run import tiny_run
 
 from compass_jax.chips import Chip
 from compass_jax.model.flops import forward_flops
-from compass_jax.train import learner
-from compass_jax.train.rl import run_rl
+from compass_jax.training import learner
+from compass_jax.training.rl import run_rl
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 

@@ -13,7 +13,7 @@ from processes import Job, write_config
 
 from compass_jax.cli import load_config
 from compass_jax.config import MeshConfig
-from compass_jax.train.rl import run_rl
+from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 
 MESH = ("--mesh.fsdp", "2", "--mesh.expert", "2", "--mesh.tensor", "2")

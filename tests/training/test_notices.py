@@ -17,9 +17,9 @@ from compass_jax.config import RLConfig, ShapingConfig, ZeroVarianceConfig, obje
 from compass_jax.records import Group, Prompt, Score
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.telemetry import Telemetry
-from compass_jax.train import loop, step
-from compass_jax.train.notices import Notices, gap_violation, idle_settings
-from compass_jax.train.rl import run_rl
+from compass_jax.training import rl, step
+from compass_jax.training.notices import Notices, gap_violation, idle_settings
+from compass_jax.training.rl import run_rl
 
 ROOT = Path(__file__).parents[2]
 DENSE = dict(family="qwen3", moe=None)
@@ -82,7 +82,7 @@ def test_auto_that_finds_nothing_is_said(monkeypatch):
     assert [
         "rollout.quantize = 'auto': no 8-bit type" in text for text in idle_settings(auto, 100, 3)
     ] == [True]
-    monkeypatch.setattr("compass_jax.train.notices.kind_for", lambda chip: "int8")
+    monkeypatch.setattr("compass_jax.training.notices.kind_for", lambda chip: "int8")
     assert idle_settings(auto, 100, 3) == []
 
 
@@ -257,7 +257,7 @@ class Uneven:
 def test_a_dense_run_with_replay_says_so_and_counts_what_got_no_verdict(tmp_path, monkeypatch):
     """R2 would write routes that a dense model has not: it runs as with replay off."""
     said = []
-    monkeypatch.setattr(loop, "open_scorer", Uneven)
+    monkeypatch.setattr(rl, "open_scorer", Uneven)
     monkeypatch.setattr(Telemetry, "note", lambda self, text: said.append(text))
     config = config_with(DENSE, replay="R2", shaping=SHAPED, steps=2)
     run_rl(

@@ -17,7 +17,7 @@ from compass_jax.records import StepArrays
 from compass_jax.rl.bucketing import MicroBatch
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.prepare import Prepared
-from compass_jax.train.learner import Learner, Scored, device_rows, sequences, update_batch
+from compass_jax.training.learner import Learner, Scored, device_rows, sequences, update_batch
 
 CONFIG = RunConfig(
     "library",

@@ -15,9 +15,9 @@ from compass_jax.config import ConfigError, CorrectionConfig, ZeroVarianceConfig
 from compass_jax.experience.collect import Collector
 from compass_jax.rewards.score import Scorer
 from compass_jax.rollout.collect import Collection
-from compass_jax.train.learner import Learner
-from compass_jax.train.optim import TrainingDiverged
-from compass_jax.train.rl import run_rl
+from compass_jax.training.learner import Learner
+from compass_jax.training.optim import TrainingDiverged
+from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")

@@ -22,8 +22,8 @@ from compass_jax.config import (
 from compass_jax.evaluate import evaluate_weights
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.telemetry import Telemetry
-from compass_jax.train.rl import run_rl
-from compass_jax.train.sft import run_sft
+from compass_jax.training.rl import run_rl
+from compass_jax.training.sft import run_sft
 
 pytestmark = pytest.mark.usefixtures("compile_lightly")
 

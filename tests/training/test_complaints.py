@@ -57,8 +57,8 @@ from tiny_run import tiny_run
 from compass_jax.model.moe import empty_routes
 from compass_jax.records import Rollout
 from compass_jax.telemetry import Telemetry
-from compass_jax.train.loop import RLTrainer
-from compass_jax.train.rl import run_rl
+from compass_jax.training.loop import RLTrainer
+from compass_jax.training.rl import run_rl
 from compass_jax.weights.checkpoint import CheckpointError
 
 UNSET = 255

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from compass_jax.config import OptimConfig
-from compass_jax.train import optim, step
+from compass_jax.training import optim, step
 
 CONFIG = OptimConfig(
     learning_rate=0.02,

@@ -20,7 +20,7 @@ from compass_jax.model.transformer import Transformer
 from compass_jax.programs import Program, Result, struct
 from compass_jax.records import TrainState
 from compass_jax.rl.bucketing import row_counts
-from compass_jax.train import step
+from compass_jax.training import step
 
 
 def training_programs(

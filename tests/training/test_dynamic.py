@@ -11,7 +11,7 @@ from stops import stop_at_sample
 from tiny_run import tiny_run
 
 from compass_jax.config import ConfigError, ZeroVarianceConfig
-from compass_jax.train.rl import run_rl
+from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 
 DYNAMIC = ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True, dynamic_batch=2, dynamic_rounds=3)

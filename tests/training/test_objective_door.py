@@ -17,7 +17,7 @@ from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo, dr_grpo
 from compass_jax.rl.objectives.gspo import Gspo
-from compass_jax.train.rl import run_rl
+from compass_jax.training.rl import run_rl
 
 MINE = """
 from dataclasses import dataclass
