@@ -50,7 +50,7 @@ def plan(tmp_path, *options):
     command = [sys.executable, "-m", "compass_jax", "plan", str(file), "--json", *options]
     command += ["--any-versions"]  # of Python 3.11 there are older ones alone
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=500, cwd=ROOT, env=environment
+        command, capture_output=True, text=True, timeout=900, cwd=ROOT, env=environment
     )
     lines = done.stdout.splitlines()
     return done.returncode, json.loads(lines[-1]) if lines else done.stderr, done.stderr
