@@ -3,8 +3,8 @@ then RL on tasks of mixed difficulty.
 
     compass demo                                        everything below in one go, with evaluation
                                                         and export
-    compass sft   configs/tiny_reasoning_cpu.py --run-dir runs/tiny/sft
-    compass train configs/tiny_reasoning_cpu.py --run-dir runs/tiny/rl --init-from runs/tiny/sft
+    compass sft   configs/tiny_reasoning_cpu.py
+    compass train configs/tiny_reasoning_cpu.py         starts from the SFT beside it
 
 Metric: eval/heldout/avg_at_k on 520 held-out prompts, 0.28 -> 0.63 with seed 0; 12 minutes on two
 cores.
