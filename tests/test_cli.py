@@ -323,4 +323,5 @@ def test_a_log_that_may_be_lost_is_said_to_the_run(file, calls):
         kept.append(options) or {"stopped": True, "status": 130}
     )
     assert cli.main(["train", file, "--lost-log"]) == cli.main(["train", file]) == 130
-    assert kept == [{"lost_log": True}, {}]
+    assert cli.main(["train", file, "--strict"]) == 130
+    assert kept == [{"lost_log": True}, {}, {"strict": True}]
