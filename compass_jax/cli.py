@@ -117,11 +117,13 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
 
         with FolderLock(args.out):
             import_hf(args.src, args.out, family=args.family)
+            print(f"written: {args.out}")
     elif args.command == "export-hf":
         from compass_jax.weights.convert import export_hf
 
         with NewFolderLock(args.out):
-            export_hf(args.checkpoint, args.out)
+            path = export_hf(args.checkpoint, args.out)
+            print(f"written: {path}; transformers reads it by AutoModelForCausalLM")
     elif args.command == "check":
         from compass_jax.check import run_check
 
@@ -268,6 +270,6 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
     else:
         from compass_jax.evaluate import run_eval
 
-        found = run_eval(config, args.checkpoint)
+        found = run_eval(config, args.checkpoint, *([args.out] if args.out else []))
         return SILENT if args.strict and found["warning"] else 0
     return 0

@@ -104,6 +104,9 @@ def _configured_options(sub: argparse.ArgumentParser, name: str) -> None:
         option("checkpoint", "a run directory, or one of its checkpoints", metavar="DIR")
     if name == "data":
         option("most", "prompts to show whole", type=int, default=2, metavar="N")
+    if name == "eval":
+        text = "where to write answers.jsonl (compass show DIR reads it) and summary.json"
+        option("out", text, metavar="DIR")
     if name == "plan":
         option("topology", "v5p:4x4x4, v6e:16x16, tpu7x:4x4x4, ...", metavar="NAME")
         text = "end with one line of JSON on stdout; everything else goes to stderr"

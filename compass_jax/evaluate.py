@@ -5,9 +5,10 @@ verifiers as training.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ from compass_jax.experience.judged import (
     silence,
     silence_warning,
 )
+from compass_jax.experience.metrics import sample_rows
 from compass_jax.model.params import abstract_params, shardings_like
 from compass_jax.records import Group, Prompt, Rollout, Score
 from compass_jax.report import summary_table
@@ -36,11 +38,13 @@ from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.programs import Use
 from compass_jax.rollout.sampling import Purpose, Sampler
+from compass_jax.rundir import FolderLock, write_atomically
 from compass_jax.sharding import placements
 from compass_jax.training.session import load_tokenizer, open_scorer
 from compass_jax.weights.start import init_or_load
 from compass_jax.weights.sync import sync_weights
 
+ANSWERS = "answers.jsonl"
 MOST_VALUES = 32  # of a row's domain, language or difficulty in the accuracy table
 
 
@@ -126,15 +130,19 @@ def evaluate(
     tokenizer: Tokenizer,
     scorer: AnyScorer,
     config: RunConfig,
+    keep: Callable[[list[Group]], None] | None = None,
 ) -> Evaluation:
     """k samples at `evaluation.temperature` and one greedy answer for every prompt; right means
-    reward >= rewards.right_at.
+    reward >= rewards.right_at. `keep` gets a group for each prompt, its greedy answer the last.
     """
     at = config.rewards.right_at
     ask = partial(answers, engine, params, prompts, tokenizer, scorer, seed=config.seed)
-    (rollouts, sampled), (_, greedy) = (
+    (rollouts, sampled), (best_rollouts, greedy) = (
         ask(samples=use.samples, sampler=use.samplers[0]) for use in evaluation_uses(config)
     )
+    if keep is not None:
+        pairs = zip(prompts, rollouts, best_rollouts, sampled, greedy, strict=True)
+        keep([Group(p, (*r, *one), (*s, *verdict)) for p, r, one, s, verdict in pairs])
     right = np.array([[s.reward >= at and s.known for s in row] for row in sampled])
     known = np.array([[s.known for s in row] for row in sampled])
     best = np.array([row[0].reward >= at and row[0].known for row in greedy])
@@ -230,9 +238,12 @@ def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]
     return engine, decode, tokenizer
 
 
-def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:
+def evaluate_weights(config: RunConfig, weights: str, out: str | None = None) -> Evaluation:
     """Held-out accuracy of the weights of a run directory, a checkpoint or a Hugging Face
     folder.
+
+    out: a folder for answers.jsonl, a row for each prompt as in rollouts.jsonl, the greedy answer
+    the last of its samples, and summary.json; None: nothing is written.
     """
     config.validate()
     if not config.data.eval_prompts:
@@ -242,16 +253,27 @@ def evaluate_weights(config: RunConfig, weights: str) -> Evaluation:
     tell = partial(console.print, highlight=False, markup=False)
     prompts = heldout_prompts(config.data, tokenizer, config.seed, tell)
     prompts = fitting(prompts, config.rollout.prompt_buckets[-1], config.data.overlong, tell)
+    kept: list[Group] = []
     with open_scorer(config) as scorer:
-        found = evaluate(engine, decode, prompts, tokenizer, scorer, config)
+        found = evaluate(engine, decode, prompts, tokenizer, scorer, config, kept.extend)
+    if out and is_main_process():
+        with FolderLock(out) as lock:
+            rows = sample_rows(kept, tokenizer.decode)
+            text = "".join(json.dumps({"step": 0, "stage": "eval", **row}) + "\n" for row in rows)
+            write_atomically(lock.path / ANSWERS, text)
+            summary = {"weights": weights, **dataclasses.asdict(found)}
+            write_atomically(lock.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        tell(f"{len(rows)} prompts with their answers: {out}/{ANSWERS}; accuracies: summary.json")
     if found.warning:
         tell(found.warning)
     return found
 
 
-def run_eval(config: RunConfig, checkpoint: str) -> dict[str, Any]:
-    """`compass eval`: prints the accuracies by label and returns them as a dict."""
-    found = evaluate_weights(config, checkpoint)
+def run_eval(config: RunConfig, checkpoint: str, out: str | None = None) -> dict[str, Any]:
+    """`compass eval`: prints the accuracies by label and returns them as a dict; `out` as in
+    `evaluate_weights`.
+    """
+    found = evaluate_weights(config, checkpoint, out)
     rows = [
         {"task": name, "prompts": n, f"avg@{found.k}": avg, "greedy": best}
         for name, (n, avg, best) in found.labels.items()

@@ -86,6 +86,7 @@ class Screen:
         self._compiler, self._clock = compiler, clock
         self._step = 0
         self._numbers: dict[str, float] = {}
+        self._fresh = False  # the numbers have not been printed yet
         self._phase: tuple[str, int, int] = ("starts", 0, 0)
         self._phase_since = self._shown_at = clock()
         self._times: deque[tuple[int, float]] = deque(maxlen=_WINDOW + 1)
@@ -128,7 +129,8 @@ class Screen:
 
     def step(self, step: int, numbers: Mapping[str, float]) -> None:
         """`step` steps are done; `numbers` are the last one's metrics."""
-        self._step, self._numbers = step, dict(numbers)
+        self._step, self._numbers, self._fresh = step, dict(numbers), True
+        self._phase_since = self._clock()
         self._times.append((step, self._worked()))
         if self._drawn():
             self._draw()
@@ -199,7 +201,7 @@ class Screen:
         self._live.update(lines, refresh=True)
 
     def _print(self, line: str) -> None:
-        self._shown_at = self._clock()
+        self._shown_at, self._fresh = self._clock(), False
         self.note(line)
 
     def _watch(self) -> None:
@@ -208,7 +210,8 @@ class Screen:
             if self._drawn():
                 self._draw()
             elif self._clock() - self._shown_at >= self.every_s:
-                self._print(f"{self.stage} {self._step}/{self.total}  {self._doing()}"[:COLUMNS])
+                doing = f"{self.stage} {self._step}/{self.total}  {self._doing()}"[:COLUMNS]
+                self._print(self._line(COLUMNS) if self._fresh else doing)
 
 
 def sample_lines(step: int, groups: Sequence[Mapping[str, Any]], width: int) -> list[str]:

@@ -18,13 +18,16 @@ _WHOLE = 10_000  # lines of an answer
 
 
 def read_groups(run: str | os.PathLike) -> Iterator[dict[str, Any]]:
-    """The logged groups of a run, as they were logged; a last line that a kill cut off is passed
-    over. ReportError for a folder without rollouts.jsonl, and for a damaged line, with its number.
+    """The logged groups of a run, or of what `compass eval --out` wrote; a last line that a kill
+    cut off is passed over. ReportError for a folder without them, and for a damaged line, with its
+    number.
     """
-    path = Path(run) / "rollouts.jsonl"
-    if not path.is_file():
+    files = [Path(run) / name for name in ("rollouts.jsonl", "answers.jsonl")]
+    path = next((file for file in files if file.is_file()), None)
+    if path is None:
         raise ReportError(
-            f"{path} does not exist: {run} is not the directory of an RL run that has done a step"
+            f"{files[0]} does not exist: {run} is not the directory of an RL run that has done a"
+            " step, nor of an evaluation"
         )
     with open(path, errors="replace") as file:
         for number, line in enumerate(file, 1):

@@ -2,7 +2,9 @@
 verifiers.
 """
 
+import contextlib
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import jax
@@ -17,6 +19,7 @@ from compass_jax.model.params import to_decode
 from compass_jax.records import Score
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Sampler
+from compass_jax.show import run_show
 
 ENGINE = Engine(
     MODEL, COMPUTE, dataclasses.replace(ROLLOUT, max_new_tokens=8, cache_bucket=32), EOS
@@ -168,3 +171,32 @@ def test_greedy_answers_are_the_same_for_every_seed():
     jax.tree.map(
         np.testing.assert_array_equal, [r[0].tokens for r in first], [r[0].tokens for r in second]
     )
+
+
+class TwiceScorer(SpyScorer):
+    """A key comes again for the greedy answers."""
+
+    def submit(self, key, prompt, response):
+        self.given.pop(key, None)
+        super().submit(key, prompt, response)
+
+
+def test_answers_and_accuracies_are_written(tmp_path, monkeypatch, capsys):
+    config = tiny_run("odd_verifiers:coin")
+    evaluation = dataclasses.replace(config.evaluation, k=3)
+    config = dataclasses.replace(config, evaluation=evaluation, rollout=ENGINE.config)
+    monkeypatch.setattr(room, "decoder_of", lambda *_: (ENGINE, LOOSE, TOKENIZER))
+    monkeypatch.setattr(room, "heldout_prompts", lambda *_: PROMPTS)
+    monkeypatch.setattr(room, "fitting", lambda prompts, *_: prompts)
+    monkeypatch.setattr(room, "open_scorer", lambda _: contextlib.nullcontext(TwiceScorer()))
+    found = room.evaluate_weights(config, "w", str(tmp_path / "out"))
+    rows = [json.loads(x) for x in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == [prompt.question for prompt in PROMPTS]
+    rewards = np.array([[sample["reward"] for sample in row["samples"]] for row in rows])
+    assert rewards.shape == (4, 3 + 1)
+    assert (rewards[:, :3] >= 1).mean() == found.avg_at_k
+    assert (rewards[:, 3] >= 1).mean() == found.greedy
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["weights"] == "w" and summary["avg_at_k"] == found.avg_at_k
+    assert run_show(str(tmp_path / "out"), choice="best", most=1) == 1
+    assert "reward 2" in capsys.readouterr().out

@@ -80,6 +80,18 @@ def test_a_run_without_a_terminal_is_alive_before_its_first_step():
     assert len(shown(console)) == count  # closed
 
 
+def test_between_steps_of_a_second_the_numbers_are_shown_and_not_the_phase():
+    console = plain()
+    screen = Screen(console, "sft", 1000, 0.3)
+    screen.begin(0)
+    screen.phase("training")
+    for step in range(1, 60):
+        screen.step(step, {"sft/loss": 1.0})
+        time.sleep(0.03)
+    screen.close()
+    assert len(shown(console)) > 3 and all("loss 1.000" in line for line in shown(console))
+
+
 def test_a_note_is_broken_between_words():
     console = Console(file=io.StringIO(), width=50, force_terminal=True, color_system=None)
     Screen(console, "rl", 9, 10.0).note("a setting of the run cannot act, " * 4 + "so change it")

@@ -59,7 +59,7 @@ def staleness(groups: list[Group], step: int) -> dict[str, float]:
 def sample_rows(
     groups: Sequence[Group], decode_text: Callable[[np.ndarray], str]
 ) -> list[dict[str, Any]]:
-    """A few whole groups for rollouts.jsonl."""
+    """Whole groups as rows of rollouts.jsonl."""
     return [
         {
             "prompt": group.prompt.question,
@@ -78,7 +78,7 @@ def sample_rows(
                 for r, s in zip(group.rollouts, group.scores, strict=True)
             ],
         }
-        for group in groups[:4]
+        for group in groups
     ]
 
 

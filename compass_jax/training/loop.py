@@ -62,6 +62,8 @@ from compass_jax.weights.recorded import check_recorded_routes
 from compass_jax.weights.start import first_parameters
 from compass_jax.weights.sync import sync_weights
 
+LOGGED_GROUPS = 4  # of a step, whole, in rollouts.jsonl
+
 
 class RLTrainer:
     """The rooms of one run, its learner among them. `steps()` yields each step's metrics; `save()`
@@ -237,7 +239,7 @@ class RLTrainer:
             self.decode = None
             self.decode, handed = self._sync_weights()
             self.done_steps += 1
-            self._log_samples(sample_rows(groups, self.tokenizer.decode))
+            self._log_samples(sample_rows(groups[:LOGGED_GROUPS], self.tokenizer.decode))
             yield (
                 self.done_steps,
                 {**metrics, **handed, "policy_version": float(self.learner.version)},
