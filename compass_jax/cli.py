@@ -134,6 +134,13 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
         _keep_programs(args)
         own = ("command", "compilation_cache")
         run_serve(ServeConfig(**{name: x for name, x in vars(args).items() if name not in own}))
+    elif args.command == "init":
+        from compass_jax.initial import write_initial
+
+        if not args.model:
+            raise ConfigError("--model FOLDER is missing: which model is to be trained?")
+        path = write_initial(from_words(args), args.out)
+        print(f"written: {path}; next: compass train {path}")
     elif args.command == "show":
         from compass_jax.show import run_show
 

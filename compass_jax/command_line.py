@@ -70,6 +70,11 @@ def command_line() -> argparse.ArgumentParser:
     _serve_options(command("serve", _SERVE))
     text = "every fault of a run's checkpoints, of one checkpoint or of a Hugging Face folder"
     command("check", text).add_argument("path", metavar="DIR")
+    sub = command(
+        "init", "a commented configuration file from a model's folder and files of prompts"
+    )
+    sub.add_argument("out", metavar="OUT.py")
+    _quick_options(sub, "init")
     _show_options(command("show", "samples of a run: prompts, answers, rewards"))
     report = command("report", "table and curves of a run")
     report.add_argument("run", metavar="RUN", help="a run directory")

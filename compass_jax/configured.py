@@ -145,7 +145,7 @@ def from_words(args: argparse.Namespace) -> RunConfig:
     """
     from compass_jax.distributed import initialize, refuse
 
-    if args.config:
+    if getattr(args, "config", None):
         raise ConfigError(f"CONFIG {args.config} and --model {args.model}: give one of the two")
     if not args.data:
         raise ConfigError("--data FILE is missing: which prompts or conversations to train on?")

@@ -64,6 +64,7 @@ LAYERS = {
     "progress": set(),
     "show": {"report", "screen"},
     "look": ANY,
+    "initial": {"config"},
     "board": set(),
     "errors": set(),
     "words": {"config", "logfile"},

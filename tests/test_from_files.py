@@ -11,8 +11,10 @@ from logged import lines
 import compass_jax
 from compass_jax import library
 from compass_jax.cli import main
-from compass_jax.config import ConfigError
+from compass_jax.config import ConfigError, RLConfig, RunConfig
+from compass_jax.configured import load_config
 from compass_jax.from_files import rl_config, sft_config
+from compass_jax.initial import field_comments
 from compass_jax.presets import PRESETS
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
@@ -129,6 +131,28 @@ def test_one_command_trains(folder, monkeypatch, compile_lightly):
     config = read_config("runs/model-prompts/rl")
     assert config.data.sources[0].verifier == str(folder / "my_reward.py:score")
     assert len(lines(folder / "runs/model-prompts/rl")) == 1
+
+
+def test_a_file_is_written_that_makes_the_same_run(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    files = ["--model", "model", "--data", "prompts.jsonl", "--reward", "math=1", "format=0.2"]
+    assert main(["init", "mine.py", *files, "--preset", "dapo"]) == 0
+    reward = {"math": 1.0, "format": 0.2}
+    wanted = rl_config("model", ["prompts.jsonl"], reward, method="dapo")
+    assert load_config("mine.py") == wanted
+    text = (folder / "mine.py").read_text()
+    assert "# the rollout's groups are split into this many updates\n" in text
+    assert "top_k" not in text.split("rollout=")[1]  # a default
+    assert main(["init", "mine.py", *files]) == 2
+    assert "mine.py is there already" in capsys.readouterr().err
+    assert main(["init", "mine.txt", *files]) == 2
+
+
+def test_every_kind_of_comment_is_found():
+    said = field_comments(RunConfig)
+    assert said["mesh"] == "of the training"
+    assert said["rollout_apart"].startswith("the rollout has devices of its own")
+    assert "name" not in said and field_comments(RLConfig)["permute_rewards"]
 
 
 def test_one_call_trains_with_a_function(folder, monkeypatch, compile_lightly):
