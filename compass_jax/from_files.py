@@ -43,6 +43,8 @@ from compass_jax.weights.start import model_of, tokenizer_beside
 
 LONGEST_ANSWER = {"cpu": 256}  # new tokens where nobody says how many; elsewhere:
 LONGEST_ANSWER_ELSEWHERE = 8192
+CACHE_LENGTHS = {"cpu": 2}  # a small model compiles longer than it decodes; elsewhere:
+CACHE_LENGTHS_ELSEWHERE = 8
 MOST_SLOTS = {"cpu": 64}
 MOST_SLOTS_ELSEWHERE = 512
 # shares of the memory that is free once parameters, moments and gradients have their place
@@ -202,12 +204,12 @@ def _rollout(
     """Answers as long as the model's context leaves them, and as many slots, a power of two, as
     their caches leave room for.
     """
-    platform, context = jax.devices()[0].platform, model.max_positions
-    piece = RolloutConfig.cache_bucket if context >= 4 * RolloutConfig.cache_bucket else ROUNDED_TO
-    answer = min(
-        LONGEST_ANSWER.get(platform, LONGEST_ANSWER_ELSEWHERE),
-        context // piece * piece - buckets[-1],
-    )
+    platform = jax.devices()[0].platform
+    wanted = buckets[-1] + LONGEST_ANSWER.get(platform, LONGEST_ANSWER_ELSEWHERE)
+    # a decoding program for each length that the cache is read up to
+    lengths = CACHE_LENGTHS.get(platform, CACHE_LENGTHS_ELSEWHERE)
+    piece = max(min(wanted, model.max_positions) // lengths // ROUNDED_TO, 1) * ROUNDED_TO
+    answer = min(wanted, model.max_positions) // piece * piece - buckets[-1]
     config = RolloutConfig(prompt_buckets=buckets, max_new_tokens=answer, cache_bucket=piece)
     width = 2 if compute.dtype == "bfloat16" else 4
     token = 2 * model.layers * model.kv_heads * model.head_dim * width
@@ -242,16 +244,22 @@ def _rl(
     rl = preset(method, rollout.max_new_tokens)
     fitting = max(rollout.slots // rl.group_size, 1)
     rows = min(rl.prompts_per_step, fitting, prompts)
-    top = rollout.prompt_buckets[-1]
-    ends = [_up(top + rollout.max_new_tokens * share // 4) for share in (1, 2)]
-    longest = top + rollout.max_new_tokens
-    buckets = tuple(sorted({*(end for end in ends if end < longest), longest}))
+    updates = math.gcd(rl.updates_per_rollout, rows)
+    longest = rollout.prompt_buckets[-1] + rollout.max_new_tokens
+    buckets: tuple[int, ...] = (longest,)
+    micro = _micro_batch(model, compute, mesh, longest)
+    if jax.devices()[0].platform == "cpu":
+        # one shape, which holds an update: three would compile three times as long
+        micro = min(micro, longest * rl.group_size * rows // updates)
+    else:
+        ends = (_up(longest - rollout.max_new_tokens * share // 4) for share in (3, 2))
+        buckets = tuple(sorted({*(end for end in ends if end < longest), longest}))
     return replace(
         rl,
         prompts_per_step=rows,
-        updates_per_rollout=math.gcd(rl.updates_per_rollout, rows),
+        updates_per_rollout=updates,
         buckets=buckets,
-        micro_batch_tokens=_micro_batch(model, compute, mesh, longest),
+        micro_batch_tokens=micro,
         save_every=10,
         eval_every=10,
     )
