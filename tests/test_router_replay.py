@@ -87,7 +87,7 @@ def test_the_configurations_are_what_the_experiment_says(tmp_path):
 def test_a_cold_start_outlives_a_change_of_the_settings_that_it_does_not_use(tmp_path):
     setup = smoke()
     with RunDir(tmp_path / "sft_seed0", setup.cold_start(0, tmp_path)):
-        pass
+        (tmp_path / "sft_seed0" / "metrics.jsonl").write_text("{}\n")
     other = dataclasses.replace(
         setup,
         deep=dataclasses.replace(

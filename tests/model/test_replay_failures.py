@@ -12,9 +12,9 @@ it is taken away.
             here: test_a_route_keeps_its_layer_and_token_in_whatever_order_the_layers_were_built
             rollout/test_engine.py: test_every_token_that_was_an_input_owns_a_route_and_no_other
      4  the field is dropped by an allow-list on the way: by the batch, in the loop
-            train/test_learner.py:
+            training/test_learner.py:
                 test_a_micro_batch_takes_rows_of_everything_alike_and_pads_with_nothing
-            train/test_loop.py: test_other_replays_and_a_reference
+            training/test_loop.py: test_other_replays_and_a_reference
      5  captured zeros, "expert 0 everywhere"
             weights/test_recorded.py: test_captured_zeros_are_refused
             rollout/test_engine.py: test_every_token_that_was_an_input_owns_a_route_and_no_other

@@ -125,7 +125,9 @@ def test_pages_and_stored_eight_bit_weights_over_a_mesh(one_device, mesh):
         decode["run_0"][0]["layer_0"]["attention"]["q"], Quantized
     )
     # each group of two slots its own pages
-    assert {x.addressable_shards[0].data.shape[0] for x in jax.tree.leaves(job._state.cache)} == {5}
+    assert {
+        x.addressable_shards[0].data.shape[0] for x in jax.tree.leaves(job.batcher._state.cache)
+    } == {5}
     same = [np.array_equal(found[row].tokens, expected[row].tokens) for row in expected]
     # 8 bits of a key may round otherwise
     assert sorted(found) == sorted(expected) and np.mean(same) > 0.9
@@ -185,7 +187,7 @@ def engine_and_params(params, model, mesh):
     compute = ComputeConfig(scan_layers=False)
     placement = Placement(make_mesh(MeshConfig(**mesh)), "decode") if mesh else None
     held = place(params, model, placement)
-    decode = hand_over(held, model, "float32", placement=placement)[0]
+    decode = sync_weights(held, model, "float32", placement=placement)[0]
     return Engine(model, compute, ROLLOUT, EOS, placement, known=model.vocab_size - 3), decode
 
 

@@ -3,25 +3,25 @@
 Resume lies
     checkpoints identical to the first one; resume from 0; the optimiser started anew; prompts
         skipped over restarts
-        train/test_resume.py: test_two_kills_change_no_number
-        train/test_loop.py: test_a_stop_request_during_a_rollout_loses_nothing
+        training/test_resume.py: test_two_kills_change_no_number
+        training/test_loop.py: test_a_stop_request_during_a_rollout_loses_nothing
         here: test_an_interrupted_rollout_comes_back_with_the_routes_that_its_replay_needs
     a flag that is ignored
         test_config.py: test_no_setting_is_ignored
         test_cli.py: test_wrong_overrides_are_told_and_exit_with_2
     another model's checkpoint accepted
-        train/test_loop.py:
+        training/test_loop.py:
             test_a_run_directory_serves_one_process_one_model_and_one_configuration
         weights/test_checkpoint.py: test_another_model_is_refused_by_field
 Rewards
     a verifier that hangs the driver, or silently scores everything 0
         rewards/test_score.py: test_hang_crash_and_exception_cost_only_their_own_sample
-        train/test_notices.py: test_counts_of_a_step_and_each_thing_said_once
+        training/test_notices.py: test_counts_of_a_step_and_each_thing_said_once
     rewards shuffled against samples by batching
-        train/test_loop.py: test_a_run_writes_metrics_rollouts_and_checkpoints
+        training/test_loop.py: test_a_run_writes_metrics_rollouts_and_checkpoints
         experience/test_assemble.py: test_each_row_holds_its_sample
     one failed rollout kills the step
-        train/test_loop.py: test_samples_without_a_verdict_are_left_out_and_counted
+        training/test_loop.py: test_samples_without_a_verdict_are_left_out_and_counted
     a wait that never ends
         rewards/test_score.py: test_workers_that_are_always_killed_end_the_wait
 Mismatch and collapse
@@ -35,7 +35,7 @@ Mismatch and collapse
         weights/test_hf.py: test_each_tensor_lands_in_its_layer_and_expert
 Batching
     the size of a micro-batch changes the loss
-        train/test_step.py: test_no_split_into_buckets_or_micro_batches_changes_the_gradient
+        training/test_step.py: test_no_split_into_buckets_or_micro_batches_changes_the_gradient
     the last, smaller batch has another shape
         rl/test_bucketing.py: test_every_row_is_placed_once_in_an_allowed_shape
     a mask per rollout where it should be per group
@@ -70,7 +70,7 @@ def test_every_test_that_the_table_names_exists():
         re.findall(r"^ +(here|[\w/]+\.py): (test_\w+)$", __doc__, re.MULTILINE),
     )
     files = [
-        (tests / ("train/test_complaints.py" if file == "here" else file), name)
+        (tests / ("training/test_complaints.py" if file == "here" else file), name)
         for file, name in rows
     ]
     assert (

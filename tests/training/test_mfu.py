@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("compile_lightly")
 
 @pytest.mark.parametrize("known", [True, False])
 def test_mfu_is_the_arithmetic_of_the_rows_over_the_peak(tmp_path, monkeypatch, known):
-    chip = Chip("test", "cpu", 1, 2.0, 4.0, 1.0, 1.0, 1.0)
+    chip = Chip("test", "cpu", 1, 2.0, 4.0, 1.0, 1.0)
     monkeypatch.setattr(learner, "chip_of", lambda kind: chip if known else None)
     seen, real = [], learner.Learner._mfu
 
