@@ -64,7 +64,7 @@ class Ours:
             samples=1,
             purpose=Purpose.TRAIN,
             seed=0,
-            keep_routing=True,
+            keep_routes=True,
         )
         rollouts = list(collection)
         jax.block_until_ready(collection.routes)

@@ -47,7 +47,7 @@ SAMPLES = 8
 
 
 def collect(
-    config: RunConfig, weights: str, prompts: list[Any], keep_routing: bool = True
+    config: RunConfig, weights: str, prompts: list[Any], keep_routes: bool = True
 ) -> tuple[dict[tuple[int, int], Rollout], int]:
     """((prompt id, sample) -> rollout, times that a sample was preempted)."""
     engine, decode, tokenizer = decoder_of(config, weights)
@@ -59,7 +59,7 @@ def collect(
         known=tokenizer.vocab_size,
     )
     collection = Collection(
-        engine, decode, prompts, SAMPLES, Purpose.TRAIN, config.seed, keep_routing=keep_routing
+        engine, decode, prompts, SAMPLES, Purpose.TRAIN, config.seed, keep_routes=keep_routes
     )
     found = {(r.prompt.id, r.sample): r for r in collection}
     return found, collection.stats.preempted
@@ -111,8 +111,8 @@ def measure(config: RunConfig, weights: str, prompts: list[Any]) -> list[dict[st
         "few pages, live": (few, prompts, False),
     }
     rows = []
-    for name, (changed, asked, keep_routing) in runs.items():
-        found, preempted = collect(changed, weights, asked, keep_routing)
+    for name, (changed, asked, keep_routes) in runs.items():
+        found, preempted = collect(changed, weights, asked, keep_routes)
         rows.append({"run": name, **compare(base, found), "preempted": preempted})
     return rows
 

@@ -100,7 +100,7 @@ def answers(
     sample, position) alone.
     """
     collection = Collection(
-        engine, params, prompts, samples, purpose, seed, sampler=sampler, keep_routing=False
+        engine, params, prompts, samples, purpose, seed, sampler=sampler, keep_routes=False
     )
     rollouts: dict[int, Rollout] = {}
     scores: dict[int, Score] = {}

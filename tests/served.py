@@ -104,7 +104,7 @@ def rolled_out(engine, params, tokenizer, prompts, limits, temperature=0.0):
         Purpose.SERVE,
         0,
         sampler=Sampler(temperature),
-        keep_routing=False,
+        keep_routes=False,
         max_new_tokens=limits,
     )
     found = {}

@@ -23,7 +23,6 @@ from compass_jax.records import Outcome, Prompt, Rollout, SampleKey
 from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
-from compass_jax.rollout.programs import Use
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rollout.stats import RolloutStats
@@ -31,7 +30,7 @@ from compass_jax.rollout.stats import RolloutStats
 
 def new_buffer(engine: Engine, config: RLConfig) -> ExperienceBuffer:
     """Nothing in flight, with room for all that can be."""
-    new = engine.new_store if config.replay == "R3" else lambda rows: None
+    new = engine.new_routes if config.replay == "R3" else lambda rows: None
     return ExperienceBuffer(RouteBuffer(new, groups_in_flight(config), config.capacity))
 
 
@@ -46,19 +45,6 @@ def sampler_of(engine: Engine, config: RLConfig, doubled: int) -> Sampler:
     plain = engine.default_sampler()
     hotter = config.zero_variance.grow_temperature**doubled
     return replace(plain, temperature=plain.temperature * hotter)
-
-
-def training_use(engine: Engine, config: RLConfig) -> Use:
-    """What the collector wants of the engine."""
-    most = doublings(config.capacity - 1, config)
-    return Use(
-        "",
-        config.capacity,
-        tuple(dict.fromkeys(sampler_of(engine, config, n) for n in range(most + 1))),
-        rows=groups_in_flight(config) * config.capacity if config.replay == "R3" else 0,
-        taken=config.prompts_per_step * config.capacity,
-        goes_on=bool(config.partial_prompts or engine.config.cache_pages),
-    )
 
 
 class Collector:
@@ -160,7 +146,7 @@ class Collector:
             policy_version=policy_version,
             stats=stats,
             sampler=sampler_of(self.engine, rl, doublings(missing[0].index, rl)),
-            keep_routing=rl.replay == "R3",
+            keep_routes=rl.replay == "R3",
             buffer=buffer.routes,
             rows=[buffer.first_row(prompt.key) for prompt in prompts],
             asked=frozenset(missing),

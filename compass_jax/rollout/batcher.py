@@ -256,7 +256,7 @@ class Batcher:
         requests: Sequence[Request],
         columns: Sequence[range],
         shape: tuple[int, int],
-        routing: UInt[Array, "n t l k"] | None,
+        routes: UInt[Array, "n t l k"] | None,
     ) -> Prefix:
         """Runs the tokens of `requests`, padded to `shape`, for the samples `columns` of each."""
         s = len(columns[0])
@@ -284,7 +284,7 @@ class Batcher:
             rng=keys.reshape(shape[0], s, 2),
             num_samples=s,
             temperature=jnp.asarray(temperature) if self.sampler.per_request else None,
-            routing=routing,
+            routes=routes,
         )
 
     # ---- decoding, and to the host ---------------------------------------------------------------

@@ -43,7 +43,7 @@ class Collection:
     seed: int
     policy_version: int = 0
     sampler: Sampler | None = None
-    keep_routing: bool = True
+    keep_routes: bool = True
     stats: RolloutStats = field(default_factory=RolloutStats)
     buffer: RouteBuffer | None = None
     rows: Sequence[int] | None = None
@@ -93,7 +93,7 @@ class Collection:
         return [x.rollout(self.engine.eos_id) for x in self.batcher.step()]
 
     def _new_buffer(self) -> RouteBuffer:
-        new = self.engine.new_store if self.keep_routing else lambda rows: None
+        new = self.engine.new_routes if self.keep_routes else lambda rows: None
         buffer = RouteBuffer(new, len(self.prompts), self.samples)
         for _ in self.prompts:
             buffer.allocate()

@@ -62,10 +62,10 @@ def _outputs(state: DecodeState, n: int) -> dict[str, Array]:
         "entropy": jnp.zeros((n, slots), state.entropy.dtype),
         "wrote": jnp.zeros((n, slots), bool),
     }
-    if state.routing is not None:
-        kind = state.routing.dtype
-        shape = n, slots, *state.routing.shape[2:]
-        outputs["routing"] = jnp.full(shape, unset_id(kind), kind)
+    if state.routes is not None:
+        kind = state.routes.dtype
+        shape = n, slots, *state.routes.shape[2:]
+        outputs["routes"] = jnp.full(shape, unset_id(kind), kind)
     return outputs
 
 
@@ -85,9 +85,9 @@ def _token(model: Transformer, eos_id: int, params, state: DecodeState, sampler,
     each = state.temperature if sampler.per_request else None
     token, logp, entropy = sample(logits, state.keys, lengths, sampler, each, model.known)
     new = {"tokens": token, "logp": logp, "entropy": entropy, "wrote": live}
-    if "routing" in outputs:
+    if "routes" in outputs:
         assert step.routes is not None
-        new["routing"] = step.routes[:, 0]
+        new["routes"] = step.routes[:, 0]
     outputs = {
         name: jax.lax.dynamic_update_index_in_dim(buffer, new[name], i, 0)
         for name, buffer in outputs.items()
@@ -113,6 +113,6 @@ def _write_back(state: DecodeState, outputs, past: int) -> DecodeState:
         )
 
     # row t belongs to token t as an input
-    routing = None if state.routing is None else put(state.routing, "routing", 1)
+    routes = None if state.routes is None else put(state.routes, "routes", 1)
     written = {name: put(getattr(state, name), name) for name in ("tokens", "logp", "entropy")}
-    return state._replace(**written, routing=routing)
+    return state._replace(**written, routes=routes)

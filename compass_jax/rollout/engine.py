@@ -153,13 +153,13 @@ class Engine:
         rng: UInt32[Array, "p s 2"],
         num_samples: int,
         temperature: Float[Array, "p"] | None = None,
-        routing: UInt[Array, "p t l k"] | None = None,
+        routes: UInt[Array, "p t l k"] | None = None,
     ) -> Prefix:
         """`p` prompts padded to one bucket, run once for all their samples; `rng` has one key per
         sample (`sample_keys`).
 
         `temperature` of each prompt's samples belongs to a `per_request` sampler: ValueError for
-        one without the other. `routing`: recorded routes of the tokens (of samples that go on,
+        one without the other. `routes`: recorded routes of the tokens (of samples that go on,
         say), live where unset.
         """
         if rng.shape[1] != num_samples:
@@ -172,16 +172,16 @@ class Engine:
                 "a per_request sampler needs the temperature of each prompt, and no other takes"
                 " them"
             )
-        return self._prefill(params, padded_tokens, true_length, rng, sampler, temperature, routing)
+        return self._prefill(params, padded_tokens, true_length, rng, sampler, temperature, routes)
 
     def default_sampler(self) -> Sampler:
         """The sampler of the rollout configuration."""
         return Sampler(self.config.temperature, self.config.top_k, self.config.top_p)
 
     @partial(jax.jit, static_argnums=(0, 5))
-    def _prefill(self, params, tokens, lengths, keys, sampler, temperature, routing) -> Prefix:
+    def _prefill(self, params, tokens, lengths, keys, sampler, temperature, routes) -> Prefix:
         return prefilled(
-            self.model, self.config, params, tokens, lengths, keys, sampler, temperature, routing
+            self.model, self.config, params, tokens, lengths, keys, sampler, temperature, routes
         )
 
     def insert(
@@ -274,7 +274,7 @@ class Engine:
         slots: Int[Array, "n"],
         rows: Int[Array, "n"],
     ):
-        """(tokens, logp, entropy) `[n t]` of finished slots for the host; their routing is copied
+        """(tokens, logp, entropy) `[n t]` of finished slots for the host; their routes are copied
         on the device to rows of `store`.
 
         `rows` out of range are not stored.
@@ -284,12 +284,10 @@ class Engine:
             for x in (state.tokens, state.logp, state.entropy)
         )
         if store is not None:
-            assert state.routing is not None
+            assert state.routes is not None
             store = lay(
                 self.placement,
-                store.at[rows].set(
-                    jnp.take(state.routing, slots, axis=0, mode="clip"), mode="drop"
-                ),
+                store.at[rows].set(jnp.take(state.routes, slots, axis=0, mode="clip"), mode="drop"),
                 "batch",
             )
         return out, store
@@ -326,7 +324,7 @@ class Engine:
         )
 
     @partial(jax.jit, static_argnums=(0, 1))
-    def new_store(self, rows: int) -> UInt[Array, "rows t l k"] | None:
-        """Room for the routing of `rows` sequences, unset; None for a dense model."""
+    def new_routes(self, rows: int) -> UInt[Array, "rows t l k"] | None:
+        """Room for the routes of `rows` sequences, unset; None for a dense model."""
         store = empty_routes(self.model_config, rows, self.config.max_length)
         return None if store is None else lay(self.placement, store, "batch")

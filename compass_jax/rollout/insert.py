@@ -59,9 +59,7 @@ def inserted(
             rows(state.entropy, jnp.zeros((p * s, state.entropy.shape[1]), state.entropy.dtype)),
             entropy,
         ),
-        routing=(
-            None if state.routing is None else window(_forget(state.routing, to), prefix.routing)
-        ),
+        routes=(None if state.routes is None else window(_forget(state.routes, to), prefix.routes)),
         lengths=rows(state.lengths, lengths + 1),
         limits=rows(state.limits, limits),
         keys=rows(state.keys, prefix.keys.reshape(p * s, 2)),
@@ -75,11 +73,11 @@ def inserted(
     return lay_state(placement, state)
 
 
-def _forget(routing, slots):
+def _forget(routes, slots):
     """A new sequence must not inherit the routes of the slot's previous one: its rows start
     unset.
     """
-    empty = jnp.array(unset_id(routing.dtype), routing.dtype)
-    return routing.at[slots].set(
-        jnp.broadcast_to(empty, (slots.shape[0], *routing.shape[1:])), mode="drop"
+    empty = jnp.array(unset_id(routes.dtype), routes.dtype)
+    return routes.at[slots].set(
+        jnp.broadcast_to(empty, (slots.shape[0], *routes.shape[1:])), mode="drop"
     )

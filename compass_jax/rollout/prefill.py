@@ -21,11 +21,11 @@ def prefilled(
     keys: UInt32[Array, "p s 2"],
     sampler: Sampler,
     temperature: Float[Array, "p"] | None,
-    routing: UInt[Array, "p t l k"] | None,
+    routes: UInt[Array, "p t l k"] | None,
 ) -> Prefix:
     """Prompts run once for all their samples, the first token of each drawn."""
     p, s = keys.shape[:2]
-    last, cache, routing = _encode(model, rollout, params, tokens, lengths, routing)
+    last, cache, routes = _encode(model, rollout, params, tokens, lengths, routes)
     logits = next_logits(model, params, last, sampler)
     each = None if temperature is None else for_samples(temperature, s)
     token, logp, entropy = (
@@ -39,11 +39,11 @@ def prefilled(
             model.known,
         )
     )
-    return Prefix(cache, tokens, lengths, routing, keys, token, logp, entropy, temperature)
+    return Prefix(cache, tokens, lengths, routes, keys, token, logp, entropy, temperature)
 
 
-def _encode(model: Transformer, rollout: RolloutConfig, params, tokens, lengths, routing):
-    """(hidden state of each prompt's last token, cache, routing), by pieces of `prefill_chunk`
+def _encode(model: Transformer, rollout: RolloutConfig, params, tokens, lengths, routes):
+    """(hidden state of each prompt's last token, cache, routes), by pieces of `prefill_chunk`
     tokens: attention scores are of one piece.
     """
     p, t = tokens.shape
@@ -57,7 +57,7 @@ def _encode(model: Transformer, rollout: RolloutConfig, params, tokens, lengths,
 
     def piece(carry, inputs):
         cache, last = carry
-        i, tokens, routing = inputs
+        i, tokens, routes = inputs
         positions = jnp.broadcast_to(i * size + jnp.arange(size, dtype=jnp.int32)[None], (p, size))
         out = apply(
             model,
@@ -66,7 +66,7 @@ def _encode(model: Transformer, rollout: RolloutConfig, params, tokens, lengths,
             positions,
             mask=positions < lengths[:, None],
             cache=cache,
-            routes=routing,
+            routes=routes,
         )
         at = jnp.maximum(lengths - 1, 0) - i * size
         here = jnp.take_along_axis(out.hidden, jnp.clip(at, 0, size - 1)[:, None, None], axis=1)[
@@ -83,7 +83,7 @@ def _encode(model: Transformer, rollout: RolloutConfig, params, tokens, lengths,
     inputs = (
         jnp.arange(n, dtype=jnp.int32),
         pieces(tokens),
-        None if routing is None else pieces(routing),
+        None if routes is None else pieces(routes),
     )
     if n == 1:  # no loop: a scan of one is compiled as a loop
         (cache, last), used = piece(start, jax.tree.map(lambda x: x[0], inputs))

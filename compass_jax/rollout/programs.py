@@ -57,7 +57,7 @@ class _Lister:
         config, use = self.engine.config, self.use
         buffer = None
         if use.rows and self.engine.model_config.moe_layers:
-            buffer = self._named("store", Engine.new_store, use.rows)
+            buffer = self._named("store", Engine.new_routes, use.rows)
             yield buffer
         for sampler in use.samplers:
             for bucket in config.prompt_buckets:

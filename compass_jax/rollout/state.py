@@ -26,7 +26,7 @@ class Prefix(NamedTuple):
     cache: Cache  # layers of [p kv t d], or runs of [layers p kv t d] (compute.scan_decode)
     tokens: Int[Array, "p t"]
     lengths: Int[Array, "p"]
-    routing: UInt[Array, "p t l k"] | None
+    routes: UInt[Array, "p t l k"] | None
     keys: UInt32[Array, "p s 2"]
     first_token: Int[Array, "p s"]
     first_logp: Float[Array, "p s"]
@@ -47,7 +47,7 @@ class DecodeState(NamedTuple):
     tokens: Int[Array, "slots t"]
     logp: Float[Array, "slots t"]
     entropy: Float[Array, "slots t"]
-    routing: UInt[Array, "slots t l k"] | None
+    routes: UInt[Array, "slots t l k"] | None
     # tokens so far, prompt included; the last one has not been an input yet
     lengths: Int[Array, "slots"]
     limits: Int[Array, "slots"]  # length at which the sequence is cut
@@ -109,7 +109,7 @@ def empty_state(model: Transformer, rollout: RolloutConfig, groups: int) -> Deco
         tokens=jnp.zeros((n, t), jnp.int32),
         logp=jnp.zeros((n, t), wide),
         entropy=jnp.zeros((n, t), wide),
-        routing=empty_routes(model.config, n, t),
+        routes=empty_routes(model.config, n, t),
         lengths=jnp.ones((n,), jnp.int32),
         limits=jnp.ones((n,), jnp.int32),
         keys=jnp.zeros((n, 2), jnp.uint32),

@@ -39,7 +39,7 @@ ALL = frozenset(prompt.sample(c) for prompt in PROMPTS for c in range(SAMPLES))
 
 def rooms(engine):
     """A route buffer, and the first rows of the prompts in it."""
-    buffer = RouteBuffer(engine.new_store, len(PROMPTS), SAMPLES)
+    buffer = RouteBuffer(engine.new_routes, len(PROMPTS), SAMPLES)
     return buffer, [buffer.allocate() for _ in PROMPTS]
 
 
@@ -210,7 +210,7 @@ def test_another_sampler_and_a_dropped_store():
     """Greedy: another seed changes nothing, and all samples of a prompt are one. Without a store,
     routes are not kept.
     """
-    options = dict(prompts=PROMPTS[::2][:2], sampler=Sampler(0.0), keep_routing=False)
+    options = dict(prompts=PROMPTS[::2][:2], sampler=Sampler(0.0), keep_routes=False)
     job = collection(**options)
     greedy = by_request(list(job))
     assert job.routes is None and greedy == by_request(list(collection(seed=9, **options)))

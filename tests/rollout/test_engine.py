@@ -86,10 +86,10 @@ def sequences(state):
 # ---- against the training forward ----------------------------------------------------------------
 
 
-def training_pass(state, temperature, routing=True, params=PARAMS, model=None):
+def training_pass(state, temperature, replayed=True, params=PARAMS, model=None):
     lengths = np.asarray(state.lengths)
     tokens = np.where(np.arange(T) < lengths[:, None], state.tokens, 0)
-    routes = jnp.asarray(state.routing) if routing else None
+    routes = jnp.asarray(state.routes) if replayed else None
     return _forward(
         model or Transformer(MODEL, COMPUTE),
         params,
@@ -120,7 +120,7 @@ def test_log_probs_and_entropies_are_those_of_the_training_forward(done, tempera
     np.testing.assert_allclose(state.entropy[mask], np.asarray(entropy)[mask], atol=1e-5, rtol=0)
     assert not state.logp[~mask].any() and not state.entropy[~mask].any()
     assert not np.any(aux.unset) and not np.any(aux.flips)
-    np.testing.assert_array_equal(used, state.routing)
+    np.testing.assert_array_equal(used, state.routes)
 
 
 def test_every_token_that_was_an_input_owns_a_route_and_no_other(done):
@@ -128,7 +128,7 @@ def test_every_token_that_was_an_input_owns_a_route_and_no_other(done):
     row by row, so none is shifted.
     """
     for slot, _, n, _ in sequences(done):
-        rows = done.routing[slot]
+        rows = done.routes[slot]
         is_set = rows != UNSET
         np.testing.assert_array_equal(
             is_set, np.broadcast_to((np.arange(T) < n - 1)[:, None, None], rows.shape)
@@ -136,8 +136,8 @@ def test_every_token_that_was_an_input_owns_a_route_and_no_other(done):
         ids = rows[: n - 1].astype(int)
         assert ids.max() < MODEL.moe.experts and np.all(ids[..., 0] != ids[..., 1])
     for layer in range(2):  # routes of nothing would be expert 0 everywhere
-        assert len(np.unique(done.routing[:, :, layer])) > MODEL.moe.experts // 2 + 1
-    np.testing.assert_array_equal(training_pass(done, 1.0, routing=False)[2], done.routing)
+        assert len(np.unique(done.routes[:, :, layer])) > MODEL.moe.experts // 2 + 1
+    np.testing.assert_array_equal(training_pass(done, 1.0, replayed=False)[2], done.routes)
 
 
 def test_greedy_tokens_are_the_argmax_of_a_plain_forward():
@@ -164,7 +164,7 @@ def test_a_dense_model_has_no_routes():
     params = random_params(model)
     engine = Engine(model, COMPUTE, ROLLOUT, EOS)
     state = jax.device_get(finish(start(engine, to_decode(params)), engine, to_decode(params)))
-    assert state.routing is None and engine.new_store(3) is None
+    assert state.routes is None and engine.new_routes(3) is None
     (_, logp, _), store = engine.harvest(state, None, jnp.arange(6), jnp.arange(6))
     expected = training_pass(state, 1.0, False, params, Transformer(model, COMPUTE))[0]
     mask = generated_mask(state)
@@ -258,7 +258,7 @@ def test_one_prefill_in_all_slots_of_a_group_equals_prefills_of_their_own():
                 prompts=PROMPTS[p : p + 1], samples=1, keys=keys_of()[p : p + 1, s : s + 1]
             )
             single = ENGINE.insert(alone, single, int(SLOTS[p, s]))
-    for name in ("tokens", "routing", "lengths", "limits", "keys", "live"):
+    for name in ("tokens", "routes", "lengths", "limits", "keys", "live"):
         np.testing.assert_array_equal(getattr(group, name), getattr(single, name), err_msg=name)
     for a, b in zip(
         jax.tree.leaves((group.logp, group.entropy, group.cache)),
@@ -283,7 +283,7 @@ def test_a_reused_slot_is_as_good_as_a_fresh_one(done):
 
     fresh, reused = second(ENGINE.init_decode_state()), second(jax.device_put(done))
     assert max(longest.values()) > 15 and fresh.lengths.max() <= limit
-    for name in ("lengths", "logp", "entropy", "routing"):  # whole rows, behind the end too
+    for name in ("lengths", "logp", "entropy", "routes"):  # whole rows, behind the end too
         np.testing.assert_array_equal(getattr(reused, name), getattr(fresh, name), err_msg=name)
     held = np.arange(T) < fresh.lengths[:, None]
     np.testing.assert_array_equal(reused.tokens[held], fresh.tokens[held])
@@ -293,13 +293,13 @@ def test_reading_a_bounded_part_of_the_cache_changes_nothing():
     whole, _ = ENGINE.generate(LOOSE, start(), read=None)
     part, _ = ENGINE.generate(LOOSE, start(), read=16)
     assert T == 32 and int(np.max(part.lengths)) <= 16
-    for name in ("tokens", "routing", "lengths", "live"):
+    for name in ("tokens", "routes", "lengths", "live"):
         np.testing.assert_array_equal(getattr(part, name), getattr(whole, name), err_msg=name)
     np.testing.assert_allclose(part.logp, whole.logp, atol=1e-5)
 
 
 def test_harvest_copies_what_was_asked_for_and_drops_rows_past_the_store(done):
-    store = ENGINE.new_store(4)
+    store = ENGINE.new_routes(4)
     assert store.shape == (4, T, 2, 2) and np.all(np.asarray(store) == UNSET)
     (tokens, logp, entropy), store = ENGINE.harvest(
         jax.device_put(done), store, jnp.array([3, 0, 1]), jnp.array([2, 4, 0])
@@ -307,7 +307,7 @@ def test_harvest_copies_what_was_asked_for_and_drops_rows_past_the_store(done):
     for i, slot in enumerate([3, 0, 1]):
         for found, name in ((tokens, "tokens"), (logp, "logp"), (entropy, "entropy")):
             np.testing.assert_array_equal(found[i], getattr(done, name)[slot])
-    np.testing.assert_array_equal(np.asarray(store)[[2, 0]], done.routing[[3, 1]])
+    np.testing.assert_array_equal(np.asarray(store)[[2, 0]], done.routes[[3, 1]])
     assert np.all(np.asarray(store)[[1, 3]] == UNSET)
 
 
@@ -336,7 +336,7 @@ def test_layers_in_a_scan_sample_what_unrolled_layers_do(rollout):
         states.append(jax.device_get(finish(start(engine, params), engine, params)))
     unrolled, scanned = states
     np.testing.assert_array_equal(scanned.tokens, unrolled.tokens)
-    np.testing.assert_array_equal(scanned.routing, unrolled.routing)
+    np.testing.assert_array_equal(scanned.routes, unrolled.routes)
     np.testing.assert_allclose(scanned.logp, unrolled.logp, atol=2e-6)
     assert [x.shape[0] for x in jax.tree.leaves(scanned.cache)] == [3] * len(
         jax.tree.leaves(scanned.cache)

@@ -226,11 +226,10 @@ def test_a_preempted_sample_replays_its_routes(dense, monkeypatch):
     seen, prefill = [], Engine.prefill_multisampling
 
     def watched(self, **options):
-        if options["routing"] is not None:
+        if options["routes"] is not None:
             seen.append(
                 tuple(
-                    np.asarray(options[name])
-                    for name in ("padded_tokens", "true_length", "routing")
+                    np.asarray(options[name]) for name in ("padded_tokens", "true_length", "routes")
                 )
             )
         return prefill(self, **options)
@@ -251,7 +250,7 @@ def test_a_preempted_sample_replays_its_routes(dense, monkeypatch):
 
 
 def test_without_a_store_preempted_samples_route_live(dense):
-    job = collection(20, keep_routing=False)
+    job = collection(20, keep_routes=False)
     rollouts = {r.row: r for r in job}
     assert job.stats.preempted and job.routes is None
     assert {row: r.tokens.tolist() for row, r in rollouts.items()} == {
@@ -276,7 +275,7 @@ def test_thousands_of_requests_of_random_lengths_through_few_pages(n):
     greedy = dict(
         samples=1,
         sampler=Sampler(0.0),
-        keep_routing=False,
+        keep_routes=False,
         max_new_tokens=limits,
         expected=(np.array(limits) * rng.random(n)).tolist(),
     )

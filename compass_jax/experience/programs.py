@@ -1,0 +1,22 @@
+"""What the collector wants of the engine, for the list of its programs."""
+
+from __future__ import annotations
+
+from compass_jax.config import RLConfig
+from compass_jax.experience.collect import groups_in_flight, sampler_of
+from compass_jax.experience.policies import doublings
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.programs import Use
+
+
+def training_use(engine: Engine, config: RLConfig) -> Use:
+    """What the collector wants of the engine."""
+    most = doublings(config.capacity - 1, config)
+    return Use(
+        "",
+        config.capacity,
+        tuple(dict.fromkeys(sampler_of(engine, config, n) for n in range(most + 1))),
+        rows=groups_in_flight(config) * config.capacity if config.replay == "R3" else 0,
+        taken=config.prompts_per_step * config.capacity,
+        goes_on=bool(config.partial_prompts or engine.config.cache_pages),
+    )
