@@ -17,14 +17,15 @@ import numpy as np
 
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.openai_messages import characters, read_messages
 from compass_jax.serving.errors import BadRequest, shown
 from compass_jax.untrusted import parse_json
 
 MOST_CHOICES = 64
 MOST_STOPS = 4
 MOST_STOP_CHARACTERS = 256
+MOST_TOKENS = 2**31 - 1  # that may be asked for; the answer has what fits
 MOST_DIGITS = 4000  # of an integer in a body; larger ones are refused before they are numbers
-ROLES = ("system", "user", "assistant", "tool")
 # Fields that change nothing here, and the types that they may have.
 _IGNORED = {"user": str, "metadata": dict, "store": bool, "service_tier": str}
 _COMMON = frozenset(
@@ -44,8 +45,6 @@ _COMMON = frozenset(
 _NEUTRAL = {"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
 _COMPLETION = {"echo": False, "best_of": 1, "suffix": ""}
 _CHAT = {"top_logprobs": 0, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}
-# What clients send back with an answer of this server; it must be empty.
-_MESSAGE = frozenset({"name", "refusal", "tool_calls", "function_call", "annotations", "audio"})
 
 
 @dataclass(frozen=True)
@@ -131,43 +130,18 @@ def chat_request(body: Any, served: Served) -> Asked:
     return Asked((_checked_ids(ids, served),), **asked)
 
 
-def _messages(messages: Any, served: Served) -> list[dict[str, str]]:
-    """The messages with nothing but role and content. BadRequest naming the first that is none."""
-    whole = (
-        isinstance(messages, list) and bool(messages) and all(isinstance(m, dict) for m in messages)
-    )
-    if not whole or not all(isinstance(m.get("content"), str) for m in messages):
-        raise BadRequest(
-            "messages must be a list, not empty, of {role, content}, both texts", "messages"
-        )
-    if len(messages) > served.prompt_tokens:
-        text = (
-            f"{len(messages)} messages cannot fit into the {served.prompt_tokens} "
-            f"tokens that this server takes"
-        )
-        raise BadRequest(text, "messages")
-    for i, message in enumerate(messages):
-        if not isinstance(message.get("role"), str) or message["role"] not in ROLES:
-            text = (
-                f"messages[{i}].role = {shown(message.get('role'))}: must be one of "
-                f"{', '.join(ROLES)}"
-            )
-            raise BadRequest(text, "messages")
-        known = (
-            _MESSAGE
-            | {"role", "content"}
-            | ({"tool_call_id"} if message["role"] == "tool" else set())
-        )
-        for name, value in message.items():
-            empty = name not in _MESSAGE or value is None or value == []
-            if name not in known or not empty:
-                raise BadRequest(
-                    f"messages[{i}].{name[:80]} is not supported; leave it out", "messages"
-                )
-    size = sum(len(message["content"]) for message in messages)
+def _messages(given: Any, served: Served) -> list[dict[str, Any]]:
+    """The messages, as the chat template takes them. A template that does not speak of developers
+    has them as the system: OpenAI's clients write the one role for the other.
+    """
+    messages = read_messages(given, served.prompt_tokens)
+    size = characters([[m["content"], m.get("tool_calls", [])] for m in messages])
     if size > served.most_characters:
         raise BadRequest(_too_long("the messages have", size, served), "messages")
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+    if not served.tokenizer.template_names("developer"):
+        for message in messages:
+            message["role"] = message["role"].replace("developer", "system")
+    return messages
 
 
 def _check_fields(
@@ -206,7 +180,8 @@ def _settings(
     body: Mapping[str, Any], prompts: int, default: int, limit: str, logprobs: bool, served: Served
 ) -> dict[str, Any]:
     """The fields of Asked, all but the prompts."""
-    most = _whole(body, limit, min(default, served.max_new_tokens), 1, served.max_new_tokens)
+    # more than fits is cut to what fits: the answer then ends with finish_reason "length"
+    most = min(_whole(body, limit, default, 1, MOST_TOKENS), served.max_new_tokens)
     n = _whole(body, "n", 1, 1, MOST_CHOICES)
     if n * prompts > MOST_CHOICES:
         raise BadRequest(

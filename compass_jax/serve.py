@@ -5,9 +5,11 @@ weights of a run or of a Hugging Face folder.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -142,7 +144,7 @@ def start_jetstream(config: ServeConfig) -> Any:
     try:
         from compass_jax.rollout.jetstream_api import JetStreamEngine, run_server
     except ModuleNotFoundError as error:
-        raise _missing("compass serve", error) from error
+        raise _missing("compass serve", "google-jetstream", error) from error
     return run_server(
         JetStreamEngine(*make_engine(config), Sampler(config.temperature)), config.host, config.port
     )
@@ -160,7 +162,7 @@ def openai_server(config: ServeConfig) -> Iterator[Server]:
         from compass_jax.openai_api import Api
         from compass_jax.serving.connections import http_server
     except ModuleNotFoundError as error:
-        raise _missing("compass serve --openai", error) from error
+        raise _missing("compass serve --openai", "uvicorn", error) from error
     limits = replace(config.limits, connections=config.max_connections)
     make_room_for(limits.connections, config.slots + config.max_waiting + 1)
     with contextlib.ExitStack() as stack:
@@ -184,9 +186,17 @@ def openai_server(config: ServeConfig) -> Iterator[Server]:
         yield http_server(guard, listening, limits, api.metrics)
 
 
-def _missing(command: str, error: ModuleNotFoundError) -> ConfigError:
+def _missing(command: str, package: str, error: ModuleNotFoundError) -> ConfigError:
+    """What is missing, and the two commands of which one works: the package's own requirement, from
+    wherever compass_jax was installed, and the extra, which pip finds in a clone alone.
+    """
+    needed = package
+    with contextlib.suppress(PackageNotFoundError):  # run from its folder, and never installed
+        found = [line.split(";")[0].strip() for line in requires("compass_jax") or ()]
+        needed = next((line for line in found if re.match(rf"{package}\b", line)), package)
     return ConfigError(
-        f"{command} needs the extra 'serve' ({error}): pip install 'compass_jax[serve]'"
+        f"{command} needs {package} ({error}): pip install '{needed}', or in a clone of the"
+        " project pip install -e '.[serve]'"
     )
 
 

@@ -163,6 +163,12 @@ class Tokenizer:
         """
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
+    def template_names(self, role: str) -> bool:
+        """Whether the chat template speaks of a role by its name; others it shows as they come,
+        passes over or refuses.
+        """
+        return self._chat_template is not None and role in self._chat_template
+
     def byte_of(self, token: int) -> int | None:
         """The byte that a token of a byte-level vocabulary stands for, where it is one byte; None
         otherwise.
