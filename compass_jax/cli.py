@@ -20,7 +20,7 @@ from compass_jax.command_line import command_line, with_config
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config_io import config_to_json
 from compass_jax.configured import from_words, load_config, override
-from compass_jax.errors import CompassError
+from compass_jax.errors import STRICT, CompassError
 from compass_jax.families import find as families
 from compass_jax.rundir import FolderLock, NewFolderLock, staged
 from compass_jax.signals import STATUSES, Ending, leave
@@ -157,7 +157,6 @@ STAGES = {"sft": "sft", "train": "rl"}  # what a command's own directory under r
 # 128 + SIGTERM: whoever started the command must not take a run that stopped on request for a
 # finished one
 STOPPED = 143
-SILENT = 3  # training/session.py calls it STRICT
 
 
 def _report_if_done(config: RunConfig, result: dict[str, Any]) -> int:
@@ -170,7 +169,7 @@ def _report_if_done(config: RunConfig, result: dict[str, Any]) -> int:
         from compass_jax.report import run_report
 
         run_report(config.directory)
-    return SILENT if result.get("status") == SILENT else 0
+    return STRICT if result.get("status") == STRICT else 0
 
 
 COMPILER_ALONE = {
@@ -205,7 +204,10 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
     quick = getattr(args, "model", None)
     if not quick and (not args.config or args.config.startswith("-")):
         args.usage.print_help()
-        return 0 if {"-h", "--help"} & set(overrides) else 2
+        return 0 if args.asked else 2
+    if args.asked:
+        args.usage.print_help()
+        overrides = [*overrides, "--help"]
     made = from_words(args) if quick else load_config(args.config)
     config = override(made, overrides, prog=f"compass {args.command} {args.config or ''}".strip())
     if args.command in STAGES:
@@ -278,5 +280,5 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
         from compass_jax.evaluate import run_eval
 
         found = run_eval(config, args.checkpoint, *([args.out] if args.out else []))
-        return SILENT if args.strict and found["warning"] else 0
+        return STRICT if args.strict and found["warning"] else 0
     return 0

@@ -5,30 +5,62 @@ configuration's.
 from __future__ import annotations
 
 import argparse
+import platform
 from functools import partial
+from importlib import metadata
 from typing import Any
 
+from compass_jax import __version__
+from compass_jax.errors import STRICT, CompassError, UserError
+from compass_jax.signals import STATUSES
+
 _CONFIG_HELP = (
-    "a configuration file (configs/x.py, or x), then overrides such as --rl.steps 3; "
-    "`{} CONFIG --help` lists them all"
+    "A configuration file: its path, or the name of one in configs/. Settings such as "
+    "--rl.steps 3 go after it; `{} CONFIG --help` lists them all"
 )
 # What comes from a configuration file and its overrides, and what the command does with it.
 _CONFIGURED = {
-    "sft": "supervised fine-tuning",
-    "train": "reinforcement learning; on an existing run directory it resumes",
-    "data": "prompts as the model will see them, their lengths, how their ground truths are judged",
+    "sft": "train by supervised fine-tuning; on an existing run directory it resumes",
+    "train": "train by reinforcement learning; on an existing run directory it resumes",
+    "data": "show prompts as the model will see them, their lengths, and whether verifiers find "
+    "their ground truths right",
     "eval": "evaluate a checkpoint on held-out prompts",
-    "calibrate-alpha": "ESPO's clip fraction and clip range against alpha, on one rollout of a "
-    "given model",
+    "calibrate-alpha": "measure ESPO's clip fraction and clip range against alpha, on one rollout "
+    "of a given model",
     "plan": "compile a whole RL step for TPUs that are not here: memory per chip, collectives, "
     "and what to change where it does not fit",
     "filter": "estimate the pass rate of every training prompt; RL keeps those between the bounds "
     "(data.keep_file)",
 }
 _SERVE = (
-    "JetStream's gRPC server, or HTTP for OpenAI's clients, over our engine (needs the "
-    "extra 'serve')"
+    "answer requests: JetStream's gRPC server, or HTTP for OpenAI's clients, over our engine "
+    "(needs the extra 'serve')"
 )
+_ENDS = {
+    0: "the command did its work",
+    CompassError.exit_status: "something befell the command, or check or plan found a fault",
+    UserError.exit_status: "what was given cannot be used: an option, a setting, a file",
+    STRICT: "--strict ended it: the rewards say nothing",
+    STATUSES[0]: "Ctrl-C (SIGINT) ended it; a training run saves its state first",
+    STATUSES[1]: "SIGTERM ended it; a training run saves its state first",
+}
+_EPILOG = "exit status:\n" + "\n".join(f"  {n:<4} {text}" for n, text in _ENDS.items())
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Leaves a text of several lines as it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
+class _Version(argparse.Action):
+    """Prints the versions of this package, of jax, which is not imported, and of Python."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        ours = f"compass_jax {__version__}, jax {metadata.version('jax')}"
+        print(f"{ours}, Python {platform.python_version()}")
+        parser.exit()
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -38,130 +70,180 @@ def command_line() -> argparse.ArgumentParser:
     about = (
         "Reinforcement learning for mixture-of-experts language models, without wasted rollouts."
     )
-    parser = argparse.ArgumentParser(prog="compass", description=about, allow_abbrev=False)
+    form: dict[str, Any] = {
+        "epilog": _EPILOG,
+        "formatter_class": _Formatter,
+        "allow_abbrev": False,
+    }
+    parser = argparse.ArgumentParser(prog="compass", description=about, **form)
+    text = "Prints the versions of compass_jax, jax and Python, and ends"
+    parser.add_argument("--version", action=_Version, nargs=0, help=text)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str, **options: Any) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=text, description=text, allow_abbrev=False, **options)
+        return commands.add_parser(name, help=text, description=text, **form, **options)
 
-    demo = command("demo", "the main job on this machine: SFT, RL, evaluation, export; offline")
-    _option(demo, "out", "directory to write to", default="runs/demo")
-    _option(demo, "seed", "seed of everything random", type=int, default=0)
+    demo = command("demo", "do the main job on this machine: SFT, RL, evaluation, export; offline")
+    _option(demo, "out", "The directory that the demo writes to", default="runs/demo")
+    text = "The number, without a unit, that every random draw follows from"
+    _option(demo, "seed", text, type=int, default=0)
     _programs_option(demo)
     for name, text in _CONFIGURED.items():
         # --help belongs to the overrides, which are known once the configuration is.
         sub = command(name, text, add_help=False)
         words = _CONFIG_HELP.format(f"compass {name}")
         sub.add_argument("config", nargs="?", metavar="CONFIG", help=words)
-        text = "print the resolved configuration as JSON and stop"
-        _option(sub, "dry-run", text, action="store_true")
+        if name in ("sft", "train", "data"):
+            _quick_options(sub, name)
         sub.set_defaults(usage=sub)
         _configured_options(sub, name)
-    for name, source, text in (
-        ("import-hf", "src", "a Hugging Face folder into a checkpoint"),
-        ("export-hf", "checkpoint", "a checkpoint into a Hugging Face folder"),
-    ):
-        sub = command(name, text)
-        sub.add_argument(source, metavar=source.upper())
-        sub.add_argument("out", metavar="OUT")
-        if name == "import-hf":
-            text = "path/file.py:FAMILY, for a family of your own (default: by its model_type)"
-            _option(sub, "family", text)
+        text = "Checks the configuration, prints it as JSON and ends"
+        _option(sub, "dry-run", text, action="store_true")
+        text = "Lists the options; after CONFIG, every setting too"
+        sub.add_argument("-h", "--help", action="append_const", const=1, dest="asked", help=text)
+    _conversions(command)
     _serve_options(command("serve", _SERVE))
-    text = "every fault of a run's checkpoints, of one checkpoint or of a Hugging Face folder"
-    command("check", text).add_argument("path", metavar="DIR")
-    sub = command(
-        "init", "a commented configuration file from a model's folder and files of prompts"
-    )
-    sub.add_argument("out", metavar="OUT.py")
+    text = "find every fault of a run's checkpoints, of one checkpoint or of a Hugging Face folder"
+    path = "The run directory, the checkpoint or the folder that is looked through"
+    command("check", text).add_argument("path", metavar="DIR", help=path)
+    text = "write a commented configuration file from a model's folder and files of prompts"
+    sub = command("init", text)
+    sub.add_argument("out", metavar="OUT.py", help="The configuration file that is written")
     _quick_options(sub, "init")
-    _show_options(command("show", "samples of a run: prompts, answers, rewards"))
-    report = command("report", "table and curves of a run")
-    report.add_argument("run", metavar="RUN", help="a run directory")
+    _show_options(command("show", "show samples of a run: prompts, answers, rewards"))
+    report = command("report", "print the table and draw the curves of a run")
+    report.add_argument("run", metavar="RUN", help="The run directory that is reported on")
     return parser
 
 
+def _conversions(command: Any) -> None:
+    weights = "A run directory, or one of its checkpoints"
+    for name, source, text, there, out in (
+        (
+            "import-hf",
+            "src",
+            "convert a Hugging Face folder into a checkpoint",
+            "A Hugging Face folder, with config.json and safetensors",
+            "The run directory that gets the checkpoint",
+        ),
+        (
+            "export-hf",
+            "checkpoint",
+            "convert a checkpoint into a Hugging Face folder",
+            weights,
+            "The new folder that transformers can read",
+        ),
+    ):
+        sub = command(name, text)
+        sub.add_argument(source, metavar=source.upper(), help=there)
+        sub.add_argument("out", metavar="OUT", help=out)
+        if name == "import-hf":
+            text = "A family of your own, as path/file.py:FAMILY (default: by its model_type)"
+            _option(sub, "family", text)
+
+
 def _option(parser: argparse.ArgumentParser, name: str, text: str, **options: Any) -> None:
-    said = "" if "action" in options or "default" not in options else " (default: %(default)s)"
-    parser.add_argument(f"--{name}", help=text + said, **options)
+    default = options.get("default")
+    if "type" in options:
+        options.setdefault("metavar", "N")
+    if isinstance(default, list):
+        text += f" (default: {' '.join(map(str, default))})" if default else ""
+    elif default not in (None, ""):
+        text += " (default: %(default)s)"
+    parser.add_argument(f"--{name}", help=text, **options)
 
 
 def _programs_option(parser: argparse.ArgumentParser) -> None:
-    text = "folder of compiled programs, which later starts take from there (default: "
-    text += "~/.cache/compass_jax/programs, at most 4 GiB); off: compile at every start"
+    text = "The folder of compiled programs, which later starts take from there; off: every start "
+    text += "compiles (default: ~/.cache/compass_jax/programs, at most 4 GiB)"
     _option(parser, "compilation-cache", text, metavar="DIR")
 
 
 def _configured_options(sub: argparse.ArgumentParser, name: str) -> None:
     option = partial(_option, sub)
-    if name in ("sft", "train", "data"):
-        _quick_options(sub, name)
-    if name not in ("plan", "data"):  # it compiles for devices that are not here
-        _programs_option(sub)
     if name in ("sft", "train"):
-        text = "go on where lines of metrics.jsonl or rollouts.jsonl are missing that the "
+        text = "Goes on where lines of metrics.jsonl or rollouts.jsonl are missing that the "
         option("lost-log", text + "checkpoint counts", action="store_true")
     if name in ("train", "eval"):
-        text = "end with exit status 3 (training: with everything saved) where no answer can be "
+        text = "Ends with exit status 3 (training: with everything saved) where no answer can be "
         text += "found in any response, or all of a first rollout or an evaluation are wrong"
         option("strict", text, action="store_true")
     if name in ("eval", "calibrate-alpha", "filter"):
-        option("checkpoint", "a run directory, or one of its checkpoints", metavar="DIR")
+        option("checkpoint", "A run directory, or one of its checkpoints", metavar="DIR")
     if name == "data":
-        option("most", "prompts to show whole", type=int, default=2, metavar="N")
+        option("most", "The count of prompts that are shown whole", type=int, default=2)
     if name == "eval":
-        text = "where to write answers.jsonl (compass show DIR reads it) and summary.json"
+        text = "The folder that gets answers.jsonl (compass show DIR reads it) and summary.json"
         option("out", text, metavar="DIR")
     if name == "plan":
-        option("topology", "v5p:4x4x4, v6e:16x16, tpu7x:4x4x4, ...", metavar="NAME")
-        text = "end with one line of JSON on stdout; everything else goes to stderr"
-        option("json", text, action="store_true")
-        option("png", "draw the memory of every program", metavar="FILE")
-        text = "try so many other layouts of the training, the likeliest first"
-        option("search", text, type=int, default=0, metavar="N")
-        text = "plan with older versions of jax and libtpu, too, which train experts slowly"
-        option("any-versions", text, action="store_true")
+        _plan_options(option)
     if name == "calibrate-alpha":
-        option("out", "where to write alpha.json", metavar="DIR")
+        option("out", "The folder that gets alpha.json", metavar="DIR")
         alphas = [0.01, 0.02, 0.03, 0.05, 0.07, 0.1]
-        option("alphas", "what to try", type=float, nargs="+", default=alphas)
-        option("target-clip", "clip fraction to aim at", type=float, default=0.15)
+        text = "The values of ESPO's alpha, a factor, that are tried"
+        option("alphas", text, type=float, nargs="+", default=alphas)
+        text = "The share of tokens that should be clipped"
+        option("target-clip", text, type=float, default=0.15)
     if name == "filter":
-        option("out", "where to write; the same command again continues", metavar="DIR")
-        option("samples", "answers to each prompt", type=int, default=8)
-        option("low", "keep prompts with a pass rate above this", type=float, default=0.0)
-        option("high", "and below this", type=float, default=1.0)
+        text = "The folder that gets pass_rates.jsonl; the same command again continues"
+        option("out", text, metavar="DIR")
+        text = "The count of answers that are sampled to each prompt"
+        option("samples", text, type=int, default=8)
+        text = "A pass rate, a share: prompts above it are kept"
+        option("low", text, type=float, default=0.0)
+        text = "A pass rate, a share: prompts below it are kept"
+        option("high", text, type=float, default=1.0)
+    if name not in ("plan", "data"):  # it compiles for devices that are not here
+        _programs_option(sub)
+
+
+def _plan_options(option: Any) -> None:
+    text = "The TPUs that are planned for: v5p:4x4x4, v6e:16x16, tpu7x:4x4x4, ..."
+    option("topology", text, metavar="NAME")
+    text = "Ends with one line of JSON on stdout; everything else goes to stderr"
+    option("json", text, action="store_true")
+    option("png", "The file that gets a picture of every program's memory", metavar="FILE")
+    text = "The count of other layouts of the training that are tried, the likeliest first"
+    option("search", text, type=int, default=0)
+    text = "Plans with older versions of jax and libtpu, too, which train experts slowly"
+    option("any-versions", text, action="store_true")
 
 
 def _show_options(show: argparse.ArgumentParser) -> None:
     option = partial(_option, show)
-    show.add_argument("run", metavar="RUN", help="the directory of an RL run")
-    option("step", "of this step (default: the last one)", type=int, metavar="N")
+    text = "The directory of an RL run, or the folder of an evaluation"
+    show.add_argument("run", metavar="RUN", help=text)
+    text = "The number of the step whose samples are shown (default: the last one)"
+    option("step", text, type=int)
     which = show.add_mutually_exclusive_group()
     for name, text in (
-        ("best", "the best answers"),
-        ("worst", "the worst answers"),
-        ("truncated", "answers that were cut"),
-        ("varied", "the best and the worst answer of groups whose rewards vary most"),
+        ("best", "Shows the best answers"),
+        ("worst", "Shows the worst answers"),
+        ("truncated", "Shows answers that were cut"),
+        ("varied", "Shows the best and the worst answer of groups whose rewards vary most"),
     ):
         which.add_argument(f"--{name}", dest="choice", action="store_const", const=name, help=text)
-    option("label", "of one data source or task", metavar="NAME")
-    option("most", "groups to show", type=int, default=4, metavar="N")
+    option("label", "The data source or task whose samples are shown", metavar="NAME")
+    option("most", "The count of groups that are shown", type=int, default=4)
 
 
 def _quick_options(sub: argparse.ArgumentParser, name: str) -> None:
     option = partial(_option, sub)
-    text = "without CONFIG: a Hugging Face folder or a run directory, whose model and tokenizer "
-    option("model", text + "are used", metavar="FOLDER")
+    place = "" if name == "init" else "In the place of CONFIG: "
+    text = "a Hugging Face folder or a run directory, whose model and tokenizer are used"
+    option("model", place + (text if place else text.capitalize()), metavar="FOLDER")
     rows = "conversations" if name == "sft" else "prompts"
-    option("data", f"with --model: files of {rows}, .jsonl or .parquet", nargs="+", metavar="FILE")
+    text = f"Files of {rows}, .jsonl or .parquet, beside --model"
+    option("data", text, nargs="+", metavar="FILE")
     if name == "sft":
         return
-    text = "with --model: what judges an answer: math, exact, ..., file.py:function or "
-    text += "module:function; several as NAME=WEIGHT (default: math)"
+    text = "What judges an answer, beside --model: math, exact, ..., file.py:function or "
+    text += "module:function; several are written as NAME=WEIGHT"
     option("reward", text, nargs="+", default=["math"], metavar="NAME")
-    option("eval", "with --model: prompts to evaluate on, else a part of --data", metavar="FILE")
-    option("preset", "with --model: espo, gspo, grpo or dapo, as its paper has it", default="espo")
+    text = "A file of prompts to evaluate on, beside --model; without it a part of --data is held "
+    option("eval", text + "out", metavar="FILE")
+    text = "The method whose paper's settings are taken, beside --model: espo, gspo, grpo or dapo"
+    option("preset", text, default="espo", metavar="NAME")
 
 
 def with_config(words: list[str]) -> list[str]:
@@ -178,40 +260,45 @@ def with_config(words: list[str]) -> list[str]:
 
 def _serve_options(serve: argparse.ArgumentParser) -> None:
     option = partial(_option, serve)
-    _programs_option(serve)
-    weights = "a run directory, one of its checkpoints, or a Hugging Face folder"
+    weights = "A run directory, one of its checkpoints, or a Hugging Face folder"
     serve.add_argument("weights", metavar="WEIGHTS", help=weights)
-    option("host", "interface to listen on; 0.0.0.0 is every one", default="127.0.0.1")
-    option("port", "with --openai, 0 is any that is free", type=int, default=9000)
-    option("slots", "requests decoded together", type=int, default=16)
-    option("prompt-tokens", "longest prompt, a power of two", type=int, default=256)
-    option("max-new-tokens", "longest answer", type=int, default=256)
-    option("temperature", "of JetStream's requests; 0 is greedy", type=float, default=1.0)
-    text = "pages of the cache that the slots share; 0: each has room for the longest sequence"
-    option("cache-pages", text, type=int, default=0)
-    option("page-tokens", "positions of a page", type=int, default=16)
+    text = "The network interface that the server listens on; 0.0.0.0 is every one"
+    option("host", text, default="127.0.0.1")
+    text = "The number of the port; with --openai, 0 is any that is free"
+    option("port", text, type=int, default=9000)
+    option("slots", "The count of requests that are decoded together", type=int, default=16)
+    text = "The length of the longest prompt in tokens, a power of two"
+    option("prompt-tokens", text, type=int, default=256)
+    text = "The length of the longest answer in tokens"
+    option("max-new-tokens", text, type=int, default=256)
+    text = "The sampling temperature, a factor, of JetStream's requests; 0 is greedy"
+    option("temperature", text, type=float, default=1.0)
+    text = "The count of pages of the cache that the slots share; 0: each has room for the longest "
+    option("cache-pages", text + "sequence", type=int, default=0)
+    text = "The length of a page of the cache in tokens"
+    option("page-tokens", text, type=int, default=16)
     kinds = ["float32", "bfloat16"]
-    option("dtype", "of the weights and of what is computed", choices=kinds, default="float32")
-    text = "weights in 8 bits; auto: those that the chip multiplies fast"
+    text = "The number type of the weights and of what is computed"
+    option("dtype", text, choices=kinds, default="float32")
+    text = "Stores weights in 8 bits; auto: in those that the chip multiplies fast"
     option("quantize", text, choices=["off", "e4m3", "int8", "auto"], default="off")
-    text = "keys and values of the cache in 8 bits"
+    text = "Stores the keys and values of the cache in 8 bits"
     option("kv-quantize", text, choices=["off", "e4m3", "int8"], default="off")
-    option(
-        "mesh", "devices along each axis, as expert=4,tensor=2 (default: one device)", default=""
-    )
-    option("openai", "HTTP, which everything below needs", action="store_true")
-    option("max-waiting", "requests that may wait for a slot", type=int, default=64)
-    text = "at most so many connections; one more closes the oldest idle or slow one"
+    text = "The devices along each axis, as expert=4,tensor=2 (default: one device)"
+    option("mesh", text, default="")
+    _programs_option(serve)
+    text = "Serves HTTP for OpenAI's clients, which every option below needs"
+    option("openai", text, action="store_true")
+    text = "The count of requests that may wait for a slot"
+    option("max-waiting", text, type=int, default=64)
+    text = "The count of connections; one more closes the oldest idle or slow one"
     option("max-connections", text, type=int, default=512)
-    text = "clients must bring this key; needed where other machines reach the host. The variable "
-    text += "COMPASS_API_KEY says the same, and the list of processes does not show it"
+    text = "The key that clients must bring; needed where other machines reach the host. The "
+    text += "variable COMPASS_API_KEY says the same, and the list of processes does not show it"
     option("api-key", text, metavar="KEY")
-    text = "clients may call this server by this name, too, beside localhost and its address"
-    option(
-        "allow-host", text + "; may come several times", action="append", default=[], metavar="NAME"
-    )
-    text = (
-        "read special tokens that a prompt of /v1/completions spells as control tokens; otherwise "
-    )
-    text += "they are text, as they always are in the messages of a chat"
+    text = "A name by which clients may call this server, beside localhost and its address; it may "
+    text += "come several times"
+    option("allow-host", text, action="append", default=[], metavar="NAME")
+    text = "Reads special tokens that a prompt of /v1/completions spells as control tokens; "
+    text += "otherwise they are text, as they always are in the messages of a chat"
     option("trust-prompts", text, action="store_true")

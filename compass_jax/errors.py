@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+# exit status of a command that ended because its rewards said nothing (--strict)
+STRICT = 3
+
 
 class CompassError(Exception):
     """An error whose message says what was wrong, where, and what to do: a command that ends with

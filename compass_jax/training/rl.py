@@ -7,11 +7,11 @@ from typing import Any
 
 from compass_jax.config import RunConfig
 from compass_jax.distributed import is_main_process
+from compass_jax.errors import STRICT
 from compass_jax.rewards.detect import notice
 from compass_jax.telemetry import Telemetry
 from compass_jax.training.loop import RLTrainer
 from compass_jax.training.session import (
-    STRICT,
     StopSignal,
     carry_tokenizer,
     code_changes,

@@ -22,7 +22,7 @@ from compass_jax import distributed
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config_io import flatten
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.errors import CompassError
+from compass_jax.errors import STRICT, CompassError
 from compass_jax.rewards.checks import checks_of
 from compass_jax.rewards.fingerprint import changed, code_of
 from compass_jax.rewards.score import Scorer
@@ -31,9 +31,6 @@ from compass_jax.rundir import RunDir
 from compass_jax.tpu_versions import check_versions
 from compass_jax.weights import checkpoint
 from compass_jax.weights.carried import carry_files
-
-# exit status of a run that ended because its rewards said nothing (--strict)
-STRICT = 3
 
 
 class RunRefused(CompassError, RuntimeError):

@@ -1,0 +1,92 @@
+"""What `--help` and `--version` say: every option has a sentence, numbers have units, the exit
+statuses are those of the code.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+from compass_jax import __version__, errors, signals
+from compass_jax.command_line import command_line
+from compass_jax.config import ConfigError
+from compass_jax.training import session
+
+# what a number counts or measures; the last line is of those that have no unit
+UNITS = re.compile(
+    r"\b(seconds?|tokens?|bytes|GiB|prompts?|samples?|steps?|updates?|micro-batches|epochs|rounds|"
+    r"devices?|processes|layers?|experts?|heads?|positions?|items|questions|slots?|pages|"
+    r"checkpoints|characters|rewards?|nats|passes|times|"
+    r"count|number|share|factor|probability|ratio|exponent|coefficient|fraction)\b"
+)
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    parser = command_line()
+    found = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return {"": parser, **found.choices}
+
+
+def is_sentence(text: str) -> bool:
+    """It begins with a capital and says more than two words."""
+    return bool(re.match(r"[A-Z]", text)) and len(text.split()) > 2
+
+
+def mute(parser: argparse.ArgumentParser) -> list[str]:
+    """The options that say nothing, and the numbers that say no unit."""
+    found = []
+    for action in parser._actions:
+        name = "/".join(action.option_strings) or action.dest
+        if isinstance(action, argparse._SubParsersAction | argparse._HelpAction):
+            continue
+        if not is_sentence(action.help or ""):
+            found.append(f"{name}: {action.help}")
+        elif action.type in (int, float) and not UNITS.search(action.help):
+            found.append(f"{name} has no unit: {action.help}")
+    return found
+
+
+@pytest.mark.parametrize("name", commands())
+def test_every_option_of_a_command_has_a_sentence_and_a_unit(name):
+    assert mute(commands()[name]) == []
+
+
+def test_an_option_without_a_sentence_or_a_unit_is_found():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--much", type=int, help="How much of it there is")
+    parser.add_argument("--bare")
+    parser.add_argument("--long", type=int, help="The length of it in tokens")
+    assert [x.split()[0] for x in mute(parser)] == ["--much", "--bare:"]
+
+
+@pytest.mark.parametrize("name", commands())
+def test_help_says_the_exit_statuses_of_the_code_within_80_columns(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = commands()[name].format_help()
+    told = text.partition("exit status:\n")[2]
+    numbers = [int(n) for n in re.findall(r"^  (\d+) ", told, re.MULTILINE)]
+    own = {0, errors.CompassError.exit_status, ConfigError.exit_status, session.STRICT}
+    assert sorted(numbers) == sorted(own | set(signals.STATUSES))
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_version_is_one_line_at_once_without_jax():
+    code = "import sys; sys.modules['jax'] = None; from compass_jax.cli import main; main()"
+    started = time.monotonic()
+    environment = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONPATH": ":".join(sys.path)}
+    told = subprocess.run(
+        [sys.executable, "-c", code, "--version"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    took = time.monotonic() - started
+    python = ".".join(map(str, sys.version_info[:3]))
+    wanted = f"compass_jax {__version__}, jax {jax.__version__}, Python {python}\n"
+    assert told.stdout == wanted and told.returncode == 0, told.stderr
+    assert took < 5  # a third of a second on a free core
