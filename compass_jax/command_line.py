@@ -10,7 +10,6 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
-from compass_jax import __version__
 from compass_jax.errors import STRICT, CompassError, UserError
 from compass_jax.signals import STATUSES
 
@@ -58,8 +57,8 @@ class _Version(argparse.Action):
     """Prints the versions of this package, of jax, which is not imported, and of Python."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
-        ours = f"compass_jax {__version__}, jax {metadata.version('jax')}"
-        print(f"{ours}, Python {platform.python_version()}")
+        versions = [f"{name} {metadata.version(name)}" for name in ("compass_jax", "jax")]
+        print(f"{', '.join(versions)}, Python {platform.python_version()}")
         parser.exit()
 
 

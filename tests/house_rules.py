@@ -69,7 +69,7 @@ LAYERS = {
     "errors": set(),
     "words": {"config", "logfile"},
     "signals": set(),
-    "command_line": set(),
+    "command_line": {"signals"},
     "logfile": {"untrusted"},
     "rundir": {"config", "config_io", "untrusted"},
     "report": RUN,
