@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
+from compass_jax.openai_logprobs import Logprobs, Row, chat_logprobs, completion_logprobs
 from compass_jax.openai_requests import Asked, Served
+from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.online import Chunk, OnlineBatcher, Streamed
 from compass_jax.serving.errors import BadRequest
 from compass_jax.serving.places import Writer
@@ -18,14 +19,13 @@ from compass_jax.serving.text import TextStream
 
 
 class Piece(NamedTuple):
-    """New text of one choice, the tokens that came with it (`texts`: each alone, where log-probs
-    are asked for), and why it ended ("" while it goes on; "error" and "cancelled" end the whole
-    request)."""
+    """New text of one choice, the rows of the tokens that came with it (where log-probs are asked
+    for), their number, and why it ended ("" while it goes on; "error" and "cancelled" end the
+    whole request)."""
 
     choice: int
     text: str
-    texts: list[str]
-    logp: list[float]
+    rows: list[Row]
     tokens: int
     finish: str
 
@@ -39,7 +39,12 @@ class Answer:
     ):
         self.asked = asked
         self.completion_tokens = 0
-        self._tokenizer = served.tokenizer
+        self._logprobs = Logprobs(served.tokenizer, asked.logprobs or 0)
+        # of each choice that has not begun
+        self._echo = {
+            choice: text
+            for choice, text in enumerate(text for text in asked.echo for _ in range(asked.n))
+        }
         self._queue: asyncio.Queue[Piece] = asyncio.Queue()
         self._texts = [
             TextStream(served.tokenizer, asked.stop) for _ in range(len(asked.prompts) * asked.n)
@@ -61,6 +66,8 @@ class Answer:
                     deliver(sample),
                     seed=seed,
                     sample=sample,
+                    logprobs=asked.logprobs is not None,
+                    of_prompt=bool(asked.echo) and asked.logprobs is not None,
                 )
                 for sample in range(p * asked.n, (p + 1) * asked.n)
             ]
@@ -91,29 +98,20 @@ class Answer:
         if stream.stopped:
             return None
         if chunk.finish in ("error", "cancelled"):
-            return Piece(choice, "", [], [], 0, chunk.finish)
+            return Piece(choice, "", [], 0, chunk.finish)
         try:
+            begin = self._echo.pop(choice, "")
+            rows = [] if chunk.prompt is None else self._logprobs.rows(chunk.prompt, prompt=True)
             text, taken = self._text(stream, chunk)
-            ended = (
-                chunk.finish == "stop" and not stream.stopped
-            )  # then the last token ends the turn, and is no text
-            shown = chunk.tokens[: taken - ended]
-            texts = (
-                [self._tokenizer.decode([token]) for token in shown] if self.asked.logprobs else []
-            )
+            if chunk.top is not None:
+                rows += self._logprobs.rows(TopLogprobs(*(x[:taken] for x in chunk.top)))
         except Exception:
             logging.getLogger(__name__).exception("the tokenizer cannot decode")
-            return Piece(choice, "", [], [], 0, "error")
+            return Piece(choice, "", [], 0, "error")
         if stream.stopped:
             self._batcher.cancel([self._requests[choice]])
-        return Piece(
-            choice,
-            text,
-            texts,
-            chunk.logp[: len(shown)],
-            taken,
-            "stop" if stream.stopped else chunk.finish,
-        )
+        finish = "stop" if stream.stopped else chunk.finish
+        return Piece(choice, begin + text, rows, taken, finish)
 
     def _text(self, stream: TextStream, chunk: Chunk) -> tuple[str, int]:
         """(new text, tokens of the chunk that it took). Where there are stop texts, tokens are
@@ -160,31 +158,17 @@ class Form(NamedTuple):
         name = f"{'chatcmpl' if self.chat else 'cmpl'}-{self.number}"
         return {"id": name, "object": kind, "created": int(time.time()), "model": self.model}
 
-    def logprobs(self, texts: list[str], logp: list[float], offset: int) -> dict[str, Any] | None:
-        """The log-probs of drawn tokens; `offset`: characters of the text before them."""
-        if not self.asked.logprobs:
+    def logprobs(self, rows: list[Row], offset: int) -> dict[str, Any] | None:
+        """Those of a choice's tokens; `offset`: characters of the text before them."""
+        if self.asked.logprobs is None:
             return None
         if self.chat:
-            rows = zip(texts, logp, strict=True)
-            return {
-                "content": [
-                    {"token": t, "logprob": p, "bytes": list(t.encode()), "top_logprobs": []}
-                    for t, p in rows
-                ]
-            }
-        starts = [offset, *itertools.accumulate(map(len, texts), initial=offset)][
-            1 : len(texts) + 1
-        ]
-        return {
-            "tokens": texts,
-            "token_logprobs": logp,
-            "top_logprobs": None,
-            "text_offset": starts,
-        }
+            return chat_logprobs(rows)
+        return completion_logprobs(rows, offset, self.asked.logprobs)
 
     def choice(self, piece: Piece, streamed: bool, offset: int = 0) -> dict[str, Any]:
         """One choice of an event (`streamed`) or of a whole answer."""
-        logprobs = self.logprobs(piece.texts, piece.logp, offset)
+        logprobs = self.logprobs(piece.rows, offset)
         head = {"index": piece.choice, "finish_reason": piece.finish or None, "logprobs": logprobs}
         if not self.chat:
             return {**head, "text": piece.text}
@@ -197,10 +181,7 @@ class Form(NamedTuple):
         """The JSON of a whole answer."""
         choices = []
         for index, pieces in enumerate(found):
-            texts = [text for piece in pieces for text in piece.texts]
-            logp = [p for piece in pieces for p in piece.logp]
+            rows = [row for piece in pieces for row in piece.rows]
             text = "".join(piece.text for piece in pieces)
-            choices.append(
-                self.choice(Piece(index, text, texts, logp, 0, pieces[-1].finish), False)
-            )
+            choices.append(self.choice(Piece(index, text, rows, 0, pieces[-1].finish), False))
         return json.dumps({**self.envelope(False), "choices": choices, "usage": usage}).encode()

@@ -17,6 +17,7 @@ from typing import Any
 
 from compass_jax import openai_requests as wire
 from compass_jax.openai_answers import Answer, Form, Piece
+from compass_jax.openai_logprobs import width
 from compass_jax.openai_requests import Asked, Served
 from compass_jax.rollout.online import Full, OnlineBatcher
 from compass_jax.serving.errors import BadRequest
@@ -210,7 +211,7 @@ async def _stream(send: Send, pieces: AsyncIterator[Piece], answer: Answer, form
     try:
         async for piece in pieces:
             offset = offsets.get(piece.choice, 0)
-            offsets[piece.choice] = offset + len(piece.text)
+            offsets[piece.choice] = offset + width(piece.rows)
             choices = [form.choice(piece, True, offset)]
             await event(json.dumps({**form.envelope(True), "choices": choices}).encode())
         if form.asked.usage:

@@ -23,6 +23,8 @@ from compass_jax.untrusted import parse_json
 
 MOST_CHOICES = 64
 MOST_STOPS = 4
+MOST_LOGPROBS = 5  # likeliest tokens of /v1/completions, as OpenAI has it
+MOST_TOP_LOGPROBS = 20  # of /v1/chat/completions
 MOST_STOP_CHARACTERS = 256
 MOST_TOKENS = 2**31 - 1  # that may be asked for; the answer has what fits
 MOST_DIGITS = 4000  # of an integer in a body; larger ones are refused before they are numbers
@@ -43,8 +45,8 @@ _COMMON = frozenset(
 )
 # Accepted at the value that changes nothing, or null.
 _NEUTRAL = {"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
-_COMPLETION = {"echo": False, "best_of": 1, "suffix": ""}
-_CHAT = {"top_logprobs": 0, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}
+_COMPLETION = {"best_of": 1, "suffix": ""}
+_CHAT = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}}
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,9 @@ class Asked:
     seed: int | None
     stop: tuple[str, ...]
     stream: bool
-    logprobs: bool
+    logprobs: int | None  # likeliest tokens that are told beside each token; None: no log-probs
     usage: bool  # at the end of a stream
+    echo: tuple[str, ...] = ()  # the texts of the prompts, with which the answers begin
 
 
 def read(body: bytes, chat: bool, served: Served) -> Asked:
@@ -90,30 +93,40 @@ def read(body: bytes, chat: bool, served: Served) -> Asked:
 
 
 def completion_request(body: Any, served: Served) -> Asked:
-    """A body of /v1/completions: `prompt` is a text, token ids, or several of either."""
-    _check_fields(body, _COMMON | {"prompt"}, {**_NEUTRAL, **_COMPLETION}, served)
+    """A body of /v1/completions: `prompt` is a text, token ids, or several of either. With `echo`
+    `max_tokens` may be 0: the prompt alone, and its log-probs.
+    """
+    _check_fields(body, _COMMON | {"prompt", "echo"}, {**_NEUTRAL, **_COMPLETION}, served)
     prompt = body.get("prompt")
     several = isinstance(prompt, list) and bool(prompt) and not _is_whole(prompt[0])
     prompts = prompt if several else [prompt]
     if len(prompts) > MOST_CHOICES:
         raise BadRequest(f"{len(prompts)} prompts are more than {MOST_CHOICES}", "prompt")
-    logprobs = body.get("logprobs")
-    if logprobs is not None and not (_is_whole(logprobs) and logprobs == 0):
-        text = "0 gives the log-probs of the tokens that were drawn; those of others are not kept"
-        raise BadRequest(f"logprobs = {shown(logprobs)}: {text}", "logprobs")
-    asked = _settings(body, len(prompts), 16, "max_tokens", logprobs is not None, served)
-    return Asked(tuple(_tokens(p, served) for p in prompts), **asked)
+    logprobs = None
+    if body.get("logprobs") is not None:
+        logprobs = _whole(body, "logprobs", 0, 0, MOST_LOGPROBS)
+    echo = _flag(body, "echo", "echo")
+    asked = _settings(body, len(prompts), (16, int(not echo)), "max_tokens", logprobs, served)
+    ids = tuple(_tokens(p, served) for p in prompts)
+    if echo:
+        texts = (p if isinstance(p, str) else served.tokenizer.decode(p, True) for p in prompts)
+        asked["echo"] = tuple(texts)
+    return Asked(ids, **asked)
 
 
 def chat_request(body: Any, served: Served) -> Asked:
     """A body of /v1/chat/completions: `messages`, put through the tokenizer's chat template."""
     _check_fields(
-        body, _COMMON | {"messages", "max_completion_tokens"}, {**_NEUTRAL, **_CHAT}, served
+        body,
+        _COMMON | {"messages", "max_completion_tokens", "top_logprobs"},
+        {**_NEUTRAL, **_CHAT},
+        served,
     )
     messages = _messages(body.get("messages"), served)
-    logprobs = body.get("logprobs")
-    if logprobs is not None and not isinstance(logprobs, bool):
-        raise BadRequest(f"logprobs = {shown(logprobs)}: must be true or false", "logprobs")
+    told = _flag(body, "logprobs", "logprobs")
+    top = _whole(body, "top_logprobs", 0, 0, MOST_TOP_LOGPROBS)
+    if top and not told:
+        raise BadRequest(f"top_logprobs = {top} needs logprobs = true", "top_logprobs")
     limits = [
         name for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None
     ]
@@ -122,7 +135,8 @@ def chat_request(body: Any, served: Served) -> Asked:
             "max_tokens and max_completion_tokens say the same: leave one out", "max_tokens"
         )
     limit = limits[0] if limits else "max_tokens"
-    asked = _settings(body, 1, served.max_new_tokens, limit, bool(logprobs), served)
+    default = served.max_new_tokens, 1
+    asked = _settings(body, 1, default, limit, top if told else None, served)
     try:
         ids = served.tokenizer.encode_chat(messages, add_generation_prompt=True)
     except TokenizerError as error:
@@ -177,11 +191,16 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def _settings(
-    body: Mapping[str, Any], prompts: int, default: int, limit: str, logprobs: bool, served: Served
+    body: Mapping[str, Any],
+    prompts: int,
+    tokens: tuple[int, int],
+    limit: str,
+    logprobs: int | None,
+    served: Served,
 ) -> dict[str, Any]:
-    """The fields of Asked, all but the prompts."""
+    """The fields of Asked, all but the prompts. tokens: the default of `limit`, and the least."""
     # more than fits is cut to what fits: the answer then ends with finish_reason "length"
-    most = min(_whole(body, limit, default, 1, MOST_TOKENS), served.max_new_tokens)
+    most = min(_whole(body, limit, *tokens, MOST_TOKENS), served.max_new_tokens)
     n = _whole(body, "n", 1, 1, MOST_CHOICES)
     if n * prompts > MOST_CHOICES:
         raise BadRequest(

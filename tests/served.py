@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig, RolloutConfig
 from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.model.logprobs import head_weights
 from compass_jax.model.params import to_decode
-from compass_jax.model.transformer import init_params
+from compass_jax.model.transformer import Transformer, apply, init_params
 from compass_jax.records import Prompt
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
@@ -69,7 +71,7 @@ def served(folder, **options):
 
 
 def own(text_or_ids, limit, temperature=0.0):
-    """Our rollout's answer: (text, log-probs without the end token's, finish reason)."""
+    """Our rollout's answer: (text, log-probs of its tokens, finish reason)."""
     tokenizer = Tokenizer.load(TOKENIZER)
     ids = tokenizer.encode(text_or_ids) if isinstance(text_or_ids, str) else text_or_ids
     rollout = RolloutConfig(slots=2, prompt_buckets=(16, 64), max_new_tokens=MOST)
@@ -78,6 +80,21 @@ def own(text_or_ids, limit, temperature=0.0):
         engine, to_decode(parameters()), tokenizer, [ids], [limit], temperature
     )
     return text, logp, "length" if truncated else "stop"
+
+
+def forward(ids):
+    """[t v] float64: log-probs of what follows each of `ids`, by one pass of the model that is
+    trained, without a cache.
+    """
+    tokens = jnp.asarray(ids, jnp.int32)[None]
+    positions = jnp.arange(len(ids), dtype=jnp.int32)[None]
+    params, whole = parameters(), jnp.ones(tokens.shape, bool)
+    out = apply(Transformer(MODEL, ComputeConfig()), params, tokens, positions, mask=whole)
+    known = Tokenizer.load(TOKENIZER).vocab_size
+    head = np.asarray(head_weights(params), np.float64)[:, :known]
+    logits = np.asarray(out.hidden[0], np.float64) @ head
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def own_texts(weights, options, texts, limits):
@@ -92,8 +109,8 @@ def own_texts(weights, options, texts, limits):
 
 
 def rolled_out(engine, params, tokenizer, prompts, limits, temperature=0.0):
-    """(text, log-probs without the end token's, whether it was cut) for the ids of each prompt, by
-    a Collection over them all.
+    """(text, log-probs, whether it was cut) for the ids of each prompt, by a Collection over them
+    all.
     """
     made = [Prompt(i, 0, "", "", np.array(ids, np.int32), "") for i, ids in enumerate(prompts)]
     job = Collection(
@@ -110,7 +127,7 @@ def rolled_out(engine, params, tokenizer, prompts, limits, temperature=0.0):
     found = {}
     for r in job:
         logp = r.logp[len(r.prompt.tokens) :]
-        answer = tokenizer.decode(r.response), logp if r.truncated else logp[:-1], r.truncated
+        answer = tokenizer.decode(r.response), logp, r.truncated
         found[r.row] = answer
     return [found[i] for i in range(len(made))]
 

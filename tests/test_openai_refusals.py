@@ -37,7 +37,7 @@ def server(tmp_path_factory, compile_lightly):
         ({"prompt": "a", "temperature": float("nan")}, 400, "temperature: NaN is no number"),
         ({"prompt": "a", "n": 65}, 400, "n = 65"),
         ({"prompt": ["a"] * 40, "n": 2}, 400, "40 prompts with n = 2 are more than 64"),
-        ({"prompt": "a", "logprobs": 5}, 400, "logprobs = 5: 0 gives"),
+        ({"prompt": "a", "logprobs": 6}, 400, "logprobs = 6: must be a whole number from 0 to 5"),
         ({"prompt": "a", "stop": ["", "x"]}, 400, "stop must be"),
         ({"prompt": ""}, 400, "the prompt is empty"),
         ({}, 400, "prompt must be a text"),

@@ -18,6 +18,7 @@ import numpy as np
 
 from compass_jax.data.control_tokens import ControlTokenError, ControlTokens, ids_of
 from compass_jax.data.templates import Job, TemplateFailure, renderer
+from compass_jax.data.token_bytes import BYTES, bytes_of
 from compass_jax.data.tokenizer_folder import (
     TokenizerError,
     additional_tokens,
@@ -174,20 +175,13 @@ class Tokenizer:
         otherwise.
         """
         spelling = self._backend.id_to_token(int(token))
-        return self._bytes.get(spelling) if spelling is not None else None
+        return BYTES.get(spelling) if spelling is not None else None
 
-    @cached_property
-    def _bytes(self) -> dict[str, int]:
-        """Byte-level BPE spells a byte as its own character where that is printable, and by the
-        characters from 256 on otherwise.
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes that a token stands for, be they part of a character; none for an id that is
+        no token. A special token is spelt out.
         """
-        own = [
-            *range(ord("!"), ord("~") + 1),
-            *range(ord("¡"), ord("¬") + 1),
-            *range(ord("®"), ord("ÿ") + 1),
-        ]
-        others = [b for b in range(256) if b not in set(own)]
-        return {chr(b): b for b in own} | {chr(256 + i): b for i, b in enumerate(others)}
+        return bytes_of(self._backend.id_to_token(int(token)) or "", self.decode([token], True))
 
     def _rendered(
         self,

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, UInt
 
 from compass_jax.rollout.engine import DecodeState, Engine, Prefix
+from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
@@ -72,7 +73,7 @@ class Batcher:
         self.stats = RolloutStats() if stats is None else stats
         self.streams = streams
         self.slots = Slots(engine.config, engine.slot_groups)
-        self._state: DecodeState = engine.init_decode_state()
+        self._state: DecodeState = engine.init_decode_state(self.sampler.top_logprobs)
         self._waiting = Waiting()
         self._any_cancelled = False
 
@@ -306,16 +307,32 @@ class Batcher:
         # for want of pages: what waits needs more than these
         empty = config.slots - len(entered)
         wanted = empty + share(config) if self._waiting else None
+        told = any(sample.logprobs for sample in entered)
         self._state, steps = self.engine.generate(
-            self.params, self._with_table(), self.sampler, read=read, wanted_free=wanted
+            self.params,
+            self._with_table(),
+            self.sampler,
+            read=read,
+            wanted_free=wanted,
+            top_logprobs=told,
         )
         recent = self._recent() if self.streams else None
-        (live, lengths), taken, recent = fetch(
-            ((self._state.live, self._state.lengths), steps, recent)
+        (live, lengths), taken, recent, top = fetch(
+            (
+                (self._state.live, self._state.lengths),
+                steps,
+                recent,
+                self._state.top if told else None,
+            )
         )
         for sample in entered:
+            # the first row is of the token that came with a prefill, if that is new
+            first = 1 - (sample.length - len(sample.tokens))
             self.stats.live_steps += int(lengths[sample.slot]) - sample.length
             sample.length = int(lengths[sample.slot])
+            if top is not None and sample.logprobs:
+                rows = slice(first, first + sample.length - len(sample.tokens))
+                sample.take_top(TopLogprobs(*(x[sample.slot, rows] for x in top)))
             if recent is not None:
                 tokens, logp, entropy = (x[sample.slot] for x in recent)
                 self.stats.tokens += sample.take(tokens, logp, entropy, self.version)

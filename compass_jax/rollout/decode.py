@@ -7,12 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from compass_jax.config import RolloutConfig
 from compass_jax.model.moe import unset_id
 from compass_jax.model.transformer import Transformer, apply
 from compass_jax.rollout.kv_cache import put_back, window
+from compass_jax.rollout.logprobs import top_logprobs_if
 from compass_jax.rollout.sampling import Sampler, sample
 from compass_jax.rollout.state import DecodeState, lay_state, next_logits
 
@@ -27,9 +28,11 @@ def decoded(
     sampler: Sampler,
     read: int | None,
     in_place: bool,
+    wanted: Bool[Array, ""] | None = None,
 ) -> tuple[DecodeState, Int[Array, ""]]:
     """(the state, the number of steps taken), see `Engine.generate`. in_place: the cache is read
-    and written where it lies, by the kernel.
+    and written where it lies, by the kernel; wanted: whether the likeliest tokens are (not None
+    where the state has room for them).
     """
     n, slots, placement = rollout.tokens_per_call, rollout.slots, model.placement
     current = jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)[:, 0]
@@ -43,7 +46,7 @@ def decoded(
     size = rollout.max_length if read is None else read
     cache = state.cache if in_place else window(state.cache, state.table, size, placement)
     start = jnp.int32(0), cache, state.lengths, state.live, current, _outputs(state, n)
-    token = partial(_token, model, eos_id, params, state, sampler, pages)
+    token = partial(_token, model, eos_id, params, state, sampler, pages, wanted)
     steps, cache, lengths, live, _, outputs = jax.lax.while_loop(go_on, token, start)
     inputs = state.lengths[None, :] - 1 + jnp.arange(n, dtype=jnp.int32)[:, None]
     if not in_place:
@@ -53,7 +56,7 @@ def decoded(
     return lay_state(placement, state._replace(cache=cache, lengths=lengths, live=live)), steps
 
 
-def _outputs(state: DecodeState, n: int) -> dict[str, Array]:
+def _outputs(state: DecodeState, n: int) -> dict[str, Any]:
     """Room for what `n` steps give, routes unset."""
     slots = state.lengths.shape[0]
     outputs = {
@@ -66,10 +69,16 @@ def _outputs(state: DecodeState, n: int) -> dict[str, Array]:
         kind = state.routes.dtype
         shape = n, slots, *state.routes.shape[2:]
         outputs["routes"] = jnp.full(shape, unset_id(kind), kind)
+    if state.top is not None:
+        outputs["top"] = jax.tree.map(
+            lambda x: jnp.zeros((n, slots, x.shape[2]), x.dtype), state.top
+        )
     return outputs
 
 
-def _token(model: Transformer, eos_id: int, params, state: DecodeState, sampler, pages, carry):
+def _token(
+    model: Transformer, eos_id: int, params, state: DecodeState, sampler, pages, wanted, carry
+):
     """One token of every live slot."""
     i, cache, lengths, live, current, outputs = carry
     step = apply(
@@ -88,8 +97,12 @@ def _token(model: Transformer, eos_id: int, params, state: DecodeState, sampler,
     if "routes" in outputs:
         assert step.routes is not None
         new["routes"] = step.routes[:, 0]
+    if "top" in outputs:
+        new["top"] = top_logprobs_if(wanted, logits, token, sampler.top_logprobs, model.known)
     outputs = {
-        name: jax.lax.dynamic_update_index_in_dim(buffer, new[name], i, 0)
+        name: jax.tree.map(
+            lambda held, x: jax.lax.dynamic_update_index_in_dim(held, x, i, 0), buffer, new[name]
+        )
         for name, buffer in outputs.items()
     }
     lengths = lengths + live.astype(jnp.int32)
@@ -115,4 +128,8 @@ def _write_back(state: DecodeState, outputs, past: int) -> DecodeState:
     # row t belongs to token t as an input
     routes = None if state.routes is None else put(state.routes, "routes", 1)
     written = {name: put(getattr(state, name), name) for name in ("tokens", "logp", "entropy")}
+    if state.top is not None:
+        drawn = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs["top"])
+        top = jax.tree.map(lambda held, x: held.at[:, 1:].set(x), state.top, drawn)
+        state = state._replace(top=top)
     return state._replace(**written, routes=routes)

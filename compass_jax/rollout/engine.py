@@ -22,7 +22,8 @@ from compass_jax.model.transformer import Transformer, attention_kernel
 from compass_jax.rollout.decode import decoded
 from compass_jax.rollout.insert import inserted
 from compass_jax.rollout.kv_cache import check_pages
-from compass_jax.rollout.prefill import prefilled
+from compass_jax.rollout.logprobs import TopLogprobs
+from compass_jax.rollout.prefill import prefilled, prompt_logprobs
 from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
 from compass_jax.rollout.sizes import resume_buckets
 from compass_jax.rollout.state import DecodeState, Prefix, empty_state, lay, lay_state
@@ -108,10 +109,10 @@ class Engine:
             return self.bucket(length)
         return next(size for size in resume_buckets(self.config) if size >= length)
 
-    @partial(jax.jit, static_argnums=0)
-    def init_decode_state(self) -> DecodeState:
-        """An empty state: no slot is live."""
-        return empty_state(self.model, self.config, self.slot_groups)
+    @partial(jax.jit, static_argnums=(0, 1))
+    def init_decode_state(self, top_logprobs: int = 0) -> DecodeState:
+        """An empty state: no slot is live. top_logprobs: the sampler's."""
+        return empty_state(self.model, self.config, self.slot_groups, top_logprobs)
 
     def prefill(
         self,
@@ -184,6 +185,15 @@ class Engine:
             self.model, self.config, params, tokens, lengths, keys, sampler, temperature, routes
         )
 
+    @partial(jax.jit, static_argnums=(0, 4))
+    def prompt_logprobs(
+        self, params, tokens: Int[Array, "1 t"], lengths: Int[Array, "1"], most: int
+    ) -> TopLogprobs:
+        """[t k]: row i of token i of a prompt, given those before it, and of the `most` likeliest
+        in its place; of the first token, which nothing precedes, its id alone.
+        """
+        return prompt_logprobs(self.model, self.config, params, tokens, lengths, most)
+
     def insert(
         self, prefix: Prefix, decode_state: DecodeState, slot: int, request_id=None
     ) -> DecodeState:
@@ -224,18 +234,24 @@ class Engine:
         *,
         read: int | None = None,
         wanted_free: int | None = None,
+        top_logprobs: bool = False,
     ) -> tuple[DecodeState, Int[Array, ""]]:
         """Decodes up to `tokens_per_call` tokens in every live slot; returns the state and the
         number of steps taken.
 
         Stops early when no slot is live, or when `wanted_free` slots are free (None: never). `read`
         bounds the cache positions that attention reads; it must cover the longest live sequence
-        plus tokens_per_call.
+        plus tokens_per_call. `top_logprobs`: whether anybody wants those for which the state has
+        room.
         """
         wanted = jnp.int32(self.config.slots + 1 if wanted_free is None else wanted_free)
         # the kernel reads no more than each sequence has
         read = None if self.in_place(decode_state) else read
-        return self._generate(params, decode_state, wanted, sampler or self.default_sampler(), read)
+        sampler = sampler or self.default_sampler()
+        if decode_state.top is None:
+            return self._generate(params, decode_state, wanted, sampler, read)
+        told = jnp.bool_(top_logprobs)
+        return self._generate(params, decode_state, wanted, sampler, read, told)
 
     def in_place(self, state: DecodeState) -> bool:
         """Whether decoding reads and writes the cache where it lies, by the kernel; else `generate`
@@ -246,7 +262,7 @@ class Engine:
         )
 
     @partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=2)
-    def _generate(self, params, state: DecodeState, wanted_free, sampler, read):
+    def _generate(self, params, state: DecodeState, wanted_free, sampler, read, told=None):
         return decoded(
             self.model,
             self.config,
@@ -257,6 +273,7 @@ class Engine:
             sampler,
             read,
             self.in_place(state),
+            told,
         )
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from compass_jax.config import RolloutConfig
 from compass_jax.model.moe import unset_id
 from compass_jax.rollout.kv_cache import put_prefix
+from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.prefill import for_samples
 from compass_jax.rollout.state import DecodeState, Prefix, lay_state
 from compass_jax.sharding import Placement
@@ -69,8 +71,20 @@ def inserted(
             if prefix.temperature is None
             else rows(state.temperature, jnp.take(prefix.temperature, source))
         ),
+        top=_first_row(state.top, prefix.top, to),
     )
     return lay_state(placement, state)
+
+
+def _first_row(held: TopLogprobs | None, new: TopLogprobs | None, to) -> TopLogprobs | None:
+    """`held` `[slots n k]` with those `[p s k]` of the first tokens in the first rows of `to`."""
+    if held is None:
+        return None
+
+    def put(held, new):
+        return held.at[to, 0].set(new.reshape(-1, new.shape[-1]), mode="drop")
+
+    return jax.tree.map(put, held, new)
 
 
 def _forget(routes, slots):

@@ -11,27 +11,33 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+import jax.numpy as jnp
 import numpy as np
 
 from compass_jax.errors import CompassError
 from compass_jax.records import Prompt
 from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rollout.waiting import parted
+from compass_jax.sharding import fetch
 
-PER_REQUEST = Sampler(per_request=True)
+MOST_TOP = 20  # likeliest tokens that may be asked for beside each token
+PER_REQUEST = Sampler(per_request=True, top_logprobs=MOST_TOP)
 
 
 class Chunk(NamedTuple):
-    """New tokens of a request, with their log-probs. `finish`: "stop" (they end with the end
-    token), "length", "cancelled", "error", or "": go on.
+    """New tokens of a request, and their log-probs where it wants them. `finish`: "stop" (they
+    end with the end token), "length", "cancelled", "error", or "": go on. `prompt`: log-probs of
+    the prompt's tokens, in the first chunk of a request that wants them.
     """
 
     tokens: list[int]
-    logp: list[float]
     finish: str
+    top: TopLogprobs | None = None
+    prompt: TopLogprobs | None = None
 
 
 class Full(CompassError, RuntimeError):
@@ -50,6 +56,7 @@ class Streamed(Request):
 
     deliver: Callable[[Chunk], None] = _nowhere
     given: int = 0  # tokens that were delivered, the prompt's included
+    of_prompt: bool = False  # whether the log-probs of the prompt's tokens are wanted, too
 
     @classmethod
     def asked(
@@ -61,17 +68,26 @@ class Streamed(Request):
         *,
         seed: int = 0,
         sample: int = 0,
+        logprobs: bool = False,
+        of_prompt: bool = False,
     ) -> Self:
-        """A request of a client. Its draws depend on (seed, sample, position) alone."""
+        """A request of a client. Its draws depend on (seed, sample, position) alone. With no new
+        tokens it needs no slot.
+        """
         prompt = Prompt(seed % 2**32, 0, "", "", np.asarray(tokens, np.int32), "")
         n = len(prompt.tokens)
         options: dict[str, Any] = {"temperature": temperature, "deliver": deliver, "given": n}
+        options |= {"logprobs": logprobs, "of_prompt": of_prompt}
         return cls.of(prompt, sample, 0, n + max_new_tokens, 0, **options)
 
     def hand_over(self, finish: str) -> None:
         """Delivers what is new; nothing where nothing is, unless it ends."""
-        new, self.given = slice(self.given, None), len(self.tokens)
-        chunk = Chunk(self.tokens[new].tolist(), self.logp[new].tolist(), finish)
+        first, self.given = self.given, len(self.tokens)
+        top = None
+        if self.top is not None:
+            drawn = slice(first - len(self.prompt.tokens), None)
+            top = TopLogprobs(*(x[drawn] for x in self.top))
+        chunk = Chunk(self.tokens[first:].tolist(), finish, top)
         if chunk.tokens or finish:
             self.deliver(chunk)
 
@@ -181,9 +197,7 @@ class OnlineBatcher:
                     self._changed.wait_for(lambda: not self._running or self._alive)
                     if not self._running:
                         break
-                    self._forget_cancelled()
-                    while self._asked and self._batcher.room > 0:
-                        self._hand_in(self._asked.popleft())
+                self._admit()
                 self._tick()
             self._end_all("cancelled")
         except BaseException as error:  # whatever it is, nobody may wait for it for ever
@@ -191,6 +205,36 @@ class OnlineBatcher:
                 self.error = error
             logging.getLogger(__name__).exception("the batcher ended")
             self._end_all("error")
+
+    def _admit(self) -> None:
+        """Hands in groups for which there is room, up to one whose prompt's log-probs are wanted:
+        what is being decoded waits for no more than one of these.
+        """
+        scored = False
+        while not scored:
+            with self._changed:
+                self._forget_cancelled()
+                if not self._asked or self._batcher.room <= 0:
+                    return
+                group = self._asked.popleft()
+            scored = group[0].of_prompt
+            if scored:
+                found = self._prompt_logprobs(group[0].prompt.tokens)
+                for request in group:
+                    request.deliver(Chunk([], "", prompt=found))
+            if group[0].limit == len(group[0].tokens):
+                self._end(group, "length")
+            else:
+                self._hand_in(group)
+
+    def _prompt_logprobs(self, prompt: np.ndarray) -> TopLogprobs:
+        """[n k] of a prompt's `n` tokens."""
+        n = len(prompt)
+        padded = np.zeros((1, self.engine.bucket(n)), np.int32)
+        padded[0, :n] = prompt
+        given = jnp.asarray(padded), jnp.asarray([n], jnp.int32), MOST_TOP
+        found = fetch(self.engine.prompt_logprobs(self._batcher.params, *given))
+        return TopLogprobs(*(x[:n] for x in found))
 
     def _hand_in(self, group: Sequence[Streamed]) -> None:
         """A power of two of samples shares a prefill: so few programs are compiled."""
@@ -223,4 +267,4 @@ class OnlineBatcher:
             self._alive.clear()
             self._asked.clear()
         for request in left:
-            request.deliver(Chunk([], [], finish))
+            request.deliver(Chunk([], finish))

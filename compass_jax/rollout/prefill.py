@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int, UInt, UInt32
 
 from compass_jax.config import RolloutConfig
 from compass_jax.model.transformer import Transformer, apply, init_cache
+from compass_jax.rollout.logprobs import TopLogprobs, in_rows, top_logprobs
 from compass_jax.rollout.sampling import Sampler, sample
 from compass_jax.rollout.state import Prefix, lay_cache, next_logits
 
@@ -25,26 +26,58 @@ def prefilled(
 ) -> Prefix:
     """Prompts run once for all their samples, the first token of each drawn."""
     p, s = keys.shape[:2]
-    last, cache, routes = _encode(model, rollout, params, tokens, lengths, routes)
+    (last, cache, routes), _ = _encode(model, rollout, params, tokens, lengths, routes)
     logits = next_logits(model, params, last, sampler)
     each = None if temperature is None else for_samples(temperature, s)
-    token, logp, entropy = (
-        x.reshape(p, s)
-        for x in sample(
-            for_samples(logits, s),
-            keys.reshape(p * s, 2),
-            for_samples(lengths, s),
-            sampler,
-            each,
-            model.known,
-        )
+    logits = for_samples(logits, s)
+    drawn = sample(
+        logits,
+        keys.reshape(p * s, 2),
+        for_samples(lengths, s),
+        sampler,
+        each,
+        model.known,
     )
-    return Prefix(cache, tokens, lengths, routes, keys, token, logp, entropy, temperature)
+    token, logp, entropy = (x.reshape(p, s) for x in drawn)
+    top = None
+    if sampler.top_logprobs:
+        found = top_logprobs(logits, drawn[0], sampler.top_logprobs, model.known)
+        top = jax.tree.map(lambda x: x.reshape(p, s, -1), found)
+    return Prefix(cache, tokens, lengths, routes, keys, token, logp, entropy, temperature, top)
 
 
-def _encode(model: Transformer, rollout: RolloutConfig, params, tokens, lengths, routes):
-    """(hidden state of each prompt's last token, cache, routes), by pieces of `prefill_chunk`
-    tokens: attention scores are of one piece.
+def prompt_logprobs(
+    model: Transformer,
+    rollout: RolloutConfig,
+    params,
+    tokens: Int[Array, "1 t"],
+    lengths: Int[Array, "1"],
+    most: int,
+) -> TopLogprobs:
+    """[t k]: row i of token i, given those before it; of the first its id alone. What lies beyond
+    the length says nothing.
+    """
+
+    def of_rows(hidden, following):
+        logits = next_logits(model, params, hidden, Sampler())
+        return top_logprobs(logits, following, most, model.known)
+
+    def of_piece(hidden, following):
+        return in_rows(of_rows, hidden[0], following[0])
+
+    _, found = _encode(model, rollout, params, tokens, lengths, None, of_piece)
+    # the last row is of what follows the prompt
+    last = tokens.shape[1] - 1
+    ids, logp = (jnp.pad(x[:last], ((1, 0), (0, 0))) for x in found)
+    return TopLogprobs(ids.at[0, 0].set(tokens[0, 0]), logp)
+
+
+def _encode(
+    model: Transformer, rollout: RolloutConfig, params, tokens, lengths, routes, of_piece=None
+):
+    """((hidden state of each prompt's last token, cache, routes), rows), by pieces of
+    `prefill_chunk` tokens: attention scores are of one piece. rows: what `of_piece` makes of the
+    hidden states of a piece and the tokens that follow, for all pieces; None without it.
     """
     p, t = tokens.shape
     size = min(t, rollout.prefill_chunk)
@@ -57,7 +90,7 @@ def _encode(model: Transformer, rollout: RolloutConfig, params, tokens, lengths,
 
     def piece(carry, inputs):
         cache, last = carry
-        i, tokens, routes = inputs
+        i, tokens, routes, following = inputs
         positions = jnp.broadcast_to(i * size + jnp.arange(size, dtype=jnp.int32)[None], (p, size))
         out = apply(
             model,
@@ -72,7 +105,8 @@ def _encode(model: Transformer, rollout: RolloutConfig, params, tokens, lengths,
         here = jnp.take_along_axis(out.hidden, jnp.clip(at, 0, size - 1)[:, None, None], axis=1)[
             :, 0
         ]
-        return (out.cache, jnp.where((at // size == 0)[:, None], here, last)), out.routes
+        rows = None if of_piece is None else of_piece(out.hidden, following)
+        return (out.cache, jnp.where((at // size == 0)[:, None], here, last)), (out.routes, rows)
 
     cache = lay_cache(
         model.placement,
@@ -84,17 +118,20 @@ def _encode(model: Transformer, rollout: RolloutConfig, params, tokens, lengths,
         jnp.arange(n, dtype=jnp.int32),
         pieces(tokens),
         None if routes is None else pieces(routes),
+        None if of_piece is None else pieces(jnp.roll(tokens, -1, axis=1)),
     )
     if n == 1:  # no loop: a scan of one is compiled as a loop
-        (cache, last), used = piece(start, jax.tree.map(lambda x: x[0], inputs))
-        return last, lay_cache(model.placement, cache, p), used
-    (cache, last), used = jax.lax.scan(piece, start, inputs)
+        (cache, last), (used, rows) = piece(start, jax.tree.map(lambda x: x[0], inputs))
+        return (last, lay_cache(model.placement, cache, p), used), rows
+    (cache, last), (used, rows) = jax.lax.scan(piece, start, inputs)
+    rows = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), rows)
     used = (
         None
         if used is None
         else jnp.moveaxis(used, 0, 1).reshape(p, n * size, *used.shape[3:])[:, :t]
     )
-    return last, lay_cache(model.placement, jax.tree.map(lambda x: x[..., :t, :], cache), p), used
+    cache = lay_cache(model.placement, jax.tree.map(lambda x: x[..., :t, :], cache), p)
+    return (last, cache, used), rows
 
 
 def for_samples(x: Array, s: int) -> Array:

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from compass_jax.records import Prompt, Rollout
+from compass_jax.rollout.logprobs import TopLogprobs
 
 
 @dataclass(eq=False)
@@ -31,6 +32,8 @@ class Request:
     length: int = 0  # tokens by now, those in the slot included
     slot: int = -1
     temperature: float = 0.0  # for a `per_request` sampler
+    logprobs: bool = False  # whether somebody wants those of the likeliest tokens
+    top: TopLogprobs | None = None  # [n k], of the tokens after the prompt
     cancelled: bool = False  # nobody wants it any more
     ended: bool = False  # by its end token, its limit, or because it was cancelled
 
@@ -65,6 +68,11 @@ class Request:
         self.entropy = np.concatenate([self.entropy, entropy[:n]])
         self.versions = np.concatenate([self.versions, np.full(n, version, np.int32)])
         return n
+
+    def take_top(self, top: TopLogprobs) -> None:
+        """Appends those `[n k]` of its newest tokens."""
+        held = top if self.top is None else map(np.concatenate, zip(self.top, top, strict=True))
+        self.top = TopLogprobs(*held)
 
     def rollout(self, eos_id: int) -> Rollout:
         """What it has by now."""

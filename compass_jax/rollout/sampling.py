@@ -29,13 +29,14 @@ class Sampler:
     1.
 
     With `per_request` each sequence brings a temperature of its own, and `temperature` says
-    nothing.
+    nothing. `top_logprobs`: so many of the likeliest tokens are told beside each drawn one.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     per_request: bool = False
+    top_logprobs: int = 0
 
     @property
     def truncates(self) -> bool:

@@ -16,6 +16,7 @@ from compass_jax.model.moe import empty_routes
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.transformer import Cache, Transformer
 from compass_jax.rollout.kv_cache import new_cache, pages_spec
+from compass_jax.rollout.logprobs import TopLogprobs, empty_logprobs
 from compass_jax.rollout.sampling import Sampler
 from compass_jax.sharding import Placement, constrain
 
@@ -32,6 +33,7 @@ class Prefix(NamedTuple):
     first_logp: Float[Array, "p s"]
     first_entropy: Float[Array, "p s"]
     temperature: Float[Array, "p"] | None = None  # of a `per_request` sampler
+    top: TopLogprobs | None = None  # [p s k], of a sampler with `top_logprobs`
 
 
 class DecodeState(NamedTuple):
@@ -56,6 +58,9 @@ class DecodeState(NamedTuple):
     temperature: Float[Array, "slots"]  # of a `per_request` sampler; 0 otherwise
     # the page of each stretch of a slot, out of range where there is none
     table: Int[Array, "slots n"] | None = None
+    # [slots 1 + tokens_per_call k], of a sampler with `top_logprobs`: of the first token of a
+    # sequence that was inserted since the last call, and of those that this one drew
+    top: TopLogprobs | None = None
 
 
 def lay(placement: Placement | None, x: Array, *axes: str | None) -> Array:
@@ -99,10 +104,18 @@ def lay_state(placement: Placement | None, state: DecodeState) -> DecodeState:
     )
 
 
-def empty_state(model: Transformer, rollout: RolloutConfig, groups: int) -> DecodeState:
-    """No slot is live. groups: of slots, each with an equal part of the pages."""
+def empty_state(
+    model: Transformer, rollout: RolloutConfig, groups: int, most: int = 0
+) -> DecodeState:
+    """No slot is live. groups: of slots, each with an equal part of the pages; most: of the
+    sampler's `top_logprobs`.
+    """
     n, t, wide = rollout.slots, rollout.max_length, at_least_float32(model.compute.dtype)
     cache, table = new_cache(model.config, rollout, model.compute, groups)
+    top = None
+    if most:
+        of_call = n, 1 + rollout.tokens_per_call
+        top = empty_logprobs(of_call, most, model.config.vocab_size, model.compute.dtype)
     state = DecodeState(
         cache=cache,
         table=table,
@@ -115,5 +128,6 @@ def empty_state(model: Transformer, rollout: RolloutConfig, groups: int) -> Deco
         keys=jnp.zeros((n, 2), jnp.uint32),
         live=jnp.zeros((n,), bool),
         temperature=jnp.zeros((n,), jnp.float32),
+        top=top,
     )
     return lay_state(model.placement, state)

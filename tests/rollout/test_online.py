@@ -10,6 +10,7 @@ from tiny import MODEL, random_params
 from compass_jax.config import ComputeConfig, RolloutConfig
 from compass_jax.model.params import to_decode
 from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.online import Full, OnlineBatcher, Streamed
 
 
@@ -79,6 +80,12 @@ def test_requests_that_were_given_up_while_they_waited_make_room():
     assert told == ["cancelled", "cancelled"] and batcher.waiting == 1
 
 
+def told(chunks):
+    """The log-probs of all chunks together."""
+    parts = [chunk.top for chunk in chunks if chunk.top is not None]
+    return TopLogprobs(*map(np.concatenate, zip(*parts, strict=True)))
+
+
 def test_through_few_pages_every_chunk_comes_once_and_in_order():
     """Six samples of two prompts on four slots whose pages hold two: as without pages, for each
     request alone.
@@ -91,7 +98,7 @@ def test_through_few_pages_every_chunk_comes_once_and_in_order():
         cache_bucket=40,
         page_tokens=4,
     )
-    params, answers = to_decode(random_params()), []
+    params, answers, tops = to_decode(random_params()), [], []
     for pages in (0, 12):
         engine = Engine(MODEL, ComputeConfig(), dataclasses.replace(rollout, cache_pages=pages), 2)
         with OnlineBatcher(engine, params, 8) as batcher:
@@ -105,6 +112,7 @@ def test_through_few_pages_every_chunk_comes_once_and_in_order():
                         chunks.setdefault((p, i), []).append,
                         seed=7 + p,
                         sample=3 * p + i,
+                        logprobs=True,
                     )
                     for i in range(3)
                 ]
@@ -125,4 +133,10 @@ def test_through_few_pages_every_chunk_comes_once_and_in_order():
             }
         )
         assert len({tuple(tokens) for tokens, _ in answers[-1].values()}) == 6
+        tops.append({key: told(found) for key, found in chunks.items()})
+        for key, (tokens, _) in answers[-1].items():
+            assert tops[-1][key].ids[:, 0].tolist() == tokens
     assert answers[0] == answers[1]
+    for key, plain in tops[0].items():
+        np.testing.assert_array_equal(plain.ids, tops[1][key].ids)
+        np.testing.assert_allclose(plain.logp, tops[1][key].logp, atol=1e-5)

@@ -60,15 +60,15 @@ COMMON = {
     "frobnicate": (None, 1),
 }
 COMPLETION = {
-    "logprobs": (True, False, "", [], {}, 0.0, 1, 5, -1),
-    "echo": (0, "", [], {}, True),
+    "logprobs": (True, False, "", [], {}, 0.0, 6, -1),
+    "echo": (0, "", [], {}, 1, "true"),
     "best_of": (True, "", [], {}, 2, 0),
     "suffix": (0, False, [], {}, "x"),
     "messages": (HI,),
 }
 CHAT = {
     "logprobs": (0, 1, "", [], {}, "true"),
-    "top_logprobs": (False, "", [], {}, 1),
+    "top_logprobs": (False, "", [], {}, 1, 21, -1),
     "tools": (0, "", {}, False, [{}]),
     "tool_choice": ("auto", 0, False, {}),
     "response_format": ({"type": "json_object"}, "text", []),
@@ -116,7 +116,7 @@ def test_what_changes_nothing_is_accepted():
         "stream": None,
         "temperature": 0,
     }
-    assert completion(**neutral, echo=False, best_of=1, suffix="", logprobs=0).logprobs
+    assert completion(**neutral, echo=False, best_of=1, suffix="", logprobs=0).logprobs == 0
     found = chat(
         **neutral,
         tools=[],
@@ -125,11 +125,11 @@ def test_what_changes_nothing_is_accepted():
         top_logprobs=0,
         max_completion_tokens=3,
     )
-    assert (found.max_tokens, found.logprobs, found.seed, found.stream) == (3, False, -5, False)
+    assert (found.max_tokens, found.logprobs, found.seed, found.stream) == (3, None, -5, False)
     assert (
-        chat(logprobs=True).logprobs
-        and not chat(logprobs=None).logprobs
-        and not completion(logprobs=None).logprobs
+        chat(logprobs=True).logprobs == 0
+        and chat(logprobs=None).logprobs is None
+        and completion(logprobs=None).logprobs is None
     )
     assert chat(stream=True, stream_options={"include_usage": True}).usage
     assert completion(stop=["x", "x", "y"]).stop == ("x", "y")

@@ -1,0 +1,137 @@
+"""Log-probs over HTTP: those of an independent forward pass, of prompts and of answers, whole and
+streamed; and what evaluation harnesses read of them.
+"""
+
+import json
+
+import numpy as np
+import openai
+import pytest
+from served import TOKENIZER, ask, forward, saved, served
+
+from compass_jax.data.tokenizer import Tokenizer
+
+TEXT = "1 + 2 = 3, tschüß"
+IDS = Tokenizer.load(TOKENIZER).encode(TEXT)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, compile_lightly):
+    """The ServeConfig of a server that runs while the module's tests do."""
+    folder = saved(tmp_path_factory.mktemp("serve") / "tiny")
+    options = {"slots": 2, "prompt_tokens": 64, "max_new_tokens": 48, "max_waiting": 8}
+    with served(folder, **options) as config:
+        yield config
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    url = f"http://127.0.0.1:{server.port}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as made:
+        yield made
+
+
+def complete(server, **body):
+    """The choices of a completion."""
+    status, _, answer = ask(server, "POST", "/v1/completions", json.dumps(body))
+    assert status == 200, answer
+    return json.loads(answer)["choices"]
+
+
+def check(logprobs, ids, first=0):
+    """Those of `ids` from `first` on are those of the forward pass, the token's and the
+    likeliest's; nothing precedes the first of all.
+    """
+    logp = forward(ids)
+    expected = [logp[i - 1, ids[i]] for i in range(max(first, 1), len(ids))]
+    found, top = logprobs["token_logprobs"], logprobs["top_logprobs"]
+    if not first:
+        assert found[0] is None and top[0] is None
+        found, top = found[1:], top[1:]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    for row, own, i in zip(top, found, range(max(first, 1), len(ids)), strict=True):
+        best = np.sort(logp[i - 1])[::-1]
+        np.testing.assert_allclose(max(row.values()), best[0], atol=1e-4)
+        assert own in row.values()  # to the last bit: harnesses compare them
+
+
+@pytest.mark.parametrize("prompt", [TEXT, [TEXT], IDS, [IDS], [IDS, IDS[:1], IDS[:7]]])
+def test_a_prompt_is_scored_without_an_answer_and_with_one(server, prompt):
+    """As a text, as ids, as a list of either, and of several lengths."""
+    given = prompt if isinstance(prompt[0], list) else [IDS]
+    fields = {"echo": True, "logprobs": 1, "temperature": 0}
+    for choice, ids in zip(complete(server, prompt=prompt, max_tokens=0, **fields), given):
+        logprobs = choice["logprobs"]
+        assert (choice["text"], choice["finish_reason"]) == (TEXT[: len(choice["text"])], "length")
+        assert len(logprobs["tokens"]) == len(ids) and logprobs["text_offset"][0] == 0
+        assert TEXT.startswith("".join(logprobs["tokens"][:7]))
+        check(logprobs, ids)
+    for choice, ids in zip(complete(server, prompt=prompt, max_tokens=1, **fields), given):
+        logprobs = choice["logprobs"]
+        assert len(logprobs["tokens"]) == len(ids) + 1
+        check({name: logprobs[name][:-1] for name in logprobs}, ids)
+        following = forward(ids)[-1].max()
+        np.testing.assert_allclose(logprobs["token_logprobs"][-1], following, atol=1e-4)
+
+
+def test_an_echo_without_log_probs_is_the_prompt_and_the_answer(server):
+    (plain,) = complete(server, prompt=TEXT, max_tokens=5, temperature=0)
+    (echo,) = complete(server, prompt=IDS, max_tokens=5, temperature=0, echo=True)
+    assert echo["text"] == TEXT + plain["text"] and echo["logprobs"] is None
+    (alone,) = complete(server, prompt=TEXT, max_tokens=0, echo=True)
+    assert (alone["text"], alone["finish_reason"]) == (TEXT, "length")
+
+
+def test_log_probs_are_of_the_model_whatever_the_temperature_is(server):
+    """Drawn at 1.7 they are those at temperature 1; of each of two answers beside each other."""
+    drawn = complete(
+        server, prompt=IDS, max_tokens=12, temperature=1.7, seed=4, logprobs=5, n=2, echo=True
+    )
+    tokenizer = Tokenizer.load(TOKENIZER)
+    spelt = {}
+    for token in range(tokenizer.vocab_size):
+        data = tokenizer.bytes_of(token)
+        text = data.decode(errors="ignore")
+        whole = text.encode() == data
+        spelt[text if whole else "bytes:" + "".join(f"\\x{x:02x}" for x in data)] = token
+    assert drawn[0]["text"] != drawn[1]["text"]
+    for choice in drawn:
+        logprobs = choice["logprobs"]
+        ids = [spelt[token] for token in logprobs["tokens"]]
+        assert ids[: len(IDS)] == IDS and len(ids) > len(IDS)
+        check(logprobs, ids)
+        logp = forward(ids)
+        for i, row in enumerate(logprobs["top_logprobs"][1:]):
+            for text, value in row.items():
+                np.testing.assert_allclose(value, logp[i, spelt[text]], atol=1e-4)
+            assert len(row) in (5, 6)
+        for offset, text in zip(logprobs["text_offset"], logprobs["tokens"], strict=True):
+            if "bytes:" not in text and text not in ("<|im_end|>", "<|endoftext|>"):
+                assert choice["text"][offset:].startswith(text) or "\ufffd" in choice["text"]
+
+
+def test_streamed_log_probs_are_those_of_the_whole_answer(server, client):
+    for fields in ({"echo": True}, {}):
+        fields |= {"model": "tiny", "prompt": TEXT, "max_tokens": 20, "temperature": 0}
+        (whole,) = client.completions.create(**fields, logprobs=2).choices
+        parts = [e.choices[0] for e in client.completions.create(**fields, logprobs=2, stream=True)]
+        assert "".join(part.text for part in parts) == whole.text and len(parts) > 2
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            found = [x for part in parts for x in getattr(part.logprobs, name)]
+            assert found == getattr(whole.logprobs, name), name
+
+
+def test_a_chat_tells_the_twenty_likeliest_whole_and_streamed(server, client):
+    messages = [{"role": "user", "content": "7 - 5?"}]
+    ids = Tokenizer.load(TOKENIZER).encode_chat(messages, add_generation_prompt=True)
+    asked = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 20}
+    asked |= {"logprobs": True, "top_logprobs": 20}
+    (whole,) = client.chat.completions.create(**asked).choices
+    content = whole.logprobs.content
+    first = np.sort(forward(ids)[-1])[::-1][:20]
+    np.testing.assert_allclose([x.logprob for x in content[0].top_logprobs], first, atol=1e-4)
+    assert content[0].logprob == content[0].top_logprobs[0].logprob
+    said = b"".join(bytes(x.bytes) for x in content)
+    assert said.removesuffix(b"<|im_end|>").decode(errors="replace") == whole.message.content
+    parts = [e.choices[0] for e in client.chat.completions.create(**asked, stream=True)]
+    assert [x for part in parts for x in part.logprobs.content] == content
