@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import glob
 import importlib.util
 import os
@@ -132,8 +133,8 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
         from compass_jax.serve import ServeConfig, run_serve
 
         _keep_programs(args)
-        own = ("command", "compilation_cache")
-        run_serve(ServeConfig(**{name: x for name, x in vars(args).items() if name not in own}))
+        given = {field.name for field in dataclasses.fields(ServeConfig)}
+        run_serve(ServeConfig(**{name: x for name, x in vars(args).items() if name in given}))
     elif args.command == "init":
         from compass_jax.initial import write_initial
 
