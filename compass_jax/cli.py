@@ -24,6 +24,7 @@ from compass_jax.configured import from_words, load_config, override
 from compass_jax.errors import STRICT, CompassError
 from compass_jax.families import find as families
 from compass_jax.rundir import FolderLock, NewFolderLock, staged
+from compass_jax.settings_help import settings_help
 from compass_jax.signals import STATUSES, Ending, leave
 
 
@@ -206,11 +207,12 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
     if not quick and (not args.config or args.config.startswith("-")):
         args.usage.print_help()
         return 0 if args.asked else 2
-    if args.asked:
-        args.usage.print_help()
-        overrides = [*overrides, "--help"]
     made = from_words(args) if quick else load_config(args.config)
     config = override(made, overrides, prog=f"compass {args.command} {args.config or ''}".strip())
+    if args.asked:
+        args.usage.print_help()
+        print(f"\n{settings_help(config)}")
+        return 0
     if args.command in STAGES:
         config = staged(config, STAGES[args.command])
     config = config.validate_for_rl() if args.command in ("train", "plan") else config.validate()

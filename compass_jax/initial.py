@@ -5,42 +5,16 @@ setting that was chosen.
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import io
 import re
-import tokenize
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from compass_jax.config import ConfigError, RunConfig
+from compass_jax.settings_help import field_docs
 
 _INDENT = "    "
-
-
-def field_comments(cls: type) -> dict[str, str]:
-    """What the source of a configuration class says of its fields: the comment behind a field, or
-    those in the lines above it.
-    """
-    said: dict[str, str] = {}
-    above: list[str] = []
-    name = ""
-    for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(cls)).readline):
-        text = token.string
-        if token.type == tokenize.COMMENT:
-            words = text.lstrip("# ")
-            if token.line.lstrip().startswith("#"):
-                above.append(words)
-            elif name:
-                said[name] = words
-        elif token.type == tokenize.NAME and re.match(rf"\s*{re.escape(text)}\s*:", token.line):
-            name = text
-            if above:
-                said.setdefault(name, " ".join(above))
-            above = []
-        elif token.type == tokenize.NAME and token.line.lstrip().startswith(("def ", "@")):
-            above, name = [], ""
-    known = {f.name for f in dataclasses.fields(cls)}
-    return {name: words for name, words in said.items() if name in known}
+_WIDTH = 98  # of a comment
 
 
 def source_of(config: RunConfig) -> str:
@@ -80,14 +54,13 @@ def _expression(value: Any, depth: int, classes: set[type]) -> str:
 
 def _call(config: Any, depth: int, classes: set[type]) -> str:
     classes.add(type(config))
-    comments, inner, lines = field_comments(type(config)), _INDENT * (depth + 1), []
+    docs, inner, lines = field_docs(type(config)), _INDENT * (depth + 1), []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if value == _default(field):
             continue
-        words = comments.get(field.name, "")
-        if words:
-            lines.append(f"{inner}# {words}\n")
+        words = textwrap.wrap(docs.get(field.name, ""), _WIDTH - len(inner))
+        lines += [f"{inner}# {line}\n" for line in words]
         lines.append(f"{inner}{field.name}={_expression(value, depth + 1, classes)},\n")
     return (
         f"{type(config).__name__}(\n{''.join(lines)}{_INDENT * depth})"

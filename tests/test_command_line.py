@@ -3,6 +3,7 @@ statuses are those of the code.
 """
 
 import argparse
+import dataclasses
 import re
 import subprocess
 import sys
@@ -10,10 +11,19 @@ import time
 
 import jax
 import pytest
+import tyro
+from test_config_ranges import whole_run
+from tiny_run import tiny_run
 
 from compass_jax import __version__, errors, signals
 from compass_jax.command_line import command_line
-from compass_jax.config import ConfigError
+from compass_jax.config import ConfigError, Objective, RunConfig, TaskSource
+from compass_jax.configured import override
+from compass_jax.rl.objectives.cispo import Cispo
+from compass_jax.rl.objectives.espo import Espo
+from compass_jax.rl.objectives.grpo import Grpo
+from compass_jax.rl.objectives.gspo import Gspo
+from compass_jax.settings_help import Setting, settings, settings_help
 from compass_jax.training import session
 
 # what a number counts or measures; the last line is of those that have no unit
@@ -21,7 +31,7 @@ UNITS = re.compile(
     r"\b(seconds?|tokens?|bytes|GiB|prompts?|samples?|steps?|updates?|micro-batches|epochs|rounds|"
     r"devices?|processes|layers?|experts?|heads?|positions?|items|questions|slots?|pages|"
     r"checkpoints|characters|rewards?|nats|passes|times|"
-    r"count|number|share|factor|probability|ratio|exponent|coefficient|fraction)\b"
+    r"count|number|shares?|factor|probability|ratio|exponent|coefficient|fraction)\b"
 )
 
 
@@ -34,6 +44,68 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 def is_sentence(text: str) -> bool:
     """It begins with a capital and says more than two words."""
     return bool(re.match(r"[A-Z]", text)) and len(text.split()) > 2
+
+
+def settings_parser(config: RunConfig, monkeypatch) -> argparse.ArgumentParser:
+    """The parser of the settings, as `override` has it made."""
+    monkeypatch.setattr(
+        tyro, "cli", lambda hint, default, **_: tyro.extras.get_parser(hint, default=default)
+    )
+    with pytest.warns(DeprecationWarning, match="get_parser"):
+        return override(config, [])
+
+
+def unsaid(config: RunConfig) -> list[str]:
+    """The settings without a sentence, and the numbers without a unit."""
+    found = []
+    for setting in settings(config):
+        if not (is_sentence(setting.text) or not setting.kind) or not setting.text.endswith("."):
+            found.append(f"{setting.key}: {setting.text!r}")
+        elif re.search(r"INT|FLOAT", setting.kind) and not UNITS.search(setting.text):
+            found.append(f"{setting.key} has no unit: {setting.text}")
+    return found
+
+
+@pytest.mark.parametrize("objective", [Espo(), Grpo(), Gspo(), Cispo()], ids=lambda x: x.name)
+def test_every_setting_that_can_be_overridden_has_a_sentence_and_a_unit(objective, monkeypatch):
+    config = whole_run()
+    others = (*config.data.sources, TaskSource("odd_tasks:task"))
+    data = dataclasses.replace(config.data, sources=others, eval_sources=others)
+    rl = dataclasses.replace(config.rl, objective=objective)
+    config = dataclasses.replace(config, data=data, rl=rl)
+    parsed = settings_parser(config, monkeypatch)._actions[1:]
+    wanted = {a.option_strings[0] for a in parsed} | {"--rl.objective"}
+    told = {f"--{x.key.replace('_', '-')}" for x in settings(config) if x.kind}
+    assert told == wanted and len(told) > 180
+    assert unsaid(config) == []
+    assert max(map(len, settings_help(config).splitlines())) <= 80
+
+
+def test_values_are_written_as_they_are_read():
+    config, base = whole_run(), tiny_run()
+    given = [x for x in settings(config) if x.kind and x.words]
+    assert len(given) > 150
+    options = [w for x in given for w in (f"--{x.key}", *_split(x))]
+    start = dataclasses.replace(
+        config, seed=5, compute=dataclasses.replace(base.compute, remat=True)
+    )
+    assert override(start, options) == config
+
+
+def _split(setting: Setting) -> list[str]:
+    return [setting.words] if setting.kind == "JSON" else setting.words.split()
+
+
+def test_a_setting_without_a_sentence_or_a_unit_is_found():
+    @dataclasses.dataclass(frozen=True)
+    class Mine(Objective):
+        much: int = 0
+        """The advantage counts for this much."""
+        bare: str = ""
+
+    config = tiny_run()
+    config = dataclasses.replace(config, rl=dataclasses.replace(config.rl, objective=Mine()))
+    assert [x.split()[0] for x in unsaid(config)] == ["rl.objective.much", "rl.objective.bare:"]
 
 
 def mute(parser: argparse.ArgumentParser) -> list[str]:

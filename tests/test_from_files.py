@@ -1,5 +1,6 @@
 """A model's folder, a file of prompts and a reward are enough: the command, and the call."""
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -11,15 +12,15 @@ from logged import lines
 import compass_jax
 from compass_jax import library
 from compass_jax.cli import main
-from compass_jax.config import ConfigError, RLConfig, RunConfig
+from compass_jax.config import ConfigError, RunConfig
 from compass_jax.configured import load_config
 from compass_jax.from_files import rl_config, sft_config
-from compass_jax.initial import field_comments
 from compass_jax.presets import PRESETS
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.rundir import read_config
+from compass_jax.settings_help import field_docs
 
 TOKENIZER = Path(__file__).parent.parent / "configs" / "tiny_tokenizer"
 REWARD = """
@@ -141,18 +142,19 @@ def test_a_file_is_written_that_makes_the_same_run(folder, monkeypatch, capsys):
     wanted = rl_config("model", ["prompts.jsonl"], reward, method="dapo")
     assert load_config("mine.py") == wanted
     text = (folder / "mine.py").read_text()
-    assert "# the rollout's groups are split into this many updates\n" in text
+    assert "# The groups of a rollout are split into so many updates.\n" in text
     assert "top_k" not in text.split("rollout=")[1]  # a default
     assert main(["init", "mine.py", *files]) == 2
     assert "mine.py is there already" in capsys.readouterr().err
     assert main(["init", "mine.txt", *files]) == 2
 
 
-def test_every_kind_of_comment_is_found():
-    said = field_comments(RunConfig)
-    assert said["mesh"] == "of the training"
-    assert said["rollout_apart"].startswith("the rollout has devices of its own")
-    assert "name" not in said and field_comments(RLConfig)["permute_rewards"]
+def test_what_a_class_and_its_base_say_of_their_fields_is_found():
+    said = field_docs(RunConfig)
+    assert said["mesh"] == "How many devices the training uses along each axis."
+    assert said["run_dir"].endswith("runs/NAME/sft and runs/NAME/rl).")  # on two lines
+    assert set(said) == {field.name for field in dataclasses.fields(RunConfig)}
+    assert {"kl_coef", "alpha"} <= set(field_docs(Espo))
 
 
 def test_one_call_trains_with_a_function(folder, monkeypatch, compile_lightly):

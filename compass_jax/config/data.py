@@ -45,25 +45,40 @@ class RolloutConfig:
     """
 
     slots: Annotated[int, Range(1, 2**20)] = 64
+    """So many samples are decoded together."""
     prompt_buckets: tuple[Tokens, ...] = (32, 64, 128)
+    """A prompt is padded to the next of these lengths in tokens; the last one is the longest."""
     max_new_tokens: Tokens = 128
+    """An answer ends after this many tokens at the latest."""
     tokens_per_call: Tokens = 16
-    # attention reads the cache up to the longest live sequence, rounded up to this
+    """One call of the device decodes up to this many tokens of each slot."""
     cache_bucket: Tokens = 64
-    # pages that the slots share (a call works on a copy: rollout/kv_cache.py); 0: each has room for
-    # the longest sequence
+    """Attention reads the cache up to the longest live sequence, rounded up to a multiple of so
+    many tokens.
+    """
     cache_pages: CountOrOff = 0
-    page_tokens: Tokens = 16  # positions of a page
-    prefill_chunk: Tokens = 2048  # longer prompts run in pieces of this many tokens
+    """The slots share this count of pages of the cache; 0: each has room for the longest sequence.
+    """
+    page_tokens: Tokens = 16
+    """A page of the cache holds this many tokens."""
+    prefill_chunk: Tokens = 2048
+    """The prefill of a longer prompt runs in pieces of this many tokens."""
     temperature: Temperature = 1.0
+    """Logits are divided by this factor, in the rollout and in the ratio; 0 is greedy."""
     top_k: TopK = 0
+    """The sampler draws from this count of likeliest tokens; 0: from all, which RL needs."""
     top_p: Share = 1.0
-    # of the sampler and its copy of the weights; empty: compute.dtype
+    """The sampler draws from the likeliest tokens that hold this share of the probability; RL needs
+    1.
+    """
     dtype: Literal["", "float32", "bfloat16"] = ""
-    # 8-bit weights in the sampler (model/quantize.py; emulated on CPU); auto: by the chip
+    """The sampler and its copy of the weights have this type; empty: compute.dtype."""
     quantize: Literal["off", "e4m3", "int8", "auto"] = "off"
-    # 8-bit keys and values in the cache, a scale for each position and head
+    """The sampler's weights have 8 bits (emulated on a CPU); auto: in the type that the chip
+    multiplies fast.
+    """
     kv_quantize: Literal["off", "e4m3", "int8"] = "off"
+    """Keys and values in the cache have 8 bits, with a scale for each position and head."""
 
     @property
     def max_length(self) -> int:
@@ -106,14 +121,23 @@ class ProceduralSource:
     """
 
     dataset: str
+    """The prompts come from this reasoning-gym data set."""
     options: Options = ()
-    size: Annotated[int, Range(1, 10**7)] = 1000  # distinct items drawn before splitting
-    label: str = ""  # name in the accuracy table; empty: the dataset's name
-    instruction: Text = ""  # put before the question; empty: none
-    repeat: Repeat = 1  # times that each of its prompts comes in one pass of RL
-    # the dataset's own; otherwise, and beside it, as in FileSource
+    """These are the data set's own settings, as JSON pairs of a name and a value."""
+    size: Annotated[int, Range(1, 10**7)] = 1000
+    """So many distinct items are drawn, before some of them are held out."""
+    label: str = ""
+    """The accuracy table has this name; empty: the data set's."""
+    instruction: Text = ""
+    """This text is put before each question; empty: none."""
+    repeat: Repeat = 1
+    """Each of its prompts comes so many times in one pass of RL."""
     verifier: Verifiers = "reasoning_gym"
+    """This verifier judges answers (docs/rewards.md), or several with weights; reasoning_gym is the
+    data set's own.
+    """
     verifier_args: Options = ()
+    """The verifiers get these arguments beside the row, as JSON pairs of a name and a value."""
 
     def __post_init__(self) -> None:
         _settle(self)
@@ -141,15 +165,24 @@ class FileSource:
     added up by their weights: `verifier={"math": 1.0, "format": 0.2}`.
     """
 
-    path: str  # of one file, or a pattern of several: "train-*.parquet"
-    prompt_field: Name = AUTO  # the column of what is asked
-    # the column of the ground truth, which every row must have: for "math" a text or number, for a
-    # verifier of one's own a value of any form; empty: there is none
+    path: str
+    """The rows are in this .jsonl or .parquet file, or in those of a pattern (train-*.parquet)."""
+    prompt_field: Name = AUTO
+    """This column holds what is asked; auto: the known columns say it (docs/data.md)."""
     answer_field: str = AUTO
+    """This column holds the ground truth that every row must have; auto: as the columns say; empty:
+    there is none.
+    """
     label: str = ""
-    repeat: Repeat = 1  # as in ProceduralSource
+    """The accuracy table has this name; empty: the file's."""
+    repeat: Repeat = 1
+    """Each of its prompts comes so many times in one pass of RL."""
     verifier: Verifiers = "math"
-    verifier_args: Options = ()  # what verifiers take beside the row, {"pattern": ...} for instance
+    """This verifier judges answers (docs/rewards.md): a usual one's name, file.py:function, or
+    several with weights.
+    """
+    verifier_args: Options = ()
+    """The verifiers get these arguments beside the row, as JSON pairs of a name and a value."""
 
     def __post_init__(self) -> None:
         _settle(self)
@@ -178,8 +211,11 @@ class TaskSource:
     """
 
     task: str
-    label: str = ""  # name in the accuracy table; empty: what follows the colon
-    repeat: Repeat = 1  # as in ProceduralSource
+    """The task is a compass_jax.tasks.Task, named as my_tasks:task or path/to/my_tasks.py:task."""
+    label: str = ""
+    """The accuracy table has this name; empty: what follows the colon."""
+    repeat: Repeat = 1
+    """Each of its prompts comes so many times in one pass of RL."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", absolute(self.task))
@@ -207,17 +243,26 @@ class DataConfig:
     """
 
     sources: tuple[Source, ...] = ()
-    # what is evaluated on instead of a part of `sources`, which are all trained on then, but for
-    # the questions that are in both
+    """The prompts that RL trains on come from here."""
     eval_sources: tuple[Source, ...] = ()
-    heldout_frac: Fraction = 0.2  # share of the questions of `sources` that are held out
-    eval_prompts: CountOrOff = 512  # most held-out prompts of an evaluation; 0: none
-    # prompts of more tokens than rollout.prompt_buckets[-1]: left out and counted, or an error
+    """Evaluation takes these sources instead of a part of `sources`, whose questions are then all
+    trained on, but for those in both.
+    """
+    heldout_frac: Fraction = 0.2
+    """This share of the questions of `sources` is held out for evaluation."""
+    eval_prompts: CountOrOff = 512
+    """An evaluation takes at most so many held-out prompts; 0: none."""
     overlong: Literal["drop", "refuse"] = "drop"
-    tokenizer: str = ""  # folder with tokenizer.json and tokenizer_config.json
+    """Prompts of more tokens than rollout.prompt_buckets[-1] are left out and counted, or refused
+    with an error.
+    """
+    tokenizer: str = ""
+    """This folder holds tokenizer.json and tokenizer_config.json."""
     system_prompt: Text = ""
-    # pass_rates.jsonl of compass filter: RL trains on the prompts that it keeps; empty: on all
+    """This text begins every chat as the system's message; empty: none."""
     keep_file: str = ""
+    """RL trains on the prompts that this pass_rates.jsonl of `compass filter` keeps; empty: on all.
+    """
 
     def keyed_sources(self) -> list[tuple[str, Source]]:
         """(setting, source) of all sources, those of the evaluation last: `Prompt.source` is an
@@ -243,17 +288,25 @@ class RewardConfig:
     """
 
     workers: Annotated[int, Range(1, 1024)] = 1
+    """So many processes judge answers."""
     timeout_s: float = 5.0
-    # auto: behind what the machine has; required: behind all guards or not at all
+    """A check is ended after so many seconds; its sample is left out and counted."""
     sandbox: Literal["auto", "required", "off"] = "auto"
-    right_at: float = 1.0  # raw reward from which an answer counts as right
-    wrong_at: float = 0.0  # raw reward up to which an answer counts as wrong
-    # smallest difference of two rewards that the verifier can give (one test of ten: 0.1)
+    """Verifiers run under guards: all that the machine has (auto), every one or not at all
+    (required), none (off).
+    """
+    right_at: float = 1.0
+    """An answer counts as right from this reward on."""
+    wrong_at: float = 0.0
+    """An answer counts as wrong up to this reward."""
     smallest_gap: float = 1.0
-    # the answer is the text in the last <answer>...</answer>; empty: the whole response
+    """Two rewards that differ do so by at least this number, without a unit (one test of ten: 0.1).
+    """
     answer_tag: str = "answer"
-    # (name, hash of its file) of each own verifier: a run writes it into its config.json
+    """The answer is the text in the last <TAG>...</TAG> of a response; empty: the whole response.
+    """
     code: tuple[tuple[str, str], ...] = ()
+    """The run writes the name of each own verifier here, and the hash of its file."""
 
     def validate(self) -> None:
         check_fields(self, "rewards")
@@ -280,9 +333,13 @@ class EvalConfig:
     """Evaluation on held-out prompts: k samples at `temperature`, and one greedy answer."""
 
     k: Annotated[int, Range(1, 65_536)] = 4
+    """Each prompt gets so many samples, and one greedy answer."""
     temperature: Temperature = 1.0
+    """Logits of the samples are divided by this factor."""
     top_k: TopK = 0
+    """The sampler draws from this count of likeliest tokens; 0: from all."""
     top_p: Share = 1.0
+    """The sampler draws from the likeliest tokens that hold this share of the probability."""
 
     def validate(self) -> None:
         check_fields(self, "evaluation")

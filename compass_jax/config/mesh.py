@@ -26,10 +26,17 @@ class MeshConfig:
     """
 
     replica: Devices = 1
+    """So many groups of devices each hold a whole copy of the parameters."""
     fsdp: Devices = 1
+    """So many devices share the storage of the parameters, split along the hidden axis."""
     expert: Devices = 1
+    """So many devices share the experts; the tokens travel between them."""
     tensor: Devices = 1
+    """So many devices share the heads, the inner axis of the MLPs and the vocabulary."""
     context: Devices = 1
+    """So many devices share the tokens of a row in training, and the storage with fsdp; in decoding
+    they share the slots.
+    """
 
     @property
     def devices(self) -> int:

@@ -30,8 +30,12 @@ class Objective:
     jit. The inputs are those of rl/objectives/inputs.py.
     """
 
-    kl_coef: Coefficient = 0.0  # beta of k3 to the reference policy; 0: no reference is kept
+    kl_coef: Coefficient = 0.0
+    """The KL divergence (k3) from the first policy is a penalty with this factor; 0: none is
+    computed.
+    """
     router_aux_coef: Coefficient = 0.0
+    """The loss that balances the experts' load is added with this factor."""
 
     @property
     def name(self) -> str:

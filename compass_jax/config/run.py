@@ -16,31 +16,48 @@ from compass_jax.config.verifiers import check_rewards
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A whole run. `init_from` is a Hugging Face folder or a checkpoint to start from; empty:
-    random weights.
-    """
+    """A whole run: the settings of all its components."""
 
     name: str
+    """The name says which run this is; it is the folder's name under runs/."""
     model: ModelConfig
-    # empty: runs/<name>; `compass sft` and `compass train` take runs/<name>/sft and runs/<name>/rl
+    """The sizes of the model that is trained, in the terms of its Hugging Face config."""
     run_dir: str = ""
+    """The run writes to this folder; empty: runs/NAME (`sft` and `train`: runs/NAME/sft and
+    runs/NAME/rl).
+    """
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
+    """Every random draw of the run follows from this number, which has no unit."""
     init_from: str = ""
+    """The run starts from the weights of this Hugging Face folder or checkpoint; empty: from random
+    ones.
+    """
     compute: ComputeConfig = field(default_factory=ComputeConfig)
-    mesh: MeshConfig = field(default_factory=MeshConfig)  # of the training
-    rollout_mesh: MeshConfig | None = None  # None: the training's
-    # the rollout has devices of its own, behind the training's; with rl.one_step_off both work at
-    # once
+    """How the model is computed: types, recomputation, kernels."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    """How many devices the training uses along each axis."""
+    rollout_mesh: MeshConfig | None = None
+    """How many devices the rollout uses along each axis; None: as the training's mesh."""
     rollout_apart: bool = False
+    """The rollout gets devices of its own, after the training's; with rl.one_step_off both work at
+    once.
+    """
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """How answers are sampled."""
     data: DataConfig = field(default_factory=DataConfig)
+    """Which prompts there are, and which of them are held out."""
     rewards: RewardConfig = field(default_factory=RewardConfig)
+    """How the verifiers that judge answers are run."""
     sft: SFTConfig = field(default_factory=SFTConfig)
+    """Supervised fine-tuning on conversations."""
     rl: RLConfig = field(default_factory=RLConfig)
+    """Reinforcement learning."""
     evaluation: EvalConfig = field(default_factory=EvalConfig)
+    """How held-out prompts are answered and counted."""
     keep_checkpoints: Count = 2
-    # steps between two tables of samples on the screen (the first step has one, too); 0: none
+    """The run directory keeps this count of checkpoints, the newest."""
     show_samples_every: CountOrOff = 10
+    """The screen shows a table of samples at the first step and every so many steps; 0: never."""
 
     @property
     def directory(self) -> str:

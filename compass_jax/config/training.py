@@ -38,17 +38,25 @@ class OptimConfig:
     """AdamW with linear warm-up, then constant or cosine decay to zero."""
 
     learning_rate: Annotated[float, Range(0, 100)] = 1e-6
+    """AdamW's step size after the warm-up is this factor."""
     warmup_steps: CountOrOff = 0
+    """The learning rate rises over so many updates."""
     schedule: Literal["constant", "cosine"] = "constant"
+    """The learning rate stays constant after the warm-up, or falls to zero along a cosine."""
     b1: Decay = 0.9
+    """The first moment keeps this share of itself at each update."""
     b2: Decay = 0.95
+    """The second moment keeps this share of itself at each update."""
     eps: Annotated[float, Range(0, 1, above=True)] = 1e-8
+    """AdamW adds this number, without a unit, to the root of the second moment."""
     weight_decay: Coefficient = 0.0
+    """The weights shrink by this factor times the learning rate at each update."""
     clip_grad_norm: Annotated[float, Range(0, 1e12, above=True)] = 1.0
-    # of parameters in bfloat16 (compute.param_dtype): moments, updates and gradient sums are in
-    # float32
+    """A gradient of a larger norm than this number, without a unit, is scaled down to it."""
     float32_master: bool = True
-    max_bad_steps: Count = 3  # consecutive updates with a non-finite gradient before the run stops
+    """Moments, updates and sums of gradients are in float32 where parameters are in bfloat16."""
+    max_bad_steps: Count = 3
+    """The run stops after so many updates in a row whose gradient is not finite."""
 
     def validate(self, key: str) -> None:
         check_fields(self, key)
@@ -60,23 +68,37 @@ class SFTConfig:
     tokens only.
     """
 
-    # JSONL or Parquet files, or patterns of several ("train-*.parquet"), of conversations or of
-    # prompts with what is to be answered; their kinds are known by their columns (docs/data.md)
     files: tuple[Name, ...] = ()
-    prompt_field: Name = AUTO  # the column of what is asked, or of whole conversations
-    # the column of what is learnt; empty: the assistant's turns of prompt_field
+    """Conversations, or prompts with their answers, come from these .jsonl or .parquet files, or
+    patterns of several (docs/data.md).
+    """
+    prompt_field: Name = AUTO
+    """This column holds what is asked, or whole conversations; auto: the known columns say it."""
     response_field: str = AUTO
-    # (label of a data source, worked training questions, times that each comes in one pass)
+    """This column holds what is learnt; auto: as the columns say; empty: the assistant's turns of
+    prompt_field.
+    """
     procedural: tuple[Taken, ...] = ()
-    # the same with the bare answer, no steps: a cold start has few worked solutions
+    """Worked solutions: (label of a data source, count of training questions, times that each comes
+    in a pass).
+    """
     answers: tuple[Taken, ...] = ()
+    """Bare answers without steps, in the same form as `procedural`, count and times included."""
     steps: Count = 100
+    """The run ends after so many updates (steps)."""
     batch: Batch = 64
+    """An update takes so many samples, here conversations."""
     buckets: tuple[Tokens, ...] = (64, 128, 256)
+    """A conversation is padded to the next of these lengths in tokens; the last one is the longest.
+    """
     micro_batch_tokens: BatchTokens = 16_384
+    """A micro-batch has at most so many tokens, padding included."""
     router_aux_coef: Coefficient = 0.01
+    """The loss that balances the experts' load is added with this factor."""
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(learning_rate=1e-3))
-    save_every: CountOrOff = 0  # 0: only at the end
+    """The optimiser of supervised fine-tuning."""
+    save_every: CountOrOff = 0
+    """A checkpoint is written every so many steps; 0: only at the end."""
 
     def validate(self) -> None:
         check_fields(self, "sft")
@@ -109,9 +131,17 @@ class CorrectionConfig:
     """
 
     name: Literal["off", "tis", "icepop", "sequence"] = "off"
-    tis_cap: Cap = 2.0  # C of min(rho, C); 5 in arXiv 2512.01374
-    icepop_range: tuple[Bound, Bound] = (0.5, 5.0)  # of a token's rho
-    sequence_range: tuple[Bound, Bound] = (0.999, 1.002)  # of a response's geometric mean of rho
+    """The weight that corrects the mismatch of rollout and training: by token (tis, icepop) or by
+    response (sequence).
+    """
+    tis_cap: Cap = 2.0
+    """With tis, the ratio of training to rollout probabilities is cut at this number (arXiv
+    2512.01374 has 5).
+    """
+    icepop_range: tuple[Bound, Bound] = (0.5, 5.0)
+    """With icepop, a token has no weight where its ratio leaves this range."""
+    sequence_range: tuple[Bound, Bound] = (0.999, 1.002)
+    """With sequence, a response has no weight where its mean ratio leaves this range."""
 
     def validate(self) -> None:
         check_fields(self, "rl.correction")
@@ -127,24 +157,33 @@ class CorrectionConfig:
 class ZeroVarianceConfig:
     """Stages of the zero-variance elimination (algorithms section 2)."""
 
-    rl_zvp: bool = True  # stage 4: entropy-guided advantage for uniform groups
+    rl_zvp: bool = True
+    """Groups whose rewards are all equal get an advantage from their entropies (stage 4, arXiv
+    2509.21880).
+    """
     rl_zvp_alpha: Strength = 0.1
-    # stage 1: skip prompts whose recent groups were uniform (data/selection.py)
+    """The advantages of rl_zvp are entropies in nats, or differences of them, times this factor."""
     select: bool = False
-    # shares of all-right and all-wrong groups that it aims at
+    """Prompts whose recent groups were uniform are skipped with a growing probability (stage 1)."""
     select_targets: tuple[Fraction, Fraction] = (1 / 12, 1 / 6)
-    # instead of stage 1: prompts by the chance that their group varies, as their label's pass rate
-    # tells
+    """With select, the shares of all-right and of all-wrong groups approach these."""
     curriculum: bool = False
-    # stage 2: a uniform group gets more samples, doubling up to so many; 0: off
+    """Prompts are drawn by the chance that their group varies, as their label's pass rate tells,
+    instead of select.
+    """
     grow_to: Samples = 0
-    # each doubling samples at so many times the temperature before; needs rl.correction
+    """A uniform group gets more samples, doubling, up to this count (stage 2); 0: none."""
     grow_temperature: Temper = 1.0
-    # DAPO's instead of stage 4: uniform groups are dropped, further prompts rolled out
-    # (experience/policies.py)
+    """Each doubling multiplies the temperature by this factor; other than 1 it needs rl.correction.
+    """
     dynamic_sampling: bool = False
-    dynamic_batch: Repeat = 3  # prompts of one of its rounds, in times of prompts_per_step
-    dynamic_rounds: Count = 10  # at most; what is still missing then is filled with uniform groups
+    """Uniform groups are dropped and further prompts rolled out (DAPO's), instead of rl_zvp."""
+    dynamic_batch: Repeat = 3
+    """A round of dynamic sampling has so many times rl.prompts_per_step prompts."""
+    dynamic_rounds: Count = 10
+    """A step has at most so many rounds of dynamic sampling; uniform groups fill what is missing
+    then.
+    """
 
     def validate(self) -> None:
         check_fields(self, "rl.zero_variance")
@@ -175,14 +214,21 @@ class ShapingConfig:
     off.
     """
 
-    length_penalty: Bound = 0.0  # of a right answer of max_new_tokens
-    length_free_tokens: CountOrOff = 0  # up to here a right answer costs nothing
-    # of a right answer that says nothing but what it has said before
+    length_penalty: Bound = 0.0
+    """A right answer of max_new_tokens loses this number of its reward; a shorter one loses less.
+    """
+    length_free_tokens: CountOrOff = 0
+    """A right answer of up to so many tokens loses nothing."""
     repetition_penalty: Bound = 0.0
+    """A right answer that only repeats itself loses this number of its reward."""
     repetition_ngram: Tokens = 4
-    # DAPO's, of any answer of max_new_tokens; 0.5 where rewards are 0 and 1
+    """So many tokens in a row that came before count as a repetition."""
     overlong_penalty: Bound = 0.0
-    overlong_buffer_tokens: Tokens = 1  # the penalty grows over the last so many tokens
+    """Any answer of max_new_tokens loses this number of its reward (DAPO has 0.5 for rewards 0 and
+    1).
+    """
+    overlong_buffer_tokens: Tokens = 1
+    """The overlong penalty grows over the last so many tokens."""
 
     @property
     def total(self) -> float:
@@ -200,29 +246,51 @@ class RLConfig:
     """
 
     steps: Count = 100
+    """The run ends after so many steps, each a rollout and its updates."""
     prompts_per_step: Batch = 32
+    """A step trains on the groups of so many prompts."""
     group_size: Annotated[int, Range(1, 65_536)] = 8
-    updates_per_rollout: Batch = 1  # the rollout's groups are split into this many updates
+    """Each prompt gets so many samples, which are its group."""
+    updates_per_rollout: Batch = 1
+    """The groups of a rollout are split into so many updates."""
     epochs: Repeat = 1
+    """A rollout is trained on so many times."""
     replay: Literal["off", "R2", "R3"] = "R3"
-    buckets: tuple[Tokens, ...] = (64, 128, 256)  # sequence lengths of training batches
+    """Training takes the routes of the rollout (R3) or of the old policy's pass (R2), or routes
+    anew (off).
+    """
+    buckets: tuple[Tokens, ...] = (64, 128, 256)
+    """A sequence is padded to the next of these lengths in tokens for training."""
     micro_batch_tokens: BatchTokens = 16_384
-    # divide advantages by the group's standard deviation; dr_grpo never does
+    """A micro-batch has at most so many tokens, padding included."""
     normalize_std: bool = True
+    """Advantages are divided by the standard deviation of their group's rewards; dr_grpo never
+    does.
+    """
     objective: Objective = field(default_factory=default_objective)
+    """The policy objective and its settings."""
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    """Correction of the mismatch between rollout and training."""
     shaping: ShapingConfig = field(default_factory=ShapingConfig)
+    """Penalties on length and repetition (stage 3)."""
     zero_variance: ZeroVarianceConfig = field(default_factory=ZeroVarianceConfig)
+    """What is done about groups whose rewards are all equal."""
     optim: OptimConfig = field(default_factory=OptimConfig)
+    """The optimiser of reinforcement learning."""
     save_every: CountOrOff = 50
+    """A checkpoint is written every so many steps; 0: only at the end."""
     eval_every: CountOrOff = 0
-    # the next rollout runs while this one is trained on, from the weights before; needs
-    # rl.correction
+    """Held-out prompts are evaluated every so many steps, and at the end; 0: only at the end."""
     one_step_off: bool = False
-    # more in flight; what is not whole with the last group of a step goes on in the next; needs
-    # rl.correction
+    """The next rollout runs while this one is trained on, from the weights before; it needs
+    rl.correction.
+    """
     partial_prompts: CountOrOff = 0
-    permute_rewards: bool = False  # control experiment: rewards shuffled within each group
+    """So many more prompts are in flight; what is not done with a step goes on in the next; it
+    needs rl.correction.
+    """
+    permute_rewards: bool = False
+    """Rewards are shuffled within each group: a control experiment, which should learn nothing."""
 
     @property
     def capacity(self) -> int:

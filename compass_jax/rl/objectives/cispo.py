@@ -23,7 +23,8 @@ class Cispo(Objective):
     sg[min(r_t, ratio_max)] A_t log pi(t)
     """
 
-    ratio_max: Annotated[float, Range(1, 1e6, above=True)] = 5.0  # 1.2 is published too
+    ratio_max: Annotated[float, Range(1, 1e6, above=True)] = 5.0
+    """A token's weight, its ratio, is cut at this number (1.2 is published too)."""
 
     def surrogate(self, inputs: PolicyInputs) -> Surrogate:
         """The weighted log-prob of each token; a token counts as clipped above the bound."""

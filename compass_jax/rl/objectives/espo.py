@@ -46,14 +46,27 @@ class Espo(Objective):
     """
 
     alpha: FromZero = 0.02
+    """A group's clip range is this factor times its mean entropy over the entropy of a uniform
+    choice.
+    """
     floor: FromZero = 1e-5
-    quantiles: tuple[Fraction, ...] = (0.8,)  # of the response's entropies; () is one group
+    """No clip range is narrower than this number, a distance of the ratio from 1."""
+    quantiles: tuple[Fraction, ...] = (0.8,)
+    """A response's tokens are grouped at these shares of its entropies in order; (): one group."""
     token_form: Literal["gspo", "printed"] = "gspo"
-    every_token: bool = False  # needs quantiles ()
-    fixed_clip: bool = False  # clip_low / clip_high instead of the entropy-adaptive range
+    """A token's ratio stops the gradient at its own probability (gspo), or as the paper prints it
+    (printed).
+    """
+    every_token: bool = False
+    """Each token is a group of its own, the paper's ablation; quantiles must be ()."""
+    fixed_clip: bool = False
+    """The range of clip_low and clip_high takes the place of the one that follows the entropy."""
     clip_low: Clip = 3e-4
+    """With fixed_clip, the ratio is clipped at 1 minus this number."""
     clip_high: Clip = 4e-4
-    dual_clip: Bound = 0.0  # c of max(., c A) where A < 0; 0: off
+    """With fixed_clip, the ratio is clipped at 1 plus this number."""
+    dual_clip: Bound = 0.0
+    """Where the advantage is negative, the ratio counts up to this number at most; 0: off."""
 
     def groups(
         self, old_entropy: Float[Array, "b t"], mask: Bool[Array, "b t"]

@@ -35,9 +35,15 @@ class Grpo(Objective):
     """
 
     clip_low: Clip = 0.2
+    """The ratio is clipped at 1 minus this number."""
     clip_high: Clip = 0.2
-    dual_clip: Bound = 0.0  # c of max(., c A) where A < 0; 0: off
+    """The ratio is clipped at 1 plus this number."""
+    dual_clip: Bound = 0.0
+    """Where the advantage is negative, the ratio counts up to this number at most; 0: off."""
     mean: Literal["response", "tokens", "constant"] = "response"
+    """The mean over tokens: by response (GRPO), of all tokens (DAPO), or over a constant length
+    (Dr.GRPO).
+    """
 
     @property
     def divides_by_std(self) -> bool:

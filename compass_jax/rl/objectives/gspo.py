@@ -27,8 +27,11 @@ class Gspo(Objective):
     """
 
     clip_low: Clip = 3e-4
+    """The ratio is clipped at 1 minus this number."""
     clip_high: Clip = 4e-4
-    dual_clip: Bound = 0.0  # c of max(., c A) where A < 0; 0: off
+    """The ratio is clipped at 1 plus this number."""
+    dual_clip: Bound = 0.0
+    """Where the advantage is negative, the ratio counts up to this number at most; 0: off."""
 
     def surrogate(self, inputs: PolicyInputs) -> Surrogate:
         """The clipped surrogate of each token, whose ratio is its sequence's."""

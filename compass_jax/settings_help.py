@@ -1,0 +1,131 @@
+"""What `compass COMMAND CONFIG --help` says of the settings: their texts are those after the fields
+of the configuration's classes.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import textwrap
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+from compass_jax.config import Objective
+from compass_jax.config.ranges import field_hints, options, type_name
+from compass_jax.config.verifiers import Options
+
+WIDTH = 80
+MOST_SHOWN = 200  # characters of a value
+_OBJECTIVE = "The objective is espo, grpo, dapo, dr_grpo, gspo, cispo, or your own file.py:Class."
+
+
+class Setting(NamedTuple):
+    """One setting of a configuration, or a section of them (without `kind`)."""
+
+    key: str  # as the command line writes it: rl.optim.b1
+    text: str  # what the class says of it
+    value: Any
+    kind: str = ""  # of its value
+
+    @property
+    def words(self) -> str:
+        """The value as the command line writes it, of bounded length; empty where there is none."""
+        if self.kind == "JSON" and self.value:
+            text = json.dumps(self.value)
+        else:
+            text = " ".join(map(str, _flat(self.value)))
+        return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """What the source of a configuration class says of its fields: the text after each of them."""
+    said: dict[str, str] = {}
+    for one in reversed(cls.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, text in pairwise(body.body):
+            match field, text:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(words))),
+                ):
+                    said[name] = " ".join(words.split())
+    return said
+
+
+def settings(config: Any, key: str = "") -> Iterator[Setting]:
+    """Every setting of a configuration that the command line can change, those of a section after
+    it; a class's own ones come before its sections.
+    """
+    docs, hints = field_docs(type(config)), field_hints(type(config))
+    inner = []
+    for field in dataclasses.fields(config):
+        name = f"{key}.{field.name}" if key else field.name
+        value, text = getattr(config, field.name), docs.get(field.name, "")
+        if dataclasses.is_dataclass(value):
+            inner.append((name, text, value))
+        elif isinstance(value, tuple) and any(dataclasses.is_dataclass(x) for x in value):
+            inner += [(f"{name}.{i}", text, x) for i, x in enumerate(value)]
+        elif value or not _sections(hints[field.name]):  # an absent one is given in the file
+            yield Setting(name, text, value, _kind(hints[field.name]))
+    for name, text, value in inner:
+        yield Setting(name, text, value)
+        if isinstance(value, Objective):
+            yield Setting(name, _OBJECTIVE, value.name, "NAME")
+        yield from settings(value, name)
+
+
+def settings_help(config: Any) -> str:
+    """All settings with their values in `config`, in lines of at most 80 columns but for words that
+    are longer.
+    """
+    lines = ["settings, each with its value here:"]
+    for setting in settings(config):
+        if not setting.kind:
+            lines += ["", *_wrapped(f"{setting.key}: {setting.text}", "")]
+            continue
+        option = f"--{setting.key.replace('_', '-')} {setting.kind}"
+        lines += _wrapped(option, "  ")
+        lines += _wrapped(f"{setting.text} (default: {setting.words or 'none'})", "      ")
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _sections(hint: Any) -> bool:
+    """Whether a type can hold a section."""
+    is_one = isinstance(hint, type) and dataclasses.is_dataclass(hint)
+    return is_one or any(map(_sections, get_args(hint)))
+
+
+def _kind(hint: Any) -> str:
+    """A type as an option's value: INT, {a,b}, [INT ...]; JSON for values of many types."""
+    hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    inner = get_args(hint)
+    if get_origin(hint) is Literal:
+        return "{" + ",".join(x or "''" for x in inner) + "}"
+    if hint == Options:
+        return "JSON"
+    if get_origin(hint) is tuple:
+        kinds = " ".join(_kind(x) for x in inner if x is not Ellipsis)
+        return f"[{kinds} ...]" if inner[-1] is Ellipsis else kinds
+    if len(options(hint)) > 1:
+        return "|".join(map(_kind, options(hint)))
+    names = {bool: "{True,False}", int: "INT", float: "FLOAT", str: "TEXT"}
+    return names.get(hint, type_name(hint).upper())
+
+
+def _flat(value: Any) -> list[Any]:
+    return [x for part in value for x in _flat(part)] if isinstance(value, tuple) else [value]
