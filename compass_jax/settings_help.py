@@ -60,7 +60,8 @@ def settings(config: Any, key: str = "") -> Iterator[Setting]:
     """Every setting of a configuration that the command line can change, those of a section after
     it; a class's own ones come before its sections.
     """
-    docs, hints = field_docs(type(config)), field_hints(type(config))
+    cls: Any = type(config)
+    docs, hints = field_docs(cls), field_hints(cls)
     inner = []
     for field in dataclasses.fields(config):
         name = f"{key}.{field.name}" if key else field.name
