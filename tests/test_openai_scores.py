@@ -135,3 +135,49 @@ def test_a_chat_tells_the_twenty_likeliest_whole_and_streamed(server, client):
     assert said.removesuffix(b"<|im_end|>").decode(errors="replace") == whole.message.content
     parts = [e.choices[0] for e in client.chat.completions.create(**asked, stream=True)]
     assert [x for part in parts for x in part.logprobs.content] == content
+
+
+def read_as_harnesses_do(choices, context_lengths):
+    """(sum of log-probs, whether it is what greedy decoding gives) of each continuation, as
+    lm-evaluation-harness 0.4.13 reads them (`parse_logprobs` of its model local-completions): the
+    last token is the one that was generated.
+    """
+    found = []
+    for choice, n in zip(sorted(choices, key=lambda x: x["index"]), context_lengths, strict=True):
+        own = choice["logprobs"]["token_logprobs"][n:-1]
+        top = choice["logprobs"]["top_logprobs"][n:-1]
+        greedy = all(p == max(row.values()) for p, row in zip(own, top, strict=True))
+        found.append((sum(own), greedy))
+    return found
+
+
+def test_choices_are_ranked_as_by_a_forward_pass(server):
+    """The requests that lm-evaluation-harness sends for questions with several choices, to the
+    letter: token ids, an echo, one token more. One continuation is the model's own, so that one is
+    greedy.
+    """
+    encode = Tokenizer.load(TOKENIZER).encode
+    rankings = set()
+    for question in ("6 + 6", "5 + 9", "9 + 4"):
+        context = encode(f"What is {question}?\nAnswer:")
+        own = int(forward(context)[-1].argmax())
+        whole = [encode(f"What is {question}?\nAnswer: {n}") for n in (12, 8, 1, 16, 14, 13)]
+        whole.append([*context, own])
+        body = {"model": "tiny", "prompt": whole, "temperature": 0, "max_tokens": 1, "logprobs": 1}
+        found = read_as_harnesses_do(
+            complete(server, **body, seed=1234, echo=True), [len(context)] * len(whole)
+        )
+        expected = []
+        for ids in whole:
+            logp = forward(ids)[len(context) - 1 : -1]
+            rest = ids[len(context) :]
+            expected.append(
+                (logp[range(len(rest)), rest].sum(), bool((logp.argmax(1) == rest).all()))
+            )
+        np.testing.assert_allclose([x for x, _ in found], [x for x, _ in expected], atol=5e-4)
+        assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+        assert expected[-1][1] and not expected[0][1]
+        order = tuple(np.argsort([x for x, _ in found]))
+        assert order == tuple(np.argsort([x for x, _ in expected]))
+        rankings.add(order)
+    assert len(rankings) == 3
