@@ -8,8 +8,10 @@ back ends the thread, and the next flush waits for ever.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +32,12 @@ class Board:
         self.purge_step = purge_step
         self.failed = False
         self._writer: Any = None
+
+    def prepare(self) -> None:
+        """Imports what `log` needs beside whatever runs now: torch comes with it where there is
+        one, which takes seconds.
+        """
+        threading.Thread(target=_import_writers, name="board-imports").start()
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Records the numbers of `step`; all of them are with the operating system afterwards."""
@@ -71,3 +79,8 @@ class Board:
         for event in events:
             self._writer.write(event.SerializeToString())
         self._writer.flush()
+
+
+def _import_writers() -> None:
+    with contextlib.suppress(Exception):  # the first `log` says what is wrong
+        importlib.import_module("tensorboardX.summary")

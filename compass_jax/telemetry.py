@@ -59,6 +59,8 @@ class Telemetry:
         self._files = {name: LogFile(self.run_dir / f"{name}.jsonl", stage) for name in names}
         self._last_step = 0
         self._board = Board(self.run_dir / "tb" / stage, self.note, 1)
+        if writes:
+            self._board.prepare()
         self.screen = Screen(self.console, stage, total_steps, every_s)
         self.screen.begin(0)
 

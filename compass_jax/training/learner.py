@@ -32,6 +32,7 @@ from compass_jax.model.moe import empty_routes
 from compass_jax.model.params import decays, place
 from compass_jax.model.routes import put_routes, take_routes
 from compass_jax.model.transformer import Transformer
+from compass_jax.programs import Program, struct
 from compass_jax.records import StepArrays, TrainState
 from compass_jax.rl.bucketing import MicroBatch, padding_frac, plan, take_rows
 from compass_jax.rl.correction import mismatch
@@ -40,6 +41,7 @@ from compass_jax.rl.prepare import Prepared
 from compass_jax.rl.zero_variance import waste_of_dropped
 from compass_jax.sharding import fetch, move
 from compass_jax.training import optim, step
+from compass_jax.training.programs import training_programs
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,15 @@ class Learner:
         """The rows of each update of a rollout, whole groups of `rl.capacity` rows."""
         size = self.rl.prompts_per_step // self.rl.updates_per_rollout * self.rl.capacity
         return [slice(u * size, (u + 1) * size) for u in range(self.rl.updates_per_rollout)]
+
+    def programs(self) -> Iterator[Program]:
+        """What `train` runs on full micro-batches, for whoever compiles it before."""
+        mesh = self.model.placement is not None
+
+        def of(x: jax.Array) -> jax.ShapeDtypeStruct:
+            return struct(x.shape, x.dtype, x.sharding if mesh else None)
+
+        return training_programs(self.config, self.model, jax.tree.map(of, self.state), full=True)
 
     # ---- one rollout -----------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.sharding import placements
 from compass_jax.telemetry import Telemetry
 from compass_jax.training import optim
+from compass_jax.training.ahead import CompileAhead
 from compass_jax.training.header import header
 from compass_jax.training.learner import Learner
 from compass_jax.training.notices import Notices
@@ -203,6 +204,13 @@ class RLTrainer:
         """Runs the remaining steps; yields (step, metrics) after each. Where a stop comes during a
         rollout it is `interrupted`, and what is in flight is saved.
         """
+        compiler = CompileAhead(self.learner.programs() if self.done_steps < self.rl.steps else ())
+        try:
+            yield from self._steps(compiler)
+        finally:
+            compiler.finish()
+
+    def _steps(self, compiler: CompileAhead) -> Iterator[tuple[int, dict[str, float]]]:
         while self.done_steps < self.rl.steps and not self.stop.requested:
             metrics = self.ahead
             if metrics is None:
@@ -234,6 +242,7 @@ class RLTrainer:
             self.selector.update(results, self.stream.epoch)
             dropped = int(metrics.get("zero_variance/dynamic_dropped_tokens", 0))
             self.telemetry.phase("training")
+            compiler.finish()
             metrics |= self._train_beside_the_next(arrays, dropped)
             # nobody samples by these weights any more: their memory is free for the next
             self.decode = None

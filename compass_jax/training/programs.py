@@ -24,15 +24,19 @@ from compass_jax.training import step
 
 
 def training_programs(
-    config: RunConfig, model: Transformer, state: TrainState
+    config: RunConfig, model: Transformer, state: TrainState, full: bool = False
 ) -> Iterator[Program]:
-    """What `Learner.train` runs, the longest bucket first; `state` is of structs."""
+    """What `Learner.train` runs, the longest bucket first; `state` is of structs.
+
+    full: of each bucket only the micro-batch that is full, which every long rollout has.
+    """
     lister = _Lister(config, model, state)
     prepare = lister.prepare()
     yield prepare
     backward = None
     for length in reversed(config.rl.buckets):
-        for count in reversed(row_counts(length, config.rl.micro_batch_tokens, lister.multiple)):
+        counts = row_counts(length, config.rl.micro_batch_tokens, lister.multiple)
+        for count in counts[:1] if full else reversed(counts):
             *programs, backward = lister.micro_batch(length, count, prepare)
             yield from [*programs, backward]
     assert backward is not None  # there is a bucket

@@ -19,7 +19,8 @@ from compass_jax.model.transformer import Transformer
 from compass_jax.plan.programs import fresh_state, planned, run_programs
 from compass_jax.rl.objectives.grpo import grpo
 from compass_jax.rollout.engine import Engine
-from compass_jax.training import step
+from compass_jax.training import loop, step
+from compass_jax.training.ahead import CompileAhead
 from compass_jax.training.rl import run_rl
 from compass_jax.training.session import load_tokenizer
 from compass_jax.weights import sync
@@ -94,8 +95,15 @@ CASES = [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in V
 
 
 @pytest.mark.parametrize("variant", CASES)
-def test_a_run_compiles_no_large_program_that_is_not_listed(tmp_path, variant):
-    config = changed(tiny_run(), **VARIANTS[variant])
+def test_a_run_compiles_no_large_program_that_is_not_listed(tmp_path, variant, monkeypatch):
+    config, ahead = changed(tiny_run(), **VARIANTS[variant]), []
+
+    class Patient(CompileAhead):
+        def finish(self):
+            self._thread.join()
+            ahead.extend(self.compiled)
+
+    monkeypatch.setattr(loop, "CompileAhead", Patient)
     with compiled() as ran:
         run_rl(dataclasses.replace(config, run_dir=str(tmp_path / "run")))
     with compiled() as on_list:
@@ -110,6 +118,9 @@ def test_a_run_compiles_no_large_program_that_is_not_listed(tmp_path, variant):
         name for name, _ in ran
     }
     assert ran - on_list == Counter()
+    # what was compiled beside the first rollout is what the training called
+    assert {"prepare", "apply"} <= set(ahead)
+    assert {n for (name, _), n in ran.items() if name in vars(step)} == {1}
     # and what the plan compiles is what the run ran
     assert planned_prefill and set(planned_prefill) <= set(ran)
 

@@ -1,0 +1,121 @@
+"""Programs that are compiled beside the first rollout are those that the training then calls."""
+
+import dataclasses
+import logging
+import re
+import threading
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tiny_run import tiny_run
+
+from compass_jax.config import MeshConfig
+from compass_jax.programs import Program, Result, struct
+from compass_jax.training import loop
+from compass_jax.training.ahead import CompileAhead
+from compass_jax.training.rl import run_rl
+
+
+@pytest.fixture
+def lowered(monkeypatch):
+    """Counts the programs that are lowered, by name and arguments."""
+    found = Counter()
+
+    class Reader(logging.Handler):
+        def emit(self, record):
+            said = re.match(r"Compiling jit\((\w+)\) with global shapes (.*)", record.getMessage())
+            if said:
+                found[said[1], said[2]] += 1
+
+    logger, reader = logging.getLogger("jax._src.interpreters.pxla"), Reader()
+    jax.clear_caches()
+    logger.addHandler(reader)
+    jax.config.update("jax_log_compiles", True)
+    yield found
+    jax.config.update("jax_log_compiles", False)
+    logger.removeHandler(reader)
+
+
+@jax.jit
+def doubled(x):
+    return {"twice": x * 2}
+
+
+@jax.jit
+def total(found):
+    return found["twice"].sum()
+
+
+@jax.jit
+def wrong(x):
+    raise ValueError("this cannot be traced")
+
+
+X = struct((5,), jnp.float32)
+
+
+def test_a_call_finds_what_was_compiled(lowered):
+    first = Program("first", doubled, (X,))
+    ahead = CompileAhead([first, Program("second", total, (Result(first),))])
+    ahead._thread.join()
+    assert ahead.compiled == ["first", "second"]
+    before = lowered.copy()
+    assert {name for name, _ in before} == {"doubled", "total"}
+    assert float(total(doubled(jnp.arange(5, dtype=jnp.float32)))) == 20
+    assert not {"doubled", "total"} & {name for name, _ in lowered - before}
+
+
+def test_what_cannot_be_compiled_is_left_to_its_call():
+    ahead = CompileAhead([Program("wrong", wrong, (X,)), Program("first", doubled, (X,))])
+    ahead.finish()
+    assert ahead.compiled == []
+    with pytest.raises(ValueError, match="cannot be traced"):
+        wrong(jnp.zeros(5))
+
+
+def test_after_finish_nothing_more_is_compiled():
+    asked, go = threading.Event(), threading.Event()
+
+    def programs():
+        yield Program("first", doubled, (X,))
+        asked.set()
+        go.wait()
+        yield Program("second", doubled, (struct((6,), jnp.float32),))
+
+    ahead = CompileAhead(programs())
+    asked.wait()
+    ahead._enough.set()
+    go.set()
+    ahead.finish()
+    assert ahead.compiled == ["first"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compile_lightly")
+def test_a_run_over_a_mesh_compiles_each_program_once(tmp_path, lowered, monkeypatch):
+    """The list is in the shapes and with the arguments of the run: else both would compile.
+    tests/plan/test_programs.py shows it for one device.
+    """
+    seen = []
+
+    class Patient(CompileAhead):
+        def finish(self):
+            self._thread.join()
+            seen.append(self.compiled)
+
+    monkeypatch.setattr(loop, "CompileAhead", Patient)
+    config = tiny_run()
+    config = dataclasses.replace(
+        config,
+        run_dir=str(tmp_path),
+        mesh=MeshConfig(fsdp=4, expert=2),
+        rl=dataclasses.replace(config.rl, steps=2, buckets=(56,)),
+    )
+    run_rl(config)
+    assert {"prepare", "forward 56", "objective 56", "backward 56", "apply"} <= set(seen[0])
+    large = {"prepare", "forward_and_pullback", "_objective_gradient", "pull", "apply"}
+    counts = {key: n for key, n in lowered.items() if key[0] in large}
+    assert {name for name, _ in counts} == large
+    assert set(counts.values()) == {1}
