@@ -154,6 +154,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
+FOR_RL = ("train", "plan", "calibrate-alpha")
 STAGES = {"sft": "sft", "train": "rl"}  # what a command's own directory under runs/NAME is called
 
 # 128 + SIGTERM: whoever started the command must not take a run that stopped on request for a
@@ -185,8 +186,6 @@ COMPILER_ALONE = {
 
 
 def _plan(config: RunConfig, args: argparse.Namespace) -> int:
-    if args.topology is None:
-        raise ConfigError("--topology NAME is missing: for which TPUs? For example v5p:4x4x4")
     # The TPU's compiler runs on the CPU. It asks its environment what machine this is, and a
     # cloud's servers where that says nothing.
     os.environ.update(COMPILER_ALONE)
@@ -215,10 +214,16 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
         return 0
     if args.command in STAGES:
         config = staged(config, STAGES[args.command])
-    config = config.validate_for_rl() if args.command in ("train", "plan") else config.validate()
+    config = config.validate_for_rl() if args.command in FOR_RL else config.validate()
     families.check(config.model)
-    if args.dry_run:
+    if args.json and args.dry_run:
         print(config_to_json(config))
+        return 0
+    _check_given(args)
+    if args.dry_run:
+        from compass_jax.dry_run import run_dry
+
+        run_dry(config, args.command, getattr(args, "checkpoint", None))
         return 0
     if args.command == "plan":
         return _plan(config, args)
@@ -227,12 +232,6 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
 
         run_look(config, args.most)
         return 0
-    if args.command not in ("sft", "train") and args.checkpoint is None:
-        raise ConfigError(
-            f"--checkpoint DIR is missing: which weights is compass {args.command} to use?"
-        )
-    if args.command in ("calibrate-alpha", "filter") and args.out is None:
-        raise ConfigError(f"--out DIR is missing: where is compass {args.command} to write?")
     from compass_jax.distributed import processes, refuse
 
     if args.command in ("calibrate-alpha", "filter"):
@@ -241,6 +240,20 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
         _keep_programs(args)
         status = _run_with(args, config)
     return status
+
+
+def _check_given(args: argparse.Namespace) -> None:
+    """Raises ConfigError where an option is missing that the command needs."""
+    if args.command == "plan" and args.topology is None:
+        raise ConfigError("--topology NAME is missing: for which TPUs? For example v5p:4x4x4")
+    if args.command != "plan" and args.json:
+        raise ConfigError("--json prints the configuration of a --dry-run: give both, or neither")
+    if args.command in ("eval", "calibrate-alpha", "filter") and args.checkpoint is None:
+        raise ConfigError(
+            f"--checkpoint DIR is missing: which weights is compass {args.command} to use?"
+        )
+    if args.command in ("calibrate-alpha", "filter") and args.out is None:
+        raise ConfigError(f"--out DIR is missing: where is compass {args.command} to write?")
 
 
 def _keep_programs(args: argparse.Namespace) -> None:
@@ -272,9 +285,7 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
     if args.command == "calibrate-alpha":
         from compass_jax.calibrate import run_calibration
 
-        run_calibration(
-            config.validate_for_rl(), args.checkpoint, args.out, args.alphas, args.target_clip
-        )
+        run_calibration(config, args.checkpoint, args.out, args.alphas, args.target_clip)
     elif args.command == "filter":
         from compass_jax.offline_filter import run_filter
 

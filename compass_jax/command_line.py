@@ -96,8 +96,12 @@ def command_line() -> argparse.ArgumentParser:
             _quick_options(sub, name)
         sub.set_defaults(usage=sub)
         _configured_options(sub, name)
-        text = "Checks the configuration, prints it as JSON and ends"
+        text = "Opens everything that the command opens, prints the settings that are not the "
+        text += "defaults and what the command would work on, and ends"
         _option(sub, "dry-run", text, action="store_true")
+        if name != "plan":
+            text = "Makes a --dry-run check the configuration alone and print all of it as JSON"
+            _option(sub, "json", text, action="store_true")
         text = "Lists the options; after CONFIG, every setting too"
         sub.add_argument("-h", "--help", action="append_const", const=1, dest="asked", help=text)
     _conversions(command)
@@ -199,7 +203,8 @@ def _configured_options(sub: argparse.ArgumentParser, name: str) -> None:
 def _plan_options(option: Any) -> None:
     text = "The TPUs that are planned for: v5p:4x4x4, v6e:16x16, tpu7x:4x4x4, ..."
     option("topology", text, metavar="NAME")
-    text = "Ends with one line of JSON on stdout; everything else goes to stderr"
+    text = "Ends with one line of JSON on stdout; everything else goes to stderr. With "
+    text += "--dry-run it is the whole configuration"
     option("json", text, action="store_true")
     option("png", "The file that gets a picture of every program's memory", metavar="FILE")
     text = "The count of other layouts of the training that are tried, the likeliest first"

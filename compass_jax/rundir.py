@@ -5,6 +5,7 @@ config.json  metrics.jsonl  rollouts.jsonl  checkpoints/  tb/  .lock
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -158,14 +159,41 @@ class RunDir(FolderLock):
 
     def _settle_config(self) -> bool:
         """Writes config.json; True where a run of a compatible one has begun."""
-        file = self.path / "config.json"
-        old = read_config(self.path) if os.path.lexists(file) else None
-        begun = old is not None and not nothing_trained(self.path)
-        if old is not None and begun:
-            self.before = old
-            check_same_run(old, self.config, str(self.path))
-        write_atomically(file, config_to_json(self.config) + "\n")
-        return begun
+        self.before = _begun(self.path, self.config)
+        write_atomically(self.path / "config.json", config_to_json(self.config) + "\n")
+        return self.before is not None
+
+
+def look_into(path: str | os.PathLike, config: RunConfig) -> bool:
+    """Whether a run has begun in a directory that `RunDir` would open. Raises what it raises, and
+    makes nothing.
+    """
+    path = Path(path)
+    try:
+        if os.path.lexists(path / ".lock"):
+            with FolderLock(path):
+                pass
+        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
+            code = errno.EACCES if there.is_dir() else errno.ENOTDIR
+            raise OSError(code, os.strerror(code), str(there))
+        _check_layout(path)
+        return _begun(path, config) is not None
+    except (OSError, ValueError) as error:
+        if isinstance(error, CompassError):
+            raise
+        raise unusable(path, error) from error
+
+
+def _begun(path: Path, config: RunConfig) -> RunConfig | None:
+    """What the run that has begun in a directory was made with; None where none has. Raises
+    ConfigMismatch where `config` cannot continue it.
+    """
+    old = read_config(path) if os.path.lexists(path / "config.json") else None
+    if old is None or nothing_trained(path):
+        return None
+    check_same_run(old, config, str(path))
+    return old
 
 
 def nothing_trained(path: Path) -> bool:

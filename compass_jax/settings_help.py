@@ -10,10 +10,12 @@ import inspect
 import json
 import textwrap
 from collections.abc import Iterator
+from dataclasses import MISSING
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from compass_jax.config import Objective
+from compass_jax.config.objective import default_objective
 from compass_jax.config.ranges import field_hints, options, type_name
 from compass_jax.config.verifiers import Options
 
@@ -29,15 +31,17 @@ class Setting(NamedTuple):
     text: str  # what the class says of it
     value: Any
     kind: str = ""  # of its value
+    default: Any = MISSING  # the section's, or the class's; MISSING: it must be given
 
     @property
     def words(self) -> str:
         """The value as the command line writes it, of bounded length; empty where there is none."""
-        if self.kind == "JSON" and self.value:
-            text = json.dumps(self.value)
-        else:
-            text = " ".join(map(str, _flat(self.value)))
-        return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+        return _words(self.value, self.kind)
+
+    @property
+    def default_words(self) -> str | None:
+        """The same of the default; None where it must be given."""
+        return None if self.default is MISSING else _words(self.default, self.kind)
 
 
 def field_docs(cls: type) -> dict[str, str]:
@@ -56,27 +60,31 @@ def field_docs(cls: type) -> dict[str, str]:
     return said
 
 
-def settings(config: Any, key: str = "") -> Iterator[Setting]:
+def settings(config: Any, key: str = "", usual: Any = None) -> Iterator[Setting]:
     """Every setting of a configuration that the command line can change, those of a section after
     it; a class's own ones come before its sections.
+
+    usual: the section that stands there by default, if there is one; its values are the defaults.
     """
     cls: Any = type(config)
     docs, hints = field_docs(cls), field_hints(cls)
+    usual = usual if type(usual) is cls else None
     inner = []
     for field in dataclasses.fields(config):
         name = f"{key}.{field.name}" if key else field.name
         value, text = getattr(config, field.name), docs.get(field.name, "")
+        default = getattr(usual, field.name) if usual is not None else _default(field)
         if dataclasses.is_dataclass(value):
-            inner.append((name, text, value))
+            inner.append((name, text, value, default))
         elif isinstance(value, tuple) and any(dataclasses.is_dataclass(x) for x in value):
-            inner += [(f"{name}.{i}", text, x) for i, x in enumerate(value)]
+            inner += [(f"{name}.{i}", text, x, None) for i, x in enumerate(value)]
         elif value or not _sections(hints[field.name]):  # an absent one is given in the file
-            yield Setting(name, text, value, _kind(hints[field.name]))
-    for name, text, value in inner:
+            yield Setting(name, text, value, _kind(hints[field.name]), default)
+    for name, text, value, default in inner:
         yield Setting(name, text, value)
         if isinstance(value, Objective):
-            yield Setting(name, _OBJECTIVE, value.name, "NAME")
-        yield from settings(value, name)
+            yield Setting(name, _OBJECTIVE, value.name, "NAME", default_objective().name)
+        yield from settings(value, name, default)
 
 
 def settings_help(config: Any) -> str:
@@ -92,6 +100,12 @@ def settings_help(config: Any) -> str:
         lines += _wrapped(option, "  ")
         lines += _wrapped(f"{setting.text} (default: {setting.words or 'none'})", "      ")
     return "\n".join(lines)
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return field.default
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
@@ -126,6 +140,11 @@ def _kind(hint: Any) -> str:
         return "|".join(map(_kind, options(hint)))
     names = {bool: "{True,False}", int: "INT", float: "FLOAT", str: "TEXT"}
     return names.get(hint, type_name(hint).upper())
+
+
+def _words(value: Any, kind: str) -> str:
+    text = json.dumps(value) if kind == "JSON" and value else " ".join(map(str, _flat(value)))
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def _flat(value: Any) -> list[Any]:

@@ -79,6 +79,7 @@ LAYERS = {
     "offline_filter": ANY,
     "calibrate": ANY,
     "demo": ANY,
+    "dry_run": ANY,
     "serve": ANY,
     "serving": {"config", "untrusted", "data", "serving"},
     "openai_messages": {"untrusted", "serving"},

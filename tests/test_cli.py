@@ -102,7 +102,7 @@ def test_overrides_are_typed_and_reach_every_level(file):
 
 
 def test_dry_run_prints_the_resolved_configuration(calls, file, capsys):
-    assert cli.main(["train", file, "--dry-run", "--rl.steps", "3"]) == 0
+    assert cli.main(["train", file, "--dry-run", "--json", "--rl.steps", "3"]) == 0
     printed = config_from_json(capsys.readouterr().out)
     assert printed.rl.steps == 3 and config_to_json(printed).replace(
         '"steps": 3,', '"steps": 100,', 1

@@ -190,12 +190,12 @@ def test_absurd_sizes_are_refused_at_once(tmp_path, capsys):
             "parameters, at most 1e+13",
         ),
     ):
-        assert cli.main(["train", str(tmp_path / "file.py"), *words, "--dry-run"]) == 2
+        assert cli.main(["train", str(tmp_path / "file.py"), *words, "--dry-run", "--json"]) == 2
         told = capsys.readouterr().err
         assert message in told and told.count("\n") == 1
     with pytest.raises(SystemExit) as stop:
         deep = ["--data.sources.0.options", "[" * 100_000]
-        cli.main(["train", str(tmp_path / "file.py"), *deep, "--dry-run"])
+        cli.main(["train", str(tmp_path / "file.py"), *deep, "--dry-run", "--json"])
     assert stop.value.code == 2 and "options: nested deeper than 64" in capsys.readouterr().err
     assert time.monotonic() - start < 30
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import jax
 
-from compass_jax.config import MeshConfig, RunConfig
+from compass_jax.config import MeshConfig, ModelConfig, RunConfig
 
 
 def header(config: RunConfig, work: str, parameters: int, done_steps: int, total: int) -> list[str]:
@@ -18,16 +18,12 @@ def header(config: RunConfig, work: str, parameters: int, done_steps: int, total
         done_steps: of the run that is continued; 0: it is new.
         total: steps in all.
     """
-    model, moe = config.model, config.model.moe
-    kind = f"{model.family}, {_short(parameters)} parameters"
-    if moe is not None:
-        kind += f", {moe.experts} experts, top-{moe.top_k}"
     devices = jax.devices()
     where = f"{len(devices)} x {devices[0].device_kind}, {_axes(config.mesh)}"
     if config.rollout_mesh is not None:
         where += f"; rollout {_axes(config.rollout_mesh)}"
     rows = {
-        "model": kind,
+        "model": model_in_words(config.model, parameters),
         "weights": config.init_from or "random",
         "trains on": work,
         "devices": where,
@@ -35,6 +31,14 @@ def header(config: RunConfig, work: str, parameters: int, done_steps: int, total
         "steps": f"{done_steps} of {total} done: continues" if done_steps else f"{total}",
     }
     return [f"{config.name}", *(f"  {name:9}  {value}" for name, value in rows.items())]
+
+
+def model_in_words(model: ModelConfig, parameters: int) -> str:
+    """Family, number of parameters, experts."""
+    kind = f"{model.family}, {_short(parameters)} parameters"
+    if model.moe is not None:
+        kind += f", {model.moe.experts} experts, top-{model.moe.top_k}"
+    return kind
 
 
 def _axes(mesh: MeshConfig) -> str:

@@ -88,9 +88,7 @@ def load_params(
     model whose `lm_head.weight` is not its embedding; and, while they are read, for weights that
     are not finite in `param_dtype`.
     """
-    stored = read_headers(folder)
-    if problems := tensor_problems(Path(folder), config, stored):
-        raise WeightsError(problems[0])
+    stored = checked_headers(folder, config)
     leaves, structure = _leaves(config)
     targets = [None] * len(leaves) if shardings is None else structure.flatten_up_to(shardings)
     dtype = jnp.dtype(param_dtype)
@@ -107,6 +105,16 @@ def load_params(
         else:
             params.append(jax.make_array_from_callback(shape, sharding, read))
     return structure.unflatten(params)
+
+
+def checked_headers(folder: str | Path, config: ModelConfig) -> dict[str, Stored]:
+    """The tensors of a Hugging Face folder by their headers alone. WeightsError, as `load_params`
+    raises it before any data is read, where they are not those of the model.
+    """
+    stored = read_headers(folder)
+    if problems := tensor_problems(Path(folder), config, stored):
+        raise WeightsError(problems[0])
+    return stored
 
 
 def _read_block(

@@ -15,7 +15,7 @@ from compass_jax.families.raw import WeightsError
 from compass_jax.model.params import abstract_params, in_layout, place, shardings_like
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.weights import checkpoint
-from compass_jax.weights.hf import load_params
+from compass_jax.weights.hf import checked_headers, load_params
 from compass_jax.weights.hf_config import read_hf_config
 from compass_jax.weights.sound import is_one
 
@@ -80,24 +80,39 @@ def init_or_load(config: RunConfig, key: jax.Array, shardings: Any = None) -> An
     Raises WeightsError, or CheckpointError, where it is neither or its model is not `config.model`,
     the fields that differ named; and for a model that its family cannot express.
     """
-    families.check(config.model)
+    path = _folder(config)
     dtype = config.compute.param_dtype
-    if not config.init_from:
+    if path is None:
         draw = (
             init_params
             if shardings is None
             else jax.jit(init_params, static_argnums=(0, 1), out_shardings=shardings)
         )
         return draw(config.model, config.compute, key)
+    if is_checkpoint(path):
+        params, _ = restore_params(path, shardings)
+        return _cast(params, dtype)
+    return load_params(path, config.model, dtype, shardings)
+
+
+def check_weights(config: RunConfig) -> None:
+    """Raises what `init_or_load` raises before it reads a number of the weights."""
+    path = _folder(config)
+    if path is not None and not is_checkpoint(path):
+        checked_headers(path, config.model)
+
+
+def _folder(config: RunConfig) -> Path | None:
+    """The folder of `init_from`, which holds the run's model; None where weights are drawn."""
+    families.check(config.model)
+    if not config.init_from:
+        return None
     path = Path(config.init_from)
     if not path.is_dir():
         raise WeightsError(f"init_from = {config.init_from!r}: there is no such folder")
-    if is_checkpoint(path):
-        _check_same_model(config, model_of(path))
-        params, _ = restore_params(path, shardings)
-        return _cast(params, dtype)
-    _check_same_model(config, read_hf_config(path, config.model.family))
-    return load_params(path, config.model, dtype, shardings)
+    found = model_of(path) if is_checkpoint(path) else read_hf_config(path, config.model.family)
+    _check_same_model(config, found)
+    return path
 
 
 def first_parameters(config: RunConfig, model: Transformer) -> Any:

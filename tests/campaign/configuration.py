@@ -1,8 +1,8 @@
 """Faults of the configuration: options on the command line, and config.json of a run directory.
 
 The documented meaning of every setting is in `DOMAINS`, by hand. An option is drawn legal or not:
-what is not has to be refused; what is legal may be accepted (then `--dry-run` must print this
-value and no other change) or refused by words, where two settings disagree.
+what is not has to be refused; what is legal may be accepted (then `--dry-run --json` must print
+this value and no other change) or refused by words, where two settings disagree.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def run(case: Case) -> Verdict:
 
 
 def baseline(case: Case) -> dict:
-    """The undisturbed configuration, as `--dry-run` prints it."""
-    made = case.world.made("dry", ["train", CONFIG, "--dry-run"])
+    """The undisturbed configuration, as `--dry-run --json` prints it."""
+    made = case.world.made("dry", ["train", CONFIG, "--dry-run", "--json"])
     return strict_json(json.loads((made / "ended.json").read_text())["out"])
 
 
@@ -42,7 +42,9 @@ def _option(case: Case, base: dict) -> Verdict:
     case.tell(f"train --dry-run {option[:80]} {' '.join(words)[:80]!r}")
     joined = kind != "twice" and len(words) == 1 and rng.random() < 0.3
     written = [f"{option}={words[0]}"] if joined else [option, *words]
-    return judge(_printed(case.compass(["train", CONFIG, "--dry-run", *written])), expected)
+    return judge(
+        _printed(case.compass(["train", CONFIG, "--dry-run", "--json", *written])), expected
+    )
 
 
 Option = tuple[str, list[str], Expected]

@@ -85,7 +85,7 @@ def words(folder: Path) -> dict[str, str]:
     base = settings.flat(configuration.baseline(case("baseline")))
     seeded = Expected([base | {"seed": 5}], ["seed"])
     refused = Expected([], ["seed"])
-    dry = ["train", CONFIG, "--dry-run", "--seed", "5"]
+    dry = ["train", CONFIG, "--dry-run", "--json", "--seed", "5"]
     plants: dict[str, tuple[Callable[[], None] | None, Expected]] = {
         "nothing planted": (None, seeded),
         "raises": (raising, seeded),

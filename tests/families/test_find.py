@@ -153,7 +153,10 @@ def test_a_model_that_its_family_has_not_is_refused_before_a_run(tmp_path, capsy
     ):
         with pytest.raises(ConfigError, match=message):
             check(dataclasses.replace(MODEL, **changes))
-    assert cli.main(["train", "tests/tiny_run.py", "--model.family", "llama", "--dry-run"]) == 2
+    assert (
+        cli.main(["train", "tests/tiny_run.py", "--model.family", "llama", "--dry-run", "--json"])
+        == 2
+    )
     assert "model.family = 'llama': no such family" in capsys.readouterr().err
 
 

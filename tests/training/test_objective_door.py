@@ -79,7 +79,7 @@ def test_an_objective_of_one_class_in_a_users_file_trains(mine, tmp_path):
 def refused(arguments, capsys):
     config = str(Path(__file__).parents[1] / "tiny_run.py")
     try:
-        status = main(["train", config, "--dry-run", *arguments])
+        status = main(["train", config, "--dry-run", "--json", *arguments])
     except SystemExit as stop:
         status = stop.code
     return status, " ".join(capsys.readouterr().err.split())
