@@ -8,7 +8,7 @@ from typing import Any
 
 from .strict import DEEP, depth
 
-MOST_NEW = 16
+MOST_ASKED = 2**31 - 1  # tokens; the answer has what fits
 MOST_PROMPT = 64
 ROWS_OF_MODEL = 338
 
@@ -64,10 +64,12 @@ def legal(body: Any, chat: bool) -> str | None:
     if wanted * several > 64:
         return "n"
     logprobs = body.get("logprobs")
-    if logprobs is not None and not (
-        isinstance(logprobs, bool) if chat else logprobs == 0 and not isinstance(logprobs, bool)
-    ):
+    if logprobs is not None and not (isinstance(logprobs, bool) if chat else _int(0, 5)(logprobs)):
         return "logprobs"
+    if body.get("top_logprobs") and not logprobs:
+        return "top_logprobs"
+    if body.get("max_tokens") == 0 and not body.get("echo"):
+        return "max_tokens"
     return None
 
 
@@ -90,8 +92,8 @@ _NEUTRAL = {
 _RULES = {
     **_NEUTRAL,
     "model": _only("hf"),
-    "max_tokens": _int(1, MOST_NEW),
-    "max_completion_tokens": _int(1, MOST_NEW),
+    "max_tokens": _int(0, MOST_ASKED),
+    "max_completion_tokens": _int(1, MOST_ASKED),
     "n": _int(1, 64),
     "seed": _int(-(2**63), 2**63 - 1),
     "stream": lambda x: isinstance(x, bool),
@@ -102,10 +104,10 @@ _RULES = {
     "stop": lambda x: (
         _stop(x) or (isinstance(x, list) and len(x) <= 4 and all(_stop(s) for s in x))
     ),
-    "echo": _only(False),
+    "echo": lambda x: isinstance(x, bool),
     "best_of": _only(1),
     "suffix": _only(""),
-    "top_logprobs": _only(0),
+    "top_logprobs": _int(0, 20),
     "tools": _only([]),
     "tool_choice": _only("none"),
     "response_format": _only({"type": "text"}),
@@ -135,15 +137,22 @@ def _messages(value: Any) -> bool:
     )
     return bool(
         sound
-        and all(isinstance(m.get("content"), str) for m in value)
+        and all(_content(m.get("content")) for m in value)
         and not any(m.get("tool_calls") for m in value)
+    )
+
+
+def _content(value: Any) -> bool:
+    parts = isinstance(value, list) and value and all(isinstance(part, dict) for part in value)
+    return isinstance(value, str) or bool(
+        parts and all(x.get("type") == "text" and isinstance(x.get("text"), str) for x in value)
     )
 
 
 FIELD_VALUES: dict[str, list[Any]] = {
     "temperature": [True, "0", -0.1, 2.1, 10**400, [], 1.0],
     "n": [0, 65, True, "1", 1.0, 3],
-    "max_tokens": [0, -1, 17, True, 1.5, "6", 3, 10**30],
+    "max_tokens": [0, -1, 17, 2**31, True, 1.5, "6", 3, 10**30],
     "seed": [2**63, 1.5, True, "1", 7],
     "stop": [
         "",
@@ -164,7 +173,8 @@ FIELD_VALUES: dict[str, list[Any]] = {
     "presence_penalty": [False, 0, 0.0, 1, "0"],
     "best_of": [True, 1, 2],
     "echo": [0, True, False],
-    "logprobs": [0, 1, True, False, "0", 5],
+    "logprobs": [0, 1, True, False, "0", 5, 6, -1],
+    "top_logprobs": [0, 1, True, "0", 20, 21],
     "model": ["hf", "other", 3, "", None],
     "logit_bias": [{}, {"5": 1}, [], 0],
     "suffix": ["", "x", 0],
@@ -208,6 +218,9 @@ FIELD_VALUES: dict[str, list[Any]] = {
         [{"role": "user", "content": "y" * 900_000}],
         [{"role": "user", "content": None}],
         [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}],
+        [{"role": "user", "content": []}],
+        [{"role": "developer", "content": "s"}, {"role": "user", "content": "a"}],
         [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}],
         [{"role": "user", "content": "a"}] * 3000,
         {"role": "user", "content": "a"},

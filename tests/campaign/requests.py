@@ -184,7 +184,9 @@ def _right(body: dict, chat: bool, reply: Reply, server: Server) -> Verdict:
         and body.get("temperature") == 0
         and not body.get("stop")
     ):
-        wrong = [c["text"] for c in choices if not (server.text or "").startswith(c["text"])]
+        begin = prompts if body.get("echo") else ""
+        found = [c["text"].removeprefix(begin) for c in choices]
+        wrong = [text for text in found if not (server.text or "").startswith(text)]
         if wrong:
             return Verdict(
                 SILENT, f"the text {wrong[0]!r} and not the beginning of {server.text!r}"
