@@ -19,8 +19,9 @@ from typing import Any
 from compass_jax import words
 from compass_jax.command_line import command_line, with_config
 from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config.ranges import check_fields
 from compass_jax.config_io import config_to_json
-from compass_jax.configured import from_words, load_config, override
+from compass_jax.configured import from_words, load_config, of_settings, override
 from compass_jax.errors import STRICT, CompassError
 from compass_jax.families import find as families
 from compass_jax.rundir import FolderLock, NewFolderLock, staged
@@ -207,6 +208,8 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
         args.usage.print_help()
         return 0 if args.asked else 2
     made = from_words(args) if quick else load_config(args.config)
+    with of_settings(made, args.config, []):
+        check_fields(made, "")
     config = override(made, overrides, prog=f"compass {args.command} {args.config or ''}".strip())
     if args.asked:
         args.usage.print_help()
@@ -214,7 +217,8 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
         return 0
     if args.command in STAGES:
         config = staged(config, STAGES[args.command])
-    config = config.validate_for_rl() if args.command in FOR_RL else config.validate()
+    with of_settings(config, args.config, overrides):
+        config = config.validate_for_rl() if args.command in FOR_RL else config.validate()
     families.check(config.model)
     if args.json and args.dry_run:
         print(config_to_json(config))

@@ -5,17 +5,20 @@ of data, with typed overrides.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import inspect
 import json
 import os
+import re
 import typing
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from compass_jax.config import ConfigError, ProceduralSource, RunConfig, objective_class
-from compass_jax.config.errors import of_file
+from compass_jax.config.errors import line_of, of_file
 from compass_jax.config_io import tuples
 from compass_jax.untrusted import parse_json
 
@@ -27,14 +30,7 @@ def load_config(name: str) -> RunConfig:
     name: a path, or a bare name looked up as configs/<name>.py. Raises ConfigError where there is
     no such file or function.
     """
-    path = next(
-        (
-            p
-            for p in (Path(name), Path("configs") / name, Path("configs") / f"{name}.py")
-            if os.path.isfile(p)
-        ),
-        None,
-    )
+    path = _file(name)
     if path is None:
         known = ", ".join(sorted(p.stem for p in Path("configs").glob("*.py"))) or "none here"
         raise ConfigError(
@@ -65,6 +61,34 @@ def load_config(name: str) -> RunConfig:
             f"{path}: {own[0].__name__}() returned {type(config).__name__}, not a RunConfig"
         )
     return config
+
+
+def _file(name: str) -> Path | None:
+    paths = (Path(name), Path("configs") / name, Path("configs") / f"{name}.py")
+    return next((path for path in paths if os.path.isfile(path)), None)
+
+
+_KEY = re.compile(r"([a-z_]\w*(?:\.\w+)*)(?:\[\d+\])* = ")
+
+
+@contextlib.contextmanager
+def of_settings(config: RunConfig, name: str | None, overrides: list[str]) -> Iterator[None]:
+    """What a check says of a setting, with the file `name` and the line that set it; without them
+    where the command line did, or nobody.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        path, found = _file(name) if name else None, _KEY.match(str(error))
+        key = found[1] if found else ""
+        on_line = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in overrides}
+        if path is None or not key or key in on_line:
+            raise
+        owner: object = config
+        for part in key.split(".")[:-1]:
+            owner = getattr(owner, part, None)
+        line = line_of(path, key, type(owner).__name__)
+        raise type(error)(f"{path}{line}: {error}" if line else str(error)) from error
 
 
 def override(config: RunConfig, arguments: list[str], prog: str = "compass") -> RunConfig:

@@ -261,6 +261,13 @@ def test_what_the_system_refuses_is_one_line_with_the_path(file, calls, capsys, 
     assert re.fullmatch(rf"compass train: {told}\n", capsys.readouterr().err)
 
 
+_WITH = (
+    "import dataclasses\nfrom compass_jax.config import MeshConfig, RLConfig\n"
+    "from tiny_run import tiny_run\ndef a():\n    return dataclasses.replace(\n"
+    "        tiny_run(),\n        {}\n    )\n"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -285,6 +292,27 @@ def test_what_the_system_refuses_is_one_line_with_the_path(file, calls, capsys, 
             "line 2: ",
         ),
         ("import sys\nsys.exit(3)\n", "line 2: SystemExit: 3"),
+        ("def a():\n    return RunConfig()\n", "line 2: NameError: name 'RunConfig' is not"),
+        (
+            "from compass_jax.config import RLConfig\ndef a():\n    return RLConfig(stepz=3)\n",
+            "line 3: RLConfig has no setting stepz; did you mean steps?",
+        ),
+        (
+            "from compass_jax import config\ndef a():\n    return config.EvalConfig(zzz=3)\n",
+            "line 3: EvalConfig has no setting zzz; it has k, temperature, top_k, top_p",
+        ),
+        (
+            "import dataclasses\nfrom tiny_run import tiny_run\ndef a():\n"
+            "    return dataclasses.replace(tiny_run().rl,\n        group_sise=3)\n",
+            "line 4: RLConfig has no setting group_sise; did you mean group_size?",
+        ),
+        (
+            _WITH.format("rl=RLConfig(\n            steps='three')"),
+            "line 8: rl.steps = 'three': the",
+        ),
+        (_WITH.format("seed=1.5"), "line 7: seed = 1.5: the wrong type, it must be int"),
+        (_WITH.format("mesh=MeshConfig(fsdp=0)"), "line 7: mesh.fsdp = 0: must be positive"),
+        (_WITH.format("rl=RLConfig(group_size=1)"), "line 7: rl.group_size = 1: a group-relative"),
         ("def a():\n    return a()\n", "line 2: RecursionError"),
         ("x = '\0'\n", "SyntaxError"),
         ("# coding: latin-3000\n", "SyntaxError"),
@@ -299,6 +327,13 @@ def test_what_a_configuration_file_raises_is_one_line_of_that_file(tmp_path, cap
     assert (
         re.match(rf"compass train: {path}.*{re.escape(told)}", printed) and printed.count("\n") == 1
     )
+
+
+def test_a_setting_of_the_command_line_is_not_the_file_s(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(_WITH.format("rl=RLConfig(group_size=4)"))
+    assert cli.main(["train", str(path), "--rl.group-size", "1"]) == 2
+    assert capsys.readouterr().err.startswith("compass train: rl.group_size = 1: ")
 
 
 def test_a_name_that_cannot_be_a_configuration_file_is_refused(tmp_path, capsys):
