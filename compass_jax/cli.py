@@ -25,7 +25,7 @@ from compass_jax.configured import from_words, load_config, of_settings, overrid
 from compass_jax.errors import STRICT, CompassError
 from compass_jax.families import find as families
 from compass_jax.rundir import FolderLock, NewFolderLock, staged
-from compass_jax.settings_help import settings_help
+from compass_jax.settings_help import first_settings, settings_help
 from compass_jax.signals import STATUSES, Ending, leave
 
 
@@ -206,6 +206,8 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
     quick = getattr(args, "model", None)
     if not quick and (not args.config or args.config.startswith("-")):
         args.usage.print_help()
+        if first := first_settings(args.command):
+            print(f"\n{first}")
         return 0 if args.asked else 2
     made = from_words(args) if quick else load_config(args.config)
     with of_settings(made, args.config, []):

@@ -14,7 +14,7 @@ from compass_jax.errors import STRICT, CompassError, UserError
 from compass_jax.signals import STATUSES
 
 _CONFIG_HELP = (
-    "A configuration file: its path, or the name of one in configs/. Settings such as "
+    "This configuration file, a path or a name in configs/, is read. Settings such as "
     "--rl.steps 3 go after it; `{} CONFIG --help` lists them all"
 )
 # What comes from a configuration file and its overrides, and what the command does with it.
@@ -83,8 +83,8 @@ def command_line() -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, **form, **options)
 
     demo = command("demo", "do the main job on this machine: SFT, RL, evaluation, export; offline")
-    _option(demo, "out", "The directory that the demo writes to", default="runs/demo")
-    text = "The number, without a unit, that every random draw follows from"
+    _option(demo, "out", "The demo writes to this directory", default="runs/demo")
+    text = "Every random draw follows from this number, which has no unit"
     _option(demo, "seed", text, type=int, default=0)
     _programs_option(demo)
     for name, text in _CONFIGURED.items():
@@ -107,41 +107,41 @@ def command_line() -> argparse.ArgumentParser:
     _conversions(command)
     _serve_options(command("serve", _SERVE))
     text = "find every fault of a run's checkpoints, of one checkpoint or of a Hugging Face folder"
-    path = "The run directory, the checkpoint or the folder that is looked through"
+    path = "This run directory, checkpoint or folder is looked through"
     command("check", text).add_argument("path", metavar="DIR", help=path)
     text = "write a commented configuration file from a model's folder and files of prompts"
     sub = command("init", text)
-    sub.add_argument("out", metavar="OUT.py", help="The configuration file that is written")
+    sub.add_argument("out", metavar="OUT.py", help="The configuration is written to this file")
     _quick_options(sub, "init")
     _show_options(command("show", "show samples of a run: prompts, answers, rewards"))
     report = command("report", "print the table and draw the curves of a run")
-    report.add_argument("run", metavar="RUN", help="The run directory that is reported on")
+    report.add_argument("run", metavar="RUN", help="This run directory is reported on")
     return parser
 
 
 def _conversions(command: Any) -> None:
-    weights = "A run directory, or one of its checkpoints"
+    weights = "The weights are those of this run directory, or checkpoint"
     for name, source, text, there, out in (
         (
             "import-hf",
             "src",
             "convert a Hugging Face folder into a checkpoint",
-            "A Hugging Face folder, with config.json and safetensors",
-            "The run directory that gets the checkpoint",
+            "This Hugging Face folder, with config.json and safetensors, is read",
+            "This run directory gets the checkpoint",
         ),
         (
             "export-hf",
             "checkpoint",
             "convert a checkpoint into a Hugging Face folder",
             weights,
-            "The new folder that transformers can read",
+            "This new folder gets what transformers can read",
         ),
     ):
         sub = command(name, text)
         sub.add_argument(source, metavar=source.upper(), help=there)
         sub.add_argument("out", metavar="OUT", help=out)
         if name == "import-hf":
-            text = "A family of your own, as path/file.py:FAMILY (default: by its model_type)"
+            text = "Your own family path/file.py:FAMILY reads it (default: by its model_type)"
             _option(sub, "family", text)
 
 
@@ -157,7 +157,7 @@ def _option(parser: argparse.ArgumentParser, name: str, text: str, **options: An
 
 
 def _programs_option(parser: argparse.ArgumentParser) -> None:
-    text = "The folder of compiled programs, which later starts take from there; off: every start "
+    text = "Compiled programs are kept in this folder for later starts; off: every start "
     text += "compiles (default: ~/.cache/compass_jax/programs, at most 4 GiB)"
     _option(parser, "compilation-cache", text, metavar="DIR")
 
@@ -172,42 +172,46 @@ def _configured_options(sub: argparse.ArgumentParser, name: str) -> None:
         text += "found in any response, or all of a first rollout or an evaluation are wrong"
         option("strict", text, action="store_true")
     if name in ("eval", "calibrate-alpha", "filter"):
-        option("checkpoint", "A run directory, or one of its checkpoints", metavar="DIR")
+        option(
+            "checkpoint",
+            "The weights are those of this run directory, or checkpoint",
+            metavar="DIR",
+        )
     if name == "data":
-        option("most", "The count of prompts that are shown whole", type=int, default=2)
+        option("most", "This count of prompts is shown whole", type=int, default=2)
     if name == "eval":
-        text = "The folder that gets answers.jsonl (compass show DIR reads it) and summary.json"
+        text = "This folder gets answers.jsonl (compass show DIR reads it) and summary.json"
         option("out", text, metavar="DIR")
     if name == "plan":
         _plan_options(option)
     if name == "calibrate-alpha":
-        option("out", "The folder that gets alpha.json", metavar="DIR")
+        option("out", "This folder gets alpha.json", metavar="DIR")
         alphas = [0.01, 0.02, 0.03, 0.05, 0.07, 0.1]
-        text = "The values of ESPO's alpha, a factor, that are tried"
+        text = "These values of ESPO's alpha, a factor, are tried"
         option("alphas", text, type=float, nargs="+", default=alphas)
-        text = "The share of tokens that should be clipped"
+        text = "The alpha is searched that clips this share of the tokens"
         option("target-clip", text, type=float, default=0.15)
     if name == "filter":
-        text = "The folder that gets pass_rates.jsonl; the same command again continues"
+        text = "This folder gets pass_rates.jsonl; the same command again continues"
         option("out", text, metavar="DIR")
-        text = "The count of answers that are sampled to each prompt"
+        text = "Each prompt gets this count of sampled answers"
         option("samples", text, type=int, default=8)
-        text = "A pass rate, a share: prompts above it are kept"
+        text = "Prompts with a pass rate above this share are kept"
         option("low", text, type=float, default=0.0)
-        text = "A pass rate, a share: prompts below it are kept"
+        text = "Prompts with a pass rate below this share are kept"
         option("high", text, type=float, default=1.0)
     if name not in ("plan", "data"):  # it compiles for devices that are not here
         _programs_option(sub)
 
 
 def _plan_options(option: Any) -> None:
-    text = "The TPUs that are planned for: v5p:4x4x4, v6e:16x16, tpu7x:4x4x4, ..."
+    text = "The plan is for these TPUs: v5p:4x4x4, v6e:16x16, tpu7x:4x4x4, ..."
     option("topology", text, metavar="NAME")
     text = "Ends with one line of JSON on stdout; everything else goes to stderr. With "
     text += "--dry-run it is the whole configuration"
     option("json", text, action="store_true")
-    option("png", "The file that gets a picture of every program's memory", metavar="FILE")
-    text = "The count of other layouts of the training that are tried, the likeliest first"
+    option("png", "This file gets a picture of every program's memory", metavar="FILE")
+    text = "This count of other layouts of the training is tried, the likeliest first"
     option("search", text, type=int, default=0)
     text = "Plans with older versions of jax and libtpu, too, which train experts slowly"
     option("any-versions", text, action="store_true")
@@ -215,9 +219,9 @@ def _plan_options(option: Any) -> None:
 
 def _show_options(show: argparse.ArgumentParser) -> None:
     option = partial(_option, show)
-    text = "The directory of an RL run, or the folder of an evaluation"
+    text = "The samples are those of this RL run's directory, or evaluation's folder"
     show.add_argument("run", metavar="RUN", help=text)
-    text = "The number of the step whose samples are shown (default: the last one)"
+    text = "The samples of the step with this number are shown (default: the last one)"
     option("step", text, type=int)
     which = show.add_mutually_exclusive_group()
     for name, text in (
@@ -227,26 +231,26 @@ def _show_options(show: argparse.ArgumentParser) -> None:
         ("varied", "Shows the best and the worst answer of groups whose rewards vary most"),
     ):
         which.add_argument(f"--{name}", dest="choice", action="store_const", const=name, help=text)
-    option("label", "The data source or task whose samples are shown", metavar="NAME")
-    option("most", "The count of groups that are shown", type=int, default=4)
+    option("label", "The samples of this data source or task are shown", metavar="NAME")
+    option("most", "This count of groups is shown", type=int, default=4)
 
 
 def _quick_options(sub: argparse.ArgumentParser, name: str) -> None:
     option = partial(_option, sub)
-    place = "" if name == "init" else "In the place of CONFIG: "
-    text = "a Hugging Face folder or a run directory, whose model and tokenizer are used"
-    option("model", place + (text if place else text.capitalize()), metavar="FOLDER")
+    place = "" if name == "init" else ", in the place of CONFIG"
+    text = "The model and the tokenizer are those of this Hugging Face folder or run directory"
+    option("model", text + place, metavar="FOLDER")
     rows = "conversations" if name == "sft" else "prompts"
-    text = f"Files of {rows}, .jsonl or .parquet, beside --model"
+    text = f"The {rows} are in these files, .jsonl or .parquet, beside --model"
     option("data", text, nargs="+", metavar="FILE")
     if name == "sft":
         return
-    text = "What judges an answer, beside --model: math, exact, ..., file.py:function or "
+    text = "This judges answers, beside --model: math, exact, ..., file.py:function or "
     text += "module:function; several are written as NAME=WEIGHT"
     option("reward", text, nargs="+", default=["math"], metavar="NAME")
-    text = "A file of prompts to evaluate on, beside --model; without it a part of --data is held "
-    option("eval", text + "out", metavar="FILE")
-    text = "The method whose paper's settings are taken, beside --model: espo, gspo, grpo or dapo"
+    text = "Evaluation takes this file of prompts, beside --model; without it a part of --data is "
+    option("eval", text + "held out", metavar="FILE")
+    text = "The settings are those of this method's paper, beside --model: espo, gspo, grpo or dapo"
     option("preset", text, default="espo", metavar="NAME")
 
 
@@ -264,43 +268,43 @@ def with_config(words: list[str]) -> list[str]:
 
 def _serve_options(serve: argparse.ArgumentParser) -> None:
     option = partial(_option, serve)
-    weights = "A run directory, one of its checkpoints, or a Hugging Face folder"
+    weights = "The weights are those of this run directory, checkpoint or Hugging Face folder"
     serve.add_argument("weights", metavar="WEIGHTS", help=weights)
-    text = "The network interface that the server listens on; 0.0.0.0 is every one"
+    text = "The server listens on this network interface; 0.0.0.0 is every one"
     option("host", text, default="127.0.0.1")
-    text = "The number of the port; with --openai, 0 is any that is free"
+    text = "The port has this number; with --openai, 0 is any that is free"
     option("port", text, type=int, default=9000)
-    option("slots", "The count of requests that are decoded together", type=int, default=16)
-    text = "The length of the longest prompt in tokens, a power of two"
+    option("slots", "This count of requests is decoded together", type=int, default=16)
+    text = "The longest prompt has this many tokens, a power of two"
     option("prompt-tokens", text, type=int, default=256)
-    text = "The length of the longest answer in tokens"
+    text = "The longest answer has this many tokens"
     option("max-new-tokens", text, type=int, default=256)
-    text = "The sampling temperature, a factor, of JetStream's requests; 0 is greedy"
+    text = "The logits of JetStream's requests are divided by this factor; 0 is greedy"
     option("temperature", text, type=float, default=1.0)
-    text = "The count of pages of the cache that the slots share; 0: each has room for the longest "
+    text = "The slots share this count of pages of the cache; 0: each has room for the longest "
     option("cache-pages", text + "sequence", type=int, default=0)
-    text = "The length of a page of the cache in tokens"
+    text = "A page of the cache holds this many tokens"
     option("page-tokens", text, type=int, default=16)
     kinds = ["float32", "bfloat16"]
-    text = "The number type of the weights and of what is computed"
+    text = "The weights and what is computed have this type"
     option("dtype", text, choices=kinds, default="float32")
     text = "Stores weights in 8 bits; auto: in those that the chip multiplies fast"
     option("quantize", text, choices=["off", "e4m3", "int8", "auto"], default="off")
     text = "Stores the keys and values of the cache in 8 bits"
     option("kv-quantize", text, choices=["off", "e4m3", "int8"], default="off")
-    text = "The devices along each axis, as expert=4,tensor=2 (default: one device)"
+    text = "Each axis of the mesh has so many devices, as expert=4,tensor=2 (default: one device)"
     option("mesh", text, default="")
     _programs_option(serve)
     text = "Serves HTTP for OpenAI's clients, which every option below needs"
     option("openai", text, action="store_true")
-    text = "The count of requests that may wait for a slot"
+    text = "This count of requests may wait for a slot"
     option("max-waiting", text, type=int, default=64)
-    text = "The count of connections; one more closes the oldest idle or slow one"
+    text = "This count of connections is open at most; one more closes the oldest idle or slow one"
     option("max-connections", text, type=int, default=512)
-    text = "The key that clients must bring; needed where other machines reach the host. The "
+    text = "Clients must bring this key; it is needed where other machines reach the host. The "
     text += "variable COMPASS_API_KEY says the same, and the list of processes does not show it"
     option("api-key", text, metavar="KEY")
-    text = "A name by which clients may call this server, beside localhost and its address; it may "
+    text = "Clients may call this server by this name, beside localhost and its address; it may "
     text += "come several times"
     option("allow-host", text, action="append", default=[], metavar="NAME")
     text = "Reads special tokens that a prompt of /v1/completions spells as control tokens; "

@@ -14,7 +14,16 @@ from dataclasses import MISSING
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
-from compass_jax.config import Objective
+from compass_jax.config import (
+    DataConfig,
+    EvalConfig,
+    Objective,
+    OptimConfig,
+    RLConfig,
+    RolloutConfig,
+    RunConfig,
+    SFTConfig,
+)
 from compass_jax.config.objective import default_objective
 from compass_jax.config.ranges import field_hints, options, type_name
 from compass_jax.config.verifiers import Options
@@ -100,6 +109,45 @@ def settings_help(config: Any) -> str:
         lines += _wrapped(option, "  ")
         lines += _wrapped(f"{setting.text} (default: {setting.words or 'none'})", "      ")
     return "\n".join(lines)
+
+
+# what people change first, by command; others have all settings alike
+FIRST: dict[str, tuple[tuple[type, str, str], ...]] = {
+    "train": (
+        (RunConfig, "", "run_dir"),
+        (RLConfig, "rl.", "steps"),
+        (RLConfig, "rl.", "prompts_per_step"),
+        (RLConfig, "rl.", "group_size"),
+        (RLConfig, "rl.", "eval_every"),
+        (OptimConfig, "rl.optim.", "learning_rate"),
+        (RolloutConfig, "rollout.", "max_new_tokens"),
+    ),
+    "sft": (
+        (RunConfig, "", "run_dir"),
+        (SFTConfig, "sft.", "files"),
+        (SFTConfig, "sft.", "steps"),
+        (SFTConfig, "sft.", "batch"),
+        (OptimConfig, "sft.optim.", "learning_rate"),
+    ),
+    "eval": (
+        (DataConfig, "data.", "eval_prompts"),
+        (EvalConfig, "evaluation.", "k"),
+        (EvalConfig, "evaluation.", "temperature"),
+        (RolloutConfig, "rollout.", "max_new_tokens"),
+    ),
+}
+
+
+def first_settings(command: str) -> str:
+    """The settings that people change first, for a command's help without a configuration; empty
+    for a command that has none.
+    """
+    lines = ["settings that people change first, after the options:"]
+    for cls, section, name in FIRST.get(command, ()):
+        kind = _kind(field_hints(cls)[name])
+        lines += _wrapped(f"--{section}{name.replace('_', '-')} {kind}", "  ")
+        lines += _wrapped(field_docs(cls)[name], "      ")
+    return "\n".join(lines) if len(lines) > 1 else ""
 
 
 def _default(field: dataclasses.Field) -> Any:

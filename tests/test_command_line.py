@@ -23,7 +23,7 @@ from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.objectives.gspo import Gspo
-from compass_jax.settings_help import Setting, settings, settings_help
+from compass_jax.settings_help import FIRST, Setting, first_settings, settings, settings_help
 from compass_jax.training import session
 
 # what a number counts or measures; the last line is of those that have no unit
@@ -79,6 +79,16 @@ def test_every_setting_that_can_be_overridden_has_a_sentence_and_a_unit(objectiv
     assert told == wanted and len(told) > 180
     assert unsaid(config) == []
     assert max(map(len, settings_help(config).splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", FIRST)
+def test_the_settings_that_people_change_first_are_settings(command):
+    known = {x.key.replace("_", "-"): x for x in settings(tiny_run())}
+    text = first_settings(command)
+    for option, kind in re.findall(r"^  --(\S+) (.*)$", text, re.MULTILINE):
+        words = " ".join(text.partition(f"--{option} {kind}")[2].split())
+        assert known[option].kind == kind and words.startswith(known[option].text)
+    assert text.count("  --") == len(FIRST[command]) and max(map(len, text.splitlines())) <= 80
 
 
 def test_values_are_written_as_they_are_read():
