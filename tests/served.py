@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import http.client
 import threading
 import time
@@ -39,12 +40,14 @@ MODEL = ModelConfig(
     moe=MoEConfig(experts=6, top_k=2, ffn=16),
 )
 MOST, LONG = 48, "x" * 30
+FORWARD = 80  # longest sequence of `forward`
 # Pages that do not last for four slots; and what a rollout on a pod may have, all of it.
 PAGED = {"slots": 4, "prompt_tokens": 32, "max_new_tokens": 24, "cache_pages": 16, "page_tokens": 4}
 WHOLE = {**PAGED, "cache_pages": 64, "dtype": "bfloat16", "quantize": "int8"}
 WHOLE |= {"kv_quantize": "int8", "mesh": "fsdp=2,expert=2,tensor=2"}
 
 
+@functools.cache
 def parameters():
     """The model's, as a training has them."""
     return init_params(MODEL, ComputeConfig(), jax.random.key(3))
@@ -82,17 +85,25 @@ def own(text_or_ids, limit, temperature=0.0):
     return text, logp, "length" if truncated else "stop"
 
 
+@jax.jit
+def _hidden(params, tokens, mask):
+    positions = jnp.arange(FORWARD, dtype=jnp.int32)[None]
+    model = Transformer(MODEL, ComputeConfig())
+    return apply(model, params, tokens, positions, mask=mask).hidden
+
+
 def forward(ids):
     """[t v] float64: log-probs of what follows each of `ids`, by one pass of the model that is
     trained, without a cache.
     """
-    tokens = jnp.asarray(ids, jnp.int32)[None]
-    positions = jnp.arange(len(ids), dtype=jnp.int32)[None]
-    params, whole = parameters(), jnp.ones(tokens.shape, bool)
-    out = apply(Transformer(MODEL, ComputeConfig()), params, tokens, positions, mask=whole)
+    n = len(ids)
+    tokens = np.zeros((1, FORWARD), np.int32)
+    tokens[0, :n] = ids
+    params, mask = parameters(), jnp.arange(FORWARD, dtype=jnp.int32)[None] < n
+    hidden = _hidden(params, jnp.asarray(tokens), mask)
     known = Tokenizer.load(TOKENIZER).vocab_size
     head = np.asarray(head_weights(params), np.float64)[:, :known]
-    logits = np.asarray(out.hidden[0], np.float64) @ head
+    logits = np.asarray(hidden[0, :n], np.float64) @ head
     shifted = logits - logits.max(axis=1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
