@@ -23,6 +23,7 @@ from compass_jax.model.experts.dispatch import Dispatch
 from compass_jax.model.quantize import Quantized, matmul, of_expert
 
 MANY_ROWS = 128  # an expert, on average
+SMALL_MATRIX = 4096  # weights
 
 
 def grouped_swiglu(
@@ -39,7 +40,7 @@ def grouped_swiglu(
     pairs for each that is dispatched.
     """
     down, pairs = weights["down"], dispatch.order.shape[0] // parts
-    blocks = block_shapes(pairs, down.shape[0])
+    blocks = block_shapes(pairs, down.shape[0], down.shape[1] * down.shape[2])
     if "gate_up" not in weights:
         return sized_swiglu(x, gates, weights["gate"], weights["up"], down, dispatch, blocks)
     if pairs >= MANY_ROWS * down.shape[0]:
@@ -145,11 +146,16 @@ class Blocks(NamedTuple):
         return self.unit * self.sizes
 
 
-def block_shapes(pairs: int, experts: int) -> Blocks:
+def block_shapes(pairs: int, experts: int, weights: int) -> Blocks:
     """Units of an eighth of the mean load, in multiples of 8 rows, and as many sizes as make the
     largest block about the mean load.
+
+    Experts of few `weights` in a matrix have half blocks and whole ones: their empty rows cost less
+    than the compilation of eight products.
     """
     mean = pairs / experts
+    if weights <= SMALL_MATRIX:
+        return Blocks(8 * max(1, math.ceil(mean / 16)), 2)
     unit = max(8, 8 * round(mean / 64))
     return Blocks(unit, min(8, max(2, round(mean / unit))))
 

@@ -35,9 +35,16 @@ def test_a_batched_block_holds_two_deviations_more_than_the_mean(pairs, experts)
 
 @pytest.mark.parametrize(("pairs", "experts"), SHAPES)
 def test_a_full_block_of_units_is_about_the_mean(pairs, experts):
-    blocks = block_shapes(pairs, experts)
+    blocks = block_shapes(pairs, experts, 128 * 128)
     assert blocks.unit % 8 == 0 and 2 <= blocks.sizes <= 8
     assert blocks == (8, 2) or abs(blocks.full - pairs / experts) <= 32
+
+
+@pytest.mark.parametrize(("pairs", "experts"), SHAPES)
+def test_small_experts_have_two_sizes_of_blocks(pairs, experts):
+    """Each size is a product of its own to compile."""
+    unit, sizes = block_shapes(pairs, experts, 64 * 64)
+    assert sizes == 2 and unit % 8 == 0 and 0 <= 2 * unit - pairs / experts < 16
 
 
 def numpy_swiglu(x, gates, weights, expert_of, g):
