@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from compass_jax.compiler_clock import COMPILER, CompilerClock
 from compass_jax.progress import duration, progress_text
 
 COLUMNS = 80  # that everything fits; a wider terminal gets wider lines
@@ -25,44 +25,6 @@ WIDEST = 110
 _WINDOW = 20  # steps over which the time left is estimated
 _BAR = 12
 _SAMPLE_LINES = 3  # of a sample's text
-
-
-class CompilerClock:
-    """How long XLA has compiled in this process, and whether it does now.
-
-    JAX tells listeners when a program has been lowered, which is when its compilation begins, and
-    when it is compiled or was loaded from the cache.
-    """
-
-    LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
-    COMPILED = "/jax/core/compile/backend_compile_duration"
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.programs = 0
-        self._clock, self._done_s, self._since = clock, 0.0, math.nan
-
-    def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        """JAX's listener."""
-        if event == self.LOWERED:
-            self._since = self._clock()
-        elif event == self.COMPILED:
-            self.programs += 1
-            self._done_s += duration_secs
-            self._since = math.nan
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds of the compilation that is going on; 0 where none is."""
-        return 0.0 if math.isnan(self._since) else self._clock() - self._since
-
-    @property
-    def seconds(self) -> float:
-        """All of them."""
-        return self._done_s + self.busy_s
-
-
-COMPILER = CompilerClock()
-jax.monitoring.register_event_duration_secs_listener(COMPILER)
 
 
 class Screen:

@@ -27,6 +27,7 @@ LAYERS = {
     "programs": set(),
     "chips": set(),
     "compiled": set(),
+    "compiler_clock": set(),
     "configured": ANY,
     "from_files": ANY,
     "library": ANY,
@@ -48,7 +49,7 @@ LAYERS = {
     "rewards.penalties": set(),
     "data": {"records", "config", "untrusted", "tasks", "data"},
     "weights": MODEL | {"families", "weights", "config_io", "distributed"},
-    "training": MODEL | {"chips", "rl", "training", "rewards.penalties"},
+    "training": MODEL | {"chips", "compiler_clock", "rl", "training", "rewards.penalties"},
     "training.notices": MODEL | {"rl", "training", "experience"},
     "training.session": (
         MODEL
@@ -60,7 +61,7 @@ LAYERS = {
     "training.rl": ANY,
     "training.sft": ANY,
     "telemetry": {"config", "untrusted", "board", "logfile", "screen"},
-    "screen": {"progress"},
+    "screen": {"progress", "compiler_clock"},
     "progress": set(),
     "show": {"report", "screen"},
     "look": ANY,

@@ -1,6 +1,7 @@
 """The screen is alive from the first second, fits its width, and counts no compilation as work."""
 
 import io
+import threading
 import time
 
 import jax
@@ -8,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
-from compass_jax.screen import COMPILER, CompilerClock, Screen, sample_lines
+from compass_jax.compiler_clock import COMPILER, CompilerClock
+from compass_jax.screen import Screen, sample_lines
 
 
 class Clock:
@@ -43,6 +45,24 @@ def test_the_time_left_counts_no_compilation(clock):
     clock.now = 302
     screen.step(1, {"reward/mean": 0.5})
     assert screen.left_s == pytest.approx(2 * 10)
+
+
+def test_what_another_thread_compiles_counts_while_it_is_waited_for(clock):
+    compiler = CompilerClock(clock)
+
+    def compiles():
+        compiler(CompilerClock.LOWERED, 0.1)
+        compiler(CompilerClock.COMPILED, 50)
+
+    thread = threading.Thread(target=compiles)
+    thread.start()
+    thread.join()
+    assert compiler.seconds == 0 and compiler.programs == 0
+    with compiler.waiting():
+        clock.now = 7
+        assert compiler.busy_s == 7
+    clock.now = 10
+    assert compiler.seconds == 7 and compiler.busy_s == 0
 
 
 def test_what_the_compiler_does_is_said_while_it_does_it(clock):

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from compass_jax.compiler_clock import COMPILER
 from compass_jax.programs import Program
 
 
@@ -29,7 +30,8 @@ class CompileAhead:
     def finish(self) -> None:
         """Waits for the program that is being compiled; the rest is left to its first call."""
         self._enough.set()
-        self._thread.join()
+        with COMPILER.waiting():
+            self._thread.join()
 
     def _run(self) -> None:
         results: dict[Program, Any] = {}
