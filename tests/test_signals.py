@@ -77,7 +77,11 @@ def test_a_second_signal_ends_a_run_that_is_about_to_stop(tmp_path):
     """
     found = run(ROOM.format(body=body), tmp_path)
     assert (found.returncode, found.stdout) == (143, "True 130\n")
-    assert found.stderr == "compass report: ended by SIGTERM\n"
+    assert found.stderr == (
+        "\nSIGINT: the run saves what it has and ends as soon as it can. A second signal ends it\n"
+        "at once; what came after the last checkpoint is then done again.\n"
+        "compass report: ended by SIGTERM\n"
+    )
 
 
 def test_a_signal_while_the_command_is_loaded_is_one_line(tmp_path):

@@ -8,6 +8,7 @@ everyone's.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -35,6 +36,12 @@ from compass_jax.weights.carried import carry_files
 
 class RunRefused(CompassError, RuntimeError):
     """Process 0 could not open the run directory; the message is its error's."""
+
+
+STOPPING = (
+    "\n{}: the run saves what it has and ends as soon as it can. A second signal ends it"
+    "\nat once; what came after the last checkpoint is then done again.\n"
+)
 
 
 class StopSignal:
@@ -85,6 +92,8 @@ class StopSignal:
             raise SystemExit(128 + number)
         self._asked = True
         self.status = 128 + number
+        with contextlib.suppress(OSError):
+            os.write(2, STOPPING.format(signal.Signals(number).name).encode())
 
 
 def why_stopped(stop: StopSignal) -> str:
