@@ -101,7 +101,7 @@ def load_params(
 
         shape = leaf.spec.shape
         if sharding is None:
-            params.append(jnp.asarray(read((slice(None),) * len(shape))))
+            params.append(jax.device_put(read((slice(None),) * len(shape))))
         else:
             params.append(jax.make_array_from_callback(shape, sharding, read))
     return structure.unflatten(params)
