@@ -2,14 +2,18 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+QUICK := -m "not slow" -n 2 --dist loadfile
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test coverage test-slow lint clean
 
 demo: $(VENV)/.core
 	$(BIN)/compass demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --cov=compass_jax --cov-report=term-missing:skip-covered --cov-fail-under=85 --durations=40
+	$(BIN)/python -m pytest $(QUICK) --durations=40
+
+coverage: $(VENV)/.dev
+	$(BIN)/python -m pytest $(QUICK) --cov=compass_jax --cov-report=term-missing:skip-covered --cov-fail-under=85
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow

@@ -61,7 +61,13 @@ def test_the_gate_in_float32_chooses_as_a_float32_model_does_from_the_same_strea
     assert 0 < flipped < 0.1
 
 
-@pytest.mark.parametrize("parts", [("attention",), ("gate", "stream"), PARTS])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("attention",),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in (("gate", "stream"), PARTS)),
+    ],
+)
 def test_decoding_with_a_cache_has_the_same_parts(parts):
     compute = dataclasses.replace(COMPUTE, dtype="bfloat16", float32_parts=parts)
     cache = init_cache(MODEL, 160, 20, compute)

@@ -56,6 +56,7 @@ def plan(tmp_path, *options):
     return done.returncode, json.loads(lines[-1]) if lines else done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_a_step_is_compiled_and_its_memory_is_what_its_arrays_take(tmp_path):
     code, found, text = plan(
         tmp_path, "--topology", "v5p:2x2x1", "--png", str(tmp_path / "plan.png")

@@ -56,7 +56,10 @@ def portable():
     return roll(COMPUTE, {})[:2]
 
 
-@pytest.mark.parametrize("name", HOW)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=pytest.mark.slow) if x == "rows over a mesh" else x for x in HOW],
+)
 def test_the_kernel_gives_the_same_rollout(portable, monkeypatch, name):
     rollout, compute = HOW[name]
     called, real = [], decode_kernel._decode

@@ -93,7 +93,9 @@ def test_quantised_matrices_hold_what_eight_bits_leave_of_the_unrounded_weights(
     np.testing.assert_array_equal(half["head"], params["head"].astype("bfloat16"))
 
 
-@pytest.mark.parametrize("implementation", ["padded", "ragged"])
+@pytest.mark.parametrize(
+    "implementation", [pytest.param("padded", marks=pytest.mark.slow), "ragged"]
+)
 @pytest.mark.parametrize(
     ("kind", "dtype", "near"),
     [("int8", "float32", 1e-5), ("e4m3", "float32", 1e-5), ("e4m3", "bfloat16", 0.03)],
