@@ -16,7 +16,7 @@ coverage: $(VENV)/.dev
 	$(BIN)/python -m pytest $(QUICK) --cov=compass_jax --cov-report=term-missing:skip-covered --cov-fail-under=85
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.core $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -15,6 +15,9 @@ os.environ["XLA_FLAGS"] = (
 )
 os.environ.setdefault("PJRT_NPROC", "64")  # as distributed.initialize sets it
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most of a test's time is the compiler's. `make test-slow` compiles as a user's run does, and so do
+# the files that ask for it (`fully_optimised`).
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # what commands in processes of their own compile (compass_jax/compiled.py)
 os.environ["XDG_CACHE_HOME"] = os.path.join(tempfile.gettempdir(), f"compass_tests_{os.getuid()}")
@@ -93,11 +96,9 @@ def compiled(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def compile_lightly():
-    """Programs of one test file are compiled three times faster; test_step has the proofs of the
-    training step fully optimised.
-    """
+def fully_optimised():
+    """Programs of one test file are compiled as in a user's run."""
     before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)

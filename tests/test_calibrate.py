@@ -14,11 +14,9 @@ from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
-
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, compile_lightly):
+def trained(tmp_path_factory):
     config = tiny_run()
     directory = tmp_path_factory.mktemp("calibrate")
     first = dataclasses.replace(

@@ -124,7 +124,7 @@ def test_what_cannot_be_used_is_one_line(folder, monkeypatch, capsys, bad):
     assert told in error and len(error.splitlines()) == 1
 
 
-def test_one_command_trains(folder, monkeypatch, compile_lightly):
+def test_one_command_trains(folder, monkeypatch):
     monkeypatch.chdir(folder)
     words = [f"--{name}={value}" for name, value in FAST.items() if name != "rl.buckets"]
     files = ["--model", "model", "--data", "prompts.jsonl", "--reward", "my_reward.py:score"]
@@ -157,7 +157,7 @@ def test_what_a_class_and_its_base_say_of_their_fields_is_found():
     assert {"kl_coef", "alpha"} <= set(field_docs(Espo))
 
 
-def test_one_call_trains_with_a_function(folder, monkeypatch, compile_lightly):
+def test_one_call_trains_with_a_function(folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     import my_reward

@@ -25,7 +25,6 @@ from compass_jax.sharding import Placement, make_mesh
 from compass_jax.training import step
 from compass_jax.weights.sync import sync_weights
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
 B, T, D, V = 3, 6, 4, 16
 MODEL = dataclasses.replace(TINY, layers=1, moe=dataclasses.replace(TINY.moe, dense_layers=()))
 KNOWN = 29  # of the 40 columns of the tiny model

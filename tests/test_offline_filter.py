@@ -23,8 +23,6 @@ from compass_jax.training.rl import run_rl
 from compass_jax.training.session import load_tokenizer
 from compass_jax.training.sft import run_sft
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
-
 
 class Verdicts:
     """Prompt n of those it meets: always right, always wrong, right for even samples, no verdict,
@@ -52,7 +50,7 @@ class Verdicts:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, compile_lightly):
+def trained(tmp_path_factory):
     config = tiny_run()
     config = dataclasses.replace(
         config,

@@ -18,7 +18,7 @@ from compass_jax.serving.text import TextStream
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, compile_lightly):
+def server(tmp_path_factory):
     """The ServeConfig of a server with two slots that runs while the module's tests do."""
     folder = saved(tmp_path_factory.mktemp("serve") / "tiny")
     options = {"slots": 2, "prompt_tokens": 64, "max_new_tokens": MOST, "max_waiting": 4}

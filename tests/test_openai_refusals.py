@@ -15,7 +15,7 @@ from compass_jax.serving.limits import Limits
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, compile_lightly):
+def server(tmp_path_factory):
     """The ServeConfig of a server that runs while the module's tests do."""
     folder = saved(tmp_path_factory.mktemp("serve") / "tiny")
     options = {"slots": 2, "prompt_tokens": 64, "max_new_tokens": MOST, "max_waiting": 4}

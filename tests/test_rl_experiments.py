@@ -138,7 +138,6 @@ def test_a_synthetic_task_is_what_it_says(task, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compile_lightly")
 def test_smoke_of_the_zero_variance_audit(tmp_path, monkeypatch):
     """Two variants from nothing; a second call runs nothing and writes the same table."""
     args = ["--out", str(tmp_path), "--seeds", "0", "--only", "grpo", "filter", "--smoke"]
@@ -155,7 +154,6 @@ def test_smoke_of_the_zero_variance_audit(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compile_lightly")
 def test_smoke_of_the_objectives(tmp_path, monkeypatch):
     args = [
         "--out",
@@ -181,7 +179,6 @@ def test_smoke_of_the_objectives(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compile_lightly")
 def test_smoke_of_the_calibration(tmp_path):
     """Both sizes on the smallest vocabulary; a second call measures nothing and writes the same
     table.

@@ -61,7 +61,6 @@ def test_the_sampler_computes_as_training_does_unless_told_otherwise():
     assert (other.dtype, other.logprob_chunk) == ("float32", 7)
 
 
-@pytest.mark.usefixtures("compile_lightly")
 @pytest.mark.parametrize("kind", [pytest.param("off", marks=pytest.mark.slow), "e4m3"])
 def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path, monkeypatch, kind):
     """Every copy that is handed over, in evaluation too, is in bfloat16 and quantised; the state
@@ -107,7 +106,6 @@ def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path,
     assert 1e-4 < step["mismatch/logp_abs_diff"] < 0.5
 
 
-@pytest.mark.usefixtures("compile_lightly")
 def test_the_gap_of_a_bfloat16_rollout_shrinks_to_rounding_when_everything_is_float32(tmp_path):
     gaps = {}
     for dtype in ("", "bfloat16"):

@@ -229,7 +229,6 @@ def check_causes(rows, fresh):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compile_lightly")
 def test_a_toy_run_end_to_end_and_again(tmp_path, capsys):
     """The numbers of every part of the experiment; a second run has nothing left to do."""
     command = [

@@ -22,7 +22,6 @@ from compass_jax.rl.objectives.espo import Espo
 from compass_jax.sharding import AXES, Placement, make_mesh
 from compass_jax.training import step
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
 MODEL = ModelConfig(
     family="qwen3_moe",
     vocab_size=96,
@@ -133,7 +132,7 @@ def noise():
 
 
 @pytest.fixture(scope="module")
-def one_device(compile_lightly):
+def one_device():
     cache = {}
 
     def of(model, compute, replayed):

@@ -5,7 +5,6 @@ file of its own is evaluated on.
 import dataclasses
 import json
 
-import pytest
 from test_formats import write
 from tiny_run import tiny_run
 
@@ -36,7 +35,6 @@ KINDS = {
 }
 
 
-@pytest.mark.usefixtures("compile_lightly")
 def test_sft_and_rl_run_two_steps_on_files_of_every_kind(tmp_path, capsys):
     files = []
     for i, (name, made) in enumerate(KINDS.items()):

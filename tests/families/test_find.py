@@ -74,7 +74,6 @@ def folder(tmp_path):
     return path
 
 
-@pytest.mark.usefixtures("compile_lightly")
 def test_a_family_in_a_file_outside_the_package_is_imported_trained_and_exported(
     tmp_path, acorn, folder
 ):

@@ -51,16 +51,6 @@ LENGTHS = np.array([7, 5])
 MASK = np.arange(T) < LENGTHS[:, None]
 
 
-@pytest.fixture
-def quick_compile():
-    """Compiles with few optimisations, three times faster: for proofs in float64, which no
-    optimisation decides.
-    """
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def random_params(config, dtype="float32", seed=0):
     """Weights of the size of a trained model's: hidden states depend on every layer, experts are
     told apart.
@@ -149,9 +139,7 @@ def numpy_model(params, config, routes=None):
     ],
     ids=["periodic-live", "spread-live", "periodic", "spread", "two of three"],
 )
-def test_the_decoder_equals_a_numpy_model_with_each_route_in_its_layer(
-    x64, quick_compile, config, replay
-):
+def test_the_decoder_equals_a_numpy_model_with_each_route_in_its_layer(x64, config, replay):
     """Dense layers between MoE layers must not shift the layer axis of the routes: the reference
     counts MoE layers itself.
     """
@@ -223,7 +211,7 @@ def test_feeding_a_forward_its_own_routing_changes_no_bit(layout):
 
 
 @pytest.mark.parametrize("norm", [True, False])
-def test_the_routers_gradient_under_replay_equals_finite_differences(x64, quick_compile, norm):
+def test_the_routers_gradient_under_replay_equals_finite_differences(x64, norm):
     """Replayed experts outside the live top-k included; the loss is a log-prob, through the layers
     above.
     """
@@ -299,7 +287,7 @@ def gradients(params, config, compute, layout="stacked"):
     return jax.jit(jax.value_and_grad(loss))(params)
 
 
-def test_scan_unrolled_rematerialised_and_both_grouped_matmuls_agree(x64, quick_compile):
+def test_scan_unrolled_rematerialised_and_both_grouped_matmuls_agree(x64):
     """Values and every gradient, float64: scanned and padded; the same rematerialised; layers apart
     from the start and ragged.
     """

@@ -25,7 +25,6 @@ from compass_jax.training.rl import run_rl
 from compass_jax.training.session import load_tokenizer
 from compass_jax.weights import sync
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
 JITTED = type(jax.jit(lambda x: x))
 LARGE = {
     function.__name__

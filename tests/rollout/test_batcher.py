@@ -15,8 +15,6 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.sampling import Purpose, Sampler
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
-
 LOOSE = to_decode(random_params())
 PAGES = 20
 ROLL = dataclasses.replace(
@@ -48,7 +46,7 @@ def run(batcher):
 
 
 @pytest.fixture(scope="module")
-def expected(compile_lightly):
+def expected():
     """(prompt, sample) -> (tokens, log-probs) of a collection with room for every slot."""
     job = Collection(engine_of(0), LOOSE, PROMPTS, SAMPLES, Purpose.SERVE, 0)
     return {(r.prompt.id, r.sample): (r.tokens.tolist(), r.logp) for r in job}

@@ -21,8 +21,6 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
 from compass_jax.training.step import forward
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
-
 PARAMS = random_params()
 ROLL = dataclasses.replace(ROLLOUT, cache_bucket=32, page_tokens=4)
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 8, 5, 12))]

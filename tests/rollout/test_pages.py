@@ -23,8 +23,6 @@ from compass_jax.rollout.pages import PagePool
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.sampling import Purpose, Sampler
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
-
 LOOSE = to_decode(random_params())
 ROLL = dataclasses.replace(
     ROLLOUT, max_new_tokens=20, cache_bucket=40, page_tokens=4, prompt_buckets=(8, 16)
@@ -41,7 +39,7 @@ def collection(pages=0, slots=6, prompts=PROMPTS, samples=SAMPLES, config=ROLL, 
 
 
 @pytest.fixture(scope="module")
-def dense(compile_lightly):
+def dense():
     """(rollouts by row, routing) with room for every slot at its longest."""
     job = collection()
     return {r.row: r for r in job}, np.asarray(job.routes)

@@ -28,7 +28,6 @@ from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.sharding import AXES, Placement, make_mesh
 from compass_jax.weights.sync import sync_weights
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
 MODEL = ModelConfig(
     family="qwen3_moe",
     vocab_size=40,
@@ -87,7 +86,7 @@ def collect(mesh, options="plain", devices=None):
 
 
 @pytest.fixture(scope="module")
-def one_device(compile_lightly):
+def one_device():
     return {name: collect(None, name) for name in OPTIONS}
 
 

@@ -71,7 +71,6 @@ def rows_file(path, rows):
     return str(path)
 
 
-@pytest.mark.usefixtures("compile_lightly")
 def test_a_verifier_of_ones_own_trains_two_steps_and_its_parts_are_logged(tmp_path):
     (tmp_path / "my_rewards.py").write_text(VERIFIER)
     truth = {"of": 2, "below": 1}
@@ -89,7 +88,6 @@ def test_a_verifier_of_ones_own_trains_two_steps_and_its_parts_are_logged(tmp_pa
     }
 
 
-@pytest.mark.usefixtures("compile_lightly")
 def test_a_task_in_one_file_trains_by_the_command_and_is_evaluated_by_label(tmp_path):
     (tmp_path / "my_tasks.py").write_text(TASK)
     (tmp_path / "config.py").write_text(

@@ -93,7 +93,6 @@ def test_after_finish_nothing_more_is_compiled():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compile_lightly")
 def test_a_run_over_a_mesh_compiles_each_program_once(tmp_path, lowered, monkeypatch):
     """The list is in the shapes and with the arguments of the run: else both would compile.
     tests/plan/test_programs.py shows it for one device.

@@ -87,7 +87,6 @@ def configured(directory, **rl):
     )
 
 
-@pytest.mark.usefixtures("compile_lightly")
 def test_at_learning_rate_zero_nothing_drifts(tmp_path, monkeypatch):
     """Three steps of two updates at temperature 0.7: the gap stays rounding, the policy stays where
     it was.

@@ -39,13 +39,12 @@ def configured(directory):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, compile_lightly):
+def undisturbed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("dynamic")
     run_rl(configured(directory))
     return directory
 
 
-@pytest.mark.usefixtures("compile_lightly")
 def test_a_run_trains_on_groups_that_vary_and_counts_every_token(undisturbed):
     rounds = []
     for row in lines(undisturbed, "metrics"):
@@ -76,7 +75,6 @@ def test_a_run_trains_on_groups_that_vary_and_counts_every_token(undisturbed):
     assert max(rounds) > 1  # or the test would not show what it says
 
 
-@pytest.mark.usefixtures("compile_lightly")
 @pytest.mark.parametrize("sample", [3, 36])
 def test_sigterm_in_a_round_loses_nothing(undisturbed, tmp_path, monkeypatch, sample):
     """At the given sample of the run: in the first round (16 samples, which fill the first step),

@@ -54,7 +54,6 @@ def samples(seed, rows=16):
     )
 
 
-@pytest.mark.usefixtures("compile_lightly")
 def test_ten_lines_around_a_learner_train_a_model_on_arrays_of_any_origin():
     model = Transformer(CONFIG.model, CONFIG.compute)
     params = init_params(CONFIG.model, CONFIG.compute, jax.random.key(0))
@@ -73,7 +72,6 @@ def test_ten_lines_around_a_learner_train_a_model_on_arrays_of_any_origin():
         learner.update(scored, slice(0, 6))
 
 
-@pytest.mark.usefixtures("compile_lightly")
 def test_the_whole_rollout_trains_as_its_updates_one_by_one():
     config = dataclasses.replace(CONFIG, rl=dataclasses.replace(CONFIG.rl, epochs=2))
 

@@ -25,8 +25,6 @@ from compass_jax.training.optim import TrainingDiverged
 from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
-
 
 def configured(directory, verifier="coin", **rl):
     config = tiny_run(f"odd_verifiers:{verifier}")
@@ -36,7 +34,7 @@ def configured(directory, verifier="coin", **rl):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, compile_lightly):
+def undisturbed(tmp_path_factory):
     """Two steps with a check that calls half of all responses right."""
     directory = tmp_path_factory.mktemp("undisturbed")
     result = run_rl(configured(directory))

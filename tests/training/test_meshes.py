@@ -25,8 +25,6 @@ from compass_jax.telemetry import Telemetry
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
-
 
 def configured(directory, rl=None, **options):
     config = tiny_run("odd_verifiers:coin")
@@ -39,7 +37,7 @@ def configured(directory, rl=None, **options):
 
 
 @pytest.fixture(scope="module")
-def one_device(tmp_path_factory, compile_lightly):
+def one_device(tmp_path_factory):
     """The directory of the run on one device, one step off or not; each runs once, when it is first
     asked for.
     """

@@ -12,8 +12,6 @@ from compass_jax.model.flops import forward_flops
 from compass_jax.training import learner
 from compass_jax.training.rl import run_rl
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
-
 
 @pytest.mark.parametrize("known", [True, False])
 def test_mfu_is_the_arithmetic_of_the_rows_over_the_peak(tmp_path, monkeypatch, known):

@@ -253,7 +253,6 @@ class Uneven:
         return taken
 
 
-@pytest.mark.usefixtures("compile_lightly")
 def test_a_dense_run_with_replay_says_so_and_counts_what_got_no_verdict(tmp_path, monkeypatch):
     """R2 would write routes that a dense model has not: it runs as with replay off."""
     said = []

@@ -59,7 +59,6 @@ def mine(tmp_path):
     return f"{tmp_path}/mine.py"
 
 
-@pytest.mark.usefixtures("compile_lightly")
 def test_an_objective_of_one_class_in_a_users_file_trains(mine, tmp_path):
     config = tiny_run("odd_verifiers:coin")
     rl = dataclasses.replace(config.rl, steps=2)

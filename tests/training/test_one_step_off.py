@@ -20,8 +20,6 @@ from compass_jax.training.optim import TrainingDiverged
 from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
-
 
 def configured(directory, rate=1e-2, **rl):
     config = tiny_run("odd_verifiers:coin")
@@ -48,7 +46,7 @@ def responses(directory):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, compile_lightly):
+def undisturbed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("undisturbed")
     run_rl(configured(directory))
     return directory

@@ -18,7 +18,6 @@ from compass_jax.training.learner import Learner
 from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
 # a learning rate that leaves the weights as they are: samples then depend on their keys alone
 STILL = 1e-12
 
@@ -104,7 +103,7 @@ def watched(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, compile_lightly):
+def undisturbed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
         odd(patch)

@@ -53,7 +53,7 @@ def run_here(folder, mesh):
     return directory
 
 
-def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path, compiled, compile_lightly):
+def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path, compiled):
     """Two processes: SIGTERM to the second, the same command; SIGKILL to the second; on in one
     process, on another mesh.
     """

@@ -14,8 +14,6 @@ from compass_jax.model.params import in_layout, training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.training import step
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
-
 
 @pytest.mark.parametrize(
     "how", [{}, {"scan_layers": True, "remat": True}], ids=["unrolled", "scanned, remat"]

@@ -22,8 +22,6 @@ from compass_jax.training.session import StopSignal
 from compass_jax.training.sft import SFTTrainer, run_sft
 from compass_jax.weights import checkpoint
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
-
 
 def configured(directory, **options):
     config = tiny_run()
@@ -33,7 +31,7 @@ def configured(directory, **options):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, compile_lightly):
+def undisturbed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("sft")
     return directory, run_sft(configured(directory, steps=8))
 
@@ -167,7 +165,7 @@ def test_a_run_whose_directory_is_removed_ends_with_an_error(tmp_path, monkeypat
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory, compile_lightly):
+def trainer(tmp_path_factory):
     """An SFT trainer before its first step, plain gradient descent so that the update shows the
     gradient.
     """

@@ -153,7 +153,6 @@ def test_code_that_changed_is_named_with_its_hashes(tmp_path, monkeypatch):
     assert before[0][1] in told[0]
 
 
-@pytest.mark.usefixtures("compile_lightly")
 def test_strict_ends_a_run_whose_answers_nobody_finds_and_the_next_start_goes_on(tmp_path, capsys):
     """The first rollout is kept: the run that goes on without --strict trains on it. Its reward
     file is another by then, which is told.

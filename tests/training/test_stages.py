@@ -17,7 +17,6 @@ from compass_jax.rollout.collect import Collection
 from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 
-pytestmark = pytest.mark.usefixtures("compile_lightly")
 EVERYTHING = dict(
     zero_variance=ZeroVarianceConfig(select=True, grow_to=12),
     shaping=ShapingConfig(length_penalty=0.05, repetition_penalty=0.02, repetition_ngram=2),
@@ -33,7 +32,7 @@ def configured(directory, **rl):
 
 
 @pytest.fixture(scope="module")
-def grown(tmp_path_factory, compile_lightly):
+def grown(tmp_path_factory):
     directory = tmp_path_factory.mktemp("grown")
     run_rl(configured(directory, **EVERYTHING))
     return directory

@@ -27,6 +27,8 @@ from compass_jax.training.learner import Scored, device_rows, put_rows, sequence
 
 TINY = dataclasses.replace(MODEL, layers=2, moe=dataclasses.replace(MODEL.moe, dense_layers=(0,)))
 F64 = dataclasses.replace(COMPUTE, dtype="float64", param_dtype="float64")
+pytestmark = pytest.mark.usefixtures("fully_optimised")
+
 GROUPS, SAMPLES, LONGEST = 4, 3, 24
 BASE = RLConfig(
     prompts_per_step=GROUPS, group_size=SAMPLES, buckets=(12, LONGEST), micro_batch_tokens=144
