@@ -125,24 +125,24 @@ class ExperienceBuffer:
         self.dropped[group] = outcome
         self._forget(group)
 
-    def take(self) -> tuple[list[Group], Any]:
+    def step_groups(self) -> tuple[list[Group], Any]:
         """The kept groups, and their routes `[groups * size t l k]` (row n * size + c: sample c of
         the n-th; unset where there is none; None where no routes are kept).
-
-        They leave the buffer with the dropped ones: open groups alone go on.
         """
         groups = [self.group(key) for key in self.kept]
         rows = np.full((len(groups), self.routes.size), NOWHERE, np.int32)
         for n, group in enumerate(groups):
             for rollout in group.rollouts:
                 rows[n, rollout.sample] = rollout.row
-        routes = self.routes.read(rows.reshape(-1))
+        return groups, self.routes.read(rows.reshape(-1))
+
+    def end_step(self) -> None:
+        """The kept groups leave the buffer, and the dropped ones: open groups alone go on."""
         for key in self.kept:
             self._forget(key)
         for key in (*self.kept, *self.dropped):
             del self.prompts[key]
         self.kept, self.dropped, self.counts = [], {}, {}
-        return groups, routes
 
     def _forget(self, group: GroupKey) -> None:
         for index in range(self.routes.size):

@@ -16,7 +16,7 @@ shape it is computed in.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ from compass_jax.rl.zero_variance import waste_of_dropped
 from compass_jax.sharding import fetch, move
 from compass_jax.training import optim, step
 from compass_jax.training.programs import training_programs
+from compass_jax.training.stops import never, until
 
 
 @dataclass(frozen=True)
@@ -101,20 +102,28 @@ class Learner:
 
     # ---- one rollout -----------------------------------------------------------------------------
 
-    def train(self, arrays: StepArrays, dropped_tokens: int = 0) -> dict[str, float]:
+    def train(
+        self,
+        arrays: StepArrays,
+        dropped_tokens: int = 0,
+        stopped: Callable[[], bool] = never,
+    ) -> dict[str, float]:
         """The metrics of a whole rollout: it is scored, then comes every update of every epoch.
 
         `dropped_tokens` were rolled out and are not in `arrays`; they count as waste. Raises
-        TrainingDiverged after `rl.optim.max_bad_steps` updates in a row without a finite gradient.
+        TrainingDiverged after `rl.optim.max_bad_steps` updates in a row without a finite gradient,
+        TrainingStopped where `stopped()` before the first update: it is asked before each
+        micro-batch until then, and nothing has changed.
         """
         started = time.perf_counter()
-        scored = self.score(arrays)
+        scored = self.score(arrays, stopped)
         scored_s = time.perf_counter() - started
         prepared = [(rows, *self.prepare(scored, rows)) for rows in self.updates]
-        parts, norms = [], []
+        parts: list[Diagnostics] = []
+        norms: list[dict] = []
         for _ in range(self.rl.epochs):
             for rows, advantages, _ in prepared:
-                found, applied = self._apply(scored, rows, advantages)
+                found, applied = self._apply(scored, rows, advantages, never if norms else stopped)
                 parts.append(found)
                 norms.append(applied)
         accounts = [
@@ -131,9 +140,10 @@ class Learner:
         }
         return metrics | self._mfu(arrays.lengths, seconds)
 
-    def score(self, arrays: StepArrays) -> Scored:
+    def score(self, arrays: StepArrays, stopped: Callable[[], bool] = never) -> Scored:
         """Old log-probs and entropies of every row, the reference's log-probs, and the routes that
-        the updates replay: the rollout's (R3), those of this pass (R2) or none (off).
+        the updates replay: the rollout's (R3), those of this pass (R2) or none (off). Stops like
+        `train`.
         """
         mode = self.rl.replay if self.config.model.moe_layers else "off"
         routes = None if mode == "off" else self.routes_on_mesh(arrays.routes)
@@ -142,11 +152,12 @@ class Learner:
             routes = self.routes_on_mesh(
                 empty_routes(self.config.model, len(arrays.lengths), self.config.rollout.max_length)
             )
-        shape, parts = arrays.mask.shape, []
+        shape = arrays.mask.shape
+        parts: list[Diagnostics] = []
         old_logp, old_entropy = (np.zeros(shape, arrays.rollout_logp.dtype) for _ in range(2))
         ref_logp = None if self.reference is None else np.zeros_like(old_logp)
         micros = [micro for rows in self.updates for micro in self._plan(arrays, rows)]
-        for micro in micros:
+        for micro in until(stopped, micros, parts):
             tokens, lengths, micro_routes = self._sequences(arrays, micro, routes)
             logp, entropy, taken, found = self._score(
                 self.state.params, tokens, lengths, micro_routes
@@ -212,10 +223,13 @@ class Learner:
 
     # ---- parts -----------------------------------------------------------------------------------
 
-    def _apply(self, scored: Scored, rows: slice, prepared: Prepared):
+    def _apply(
+        self, scored: Scored, rows: slice, prepared: Prepared, stopped: Callable[[], bool] = never
+    ):
         """(diagnostics, what the optimiser reports) of one update; `state` is new afterwards."""
-        tokens, total, parts = max(int(prepared.mask.sum()), 1), None, []
-        for batch in self.batches(scored, rows, prepared):
+        tokens, total = max(int(prepared.mask.sum()), 1), None
+        parts: list[Diagnostics] = []
+        for batch in until(stopped, self.batches(scored, rows, prepared), parts):
             grads, found = step.gradients(
                 self.model,
                 self.state.params,

@@ -58,6 +58,7 @@ from compass_jax.training.session import (
     load_tokenizer,
     newest_checkpoint,
 )
+from compass_jax.training.stops import TrainingStopped
 from compass_jax.weights import checkpoint
 from compass_jax.weights.recorded import check_recorded_routes
 from compass_jax.weights.start import first_parameters
@@ -224,8 +225,7 @@ class RLTrainer:
                 self.interrupted = True
                 return
             self.ahead = None
-            results = results_of(self.buffer, self.config.rewards)
-            groups, arrays = self._take()
+            groups, arrays = self._arrays()
             if self.rl.permute_rewards:
                 permute_rewards(arrays, (self.config.seed, self.done_steps))
             metrics |= self.notices.of_groups(groups)
@@ -238,12 +238,15 @@ class RLTrainer:
                 **staleness(groups, self.learner.version),
                 "epoch": self.stream.epoch,
             }
-            self.history.update(results)
-            self.selector.update(results, self.stream.epoch)
             dropped = int(metrics.get("zero_variance/dynamic_dropped_tokens", 0))
             self.telemetry.phase("training")
             compiler.finish()
-            metrics |= self._train_beside_the_next(arrays, dropped)
+            try:
+                metrics |= self._train(arrays, dropped)
+            except TrainingStopped:
+                self.save()
+                self.interrupted = True
+                return
             # nobody samples by these weights any more: their memory is free for the next
             self.decode = None
             self.decode, handed = self._sync_weights()
@@ -270,18 +273,29 @@ class RLTrainer:
         self.telemetry.phase("rollout", self.buffer.finished, max(wanted, self.buffer.finished))
         return not self.collect.policy.carries and self.stop.requested
 
-    def _take(self) -> tuple[list[Group], StepArrays]:
-        """The step's groups out of the buffer, and as arrays, with their routes on the devices that
-        train: a rollout beside the training has the others to itself.
+    def _arrays(self) -> tuple[list[Group], StepArrays]:
+        """The step's groups, and as arrays, with their routes on the devices that train: a rollout
+        beside the training has the others to itself.
         """
-        groups, routes = self.buffer.take()
+        groups, routes = self.buffer.step_groups()
         ngram = self.rl.shaping.repetition_ngram
         routes = self.learner.routes_on_mesh(routes)
         return groups, assemble(groups, self.rl.capacity, self.rl.buckets[-1], ngram, routes)
 
-    def _train_beside_the_next(self, arrays: StepArrays, dropped: int) -> dict[str, float]:
-        """`Learner.train`; with `rl.one_step_off` the next step's rollout runs meanwhile, in a
-        thread of its own.
+    def _end_step(self) -> None:
+        """What is remembered of the step's groups goes to those who choose prompts by it, and the
+        groups leave the buffer.
+        """
+        results = results_of(self.buffer, self.config.rewards)
+        self.history.update(results)
+        self.selector.update(results, self.stream.epoch)
+        self.buffer.end_step()
+
+    def _train(self, arrays: StepArrays, dropped: int) -> dict[str, float]:
+        """`Learner.train`, before the groups leave the buffer: a stop finds them there.
+
+        With `rl.one_step_off` they leave it first, and the next step's rollout runs meanwhile, in
+        a thread of its own.
 
         The last step of a run has none beside it, so that a run that is made longer goes on from
         there on policy. The rollout is waited for: nothing can be done before the next step that
@@ -290,7 +304,10 @@ class RLTrainer:
         too: its weights are gone after the step, and it could not go on later.
         """
         if not self.rl.one_step_off or self.done_steps + 1 >= self.rl.steps:
-            return self.learner.train(arrays, dropped)
+            metrics = self.learner.train(arrays, dropped, lambda: self.stop.requested)
+            self._end_step()
+            return metrics
+        self._end_step()
         abandoned = threading.Event()
         rollout = self._rollout(self.done_steps + 2, abandoned.is_set)
         with ThreadPoolExecutor(1, "rollout") as thread:
@@ -330,7 +347,7 @@ class RLTrainer:
         a stop came first.
         """
         collected = self._rollout(self.done_steps + 1, self._stopped)()
-        return None if collected is None else self._take()[1]
+        return None if collected is None else self._arrays()[1]
 
     def header(self) -> list[str]:
         """The first lines that a person sees."""

@@ -26,7 +26,7 @@ from compass_jax.model.params import (
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import TrainState
 from compass_jax.rl.bucketing import plan, take_rows
-from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
+from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.sharding import fetch, placements
 from compass_jax.telemetry import Telemetry
 from compass_jax.training import optim, step
@@ -38,6 +38,7 @@ from compass_jax.training.session import (
     newest_checkpoint,
     open_run,
 )
+from compass_jax.training.stops import TrainingStopped, until
 from compass_jax.weights import checkpoint
 from compass_jax.weights.start import first_parameters
 
@@ -112,8 +113,13 @@ class SFTTrainer:
         while self.done_steps < self.sft.steps and not self.stop.requested:
             started = time.perf_counter()
             self.telemetry.phase("training")
+            before = self.stream.state()
             examples = self.stream.next_batch(self.sft.batch)
-            found, applied = self._update(examples)
+            try:
+                found, applied = self._update(examples)
+            except TrainingStopped:
+                self.stream.restore(before)
+                return
             optim.check_divergence(
                 int(self.state.bad_steps), self.sft.optim.max_bad_steps, self.config.directory
             )
@@ -144,11 +150,12 @@ class SFTTrainer:
         for i, e in enumerate(examples):
             tokens[i, : len(e.tokens)], weight[i, : len(e.tokens)] = e.tokens, e.mask
         count = max(weight.sum(), 1.0)
-        total, parts = None, []
+        total, parts = None, list[Diagnostics]()
         multiple = 1 if self.model.placement is None else self.model.placement.rows_multiple
-        for micro in plan(
+        micros = plan(
             lengths, self.sft.buckets, self.sft.micro_batch_tokens, rows_multiple=multiple
-        ):
+        )
+        for micro in until(lambda: self.stop.requested, micros, parts):
             t, n, w = (take_rows(x, micro.rows, micro.length) for x in (tokens, lengths, weight))
             share = jnp.float32(w.sum() / count)
             grads, found = step.sft_gradients(

@@ -190,7 +190,8 @@ def run(world, restart=lambda step, stopped: False):
             world.stop_at = None
         counts = {k: v for k, v in found.items() if k.startswith(("zero", "rollout/carried"))}
         results = [(p.key, tuple(o)) for p, o in results_of(buffer, RewardConfig())]
-        groups, routes = buffer.take()
+        groups, routes = buffer.step_groups()
+        buffer.end_step()
         samples = [r for group in groups for r in group.rollouts]
         flat = np.asarray(routes).ravel()
         size = world.config.capacity

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -35,3 +36,17 @@ def stop_after_step(patch: pytest.MonkeyPatch, number: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     patch.setattr(Telemetry, "log", log)
+
+
+def stop_at_call(patch: pytest.MonkeyPatch, module: Any, name: str, number: int) -> None:
+    """At call `number` of a module's function, after its work."""
+    real, calls = getattr(module, name), []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = real(*args, **kwargs)
+        calls.append(name)
+        if len(calls) == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return out
+
+    patch.setattr(module, name, call)

@@ -11,7 +11,7 @@ import numpy as np
 import odd_verifiers
 import pytest
 from logged import lines, numbers
-from stops import stop_at_sample
+from stops import stop_at_call, stop_at_sample
 from tiny_run import tiny_run
 
 from compass_jax.experience import metrics
@@ -137,23 +137,19 @@ def test_the_same_run_again_gives_the_same_numbers_and_an_extension_goes_on(undi
     assert result["steps"] == 2 and numbers(tmp_path) == numbers(undisturbed[0])
 
 
-@pytest.mark.parametrize(("after", "pending"), [(19, True), (32, False)])
-def test_a_stop_request_during_a_rollout_loses_nothing(
-    undisturbed, tmp_path, monkeypatch, after, pending
-):
-    """SIGTERM at sample 3 of step 2: what had finished is saved and used. At the last sample: the
-    step is finished.
-    """
+@pytest.mark.parametrize("after", [19, 32])
+def test_a_stop_request_during_a_rollout_loses_nothing(undisturbed, tmp_path, monkeypatch, after):
+    """SIGTERM at sample 3 of step 2, and at the last: what had finished is saved and used."""
     stop_at_sample(monkeypatch, after)
     result = run_rl(configured(tmp_path, steps=3))
-    assert result["stopped"] and result["steps"] == (1 if pending else 2)
-    assert bool(checkpoint.read_meta(tmp_path)["pending"]) is pending
+    assert result["stopped"] and result["steps"] == 1
+    assert checkpoint.read_meta(tmp_path)["pending"]
     generated = []
     monkeypatch.setattr(Collection, "_step", counting(generated))
-    if pending:
-        assert not run_rl(configured(tmp_path, steps=2))["stopped"]
-        # the finished ones were not sampled again
-        assert 0 < len([r for r in generated if r.versions[-1] == 1]) < 16
+    assert not run_rl(configured(tmp_path, steps=2))["stopped"]
+    # the finished ones were not sampled again
+    again = len([r for r in generated if r.versions[-1] == 1])
+    assert again == 0 if after == 32 else 0 < again < 16
     found, expected = numbers(tmp_path), numbers(undisturbed[0])
     assert found[0] == expected[0]
     for name in expected[1]:
@@ -187,6 +183,41 @@ def test_a_run_through_few_pages_is_the_same_run(undisturbed, tmp_path):
             np.testing.assert_allclose(
                 found[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name
             )
+
+
+@pytest.mark.parametrize("name", ["score", "gradients", "apply"])
+def test_a_stop_request_is_heeded_between_two_micro_batches(
+    undisturbed, tmp_path, monkeypatch, name
+):
+    """SIGTERM in the first of step 2's two micro-batches of scoring, and of gradients: what was
+    computed goes, the rollout stays. After the update there is nothing to throw away.
+    """
+    calls = {"score": 3, "gradients": 3, "apply": 2}
+    count = Counter()
+    with monkeypatch.context() as patch:
+        stop_at_call(patch, step, name, calls[name])
+        counted(patch, count)
+        assert run_rl(configured(tmp_path, steps=3))["stopped"]
+    in_step_2 = {"score": (3, 2, 1), "gradients": (4, 3, 1), "apply": (4, 4, 2)}[name]
+    assert tuple(count[x] for x in calls) == in_step_2
+    assert bool(checkpoint.read_meta(tmp_path)["pending"]) is (name != "apply")
+    run_rl(configured(tmp_path, steps=2))
+    assert numbers(tmp_path) == numbers(undisturbed[0])
+    assert lines(tmp_path, "rollouts") == lines(undisturbed[0], "rollouts")
+
+
+def counted(patch, count):
+    """Counts the calls of the training's programs."""
+
+    def counting_calls(name, real):
+        def call(*args, **kwargs):
+            count[name] += 1
+            return real(*args, **kwargs)
+
+        patch.setattr(step, name, call)
+
+    for name in ("score", "gradients", "apply"):
+        counting_calls(name, getattr(step, name))
 
 
 def test_a_stop_request_between_steps_saves_and_leaves(undisturbed, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from logged import lines, numbers
+from stops import stop_at_call
 from tiny_run import tiny_run
 
 from compass_jax.config import OptimConfig
@@ -76,6 +77,19 @@ def test_a_killed_run_repeats_its_steps_and_logs_each_once(undisturbed, tmp_path
         assert checkpoint.latest(tmp_path / name) == (2 if every else None)
         run_sft(configured(tmp_path / name, steps=8, save_every=every))
         assert numbers(tmp_path / name) == numbers(undisturbed[0])
+
+
+def test_a_stop_request_is_heeded_between_two_micro_batches(tmp_path, monkeypatch):
+    """The examples of the update that was thrown away come again."""
+    config = configured(tmp_path, steps=8, micro_batch_tokens=104 * 4)
+    with monkeypatch.context() as patch:
+        stop_at_call(patch, step, "sft_gradients", 5)  # the first of the third update's two
+        result = run_sft(config)
+    assert result["stopped"] and result["steps"] == 2 == checkpoint.latest(tmp_path)
+    assert run_sft(config)["steps"] == 8
+    whole = configured(tmp_path / "whole", steps=8, micro_batch_tokens=104 * 4)
+    run_sft(whole)
+    assert numbers(tmp_path) == numbers(tmp_path / "whole")
 
 
 def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
