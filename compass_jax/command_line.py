@@ -14,8 +14,8 @@ from compass_jax.errors import STRICT, CompassError, UserError
 from compass_jax.signals import STATUSES
 
 _CONFIG_HELP = (
-    "This configuration file, a path or a name in configs/, is read. Settings such as "
-    "--rl.steps 3 go after it; `{} CONFIG --help` lists them all"
+    "This configuration file, a path or a name such as tiny_reasoning_cpu, is read. Settings "
+    "such as --rl.steps 3 go after it; `{} CONFIG --help` lists them all"
 )
 # What comes from a configuration file and its overrides, and what the command does with it.
 _CONFIGURED = {

@@ -22,20 +22,23 @@ from compass_jax.config.errors import line_of, of_file
 from compass_jax.config_io import tuples
 from compass_jax.untrusted import parse_json
 
+SHIPPED = Path(__file__).resolve().parent / "configs"  # installed with the package
+FOLDERS = (Path("configs"), SHIPPED)
+
 
 def load_config(name: str) -> RunConfig:
     """The RunConfig that a configuration file makes: its one public function, called without
     arguments.
 
-    name: a path, or a bare name looked up as configs/<name>.py. Raises ConfigError where there is
-    no such file or function.
+    name: a path, or a bare name looked up as configs/<name>.py, here and then in the package.
+    Raises ConfigError where there is no such file or function.
     """
     path = _file(name)
     if path is None:
-        known = ", ".join(sorted(p.stem for p in Path("configs").glob("*.py"))) or "none here"
+        files = {*Path("configs").glob("*.py"), *SHIPPED.glob("*.py")}
+        known = ", ".join(sorted({path.stem for path in files}))
         raise ConfigError(
-            f"no configuration file {name[:200]}: give the path of a .py file, "
-            f"or one of configs/: {known}"
+            f"no configuration file {name[:200]}: give the path of a .py file, or a name: {known}"
         )
     spec = importlib.util.spec_from_file_location(f"compass_config_{path.stem}", path)
     if spec is None or spec.loader is None:
@@ -64,7 +67,7 @@ def load_config(name: str) -> RunConfig:
 
 
 def _file(name: str) -> Path | None:
-    paths = (Path(name), Path("configs") / name, Path("configs") / f"{name}.py")
+    paths = [Path(name), *(at / file for at in FOLDERS for file in (name, f"{name}.py"))]
     return next((path for path in paths if os.path.isfile(path)), None)
 
 

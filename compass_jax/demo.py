@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from compass_jax.cli import load_config
 from compass_jax.config import RunConfig
+from compass_jax.configured import SHIPPED, load_config
 from compass_jax.data.prompts import heldout_prompts
 from compass_jax.evaluate import Evaluation, answers, decoder_of, evaluate_weights
 from compass_jax.records import Prompt
@@ -25,7 +25,7 @@ from compass_jax.training.session import open_scorer
 from compass_jax.training.sft import run_sft
 from compass_jax.weights.convert import export_hf
 
-CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tiny_reasoning_cpu.py"
+CONFIG = SHIPPED / "tiny_reasoning_cpu.py"
 
 
 def run_demo(

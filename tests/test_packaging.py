@@ -1,0 +1,103 @@
+"""What is installed is whole: from an empty folder, far from any clone, a configuration is found by
+its name and everything that it names is there.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from compass_jax.config import RunConfig
+from compass_jax.configured import SHIPPED, load_config
+
+ROOT = Path(__file__).parent.parent
+SHIPPED_FILES = sorted(
+    str(file.relative_to(ROOT))
+    for file in (ROOT / "configs").rglob("*")
+    if file.is_file() and "__pycache__" not in file.parts
+)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel of a copy of the sources: what an earlier build left behind is not in it."""
+    pytest.importorskip("setuptools", "77")
+    home = tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, home / name)
+    for name in ("compass_jax", "configs"):
+        unwanted = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, home / name, symlinks=True, ignore=unwanted)
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(home)]
+    made = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", *options, str(home)],
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr
+    (file,) = home.glob("*.whl")
+    return file
+
+
+def test_the_wheel_holds_the_package_and_its_configurations_and_nothing_else(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert len(SHIPPED_FILES) >= 10
+    assert {f"compass_jax/{name}" for name in SHIPPED_FILES} <= names
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"compass_jax"}
+    modules = {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "compass_jax").rglob("*.py")
+        if "__pycache__" not in file.parts
+    }
+    assert modules <= names
+    entry = next(name for name in names if name.endswith("entry_points.txt"))
+    assert "compass = compass_jax.cli:main" in zipfile.ZipFile(wheel).read(entry).decode()
+
+
+def test_an_installed_package_finds_its_configuration_by_name_from_an_empty_folder(wheel, tmp_path):
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    zipfile.ZipFile(wheel).extractall(site)
+    empty.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(site), "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+
+    def run(*words):
+        return subprocess.run(
+            [sys.executable, "-m", "compass_jax", *words],
+            cwd=empty,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    # tokenizer, prompts and verifiers are opened
+    told = run("train", "tiny_reasoning_cpu", "--dry-run")
+    assert told.returncode == 0, told.stderr
+    tokenizer = site / "compass_jax" / "configs" / "tiny_tokenizer"
+    assert str(tokenizer) in told.stdout
+    assert "520 held out" in told.stdout
+    assert "compass demo" in run("demo", "--help").stdout
+    unknown = run("train", "tyni")
+    assert unknown.returncode == 2 and unknown.stderr.count("\n") == 1
+    assert "or a name: " in unknown.stderr and "tiny_reasoning_cpu" in unknown.stderr
+    assert list(empty.iterdir()) == []
+
+
+@pytest.mark.parametrize("file", sorted(SHIPPED.glob("*.py")), ids=lambda file: file.stem)
+def test_every_configuration_has_a_name_from_everywhere(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load_config(file.stem)
+    assert isinstance(config, RunConfig) and config.name == file.stem
+    assert load_config(str(ROOT / "configs" / file.name)) == config
+
+
+def test_no_message_of_the_package_asks_for_make():
+    """Who installed a wheel has no Makefile."""
+    texts = {file: file.read_text() for file in (ROOT / "compass_jax").rglob("*.py")}
+    found = [str(file) for file, text in texts.items() if re.search(r"`make |\brun make\b", text)]
+    assert len(texts) > 100 and found == []
