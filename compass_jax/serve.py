@@ -5,17 +5,16 @@ weights of a run or of a Hugging Face folder.
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from compass_jax.config import ConfigError, DataConfig, MeshConfig, RolloutConfig, RunConfig
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.evaluate import decoder_of
+from compass_jax.extras import how_to_install
 from compass_jax.openai_requests import Served
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.online import OnlineBatcher
@@ -187,17 +186,7 @@ def openai_server(config: ServeConfig) -> Iterator[Server]:
 
 
 def _missing(command: str, package: str, error: ModuleNotFoundError) -> ConfigError:
-    """What is missing, and the two commands of which one works: the package's own requirement, from
-    wherever compass_jax was installed, and the extra, which pip finds in a clone alone.
-    """
-    needed = package
-    with contextlib.suppress(PackageNotFoundError):  # run from its folder, and never installed
-        found = [line.split(";")[0].strip() for line in requires("compass_jax") or ()]
-        needed = next((line for line in found if re.match(rf"{package}\b", line)), package)
-    return ConfigError(
-        f"{command} needs {package} ({error}): pip install '{needed}', or in a clone of the"
-        " project pip install -e '.[serve]'"
-    )
+    return ConfigError(f"{command} needs {package} ({error}): {how_to_install('serve', package)}")
 
 
 def run_serve(config: ServeConfig) -> None:

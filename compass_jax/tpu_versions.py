@@ -11,6 +11,7 @@ import re
 from importlib import metadata
 
 from compass_jax.config.errors import ConfigError
+from compass_jax.extras import how_to_install
 
 NEEDED = {"jax": (0, 12), "libtpu": (0, 0, 50)}
 
@@ -36,6 +37,6 @@ def check_versions(experts: int, versions: dict[str, str] | None = None, remedy:
             needed = ".".join(map(str, NEEDED[name]))
             raise ConfigError(
                 f"{name} {version} computes the gradients of all {experts} experts for every token"
-                f" on TPUs: install {name}>={needed} (pip install 'compass_jax[tpu]', on Python"
-                f" 3.12 or newer){remedy}"
+                f" on TPUs: install {name}>={needed} (on Python 3.12 or newer:"
+                f" {how_to_install('tpu', 'jax', 'libtpu')}){remedy}"
             )

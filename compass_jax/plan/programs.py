@@ -18,6 +18,7 @@ from compass_jax.chips import CHIPS, Chip, chip_of
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.evaluate import evaluation_uses
 from compass_jax.experience.programs import training_use
+from compass_jax.extras import how_to_install
 from compass_jax.model.params import decode_shardings, in_layout, placed_structs, training_layout
 from compass_jax.model.quantize import kind_for
 from compass_jax.model.transformer import Transformer, init_params
@@ -130,7 +131,7 @@ def topology_devices(name: str) -> list[jax.Device]:
     except Exception as error:  # whatever it is, it is about the name, or about libtpu
         raise ConfigError(
             f"--topology {name}: {_first_line(error)}; names are like v5p:4x4x4, v6e:16x16,"
-            " tpu7x:4x4x4, and the compiler comes with pip install 'compass_jax[plan]'"
+            f" tpu7x:4x4x4, and the compiler comes with {how_to_install('plan', 'jax', 'libtpu')}"
         ) from error
 
 

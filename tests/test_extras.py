@@ -1,0 +1,70 @@
+"""What is said where a package is missing can be typed as it stands, from a clone and from an
+installed package.
+"""
+
+import shlex
+import tomllib
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from compass_jax import extras
+from compass_jax.extras import how_to_install
+
+PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+def metadata():
+    """What pip writes of pyproject.toml's extras into an installed package."""
+    lines = list(PROJECT["dependencies"])
+    for extra, wanted in EXTRAS.items():
+        for one in map(Requirement, wanted):
+            marker = f"({one.marker}) and " if one.marker else ""
+            one.marker = None
+            lines.append(f'{one}; {marker}extra == "{extra}"')
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("extra", "packages"),
+    [
+        ("serve", ["uvicorn"]),
+        ("tpu", ["jax", "libtpu"]),
+        ("plan", ["jax", "libtpu"]),
+        ("wandb", ["wandb"]),
+        ("trackio", ["trackio"]),
+    ],
+)
+def test_both_commands_install_what_the_extra_asks_for(extra, packages, monkeypatch):
+    monkeypatch.setattr(extras, "requires", lambda name: metadata())
+    first, second = how_to_install(extra, *packages).split(", or in a clone of the project ")
+    assert shlex.split(second) == ["pip", "install", "-e", f".[{extra}]"] and extra in EXTRAS
+    pip, install, *words = shlex.split(first)
+    assert (pip, install) == ("pip", "install")
+    asked = [Requirement(word) for word in words]  # each of them is one
+    assert [one.name for one in asked] == packages
+    here = [
+        one for one in map(Requirement, EXTRAS[extra]) if not one.marker or one.marker.evaluate()
+    ]
+    for one in asked:
+        wanted = [x for x in here if x.name == one.name]
+        # libtpu comes with jax[tpu] where the extra does not name it
+        assert not wanted or any(x.specifier == one.specifier for x in wanted)
+        assert not wanted or one.extras == wanted[0].extras
+
+
+def test_a_package_that_was_never_installed_says_the_names(monkeypatch):
+    def absent(name):
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(extras, "requires", absent)
+    assert how_to_install("wandb", "wandb").startswith("pip install 'wandb', or in a clone")
+
+
+def test_no_message_names_an_extra_of_an_installed_package():
+    """`pip install 'compass_jax[plan]'` asks an index for a package that may not be there."""
+    for file in (Path(extras.__file__).parent).rglob("*.py"):
+        assert "install 'compass_jax[" not in file.read_text(), file
