@@ -17,6 +17,7 @@ from compass_jax.model.params import param_count
 from compass_jax.rundir import look_into
 from compass_jax.settings_help import WIDTH, settings
 from compass_jax.sharding import placements
+from compass_jax.trackers.opened import check_trackers
 from compass_jax.training.header import header, model_in_words
 from compass_jax.training.session import load_tokenizer, open_scorer
 from compass_jax.weights import checkpoint
@@ -66,6 +67,7 @@ def changes(config: RunConfig) -> list[str]:
 
 def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
     """The header that the run would begin with."""
+    check_trackers(config.trackers)
     placements(config.mesh, config.rollout_mesh, config.rollout_apart)
     if command == "train":
         with open_scorer(config):

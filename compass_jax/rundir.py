@@ -1,6 +1,6 @@
 """The directory of one run: one process at a time, one configuration for its whole life.
 
-config.json  metrics.jsonl  rollouts.jsonl  checkpoints/  tb/  .lock
+config.json  metrics.jsonl  rollouts.jsonl  checkpoints/  tb/  trackers/  .lock
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ MAY_CHANGE = frozenset(
         "keep_checkpoints",
         "rewards.code",  # told by who opens the run
         "show_samples_every",
+        "trackers",
         "rl.steps",
         "rl.save_every",
         "rl.eval_every",
@@ -237,7 +238,7 @@ def unusable(path: Path, error: Exception) -> RunDirectoryUnusable:
 
 
 _FILES = ("config.json", "metrics.jsonl", "rollouts.jsonl")
-_FOLDERS = ("checkpoints", "tb", "tokenizer")
+_FOLDERS = ("checkpoints", "tb", "tokenizer", "trackers")
 
 
 def _check_layout(path: Path) -> None:

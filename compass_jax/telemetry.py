@@ -1,5 +1,5 @@
 """The numbers of a run, and the only place that writes them: metrics.jsonl, rollouts.jsonl,
-TensorBoard, and the screen.
+the trackers, and the screen.
 
 A line of metrics.jsonl is {"stage": ..., "step": ..., "metrics": {name: number}}; a number that is
 not finite is null. Steps count from 1: `log(step)` says that `step` steps of the stage are done.
@@ -17,9 +17,9 @@ from typing import Any
 
 from rich.console import Console
 
-from compass_jax.board import Board
 from compass_jax.logfile import LogError, LogFile
 from compass_jax.screen import Screen
+from compass_jax.trackers.opened import open_trackers
 
 
 class Telemetry:
@@ -30,7 +30,8 @@ class Telemetry:
     ever logged twice. What a checkpoint counts is on the disk before it; where lines of it are
     missing later, `restore` is an error unless `lost_log` says that they may be. `check` is called
     before anything is written: it raises where the run directory is no longer the run's. Of several
-    processes one writes; in the others (`writes` is False) nothing is recorded or shown.
+    processes one writes; in the others (`writes` is False) nothing is recorded or shown. `trackers`
+    get the same numbers, and show `settings` (the run's configuration in JSON's types) with them.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class Telemetry:
         writes: bool = True,
         check: Callable[[], None] = lambda: None,
         lost_log: bool = False,
+        trackers: Sequence[str] = ("tensorboard",),
+        settings: Mapping[str, Any] | None = None,
     ):
         self.run_dir = Path(run_dir)
         self.writes = writes
@@ -58,11 +61,10 @@ class Telemetry:
         names = ("metrics", "rollouts") if writes else ()
         self._files = {name: LogFile(self.run_dir / f"{name}.jsonl", stage) for name in names}
         self._last_step = 0
-        self._board = Board(self.run_dir / "tb" / stage, self.note, 1)
-        if writes:
-            self._board.prepare()
         self.screen = Screen(self.console, stage, total_steps, every_s)
         self.screen.begin(0)
+        used = trackers if writes else ()
+        self._trackers = open_trackers(used, self.run_dir, stage, settings or {}, self.note)
 
     def __enter__(self) -> Telemetry:
         return self
@@ -84,7 +86,8 @@ class Telemetry:
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         self.check()
         self._files["metrics"].append([{"stage": self.stage, "step": step, "metrics": finite}])
-        self._board.log(step, numbers)
+        for tracker in self._trackers:
+            tracker.log(step, numbers)
         self._last_step = step
         self.screen.step(step, numbers)
 
@@ -143,8 +146,8 @@ class Telemetry:
                 remedy = "put the file back from a copy, or add --lost-log to go on without them"
                 raise LogError(f"{what}, where the checkpoint is: {remedy}")
             self.note(f"{what}: the run goes on without them")
-        self._board.close()
-        self._board.purge_step = self._last_step + 1
+        for tracker in self._trackers:
+            tracker.go_on(self._last_step)
         self.screen.begin(self._last_step)
 
     def close(self) -> None:
@@ -152,6 +155,7 @@ class Telemetry:
         could not be kept.
         """
         self.screen.close()
-        self._board.close()
+        for tracker in self._trackers:
+            tracker.close()
         for file in self._files.values():
             file.close()

@@ -19,7 +19,7 @@ ANY = None
 BASE = {"records", "config", "masked", "untrusted", "programs"}
 MODEL = BASE | {"sharding", "model"}
 GROUND = {"errors"}  # what every room may import
-RUN = {"config", "config_io", "untrusted", "rundir", "telemetry", "board", "logfile", "report"}
+RUN = {"config", "config_io", "untrusted", "rundir", "telemetry", "trackers", "logfile", "report"}
 LAYERS = {
     "records": set(),
     "config": {"config", "untrusted"},
@@ -55,20 +55,20 @@ LAYERS = {
     "training.session": (
         MODEL
         | {"training", "data", "distributed", "config_io", "rundir", "rewards", "weights"}
-        | {"tpu_versions"}
+        | {"tpu_versions", "trackers"}
     ),
     "training.header": {"config"},
     "training.loop": ANY,
     "training.rl": ANY,
     "training.sft": ANY,
-    "telemetry": {"config", "untrusted", "board", "logfile", "screen"},
+    "telemetry": {"config", "untrusted", "trackers", "logfile", "screen"},
     "screen": {"progress", "compiler_clock"},
     "progress": set(),
     "show": {"report", "screen"},
     "look": ANY,
     "initial": {"config", "settings_help"},
     "settings_help": {"config"},
-    "board": set(),
+    "trackers": {"config", "extras", "trackers"},
     "errors": set(),
     "words": {"config", "logfile"},
     "signals": set(),

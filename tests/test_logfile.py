@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 from test_telemetry import lines, read_events
 
-from compass_jax import board
 from compass_jax.logfile import LogError
 from compass_jax.telemetry import Telemetry
+from compass_jax.trackers import board
 
 
 def quiet():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from compass_jax.config.data import DataConfig, EvalConfig, RewardConfig, RolloutConfig
 from compass_jax.config.errors import check
@@ -58,6 +58,8 @@ class RunConfig:
     """The run directory keeps this count of checkpoints, the newest."""
     show_samples_every: CountOrOff = 10
     """The screen shows a table of samples at the first step and every so many steps; 0: never."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
+    """The metrics go to these places too, besides metrics.jsonl; none: to it alone."""
 
     @property
     def directory(self) -> str:

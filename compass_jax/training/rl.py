@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from compass_jax.config import RunConfig
+from compass_jax.config_io import to_plain
 from compass_jax.distributed import is_main_process
 from compass_jax.errors import STRICT
 from compass_jax.rewards.detect import notice
@@ -41,6 +42,8 @@ def run_rl(config: RunConfig, lost_log: bool = False, strict: bool = False) -> d
             writes=is_main_process(),
             check=run.check,
             lost_log=lost_log,
+            trackers=config.trackers,
+            settings=to_plain(config),
         ) as telemetry,
     ):
         telemetry.phase("loading")

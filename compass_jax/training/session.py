@@ -30,6 +30,7 @@ from compass_jax.rewards.score import Scorer
 from compass_jax.rewards.shared import AnyScorer, SharedScorer
 from compass_jax.rundir import RunDir
 from compass_jax.tpu_versions import check_versions
+from compass_jax.trackers.opened import check_trackers
 from compass_jax.weights import checkpoint
 from compass_jax.weights.carried import carry_files
 
@@ -116,6 +117,7 @@ def open_run(config: RunConfig) -> Iterator[RunDir]:
     run, refusal = RunDir(config.directory, known), None
     if distributed.is_main_process():
         try:
+            check_trackers(config.trackers)
             run.__enter__()
         except Exception as error:
             refusal = error

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compass_jax.config import RunConfig
+from compass_jax.config_io import to_plain
 from compass_jax.data.sft import ExampleStream, SFTExample, sft_examples
 from compass_jax.distributed import is_main_process
 from compass_jax.model.params import (
@@ -191,6 +192,8 @@ def run_sft(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
             writes=is_main_process(),
             check=run.check,
             lost_log=lost_log,
+            trackers=config.trackers,
+            settings=to_plain(config),
         ) as telemetry,
     ):
         telemetry.phase("loading")

@@ -33,6 +33,11 @@ class Board:
         self.failed = False
         self._writer: Any = None
 
+    def go_on(self, step: int) -> None:
+        """The run goes on after `step` steps: TensorBoard hides what it has of later ones."""
+        self.close()
+        self.purge_step = step + 1
+
     def prepare(self) -> None:
         """Imports what `log` needs beside whatever runs now: torch comes with it where there is
         one, which takes seconds.

@@ -1,0 +1,73 @@
+"""The trackers of a run: where its numbers go besides metrics.jsonl. `trackers` of the
+configuration names them.
+
+Each gets the names and steps of metrics.jsonl, and none of them can end or stop the run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from compass_jax.config import ConfigError
+from compass_jax.extras import how_to_install
+from compass_jax.trackers.board import Board
+from compass_jax.trackers.remote import Remote
+from compass_jax.trackers.services import SERVICES
+
+
+class Tracker(Protocol):
+    """One place of a run's numbers."""
+
+    def go_on(self, step: int) -> None:
+        """The run goes on after `step` steps: what the tracker has of later ones is not kept
+        twice.
+        """
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Records the numbers of `step`."""
+
+    def close(self) -> None:
+        """Nothing is recorded afterwards; may be called twice."""
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raises ConfigError where the package of a tracker is not installed."""
+    for name in names:
+        if name in SERVICES and not _installed(name):
+            raise ConfigError(
+                f"trackers: {name} is not installed: {how_to_install(name, name)}; or leave it out"
+            )
+
+
+def open_trackers(
+    names: Sequence[str],
+    run_dir: Path,
+    stage: str,
+    settings: Mapping[str, Any],
+    tell: Callable[[str], None],
+) -> list[Tracker]:
+    """The trackers of one stage of a run, each name once.
+
+    Args:
+        settings: the run's configuration in JSON's types, which a tracker shows beside the curves.
+        tell: prints a line: where a tracker shows the run, or why it has nothing of it.
+    """
+    found: list[Tracker] = []
+    for name in dict.fromkeys(names):
+        if name in SERVICES:
+            service = SERVICES[name](run_dir / "trackers", stage, settings)
+            found.append(Remote(service, run_dir / "metrics.jsonl", stage, tell))
+        else:
+            board = Board(run_dir / "tb" / stage, tell, 1)
+            board.prepare()
+            found.append(board)
+    return found
+
+
+def _installed(package: str) -> bool:
+    """Whether it can be imported; a folder of its name, as wandb makes them, is no package."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None

@@ -1,0 +1,117 @@
+"""A tracker that keeps runs in a place of its own: a server, or a database for all runs.
+
+One thread speaks to it. The run waits for it at its end alone, and no longer than CLOSE_S: a server
+that is away costs no step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+CLOSE_S = 60.0
+Logged = tuple[int, Mapping[str, float]]
+
+
+class Service(Protocol):
+    """What one thread does with one tracker. Any of it may raise anything."""
+
+    title: str
+    """It is called so."""
+
+    def start(self, tell: Callable[[str], None]) -> int:
+        """Opens the tracker's run, or goes on with the one of the run directory; the last step that
+        the tracker has of it, 0 for none.
+        """
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Records finite numbers of a step that is later than all before."""
+
+    def finish(self) -> None:
+        """Returns when the tracker has everything; raises where it does not take it."""
+
+
+class Remote:
+    """Hands the steps of one stage to a service, each once and in order.
+
+    A run that goes on hands over what the tracker lacks of the steps until then, from metrics.jsonl
+    (`log_file`), and leaves out the later ones that the tracker has already: a resumed run makes
+    the same numbers again. What fails is told once, and the run goes on.
+    """
+
+    def __init__(self, service: Service, log_file: Path, stage: str, tell: Callable[[str], None]):
+        self.service = service
+        self.log_file = log_file
+        self.stage = stage
+        self.tell = tell
+        self._work: queue.SimpleQueue[Iterator[Logged] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def go_on(self, step: int) -> None:
+        """The run goes on after `step` steps."""
+        self._put(logged(self.log_file, self.stage, step))
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Records the numbers of `step`; those that are not finite are left out."""
+        self._put(iter([(step, numbers)]))
+
+    def close(self) -> None:
+        """Waits until the tracker has everything, at most CLOSE_S."""
+        if self._thread is None:
+            return
+        self._work.put(None)
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            self._gave_up(f"it did not take everything within {CLOSE_S:.0f} s")
+        self._thread = None
+
+    def _put(self, steps: Iterator[Logged]) -> None:
+        if self._thread is None:
+            name = f"tracker {self.service.title}"
+            self._thread = threading.Thread(target=self._hand_over, name=name, daemon=True)
+            self._thread.start()
+        if self._thread.is_alive():
+            self._work.put(steps)
+
+    def _hand_over(self) -> None:
+        try:
+            last = self.service.start(self.tell)
+            while (steps := self._work.get()) is not None:
+                for step, numbers in steps:
+                    if step <= last:
+                        continue
+                    finite = {name: x for name, x in numbers.items() if math.isfinite(x)}
+                    self.service.log(step, finite)
+                    last = step
+            self.service.finish()
+        except Exception as error:
+            self._gave_up(" ".join(str(error).split())[:300] or type(error).__name__)
+
+    def _gave_up(self, why: str) -> None:
+        self.tell(
+            f"{self.service.title}: {why}; the run goes on without it, and {self.log_file} has"
+            " every number"
+        )
+
+
+def logged(path: Path, stage: str, until: int) -> Iterator[Logged]:
+    """(step, numbers) of the stage's lines in metrics.jsonl up to a step; lines that are damaged
+    are passed over.
+    """
+    if not path.exists():
+        return
+    with open(path, "rb") as lines:
+        for line in lines:
+            try:
+                row = json.loads(line)
+                step, numbers = int(row["step"]), dict(row["metrics"])
+                known = {name: float(x) for name, x in numbers.items() if x is not None}
+            except (ValueError, TypeError, KeyError, RecursionError):
+                continue
+            if row["stage"] == stage and step <= until:
+                yield step, known

@@ -1,0 +1,143 @@
+"""The setting `trackers`: what it may hold, what is missing, and that every command heeds it."""
+
+import dataclasses
+import importlib.util
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tiny_run import tiny_run
+
+from compass_jax.cli import main, override
+from compass_jax.config import ConfigError
+from compass_jax.config_io import config_from_json, config_to_json, to_plain
+from compass_jax.rundir import check_same_run
+from compass_jax.telemetry import Telemetry
+from compass_jax.trackers import opened
+from compass_jax.trackers.opened import check_trackers, open_trackers
+from compass_jax.trackers.services import run_id
+from compass_jax.training import rl, sft
+
+CONFIG = str(Path(__file__).parents[1] / "tiny_run.py")
+
+
+def test_the_setting_is_a_list_of_names_and_may_change_in_a_run():
+    config = tiny_run()
+    assert config.trackers == ("tensorboard",)
+    more = override(config, ["--trackers", "tensorboard", "wandb"])
+    assert more.trackers == ("tensorboard", "wandb")
+    assert config_from_json(config_to_json(more)) == more
+    check_same_run(config, more, "here")
+    with pytest.raises(ConfigError, match=r"trackers\[0\] = 'wanbd'.*'wandb'"):
+        dataclasses.replace(config, trackers=("wanbd",)).validate()
+
+
+@pytest.mark.parametrize("words", [[], ["--dry-run"]])
+@pytest.mark.parametrize("command", ["sft", "train"])
+def test_a_tracker_that_is_not_installed_is_one_line_before_anything_is_written(
+    words, command, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    run = tmp_path / "run"
+    status = main([command, CONFIG, "--run-dir", str(run), "--trackers", "trackio", *words])
+    told = capsys.readouterr().err
+    assert status == 2 and told.count("\n") == 1
+    assert f"compass {command}: trackers: trackio is not installed: pip install 'trackio" in told
+    assert "or in a clone of the project pip install -e '.[trackio]'" in told
+    assert not run.exists()
+
+
+def test_a_folder_called_wandb_is_no_package(tmp_path, monkeypatch):
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert importlib.util.find_spec("wandb") is not None
+    with pytest.raises(ConfigError, match="wandb is not installed"):
+        check_trackers(("tensorboard", "wandb"))
+    check_trackers(("tensorboard",))
+    check_trackers(())
+
+
+class Memory:
+    title = "memory"
+    rows: tuple = ()
+
+    def __init__(self, folder, stage, settings):
+        self.folder, self.stage, self.settings = folder, stage, settings
+
+    def start(self, tell):
+        return 0
+
+    def log(self, step, numbers):
+        Memory.rows += ((self.stage, step, numbers, self.settings["name"]),)
+
+    def finish(self):
+        Memory.rows += ("end",)
+
+
+def test_a_run_logs_to_all_its_trackers_under_the_names_and_steps_of_metrics_jsonl(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(opened.SERVICES, "trackio", Memory)
+    monkeypatch.setattr(Memory, "rows", ())
+    quiet = Console(file=io.StringIO())
+    names = ("tensorboard", "trackio", "trackio")
+    with Telemetry(
+        tmp_path, 2, "rl", console=quiet, trackers=names, settings={"name": "mine"}
+    ) as telemetry:
+        telemetry.restore(None)
+        for step in (1, 2):
+            telemetry.log(step, {"reward/mean": 0.5 * step, "lr": float("nan")})
+    lines = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    wanted = [
+        ("rl", x["step"], {k: v for k, v in x["metrics"].items() if v is not None}, "mine")
+        for x in lines
+    ]
+    assert Memory.rows == (*wanted, "end") and len(lines) == 2
+    assert len(list((tmp_path / "tb" / "rl").iterdir())) == 1
+
+
+def test_a_process_that_writes_nothing_and_a_run_without_trackers_log_to_none(tmp_path):
+    quiet = Console(file=io.StringIO())
+    for options in ({"writes": False}, {"trackers": ()}):
+        with Telemetry(tmp_path, 2, "rl", console=quiet, **options) as telemetry:
+            telemetry.restore(None)
+            telemetry.log(1, {"x": 1.0})
+        assert not (tmp_path / "tb").exists()
+
+
+@pytest.mark.parametrize(("module", "run"), [(rl, "run_rl"), (sft, "run_sft")])
+def test_the_run_hands_its_setting_on(tmp_path, monkeypatch, module, run):
+    class Reached(Exception):
+        pass
+
+    given = {}
+
+    def telemetry(*_, **options):
+        given.update(options)
+        raise Reached
+
+    monkeypatch.setattr(module, "Telemetry", telemetry)
+    monkeypatch.setattr(opened, "_installed", lambda name: True)
+    config = dataclasses.replace(tiny_run(), run_dir=str(tmp_path), trackers=("wandb",))
+    with pytest.raises(Reached):
+        getattr(module, run)(config)
+    assert given["trackers"] == ("wandb",) and given["settings"] == to_plain(config)
+
+
+def test_an_id_is_the_run_directorys_and_the_stages(tmp_path):
+    first = run_id(tmp_path / "a", "wandb", "rl")
+    others = [("a", "wandb", "sft"), ("a", "trackio", "rl"), ("b", "wandb", "rl")]
+    assert first == run_id(tmp_path / "a", "wandb", "rl")
+    assert len({first, *(run_id(tmp_path / x, y, z) for x, y, z in others)}) == 4
+    (tmp_path / "a" / "wandb-rl.id").write_text("\n")  # cut by a full disk
+    assert len(run_id(tmp_path / "a", "wandb", "rl")) == 8
+
+
+def test_trackers_are_opened_once_each(tmp_path):
+    found = open_trackers(("tensorboard", "tensorboard"), tmp_path, "rl", {}, print)
+    assert [type(x).__name__ for x in found] == ["Board"]

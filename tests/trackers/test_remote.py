@@ -1,0 +1,110 @@
+"""A tracker gets each step once and in order, and costs the run nothing where it hangs or fails."""
+
+import json
+import math
+import threading
+import time
+
+import pytest
+
+from compass_jax.trackers import remote
+from compass_jax.trackers.remote import Remote, logged
+
+
+class Memory:
+    """A tracker that remembers, over the runs that log to it."""
+
+    title = "memory"
+
+    def __init__(self, has=()):
+        self.rows = list(has)
+        self.finished = 0
+
+    def start(self, tell):
+        tell("memory: here")
+        return max((step for step, _ in self.rows), default=0)
+
+    def log(self, step, numbers):
+        self.rows.append((step, dict(numbers)))
+
+    def finish(self):
+        self.finished += 1
+
+
+def metrics_file(path, steps, stage="rl", cut=""):
+    rows = [{"stage": stage, "step": s, "metrics": {"x": float(s), "bad": None}} for s in steps]
+    with open(path, "a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows) + cut)
+    return path
+
+
+def test_every_step_comes_once_whatever_the_tracker_has_and_the_log_holds(tmp_path):
+    """Of a run that was killed at step 6 and goes on after step 4 the tracker has steps 1, 2 and 5
+    of another attempt: 3 and 4 come from the log, 6 and 7 from the run.
+    """
+    path = metrics_file(tmp_path / "metrics.jsonl", [1, 2])
+    metrics_file(path, [1, 9], stage="sft")
+    metrics_file(path, [3, 4], cut='not a line\n{"stage": "rl", "step": 5, "met')
+    told = []
+    service = Memory([(1, {"x": 1.0}), (2, {"x": 2.0})])
+    tracker = Remote(service, path, "rl", told.append)
+    tracker.go_on(4)
+    for step in (5, 6):
+        tracker.log(step, {"x": float(step), "bad": math.nan, "worse": math.inf})
+    tracker.close()
+    tracker.close()
+    assert service.rows == [(step, {"x": float(step)}) for step in range(1, 7)]
+    assert service.finished == 1 and told == ["memory: here"]
+    again = Remote(service, path, "rl", told.append)
+    again.go_on(4)  # the checkpoint was there
+    for step in (5, 6, 7):
+        again.log(step, {"x": float(step)})
+    again.close()
+    assert [step for step, _ in service.rows] == [1, 2, 3, 4, 5, 6, 7]
+    assert list(logged(tmp_path / "nothing", "rl", 9)) == []
+
+
+@pytest.mark.parametrize("where", ["start", "log", "finish"])
+def test_a_tracker_that_fails_is_told_once_and_nothing_else_happens(tmp_path, monkeypatch, where):
+    def fail(self, *_):
+        raise OSError("the server\nis away")
+
+    monkeypatch.setattr(Memory, where, fail)
+    told = []
+    tracker = Remote(Memory(), tmp_path / "metrics.jsonl", "rl", told.append)
+    tracker.go_on(0)
+    for step in range(1, 50):
+        tracker.log(step, {"x": 1.0})
+        time.sleep(0.001)
+    tracker.close()
+    assert [x for x in told if "here" not in x] == [
+        "memory: the server is away; the run goes on without it, and"
+        f" {tmp_path / 'metrics.jsonl'} has every number"
+    ]
+    if where != "finish":  # what nobody takes is not kept
+        assert tracker._work.qsize() < 49
+
+
+def test_a_tracker_that_hangs_holds_up_no_step_and_the_end_for_a_bounded_time(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(remote, "CLOSE_S", 0.2)
+    free = threading.Event()
+    monkeypatch.setattr(Memory, "start", lambda self, tell: free.wait(60) and 0)
+    told = []
+    tracker = Remote(Memory(), tmp_path / "metrics.jsonl", "rl", told.append)
+    start = time.monotonic()
+    for step in range(1, 100):
+        tracker.log(step, {"x": 1.0})
+    assert time.monotonic() - start < 0.2
+    tracker.close()
+    assert time.monotonic() - start < 10
+    free.set()
+    assert len(told) == 1 and "did not take everything within 0 s" in told[0]
+
+
+def test_nothing_is_started_for_a_run_that_logs_nothing(tmp_path):
+    threads = threading.active_count()
+    tracker = Remote(Memory(), tmp_path / "metrics.jsonl", "rl", pytest.fail)
+    assert threading.active_count() == threads
+    tracker.close()
