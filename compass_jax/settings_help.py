@@ -88,7 +88,7 @@ def settings(config: Any, key: str = "", usual: Any = None) -> Iterator[Setting]
         elif isinstance(value, tuple) and any(dataclasses.is_dataclass(x) for x in value):
             inner += [(f"{name}.{i}", text, x, None) for i, x in enumerate(value)]
         elif value or not _sections(hints[field.name]):  # an absent one is given in the file
-            yield Setting(name, text, value, _kind(hints[field.name]), default)
+            yield Setting(name, text, value, kind_of(hints[field.name]), default)
     for name, text, value, default in inner:
         yield Setting(name, text, value)
         if isinstance(value, Objective):
@@ -144,7 +144,7 @@ def first_settings(command: str) -> str:
     """
     lines = ["settings that people change first, after the options:"]
     for cls, section, name in FIRST.get(command, ()):
-        kind = _kind(field_hints(cls)[name])
+        kind = kind_of(field_hints(cls)[name])
         lines += _wrapped(f"--{section}{name.replace('_', '-')} {kind}", "  ")
         lines += _wrapped(field_docs(cls)[name], "      ")
     return "\n".join(lines) if len(lines) > 1 else ""
@@ -173,7 +173,7 @@ def _sections(hint: Any) -> bool:
     return is_one or any(map(_sections, get_args(hint)))
 
 
-def _kind(hint: Any) -> str:
+def kind_of(hint: Any) -> str:
     """A type as an option's value: INT, {a,b}, [INT ...]; JSON for values of many types."""
     hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     inner = get_args(hint)
@@ -182,10 +182,10 @@ def _kind(hint: Any) -> str:
     if hint == Options:
         return "JSON"
     if get_origin(hint) is tuple:
-        kinds = " ".join(_kind(x) for x in inner if x is not Ellipsis)
+        kinds = " ".join(kind_of(x) for x in inner if x is not Ellipsis)
         return f"[{kinds} ...]" if inner[-1] is Ellipsis else kinds
     if len(options(hint)) > 1:
-        return "|".join(map(_kind, options(hint)))
+        return "|".join(map(kind_of, options(hint)))
     names = {bool: "{True,False}", int: "INT", float: "FLOAT", str: "TEXT"}
     return names.get(hint, type_name(hint).upper())
 

@@ -19,7 +19,14 @@ def flow() -> Picture:
     p.box(570, 190, 270, 70, ("updates", "old log-probs, objective, gradients", ""), "train")
     p.box(740, 60, 100, 70, ("account", "every token:", "its signal"), "plain")
     p.box(20, 190, 130, 70, ("checkpoint", "kill -9 safe"), "plain")
-    p.box(190, 190, 170, 70, ("weight sync", "resharded on the devices,", "8 bits if asked"), "rollout")
+    p.box(
+        190,
+        190,
+        170,
+        70,
+        ("weight sync", "resharded on the devices,", "8 bits if asked"),
+        "rollout",
+    )
     for x in (150, 360, 530, 700):
         p.arrow([(x, 95), (x + 38, 95)])
     p.arrow([(635, 130), (635, 188)])
@@ -28,7 +35,9 @@ def flow() -> Picture:
     p.arrow([(188, 225), (152, 225)])
     p.arrow([(330, 132), (330, 160), (600, 160), (600, 188)], dashed=True)
     p.text(452, 176, "tokens, log-probs, routes: on the device", small=True)
-    p.text(20, 34, "One model function, two programs: what the router chose in the rollout", at="start")
+    p.text(
+        20, 34, "One model function, two programs: what the router chose in the rollout", at="start"
+    )
     p.text(20, 52, "is an array that the update replays.", at="start")
     return p
 

@@ -1,0 +1,203 @@
+"""What each number of metrics.jsonl means: one sentence and a unit for every name that a run logs.
+
+A part in angle brackets stands for a name that the run gives: a task's label, a verifier's part.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Metric(NamedTuple):
+    """The unit of a metric, empty for a number without one, and what it says."""
+
+    unit: str
+    text: str
+
+
+_SHARE, _TOKENS, _S, _NATS = "share", "tokens", "s", "nats"
+
+METRICS: dict[str, Metric] = {
+    # rewards and groups
+    "reward/mean": Metric("", "The mean raw reward of the samples whose reward is known."),
+    "reward/<part>/mean": Metric(
+        "", "The mean of a part that a verifier or the shaping named, over the samples with it."
+    ),
+    "reward/extracted_frac": Metric(
+        _SHARE, "Responses in which an answer was found, of those that were judged."
+    ),
+    "reward/unknown_frac": Metric(
+        _SHARE, "Samples without a reward: a timeout, an error, or a verifier that gave none."
+    ),
+    "reward/timeout_frac": Metric(_SHARE, "Samples whose verifier exceeded its time limit."),
+    "reward/unverified_groups": Metric(
+        "groups", "Groups in which no sample has a reward; they are not trained on."
+    ),
+    "reward/gap_violations": Metric(
+        "groups",
+        "Groups with two rewards closer to each other than rewards.smallest_gap (with shaping).",
+    ),
+    "groups/<kind>_frac": Metric(
+        _SHARE,
+        "Groups of a kind: varied, all_right, all_wrong, between, undecided; they sum to 1.",
+    ),
+    "zero_variance/rate_all_right": Metric(
+        _SHARE, "Groups whose answers are all right, of those with two known rewards or more."
+    ),
+    "zero_variance/rate_all_wrong": Metric(
+        _SHARE, "Groups whose answers are all wrong, of those with two known rewards or more."
+    ),
+    "advantage/inversion_frac": Metric(
+        _SHARE, "Pairs of a group in which the better answer has the lower advantage."
+    ),
+    # what the generated tokens taught
+    "waste/tokens_generated": Metric(_TOKENS, "Tokens that the step generated."),
+    "waste/frac_verifier_signal": Metric(
+        _SHARE, "Generated tokens whose advantage comes from rewards that differ."
+    ),
+    "waste/frac_shaping_signal": Metric(
+        _SHARE, "Generated tokens whose advantage comes from penalties alone."
+    ),
+    "waste/frac_entropy_signal": Metric(
+        _SHARE, "Generated tokens whose advantage is RL-ZVP's, which is much smaller."
+    ),
+    "waste/frac_none": Metric(_SHARE, "Generated tokens without any advantage."),
+    "waste/filter_tokens": Metric(
+        _TOKENS, "Tokens that the offline filter generated before the run, once for all steps."
+    ),
+    # the stages
+    "zero_variance/skipped_prompts": Metric("prompts", "Prompts that the selection skipped."),
+    "zero_variance/keep_easy": Metric(
+        _SHARE, "The chance that a prompt is drawn although its last group was all right."
+    ),
+    "zero_variance/keep_hard": Metric(
+        _SHARE, "The chance that a prompt is drawn although its last group was all wrong."
+    ),
+    "zero_variance/grown_groups": Metric("groups", "Uniform groups that got more samples."),
+    "zero_variance/grow_rescued_groups": Metric("groups", "Grown groups that vary now."),
+    "zero_variance/grow_tokens": Metric(_TOKENS, "Tokens of the samples that growth added."),
+    "zero_variance/dynamic_rounds": Metric(
+        "rounds", "Rounds of generation that dynamic sampling took."
+    ),
+    "zero_variance/dynamic_dropped_groups": Metric(
+        "groups", "Groups that dynamic sampling generated and did not train on."
+    ),
+    "zero_variance/dynamic_dropped_tokens": Metric(_TOKENS, "Tokens of the dropped groups."),
+    "zero_variance/dynamic_surplus_groups": Metric(
+        "groups", "Dropped groups that varied: the step was full already."
+    ),
+    "zero_variance/dynamic_filled_groups": Metric(
+        "groups", "Uniform groups that filled a step after the last round."
+    ),
+    "curriculum/<label>": Metric(_SHARE, "The expected pass rate of a label's prompts."),
+    # the update
+    "loss": Metric("", "Minus the objective, mean over the step's updates."),
+    "sft/loss": Metric(_NATS, "Mean negative log-prob of the learnt tokens."),
+    "grad_norm": Metric("", "The gradient's norm before clipping, mean over the updates."),
+    "lr": Metric("", "The learning rate."),
+    "skipped_updates": Metric("updates", "Updates left out because a gradient was not finite."),
+    "entropy_nats": Metric(_NATS, "Mean entropy of the policy at the generated tokens."),
+    "policy/kl_k3": Metric(
+        _NATS, "KL divergence of the old policy from the present one, k3 estimate per token."
+    ),
+    "policy/ref_kl_k3": Metric(
+        _NATS, "KL divergence from the reference policy, k3 estimate per token."
+    ),
+    "policy/clip_frac": Metric(_SHARE, "Tokens whose ratio the objective clipped."),
+    "policy/ratio_max": Metric("", "The largest ratio that the objective sees."),
+    "policy/ratio_dev_max": Metric("", "The largest distance of a ratio from 1."),
+    "espo/group_<i>/clip_frac": Metric(_SHARE, "Tokens of entropy group i that were clipped."),
+    "espo/group_<i>/token_frac": Metric(_SHARE, "Tokens that belong to entropy group i."),
+    "espo/group_<i>/epsilon": Metric("", "Mean clip range of entropy group i over responses."),
+    "espo/group_<i>/floor_frac": Metric(
+        _SHARE, "Responses in which the clip range of entropy group i is the floor."
+    ),
+    # rollout against training
+    "mismatch/logp_abs_diff": Metric(
+        _NATS, "Mean distance of a token's log-prob in the rollout and in training."
+    ),
+    "mismatch/kl_k3": Metric(_NATS, "KL divergence of the training from the rollout, k3 estimate."),
+    "mismatch/extreme_frac": Metric(
+        _SHARE, "Tokens whose probabilities in rollout and training differ by a factor above 2."
+    ),
+    "mismatch/ess": Metric(
+        _SHARE, "Effective sample size of the importance weights over the number of tokens."
+    ),
+    "correction/weight_mean": Metric("", "Mean weight that the correction gives a token."),
+    "correction/dropped_frac": Metric(_SHARE, "Tokens to which the correction gave weight 0."),
+    "replay/flip_frac": Metric(
+        _SHARE, "Tokens, over all layers, whose live experts are others than the ones used."
+    ),
+    "replay/unset_frac": Metric(
+        _SHARE, "Tokens, over all layers, without recorded routes; they are routed live."
+    ),
+    "moe/load_max_over_mean": Metric(
+        "", "Tokens of the fullest expert over the mean expert's, mean over layers."
+    ),
+    # lengths and text
+    "response_length/mean": Metric(_TOKENS, "Mean length of a response."),
+    "response_length/max": Metric(_TOKENS, "Length of the longest response."),
+    "truncated_frac": Metric(_SHARE, "Responses that reached the limit on new tokens."),
+    "repetition_frac": Metric(
+        _SHARE, "Mean share of a response's n-grams that it had said before."
+    ),
+    "padding_frac": Metric(_SHARE, "Training tokens that are padding of the length buckets."),
+    # off policy
+    "policy_version": Metric("updates", "Updates that the policy has had after the step."),
+    "staleness": Metric(
+        "updates", "Mean number of updates since the weights that sampled a token."
+    ),
+    "staleness_max": Metric("updates", "Updates since the oldest weights that sampled a token."),
+    "epoch": Metric("passes", "Passes over the data up to here."),
+    "rollout/carried_groups": Metric("groups", "Groups that go on in the next step."),
+    "rollout/carried_tokens": Metric(_TOKENS, "Tokens that the carried samples have by now."),
+    # speed
+    "rollout/tokens_per_s": Metric("tokens/s", "Tokens generated per second of the rollout."),
+    "rollout/slot_occupancy": Metric(_SHARE, "Decoding steps of slots that had a live sample."),
+    "rollout/preempted": Metric(
+        "samples", "Times that a sample gave up its slot for want of pages."
+    ),
+    "train/tokens_per_s": Metric(
+        "tokens/s", "Tokens trained on per second of scoring and updates."
+    ),
+    "train/mfu": Metric(
+        _SHARE, "Operations that the model needs over the chip's peak; on known chips alone."
+    ),
+    "handover/bytes": Metric("bytes", "Size of the weights that were handed to the rollout."),
+    "time/rollout_s": Metric(_S, "Time of the rollout."),
+    "time/reward_wait_s": Metric(_S, "Time that the step waited for rewards."),
+    "time/rollout_wait_s": Metric(
+        _S, "Time that a finished update waited for the rollout beside it (rl.one_step_off)."
+    ),
+    "time/score_s": Metric(_S, "Time of the pass that computes old log-probs."),
+    "time/update_s": Metric(_S, "Time of the updates."),
+    "time/handover_s": Metric(_S, "Time of the weight hand-over."),
+    # evaluation
+    "eval/heldout/avg_at_k": Metric(
+        _SHARE, "Mean accuracy of k sampled answers to each held-out prompt."
+    ),
+    "eval/heldout/pass_at_k": Metric(
+        _SHARE, "Held-out prompts with a right answer among k sampled ones."
+    ),
+    "eval/heldout/greedy": Metric(_SHARE, "Accuracy of the greedy answers to held-out prompts."),
+    "eval/heldout/extracted_frac": Metric(
+        _SHARE, "Held-out responses in which an answer was found."
+    ),
+    "eval/heldout/<kind>_frac": Metric(_SHARE, "Held-out groups of a kind, as groups/<kind>_frac."),
+    "eval/<label>/avg_at_k": Metric(
+        _SHARE, "Mean accuracy of k sampled answers to the held-out prompts of a label."
+    ),
+}
+
+
+def metric_help(name: str) -> Metric | None:
+    """The unit and the sentence of a metric; None for a name that no run of the package logs."""
+    if name in METRICS:
+        return METRICS[name]
+    return next((said for shape, said in METRICS.items() if _fits(shape, name)), None)
+
+
+def _fits(shape: str, name: str) -> bool:
+    pattern = re.escape(shape).replace("<i>", r"\d+")
+    return re.fullmatch(re.sub(r"<[a-z]+>", ".+", pattern), name) is not None

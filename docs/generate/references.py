@@ -1,0 +1,263 @@
+"""Writes docs/reference/: settings, metrics and the functions of a few modules, from the code."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+from compass_jax.config import (
+    Objective,
+    RunConfig,
+    objective_class,
+)
+from compass_jax.config.objective import NAMES
+from compass_jax.config.ranges import Range, field_hints, options
+from compass_jax.metric_help import METRICS
+from compass_jax.settings_help import field_docs, kind_of
+
+REFERENCE = Path(__file__).parents[1] / "reference"
+PACKAGE = "compass_jax"
+API = {
+    "rl": (
+        "The functions of reinforcement learning. They know arrays alone: no model, mesh, prompt or"
+        " file.",
+        (
+            "rl.advantages",
+            "rl.zero_variance",
+            "rl.shaping",
+            "rl.correction",
+            "rl.surrogate",
+            "rl.policy",
+            "rl.prepare",
+            "rl.grouping",
+            "rl.bucketing",
+            "rl.objectives.inputs",
+            "rl.objectives.espo",
+            "rl.objectives.gspo",
+            "rl.objectives.grpo",
+            "rl.objectives.cispo",
+        ),
+    ),
+    "learner": (
+        "The learner turns a scored rollout into updates. It can be used without the rest of the"
+        " package.",
+        ("training.learner", "training.step", "training.optim", "experience.assemble", "records"),
+    ),
+    "tasks": (
+        "What is learnt: prompts, and how an answer to one is judged.",
+        ("tasks.task", "config.verifiers", "library"),
+    ),
+}
+
+
+def main() -> None:
+    """Writes every page."""
+    REFERENCE.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (REFERENCE / name).write_text(text)
+
+
+def pages() -> dict[str, str]:
+    """The pages' texts by their names."""
+    api = {f"api-{name}.md": _api(name, *about) for name, about in API.items()}
+    return {"configuration.md": configuration(), "metrics.md": metrics(), **api}
+
+
+def configuration() -> str:
+    """Every setting: key, type, range, default, sentence."""
+    lines = [
+        "# Settings",
+        "",
+        "Every setting can be written on the command line, after a configuration or beside",
+        "`--model`: `--rl.steps 20`. In a configuration file it is a field of the class that is",
+        "named here.",
+        "`compass train CONFIG --help` prints the same list with the values of CONFIG.",
+        "This page is generated from the code by `make docs`.",
+        "",
+    ]
+    for key, cls, text in _sections(RunConfig, ""):
+        shown = f"`{key}`" if key else "The run"
+        lines += [f"## {shown}", "", f"`{cls.__name__}`. {text or _first(cls)}", ""]
+        lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
+        lines += [_row(key, cls, field) for field in dataclasses.fields(cls) if _plain(cls, field)]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _sections(cls: Any, key: str, text: str = "") -> Iterator[tuple[str, type, str]]:
+    yield key, cls, text
+    docs, hints = field_docs(cls), field_hints(cls)
+    for field in dataclasses.fields(cls):
+        inner = _class_of(hints[field.name])
+        name = f"{key}.{field.name}" if key else field.name
+        if name == "data.eval_sources":  # as data.sources
+            continue
+        for one in inner:
+            if issubclass(one, Objective):
+                for objective in NAMES:
+                    found = objective_class(objective)
+                    yield f"{name}: {objective}", found, _first(found)
+            else:
+                shown = f"{name}.0" if len(inner) > 1 else name
+                yield from _sections(
+                    one, shown, docs.get(field.name, "") if len(inner) == 1 else ""
+                )
+
+
+def _class_of(hint: Any) -> tuple[type, ...]:
+    """The configuration classes that a field may hold."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return (hint,)
+    found = [x for part in get_args(hint) for x in _class_of(part)]
+    return tuple(dict.fromkeys(found))
+
+
+def _plain(cls: type, field: dataclasses.Field) -> bool:
+    return not _class_of(field_hints(cls)[field.name])
+
+
+def _row(key: str, cls: type, field: dataclasses.Field) -> str:
+    place = key.split(":")[0]
+    name = f"{place}.{field.name}" if place else field.name
+    hint = field_hints(cls)[field.name]
+    kind = f"{kind_of(hint)}{_range(hint)}"
+    cells = f"`{name}`", kind, _default(field), field_docs(cls)[field.name]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _range(hint: Any) -> str:
+    for option in options(hint):
+        if get_origin(option) is Annotated:
+            for said in get_args(option)[1:]:
+                if isinstance(said, Range):
+                    above = "above " if said.above else ""
+                    return f", {above}{_number(said.low)} to {_number(said.high)}"
+    return ""
+
+
+def _number(x: float) -> str:
+    return f"{x:,}" if isinstance(x, int) else f"{x:g}"
+
+
+def _default(field: dataclasses.Field) -> str:
+    value = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    if value is dataclasses.MISSING:
+        return "must be given"
+    if value == "" or value == ():
+        return "none"
+    return f"`{' '.join(map(str, value)) if isinstance(value, tuple) else value}`"
+
+
+def metrics() -> str:
+    """Every metric: name, unit, sentence."""
+    lines = [
+        "# Metrics",
+        "",
+        'A line of `metrics.jsonl` is `{"stage": ..., "step": ..., "metrics": {name: number}}`.',
+        "A number that is not finite is null. Shares lie between 0 and 1.",
+        "A part in angle brackets is a name of the run: a label, a verifier's part, a number.",
+        "This page is generated from `compass_jax/metric_help.py` by `make docs`.",
+        "",
+        "| metric | unit | meaning |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{name}` | {said.unit} | {said.text} |" for name, said in METRICS.items()]
+    return "\n".join([*lines, ""])
+
+
+def _api(name: str, about: str, modules: tuple[str, ...]) -> str:
+    lines = [f"# API: {name}", "", about, "This page is generated from the docstrings.", ""]
+    for module in modules:
+        found = importlib.import_module(f"{PACKAGE}.{module}")
+        said = _paragraphs(inspect.getdoc(found) or "")
+        lines += [f"## {PACKAGE}.{module}", "", *said, ""]
+        for one in _public(found):
+            lines += [f"### {one.name}", "", "```python", *_signature(one), "```", ""]
+            lines += [*_paragraphs(ast.get_docstring(one) or ""), ""]
+            if isinstance(one, ast.ClassDef):
+                for method in _methods(one):
+                    lines += [f"#### {one.name}.{method.name}", "", "```python"]
+                    lines += [*_signature(method), "```", ""]
+                    lines += [*_paragraphs(ast.get_docstring(method) or ""), ""]
+    return "\n".join(lines)
+
+
+def _public(module: Any) -> list[Any]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    body = ast.parse(inspect.getsource(module)).body
+    return [x for x in body if isinstance(x, kinds) and not x.name.startswith("_")]
+
+
+def _methods(cls: ast.ClassDef) -> list[Any]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [x for x in cls.body if isinstance(x, kinds) and not x.name.startswith("_")]
+
+
+def _signature(node: Any) -> list[str]:
+    if isinstance(node, ast.ClassDef):
+        bases = ", ".join(ast.unparse(base) for base in node.bases)
+        head = f"class {node.name}({bases})" if bases else f"class {node.name}"
+        fields = [x for x in node.body if isinstance(x, ast.AnnAssign)]
+        return [head + (":" if fields else ""), *(f"    {ast.unparse(x)}" for x in fields)]
+    parts = _arguments(node.args)
+    back = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    flat = f"def {node.name}({', '.join(parts)}){back}"
+    if len(flat) <= 96:
+        return [flat]
+    return [f"def {node.name}(", *(f"    {part}," for part in parts), f"){back}"]
+
+
+def _arguments(args: ast.arguments) -> list[str]:
+    given = [*args.posonlyargs, *args.args]
+    defaults: list[Any] = [None] * (len(given) - len(args.defaults)) + list(args.defaults)
+    parts = [_argument(a, d) for a, d in zip(given, defaults, strict=True)]
+    if args.vararg:
+        parts.append(f"*{_argument(args.vararg, None)}")
+    elif args.kwonlyargs:
+        parts.append("*")
+    parts += [_argument(a, d) for a, d in zip(args.kwonlyargs, args.kw_defaults, strict=True)]
+    return parts + ([f"**{_argument(args.kwarg, None)}"] if args.kwarg else [])
+
+
+def _argument(arg: ast.arg, default: ast.expr | None) -> str:
+    hint = f": {ast.unparse(arg.annotation)}" if arg.annotation else ""
+    if default is None:
+        return f"{arg.arg}{hint}"
+    return f"{arg.arg}{hint}{' = ' if hint else '='}{ast.unparse(default)}"
+
+
+def _paragraphs(text: str) -> list[str]:
+    """A docstring as Markdown: an indented part is a block of text."""
+    lines, out, inside = text.splitlines(), [], False
+    for i, line in enumerate(lines):
+        block = line.startswith("    ") or (
+            not line and inside and any(x.strip() for x in lines[i:]) and _next(lines, i)
+        )
+        if block and not inside:
+            out += ["", "```text"]
+        if inside and not block:
+            out += ["```", ""]
+        inside = block
+        out.append(line)
+    text = "\n".join(out + (["```"] if inside else []))
+    return re.sub(r"\n{3,}", "\n\n", text).splitlines()
+
+
+def _next(lines: list[str], i: int) -> bool:
+    return next(x for x in lines[i:] if x.strip()).startswith("    ")
+
+
+def _first(cls: type) -> str:
+    return " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""docs/reference and docs/img are what docs/generate writes, and every metric that a run logs has
+its sentence.
+"""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from compass_jax.metric_help import METRICS, metric_help
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS / "generate"))
+
+import pictures  # noqa: E402
+import references  # noqa: E402
+
+# beginnings of metrics' names; a text that begins so and has no space is a name
+ROOMS = {name.split("/")[0] for name in METRICS if "/" in name}
+
+
+def test_the_references_are_those_of_the_code():
+    for name, text in references.pages().items():
+        said = (references.REFERENCE / name).read_text()
+        assert said == text, f"docs/reference/{name} is old: run python docs/generate/references.py"
+
+
+def test_the_pictures_are_those_of_their_generator():
+    for name, draw in pictures.PICTURES.items():
+        assert (pictures.IMG / f"{name}.svg").read_text() == draw().svg()
+
+
+def written():
+    """(file, pattern) of each text in the package that is a metric's name: what an f-string fills
+    in is .+
+    """
+    for file in sorted((ROOT / "compass_jax").rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        joined = [n.values for n in nodes if isinstance(n, ast.JoinedStr)]
+        inside = {id(x) for parts in joined for x in parts}
+        single = [[n] for n in nodes if isinstance(n, ast.Constant) and id(n) not in inside]
+        for parts in joined + single:
+            texts = [str(x.value) if isinstance(x, ast.Constant) else "1" for x in parts]
+            if re.fullmatch(r"[a-z_]+(/\w+)+", "".join(texts)) and texts[0].split("/")[0] in ROOMS:
+                fixed = [re.escape(t) for t in texts]
+                any_ = [f if isinstance(x, ast.Constant) else ".+" for f, x in zip(fixed, parts)]
+                yield file.name, "".join(any_)
+
+
+FOUND = dict.fromkeys(x for x in written() if x[0] != "metric_help.py")
+
+
+def test_every_metric_in_the_code_has_its_sentence():
+    assert len(FOUND) > 70  # the search sees them
+    unsaid = [
+        f"{file}: {pattern}"
+        for file, pattern in FOUND
+        if metric_help(pattern) is None
+        and not any(re.fullmatch(pattern, shape) for shape in METRICS)
+    ]
+    assert not unsaid, f"say what they mean in compass_jax/metric_help.py: {unsaid}"
+
+
+def test_every_sentence_is_of_a_metric_in_the_code():
+    files = [x for x in (ROOT / "compass_jax").rglob("*.py") if x.name != "metric_help.py"]
+    text = "".join(file.read_text() for file in files)
+    for shape, said in METRICS.items():
+        assert said.text.endswith(".") and said.text[0].isupper()
+        if "/" in shape:
+            assert any(
+                re.fullmatch(pattern, shape) or metric_help(pattern) is said for _, pattern in FOUND
+            ), shape
+        else:
+            assert f'"{shape}"' in text, shape
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("reward/mean", "reward/mean"),
+        ("reward/format/mean", "reward/<part>/mean"),
+        ("espo/group_12/epsilon", "espo/group_<i>/epsilon"),
+        ("eval/difficulty/0/avg_at_k", "eval/<label>/avg_at_k"),
+        ("eval/heldout/avg_at_k", "eval/heldout/avg_at_k"),
+        ("espo/group_x/epsilon", None),
+        ("reward/", None),
+    ],
+)
+def test_a_name_is_found_by_its_shape(name, shape):
+    assert metric_help(name) is (METRICS[shape] if shape else None)
