@@ -68,6 +68,7 @@ LAYERS = {
     "look": ANY,
     "initial": {"config", "settings_help"},
     "settings_help": {"config"},
+    "metric_help": set(),
     "trackers": {"config", "extras", "trackers"},
     "errors": set(),
     "words": {"config", "logfile"},
