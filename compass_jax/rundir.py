@@ -1,6 +1,6 @@
 """The directory of one run: one process at a time, one configuration for its whole life.
 
-config.json  metrics.jsonl  rollouts.jsonl  checkpoints/  tb/  trackers/  .lock
+config.json  metrics.jsonl  rollouts.jsonl  tokens.jsonl  checkpoints/  tb/  trackers/  .lock
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ MAY_CHANGE = frozenset(
     {
         "run_dir",
         "keep_checkpoints",
+        "log.groups",
+        "log.tokens",
         "rewards.code",  # told by who opens the run
         "show_samples_every",
         "trackers",
@@ -237,7 +239,7 @@ def unusable(path: Path, error: Exception) -> RunDirectoryUnusable:
     )
 
 
-_FILES = ("config.json", "metrics.jsonl", "rollouts.jsonl")
+_FILES = ("config.json", "metrics.jsonl", "rollouts.jsonl", "tokens.jsonl")
 _FOLDERS = ("checkpoints", "tb", "tokenizer", "trackers")
 
 

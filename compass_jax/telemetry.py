@@ -1,5 +1,5 @@
 """The numbers of a run, and the only place that writes them: metrics.jsonl, rollouts.jsonl,
-the trackers, and the screen.
+tokens.jsonl, the trackers, and the screen.
 
 A line of metrics.jsonl is {"stage": ..., "step": ..., "metrics": {name: number}}; a number that is
 not finite is null. Steps count from 1: `log(step)` says that `step` steps of the stage are done.
@@ -58,7 +58,7 @@ class Telemetry:
         self.console = console or Console(file=sys.stdout, soft_wrap=True)
         self.check = check
         self.lost_log = lost_log
-        names = ("metrics", "rollouts") if writes else ()
+        names = ("metrics", "rollouts", "tokens") if writes else ()
         self._files = {name: LogFile(self.run_dir / f"{name}.jsonl", stage) for name in names}
         self._last_step = 0
         self.screen = Screen(self.console, stage, total_steps, every_s)
@@ -97,6 +97,13 @@ class Telemetry:
             return
         self.check()
         self._files["rollouts"].append([{"stage": self.stage, "step": step, **row} for row in rows])
+
+    def log_tokens(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Records numbers of single tokens (JSON-able rows) of `step` in tokens.jsonl."""
+        if not self.writes:
+            return
+        self.check()
+        self._files["tokens"].append([{"stage": self.stage, "step": step, **row} for row in rows])
 
     def note(self, text: str) -> None:
         """Prints a line above the progress."""

@@ -230,7 +230,7 @@ def test_training_has_the_rollout_s_log_probs_and_no_gradient_for_unknown_column
     np.testing.assert_allclose(np.asarray(scored)[mask], logp[mask], atol=3e-5)
     np.testing.assert_allclose(np.asarray(spread)[mask], entropy[mask], atol=3e-5)
     config = RLConfig(objective=Espo(quantiles=()))
-    grads, found = step.gradients(
+    grads, found, _ = step.gradients(
         model, params, batch, jnp.float32(1), config=config, temperature=1.0
     )
     np.testing.assert_array_equal(grads["head"][:, KNOWN:], 0.0)

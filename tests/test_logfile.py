@@ -48,7 +48,7 @@ def lengthen(path):
         file.write("{}\n")
 
 
-@pytest.mark.parametrize("name", ["metrics", "rollouts"])
+@pytest.mark.parametrize("name", ["metrics", "rollouts", "tokens"])
 @pytest.mark.parametrize("fault", [remove, cut, replace, lengthen])
 @pytest.mark.parametrize("after", ["a line", "a checkpoint"])
 def test_a_log_that_is_changed_under_the_run_ends_it_at_the_next_line(tmp_path, name, fault, after):
@@ -59,12 +59,14 @@ def test_a_log_that_is_changed_under_the_run_ends_it_at_the_next_line(tmp_path, 
     telemetry = Telemetry(tmp_path, 9, "rl", console=quiet())
     telemetry.log(1, {"x": 1})
     telemetry.log_rollouts(1, [{"sample": 1}])
+    telemetry.log_tokens(1, [{"group": 0}])
     if after == "a checkpoint":
         telemetry.state()
     fault(tmp_path / f"{name}.jsonl")
     with pytest.raises(LogError, match=f"{name}.jsonl was changed while the run") as error:
         telemetry.log(2, {"x": 2})
         telemetry.log_rollouts(2, [{"sample": 1}])
+        telemetry.log_tokens(2, [{"group": 0}])
     assert "\n" not in str(error.value)
     with pytest.raises(LogError, match=f"{name}.jsonl was changed"):
         telemetry.state()  # no checkpoint counts on it

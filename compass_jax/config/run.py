@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from compass_jax.config.data import DataConfig, EvalConfig, RewardConfig, RolloutConfig
 from compass_jax.config.errors import check
+from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
 from compass_jax.config.ranges import Count, CountOrOff, Range, check_fields
@@ -54,6 +55,8 @@ class RunConfig:
     """Reinforcement learning."""
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     """How held-out prompts are answered and counted."""
+    log: LogConfig = field(default_factory=LogConfig)
+    """What is written down of the samples."""
     keep_checkpoints: Count = 2
     """The run directory keeps this count of checkpoints, the newest."""
     show_samples_every: CountOrOff = 10

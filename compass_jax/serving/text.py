@@ -88,3 +88,11 @@ class TextStream:
         held = 0 if last else max((stop.matched for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
+
+
+def text_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text that each token adds to the text of all; a character of several tokens is the last
+    one's.
+    """
+    stream = TextStream(tokenizer, ())
+    return [stream.push([token], i + 1 == len(ids)) for i, token in enumerate(ids)]

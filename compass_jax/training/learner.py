@@ -43,6 +43,7 @@ from compass_jax.sharding import fetch, move
 from compass_jax.training import optim, step
 from compass_jax.training.programs import training_programs
 from compass_jax.training.stops import never, until
+from compass_jax.training.trace import TokenTrace
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,12 @@ class Learner:
         arrays: StepArrays,
         dropped_tokens: int = 0,
         stopped: Callable[[], bool] = never,
+        trace: TokenTrace | None = None,
     ) -> dict[str, float]:
         """The metrics of a whole rollout: it is scored, then comes every update of every epoch.
 
-        `dropped_tokens` were rolled out and are not in `arrays`; they count as waste. Raises
+        `dropped_tokens` were rolled out and are not in `arrays`; they count as waste. `trace` is
+        filled in with the numbers of its rows' tokens. Raises
         TrainingDiverged after `rl.optim.max_bad_steps` updates in a row without a finite gradient,
         TrainingStopped where `stopped()` before the first update: it is asked before each
         micro-batch until then, and nothing has changed.
@@ -121,11 +124,17 @@ class Learner:
         prepared = [(rows, *self.prepare(scored, rows)) for rows in self.updates]
         parts: list[Diagnostics] = []
         norms: list[dict] = []
+        if trace is not None:
+            trace.begin(scored, [(rows, made) for rows, made, _ in prepared])
+        watched = trace if self.rl.epochs * len(prepared) > 1 else None
         for _ in range(self.rl.epochs):
-            for rows, advantages, _ in prepared:
-                found, applied = self._apply(scored, rows, advantages, never if norms else stopped)
+            for rows, made, _ in prepared:
+                asked = never if norms else stopped
+                found, applied = self._apply(scored, rows, made, asked, watched)
                 parts.append(found)
                 norms.append(applied)
+        if watched is not None:
+            watched.finish(self.rl.objective, self.model.columns)
         accounts = [
             scored.diagnostics,
             waste_of_dropped(dropped_tokens),
@@ -223,14 +232,13 @@ class Learner:
 
     # ---- parts -----------------------------------------------------------------------------------
 
-    def _apply(
-        self, scored: Scored, rows: slice, prepared: Prepared, stopped: Callable[[], bool] = never
-    ):
+    def _apply(self, scored: Scored, rows: slice, prepared: Prepared, stopped=never, trace=None):
         """(diagnostics, what the optimiser reports) of one update; `state` is new afterwards."""
         tokens, total = max(int(prepared.mask.sum()), 1), None
         parts: list[Diagnostics] = []
+        micros = iter(self._plan(scored.arrays, rows))
         for batch in until(stopped, self.batches(scored, rows, prepared), parts):
-            grads, found = step.gradients(
+            grads, found, logp = step.gradients(
                 self.model,
                 self.state.params,
                 batch,
@@ -241,6 +249,8 @@ class Learner:
             total = step.add(total, grads)
             del grads  # else they would lie there through the next forward and backward
             parts.append(found)
+            if trace is not None:
+                trace.update(next(micros), logp)
         self.state, applied = step.apply(
             self.state,
             total,

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import jax
@@ -41,11 +42,13 @@ from compass_jax.experience.metrics import (
     sample_rows,
     staleness,
 )
+from compass_jax.experience.token_rows import spread, token_rows
 from compass_jax.model.params import in_layout, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Group, Prompt, StepArrays
 from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.engine import Engine
+from compass_jax.serving.text import text_pieces
 from compass_jax.sharding import placements
 from compass_jax.telemetry import Telemetry
 from compass_jax.training import optim
@@ -59,12 +62,11 @@ from compass_jax.training.session import (
     newest_checkpoint,
 )
 from compass_jax.training.stops import TrainingStopped
+from compass_jax.training.trace import TokenTrace
 from compass_jax.weights import checkpoint
 from compass_jax.weights.recorded import check_recorded_routes
 from compass_jax.weights.start import first_parameters
 from compass_jax.weights.sync import sync_weights
-
-LOGGED_GROUPS = 4  # of a step, whole, in rollouts.jsonl
 
 
 class RLTrainer:
@@ -242,7 +244,8 @@ class RLTrainer:
             self.telemetry.phase("training")
             compiler.finish()
             try:
-                metrics |= self._train(arrays, dropped)
+                trace = self._trace(len(groups))
+                metrics |= self._train(arrays, dropped, trace)
             except TrainingStopped:
                 self.save()
                 self.interrupted = True
@@ -251,15 +254,28 @@ class RLTrainer:
             self.decode = None
             self.decode, handed = self._sync_weights()
             self.done_steps += 1
-            self._log_samples(sample_rows(groups[:LOGGED_GROUPS], self.tokenizer.decode))
+            self._log_samples(groups, trace)
             yield (
                 self.done_steps,
                 {**metrics, **handed, "policy_version": float(self.learner.version)},
             )
 
-    def _log_samples(self, rows: list[dict[str, Any]]) -> None:
-        """Into rollouts.jsonl, and a few of some steps onto the screen."""
+    def _trace(self, groups: int) -> TokenTrace | None:
+        """What takes the numbers of the logged groups' tokens; None where they are not logged."""
+        size, logged = self.rl.capacity, spread(groups, self.config.log.groups)
+        if not logged or not self.config.log.tokens:
+            return None
+        return TokenTrace([g * size + i for g in logged for i in range(size)])
+
+    def _log_samples(self, groups: list[Group], trace: TokenTrace | None) -> None:
+        """Into rollouts.jsonl and tokens.jsonl, and a few of some steps onto the screen."""
+        logged = [groups[g] for g in spread(len(groups), self.config.log.groups)]
+        rows = sample_rows(logged, self.tokenizer.decode)
         self.telemetry.log_rollouts(self.done_steps, rows)
+        if trace is not None and self.telemetry.writes:
+            pieces, most = partial(text_pieces, self.tokenizer), self.config.log.tokens
+            tokens = token_rows(logged, trace.values, self.rl.capacity, pieces, most)
+            self.telemetry.log_tokens(self.done_steps, tokens)
         every = self.config.show_samples_every
         if every and (self.done_steps == 1 or self.done_steps % every == 0):
             self.telemetry.show_samples(self.done_steps, rows)
@@ -291,7 +307,9 @@ class RLTrainer:
         self.selector.update(results, self.stream.epoch)
         self.buffer.end_step()
 
-    def _train(self, arrays: StepArrays, dropped: int) -> dict[str, float]:
+    def _train(
+        self, arrays: StepArrays, dropped: int, trace: TokenTrace | None
+    ) -> dict[str, float]:
         """`Learner.train`, before the groups leave the buffer: a stop finds them there.
 
         With `rl.one_step_off` they leave it first, and the next step's rollout runs meanwhile, in
@@ -304,7 +322,7 @@ class RLTrainer:
         too: its weights are gone after the step, and it could not go on later.
         """
         if not self.rl.one_step_off or self.done_steps + 1 >= self.rl.steps:
-            metrics = self.learner.train(arrays, dropped, lambda: self.stop.requested)
+            metrics = self.learner.train(arrays, dropped, lambda: self.stop.requested, trace)
             self._end_step()
             return metrics
         self._end_step()
@@ -313,7 +331,7 @@ class RLTrainer:
         with ThreadPoolExecutor(1, "rollout") as thread:
             ahead = thread.submit(rollout)
             try:
-                metrics = self.learner.train(arrays, dropped)
+                metrics = self.learner.train(arrays, dropped, trace=trace)
             except BaseException:
                 abandoned.set()  # leaving the thread waits for it
                 raise

@@ -138,9 +138,9 @@ def gradients(
     *,
     config: RLConfig,
     temperature: float,
-) -> tuple[Any, Diagnostics]:
-    """Gradient of -objective of one micro-batch, and its diagnostics; both add up over the
-    micro-batches of an update.
+) -> tuple[Any, Diagnostics, Float[Array, "b t"]]:
+    """Gradient of -objective of one micro-batch, and its diagnostics, which both add up over the
+    micro-batches of an update; and the log-probs at `params`.
 
     `share` is the micro-batch's share of the update's tokens; it scales the router's load-balancing
     loss, the only term that depends on how an update is split (it is a product of two means; off by
@@ -152,7 +152,7 @@ def gradients(
     cotangents, diagnostics = _objective_gradient(
         logp, aux, batch, share, config, model.config, model.columns
     )
-    return pull(model, params, pullback, cotangents), diagnostics
+    return pull(model, params, pullback, cotangents), diagnostics, logp
 
 
 @partial(jax.jit, static_argnames=("objective", "vocab_size"))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.serving.text import SETTLED_AFTER, StopText, TextStream
+from compass_jax.serving.text import SETTLED_AFTER, StopText, TextStream, text_pieces
 
 TOKENIZER = Tokenizer.load(Path(__file__).parent.parent.parent / "configs" / "tiny_tokenizer")
 
@@ -121,3 +121,16 @@ def test_text_comes_whole_whatever_the_pieces(size):
         ]
         assert "".join(pieces) == expected and stream.stopped == bool(stop)
         assert not any("\ufffd" in piece for piece in pieces)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 383), max_size=120))
+def test_each_token_has_its_piece_of_the_text(ids):
+    pieces = text_pieces(TOKENIZER, ids)
+    assert len(pieces) == len(ids) and "".join(pieces) == TOKENIZER.decode(ids)
+
+
+def test_a_character_of_several_tokens_is_the_last_ones():
+    ids = TOKENIZER.encode("a\N{GRINNING FACE}b")
+    pieces = text_pieces(TOKENIZER, ids)
+    assert [x for x in pieces if x] == ["a", "\N{GRINNING FACE}", "b"] and len(pieces) > 3

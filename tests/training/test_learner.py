@@ -18,6 +18,7 @@ from compass_jax.rl.bucketing import MicroBatch
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.prepare import Prepared
 from compass_jax.training.learner import Learner, Scored, device_rows, sequences, update_batch
+from compass_jax.training.trace import TokenTrace
 
 CONFIG = RunConfig(
     "library",
@@ -86,6 +87,55 @@ def test_the_whole_rollout_trains_as_its_updates_one_by_one():
     jax.tree.map(np.testing.assert_array_equal, whole.state, parts.state)
     assert metrics["loss"] == pytest.approx(np.mean(losses), abs=1e-6)
     assert metrics["waste/tokens_generated"] == samples(0).mask.sum() + 5
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_trace_has_the_numbers_whose_means_the_metrics_are(epochs):
+    """All rows: each is in one update an epoch, and its last ratio is that of the last epoch."""
+    config = dataclasses.replace(CONFIG, rl=dataclasses.replace(CONFIG.rl, epochs=epochs))
+    params = init_params(config.model, config.compute, jax.random.key(0))
+    learner = Learner.start(config, Transformer(config.model, config.compute), params)
+    trace, arrays = TokenTrace(range(16)), samples(0)
+    metrics = learner.train(arrays, trace=trace)
+    mask, values = trace.mask, trace.values
+    np.testing.assert_array_equal(mask, arrays.mask)
+    assert values["entropy"][mask].mean() == pytest.approx(metrics["entropy_nats"], rel=1e-5)
+    gap = np.abs(values["logp_diff"])[mask].mean()
+    assert gap == pytest.approx(metrics["mismatch/logp_abs_diff"], rel=1e-5)
+    np.testing.assert_allclose((values["logp"] - values["logp_diff"])[mask], -3.0, atol=1e-5)
+    right = arrays.reward > 0
+    assert (values["advantage"][right][mask[right]] > 0).all()
+    assert (values["advantage"][~right][mask[~right]] < 0).all()
+    if epochs == 1:
+        assert (values["ratio"][:8] == 1).all()  # those of the first update
+        deviation = np.abs(values["ratio"] - 1)[mask].max()
+        assert deviation == pytest.approx(metrics["policy/ratio_dev_max"], rel=1e-4)
+        clipped = values["clipped"][mask].mean()
+        assert clipped == pytest.approx(metrics["policy/clip_frac"], abs=1e-6)
+    else:
+        assert np.abs(values["ratio"][:8] - 1)[mask[:8]].max() > 0.01
+        # clipped: where the advantage pushes on beyond the range
+        ratio, up = values["ratio"], values["advantage"] > 0
+        out = np.where(up, ratio > 1.2, ratio < 0.8) & mask
+        np.testing.assert_array_equal(values["clipped"] > 0, out)
+
+
+def test_a_trace_of_some_rows_has_those_of_all_and_no_ratio_where_it_is_one():
+    def traced(rows, **rl):
+        config = dataclasses.replace(CONFIG, rl=dataclasses.replace(CONFIG.rl, **rl))
+        params = init_params(config.model, config.compute, jax.random.key(0))
+        learner = Learner.start(config, Transformer(config.model, config.compute), params)
+        trace = TokenTrace(rows)
+        metrics = learner.train(samples(0), trace=trace)
+        return trace.values, {k: v for k, v in metrics.items() if "time" not in k and "/s" not in k}
+
+    whole, metrics = traced(range(16))
+    some, same = traced([3, 9, 4])
+    del metrics["train/tokens_per_s"], same["train/tokens_per_s"]
+    assert metrics == same and set(some) == set(whole) and "ratio" in some
+    for name, values in some.items():
+        np.testing.assert_array_equal(values, whole[name][[3, 9, 4]])
+    assert "ratio" not in traced(range(16), updates_per_rollout=1)[0]
 
 
 def routes(length=12):

@@ -115,7 +115,7 @@ def gradient(model, params, scored, config, split, temperature=1.0):
         inputs = sequences(arrays, micro, scored.routes)
         batch = update_batch(scored, micro, inputs, prepared, 0)
         share = jnp.float32(batch.mask.sum() / prepared.mask.sum())
-        grads, found = step.gradients(
+        grads, found, _ = step.gradients(
             model, params, batch, share, config=config, temperature=temperature
         )
         total = step.add(total, grads)

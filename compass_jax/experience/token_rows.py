@@ -1,0 +1,113 @@
+"""Numbers of single tokens as rows of tokens.jsonl: a bounded count of tokens of the logged groups
+of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from compass_jax.records import Group
+
+DIGITS = 3  # significant ones of a logged number
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most `most` of the numbers below `count`, evenly apart: the groups of a step stand in the
+    order of its updates, and some of each are to be seen.
+    """
+    chosen = min(count, most)
+    return [i * count // chosen for i in range(chosen)]
+
+
+def token_rows(
+    groups: Sequence[Group],
+    values: Mapping[str, np.ndarray],
+    size: int,
+    pieces: Callable[[np.ndarray], Sequence[str]],
+    most: int,
+) -> list[dict[str, Any]]:
+    """A row for each of the groups: means of `values` over each sample's tokens under `means` (of
+    logp_diff that of its absolute value), and the numbers of at most `most` tokens in all.
+
+    `group` counts the groups, and `sample` a group's samples, both from 0. Of a sample `text`
+    holds the characters that each token adds to the response, `version` the policy version that
+    sampled it, and the other lists what `values` has; one number stands for a list of equal ones,
+    and null for one that is not finite.
+
+    Args:
+        values: `[n t]` each; row i * size + j is that of sample j of group i.
+        size: rows that a group has.
+        pieces: a response's tokens -> the text that each of them adds.
+        most: the best and the worst sample of each group are taken first; the last one that is
+            taken may have numbers for its first tokens alone.
+    """
+    rows: list[dict[str, Any]] = [
+        {"group": g, "means": _means(group, values, g * size), "samples": []}
+        for g, group in enumerate(groups)
+    ]
+    for g, s in _by_interest(groups):
+        rollout = groups[g].rollouts[s]
+        taken = min(rollout.response_length, most)
+        most -= taken
+        if not taken:
+            continue
+        start = len(rollout.prompt.tokens)
+        part = slice(start, start + taken)
+        row = g * size + rollout.sample
+        numbers = {name: _column(array[row, part]) for name, array in values.items()}
+        rows[g]["samples"].append(
+            {
+                "sample": s,
+                "tokens": taken,
+                # a few more, since a character may end in a later token
+                "text": [len(x) for x in pieces(rollout.response[: taken + 8])[:taken]],
+                "version": _column(rollout.versions[part]),
+                **numbers,
+            }
+        )
+    return rows
+
+
+def _means(
+    group: Group, values: Mapping[str, np.ndarray], first: int
+) -> dict[str, list[int | float | None]]:
+    """Name -> the mean of each sample of a group whose rows begin at `first`."""
+    start = len(group.prompt.tokens)
+    parts = [(first + r.sample, slice(start, len(r.tokens))) for r in group.rollouts]
+    means: dict[str, list[int | float | None]] = {}
+    for name, array in values.items():
+        measured = np.abs(array) if name == "logp_diff" else array
+        means[name] = [_rounded(float(measured[row, at].mean())) for row, at in parts]
+    return means
+
+
+def _by_interest(groups: Sequence[Group]) -> list[tuple[int, int]]:
+    """(group, sample) of all samples: each group's best, then each group's worst, then the rest."""
+    order = []
+    for g, group in enumerate(groups):
+        known = [(-score.reward, i) for i, score in enumerate(group.scores) if score.known]
+        ranked = [i for _, i in sorted(known)]
+        first = ranked[:1] + ranked[-1:][: len(ranked) - 1]
+        rest = [i for i in range(len(group.rollouts)) if i not in first]
+        order += [(rank, g, i) for rank, i in enumerate(first)]
+        order += [(len(group.rollouts) + rank, g, i) for rank, i in enumerate(rest)]
+    return [(g, i) for _, g, i in sorted(order)]
+
+
+def _column(values: np.ndarray) -> Any:
+    """A list of rounded numbers, or one where all are equal."""
+    numbers = [_rounded(float(x)) for x in values]
+    return numbers[0] if all(x == numbers[0] for x in numbers) else numbers
+
+
+def _rounded(x: float) -> int | float | None:
+    """`x` with so many significant digits; a whole number is one in JSON, too."""
+    if not math.isfinite(x):
+        return None
+    if x == int(x) and abs(x) < 1e9:
+        return int(x)
+    return float(f"{x:.{DIGITS}g}")
