@@ -151,7 +151,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     else:
         from compass_jax.report import run_report
 
-        run_report(args.run)
+        run_report(args.run, args.out)
     return 0
 
 
@@ -172,7 +172,7 @@ def _report_if_done(config: RunConfig, result: dict[str, Any]) -> int:
     if is_main_process():
         from compass_jax.report import run_report
 
-        run_report(config.directory)
+        run_report([config.directory])
     return STRICT if result.get("status") == STRICT else 0
 
 

@@ -114,8 +114,12 @@ def command_line() -> argparse.ArgumentParser:
     sub.add_argument("out", metavar="OUT.py", help="The configuration is written to this file")
     _quick_options(sub, "init")
     _show_options(command("show", "show samples of a run: prompts, answers, rewards"))
-    report = command("report", "print the table and draw the curves of a run")
-    report.add_argument("run", metavar="RUN", help="This run directory is reported on")
+    report = command("report", "write a page of runs: curves, waste, samples, tokens")
+    report.add_argument(
+        "run", metavar="RUN", nargs="+", help="These run directories are reported on, and compared"
+    )
+    text = "The page is written to this file; without it into the first run's directory"
+    report.add_argument("--out", metavar="FILE.html", default="", help=text)
     return parser
 
 

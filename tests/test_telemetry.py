@@ -315,13 +315,14 @@ def test_run_report(tmp_path):
     with Telemetry(tmp_path, 1, "eval", console=Console(file=io.StringIO())) as telemetry:
         telemetry.log(1, {"eval/all/avg_at_k": 0.5})  # nothing of it is in the table or the picture
     console = Console(file=io.StringIO(), width=200)
-    assert run_report(tmp_path, console) == [tmp_path / "curves_rl.png"]
+    files = [tmp_path / "curves_rl.png", tmp_path / "report.html"]
+    assert run_report([tmp_path], console=console) == files
     assert (
         "tokens without signal" in console.file.getvalue()
         and os.path.getsize(tmp_path / "curves_rl.png") > 5000
     )
     with pytest.raises(ReportError, match="not the directory of a run"):
-        run_report(tmp_path / "none")
+        run_report([tmp_path / "none"])
 
 
 def test_a_checkpoint_closes_the_files_and_the_next_line_opens_them(tmp_path, quiet):

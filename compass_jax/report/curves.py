@@ -1,8 +1,7 @@
-"""What a run leaves for a person: one table at the end, and a picture of its curves."""
+"""The table of a run, and the picture of its curves."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
-from compass_jax.errors import UserError
+from compass_jax.report.metrics import ReportError, read_metrics
 
 # Colours that remain apart for colour-blind readers (Okabe and Ito).
 _BLUE, _ORANGE, _GREEN, _RED, _SKY, _GREY, _DARK = (
@@ -40,12 +38,6 @@ _ROWS = (
 )
 
 
-class ReportError(UserError):
-    """There is nothing to report on, or a line of metrics is damaged; the message names the
-    file.
-    """
-
-
 def summary_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
     """A table of rows with the same keys: the first column is text, floats get four significant
     digits, other values are shown as they are.
@@ -56,36 +48,6 @@ def summary_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
     for row in rows:
         table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
     return table
-
-
-def read_metrics(
-    path: str | os.PathLike, stage: str | None = None
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Metric name -> (steps, values) of a metrics.jsonl, null as NaN; of one stage, or of all of
-    them.
-
-    A last line cut off by a kill is passed over; any other damaged line raises ReportError naming
-    it.
-    """
-    series: dict[str, tuple[list, list]] = {}
-    lines = Path(path).read_text().splitlines(keepends=True)
-    for number, line in enumerate(lines, 1):
-        if number == len(lines) and not line.endswith("\n"):
-            break
-        try:
-            record = json.loads(line)
-            step, metrics = record["step"], record["metrics"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ReportError(f"{path}, line {number}: not a line of metrics ({error})") from error
-        if stage is None or record.get("stage") == stage:
-            for name, value in metrics.items():
-                steps, values = series.setdefault(name, ([], []))
-                steps.append(step)
-                values.append(np.nan if value is None else value)
-    return {
-        name: (np.asarray(steps), np.asarray(values, float))
-        for name, (steps, values) in series.items()
-    }
 
 
 def run_rows(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[dict[str, str]]:
@@ -117,7 +79,7 @@ def plot_curves(
     from matplotlib.figure import Figure
 
     series = read_metrics(metrics_jsonl, stage)
-    panels = _panels_of(series)
+    panels = panels_of(series)
     if not panels:
         raise ReportError(f"{metrics_jsonl} has no metrics of stage {stage!r} to draw")
     rows, columns = -(-len(panels) // 4), min(4, len(panels))
@@ -134,35 +96,6 @@ def plot_curves(
         fontweight="bold",
     )
     figure.savefig(png)
-
-
-def run_report(run_dir: str | os.PathLike, console: Console | None = None) -> list[Path]:
-    """Prints the table of each stage of a run and draws its curves; returns the pictures. Raises
-    ReportError where there is no run.
-    """
-    console = console or Console()
-    metrics = Path(run_dir) / "metrics.jsonl"
-    if not metrics.exists():
-        raise ReportError(
-            f"{metrics} does not exist: {run_dir} is not the directory of a run that has started"
-        )
-    pictures = []
-    read_metrics(metrics)  # names a damaged line
-    for stage in _stages(metrics):
-        series = read_metrics(metrics, stage)
-        if rows := run_rows(series):
-            console.print(summary_table(rows, title=f"{run_dir}: {stage}"))
-        if _panels_of(series):
-            pictures.append(Path(run_dir) / f"curves_{stage}.png")
-            plot_curves(metrics, pictures[-1], stage)
-            console.print(f"curves: {pictures[-1]}", highlight=False)
-    return pictures
-
-
-def _stages(metrics: Path) -> list[str]:
-    """The stages of a file, in the order in which they began."""
-    lines = metrics.read_text().splitlines(keepends=True)
-    return list(dict.fromkeys(json.loads(line)["stage"] for line in lines if line.endswith("\n")))
 
 
 def _mean(values: np.ndarray) -> float:
@@ -228,7 +161,7 @@ _PANELS = (
 )
 
 
-def _panels_of(series: Mapping) -> list[_Panel]:
+def panels_of(series: Mapping) -> list[_Panel]:
     """The panels that have something to show."""
     return [panel for panel in _PANELS if any(name in series for name, _, _ in panel.lines)]
 

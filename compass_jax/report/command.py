@@ -1,0 +1,88 @@
+"""`compass report`: the table of each run, the picture of its curves, and one page of them all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from compass_jax.report.curves import panels_of, plot_curves, run_rows, summary_table
+from compass_jax.report.embed import page
+from compass_jax.report.metrics import ReportError, Series, read_stages
+from compass_jax.report.page_data import page_data
+
+
+def run_report(
+    runs: Sequence[str | os.PathLike], out: str = "", console: Console | None = None
+) -> list[Path]:
+    """Prints the table of each stage of each run, draws its curves, and writes one page of all runs
+    to `out`; returns the files, the page last.
+
+    `out` empty: report.html in the run's folder, or report_compared.html in the first one's.
+    Raises ReportError where there is no run, or a log is damaged.
+    """
+    console = console or Console()
+    folders = list(dict.fromkeys(Path(run) for run in runs))
+    found = {folder: _stages(folder) for folder in folders}
+    pictures = [x for folder, stages in found.items() for x in _tables(folder, stages, console)]
+    path = write_page(found, out)
+    console.print(f"page: {path}", highlight=False, soft_wrap=True)
+    return [*pictures, path]
+
+
+def write_page(runs: Mapping[Path, dict[str, Series]], out: str = "") -> Path:
+    """Writes the page of runs, each a folder and its stages, and nothing else; like
+    `run_report`.
+    """
+    name = "report.html" if len(runs) == 1 else "report_compared.html"
+    path = Path(out) if out else next(iter(runs)) / name
+    title = ", ".join(str(folder) for folder in runs)
+    _write(path, page(f"compass: {title}", page_data(list(runs.items()))))
+    return path
+
+
+def _stages(folder: Path) -> dict[str, Series]:
+    """Stage -> its series. ReportError where there is nothing to report on."""
+    metrics = folder / "metrics.jsonl"
+    if not metrics.exists():
+        inside = sorted(x.parent.name for x in folder.glob("*/metrics.jsonl"))
+        advice = f"; it holds {', '.join(inside)}: name {folder / inside[0]}" if inside else ""
+        raise ReportError(
+            f"{metrics} does not exist: {folder} is not the directory of a run that has"
+            f" started{advice}"
+        )
+    stages = {stage: series for stage, series in read_stages(metrics).items() if series}
+    if not stages:
+        raise ReportError(f"{metrics}: no step has been logged yet; wait for the first one")
+    return stages
+
+
+def _tables(folder: Path, stages: dict[str, Series], console: Console) -> list[Path]:
+    """The pictures of a run, which are told beside its tables."""
+    pictures = []
+    for stage, series in stages.items():
+        if rows := run_rows(series):
+            console.print(summary_table(rows, title=f"{folder}: {stage}"))
+        if panels_of(series):
+            pictures.append(folder / f"curves_{stage}.png")
+            told = str(pictures[-1])
+            try:
+                plot_curves(folder / "metrics.jsonl", pictures[-1], stage)
+            except OSError as error:  # the page may go elsewhere
+                told = f"{pictures.pop()} cannot be written: {error.strerror or error}"
+            console.print(f"curves: {told}", highlight=False, soft_wrap=True)
+    return pictures
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replaces the file as a whole, so that a browser never loads half of it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ReportError(
+            f"{path} cannot be written: {error.strerror or error}; name another file with --out"
+        ) from error

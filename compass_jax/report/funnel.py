@@ -1,0 +1,101 @@
+"""Where the tokens of a run went: what was generated, what of it got a verdict, what it taught,
+and what each stage against zero variance did and cost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from compass_jax.report.metrics import Series, total
+
+SIGNALS = ("verifier", "shaping", "entropy")
+
+
+def token_funnel(series: Series) -> dict[str, Any] | None:
+    """Tokens of a whole RL stage, as JSON; None where no step says how many were generated.
+
+    generated = dropped (by dynamic sampling) + unknown (no verdict) + verifier + shaping + entropy
+    + silent (a verdict, and no signal). The metrics count tokens without a verdict by samples, so
+    unknown is an estimate: the share of the step's samples, times its tokens.
+    """
+    if "waste/tokens_generated" not in series:
+        return None
+    steps, generated = series["waste/tokens_generated"]
+    if not np.isfinite(generated).any():
+        return None
+
+    def tokens(metric: str) -> float:
+        """Of a share of each step's generated tokens."""
+        return float(np.nansum(at_steps(series, metric, steps) * generated))
+
+    dropped_each = at_steps(series, "zero_variance/dynamic_dropped_tokens", steps)
+    unknown_each = at_steps(series, "reward/unknown_frac", steps) * (generated - dropped_each)
+    signals = {name: tokens(f"waste/frac_{name}_signal") for name in SIGNALS}
+    whole, dropped = float(np.nansum(generated)), float(np.nansum(dropped_each))
+    rest = max(0.0, whole - dropped - sum(signals.values()))
+    unknown = min(rest, float(np.nansum(unknown_each)))
+    filtered = series.get("waste/filter_tokens")
+    return {
+        "filter": _last(filtered[1]) if filtered else 0,
+        "generated": round(whole),
+        "dropped": round(dropped),
+        "unknown": round(unknown),
+        **{name: round(x) for name, x in signals.items()},
+        "silent": round(rest - unknown),
+        "stages": _stages(series, signals, _last(filtered[1]) if filtered else 0),
+    }
+
+
+def at_steps(series: Series, name: str, steps: np.ndarray) -> np.ndarray:
+    """A metric's values at `steps`, 0 where it was not logged."""
+    values = np.zeros(len(steps))
+    if name in series:
+        own, logged = series[name]
+        _, here, there = np.intersect1d(steps, own, return_indices=True)
+        values[here] = np.nan_to_num(logged[there])
+    return values
+
+
+def cumulative_tokens(series: Series, ends: list[int]) -> list[int]:
+    """Generated tokens until the end of each of the steps `ends`, the filter's among them."""
+    if "waste/tokens_generated" not in series:
+        return []
+    steps, generated = series["waste/tokens_generated"]
+    filtered = series.get("waste/filter_tokens")
+    sums = np.concatenate([[0.0], np.cumsum(np.nan_to_num(generated))])
+    sums += _last(filtered[1]) if filtered else 0
+    return [round(float(sums[np.searchsorted(steps, end, side="right")])) for end in ends]
+
+
+def _last(values: np.ndarray) -> int:
+    finite = values[np.isfinite(values)]
+    return round(float(finite[-1])) if len(finite) else 0
+
+
+def _stages(series: Series, signals: dict[str, float], filtered: int) -> list[dict[str, Any]]:
+    """What each stage did: groups that it skipped and rescued, and tokens that it taught and cost;
+    None where a stage has no such number. Stages that did not act are left out.
+    """
+    zero = "zero_variance/"
+
+    def groups(name: str) -> int:
+        return round(total(series, zero + name))
+
+    rows = [
+        ("Offline filter", None, None, None, filtered),
+        ("Selection", groups("skipped_prompts"), None, None, 0),
+        (
+            "Dynamic sampling",
+            groups("dynamic_dropped_groups"),
+            None,
+            None,
+            groups("dynamic_dropped_tokens"),
+        ),
+        ("Growth", None, groups("grow_rescued_groups"), None, groups("grow_tokens")),
+        ("Shaping", None, None, round(signals["shaping"]), 0),
+        ("RL-ZVP (entropy)", None, None, round(signals["entropy"]), 0),
+    ]
+    names = ("name", "skipped", "rescued", "taught", "cost")
+    return [dict(zip(names, row, strict=True)) for row in rows if any(row[1:])]

@@ -1,0 +1,191 @@
+"""The logged groups of a run, with the numbers of their tokens: as many as a page has room for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from compass_jax.report.embed import size_of
+from compass_jax.report.metrics import ReportError, number
+
+MOST_TEXT = 20_000  # characters of a prompt or a response on a page
+TAIL = 4_000  # of them, from its end
+TEXT_SHARE = 0.85  # of the room, where tokens have numbers that need the rest
+COLUMNS = ("entropy", "logp", "logp_diff", "advantage", "ratio", "clipped", "version")
+_HEAD = re.compile(rb'\{"stage": "([^"\\]*)", "step": (\d+)(?:, "group": (\d+))?')
+
+
+def index(path: Path) -> list[tuple[int, int, tuple[str, int, int]]]:
+    """(offset, line number, (stage, step, group)) of each line of a log of samples; groups of
+    rollouts.jsonl are counted within their step. A last line that has no end is left out.
+
+    Lines of a step that is logged again (`--lost-log`) go on counting. Raises ReportError, with the
+    number, for a line that does not say its stage and step.
+    """
+    found: list[tuple[int, int, tuple[str, int, int]]] = []
+    counts: dict[tuple[str, int], int] = {}
+    offset = 0
+    for line_number, line in enumerate(_lines(path), 1):
+        if not line.endswith(b"\n"):
+            break
+        stage, step, group = _head(line, path, line_number)
+        count = counts.get((stage, step), 0)
+        counts[stage, step] = count + 1
+        found.append((offset, line_number, (stage, step, count if group is None else group)))
+        offset += len(line)
+    return found
+
+
+def _head(line: bytes, path: Path, line_number: int) -> tuple[str, int, int | None]:
+    """(stage, step, group) of a line, whose head alone is read where it stands as a run writes
+    it.
+    """
+    if head := _HEAD.match(line):
+        group = None if head[3] is None else int(head[3])
+        return head[1].decode(errors="replace"), int(head[2]), group
+    row = _read(line, lambda x: (str(x.get("stage", "rl")), int(x["step"])), path, line_number)
+    return (*row, None)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with open(path, "rb") as file:
+            yield from file
+    except OSError as error:
+        raise ReportError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def evenly(count: int) -> Iterator[int]:
+    """Every number below `count` once: the last, the first, the middle, the quarters and so on, so
+    that any beginning of it lies evenly over the whole.
+    """
+    seen: set[int] = set()
+    parts = 1
+    while len(seen) < count:
+        for part in range(parts, -1, -1):
+            if (i := part * (count - 1) // parts) not in seen:
+                seen.add(i)
+                yield i
+        parts *= 2
+
+
+def read_samples(folder: Path, stage: str, room: int) -> tuple[list[dict[str, Any]], int]:
+    """(groups that fit into `room` bytes of JSON, by step; how many are logged) of a stage. They
+    lie evenly over the run where not all have room; numbers of tokens take what the texts leave,
+    at least 15%.
+    """
+    path = folder / "rollouts.jsonl"
+    if not path.is_file():
+        return [], 0
+    lines = [x for x in index(path) if x[2][0] == stage]
+    chosen: dict[int, dict[str, Any]] = {}
+    tokens = folder / "tokens.jsonl"
+    kept = room - int(TEXT_SHARE * room) if tokens.is_file() else 0
+    room -= kept
+    with open(path, "rb") as file:
+        for i in evenly(len(lines)):
+            offset, line_number, (_, step, group) = lines[i]
+            file.seek(offset)
+            found = _read(file.readline(), _group, path, line_number)
+            found |= {"step": step, "group": group}
+            if (size := size_of(found)) > room:
+                break
+            chosen[i], room = found, room - size
+    groups = [chosen[i] for i in sorted(chosen)]
+    _add_tokens(tokens, stage, groups, room + kept)
+    return groups, len(lines)
+
+
+def _add_tokens(path: Path, stage: str, groups: list[dict[str, Any]], room: int) -> None:
+    """Puts the numbers of their tokens to the samples, under `values`, and their means."""
+    if not path.is_file():
+        return
+    where = {key[1:]: (offset, line) for offset, line, key in index(path) if key[0] == stage}
+    with open(path, "rb") as file:
+        for i in evenly(len(groups)):
+            key = groups[i]["step"], groups[i]["group"]
+            if key not in where:
+                continue
+            offset, line_number = where[key]
+            file.seek(offset)
+            means, values = _read(file.readline(), _tokens, path, line_number)
+            added: list[dict[str, Any]] = [{} for _ in groups[i]["samples"]]
+            for name, numbers in means.items():
+                for to, x in zip(added, numbers):
+                    to.setdefault("means", {})[name] = x
+            for at, columns in values.items():
+                if at < len(added):
+                    added[at]["values"] = columns
+            if (size := size_of(added)) > room:
+                return
+            room -= size
+            for sample, more in zip(groups[i]["samples"], added, strict=True):
+                sample |= more
+
+
+def _read(line: bytes, read: Callable[[Any], Any], path: Path, line_number: int) -> Any:
+    """What `read` makes of a line. ReportError, with the number, where it cannot."""
+    try:
+        return read(json.loads(line.decode(errors="replace")))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = f"{type(error).__name__}: {error}"[:200]
+        raise ReportError(f"{path}, line {line_number}: it is damaged ({why})") from error
+
+
+def _group(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a page shows of a line of rollouts.jsonl, of this version or an earlier one."""
+    return {
+        "prompt": _text(row["prompt"]),
+        "label": str(row.get("label", "")),
+        "answer": _text(row.get("answer", "")),
+        "visit": number(row.get("visit")),
+        "samples": [_sample(x) for x in row["samples"]],
+    }
+
+
+def _sample(x: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {str(name): number(part) for name, part in x.get("components", {}).items()}
+    return {
+        "response": _text(x["response"]),
+        "reward": number(x.get("reward")),
+        "outcome": str(x.get("outcome", "ok")),
+        "tokens": number(x.get("tokens")),
+        "truncated": bool(x.get("truncated", False)),
+        **({"components": parts} if parts else {}),
+    }
+
+
+def _text(x: Any) -> str | dict[str, Any]:
+    """A text, or, of a very long one, {"head", "left_out" (characters), "tail"}."""
+    text = x if isinstance(x, str) else json.dumps(x, ensure_ascii=False)
+    if len(text) <= MOST_TEXT:
+        return text
+    cut = MOST_TEXT - TAIL
+    return {"head": text[:cut], "left_out": len(text) - MOST_TEXT, "tail": text[-TAIL:]}
+
+
+def _tokens(row: Mapping[str, Any]) -> tuple[dict[str, list], dict[int, dict[str, Any]]]:
+    """(name -> mean of each sample, sample -> its tokens' numbers) of a line of tokens.jsonl."""
+    means = {str(name): [number(x) for x in part] for name, part in row["means"].items()}
+    samples = {}
+    for sample in row["samples"]:
+        count = int(sample["tokens"])
+        columns = {name: sample[name] for name in COLUMNS if name in sample}
+        values: dict[str, Any] = {name: _column(x, count) for name, x in columns.items()}
+        values["text"] = [int(x) for x in sample["text"]]
+        if len(values["text"]) != count:
+            raise ValueError(f"{len(values['text'])} texts of {count} tokens")
+        samples[int(sample["sample"])] = values
+    return means, samples
+
+
+def _column(column: Any, count: int) -> Any:
+    """A number, or a list of `count` of them."""
+    if not isinstance(column, list):
+        return number(column)
+    if len(column) != count:
+        raise ValueError(f"{len(column)} numbers of {count} tokens")
+    return [number(x) for x in column]

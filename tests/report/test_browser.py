@@ -1,0 +1,162 @@
+"""The page in a real browser: it opens from disk, filters, sorts, colours, tells numbers on hover,
+compares, and its console stays clean, whatever the run has logged.
+"""
+
+import pytest
+from logs import ATTACK, write_run
+
+from benchmarks.browser import NAMES, Browser, find_browser
+from benchmarks.report_page import synthetic_run
+from compass_jax.report.command import write_page
+from compass_jax.report.metrics import read_stages
+
+pytestmark = pytest.mark.skipif(
+    find_browser() is None, reason=f"no browser: none of {', '.join(NAMES)} is on PATH"
+)
+
+
+def page_of(*folders):
+    return write_page({folder: read_stages(folder / "metrics.jsonl") for folder in folders})
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def shown(browser, tmp_path):
+    """A page of one run; nothing may be in the console when the test has ended."""
+    browser.errors.clear()
+    browser.requests.clear()
+    browser.open(page_of(write_run(tmp_path)))
+    yield browser
+    assert browser.errors == []
+
+
+def count(browser, selector):
+    return browser.evaluate(f"document.querySelectorAll({selector!r}).length")
+
+
+def text(browser, selector):
+    return browser.evaluate(f"document.querySelector({selector!r}).innerText")
+
+
+def test_it_opens_from_disk_and_asks_for_nothing(shown):
+    (only,) = shown.requests
+    assert only.startswith("file://")
+    assert count(shown, "figure.chart svg") == 5
+    assert "Step 6; 2,100 tokens generated" in text(shown, ".top")
+    assert "50%" in text(shown, "#waste") and "1,050" in text(shown, "#waste")
+    assert shown.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_text_of_a_run_is_shown_and_never_run(shown):
+    shown.choose("#order", "label")
+    shown.click(".item")
+    assert text(shown, "pre.text") == ATTACK
+    assert text(shown, ".group header b") == ATTACK
+    assert shown.evaluate("document.title").startswith("compass: ")
+    assert count(shown, "img") == 0 and count(shown, "script") == 2
+
+
+def test_groups_are_found_by_text_label_reward_and_step(shown):
+    assert count(shown, ".item") == 12
+    shown.type("#search", "STEP 3")
+    shown.wait("document.querySelectorAll('.item').length === 2")
+    shown.evaluate("document.getElementById('search').value = ''")
+    shown.choose("#label", "easy")
+    assert count(shown, ".item") == 6
+    shown.choose("#label", "")
+    shown.choose("#kind", "rewards equal")
+    assert count(shown, ".item") == 6 and "onerror" in text(shown, ".item")
+    shown.choose("#kind", "all rewards")
+    shown.choose("#order", "highest variance")
+    assert "easy" in text(shown, ".item")
+    shown.choose("#order", "oldest step")
+    assert "step 1" in text(shown, ".item")
+    shown.click("#only")
+    shown.choose("#step", "3")
+    assert count(shown, ".item") == 2 and "2 of 12 groups of step 4" in text(shown, "#groups")
+    shown.choose("#kind", "without verdict")
+    assert count(shown, ".item") == 0 and "No group is chosen" in text(shown, "#groups")
+
+
+def test_tokens_have_the_colour_of_a_value_and_tell_it_on_hover(shown):
+    shown.choose("#label", "easy")
+    assert shown.evaluate("document.getElementById('colour').value") == "entropy"
+    # 20 characters, one of which is two units in the browser
+    assert count(shown, ".card:first-child .t") == 20
+    painted = "[...document.querySelectorAll('.t')].map((x) => x.style.backgroundColor)"
+    assert len(set(shown.evaluate(painted)[:20])) > 15
+    shown.hover(".t", 10)
+    told = text(shown, "#tip.on")
+    for part in ("token 11 of 20", "0.5 nats", "-0.5", "2.0e-4 nats", "p 0.905", "6"):
+        assert part in told, (part, told)
+    shown.choose("#colour", "advantage")
+    assert shown.evaluate(painted)[0] == "rgba(213, 94, 0, 0.8)"
+    assert count(shown, "#colour option[value=ratio][disabled]") == 1
+    shown.hover("#groups h2")
+    assert count(shown, "#tip.on") == 0
+
+
+def test_the_slider_and_a_click_into_a_curve_choose_the_step(shown):
+    shown.choose("#step", "0")
+    assert text(shown, "#stepnow") == "step 1, reward 0.167"
+    assert "reward 0.167" in text(shown, "#curves .legend").replace("\n", " ")
+    shown.click("#curves svg")
+    assert text(shown, "#stepnow").startswith(("step 3", "step 4"))
+    shown.hover("#curves svg")
+    assert "step" in text(shown, "#tip.on")
+
+
+def test_runs_are_compared_over_steps_and_over_tokens(browser, tmp_path):
+    browser.errors.clear()
+    runs = [write_run(tmp_path / name, steps) for name, steps in (("a", 3), ("b", 6))]
+    browser.open(page_of(*runs))
+    assert count(browser, "#compare figure") >= 5
+    browser.choose("#by", "tokens")
+    assert "At equal generated tokens: 600" in text(browser, "#compare")
+    tables = "[...document.querySelectorAll('#compare table')]"
+    cells = browser.evaluate(f"{tables}.map((x) => x.rows[1].innerText)")
+    assert [cell.split("\t")[1:] for cell in cells] == [["1", "1"], ["1", "0.5"]]
+    browser.choose("#run", "1")
+    assert "Step 6" in text(browser, ".top") and count(browser, ".item") == 12
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize("missing", ["rollouts", "tokens"])
+def test_what_was_not_logged_is_said(browser, tmp_path, missing):
+    browser.errors.clear()
+    write_run(tmp_path, tokens=missing == "rollouts")
+    if missing == "rollouts":
+        (tmp_path / "rollouts.jsonl").unlink()
+    browser.open(page_of(tmp_path))
+    if missing == "rollouts":
+        assert "This run has logged no samples" in text(browser, "#groups")
+    else:
+        assert "no numbers of single tokens" in text(browser, "#mismatch")
+        assert "(not logged)" in browser.evaluate("document.getElementById('colour').textContent")
+    assert browser.errors == []
+
+
+def test_a_run_of_sft_alone_has_its_curves(browser, tmp_path):
+    browser.errors.clear()
+    rows = [f'{{"stage": "sft", "step": {i}, "metrics": {{"sft/loss": {4 / i}}}}}' for i in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    browser.open(page_of(tmp_path))
+    assert count(browser, "#curves figure") == 1
+    assert "generates no tokens" in text(browser, "#waste")
+    assert "samples nothing" in text(browser, "#groups")
+    assert browser.errors == []
+
+
+def test_a_large_run_opens_soon(browser, tmp_path):
+    """Under 2 s on a quiet machine (docs/report.md); here others may be at work."""
+    browser.errors.clear()
+    synthetic_run(tmp_path)
+    browser.open(page_of(tmp_path))
+    assert int(browser.evaluate("document.documentElement.dataset.ready")) < 8000
+    assert count(browser, ".item") == 40 and count(browser, "pre.text") == 16
+    assert browser.errors == []

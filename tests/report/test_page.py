@@ -1,0 +1,217 @@
+"""The page is one file that asks nothing of anybody, and whatever a run logged is data in it."""
+
+import json
+import re
+from html.parser import HTMLParser
+from importlib import resources
+
+import numpy as np
+import pytest
+from logs import ATTACK, write_run
+
+from benchmarks.report_page import synthetic_run
+from compass_jax import cli
+from compass_jax.report import ReportError
+from compass_jax.report.command import write_page
+from compass_jax.report.embed import SCRIPTS, embedded, page
+from compass_jax.report.metrics import read_metrics, read_stages, thinned
+
+
+class Elements(HTMLParser):
+    """(tag, attributes, text) of the elements of a page, as a browser's parser finds them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.comments = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append([tag, dict(attrs), ""])
+
+    def handle_data(self, data):
+        if self.found:
+            self.found[-1][2] += data
+
+    def handle_comment(self, data):
+        self.comments.append(data)
+
+
+def written(*folders):
+    """(path, text, data) of the page of runs."""
+    path = write_page({folder: read_stages(folder / "metrics.jsonl") for folder in folders})
+    text = path.read_text()
+    data = next(x for x in Elements(text).found if x[1].get("id") == "data")
+    return path, text, json.loads(data[2])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return written(write_run(tmp_path_factory.mktemp("run")))
+
+
+def test_the_page_asks_nothing_of_anybody(made):
+    path, text, _ = made
+    elements = Elements(text).found
+    assert [x[0] for x in elements].count("script") == 2  # its data and its code
+    assert not [x for x in elements if {"src", "href", "srcset", "style"} & set(x[1])]
+    policy = next(x[1]["content"] for x in elements if "http-equiv" in x[1])
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy and "http" not in policy
+    code = text.replace("http://www.w3.org/2000/svg", "")
+    assert "://" not in code.split('id="data">')[0] + code.split("</script>")[1]
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+        for name in SCRIPTS:
+            file = resources.files("compass_jax.report") / "web" / f"{name}.js"
+            assert word not in file.read_text(), (word, name)
+    assert path.name == "report.html" and path.stat().st_size < 200_000
+
+
+def test_text_of_a_run_stays_text(made):
+    _, text, data = made
+    parsed = Elements(text)
+    assert not parsed.comments and "img" not in [x[0] for x in parsed.found]
+    hostile = data["runs"][0]["groups"][1]
+    assert hostile["label"] == hostile["samples"][0]["response"] == ATTACK
+    assert "<" not in embedded({"<!--": ["</script>", "<script>"]})
+    shown = page("</title><script>1</script>", {}).decode()
+    assert "<title>&lt;/title&gt;&lt;script&gt;1&lt;/script&gt;</title>" in shown
+
+
+def test_every_text_and_number_of_the_logs_is_on_the_page(made):
+    run = made[2]["runs"][0]
+    assert run["logged"] == len(run["groups"]) == 12 and run["last"] == 6
+    assert run["curves"]["metrics"]["reward/mean"]["v"] == [
+        0.16667,
+        0.33333,
+        0.5,
+        0.66667,
+        0.83333,
+        1,
+    ]
+    assert run["curves"]["metrics"]["grad_norm"] == {"v": [1, None, 1, 1, 1, 1], "bad": 1}
+    assert run["tokens"] == [100, 300, 600, 1000, 1500, 2100]
+    assert run["funnel"]["verifier"] == run["funnel"]["silent"] == 1050
+    sample = run["groups"][0]["samples"][0]
+    assert sample["response"] == "<answer>1\u00e9\U0001f600</answer>"
+    assert sample["components"] == {"format": 1} and sample["means"] == {"advantage": 0.5}
+    assert sample["values"]["advantage"] == -0.5 and len(sample["values"]["text"]) == 20
+    assert "values" not in run["groups"][0]["samples"][1]
+
+
+def test_many_steps_are_thinned_to_means(tmp_path):
+    rows = [
+        {"stage": "rl", "step": s, "metrics": {"x": float(s), "odd": None if s % 2 else 1.0}}
+        for s in range(1, 102)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = thinned(read_metrics(tmp_path / "metrics.jsonl"), 50)
+    assert found["every"] == 3 and found["steps"][:2] == [3, 6] and found["steps"][-1] == 101
+    expected = [np.mean(range(a, min(a + 3, 102))) for a in range(1, 102, 3)]
+    assert found["metrics"]["x"]["v"] == expected
+    assert found["metrics"]["odd"]["bad"] == 51 and set(found["metrics"]["odd"]["v"]) == {1}
+
+
+def test_several_runs_share_a_page_and_have_names_of_their_own(tmp_path):
+    runs = [write_run(tmp_path / name / "rl", steps) for name, steps in (("a", 3), ("b", 5))]
+    path, _, data = written(*runs)
+    assert path == runs[0] / "report_compared.html"
+    assert [run["name"] for run in data["runs"]] == ["a/rl", "b/rl"]
+    assert [run["last"] for run in data["runs"]] == [3, 5]
+    assert [run["path"] for run in data["runs"]] == [str(run) for run in runs]
+
+
+# ---- what may lie there instead of a whole run ---------------------------------------------------
+
+
+def test_a_run_that_goes_on_or_was_killed_in_a_line_says_so(tmp_path):
+    write_run(tmp_path)
+    (tmp_path / "config.json").write_text('{"rl": {"steps": 60}, "model": {"family": "qwen3"}}')
+    for name in ("metrics", "rollouts", "tokens"):
+        with open(tmp_path / f"{name}.jsonl", "a") as file:
+            file.write('{"stage": "rl", "step": 7, "met')
+    run = written(tmp_path)[2]["runs"][0]
+    assert (run["last"], run["wanted"], run["logged"]) == (6, 60, 12)
+    assert ["model", "qwen3"] in run["facts"]
+    cut = [note for note in run["notes"] if "has no end" in note]
+    assert [note.split()[4] for note in cut] == ["metrics.jsonl", "rollouts.jsonl", "tokens.jsonl"]
+
+
+def test_a_run_without_samples_tokens_or_settings_still_has_a_page(tmp_path):
+    write_run(tmp_path, tokens=False)
+    assert written(tmp_path)[2]["runs"][0]["has_tokens"] is False
+    (tmp_path / "rollouts.jsonl").unlink()
+    (tmp_path / "config.json").write_text("[1")
+    run = written(tmp_path)[2]["runs"][0]
+    assert (run["groups"], run["logged"], run["facts"], run["wanted"]) == ([], 0, [], None)
+    assert run["notes"][0] == "config.json cannot be read: the run's settings are not known."
+
+
+def test_numbers_that_are_not_finite_are_gaps(tmp_path):
+    write_run(tmp_path)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"stage": "rl", "step": 7, "metrics": {"reward/mean": NaN, "x": Infinity}}\n')
+    text = (tmp_path / "rollouts.jsonl").read_text().replace('"reward": 1.0', '"reward": NaN')
+    (tmp_path / "rollouts.jsonl").write_text(text)
+    run = written(tmp_path)[2]["runs"][0]
+    assert run["curves"]["metrics"]["reward/mean"]["v"][-1] is None
+    assert run["groups"][0]["samples"][0]["reward"] is None
+    assert "3 metrics have values that are not finite" in run["notes"][-1]
+
+
+def test_a_prompt_of_100_kilobytes_is_shown_by_its_ends(tmp_path):
+    write_run(tmp_path, 1)
+    rows = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
+    rows[0]["prompt"] = "begin " + "x\U0001f600<" * 34_000 + " end"
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompt = written(tmp_path)[2]["runs"][0]["groups"][0]["prompt"]
+    assert prompt["head"].startswith("begin ") and prompt["tail"].endswith(" end")
+    assert prompt["left_out"] == len(rows[0]["prompt"]) - 20_000
+
+
+def test_half_a_character_does_not_break_the_page(tmp_path):
+    write_run(tmp_path, 1)
+    text = (tmp_path / "rollouts.jsonl").read_text().replace("step 1", "step \\ud800")
+    (tmp_path / "rollouts.jsonl").write_text(text)
+    assert written(tmp_path)[2]["runs"][0]["groups"][0]["prompt"].endswith("step ?")
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({}, r"metrics.jsonl does not exist: .* is not the directory of a run that has started$"),
+        ({"rl/metrics.jsonl": ""}, r"has started; it holds rl: name .*/rl$"),
+        ({"metrics.jsonl": ""}, r"no step has been logged yet; wait for the first one"),
+        ({"metrics.jsonl": '{"stage": "rl", "st'}, r"no step has been logged yet"),
+        ({"metrics.jsonl": '{"step": 1}\n'}, r"metrics.jsonl, line 1: not a line of metrics"),
+        ({"metrics.jsonl": "[" * 9999 + "\n"}, r"line 1: not a line of metrics"),
+    ],
+)
+def test_where_nothing_can_be_shown_one_line_says_why(tmp_path, capsys, files, told):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cli.main(["report", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(told, line), line
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_the_page_goes_where_out_says_or_the_command_ends(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    assert cli.main(["report", str(run), "--out", str(tmp_path / "page.html")]) == 0
+    assert str(tmp_path / "page.html") in capsys.readouterr().out.replace("\n", "")
+    assert (tmp_path / "page.html").stat().st_size > 10_000 and not (run / "report.html").exists()
+    with pytest.raises(ReportError, match="No such file or directory; name another file with --o"):
+        write_page({run: read_stages(run / "metrics.jsonl")}, str(tmp_path / "no" / "page.html"))
+
+
+def test_a_large_run_stays_under_ten_megabytes(tmp_path):
+    """50 groups of 16 samples of 2,000 tokens, whose logs are larger than the page may be."""
+    synthetic_run(tmp_path, logged=20_000)
+    logs = sum((tmp_path / f"{name}.jsonl").stat().st_size for name in ("rollouts", "tokens"))
+    assert logs > 15_000_000
+    path, _, data = written(tmp_path)
+    assert 7_000_000 < path.stat().st_size < 10_000_000
+    run = data["runs"][0]
+    assert len(run["groups"]) == run["logged"] == 50
+    assert any("values" in s for g in run["groups"] for s in g["samples"])
