@@ -246,6 +246,7 @@ class RLTrainer:
             try:
                 trace = self._trace(len(groups))
                 metrics |= self._train(arrays, dropped, trace)
+                self.notices.of_update(metrics)
             except TrainingStopped:
                 self.save()
                 self.interrupted = True

@@ -4,8 +4,9 @@ as they were declared.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -26,6 +27,7 @@ from compass_jax.rl.grouping import UNIFORM_WITHIN
 
 # steps whose lengths are looked at; share of tokens that other buckets must save
 WATCHED_STEPS, WORTH_SAYING = 4, 0.05
+MOSTLY = 0.5  # share of tokens on ESPO's floor that is worth saying
 
 
 def idle_settings(config: RunConfig, prompts: int, labels: int) -> list[str]:
@@ -73,6 +75,19 @@ def gap_violation(rewards: Sequence[float], smallest_gap: float) -> tuple[float,
     gaps = np.diff(ordered)
     bad = np.flatnonzero((gaps > UNIFORM_WITHIN) & (gaps < smallest_gap - 1e-6))
     return (float(ordered[bad[0]]), float(ordered[bad[0] + 1])) if bad.size else None
+
+
+def floor_share(metrics: Mapping[str, float]) -> float:
+    """The share of the tokens whose clip range is ESPO's floor, as a step's metrics say it: each
+    group's share of the tokens, times the responses in which the floor is its range.
+    """
+    found = 0.0
+    for i in itertools.count():
+        if f"espo/group_{i}/floor_frac" not in metrics:
+            break
+        share = metrics.get(f"espo/group_{i}/token_frac", 1.0)
+        found += share * metrics[f"espo/group_{i}/floor_frac"]
+    return found
 
 
 class Notices:
@@ -194,6 +209,19 @@ class Notices:
             )
         self._said.add("buckets")
         self._lengths.clear()
+
+    def of_update(self, metrics: Mapping[str, float]) -> None:
+        """Says where most of the tokens have ESPO's narrowest clip range, if the clip can act."""
+        share, rl = floor_share(metrics), self._config.rl
+        if share < MOSTLY or rl.updates_per_rollout == rl.epochs == 1:
+            return
+        floor = getattr(rl.objective, "floor", 0.0)
+        self._once(
+            "floor",
+            f"about {share:.0%} of the tokens have ESPO's narrowest clip range, rl.objective.floor"
+            f" = {floor:g}: their entropy is low. The floor is this project's number, not the"
+            " paper's; what other values do is measured by compass calibrate-alpha",
+        )
 
     def _once(self, kind: str, text: str) -> None:
         if kind not in self._said:

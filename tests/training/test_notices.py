@@ -18,7 +18,7 @@ from compass_jax.records import Group, Prompt, Score
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.telemetry import Telemetry
 from compass_jax.training import rl, step
-from compass_jax.training.notices import Notices, gap_violation, idle_settings
+from compass_jax.training.notices import Notices, floor_share, gap_violation, idle_settings
 from compass_jax.training.rl import run_rl
 
 ROOT = Path(__file__).parents[2]
@@ -283,3 +283,31 @@ def test_a_dense_run_with_replay_says_so_and_counts_what_got_no_verdict(tmp_path
         [text for text in said if "smallest_gap" in text],
     )
     assert [len(x) for x in told] == [1, 1]
+
+
+ON_THE_FLOOR = {
+    "espo/group_0/token_frac": 0.8,
+    "espo/group_0/floor_frac": 0.9,
+    "espo/group_1/token_frac": 0.2,
+    "espo/group_1/floor_frac": 0.3,
+}
+
+
+def test_the_floor_of_espo_is_said_once_where_most_tokens_sit_on_it():
+    assert math.isclose(floor_share(ON_THE_FLOOR), 0.8 * 0.9 + 0.2 * 0.3)
+    assert floor_share({"loss": 1.0}) == 0.0
+    told = []
+    notices = Notices(config_with(), told.append)
+    notices.of_update({**ON_THE_FLOOR, "espo/group_0/floor_frac": 0.5})
+    assert told == []
+    notices.of_update(ON_THE_FLOOR)
+    notices.of_update(ON_THE_FLOOR)
+    assert len(told) == 1
+    assert "about 78% of the tokens" in told[0] and "not the paper's" in told[0]
+    assert "rl.objective.floor = 1e-05" in told[0]
+
+
+def test_the_floor_is_not_said_where_the_clip_cannot_act():
+    told = []
+    Notices(config_with(updates_per_rollout=1), told.append).of_update(ON_THE_FLOOR)
+    assert told == []

@@ -1,0 +1,132 @@
+"""The numbers of README.md and docs/measurements.md are those of the raw files."""
+
+import json
+import re
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "measurements.md").read_text()
+
+
+def rows(name):
+    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+
+
+def test_readme_router_replay():
+    ratios = []
+    for seed in range(3):
+        points = [
+            p
+            for r in rows("router_replay.jsonl")
+            if r["variant"] == "bf16" and r["seed"] == seed and "points" in r
+            for p in r["points"]
+            if p["updates"] == 0
+        ]
+        gap = {p["mode"]: p["recorded"]["logp_abs_diff"] for p in points}
+        ratios.append(gap["off"] / gap["R3"])
+    assert f"{mean(ratios):.1f} times smaller" in README
+
+
+STAGES = {
+    "GRPO alone": "grpo",
+    "DAPO's dynamic sampling": "dapo",
+    "all stages": "all",
+    "GRPO alone, half the prompts": "grpo, half the prompts a step",
+    "all stages, half the prompts": "all, half the prompts a step",
+}
+
+
+def of_variant(name):
+    return [r for r in rows("zero_variance.jsonl") if r["variant"] == name]
+
+
+@pytest.mark.parametrize("said", STAGES)
+def test_stages(said):
+    runs = of_variant(STAGES[said])
+    assert {r["seed"] for r in runs} == {0, 1, 2}
+    shares = [mean(r["shares"][s] for r in runs) for s in runs[0]["shares"]]
+    assert list(runs[0]["shares"]) == [
+        "verifier_signal",
+        "shaping_signal",
+        "entropy_signal",
+        "none",
+    ]
+    cells = [f"{x:.1%}".replace("0.0%", "0%") if x < 0.0005 else f"{x:.1%}" for x in shares]
+    accuracy, tokens = mean(r["accuracy"] for r in runs), mean(r["tokens"] for r in runs)
+    line = f"| {said} | {accuracy:.3f} | {tokens / 1000:.0f} | {' | '.join(cells)} |"
+    assert line in PAGE
+
+
+def test_readme_stages():
+    every, plain = of_variant("all"), of_variant("grpo")
+    ratio = mean(r["tokens"] for r in every) / mean(r["tokens"] for r in plain)
+    none = [mean(r["shares"]["none"] for r in runs) for runs in (plain, every)]
+    assert f"{ratio:.2f} times GRPO's tokens" in README and f"{ratio:.2f} times" in PAGE
+    assert f"from {none[0]:.0%} to {none[1]:.0%}" in README
+    weak = [0.1 * mean(r["series"]["entropy_nats"]) for r in every]
+    assert 100 < 1 / max(weak) < 1 / min(weak) < 400  # "about 200 times weaker"
+
+
+NAMES = {
+    "ESPO": "espo",
+    "GSPO": "gspo",
+    "GRPO": "grpo",
+    "DAPO": "dapo",
+    "CISPO": "cispo",
+}
+
+
+@pytest.mark.parametrize("said", NAMES)
+def test_objectives(said):
+    cells = []
+    for task in ("sums", "decisions", "noise"):
+        runs = [
+            r for r in rows("objectives.jsonl") if (r["task"], r["variant"]) == (task, NAMES[said])
+        ]
+        curves = [mean(y for _, y in r["curve"]) for r in runs]
+        assert len(runs) == 3
+        cells.append((mean(r["accuracy"] for r in runs), mean(curves)))
+    row = re.search(rf"^\| {said} \| (.*) \|$", PAGE, re.MULTILINE)[1].split(" | ")
+    for cell, (end, _) in zip(row, cells, strict=True):
+        assert cell.startswith(f"{end:.3f} (")
+    if said == "ESPO":
+        assert f"reaches {cells[1][0]:.2f}" in README
+
+
+def test_speed():
+    for name in ("train", "rollout", "long_tail"):
+        found = json.loads((RESULTS / f"{name}.json").read_text())
+        line = f"| {found['ours_tokens_per_s']:,.0f} | {found['transformers_tokens_per_s']:,.0f} |"
+        assert line in PAGE
+        if name == "rollout":
+            assert f"{found['ratio']:.1f} times as fast" in README
+
+
+def test_plans():
+    for file in (RESULTS / "plans").glob("*.json"):
+        found = json.loads(file.read_text())
+        cell = rf"\| `{file.stem}` \| \d+ \| ([\d.]+) in .* \(([\d.]+)\) \|"
+        held, usable = re.search(cell, PAGE).groups()
+        assert (held, usable) == (
+            f"{found['hbm_gib_per_chip']:.1f}",
+            f"{found['hbm_limit_gib']:.1f}",
+        )
+    assert "needs 60.5 GiB of 92.2" in README
+
+
+def test_measures():
+    for row in json.loads((RESULTS / "measures.json").read_text())["rows"][:7]:
+        assert f"| {row['step_s']:.2f} |" in PAGE, row["variant"]
+
+
+def test_the_demo():
+    for seed in (0, 1):
+        found = json.loads((RESULTS / f"demo_seed{seed}.json").read_text())
+        line = next(x for x in PAGE.splitlines() if x.startswith("| all tasks"))
+        assert f"{found['sft_avg_at_4']:.3f} | {found['rl_avg_at_4']:.3f}" in line
+        assert found["commit"][:7] in PAGE
