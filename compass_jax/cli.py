@@ -28,6 +28,8 @@ from compass_jax.rundir import FolderLock, NewFolderLock, staged
 from compass_jax.settings_help import first_settings, settings_help
 from compass_jax.signals import STATUSES, Ending, leave
 
+TRAINS = ("demo", "sft", "train")
+
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0; 2 for what a person gave and cannot be used;
@@ -47,6 +49,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"{args.command} does not know {' '.join(overrides)}")
     if argv is not None or args.command == "serve":  # a server ends in its own way
         return _told(args, overrides)
+    if args.command in TRAINS and not getattr(args, "asked", False) and sys.stdout.isatty():
+        print(f"compass {args.command}: starting", flush=True)  # imports take seconds
     with Ending(f"compass {args.command}"):
         status = _told(args, overrides)
         if status in STATUSES:

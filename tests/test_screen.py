@@ -1,6 +1,10 @@
 """The screen is alive from the first second, fits its width, and counts no compilation as work."""
 
 import io
+import os
+import pty
+import subprocess
+import sys
 import threading
 import time
 
@@ -155,3 +159,16 @@ def test_the_best_the_worst_and_a_truncated_sample_are_shown_as_they_are():
     assert "truncated: reward 0.5" in text and "late" not in text
     assert "\x1b" not in text and "\\x1b[2J" in text and text.endswith("…")
     assert sample_lines(7, [], 80) == []
+
+
+def test_a_terminal_is_told_at_once_that_a_command_starts(tmp_path):
+    """Before what takes seconds to import, and nothing where nobody looks."""
+    command = [sys.executable, "-m", "compass_jax", "train", "nowhere.py"]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        os.close(theirs)
+        assert os.read(ours, 1000) == b"compass train: starting\r\n"
+        assert b"nowhere.py" in process.communicate()[1]
+    os.close(ours)
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path)
+    assert done.stdout == b"" and done.returncode == 2
