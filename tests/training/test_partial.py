@@ -81,9 +81,9 @@ class Taken(NamedTuple):
 
 def watched(monkeypatch):
     """The list to which what each step takes will be appended."""
-    real, out = ExperienceBuffer.take, []
+    real, out = ExperienceBuffer.step_groups, []
 
-    def take(self):
+    def step_groups(self):
         groups, routes = real(self)
         # on the device the next rollout will overwrite them
         rows = None if self.routes.rows is None else np.array(self.routes.rows)
@@ -98,7 +98,7 @@ def watched(monkeypatch):
         out.append(Taken(groups, held, self.open, done, paused))
         return groups, routes
 
-    monkeypatch.setattr(ExperienceBuffer, "take", take)
+    monkeypatch.setattr(ExperienceBuffer, "step_groups", step_groups)
     return out
 
 
