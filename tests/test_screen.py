@@ -31,6 +31,10 @@ def clock():
     return Clock()
 
 
+# whatever terminal the tests run in
+TERMINAL = {"force_terminal": True, "color_system": None, "_environ": {"TERM": "xterm"}}
+
+
 def plain(width=80):
     return Console(file=io.StringIO(), width=width)
 
@@ -117,14 +121,14 @@ def test_between_steps_of_a_second_the_numbers_are_shown_and_not_the_phase():
 
 
 def test_a_note_is_broken_between_words():
-    console = Console(file=io.StringIO(), width=50, force_terminal=True, color_system=None)
+    console = Console(file=io.StringIO(), width=50, **TERMINAL)
     Screen(console, "rl", 9, 10.0).note("a setting of the run cannot act, " * 4 + "so change it")
     assert len(shown(console)) == 3 and all(len(line) <= 50 for line in shown(console))
     assert all(line.startswith("  ") for line in shown(console)[1:])
 
 
 def test_a_terminal_of_80_columns_gets_two_lines_that_fit(clock):
-    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    console = Console(file=io.StringIO(), width=80, **TERMINAL)
     screen = Screen(console, "rl", 100, 10.0, CompilerClock(clock), clock)
     screen.begin(0)
     clock.now = 50
@@ -167,8 +171,11 @@ def test_a_terminal_is_told_at_once_that_a_command_starts(tmp_path):
     ours, theirs = pty.openpty()
     with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, cwd=tmp_path) as process:
         os.close(theirs)
-        assert os.read(ours, 1000) == b"compass train: starting\r\n"
+        with os.fdopen(ours, "rb", buffering=0) as terminal:
+            first = b""
+            while not first.endswith(b"\n"):  # a line may come in parts
+                first += terminal.read(1)
+            assert first == b"compass train: starting\r\n"
         assert b"nowhere.py" in process.communicate()[1]
-    os.close(ours)
     done = subprocess.run(command, capture_output=True, cwd=tmp_path)
     assert done.stdout == b"" and done.returncode == 2

@@ -37,7 +37,8 @@ def python(code: str) -> list[str]:
     not mix.
     """
     head = "import os, sys, time, signal; me = int(os.environ['COMPASS_PROCESS_ID'])"
-    say = "say = lambda word, file=sys.stdout: (file.write(f'{word} {me}\\n'), file.flush())"
+    # straight to the descriptor: a signal's handler may come in the middle of another word
+    say = "say = lambda word, file=sys.stdout: os.write(file.fileno(), f'{word} {me}\\n'.encode())"
     return ["--", sys.executable, "-c", f"{head}; {say}; {code}"]
 
 
