@@ -117,7 +117,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
         from compass_jax.demo import run_demo
 
         _keep_programs(args)
-        result = run_demo(args.out, args.seed)
+        result = run_demo(args.out, args.seed, args.quick)
         return result.get("status", STOPPED) if result.get("stopped") else 0
     if args.command == "import-hf":
         from compass_jax.weights.convert import import_hf

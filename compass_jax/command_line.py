@@ -83,10 +83,7 @@ def command_line() -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, **form, **options)
 
     demo = command("demo", "do the main job on this machine: SFT, RL, evaluation, export; offline")
-    _option(demo, "out", "The demo writes to this directory", default="runs/demo")
-    text = "Every random draw follows from this number, which has no unit"
-    _option(demo, "seed", text, type=int, default=0)
-    _programs_option(demo)
+    _demo_options(demo)
     for name, text in _CONFIGURED.items():
         # --help belongs to the overrides, which are known once the configuration is.
         sub = command(name, text, add_help=False)
@@ -121,6 +118,15 @@ def command_line() -> argparse.ArgumentParser:
     text = "The page is written to this file; without it into the first run's directory"
     report.add_argument("--out", metavar="FILE.html", default="", help=text)
     return parser
+
+
+def _demo_options(demo: argparse.ArgumentParser) -> None:
+    _option(demo, "out", "The demo writes to this directory", default="runs/demo")
+    text = "Every random draw follows from this number, which has no unit"
+    _option(demo, "seed", text, type=int, default=0)
+    text = "The demo takes about 3 minutes: everything runs, little is learnt"
+    _option(demo, "quick", text, action="store_true")
+    _programs_option(demo)
 
 
 def _conversions(command: Any) -> None:

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -28,21 +28,25 @@ from compass_jax.weights.convert import export_hf
 CONFIG = SHIPPED / "tiny_reasoning_cpu.py"
 
 
-def run_demo(
-    out: str = "runs/demo", seed: int = 0, steps: tuple[int, int] | None = None
-) -> dict[str, Any]:
+class Quick(NamedTuple):
+    """A shorter demo: everything runs, little is learnt."""
+
+    sft_steps: int = 150
+    rl_steps: int = 4
+    heldout: int = 64  # prompts
+
+
+def run_demo(out: str = "runs/demo", seed: int = 0, quick: bool = False) -> dict[str, Any]:
     """Runs everything into `out` and returns what it writes to `out`/summary.json. An interrupted
     demo continues where it was.
-
-    steps: (SFT, RL) updates instead of the configuration's, for a quick look.
     """
     with FolderLock(out) as lock:
-        return _run(lock.path, seed, steps)
+        return _run(lock.path, seed, Quick() if quick else None)
 
 
-def _run(folder: Path, seed: int, steps: tuple[int, int] | None) -> dict[str, Any]:
+def _run(folder: Path, seed: int, quick: Quick | None) -> dict[str, Any]:
     started, console = time.perf_counter(), Console(soft_wrap=True)
-    sft, rl = demo_configs(folder, seed, steps)
+    sft, rl = demo_configs(folder, seed, quick)
     before = _spent(folder)
     console.rule(
         "1/4 cold start: supervised fine-tuning on short answers and a few worked solutions"
@@ -80,6 +84,8 @@ def _run(folder: Path, seed: int, steps: tuple[int, int] | None) -> dict[str, An
             difficulty_rows(first, last), title="accuracy on held-out prompts, by difficulty"
         )
     )
+    if quick:
+        console.print("a quick demo: everything ran, and little was learnt")
     console.print(
         f"curves: {picture}\nsummary: {folder / 'summary.json'}\nwall time: {seconds / 60:.1f} min",
         highlight=False,
@@ -88,16 +94,17 @@ def _run(folder: Path, seed: int, steps: tuple[int, int] | None) -> dict[str, An
 
 
 def demo_configs(
-    folder: Path, seed: int, steps: tuple[int, int] | None = None
+    folder: Path, seed: int, quick: Quick | None = None
 ) -> tuple[RunConfig, RunConfig]:
     """The SFT run and the RL run that starts from it."""
     config = dataclasses.replace(load_config(str(CONFIG)), seed=seed)
-    if steps is not None:
-        sft, rl = (
-            dataclasses.replace(config.sft, steps=steps[0]),
-            dataclasses.replace(config.rl, steps=steps[1]),
+    if quick is not None:
+        config = dataclasses.replace(
+            config,
+            sft=dataclasses.replace(config.sft, steps=quick.sft_steps),
+            rl=dataclasses.replace(config.rl, steps=quick.rl_steps),
+            data=dataclasses.replace(config.data, eval_prompts=quick.heldout),
         )
-        config = dataclasses.replace(config, sft=sft, rl=rl)
     first = dataclasses.replace(config, run_dir=str(folder / "sft"))
     return first, dataclasses.replace(config, run_dir=str(folder / "rl"), init_from=first.run_dir)
 

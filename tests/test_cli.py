@@ -68,7 +68,7 @@ def test_each_command_calls_its_room(calls, file):
         "export_hf",
     ]
     assert (
-        calls[0][1:] == ("o", 3)
+        calls[0][1:] == ("o", 3, False)
         and calls[1][1:] == (dataclasses.replace(CONFIG, run_dir="runs/x/sft"),)
         and calls[4][1:] == ("a", "b")
         and calls[5][1:] == ("c", "d")
