@@ -49,7 +49,10 @@ def jetstreams(weights, options):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(("options", "preempts"), [(PLAIN, False), (PAGED, True), (WHOLE, False)])
+@pytest.mark.parametrize(
+    ("options", "preempts"),
+    [pytest.param(PLAIN, False, marks=pytest.mark.slow), (PAGED, True), (WHOLE, False)],
+)
 def test_jetstreams_server_and_client_give_the_text_of_our_own_rollout(weights, options, preempts):
     """Six requests at once, each with a limit of its own: on two slots; on four whose pages do not
     last, so that some give way and go on; and in bfloat16 with 8-bit weights and keys and values,
