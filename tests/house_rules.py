@@ -76,7 +76,7 @@ LAYERS = {
     "command_line": {"signals"},
     "logfile": {"untrusted"},
     "rundir": {"config", "config_io", "untrusted"},
-    "report": RUN,
+    "report": RUN | {"metric_help"},
     "check": {"config", "families", "rundir", "data", "weights"},
     "evaluate": ANY,
     "offline_filter": ANY,

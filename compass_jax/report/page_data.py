@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from compass_jax.metric_help import metric_help
 from compass_jax.report.embed import size_of
 from compass_jax.report.funnel import cumulative_tokens, token_funnel
 from compass_jax.report.metrics import Series, thinned
@@ -36,7 +37,9 @@ def page_data(
         for i, (path, found) in enumerate(runs)
         for stage, series in found.items()
     ]
-    data = {"made": made, "runs": shown}
+    logged = sorted({name for _, _, series in stages for name in series})
+    sentences = {name: said for name in logged if (said := metric_help(name))}
+    data = {"made": made, "help": sentences, "runs": shown}
     room = MOST_BYTES - CODE_BYTES - size_of(data)
     for i, (entry, (path, stage, _)) in enumerate(zip(shown, stages, strict=True)):
         # what one run does not need is the next one's

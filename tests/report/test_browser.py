@@ -7,6 +7,7 @@ from logs import ATTACK, write_run
 
 from benchmarks.browser import NAMES, Browser, find_browser
 from benchmarks.report_page import synthetic_run
+from compass_jax.metric_help import METRICS
 from compass_jax.report.command import write_page
 from compass_jax.report.metrics import read_stages
 
@@ -109,6 +110,8 @@ def test_the_slider_and_a_click_into_a_curve_choose_the_step(shown):
     assert text(shown, "#stepnow").startswith(("step 3", "step 4"))
     shown.hover("#curves svg")
     assert "step" in text(shown, "#tip.on")
+    shown.choose("#curves select", "entropy_nats")
+    assert METRICS["entropy_nats"].text in text(shown, "#curves .charts + label + .charts")
 
 
 def test_runs_are_compared_over_steps_and_over_tokens(browser, tmp_path):

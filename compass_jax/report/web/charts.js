@@ -94,7 +94,7 @@ function chart({ title, unit, lines, scale = "linear", format = plain, xname = "
   root.append(cursor);
   const readings = lines.map((line) => el("b", { text: "" }));
   const legend = el("div", { class: "legend" }, ...lines.map((line, i) =>
-    el("span", {}, el("i", { class: "swatch", style: { background: line.colour } }),
+    el("span", { title: line.said }, el("i", { class: "swatch", style: { background: line.colour } }),
       el("span", { text: line.name }), readings[i])));
   const nearest = (line, at) => {
     let best = -1;

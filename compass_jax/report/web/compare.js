@@ -45,7 +45,7 @@ function compareSection() {
       xformat: tokens ? counted : plain }).node : null;
   }
   function draw() {
-    const wanted = [...COMPARED, ...(other.value ? [[other.value, other.value, "as logged"]] : [])];
+    const wanted = [...COMPARED, ...(other.value ? [[other.value, other.value, unitOf(other.value)]] : [])];
     clear(grid, ...wanted.map(one));
   }
   draw();

@@ -34,7 +34,8 @@ const PANELS = [
 
 function linesOf(run, wanted) {
   return wanted.filter(([metric]) => run.curves.metrics[metric]?.v.some(finite))
-    .map(([metric, name, colour]) => ({ name, colour, xs: run.curves.steps, ys: run.curves.metrics[metric].v }));
+    .map(([metric, name, colour]) => ({ name, colour, xs: run.curves.steps, ys: run.curves.metrics[metric].v,
+      said: `${metric}: ${meaning(metric)}` }));
 }
 
 function badNote(run, metrics) {
@@ -60,8 +61,8 @@ function curvesSection() {
   const mark = () => [...charts, ...(more ? [more] : [])].forEach((c) => c.mark(stepNow()));
   function drawExtra() {
     const name = choice.value, run = current();
-    more = name ? panelCharts(run, [[name, "as logged", [[name, name, BLUE]]]])[0] ?? null : null;
-    clear(extra, more?.node);
+    more = name ? panelCharts(run, [[name, unitOf(name), [[name, name, BLUE]]]])[0] ?? null : null;
+    clear(extra, more?.node, more && meaning(name) ? el("p", { class: "lead", text: meaning(name) }) : null);
     if (more) more.mark(stepNow());
   }
   listeners.run.push(() => {

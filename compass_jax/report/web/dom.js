@@ -55,6 +55,10 @@ function counted(x) {
 
 const signed = (x) => (finite(x) && x > 0 ? `+${plain(x)}` : plain(x));
 
+// The unit of a metric, and what it says; of those that the project documents.
+const unitOf = (metric) => data.help[metric]?.[0] ?? "";
+const meaning = (metric) => data.help[metric]?.[1] ?? "";
+
 const mean = (xs) => (xs.length ? xs.reduce((a, b) => a + b, 0) / xs.length : NaN);
 
 function median(xs) {
