@@ -149,13 +149,17 @@ def pictures(runs: list[str], out: Path) -> None:
         browser.screenshot(out / "report_curves.png", most_height=800)
         browser.screenshot(out / "report_funnel.png", "#waste", 760)
         browser.choose("#order", "highest variance")
-        browser.screenshot(out / "report_groups.png", "#groups", 820)
-        for colour in ("entropy", "advantage", "ratio"):
-            if not browser.evaluate(f"document.querySelector('option[value={colour}]').disabled"):
-                browser.choose("#colour", colour)
-                browser.hover(".t", 5)
-                browser.screenshot(out / f"report_tokens_{colour}.png", ".group", 560)
-        browser.screenshot(out / "report_mismatch.png", "#mismatch", 900)
+        browser.screenshot(out / "report_groups.png", "#groups", 760)
+        browser.hover(".t", 5)
+        browser.screenshot(out / "report_tokens_entropy.png", ".group", 560)
+        browser.choose("#colour", "ratio")
+        for item in range(browser.evaluate("document.querySelectorAll('.item').length")):
+            browser.click(".item", item)
+            if browser.evaluate("document.querySelectorAll('.t.clipped').length") > 3:
+                browser.hover(".t.clipped")
+                break
+        browser.screenshot(out / "report_tokens_ratio.png", ".group", 560)
+        browser.screenshot(out / "report_mismatch.png", "#mismatch", 1300)
         if len(runs) > 1:
             run_report(runs, out=str(file))
             browser.open(file)

@@ -6,7 +6,7 @@ const COLOURS = {
   entropy: { name: "entropy", unit: "nats", rgb: [230, 159, 0] },
   logp: { name: "log-prob of training", unit: "nats", rgb: [204, 121, 167], of: (v) => -v },
   logp_diff: { name: "log-prob difference, training - rollout", unit: "nats", two: true },
-  ratio: { name: "ratio of the objective; underlined: clipped", unit: "", two: true, of: (v) => Math.log(v) },
+  ratio: { name: "ratio (underlined: clipped)", unit: "", two: true, of: (v) => Math.log(v) },
   version: { name: "policy version", unit: "updates", rgb: [0, 158, 115], from: true },
 };
 const UP = [0, 114, 178], DOWN = [213, 94, 0];
@@ -65,7 +65,8 @@ function scaleOf(g, key) {
   all.sort((a, b) => a - b);
   const low = all[0], high = all[all.length - 1];
   if (two) {
-    const most = Math.max(Math.abs(low), Math.abs(high)) || 1;
+    const most = Math.max(Math.abs(low), Math.abs(high));
+    if (!most) return { low: 0, high: 0, fill: () => "transparent" };
     return { low: -most, high: most, fill: (v) => tint(of(v) >= 0 ? UP : DOWN, 0.8 * Math.min(1, Math.abs(of(v)) / most)) };
   }
   const least = from ? low : Math.min(0, low);
@@ -116,7 +117,7 @@ function tokenRows(sample, i) {
     if (unit && finite(v)) word += key === "version" ? "" : ` ${unit}`;
     if (key === "logp" && finite(v)) word += ` (p ${plain(Math.exp(v))})`;
     if (key === "ratio" && valueAt(values.clipped ?? 0, i)) word += ", clipped";
-    rows.push([name.replace("; underlined: clipped", ""), word]);
+    rows.push([name.replace(" (underlined: clipped)", " of the objective"), word]);
   }
   return rows;
 }
@@ -181,6 +182,10 @@ function drawScale(legend, key, scale) {
     return;
   }
   const { two, unit, rgb } = COLOURS[key];
+  if (scale.low === scale.high) {
+    clear(legend, el("span", { text: `all ${plain(key === "ratio" ? Math.exp(scale.low) : scale.low)} ${unit}` }));
+    return;
+  }
   const back = key === "ratio" ? Math.exp : key === "logp" ? (v) => -v : (v) => v;
   const bar = el("i", { class: "gradient", style: { background: two
     ? `linear-gradient(90deg, ${tint(DOWN, 0.8)}, ${tint(DOWN, 0)}, ${tint(UP, 0)}, ${tint(UP, 0.8)})`
@@ -239,7 +244,7 @@ function groupsSection() {
     ...Object.keys(ORDERS).map((x) => el("option", { value: x, text: x })));
   const only = el("input", { type: "checkbox", id: "only", on: { change: () => { state.only = only.checked; refresh(); } } });
   let found = [], shown = 0, chosen = null, timer = 0;
-  search.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(refresh, 120); });
+  search.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(() => refresh(), 120); });
 
   const kinds = {
     "rewards vary": (g) => factsOf(g).variance > 0,
@@ -253,7 +258,8 @@ function groupsSection() {
     return logged.reduce((a, b) => (Math.abs(b - stepNow()) < Math.abs(a - stepNow()) ? b : a), logged[0]);
   }
 
-  function refresh() {
+  // Draws the list anew; the group on top is shown, or `wanted` where it is in the list.
+  function refresh(wanted = null) {
     const run = current(), words = search.value.trim().toLowerCase();
     const step = state.only ? nearest() : null;
     found = run.groups.filter((g) => (step === null || g.step === step)
@@ -267,7 +273,7 @@ function groupsSection() {
     clear(list);
     shown = 0;
     more();
-    choose(found.includes(chosen) ? chosen : found[0] ?? null);
+    choose(found.includes(wanted) ? wanted : found[0] ?? null);
   }
 
   function more() {
@@ -314,7 +320,7 @@ function groupsSection() {
     refresh();
   });
   listeners.step.push(() => state.only && refresh());
-  listeners.group = (g) => { only.checked = state.only = false; search.value = ""; label.value = ""; kind.value = "all rewards"; chosen = g; refresh(); };
+  listeners.group = (g) => { only.checked = state.only = false; search.value = ""; label.value = ""; kind.value = "all rewards"; refresh(g); };
   return section("groups", "Groups", "The samples that the run logged. Blue is above the group's mean reward, orange below it.",
     el("div", { class: "bar" }, search, label, kind, el("label", { class: "field" }, el("span", { text: "Order" }), order),
       el("label", { class: "check" }, only, "only the slider's step")),
