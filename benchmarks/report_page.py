@@ -134,7 +134,8 @@ def measure(out: Path) -> None:
             synthetic_run(Path(folder) / "run", logged=logged)
             rows[name] = measured(Path(folder) / "run")
     what = "50 groups of 16 samples of 2,000 tokens, four characters a token"
-    found = {"commit": commit, "cores": os.cpu_count(), "run": what, "logged": rows}
+    found = {"commit": commit, "cores": os.cpu_count(), "load_1_min": round(os.getloadavg()[0], 1)}
+    found |= {"run": what, "logged": rows}
     out.write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(found, indent=2))
 
