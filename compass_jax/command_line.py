@@ -251,7 +251,8 @@ def _quick_options(sub: argparse.ArgumentParser, name: str) -> None:
     text = "The model and the tokenizer are those of this Hugging Face folder or run directory"
     option("model", text + place, metavar="FOLDER")
     rows = "conversations" if name == "sft" else "prompts"
-    text = f"The {rows} are in these files, .jsonl or .parquet, beside --model"
+    tasks = "" if name == "sft" else ", or are those of tasks such as my_tasks.py:task"
+    text = f"The {rows} are in these files, .jsonl or .parquet{tasks}, beside --model"
     option("data", text, nargs="+", metavar="FILE")
     if name == "sft":
         return

@@ -31,7 +31,9 @@ from compass_jax.config import (
     RolloutConfig,
     RunConfig,
     SFTConfig,
+    TaskSource,
 )
+from compass_jax.config.named import is_name
 from compass_jax.config.verifiers import settled
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.sft import sft_examples
@@ -63,7 +65,8 @@ def rl_config(
 
     Args:
         model: a Hugging Face folder or a checkpoint, with its tokenizer.
-        data: files of prompts (.jsonl or .parquet), as FileSource reads them.
+        data: files of prompts (.jsonl or .parquet), as FileSource reads them; or tasks,
+            "my_tasks.py:task", which judge their answers themselves.
         reward: a verifier's name, "module:function" or "file.py:function"; or weights of several.
         evaluation: a file of prompts to evaluate on; empty: a part of `data` is held out.
         method: one of presets.PRESETS.
@@ -71,10 +74,10 @@ def rl_config(
     Raises ConfigError, DataError, TokenizerError or WeightsError where one of them cannot be used.
     """
     found, folder = _model(model)
-    sources = tuple(FileSource(path, verifier=settled(reward)) for path in data)
+    sources = tuple(_source(name, reward) for name in data)
     prompts = DataConfig(sources=sources, tokenizer=folder)
     if evaluation:
-        prompts = replace(prompts, eval_sources=(FileSource(evaluation, verifier=settled(reward)),))
+        prompts = replace(prompts, eval_sources=(_source(evaluation, reward),))
     tokenizer = _tokenizer(folder, found)
     lengths = [len(x.tokens) for x in train_prompts(prompts, tokenizer, 0, _unsaid)]
     longest = min(max(lengths), found.max_positions // 2)
@@ -135,6 +138,10 @@ def _model(path: str) -> tuple[ModelConfig, str]:
             f"--model {path}: no tokenizer.json is there; save the model's tokenizer there, too"
         )
     return model_of(path), str(folder)
+
+
+def _source(name: str, reward: str | Mapping[str, float]) -> FileSource | TaskSource:
+    return TaskSource(name) if is_name(name) else FileSource(name, verifier=settled(reward))
 
 
 def _unsaid(line: str) -> None:

@@ -12,7 +12,7 @@ from logged import lines
 import compass_jax
 from compass_jax import library
 from compass_jax.cli import main
-from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config import ConfigError, FileSource, RunConfig, TaskSource
 from compass_jax.configured import load_config
 from compass_jax.from_files import rl_config, sft_config
 from compass_jax.presets import PRESETS
@@ -84,6 +84,20 @@ def test_what_is_not_given_is_chosen_by_the_model_the_data_and_the_machine(folde
         config.rl.buckets[-1] >= config.rollout.prompt_buckets[-1] + config.rollout.max_new_tokens
     )
     assert config == asked(folder, reward=str(folder / "my_reward.py:score"))
+
+
+def test_a_task_of_ones_own_goes_where_a_file_goes(folder):
+    (folder / "my_task.py").write_text(
+        "from compass_jax.tasks import Task\n"
+        "def prompts(seed):\n"
+        "    return [{'prompt': f'Say {n}.', 'answer': str(n)} for n in range(20)]\n"
+        "task = Task(prompts)\n"
+    )
+    task, file = f"{folder}/my_task.py:task", str(folder / "prompts.jsonl")
+    config = asked(folder, data=[task, file], evaluation=task).validate_for_rl()
+    assert config.data.sources == (TaskSource(task), FileSource(file))
+    assert config.data.eval_sources == (TaskSource(task),)
+    assert config.name == "model-my_task-prompts"
 
 
 def test_a_preset_is_its_papers(folder):

@@ -34,9 +34,14 @@ def absolute(name: Any) -> Any:
 def check_name(name: str, key: str, example: str) -> None:
     """Raises ConfigError where `name` has neither form. `example` ends the message."""
     check(
-        bool(_FORM.fullmatch(name)),
+        is_name(name),
         f"{key} = {name!r:.200}: must be module:name or path/to/file.py:name, as in {example}",
     )
+
+
+def is_name(text: str) -> bool:
+    """Whether a text has the form of a name of one's own code."""
+    return bool(_FORM.fullmatch(text))
 
 
 def load(name: str, key: str) -> Any:
