@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "compass_jax"
-CODE_FOLDERS = ("compass_jax", "configs", "launch", "tests", "benchmarks", "docs")
+CODE_FOLDERS = ("compass_jax", "configs", "docs", "examples", "launch", "tests", "benchmarks")
 
 # Room -> the rooms it may import, itself included. A room is a folder of the package or one of its
 # top-level files; the longest entry that fits a file decides. ANY: the rooms that put everything

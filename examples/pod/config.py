@@ -1,0 +1,22 @@
+"""Qwen3-30B-A3B on 64 chips of TPU v5p (4x4x4), with data and a reward of one's own."""
+
+from dataclasses import replace
+
+from compass_jax.config import FileSource, MeshConfig, RunConfig
+from compass_jax.config.pods import QWEN3_30B_A3B, pod_run
+
+
+def my_pod_run() -> RunConfig:
+    """Trains with 2-way context, samples with experts over 8 and heads over 4 devices. What it
+    reads and writes is on the bucket that launch/ mounts at /gcs.
+    """
+    run = pod_run(
+        "my_pod_run",
+        QWEN3_30B_A3B,
+        "/gcs/Qwen3-30B-A3B",
+        MeshConfig(fsdp=4, expert=8, context=2),
+        MeshConfig(replica=2, expert=8, tensor=4),
+        slots=512,
+    )
+    source = FileSource("/gcs/prompts.jsonl", verifier="/gcs/rewards.py:score")
+    return replace(run, data=replace(run.data, sources=(source,)))
