@@ -1,0 +1,69 @@
+"""What surrounds the code says nothing that is not so: files that it names exist, versions agree,
+and the workflow calls what a person calls.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import compass_jax
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def read(name):
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/trackers.md", "CHANGELOG.md"])
+def test_every_file_that_is_named_is_there(name):
+    text = (ROOT / name).read_text()
+    words = re.findall(r"`([\w.-]+/[\w./-]*)`", text)
+    places = [x for x in words if not re.search("NAME|RUN", x)]
+    assert len(places) > 20 or name != "CONTRIBUTING.md"
+    homes = (ROOT, ROOT / "compass_jax")
+    assert [
+        x for x in places if not any((at / y).exists() for at in homes for y in (x, f"{x}.py"))
+    ] == []
+
+
+def test_versions_and_licences_agree():
+    citation = read("CITATION.cff")
+    assert citation["version"] == PROJECT["version"] == compass_jax.__version__
+    assert citation["license"] == PROJECT["license"]
+    assert f"({PROJECT['version']})" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_workflow_runs_what_a_person_runs():
+    (job,) = read(".github/workflows/ci.yml")["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
+    for line in ("make lint", "make test"):
+        assert line in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_hooks_before_a_commit_run_files_that_exist_and_fetch_nothing():
+    (repository,) = read(".pre-commit-config.yaml")["repos"]
+    assert repository["repo"] == "local"
+    hooks = {hook["id"]: hook["entry"] for hook in repository["hooks"]}
+    assert {hook["language"] for hook in repository["hooks"]} == {"system"}
+    for entry in hooks.values():
+        assert entry.startswith(".venv/bin/")
+        assert all((ROOT / word).exists() for word in entry.split() if word.startswith("tests/"))
+    assert "tests/test_house_rules.py" in hooks["house-rules"]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")))
+def test_an_issue_template_asks_for_something_under_names_of_its_own(file):
+    form = yaml.safe_load(file.read_text())
+    if file.name == "config.yml":
+        assert form == {"blank_issues_enabled": True}
+        return
+    fields = [field for field in form["body"] if field["type"] != "markdown"]
+    ids = [field["id"] for field in fields]
+    assert form["name"] and form["description"] and len(set(ids)) == len(ids)
+    assert any(field.get("validations", {}).get("required") for field in fields)
