@@ -14,7 +14,7 @@ const PANELS = [
     ["groups/all_wrong_frac", "all wrong", RED]], "share"],
   ["What the tokens taught", "share of generated tokens", [
     ["waste/frac_verifier_signal", "verifier", BLUE], ["waste/frac_shaping_signal", "shaping", SKY],
-    ["waste/frac_entropy_signal", "entropy (RL-ZVP)", GREEN], ["waste/frac_none", "nothing", GREY]], "stacked"],
+    ["waste/frac_entropy_signal", "entropy (RL-ZVP)", GREEN], ["waste/frac_none", "none", GREY]], "stacked"],
   ["Entropy of the policy", "nats per token", [["entropy_nats", "entropy", ORANGE]]],
   ["Response length", "tokens", [
     ["response_length/mean", "mean", BLUE], ["response_length/max", "longest", SKY]]],
