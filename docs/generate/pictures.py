@@ -42,7 +42,147 @@ def flow() -> Picture:
     return p
 
 
-PICTURES = {"flow": flow}
+def zero_variance() -> Picture:
+    """Where the five stages act on a prompt whose answers are all alike."""
+    p = Picture(860, 190, "The stages of the zero-variance elimination")
+    stages = (
+        ("0  filter", "before the run", "drop by pass rate", "plain"),
+        ("1  selection", "before a rollout", "skip for a while", "plain"),
+        ("2  growth", "in the rollout", "sample more", "rollout"),
+        ("3  shaping", "after the reward", "penalties differ", "reward"),
+        ("4  RL-ZVP", "in the advantage", "learn from entropy", "train"),
+    )
+    for i, (name, when, what, kind) in enumerate(stages):
+        p.box(20 + 168 * i, 60, 138, 74, (name, when, what), kind)
+        if i:
+            p.arrow([(20 + 168 * i - 30, 97), (20 + 168 * i - 2, 97)])
+    p.text(20, 34, "A group whose rewards are all equal has advantage 0.", at="start", bold=True)
+    p.text(
+        20, 166, "Each stage sees what the earlier ones left; every token is counted.", at="start"
+    )
+    return p
+
+
+def espo() -> Picture:
+    """The entropies of one answer's tokens, their two groups, and each group's clip range."""
+    p = Picture(860, 260, "ESPO's entropy groups")
+    p.text(20, 30, "Entropy of each token of one answer, in nats", at="start", bold=True)
+    entropies = (0.02, 0.01, 1.2, 0.03, 0.9)
+    p.line([(40, 205), (440, 205)])
+    for i, e in enumerate(entropies):
+        high = max(3, 120 * e)
+        p.box(60 + 75 * i, 205 - high, 46, high, (), "loss" if e > 0.5 else "rollout")
+        p.text(83 + 75 * i, 198 - high, f"{e:g}", small=True)
+        p.text(83 + 75 * i, 224, f"token {i}", small=True)
+    p.box(490, 60, 340, 70, ("uncertain tokens", "clip range 1.8e-3: may move far"), "loss")
+    p.box(490, 150, 340, 70, ("certain tokens", "clip range 3.4e-5: may hardly move"), "rollout")
+    return p
+
+
+def router_replay() -> Picture:
+    """The routes of the rollout are used again in training; the gates are not."""
+    p = Picture(860, 250, "Router replay R3")
+    for y, name, kind in ((50, "rollout", "rollout"), (160, "training", "train")):
+        p.box(20, y, 170, 60, (name, "router logits"), kind)
+        p.box(640, y, 200, 60, ("experts 0 and 1", "gates from own logits"), kind)
+        p.arrow([(190, y + 30), (248, y + 30)])
+    p.box(250, 50, 150, 60, ("top-k", "experts 0 and 1"), "rollout")
+    p.box(250, 160, 150, 60, ("top-k, live", "experts 0 and 2"), "loss")
+    p.box(455, 105, 150, 60, ("routes", "an array on the device"), "reward")
+    p.arrow([(400, 80), (638, 80)])
+    p.arrow([(400, 80), (530, 80), (530, 103)])
+    p.arrow([(530, 165), (530, 190), (638, 190)])
+    p.text(405, 212, "counted as a flip, not used", at="start", small=True)
+    return p
+
+
+def corrections() -> Picture:
+    """The weight of a token against rho, for TIS and IcePop."""
+    p = Picture(860, 260, "Weights of the corrections")
+    p.text(
+        20, 30, "Weight of a token against rho = p(training) / p(rollout)", at="start", bold=True
+    )
+    for left, name in ((60, "TIS: min(rho, 2)"), (480, "IcePop: rho within 0.5 to 5, else 0")):
+        p.line([(left, 60), (left, 220), (left + 320, 220)])
+        p.text(left + 160, 60, name)
+        for rho in range(1, 6):
+            p.text(left + 60 * rho, 238, str(rho), small=True)
+    p.line([(60, 220), (180, 164), (360, 164)], "#3f83c4", 3)
+    p.line([(480, 220), (510, 220), (510, 206), (780, 80), (780, 220), (800, 220)], "#4a9a4a", 3)
+    return p
+
+
+def one_step_off() -> Picture:
+    """Two timelines: rollout and updates after each other, and beside each other."""
+    p = Picture(860, 250, "One step off policy")
+    p.text(20, 40, "on policy", at="start", bold=True)
+    for i in range(3):
+        p.box(20 + 240 * i, 55, 140, 34, (f"rollout {i + 1}",), "rollout")
+        p.box(160 + 240 * i, 55, 100, 34, (f"update {i + 1}",), "train")
+    p.text(20, 140, "one step off", at="start", bold=True)
+    for i in range(4):
+        p.box(20 + 140 * i, 155, 140, 34, (f"rollout {i + 1}",), "rollout")
+        p.box(160 + 140 * i, 191, 100, 34, (f"update {i + 1}",), "train")
+    p.text(850, 240, "time", at="end", small=True)
+    return p
+
+
+def partial_rollouts() -> Picture:
+    """Bars of groups: the step ends when enough are whole; the others go on in the next step."""
+    p = Picture(860, 250, "Partial rollouts")
+    lengths = (150, 210, 260, 190, 560, 430)
+    for i, length in enumerate(lengths):
+        y = 50 + 27 * i
+        p.text(20, y + 16, f"group {i}", at="start", small=True)
+        p.box(80, y, min(length, 260), 20, (), "rollout")
+        if length > 260:
+            p.box(345, y, length - 260, 20, (), "reward")
+    p.line([(342, 30), (342, 220)])
+    p.text(200, 28, "step n: four groups are whole", small=True)
+    p.text(360, 28, "step n + 1: the others go on where they stopped", at="start", small=True)
+    p.text(
+        80,
+        240,
+        "tokens, log-probs and routes are kept; each token knows its policy version",
+        at="start",
+        small=True,
+    )
+    return p
+
+
+def architecture() -> Picture:
+    """The rooms of the package: a room imports from those below it."""
+    p = Picture(860, 330, "The rooms of the package")
+    rows = (
+        (("cli, library", "commands"), ("demo, evaluate", "whole jobs"), ("plan", "pods"),
+         ("serve", "HTTP, gRPC")),
+        (("training/loop", "the order of a step"), ("telemetry, report", "what a run writes")),
+        (("experience", "samples in flight"), ("training/learner", "scores and updates"),
+         ("rewards", "sandboxed verifiers")),
+        (("rollout", "engine, paged cache"), ("rl", "objectives, advantages"),
+         ("data, tasks", "prompts"), ("weights, families", "checkpoints")),
+        (("model", "one function"), ("sharding", "meshes"), ("config", "settings"),
+         ("records", "prompt, rollout, score")),
+    )  # fmt: skip
+    kinds = ("plain", "train", "reward", "rollout", "plain")
+    for i, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
+        width = (840 - 20 * len(row)) / len(row)
+        for j, lines in enumerate(row):
+            p.box(20 + (width + 20) * j, 40 + 58 * i, width, 46, lines, kind)
+    p.text(20, 26, "A room imports from the rows below it, never from above.", at="start")
+    return p
+
+
+PICTURES = {
+    "flow": flow,
+    "zero_variance": zero_variance,
+    "espo": espo,
+    "router_replay": router_replay,
+    "corrections": corrections,
+    "one_step_off": one_step_off,
+    "partial_rollouts": partial_rollouts,
+    "architecture": architecture,
+}
 
 
 def main() -> None:
