@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 QUICK := -m "not slow" -n 2 --dist loadfile
 
-.PHONY: demo test coverage test-slow lint clean
+.PHONY: docs demo test coverage test-slow lint clean
 
 demo: $(VENV)/.core
 	$(BIN)/compass demo
@@ -23,6 +23,12 @@ lint: $(VENV)/.core $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The references are written anew, then the site, into build/site; a warning is an error.
+docs: $(VENV)/.core $(VENV)/.docs
+	$(BIN)/python docs/generate/references.py
+	$(BIN)/python docs/generate/pictures.py
+	$(BIN)/mkdocs build --strict
+
 # Stamps: a second run installs nothing until pyproject.toml changes.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +46,10 @@ $(VENV)/.dev: $(VENV)/.core
 $(VENV)/.lint: pyproject.toml | $(BIN)/python
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["lint"], sep="\n")' > $@.txt
 	$(BIN)/python -m pip install -q -r $@.txt
+	touch $@
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e ".[docs]"
 	touch $@
 
 clean:

@@ -27,10 +27,14 @@ _FILE = re.compile(r"# ([\w/]+\.py)\n")
 _HERE = re.compile(r"cat > (\S+) << '?(\w+)'?\n")
 # what makes a command small enough for a test
 SMALL = {
-    "train": (
-        "--rl.prompts-per-step 2 --rl.group-size 2 --rl.updates-per-rollout 1 --rollout.slots 4"
-        " --rollout.max-new-tokens 8 --data.eval-prompts 0"
-    ).split(),
+    "train": {
+        "--rl.prompts-per-step": "2",
+        "--rl.group-size": "2",
+        "--rl.updates-per-rollout": "1",
+        "--rollout.slots": "4",
+        "--rollout.max-new-tokens": "8",
+        "--data.eval-prompts": "0",
+    }
 }
 
 
@@ -95,7 +99,8 @@ def run_sh(text: str) -> str:
             line = line[:-1] + more
         if line.startswith("compass "):
             words = shlex.split(line, comments=True)[1:]
-            assert not main([*words, *SMALL.get(words[0], ())]), line
+            small = [word for pair in SMALL.get(words[0], {}).items() for word in pair]
+            assert not main([*words, *small]), line
         elif line.strip():
             subprocess.run(["bash", "-ec", line], check=True, cwd=os.getcwd())
     return ""

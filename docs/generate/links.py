@@ -1,0 +1,34 @@
+"""A hook of mkdocs: links out of docs/ lead to the project's repository, since the site has no such
+files. Pictures of benchmarks/ are copied into the site.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+REPOSITORY = os.environ.get("COMPASS_DOCS_REPOSITORY", "")  # where a built site finds the files
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """The page with links into the project that do not depend on the site."""
+    folder = (ROOT / "docs" / page.file.src_path).parent
+
+    def changed(found: re.Match[str]) -> str:
+        picture, text, link = found.groups()
+        path = link.partition("#")[0]
+        if "://" in link or not path:
+            return found[0]
+        target = Path(os.path.normpath(folder / path))
+        if target.is_relative_to(ROOT / "docs"):
+            return found[0]
+        inside = target.relative_to(ROOT).as_posix()
+        if picture or not REPOSITORY:
+            return f"{text or inside} (`{inside}`)"
+        return f"[{text}]({REPOSITORY}/{inside})"
+
+    return _LINK.sub(changed, markdown)
