@@ -16,7 +16,7 @@ def flow() -> Picture:
     p.box(190, 60, 170, 70, ("rollout", "continuous batching,", "paged KV cache"), "rollout")
     p.box(400, 60, 130, 70, ("rewards", "verifiers in", "sandboxes"), "reward")
     p.box(570, 60, 130, 70, ("advantages", "by group; uniform", "groups by stages"), "train")
-    p.box(570, 190, 270, 70, ("updates", "old log-probs, objective, gradients", ""), "train")
+    p.box(570, 190, 270, 70, ("updates", "old log-probs, objective, gradients"), "train")
     p.box(740, 60, 100, 70, ("account", "every token:", "its signal"), "plain")
     p.box(20, 190, 130, 70, ("checkpoint", "kill -9 safe"), "plain")
     p.box(
@@ -36,9 +36,9 @@ def flow() -> Picture:
     p.arrow([(330, 132), (330, 160), (600, 160), (600, 188)], dashed=True)
     p.text(452, 176, "tokens, log-probs, routes: on the device", small=True)
     p.text(
-        20, 34, "One model function, two programs: what the router chose in the rollout", at="start"
+        20, 26, "One model function, two programs: what the router chose in the rollout", at="start"
     )
-    p.text(20, 52, "is an array that the update replays.", at="start")
+    p.text(20, 44, "is an array that the update replays.", at="start")
     return p
 
 

@@ -30,6 +30,7 @@ BLOCKS = [
     if page.parent not in (GENERATED, CONCEPTS) and str(page.relative_to(ROOT)) not in OLD | OTHERS
     for b in blocks(page)
 ]
+SETTINGS = set(re.findall(r"^\| `([\w.]+)`", (GENERATED / "configuration.md").read_text(), re.M))
 RUN = sorted({b.page for b in BLOCKS if not b.need})
 OPENED = ("train", "sft", "eval", "filter", "calibrate-alpha", "plan")
 # of two steps of a tiny model
@@ -59,13 +60,14 @@ def test_what_is_not_run_can_be_parsed(block):
 
 
 def parsed(said):
-    """Whether the package knows a command and its options; settings are known to a run alone."""
+    """Checks that the package knows a command, its options and its settings."""
     if said[0] == "make":
         assert re.search(rf"^{said[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), said
     elif said[0] == "compass":
         args, rest = command_line().parse_known_args(with_config(said[1:]))
-        assert all("." in x for x in rest if x.startswith("--")), rest
-        return args
+        for option in (x for x in rest if x.startswith("--")):
+            assert option[2:].replace("-", "_") in SETTINGS, option
+        assert args.command == said[1]
 
 
 def typed(said, real):
