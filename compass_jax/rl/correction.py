@@ -25,11 +25,11 @@ def mismatch(
     """The gap between rollout and training, with rho = exp(old_logp - rollout_logp), the log-ratio
     clamped to +-20:
 
-    logp_abs_diff   mean |old_logp - rollout_logp| (not clamped)
-    kl_k3           mean(rho - 1 - ln rho), an estimate of KL(rollout || training)
-    extreme_frac    share of tokens with max(rho, 1 / rho) > 2
-    ess             (sum rho)^2 / (n sum rho^2), effective sample size as a share; kept as (sum rho,
-                    sum rho^2, n), since only sums add up
+        logp_abs_diff   mean |old_logp - rollout_logp| (not clamped)
+        kl_k3           mean(rho - 1 - ln rho), an estimate of KL(rollout || training)
+        extreme_frac    share of tokens with max(rho, 1 / rho) > 2
+        ess             (sum rho)^2 / (n sum rho^2), effective sample size as a share; kept as
+                        (sum rho, sum rho^2, n), since only sums add up
     """
     require_shape("mismatch", (None, None), old_logp=old_logp)
     require_shape("mismatch", old_logp.shape, rollout_logp=rollout_logp, mask=mask)
