@@ -62,6 +62,20 @@ def test_text_of_a_run_is_shown_and_never_run(shown):
     assert count(shown, "img") == 0 and count(shown, "script") == 2
 
 
+def test_the_policy_of_the_page_runs_no_other_script_and_fetches_nothing(browser, tmp_path):
+    """What would happen if a text of a run ever became an element."""
+    browser.open(page_of(write_run(tmp_path)))
+    browser.errors.clear()
+    title = browser.evaluate("document.title")
+    add = "document.body.append(Object.assign(document.createElement('{}'), {{{}}}))"
+    browser.evaluate(add.format("script", "textContent: 'document.title = 1'"))
+    browser.evaluate(add.format("img", "src: 'http://127.0.0.1:9/x.png'"))
+    browser.wait("document.images.length === 1")
+    assert browser.evaluate("document.title") == title
+    refused = [error for error in browser.errors if "Content Security Policy" in error]
+    assert len(refused) == 2 and "script-src" in refused[0] and "img-src" in refused[1]
+
+
 def test_groups_are_found_by_text_label_reward_and_step(shown):
     assert count(shown, ".item") == 12
     shown.type("#search", "STEP 3")
