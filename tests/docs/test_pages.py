@@ -20,14 +20,12 @@ from compass_jax.metric_help import metric_help
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = ROOT / "docs" / "reference"
-# written before this mechanism; tests/rewards/test_docs.py and others run their parts
-OLD = {"docs/campaign.md", "docs/data.md", "docs/rewards.md", "docs/serving.md"}
-OTHERS = {"docs/report.md", "docs/trackers.md"}
+REWARDS = ROOT / "docs" / "rewards.md"  # tests/rewards/test_docs.py runs it in real workers
 CONCEPTS = ROOT / "docs" / "concepts"  # test_concepts.py runs them and compares what they print
 BLOCKS = [
     b
     for page in PAGES
-    if page.parent not in (GENERATED, CONCEPTS) and str(page.relative_to(ROOT)) not in OLD | OTHERS
+    if page.parent not in (GENERATED, CONCEPTS) and page != REWARDS
     for b in blocks(page)
 ]
 SETTINGS = set(re.findall(r"^\| `([\w.]+)`", (GENERATED / "configuration.md").read_text(), re.M))
@@ -100,13 +98,15 @@ def act(block, real, seen):
             subprocess.run(["bash", "-ec", command], check=True, timeout=120)
 
 
-def read(page, real=False):
-    """Reads a page in the present folder; what its Python blocks made of `compass_jax.train`."""
+def read(page, real=False, needs=()):
+    """Reads a page in the present folder, what it marks with one of `needs` too; what its Python
+    blocks made of `compass_jax.train`.
+    """
     seen, asked = {"__name__": "__page__"}, []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(library, "run_rl", lambda config: asked.append(config.validate()) or {})
         patched.syspath_prepend(".")
-        for block in (b for b in BLOCKS if b.page == page and not b.need):
+        for block in (b for b in BLOCKS if b.page == page and b.need in ("", *needs)):
             act(block, real, seen)
     return asked
 
@@ -142,3 +142,13 @@ def test_a_page_is_read(page, trained, tmp_path, monkeypatch, capsys):
     read(page)
     told = capsys.readouterr()
     assert "Traceback" not in told.out + told.err
+
+
+@pytest.mark.slow
+def test_the_quickstart_is_followed_to_the_export(trained, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    shutil.copytree(trained, home, symlinks=True)
+    monkeypatch.chdir(home)
+    read("docs/quickstart.md", real=True, needs=("minutes",))
+    assert (home / "runs" / "sums" / "report.html").stat().st_size > 10_000
+    assert (home / "sums-model" / "model.safetensors").exists()
