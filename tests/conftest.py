@@ -8,6 +8,7 @@ by jaxtyping and beartype.
 import gc
 import os
 import socket
+import sys
 import tempfile
 
 os.environ["XLA_FLAGS"] = (
@@ -53,6 +54,14 @@ def _guarded_connect(self, address):
 
 
 socket.socket.connect = _guarded_connect
+
+
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch):
+    """A folder that a test's configuration or reward was read from leaves the path of imports with
+    the test: the next one's `mine` is another file.
+    """
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.fixture(scope="module", autouse=True)

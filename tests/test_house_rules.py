@@ -75,6 +75,12 @@ def test_tests_keep_up_with_the_source():
     assert lines["tests"] >= 0.6 * lines["compass_jax"]
 
 
+def test_a_test_file_has_a_name_of_its_own():
+    """pytest imports it by that name alone, and where there are two it collects one."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert not [name for name in set(names) if names.count(name) > 1]
+
+
 def test_no_machine_paths():
     files = [
         *ROOT.glob("*.md"),

@@ -8,7 +8,7 @@ import json
 from test_formats import write
 from tiny_run import tiny_run
 
-from compass_jax.config import FileSource
+from compass_jax.config import FileSource, LogConfig
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 
@@ -51,7 +51,7 @@ def test_sft_and_rl_run_two_steps_on_files_of_every_kind(tmp_path, capsys):
         eval_sources=(FileSource(test, label="held"),),
     )
     rl = dataclasses.replace(config.rl, prompts_per_step=12, group_size=2, eval_every=2)
-    config = dataclasses.replace(config, data=data, sft=sft, rl=rl)
+    config = dataclasses.replace(config, data=data, sft=sft, rl=rl, log=LogConfig(groups=12))
     first = dataclasses.replace(config, run_dir=str(tmp_path / "sft"))
     run_sft(first)
     said = capsys.readouterr()

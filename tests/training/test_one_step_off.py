@@ -89,9 +89,9 @@ def test_the_rollout_runs_while_the_training_does(tmp_path, monkeypatch):
             sampled.set()
         return out
 
-    def waiting(self, *args):
+    def waiting(self, *args, **named):
         assert sampled.wait(120)
-        return train(self, *args)
+        return train(self, *args, **named)
 
     monkeypatch.setattr(Collection, "_step", step)
     monkeypatch.setattr(Learner, "train", waiting)
@@ -174,10 +174,10 @@ def test_a_run_that_died_behind_a_checkpoint_repeats_its_steps_exactly(
     """
     train = Learner.train
 
-    def dying(self, *args):
+    def dying(self, *args, **named):
         if int(self.state.step) == 1:
             raise KeyboardInterrupt
-        return train(self, *args)
+        return train(self, *args, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "train", dying)
@@ -199,7 +199,7 @@ def test_a_training_that_fails_does_not_wait_for_the_whole_rollout(tmp_path, mon
             done.extend(finished)
         return finished
 
-    def failing(self, *args):
+    def failing(self, *args, **named):
         raise TrainingDiverged("no number")
 
     monkeypatch.setattr(Collection, "_step", slow)

@@ -201,10 +201,10 @@ def test_a_run_that_died_repeats_its_steps_exactly(undisturbed, tmp_path, monkey
         run_rl(configured(expected, **rl))
     train, here = Learner.train, tmp_path / "killed"
 
-    def dying(self, *args):
+    def dying(self, *args, **named):
         if int(self.state.step) == 1:
             raise KeyboardInterrupt
-        return train(self, *args)
+        return train(self, *args, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "train", dying)
