@@ -22,7 +22,7 @@ GROUND = {"errors"}  # what every room may import
 RUN = {"config", "config_io", "untrusted", "rundir", "telemetry", "trackers", "logfile", "report"}
 LAYERS = {
     "records": set(),
-    "config": {"config", "untrusted"},
+    "config": {"config", "untrusted", "rewards.verifiers"},
     "masked": set(),
     "programs": set(),
     "chips": set(),
@@ -48,6 +48,9 @@ LAYERS = {
     "tasks": {"config", "tasks"},
     "rewards": {"records", "config", "untrusted", "tasks", "rewards"},
     "rewards.penalties": set(),
+    "rewards.answers": set(),
+    "rewards.extract": set(),
+    "rewards.verifiers": {"untrusted", "rewards.answers", "rewards.extract", "rewards.verifiers"},
     "data": {"records", "config", "untrusted", "tasks", "data"},
     "weights": MODEL | {"families", "weights", "config_io", "distributed"},
     "training": MODEL | {"chips", "compiler_clock", "rl", "training", "rewards.penalties"},

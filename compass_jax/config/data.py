@@ -21,13 +21,13 @@ from compass_jax.config.ranges import (
     check_fields,
 )
 from compass_jax.config.verifiers import (
-    USUAL,
     Options,
     Verifiers,
     check_verifiers,
     pairs,
     settled,
 )
+from compass_jax.rewards.verifiers.find import kinds
 
 Temperature = Annotated[float, Range(0, 100, note="0 is greedy")]
 TopK = Annotated[int, Range(0, 2**24, note="0 is off")]
@@ -194,9 +194,8 @@ class FileSource:
             f"{key}.path = {self.path!r}: must end in .jsonl or .parquet",
         )
         check_verifiers(self, key)
-        compares = [
-            name for name, _ in pairs(self.verifier) if name in USUAL and USUAL[name].answer
-        ]
+        named = [name for name, _ in pairs(self.verifier) if name in kinds()]
+        compares = [name for name in named if kinds()[name].answer]
         check(
             bool(self.answer_field) or not compares,
             f"{key}.answer_field is empty: verifier = {', '.join(map(repr, compares))} compares"

@@ -25,22 +25,20 @@ from typing import Any, NamedTuple
 
 from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, TaskSource
 from compass_jax.config.named import load, load_module
-from compass_jax.config.verifiers import USUAL, pairs
-from compass_jax.rewards import usual
+from compass_jax.config.verifiers import pairs
 from compass_jax.rewards.called import Called, Case, Row, called
-from compass_jax.rewards.registered import place_of
-from compass_jax.rewards.verifiers import (
+from compass_jax.rewards.extract import extract_answer, number
+from compass_jax.rewards.reasoning import (
     READERS,
-    WARM,
     can_be_read,
     dataset_of,
     evaluates,
-    extract_answer,
-    math_verify_score,
-    number,
     reasoning_gym_score,
     take_over,
 )
+from compass_jax.rewards.registered import place_of
+from compass_jax.rewards.verifiers.base import NOTHING
+from compass_jax.rewards.verifiers.find import kinds
 from compass_jax.tasks.task import load_task
 
 MOST_COMPONENTS = 16
@@ -53,7 +51,7 @@ DECIMALS = 9  # of a sum of weights: 0.7 + 0.2 + 0.1 counts as right
 class Check(NamedTuple):
     """How the answers of one data source are checked by one verifier, as workers are told."""
 
-    kind: str  # a usual one's name, "reasoning_gym", "function" or "task"
+    kind: str  # of verifiers/, "reasoning_gym", "function" or "task"
     name: str = ""  # the dataset; "module:function"; "module:task"
     options: tuple[tuple[str, Any], ...] = ()  # of the dataset
     key: str = ""  # the setting that names it
@@ -197,7 +195,7 @@ def _checks_of(source: ProceduralSource | FileSource | TaskSource, key: str) -> 
         if isinstance(source, ProceduralSource) and name == "reasoning_gym":
             check = check._replace(kind=name, name=source.dataset, options=source.options)
             check = check._replace(key=f"{key}.dataset", module=place_of(source.dataset))
-        elif name in USUAL:
+        elif name in kinds():
             check = check._replace(kind=name, name="")
         found.append(check)
     return tuple(found)
@@ -229,15 +227,15 @@ def _parts(check: Check, tag: str) -> list[Part]:
     if check.kind == "reasoning_gym":
         return [_reasoning_gym(check, tag)]
     if check.kind != "task":
-        return [_usual(check.kind, check, tag)]
+        return [_named(check.kind, check, tag)]
     verify = load_task(check.name, check.key).verify
     weighted = verify if isinstance(verify, Mapping) else {verify: 1.0}
     found = []
     for one, weight in weighted.items():
         mine = check._replace(weight=number(weight))
         found.append(
-            _usual(one, mine, tag)
-            if isinstance(one, str) and one in USUAL
+            _named(one, mine, tag)
+            if isinstance(one, str) and one in kinds()
             else _own(one, mine, tag)
         )
     return found
@@ -278,14 +276,15 @@ def _limits(verify: Any, where: str) -> tuple[float, float] | None:
     )
 
 
-def _usual(name: str, check: Check, tag: str) -> Part:
-    call = called(getattr(usual, name), check.key, dict(check.args), tag)
+def _named(name: str, check: Check, tag: str) -> Part:
+    kind = kinds()[name]
+    call = called(kind.judge, check.key, dict(check.args), tag)
+    call = call._replace(name=name)
+    kind.warm()
     decide: Callable[[Case], Any] = partial(_at_once, call)
-    if name == "math":
-        for left, right in WARM:
-            math_verify_score(left, right)
-        decide = partial(_at_once, call._replace(function=usual.math_at_once))
-    elif name == "regex":  # a pattern can take for ever
+    if kind.at_once:
+        decide = partial(_at_once, call._replace(function=kind.at_once))
+    elif kind.may_hang:
         decide = _never
     return Part(name, call, check.weight, decide, (0.0, 1.0))
 
@@ -307,11 +306,11 @@ def _reasoning_gym(check: Check, tag: str) -> Part:
     def verify(row: Row, response: str) -> float | Mapping[str, Any]:
         answer = extract_answer(response, tag)
         if answer is None:
-            return usual.NOTHING
+            return NOTHING
         score = 0.0
         if can_be_read(check.name, answer):
             score = reasoning_gym_score(check.name, dict(row), answer, check.options)
-        return score if answer or score else usual.NOTHING
+        return score if answer or score else NOTHING
 
     def decide(case: Case) -> Any:
         answer = extract_answer(case.response, tag)

@@ -1,10 +1,13 @@
-"""Where the answer stands in a response. Each function reads the text once, however it is made."""
+"""Where the answer stands in a response, and which numbers a verifier may return. Each function
+reads a text once, however it is made.
+"""
 
 from __future__ import annotations
 
+import math
+import numbers
 import re
-
-from compass_jax.rewards.verifiers import extract_answer
+from typing import Any
 
 _BRACES = re.compile(r"\\boxed\s{0,8}\{|\\.|[{}]", re.DOTALL)
 _LEADING = re.compile(r"(?:\\(?:text|math)[a-z]{0,4}\{|\W){0,10}([A-Za-z])(?=\W|$)")
@@ -12,6 +15,20 @@ _NAMED = re.compile(
     r"\b(?:answer|choice|option)\W{1,10}(?:is\W{1,10})?(?:option\W{1,10})?([A-Z])\b", re.IGNORECASE
 )
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+def extract_answer(response: str, tag: str) -> str | None:
+    """The text between the last `<tag>` that is closed and its `</tag>`, stripped; None if there is
+    none.
+
+    An empty `tag` takes the whole response. Something that opens after the last closed answer and
+    never closes is ignored.
+    """
+    if not tag:
+        return response.strip()
+    end = response.rfind(f"</{tag}>")
+    start = response.rfind(f"<{tag}>", 0, max(end, 0))
+    return None if start < 0 else response[start + len(tag) + 2 : end].strip()
 
 
 def boxed(text: str) -> str | None:
@@ -61,3 +78,22 @@ def json_text(response: str, tag: str) -> str:
         return found
     blocks = _FENCED.findall(response)
     return blocks[-1].strip() if blocks else response.strip()
+
+
+def reference(answer: Any) -> str:
+    """The row's reference as text; of one with #### in it, what follows. Raises ValueError where
+    there is none.
+    """
+    if answer is None:
+        raise ValueError("the row has no reference answer")
+    text = str(answer)
+    return hashed(text) or text
+
+
+def number(value: Any) -> float:
+    """`value` as a float. Raises TypeError for what is no number ("1"), ValueError for NaN."""
+    if not isinstance(value, numbers.Real) and type(value).__module__ != "numpy":
+        raise TypeError(f"the check returned {value!r:.100}: it must be a number")
+    if not math.isfinite(found := float(value)):
+        raise ValueError(f"the check returned {found}")
+    return found

@@ -61,10 +61,10 @@ def _deaf(answer: str) -> float:
 
 
 def _patch(answer: str) -> float:
-    from compass_jax.rewards import verifiers
+    from compass_jax.rewards import checks
 
     sys.modules[__name__].obey = lambda row, response: 1.0
-    verifiers.extract_answer = lambda response, tag: "right"
+    checks.extract_answer = lambda response, tag: "right"
     return 0.0
 
 

@@ -20,13 +20,9 @@ from compass_jax.rewards.answers import (
     literal,
 )
 from compass_jax.rewards.checks import Check, build
-from compass_jax.rewards.verifiers import (
-    READERS,
-    can_be_read,
-    evaluates,
-    math_decided,
-    number,
-)
+from compass_jax.rewards.extract import number
+from compass_jax.rewards.reasoning import READERS, can_be_read, evaluates
+from compass_jax.rewards.verifiers.math import math_decided
 
 NAMES = {"eval", "exec", "compile", "parse_expr", "sympify"}
 # evaluate texts of their own, or have a method of such a name; scored in children all the same

@@ -7,9 +7,9 @@ import pytest
 from test_weighted import prompt, scored
 
 from compass_jax.config import DataConfig, FileSource, RewardConfig, TaskSource
-from compass_jax.config.verifiers import USUAL
 from compass_jax.data.questions import questions
 from compass_jax.rewards.score import Scorer
+from compass_jax.rewards.verifiers.find import kinds
 
 TEXT = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
@@ -27,7 +27,7 @@ def test_every_line_of_the_first_example_is_a_source_that_validates():
 
 def test_the_table_has_every_usual_verifier_with_its_arguments():
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*)$", TEXT, re.MULTILINE))
-    for name, said in USUAL.items():
+    for name, said in kinds().items():
         assert all(f"`{one}`" in rows[name] for one in said.takes)
 
 

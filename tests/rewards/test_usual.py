@@ -5,11 +5,12 @@ import time
 import pytest
 
 from compass_jax.config import ConfigError, DataConfig, FileSource
-from compass_jax.config.verifiers import USUAL
-from compass_jax.rewards import usual
+from compass_jax.rewards.called import called
 from compass_jax.rewards.checks import Check, Graded, build, checks_of
 from compass_jax.rewards.extract import boxed, final_answer, hashed
+from compass_jax.rewards.verifiers.find import kinds
 
+OURS = {"prompt", "response", "row", "answer", "answer_tag"}
 RIGHT, WRONG, NOTHING = Graded(1.0, {}), Graded(0.0, {}), Graded(0.0, {}, False)
 
 
@@ -117,13 +118,18 @@ def test_those_with_arguments():
     assert [judged("length", "x" * n, most_chars=10).reward for n in (10, 11)] == [1.0, 0.0]
 
 
-def test_every_name_has_its_function_and_its_arguments():
-    for name, said in USUAL.items():
-        (part,) = build(Check(name, "answer"), "answer").parts
-        assert part.call.function.__name__ in (name, "math_at_once")
-        others = {"response", "answer", "answer_tag"}
-        assert {*part.call.wanted, *part.call.offered} - others == set(said.takes)
-        assert ("answer" in part.call.wanted) == said.answer and hasattr(usual, name)
+@pytest.mark.parametrize("name", kinds())
+def test_every_kind_says_what_it_takes_and_judges_its_example(name):
+    kind = kinds()[name]
+    (part,) = build(Check(name), "answer").parts
+    for function in filter(None, (kind.judge, kind.at_once)):
+        call = called(function, name, {}, "answer")
+        assert {*call.wanted, *call.offered} - OURS == set(kind.takes)
+        assert ("answer" in call.wanted) == kind.answer
+    verifier = build(Check(name), "answer")
+    assert verifier(kind.example.row, kind.example.right).reward == 1
+    assert verifier(kind.example.row, kind.example.wrong).reward < 1
+    assert part.name.startswith(name) and not kind.complaint({})
 
 
 def test_a_row_without_a_reference_is_an_error_and_no_zero():
@@ -138,9 +144,9 @@ def test_a_row_without_a_reference_is_an_error_and_no_zero():
     ("source", "told"),
     [
         ({"verifier": {"math": 1.0, "format": 0}}, "'format' has weight 0; leave it out"),
-        ({"verifier": {}}, "verifier is empty: name one of 'math', 'exact'"),
+        ({"verifier": {}}, "verifier is empty: name one of 'choice', 'exact'"),
         ({"verifier": (("math", 1.0), ("math", 2.0))}, "names 'math' twice"),
-        ({"verifier": {"maths": 1.0}}, "must be module:name .* or one of 'math'"),
+        ({"verifier": {"maths": 1.0}}, "did you mean 'math'"),
         ({"verifier": {"math": 1e9}}, "must be at most 1000"),
         ({"verifier": "exact", "answer_field": ""}, "verifier = 'exact' compares with it"),
         ({"verifier_args": {"pattern": "x"}}, "math take no pattern; they take none"),

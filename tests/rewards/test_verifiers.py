@@ -2,11 +2,9 @@ import pytest
 import reasoning_gym
 
 from compass_jax.rewards.checks import Check, build
-from compass_jax.rewards.verifiers import (
-    extract_answer,
-    math_verify_score,
-    reasoning_gym_score,
-)
+from compass_jax.rewards.extract import extract_answer
+from compass_jax.rewards.reasoning import reasoning_gym_score
+from compass_jax.rewards.verifiers.math import math_verify_score
 from compass_jax.tasks.rows import decode_row, encode_row
 
 

@@ -1,4 +1,4 @@
-"""The checks that are built in: math-verify, and reasoning-gym's own scorers.
+"""The scorers of reasoning-gym's data sets.
 
 Imported by reward workers: nothing here may import jax. A score is the checker's own number, 1 for
 right and 0 for wrong; anything that raises is a failure of the check, which the caller reports as
@@ -8,9 +8,6 @@ unknown and never as 0.
 from __future__ import annotations
 
 import inspect
-import logging
-import math
-import numbers
 import re
 import sys
 import types
@@ -20,13 +17,12 @@ from typing import Any
 
 from compass_jax.rewards.answers import (
     arithmetic,
-    exact,
     expression,
     is_arithmetic,
     is_expression,
-    is_program,
     literal,
 )
+from compass_jax.rewards.extract import number
 
 FORMAT_CREDIT = 0.05  # reasoning-gym's scorers give 0.01 or 0.05 for any answer that can be parsed
 
@@ -44,97 +40,6 @@ READERS: dict[str, tuple[str, Callable]] = {
     "string_insertion": ("eval", literal),
     "n_queens": ("eval", literal),
 }
-
-
-# What a child would have to learn again for each answer: math-verify's parser remembers decisions,
-# sympy imports when asked
-WARM = (
-    ("$1/2$", "$0.5$"),
-    (r"\frac{1}{3} + \sqrt{2}", r"\frac{2}{6} + \sqrt{2}"),
-    ("(x+1)^2", "x^2+2x+1"),
-    ("x=2", "2"),
-    (r"\{1, 2\}", r"\{2, 1\}"),
-    ("[0, 1)", "(0, 1]"),
-    (r"(-\infty, 3]", r"(-\infty, 2]"),
-    ("50\\%", "0.5"),
-    (r"2\pi r^2", r"\pi r^2"),
-    (r"\sin(x)^2 + \cos(x)^2", "1"),
-    (r"\log_2(8)", "3.0"),
-    (r"e^{2x} - \ln(y)", "e^x"),
-    ("3 + 4i", "4i + 3"),
-    ("x > 3", "3 < x"),
-    (r"\begin{pmatrix}1 & 2\\3 & 4\end{pmatrix}", r"\begin{pmatrix}1 & 2\\3 & 5\end{pmatrix}"),
-    ("(1, 2)", "(1, 3)"),
-    ("7 \\text{ cm}", "7 m"),
-    (r"\frac{\sqrt{3}}{2}", r"\frac{3}{2\sqrt{3}}"),
-    ("10^{-3}", "0.001"),
-    (r"\binom{5}{2}", "10"),
-    ("5!", "120"),
-    ("2x + 3y = 6", "y = 2"),
-)
-
-
-def extract_answer(response: str, tag: str) -> str | None:
-    """The text between the last `<tag>` that is closed and its `</tag>`, stripped; None if there is
-    none.
-
-    An empty `tag` takes the whole response. Something that opens after the last closed answer and
-    never closes is ignored.
-    """
-    if not tag:
-        return response.strip()
-    end = response.rfind(f"</{tag}>")
-    start = response.rfind(f"<{tag}>", 0, max(end, 0))
-    return None if start < 0 else response[start + len(tag) + 2 : end].strip()
-
-
-def math_decided(answer: str, reference: str) -> float | None:
-    """1.0 or 0.0 where no algebra is needed to say whether `answer` is `reference`, else None.
-
-    Equal texts are equal, two plain decimals are compared exactly, and so are two plain fractions.
-    A reference that is a word ("Paris") is compared as text: as mathematics it would be a product
-    of letters, equal to each of its anagrams. Program text is no answer.
-    """
-    if _plain(answer) == _plain(reference):
-        return 1.0
-    word = re.search(r"[^\W\d_]{3,}", reference)
-    if word and not re.search(r"[\d\\$=+*/^(){}\[\]]", reference):
-        return 0.0
-    if is_program(answer):
-        return 0.0
-    found = exact(answer)
-    wanted = exact(reference)
-    if found and wanted and found[0] == wanted[0]:
-        return float(found[1] == wanted[1])
-    return None
-
-
-def math_verify_score(answer: str, reference: str) -> float:
-    """1.0 if `math_decided` or math-verify finds `answer` equal to `reference`, else 0.0.
-
-    There is no time limit in here: math-verify's own limits turn an undecided comparison into
-    "wrong". The process is killed from outside instead.
-    """
-    decided = math_decided(answer, reference)
-    if decided is not None:
-        return decided
-    import math_verify
-
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its limits are off
-    gold = math_verify.parse(_delimited(reference), parsing_timeout=None)
-    found = math_verify.parse(_delimited(answer), parsing_timeout=None)
-    if not gold or not found:
-        return 0.0
-    return float(math_verify.verify(gold, found, timeout_seconds=None, raise_on_error=True))
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split()).casefold()
-
-
-def _delimited(text: str) -> str:
-    """math-verify reads an expression as LaTeX only between delimiters."""
-    return text if any(mark in text for mark in ("$", "\\boxed", "\\(", "\\[")) else f"${text}$"
 
 
 @lru_cache(maxsize=256)
@@ -213,12 +118,3 @@ def reasoning_gym_score(
         dataset.score_answer(entry["answer"], entry)
         return 0.0
     return 0.0 if 0.0 < score <= FORMAT_CREDIT else score
-
-
-def number(value: Any) -> float:
-    """`value` as a float. Raises TypeError for what is no number ("1"), ValueError for NaN."""
-    if not isinstance(value, numbers.Real) and type(value).__module__ != "numpy":
-        raise TypeError(f"the check returned {value!r:.100}: it must be a number")
-    if not math.isfinite(found := float(value)):
-        raise ValueError(f"the check returned {found}")
-    return found

@@ -1,0 +1,63 @@
+"""What a verifier with a name says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+NOTHING = {"reward": 0.0, "extracted": False}  # there was no answer to judge: wrong, and counted
+IN_ANSWER = "{answer}"  # `looks_for` of those that read the final answer (rewards/extract.py)
+UNKNOWN_STEPS = 0
+
+
+def _one_step(given: Mapping[str, Any]) -> int:
+    return 1
+
+
+def _no_complaint(given: Mapping[str, Any]) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row with a response that is right and one that is wrong; tests judge both."""
+
+    row: Mapping[str, Any]
+    right: str
+    wrong: str
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A verifier with a name. Its rewards lie in [0, 1].
+
+    Args:
+        judge: a function of what its parameters name (rewards/called.py); it gives the reward, a
+            mapping with "reward" and components, or NOTHING where there is no answer.
+        about: what gets 1, as a sentence without its subject.
+        example: a row and two responses.
+        answer: it compares with the row's reference.
+        takes: the arguments that it reads, of `verifier_args` or of the row's columns.
+        looks_for: where it looks for the answer, for whoever reads a warning; {answer}, {last} and
+            {tag} are filled in. Empty: it judges the form alone.
+        steps: how many equal steps lie between its rewards 0 and 1 with these arguments, so that
+            two rewards differ by at least 1/steps; UNKNOWN_STEPS where rows differ in it.
+        may_hang: a response can make it run for ever, or evaluates something: it is judged in a
+            child process that can be killed.
+        at_once: gives what `judge` gives without evaluating, or None where only `judge` can say.
+        warm: called once in a worker, before it is split into children.
+        complaint: what is wrong with arguments, as "name = value: why"; empty: nothing.
+    """
+
+    judge: Callable[..., Any]
+    about: str
+    example: Example
+    answer: bool = True
+    takes: tuple[str, ...] = ()
+    looks_for: str = IN_ANSWER
+    steps: Callable[[Mapping[str, Any]], int] = _one_step
+    may_hang: bool = False
+    at_once: Callable[..., Any] | None = None
+    warm: Callable[[], None] = field(default=lambda: None)
+    complaint: Callable[[Mapping[str, Any]], str] = _no_complaint

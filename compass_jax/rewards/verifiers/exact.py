@@ -1,0 +1,26 @@
+"""Equal texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compass_jax.rewards.extract import final_answer, reference
+from compass_jax.rewards.verifiers.base import NOTHING, Example, Kind
+
+
+def judge(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any]:
+    """1 where the final answer is the reference, character by character; a run of white space
+    counts as one blank.
+    """
+    found = final_answer(response, answer_tag)
+    if found is None:
+        return NOTHING
+    return float(" ".join(found.split()) == " ".join(reference(answer).split()))
+
+
+KIND = Kind(
+    judge,
+    "the final answer is the reference, character by character",
+    Example({"answer": "New York"}, "<answer>New  York</answer>", "<answer>York</answer>"),
+)

@@ -1,0 +1,45 @@
+"""Verifiers by name: those of this folder, and those of packages that are installed, which register
+theirs as entry points.
+
+    [project.entry-points."compass_jax.verifiers"]
+    chess = "my_package.chess:KIND"
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from importlib.metadata import entry_points
+
+from compass_jax.errors import UserError
+from compass_jax.rewards import verifiers
+from compass_jax.rewards.verifiers.base import Kind
+
+GROUP = "compass_jax.verifiers"
+
+
+@cache
+def kinds() -> dict[str, Kind]:
+    """Every verifier with a name. Raises UserError where an installed package's cannot be used."""
+    names = sorted(module.name for module in pkgutil.iter_modules(verifiers.__path__))
+    modules = {name: importlib.import_module(f"{verifiers.__name__}.{name}") for name in names}
+    found = {name: module.KIND for name, module in modules.items() if hasattr(module, "KIND")}
+    for point in entry_points(group=GROUP):
+        where = f"the verifier {point.name!r} of {point.dist.name if point.dist else point.value}"
+        if point.name in found:
+            raise UserError(f"{where}: there is a verifier of this name; give it another one")
+        try:
+            kind = point.load()
+        except Exception as error:
+            raise UserError(
+                f"{where} ({point.value}) cannot be imported: {type(error).__name__}: {error};"
+                " mend or remove the package"
+            ) from error
+        if not isinstance(kind, Kind):
+            raise UserError(
+                f"{where} ({point.value}) is a {type(kind).__name__}; make it a"
+                " compass_jax.rewards.verifiers.base.Kind"
+            )
+        found[point.name] = kind
+    return found
