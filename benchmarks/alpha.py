@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import experiments, rl_runs
 from compass_jax.calibrate import ALPHAS, run_calibration
-from compass_jax.cli import load_config, tune_allocator
+from compass_jax.cli import tune_allocator
 from compass_jax.config import RunConfig
 from compass_jax.rundir import write_atomically
 from compass_jax.training.sft import run_sft
@@ -30,7 +30,7 @@ SIZES = {"4 layers of 128": (4, 128), "2 layers of 64": (2, 64)}
 
 def model_config(size: str, vocab: int, seed: int, folder: Path, smoke: bool) -> RunConfig:
     """The demo's configuration with another model and a short cold start."""
-    config = load_config(str(rl_runs.CONFIG))
+    config = rl_runs.without_stages()
     layers, hidden = SIZES[size]
     model = dataclasses.replace(config.model, vocab_size=vocab, layers=layers, hidden=hidden)
     sft = dataclasses.replace(

@@ -36,7 +36,7 @@ GAPS = ("mismatch/logp_abs_diff", "mismatch/kl_k3", "mismatch/extreme_frac", "re
 def run_config(variant: str, seed: int, folder: Path, weights: str, smoke: bool) -> RunConfig:
     """The RL run of one precision."""
     config = dataclasses.replace(
-        load_config(str(rl_runs.CONFIG)), seed=seed, run_dir=str(folder), init_from=weights
+        rl_runs.without_stages(), seed=seed, run_dir=str(folder), init_from=weights
     )
     correction = CorrectionConfig("off" if variant == "float32" else "tis")
     rl = dataclasses.replace(

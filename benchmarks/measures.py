@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import experiments, rl_runs
-from compass_jax.cli import load_config, tune_allocator
+from compass_jax.cli import tune_allocator
 from compass_jax.config import CorrectionConfig, RunConfig
 from compass_jax.rewards.score import Scorer
 from compass_jax.telemetry import Telemetry
@@ -106,7 +106,7 @@ def variant_config(
     variant: Variant, weights: str, folder: Path, steps: int, smoke: bool
 ) -> RunConfig:
     """The demo's RL run with the row's measures."""
-    config = load_config(str(rl_runs.CONFIG))
+    config = rl_runs.without_stages()
     rl = dataclasses.replace(
         config.rl,
         steps=steps,

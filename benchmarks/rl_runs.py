@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks import experiments
 from compass_jax.cli import load_config
-from compass_jax.config import RunConfig
+from compass_jax.config import CorrectionConfig, RunConfig, ShapingConfig, ZeroVarianceConfig
 from compass_jax.evaluate import evaluate_weights
 from compass_jax.rundir import write_atomically
 from compass_jax.training.rl import run_rl
@@ -79,6 +79,21 @@ def parser(
         help="a version of minutes: it shows that everything runs, not what it is worth",
     )
     return made
+
+
+def without_stages() -> RunConfig:
+    """The demo's configuration with 64 prompts a step and RL-ZVP alone, which older measurements
+    have.
+    """
+    config = load_config(str(CONFIG))
+    rl = dataclasses.replace(
+        config.rl,
+        prompts_per_step=64,
+        correction=CorrectionConfig(),
+        shaping=ShapingConfig(),
+        zero_variance=ZeroVarianceConfig(),
+    )
+    return dataclasses.replace(config, rl=rl)
 
 
 def cold_start(seed: int, folder: Path) -> str:

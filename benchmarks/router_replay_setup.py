@@ -8,6 +8,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import rl_runs
 from compass_jax.cli import load_config
 from compass_jax.config import (
     CorrectionConfig,
@@ -82,7 +83,7 @@ def full() -> Setup:
     """configs/router_replay_cpu.py; and configs/tiny_reasoning_cpu.py with eight updates of a
     rollout, at a third of its learning rate for them.
     """
-    small = load_config(str(_CONFIGS / "tiny_reasoning_cpu.py"))
+    small = rl_runs.without_stages()
     small = dataclasses.replace(
         small,
         name="router_replay_curves",

@@ -26,6 +26,7 @@ from compass_jax.training.sft import run_sft
 from compass_jax.weights.convert import export_hf
 
 CONFIG = SHIPPED / "tiny_reasoning_cpu.py"
+GRPO = SHIPPED / "tiny_reasoning_grpo.json"  # benchmarks/demo_grpo.py writes it
 
 
 class Quick(NamedTuple):
@@ -59,7 +60,10 @@ def _run(folder: Path, seed: int, quick: Quick | None) -> dict[str, Any]:
         f"held-out: avg@{first.k} {first.avg_at_k:.3f}, greedy {first.greedy:.3f} on"
         f" {first.prompts} prompts"
     )
-    console.rule("2/4 reinforcement learning: ESPO, router replay R3, RL-ZVP for uniform groups")
+    console.rule(
+        "2/4 reinforcement learning: ESPO, router replay R3; curriculum, growth, shaping and RL-ZVP"
+        " against groups without variance"
+    )
     trained = run_rl(rl)
     if trained["stopped"]:
         return trained

@@ -85,6 +85,7 @@ LAYERS = {
     "offline_filter": ANY,
     "calibrate": ANY,
     "demo": ANY,
+    "comparison": set(),
     "dry_run": ANY,
     "serve": ANY,
     "serving": {"config", "untrusted", "data", "serving"},
