@@ -49,8 +49,10 @@ LAYERS = {
     "rewards": {"records", "config", "untrusted", "tasks", "rewards"},
     "rewards.penalties": set(),
     "rewards.answers": set(),
+    "rewards.constraints": {"untrusted"},
     "rewards.extract": set(),
-    "rewards.verifiers": {"untrusted", "rewards.answers", "rewards.extract", "rewards.verifiers"},
+    "rewards.verifiers": {"untrusted", "rewards.verifiers"}
+    | {f"rewards.{part}" for part in ("answers", "extract", "constraints")},
     "data": {"records", "config", "untrusted", "tasks", "data"},
     "weights": MODEL | {"families", "weights", "config_io", "distributed"},
     "training": MODEL | {"chips", "compiler_clock", "rl", "training", "rewards.penalties"},

@@ -10,18 +10,49 @@ from compass_jax.rewards.verifiers.base import NOTHING, Example, Kind
 from compass_jax.untrusted import UntrustedError, parse_json
 
 
-def judge(response: str, answer_tag: str, answer: Any = None) -> Mapping[str, Any]:
-    """1 for JSON that equals the reference (JSON as text, or a value), or for any JSON where there
-    is no reference.
+def judge(
+    response: str, answer_tag: str, answer: Any = None, schema: Any = None
+) -> Mapping[str, Any]:
+    """1 for JSON that fits the schema and equals the reference (each JSON as text, or a value);
+    what is not given is not asked for. With a schema, "valid" says whether it fits.
     """
     try:
         found = parse_json(json_text(response, answer_tag), "the answer")
     except UntrustedError:
         return NOTHING
-    if answer is None:
-        return {"reward": 1.0}
-    wanted = parse_json(answer, "the reference") if isinstance(answer, str) else answer
-    return {"reward": float(_equal(found, wanted))}
+    equal = answer is None or _equal(found, _value(answer, "the reference"))
+    if schema is None:
+        return {"reward": float(equal)}
+    from jsonschema.validators import validator_for
+
+    wanted = _value(schema, "the schema")
+    valid = validator_for(wanted)(wanted).is_valid(found)
+    return {"reward": float(equal and valid), "valid": float(valid)}
+
+
+def at_once(
+    response: str, answer_tag: str, answer: Any = None, schema: Any = None
+) -> Mapping[str, Any] | None:
+    """What `judge` gives without a schema: a pattern in a schema can take for ever."""
+    return judge(response, answer_tag, answer) if schema is None else None
+
+
+def _value(given: Any, name: str) -> Any:
+    return parse_json(given, name) if isinstance(given, str) else given
+
+
+def _complaint(given: Mapping[str, Any]) -> str:
+    if "schema" not in given:
+        return ""
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import validator_for
+
+    try:
+        schema = _value(given["schema"], "it")
+        validator_for(schema).check_schema(schema)
+    except (UntrustedError, SchemaError, TypeError, ValueError) as error:
+        return f"schema = {given['schema']!r:.100}: {str(error).splitlines()[0]:.200}"
+    return ""
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -39,8 +70,12 @@ def _equal(a: Any, b: Any) -> bool:
 
 KIND = Kind(
     judge,
-    "the answer is JSON that equals the reference, or any JSON where the row has none",
+    "the answer is JSON that fits `schema` and equals the reference, where they are given",
     Example({"answer": '{"a": [1, true]}'}, '{"a": [1.0, true]}', '{"a": [1, 1]}'),
     answer=False,
+    takes=("schema",),
     looks_for="JSON: {last}, else in a block between ``` marks, else all of it",
+    may_hang=True,
+    at_once=at_once,
+    complaint=_complaint,
 )

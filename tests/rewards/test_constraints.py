@@ -1,0 +1,146 @@
+"""Each instruction of IFEval: texts that follow it and texts that do not."""
+
+import pytest
+
+from compass_jax.rewards.checks import Check, build
+from compass_jax.rewards.constraints import CONSTRAINTS
+from compass_jax.rewards.verifiers.instructions import judge
+
+# name, arguments, texts that follow, texts that do not
+TABLE = [
+    ("keywords:existence", {"keywords": ["sun", "sea"]}, ["The SUN. A sea"], ["sunny sea", "sun"]),
+    (
+        "keywords:frequency",
+        {"keyword": "go", "frequency": 2, "relation": "at least"},
+        ["go, Go!"],
+        ["go going", ""],
+    ),
+    (
+        "keywords:frequency",
+        {"keyword": "go", "frequency": 2, "relation": "less than"},
+        ["go gone", "x"],
+        ["go go"],
+    ),
+    ("keywords:forbidden_words", {"forbidden_words": ["bad"]}, ["badly"], ["too BAD."]),
+    (
+        "keywords:letter_frequency",
+        {"letter": "q", "let_frequency": 2, "let_relation": "at least"},
+        ["Quick q"],
+        ["q"],
+    ),
+    (
+        "length_constraints:number_sentences",
+        {"num_sentences": 2, "relation": "exactly"},
+        ["One. Two!", "Pi is 3.14. So", 'He said "go." Then'],
+        ["One", "1. 2. 3."],
+    ),
+    (
+        "length_constraints:number_paragraphs",
+        {"num_paragraphs": 2},
+        ["a\n***\nb", "***\na *** b\n***"],
+        ["a\n\nb", "a *** *** b", "a"],
+    ),
+    (
+        "length_constraints:number_words",
+        {"num_words": 3, "relation": "less than"},
+        ["it's well-known"],
+        ["one two three"],
+    ),
+    (
+        "length_constraints:nth_paragraph_first_word",
+        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "then"},
+        ['a\n\n"Then, b'],
+        ["a\n\nb then", "then", "a\n\nthen\n\nc"],
+    ),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2}, ["[a] [b c]"], ["[a [b]"]),
+    (
+        "detectable_content:postscript",
+        {"postscript_marker": "P.S."},
+        ["Bye\nP.S. more", "bye\np. s. x", "PS: y"],
+        ["Bye P.S.", "Bye", "Bye\nP.S."],
+    ),
+    (
+        "detectable_format:number_bullet_lists",
+        {"num_bullets": 2},
+        ["* a\n- b"],
+        ["* a", "** a\n* b"],
+    ),
+    ("detectable_format:constrained_response", {}, ["Well: My answer is no."], ["no"]),
+    (
+        "detectable_format:number_highlighted_sections",
+        {"num_highlights": 2},
+        ["*a* and **b**"],
+        ["*a*", "* * * *"],
+    ),
+    (
+        "detectable_format:multiple_sections",
+        {"section_spliter": "PART", "num_sections": 2},
+        ["Part 1 x PART 2"],
+        ["PART 1 PART", "PARTS 1 PARTS 2"],
+    ),
+    ("detectable_format:json_format", {}, ['{"a": 1}', "```json\n[1]\n```"], ["a: 1", "[1] x"]),
+    ("detectable_format:title", {}, ["<<A song>>\nla"], ["<< >>", "<A>"]),
+    ("combination:two_responses", {}, ["a ****** b"], ["a", "a ****** a", "a ****** b ****** c"]),
+    ("combination:repeat_prompt", {"prompt_to_repeat": "Say it."}, ["say it. It"], ["It. Say it."]),
+    ("startend:end_checker", {"end_phrase": "The end."}, ['"x the end."'], ["The end. x"]),
+    ("startend:quotation", {}, ['"a"', ' "a b" '], ['"', "a", '"a" b']),
+    (
+        "change_case:capital_word_frequency",
+        {"capital_frequency": 2, "capital_relation": "at most"},
+        ["A NASA man"],
+        ["A B C"],
+    ),
+    ("change_case:english_capital", {}, ["ALL 3!"], ["All"]),
+    ("change_case:english_lowercase", {}, ["all 3!"], ["All"]),
+    ("punctuation:no_comma", {}, ["a; b"], ["a, b", "a\uff0cb"]),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "good", "bad"), TABLE)
+def test_an_instruction(name, arguments, good, bad):
+    for text in good:
+        assert judge(text, [name], [arguments])["reward"] == 1, text
+    for text in bad:
+        assert judge(text, [name], [arguments])["reward"] == 0, text
+
+
+def test_the_table_has_every_instruction_but_the_language_which_needs_a_package():
+    assert {row[0] for row in TABLE} == set(CONSTRAINTS) - {"language:response_language"}
+
+
+def test_the_language_of_a_response():
+    pytest.importorskip("langdetect")
+    row = (["language:response_language"], [{"language": "de"}])
+    assert judge("Das ist ein ganz gewöhnlicher Satz über das Wetter.", *row)["reward"] == 1
+    assert judge("This is a quite ordinary sentence about it.", *row)["reward"] == 0
+    assert judge("123", *row)["reward"] == 0
+
+
+def test_all_or_a_share():
+    row = {
+        "instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"],
+        "kwargs": [{"num_words": None}, None],
+    }
+    verifier = build(Check("instructions"), "answer")
+    assert verifier(row, "One thing")[:2] == (0.0, {"followed": 0.5})
+    assert verifier(row | {"credit": "share"}, "One thing")[:2] == (0.5, {"followed": 0.5})
+    assert verifier(row, "  ")[:2] == (0.0, {"followed": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("names", "arguments", "told"),
+    [
+        (["keywords:exist"], [{}], "no instruction 'keywords:exist'; there are keywords:existence"),
+        (["punctuation:no_comma"], [{"n": 1}], "no_comma.*unexpected keyword"),
+        (["punctuation:no_comma"], [], "1 instructions and 0 kwargs"),
+        ([], [], "0 instructions"),
+        (
+            ["length_constraints:number_words"],
+            [{"num_words": 1, "relation": "around"}],
+            "relation 'around': it must be one of at least",
+        ),
+    ],
+)
+def test_a_row_that_nobody_can_judge_is_an_error_and_no_zero(names, arguments, told):
+    with pytest.raises(ValueError, match=told):
+        judge("text", names, arguments)
