@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
+import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from compass_jax.comparison import comparison_rows, read_recorded, spending
 from compass_jax.config import RunConfig
 from compass_jax.configured import SHIPPED, load_config
 from compass_jax.data.prompts import heldout_prompts
@@ -81,20 +84,59 @@ def _run(folder: Path, seed: int, quick: Quick | None) -> dict[str, Any]:
     picture = folder / "curves.png"
     plot_curves(Path(rl.directory) / "metrics.jsonl", picture, "rl", "compass demo: RL")
     seconds = before + time.perf_counter() - started
+    found = against_grpo(rl, first, last)
     summary = summarise(first, last, seconds, exported, rl)
+    summary |= {"peak_memory_bytes": peak_memory(), "against_grpo": found.rows}
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     console.print(
         summary_table(
             difficulty_rows(first, last), title="accuracy on held-out prompts, by difficulty"
         )
     )
+    console.print(summary_table(found.rows, title=found.title))
+    console.print(found.note, highlight=False)
     if quick:
         console.print("a quick demo: everything ran, and little was learnt")
     console.print(
-        f"curves: {picture}\nsummary: {folder / 'summary.json'}\nwall time: {seconds / 60:.1f} min",
+        f"curves: {picture}\nsummary: {folder / 'summary.json'}\nwall time: {seconds / 60:.1f} min,"
+        f" peak memory {summary['peak_memory_bytes'] / 2**30:.1f} GiB",
         highlight=False,
     )
     return summary
+
+
+class Against(NamedTuple):
+    """The comparison at the end: rows of a table, its title, and where the other run is from."""
+
+    rows: list[dict[str, str]]
+    title: str
+    note: str
+
+
+def against_grpo(rl: RunConfig, first: Evaluation, last: Evaluation) -> Against:
+    """This RL run beside the recorded one of plain GRPO after as many generated tokens; `first` and
+    `last` are the evaluations before and after.
+    """
+    recorded = read_recorded(GRPO, rl.seed)
+    ours = spending(read_metrics(Path(rl.directory) / "metrics.jsonl", "rl"))
+    theirs = spending(recorded.series, ours.tokens)
+    accuracy = (
+        (first.avg_at_k, last.avg_at_k),
+        (recorded.accuracy_at(0), recorded.accuracy_at(theirs.tokens)),
+    )
+    rows = comparison_rows(("this run", "plain GRPO"), (ours, theirs), accuracy, last.k)
+    title = "the same data, at equal generated tokens"
+    if theirs.tokens < ours.tokens:
+        title = "the same data; the recorded run of GRPO ended earlier"
+    note = f"plain GRPO was recorded before, with seed {recorded.seed}:\n  {recorded.source}"
+    return Against(rows, title, note)
+
+
+def peak_memory() -> int:
+    """Bytes: the most memory that this process has held, or the largest of its workers."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return unit * max(resource.getrusage(x).ru_maxrss for x in who)
 
 
 def demo_configs(
