@@ -22,6 +22,9 @@ if TYPE_CHECKING:  # at run time jaxtyping's Array imports jax, which data prepa
     from jaxtyping import Array, Int
 
 
+GIVEN = -1  # in the place of a version: nobody sampled the token
+
+
 def stable_id(text: str) -> int:
     """A 32-bit id of a text that is the same in every process (unlike `hash`)."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
@@ -50,6 +53,7 @@ class Prompt:
     row: str = "{}"  # all that its verifier reads, as tasks/rows.py writes it
     labels: tuple[str, ...] = ()  # "domain/algebra": its row's own, beside `label`
     visit: int = 0
+    turns: int = 0  # most turns of the model, where an environment answers it; 0: none does
 
     @property
     def key(self) -> tuple[int, int]:
@@ -77,7 +81,8 @@ class Rollout:
     logp: np.ndarray  # float32 [t]; 0 on the prompt
     entropy: np.ndarray  # float32 [t], nats; 0 on the prompt
     truncated: bool  # stopped by length, not by the end token
-    # int32 [t]: the policy version under which each token was sampled; not read on the prompt
+    # int32 [t]: the policy version under which each token was sampled; GIVEN on what an environment
+    # said; not read on the prompt
     versions: np.ndarray
     row: int
 
@@ -88,13 +93,24 @@ class Rollout:
 
     @property
     def response_length(self) -> int:
-        """Generated tokens, end token included."""
+        """Tokens after the prompt: generated ones, end token included, and an environment's."""
         return len(self.tokens) - len(self.prompt.tokens)
 
     @property
     def response(self) -> np.ndarray:
         """int32 [response_length]."""
         return self.tokens[len(self.prompt.tokens) :]
+
+    @property
+    def generated(self) -> np.ndarray:
+        """bool [response_length]: the model's tokens; the others an environment said."""
+        return self.versions[len(self.prompt.tokens) :] != GIVEN
+
+    @property
+    def turns(self) -> list[np.ndarray]:
+        """The model's tokens, int32 [t] for each of its turns."""
+        bounds = np.flatnonzero(np.diff(self.generated)) + 1
+        return np.split(self.response, bounds)[::2]
 
 
 @dataclass(frozen=True)
@@ -111,6 +127,7 @@ class Score:
     components: dict[str, float] = field(default_factory=dict)
     # the response had an answer to judge; nobody knows after a hang, crash or exception
     extracted: bool = True
+    says: str = ""  # the messages of an environment that goes on, a list of JSON; else empty
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ def _to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Pro
             answer=question.answer,
             row=question.row,
             labels=question.labels,
+            turns=question.turns,
         )
         for question, ids in zip(questions, encoded, strict=True)
     ]

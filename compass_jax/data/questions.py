@@ -59,6 +59,7 @@ class Question:
     heldout: bool
     labels: tuple[str, ...] = ()  # "domain/algebra"
     tools: tuple[dict[str, Any], ...] = ()  # what the chat template gets beside the messages
+    turns: int = 0  # most turns of the model, where an environment answers it
     entry: dict[str, Any] | None = None  # the procedural dataset's own
 
 
@@ -125,7 +126,7 @@ def _of_source(config: DataConfig, index: int, seed: int, tell: Tell) -> Iterato
     if isinstance(source, TaskSource):
         task = load_task(source.task, f"{key}.task")
         label = source.label or source.task.rpartition(":")[2]
-        kind = _Kind(label, source.task, task.verify == "math")
+        kind = _Kind(label, source.task, task.verify == "math", task.turns)
         return _distinct(config, index, kind, _task_rows(source.task, task, key, seed), tell)
     kind = _Kind(source.label or label_of(source.path), source.path, source.verifier == "math")
     return _distinct(config, index, kind, _file_rows(source, key, kind.compared, tell), tell)
@@ -151,6 +152,7 @@ class _Kind(NamedTuple):
     label: str
     place: str  # of the source, in messages
     compared: bool  # math-verify compares with the answer, and reads nothing else
+    turns: int = 0
 
 
 class _Row(NamedTuple):
@@ -210,7 +212,7 @@ def _of_row(config: DataConfig, index: int, kind: _Kind, found: _Row) -> Questio
         read = {"answer": found.answer} if kind.compared else {**row, "answer": found.answer}
     question = _question(config, index, kind.label, text, messages, answer, _encoded(read, where))
     tools = tools_of(row, where)
-    return replace(question, labels=_labels(row, where), tools=tuple(tools))
+    return replace(question, labels=_labels(row, where), tools=tuple(tools), turns=kind.turns)
 
 
 def _encoded(row: Mapping[str, Any], where: str) -> str:

@@ -4,7 +4,7 @@ scorer -> {"checks": ..., "tag": ..., "timeout_s": ..., "guards": ...}     once
 worker -> ["ready", ""]  or  ["failed", traceback]  or  ["refused", what a person did wrong]
 scorer -> [[source, response, row, prompt], ...]    when all earlier answers have come
 worker -> ["begun", ""]                             it has them, or goes on with them
-worker -> [index, reward or null, outcome, detail, components, extracted]   each, in order
+worker -> [index, reward or null, outcome, detail, components, extracted, says]   each, in order
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Answered(NamedTuple):
     detail: str
     components: dict[str, float]
     extracted: bool
+    says: str = ""  # what an environment answers
 
 
 class Channel:
@@ -103,10 +104,12 @@ def parse(text: bytes) -> Said | Answered:
             str(detail),
             dict(parts),
             bool(extracted),
+            str(says),
         ]:
             known = reward is not None and math.isfinite(reward)
             numbers = all(type(part) is float for part in parts.values()) and (known or not parts)
             fits = outcome in OUTCOMES and known == (outcome == "ok") and type(index) is int
+            fits = fits and (known or not says)
             if numbers and fits:
-                return Answered(index, reward, outcome, detail, parts, extracted)
+                return Answered(index, reward, outcome, detail, parts, extracted, says)
     raise ChannelError(f"a line of no known form: {text[:200]!r}")

@@ -80,6 +80,7 @@ class Graded(NamedTuple):
     reward: float | None
     components: dict[str, float]
     extracted: bool = True  # there was an answer in the response
+    says: str = ""  # an environment's messages, a list of JSON
 
 
 class _Undecided:
@@ -153,7 +154,8 @@ def _value(part: Part, value: Any) -> dict[str, Any] | None:
     found = _graded(part, value)
     if found.reward is None:
         return None
-    return {**found.components, "reward": found.reward, "extracted": found.extracted}
+    said = {"says": found.says} if found.says else {}
+    return {**found.components, "reward": found.reward, "extracted": found.extracted, **said}
 
 
 def _graded(part: Part, value: Any) -> Graded:
@@ -167,6 +169,9 @@ def _graded(part: Part, value: Any) -> Graded:
     extracted = parts.pop("extracted", True)
     if not isinstance(extracted, bool):
         raise TypeError(f"'extracted' is {extracted!r:.80}: it must be True or False")
+    says = parts.pop("says", "")
+    if not isinstance(says, str):
+        raise TypeError(f"'says' is {says!r:.80}: it must be a text")
     limits = part.limits
     if limits and not limits[0] <= reward <= limits[1]:
         raise ValueError(f"the reward {reward:g} is outside its range {list(limits)}")
@@ -178,7 +183,7 @@ def _graded(part: Part, value: Any) -> Graded:
                 f"a component cannot be called {name!r:.80}: letters, digits and _, and none of"
                 f" {', '.join(TAKEN)}"
             )
-    return Graded(reward, {name: number(part) for name, part in parts.items()}, extracted)
+    return Graded(reward, {name: number(part) for name, part in parts.items()}, extracted, says)
 
 
 def checks_of(data: DataConfig) -> list[tuple[Check, ...]]:

@@ -280,6 +280,7 @@ class Scorer:
                             said.detail,
                             said.components,
                             said.extracted,
+                            said.says,
                         ),
                     )
         except (EOFError, OSError):

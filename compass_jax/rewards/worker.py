@@ -38,7 +38,8 @@ DETAIL_CHARS = 2000
 def answers(
     verifier: Verifier, sent: Sequence[Response], zone: sandbox.Zone, seconds: float
 ) -> list[list]:
-    """Of each response: reward or None, outcome, detail, components, whether it had an answer.
+    """Of each response: reward or None, outcome, detail, components, whether it had an answer, and
+    what an environment says to it.
 
     What is not decided here is judged in one child, within `seconds` for all.
     """
@@ -83,11 +84,11 @@ def _graded(verifier: Verifier, values: list) -> list:
     except BaseException:
         return _unknown("error", traceback.format_exc())
     outcome = "unjudged" if graded.reward is None else "ok"
-    return [graded.reward, outcome, "", graded.components, graded.extracted]
+    return [graded.reward, outcome, "", graded.components, graded.extracted, graded.says]
 
 
 def _unknown(outcome: str, detail: str) -> list:
-    return [None, outcome, detail[-DETAIL_CHARS:], {}, False]
+    return [None, outcome, detail[-DETAIL_CHARS:], {}, False, ""]
 
 
 def _judge(

@@ -23,6 +23,7 @@ from typing import Any
 
 from compass_jax.config.errors import ConfigError
 from compass_jax.config.named import load
+from compass_jax.tasks.environment import Environment
 
 Row = Mapping[str, Any]
 Verify = Callable[..., Any] | str
@@ -46,6 +47,11 @@ class Task:
     prompts: Callable[[int], Iterable[Row]]
     verify: Verify | Mapping[Verify, float] = "math"
 
+    @property
+    def turns(self) -> int:
+        """Most turns of the model in a conversation; 0: its first answer is all that is judged."""
+        return self.verify.turns if isinstance(self.verify, Environment) else 0
+
 
 def load_task(name: str, key: str) -> Task:
     """The task that the setting `key` names. Raises ConfigError for anything else."""
@@ -58,5 +64,10 @@ def load_task(name: str, key: str) -> Task:
         raise ConfigError(
             f"{key} = {name!r}: prompts is a {type(task.prompts).__name__}; make it a function of"
             " the seed that gives rows"
+        )
+    if isinstance(task.verify, Mapping) and any(isinstance(x, Environment) for x in task.verify):
+        raise ConfigError(
+            f"{key} = {name!r}: an Environment judges whole conversations, and other verifiers one"
+            " answer; let its steps give all parts of the reward"
         )
     return task

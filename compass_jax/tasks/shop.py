@@ -1,0 +1,373 @@
+"""A small shop as an environment: a customer asks for changes of orders, the model makes them by
+tools, and the final state of the shop is judged.
+
+    python -m compass_jax.tasks.shop conversations.jsonl      right conversations for a cold start
+
+A row needs 1, 2, 4 or 8 calls, in English, Indonesian or Portuguese; it follows from the seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from compass_jax.tasks.calls import Call, calls_in, named
+from compass_jax.tasks.environment import Environment, Message, Turn
+from compass_jax.tasks.task import Task
+
+CALLS = (1, 2, 4, 8)
+TRIES = 50  # draws of a request in a row that were there before: there are no more
+ITEMS = {
+    "en": ("pen", "cup", "bag", "hat", "lamp", "book", "soap", "ring", "mat", "fan"),
+    "id": ("pena", "gelas", "tas", "topi", "lampu", "buku", "sabun", "cincin", "tikar", "kipas"),
+    "pt": ("caneta", "copo", "bolsa", "boina", "foco", "livro", "giz", "anel", "tapete", "leque"),
+}
+# what a customer says, by the kind of goal
+PHRASES = {
+    "en": {
+        "buy": "Buy {n} {item}.",
+        "coupon": "Buy {n} {item} with my coupon.",
+        "cancel": "Cancel my {item} order.",
+        "cheaper": "Buy {n} {item} or {other}, the cheaper.",
+    },
+    "id": {
+        "buy": "Beli {n} {item}.",
+        "coupon": "Beli {n} {item} dengan kupon saya.",
+        "cancel": "Batalkan pesanan {item} saya.",
+        "cheaper": "Beli {n} {item} atau {other}, yang lebih murah.",
+    },
+    "pt": {
+        "buy": "Compre {n} {item}.",
+        "coupon": "Compre {n} {item} com meu cupom.",
+        "cancel": "Cancele meu pedido de {item}.",
+        "cheaper": "Compre {n} {item} ou {other}, o mais barato.",
+    },
+}
+NEEDED = {"buy": 1, "coupon": 2, "cancel": 2, "cheaper": 3}  # calls
+OK = {"en": "Done.", "id": "Selesai.", "pt": "Feito."}
+
+Shop = dict[str, Any]  # JSON
+Goal = Mapping[str, Any]
+
+
+# ---- the shop's tools ----------------------------------------------------------------------------
+
+
+def _price(shop: Shop, item: Any) -> int:
+    return shop["prices"][_known(shop, item)]
+
+
+def _stock(shop: Shop, item: Any) -> int:
+    return shop["stock"][_known(shop, item)]
+
+
+def _orders(shop: Shop) -> list[list[Any]]:
+    return [[o["id"], o["item"], o["n"]] for o in shop["orders"] if o["status"] == "open"]
+
+
+def _coupon(shop: Shop) -> str:
+    if not shop["coupon"]:
+        raise ValueError("no coupon")
+    return shop["coupon"]
+
+
+def _buy(shop: Shop, item: Any, n: Any, coupon: Any = "") -> int:
+    """The number of the order. A coupon takes a tenth off, once."""
+    price = _price(shop, item)
+    if type(n) is not int or n < 1:
+        raise ValueError("n must be 1 or more")
+    if n > shop["stock"][item]:
+        raise ValueError(f"only {shop['stock'][item]} {item}")
+    if coupon and coupon != shop["coupon"]:
+        raise ValueError("no such coupon")
+    if coupon:
+        shop["coupon"] = ""
+    shop["stock"][item] -= n
+    number = max((order["id"] for order in shop["orders"]), default=10) + 1
+    total = price * n * (9 if coupon else 10)  # tenths
+    order = {"id": number, "item": item, "n": n, "total": total, "status": "open"}
+    shop["orders"].append(order)
+    return number
+
+
+def _cancel(shop: Shop, order: Any) -> str:
+    for one in shop["orders"]:
+        if type(order) is int and one["id"] == order and one["status"] == "open":
+            one["status"] = "cancelled"
+            shop["stock"][one["item"]] += one["n"]
+            return "ok"
+    raise ValueError("no such order")
+
+
+def _known(shop: Shop, item: Any) -> str:
+    if not isinstance(item, str) or item not in shop["prices"]:
+        raise ValueError("no such item")
+    return item
+
+
+# name -> (function, arguments, how many of the last may be left out, what it does)
+TOOLS: dict[str, tuple[Callable[..., Any], tuple[str, ...], int, str]] = {
+    "price": (_price, ("item",), 0, "Gives the price of one item."),
+    "stock": (_stock, ("item",), 0, "Gives how many of an item there are."),
+    "orders": (_orders, (), 0, "Lists the customer's open orders as [order, item, n]."),
+    "coupon": (_coupon, (), 0, "Gives the code of the customer's coupon."),
+    "buy": (_buy, ("item", "n", "coupon"), 1, "Orders n of an item; gives the order's number."),
+    "cancel": (_cancel, ("order",), 0, "Cancels an open order by its number."),
+}
+
+
+def use(shop: Shop, call: Call) -> str:
+    """What a call gives, as JSON; the shop is changed. A call that cannot be made gives
+    {"error": why} and changes nothing.
+    """
+    try:
+        if call.error:
+            raise ValueError(call.error)
+        if call.name not in TOOLS:
+            raise ValueError(f"no such tool: {', '.join(TOOLS)}")
+        function, names, optional, _ = TOOLS[call.name]
+        result = function(shop, **named(call, names, optional))
+    except ValueError as error:
+        result = {"error": str(error)}
+    return json.dumps(result, separators=(",", ":"))
+
+
+def schemas() -> list[dict[str, Any]]:
+    """The tools as chat templates show them."""
+    whole = ("n", "order")
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": about,
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        x: {"type": "integer" if x in whole else "string"} for x in args
+                    },
+                    "required": list(args[: len(args) - optional]),
+                },
+            },
+        }
+        for name, (_, args, optional, about) in TOOLS.items()
+    ]
+
+
+# ---- conversations -------------------------------------------------------------------------------
+
+
+def start(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The shop of a row as it opens."""
+    shop = json.loads(json.dumps(row["shop"]))
+    return {"shop": shop, "opened": row["shop"], "wanted": row["wanted"]}
+
+
+def step(state: dict[str, Any], text: str) -> Turn:
+    """Makes the calls of a turn. The reward is 1 where the shop is as it is to be, else 0; a turn
+    without a call ends the conversation.
+    """
+    answers = [use(state["shop"], call) for call in calls_in(text)]
+    done = progress(state)
+    messages = [{"role": "tool", "content": answer} for answer in answers]
+    errors = sum(answer.startswith('{"error"') for answer in answers)
+    return Turn(messages, float(done == 1.0), {"progress": done, "errors": float(errors)})
+
+
+def step_rewarded(state: dict[str, Any], text: str) -> Turn:
+    """`step`, its reward what the turn adds to `progress`: they sum to 1 where all is done."""
+    before = progress(state)
+    turn = step(state, text)
+    return turn._replace(reward=turn.components["progress"] - before)
+
+
+def progress(state: Mapping[str, Any]) -> float:
+    """Of the changes to orders that were made or are wanted, the share that were and are; 1 where
+    all is done and nothing else.
+    """
+    opened, made = _changes(state["opened"]), _changes(state["shop"])
+    wanted = Counter(map(tuple, state["wanted"]))
+    made.subtract(opened)
+    made = +made
+    return (made & wanted).total() / (made | wanted).total()
+
+
+def _changes(shop: Shop) -> Counter[tuple[Any, ...]]:
+    return Counter((o["item"], o["n"], o["total"], o["status"]) for o in shop["orders"])
+
+
+# ---- what a right conversation does --------------------------------------------------------------
+
+Script = Generator[Call, Any, None]  # gives calls, and is sent what they gave
+
+
+def _script(goal: Goal) -> Script:
+    item, n = goal["item"], goal.get("n", 0)
+    if goal["kind"] == "buy":
+        yield Call("buy", [item, n])
+    elif goal["kind"] == "coupon":
+        code = yield Call("coupon", [])
+        yield Call("buy", [item, n, code])
+    elif goal["kind"] == "cancel":
+        found = yield Call("orders", [])
+        yield Call("cancel", [next(number for number, name, _ in found if name == item)])
+    else:
+        first = yield Call("price", [item])
+        second = yield Call("price", [goal["other"]])
+        yield Call("buy", [item if first < second else goal["other"], n])
+
+
+def right_calls(shop: Shop, goals: Sequence[Goal]) -> list[tuple[Call, str]]:
+    """The calls that reach the goals, each with what it gives; the shop is changed."""
+    made: list[tuple[Call, str]] = []
+    for goal in goals:
+        script, sent = _script(goal), None
+        while True:
+            try:
+                call = script.send(sent)
+            except StopIteration:
+                break
+            made.append((call, use(shop, call)))
+            sent = json.loads(made[-1][1])
+    return made
+
+
+def conversation(row: Mapping[str, Any]) -> list[Message]:
+    """A right conversation, its calls in the short form."""
+    messages: list[Message] = [{"role": "user", "content": row["prompt"]}]
+    for call, answer in right_calls(start(row)["shop"], row["goals"]):
+        text = json.dumps({call.name: call.arguments}, separators=(",", ":"))
+        messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": answer}]
+    return [*messages, {"role": "assistant", "content": OK[row["language"]]}]
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def rows(
+    seed: int, calls: Sequence[int], each: int, languages: Sequence[str] = tuple(ITEMS)
+) -> Iterator[dict[str, Any]]:
+    """At most `each` distinct requests of each number of calls and language; fewer where there are
+    no more.
+    """
+    for count in calls:
+        for language in languages:
+            random_ = random.Random(f"{seed} {count} {language}")
+            seen: set[str] = set()
+            repeated = 0
+            while len(seen) < each and repeated < TRIES:
+                row = _row(random_, count, language)
+                repeated = repeated + 1 if row["prompt"] in seen else 0
+                if not repeated:
+                    seen.add(row["prompt"])
+                    yield row
+
+
+def _row(random_: random.Random, calls: int, language: str) -> dict[str, Any]:
+    items = list(ITEMS[language])
+    random_.shuffle(items)
+    shop: Shop = {
+        "prices": dict(zip(items, random_.sample(range(1, 60), len(items)), strict=True)),
+        "stock": {item: random_.randint(10, 30) for item in items},
+        "coupon": f"C{random_.randint(10, 99)}",
+        "orders": [],
+    }
+    goals = _goals(random_, calls, items)
+    ordered = [goal["item"] for goal in goals if goal["kind"] == "cancel"]
+    others = items[-2:][: random_.randint(0, 2)]
+    for number, item in enumerate(random_.sample([*ordered, *others], len(ordered) + len(others))):
+        n = random_.randint(1, 3)
+        one = {"id": 11 + number, "item": item, "n": n, "total": shop["prices"][item] * n * 10}
+        shop["orders"].append({**one, "status": "open"})
+    after = json.loads(json.dumps(shop))
+    right_calls(after, goals)
+    changes = _changes(after)
+    changes.subtract(_changes(shop))
+    prompt = " ".join(PHRASES[language][goal["kind"]].format(**goal) for goal in goals)
+    return {
+        "prompt": prompt,
+        "shop": shop,
+        "goals": goals,
+        "wanted": [list(change) for change in (+changes).elements()],
+        "difficulty": calls,
+        "language": language,
+    }
+
+
+def _goals(random_: random.Random, calls: int, items: Sequence[str]) -> list[dict[str, Any]]:
+    """Goals that need so many calls in all, each of items of its own; one at most uses the coupon.
+
+    The last two items are nobody's: the shop may have orders of them.
+    """
+    goals: list[dict[str, Any]] = []
+    left, free = calls, list(items[:-2])
+    kinds = [kind for kind in NEEDED if kind != "buy" or calls != 2]  # of two, one looks up
+    while left:
+        fits = [kind for kind in kinds if NEEDED[kind] <= left] or ["buy"]
+        kind = random_.choice(fits)
+        goal = {"kind": kind, "item": free.pop(), "n": random_.randint(1, 9)}
+        if kind == "cheaper":
+            goal["other"] = free.pop()
+        if kind == "coupon":
+            kinds = [other for other in kinds if other != "coupon"]
+        goals.append(goal)
+        left -= NEEDED[kind]
+    return goals
+
+
+def shop_task(
+    calls: Sequence[int],
+    each: int,
+    languages: Sequence[str] = tuple(ITEMS),
+    *,
+    tools: bool = True,
+    per_turn: float | None = None,
+) -> Task:
+    """The shop as a task.
+
+    Args:
+        calls: that rows need: of CALLS.
+        tools: whether rows tell the chat template of the tools.
+        per_turn: the discount of a reward for each turn; None: the last turn's counts.
+    """
+
+    def prompts(seed: int) -> Iterator[dict[str, Any]]:
+        told = {"tools": schemas()} if tools else {}
+        for row in rows(seed, calls, each, languages):
+            yield {**row, **told}
+
+    taken = step if per_turn is None else step_rewarded
+    return Task(prompts, Environment(start, taken, max(calls) + 2, per_turn))
+
+
+task = shop_task(CALLS, 500)
+# for models whose chat template shows no tools, which learn the short form in a cold start
+short = shop_task(CALLS, 500, tools=False)
+short_1, short_2, short_4, short_8 = (shop_task((n,), 500, ("en",), tools=False) for n in CALLS)
+rewarded_1, rewarded_2, rewarded_4, rewarded_8 = (
+    shop_task((n,), 500, ("en",), tools=False, per_turn=1.0) for n in CALLS
+)
+
+
+def main() -> None:
+    """Writes right conversations, one a line."""
+    parser = argparse.ArgumentParser(description="Right conversations in the shop, as JSONL.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--calls", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--each", type=int, default=100, help="of each number of calls, a language")
+    parser.add_argument("--languages", nargs="+", default=list(ITEMS), choices=list(ITEMS))
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    found = rows(given.seed, given.calls, given.each, given.languages)
+    lines = [json.dumps({"messages": conversation(row)}) + "\n" for row in found]
+    given.file.write_text("".join(lines))
+    print(f"{len(lines)} conversations: {given.file}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""An environment answers the model's turns in the workers; what breaks its contract is left out."""
+
+import json
+
+import pytest
+
+from compass_jax.config import ConfigError, DataConfig, RewardConfig, TaskSource
+from compass_jax.data.questions import questions
+from compass_jax.records import Prompt
+from compass_jax.rewards.score import Scorer
+from compass_jax.tasks import Environment, Task, Turn
+from compass_jax.tasks.environment import MOST_CHARS, EnvironmentFault
+from compass_jax.tasks.rows import encode_row
+from compass_jax.tasks.task import load_task
+
+# what it says to "again" is another message for each number of turns
+OWN = """
+import time
+from compass_jax.tasks import Environment, Task, Turn
+
+
+def prompts(seed):
+    for n in range(9):
+        yield {"prompt": f"Count to {n}.", "n": n}
+
+
+def step(state, text):
+    state["turns"] += 1
+    if text == "hang":
+        time.sleep(60)
+    if text == "raise":
+        raise KeyError(text)
+    if text == "nonsense":
+        return Turn([{"role": "assistant", "content": "I am the model"}])
+    if text == "again":
+        return Turn([{"role": "tool", "content": str(state)}], 0.25, {"agains": state["turns"]})
+    return Turn(reward=float(text == str(state["n"])))
+
+
+counted = Task(prompts, Environment(lambda row: {"n": row["n"], "turns": 0}, step, turns=5))
+mixed = Task(prompts, {counted.verify: 1.0, "length": 0.1})
+"""
+
+
+def echo(discount=None):
+    def step(state, text):
+        state.append(text)
+        last = text == "end"
+        return Turn([] if last else [{"role": "tool", "content": "".join(state)}], float(len(text)))
+
+    return Environment(lambda row: [row["first"]], step, 4, discount)
+
+
+def said(environment, *texts):
+    return environment({"first": "0"}, json.dumps(texts))
+
+
+def test_a_conversation_is_played_from_its_start_and_says_what_comes_next():
+    found = said(echo(), "a", "b")
+    assert json.loads(found.pop("says")) == [{"role": "tool", "content": "0ab"}]
+    assert found == {"reward": 1.0, "turns": 2.0}
+    assert said(echo(), "a", "b") == {**found, "says": said(echo(), "a", "b")["says"]}
+    assert said(echo(), "a", "end")["says"] == ""
+
+
+def test_rewards_are_the_last_turns_or_discounted():
+    assert said(echo(), "a", "bbbbb", "end")["reward"] == 3.0
+    assert said(echo(0.5), "a", "bbbbb", "end")["reward"] == 1 + 0.5 * 5 + 0.25 * 3
+    assert said(echo(0.0), "a", "bbbbb", "end")["reward"] == 1.0
+
+
+def test_what_is_over_does_not_go_on():
+    with pytest.raises(EnvironmentFault, match="over after turn 1 of 2"):
+        said(echo(), "end", "a")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "assistant", "content": "x"}],
+        [{"role": "tool"}],
+        [{"role": "tool", "content": 3}],
+        [{"role": "tool", "content": "x", "tool_calls": "y"}],
+        ["tool"],
+        [{"role": "tool", "content": "x" * MOST_CHARS}],
+    ],
+)
+def test_messages_of_no_form_are_refused(messages):
+    with pytest.raises(EnvironmentFault):
+        said(Environment(lambda row: None, lambda state, text: Turn(messages)), "a")
+
+
+def test_a_step_gives_a_turn_and_its_limits_make_sense():
+    with pytest.raises(EnvironmentFault, match="gave a float: make it a Turn"):
+        said(Environment(lambda row: None, lambda state, text: 1.0), "a")
+    for wrong in ({"turns": 0}, {"discount": 1.5}):
+        with pytest.raises(ValueError, match="must be"):
+            Environment(lambda row: None, lambda state, text: Turn(), **wrong)
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    return str(tmp_path / "own.py")
+
+
+def test_prompts_know_their_turns_and_nothing_else_judges_a_conversation(own):
+    config = DataConfig(sources=(TaskSource(f"{own}:counted"),))
+    assert {question.turns for question in questions(config, 0)} == {5}
+    assert Task(lambda seed: (), "math").turns == 0
+    with pytest.raises(ConfigError, match="judges whole conversations"):
+        load_task(f"{own}:mixed", "data.sources[0].task")
+
+
+def test_workers_play_it_and_what_fails_costs_its_sample_alone(own):
+    config = DataConfig(sources=(TaskSource(f"{own}:counted"),))
+    told = [["4"], ["again"], ["again", "again"], ["hang"], ["raise"], ["nonsense"], ["again", "4"]]
+    with Scorer(RewardConfig(timeout_s=1.0), config) as scorer:
+        for key, texts in enumerate(told):
+            prompt = Prompt(key, 0, "x", "q", None, "", encode_row({"n": 4}), turns=5)
+            scorer.submit(key, prompt, json.dumps(texts))
+        found = {}
+        while scorer.outstanding:
+            found.update(scorer.collect(block=True))
+    outcomes = [found[key].outcome for key in range(len(told))]
+    assert outcomes == ["ok", "ok", "ok", "timeout", "error", "error", "ok"]
+    assert [found[key].reward for key in (0, 1, 2, 6)] == [1.0, 0.25, 0.25, 1.0]
+    assert found[2].components == {"agains": 2.0, "turns": 2.0}
+    assert json.loads(found[2].says) == [{"role": "tool", "content": "{'n': 4, 'turns': 2}"}]
+    assert not any(found[key].known or found[key].says for key in (3, 4, 5))
+    assert found[0].says == found[6].says == ""

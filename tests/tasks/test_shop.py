@@ -1,0 +1,130 @@
+"""The shop: its rows can be solved in so many calls, and nothing but the final state counts."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from compass_jax.tasks import shop
+from compass_jax.tasks.calls import Call, calls_in, named
+
+ROWS = list(shop.rows(0, shop.CALLS, 30))
+PLAY = shop.short.verify
+
+
+def played(row, *texts):
+    return PLAY(row, json.dumps(texts))
+
+
+def right(row):
+    return [m["content"] for m in shop.conversation(row) if m["role"] == "assistant"]
+
+
+def row_of(kind, calls=1):
+    return next(
+        r for r in ROWS if r["difficulty"] == calls and any(g["kind"] == kind for g in r["goals"])
+    )
+
+
+def test_every_row_is_solved_by_as_many_calls_as_it_says():
+    """and by none of its beginnings, whose environment goes on."""
+    assert {(r["difficulty"], r["language"]) for r in ROWS} == {
+        (n, language) for n in shop.CALLS for language in shop.ITEMS
+    }
+    for row in ROWS:
+        texts = right(row)
+        assert len(texts) == row["difficulty"] + 1
+        assert played(row, *texts)["reward"] == 1.0 and not played(row, *texts)["says"]
+        early = played(row, *texts[:-2], "I give up.")
+        assert early["reward"] == 0.0 and not early["says"]
+        assert played(row, *texts[: len(texts) - 1])["says"]
+
+
+def test_rows_follow_from_the_seed_and_are_distinct():
+    again, other = (list(shop.rows(seed, shop.CALLS, 30)) for seed in (0, 1))
+    assert again == ROWS
+    asked = {row["prompt"] for row in ROWS}
+    assert (
+        len(asked) == len(ROWS) and len(asked & {row["prompt"] for row in other}) < len(asked) / 2
+    )
+
+
+def test_rewards_of_turns_sum_to_what_was_reached():
+    row = row_of("buy", 8)
+    texts = right(row)
+    paid = [
+        shop.rewarded_8.verify.play(row, texts[:k])[-1].reward for k in range(1, len(texts) + 1)
+    ]
+    assert sum(paid) == pytest.approx(1.0) and min(paid) == 0.0
+    wrong = json.dumps({"buy": [row["goals"][0]["item"], 10]})
+    harmed = shop.rewarded_8.verify.play(row, [*texts[:-1], wrong])[-1]
+    assert harmed.reward < 0 and harmed.components["progress"] < 1
+
+
+def test_one_call_too_many_or_another_argument_is_wrong():
+    row = row_of("buy")
+    item, n = row["goals"][0]["item"], row["goals"][0]["n"]
+    good = json.dumps({"buy": [item, n]})
+    assert played(row, good, "x")["reward"] == 1.0
+    assert played(row, good, good, "x")["reward"] == 0.0
+    assert played(row, json.dumps({"buy": [item, n + 1]}), "x")["reward"] == 0.0
+    undone = json.dumps({"cancel": [json.loads(said(row, good))]})
+    assert played(row, good, undone, "x")["reward"] == 0.0
+
+
+def said(row, *texts):
+    return json.loads(played(row, *texts)["says"])[-1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{not json", "no JSON"),
+        ("<tool_call>{}</tool_call>", "a name and arguments"),
+        ('{"buy": 3}', "a name and arguments"),
+        ('{"sell": []}', "no such tool"),
+        ('{"buy": []}', "buy takes item, n, coupon"),
+        ('{"buy": ["pen", 1, "", 4]}', "buy takes"),
+        ('{"name": "buy", "arguments": {"item": "pen", "number": 1}}', "buy takes"),
+        ('{"buy": ["pen", "2"]}', "n must be 1 or more"),
+        ('{"buy": ["pen", true]}', "n must be 1 or more"),
+        ('{"buy": ["pen", 999]}', "only"),
+        ('{"buy": [["pen"], 1]}', "no such item"),
+        ('{"buy": ["pen", 1, "C0"]}', "no such coupon"),
+        ('{"cancel": [99]}', "no such order"),
+        ("[" * 100_000, "no JSON"),
+    ],
+)
+def test_a_call_that_cannot_be_made_says_why_and_changes_nothing(text, error):
+    row = row_of("buy")
+    assert error in json.loads(said(row, text))["error"]
+    assert played(row, text, *right(row))["reward"] == 1.0
+    assert played(row, text)["errors"] == 1.0
+
+
+def test_calls_are_read_in_every_form():
+    arguments = {"item": "pen", "n": 2}
+    block = json.dumps({"name": "buy", "arguments": arguments})
+    call = Call("buy", arguments)
+    assert calls_in(f"I buy.\n<tool_call>\n{block}\n</tool_call>") == [call]
+    assert calls_in(f"<tool_call>{block}</tool_call> and <tool_call>{block}") == [call, call]
+    assert calls_in(block) == [call] and calls_in(f"[{block}, {block}]") == [call, call]
+    assert calls_in('{"buy": ["pen", 2]}') == [Call("buy", ["pen", 2])]
+    assert named(Call("buy", ["pen", 2]), ("item", "n", "coupon"), 1) == arguments
+    assert calls_in("All is done.") == calls_in("") == []
+
+
+def test_a_coupon_counts_once():
+    row = row_of("coupon", 2)
+    look, bought, _ = right(row)
+    assert json.loads(said(row, look, bought, bought))["error"] == "no such coupon"
+
+
+def test_conversations_for_a_cold_start_are_written(tmp_path):
+    file = tmp_path / "c.jsonl"
+    command = [sys.executable, "-m", "compass_jax.tasks.shop", str(file), "--each", "4"]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    found = [json.loads(line)["messages"] for line in file.read_text().splitlines()]
+    assert len(found) == 4 * 2 * 3
+    assert {m["role"] for messages in found for m in messages} == {"user", "assistant", "tool"}
