@@ -45,14 +45,18 @@ LAYERS = {
     "rollout.jetstream_api": MODEL | {"rollout", "data"},
     "experience": MODEL | {"rollout", "rl", "rewards", "experience"},
     "rl": BASE | {"rl"},
+    "tool_calls": {"untrusted"},
     "tasks": {"config", "tasks"},
-    "rewards": {"records", "config", "untrusted", "tasks", "rewards"},
+    "rewards": {"records", "config", "untrusted", "tool_calls", "tasks", "rewards"},
     "rewards.penalties": set(),
     "rewards.answers": set(),
     "rewards.constraints": {"untrusted"},
     "rewards.extract": set(),
-    "rewards.verifiers": {"untrusted", "rewards.verifiers"}
-    | {f"rewards.{part}" for part in ("answers", "extract", "constraints")},
+    "rewards.values": set(),
+    "rewards.tool_matching": {"untrusted", "tool_calls", "rewards.values"},
+    "rewards.verifiers": {"untrusted", "tool_calls", "rewards.verifiers"}
+    | {f"rewards.{part}" for part in ("answers", "extract", "constraints", "values")}
+    | {"rewards.tool_matching"},
     "data": {"records", "config", "untrusted", "tasks", "data"},
     "weights": MODEL | {"families", "weights", "config_io", "distributed"},
     "training": MODEL | {"chips", "compiler_clock", "rl", "training", "rewards.penalties"},

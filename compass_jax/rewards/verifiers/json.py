@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compass_jax.rewards.extract import json_text
+from compass_jax.rewards.values import equal
 from compass_jax.rewards.verifiers.base import NOTHING, Example, Kind
 from compass_jax.untrusted import UntrustedError, parse_json
 
@@ -20,14 +21,14 @@ def judge(
         found = parse_json(json_text(response, answer_tag), "the answer")
     except UntrustedError:
         return NOTHING
-    equal = answer is None or _equal(found, _value(answer, "the reference"))
+    same = answer is None or equal(found, _value(answer, "the reference"))
     if schema is None:
-        return {"reward": float(equal)}
+        return {"reward": float(same)}
     from jsonschema.validators import validator_for
 
     wanted = _value(schema, "the schema")
     valid = validator_for(wanted)(wanted).is_valid(found)
-    return {"reward": float(equal and valid), "valid": float(valid)}
+    return {"reward": float(same and valid), "valid": float(valid)}
 
 
 def at_once(
@@ -53,19 +54,6 @@ def _complaint(given: Mapping[str, Any]) -> str:
     except (UntrustedError, SchemaError, TypeError, ValueError) as error:
         return f"schema = {given['schema']!r:.100}: {str(error).splitlines()[0]:.200}"
     return ""
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two values are the same JSON: true is not 1, and 1 is 1.0."""
-    if isinstance(a, bool) or isinstance(b, bool):
-        return a is b
-    if isinstance(a, list) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    if isinstance(a, int | float) and isinstance(b, int | float):
-        return a == b
-    return type(a) is type(b) and a == b
 
 
 KIND = Kind(

@@ -1,0 +1,23 @@
+"""Whether two values of JSON are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def equal(a: Any, b: Any, text: Callable[[str], str] = str) -> bool:
+    """Whether two values are the same JSON: true is not 1, 1 is 1.0, and a tuple is a list. Strings
+    are the same where `text` of them is.
+    """
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(equal(x, y, text) for x, y in zip(a, b))
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(equal(a[key], b[key], text) for key in a)
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return a == b
+    if isinstance(a, str) and isinstance(b, str):
+        return text(a) == text(b)
+    return type(a) is type(b) and a == b

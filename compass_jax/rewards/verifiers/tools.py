@@ -1,0 +1,63 @@
+"""Calls of tools, by value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compass_jax.rewards.extract import extract_answer
+from compass_jax.rewards.tool_matching import Verdict, compared, tools_by_name, wanted_calls
+from compass_jax.rewards.verifiers.base import Example, Kind
+from compass_jax.tool_calls import MalformedCall, tool_calls
+
+_NO_CALL = "no tool is called"
+
+
+def judge(
+    response: str, answer: Any, answer_tag: str, tools: Any = (), ordered: bool = False
+) -> Mapping[str, Any]:
+    """1 where the calls in the response are those of the reference; "name" and "arguments" are the
+    shares of them whose tool was called, and that were made as wanted.
+    """
+    return components(verdict(response, answer, answer_tag, tools, ordered))
+
+
+def components(found: Verdict) -> dict[str, Any]:
+    """A verdict as verifiers give it."""
+    parts = {"reward": found.reward, "name": found.name, "arguments": found.arguments}
+    return parts if found.reason != _NO_CALL else {**parts, "extracted": False}
+
+
+def verdict(
+    response: str, answer: Any, answer_tag: str, tools: Any = (), ordered: bool = False
+) -> Verdict:
+    """The verdict of `judge`, with its reason."""
+    known = tools_by_name(tools)
+    wanted = wanted_calls(answer, known)
+    inner = extract_answer(response, answer_tag) if answer_tag else None
+    try:
+        calls = tool_calls(response if inner is None else inner)
+    except MalformedCall as error:
+        return Verdict(0.0, 0.0, 0.0, str(error))
+    if wanted and not calls:
+        return Verdict(0.0, 0.0, 0.0, _NO_CALL)
+    return compared(calls, wanted, known, ordered)
+
+
+def _complaint(given: Mapping[str, Any]) -> str:
+    ordered = given.get("ordered", False)
+    return "" if isinstance(ordered, bool) else f"ordered = {ordered!r:.40} must be true or false"
+
+
+KIND = Kind(
+    judge,
+    "the tools are called that the reference calls, with its arguments by value",
+    Example(
+        {"answer": [{"name": "weather", "arguments": {"city": "Paris", "days": 2}}]},
+        '<tool_call>{"name": "weather", "arguments": {"days": 2.0, "city": "Paris"}}</tool_call>',
+        "[weather(city='Paris', days='2')]",
+    ),
+    takes=("tools", "ordered"),
+    looks_for="calls: in <tool_call>, as JSON, or in Python's syntax",
+    complaint=_complaint,
+)

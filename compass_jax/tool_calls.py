@@ -1,0 +1,193 @@
+"""Calls of tools in a model's text, in the formats that chat templates ask for:
+
+    <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>            Hermes, Qwen; any number
+    [{"name": "f", "arguments": {"a": 1}}]                                 a JSON list, or an object
+    {"tool_calls": [{"function": {"name": "f", "arguments": "{\\"a\\": 1}"}}]}       OpenAI's fields
+    [f(a=1), g(b='x')]                                                     Python's syntax
+
+A text is hostile input: it is read, and nothing of it is evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from compass_jax.errors import CompassError
+from compass_jax.untrusted import MOST_DEPTH, MOST_DIGITS, parse_json
+
+MOST_CHARS = 100_000  # of a text with calls
+MOST_CALLS = 64
+_OPEN = "<tool_call>"
+_CLOSE = "</tool_call>"
+_FENCED = re.compile(r"```(?:json|python|tool_code|tool_call)?[ \t]*\n(.*?)```", re.DOTALL)
+_JSON = re.compile(r'\{\s*"|\[\s*[{\]]')
+_PYTHON = re.compile(r"\[?\s*[A-Za-z_][\w.]*\(")
+_WORDS = {"true": True, "false": False, "null": None}  # JSON's, in Python's syntax
+
+
+class MalformedCall(CompassError, ValueError):
+    """A text begins a call that cannot be read; the message says why."""
+
+
+class ToolCall(NamedTuple):
+    """A call: a tool's name, its arguments by name, and those that Python's syntax gave by position
+    alone. Values are those of JSON.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    positional: tuple[Any, ...] = ()
+
+
+def tool_calls(text: str) -> list[ToolCall]:
+    """The calls in a text, in their order; empty where it makes none. What is thought (`<think>`)
+    calls nothing, and so does prose around a `<tool_call>` or a block between ``` marks.
+
+    Raises MalformedCall where a call begins that cannot be read, and for more than MOST_CALLS.
+    """
+    body = text.strip()
+    if not _reader(body):
+        body = body.rpartition("</think>")[2].partition("<think>")[0].strip()
+    if not _reader(body):
+        if _OPEN in body:
+            return _few(_tagged(body))
+        blocks = _FENCED.findall(body)
+        body = (blocks[-1] if blocks else body).strip().removeprefix("[TOOL_CALLS]").lstrip()
+    reader = _reader(body)
+    if len(body) > MOST_CHARS and reader:
+        raise MalformedCall(f"{len(body):,} characters of calls, more than {MOST_CHARS:,}")
+    return _few(reader(body)) if reader else []
+
+
+def _reader(body: str) -> Callable[[str], list[ToolCall]] | None:
+    """What reads a text that begins with a call; None where it does not."""
+    return _json if _JSON.match(body) else _python if _PYTHON.match(body) else None
+
+
+def _few(calls: list[ToolCall]) -> list[ToolCall]:
+    if len(calls) > MOST_CALLS:
+        raise MalformedCall(f"{len(calls):,} calls, more than {MOST_CALLS}")
+    return calls
+
+
+def _tagged(text: str) -> list[ToolCall]:
+    """The calls between tags. A tag inside a call's strings opens and closes nothing."""
+    calls: list[ToolCall] = []
+    decoder = json.JSONDecoder()
+    start = text.find(_OPEN)
+    while start >= 0 and len(calls) <= MOST_CALLS:
+        begin = start + len(_OPEN)
+        begin += len(text[begin:]) - len(text[begin:].lstrip())
+        if len(text) - begin > MOST_CHARS:
+            raise MalformedCall(f"more than {MOST_CHARS:,} characters from a {_OPEN} on")
+        try:
+            _, end = decoder.raw_decode(text, begin)
+        except (ValueError, RecursionError) as error:
+            raise MalformedCall(f"after {_OPEN}: not JSON: {error}") from error
+        if not text[end:].lstrip().startswith(_CLOSE):
+            raise MalformedCall(f"a {_OPEN} has no {_CLOSE} after its JSON")
+        calls += _json(text[begin:end], must=True)
+        start = text.find(_OPEN, end)
+    return calls
+
+
+def _json(text: str, must: bool = False) -> list[ToolCall]:
+    """The calls of a JSON text. An object that has none of the fields of a call is none, unless it
+    `must` be one.
+    """
+    value = parse_json(text, "a call", error=MalformedCall)
+    fields = {"name", "function", "tool_calls"}
+    if isinstance(value, dict) and not must and not fields & value.keys():
+        return []
+    return _of_value(value)
+
+
+def _of_value(value: Any) -> list[ToolCall]:
+    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
+        value = value["tool_calls"]
+    return [of_object(one) for one in value] if isinstance(value, list) else [of_object(value)]
+
+
+def of_object(value: Any) -> ToolCall:
+    """The call that a value of JSON is: its name is under "name" or "function", its arguments, an
+    object or one as text, under "arguments" or "parameters"; or both under "function", as OpenAI
+    has them. Raises MalformedCall for anything else.
+    """
+    if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
+        value = value["function"]
+    if not isinstance(value, Mapping):
+        raise MalformedCall(f"{value!r:.80} is no call: it must be an object with a name")
+    name = value.get("name", value.get("function"))
+    arguments = value.get("arguments", value.get("parameters"))
+    if isinstance(arguments, str) and arguments.strip():
+        arguments = parse_json(arguments, "a call's arguments", error=MalformedCall)
+    if not isinstance(name, str) or not name:
+        raise MalformedCall(f"{str(dict(value))[:80]} has no name of a tool")
+    if not isinstance(arguments or {}, Mapping):
+        raise MalformedCall(f"the arguments of {name:.40} are no object: {arguments!r:.80}")
+    return ToolCall(name, dict(arguments or {}))
+
+
+def _python(text: str) -> list[ToolCall]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of unknown escapes in strings
+            statements = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise MalformedCall(f"not Python's syntax of calls: {error!s:.120}") from error
+    calls = []
+    for statement in statements:
+        node = statement.value if isinstance(statement, ast.Expr) else statement
+        calls += [_of_node(x) for x in (node.elts if isinstance(node, ast.List) else [node])]
+    return calls
+
+
+def _of_node(node: ast.AST) -> ToolCall:
+    if not isinstance(node, ast.Call):
+        raise MalformedCall(f"a {type(node).__name__} stands where a call should")
+    parts: list[str] = []
+    function: ast.expr = node.func
+    while isinstance(function, ast.Attribute):
+        parts.append(function.attr)
+        function = function.value
+    if not isinstance(function, ast.Name):
+        raise MalformedCall("a call's name must be a name, or names with dots between them")
+    name = ".".join([function.id, *reversed(parts)])
+    arguments: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None or keyword.arg in arguments:
+            raise MalformedCall(f"{name:.40} gets {keyword.arg or '**'} more than once")
+        arguments[keyword.arg] = _literal(keyword.value, 1)
+    return ToolCall(name, arguments, tuple(_literal(one, 1) for one in node.args))
+
+
+def _literal(node: ast.expr, depth: int) -> Any:
+    """The value of JSON that a node says."""
+    if depth > MOST_DEPTH:
+        raise MalformedCall(f"an argument is nested deeper than {MOST_DEPTH} levels")
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_literal(one, depth + 1) for one in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [None if key is None else _literal(key, depth + 1) for key in node.keys]
+        if not all(isinstance(key, str) for key in keys) or len(set(keys)) < len(keys):
+            raise MalformedCall("the keys of an object must be strings, each once")
+        return dict(zip(keys, (_literal(one, depth + 1) for one in node.values)))
+    if isinstance(node, ast.Name) and node.id in _WORDS:
+        return _WORDS[node.id]
+    sign, inner = 1, node
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        sign, inner = -1 if isinstance(node.op, ast.USub) else 1, node.operand
+    value: Any = inner.value if isinstance(inner, ast.Constant) else ...
+    if inner is node and (value is None or isinstance(value, str | bool)):
+        return value
+    if type(value) is int and abs(value) < 10**MOST_DIGITS:
+        return sign * value
+    if isinstance(value, float) and math.isfinite(value):
+        return sign * value
+    raise MalformedCall(f"an argument is no value of JSON: {ast.unparse(node)[:80]}")
