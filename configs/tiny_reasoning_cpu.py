@@ -130,7 +130,7 @@ def tiny_reasoning_cpu() -> RunConfig:
             # samples of grown groups are from a hotter policy
             correction=CorrectionConfig("tis"),
             shaping=ShapingConfig(length_penalty=0.02, length_free_tokens=40),
-            zero_variance=ZeroVarianceConfig(curriculum=True, grow_to=32, grow_temperature=1.3),
+            zero_variance=ZeroVarianceConfig(curriculum=True, grow_to=16, grow_temperature=1.6),
             optim=OptimConfig(learning_rate=3e-4, warmup_steps=2, schedule="cosine"),
             save_every=20,
         ),
