@@ -17,9 +17,10 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config import ConfigError, RolloutConfig, RunConfig
 from compass_jax.data.prompts import fitting, heldout_prompts
 from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.turns import turn_encoder
 from compass_jax.distributed import is_main_process
 from compass_jax.experience.judged import (
     extracted_frac,
@@ -29,6 +30,7 @@ from compass_jax.experience.judged import (
     silence_warning,
 )
 from compass_jax.experience.metrics import sample_rows
+from compass_jax.experience.turns import Turns
 from compass_jax.model.params import abstract_params, shardings_like
 from compass_jax.records import Group, Prompt, Rollout, Score
 from compass_jax.report import summary_table
@@ -40,6 +42,7 @@ from compass_jax.rollout.programs import Use
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rundir import FolderLock, write_atomically
 from compass_jax.sharding import placements
+from compass_jax.tasks.task import talks
 from compass_jax.training.session import load_tokenizer, open_scorer
 from compass_jax.weights.start import init_or_load
 from compass_jax.weights.sync import sync_weights
@@ -99,23 +102,41 @@ def answers(
     """`samples` scored rollouts of every prompt, in order. Draws depend on (seed, purpose, prompt,
     sample, position) alone.
     """
-    collection = Collection(
-        engine, params, prompts, samples, purpose, seed, sampler=sampler, keep_routes=False
-    )
+    turns = turns_of(tokenizer, engine.config)
     rollouts: dict[int, Rollout] = {}
     scores: dict[int, Score] = {}
-    for rollout in collection:
-        rollouts[rollout.row] = rollout
-        scorer.submit(rollout.row, rollout.prompt, partial(tokenizer.decode, rollout.response))
-    while len(scores) < len(rollouts):
-        scores.update(scorer.collect(block=True))
+    asked, begun = None, list[Rollout]()
+    while asked is None or begun:
+        options: dict[str, Any] = {"asked": asked, "carried": begun, "keep_routes": False}
+        waiting: set[int] = set()
+        for rollout in Collection(
+            engine, params, prompts, samples, purpose, seed, sampler=sampler, **options
+        ):
+            rollouts[rollout.row] = rollout
+            waiting.add(rollout.row)
+            scorer.submit(rollout.row, rollout.prompt, partial(turns.text, rollout))
+        begun = []
+        while waiting:
+            for row, score in scorer.collect(block=True):
+                waiting.discard(row)
+                rollouts[row], verdict = turns.settled(rollouts[row], score)
+                if verdict is None:
+                    begun.append(rollouts[row])
+                else:
+                    scores[row] = verdict
+        asked = frozenset(rollout.key for rollout in begun)
     rows = [range(n * samples, (n + 1) * samples) for n in range(len(prompts))]
     return [[rollouts[r] for r in row] for row in rows], [[scores[r] for r in row] for row in rows]
 
 
+def turns_of(tokenizer: Tokenizer, config: RolloutConfig) -> Turns:
+    """How conversations cross between the texts of environments and a tokenizer's tokens."""
+    return Turns(tokenizer.decode, turn_encoder(tokenizer), config.max_new_tokens)
+
+
 def evaluation_uses(config: RunConfig) -> tuple[Use, Use]:
     """What an evaluation wants of the engine: k samples of each prompt, then one greedy answer."""
-    e, goes_on = config.evaluation, config.rollout.cache_pages > 0
+    e, goes_on = config.evaluation, config.rollout.cache_pages > 0 or talks(config.data)
     sampler = Sampler(e.temperature, e.top_k, e.top_p)
     return (
         Use("evaluation", e.k, (sampler,), goes_on=goes_on),

@@ -37,8 +37,8 @@ def assemble(
             i = g * size + rollout.sample
             n, start = len(rollout.tokens), len(rollout.prompt.tokens)
             out.tokens[i, :n], out.lengths[i], out.group[i] = rollout.tokens, n, g
-            out.mask[i, start:n] = True
+            out.mask[i, start:n] = rollout.generated
             out.rollout_logp[i, :n] = rollout.logp
             out.reward[i], out.known[i] = score.reward, score.known
-            out.repetition[i] = repetition_frac(rollout.response, ngram)
+            out.repetition[i] = repetition_frac(rollout.response[rollout.generated], ngram)
     return out

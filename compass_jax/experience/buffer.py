@@ -180,7 +180,14 @@ class ExperienceBuffer:
                 out[name][row, :n] = getattr(sample.rollout, name)
         out = {name: jnp.asarray(x) for name, x in out.items()}
         routes = self.routes.saved()
-        return out if routes is None else {**out, "routes": routes}
+        if routes is None:
+            return out
+        for sample in self.samples.values():
+            # a turn that gave way to others had begun, and will be sampled anew
+            if not sample.done and sample.rollout.prompt.turns:
+                row, n = sample.rollout.row, len(sample.rollout.tokens)
+                routes = routes.at[row, n - 1 :].set(jnp.iinfo(routes.dtype).max)
+        return {**out, "routes": routes}
 
     def restore(
         self,

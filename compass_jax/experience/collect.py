@@ -19,6 +19,7 @@ from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.history import outcome
 from compass_jax.experience.metrics import carried_metrics, growth_metrics, round_metrics
 from compass_jax.experience.policies import doublings, grow, policy_of, queued
+from compass_jax.experience.turns import Turns
 from compass_jax.records import Outcome, Prompt, Rollout, SampleKey
 from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.collect import Collection
@@ -51,7 +52,7 @@ class Collector:
     """Fills a buffer until it has a step's groups.
 
     Args:
-        decode_text: a response's tokens -> its text for the verifiers.
+        turns: makes of a sample what its verifier reads, and of what an environment says tokens.
         expected_length: response tokens expected of a prompt's samples, NaN where unknown.
         batcher: runs requests, as Collection does.
     """
@@ -60,7 +61,7 @@ class Collector:
         self,
         engine: Engine,
         scorer: AnyScorer,
-        decode_text: Callable[[Any], str],
+        turns: Turns,
         expected_length: Callable[[Prompt], float],
         rl: RLConfig,
         rewards: RewardConfig,
@@ -69,7 +70,7 @@ class Collector:
     ):
         self.engine = engine
         self.scorer = scorer
-        self.decode_text = decode_text
+        self.turns = turns
         self.expected_length = expected_length
         self.rl = rl
         self.rewards = rewards
@@ -161,15 +162,21 @@ class Collector:
             buffer.put(rollout, done=False)
 
     def _submit(self, rollout: Rollout) -> None:
-        text = partial(self.decode_text, rollout.response)
+        text = partial(self.turns.text, rollout)
         self.scorer.submit(rollout.key, rollout.prompt, text)
 
     def _wait(self, buffer: ExperienceBuffer) -> float:
-        """Until every sample that is done has its score; seconds."""
+        """Until every sample that is done has its score, or an environment's answer, with which it
+        goes on; seconds.
+        """
         started, waiting = time.perf_counter(), set(buffer.unscored)
         while waiting:
             for key, score in self.scorer.collect(block=True):
-                buffer.judge(key, score)
+                rollout, verdict = self.turns.settled(buffer.samples[key].rollout, score)
+                if verdict is None:
+                    buffer.put(rollout, done=False)
+                else:
+                    buffer.judge(key, verdict)
                 waiting.discard(key)
         return time.perf_counter() - started
 

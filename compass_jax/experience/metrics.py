@@ -48,10 +48,10 @@ def group_metrics(groups: list[Group]) -> dict[str, float]:
 
 def staleness(groups: list[Group], step: int) -> dict[str, float]:
     """Updates between the weights that sampled a token and those that it is trained at: mean over
-    the tokens, and the most.
+    the generated tokens, and the most.
     """
     behind = np.concatenate(
-        [step - r.versions[len(r.prompt.tokens) :] for g in groups for r in g.rollouts]
+        [step - r.versions[len(r.prompt.tokens) :][r.generated] for g in groups for r in g.rollouts]
     )
     return {"staleness": float(behind.mean()), "staleness_max": float(behind.max())}
 

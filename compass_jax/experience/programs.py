@@ -9,8 +9,8 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.programs import Use
 
 
-def training_use(engine: Engine, config: RLConfig) -> Use:
-    """What the collector wants of the engine."""
+def training_use(engine: Engine, config: RLConfig, talks: bool) -> Use:
+    """What the collector wants of the engine; `talks`: environments answer some samples."""
     most = doublings(config.capacity - 1, config)
     return Use(
         "",
@@ -18,5 +18,5 @@ def training_use(engine: Engine, config: RLConfig) -> Use:
         tuple(dict.fromkeys(sampler_of(engine, config, n) for n in range(most + 1))),
         rows=groups_in_flight(config) * config.capacity if config.replay == "R3" else 0,
         taken=config.prompts_per_step * config.capacity,
-        goes_on=bool(config.partial_prompts or engine.config.cache_pages),
+        goes_on=bool(talks or config.partial_prompts or engine.config.cache_pages),
     )

@@ -35,8 +35,8 @@ def token_rows(
 
     `group` counts the groups, and `sample` a group's samples, both from 0. Of a sample `text`
     holds the characters that each token adds to the response, `version` the policy version that
-    sampled it, and the other lists what `values` has; one number stands for a list of equal ones,
-    and null for one that is not finite.
+    sampled it (-1: an environment said it), and the other lists what `values` has; one number
+    stands for a list of equal ones, and null for one that is not finite.
 
     Args:
         values: `[n t]` each; row i * size + j is that of sample j of group i.
@@ -77,7 +77,7 @@ def _means(
 ) -> dict[str, list[int | float | None]]:
     """Name -> the mean of each sample of a group whose rows begin at `first`."""
     start = len(group.prompt.tokens)
-    parts = [(first + r.sample, slice(start, len(r.tokens))) for r in group.rollouts]
+    parts = [(first + r.sample, start + np.flatnonzero(r.generated)) for r in group.rollouts]
     means: dict[str, list[int | float | None]] = {}
     for name, array in values.items():
         measured = np.abs(array) if name == "logp_diff" else array

@@ -27,6 +27,7 @@ from compass_jax.records import TrainState
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.programs import sampling_programs
 from compass_jax.sharding import Placement, make_mesh, placements
+from compass_jax.tasks.task import talks
 from compass_jax.training import optim
 from compass_jax.training.programs import training_programs
 from compass_jax.training.session import load_tokenizer
@@ -100,7 +101,7 @@ def run_programs(
     )
     yield sync
     evaluation = evaluation_uses(config) if config.data.eval_prompts else ()
-    uses = (training_use(engine, config.rl), *evaluation)
+    uses = (training_use(engine, config.rl, talks(config.data)), *evaluation)
     yield from sampling_programs(engine, sync, uses)
     yield from training_programs(config, model, state)
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from compass_jax.config.data import DataConfig, TaskSource
 from compass_jax.config.errors import ConfigError
 from compass_jax.config.named import load
 from compass_jax.tasks.environment import Environment
@@ -71,3 +72,9 @@ def load_task(name: str, key: str) -> Task:
             " answer; let its steps give all parts of the reward"
         )
     return task
+
+
+def talks(data: DataConfig) -> bool:
+    """Whether an environment answers the samples of some source."""
+    named = [(key, one) for key, one in data.keyed_sources() if isinstance(one, TaskSource)]
+    return any(load_task(source.task, f"{key}.task").turns for key, source in named)

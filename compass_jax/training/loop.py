@@ -32,7 +32,7 @@ from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import fitting, heldout_prompts, train_prompts
 from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
-from compass_jax.evaluate import Evaluation, evaluate
+from compass_jax.evaluate import Evaluation, evaluate, turns_of
 from compass_jax.experience.assemble import assemble
 from compass_jax.experience.collect import Collector, new_buffer, results_of
 from compass_jax.experience.history import PromptHistory
@@ -109,7 +109,7 @@ class RLTrainer:
         self.collect = Collector(
             self.engine,
             scorer,
-            self.tokenizer.decode,
+            turns_of(self.tokenizer, config.rollout),
             self.history.expected_length,
             self.rl,
             config.rewards,

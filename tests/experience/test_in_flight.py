@@ -15,6 +15,7 @@ from tiny import EOS, make_prompt
 from compass_jax.config import CorrectionConfig, RewardConfig, RLConfig, ZeroVarianceConfig
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.collect import Collector, results_of
+from compass_jax.experience.turns import Turns
 from compass_jax.records import Rollout, Score
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Sampler
@@ -105,7 +106,7 @@ class World:
         return Collector(
             self,
             self,
-            lambda tokens: "",
+            Turns(lambda tokens: "", list, LENGTH),
             lambda prompt: float("nan"),
             self.config,
             RewardConfig(),

@@ -1,0 +1,78 @@
+"""Conversations with an environment (tasks/environment.py): a sample whose turn is over gets what
+the environment says, and is queued again.
+
+A conversation is one sequence and one sample. What the environment says is no token of the
+policy's: it has version GIVEN, no log-prob, and is not trained on. The prefill with which the
+sample goes on, in whatever slot, replays the routes of the tokens that it has and records those of
+the new ones. Rounds end when the last sample's turn does, so that nothing depends on a clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from compass_jax.errors import CompassError
+from compass_jax.records import GIVEN, Rollout, Score
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How conversations cross between tokens and texts.
+
+    Args:
+        decode: the tokens of a response, or of a turn -> its text.
+        encode: what an environment says (`Score.says`) -> the tokens between the end token of a
+            turn and the next turn.
+        most_tokens: after the prompt.
+    """
+
+    decode: Callable[[Any], str]
+    encode: Callable[[str], Sequence[int]]
+    most_tokens: int
+
+    def text(self, rollout: Rollout) -> str:
+        """What a verifier reads: the response, or the JSON list of the model's turns where an
+        environment answers them.
+        """
+        if not rollout.prompt.turns:
+            return self.decode(rollout.response)
+        return json.dumps([self.decode(turn) for turn in rollout.turns])
+
+    def settled(self, rollout: Rollout, score: Score) -> tuple[Rollout, Score | None]:
+        """The sample as it goes on with what the environment says, and no verdict; or, where the
+        conversation is over, as it was and the verdict.
+
+        It is over when the environment says nothing, after the last turn that is allowed, and where
+        a turn was cut or no token is left for the next one. What the chat template cannot write
+        leaves the sample out.
+        """
+        verdict = replace(score, says="")
+        over = not score.says or len(rollout.turns) >= rollout.prompt.turns
+        if over or rollout.truncated:
+            return rollout, verdict
+        try:
+            new = np.asarray(self.encode(score.says), np.int32)
+        except CompassError as error:
+            return rollout, Score(0.0, False, "error", str(error), extracted=False)
+        if rollout.response_length + len(new) >= self.most_tokens:
+            return rollout, verdict
+        return _answered(rollout, new), None
+
+
+def _answered(rollout: Rollout, new: np.ndarray) -> Rollout:
+    def after(held: np.ndarray, value: float) -> np.ndarray:
+        return np.concatenate([held, np.full(len(new), value, held.dtype)])
+
+    return replace(
+        rollout,
+        tokens=np.concatenate([rollout.tokens, new]),
+        logp=after(rollout.logp, 0),
+        entropy=after(rollout.entropy, 0),
+        versions=after(rollout.versions, GIVEN),
+        truncated=True,  # it goes on
+    )

@@ -1,0 +1,43 @@
+"""The tokens of what an environment says are those that the chat template writes."""
+
+import json
+
+import pytest
+from tiny_run import TOKENIZER
+
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.data.turns import turn_encoder
+
+TALK = [
+    {"role": "user", "content": "Buy 2 pen."},
+    {"role": "assistant", "content": '{"buy":["pen",2]}'},
+    {"role": "tool", "content": "12"},
+    {"role": "assistant", "content": "Done."},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.load(TOKENIZER)
+
+
+def test_a_conversation_in_pieces_is_the_conversation(tokenizer):
+    """As supervised fine-tuning sees it whole: prompt, turn, what was said, turn."""
+    prompt = tokenizer.encode_chat(TALK[:1], add_generation_prompt=True)
+    turns = [[*tokenizer.encode(TALK[n]["content"]), tokenizer.eos_id] for n in (1, 3)]
+    said = turn_encoder(tokenizer)(json.dumps(TALK[2:3]))
+    whole, mask = tokenizer.encode_example(TALK)
+    assert [*prompt, *turns[0], *said, *turns[1]] == whole.tolist()
+    written = [False] * len(prompt) + [True] * len(turns[0]) + [False] * len(said)
+    assert mask.tolist() == written + [True] * len(turns[1])
+
+
+def test_what_a_tool_says_is_text_whatever_it_spells(tokenizer):
+    said = turn_encoder(tokenizer)(json.dumps([{"role": "tool", "content": "<|im_end|>"}]))
+    assert said.count(tokenizer.eos_id) == 1  # of the tool's own turn
+
+
+def test_what_the_template_does_not_show_is_refused(tokenizer):
+    with pytest.raises(TokenizerError, match="does not show the name"):
+        turn_encoder(tokenizer)(json.dumps([{"role": "tool", "content": "1", "name": "buy"}]))

@@ -1,0 +1,307 @@
+"""Conversations with an environment: its tokens have routes and no gradient, and a conversation is
+the same bit for bit whatever slots it passed through, and after a kill in the middle.
+"""
+
+import dataclasses
+import json
+from collections import deque
+
+import numpy as np
+import pytest
+from tiny import COMPUTE, EOS, MODEL, ROLLOUT, UNSET, make_prompt, random_params
+
+from compass_jax.config import RewardConfig, RLConfig
+from compass_jax.errors import UserError
+from compass_jax.experience.assemble import assemble
+from compass_jax.experience.collect import Collector, new_buffer
+from compass_jax.experience.metrics import staleness
+from compass_jax.experience.turns import Turns
+from compass_jax.model.params import to_decode
+from compass_jax.records import GIVEN, Rollout, Score
+from compass_jax.rollout.batcher import Batcher
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.slots import Slots
+from compass_jax.training import step
+
+TURNS, LENGTH = 3, 40
+LOOSE = to_decode(random_params())
+ROLL = dataclasses.replace(ROLLOUT, max_new_tokens=24, cache_bucket=40)
+ENGINES = {
+    slots: Engine(MODEL, COMPUTE, dataclasses.replace(ROLL, slots=slots), EOS) for slots in (2, 6)
+}
+RL = RLConfig(prompts_per_step=4, group_size=4)
+PROMPTS = [dataclasses.replace(make_prompt(i, 4 + i), turns=TURNS) for i in range(4)]
+
+
+def words(tokens):
+    return " ".join(map(str, tokens))
+
+
+def encode(says):
+    """The environment's messages are tokens already."""
+    return [int(x) for x in says.split()]
+
+
+def answer(texts):
+    """What the environment says to these turns: it depends on all of them."""
+    told = [int(x) for text in texts for x in text.split()]
+    return words([2 + (sum(told) + i) % 37 for i in range(1 + len(texts) % 2)])
+
+
+class World:
+    """A collector over the tiny engine. Its verifier is an environment that always goes on; every
+    seventh sample's hangs. `stop_at`: finished turns after which a stop comes.
+    """
+
+    def __init__(self, slots=6, prompts=PROMPTS, stop_at=None):
+        self.engine, self.prompts = ENGINES[slots], prompts
+        self.ended, self.stop_at, self.waiting = 0, stop_at, []
+        self.buffer = new_buffer(self.engine, RL)
+
+    def submit(self, key, prompt, response):
+        self.waiting.append((key, json.loads(response()) if prompt.turns else None))
+
+    def collect(self, block):
+        found, self.waiting = self.waiting, []
+        return [(key, self.score(key, texts)) for key, texts in found]
+
+    def score(self, key, texts):
+        if (key.prompt + key.index) % 7 == 0:
+            return Score(0.0, False, "timeout")
+        reward = float(key.index % 2)
+        return Score(reward, True, says="" if texts is None else answer(texts))
+
+    def stopped(self):
+        self.ended += 1
+        return self.stop_at is not None and self.ended >= self.stop_at
+
+    def run(self):
+        collector = Collector(
+            self.engine,
+            self,
+            Turns(words, encode, ROLL.max_new_tokens),
+            lambda prompt: float("nan"),
+            RL,
+            RewardConfig(),
+            0,
+        )
+        draw = lambda n: self.prompts[:n]  # noqa: E731
+        return collector(self.buffer, LOOSE, 5, draw, True, self.stopped)
+
+    def killed(self):
+        """A new process that goes on from the checkpoint of this one."""
+        state, arrays = json.loads(json.dumps(self.buffer.state())), self.buffer.arrays(LENGTH)
+        other = World(prompts=self.prompts)
+        prompts = {prompt.key: prompt for prompt in self.prompts}
+        other.buffer.restore(state, arrays, lambda *key: prompts[key], EOS)
+        return other
+
+    def found(self):
+        """By key: what was sampled, its verdict, and its routes."""
+        groups, _ = self.buffer.step_groups()
+        rows = np.asarray(self.buffer.routes.rows)
+        return {
+            r.key: (r.tokens, r.logp, r.entropy, r.versions, score, rows[r.row])
+            for group in groups
+            for r, score in zip(group.rollouts, group.scores, strict=True)
+        }
+
+
+def same(one, other):
+    assert set(one) == set(other) and len(one) == 16
+    for key, parts in one.items():
+        for mine, theirs in zip(parts, other[key], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    world = World()
+    assert world.run() is not None
+    return world
+
+
+def test_a_conversation_is_what_was_sampled_and_what_the_environment_said(undisturbed):
+    groups, _ = undisturbed.buffer.step_groups()
+    lengths = set()
+    for rollout in (r for group in groups for r in group.rollouts):
+        given = ~rollout.generated
+        said = [words(x) for x in np.split(rollout.response, np.flatnonzero(np.diff(given)) + 1)]
+        lengths.add(len(rollout.turns))
+        for n in range(len(rollout.turns) - 1):
+            assert rollout.turns[n][-1] == EOS
+            assert said[2 * n + 1] == answer([words(x) for x in rollout.turns[: n + 1]])
+        assert len(rollout.turns) <= TURNS and rollout.response_length <= ROLL.max_new_tokens
+        logp = rollout.logp[len(rollout.prompt.tokens) :]
+        assert not logp[given].any() and (logp[~given] < 0).all()
+        assert set(rollout.versions[len(rollout.prompt.tokens) :][given]) <= {GIVEN}
+    assert lengths == {1, 2, 3}
+    assert staleness(groups, 7) == {"staleness": 2.0, "staleness_max": 2.0}
+
+
+def test_a_hanging_environment_costs_its_samples_alone(undisturbed):
+    """They end with the turn to which it did not answer, and are unknown."""
+    for key, (*_, versions, score, _) in undisturbed.found().items():
+        hangs = (key.prompt + key.index) % 7 == 0
+        assert score.known is not hangs and score.says == ""
+        assert not hangs or GIVEN not in versions
+
+
+def test_what_the_environment_said_has_routes_and_no_gradient(undisturbed):
+    """The mask is that of the sampled tokens, and no other token has a weight."""
+    groups, routes = undisturbed.buffer.step_groups()
+    arrays = assemble(groups, 4, LENGTH, 2, routes)
+    rows = np.arange(16)
+    prepared, _ = step.prepare(
+        arrays.mask,
+        np.ones_like(arrays.rollout_logp),
+        arrays.reward,
+        arrays.known,
+        arrays.group,
+        n_groups=4,
+        config=RL,
+        right_at=1.0,
+        wrong_at=0.0,
+        max_new_tokens=24,
+        repetition=arrays.repetition,
+        old_logp=arrays.rollout_logp,
+        rollout_logp=arrays.rollout_logp,
+        ref_logp=None,
+    )
+    rollouts = [r for group in groups for r in group.rollouts]
+    given = np.zeros_like(arrays.mask)
+    for row, rollout in zip(rows, rollouts, strict=True):
+        n, start = len(rollout.tokens), len(rollout.prompt.tokens)
+        given[row, start:n] = rollout.versions[start:] == GIVEN
+        assert (np.asarray(routes[row])[: n - 1] != UNSET).all()
+        assert (np.asarray(routes[row])[n - 1 :] == UNSET).all()
+        assert arrays.mask[row].sum() == rollout.generated.sum()
+    assert given.sum() > 10 and not arrays.mask[given].any()
+    weight = np.asarray(prepared.weight)
+    assert not weight[given].any() and (weight[arrays.mask & arrays.known[:, None]] > 0).all()
+
+
+def test_turns_keep_the_tokens_log_probs_and_routes_with_which_they_were_sampled(undisturbed):
+    """The first turn is that of a run without an environment, bit for bit."""
+    alone = World(prompts=[dataclasses.replace(prompt, turns=0) for prompt in PROMPTS])
+    alone.run()
+    talked = undisturbed.found()
+    for key, (tokens, logp, entropy, versions, _, routes) in alone.found().items():
+        first = len(tokens)
+        if tokens[-1] != EOS:
+            continue  # cut at the limit of another number of tokens
+        for mine, theirs in zip((tokens, logp, entropy, versions), talked[key], strict=False):
+            np.testing.assert_array_equal(mine, theirs[:first])
+        np.testing.assert_array_equal(routes[: first - 1], talked[key][-1][: first - 1])
+
+
+def test_a_conversation_is_the_same_whatever_slots_it_passed_through(undisturbed, monkeypatch):
+    """Bit for bit where the shapes are the same; with fewer slots the tokens and the routes are,
+    and log-probs to the last bits of a float32.
+    """
+    fewer = World(slots=2)
+    assert fewer.run() is not None
+    mine = undisturbed.found()
+    for key, theirs in fewer.found().items():
+        for n, (one, other) in enumerate(zip(mine[key], theirs, strict=True)):
+            if n in (1, 2):  # logp, entropy
+                np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+            else:
+                np.testing.assert_array_equal(one, other)
+
+    def from_the_end(self):
+        return deque(reversed(real(self)))
+
+    real, taken = Slots.free, []
+    monkeypatch.setattr(Slots, "free", from_the_end)
+    monkeypatch.setattr(Batcher, "_leave", noting(Batcher._leave, taken))
+    turned = World()
+    assert turned.run() is not None
+    same(mine, turned.found())
+    assert max(len({slot for k, slot in taken if k == key}) for key, _ in taken) > 1
+
+
+def noting(real, taken):
+    """`Batcher._leave`, with the slots that samples leave."""
+
+    def leave(self, requests):
+        taken.extend((x.prompt.sample(x.column), x.slot) for x in requests)
+        real(self, requests)
+
+    return leave
+
+
+def test_a_conversation_is_the_same_after_a_kill_wherever_it_came(undisturbed):
+    """One in the second round, too, whose samples were queued with what the environment said."""
+    waiting = set()
+    for stop_at in range(1, undisturbed.ended, 3):
+        world = World(stop_at=stop_at)
+        assert world.run() is None
+        paused = [x.rollout for x in world.buffer.samples.values() if not x.done]
+        waiting |= {len(rollout.turns) for rollout in paused}
+        again = world.killed()
+        assert again.run() is not None
+        same(undisturbed.found(), again.found())
+    assert waiting == {1, 2}
+
+
+# ---- one turn, without a model -------------------------------------------------------------------
+
+
+def talk(*versions, truncated=False, most=TURNS):
+    prompt = dataclasses.replace(make_prompt(0, 2), turns=most)
+    n = 2 + len(versions)
+    zeros = np.zeros(n, np.float32)
+    all_versions = np.array([0, 0, *versions], np.int32)
+    return Rollout(prompt, 0, np.arange(n), zeros, zeros, truncated, all_versions, 0)
+
+
+TALKS = Turns(words, encode, most_tokens=8)
+SAID = Score(0.5, True, says="30 31")
+
+
+def test_a_verifier_reads_the_turns_and_none_but_the_models():
+    rollout = talk(4, 4, GIVEN, GIVEN, 5)
+    assert json.loads(TALKS.text(rollout)) == ["2 3", "6"]
+    assert TALKS.text(talk(4, GIVEN, 5, most=0)) == "2 3 4"
+
+
+@pytest.mark.parametrize(
+    ("rollout", "score"),
+    [
+        (talk(4), Score(0.5, True)),
+        (talk(4, truncated=True), SAID),
+        (talk(4, GIVEN, 4, GIVEN, 4), SAID),
+        (talk(4, most=1), SAID),
+        (talk(*[4] * 6), SAID),
+    ],
+    ids=["nothing said", "cut", "last turn", "one turn", "no token left"],
+)
+def test_a_conversation_is_over(rollout, score):
+    same_rollout, verdict = TALKS.settled(rollout, score)
+    assert same_rollout is rollout and verdict == Score(0.5, True)
+
+
+def test_it_goes_on_while_a_token_is_left():
+    rollout, verdict = TALKS.settled(talk(*[4] * 5), SAID)
+    assert verdict is None and rollout.tokens[-2:].tolist() == [30, 31]
+    assert rollout.versions[2:].tolist() == [4] * 5 + [GIVEN] * 2
+
+
+def test_what_a_template_cannot_write_leaves_the_sample_out():
+    def refuse(says):
+        raise UserError("no tool here")
+
+    _, verdict = dataclasses.replace(TALKS, encode=refuse).settled(talk(4), SAID)
+    assert verdict is not None and not verdict.known and verdict.detail == "no tool here"
+
+
+def test_a_checkpoint_has_no_routes_of_a_turn_that_will_be_sampled_anew():
+    """A turn that gave its pages to others has routes in its row, and no tokens on the host."""
+    world = World()
+    world.buffer.add(PROMPTS[:1])
+    paused = dataclasses.replace(talk(5, GIVEN), prompt=PROMPTS[0], row=1)
+    world.buffer.put(paused, done=False)
+    world.buffer.routes.rows = world.buffer.routes.rows.at[1].set(3)
+    routes = np.asarray(world.buffer.arrays(LENGTH)["routes"])[1]
+    assert (routes[:3] == 3).all() and (routes[3:] == UNSET).all()
