@@ -46,7 +46,7 @@ LAYERS = {
     "experience": MODEL | {"rollout", "rl", "rewards", "experience"},
     "rl": BASE | {"rl"},
     "tool_calls": {"untrusted"},
-    "tasks": {"config", "tasks"},
+    "tasks": {"config", "untrusted", "tool_calls", "tasks"},
     "rewards": {"records", "config", "untrusted", "tool_calls", "tasks", "rewards"},
     "rewards.penalties": set(),
     "rewards.answers": set(),

@@ -157,7 +157,7 @@ def _wanted(one: Any, tools: Mapping[str, Tool]) -> Wanted:
             return Wanted(
                 name,
                 {key: _alternatives(values) for key, values in arguments.items()},
-                frozenset(key for key, values in arguments.items() if "" in values),
+                frozenset(key for key, values in arguments.items() if "" in values or not values),
                 loose=True,
             )
     call = of_object(one)
@@ -173,7 +173,11 @@ def _wanted(one: Any, tools: Mapping[str, Tool]) -> Wanted:
 
 
 def _alternatives(values: Sequence[Any]) -> list[Any]:
-    """Without the mark of an argument that may be left out, unless the argument is a text."""
+    """Without the mark of an argument that may be left out, unless the argument is a text. Where
+    BFCL lists no value at all, it means the empty list.
+    """
+    if not values:
+        return [[]]
     said = [value for value in values if value != ""]
     texts = not said or any(isinstance(value, str) for value in said)
     return list(values) if texts else said

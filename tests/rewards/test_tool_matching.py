@@ -51,6 +51,8 @@ TWICE = [{"name": "area", "arguments": {"base": 1}}, {"name": "area", "arguments
         ("move(to={'x': 1, 'z': 1})\narea(base=11)", MANY, "is not"),
         ("move(to={'x': 1})\narea(base=12)", MANY, "base = 12 is not 10 or 11"),
         ("move(to={'x': 1})\narea(base='')", MANY, "base = '' is not 10 or 11"),
+        ("area(base=[])", [{"area": {"base": [], "unit": []}}], ""),
+        ("area(base=[1])", [{"area": {"base": [], "unit": []}}], "base = [1] is not []"),
         ("Nothing fits.", [], ""),
         ("now()", [], "a tool is called where none should be"),
         ("Nothing fits.", TWICE, "no tool is called"),
