@@ -129,4 +129,13 @@ def test_the_demo():
         found = json.loads((RESULTS / f"demo_seed{seed}.json").read_text())
         line = next(x for x in PAGE.splitlines() if x.startswith("| all tasks"))
         assert f"{found['sft_avg_at_4']:.3f} | {found['rl_avg_at_4']:.3f}" in line
-        assert found["commit"][:7] in PAGE
+        assert found["commit"][:7] in PAGE and f"{found['espo_floor_token_frac']:.0%}" in PAGE
+        assert found["rl_avg_at_4"] - found["sft_avg_at_4"] >= 0.3
+        rows = {row.pop(""): tuple(row.values()) for row in found["against_grpo"]}
+        for name, cells in rows.items():
+            line = next(x for x in PAGE.splitlines() if x.startswith(f"| {name} |"))
+            assert " | ".join(cells) in line
+        ours, theirs = (int(x.replace(",", "")) for x in rows["generated tokens"])
+        assert ours <= theirs < 1.05 * ours
+    shares = rows["tokens with the verifier's signal"]  # of seed 1
+    assert f"reaches {shares[0]} of the tokens instead of {shares[1]}" in README
