@@ -116,14 +116,18 @@ def _single(seed: int) -> Iterator[dict[str, Any]]:
 
 def multi_rows(name: str) -> Iterator[dict[str, Any]]:
     """The rows of a set of MULTI, for the environment `conversation`: its first request is the
-    prompt; "later" are the others; "missed" are [request, tool] of tools that come late.
+    prompt; "later" are the others; "missed" are [request, tool] of tools that come late, without
+    the one that the ground truth calls before that (in multi_turn_miss_func_49).
     """
     documents = _folder() / "multi_turn_func_doc"
     files = importlib.import_module(_BACKENDS).MULTI_TURN_FUNC_DOC_FILE_MAPPING
     for entry, truth in _entries(name):
         described = [x for one in entry["involved_classes"] for x in _lines(documents / files[one])]
         tools = {one["name"]: _tool(one) for one in described}
-        missed = {int(k): names for k, names in entry.get("missed_function", {}).items()}
+        missed = {
+            int(k): [one for one in names if one not in _called(truth[: int(k)])]
+            for k, names in entry.get("missed_function", {}).items()
+        }
         hidden = {one for names in missed.values() for one in names}
         first, *later = entry["question"]
         yield {
@@ -140,6 +144,11 @@ def multi_rows(name: str) -> Iterator[dict[str, Any]]:
             "apis": entry["involved_classes"],
             "missed": [[k, name] for k, names in missed.items() for name in names],
         }
+
+
+def _called(truth: Sequence[Sequence[str]]) -> set[str]:
+    """The tools that some requests' ground truth calls."""
+    return {made.name for texts in truth for text in texts for made in tool_calls(text)}
 
 
 def _multi(name: str, seed: int) -> Iterator[dict[str, Any]]:

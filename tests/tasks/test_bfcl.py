@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
+from benchmarks import gym_bfcl
 from compass_jax.errors import UserError
 from compass_jax.rewards.checks import Check, build
 from compass_jax.tasks import bfcl
 from compass_jax.tasks.environment import MOST_CHARS
+from compass_jax.tool_calls import ToolCall, tool_calls
 
 API = '''
 class Box:
@@ -114,6 +116,10 @@ def row(package):
     return row
 
 
+def judged(row, response):
+    return build(Check("tools"), "answer")(row, response).reward
+
+
 def played(row, texts):
     return bfcl.conversation.play(row, texts)
 
@@ -124,12 +130,11 @@ def test_rows_of_one_turn_are_judged_by_value(package):
     told = row["tools"][0]["function"]
     assert "response" not in told and told["parameters"]["type"] == "object"
     assert told["parameters"]["properties"] == {"side": {"type": "number"}, "unit": {}}
-    judge = build(Check("tools"), "answer")
-    assert judge(row, "[area(side=3, unit='CM'), area(side=2.0)]").reward == 1
+    assert judged(row, "[area(side=3, unit='CM'), area(side=2.0)]") == 1
     for wrong in ("[area(side=3), area(side=3)]", "[area(side=2)]", "[rea(side=2), area(side=3)]"):
-        assert judge(row, wrong).reward == 0
+        assert judged(row, wrong) == 0
     (nothing,) = bfcl.single_rows("irrelevance")
-    assert judge(nothing, "None fits.").reward == 1 and judge(nothing, "area()").reward == 0
+    assert judged(nothing, "None fits.") == 1 and judged(nothing, "area()") == 0
 
 
 def test_a_right_conversation_gets_1_and_late_tools_are_told(row):
@@ -195,6 +200,50 @@ def test_long_results_are_cut_for_the_model_alone(row):
     said = bfcl.conversation(row, json.dumps(["shout(n=99999)\nshout(n=5)"]))["says"]
     assert "more characters)" in said and '"xxxxx"' in said and len(said) <= MOST_CHARS
     assert played(row, ["shout(n=99999)", *RIGHT])[-1].reward == 1
+
+
+def test_a_tool_that_the_ground_truth_calls_early_is_not_hidden(package, tmp_path):
+    early = {**ENTRY, "missed_function": {"2": ["add", "put"]}}
+    lines(tmp_path / "bfcl_eval/data/BFCL_v4_multi_turn_miss_func.json", early)
+    (row,) = bfcl.multi_rows("multi_turn_miss_func")
+    assert row["missed"] == [[2, "add"]] and played(row, RIGHT)[-1].reward == 1
+
+
+def test_the_benchmark_counts_every_change(row):
+    requests = [[c for text in one for c in tool_calls(text)] for one in TRUTH]
+    assert gym_bfcl.played(row, requests) == 1
+    made = list(gym_bfcl.changes(requests[2], [set()]))
+    kinds = [kind for kind, _ in made]
+    assert kinds == ["renamed", "call_dropped", "changed", "argument_dropped", "changed"]
+    for _, calls in made:
+        assert gym_bfcl.played(row, [*requests[:2], calls, requests[3]]) == 0
+    twice = [requests[0], requests[1], requests[2], [*requests[3], *requests[3]]]
+    whole = gym_bfcl.traces(row, requests)
+    assert gym_bfcl.equal(gym_bfcl.traces(row, twice), whole)
+    assert not gym_bfcl.equal(whole, gym_bfcl.traces(row, twice))
+
+
+def test_calls_from_possible_answers_are_right_in_every_format(package):
+    (row,) = bfcl.single_rows("parallel")
+    calls = gym_bfcl.from_possible(row["answer"])
+    assert calls == [ToolCall("area", {"side": n, "unit": "cm"}) for n in (2, 3)]
+    for write in gym_bfcl.FORMATS:
+        assert tool_calls(write(calls)) == calls and judged(row, write(calls)) == 1
+    optional = [{"unit"}, {"unit"}]
+    made = [
+        (kind, judged(row, gym_bfcl.hermes(x))) for kind, x in gym_bfcl.changes(calls, optional)
+    ]
+    kinds = ["renamed", "call_dropped", "changed", "argument_dropped", "changed"]
+    assert made == [(kind, 0) for kind in kinds * 2]
+
+
+@pytest.mark.slow
+def test_the_ground_truth_of_bfcl_is_right_and_every_change_wrong():
+    pytest.importorskip("bfcl_eval", reason="pip install --no-deps bfcl-eval")
+    for name, share in gym_bfcl.counts().items():
+        if name != "bfcl_mutated_equal":
+            right, total = map(int, share.split("/"))
+            assert right == total > 700, name
 
 
 def test_without_the_package_it_is_said_how_to_get_it(monkeypatch):
