@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 from compass_jax.errors import CompassError
 
+DECIMALS = 9  # of a sum of rewards: 0.7 + 0.2 + 0.1 counts as right
 MOST_CHARS = 16_384  # of what an environment says at once
 ROLES = ("tool", "user", "system")
 
@@ -113,7 +114,12 @@ class Environment:
                 f"the environment said {len(says):,} characters at once, more than {MOST_CHARS:,}:"
                 " shorten what its tools return"
             )
-        return {**turns[-1].components, "reward": total, "turns": float(len(turns)), "says": says}
+        return {
+            **turns[-1].components,
+            "reward": round(total, DECIMALS),
+            "turns": float(len(turns)),
+            "says": says,
+        }
 
 
 def checked(message: Any) -> dict[str, str]:

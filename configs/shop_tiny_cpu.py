@@ -1,0 +1,86 @@
+"""Tiny model in the shop on a laptop CPU: a short cold start on right conversations, then RL over
+whole conversations of two or three turns, in three languages.
+
+    python -m compass_jax.tasks.shop shop.jsonl
+    compass sft   configs/shop_tiny_cpu.py --sft.files shop.jsonl
+    compass train configs/shop_tiny_cpu.py                starts from the SFT beside it
+
+Metric: eval/heldout/avg_at_k, the share of conversations after which the shop is as it is to be.
+docs/measurements.md has its values before and after RL, and the minutes.
+"""
+
+from pathlib import Path
+
+from compass_jax.config import (
+    ComputeConfig,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    MoEConfig,
+    OptimConfig,
+    RewardConfig,
+    RLConfig,
+    RolloutConfig,
+    RunConfig,
+    SFTConfig,
+    TaskSource,
+)
+from compass_jax.rl.objectives.espo import Espo
+
+TOKENIZER = str(Path(__file__).resolve().parent / "tiny_tokenizer")
+
+
+def shop_tiny_cpu() -> RunConfig:
+    """8 experts, top-2, 3 layers; ESPO with router replay R3; the reward is the
+    last turn's.
+    """
+    return RunConfig(
+        name="shop_tiny_cpu",
+        model=ModelConfig(
+            family="qwen3_moe",
+            vocab_size=384,
+            hidden=96,
+            layers=3,
+            heads=4,
+            kv_heads=2,
+            head_dim=24,
+            ffn=192,
+            moe=MoEConfig(experts=8, top_k=2, ffn=96),
+            rope_theta=10_000.0,
+            max_positions=256,
+            init_std=0.05,
+        ),
+        compute=ComputeConfig(scan_layers=False),
+        rollout=RolloutConfig(
+            slots=128, prompt_buckets=(64,), max_new_tokens=128, tokens_per_call=8, cache_bucket=96
+        ),
+        data=DataConfig(
+            sources=(TaskSource("compass_jax.tasks.shop:easy", label="shop"),),
+            heldout_frac=0.3,
+            eval_prompts=128,
+            tokenizer=TOKENIZER,
+        ),
+        rewards=RewardConfig(workers=1, timeout_s=10.0),
+        sft=SFTConfig(
+            files=("shop.jsonl",),
+            steps=300,
+            batch=32,
+            buckets=(192,),
+            micro_batch_tokens=6144,
+            optim=OptimConfig(learning_rate=2e-3, warmup_steps=20, schedule="cosine"),
+            save_every=100,
+        ),
+        rl=RLConfig(
+            steps=40,
+            prompts_per_step=32,
+            group_size=8,
+            updates_per_rollout=2,
+            replay="R3",
+            buckets=(192,),
+            micro_batch_tokens=6144,
+            objective=Espo(),
+            optim=OptimConfig(learning_rate=3e-4, warmup_steps=2, schedule="cosine"),
+            save_every=10,
+        ),
+        evaluation=EvalConfig(k=4),
+    )
