@@ -4,7 +4,7 @@ calls; the reward at the end against one for each turn; RL-ZVP and growth on or 
     python -m benchmarks.turns [--out runs/turns] [--seeds 0 1 2] [--only VARIANT ...] [--smoke]
 
 A variant is "calls, reward, stages". All variants of a number of calls and a seed start from one
-cold start, which is too short to be right always. Success is that of the final state, whatever the
+cold start. Success is that of the final state, whatever the
 reward was. A line per finished run goes to OUT/turns.jsonl; at the end OUT/turns.md and
 OUT/turns_CALLS.png.
 """
@@ -32,7 +32,7 @@ STAGES = {
     "RL-ZVP and growth": ZeroVarianceConfig(rl_zvp=True, grow_to=16),
 }
 # prompt tokens, and tokens after it, that a right conversation of so many calls has room in
-ROOM = {1: (64, 64), 2: (64, 128), 4: (96, 224), 8: (160, 480)}
+ROOM = {1: (64, 64), 2: (64, 128), 4: (96, 256), 8: (160, 512)}
 VARIANTS = {
     f"{calls}, {reward}, {stages}": (calls, reward, stages)
     for calls, reward, stages in itertools.product(shop.CALLS, REWARDS, STAGES)

@@ -6,7 +6,8 @@ whole conversations of two or three turns, in three languages.
     compass train configs/shop_tiny_cpu.py                starts from the SFT beside it
 
 Metric: eval/heldout/avg_at_k, the share of conversations after which the shop is as it is to be.
-docs/measurements.md has its values before and after RL, and the minutes.
+The cold start ends before the model copies names and numbers for sure: after 200 steps nine of ten
+training conversations were right, after 100 one of twenty.
 """
 
 from pathlib import Path
@@ -63,12 +64,12 @@ def shop_tiny_cpu() -> RunConfig:
         rewards=RewardConfig(workers=1, timeout_s=10.0),
         sft=SFTConfig(
             files=("shop.jsonl",),
-            steps=300,
+            steps=150,
             batch=32,
             buckets=(192,),
             micro_batch_tokens=6144,
             optim=OptimConfig(learning_rate=2e-3, warmup_steps=20, schedule="cosine"),
-            save_every=100,
+            save_every=50,
         ),
         rl=RLConfig(
             steps=40,
