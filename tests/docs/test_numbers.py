@@ -7,6 +7,9 @@ from statistics import mean
 
 import pytest
 
+from compass_jax.comparison import read_recorded
+from compass_jax.demo import GRPO
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 README = (ROOT / "README.md").read_text()
@@ -136,6 +139,6 @@ def test_the_demo():
             line = next(x for x in PAGE.splitlines() if x.startswith(f"| {name} |"))
             assert " | ".join(cells) in line
         ours, theirs = (int(x.replace(",", "")) for x in rows["generated tokens"])
-        assert ours <= theirs < 1.05 * ours
+        assert ours <= theirs < 1.05 * ours and read_recorded(GRPO, seed).seed == seed
     shares = rows["tokens with the verifier's signal"]  # of seed 1
     assert f"reaches {shares[0]} of the tokens instead of {shares[1]}" in README
