@@ -1,0 +1,46 @@
+"""What a generative judge said of a candidate against one anchor answer: better, a tie or worse.
+
+A judge that is asked in both orders and contradicts itself has said tie (arXiv 2512.07710; the
+values +1, 0 and -1 are ours).
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+BETTER, TIE, WORSE = 1, 0, -1
+
+# of the languages that judges slip into
+WORDS = {
+    BETTER: ("better", "besser", "mejor", "meilleur", "meilleure", "melhor", "lebih baik", "更好"),
+    TIE: ("tie", "unentschieden", "gleichstand", "empate", "égalité", "seri", "平局"),
+    WORSE: ("worse", "schlechter", "peor", "pire", "pior", "lebih buruk", "更差"),
+}
+MEANS = {word: verdict for verdict, words in WORDS.items() for word in words}
+ANY = "|".join(sorted(map(re.escape, MEANS), key=len, reverse=True))
+WORD = re.compile(rf"(?<![a-zà-ÿ])(?:{ANY})(?![a-zà-ÿ])")
+DENIED = re.compile(r"\b(?:not|no|neither|nor|never|nicht|pas|não|bukan)\b|n't\b|不")
+
+
+def verdict(text: str) -> int | None:
+    """Returns 1 (Better), 0 (Tie) or -1 (Worse), which the last line with such a word says; None
+    where no line has one, or that line has two different ones or a negation.
+
+    Case, markup and full-width letters do not matter; words of seven languages are known.
+    """
+    for line in reversed(unicodedata.normalize("NFKC", text).lower().splitlines()):
+        said = {MEANS[found] for found in WORD.findall(line)}
+        if said:
+            return said.pop() if len(said) == 1 and not DENIED.search(line) else None
+    return None
+
+
+def both_orders(first: int | None, swapped: int | None) -> int | None:
+    """Returns the verdict on the candidate out of two: `first` on the candidate against the anchor,
+    `swapped` on the anchor against the candidate. They agree where first = -swapped; a disagreement
+    is a tie, and one that is missing leaves none.
+    """
+    if first is None or swapped is None:
+        return None
+    return first if first == -swapped else TIE
