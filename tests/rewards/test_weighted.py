@@ -237,9 +237,13 @@ def test_a_weighted_source_survives_json_and_is_written_on_the_command_line():
 
 
 def test_a_workers_line_has_one_form():
-    good = [0, 1.0, "ok", "", {}, True]
-    assert parse(json.dumps(good).encode()).extracted is True
-    assert parse(json.dumps([0, None, "unjudged", "", {}, False]).encode()).reward is None
-    for bad in (good[:5], [*good[:5], 1], [*good[:5], "true"], [0, 1.0, "unjudged", "", {}, True]):
+    good = [0, 1.0, "ok", "", {}, True, "what the environment says"]
+    said = parse(json.dumps(good).encode())
+    assert said.extracted is True and said.says == good[6]
+    unjudged = [0, None, "unjudged", "", {}, False, ""]
+    assert parse(json.dumps(unjudged).encode()).reward is None
+    missing, number, text = good[:6], [*good[:5], 1, ""], [*good[:5], "true", ""]
+    known, says = [0, 1.0, *unjudged[2:]], [*unjudged[:6], "a word"]
+    for bad in (missing, number, text, known, says, [*good[:6], None], [*good, ""]):
         with pytest.raises(ChannelError):
             parse(json.dumps(bad).encode())
