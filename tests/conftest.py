@@ -26,10 +26,15 @@ os.environ["XDG_CACHE_HOME"] = os.path.join(tempfile.gettempdir(), f"compass_tes
 import jax
 import jaxtyping
 import pytest
+from hypothesis import HealthCheck, settings
 from jax.experimental.compilation_cache import compilation_cache
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# a busy machine is no fault of the code
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 # Before the first import of these modules: the hook rewrites them as they are loaded.
 jaxtyping.install_import_hook(

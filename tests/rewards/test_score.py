@@ -50,11 +50,14 @@ def alive(pid):
 
 def descendants(pid):
     """Process ids of children, their children and so on."""
-    children = [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
+    try:
+        children = [
+            int(child)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in (task / "children").read_text().split()
+        ]
+    except (FileNotFoundError, ProcessLookupError):  # it ended in the meantime
+        return []
     return [found for child in children for found in (child, *descendants(child))]
 
 
