@@ -51,12 +51,16 @@ LAYERS = {
     "rewards.penalties": set(),
     "rewards.answers": set(),
     "rewards.constraints": {"untrusted"},
+    "rewards.guards": {"rewards.seccomp"},
+    "rewards.seccomp": set(),
+    "rewards.program_child": set(),
+    "rewards.program": {"rewards.guards", "rewards.program_child"},
     "rewards.extract": set(),
     "rewards.values": set(),
     "rewards.tool_matching": {"untrusted", "tool_calls", "rewards.values"},
     "rewards.verifiers": {"untrusted", "tool_calls", "rewards.verifiers"}
     | {f"rewards.{part}" for part in ("answers", "extract", "constraints", "values")}
-    | {"rewards.tool_matching"},
+    | {"rewards.tool_matching", "rewards.program"},
     "data": {"records", "config", "untrusted", "tasks", "data"},
     "weights": MODEL | {"families", "weights", "config_io", "distributed"},
     "training": MODEL | {"chips", "compiler_clock", "rl", "training", "rewards.penalties"},

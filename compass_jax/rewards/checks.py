@@ -103,6 +103,7 @@ class Part(NamedTuple):
     # what it returns for a response, here and without evaluating; UNDECIDED: `call` must say
     decide: Callable[[Case], Any] = _never
     limits: tuple[float, float] | None = None
+    runs_programs: bool = False
 
 
 class Verifier(NamedTuple):
@@ -291,7 +292,7 @@ def _named(name: str, check: Check, tag: str) -> Part:
         decide = partial(_at_once, call._replace(function=kind.at_once))
     elif kind.may_hang:
         decide = _never
-    return Part(name, call, check.weight, decide, (0.0, 1.0))
+    return Part(name, call, check.weight, decide, (0.0, 1.0), kind.runs_programs)
 
 
 def _at_once(call: Called, case: Case) -> Any:

@@ -24,7 +24,7 @@ from compass_jax.errors import CompassError
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.channel import ChannelError, Said
 from compass_jax.rewards.checks import Response, checks_of
-from compass_jax.rewards.detect import guards_for
+from compass_jax.rewards.detect import guards_for, missing_guards
 from compass_jax.rewards.faults import Faults, VerifierError
 from compass_jax.rewards.process import Worker
 
@@ -63,12 +63,14 @@ class Scorer:
         self, rewards: RewardConfig, data: DataConfig, guards: tuple[str, ...] | None = None
     ):
         checks = checks_of(data)
+        chosen = guards is not None
         guards = guards_for(rewards.sandbox) if guards is None else guards
         self._setup = {
             "checks": checks,
             "tag": rewards.answer_tag,
             "timeout_s": rewards.timeout_s,
             "guards": guards,
+            "programs": chosen or rewards.sandbox == "off" or not missing_guards(),
         }
         self._timeout_s = rewards.timeout_s
         self._faults = Faults(checks)

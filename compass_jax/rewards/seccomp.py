@@ -76,7 +76,16 @@ _DENIED = {
     "memfd_secret": (447, 447),
     "fanotify_init": (300, 262),
     "vhangup": (153, 58),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
 }
+# of a process whose number comes first; 0: the caller's own
+_OWN = {"prlimit64": (302, 261), "sched_setaffinity": (203, 122)}
 _NAMESPACES = {"unshare": (272, 97), "setns": (308, 268), "clone": (56, 220), "clone3": (435, 435)}
 _SIGNALS = {
     "kill": (62, 129),
@@ -124,8 +133,20 @@ def _opening() -> list[bytes]:
     ]
 
 
+def _only(call: int, argument: int, value: int) -> list[bytes]:
+    """The call is allowed with this value of an argument, and else fails with EPERM."""
+    return [
+        _instruction(_EQUAL, call, 0, 4),
+        _instruction(_LOAD, _ARGUMENT[argument]),
+        _instruction(_EQUAL, value, 1, 0),
+        _instruction(_RETURN, _EPERM),
+        _instruction(_RETURN, _ALLOW),
+    ]
+
+
 def denied_program() -> bytes:
-    """Sockets, other processes' memory, mounts, keys, io_uring and the like fail with EPERM.
+    """Sockets, other processes' memory and limits, mounts, keys, io_uring and the like fail with
+    EPERM.
 
     Namespaces are left to `guards.new_process_namespace` and `guards.rejoin`, which need a
     capability that an answer does not have.
@@ -136,12 +157,12 @@ def denied_program() -> bytes:
         denied = numbers[column]
         if denied is not None:
             program += [_instruction(_EQUAL, denied, 0, 1), _instruction(_RETURN, _EPERM)]
+    for numbers in _OWN.values():
+        program += _only(numbers[column], argument=0, value=0)
     number = {name: numbers[column] for name, numbers in _NAMESPACES.items()}
     program += [_instruction(_EQUAL, number["clone3"], 0, 1), _instruction(_RETURN, _ENOSYS)]
     for name, argument in (("unshare", 0), ("setns", 1)):
-        only = [_instruction(_LOAD, _ARGUMENT[argument]), _instruction(_EQUAL, _CLONE_NEWPID, 1, 0)]
-        only += [_instruction(_RETURN, _EPERM), _instruction(_RETURN, _ALLOW)]
-        program += [_instruction(_EQUAL, number[name], 0, len(only)), *only]
+        program += _only(number[name], argument, _CLONE_NEWPID)
     namespaces = 0x7E020000  # every CLONE_NEW flag of clone
     program += [
         _instruction(_EQUAL, number["clone"], 0, 3),
@@ -158,8 +179,6 @@ def own_signals_program(process: int) -> bytes:
     column, _ = _machine()
     program = _opening()
     for numbers in _SIGNALS.values():
-        own = [_instruction(_LOAD, _ARGUMENT[0]), _instruction(_EQUAL, process, 1, 0)]
-        own += [_instruction(_RETURN, _EPERM), _instruction(_RETURN, _ALLOW)]
-        program += [_instruction(_EQUAL, numbers[column], 0, len(own)), *own]
+        program += _only(numbers[column], argument=0, value=process)
     program.append(_instruction(_RETURN, _ALLOW))
     return b"".join(program)

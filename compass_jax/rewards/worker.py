@@ -26,13 +26,14 @@ from functools import partial
 from typing import Any, NoReturn
 
 from compass_jax.config import ConfigError
-from compass_jax.rewards import guards, sandbox
+from compass_jax.rewards import guards, program, sandbox
 from compass_jax.rewards.called import Case
 from compass_jax.rewards.channel import line
 from compass_jax.rewards.checks import UNDECIDED, Check, Response, Verifier, build
 from compass_jax.tasks.rows import decode_row
 
 DETAIL_CHARS = 2000
+PROBE_S = 30.0
 
 
 def answers(
@@ -123,9 +124,14 @@ def serve(connection: socket.socket, setup: dict[str, Any], folder: str) -> None
             build([Check(*map(_tuples, check)) for check in checks], setup["tag"])
             for checks in setup["checks"]
         ]
+        programs = [part.name for one in verifiers for part in one.parts if part.runs_programs]
+        if programs and not setup["programs"]:
+            raise ConfigError(_no_guards(programs[0], setup["guards"]))
         zone = sandbox.enter(setup["guards"], folder, _imported())
         guards.limit_memory()
         guards.die_with_parent()  # again: the kernel forgets it where the user changes
+        if programs and not zone.run(program.can_run, PROBE_S).value:
+            raise ConfigError(_cannot_run(programs[0]))
     except ConfigError as error:
         connection.sendall(line(["refused", str(error)[-2 * DETAIL_CHARS :]]))
         return
@@ -140,6 +146,23 @@ def serve(connection: socket.socket, setup: dict[str, Any], folder: str) -> None
             batch = [Response(*one) for one in json.loads(sent)]
             for index, answer in enumerate(_judge(verifiers, batch, zone, seconds, alive)):
                 connection.sendall(line([index, *answer]))
+
+
+def _no_guards(name: str, active: Sequence[str]) -> str:
+    missing = ", ".join(guard for guard in guards.GUARDS if guard not in active)
+    return (
+        f"the verifier {name!r} runs programs that the model wrote, and this machine has no"
+        f" {missing}: allow it, or run them with this user's files and network by"
+        " rewards.sandbox = 'off'"
+    )
+
+
+def _cannot_run(name: str) -> str:
+    return (
+        f"the verifier {name!r} runs programs that the model wrote, and in the sandbox"
+        f" {sys.executable} does not run even an empty one: every user must be able to read that"
+        f" Python ({sys.base_prefix}), and {PROBE_S:.0f} s must be enough to start it"
+    )
 
 
 def _tuples(value: Any) -> Any:

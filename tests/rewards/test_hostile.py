@@ -6,8 +6,10 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,16 +37,22 @@ def prompt(number=0, source=0, answer="7", entry=None):
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory):
+def places():
     """What a text may name: a folder that must stay empty, a file that must stay secret and whole,
-    a port, this process.
+    a port, this process. Every user may enter, read and write: only the guards stand before them
+    (pytest's own temporary folder is its user's alone).
     """
-    out, secret = tmp_path_factory.mktemp("out"), tmp_path_factory.mktemp("secret") / "secret"
-    out.chmod(0o777)
-    secret.write_text("secret")
-    secret.chmod(0o666)
-    secret.parent.chmod(0o777)
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
+        out, secret = Path(folder, "out"), Path(folder, "secret", "secret")
+        out.mkdir()
+        secret.parent.mkdir()
+        secret.write_text("secret")
+        secret.chmod(0o666)
+        for path in (Path(folder), out, secret.parent):
+            path.chmod(0o777)
         yield {"out": out, "secret": secret, "me": os.getpid(), "port": server.getsockname()[1]}
 
 

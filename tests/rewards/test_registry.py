@@ -63,5 +63,5 @@ def test_one_that_cannot_be_used_is_refused(installed, text, point, told):
 def test_a_name_that_is_nearly_one_is_told():
     with pytest.raises(ConfigError, match=r"did you mean 'exact'\?"):
         FileSource("rows.jsonl", verifier="exakt").validate("data.sources[0]")
-    with pytest.raises(ConfigError, match="or one of 'choice', 'exact'"):
+    with pytest.raises(ConfigError, match="or one of 'choice', 'code'"):
         FileSource("rows.jsonl", verifier="chess").validate("data.sources[0]")

@@ -144,7 +144,7 @@ def test_a_row_without_a_reference_is_an_error_and_no_zero():
     ("source", "told"),
     [
         ({"verifier": {"math": 1.0, "format": 0}}, "'format' has weight 0; leave it out"),
-        ({"verifier": {}}, "verifier is empty: name one of 'choice', 'exact'"),
+        ({"verifier": {}}, "verifier is empty: name one of 'choice', 'code'"),
         ({"verifier": (("math", 1.0), ("math", 2.0))}, "names 'math' twice"),
         ({"verifier": {"maths": 1.0}}, "did you mean 'math'"),
         ({"verifier": {"math": 1e9}}, "must be at most 1000"),

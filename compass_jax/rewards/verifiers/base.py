@@ -45,6 +45,8 @@ class Kind:
             two rewards differ by at least 1/steps; UNKNOWN_STEPS where rows differ in it.
         may_hang: a response can make it run for ever, or evaluates something: it is judged in a
             child process that can be killed.
+        runs_programs: it runs what the model wrote: every guard must be there, or be switched off
+            by name (`rewards.sandbox = "off"`).
         at_once: gives what `judge` gives without evaluating, or None where only `judge` can say.
         warm: called once in a worker, before it is split into children.
         complaint: what is wrong with arguments, as "name = value: why"; empty: nothing.
@@ -58,6 +60,7 @@ class Kind:
     looks_for: str = IN_ANSWER
     steps: Callable[[Mapping[str, Any]], int] = _one_step
     may_hang: bool = False
+    runs_programs: bool = False
     at_once: Callable[..., Any] | None = None
     warm: Callable[[], None] = field(default=lambda: None)
     complaint: Callable[[Mapping[str, Any]], str] = _no_complaint
