@@ -49,7 +49,9 @@ METRICS: dict[str, Metric] = {
         _SHARE, "Groups whose answers are all wrong, of those with two known rewards or more."
     ),
     "advantage/inversion_frac": Metric(
-        _SHARE, "Pairs of a group in which the better answer has the lower advantage."
+        _SHARE,
+        "Pairs of a group in which the better answer has the lower advantage; by gold labels where"
+        " a source has them, else by rewards.",
     ),
     # what the generated tokens taught
     "waste/tokens_generated": Metric(_TOKENS, "Tokens that the step generated."),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # at run time jaxtyping's Array imports jax, which data prepa
     from jaxtyping import Array, Int
 
 
+GOLD = "gold"  # the component of a score that says what the answer is truly worth
 GIVEN = -1  # in the place of a version: nobody sampled the token
 
 
@@ -167,6 +168,8 @@ class StepArrays:
     group: np.ndarray  # int32 [b], numbers the prompts
     # [b t' l k] on the devices, the rollout's, of any length t'; None where it kept none
     routes: Any = None
+    # float32 [b], what the answers are truly worth, NaN where nobody knows; None: no source says it
+    gold: np.ndarray | None = None
 
 
 class TrainState(NamedTuple):

@@ -45,7 +45,9 @@ MEANT = {
         "rewards.answer_tag",
         "data.sources.0.label",
         "data.sources.0.instruction",
+        "data.sources.0.gold",
         "data.sources.1.label",
+        "data.sources.1.gold",
     },
     "none": {"rollout_mesh", "model.moe"},
     "2^31": {

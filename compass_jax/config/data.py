@@ -23,6 +23,7 @@ from compass_jax.config.ranges import (
 from compass_jax.config.verifiers import (
     Options,
     Verifiers,
+    check_names,
     check_verifiers,
     pairs,
     settled,
@@ -138,6 +139,10 @@ class ProceduralSource:
     """
     verifier_args: Options = ()
     """The verifiers get these arguments beside the row, as JSON pairs of a name and a value."""
+    gold: Verifiers = ""
+    """This verifier says what an answer is truly worth, beside the reward: advantage/inversion_frac
+    is measured against it; empty: against the reward.
+    """
 
     def __post_init__(self) -> None:
         _settle(self)
@@ -149,6 +154,7 @@ class ProceduralSource:
         both = f"{key}: size = {self.size} times repeat = {self.repeat}"
         check(self.size * self.repeat <= most, f"{both} must be at most {most}")
         check_verifiers(self, key, ("reasoning_gym",))
+        check_names(self.gold, f"{key}.gold", ("reasoning_gym",))
 
 
 @dataclass(frozen=True)
@@ -183,6 +189,10 @@ class FileSource:
     """
     verifier_args: Options = ()
     """The verifiers get these arguments beside the row, as JSON pairs of a name and a value."""
+    gold: Verifiers = ""
+    """This verifier says what an answer is truly worth, beside the reward: advantage/inversion_frac
+    is measured against it; empty: against the reward.
+    """
 
     def __post_init__(self) -> None:
         _settle(self)
@@ -194,6 +204,7 @@ class FileSource:
             f"{key}.path = {self.path!r}: must end in .jsonl or .parquet",
         )
         check_verifiers(self, key)
+        check_names(self.gold, f"{key}.gold")
         named = [name for name, _ in pairs(self.verifier) if name in kinds()]
         compares = [name for name in named if kinds()[name].answer]
         check(
@@ -215,18 +226,25 @@ class TaskSource:
     """The accuracy table has this name; empty: what follows the colon."""
     repeat: Repeat = 1
     """Each of its prompts comes so many times in one pass of RL."""
+    gold: Verifiers = ""
+    """This verifier says what an answer is truly worth, beside the reward: advantage/inversion_frac
+    is measured against it; empty: against the reward.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", absolute(self.task))
+        object.__setattr__(self, "gold", settled(self.gold))
 
     def validate(self, key: str) -> None:
         check_fields(self, key)
         check_name(self.task, f"{key}.task", "'my_tasks:task'")
+        check_names(self.gold, f"{key}.gold")
 
 
 def _settle(source: ProceduralSource | FileSource) -> None:
     """Mappings as pairs, and the paths of named files absolute: see config/named.py."""
-    object.__setattr__(source, "verifier", settled(source.verifier))
+    for name in ("verifier", "gold"):
+        object.__setattr__(source, name, settled(getattr(source, name)))
     for name in ("options", "verifier_args"):
         if isinstance(given := getattr(source, name, ()), Mapping):
             object.__setattr__(source, name, tuple(given.items()))
@@ -269,6 +287,11 @@ class DataConfig:
         """
         named = (("sources", self.sources), ("eval_sources", self.eval_sources))
         return [(f"data.{key}[{i}]", one) for key, found in named for i, one in enumerate(found)]
+
+    @property
+    def labelled(self) -> bool:
+        """Whether a source that RL trains on has gold labels."""
+        return any(source.gold for source in self.sources)
 
     def validate(self) -> None:
         check_fields(self, "data")

@@ -25,8 +25,8 @@ NEAR = 1e-9  # sums of weights are compared within this
 
 
 def pairs(verifier: Verifiers) -> tuple[tuple[str, float], ...]:
-    """(name, weight) of each verifier."""
-    return ((verifier, 1.0),) if isinstance(verifier, str) else verifier
+    """(name, weight) of each verifier; of an empty name none."""
+    return ((verifier, 1.0),) * bool(verifier) if isinstance(verifier, str) else verifier
 
 
 def settled(value: Any) -> Any:
@@ -61,11 +61,7 @@ def check_verifiers(source: Any, key: str, others: tuple[str, ...] = ()) -> None
     names, usual = [name for name, _ in pairs(source.verifier)], kinds()
     known = ", ".join(f"'{name}'" for name in (*usual, *others))
     check(bool(names), f"{key}.verifier is empty: name one of {known}, or a function")
-    for name, weight in pairs(source.verifier):
-        if name not in (*usual, *others):
-            _check_own(name, f"{key}.verifier", (*usual, *others))
-        check(weight != 0, f"{key}.verifier: {name!r} has weight 0; leave it out")
-        check(names.count(name) == 1, f"{key}.verifier names {name!r} twice")
+    check_names(source.verifier, f"{key}.verifier", others)
     given = dict(source.verifier_args)
     mine = [usual[name] for name in names if name in usual]
     taken = {argument for kind in mine for argument in kind.takes}
@@ -78,6 +74,18 @@ def check_verifiers(source: Any, key: str, others: tuple[str, ...] = ()) -> None
     for kind in mine:
         complaint = kind.complaint(given)
         check(not complaint, f"{key}.verifier_args: {complaint}")
+
+
+def check_names(verifiers: Verifiers, key: str, others: tuple[str, ...] = ()) -> None:
+    """Raises ConfigError where `key` names what is no verifier, one twice, or one of weight 0;
+    `others` as in `check_verifiers`.
+    """
+    names, known = [name for name, _ in pairs(verifiers)], (*kinds(), *others)
+    for name, weight in pairs(verifiers):
+        if name not in known:
+            _check_own(name, key, known)
+        check(weight != 0, f"{key}: {name!r} has weight 0; leave it out")
+        check(names.count(name) == 1, f"{key} names {name!r} twice")
 
 
 def _check_own(name: str, key: str, known: tuple[str, ...]) -> None:

@@ -126,9 +126,10 @@ def _of_source(config: DataConfig, index: int, seed: int, tell: Tell) -> Iterato
     if isinstance(source, TaskSource):
         task = load_task(source.task, f"{key}.task")
         label = source.label or source.task.rpartition(":")[2]
-        kind = _Kind(label, source.task, task.verify == "math", task.turns)
+        kind = _Kind(label, source.task, task.verify == "math", task.turns, bool(source.gold))
         return _distinct(config, index, kind, _task_rows(source.task, task, key, seed), tell)
-    kind = _Kind(source.label or label_of(source.path), source.path, source.verifier == "math")
+    compared, labelled = source.verifier == "math", bool(source.gold)
+    kind = _Kind(source.label or label_of(source.path), source.path, compared, 0, labelled)
     return _distinct(config, index, kind, _file_rows(source, key, kind.compared, tell), tell)
 
 
@@ -153,6 +154,7 @@ class _Kind(NamedTuple):
     place: str  # of the source, in messages
     compared: bool  # math-verify compares with the answer, and reads nothing else
     turns: int = 0
+    labelled: bool = False  # a gold label is made beside, of any column
 
 
 class _Row(NamedTuple):
@@ -209,7 +211,8 @@ def _of_row(config: DataConfig, index: int, kind: _Kind, found: _Row) -> Questio
     place, answer, read = f"{where}, field {found.columns[1]!r}", "", row
     if found.answer is not None:
         answer = _answer(found.answer, place, kind.compared)
-        read = {"answer": found.answer} if kind.compared else {**row, "answer": found.answer}
+        only = kind.compared and not kind.labelled
+        read = {"answer": found.answer} if only else {**row, "answer": found.answer}
     question = _question(config, index, kind.label, text, messages, answer, _encoded(read, where))
     tools = tools_of(row, where)
     return replace(question, labels=_labels(row, where), tools=tuple(tools), turns=kind.turns)
@@ -231,7 +234,7 @@ def _file_rows(source: FileSource, key: str, compared: bool, tell: Tell) -> Iter
             tell(reading.said(path))
         remedies = [f"add it or set {setting}" for setting in settings]
         fields = dict(zip(reading.fields, remedies))
-        optional = (*LABELS, "tools", "system") if compared else None
+        optional = (*LABELS, "tools", "system") if compared and not source.gold else None
         for where, row in read_rows(path, fields, optional):
             yield _file_row(reading, where, row, compared, settings[1])
 

@@ -7,15 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from compass_jax.records import Group, StepArrays
+from compass_jax.records import GOLD, Group, StepArrays
 from compass_jax.rewards.penalties import repetition_frac
 
 
 def assemble(
-    groups: Sequence[Group], size: int, length: int, ngram: int, routes: Any = None
+    groups: Sequence[Group],
+    size: int,
+    length: int,
+    ngram: int,
+    routes: Any = None,
+    gold: bool = False,
 ) -> StepArrays:
     """Arrays of `length` tokens, row n * size + c for sample c of group n, as in `routes`.
-    Repetition is of `ngram` tokens.
+    Repetition is of `ngram` tokens. With `gold` they hold the scores' gold labels.
 
     Rows that no sample has (of groups that did not grow) have length 0 and group -1.
     """
@@ -31,6 +36,7 @@ def assemble(
         repetition=np.zeros(rows, np.float32),
         group=np.full(rows, -1, np.int32),
         routes=routes,
+        gold=np.full(rows, np.nan, np.float32) if gold else None,
     )
     for g, group in enumerate(groups):
         for rollout, score in zip(group.rollouts, group.scores, strict=True):
@@ -40,5 +46,7 @@ def assemble(
             out.mask[i, start:n] = rollout.generated
             out.rollout_logp[i, :n] = rollout.logp
             out.reward[i], out.known[i] = score.reward, score.known
+            if out.gold is not None:
+                out.gold[i] = score.components.get(GOLD, np.nan)
             out.repetition[i] = repetition_frac(rollout.response[rollout.generated], ngram)
     return out

@@ -45,6 +45,8 @@ MOST_COMPONENTS = 16
 COMPONENT = re.compile(r"[A-Za-z]\w{0,39}")
 # reward/<name>/mean is what shaping makes of the reward (rl/prepare.py)
 TAKEN = ("verifier", "length", "repetition", "overlong")
+Source = ProceduralSource | FileSource | TaskSource
+Args = tuple[tuple[str, Any], ...]
 DECIMALS = 9  # of a sum of weights: 0.7 + 0.2 + 0.1 counts as right
 
 
@@ -55,7 +57,7 @@ class Check(NamedTuple):
     name: str = ""  # the dataset; "module:function"; "module:task"
     options: tuple[tuple[str, Any], ...] = ()  # of the dataset
     key: str = ""  # the setting that names it
-    args: tuple[tuple[str, Any], ...] = ()  # the source's verifier_args
+    args: Args = ()  # the source's verifier_args
     weight: float = 1.0
     module: str = ""  # registers the dataset, where reasoning-gym does not
 
@@ -188,16 +190,32 @@ def _graded(part: Part, value: Any) -> Graded:
 
 
 def checks_of(data: DataConfig) -> list[tuple[Check, ...]]:
-    """The checks of each of `data.keyed_sources()`."""
-    return [_checks_of(source, key) for key, source in data.keyed_sources()]
+    """The checks of each of `data.keyed_sources()`; then those of the gold labels of each that has
+    them.
+    """
+    sources = data.keyed_sources()
+    of_gold = [_listed(source, key, "gold") for key, source in sources if source.gold]
+    return [_checks_of(source, key) for key, source in sources] + of_gold
 
 
-def _checks_of(source: ProceduralSource | FileSource | TaskSource, key: str) -> tuple[Check, ...]:
+def gold_places(data: DataConfig) -> dict[int, int]:
+    """Where `checks_of` has the gold labels of a source: {index of the source: index}."""
+    sources = data.keyed_sources()
+    labelled = [i for i, (_, source) in enumerate(sources) if source.gold]
+    return {i: len(sources) + n for n, i in enumerate(labelled)}
+
+
+def _checks_of(source: Source, key: str) -> tuple[Check, ...]:
     if isinstance(source, TaskSource):
         return (Check("task", source.task, key=f"{key}.task"),)
+    return _listed(source, key, "verifier", source.verifier_args)
+
+
+def _listed(source: Source, key: str, setting: str, args: Args = ()) -> tuple[Check, ...]:
+    """The checks that a setting of a source names."""
     found = []
-    for name, weight in pairs(source.verifier):
-        check = Check("function", name, (), f"{key}.verifier", source.verifier_args, weight)
+    for name, weight in pairs(getattr(source, setting)):
+        check = Check("function", name, (), f"{key}.{setting}", args, weight)
         if isinstance(source, ProceduralSource) and name == "reasoning_gym":
             check = check._replace(kind=name, name=source.dataset, options=source.options)
             check = check._replace(key=f"{key}.dataset", module=place_of(source.dataset))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from compass_jax.records import Prompt, Score
+from compass_jax.rewards.joined import JoinedScorer
 from compass_jax.rewards.score import Scorer
 
 
@@ -23,7 +24,11 @@ class SharedScorer:
     """
 
     def __init__(
-        self, scorer: Scorer, process: int, processes: int, exchange: Callable[[bytes], list[bytes]]
+        self,
+        scorer: Scorer | JoinedScorer,
+        process: int,
+        processes: int,
+        exchange: Callable[[bytes], list[bytes]],
     ):
         self._scorer, self._process, self._processes, self._exchange = (
             scorer,
@@ -83,4 +88,4 @@ class SharedScorer:
         self.close()
 
 
-AnyScorer = Scorer | SharedScorer
+AnyScorer = Scorer | JoinedScorer | SharedScorer

@@ -47,15 +47,16 @@ def prepare(
     old_logp: Float[Array, "b t"] | None = None,
     rollout_logp: Float[Array, "b t"] | None = None,
     ref_logp: Float[Array, "b t"] | None = None,
+    gold: Float[Array, "b"] | None = None,
 ) -> tuple[Prepared, Diagnostics]:
-    """Advantages and weights of all rows of one update, in any order, and the account of its tokens
-    (to merge and finalize).
+    """Advantages and weights of one update's rows, in any order, and its metrics to finalize.
 
-    `mask` holds all generated tokens; `group` is in 0..n_groups-1, or -1 for a padding row. Call it
-    once per update with every row of it: the weights' denominators run over one update.
-    `old_entropy` and `reward` have one dtype, and so has the result. A correction needs `old_logp`
-    and `rollout_logp`, a repetition penalty `repetition`: ValueError without them. A response whose
-    reward, entropies or log-probs are not finite counts as one of unknown reward.
+    `mask` holds all generated tokens; `group` is in 0..n_groups-1, or -1 for a padding row. Give it
+    every row of the update: the weights' denominators run over them. `old_entropy` and `reward`
+    have one dtype, and so has the result. A correction needs `old_logp` and `rollout_logp`, a
+    repetition penalty `repetition`: ValueError without them. A response whose reward, entropies or
+    log-probs are not finite counts as one of unknown reward. Inverted pairs are counted against
+    `gold`, NaN where nobody knows it; None: against `reward`.
     """
     require_shape("prepare", (None, None), mask=mask)
     require_shape("prepare", mask.shape, old_entropy=old_entropy)
@@ -88,8 +89,18 @@ def prepare(
         generated, known, row_kind, kinds, rl_zvp=rl_zvp, by_shaping=by_shaping, dtype=dtype
     )
     metrics |= {f"reward/{name}/mean": mean_of(x, known) for name, x in components.items()}
-    metrics |= corrected | inversion(reward, advantage, trained, known, group)
+    metrics |= corrected | inversion(*_labels(reward, known, gold), advantage, trained, group)
     return prepared, metrics
+
+
+def _labels(
+    reward: Float[Array, "b"], known: Bool[Array, "b"], gold: Float[Array, "b"] | None
+) -> tuple[Float[Array, "b"], Bool[Array, "b"]]:
+    """(what inverted pairs are counted against, where it is known)."""
+    if gold is None:
+        return reward, known
+    has_gold = jnp.isfinite(gold)
+    return jnp.where(has_gold, gold, jnp.zeros_like(gold)), known & has_gold
 
 
 def _advantage(

@@ -56,13 +56,13 @@ def penalties(
 
 def inversion(
     reward: Float[Array, "b"],
+    known: Bool[Array, "b"],
     advantage: Float[Array, "b t"],
     mask: Bool[Array, "b t"],
-    known: Bool[Array, "b"],
     group: Int[Array, "b"],
 ) -> Diagnostics:
     """Share of a group's pairs with unequal raw rewards in which the better answer has the lower
-    advantage.
+    advantage. With gold labels, `reward` is these, and `known` where there is one.
 
         share of pairs with (R_i - R_j)(A_i - A_j) < 0,    A = mean over the response's tokens
     """

@@ -219,6 +219,7 @@ class Learner:
             old_logp=scored.old_logp[rows],
             rollout_logp=arrays.rollout_logp[rows],
             ref_logp=None if scored.ref_logp is None else scored.ref_logp[rows],
+            gold=None if arrays.gold is None else arrays.gold[rows],
         )
         return jax.device_get(prepared), found
 

@@ -297,7 +297,8 @@ class RLTrainer:
         groups, routes = self.buffer.step_groups()
         ngram = self.rl.shaping.repetition_ngram
         routes = self.learner.routes_on_mesh(routes)
-        return groups, assemble(groups, self.rl.capacity, self.rl.buckets[-1], ngram, routes)
+        sizes, gold = (self.rl.capacity, self.rl.buckets[-1]), self.config.data.labelled
+        return groups, assemble(groups, *sizes, ngram, routes, gold)
 
     def _end_step(self) -> None:
         """What is remembered of the step's groups goes to those who choose prompts by it, and the

@@ -82,6 +82,7 @@ class _Lister:
             "old_logp": of_tokens,
             "rollout_logp": of_tokens,
             "ref_logp": of_tokens if rl.uses_reference else None,
+            "gold": of_rows if config.data.labelled else None,
         }
         return Program("prepare", step.prepare, (mask, of_tokens, of_rows, known, group), keywords)
 

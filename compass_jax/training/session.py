@@ -26,6 +26,7 @@ from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.errors import STRICT, CompassError
 from compass_jax.rewards.checks import checks_of
 from compass_jax.rewards.fingerprint import changed, code_of
+from compass_jax.rewards.joined import JoinedScorer
 from compass_jax.rewards.score import Scorer
 from compass_jax.rewards.shared import AnyScorer, SharedScorer
 from compass_jax.rundir import RunDir
@@ -162,16 +163,17 @@ def open_scorer(config: RunConfig) -> AnyScorer:
     It starts before anything is written: a verifier that cannot be used is a VerifierError here.
     """
     scorer = Scorer(config.rewards, config.data)
+    labelled = any(source.gold for _, source in config.data.keyed_sources())
     if any(check.own for checks in checks_of(config.data) for check in checks):
         try:
             scorer.wait_ready()
         except BaseException:
             scorer.close()
             raise
-    return shared(scorer)
+    return shared(JoinedScorer(scorer, config.data) if labelled else scorer)
 
 
-def shared(scorer: Scorer) -> AnyScorer:
+def shared(scorer: Scorer | JoinedScorer) -> AnyScorer:
     """`scorer`; of several processes each checks its share of the samples."""
     if jax.process_count() == 1:
         return scorer

@@ -82,3 +82,12 @@ def test_groups_of_different_sizes_keep_their_rows_and_leave_the_others_empty():
         and not arrays.known[[2, 4, 5]].any()
         and arrays.mask[3].sum() == 1
     )
+
+
+def test_gold_labels_come_from_the_scores_and_are_unknown_where_there_is_none():
+    scores = (Score(1.0, True, components={"gold": 0.25}), Score(0.0, True))
+    group = Group(PROMPTS[0], (ROLLOUTS[0], ROLLOUTS[1]), scores)
+    assert assemble([group], 3, 10, 2).gold is None
+    np.testing.assert_array_equal(
+        assemble([group], 3, 10, 2, gold=True).gold, np.array([0.25, np.nan, np.nan], np.float32)
+    )

@@ -151,7 +151,7 @@ def test_inversion_counts_pairs_of_a_group_with_unequal_rewards():
     group = jnp.asarray([0, 0, 0, 1, 1, -1, 0], jnp.int32)
     # means: 1, 0, 0.5 | 1, 5: pairs (1,0) (1,.5) (.5,0) in order, (1,0) of group 1 the wrong way
     # round
-    found = shaping.inversion(reward, advantage, mask, known, group)
+    found = shaping.inversion(reward, known, advantage, mask, group)
     assert [float(x) for x in found["advantage/inversion_frac"]] == [1, 4]
 
 

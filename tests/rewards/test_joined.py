@@ -1,0 +1,97 @@
+"""A gold label comes beside the reward: from the workers, of another column, and never in its
+place.
+"""
+
+import numpy as np
+import pytest
+
+from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, RewardConfig
+from compass_jax.records import Prompt, Score
+from compass_jax.rewards.joined import JoinedScorer
+from compass_jax.rewards.score import Scorer
+from compass_jax.tasks.rows import encode_row
+
+DATA = DataConfig(
+    sources=(
+        FileSource("a.jsonl", verifier="exact", gold="exact"),
+        FileSource("b.jsonl", verifier="exact"),
+        FileSource("c.jsonl", verifier="exact", gold={"exact": 0.5, "hostile_verifiers:obey": 1.0}),
+    )
+)
+
+
+def prompt(source, **row):
+    return Prompt(1, source, "x", "q", np.zeros(1, np.int32), "", encode_row(row))
+
+
+def answered(n):
+    return f"<answer>{n}</answer>"
+
+
+def test_the_reward_is_of_the_reference_and_gold_of_the_column_gold():
+    asked = {
+        "both": (prompt(0, answer="4", gold="4"), answered(4)),
+        "reward": (prompt(0, answer="4", gold=("5", {"a"})), lambda: answered(4)),
+        "gold": (prompt(0, answer="4", gold="5"), answered(5)),
+        "no column": (prompt(0, answer="4"), answered(4)),
+        "no label": (prompt(1, answer="4", gold="5"), answered(4)),
+        "label fails": (prompt(2, answer="4"), answered(4)),
+    }
+    got = {}
+    with JoinedScorer(Scorer(RewardConfig(), DATA), DATA) as scorer:
+        for key, (of, response) in asked.items():
+            scorer.submit(key, of, response)
+        assert scorer.outstanding == 6
+        while scorer.outstanding:
+            got |= dict(scorer.collect(block=True))
+        assert scorer.collect(block=True) == []
+    labels = {key: (score.reward, score.components.get("gold")) for key, score in got.items()}
+    assert all(score.known for score in got.values())
+    assert labels == {
+        "both": (1, 1),
+        "reward": (1, 0),
+        "gold": (0, 1),
+        "no column": (1, 1),
+        "no label": (1, None),
+        "label fails": (1, None),
+    }
+
+
+class Late:
+    """A scorer that says one thing at a time, rewards last."""
+
+    def __init__(self):
+        self.held = []
+
+    def submit(self, key, prompt, response):
+        self.held.append((key, Score(1.0, True, components={"gold": 7.0, "other": 2.0})))
+
+    def collect(self, block):
+        return [self.held.pop()] if self.held else []
+
+
+def test_a_sample_is_collected_once_with_its_last_part_and_other_components_stay():
+    scorer = JoinedScorer(Late(), DATA)
+    scorer.submit("a", prompt(0, answer="4"), "x")
+    assert scorer.collect(block=False) == []
+    assert scorer.collect(block=True) == [
+        ("a", Score(1.0, True, components={"other": 2.0, "gold": 1.0}))
+    ]
+    scorer.submit("b", prompt(1, answer="4"), "x")
+    assert scorer.collect(block=True)[0][1].components == {"gold": 7.0, "other": 2.0}
+    assert scorer.outstanding == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (FileSource("a.jsonl", gold="maths"), "gold = 'maths': did you mean 'math'?"),
+        (FileSource("a.jsonl", gold={"math": 0.0}), "gold: 'math' has weight 0"),
+        (FileSource("a.jsonl", gold="reasoning_gym"), "gold = 'reasoning_gym'"),
+    ],
+)
+def test_a_label_that_names_no_verifier_is_refused(source, said):
+    with pytest.raises(ConfigError, match="gold") as error:
+        DataConfig(sources=(source,)).validate()
+    assert said in str(error.value)
+    DataConfig(sources=(ProceduralSource("leg_counting", gold="reasoning_gym"),)).validate()

@@ -1,0 +1,96 @@
+"""Inverted pairs are counted against gold labels where there are some, and labels decide nothing
+else.
+"""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_run import tiny_run
+
+from compass_jax.config import RLConfig, TaskSource
+from compass_jax.rl.diagnostics import finalize_diagnostics
+from compass_jax.rl.prepare import prepare
+from compass_jax.training.programs import training_programs
+
+REWARD = [1.0, 2.0, 0.0, 0.0, 1.0, 0.5, 1.0, 0.0, 1.0]
+GOLD = [0.0, 1.0, 2.0, 0.0, 1.0, np.nan, 1.0, 0.0, 0.0]
+KNOWN = [True] * 7 + [False, True]
+GROUP = [0, 0, 0, 1, 1, 1, 2, 2, 2]
+LENGTHS = [3, 1, 4, 2, 2, 3, 1, 4, 2]
+
+
+def run(reward, known, group, gold=None):
+    b = len(reward)
+    mask = np.arange(5) < np.asarray(LENGTHS[:b])[:, None]
+    prepared, found = prepare(
+        jnp.asarray(mask),
+        jnp.ones((b, 5)),
+        jnp.asarray(reward, jnp.float32),
+        jnp.asarray(known),
+        jnp.asarray(group, jnp.int32),
+        n_groups=max(group) + 1,
+        config=RLConfig(),
+        right_at=2.0,
+        wrong_at=-1.0,
+        max_new_tokens=5,
+        gold=None if gold is None else jnp.asarray(gold, jnp.float32),
+    )
+    metrics = {name: float(value) for name, value in finalize_diagnostics(found).items()}
+    return prepared, metrics
+
+
+def share_inverted(reward, known, group, gold):
+    """Pairs of a group with (gold_i - gold_j)(A_i - A_j) < 0, of those with unequal gold; A is the
+    group-relative advantage of the known rewards.
+    """
+    reward, gold, group = (np.asarray(x, np.float64) for x in (reward, gold, group))
+    advantage = np.zeros(len(reward))
+    for g in set(group):
+        rows = np.flatnonzero((group == g) & known)
+        mine = reward[rows]
+        advantage[rows] = (mine - mine.mean()) / (mine.std() + 1e-6)
+    pairs = [
+        (i, j)
+        for i, j in itertools.combinations(np.flatnonzero(known), 2)
+        if group[i] == group[j] and np.isfinite(gold[[i, j]]).all() and gold[i] != gold[j]
+    ]
+    return np.mean([(gold[i] - gold[j]) * (advantage[i] - advantage[j]) < 0 for i, j in pairs])
+
+
+def test_rewards_that_invert_two_of_three_pairs_give_two_thirds():
+    three = REWARD[:3], KNOWN[:3], GROUP[:3]
+    assert share_inverted(*three, GOLD[:3]) == 2 / 3
+    _, metrics = run(*three, GOLD[:3])
+    assert metrics["advantage/inversion_frac"] == pytest.approx(2 / 3)
+    assert run(*three)[1]["advantage/inversion_frac"] == 0, "against the rewards none is inverted"
+
+
+def test_unknown_labels_and_unknown_rewards_are_in_no_pair():
+    expected = share_inverted(REWARD, KNOWN, GROUP, GOLD)
+    assert expected == 2 / 5
+    _, metrics = run(REWARD, KNOWN, GROUP, GOLD)
+    assert metrics["advantage/inversion_frac"] == pytest.approx(expected)
+    nobody = run(REWARD, KNOWN, GROUP, [np.nan] * 9)[1]
+    assert nobody["advantage/inversion_frac"] == 0
+
+
+def test_labels_change_nothing_that_is_trained_on():
+    (plain, before), (labelled, after) = run(REWARD, KNOWN, GROUP), run(REWARD, KNOWN, GROUP, GOLD)
+    jax.tree.map(np.testing.assert_array_equal, plain, labelled)
+    changed = {name for name in before | after if before[name] != after[name]}
+    assert changed == {"advantage/inversion_frac"}
+
+
+@pytest.mark.parametrize("gold", ["", "exact"])
+def test_the_compiled_program_takes_labels_where_a_source_has_them(gold):
+    config = tiny_run()
+    source = TaskSource("tasks:task", gold=gold)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, sources=(source,)))
+    model = type("NoMesh", (), {"placement": None})
+    keywords = next(iter(training_programs(config, model, None))).keywords
+    rows = config.rl.prompts_per_step // config.rl.updates_per_rollout * config.rl.capacity
+    assert (keywords["gold"] and keywords["gold"].shape) == ((rows,) if gold else None)
