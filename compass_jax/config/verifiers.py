@@ -104,10 +104,14 @@ class Spread(NamedTuple):
 
 
 def spread(source: Any) -> Spread | None:
-    """The rewards of a source; None where one of its verifiers has no name in `kinds`."""
+    """The rewards of a source; None where one of its verifiers has no name in `kinds`, as a
+    task's.
+    """
+    if not hasattr(source, "verifier"):
+        return None
     given, sums, gap_known = dict(getattr(source, "verifier_args", ())), {0.0}, True
     low = high = 0.0
-    for name, weight in pairs(getattr(source, "verifier", "")):
+    for name, weight in pairs(source.verifier):
         if name not in kinds():
             return None
         steps = kinds()[name].steps(given)

@@ -247,3 +247,10 @@ def test_a_workers_line_has_one_form():
     for bad in (missing, number, text, known, says, [*good[:6], None], [*good, ""]):
         with pytest.raises(ChannelError):
             parse(json.dumps(bad).encode())
+
+
+def test_nobody_says_before_a_run_what_a_task_may_give():
+    base = tiny_run()
+    task = dataclasses.replace(base.data, sources=(TaskSource("compass_jax.tasks.shop:shop"),))
+    assert spread(task.sources[0]) is None
+    dataclasses.replace(base, data=task).validate_for_rl()
