@@ -36,7 +36,8 @@ METRICS: dict[str, Metric] = {
     ),
     "reward/gap_violations": Metric(
         "groups",
-        "Groups with two rewards closer to each other than rewards.smallest_gap (with shaping).",
+        "Groups with two rewards closer than rewards.smallest_gap, or without it than the"
+        " penalties' sum (with shaping).",
     ),
     "groups/<kind>_frac": Metric(
         _SHARE,

@@ -28,6 +28,7 @@ MAY_CHANGE = frozenset(
         "log.groups",
         "log.tokens",
         "rewards.code",  # told by who opens the run
+        "rewards.smallest_gap",  # it is checked and watched, and nothing is computed from it
         "show_samples_every",
         "trackers",
         "rl.steps",

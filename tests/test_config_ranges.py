@@ -49,7 +49,7 @@ MEANT = {
         "data.sources.1.label",
         "data.sources.1.gold",
     },
-    "none": {"rollout_mesh", "model.moe"},
+    "none": {"rollout_mesh", "model.moe", "rewards.smallest_gap"},
     "2^31": {
         "seed",
         "model.rope_theta",

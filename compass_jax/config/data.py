@@ -321,8 +321,9 @@ class RewardConfig:
     """An answer counts as right from this reward on."""
     wrong_at: float = 0.0
     """An answer counts as wrong up to this reward."""
-    smallest_gap: float = 1.0
-    """Two rewards that differ do so by at least this number, without a unit (one test of ten: 0.1).
+    smallest_gap: float | None = None
+    """Two rewards that differ do so by at least this number, without a unit (one test of ten: 0.1);
+    none: the verifiers say it.
     """
     answer_tag: str = "answer"
     """The answer is the text in the last <TAG>...</TAG> of a response; empty: the whole response.
@@ -342,7 +343,8 @@ class RewardConfig:
             f"rewards.sandbox = {self.sandbox!r}: must be auto, required or off",
         )
         check(
-            self.smallest_gap > 0, f"rewards.smallest_gap = {self.smallest_gap}: must be positive"
+            self.smallest_gap is None or self.smallest_gap > 0,
+            f"rewards.smallest_gap = {self.smallest_gap}: must be positive",
         )
         check(
             self.wrong_at < self.right_at,

@@ -12,7 +12,7 @@ from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
 from compass_jax.config.ranges import Count, CountOrOff, Range, check_fields
 from compass_jax.config.training import RLConfig, SFTConfig
-from compass_jax.config.verifiers import check_rewards
+from compass_jax.config.verifiers import check_rewards, smallest_gap
 
 
 @dataclass(frozen=True)
@@ -154,13 +154,16 @@ class RunConfig:
             " (rollout.prompt_buckets[-1] + max_new_tokens)",
         )
         shaping = self.rl.shaping
-        check(
-            shaping.total < self.rewards.smallest_gap,
-            f"rl.shaping: the penalties sum to {shaping.total}, which is not below"
-            f" rewards.smallest_gap = {self.rewards.smallest_gap}: a right answer could end below a"
-            " wrong one; lower the penalties",
-        )
-        check_rewards(self.data.keyed_sources(), self.rewards, shaping.total)
+        sources = self.data.keyed_sources()
+        if shaping.total:
+            gap, where = smallest_gap(sources[: len(self.data.sources)], self.rewards)
+            check(
+                shaping.total < gap,
+                f"rl.shaping: the penalties sum to {shaping.total}, which is not below {gap:g}, the"
+                f" smallest difference between two rewards ({where}): a right answer could end"
+                " below a wrong one; lower the penalties",
+            )
+        check_rewards(sources, self.rewards, shaping.total)
         for name in ("length_free_tokens", "overlong_buffer_tokens"):
             tokens = getattr(shaping, name)
             check(

@@ -210,8 +210,8 @@ class ZeroVarianceConfig:
 
 @dataclass(frozen=True)
 class ShapingConfig:
-    """Stage 3: penalties (rl/shaping.py). Their sum must stay below rewards.smallest_gap; all 0:
-    off.
+    """Stage 3: penalties (rl/shaping.py). Their sum must stay below the smallest difference between
+    two rewards (rewards.smallest_gap); all 0: off.
     """
 
     length_penalty: Bound = 0.0

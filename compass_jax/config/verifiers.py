@@ -5,12 +5,12 @@ here give, before any of their code is imported.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
 from compass_jax.config.errors import check
-from compass_jax.config.named import absolute, check_name
+from compass_jax.config.named import absolute, check_name, load
 from compass_jax.config.ranges import Name, Range
 from compass_jax.rewards.verifiers.find import kinds
 
@@ -96,38 +96,101 @@ def _check_own(name: str, key: str, known: tuple[str, ...]) -> None:
 
 
 class Spread(NamedTuple):
-    """What a source's rewards can be."""
+    """What rewards can be."""
 
     low: float
     high: float
-    gap: float  # between two that differ; NaN where nobody can say
+    gap: float  # between two that differ; where rows decide it, the most that it can be
+
+
+# 0 and 1, and what rows put between them
+ENDS = Spread(0.0, 1.0, 1.0)
 
 
 def spread(source: Any) -> Spread | None:
     """The rewards of a source; None where one of its verifiers has no name in `kinds`, as a
     task's.
     """
-    if not hasattr(source, "verifier"):
+    named = pairs(getattr(source, "verifier", ""))
+    if not named or any(name not in kinds() for name, _ in named):
         return None
-    given, sums, gap_known = dict(getattr(source, "verifier_args", ())), {0.0}, True
-    low = high = 0.0
-    for name, weight in pairs(source.verifier):
-        if name not in kinds():
-            return None
-        steps = kinds()[name].steps(given)
-        low, high = low + min(0.0, weight), high + max(0.0, weight)
-        gap_known = gap_known and steps > 0 and len(sums) * (steps + 1) <= MOST_SUMS
-        if gap_known:
-            sums = {round(s + weight * i / steps, 9) for s in sums for i in range(steps + 1)}
-    ordered = sorted(sums)
-    gaps = [b - a for a, b in pairwise(ordered) if b - a > NEAR]
-    return Spread(low, high, min(gaps) if gap_known and gaps else float("nan"))
+    given = dict(source.verifier_args)
+    return summed([(_of_kind(name, given), weight) for name, weight in named])
+
+
+def smallest_gap(sources: list[tuple[str, Any]], rewards: Any) -> tuple[float, str]:
+    """How much two rewards that differ do so at least, and the setting that says it: that of
+    `rewards`, or the source of `sources` (of `DataConfig.keyed_sources`) whose verifiers give the
+    closest ones. A verifier whose rewards depend on its row counts with 0 and 1.
+
+    Raises ConfigError where a function or task cannot be imported, or what it says cannot be meant.
+    """
+    if rewards.smallest_gap is not None:
+        return rewards.smallest_gap, "rewards.smallest_gap"
+    found = [(summed(_spreads(source, where)).gap, where) for where, source in sources]
+    return min(found, default=(ENDS.gap, "rewards.smallest_gap"))
+
+
+def _spreads(source: Any, where: str) -> list[tuple[Spread, float]]:
+    """The rewards of each verifier of a source, and its weight; functions are imported."""
+    given, key = dict(getattr(source, "verifier_args", ())), f"{where}.verifier"
+    verifiers: Any = getattr(source, "verifier", None)
+    if verifiers is None:
+        key = f"{where}.task"
+        verifiers = getattr(load(source.task, key), "verify", "")
+        verifiers = tuple(verifiers.items()) if isinstance(verifiers, Mapping) else verifiers
+    weighted = verifiers if isinstance(verifiers, tuple) else ((verifiers, 1.0),)
+    return [(_of_verifier(one, given, key), weight) for one, weight in weighted]
+
+
+def _of_verifier(verifier: Any, given: Mapping[str, Any], key: str) -> Spread:
+    if isinstance(verifier, str) and verifier in kinds():
+        return _of_kind(verifier, given)
+    if verifier == "reasoning_gym":
+        return ENDS
+    function = load(verifier, key) if isinstance(verifier, str) else verifier
+    limits, gap = getattr(function, "range", None), getattr(function, "gap", None)
+    name = getattr(function, "__name__", verifier)
+    try:
+        low, high = map(float, limits or (0.0, max(1.0, gap or 0.0)))
+        step = min(1.0, high - low) if gap is None else float(gap)
+        meant = 0 < step <= high - low < float("inf")
+    except (TypeError, ValueError):
+        meant = False
+    check(
+        meant,
+        f"{key}: {name!s:.80} says range = {limits!r:.80} and gap = {gap!r:.80}; the range must be"
+        " two numbers, the lower one first, and the gap a positive number that fits between them",
+    )
+    return Spread(low, high, step)
+
+
+def _of_kind(name: str, given: Mapping[str, Any]) -> Spread:
+    return ENDS._replace(gap=1 / (kinds()[name].steps(given) or 1))
+
+
+def summed(parts: Sequence[tuple[Spread, float]]) -> Spread:
+    """The rewards of a weighted sum: each part's are its lowest and whole steps of its gap above.
+
+    Where there are too many sums to look through, the gap is that of the parts' own.
+    """
+    low = sum(min(weight * one.low, weight * one.high) for one, weight in parts)
+    high = sum(max(weight * one.low, weight * one.high) for one, weight in parts)
+    own, sums = min(abs(weight) * one.gap for one, weight in parts), {0.0}
+    for one, weight in parts:
+        steps = int((one.high - one.low) / one.gap + NEAR)
+        if len(sums) * (steps + 1) > MOST_SUMS:
+            return Spread(low, high, own)
+        values = [weight * (one.low + i * one.gap) for i in range(steps + 1)]
+        sums = {round(so_far + value, 12) for so_far in sums for value in values}
+    gaps = [b - a for a, b in pairwise(sorted(sums)) if b - a > NEAR]
+    return Spread(low, high, min(gaps, default=own))
 
 
 def check_rewards(sources: list[tuple[str, Any]], rewards: Any, shaping: float) -> None:
     """Raises ConfigError where no answer can count as right or as wrong, or where the rewards of a
-    source are closer than `rewards.smallest_gap` says and `shaping` (the penalties' sum) relies on
-    it. `sources` are those of `DataConfig.keyed_sources`.
+    source are closer than `rewards.smallest_gap`, where it is set, says and `shaping` (the
+    penalties' sum) relies on it. `sources` are those of `DataConfig.keyed_sources`.
     """
     for where, source in sources:
         key, found = f"{where}.verifier", spread(source)
@@ -143,9 +206,10 @@ def check_rewards(sources: list[tuple[str, Any]], rewards: Any, shaping: float) 
             f"{key} gives at least {found.low:g}, and rewards.wrong_at = {rewards.wrong_at:g}: no"
             " answer could count as wrong; raise rewards.wrong_at",
         )
+        declared = rewards.smallest_gap
         check(
-            not shaping or not found.gap < rewards.smallest_gap - NEAR,
+            not shaping or declared is None or found.gap >= declared - NEAR,
             f"{key} gives rewards {found.gap:g} apart, and rewards.smallest_gap ="
-            f" {rewards.smallest_gap:g}: a penalty of rl.shaping could put the better answer below"
-            f" the other; set rewards.smallest_gap to {found.gap:g}",
+            f" {declared}: a penalty of rl.shaping could put the better answer below the other;"
+            f" leave rewards.smallest_gap out, or set it to {found.gap:g}",
         )

@@ -124,7 +124,8 @@ class Notices:
         reward/unverified_groups    no verifier gave an answer: advantage 0, weight 0, in no
                                     denominator
         reward/gap_violations       with shaping: two rewards differ by less than
-                                    rewards.smallest_gap, so that a penalty may turn them around
+                                    rewards.smallest_gap, or, where that is not set, than the
+                                    penalties' sum, so that a penalty may turn them around
         reward/extracted_frac       responses in which an answer was found, of those judged
         groups/<kind>_frac          groups of each kind (experience/judged.py); they sum to 1
         """
@@ -145,20 +146,23 @@ class Notices:
             )
         if not self._config.rl.shaping.total:
             return out
-        gap = self._config.rewards.smallest_gap
+        total, gap = self._config.rl.shaping.total, self._config.rewards.smallest_gap
         found = [
             (group.prompt.question, pair)
             for group, rewards in zip(groups, known)
-            if (pair := gap_violation(rewards, gap))
+            if (pair := gap_violation(rewards, total if gap is None else gap))
         ]
         if found:
             question, (low, high) = found[0]
+            relied_on, advice = f"the penalties of rl.shaping sum to {total:g}", "lower them"
+            if gap is not None:
+                relied_on = f"rewards.smallest_gap = {gap}"
+                advice = "set it to the smallest difference that the verifier gives"
             self._once(
                 "gap",
-                f"rewards.smallest_gap = {gap}, but answers to one prompt got {low:g} and {high:g}"
+                f"{relied_on}, but answers to one prompt got {low:g} and {high:g}"
                 f" ({question!r:.60}): a penalty of rl.shaping may put the better below the other;"
-                " set it to the smallest difference that the verifier gives (counted in"
-                " reward/gap_violations)",
+                f" {advice} (counted in reward/gap_violations)",
             )
         return out | {"reward/gap_violations": float(len(found))}
 

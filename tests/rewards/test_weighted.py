@@ -4,7 +4,6 @@ what their rewards may be, before anything runs.
 
 import dataclasses
 import json
-import math
 import textwrap
 
 import numpy as np
@@ -196,7 +195,7 @@ def test_a_data_set_that_a_persons_module_registered_is_scored_in_workers(tmp_pa
         ({"math": 1.0, "format": 0.9}, {}, 0, 1.9, 0.1),
         ({"math": 1.0, "format": 1.0}, {}, 0, 2, 1),
         ({"math": 1.0, "length": -0.5}, {"most_chars": 9, "free_chars": 4}, -0.5, 1, 0.1),
-        ({"math": 1.0, "length": 0.5}, {}, 0, 1.5, math.nan),
+        ({"math": 1.0, "length": 0.5}, {}, 0, 1.5, 0.5),  # rows say how finely length judges
     ],
 )
 def test_the_rewards_of_weighted_verifiers(verifier, args, low, high, gap):
@@ -219,8 +218,13 @@ def test_rewards_that_cannot_be_right_or_are_too_close_for_shaping_are_refused()
     config({"math": 1.0, "format": 0.2}, 0.1, smallest_gap=0.2).validate_for_rl()
     with pytest.raises(ConfigError, match=r"gives at most 0.9, and rewards.right_at = 1: no"):
         config({"math": 0.7, "format": 0.2}).validate_for_rl()
-    with pytest.raises(ConfigError, match=r"0.2 apart.*set rewards.smallest_gap to 0.2"):
-        config({"math": 1.0, "format": 0.2}, 0.1).validate_for_rl()
+    with pytest.raises(
+        ConfigError, match=r"0.2 apart.*leave rewards.smallest_gap out, or set it to 0.2"
+    ):
+        config({"math": 1.0, "format": 0.2}, 0.1, smallest_gap=1.0).validate_for_rl()
+    config({"math": 1.0, "format": 0.2}, 0.1).validate_for_rl()
+    with pytest.raises(ConfigError, match=r"sum to 0.2, which is not below 0.2.*data.sources\[0\]"):
+        config({"math": 1.0, "format": 0.2}, 0.2).validate_for_rl()
 
 
 def test_a_weighted_source_survives_json_and_is_written_on_the_command_line():

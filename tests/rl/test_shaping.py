@@ -180,7 +180,7 @@ def test_penalties_that_could_put_a_right_answer_below_a_wrong_one_are_refused_w
         {"overlong_penalty": 1.0},
     ):
         with pytest.raises(
-            ConfigError, match=r"the penalties sum to .* not below rewards.smallest_gap"
+            ConfigError, match=r"the penalties sum to .* not below .* \(rewards.smallest_gap\)"
         ):
             with_penalties(**options).validate_for_rl()
     with pytest.raises(

@@ -170,11 +170,21 @@ def test_counts_of_a_step_and_each_thing_said_once():
         assert (found["reward/unverified_groups"], found["reward/gap_violations"]) == (3, 0)
         assert found["groups/undecided_frac"] == 1 and math.isnan(found["reward/extracted_frac"])
     assert len(said) == 2 and "no verifier gave an answer in a whole step (6 timeout)" in said[1]
+    undeclared = Notices(config_with(shaping=ShapingConfig(length_penalty=0.2)), said.append)
+    found = undeclared.of_groups([*groups, group_of(0, 0.2, 1)])  # 0.1 apart, and not 0.2 or 0.25
+    assert found["reward/gap_violations"] == 1 and "got 0.1 and 0.2" in said.pop()
     unshaped = Notices(config_with(rewards={"smallest_gap": 0.5}), said.append)
     # without penalties nothing can be turned around
     found = unshaped.of_groups(groups)
     assert found["reward/unverified_groups"] == 1 and "reward/gap_violations" not in found
     assert len(said) == 2
+
+
+def test_partial_credit_that_no_penalty_can_turn_around_is_not_complained_about():
+    said = []
+    notices = Notices(load_config(str(ROOT / "configs/tiny_reasoning_cpu.py")), said.append)
+    found = notices.of_groups([group_of(0, 0.5, 1)])
+    assert found["reward/gap_violations"] == 0 and said == []
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "espo"])
@@ -280,7 +290,7 @@ def test_a_dense_run_with_replay_says_so_and_counts_what_got_no_verdict(tmp_path
     assert "replay/flip_frac" not in first and math.isfinite(first["loss"])
     told = (
         [text for text in said if "rl.replay = 'R2'" in text],
-        [text for text in said if "smallest_gap" in text],
+        [text for text in said if "the penalties of rl.shaping sum to 0.05" in text],
     )
     assert [len(x) for x in told] == [1, 1]
 
