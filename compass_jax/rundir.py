@@ -28,6 +28,8 @@ MAY_CHANGE = frozenset(
         "log.groups",
         "log.tokens",
         "rewards.code",  # told by who opens the run
+        *(f"rewards.judge.{name}" for name in ("endpoint", "key_env", "timeout_s")),
+        *(f"rewards.judge.{name}" for name in ("retries", "requests")),
         "rewards.smallest_gap",  # it is checked and watched, and nothing is computed from it
         "show_samples_every",
         "trackers",

@@ -9,7 +9,14 @@ import pytest
 from tiny_run import tiny_run
 
 from compass_jax import cli
-from compass_jax.config import ConfigError, FileSource, MeshConfig, ModelConfig, MoEConfig
+from compass_jax.config import (
+    ConfigError,
+    FileSource,
+    JudgeConfig,
+    MeshConfig,
+    ModelConfig,
+    MoEConfig,
+)
 from compass_jax.config.ranges import Characters, Range, field_hints, options
 from compass_jax.config_io import config_from_json, config_to_json, from_plain, to_plain
 
@@ -43,13 +50,14 @@ MEANT = {
         "data.keep_file",
         "sft.response_field",
         "rewards.answer_tag",
+        "rewards.judge.key_env",
         "data.sources.0.label",
         "data.sources.0.instruction",
         "data.sources.0.gold",
         "data.sources.1.label",
         "data.sources.1.gold",
     },
-    "none": {"rollout_mesh", "model.moe", "rewards.smallest_gap"},
+    "none": {"rollout_mesh", "model.moe", "rewards.judge", "rewards.smallest_gap"},
     "2^31": {
         "seed",
         "model.rope_theta",
@@ -60,8 +68,9 @@ MEANT = {
     },
     "-1": {"rewards.wrong_at"},
 }
-# reasoning-gym says whether they mean something
-OF_THE_DATASET = ("-1", "2^31", "true", "empty text")
+# reasoning-gym and a judge's endpoint say whether they mean something
+OF_OTHERS = ("-1", "2^31", "true", "empty text")
+THEIRS = ("data.sources.0.options.", "rewards.judge.fields.0.1")
 
 
 def whole_run():
@@ -69,12 +78,14 @@ def whole_run():
     base = tiny_run()
     moe = dataclasses.replace(base.model.moe, dense_layers=(0,))
     sources = (*base.data.sources, FileSource("a.jsonl"))
+    judge = JudgeConfig("http://localhost:8000/v1", "judge", fields=(("seed", 1),))
     sft = dataclasses.replace(base.sft, files=("a.jsonl",), answers=(("sum", 4, 1),))
     return dataclasses.replace(
         base,
         model=dataclasses.replace(base.model, moe=moe),
         rollout_mesh=MeshConfig(),
         data=dataclasses.replace(base.data, sources=sources),
+        rewards=dataclasses.replace(base.rewards, judge=judge),
         sft=sft,
     )
 
@@ -123,7 +134,7 @@ def test_what_means_nothing_is_refused_by_the_name_of_the_setting(kind):
         name = ".".join(map(str, path))
         if name in MEANT.get(kind, ()) or (kind == "true" and isinstance(get(path), bool)):
             continue
-        if name.startswith("data.sources.0.options.") and kind in OF_THE_DATASET:
+        if name.startswith(THEIRS) and kind in OF_OTHERS:
             continue
         try:
             put(RUN, path, value).validate_for_rl()
@@ -165,7 +176,7 @@ def test_every_number_declares_its_range():
     ]
     bare = {name for name in bare if not name.startswith("RewardConfig.")}
     free = {f"{of}.verifier_args" for of in ("ProceduralSource", "FileSource")}
-    assert len(classes) >= 18 and bare == free | {"ProceduralSource.options"}
+    assert len(classes) >= 18 and bare == free | {"ProceduralSource.options", "JudgeConfig.fields"}
 
 
 def configurations(value):

@@ -18,6 +18,7 @@ from compass_jax.config.data import (
     TaskSource,
 )
 from compass_jax.config.errors import ConfigError
+from compass_jax.config.judge import JudgeConfig
 from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
@@ -39,6 +40,7 @@ __all__ = [
     "DataConfig",
     "EvalConfig",
     "FileSource",
+    "JudgeConfig",
     "LogConfig",
     "MeshConfig",
     "MoEConfig",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from compass_jax.config.errors import check
+from compass_jax.config.judge import JudgeConfig
 from compass_jax.config.named import absolute, check_name
 from compass_jax.config.ranges import (
     AUTO,
@@ -328,11 +329,15 @@ class RewardConfig:
     answer_tag: str = "answer"
     """The answer is the text in the last <TAG>...</TAG> of a response; empty: the whole response.
     """
+    judge: JudgeConfig | None = None
+    """The judge that verifier="judge" asks; None: there is none."""
     code: tuple[tuple[str, str], ...] = ()
     """The run writes the name of each own verifier here, and the hash of its file."""
 
     def validate(self) -> None:
         check_fields(self, "rewards")
+        if self.judge is not None:
+            self.judge.validate()
         check(
             0 < self.timeout_s <= MOST_TIMEOUT_S,
             f"rewards.timeout_s = {self.timeout_s}: must be positive, and at most"

@@ -19,6 +19,8 @@ Weight = Annotated[float, Range(-1000, 1000)]
 Verifiers = str | tuple[tuple[Name, Weight], ...]
 Options = tuple[tuple[str, int | float | str | bool | tuple], ...]
 
+JUDGE = "judge"  # beside those of `kinds`: the trainer's process asks it (rewards/judging.py)
+JUDGE_STEPS = 2  # Worse, Tie, Better
 EXAMPLE = "'my_rewards:score'; or one of {}"
 MOST_SUMS = 100_000  # different rewards of a weighted source that are looked through for a gap
 NEAR = 1e-9  # sums of weights are compared within this
@@ -46,7 +48,8 @@ def looked_for(source: Any, tag: str) -> str:
         if name in kinds():
             found.append(kinds()[name].looks_for.format(answer=answer, last=last, tag=tag))
         else:
-            found.append(last if name == "reasoning_gym" else f"what {name} reads")
+            others = {"reasoning_gym": last, JUDGE: "the whole response, by the judge"}
+            found.append(others.get(name, f"what {name} reads"))
     return (
         "; ".join(dict.fromkeys(filter(None, found)))
         or "nothing: these verifiers judge the form alone"
@@ -59,6 +62,7 @@ def check_verifiers(source: Any, key: str, others: tuple[str, ...] = ()) -> None
     others: names beside the usual ones, the data set's own scorer for instance.
     """
     names, usual = [name for name, _ in pairs(source.verifier)], kinds()
+    others = (*others, JUDGE)
     known = ", ".join(f"'{name}'" for name in (*usual, *others))
     check(bool(names), f"{key}.verifier is empty: name one of {known}, or a function")
     check_names(source.verifier, f"{key}.verifier", others)
@@ -108,11 +112,11 @@ ENDS = Spread(0.0, 1.0, 1.0)
 
 
 def spread(source: Any) -> Spread | None:
-    """The rewards of a source; None where one of its verifiers has no name in `kinds`, as a
-    task's.
+    """The rewards of a source; None where one of its verifiers is neither the judge nor of `kinds`,
+    as a task's.
     """
     named = pairs(getattr(source, "verifier", ""))
-    if not named or any(name not in kinds() for name, _ in named):
+    if not named or any(name not in (*kinds(), JUDGE) for name, _ in named):
         return None
     given = dict(source.verifier_args)
     return summed([(_of_kind(name, given), weight) for name, weight in named])
@@ -144,7 +148,7 @@ def _spreads(source: Any, where: str) -> list[tuple[Spread, float]]:
 
 
 def _of_verifier(verifier: Any, given: Mapping[str, Any], key: str) -> Spread:
-    if isinstance(verifier, str) and verifier in kinds():
+    if isinstance(verifier, str) and verifier in (*kinds(), JUDGE):
         return _of_kind(verifier, given)
     if verifier == "reasoning_gym":
         return ENDS
@@ -166,7 +170,8 @@ def _of_verifier(verifier: Any, given: Mapping[str, Any], key: str) -> Spread:
 
 
 def _of_kind(name: str, given: Mapping[str, Any]) -> Spread:
-    return ENDS._replace(gap=1 / (kinds()[name].steps(given) or 1))
+    steps = JUDGE_STEPS if name == JUDGE else kinds()[name].steps(given)
+    return ENDS._replace(gap=1 / (steps or 1))
 
 
 def summed(parts: Sequence[tuple[Spread, float]]) -> Spread:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, TaskSource
 from compass_jax.config.named import load, load_module
-from compass_jax.config.verifiers import pairs
+from compass_jax.config.verifiers import JUDGE, pairs
 from compass_jax.rewards.called import Called, Case, Row, called
 from compass_jax.rewards.extract import extract_answer, number
 from compass_jax.rewards.reasoning import (
@@ -198,6 +198,26 @@ def checks_of(data: DataConfig) -> list[tuple[Check, ...]]:
     return [_checks_of(source, key) for key, source in sources] + of_gold
 
 
+class Judged(NamedTuple):
+    """The judge's part in a source's reward. Workers know nothing of it."""
+
+    weight: float
+    alone: bool  # no worker's verifier is added
+
+
+def judged_sources(data: DataConfig) -> dict[int, Judged]:
+    """The sources that the judge judges, by their index."""
+    found = {}
+    for i, (key, source) in enumerate(data.keyed_sources()):
+        if isinstance(source, TaskSource):
+            weighted = _weighted(load_task(source.task, f"{key}.task").verify)
+        else:
+            weighted = dict(pairs(source.verifier))
+        if JUDGE in weighted:
+            found[i] = Judged(number(weighted[JUDGE]), len(weighted) == 1)
+    return found
+
+
 def gold_places(data: DataConfig) -> dict[int, int]:
     """Where `checks_of` has the gold labels of a source: {index of the source: index}."""
     sources = data.keyed_sources()
@@ -215,6 +235,8 @@ def _listed(source: Source, key: str, setting: str, args: Args = ()) -> tuple[Ch
     """The checks that a setting of a source names."""
     found = []
     for name, weight in pairs(getattr(source, setting)):
+        if name == JUDGE:
+            continue
         check = Check("function", name, (), f"{key}.{setting}", args, weight)
         if isinstance(source, ProceduralSource) and name == "reasoning_gym":
             check = check._replace(kind=name, name=source.dataset, options=source.options)
@@ -252,10 +274,10 @@ def _parts(check: Check, tag: str) -> list[Part]:
         return [_reasoning_gym(check, tag)]
     if check.kind != "task":
         return [_named(check.kind, check, tag)]
-    verify = load_task(check.name, check.key).verify
-    weighted = verify if isinstance(verify, Mapping) else {verify: 1.0}
     found = []
-    for one, weight in weighted.items():
+    for one, weight in _weighted(load_task(check.name, check.key).verify).items():
+        if one == JUDGE:
+            continue
         mine = check._replace(weight=number(weight))
         found.append(
             _named(one, mine, tag)
@@ -263,6 +285,11 @@ def _parts(check: Check, tag: str) -> list[Part]:
             else _own(one, mine, tag)
         )
     return found
+
+
+def _weighted(verify: Any) -> Mapping[Any, float]:
+    """What a task is judged by, with weights."""
+    return verify if isinstance(verify, Mapping) else {verify: 1.0}
 
 
 def _distinct(parts: Sequence[Part]) -> list[Part]:

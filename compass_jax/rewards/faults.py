@@ -24,7 +24,9 @@ class Faults:
 
     def __init__(self, checks: Sequence[Sequence[Check]]):
         # of a source's checks the one that a person wrote
-        self._checks = [sorted(of, key=lambda check: not check.own)[0] for of in checks]
+        self._checks = {
+            i: min(of, key=lambda check: not check.own) for i, of in enumerate(checks) if of
+        }
         self._errors = [0] * len(checks)
         self._judged = [False] * len(checks)
 

@@ -1,5 +1,5 @@
-"""Scores that are put together of several verdicts on the same response: the reward, and the gold
-label of a source that has `gold`.
+"""Scores that are put together of several verdicts on the same response: the workers', the judge's,
+and the gold label of a source that has `gold`.
 
 The gold label becomes the component "gold" of the score. Where it cannot be had the score is the
 same without it: a label measures and must not decide who is trained on.
@@ -13,12 +13,23 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from compass_jax.config import DataConfig
+from compass_jax.config.verifiers import JUDGE
 from compass_jax.records import GOLD, Prompt, Score
-from compass_jax.rewards.checks import gold_places
+from compass_jax.rewards.checks import DECIMALS, gold_places, judged_sources
+from compass_jax.rewards.judging import Judge
 from compass_jax.rewards.score import Scorer
 from compass_jax.tasks.rows import decode_row, encode_row
 
-REWARD = "reward"
+WORKERS = "workers"
+TURN_S = 0.05  # workers and judge are waited for in turns
+
+
+@dataclasses.dataclass
+class _Held:
+    """What is known of a sample: its parts by name, None while they are not known."""
+
+    source: int
+    parts: dict[str, Score | None]
 
 
 class JoinedScorer:
@@ -26,23 +37,31 @@ class JoinedScorer:
     known.
     """
 
-    def __init__(self, scorer: Scorer, data: DataConfig):
-        self._scorer = scorer
+    def __init__(self, scorer: Scorer, data: DataConfig, judge: Judge | None = None):
+        self._scorer, self._judge = scorer, judge
+        self._judged = judged_sources(data) if judge is not None else {}
         self._gold = gold_places(data)
-        # key -> its parts by name, None while they are not known
-        self._held: dict[Hashable, dict[str, Score | None]] = {}
+        self._held: dict[Hashable, _Held] = {}
 
     def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
         """Queues a response as `Scorer.submit` does."""
+        if key in self._held:
+            raise ValueError(f"{key!r} was submitted twice: a sample is scored once")
         text = response if isinstance(response, str) else functools.cache(response)
-        self._scorer.submit((key, REWARD), prompt, text)
-        self._held[key] = {REWARD: None}
-        if prompt.source in self._gold:
-            asked = dataclasses.replace(
-                prompt, source=self._gold[prompt.source], row=_gold_row(prompt.row)
-            )
+        source, parts = prompt.source, dict[str, Score | None]()
+        judged = self._judged.get(source)
+        if judged is not None and self._judge is not None:
+            self._judge.submit((key, JUDGE), prompt, text)
+            parts[JUDGE] = None
+        if judged is None or not judged.alone:
+            self._scorer.submit((key, WORKERS), prompt, text)
+            parts[WORKERS] = None
+        if source in self._gold:
+            place, row = self._gold[source], _gold_row(prompt.row)
+            asked = dataclasses.replace(prompt, source=place, row=row)
             self._scorer.submit((key, GOLD), asked, text)
-            self._held[key][GOLD] = None
+            parts[GOLD] = None
+        self._held[key] = _Held(source, parts)
 
     @property
     def outstanding(self) -> int:
@@ -50,25 +69,49 @@ class JoinedScorer:
         return len(self._held)
 
     def collect(self, block: bool) -> list[tuple[Any, Score]]:
-        """What has all its parts since the last call; `block` and errors as in `Scorer.collect`."""
+        """What has all its parts since the last call; `block` and errors as in `Scorer.collect`,
+        and those of `Judge.collect`.
+        """
         found = []
         while True:
-            for (key, part), score in self._scorer.collect(block):
-                self._held[key][part] = score
-                parts = {name: x for name, x in self._held[key].items() if x is not None}
-                if len(parts) == len(self._held[key]):
+            for (key, part), score in self._said(block):
+                held = self._held[key]
+                held.parts[part] = score
+                if all(x is not None for x in held.parts.values()):
                     del self._held[key]
-                    found.append((key, _joined(parts)))
+                    found.append((key, self._joined(held)))
             if found or not block or not self._held:
                 return found
+
+    def _said(self, block: bool) -> list[tuple[Any, Score]]:
+        """Parts that are known by now, after waiting for one of those that are outstanding."""
+        if self._judge is None or not self._judge.outstanding:
+            return self._scorer.collect(block)
+        found = self._scorer.collect(False)
+        both = bool(found) or self._scorer.outstanding > 0
+        return found + self._judge.collect((TURN_S if both else None) if block else 0)
+
+    def _joined(self, held: _Held) -> Score:
+        parts = {name: x for name, x in held.parts.items() if x is not None}
+        score, said, gold = (parts.get(name) for name in (WORKERS, JUDGE, GOLD))
+        if said is not None:
+            score = _summed(score, said, self._judged[held.source].weight)
+        assert score is not None
+        if gold is not None:
+            label = {GOLD: gold.reward} if gold.known else {}
+            others = {name: x for name, x in score.components.items() if name != GOLD}
+            score = dataclasses.replace(score, components={**others, **label})
+        return score
 
     def wait_ready(self) -> None:
         """Until the workers have finished their imports."""
         self._scorer.wait_ready()
 
     def close(self) -> None:
-        """Ends the workers; what was not collected is dropped."""
+        """Ends the workers and what asks the judge; what was not collected is dropped."""
         self._scorer.close()
+        if self._judge is not None:
+            self._judge.close()
 
     def __enter__(self) -> JoinedScorer:
         return self
@@ -77,12 +120,17 @@ class JoinedScorer:
         self.close()
 
 
-def _joined(parts: dict[str, Score]) -> Score:
-    score = parts[REWARD]
-    others = {name: x for name, x in score.components.items() if name != GOLD or GOLD not in parts}
-    gold = parts.get(GOLD)
-    label = {GOLD: gold.reward} if gold is not None and gold.known else {}
-    return dataclasses.replace(score, components={**others, **label})
+def _summed(workers: Score | None, judge: Score, weight: float) -> Score:
+    """The judge's score times its weight, plus what the workers gave; unknown where one is."""
+    components = {**(workers.components if workers else {}), **judge.components}
+    if judge.known and (workers is not None or weight != 1):
+        components[JUDGE] = judge.reward
+    unknown = next((x for x in (workers, judge) if x is not None and not x.known), None)
+    if unknown is not None:
+        return dataclasses.replace(unknown, components=components)
+    total = weight * judge.reward + (workers.reward if workers else 0.0)
+    extracted = workers is None or workers.extracted
+    return Score(round(total, DECIMALS), True, components=components, extracted=extracted)
 
 
 def _gold_row(row: str) -> str:

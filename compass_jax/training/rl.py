@@ -32,7 +32,7 @@ def run_rl(config: RunConfig, lost_log: bool = False, strict: bool = False) -> d
     """
     config.validate_for_rl()
     with (
-        open_scorer(config) as scorer,
+        open_scorer(config, config.directory) as scorer,
         open_run(config) as run,
         StopSignal() as stop,
         Telemetry(

@@ -24,9 +24,10 @@ from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config_io import flatten
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.errors import STRICT, CompassError
-from compass_jax.rewards.checks import checks_of
+from compass_jax.rewards.checks import checks_of, judged_sources
 from compass_jax.rewards.fingerprint import changed, code_of
 from compass_jax.rewards.joined import JoinedScorer
+from compass_jax.rewards.judging import Judge, Verdicts
 from compass_jax.rewards.score import Scorer
 from compass_jax.rewards.shared import AnyScorer, SharedScorer
 from compass_jax.rundir import RunDir
@@ -157,20 +158,36 @@ def newest_checkpoint(directory: str, tell: Callable[[str], None]) -> checkpoint
     return found
 
 
-def open_scorer(config: RunConfig) -> AnyScorer:
-    """What judges the answers to the run's prompts; every command has it from here.
+def open_scorer(config: RunConfig, directory: str | None = None) -> AnyScorer:
+    """What judges the answers to the run's prompts; every command has it from here. With a run's
+    `directory` the judge's verdicts are kept there.
 
-    It starts before anything is written: a verifier that cannot be used is a VerifierError here.
+    It starts before anything is written: a verifier that cannot be used is a VerifierError here,
+    a judge that is not configured a ConfigError.
     """
+    judge = _judge(config, directory)
     scorer = Scorer(config.rewards, config.data)
-    labelled = any(source.gold for _, source in config.data.keyed_sources())
     if any(check.own for checks in checks_of(config.data) for check in checks):
         try:
             scorer.wait_ready()
         except BaseException:
             scorer.close()
             raise
-    return shared(JoinedScorer(scorer, config.data) if labelled else scorer)
+    labelled = any(source.gold for _, source in config.data.keyed_sources())
+    joined = labelled or judge is not None
+    return shared(JoinedScorer(scorer, config.data, judge) if joined else scorer)
+
+
+def _judge(config: RunConfig, directory: str | None) -> Judge | None:
+    judged = judged_sources(config.data)
+    if not judged:
+        return None
+    if config.rewards.judge is None:
+        raise ConfigError(
+            f"{config.data.keyed_sources()[min(judged)][0]} is judged by 'judge', and rewards.judge"
+            " is None: name an endpoint and a model, JudgeConfig('http://127.0.0.1:8000/v1', ...)"
+        )
+    return Judge(config.rewards.judge, verdicts=Verdicts(directory, jax.process_index()))
 
 
 def shared(scorer: Scorer | JoinedScorer) -> AnyScorer:

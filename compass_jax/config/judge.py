@@ -1,0 +1,76 @@
+"""Settings of the judge that `verifier="judge"` asks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from compass_jax.config.errors import check
+from compass_jax.config.ranges import CountOrOff, Name, Range
+from compass_jax.config.verifiers import Options
+
+_VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)?")
+RESERVED = ("messages", "model", "max_tokens", "temperature", "stream", "n")
+
+
+@dataclass(frozen=True)
+class JudgeConfig:
+    """A generative judge at an OpenAI-compatible endpoint: it compares an answer with an anchor,
+    asked in both orders. Better is 1, Tie 0.5, Worse 0.
+    """
+
+    endpoint: str
+    """The judge answers at this address of OpenAI's API, as http://127.0.0.1:8000/v1."""
+    model: Name
+    """The endpoint knows the judge by this name."""
+    key_env: str = ""
+    """The environment variable of this name holds the endpoint's key; empty: none is sent."""
+    anchor_field: Name = "answer"
+    """The row's column of this name holds the answer to compare with; answer is the reference,
+    whatever its column is called.
+    """
+    timeout_s: Annotated[float, Range(0, 86_400, above=True)] = 120.0
+    """A verdict takes at most so many seconds in each order, tries and pauses included; a sample
+    that needs more is left out and counted.
+    """
+    retries: Annotated[int, Range(0, 100)] = 5
+    """A request that gets no usable answer is sent again so many times, after pauses that grow."""
+    requests: Annotated[int, Range(1, 4096)] = 16
+    """At most so many requests are under way at once."""
+    max_tokens: CountOrOff = 2048
+    """The judge reasons and answers in at most so many tokens; 0: the endpoint's own limit."""
+    temperature: Annotated[float, Range(0, 100, note="0 is greedy")] = 0.0
+    """The judge's logits are divided by this factor; 0 is greedy."""
+    fields: Options = ()
+    """Each request has these fields too, as JSON pairs of a name and a value."""
+
+    def validate(self) -> None:
+        key, shown = "rewards.judge.endpoint", f"{self.endpoint!r:.200}"
+        try:
+            parts = urlsplit(self.endpoint)
+            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            usable = False
+        check(
+            bool(usable) and self.endpoint.isascii() and not re.search(r"\s", self.endpoint),
+            f"{key} = {shown}: must be an address as http://127.0.0.1:8000/v1",
+        )
+        check(
+            not (parts.username or parts.password or parts.query or parts.fragment),
+            f"{key}: an address has no name, key or query in it, since the run's config.json shows"
+            " it; put the key into an environment variable and name that in rewards.judge.key_env",
+        )
+        check(
+            bool(_VARIABLE.fullmatch(self.key_env)),
+            "rewards.judge.key_env must be the name of an environment variable, not the key itself"
+            " (letters, digits and _)",
+        )
+        names = [name for name, _ in self.fields]
+        taken = sorted({name for name in names if name in RESERVED or names.count(name) > 1})
+        check(
+            not taken and all(names),
+            f"rewards.judge.fields names {', '.join(taken) or 'nothing'}: each name once, and none"
+            f" of {', '.join(RESERVED)}",
+        )

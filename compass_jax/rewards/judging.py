@@ -1,0 +1,273 @@
+"""The judge of a run's samples: each is compared with its anchor in both orders, by threads that
+wait for the answers while the rollout goes on.
+
+    Better 1    Tie 0.5    Worse 0        both orders agree; else Tie        [ours, of +1, 0 and -1]
+
+A question whose verdict is known is not asked again: not in a run, and not after a kill, since
+verdicts are appended to a file as they come. Where one of the two is missing the sample has no
+reward, and is counted under the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from compass_jax.config import JudgeConfig
+from compass_jax.records import Prompt, Score
+from compass_jax.rewards.endpoint import LATE, NONSENSE, REFUSED, UNREACHABLE, Endpoint, Reply
+from compass_jax.rewards.faults import NEVER, VerifierError
+from compass_jax.rewards.judge import BETTER, TIE, WORSE, both_orders, messages, verdict
+from compass_jax.tasks.rows import decode_row
+from compass_jax.untrusted import UntrustedError, parse_json, read_lines
+
+logger = logging.getLogger(__name__)
+
+REWARDS = {BETTER: 1.0, TIE: 0.5, WORSE: 0.0}
+UNPARSABLE = "unparsable"
+# why a sample has no verdict, and the outcome of its score
+FAILURES = {
+    UNPARSABLE: "unjudged",
+    LATE: "timeout",
+    UNREACHABLE: "error",
+    NONSENSE: "error",
+    REFUSED: "error",
+}
+KEY_BYTES = 16
+
+Messages = Sequence[dict[str, str]]
+
+
+class Ruling(NamedTuple):
+    """A verdict in one order, or why there is none."""
+
+    verdict: int | None
+    failure: str = ""
+    detail: str = ""
+
+
+class Verdicts:
+    """The verdicts that are known, by what was asked. With the folder of a run they outlive the
+    process: each process appends to a file of its own, and reads all of them when it starts.
+    """
+
+    def __init__(self, folder: str | os.PathLike | None = None, process: int = 0):
+        self._path = None if folder is None else Path(folder) / f"verdicts{process or ''}.jsonl"
+        self._file = -1
+        self._known: dict[bytes, int] = {}
+        self._lock = threading.Lock()
+        for path in sorted(Path(folder).glob("verdicts*.jsonl")) if folder is not None else ():
+            for where, line in read_lines(path):
+                try:
+                    row = parse_json(line, where)
+                    self._known[bytes.fromhex(row["asked"])] = {1: 1, 0: 0, -1: -1}[row["verdict"]]
+                except (UntrustedError, LookupError, TypeError, ValueError):
+                    continue  # a line that a kill cut short
+
+    def get(self, asked: bytes) -> int | None:
+        """The verdict on a question, None where it is not known."""
+        return self._known.get(asked)
+
+    def put(self, asked: bytes, found: int) -> None:
+        """Keeps a verdict."""
+        with self._lock:
+            self._known[asked] = found
+            if self._path is None:
+                return
+            start = ""
+            if self._file < 0:
+                self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+                size = os.fstat(self._file).st_size
+                start = "\n" if size and os.pread(self._file, 1, size - 1) != b"\n" else ""
+            row = json.dumps({"asked": asked.hex(), "verdict": found})
+            os.write(self._file, f"{start}{row}\n".encode())
+
+    def close(self) -> None:
+        """Closes the file."""
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+            self._file = -1
+
+
+class Judge:
+    """Asks the judge of `config` about samples. Use `close()` at the end.
+
+    Args:
+        ask: what answers messages; None: the configured endpoint.
+        verdicts: those that are known already; None: none.
+    """
+
+    def __init__(
+        self,
+        config: JudgeConfig,
+        ask: Callable[[Messages], Reply] | None = None,
+        verdicts: Verdicts | None = None,
+    ):
+        self._config = config
+        self._endpoint = Endpoint(config)
+        self._ask = ask or self._endpoint
+        self._verdicts = verdicts or Verdicts()
+        named = [config.model, config.max_tokens, config.temperature, config.fields]
+        self._asker = json.dumps(named).encode()  # a verdict is one judge's
+        self._pool = ThreadPoolExecutor(config.requests, "judge")
+        self._begin = ThreadPoolExecutor(1, "judged-texts")
+        self._under_way: dict[bytes, Future[Ruling]] = {}
+        self._lock = threading.Lock()
+        self._results: queue.SimpleQueue[tuple[Hashable, Score | BaseException]] = (
+            queue.SimpleQueue()
+        )
+        self._told: set[str] = set()
+        self._refused = 0  # samples, before any verdict; -1: there was one
+        self.outstanding = 0
+
+    def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
+        """Queues a response; returns at once. A function is called for the text in a thread."""
+        self.outstanding += 1
+        self._begin.submit(self._started, key, prompt, response)
+
+    def collect(self, wait_s: float | None) -> list[tuple[Any, Score]]:
+        """What has been judged since the last call, after waiting up to `wait_s` for the first
+        (None: without limit; 0: not at all).
+
+        Raises VerifierError where the judge refuses all questions, and what a text's function
+        raised.
+        """
+        found: list[tuple[Any, Score]] = []
+        while self.outstanding:
+            try:
+                wait = wait_s != 0 and not found
+                key, score = self._results.get(wait, wait_s if wait else None)
+            except queue.Empty:
+                break
+            self.outstanding -= 1
+            if isinstance(score, BaseException):
+                raise score
+            found.append((key, score))
+        return found
+
+    def close(self) -> None:
+        """Ends the threads, after the requests that are under way; what was not collected is
+        dropped.
+        """
+        self._endpoint.close()
+        for pool in (self._begin, self._pool):
+            pool.shutdown(wait=True, cancel_futures=True)
+        self._verdicts.close()
+
+    # The rest runs in threads.
+
+    def _started(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
+        try:
+            text = response if isinstance(response, str) else response()
+            text = text.rpartition("</think>")[2]  # what was thought is no part of the answer
+            anchor = decode_row(prompt.row).get(self._config.anchor_field)
+            if anchor is None:
+                column = f"the row has no column {self._config.anchor_field!r} to compare with"
+                missing = Ruling(None, REFUSED, f"{column} (rewards.judge.anchor_field)")
+                return self._finish(key, (missing, missing))
+            anchor = anchor if isinstance(anchor, str) else json.dumps(anchor, ensure_ascii=False)
+            asked = messages(prompt.question, text, anchor)
+            swapped = messages(prompt.question, anchor, text)
+            both = [self._once(asked), self._once(swapped)]
+        except BaseException as error:  # whatever it is: a panic of the tokenizer is no Exception
+            self._results.put((key, error))
+            return None
+        left = [2]
+
+        def done(_: Future[Ruling]) -> None:
+            with self._lock:
+                left[0] -= 1
+                last = not left[0]
+            if not last:
+                return
+            try:
+                first, second = (one.result() for one in both)
+                self._finish(key, (first, second))
+            except BaseException as error:  # whoever waits must hear of it
+                self._results.put((key, error))
+
+        for one in both:
+            one.add_done_callback(done)
+        return None
+
+    def _once(self, asked: Messages) -> Future[Ruling]:
+        """The ruling on a question, which is asked unless it is known or being asked."""
+        text = self._asker + json.dumps(list(asked)).encode()
+        name = hashlib.blake2b(text, digest_size=KEY_BYTES).digest()
+        with self._lock:
+            known = self._verdicts.get(name)
+            if known is not None:
+                ready: Future[Ruling] = Future()
+                ready.set_result(Ruling(known))
+                return ready
+            if name not in self._under_way:
+                self._under_way[name] = self._pool.submit(self._ruled, name, asked)
+            return self._under_way[name]
+
+    def _ruled(self, name: bytes, asked: Messages) -> Ruling:
+        try:
+            reply = self._ask(asked)
+            found = None if reply.failure else verdict(reply.text)
+            if found is not None:
+                self._verdicts.put(name, found)
+                return Ruling(found)
+            end = reply.text[-200:].strip()
+            return Ruling(None, reply.failure or UNPARSABLE, reply.detail or f"it ended: {end!r}")
+        finally:
+            with self._lock:
+                del self._under_way[name]
+
+    def _finish(self, key: Hashable, both: tuple[Ruling, Ruling]) -> None:
+        score = score_of(*both)
+        failed = next((one for one in both if one.failure), None)
+        with self._lock:
+            if failed is None:
+                self._refused = -1
+            elif self._refused >= 0 and failed.failure == REFUSED:
+                self._refused += 1
+            lost = self._refused >= NEVER
+            new = failed is not None and failed.failure not in self._told
+            if failed is not None:
+                self._told.add(failed.failure)
+        if failed is not None and new:
+            logger.warning(
+                "the judge gave no verdict (%s: %s); such samples are left out, and counted in"
+                " reward/judge_%s/mean",
+                failed.failure,
+                failed.detail,
+                failed.failure,
+            )
+        if failed is not None and lost:
+            told = f"rewards.judge: {NEVER} samples were refused and none was judged"
+            self._results.put((key, VerifierError(f"{told}: {failed.detail}")))
+        else:
+            self._results.put((key, score))
+
+
+def score_of(first: Ruling, swapped: Ruling) -> Score:
+    """The score of a sample out of the rulings in both orders.
+
+    Components: 1 or 0 for each of FAILURES by "judge_<name>", so that their means are shares of the
+    judged samples; of a sample with a verdict also whether it is a tie, and whether the orders
+    disagreed.
+    """
+    failed = next((one for one in (first, swapped) if one.failure), None)
+    counts = {
+        f"judge_{name}": float(failed is not None and failed.failure == name) for name in FAILURES
+    }
+    if failed is not None:
+        return Score(0.0, False, FAILURES[failed.failure], failed.detail, counts)
+    found = both_orders(first.verdict, swapped.verdict)
+    assert found is not None and first.verdict is not None and swapped.verdict is not None
+    disagreed = first.verdict != -swapped.verdict
+    counts |= {"judge_tie": float(found == TIE), "judge_disagreed": float(disagreed)}
+    return Score(REWARDS[found], True, components=counts)

@@ -1,0 +1,291 @@
+"""Samples judged in both orders: each verdict's reward, each failure's count, one question asked
+once, and verdicts that outlive a kill.
+"""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from judged import quoted, served, settings
+
+from compass_jax.config import (
+    ConfigError,
+    DataConfig,
+    FileSource,
+    RewardConfig,
+    TaskSource,
+)
+from compass_jax.config.verifiers import Spread, smallest_gap, spread
+from compass_jax.records import Prompt
+from compass_jax.rewards.endpoint import LATE, NONSENSE, REFUSED, UNREACHABLE, Reply
+from compass_jax.rewards.faults import NEVER, VerifierError
+from compass_jax.rewards.joined import JoinedScorer
+from compass_jax.rewards.judge import BETTER, TIE, WORSE
+from compass_jax.rewards.judging import FAILURES, UNPARSABLE, Judge, Ruling, Verdicts, score_of
+from compass_jax.rewards.score import Scorer
+from compass_jax.tasks.rows import encode_row
+
+SAYS = {BETTER: "so it is Better", TIE: "Tie", WORSE: "Worse"}
+ROW = encode_row({"answer": "5", "best": ["6"]})
+PROMPT = Prompt(1, 0, "x", "Which number is large?", np.zeros(1, np.int32), "5", ROW)
+ANYWHERE = "http://127.0.0.1:1/v1"
+
+
+def larger(messages):
+    """A judge that prefers the larger number, and cannot read anything else."""
+    content = messages[1]["content"]
+    try:
+        mine, other = (float(quoted(content, name)) for name in ("Candidate", "Anchor"))
+    except ValueError:
+        return Reply("I cannot say.")
+    return Reply("Reasons.\n" + SAYS[int(np.sign(mine - other))])
+
+
+def judged(texts, ask=larger, verdicts=None, **changed):
+    """{text: score} of responses."""
+    judge = Judge(settings(ANYWHERE, **changed), ask, verdicts)
+    for text in texts:
+        judge.submit(text, PROMPT, text)
+    got = {}
+    while judge.outstanding:
+        got |= dict(judge.collect(None))
+    assert judge.collect(None) == []
+    judge.close()
+    return {text: got[text] for text in texts}
+
+
+def test_better_tie_and_worse_are_one_a_half_and_nothing():
+    got = judged(["6", "5", "4", "<think>\n9\n</think>4", "many"])
+    assert [(x.reward, x.known) for x in got.values()] == [
+        (1, True),
+        (0.5, True),
+        (0, True),
+        (0, True),
+        (0, False),
+    ]
+    assert [x.components.get("judge_tie") for x in got.values()] == [0, 1, 0, 0, None]
+    assert got["many"].outcome == "unjudged" and "I cannot say." in got["many"].detail
+
+
+def test_the_anchor_is_the_column_that_is_named():
+    assert judged(["5.5"])["5.5"].reward == 1
+    seen = []
+
+    def ask(messages):
+        seen.append(messages[1]["content"])
+        return Reply("Tie")
+
+    judged(["5.5"], ask, anchor_field="best")
+    assert sorted(quoted(x, "Anchor") for x in seen) == ["5.5", '["6"]']
+    assert all(quoted(x, "Question") == "Which number is large?" for x in seen)
+
+
+@pytest.mark.parametrize(
+    ("first", "swapped"), list(itertools.product((BETTER, TIE, WORSE, None), repeat=2))
+)
+def test_orders_that_disagree_are_a_tie_and_both_are_needed(first, swapped):
+    rulings = [Ruling(x, "" if x is not None else UNPARSABLE, "why") for x in (first, swapped)]
+    score = score_of(*rulings)
+    if None in (first, swapped):
+        assert not score.known and score.components["judge_unparsable"] == 1
+        assert "judge_tie" not in score.components
+        return
+    expected = {1: 1.0, -1: 0.0}.get(first, 0.5) if first == -swapped else 0.5
+    assert score.known and score.reward == expected
+    assert score.components["judge_disagreed"] == float(first != -swapped)
+    assert score.components["judge_tie"] == float(expected == 0.5)
+    assert sum(score.components[f"judge_{name}"] for name in FAILURES) == 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "outcome"),
+    [(LATE, "timeout"), (UNREACHABLE, "error"), (NONSENSE, "error"), (REFUSED, "error")],
+)
+def test_a_failure_leaves_the_sample_out_is_counted_and_told_once(failure, outcome, caplog):
+    def ask(messages):
+        return (
+            Reply("", failure, "the reason") if "> bad" in messages[1]["content"] else Reply("Tie")
+        )
+
+    got = judged(["good", "bad 1", "bad 2"], ask)
+    assert [x.known for x in got.values()].count(True) == 1 and got["good"].reward == 0.5
+    for name in ("bad 1", "bad 2"):
+        assert (got[name].outcome, got[name].detail) == (outcome, "the reason")
+        counted = {key for key, value in got[name].components.items() if value}
+        assert counted == {f"judge_{failure}"}
+    told = [x.getMessage() for x in caplog.records if "the reason" in x.getMessage()]
+    assert len(told) == 1 and f"reward/judge_{failure}/mean" in told[0]
+
+
+def test_a_judge_that_refuses_everything_ends_the_run_and_one_that_is_away_does_not():
+    texts = [str(n) for n in range(2 * NEVER)]
+    with pytest.raises(VerifierError, match="no such model"):
+        judged(texts, lambda messages: Reply("", REFUSED, "no such model"))
+    with pytest.raises(VerifierError, match="no column 'other'"):
+        judged(texts, anchor_field="other")
+    got = judged(texts, lambda messages: Reply("", UNREACHABLE, "away"))
+    assert len(got) == 2 * NEVER and not any(x.known for x in got.values())
+
+
+def test_no_more_requests_are_under_way_than_may_be_and_equal_questions_are_asked_once():
+    with served(lambda n, body: 0.05) as (at, seen):
+        judge = Judge(settings(at, requests=3))
+        for n in range(12):
+            judge.submit(n, PROMPT, lambda n=n: str(n % 6))
+        got = {}
+        while judge.outstanding:
+            got |= dict(judge.collect(None))
+        judge.close()
+    assert seen.most_at_once == 3 and len(got) == 12
+    assert all(score.reward == 0.5 for score in got.values())
+    # six texts, one of which is the anchor: its two orders are one question
+    assert len(seen.requests) == 11
+
+
+def test_a_text_that_cannot_be_made_is_raised_to_who_waits():
+    def panic():
+        raise SystemError("the tokenizer panicked")
+
+    judge = Judge(settings(ANYWHERE), larger)
+    judge.submit("a", PROMPT, panic)
+    with pytest.raises(SystemError, match="panicked"):
+        judge.collect(None)
+    judge.submit("b", PROMPT, "6")
+    assert judge.collect(5)[0][1].reward == 1
+    judge.submit("c", PROMPT, "7")
+    judge.close()
+
+
+def test_a_fault_of_who_asks_is_raised_and_nobody_waits_for_ever():
+    def ask(messages):
+        raise RuntimeError("a fault")
+
+    with pytest.raises(RuntimeError, match="a fault"):
+        judged(["6"], ask)
+
+
+def test_verdicts_outlive_a_kill_and_what_was_not_known_is_asked_again(tmp_path):
+    """The first run is killed while a line is written; its failures are asked again."""
+    asked = []
+
+    def ask(messages, down=("4",)):
+        text = quoted(messages[1]["content"], "Candidate") + quoted(
+            messages[1]["content"], "Anchor"
+        )
+        asked.append(text)
+        return (
+            Reply("", UNREACHABLE, "down")
+            if text[0] in down or text[1] in down
+            else larger(messages)
+        )
+
+    first = judged(["6", "4", "5"], ask, Verdicts(tmp_path))
+    assert [first[x].known for x in "645"] == [True, False, True] and len(asked) == 5
+    path = tmp_path / "verdicts.jsonl"
+    lines = path.read_text().splitlines()
+    assert len(lines) == 3
+    path.write_text("\n".join([*lines[:2], lines[2][:20]]))
+    (tmp_path / "verdicts1.jsonl").write_text('nonsense\n[]\n{"asked": "zz", "verdict": 1}\n')
+    asked.clear()
+    second = judged(["6", "4", "5"], lambda m: ask(m, down=()), Verdicts(tmp_path))
+    assert {x: second[x] for x in "65"} == {x: first[x] for x in "65"} and second["4"].reward == 0
+    assert len(asked) == 3, "the question whose line was cut short, and two of 4"
+    assert len(path.read_text().splitlines()) == 6
+    asked.clear()
+    assert judged(["6", "4", "5"], ask, Verdicts(tmp_path)) == second and not asked
+    judged(["6"], ask, Verdicts(tmp_path), model="another")
+    assert len(asked) == 2, "another judge's verdicts are not this one's"
+
+
+DATA = DataConfig(
+    sources=(
+        FileSource("a.jsonl", verifier="judge"),
+        FileSource(
+            "b.jsonl",
+            verifier={"judge": 2.0, "exact": 0.5, "length": 0.25},
+            verifier_args={"most_chars": 1},
+            gold="exact",
+        ),
+        FileSource("c.jsonl", verifier="exact"),
+    )
+)
+
+
+def test_judge_and_workers_make_one_score_whoever_is_first():
+    slow = threading.Event()
+
+    def ask(messages):
+        if "> slow" in messages[1]["content"]:
+            slow.wait(5)
+            return Reply("Tie")
+        return (
+            Reply("", UNREACHABLE, "away")
+            if "> away" in messages[1]["content"]
+            else larger(messages)
+        )
+
+    cases = [(0, "6"), (1, "6"), (1, "5"), (2, "5"), (1, "away"), (0, "slow"), (2, "slow")]
+    prompts = [Prompt(1, i, "x", "q", np.zeros(1, np.int32), "5", ROW) for i in range(3)]
+    judge = Judge(settings(ANYWHERE), ask)
+    got, order = {}, []
+    with JoinedScorer(Scorer(RewardConfig(answer_tag=""), DATA), DATA, judge) as scorer:
+        for source, text in cases:
+            scorer.submit((source, text), prompts[source], text)
+        with pytest.raises(ValueError, match="submitted twice"):
+            scorer.submit(cases[0], prompts[0], "6")
+        while scorer.outstanding:
+            for key, score in scorer.collect(block=True):
+                got[key] = score
+                order.append(key)
+            if len(got) == len(cases) - 1:
+                slow.set()
+    rewards = {key: (x.reward if x.known else None) for key, x in got.items()}
+    assert rewards == {
+        (0, "6"): 1.0,
+        (1, "6"): 2.25,
+        (1, "5"): 1.75,
+        (2, "5"): 1.0,
+        (1, "away"): None,
+        (0, "slow"): 0.5,
+        (2, "slow"): 0.0,
+    }
+    assert order[-1] == (0, "slow")
+    parts = got[1, "5"].components
+    assert {k: parts[k] for k in ("judge", "exact", "length_reward", "gold")} == {
+        "judge": 0.5,
+        "exact": 1,
+        "length_reward": 1,
+        "gold": 1,
+    }
+    assert got[1, "away"].outcome == "error" and got[1, "away"].components["judge_unreachable"] == 1
+
+
+def test_the_judge_of_a_task_has_its_weight(tmp_path):
+    (tmp_path / "judged_task.py").write_text(
+        "from compass_jax.tasks import Task\n"
+        "def rows(seed):\n    yield {'prompt': 'q', 'answer': '5'}\n"
+        "def even(response):\n    return float(int(response) % 2 == 0)\n"
+        "both = Task(rows, {'judge': 0.5, even: 0.25})\n"
+        "alone = Task(rows, 'judge')\n"
+    )
+    names = [f"{tmp_path}/judged_task.py:{name}" for name in ("both", "alone")]
+    data = DataConfig(sources=tuple(map(TaskSource, names)))
+    judge, got = Judge(settings(ANYWHERE), larger), {}
+    with JoinedScorer(Scorer(RewardConfig(), data), data, judge) as scorer:
+        for source in (0, 1):
+            prompt = Prompt(1, source, "x", "q", np.zeros(1, np.int32), "5", ROW)
+            scorer.submit(source, prompt, "6")
+        while scorer.outstanding:
+            got |= dict(scorer.collect(block=True))
+    assert {key: x.reward for key, x in got.items()} == {0: 0.75, 1: 1.0}
+
+
+def test_the_guard_of_shaping_knows_the_judges_steps():
+    source = FileSource("a.jsonl", verifier={"judge": 1.0, "exact": 0.25})
+    assert spread(source) == Spread(0.0, 1.25, 0.25)
+    alone = FileSource("a.jsonl", verifier="judge")
+    assert spread(alone) == Spread(0.0, 1.0, 0.5)
+    assert smallest_gap([("data.sources[0]", alone)], RewardConfig()) == (0.5, "data.sources[0]")
+    with pytest.raises(ConfigError, match="did you mean 'judge'"):
+        DataConfig(sources=(FileSource("a.jsonl", verifier="jugde"),)).validate()
