@@ -148,6 +148,12 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
             raise ConfigError("--model FOLDER is missing: which model is to be trained?")
         path = write_initial(from_words(args), args.out)
         print(f"written: {path}; next: compass train {path}")
+    elif args.command == "tasks":
+        from compass_jax.catalogue import run_tasks
+
+        run_tasks(args.task)
+    elif args.command == "try":
+        return _try(args)
     elif args.command == "show":
         from compass_jax.show import run_show
 
@@ -157,6 +163,16 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
 
         run_report(args.run, args.out)
     return 0
+
+
+def _try(args: argparse.Namespace) -> int:
+    from compass_jax.config import RewardConfig
+    from compass_jax.trial import run_try
+
+    rewards = RewardConfig(
+        timeout_s=args.timeout_s, sandbox=args.sandbox, answer_tag=args.answer_tag
+    )
+    return run_try(args.task, args.response, args.row, args.number, args.seed, rewards)
 
 
 FOR_RL = ("train", "plan", "calibrate-alpha")

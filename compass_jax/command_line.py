@@ -110,6 +110,10 @@ def command_line() -> argparse.ArgumentParser:
     sub = command("init", text)
     sub.add_argument("out", metavar="OUT.py", help="The configuration is written to this file")
     _quick_options(sub, "init")
+    text = "list verifiers, tasks and data sets, with sizes, languages and an example of each"
+    name = "All that is known of this one is printed; reasoning_gym: a row of each data set"
+    command("tasks", text).add_argument("task", metavar="NAME", nargs="?", default="", help=name)
+    _try_options(command("try", "judge one answer as a run would, in the sandbox, and say why"))
     _show_options(command("show", "show samples of a run: prompts, answers, rewards"))
     report = command("report", "write a page of runs: curves, waste, samples, tokens")
     report.add_argument(
@@ -225,6 +229,27 @@ def _plan_options(option: Any) -> None:
     option("search", text, type=int, default=0)
     text = "Plans with older versions of jax and libtpu, too, which train experts slowly"
     option("any-versions", text, action="store_true")
+
+
+def _try_options(sub: argparse.ArgumentParser) -> None:
+    option = partial(_option, sub)
+    text = "This judges: a verifier's name, a reasoning-gym data set's, file.py:task, "
+    sub.add_argument("task", metavar="TASK", help=text + "file.py:function, module:name")
+    text = "The model's answer; of a conversation each turn, in order; - reads standard input"
+    option("response", text, action="append", default=[], metavar="TEXT")
+    text = "The answer belongs to this row, an object of columns (default: an example's)"
+    option("row", text, default="", metavar="JSON")
+    text = "Without --row, the answer belongs to the task's row with this number, from 0"
+    option("number", text, type=int, default=0)
+    option(
+        "seed", "The task's rows follow from this number, which has no unit", type=int, default=0
+    )
+    text = "The answer is the text in the last <TAG>...</TAG>; empty: the whole response"
+    option("answer-tag", text, default="answer", metavar="TAG")
+    text = "The verifier may take this count of seconds"
+    option("timeout-s", text, type=float, default=5.0)
+    text = "Guards of the verifier: all that this machine has, every one or not at all, none"
+    option("sandbox", text, choices=["auto", "required", "off"], default="auto")
 
 
 def _show_options(show: argparse.ArgumentParser) -> None:

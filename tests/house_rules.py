@@ -94,6 +94,8 @@ LAYERS = {
     "evaluate": ANY,
     "offline_filter": ANY,
     "calibrate": ANY,
+    "catalogue": ANY,
+    "trial": ANY,
     "demo": ANY,
     "comparison": set(),
     "dry_run": ANY,

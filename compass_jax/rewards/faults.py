@@ -45,7 +45,7 @@ class Faults:
             if check.own
             else f"the check {check.name or check.kind!r}"
         )
-        what = f"{_short(score.detail)}; the response was {response.text!r:.200}"
+        what = f"{summary(score.detail)}; the response was {response.text!r:.200}"
         if self._errors[source] == 1:
             logger.warning(
                 "%s gave no verdict: %s. The sample is left out; later errors are counted in"
@@ -59,8 +59,8 @@ class Faults:
             )
 
 
-def _short(detail: str) -> str:
-    """The last line of a traceback, and the file and line where it was raised."""
+def summary(detail: str) -> str:
+    """The last line of a failed check's traceback, and the file and line where it was raised."""
     lines = detail.strip().splitlines() or ["no reason given"]
     places = re.findall(r'File "([^"]+)", line (\d+)', detail)
     return lines[-1][:300] + (f" ({places[-1][0]}, line {places[-1][1]})" if places else "")

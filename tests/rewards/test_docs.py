@@ -1,17 +1,22 @@
 """The examples of docs/rewards.md run: sources validate, functions judge in real workers."""
 
+import dataclasses
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from test_weighted import prompt, scored
 
-from compass_jax.config import DataConfig, FileSource, RewardConfig, TaskSource
+from compass_jax.cli import main
+from compass_jax.config import DataConfig, FileSource, ProceduralSource, RewardConfig, TaskSource
 from compass_jax.data.questions import questions
 from compass_jax.rewards.score import Scorer
 from compass_jax.rewards.verifiers.find import kinds
 
 TEXT = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
+WORDS = ("right", "wrong")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 
 
@@ -51,3 +56,43 @@ def test_the_task_gives_prompts_and_judges(tmp_path):
         while scorer.outstanding:
             got.update(scorer.collect(block=True))
     assert (got[0].reward, got[1].reward) == (0.2, 1.0)
+
+
+def examples():
+    """(verifier, its row, right and wrong response) of each section."""
+    found = re.findall(r"^#### `(\w+)`\n\n```json\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+    return {name: json.loads(text) for name, text in found}
+
+
+def test_the_rows_of_the_sections_are_judged_as_they_say():
+    """Every verifier in one run of one worker, each sample by its own."""
+    said = examples()
+    assert set(said) == {*kinds(), "reasoning_gym"}
+    sources = [
+        ProceduralSource("chain_sum")
+        if name == "reasoning_gym"
+        else FileSource("r.jsonl", verifier=name)
+        for name in said
+    ]
+    data, got = DataConfig(sources=tuple(sources)), {}
+    with Scorer(RewardConfig(timeout_s=20.0), data) as scorer:
+        for source, (name, one) in enumerate(said.items()):
+            asked = dataclasses.replace(prompt(**one["row"]), source=source)
+            for word in ("right", "wrong"):
+                scorer.submit((name, word), asked, one[word])
+        while scorer.outstanding:
+            got.update(scorer.collect(block=True))
+    wanted = {(name, word): 1.0 if word == "right" else 0.0 for name in said for word in WORDS}
+    assert {key: score.reward for key, score in got.items()} == wanted
+    assert all(score.known for score in got.values())
+
+
+def test_the_commands_judge_and_the_first_prints_what_stands_there(capsys):
+    (text,) = re.findall(r"^```sh\n(compass try.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+    (printed,) = re.findall(r"^```text\n(row  .*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+    told = []
+    for line in text.splitlines():
+        assert main(shlex.split(line)[1:]) == 0, line
+        told.append(capsys.readouterr().out)
+    assert told[0] == printed
+    assert ["reward      1\n" in out for out in told] == [False, True, False, True]

@@ -50,6 +50,8 @@ class Kind:
         at_once: gives what `judge` gives without evaluating, or None where only `judge` can say.
         warm: called once in a worker, before it is split into children.
         complaint: what is wrong with arguments, as "name = value: why"; empty: nothing.
+        why: what is wrong with a response, a function as `judge` is; empty: nothing. It evaluates
+            nothing.
     """
 
     judge: Callable[..., Any]
@@ -64,3 +66,4 @@ class Kind:
     at_once: Callable[..., Any] | None = None
     warm: Callable[[], None] = field(default=lambda: None)
     complaint: Callable[[Mapping[str, Any]], str] = _no_complaint
+    why: Callable[..., str] | None = None

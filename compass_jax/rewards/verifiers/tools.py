@@ -44,6 +44,11 @@ def verdict(
     return compared(calls, wanted, known, ordered)
 
 
+def why(response: str, answer: Any, answer_tag: str, tools: Any = (), ordered: bool = False) -> str:
+    """What is wrong with the calls in the response, as the verdict says it."""
+    return verdict(response, answer, answer_tag, tools, ordered).reason
+
+
 def _complaint(given: Mapping[str, Any]) -> str:
     ordered = given.get("ordered", False)
     return "" if isinstance(ordered, bool) else f"ordered = {ordered!r:.40} must be true or false"
@@ -60,4 +65,5 @@ KIND = Kind(
     takes=("tools", "ordered"),
     looks_for="calls: in <tool_call>, as JSON, or in Python's syntax",
     complaint=_complaint,
+    why=why,
 )

@@ -1,0 +1,192 @@
+"""What there is to be trained on and judged: the usual verifiers, the tasks of this package, the
+data sets of reasoning-gym. `compass tasks` lists them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from compass_jax import tasks
+from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, TaskSource
+from compass_jax.config.data import Source
+from compass_jax.config.named import is_name, load
+from compass_jax.config.verifiers import JUDGE
+from compass_jax.data.procedural import open_dataset
+from compass_jax.data.questions import Question, questions
+from compass_jax.errors import UserError
+from compass_jax.rewards.verifiers.find import kinds
+from compass_jax.tasks.environment import Environment
+from compass_jax.tasks.rows import encode_row
+from compass_jax.tasks.task import Task
+
+OWN_SCORERS = "reasoning_gym"
+MOST_SHOWN = 110  # characters of a row in the list
+
+
+class Entry(NamedTuple):
+    """A line of the list.
+
+    name: as a data source and `compass try` take it.
+    verifier: what judges, in words.
+    rows: how many there are; None: nobody counted, or there is no end.
+    languages: those that rows are labelled with.
+    row: an example, as JSON; empty where there is none.
+    lacks: why nothing more is known: a package that is not installed.
+    """
+
+    name: str
+    verifier: str
+    rows: int | None = None
+    languages: tuple[str, ...] = ()
+    row: str = ""
+    lacks: str = ""
+
+
+def datasets() -> list[str]:
+    """The names of reasoning-gym's data sets, in order."""
+    importlib.import_module("reasoning_gym")
+    return sorted(importlib.import_module("reasoning_gym.factory").DATASETS)
+
+
+def shipped() -> dict[str, Task]:
+    """The tasks of this package, named as a TaskSource names them."""
+    found = {}
+    for module in pkgutil.iter_modules(tasks.__path__, f"{tasks.__name__}."):
+        for name, value in vars(importlib.import_module(module.name)).items():
+            if isinstance(value, Task):
+                found[f"{module.name}:{name}"] = value
+    return found
+
+
+def source_of(name: str) -> Source:
+    """The data source that a name means: a usual verifier's rows, a data set, a task, or a function
+    of one's own.
+
+    Raises ConfigError, with what is near, for a name that means nothing.
+    """
+    if name in kinds():
+        return FileSource("rows.jsonl", verifier=name)
+    if is_name(name):
+        task = isinstance(load(name, "TASK"), Task)
+        return TaskSource(name) if task else FileSource("rows.jsonl", verifier=name)
+    if name == JUDGE:
+        raise ConfigError(
+            "TASK = 'judge': a run asks it, by rewards.judge; here verifiers are tried that need no"
+            " model"
+        )
+    if name in datasets():
+        return ProceduralSource(name, size=1)
+    near = _near(name)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "compass tasks lists all"
+    raise ConfigError(f"TASK = {name!r:.100} is no verifier, task or data set; {hint}")
+
+
+def _near(name: str) -> list[str]:
+    """Names that somebody may have meant; a task may be meant by what follows its last dot."""
+    full = {one: one for one in (*kinds(), *datasets())}
+    for one in shipped():
+        full |= {one: one, one.rpartition(".")[2]: one, one.rpartition(":")[2]: one}
+        full.setdefault(one.rpartition(".")[2].partition(":")[0], one)
+    close = difflib.get_close_matches(name, full, n=2, cutoff=0.6)
+    return list(dict.fromkeys(full[one] for one in close))
+
+
+def rows_of(source: Source, seed: int) -> list[Question]:
+    """The distinct rows of a source, as a run's verifiers read them. Raises UserError where they
+    cannot be had.
+    """
+    return questions(DataConfig(sources=(source,)), seed, lambda line: None)
+
+
+def entry_of(name: str, seed: int = 0) -> Entry:
+    """The line of a name. Raises as `source_of`."""
+    source = source_of(name)
+    if isinstance(source, ProceduralSource):
+        words = "the data set's own scorer"
+        try:
+            return Entry(name, words, row=encode_row(open_dataset(name, {}, seed=seed, size=1)[0]))
+        except UserError as error:
+            return Entry(name, words, lacks=str(error))
+    if isinstance(source, TaskSource):
+        return _of_task(name, load(name, "TASK"), seed)
+    kind = kinds().get(name)
+    if kind is None:
+        return Entry(name, "a function of your own")
+    return Entry(name, f"1 where {kind.about}", row=encode_row(kind.example.row))
+
+
+def _of_task(name: str, task: Task, seed: int) -> Entry:
+    verify = task.verify
+    if isinstance(verify, Environment):
+        words = f"a conversation of up to {verify.turns} turns"
+    elif isinstance(verify, dict):
+        words = " + ".join(_word(x, f"{weight:g} ") for x, weight in verify.items())
+    else:
+        words = _word(verify)
+    try:
+        found = rows_of(TaskSource(name), seed)
+    except UserError as error:
+        return Entry(name, words, lacks=_plain(error))
+    said = {label.partition("/")[2] for one in found for label in one.labels if "language" in label}
+    return Entry(name, words, len(found), tuple(sorted(said)), found[0].row)
+
+
+def _plain(error: UserError) -> str:
+    """What a task itself complained about: its place stands before."""
+    return str(error.__cause__) if isinstance(error.__cause__, UserError) else str(error)
+
+
+def _word(verify: object, weight: str = "") -> str:
+    name = verify if isinstance(verify, str) else getattr(verify, "__name__", "a function")
+    return f"{weight}{name}" if weight != "1 " else name
+
+
+def listed(names: list[str]) -> Iterator[str]:
+    """Two lines for each name."""
+    for name in names:
+        entry = entry_of(name)
+        size = "" if entry.rows is None else f"{entry.rows:,} rows"
+        about = "; ".join(filter(None, (entry.verifier, size, ", ".join(entry.languages))))
+        yield f"  {name}: {about}"
+        yield f"      {entry.lacks or shortened(entry.row)}"
+
+
+def shortened(text: str, most: int = MOST_SHOWN) -> str:
+    """The beginning of a long text, in one line."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def run_tasks(name: str) -> None:
+    """Prints the list; of one name all that is known, its row whole."""
+    if name == OWN_SCORERS:
+        print("\n".join(listed(datasets())))
+    elif name:
+        _print_entry(entry_of(name))
+    else:
+        print("verifiers, of the rows of files and tasks:")
+        print("\n".join(listed(list(kinds()))))
+        print("tasks:")
+        print("\n".join(listed(list(shipped()))))
+        names = datasets()
+        print(
+            f"reasoning-gym's {len(names)} data sets, drawn without end, judged by their own"
+            f" scorers (compass tasks {OWN_SCORERS} shows a row of each):"
+        )
+        print(f"  {', '.join(names)}")
+
+
+def _print_entry(entry: Entry) -> None:
+    print(f"{entry.name}: {entry.verifier}")
+    if entry.rows is not None:
+        print(f"rows: {entry.rows:,}")
+    if entry.languages:
+        print(f"languages: {', '.join(entry.languages)}")
+    if entry.lacks or entry.row:
+        print(entry.lacks or f"row: {entry.row}")
+    kind = kinds().get(entry.name)
+    if kind:
+        print(f"right: {kind.example.right}\nwrong: {kind.example.wrong}")
