@@ -38,7 +38,7 @@ class JudgeConfig:
     retries: Annotated[int, Range(0, 100)] = 5
     """A request that gets no usable answer is sent again so many times, after pauses that grow."""
     requests: Annotated[int, Range(1, 4096)] = 16
-    """At most so many requests are under way at once."""
+    """At most this count of requests is under way at once."""
     max_tokens: CountOrOff = 2048
     """The judge reasons and answers in at most so many tokens; 0: the endpoint's own limit."""
     temperature: Annotated[float, Range(0, 100, note="0 is greedy")] = 0.0
