@@ -72,6 +72,7 @@ LAYERS = {
     ),
     "training.header": {"config"},
     "training.loop": ANY,
+    "training.own_judge": ANY,
     "training.rl": ANY,
     "training.sft": ANY,
     "telemetry": {"config", "untrusted", "trackers", "logfile", "screen"},

@@ -8,7 +8,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from compass_jax.config.errors import check
-from compass_jax.config.ranges import CountOrOff, Name, Range
+from compass_jax.config.ranges import CountOrOff, Name, Range, Tokens
 from compass_jax.config.verifiers import Options
 
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)?")
@@ -73,4 +73,41 @@ class JudgeConfig:
             not taken and all(names),
             f"rewards.judge.fields names {', '.join(taken) or 'nothing'}: each name once, and none"
             f" of {', '.join(RESERVED)}",
+        )
+
+
+@dataclass(frozen=True)
+class EngineJudgeConfig:
+    """A generative judge in an engine of our own, on the rollout's devices, between rollouts: it
+    compares as one at an endpoint does. Runs of one process have it.
+    """
+
+    weights: str = ""
+    """The judge has the weights of this run, checkpoint or Hugging Face folder, of the policy's
+    model and tokenizer; empty: the policy's own, as they are at each rollout.
+    """
+    anchor_field: Name = "answer"
+    """The row's column of this name holds the answer to compare with; answer is the reference,
+    whatever its column is called.
+    """
+    prompt_buckets: tuple[Tokens, ...] = (512, 1024, 2048)
+    """A question to the judge is padded to the next of these lengths in tokens; a longer one is
+    left out and counted.
+    """
+    max_tokens: Tokens = 256
+    """The judge reasons and answers in at most so many tokens."""
+    slots: Annotated[int, Range(1, 2**20)] = 16
+    """So many questions are answered together."""
+    temperature: Annotated[float, Range(0, 100, note="0 is greedy")] = 0.0
+    """The judge's logits are divided by this factor; 0 is greedy."""
+
+    def validate(self) -> None:
+        b, t = self.prompt_buckets, self.temperature
+        check(
+            bool(b) and list(b) == sorted(set(b)),
+            f"rewards.judge.prompt_buckets = {b}: must increase and be positive",
+        )
+        check(
+            t == 0 or t >= 1e-3,
+            f"rewards.judge.temperature = {t}: must be 0 (greedy) or at least 0.001",
         )

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from compass_jax.config.data import DataConfig, EvalConfig, RewardConfig, RolloutConfig
 from compass_jax.config.errors import check
+from compass_jax.config.judge import EngineJudgeConfig
 from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
@@ -99,6 +100,7 @@ class RunConfig:
             f"rollout.prompt_buckets + max_new_tokens = {self.rollout.max_length} tokens exceed"
             f" model.max_positions = {self.model.max_positions}",
         )
+        self._check_judge()
         self.mesh.validate("mesh", self.model)
         (self.rollout_mesh or self.mesh).validate("rollout_mesh", self.model)
         sampling = (self.rollout_mesh or self.mesh).devices
@@ -121,6 +123,23 @@ class RunConfig:
             " so it would do nothing",
         )
         return self
+
+    def _check_judge(self) -> None:
+        judge = self.rewards.judge
+        if not isinstance(judge, EngineJudgeConfig):
+            return
+        bucket = self.rollout.cache_bucket
+        longest = -(-(judge.prompt_buckets[-1] + judge.max_tokens) // bucket) * bucket
+        check(
+            longest <= self.model.max_positions,
+            f"rewards.judge.prompt_buckets + max_tokens = {longest} tokens exceed"
+            f" model.max_positions = {self.model.max_positions}",
+        )
+        check(
+            not (judge.weights and self.rollout_apart),
+            f"rewards.judge.weights = {judge.weights!r:.200} with rollout_apart: the judge would"
+            " have the training's devices; serve it and name its endpoint",
+        )
 
     def validate_for_rl(self) -> RunConfig:
         """`validate()`, and what only RL needs: an untruncated sampler (algorithms section 0) and

@@ -15,6 +15,7 @@ from typing import Any
 from compass_jax.config import DataConfig
 from compass_jax.config.verifiers import JUDGE
 from compass_jax.records import GOLD, Prompt, Score
+from compass_jax.rewards.asking import Asker
 from compass_jax.rewards.checks import DECIMALS, gold_places, judged_sources
 from compass_jax.rewards.judging import Judge
 from compass_jax.rewards.score import Scorer
@@ -62,6 +63,11 @@ class JoinedScorer:
             self._scorer.submit((key, GOLD), asked, text)
             parts[GOLD] = None
         self._held[key] = _Held(source, parts)
+
+    @property
+    def asker(self) -> Asker | None:
+        """Who brings questions to the judge; None: there is no judge."""
+        return None if self._judge is None else self._judge.asker
 
     @property
     def outstanding(self) -> int:

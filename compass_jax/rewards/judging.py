@@ -16,14 +16,14 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compass_jax.config import JudgeConfig
 from compass_jax.records import Prompt, Score
-from compass_jax.rewards.endpoint import LATE, NONSENSE, REFUSED, UNREACHABLE, Endpoint, Reply
+from compass_jax.rewards.asking import Asker, Messages
+from compass_jax.rewards.endpoint import LATE, NONSENSE, REFUSED, UNREACHABLE, Reply
 from compass_jax.rewards.faults import NEVER, VerifierError
 from compass_jax.rewards.judge import BETTER, TIE, WORSE, both_orders, messages, verdict
 from compass_jax.tasks.rows import decode_row
@@ -42,8 +42,6 @@ FAILURES = {
     REFUSED: "error",
 }
 KEY_BYTES = 16
-
-Messages = Sequence[dict[str, str]]
 
 
 class Ruling(NamedTuple):
@@ -99,26 +97,18 @@ class Verdicts:
 
 
 class Judge:
-    """Asks the judge of `config` about samples. Use `close()` at the end.
+    """Asks a judge about samples. Use `close()` at the end.
 
     Args:
-        ask: what answers messages; None: the configured endpoint.
+        anchor_field: the column of a row with the answer to compare with.
+        asker: brings questions to the judge.
         verdicts: those that are known already; None: none.
     """
 
-    def __init__(
-        self,
-        config: JudgeConfig,
-        ask: Callable[[Messages], Reply] | None = None,
-        verdicts: Verdicts | None = None,
-    ):
-        self._config = config
-        self._endpoint = Endpoint(config)
-        self._ask = ask or self._endpoint
+    def __init__(self, anchor_field: str, asker: Asker, verdicts: Verdicts | None = None):
+        self.asker = asker
+        self._anchor_field = anchor_field
         self._verdicts = verdicts or Verdicts()
-        named = [config.model, config.max_tokens, config.temperature, config.fields]
-        self._asker = json.dumps(named).encode()  # a verdict is one judge's
-        self._pool = ThreadPoolExecutor(config.requests, "judge")
         self._begin = ThreadPoolExecutor(1, "judged-texts")
         self._under_way: dict[bytes, Future[Ruling]] = {}
         self._lock = threading.Lock()
@@ -142,6 +132,9 @@ class Judge:
         raised.
         """
         found: list[tuple[Any, Score]] = []
+        if wait_s != 0 and self.outstanding:
+            self._begin.submit(lambda: None).result()  # after all that was submitted
+            self.asker.run()
         while self.outstanding:
             try:
                 wait = wait_s != 0 and not found
@@ -155,12 +148,9 @@ class Judge:
         return found
 
     def close(self) -> None:
-        """Ends the threads, after the requests that are under way; what was not collected is
-        dropped.
-        """
-        self._endpoint.close()
-        for pool in (self._begin, self._pool):
-            pool.shutdown(wait=True, cancel_futures=True)
+        """Ends what is under way; what was not collected is dropped."""
+        self.asker.close()
+        self._begin.shutdown(wait=True, cancel_futures=True)
         self._verdicts.close()
 
     # The rest runs in threads.
@@ -169,9 +159,9 @@ class Judge:
         try:
             text = response if isinstance(response, str) else response()
             text = text.rpartition("</think>")[2]  # what was thought is no part of the answer
-            anchor = decode_row(prompt.row).get(self._config.anchor_field)
+            anchor = decode_row(prompt.row).get(self._anchor_field)
             if anchor is None:
-                column = f"the row has no column {self._config.anchor_field!r} to compare with"
+                column = f"the row has no column {self._anchor_field!r} to compare with"
                 missing = Ruling(None, REFUSED, f"{column} (rewards.judge.anchor_field)")
                 return self._finish(key, (missing, missing))
             anchor = anchor if isinstance(anchor, str) else json.dumps(anchor, ensure_ascii=False)
@@ -201,30 +191,38 @@ class Judge:
 
     def _once(self, asked: Messages) -> Future[Ruling]:
         """The ruling on a question, which is asked unless it is known or being asked."""
-        text = self._asker + json.dumps(list(asked)).encode()
-        name = hashlib.blake2b(text, digest_size=KEY_BYTES).digest()
+        text = self.asker.name + json.dumps(list(asked))
+        name = hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()
         with self._lock:
             known = self._verdicts.get(name)
             if known is not None:
                 ready: Future[Ruling] = Future()
                 ready.set_result(Ruling(known))
                 return ready
-            if name not in self._under_way:
-                self._under_way[name] = self._pool.submit(self._ruled, name, asked)
-            return self._under_way[name]
+            if name in self._under_way:
+                return self._under_way[name]
+            ruled = self._under_way[name] = Future[Ruling]()
+        reply = self.asker.submit(asked)
+        reply.add_done_callback(lambda found: self._rule(name, found, ruled))
+        return ruled
 
-    def _ruled(self, name: bytes, asked: Messages) -> Ruling:
+    def _rule(self, name: bytes, replied: Future[Reply], ruled: Future[Ruling]) -> None:
+        """What a reply means, for who waits; an error of who asked is theirs too."""
         try:
-            reply = self._ask(asked)
+            reply = replied.result()
             found = None if reply.failure else verdict(reply.text)
+            end = f"it ended: {reply.text[-200:].strip()!r}"
+            ruling = Ruling(found, reply.failure or UNPARSABLE, reply.detail or end)
             if found is not None:
                 self._verdicts.put(name, found)
-                return Ruling(found)
-            end = reply.text[-200:].strip()
-            return Ruling(None, reply.failure or UNPARSABLE, reply.detail or f"it ended: {end!r}")
+                ruling = Ruling(found)
+        except BaseException as error:
+            ruled.set_exception(error)
+            return
         finally:
             with self._lock:
                 del self._under_way[name]
+        ruled.set_result(ruling)
 
     def _finish(self, key: Hashable, both: tuple[Ruling, Ruling]) -> None:
         score = score_of(*both)

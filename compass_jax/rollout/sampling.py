@@ -20,6 +20,7 @@ class Purpose(enum.IntEnum):
     TRAIN = 0
     EVAL = 1
     FILTER = 2
+    JUDGE = 3
     SERVE = 4
 
 

@@ -56,6 +56,7 @@ from compass_jax.training.ahead import CompileAhead
 from compass_jax.training.header import header
 from compass_jax.training.learner import Learner
 from compass_jax.training.notices import Notices
+from compass_jax.training.own_judge import PolicyJudge
 from compass_jax.training.session import (
     StopSignal,
     load_tokenizer,
@@ -75,6 +76,7 @@ class RLTrainer:
     """
 
     learner: Learner
+    decode: Any  # the rollout's weights
 
     def __init__(
         self, config: RunConfig, scorer: AnyScorer, stop: StopSignal, telemetry: Telemetry
@@ -115,6 +117,7 @@ class RLTrainer:
             config.rewards,
             config.seed,
         )
+        self.judge = PolicyJudge(config, scorer, self.engine, self.tokenizer)
         self.buffer = new_buffer(self.engine, self.rl)
         self.done_steps = 0
         self.notices.at_start(len(self.stream), len({prompt.label for prompt in prompts}))
@@ -122,11 +125,15 @@ class RLTrainer:
         self.interrupted = False  # a stop came during a rollout
         layout = training_layout(config.compute)
         self._restore_or_start(Transformer(config.model, config.compute, layout, train, known))
-        self.decode, _ = self._sync_weights()
+        self._sync_weights()
 
-    def _sync_weights(self) -> tuple[Any, dict[str, float]]:
+    def _sync_weights(self) -> dict[str, float]:
+        """Hands the weights over to the rollout, and to a judge that has the policy's."""
         config = self.config
-        return sync_weights(
+        # nobody samples by the last ones any more: their memory is free for the next
+        self.decode = None
+        self.judge.use(None, self.learner.version)
+        self.decode, handed = sync_weights(
             self.learner.state.params,
             config.model,
             config.rollout_compute.dtype,
@@ -134,6 +141,8 @@ class RLTrainer:
             placement=self.engine.placement,
             layout=self.engine.layout,
         )
+        self.judge.use(self.decode, self.learner.version)
+        return handed
 
     # ---- checkpoint ------------------------------------------------------------------------------
 
@@ -251,9 +260,7 @@ class RLTrainer:
                 self.save()
                 self.interrupted = True
                 return
-            # nobody samples by these weights any more: their memory is free for the next
-            self.decode = None
-            self.decode, handed = self._sync_weights()
+            handed = self._sync_weights()
             self.done_steps += 1
             self._log_samples(groups, trace)
             yield (

@@ -20,10 +20,11 @@ from typing import Any
 import jax
 
 from compass_jax import distributed
-from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config import ConfigError, EngineJudgeConfig, RunConfig
 from compass_jax.config_io import flatten
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.errors import STRICT, CompassError
+from compass_jax.rewards.asking import Batched, Pooled
 from compass_jax.rewards.checks import checks_of, judged_sources
 from compass_jax.rewards.fingerprint import changed, code_of
 from compass_jax.rewards.joined import JoinedScorer
@@ -182,12 +183,20 @@ def _judge(config: RunConfig, directory: str | None) -> Judge | None:
     judged = judged_sources(config.data)
     if not judged:
         return None
-    if config.rewards.judge is None:
+    judge = config.rewards.judge
+    if judge is None:
         raise ConfigError(
             f"{config.data.keyed_sources()[min(judged)][0]} is judged by 'judge', and rewards.judge"
             " is None: name an endpoint and a model, JudgeConfig('http://127.0.0.1:8000/v1', ...)"
         )
-    return Judge(config.rewards.judge, verdicts=Verdicts(directory, jax.process_index()))
+    own = isinstance(judge, EngineJudgeConfig)
+    if own and jax.process_count() > 1:
+        raise ConfigError(
+            "rewards.judge: a judge in an engine of our own is for runs of one process; serve it"
+            " (compass serve --openai) and name its endpoint in JudgeConfig"
+        )
+    asker = Batched(judge) if isinstance(judge, EngineJudgeConfig) else Pooled(judge)
+    return Judge(judge.anchor_field, asker, Verdicts(directory, jax.process_index()))
 
 
 def shared(scorer: Scorer | JoinedScorer) -> AnyScorer:

@@ -104,7 +104,8 @@ def _sections(cls: Any, key: str, text: str = "") -> Iterator[tuple[str, type, s
                     found = objective_class(objective)
                     yield f"{name}: {objective}", found, _first(found)
             else:
-                shown = f"{name}.0" if len(inner) > 1 else name
+                many = get_origin(hints[field.name]) is tuple
+                shown = f"{name}.0" if many else name
                 yield from _sections(
                     one, shown, docs.get(field.name, "") if len(inner) == 1 else ""
                 )

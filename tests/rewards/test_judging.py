@@ -12,12 +12,14 @@ from judged import quoted, served, settings
 from compass_jax.config import (
     ConfigError,
     DataConfig,
+    EngineJudgeConfig,
     FileSource,
     RewardConfig,
     TaskSource,
 )
 from compass_jax.config.verifiers import Spread, smallest_gap, spread
 from compass_jax.records import Prompt
+from compass_jax.rewards.asking import Batched, Pooled
 from compass_jax.rewards.endpoint import LATE, NONSENSE, REFUSED, UNREACHABLE, Reply
 from compass_jax.rewards.faults import NEVER, VerifierError
 from compass_jax.rewards.joined import JoinedScorer
@@ -44,7 +46,8 @@ def larger(messages):
 
 def judged(texts, ask=larger, verdicts=None, **changed):
     """{text: score} of responses."""
-    judge = Judge(settings(ANYWHERE, **changed), ask, verdicts)
+    config = settings(ANYWHERE, **changed)
+    judge = Judge(config.anchor_field, Pooled(config, ask), verdicts)
     for text in texts:
         judge.submit(text, PROMPT, text)
     got = {}
@@ -130,7 +133,7 @@ def test_a_judge_that_refuses_everything_ends_the_run_and_one_that_is_away_does_
 
 def test_no_more_requests_are_under_way_than_may_be_and_equal_questions_are_asked_once():
     with served(lambda n, body: 0.05) as (at, seen):
-        judge = Judge(settings(at, requests=3))
+        judge = Judge("answer", Pooled(settings(at, requests=3)))
         for n in range(12):
             judge.submit(n, PROMPT, lambda n=n: str(n % 6))
         got = {}
@@ -147,7 +150,7 @@ def test_a_text_that_cannot_be_made_is_raised_to_who_waits():
     def panic():
         raise SystemError("the tokenizer panicked")
 
-    judge = Judge(settings(ANYWHERE), larger)
+    judge = Judge("answer", Pooled(settings(ANYWHERE), larger))
     judge.submit("a", PROMPT, panic)
     with pytest.raises(SystemError, match="panicked"):
         judge.collect(None)
@@ -198,6 +201,36 @@ def test_verdicts_outlive_a_kill_and_what_was_not_known_is_asked_again(tmp_path)
     assert len(asked) == 2, "another judge's verdicts are not this one's"
 
 
+def test_an_engine_of_our_own_is_asked_all_questions_at_once_by_who_waits():
+    batches, asker = [], Batched(EngineJudgeConfig())
+
+    def generate(asked):
+        batches.append((threading.current_thread(), len(asked)))
+        return [larger(messages) for messages in asked]
+
+    judge = Judge("answer", asker)
+    for text in ("6", "5", "4"):
+        judge.submit(text, PROMPT, lambda text=text: text)
+    with pytest.raises(ConfigError, match="compass serve"):
+        judge.collect(None)
+    judge.close()
+    asker, judge = Batched(EngineJudgeConfig()), None
+    judge = Judge("answer", asker)
+    asker.generate = generate
+    for text in ("6", "5", "4"):
+        judge.submit(text, PROMPT, lambda text=text: text)
+    assert judge.collect(0) == [] and not batches, "who does not wait runs nothing"
+    assert {key: x.reward for key, x in judge.collect(None)} == {"6": 1, "5": 0.5, "4": 0}
+    assert batches == [(threading.current_thread(), 5)] and not judge.outstanding
+    judge.submit("again", PROMPT, "6")
+    assert judge.collect(None)[0][1].reward == 1 and len(batches) == 1
+    asker.version = 1
+    judge.submit("later", PROMPT, "6")
+    assert judge.collect(None)[0][1].reward == 1
+    assert len(batches) == 2, "other weights may say something else"
+    judge.close()
+
+
 DATA = DataConfig(
     sources=(
         FileSource("a.jsonl", verifier="judge"),
@@ -227,7 +260,7 @@ def test_judge_and_workers_make_one_score_whoever_is_first():
 
     cases = [(0, "6"), (1, "6"), (1, "5"), (2, "5"), (1, "away"), (0, "slow"), (2, "slow")]
     prompts = [Prompt(1, i, "x", "q", np.zeros(1, np.int32), "5", ROW) for i in range(3)]
-    judge = Judge(settings(ANYWHERE), ask)
+    judge = Judge("answer", Pooled(settings(ANYWHERE), ask))
     got, order = {}, []
     with JoinedScorer(Scorer(RewardConfig(answer_tag=""), DATA), DATA, judge) as scorer:
         for source, text in cases:
@@ -271,7 +304,7 @@ def test_the_judge_of_a_task_has_its_weight(tmp_path):
     )
     names = [f"{tmp_path}/judged_task.py:{name}" for name in ("both", "alone")]
     data = DataConfig(sources=tuple(map(TaskSource, names)))
-    judge, got = Judge(settings(ANYWHERE), larger), {}
+    judge, got = Judge("answer", Pooled(settings(ANYWHERE), larger)), {}
     with JoinedScorer(Scorer(RewardConfig(), data), data, judge) as scorer:
         for source in (0, 1):
             prompt = Prompt(1, source, "x", "q", np.zeros(1, np.int32), "5", ROW)

@@ -1,0 +1,110 @@
+"""The judge in an engine of our own: the policy itself or another checkpoint, on the rollout's
+devices, when the rollout waits for its verdicts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from compass_jax.config import EngineJudgeConfig, RolloutConfig, RunConfig
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.evaluate import decoder_of
+from compass_jax.records import Prompt, stable_id
+from compass_jax.rewards.asking import Batched, Messages
+from compass_jax.rewards.endpoint import REFUSED, Reply
+from compass_jax.rewards.joined import JoinedScorer
+from compass_jax.rewards.shared import AnyScorer
+from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.sampling import Purpose
+
+
+class OwnJudge:
+    """Answers a judge's questions with `params`, in the decode layout of `engine`."""
+
+    def __init__(self, engine: Engine, params: Any, tokenizer: Tokenizer, seed: int):
+        self.engine, self.params = engine, params
+        self._tokenizer, self._seed = tokenizer, seed
+
+    def __call__(self, asked: Sequence[Messages]) -> list[Reply]:
+        """What the judge says to each. Draws depend on (seed, question, position) alone; a question
+        that is too long is refused.
+        """
+        longest = self.engine.config.prompt_buckets[-1]
+        tokens = self._tokenizer.encode_chats(asked, add_generation_prompt=True)
+        replies = [
+            Reply("", REFUSED, f"{len(ids)} tokens exceed rewards.judge.prompt_buckets")
+            for ids in tokens
+        ]
+        prompts: dict[int, Prompt] = {}
+        place: dict[int, int] = {}
+        for n, (messages, ids) in enumerate(zip(asked, tokens, strict=True)):
+            if len(ids) > longest:
+                continue
+            text = json.dumps(list(messages))
+            number = stable_id(text)
+            while number in prompts:  # a collision of 32 bits
+                number = (number + 1) % 2**32
+            prompts[number] = Prompt(number, 0, "judge", text, np.asarray(ids, np.int32), "")
+            place[number] = n
+        for rollout in Collection(
+            self.engine,
+            self.params,
+            list(prompts.values()),
+            1,
+            Purpose.JUDGE,
+            self._seed,
+            keep_routes=False,
+        ):
+            replies[place[rollout.prompt.id]] = Reply(self._tokenizer.decode(rollout.response))
+        return replies
+
+
+class PolicyJudge:
+    """What a run's judge needs of its trainer; nothing where it asks an endpoint, or nobody."""
+
+    def __init__(self, config: RunConfig, scorer: AnyScorer, policy: Engine, tokenizer: Tokenizer):
+        judge = config.rewards.judge
+        self._asker = scorer.asker if isinstance(scorer, JoinedScorer) else None
+        self._own: OwnJudge | None = None
+        if not isinstance(judge, EngineJudgeConfig) or not isinstance(self._asker, Batched):
+            return
+        rollout = rollout_of(judge, config.rollout)
+        if judge.weights:
+            like = replace(config, rollout=rollout)
+            engine, params, tokenizer = decoder_of(like, judge.weights)
+            self._asker.generate = OwnJudge(engine, params, tokenizer, config.seed)
+            return
+        engine = Engine(
+            config.model,
+            policy.compute,
+            rollout,
+            policy.eos_id,
+            policy.placement,
+            tokenizer.vocab_size,
+        )
+        self._own = self._asker.generate = OwnJudge(engine, None, tokenizer, config.seed)
+
+    def use(self, params: Any, version: int) -> None:
+        """The policy's weights are these from now on; None: they are gone, and give their memory
+        back.
+        """
+        if self._own is not None and isinstance(self._asker, Batched):
+            self._own.params, self._asker.version = params, version
+
+
+def rollout_of(judge: EngineJudgeConfig, policy: RolloutConfig) -> RolloutConfig:
+    """How the judge is sampled: as the policy, but for its own settings."""
+    return replace(
+        policy,
+        slots=judge.slots,
+        prompt_buckets=judge.prompt_buckets,
+        max_new_tokens=judge.max_tokens,
+        cache_pages=0,
+        temperature=judge.temperature,
+    )

@@ -1,0 +1,145 @@
+"""The judge in an engine of our own: the policy's weights of the moment, or a checkpoint's."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import pytest
+from logged import lines, numbers
+from tiny import random_params
+from tiny_run import tiny_run
+
+from compass_jax.config import ConfigError, EngineJudgeConfig, FileSource, LogConfig
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.records import stable_id
+from compass_jax.rewards import judging
+from compass_jax.rewards.endpoint import REFUSED
+from compass_jax.rollout.engine import Engine
+from compass_jax.training.own_judge import OwnJudge, rollout_of
+from compass_jax.training.rl import run_rl
+from compass_jax.weights.hf import save_params
+from compass_jax.weights.sync import sync_weights
+
+JUDGE = EngineJudgeConfig(prompt_buckets=(32,), max_tokens=8, slots=2)
+QUESTIONS = [[{"role": "user", "content": text}] for text in ("a", "b" * 40, "c", "a b", "d")]
+
+
+def judge_of(seed):
+    base = tiny_run()
+    tokenizer = Tokenizer.for_model(base.data.tokenizer, base.model.vocab_size)
+    rollout = rollout_of(JUDGE, dataclasses.replace(base.rollout, cache_bucket=40))
+    engine = Engine(base.model, base.compute, rollout, tokenizer.eos_id)
+    params = random_params(base.model, seed=seed)
+    decode, _ = sync_weights(params, base.model, "float32", "off", layout=engine.layout)
+    return OwnJudge(engine, decode, tokenizer, seed=0)
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return judge_of(0)
+
+
+def test_each_question_gets_its_own_answer_whatever_was_asked_beside_it(judge):
+    together = judge(QUESTIONS)
+    assert [x.failure for x in together] == ["", REFUSED, "", "", ""]
+    assert "prompt_buckets" in together[1].detail
+    backwards = judge(QUESTIONS[::-1])[::-1]
+    assert backwards == together
+    alone = [judge([question])[0] for question in QUESTIONS]
+    assert alone == together and len({x.text for x in together}) == 5
+    assert judge([]) == []
+
+
+def test_the_answers_are_of_the_weights_that_it_has_now(judge):
+    before, other = judge(QUESTIONS), judge_of(1)
+    own, judge.params = judge.params, other.params
+    try:
+        assert judge(QUESTIONS) == other(QUESTIONS) != before
+    finally:
+        judge.params = own
+    assert judge(QUESTIONS) == before and jax.tree.leaves(own)
+
+
+def test_what_a_judge_of_our_own_needs_is_checked_before_a_run():
+    base = tiny_run()
+
+    def validated(judge, **changed):
+        rewards = dataclasses.replace(base.rewards, judge=judge)
+        dataclasses.replace(base, rewards=rewards, **changed).validate()
+
+    validated(dataclasses.replace(JUDGE, prompt_buckets=(48,)))
+    with pytest.raises(ConfigError, match=r"rewards\.judge\.prompt_buckets \+ max_tokens"):
+        validated(EngineJudgeConfig())
+    with pytest.raises(ConfigError, match=r"rewards\.judge\.weights = 'x' with rollout_apart"):
+        judge = dataclasses.replace(JUDGE, prompt_buckets=(48,), weights="x")
+        validated(judge, rollout_apart=True)
+    with pytest.raises(ConfigError, match=r"rewards\.judge\.prompt_buckets"):
+        dataclasses.replace(JUDGE, prompt_buckets=(48, 32)).validate()
+    with pytest.raises(ConfigError, match=r"rewards\.judge\.temperature"):
+        dataclasses.replace(JUDGE, temperature=1e-5).validate()
+
+
+def run_with(folder, judge, monkeypatch):
+    """(versions that judged, {step: rewards}) of two steps on open questions, whose judge's words
+    count by their hash; then of the second step again, after a kill before its checkpoint.
+    """
+    file = folder / "open.jsonl"
+    rows = [{"prompt": f"Say {n}.", "answer": "No."} for n in range(8)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    base = tiny_run()
+    config = dataclasses.replace(
+        base,
+        run_dir=str(folder / "run"),
+        model=dataclasses.replace(base.model, max_positions=4096),
+        data=dataclasses.replace(
+            base.data,
+            sources=(FileSource(str(file), verifier="judge"),),
+            heldout_frac=0.0,
+            eval_prompts=0,
+        ),
+        rewards=dataclasses.replace(base.rewards, judge=judge),
+        log=LogConfig(tokens=0),
+    )
+    versions, real = [], OwnJudge.__call__
+
+    def call(self, asked):
+        versions.append((len(asked), self.params is not None))
+        return real(self, asked)
+
+    monkeypatch.setattr(OwnJudge, "__call__", call)
+    monkeypatch.setattr(judging, "verdict", lambda text: stable_id(text) % 3 - 1)
+    found = []
+    for _ in range(2):
+        run_rl(config)
+        found.append((list(versions), numbers(folder / "run"), lines(folder / "run", "rollouts")))
+        shutil.rmtree(folder / "run" / "checkpoints" / "step_00000002")
+        versions.clear()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["", "checkpoint"])
+def test_a_run_judged_by_an_engine_of_our_own_repeats_its_steps_after_a_kill(
+    weights, tmp_path, monkeypatch
+):
+    judge = EngineJudgeConfig(
+        weights, prompt_buckets=(2048,), max_tokens=16, slots=4, temperature=1.0
+    )
+    if weights:
+        base = tiny_run()
+        model = dataclasses.replace(base.model, max_positions=4096)
+        save_params(
+            random_params(model, seed=3),
+            model,
+            tmp_path / "weights",
+            "float32",
+            tokenizer_from=base.data.tokenizer,
+        )
+        judge = dataclasses.replace(judge, weights=str(tmp_path / "weights"))
+    (asked, first, groups), (again, second, repeated) = run_with(tmp_path, judge, monkeypatch)
+    assert [n for n, _ in asked] == [32, 32] and all(there for _, there in asked)
+    assert not again, "all verdicts of the second step were known"
+    assert first == second and groups == repeated
+    rewards = {sample["reward"] for group in groups for sample in group["samples"]}
+    assert rewards == {0, 0.5, 1} and all(row["reward/unknown_frac"] == 0 for row in first)
