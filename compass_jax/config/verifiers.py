@@ -144,6 +144,9 @@ def _spreads(source: Any, where: str) -> list[tuple[Spread, float]]:
         verifiers = getattr(load(source.task, key), "verify", "")
         verifiers = tuple(verifiers.items()) if isinstance(verifiers, Mapping) else verifiers
     weighted = verifiers if isinstance(verifiers, tuple) else ((verifiers, 1.0),)
+    for one, weight in weighted:
+        number = isinstance(weight, int | float) and weight
+        check(bool(number), f"{key}: {one!r:.80} has the weight {weight!r:.40}; write a number")
     return [(_of_verifier(one, given, key), weight) for one, weight in weighted]
 
 

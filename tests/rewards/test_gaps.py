@@ -26,6 +26,7 @@ absurd.gap = -1
 tens.gap = 10
 task = Task(lambda seed: [], {three: 1.0, "format": 0.3})
 usual = Task(lambda seed: [])
+wordy = Task(lambda seed: [], {"math": "much"})
 talk = Task(lambda seed: [], Environment(dict, print))
 """
 
@@ -71,6 +72,9 @@ def test_what_a_function_says_of_its_rewards_is_refused_where_it_cannot_be_meant
     source = FileSource("r.jsonl", verifier=f"{tmp_path}/says.py:absurd")
     with pytest.raises(ConfigError, match=r"s\.verifier: absurd says .*gap = -1; the range must"):
         smallest_gap([("s", source)], RewardConfig())
+    wordy = TaskSource(f"{tmp_path}/says.py:wordy")
+    with pytest.raises(ConfigError, match=r"s\.task: 'math' has the weight 'much'; write a number"):
+        smallest_gap([("s", wordy)], RewardConfig())
 
 
 @given(
