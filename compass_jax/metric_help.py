@@ -54,6 +54,9 @@ METRICS: dict[str, Metric] = {
         "Pairs of a group in which the better answer has the lower advantage; by gold labels where"
         " a source has them, else by rewards.",
     ),
+    "advantage/<label>/inversion_frac": Metric(
+        _SHARE, "Pairs of a label's groups that are inverted, by gold labels."
+    ),
     # what the generated tokens taught
     "waste/tokens_generated": Metric(_TOKENS, "Tokens that the step generated."),
     "waste/frac_verifier_signal": Metric(

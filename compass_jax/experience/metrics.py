@@ -13,6 +13,7 @@ from compass_jax.config import RLConfig
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.policies import is_uniform, varies
 from compass_jax.records import Group, StepArrays
+from compass_jax.rl.grouping import UNIFORM_WITHIN
 
 
 def permute_rewards(arrays: StepArrays, seed: tuple[int, ...]) -> None:
@@ -43,6 +44,32 @@ def group_metrics(groups: list[Group]) -> dict[str, float]:
         "truncated_frac": float(np.mean([r.truncated for r in rollouts])),
         # over the samples that have it
         **{f"reward/{name}/mean": float(np.mean(parts[name])) for name in sorted(parts)},
+    }
+
+
+def label_inversion(
+    groups: Sequence[Group], arrays: StepArrays, advantage: np.ndarray
+) -> dict[str, float]:
+    """advantage/<label>/inversion_frac: by gold labels, as rl/shaping.py:inversion counts all of
+    them; empty without gold labels, and for a label without a pair.
+
+    advantage: of each response `[b]`, NaN where none was trained on.
+    """
+    if arrays.gold is None:
+        return {}
+    counts: dict[str, np.ndarray] = {}
+    known = np.isfinite(arrays.gold) & np.isfinite(advantage)
+    for g, group in enumerate(groups):
+        rows = np.flatnonzero((arrays.group == g) & known)
+        gold, mine = arrays.gold[rows], advantage[rows]
+        better = gold[:, None] - gold[None, :] > UNIFORM_WITHIN
+        wrong = better & (mine[:, None] < mine[None, :])
+        counted = counts.setdefault(group.prompt.label, np.zeros(2, np.int64))
+        counted += (int(wrong.sum()), int(better.sum()))
+    return {
+        f"advantage/{label}/inversion_frac": float(wrong / pairs)
+        for label, (wrong, pairs) in counts.items()
+        if pairs
     }
 
 

@@ -8,6 +8,7 @@ import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import RLConfig
@@ -29,6 +30,14 @@ class Prepared(NamedTuple):
     mask: Bool[Array, "b t"]  # generated tokens of samples with a known reward
     entropy_group: Int[Array, "b t"] | None  # of objectives that group tokens (espo)
     kl_weight: Float[Array, "b t"] | None = None  # of the KL penalty; None: `weight`
+
+    def of_responses(self) -> np.ndarray:
+        """The mean advantage over each response's trained tokens `[b]`, on the host; NaN where
+        there is none.
+        """
+        tokens = np.sum(self.mask, axis=1)
+        total = np.sum(self.advantage, axis=1, where=self.mask, dtype=np.float64)
+        return np.where(tokens > 0, total / np.maximum(tokens, 1), np.nan)
 
 
 def prepare(

@@ -122,6 +122,7 @@ class Learner:
         scored = self.score(arrays, stopped)
         scored_s = time.perf_counter() - started
         prepared = [(rows, *self.prepare(scored, rows)) for rows in self.updates]
+        self.advantage = np.concatenate([made.of_responses() for _, made, _ in prepared])
         parts: list[Diagnostics] = []
         norms: list[dict] = []
         if trace is not None:

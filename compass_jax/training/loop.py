@@ -38,6 +38,7 @@ from compass_jax.experience.collect import Collector, new_buffer, results_of
 from compass_jax.experience.history import PromptHistory
 from compass_jax.experience.metrics import (
     group_metrics,
+    label_inversion,
     permute_rewards,
     sample_rows,
     staleness,
@@ -255,6 +256,7 @@ class RLTrainer:
             try:
                 trace = self._trace(len(groups))
                 metrics |= self._train(arrays, dropped, trace)
+                metrics |= label_inversion(groups, arrays, self.learner.advantage)
                 self.notices.of_update(metrics)
             except TrainingStopped:
                 self.save()

@@ -115,6 +115,8 @@ def test_the_metrics_account_for_the_judge_and_for_gold_labels(runs):
             assert row["reward/judge_unreachable/mean"] == 0
         # gold: "A" is right; of its three pairs that with "5", which maths found right, is inverted
         assert row["advantage/inversion_frac"] == pytest.approx(("math" in labels) / 3)
+        of_label = [row[name] for name in row if name.endswith("/inversion_frac")]
+        assert of_label == pytest.approx([1 / 3] * (1 + ("math" in labels)))
 
 
 def test_a_killed_run_repeats_its_step_with_the_verdicts_that_were_known(runs):
