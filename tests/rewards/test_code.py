@@ -22,6 +22,9 @@ from compass_jax.rewards.checks import Check, Graded, build
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.score import Scorer
 
+# a program's start runs code between fork and exec, and jax, where a test before had it imported,
+# warns of that; workers have no jax
+pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 DATA = DataConfig(sources=(FileSource("rows.jsonl", verifier="code", answer_field=""),))
 ROW = {"tests": ["assert f(20) == 22"], "seconds": 1.5, "memory_mb": 400}
 NOTHING = Graded(0.0, {}, False)

@@ -118,6 +118,9 @@ def test_those_with_arguments():
     assert [judged("length", "x" * n, most_chars=10).reward for n in (10, 11)] == [1.0, 0.0]
 
 
+# a program's start runs code between fork and exec, and jax, where a test before had it imported,
+# warns of that; workers have no jax
+@pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 @pytest.mark.parametrize("name", kinds())
 def test_every_kind_says_what_it_takes_and_judges_its_example(name):
     kind = kinds()[name]
