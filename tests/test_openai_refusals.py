@@ -2,6 +2,7 @@
 line.
 """
 
+import dataclasses
 import json
 import sys
 import tomllib
@@ -11,6 +12,9 @@ import pytest
 from served import MOST, ask, saved, served
 
 from compass_jax.cli import main
+from compass_jax.config import JudgeConfig
+from compass_jax.rewards.endpoint import REFUSED, Endpoint
+from compass_jax.rewards.judge import messages
 from compass_jax.serving.limits import Limits
 
 
@@ -142,3 +146,17 @@ def test_what_is_not_installed_is_told_with_commands_that_work(
     (requirement,) = [line for line in extra if line.startswith(needed)]
     assert f"pip install '{requirement}', or in a clone" in told
     assert "pip install -e '.[serve]'" in told and told.count("\n") == 1
+
+
+def test_a_judge_asks_this_server_as_any_endpoint(server):
+    """A short question, and what a judge is really asked, which is too long for it."""
+    at = JudgeConfig(f"http://127.0.0.1:{server.port}/v1", "tiny", max_tokens=8, timeout_s=60)
+    short = [{"role": "user", "content": "2 + 2?"}]
+    reply = Endpoint(at)(short)
+    body = {"model": "tiny", "messages": short, "max_tokens": 8, "temperature": 0}
+    answer = json.loads(ask(server, "POST", "/v1/chat/completions", json.dumps(body))[2])
+    assert reply == (answer["choices"][0]["message"]["content"], "", "") and reply.text
+    refused = Endpoint(at)(messages("2 + 2?", "4", "5"))
+    assert refused.failure == REFUSED and "this server takes 64" in refused.detail
+    other = dataclasses.replace(at, model="another")
+    assert "'another' is not served here" in Endpoint(other)(short).detail
