@@ -28,6 +28,8 @@ from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rollout.stats import RolloutStats
 
+LOOK_AGAIN_S = 0.05  # for a slow verdict, or a stop
+
 
 def new_buffer(engine: Engine, config: RLConfig) -> ExperienceBuffer:
     """Nothing in flight, with room for all that can be."""
@@ -98,14 +100,18 @@ class Collector:
         """
         for key in buffer.unscored:  # a stop came before their verdicts
             self._submit(buffer.samples[key].rollout)
-        stats, waited_s = RolloutStats(), self._wait(buffer)
+        stats, waited_s = RolloutStats(), self._wait(buffer, stopped)
+        if buffer.unscored:
+            return None
         while len(buffer.kept) < self.rl.prompts_per_step:
             buffer.add(draw(self.policy.missing(buffer, last)))
             while missing := self._missing(buffer):
                 self._sample(buffer, missing, params, policy_version, stats, stopped)
                 if stopped() and self._missing(buffer):
                     return None
-                waited_s += self._wait(buffer)
+                waited_s += self._wait(buffer, stopped)
+                if buffer.unscored:
+                    return None
             self._decide(buffer)
         metrics = {**stats.metrics(), "time/reward_wait_s": waited_s, **buffer.counts}
         return metrics | (carried_metrics(buffer) if self.policy.carries else {})
@@ -165,13 +171,17 @@ class Collector:
         text = partial(self.turns.text, rollout)
         self.scorer.submit(rollout.key, rollout.prompt, text)
 
-    def _wait(self, buffer: ExperienceBuffer) -> float:
+    def _wait(self, buffer: ExperienceBuffer, stopped: Callable[[], bool]) -> float:
         """Until every sample that is done has its score, or an environment's answer, with which it
-        goes on; seconds.
+        goes on, or a stop comes while verdicts are slow; seconds.
         """
         started, waiting = time.perf_counter(), set(buffer.unscored)
-        while waiting:
-            for key, score in self.scorer.collect(block=True):
+        slow = self.scorer.slow
+        while waiting and not (slow and stopped()):
+            found = self.scorer.collect(block=not slow)
+            if not found:
+                time.sleep(LOOK_AGAIN_S)
+            for key, score in found:
                 rollout, verdict = self.turns.settled(buffer.samples[key].rollout, score)
                 if verdict is None:
                     buffer.put(rollout, done=False)

@@ -15,7 +15,7 @@ from typing import Any
 from compass_jax.config import DataConfig
 from compass_jax.config.verifiers import JUDGE
 from compass_jax.records import GOLD, Prompt, Score
-from compass_jax.rewards.asking import Asker
+from compass_jax.rewards.asking import Asker, Pooled
 from compass_jax.rewards.checks import DECIMALS, gold_places, judged_sources
 from compass_jax.rewards.judging import Judge
 from compass_jax.rewards.score import Scorer
@@ -68,6 +68,11 @@ class JoinedScorer:
     def asker(self) -> Asker | None:
         """Who brings questions to the judge; None: there is no judge."""
         return None if self._judge is None else self._judge.asker
+
+    @property
+    def slow(self) -> bool:
+        """Whether a verdict may take minutes, so that a stop must not wait for it."""
+        return isinstance(self.asker, Pooled)
 
     @property
     def outstanding(self) -> int:

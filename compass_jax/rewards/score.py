@@ -59,6 +59,8 @@ class Scorer:
     that cannot be used is a VerifierError of the next call.
     """
 
+    slow = False  # a verdict takes seconds
+
     def __init__(
         self, rewards: RewardConfig, data: DataConfig, guards: tuple[str, ...] | None = None
     ):

@@ -23,6 +23,8 @@ class SharedScorer:
     order, and is called by all at the same places.
     """
 
+    slow = False  # nobody may leave alone
+
     def __init__(
         self,
         scorer: Scorer | JoinedScorer,

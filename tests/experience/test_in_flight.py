@@ -13,6 +13,7 @@ import pytest
 from tiny import EOS, make_prompt
 
 from compass_jax.config import CorrectionConfig, RewardConfig, RLConfig, ZeroVarianceConfig
+from compass_jax.experience import collect
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.collect import Collector, results_of
 from compass_jax.experience.turns import Turns
@@ -88,6 +89,8 @@ class World:
         return self.stop_at is not None and len(self.ended) >= self.stop_at
 
     # a verifier
+    slow = False
+
     def submit(self, key, prompt, response):
         self.verdicts.append((key, Score(drawn(key)[1], True)))
 
@@ -113,6 +116,28 @@ class World:
             0,
             batcher=self.batch,
         )
+
+
+class Slow(World):
+    """Verdicts come one by one, after a while; the stop comes at such a call."""
+
+    slow = True
+
+    def __init__(self, name, stop_at=None):
+        super().__init__(name, stop_at)
+        self.calls = 0
+
+    def submit(self, key, prompt, response):
+        if key not in dict(self.verdicts):  # a new process would have none of the last one's
+            super().submit(key, prompt, response)
+
+    def collect(self, block):
+        assert not block, "a stop could not end it"
+        self.calls += 1
+        return [self.verdicts.pop()] if self.verdicts and self.calls % 3 == 0 else []
+
+    def stopped(self):
+        return self.stop_at is not None and self.calls >= self.stop_at
 
 
 class Batch:
@@ -232,6 +257,21 @@ def test_a_stop_at_any_sample_leads_to_the_same_decisions(undisturbed, name):
         assert run(world) == expected, at
         assert Counter(world.ended) == Counter(whole.ended)  # nothing finished was run again
         assert levels(world.asked) == levels(whole.asked)
+
+
+@pytest.mark.parametrize("name", IN_ROUNDS)
+def test_a_stop_does_not_wait_for_slow_verdicts_and_those_that_came_stand(
+    undisturbed, name, monkeypatch
+):
+    monkeypatch.setattr(collect, "LOOK_AGAIN_S", 0)
+    expected, whole = undisturbed[name]
+    calls = Slow(name)
+    assert run(calls) == expected
+    for at in range(1, calls.calls, 11):
+        world = Slow(name, stop_at=at)
+        assert run(world) == expected, at
+        assert Counter(world.ended) == Counter(whole.ended)
+        assert world.stop_at is None, "the stop was not seen"
 
 
 @pytest.mark.parametrize("name", ["partial", "partial growth"])

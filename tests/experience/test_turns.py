@@ -71,6 +71,8 @@ class World:
         reward = float(key.index % 2)
         return Score(reward, True, says="" if texts is None else answer(texts))
 
+    slow = False
+
     def stopped(self):
         self.ended += 1
         return self.stop_at is not None and self.ended >= self.stop_at
