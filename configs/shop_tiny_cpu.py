@@ -1,13 +1,14 @@
-"""Tiny model in the shop on a laptop CPU: a short cold start on right conversations, then RL over
-whole conversations of two or three turns, in three languages.
+"""Tiny model in the shop on a laptop CPU: a short cold start on conversations of careful and
+careless clerks, then RL over whole conversations of two or three turns, in three languages.
 
-    python -m compass_jax.tasks.shop shop.jsonl
+    python -m compass_jax.tasks.shop shop.jsonl --careless 0.5
     compass sft   configs/shop_tiny_cpu.py --sft.files shop.jsonl
     compass train configs/shop_tiny_cpu.py                starts from the SFT beside it
 
 Metric: eval/heldout/avg_at_k, the share of conversations after which the shop is as it is to be.
-The cold start ends before the model copies names and numbers for sure: after 200 steps nine of ten
-training conversations were right, after 100 one of twenty.
+The cold start learns both kinds of clerk; RL finds out that looking up and the customer's own
+number are rewarded. With careful clerks alone success jumps from 0.1 to 0.9 within 60 steps of SFT:
+no start between them is stable.
 """
 
 from pathlib import Path
@@ -64,15 +65,15 @@ def shop_tiny_cpu() -> RunConfig:
         rewards=RewardConfig(workers=1, timeout_s=10.0),
         sft=SFTConfig(
             files=("shop.jsonl",),
-            steps=150,
+            steps=300,
             batch=32,
             buckets=(192,),
             micro_batch_tokens=6144,
             optim=OptimConfig(learning_rate=2e-3, warmup_steps=20, schedule="cosine"),
-            save_every=50,
+            save_every=100,
         ),
         rl=RLConfig(
-            steps=40,
+            steps=24,
             prompts_per_step=32,
             group_size=8,
             updates_per_rollout=2,
@@ -81,7 +82,7 @@ def shop_tiny_cpu() -> RunConfig:
             micro_batch_tokens=6144,
             objective=Espo(),
             optim=OptimConfig(learning_rate=3e-4, warmup_steps=2, schedule="cosine"),
-            save_every=10,
+            save_every=8,
         ),
         evaluation=EvalConfig(k=4),
     )

@@ -2,6 +2,7 @@
 tools, and the final state of the shop is judged.
 
     python -m compass_jax.tasks.shop conversations.jsonl      right conversations for a cold start
+    python -m compass_jax.tasks.shop mixed.jsonl --careless 0.5     of careful and careless clerks
 
 A row needs 1, 2, 4 or 8 calls, in English, Indonesian or Portuguese; it follows from the seed.
 """
@@ -9,6 +10,7 @@ A row needs 1, 2, 4 or 8 calls, in English, Indonesian or Portuguese; it follows
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 from collections import Counter
@@ -21,6 +23,7 @@ from compass_jax.tasks.environment import Environment, Message, Turn
 from compass_jax.tasks.task import Task
 
 CALLS = (1, 2, 4, 8)
+COPIES = 4  # conversations of a row where clerks may be careless
 TRIES = 50  # draws of a request in a row that were there before: there are no more
 ITEMS = {
     "en": ("pen", "cup", "bag", "hat", "lamp", "book", "soap", "ring", "mat", "fan"),
@@ -208,7 +211,9 @@ Script = Generator[Call, Any, None]  # gives calls, and is sent what they gave
 
 def _script(goal: Goal) -> Script:
     item, n = goal["item"], goal.get("n", 0)
-    if goal["kind"] == "buy":
+    if goal.get("careless"):  # looks nothing up, orders one whatever the number
+        yield Call("cancel", [11]) if goal["kind"] == "cancel" else Call("buy", [item, 1])
+    elif goal["kind"] == "buy":
         yield Call("buy", [item, n])
     elif goal["kind"] == "coupon":
         code = yield Call("coupon", [])
@@ -244,6 +249,17 @@ def conversation(row: Mapping[str, Any]) -> list[Message]:
         text = json.dumps({call.name: call.arguments}, separators=(",", ":"))
         messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": answer}]
     return [*messages, {"role": "assistant", "content": OK[row["language"]]}]
+
+
+def clerks(row: Mapping[str, Any], careless: float, random_: random.Random) -> list[list[Message]]:
+    """`COPIES` conversations of a row, some alike: each goal meets a careless clerk with this
+    probability. The right one alone where it is 0.
+    """
+    talks = []
+    for _ in range(COPIES if careless else 1):
+        goals = [{**goal, "careless": random_.random() < careless} for goal in row["goals"]]
+        talks.append(conversation({**row, "goals": goals}))
+    return talks
 
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -356,16 +372,20 @@ rewarded_1, rewarded_2, rewarded_4, rewarded_8 = (
 
 
 def main() -> None:
-    """Writes right conversations, one a line."""
-    parser = argparse.ArgumentParser(description="Right conversations in the shop, as JSONL.")
+    """Writes conversations, one a line."""
+    parser = argparse.ArgumentParser(description="Conversations in the shop, as JSONL.")
     parser.add_argument("file", type=Path)
     parser.add_argument("--calls", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--each", type=int, default=100, help="of each number of calls, a language")
     parser.add_argument("--languages", nargs="+", default=list(ITEMS), choices=list(ITEMS))
     parser.add_argument("--seed", type=int, default=0)
+    helps = "the probability that a goal meets a clerk who looks nothing up and orders one"
+    parser.add_argument("--careless", type=float, default=0.0, help=helps)
     given = parser.parse_args()
+    random_ = random.Random(f"{given.seed} clerks")
     found = rows(given.seed, given.calls, given.each, given.languages)
-    lines = [json.dumps({"messages": conversation(row)}) + "\n" for row in found]
+    talks = itertools.chain.from_iterable(clerks(row, given.careless, random_) for row in found)
+    lines = [json.dumps({"messages": talk}) + "\n" for talk in talks]
     given.file.write_text("".join(lines))
     print(f"{len(lines)} conversations: {given.file}")
 

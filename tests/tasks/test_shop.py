@@ -1,6 +1,7 @@
 """The shop: its rows can be solved in so many calls, and nothing but the final state counts."""
 
 import json
+import random
 import subprocess
 import sys
 
@@ -119,6 +120,24 @@ def test_a_coupon_counts_once():
     row = row_of("coupon", 2)
     look, bought, _ = right(row)
     assert json.loads(said(row, look, bought, bought))["error"] == "no such coupon"
+
+
+def test_careless_clerks_look_nothing_up_and_order_one():
+    """so a single goal is reached by luck alone, and half of them are with half of the clerks."""
+    random_ = random.Random(0)
+    alone = [row for row in shop.rows(0, (1, 2), 90, ("en",)) if len(row["goals"]) == 1]
+    reached = 0
+    for row in alone:
+        goal, orders = row["goals"][0], row["shop"]["orders"]
+        lucky = {"buy": goal["n"] == 1, "coupon": False}
+        lucky["cancel"] = bool(orders) and orders[0]["item"] == goal["item"]
+        careful = shop.conversation(row)
+        assert shop.clerks(row, 0.0, random_) == [careful]
+        for talk in shop.clerks(row, 1.0, random_):
+            texts = [m["content"] for m in talk if m["role"] == "assistant"]
+            assert len(texts) == 2 and played(row, *texts)["reward"] == lucky[goal["kind"]]
+        reached += sum(talk == careful for talk in shop.clerks(row, 0.5, random_))
+    assert 0.4 < reached / (shop.COPIES * len(alone)) < 0.65
 
 
 def test_conversations_for_a_cold_start_are_written(tmp_path):

@@ -1,0 +1,134 @@
+"""Measures what RL over whole conversations adds to a tiny model in the shop
+(configs/shop_tiny_cpu.py).
+
+    python -m benchmarks.shop [--out runs/shop] [--seeds 0 1] [--smoke]
+
+A seed is a cold start on the conversations of careful and careless clerks, RL from it, and the
+success of both on the same held-out requests with the same draws. A line per seed goes to
+OUT/shop.jsonl.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import experiments, rl_runs
+from compass_jax.cli import load_config, tune_allocator
+from compass_jax.config import RunConfig
+from compass_jax.evaluate import evaluate_weights
+from compass_jax.rundir import write_atomically
+from compass_jax.tasks import shop
+from compass_jax.training.rl import run_rl
+from compass_jax.training.sft import run_sft
+
+CONFIG = Path(__file__).resolve().parent.parent / "configs" / "shop_tiny_cpu.py"
+CARELESS = 0.5  # of the goals in the cold start's conversations
+EACH = 100  # requests of each number of calls and language in the cold start
+
+
+def write_conversations(
+    file: Path, seed: int, calls: Sequence[int], languages: Sequence[str] = tuple(shop.ITEMS)
+) -> None:
+    """The cold start's conversations, as `python -m compass_jax.tasks.shop` writes them."""
+    random_ = random.Random(f"{seed} clerks")
+    found = shop.rows(seed, calls, EACH, languages)
+    talks = [talk for row in found for talk in shop.clerks(row, CARELESS, random_)]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, "".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+
+
+def configuration(seed: int, folder: Path, smoke: bool) -> RunConfig:
+    """The runs of a seed, their directory left out; every held-out request is asked 8 times."""
+    config = load_config(str(CONFIG))
+    sft = dataclasses.replace(config.sft, files=(str(folder / "shop.jsonl"),))
+    data = dataclasses.replace(config.data, eval_prompts=256)
+    evaluation, rl = dataclasses.replace(config.evaluation, k=8), config.rl
+    if smoke:
+        sft = dataclasses.replace(sft, steps=2, batch=4)
+        rl = dataclasses.replace(rl, steps=1, prompts_per_step=2, group_size=2)
+        data, evaluation = (
+            dataclasses.replace(data, eval_prompts=4),
+            dataclasses.replace(evaluation, k=2),
+        )
+    return dataclasses.replace(config, seed=seed, sft=sft, rl=rl, data=data, evaluation=evaluation)
+
+
+def success(config: RunConfig, weights: str, out: Path) -> dict[str, Any]:
+    """The share of right conversations with its standard error over requests, in points, and the
+    greedy one's share; all and by the calls that requests need.
+    """
+    found = evaluate_weights(config, weights, str(out))
+    groups = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
+    shares = [np.mean([s["reward"] for s in group["samples"][:-1]]) for group in groups]
+    error = np.std(shares, ddof=1) / np.sqrt(len(shares))
+    by_label = {name: [n, round(100 * avg, 1)] for name, (n, avg, _) in found.labels.items()}
+    return {
+        "success": round(100 * found.avg_at_k, 1),
+        "standard_error": round(100 * float(error), 1),
+        "greedy": round(100 * found.greedy, 1),
+        "requests": found.prompts,
+        "conversations": found.prompts * found.k,
+        "by_label": by_label,
+    }
+
+
+def measure(seed: int, folder: Path, smoke: bool) -> dict[str, Any]:
+    """The row of a seed: success before and after, seconds of the clock and of the processor."""
+    config = configuration(seed, folder, smoke)
+    write_conversations(folder / "shop.jsonl", seed, (1, 2))
+    started, worked = time.perf_counter(), time.process_time()
+    clock = {}
+
+    def lap(name: str) -> None:
+        clock[name] = round(time.perf_counter() - started)
+
+    start, end = str(folder / "sft"), str(folder / "rl")
+    run_sft(dataclasses.replace(config, run_dir=start))
+    lap("cold start")
+    before = success(config, start, folder / "before")
+    lap("evaluation")
+    data = dataclasses.replace(config.data, eval_prompts=0)
+    run_rl(dataclasses.replace(config, run_dir=end, init_from=start, data=data))
+    lap("RL")
+    after = success(config, end, folder / "after")
+    lap("evaluation again")
+    experiments.forget_compiled()
+    steps = (json.loads(line) for line in (folder / "rl" / "metrics.jsonl").open())
+    return {
+        "seed": seed,
+        "commit": experiments.commit(),
+        "hash": experiments.config_hash(config),
+        "gain_points": round(after["success"] - before["success"], 1),
+        "before": before,
+        "after": after,
+        "reward_by_step": [round(step["metrics"]["reward/mean"], 3) for step in steps],
+        "seconds_until": clock,
+        "processor_seconds": round(time.process_time() - worked),
+        "load": [round(load, 1) for load in os.getloadavg()],
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measures the seeds that are not measured."""
+    if argv is None:
+        tune_allocator("benchmarks.shop")
+    args = rl_runs.parser(__doc__, "shop", seeds=(0, 1)).parse_args(argv)
+    results = Path(args.out) / "shop.jsonl"
+    for seed in args.seeds:
+        if seed not in {row["seed"] for row in experiments.finished(results)}:
+            row = measure(seed, Path(args.out) / f"seed{seed}", args.smoke)
+            experiments.append(results, row)
+    print(results.read_text(), end="")
+
+
+if __name__ == "__main__":
+    main()
