@@ -60,7 +60,9 @@ def main(argv: list[str] | None = None) -> None:
     """Runs what is not finished, then writes the table and the picture."""
     if argv is None:
         tune_allocator("benchmarks.eight_bit")
-    parser = rl_runs.parser(__doc__, "eight_bit", cold_starts=True, seeds=(0,), variants=VARIANTS)
+    parser = rl_runs.parser(
+        __doc__, "eight_bit", cold_starts="cold_starts", seeds=(0,), variants=VARIANTS
+    )
     args = parser.parse_args(argv)
     out = Path(args.out)
     results = out / "eight_bit.jsonl"

@@ -208,7 +208,7 @@ def main(argv: list[str] | None = None) -> None:
     """Measures and prints the table, then one JSON line."""
     if argv is None:
         tune_allocator("benchmarks.measures")
-    parser = rl_runs.parser(__doc__, "measures", cold_starts=True)
+    parser = rl_runs.parser(__doc__, "measures", cold_starts="cold_starts")
     parser.add_argument(
         "--rounds",
         type=int,

@@ -155,7 +155,7 @@ def main(argv: list[str] | None = None) -> None:
     if argv is None:
         tune_allocator("benchmarks.objectives")
     parser = rl_runs.parser(
-        __doc__, "objectives", cold_starts=True, seeds=(0, 1, 2), variants=VARIANTS
+        __doc__, "objectives", cold_starts="cold_starts", seeds=(0, 1, 2), variants=VARIANTS
     )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     args = parser.parse_args(argv)

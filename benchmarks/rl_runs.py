@@ -41,12 +41,12 @@ def parser(
     doc: str,
     out: str = "",
     *,
-    cold_starts: bool = False,
+    cold_starts: str = "",
     seeds: Sequence[int] = (),
     variants: Sequence[str] = (),
 ) -> argparse.ArgumentParser:
-    """The options that experiments share: --smoke, and of --out (the folder `out` of runs/),
-    --cold-starts, --seeds, --only those asked for.
+    """The options that experiments share: --smoke, and of --out and --cold-starts (folders of
+    runs/), --seeds, --only those asked for.
     """
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     if out:
@@ -58,7 +58,7 @@ def parser(
     if cold_starts:
         made.add_argument(
             "--cold-starts",
-            default="runs/cold_starts",
+            default=f"runs/{cold_starts}",
             help="cold starts that experiments share (default: %(default)s)",
         )
     if seeds:

@@ -360,7 +360,7 @@ class Runs:
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     parser = rl_runs.parser(
-        __doc__, "router_replay", cold_starts=True, seeds=(0, 1, 2), variants=VARIANTS
+        __doc__, "router_replay", cold_starts="cold_starts", seeds=(0, 1, 2), variants=VARIANTS
     )
     args = parser.parse_args(argv)
     out = Path(args.out)

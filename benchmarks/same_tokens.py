@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> None:
     """Measures, prints the table and a JSON line."""
     if argv is None:
         tune_allocator("benchmarks.same_tokens")
-    parser = rl_runs.parser(__doc__, cold_starts=True)
+    parser = rl_runs.parser(__doc__, cold_starts="cold_starts")
     parser.add_argument(
         "--weights",
         default="",

@@ -35,15 +35,21 @@ CARELESS = 0.5  # of the goals in the cold start's conversations
 EACH = 100  # requests of each number of calls and language in the cold start
 
 
-def write_conversations(
-    file: Path, seed: int, calls: Sequence[int], languages: Sequence[str] = tuple(shop.ITEMS)
-) -> None:
+def write_conversations(file: Path, seed: int, calls: Sequence[int] = (1, 2)) -> None:
     """The cold start's conversations, as `python -m compass_jax.tasks.shop` writes them."""
     random_ = random.Random(f"{seed} clerks")
-    found = shop.rows(seed, calls, EACH, languages)
+    found = shop.rows(seed, calls, EACH)
     talks = [talk for row in found for talk in shop.clerks(row, CARELESS, random_)]
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, "".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+
+
+def cold_start(config: RunConfig, folder: Path, calls: Sequence[int] = (1, 2)) -> str:
+    """Trains on them, once; the directory of the run, folder/sft."""
+    write_conversations(folder / "shop.jsonl", config.seed, calls)
+    config = dataclasses.replace(config, run_dir=str(folder / "sft"))
+    run_sft(config)
+    return config.directory
 
 
 def configuration(seed: int, folder: Path, smoke: bool) -> RunConfig:
@@ -62,18 +68,25 @@ def configuration(seed: int, folder: Path, smoke: bool) -> RunConfig:
     return dataclasses.replace(config, seed=seed, sft=sft, rl=rl, data=data, evaluation=evaluation)
 
 
+def standard_error(rewards: Sequence[Sequence[float]]) -> float:
+    """Of the mean of (requests, conversations) rewards, in points, over requests: conversations of
+    one request are not independent.
+    """
+    shares = np.mean(rewards, axis=1)
+    return 100 * float(np.std(shares, ddof=1) / np.sqrt(len(shares)))
+
+
 def success(config: RunConfig, weights: str, out: Path) -> dict[str, Any]:
     """The share of right conversations with its standard error over requests, in points, and the
     greedy one's share; all and by the calls that requests need.
     """
     found = evaluate_weights(config, weights, str(out))
     groups = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
-    shares = [np.mean([s["reward"] for s in group["samples"][:-1]]) for group in groups]
-    error = np.std(shares, ddof=1) / np.sqrt(len(shares))
+    rewards = [[sample["reward"] for sample in group["samples"][:-1]] for group in groups]
     by_label = {name: [n, round(100 * avg, 1)] for name, (n, avg, _) in found.labels.items()}
     return {
         "success": round(100 * found.avg_at_k, 1),
-        "standard_error": round(100 * float(error), 1),
+        "standard_error": round(standard_error(rewards), 1),
         "greedy": round(100 * found.greedy, 1),
         "requests": found.prompts,
         "conversations": found.prompts * found.k,
@@ -84,15 +97,13 @@ def success(config: RunConfig, weights: str, out: Path) -> dict[str, Any]:
 def measure(seed: int, folder: Path, smoke: bool) -> dict[str, Any]:
     """The row of a seed: success before and after, seconds of the clock and of the processor."""
     config = configuration(seed, folder, smoke)
-    write_conversations(folder / "shop.jsonl", seed, (1, 2))
     started, worked = time.perf_counter(), time.process_time()
     clock = {}
 
     def lap(name: str) -> None:
         clock[name] = round(time.perf_counter() - started)
 
-    start, end = str(folder / "sft"), str(folder / "rl")
-    run_sft(dataclasses.replace(config, run_dir=start))
+    start, end = cold_start(config, folder), str(folder / "rl")
     lap("cold start")
     before = success(config, start, folder / "before")
     lap("evaluation")

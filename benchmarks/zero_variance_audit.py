@@ -263,7 +263,7 @@ def main(argv: list[str] | None = None) -> None:
     if argv is None:
         tune_allocator("benchmarks.zero_variance_audit")
     parser = rl_runs.parser(
-        __doc__, "zero_variance", cold_starts=True, seeds=(0, 1, 2), variants=VARIANTS
+        __doc__, "zero_variance", cold_starts="cold_starts", seeds=(0, 1, 2), variants=VARIANTS
     )
     args = parser.parse_args(argv)
     out = Path(args.out)

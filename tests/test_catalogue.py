@@ -27,7 +27,7 @@ def test_every_verifier_task_and_data_set_is_listed(capsys, monkeypatch):
     for name, kind in kinds().items():
         assert f"  {name}: 1 where {kind.about}\n" in told
     rows = len(list(shop.short_8.prompts(0)))
-    about = f"  compass_jax.tasks.shop:short_8: a conversation of up to 10 turns; {rows} rows; en\n"
+    about = f"shop:short_8: a conversation of up to 10 turns; {rows:,} rows; en, id, pt\n"
     assert about in told and f"reasoning-gym's {len(DATASETS)} data sets" in told
     assert set(told.splitlines()[-1].strip().split(", ")) == set(DATASETS)
 

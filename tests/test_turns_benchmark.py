@@ -5,6 +5,7 @@ smoke run from nothing to the table and the picture.
 import pytest
 
 from benchmarks import rl_runs, turns
+from benchmarks import shop as shop_rl
 from compass_jax.cli import load_config
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.tasks import shop
@@ -22,9 +23,8 @@ def test_every_variant_is_a_configuration_that_may_run(name, tmp_path):
 
 @pytest.mark.parametrize("calls", shop.CALLS)
 def test_right_conversations_have_room(calls):
-    """And so has one of the configuration, in every language."""
-    tokenizer = Tokenizer.load(load_config(str(turns.CONFIG)).data.tokenizer)
-    talks = [shop.conversation(row) for row in shop.rows(1, (calls,), 60, ("en",))]
+    tokenizer = Tokenizer.load(load_config(str(shop_rl.CONFIG)).data.tokenizer)
+    talks = [shop.conversation(row) for row in shop.rows(1, (calls,), 60)]
     prompts = tokenizer.encode_chats([talk[:1] for talk in talks], add_generation_prompt=True)
     whole = [len(tokens) for tokens, _ in tokenizer.encode_examples(talks)]
     prompt, after = turns.ROOM[calls]
@@ -35,6 +35,7 @@ def test_right_conversations_have_room(calls):
 @pytest.mark.slow
 def test_smoke_of_the_experiment_on_turns(tmp_path, monkeypatch):
     args = ["--out", str(tmp_path), "--seeds", "0", "--smoke", "--only", "2, each turn, no stages"]
+    args += ["--cold-starts", str(tmp_path / "cold")]
     turns.main(args)
     table = (tmp_path / "turns.md").read_text()
     assert "| 2 | each turn | no stages | 1 |" in table

@@ -365,9 +365,9 @@ task = shop_task(CALLS, 500)
 # for models whose chat template shows no tools, which learn the short form in a cold start
 short = shop_task(CALLS, 500, tools=False)
 easy = shop_task((1, 2), 500, tools=False)
-short_1, short_2, short_4, short_8 = (shop_task((n,), 500, ("en",), tools=False) for n in CALLS)
+short_1, short_2, short_4, short_8 = (shop_task((n,), 500, tools=False) for n in CALLS)
 rewarded_1, rewarded_2, rewarded_4, rewarded_8 = (
-    shop_task((n,), 500, ("en",), tools=False, per_turn=1.0) for n in CALLS
+    shop_task((n,), 500, tools=False, per_turn=1.0) for n in CALLS
 )
 
 
