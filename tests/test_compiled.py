@@ -57,6 +57,19 @@ def test_where_nothing_can_be_kept_the_run_says_so_and_goes_on(tmp_path):
     assert loaded == 0
 
 
+def test_what_was_used_longest_ago_makes_room_at_the_next_start(tmp_path, monkeypatch):
+    folder = process(tmp_path)[4]
+    kept = sorted(name for name in os.listdir(folder) if name.endswith("-cache"))
+    for day, name in enumerate(kept):
+        os.utime(os.path.join(folder, name), (1e9 + day * 1e5, 1e9))
+    sizes = [os.path.getsize(os.path.join(folder, name)) for name in kept]
+    assert len(kept) >= 2
+    monkeypatch.setattr(compiled, "MOST_BYTES", sum(sizes[1:]))
+    compiled._trim(compiled.Path(folder))
+    assert sorted(name for name in os.listdir(folder) if name.endswith("-cache")) == kept[1:]
+    assert process(tmp_path)[2:4] == [len(kept) - 1, 1]
+
+
 def test_programs_of_another_processor_lie_elsewhere(monkeypatch):
     here = compiled._processor()
     monkeypatch.setattr(compiled.platform, "machine", lambda: "riscv64")
