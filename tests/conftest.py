@@ -5,8 +5,10 @@ Shapes in the signatures of the rooms of arrays (`rl`, `masked`, `model`) are ch
 by jaxtyping and beartype.
 """
 
+import atexit
 import gc
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -20,14 +22,19 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # the files that ask for it (`fully_optimised`).
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# what commands in processes of their own compile (compass_jax/compiled.py)
-os.environ["XDG_CACHE_HOME"] = os.path.join(tempfile.gettempdir(), f"compass_tests_{os.getuid()}")
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have it from the process that started them
+    # What one process of this session compiled, all others load: tests, and commands that they run.
+    # It is of this session, so that no test depends on an earlier one's.
+    _PROGRAMS = tempfile.mkdtemp(prefix="compass_programs_")
+    atexit.register(shutil.rmtree, _PROGRAMS, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _PROGRAMS
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
 import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
-from jax.experimental.compilation_cache import compilation_cache
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -94,19 +101,6 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled(tmp_path_factory):
-    """The folder of the persistent compilation cache, empty at first: what one test of this process
-    compiled, the next one loads.
-    """
-    folder = tmp_path_factory.mktemp("compiled")
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    compilation_cache.reset_cache()
-    return folder
 
 
 @pytest.fixture(scope="module")

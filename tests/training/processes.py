@@ -36,18 +36,14 @@ def processes():
 """
 
 
-def environment(compiled: Path, devices: int) -> dict[str, str]:
-    """One process with so many simulated devices, and a compilation cache."""
+def environment(devices: int) -> dict[str, str]:
+    """One process with so many simulated devices."""
     out = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "COMPASS_"))}
-    out |= {
+    return out | {
         "PYTHONPATH": str(TESTS),
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-    }
-    out |= {"JAX_COMPILATION_CACHE_DIR": str(compiled), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    return out | {
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
 
 
@@ -75,7 +71,6 @@ class Job:
     def __init__(
         self,
         folder: Path,
-        compiled: Path,
         count: int,
         *options: str,
         command: str = "train",
@@ -95,7 +90,7 @@ class Job:
                 "COMPASS_PROCESSES": str(count),
                 "COMPASS_PROCESS_ID": str(number),
             }
-            variables = environment(compiled, 8 // count) | (own if count > 1 else {})
+            variables = environment(8 // count) | (own if count > 1 else {})
             with path.open("wb") as log:
                 whole = [sys.executable, "-m", "compass_jax", *arguments]
                 self.processes.append(

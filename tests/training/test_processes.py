@@ -27,10 +27,10 @@ def compare(found, expected):
             np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-def run(folder, compiled, count, *options, **settings):
+def run(folder, count, *options, **settings):
     """A whole run; its directory."""
     folder.mkdir()
-    with Job(folder, compiled, count, *options, **settings) as job:
+    with Job(folder, count, *options, **settings) as job:
         job.finish()
     return job.directory
 
@@ -53,11 +53,11 @@ def run_here(folder, mesh):
     return directory
 
 
-def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path, compiled):
+def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path):
     """Two processes: SIGTERM to the second, the same command; SIGKILL to the second; on in one
     process, on another mesh.
     """
-    command = (tmp_path, compiled, 2, *MESH)
+    command = (tmp_path, 2, *MESH)
     with Job(*command) as job:
         job.wait_for(lambda: checkpoint.latest(job.directory) == 1)
         time.sleep(0.3)  # into the next rollout
@@ -108,22 +108,22 @@ VARIANTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_two_processes_give_the_numbers_of_one(tmp_path, compiled, variant):
+def test_two_processes_give_the_numbers_of_one(tmp_path, variant):
     rl, changes = VARIANTS[variant]
-    one, two = (run(tmp_path / str(count), compiled, count, rl=rl, run=changes) for count in (1, 2))
+    one, two = (run(tmp_path / str(count), count, rl=rl, run=changes) for count in (1, 2))
     compare(numbers(two), numbers(one))
     assert same_samples(two, one)
 
 
 @pytest.mark.slow
-def test_a_stop_in_a_rollout_keeps_its_samples(tmp_path, compiled):
+def test_a_stop_in_a_rollout_keeps_its_samples(tmp_path):
     """SIGTERM to one of two processes within a rollout: its samples, their routes and what is left
     come back, in both.
     """
     settings = {"rl": "group_size=8, steps=3"}
-    one = run(tmp_path / "one", compiled, 1, *MESH, **settings)
+    one = run(tmp_path / "one", 1, *MESH, **settings)
     (tmp_path / "two").mkdir()
-    with Job(tmp_path / "two", compiled, 2, *MESH, **settings) as job:
+    with Job(tmp_path / "two", 2, *MESH, **settings) as job:
         job.wait_for(lambda: checkpoint.latest(job.directory) == 1)
         time.sleep(0.4)
         job.send(1, signal.SIGTERM)
@@ -132,23 +132,23 @@ def test_a_stop_in_a_rollout_keeps_its_samples(tmp_path, compiled):
             "finished rollouts are in the checkpoint" in job.log(0)
             and checkpoint.read_meta(job.directory)["pending"]
         )
-    with Job(tmp_path / "two", compiled, 2, *MESH, **settings) as job:
+    with Job(tmp_path / "two", 2, *MESH, **settings) as job:
         job.finish()
     compare(numbers(job.directory), numbers(one))
     assert same_samples(job.directory, one)
 
 
 @pytest.mark.slow
-def test_twenty_steps_with_a_kill_of_each_process(tmp_path, compiled):
+def test_twenty_steps_with_a_kill_of_each_process(tmp_path):
     """Two processes: undisturbed the numbers of one; killed, each once, to the last bit
     their own.
     """
     settings = {"rl": "steps=20, optim=replace(rl.optim, learning_rate=1e-3)"}
-    one, two = (run(tmp_path / str(count), compiled, count, *MESH, **settings) for count in (1, 2))
+    one, two = (run(tmp_path / str(count), count, *MESH, **settings) for count in (1, 2))
     compare(numbers(two), numbers(one))
     (tmp_path / "killed").mkdir()
     for number in (0, 1):
-        with Job(tmp_path / "killed", compiled, 2, *MESH, **settings) as job:
+        with Job(tmp_path / "killed", 2, *MESH, **settings) as job:
             before = checkpoint.latest(job.directory) or 0
             job.wait_for(
                 lambda job=job, before=before: (checkpoint.latest(job.directory) or 0) >= before + 3
@@ -156,13 +156,13 @@ def test_twenty_steps_with_a_kill_of_each_process(tmp_path, compiled):
             time.sleep(0.5)
             job.send(number, signal.SIGKILL)
             assert 0 not in job.codes(), job.told()
-    with Job(tmp_path / "killed", compiled, 2, *MESH, **settings) as job:
+    with Job(tmp_path / "killed", 2, *MESH, **settings) as job:
         job.finish()
     assert numbers(job.directory) == numbers(two) and same_samples(job.directory, two)
 
 
 @pytest.mark.slow
-def test_fine_tuning_and_evaluation_in_two_processes(tmp_path, compiled):
+def test_fine_tuning_and_evaluation_in_two_processes(tmp_path):
     """SFT with a stop at one process and the same command again; the accuracies of its weights."""
     found = {}
     for count in (1, 2):
@@ -176,16 +176,15 @@ def test_fine_tuning_and_evaluation_in_two_processes(tmp_path, compiled):
             ),
         }
         if count == 2:
-            with Job(folder, compiled, count, *MESH, **tuned) as job:
+            with Job(folder, count, *MESH, **tuned) as job:
                 job.wait_for(lambda job=job: job.steps() >= 2)
                 job.send(1, signal.SIGTERM)
                 job.finish(143)
                 assert 2 <= job.steps() < 6
-        with Job(folder, compiled, count, *MESH, **tuned) as job:
+        with Job(folder, count, *MESH, **tuned) as job:
             job.finish()
         with Job(
             folder,
-            compiled,
             count,
             *MESH,
             "--checkpoint",

@@ -33,29 +33,22 @@ def killed():
 """
 
 
-def environment(compiled, quick):
-    """One CPU device and a compilation cache, so that a restart costs seconds; `quick` compiles
-    with few optimisations.
-    """
+def environment(quick):
+    """One CPU device; `quick` compiles with few optimisations."""
     out = {
         k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS",) and not k.startswith("COV_")
     }
     out |= {
         "PYTHONPATH": str(TESTS),
         "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(compiled),
     }
-    out |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if quick else {}
-    return out | {
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+    return out | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1" if quick else "0"}
 
 
 class Run:
     """One run directory and the command that makes or continues it."""
 
-    def __init__(self, folder: Path, compiled: Path, steps: int, save_every: int, quick: bool):
+    def __init__(self, folder: Path, steps: int, save_every: int, quick: bool):
         folder.mkdir()
         (folder / "killed.py").write_text(CONFIG.format(steps=steps, save_every=save_every))
         self.directory, self.log = folder / "run", folder / "log.txt"
@@ -68,7 +61,7 @@ class Run:
             "--run-dir",
             str(self.directory),
         ]
-        self.environment = environment(compiled, quick)
+        self.environment = environment(quick)
 
     def start(self) -> subprocess.Popen:
         log = open(self.log, "ab")  # noqa: SIM115 - the child's
@@ -115,13 +108,11 @@ class Run:
             process.wait()
 
 
-def prove(
-    tmp_path, compiled, kills: int, steps: int, save_every: int, seed: int, quick: bool
-) -> None:
+def prove(tmp_path, kills: int, steps: int, save_every: int, seed: int, quick: bool) -> None:
     """Kills at moments drawn from `seed`: the first after a step that no checkpoint holds, others
     before, in and between steps and saves.
     """
-    undisturbed = Run(tmp_path / "undisturbed", compiled, steps, save_every, quick)
+    undisturbed = Run(tmp_path / "undisturbed", steps, save_every, quick)
     undisturbed.finish()
     expected = numbers(undisturbed.directory)
     assert (
@@ -130,7 +121,7 @@ def prove(
         and len({m["loss"] for m in expected}) == steps
     )
 
-    run, rng = Run(tmp_path / "killed", compiled, steps, save_every, quick), random.Random(seed)
+    run, rng = Run(tmp_path / "killed", steps, save_every, quick), random.Random(seed)
     for number in range(kills):
         left = steps - run.saved()
         new = 1 if number == 0 else rng.randint(0, min(save_every + 1, left - 2))
@@ -149,10 +140,10 @@ def prove(
     assert samples[0] == samples[1]
 
 
-def test_two_kills_change_no_number(tmp_path, compiled):
-    prove(tmp_path, compiled, kills=2, steps=7, save_every=2, seed=1, quick=True)
+def test_two_kills_change_no_number(tmp_path):
+    prove(tmp_path, kills=2, steps=7, save_every=2, seed=1, quick=True)
 
 
 @pytest.mark.slow
-def test_ten_kills_change_no_number(tmp_path, compiled):
-    prove(tmp_path, compiled, kills=10, steps=30, save_every=2, seed=2, quick=False)
+def test_ten_kills_change_no_number(tmp_path):
+    prove(tmp_path, kills=10, steps=30, save_every=2, seed=2, quick=False)
