@@ -83,7 +83,8 @@ class Tokenizer:
                 f"{file} is not a tokenizer to rely on: {problem}; use the one that the model was"
                 " published with"
             )
-        config = read_json(folder / "tokenizer_config.json", error=TokenizerError)
+        # transformers writes model_max_length = int(1e30) where a length is not limited
+        config = read_json(folder / "tokenizer_config.json", error=TokenizerError, most_digits=40)
         specials = special_tokens(folder, config)
         backend = Backend.from_str(text)
         backend.no_truncation()  # as transformers does: a file may have been saved with either

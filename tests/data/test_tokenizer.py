@@ -82,6 +82,18 @@ def test_transformers_reads_the_folder_alike(folder, tokenizer):
         assert list(ids) == tokenizer.encode_chat(messages, add)
 
 
+def test_what_transformers_saves_of_a_tokenizer_without_a_limit_is_read(folder, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    saved = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), eos_token="<|im_end|>"
+    )
+    saved.save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "tokenizer_config.json").read_text())["model_max_length"]
+    assert said == int(1e30)
+    assert Tokenizer.load(tmp_path).encode("4 + 7") == saved.encode("4 + 7")
+
+
 def test_template_environment_is_transformers_own(tmp_path, folder):
     """Block trimming, loop controls, tojson and special tokens, in a template that shows all of
     them.
