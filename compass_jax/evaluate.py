@@ -69,11 +69,16 @@ class Evaluation:
     extracted: float = math.nan
     kinds: dict[str, float] = field(default_factory=dict)
     warning: str = ""  # where no answer was found, or none is right: with a sample
+    reward: float = math.nan  # mean of the k samples' rewards
+    right_at: float = 1.0  # an answer with at least this reward is right
 
     def line(self) -> str:
-        """The accuracies in one line."""
+        """The accuracies in one line, and the mean reward where some are neither right nor 0."""
         sampled = f"avg@{self.k} {self.avg_at_k:.3f}, pass@{self.k} {self.pass_at_k:.3f}"
-        return f"held-out: {sampled}, greedy {self.greedy:.3f}"
+        line = f"held-out: {sampled}, greedy {self.greedy:.3f}"
+        if abs(self.reward - self.avg_at_k) > 5e-4:
+            line += f"; mean reward {self.reward:.3f} (right: at least {self.right_at:g})"
+        return line
 
     def metrics(self) -> dict[str, float]:
         """By their public names."""
@@ -81,6 +86,7 @@ class Evaluation:
             "eval/heldout/avg_at_k": self.avg_at_k,
             "eval/heldout/pass_at_k": self.pass_at_k,
             "eval/heldout/greedy": self.greedy,
+            "eval/heldout/reward": self.reward,
             "eval/heldout/extracted_frac": self.extracted,
             **{f"eval/heldout/{kind}_frac": share for kind, share in self.kinds.items()},
         }
@@ -193,6 +199,8 @@ def evaluate(
         extracted_frac([score for row in sampled for score in row]),
         group_shares(sampled, config.rewards),
         _warning(prompts, rollouts, sampled, tokenizer, config),
+        mean(np.array([[score.reward for score in row] for row in sampled]), known),
+        at,
     )
 
 

@@ -187,6 +187,11 @@ METRICS: dict[str, Metric] = {
         _SHARE, "Held-out prompts with a right answer among k sampled ones."
     ),
     "eval/heldout/greedy": Metric(_SHARE, "Accuracy of the greedy answers to held-out prompts."),
+    "eval/heldout/reward": Metric(
+        "",
+        "Mean reward of the k sampled answers to held-out prompts; avg@k counts those of at least"
+        " rewards.right_at.",
+    ),
     "eval/heldout/extracted_frac": Metric(
         _SHARE, "Held-out responses in which an answer was found."
     ),

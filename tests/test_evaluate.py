@@ -14,7 +14,7 @@ from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 from tiny_run import tiny_run
 
 from compass_jax import evaluate as room
-from compass_jax.evaluate import answers, evaluate
+from compass_jax.evaluate import Evaluation, answers, evaluate
 from compass_jax.model.params import to_decode
 from compass_jax.records import Score
 from compass_jax.rollout.engine import Engine
@@ -130,6 +130,7 @@ def test_accuracies_by_hand(monkeypatch):
         and found.pass_at_k == pytest.approx(2 / 3)
         and found.greedy == pytest.approx(2 / 3)
     )
+    assert found.reward == pytest.approx((3 * 1.0 + 0.5) / 10)
     assert found.labels == {
         "easy": (2, pytest.approx(3 / 6), pytest.approx(1.0)),
         "hard": (2, pytest.approx(0.0), pytest.approx(1 / 2)),
@@ -200,3 +201,10 @@ def test_answers_and_accuracies_are_written(tmp_path, monkeypatch, capsys):
     assert summary["weights"] == "w" and summary["avg_at_k"] == found.avg_at_k
     assert run_show(str(tmp_path / "out"), choice="best", most=1) == 1
     assert "reward 2" in capsys.readouterr().out
+
+
+def test_rewards_between_0_and_1_are_said_beside_the_accuracy():
+    found = Evaluation(4, 10, 0.0, 0.0, 0.0, 0, reward=0.213, right_at=1.0)
+    assert found.line().endswith("greedy 0.000; mean reward 0.213 (right: at least 1)")
+    assert found.metrics()["eval/heldout/reward"] == 0.213
+    assert "reward" not in Evaluation(4, 10, 0.5, 0.7, 0.4, 0, reward=0.5).line()

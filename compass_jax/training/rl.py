@@ -80,8 +80,9 @@ def _run(
             saved = number
     if trainer.interrupted:
         telemetry.note(
-            f"stopped {why_stopped(stop)} in step {trainer.done_steps + 1};"
-            f" {trainer.buffer.finished} finished rollouts are in the checkpoint"
+            f"stopped {why_stopped(stop)} in step {trainer.done_steps + 1}: the checkpoint has"
+            f" {trainer.done_steps} whole steps and {trainer.buffer.finished} finished rollouts of"
+            " the next; the same command continues"
         )
         return {"steps": trainer.done_steps, "stopped": True, **last}
     if trainer.done_steps != saved:

@@ -129,7 +129,7 @@ def test_a_stop_in_a_rollout_keeps_its_samples(tmp_path):
         job.send(1, signal.SIGTERM)
         job.finish(143)
         assert (
-            "finished rollouts are in the checkpoint" in job.log(0)
+            "finished rollouts of the next" in job.log(0)
             and checkpoint.read_meta(job.directory)["pending"]
         )
     with Job(tmp_path / "two", 2, *MESH, **settings) as job:
