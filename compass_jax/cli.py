@@ -229,7 +229,7 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
         if first := first_settings(args.command):
             print(f"\n{first}")
         return 0 if args.asked else 2
-    made = from_words(args) if quick else load_config(args.config)
+    made = from_words(args, overrides) if quick else load_config(args.config)
     with of_settings(made, args.config, []):
         check_fields(made, "")
     config = override(made, overrides, prog=f"compass {args.command} {args.config or ''}".strip())

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,9 +166,14 @@ def _source_options(info: Any) -> Any:
 # ---- without a configuration file ----------------------------------------------------------------
 
 
-def from_words(args: argparse.Namespace) -> RunConfig:
+_ANSWER = "--rollout.max-new-tokens"  # other sizes follow from it
+
+
+def from_words(args: argparse.Namespace, overrides: Sequence[str] = ()) -> RunConfig:
     """What `--model`, `--data`, `--reward`, `--eval` and `--preset` of `compass train` and `compass
     sft` ask for (from_files.py). ConfigError where one is missing, or of several processes.
+
+    overrides: settings that are applied afterwards; those that others follow from are read.
     """
     from compass_jax.distributed import initialize, refuse
 
@@ -182,9 +187,11 @@ def from_words(args: argparse.Namespace) -> RunConfig:
 
     if args.command == "sft":
         return from_files.sft_config(args.model, args.data)
-    return from_files.rl_config(
-        args.model, args.data, rewards(args.reward), args.eval or "", args.preset
-    )
+    words = " ".join(overrides).replace("=", " ").replace("_", "-").split(" ")
+    after = words[words.index(_ANSWER) + 1 :] if _ANSWER in words else []
+    answer = int(after[0]) if after and after[0].isdecimal() else None  # `override` tells the rest
+    reward = rewards(args.reward)
+    return from_files.rl_config(args.model, args.data, reward, args.eval or "", args.preset, answer)
 
 
 def rewards(words: list[str]) -> str | dict[str, float]:

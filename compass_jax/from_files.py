@@ -60,6 +60,7 @@ def rl_config(
     reward: str | Mapping[str, float] = "math",
     evaluation: str = "",
     method: str = "espo",
+    answer: int | None = None,
 ) -> RunConfig:
     """The configuration of an RL run.
 
@@ -70,6 +71,7 @@ def rl_config(
         reward: a verifier's name, "module:function" or "file.py:function"; or weights of several.
         evaluation: a file of prompts to evaluate on; empty: a part of `data` is held out.
         method: one of presets.PRESETS.
+        answer: tokens of the longest answer; None: as the model's context and the machine leave.
 
     Raises ConfigError, DataError, TokenizerError or WeightsError where one of them cannot be used.
     """
@@ -84,7 +86,7 @@ def rl_config(
     kept = [n for n in lengths if n <= longest]
     buckets = best_buckets(kept, 2, _up(longest), multiple=max(ROUNDED_TO, _up(longest // 64)))
     compute, mesh = _compute(found), _mesh(found)
-    rollout = _rollout(found, compute, mesh, buckets)
+    rollout = _rollout(found, compute, mesh, buckets, answer)
     rl = _rl(method, found, compute, mesh, rollout, len(lengths))
     return RunConfig(
         name=_name(model, data),
@@ -207,16 +209,18 @@ def _rollout(
     compute: ComputeConfig,
     mesh: MeshConfig,
     buckets: tuple[int, ...],
+    answer: int | None,
 ) -> RolloutConfig:
-    """Answers as long as the model's context leaves them, and as many slots, a power of two, as
-    their caches leave room for.
+    """Answers as long as asked, or as the model's context leaves them, and as many slots, a power
+    of two, as their caches leave room for.
     """
     platform = jax.devices()[0].platform
-    wanted = buckets[-1] + LONGEST_ANSWER.get(platform, LONGEST_ANSWER_ELSEWHERE)
+    longest = LONGEST_ANSWER.get(platform, LONGEST_ANSWER_ELSEWHERE)
+    wanted = buckets[-1] + (answer or longest)
     # a decoding program for each length that the cache is read up to
     lengths = CACHE_LENGTHS.get(platform, CACHE_LENGTHS_ELSEWHERE)
     piece = max(min(wanted, model.max_positions) // lengths // ROUNDED_TO, 1) * ROUNDED_TO
-    answer = min(wanted, model.max_positions) // piece * piece - buckets[-1]
+    answer = answer or min(wanted, model.max_positions) // piece * piece - buckets[-1]
     config = RolloutConfig(prompt_buckets=buckets, max_new_tokens=answer, cache_bucket=piece)
     width = 2 if compute.dtype == "bfloat16" else 4
     token = 2 * model.layers * model.kv_heads * model.head_dim * width

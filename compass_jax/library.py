@@ -26,7 +26,8 @@ def train(
 ) -> dict[str, Any]:
     """See `compass_jax.train`."""
     name = reward_name(reward) if callable(reward) else reward
-    config = rl_config(model, data, name, evaluation, method)
+    answer = settings.get("rollout.max_new_tokens")
+    config = rl_config(model, data, name, evaluation, method, answer)
     config = with_settings(dataclasses.replace(config, run_dir=run_dir), settings)
     keep_programs()
     return run_rl(staged(config, "rl"))

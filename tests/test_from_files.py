@@ -1,5 +1,6 @@
 """A model's folder, a file of prompts and a reward are enough: the command, and the call."""
 
+import argparse
 import dataclasses
 import json
 import shutil
@@ -13,7 +14,7 @@ import compass_jax
 from compass_jax import library
 from compass_jax.cli import main
 from compass_jax.config import ConfigError, FileSource, RunConfig, TaskSource
-from compass_jax.configured import load_config
+from compass_jax.configured import from_words, load_config
 from compass_jax.from_files import rl_config, sft_config
 from compass_jax.presets import PRESETS
 from compass_jax.rl.objectives.espo import Espo
@@ -84,6 +85,28 @@ def test_what_is_not_given_is_chosen_by_the_model_the_data_and_the_machine(folde
         config.rl.buckets[-1] >= config.rollout.prompt_buckets[-1] + config.rollout.max_new_tokens
     )
     assert config == asked(folder, reward=str(folder / "my_reward.py:score"))
+
+
+def test_what_follows_from_the_longest_answer_follows_the_one_that_is_asked_for(folder):
+    config = asked(folder, answer=24).validate_for_rl()
+    longest = config.rollout.prompt_buckets[-1] + 24
+    assert config.rollout.max_new_tokens == 24 and config.rl.buckets[-1] == longest
+    assert config.rollout.cache_bucket <= longest
+    assert asked(folder).rl.buckets[-1] > longest
+    words = argparse.Namespace(
+        command="train",
+        model=str(folder / "model"),
+        data=[str(folder / "prompts.jsonl")],
+        reward=["math"],
+        eval="",
+        preset="espo",
+    )
+    for given in (
+        ["--rollout.max-new-tokens", "24"],
+        ["--rollout.max_new_tokens=24", "--seed", "1"],
+    ):
+        assert from_words(words, given) == config
+    assert from_words(words, ["--rollout.max-new-tokens", "many"]) == asked(folder)
 
 
 def test_a_task_of_ones_own_goes_where_a_file_goes(folder):
