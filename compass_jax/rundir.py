@@ -1,7 +1,7 @@
 """The directory of one run: one process at a time, one configuration for its whole life.
 
-config.json  metrics.jsonl  rollouts.jsonl  tokens.jsonl  verdicts.jsonl  checkpoints/  tb/
-trackers/  .lock
+config.json  metrics.jsonl  evaluation.json  rollouts.jsonl  tokens.jsonl  verdicts.jsonl
+checkpoints/  tb/  trackers/  .lock
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config_io import config_from_json, config_to_json, differences
 from compass_jax.errors import CompassError
 from compass_jax.untrusted import read_text
+
+EVALUATION = "evaluation.json"  # held-out accuracy after the last step of a run that has ended
 
 # How far and how often: settings that leave every step already taken as it was. `run_dir` only says
 # where the directory lies.

@@ -22,6 +22,11 @@ from compass_jax.screen import Screen
 from compass_jax.trackers.opened import open_trackers
 
 
+def plain_numbers(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Numbers as JSON has them: None for one that is not finite."""
+    return {name: float(x) if math.isfinite(x) else None for name, x in metrics.items()}
+
+
 class Telemetry:
     """Writes the metrics of one stage ("sft", "rl", ...) of a run.
 
@@ -83,9 +88,9 @@ class Telemetry:
         if not self.writes:
             return
         numbers = {name: float(value) for name, value in metrics.items()}
-        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         self.check()
-        self._files["metrics"].append([{"stage": self.stage, "step": step, "metrics": finite}])
+        row = {"stage": self.stage, "step": step, "metrics": plain_numbers(numbers)}
+        self._files["metrics"].append([row])
         for tracker in self._trackers:
             tracker.log(step, numbers)
         self._last_step = step

@@ -67,7 +67,7 @@ def _stage(
         "stage": stage,
         "last": last,
         "wanted": wanted if isinstance(wanted, int) else None,
-        "facts": _facts(config, stage),
+        "facts": _facts(config, stage) + (_heldout(path) if stage == "rl" else []),
         "clip": _at(config, "rl", "objective"),
         "notes": notes,
         "curves": curves,
@@ -138,6 +138,20 @@ def _facts(config: dict[str, Any], stage: str) -> list[tuple[str, str]]:
         ]
     facts.append(("seed", "" if _at(config, "seed") is None else str(_at(config, "seed"))))
     return [(name, words[:200]) for name, words in facts if words]
+
+
+def _heldout(path: Path) -> list[tuple[str, str]]:
+    """The accuracy after the last step of a run that has ended."""
+    try:
+        found = json.loads((path / "evaluation.json").read_text())
+        step, metrics = int(found["step"]), found["metrics"]
+        words = {
+            name: f"{float(metrics[f'eval/heldout/{key}']):.3f}"
+            for name, key in (("avg@k", "avg_at_k"), ("greedy", "greedy"), ("reward", "reward"))
+        }
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return [(f"held-out, step {step}", ", ".join(f"{x} {y}" for x, y in words.items()))]
 
 
 def _count(n: Any, what: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from compass_jax.config import RunConfig
@@ -10,7 +12,8 @@ from compass_jax.config_io import to_plain
 from compass_jax.distributed import is_main_process
 from compass_jax.errors import STRICT
 from compass_jax.rewards.detect import notice
-from compass_jax.telemetry import Telemetry
+from compass_jax.rundir import EVALUATION, write_atomically
+from compass_jax.telemetry import Telemetry, plain_numbers
 from compass_jax.training.loop import RLTrainer
 from compass_jax.training.session import (
     StopSignal,
@@ -96,4 +99,7 @@ def _run(
     result = trainer.evaluate() if trainer.heldout else None
     if result is not None:
         telemetry.note(result.line())
+        if is_main_process():
+            said = {"step": trainer.done_steps, "metrics": plain_numbers(result.metrics())}
+            write_atomically(Path(config.run_dir) / EVALUATION, json.dumps(said, indent=2) + "\n")
     return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **last}

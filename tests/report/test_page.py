@@ -136,6 +136,21 @@ def test_a_run_that_goes_on_or_was_killed_in_a_line_says_so(tmp_path):
     assert [note.split()[4] for note in cut] == ["metrics.jsonl", "rollouts.jsonl", "tokens.jsonl"]
 
 
+def test_the_last_evaluation_is_a_fact_of_the_run_unless_it_cannot_be_read(tmp_path):
+    write_run(tmp_path)
+    said = {"avg_at_k": 0.25, "greedy": 0.5, "reward": 0.375}
+    metrics = {f"eval/heldout/{name}": value for name, value in said.items()}
+    for text, facts in (
+        (json.dumps({"step": 6, "metrics": metrics}), 1),
+        (json.dumps({"step": 6, "metrics": metrics | {"eval/heldout/greedy": None}}), 0),
+        ('{"step": 6, "met', 0),
+    ):
+        (tmp_path / "evaluation.json").write_text(text)
+        found = [x for x in written(tmp_path)[2]["runs"][0]["facts"] if x[0].startswith("held-out")]
+        wanted = ["held-out, step 6", "avg@k 0.250, greedy 0.500, reward 0.375"]
+        assert found == [wanted] * facts
+
+
 def test_a_run_without_samples_tokens_or_settings_still_has_a_page(tmp_path):
     write_run(tmp_path, tokens=False)
     assert written(tmp_path)[2]["runs"][0]["has_tokens"] is False

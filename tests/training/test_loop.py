@@ -1,6 +1,7 @@
 """Real tiny RL runs: what they write, whom they trust, how they stop and go on."""
 
 import dataclasses
+import json
 import os
 import signal
 from collections import Counter
@@ -86,6 +87,9 @@ def test_a_run_writes_metrics_rollouts_and_checkpoints(undisturbed):
     directory, result = undisturbed
     rows = lines(directory)
     assert [(row["stage"], row["step"]) for row in rows] == [("rl", 1), ("rl", 2)]
+    last = json.loads((directory / "evaluation.json").read_text())
+    assert last["step"] == 2
+    assert last["metrics"]["eval/heldout/avg_at_k"] == result["evaluation"].avg_at_k
     for row in rows:
         assert not [name for name in NAMES if row["metrics"].get(name) is None]
         assert any(name.startswith("espo/") for name in row["metrics"])
