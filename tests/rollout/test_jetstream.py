@@ -51,7 +51,10 @@ def jetstreams(weights, options):
 
 @pytest.mark.parametrize(
     ("options", "preempts"),
-    [pytest.param(PLAIN, False, marks=pytest.mark.slow), (PAGED, True), (WHOLE, False)],
+    [
+        (PAGED, True),
+        *(pytest.param(options, False, marks=pytest.mark.slow) for options in (PLAIN, WHOLE)),
+    ],
 )
 def test_jetstreams_server_and_client_give_the_text_of_our_own_rollout(weights, options, preempts):
     """Six requests at once, each with a limit of its own: on two slots; on four whose pages do not

@@ -16,7 +16,11 @@ from compass_jax.training import step
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"scan_layers": True, "remat": True}], ids=["unrolled", "scanned, remat"]
+    "how",
+    [
+        pytest.param({}, id="unrolled", marks=pytest.mark.slow),
+        pytest.param({"scan_layers": True, "remat": True}, id="scanned, remat"),
+    ],
 )
 def test_a_pullback_carries_no_parameter_and_pulls_back_the_same(how):
     compute = dataclasses.replace(COMPUTE, **how)
