@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 QUICK := -m "not slow" -n 2 --dist loadfile
 
-.PHONY: docs demo test coverage test-slow lint clean
+.PHONY: install docs demo test coverage test-slow lint clean
+
+install: $(VENV)/.core
 
 demo: $(VENV)/.core
 	$(BIN)/compass demo

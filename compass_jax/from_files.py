@@ -133,7 +133,10 @@ def sft_config(model: str, data: Sequence[str]) -> RunConfig:
 def _model(path: str) -> tuple[ModelConfig, str]:
     """(its model, its tokenizer's folder)."""
     if not Path(path).is_dir():
-        raise ConfigError(f"--model {path}: there is no such folder; name one with config.json")
+        raise ConfigError(
+            f"--model {path}: there is no such folder; name one with config.json, or train a small"
+            " model first: compass demo"
+        )
     folder = tokenizer_beside(path)
     if folder is None:
         raise ConfigError(

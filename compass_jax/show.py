@@ -97,7 +97,8 @@ def run_show(
         labels = ", ".join(sorted({row["label"] for row in there}))
         raise ReportError(f"--label {label}: the labels of step {wanted} are {labels}")
     found = chosen(groups, choice, most)
-    console.print(f"step {wanted}: {len(groups)} logged groups", highlight=False)
+    logged = f"{len(groups)} logged groups (log.groups says how many a step logs)"
+    console.print(f"step {wanted}: {logged}", highlight=False)
     for group, samples in found:
         _show(console, group, samples)
     if not found:

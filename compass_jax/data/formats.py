@@ -37,7 +37,7 @@ FORMATS = (
     Format("TRL", "prompt", "solution", None),
     Format("TRL", "prompt", "ground_truth", None),
     Format("GSM8K", "question", "answer", "answer"),
-    Format("TRL", "prompt", "", None),
+    Format("prompt-only", "prompt", "", None),
 )
 # ShareGPT's `from` as a role; a tool's result is an observation there
 SPEAKERS = {

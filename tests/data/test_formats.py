@@ -170,7 +170,7 @@ def test_a_verifier_of_ones_own_gets_the_whole_row_and_needs_no_reference(tmp_pa
     bare = FileSource(write(tmp_path / "b.jsonl", [{"prompt": ASKED, "id": 7}]), verifier="m:score")
     (found,) = questions(DataConfig(sources=(bare,)), 0, told.append)
     assert json.loads(found.row) == {"prompt": ASKED, "id": 7} and found.answer == ""
-    assert told == ["b.jsonl: TRL rows: prompt"]
+    assert told == ["b.jsonl: prompt-only rows: prompt"]
 
 
 @pytest.mark.parametrize(
