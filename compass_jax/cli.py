@@ -154,6 +154,8 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
         run_tasks(args.task)
     elif args.command == "try":
         return _try(args)
+    elif args.command == "eval-judge":
+        _eval_judge(args)
     elif args.command == "show":
         from compass_jax.show import run_show
 
@@ -173,6 +175,22 @@ def _try(args: argparse.Namespace) -> int:
         timeout_s=args.timeout_s, sandbox=args.sandbox, answer_tag=args.answer_tag
     )
     return run_try(args.task, args.response, args.row, args.number, args.seed, rewards)
+
+
+def _eval_judge(args: argparse.Namespace) -> None:
+    from compass_jax.config import JudgeConfig
+    from compass_jax.eval_judge import run_eval_judge
+
+    judge = JudgeConfig(
+        args.endpoint,
+        args.model,
+        key_env=args.key_env,
+        timeout_s=args.timeout_s,
+        requests=args.requests,
+        max_tokens=args.max_tokens,
+    )
+    check_fields(judge, "rewards.judge")
+    run_eval_judge(args.data, judge, args.out, args.most)
 
 
 FOR_RL = ("train", "plan", "calibrate-alpha")

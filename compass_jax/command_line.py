@@ -111,9 +111,9 @@ def command_line() -> argparse.ArgumentParser:
     sub.add_argument("out", metavar="OUT.py", help="The configuration is written to this file")
     _quick_options(sub, "init")
     text = "list verifiers, tasks and data sets, with sizes, languages and an example of each"
-    name = "All that is known of this one is printed; reasoning_gym: a row of each data set"
-    command("tasks", text).add_argument("task", metavar="NAME", nargs="?", default="", help=name)
+    _tasks_options(command("tasks", text))
     _try_options(command("try", "judge one answer as a run would, in the sandbox, and say why"))
+    _judge_options(command("eval-judge", "say how often a judge says of pairs what people said"))
     _show_options(command("show", "show samples of a run: prompts, answers, rewards"))
     report = command("report", "write a page of runs: curves, waste, samples, tokens")
     report.add_argument(
@@ -231,6 +231,11 @@ def _plan_options(option: Any) -> None:
     option("any-versions", text, action="store_true")
 
 
+def _tasks_options(sub: argparse.ArgumentParser) -> None:
+    text = "All that is known of this one is printed; reasoning_gym: a row of each data set"
+    sub.add_argument("task", metavar="NAME", nargs="?", default="", help=text)
+
+
 def _try_options(sub: argparse.ArgumentParser) -> None:
     option = partial(_option, sub)
     text = "This judges: a verifier's name, a reasoning-gym data set's, file.py:task, "
@@ -250,6 +255,28 @@ def _try_options(sub: argparse.ArgumentParser) -> None:
     option("timeout-s", text, type=float, default=5.0)
     text = "Guards of the verifier: all that this machine has, every one or not at all, none"
     option("sandbox", text, choices=["auto", "required", "off"], default="auto")
+
+
+def _judge_options(sub: argparse.ArgumentParser) -> None:
+    option = partial(_option, sub)
+    text = (
+        "These .jsonl or .parquet files have the pairs: candidate, anchor and verdict, or chosen "
+    )
+    sub.add_argument("data", metavar="FILE", nargs="+", help=text + "and rejected")
+    text = "The judge answers at this address of OpenAI's API, as http://127.0.0.1:8000/v1"
+    option("endpoint", text, required=True, metavar="URL")
+    option("model", "The endpoint knows the judge by this name", required=True, metavar="NAME")
+    text = "The environment variable of this name holds the endpoint's key; without it none is sent"
+    option("key-env", text, default="", metavar="NAME")
+    text = "The judge reasons and answers in at most this count of tokens; 0: the endpoint's limit"
+    option("max-tokens", text, type=int, default=2048)
+    text = "At most this count of requests is under way at once"
+    option("requests", text, type=int, default=16)
+    text = "A verdict takes at most this count of seconds in each order, tries included"
+    option("timeout-s", text, type=float, default=120.0)
+    option("most", "This count of pairs is asked, the first ones; 0: all", type=int, default=0)
+    text = "The shares and a line for each pair are written into this new folder"
+    option("out", text, default="", metavar="DIR")
 
 
 def _show_options(show: argparse.ArgumentParser) -> None:

@@ -97,6 +97,7 @@ LAYERS = {
     "calibrate": ANY,
     "catalogue": ANY,
     "trial": ANY,
+    "eval_judge": ANY,
     "demo": ANY,
     "comparison": set(),
     "dry_run": ANY,

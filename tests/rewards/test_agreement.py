@@ -1,0 +1,60 @@
+"""What a judge's verdicts say of it, against counts by hand."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from compass_jax.rewards.agreement import agreement
+
+# gold, candidate against anchor, anchor against candidate
+ROWS = [
+    (1, 1, -1),  # right
+    (1, 1, 1),  # both orders favour the candidate's place: a tie
+    (1, -1, 1),  # wrong
+    (-1, -1, 1),  # right
+    (-1, -1, -1),  # both favour the anchor's place
+    (0, 0, 0),  # right
+    (0, 1, -1),  # wrong
+    (0, 0, 1),  # orders disagree: a tie, which it was
+    (1, None, -1),
+    (0, None, None),
+]
+
+
+def test_shares_by_hand():
+    found = agreement(*zip(*ROWS, strict=True))
+    assert (found.pairs, found.judged) == (10, 8)
+    assert found.agreement == 4 / 8 and found.preference == 2 / 5
+    assert found.tie_recall == 2 / 3 and found.tie_precision == 2 / 4
+    assert found.position_bias == 3 / 8 and found.missing == 2 / 10
+    assert (found.favours_candidate, found.favours_anchor) == (2 / 3, 1 / 3)
+
+
+def test_every_combination_is_that_of_a_table():
+    """The nine answers to each of three truths, counted from the equation."""
+    rows = list(itertools.product((1, 0, -1), repeat=3))
+    gold, first, swapped = np.array(rows, np.float64).T
+    joint = np.where(first == -swapped, first, 0.0)
+    found = agreement(*zip(*rows, strict=True))
+    assert found.agreement == pytest.approx(np.mean(joint == gold))
+    assert found.preference == pytest.approx(np.mean((joint == gold)[gold != 0]))
+    assert found.tie_recall == pytest.approx(np.mean((joint == 0)[gold == 0]))
+    assert found.tie_precision == pytest.approx(np.mean((gold == 0)[joint == 0]))
+    assert found.position_bias == pytest.approx(np.mean(first != -swapped))
+    assert found.favours_candidate == found.favours_anchor == 0.5
+
+
+def test_a_judge_that_always_says_better_is_all_bias():
+    found = agreement([1, -1, 1, 0], [1] * 4, [1] * 4)
+    assert (found.position_bias, found.favours_candidate, found.preference) == (1.0, 1.0, 0.0)
+    assert found.tie_recall == 1.0 and found.tie_precision == 0.25
+
+
+def test_nothing_to_count_is_not_a_number():
+    found = agreement([1], [None], [1])
+    assert found.judged == 0 and found.missing == 1.0
+    assert all(math.isnan(x) for x in found[2:9])
+    with pytest.raises(ValueError, match="zip"):
+        agreement([1], [], [])
