@@ -234,6 +234,8 @@ class Uneven:
     others.
     """
 
+    slow = False
+
     def __init__(self, *_):
         self.waiting, self.first, self.turn = [], None, 0
 
