@@ -129,6 +129,8 @@ class Score:
     # the response had an answer to judge; nobody knows after a hang, crash or exception
     extracted: bool = True
     says: str = ""  # the messages of an environment that goes on, a list of JSON; else empty
+    # of `rewards.conversation_s` the share that such an environment took for this answer; else 0
+    spent: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,13 @@ MEANT = {
         "data.sources.1.label",
         "data.sources.1.gold",
     },
-    "none": {"rollout_mesh", "model.moe", "rewards.judge", "rewards.smallest_gap"},
+    "none": {
+        "rollout_mesh",
+        "model.moe",
+        "rewards.judge",
+        "rewards.smallest_gap",
+        "rewards.conversation_s",
+    },
     "2^31": {
         "seed",
         "model.rope_theta",

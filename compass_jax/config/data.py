@@ -314,6 +314,10 @@ class RewardConfig:
     """So many processes judge answers."""
     timeout_s: float = 5.0
     """A check is ended after so many seconds; its sample is left out and counted."""
+    conversation_s: float | None = None
+    """An environment may take so many seconds for all its answers in one conversation, which is
+    then left out and counted as a timeout; none: four times timeout_s.
+    """
     sandbox: Literal["auto", "required", "off"] = "auto"
     """Verifiers run under guards: all that the machine has (auto), every one or not at all
     (required), none (off).
@@ -336,6 +340,11 @@ class RewardConfig:
     code: tuple[tuple[str, str], ...] = ()
     """The run writes the name of each own verifier here, and the hash of its file."""
 
+    @property
+    def conversation_limit_s(self) -> float:
+        """`conversation_s`, or what stands for none."""
+        return 4 * self.timeout_s if self.conversation_s is None else self.conversation_s
+
     def validate(self) -> None:
         check_fields(self, "rewards")
         if self.judge is not None:
@@ -344,6 +353,11 @@ class RewardConfig:
             0 < self.timeout_s <= MOST_TIMEOUT_S,
             f"rewards.timeout_s = {self.timeout_s}: must be positive, and at most"
             f" {MOST_TIMEOUT_S:,} (a day)",
+        )
+        check(
+            self.conversation_s is None or 0 < self.conversation_s <= MOST_TIMEOUT_S,
+            f"rewards.conversation_s = {self.conversation_s}: must be positive, and at most"
+            f" {MOST_TIMEOUT_S:,} (a day); none: four times rewards.timeout_s",
         )
         check(
             self.sandbox in ("auto", "required", "off"),

@@ -4,20 +4,29 @@ the environment says, and is queued again.
 A conversation is one sequence and one sample. What the environment says is no token of the
 policy's: it has version GIVEN, no log-prob, and is not trained on. The prefill with which the
 sample goes on, in whatever slot, replays the routes of the tokens that it has and records those of
-the new ones. Rounds end when the last sample's turn does, so that nothing depends on a clock.
+the new ones. Rounds end when the last sample's turn does, so that nothing depends on a clock but
+this: an environment has `rewards.conversation_s` for all its answers in a conversation, the seconds
+of the model and of waiting left out, and one that takes longer is left out as a timeout.
+
+The seconds are no number of a run, and no checkpoint has them: after a kill a conversation that was
+under way has all its time again. A resume is exact for conversations that need less than the limit;
+that of one near it may end either way, as that of a check near `rewards.timeout_s` may. A verdict
+that is in the checkpoint stands.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from compass_jax.errors import CompassError
-from compass_jax.records import GIVEN, Rollout, Score
+from compass_jax.records import GIVEN, Rollout, SampleKey, Score
+
+SLOW = "the environment took longer for its {} answers than rewards.conversation_s allows"
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,8 @@ class Turns:
     decode: Callable[[Any], str]
     encode: Callable[[str], Sequence[int]]
     most_tokens: int
+    # what conversations that go on have had of their time
+    _spent: dict[SampleKey, float] = field(default_factory=dict, init=False, compare=False)
 
     def text(self, rollout: Rollout) -> str:
         """What a verifier reads: the response, or the JSON list of the model's turns where an
@@ -48,19 +59,24 @@ class Turns:
         conversation is over, as it was and the verdict.
 
         It is over when the environment says nothing, after the last turn that is allowed, and where
-        a turn was cut or no token is left for the next one. What the chat template cannot write
-        leaves the sample out.
+        a turn was cut or no token is left for the next one. An environment that would go on and has
+        had all its time leaves the sample out, and so does what the chat template cannot write.
         """
-        verdict = replace(score, says="")
+        verdict = replace(score, says="", spent=0.0)
+        spent = self._spent.pop(rollout.key, 0.0) + score.spent
         over = not score.says or len(rollout.turns) >= rollout.prompt.turns
         if over or rollout.truncated:
             return rollout, verdict
+        if spent > 1:
+            slow = SLOW.format(len(rollout.turns))
+            return rollout, Score(0.0, False, "timeout", slow, extracted=False)
         try:
             new = np.asarray(self.encode(score.says), np.int32)
         except CompassError as error:
             return rollout, Score(0.0, False, "error", str(error), extracted=False)
         if rollout.response_length + len(new) >= self.most_tokens:
             return rollout, verdict
+        self._spent[rollout.key] = spent
         return _answered(rollout, new), None
 
 

@@ -75,6 +75,7 @@ class Scorer:
             "programs": chosen or rewards.sandbox == "off" or not missing_guards(),
         }
         self._timeout_s = rewards.timeout_s
+        self._conversation_s = rewards.conversation_limit_s
         self._faults = Faults(checks)
         self._tickets = itertools.count()
         # ticket -> key, of everything submitted and not collected
@@ -265,7 +266,7 @@ class Scorer:
         """
         try:
             for said in worker.channel.receive():
-                worker.since = time.monotonic()
+                before, worker.since = worker.since, time.monotonic()
                 if isinstance(said, Said):
                     self._note(worker, said)
                 elif not worker.begun or said.index != worker.answered:
@@ -285,6 +286,7 @@ class Scorer:
                             said.components,
                             said.extracted,
                             said.says,
+                            (worker.since - before) / self._conversation_s if said.says else 0.0,
                         ),
                     )
         except (EOFError, OSError):

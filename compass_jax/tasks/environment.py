@@ -15,7 +15,8 @@ tools did.
 A row's "prompt" and "tools" open the conversation. No state is kept between turns: where a
 conversation goes on, in whatever process, it is played again from its start, so `start` and `step`
 must do the same for the same row and texts. They run where verifiers do: in a sandbox, and within
-`rewards.timeout_s` for a conversation.
+`rewards.timeout_s` each time; all times of a conversation that goes on have
+`rewards.conversation_s` together.
 
 Imported by reward workers: nothing here may import jax.
 """

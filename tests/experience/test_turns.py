@@ -284,6 +284,26 @@ def test_a_conversation_is_over(rollout, score):
     assert same_rollout is rollout and verdict == Score(0.5, True)
 
 
+def test_an_environment_that_is_slow_turn_after_turn_is_left_out_as_a_timeout():
+    """No call is too slow; the seconds add up for each conversation, and what is over has none."""
+    turns, slow = Turns(words, encode, most_tokens=20), dataclasses.replace(SAID, spent=0.4)
+    first, other = talk(4, most=9), dataclasses.replace(talk(4, most=9), sample=1)
+    for rollout in (first, other, first):
+        assert turns.settled(rollout, slow)[1] is None
+    _, verdict = turns.settled(first, slow)
+    assert verdict is not None and (verdict.known, verdict.outcome) == (False, "timeout")
+    assert "rewards.conversation_s" in verdict.detail
+    assert turns.settled(other, slow)[1] is None, "0.8 of its time"
+    ended = dataclasses.replace(slow, says="", spent=0.0)
+    assert turns.settled(other, ended) == (other, Score(0.5, True))
+    assert turns.settled(first, slow)[1] is None and len(turns._spent) == 1
+
+
+def test_the_last_answer_stands_however_slow_it_was():
+    late = dataclasses.replace(SAID, spent=7.0)
+    assert TALKS.settled(talk(4, most=1), late)[1] == Score(0.5, True)
+
+
 def test_it_goes_on_while_a_token_is_left():
     rollout, verdict = TALKS.settled(talk(*[4] * 5), SAID)
     assert verdict is None and rollout.tokens[-2:].tolist() == [30, 31]

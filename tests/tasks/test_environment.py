@@ -28,6 +28,9 @@ def step(state, text):
     state["turns"] += 1
     if text == "hang":
         time.sleep(60)
+    if text == "slow":
+        time.sleep(0.4)
+        return Turn([{"role": "tool", "content": "at last"}])
     if text == "raise":
         raise KeyError(text)
     if text == "nonsense":
@@ -128,4 +131,18 @@ def test_workers_play_it_and_what_fails_costs_its_sample_alone(own):
     assert found[2].components == {"agains": 2.0, "turns": 2.0}
     assert json.loads(found[2].says) == [{"role": "tool", "content": "{'n': 4, 'turns': 2}"}]
     assert not any(found[key].known or found[key].says for key in (3, 4, 5))
-    assert found[0].says == found[6].says == ""
+    assert found[0].says == found[6].says == "" and found[0].spent == found[6].spent == 0
+
+
+def test_the_share_of_its_time_that_an_environment_takes_is_told(own):
+    config = DataConfig(sources=(TaskSource(f"{own}:counted"),))
+    assert RewardConfig(timeout_s=2.0).conversation_limit_s == 8.0
+    with Scorer(RewardConfig(timeout_s=9.0, conversation_s=0.2), config) as scorer:
+        for key, text in enumerate(("slow", "slow", "4")):
+            prompt = Prompt(key, 0, "x", "q", None, "", encode_row({"n": 4}), turns=5)
+            scorer.submit(key, prompt, json.dumps([text]))
+        found = {}
+        while scorer.outstanding:
+            found.update(scorer.collect(block=True))
+    assert all(found[key].known and 1.9 < found[key].spent < 40 for key in (0, 1))
+    assert found[2].spent == 0
