@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from compass_jax.config.verifiers import Spread, summed
 from compass_jax.errors import CompassError
 
 DECIMALS = 9  # of a sum of rewards: 0.7 + 0.2 + 0.1 counts as right
@@ -68,18 +69,59 @@ class Environment:
             conversation is judged as it stands.
         discount: None: the reward of a conversation is that of its last turn. A number g in
             [0, 1]: it is sum_k g^k r_k over its turns k = 0, 1, ...
+        turn_range: (lowest, highest) reward of a turn; None: (0, 1), or to `turn_gap`.
+        turn_gap: two rewards of a turn that differ do so by at least this number; None: 1, or the
+            width of the range. Rewards are the lowest one and whole steps of it above; 0 is one of
+            them where rewards are discounted, since a turn that does not come adds nothing.
     """
 
     start: Callable[[Mapping[str, Any]], Any]
     step: Callable[[Any, str], Turn]
     turns: int = 8
     discount: float | None = None
+    turn_range: tuple[float, float] | None = None
+    turn_gap: float | None = None
 
     def __post_init__(self) -> None:
         if self.turns < 1:
             raise ValueError(f"turns = {self.turns}: must be at least 1")
         if self.discount is not None and not 0 <= self.discount <= 1:
             raise ValueError(f"discount = {self.discount}: must be in [0, 1]")
+        low, high, gap = self._turn
+        if not 0 < gap <= high - low < math.inf or (self.discount is not None and low * high > 0):
+            raise ValueError(
+                f"turn_range = {self.turn_range} and turn_gap = {self.turn_gap}: the range must be"
+                " two numbers, the lower one first, and hold 0 where rewards are discounted; the"
+                " gap a positive number that fits into it"
+            )
+
+    @property
+    def _turn(self) -> Spread:
+        """The rewards of a turn."""
+        low, high = self.turn_range or (0.0, max(1.0, self.turn_gap or 0.0))
+        return Spread(low, high, min(1.0, high - low) if self.turn_gap is None else self.turn_gap)
+
+    @property
+    def _spread(self) -> Spread:
+        """The rewards of a conversation."""
+        if self.discount is None:
+            return self._turn
+        weights = (self.discount**k for k in range(self.turns))
+        return summed([(self._turn, weight) for weight in weights if weight])
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """(lowest, highest) reward of a conversation, as a verifier says it of an answer's: one
+        outside is an error. None: nobody said it of a turn's.
+        """
+        return None if self.turn_range is None else self._spread[:2]
+
+    @property
+    def gap(self) -> float:
+        """The smallest difference of two rewards of conversations that differ; discounted ones may
+        be closer than those of turns are.
+        """
+        return self._spread.gap
 
     def play(self, row: Mapping[str, Any], texts: Sequence[str]) -> list[Turn]:
         """What came of each of the model's turns. Raises EnvironmentFault where the conversation

@@ -28,6 +28,8 @@ task = Task(lambda seed: [], {three: 1.0, "format": 0.3})
 usual = Task(lambda seed: [])
 wordy = Task(lambda seed: [], {"math": "much"})
 talk = Task(lambda seed: [], Environment(dict, print))
+fine = Task(lambda seed: [], Environment(dict, print, turn_range=(-1, 1), turn_gap=0.25))
+later = Task(lambda seed: [], Environment(dict, print, turns=2, discount=0.9))
 """
 
 
@@ -45,6 +47,8 @@ talk = Task(lambda seed: [], Environment(dict, print))
         ("task", 0.3),
         ("usual", 1.0),
         ("talk", 1.0),
+        ("fine", 0.25),
+        ("later", 0.1),  # 1 in the first turn, 0.9 in the second
     ],
 )
 def test_the_smallest_gap_is_what_the_verifiers_say_of_themselves(verifier, gap, tmp_path):
@@ -54,7 +58,7 @@ def test_the_smallest_gap_is_what_the_verifiers_say_of_themselves(verifier, gap,
     def named(name):
         return name if name in usual else f"{tmp_path}/says.py:{name}"
 
-    if verifier in ("task", "usual", "talk"):
+    if verifier in ("task", "usual", "talk", "fine", "later"):
         source = TaskSource(named(verifier))
     else:
         given = {verifier: 1.0} if isinstance(verifier, str) else verifier

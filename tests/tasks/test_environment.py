@@ -1,5 +1,6 @@
 """An environment answers the model's turns in the workers; what breaks its contract is left out."""
 
+import itertools
 import json
 
 import pytest
@@ -72,6 +73,22 @@ def test_rewards_are_the_last_turns_or_discounted():
     assert said(echo(0.0), "a", "bbbbb", "end")["reward"] == 1.0
 
 
+@pytest.mark.parametrize(("discount", "limits", "gap"), [(0.5, (0, 1), 0.5), (0.9, (-1, 1), 1.0)])
+def test_gap_and_range_are_those_of_all_conversations(discount, limits, gap):
+    """Each conversation of at most three turns is played."""
+    low, high = limits
+    rewards = [low + i * gap for i in range(int((high - low) / gap) + 1)]
+
+    def step(state, text):
+        return Turn([{"role": "tool", "content": "on"}], float(text))
+
+    environment = Environment(dict, step, 3, discount, turn_range=limits, turn_gap=gap)
+    talks = [t for n in (1, 2, 3) for t in itertools.product(map(str, rewards), repeat=n)]
+    totals = sorted({environment({}, json.dumps(talk))["reward"] for talk in talks})
+    assert environment.gap == pytest.approx(min(b - a for a, b in itertools.pairwise(totals)))
+    assert environment.range == pytest.approx((totals[0], totals[-1]))
+
+
 def test_what_is_over_does_not_go_on():
     with pytest.raises(EnvironmentFault, match="over after turn 1 of 2"):
         said(echo(), "end", "a")
@@ -96,7 +113,9 @@ def test_messages_of_no_form_are_refused(messages):
 def test_a_step_gives_a_turn_and_its_limits_make_sense():
     with pytest.raises(EnvironmentFault, match="gave a float: make it a Turn"):
         said(Environment(lambda row: None, lambda state, text: 1.0), "a")
-    for wrong in ({"turns": 0}, {"discount": 1.5}):
+    ranges = ({"turn_gap": 0}, {"turn_gap": 3, "turn_range": (0, 2)}, {"turn_range": (1, 0)})
+    discounted = {"turn_range": (1, 2), "discount": 0.5}
+    for wrong in ({"turns": 0}, {"discount": 1.5}, *ranges, discounted):
         with pytest.raises(ValueError, match="must be"):
             Environment(lambda row: None, lambda state, text: Turn(), **wrong)
 
