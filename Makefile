@@ -17,8 +17,9 @@ test: $(VENV)/.dev
 coverage: $(VENV)/.dev
 	$(BIN)/python -m pytest $(QUICK) --cov=compass_jax --cov-report=term-missing:skip-covered --cov-fail-under=85
 
+# PART=2/5: the second of five parts
 test-slow: $(VENV)/.dev
-	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations=20 $(if $(PART),--slow-part $(PART))
 
 lint: $(VENV)/.core $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -35,6 +35,7 @@ import jax
 import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
+from slow_parts import part_of
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -47,6 +48,25 @@ settings.load_profile("unhurried")
 jaxtyping.install_import_hook(
     ["compass_jax.rl", "compass_jax.masked", "compass_jax.model"], "beartype.beartype"
 )
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow-part", metavar="K/N", help="of the slow tests the K-th of N parts")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out the slow tests of other parts."""
+    asked = config.getoption("--slow-part")
+    if not asked:
+        return
+    slow = {item.nodeid for item in items if item.get_closest_marker("slow")}
+    try:
+        left = slow - part_of(slow, asked)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
+    items[:] = [item for item in items if item.nodeid not in left]
+
 
 _LOCAL = ("127.", "::1", "localhost")
 _connect = socket.socket.connect
