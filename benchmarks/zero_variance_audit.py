@@ -150,7 +150,7 @@ def base_config(seed: int, folder: Path, smoke: bool) -> tuple[RunConfig, int]:
         few = (("sum_2x1", 20, 4), ("sum_3x1", 20, 4))
         sft = dataclasses.replace(sft, steps=30, batch=16, procedural=few[1:], answers=few)
     return dataclasses.replace(config, rl=rl, data=data, evaluation=evaluation, sft=sft), (
-        2 if smoke else 240
+        16 if smoke else 240
     )
 
 
