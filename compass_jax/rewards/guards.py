@@ -49,10 +49,12 @@ _PR_SET_KEEPCAPS = 8
 _PR_SET_SECCOMP = 22
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
 _CAP_DAC_READ_SEARCH = 2
 _CAP_SYS_ADMIN = 21
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_confined: set[str] = set()  # the guards that `confine` gave this process, and so its forks
 
 
 def _call(result: int, what: str) -> int:
@@ -163,7 +165,21 @@ def confine(wanted: Iterable[str], folder: str, readable: Iterable[str]) -> dict
             except OSError as error:
                 missing[name or USER] = str(error)
     _prctl(_PR_SET_DUMPABLE, 0)
+    _confined.update(wanted - set(missing))
     return missing
+
+
+def narrow(folder: str, files: Iterable[str]) -> None:
+    """What a program that is started next reads: this Python with its packages, the system's
+    libraries and `files`, and of what this process may read no more; below `folder` it may write.
+
+    It has the right to read root's folders, where root became nobody: its Python may lie in one.
+    """
+    if LANDLOCK in _confined:
+        _landlock(folder, files, False)
+    if USER in _confined and os.getuid() == NOBODY:
+        _keep(_CAP_DAC_READ_SEARCH, inherited=True)
+        _prctl(_PR_CAP_AMBIENT, 2, _CAP_DAC_READ_SEARCH, 0, 0)
 
 
 def _own_mounts(folder: str) -> None:
@@ -206,11 +222,11 @@ def _become_nobody(folder: str, readable: Iterable[str]) -> None:
             os.listdir(path)
 
 
-def _keep(*capabilities: int) -> None:
+def _keep(*capabilities: int, inherited: bool = False) -> None:
     """Drops all capabilities but these; what is kept is in effect."""
     low = sum(1 << c for c in capabilities)
     header = struct.pack("=Ii", 0x20080522, 0)
-    data = struct.pack("=6I", low, low, 0, 0, 0, 0)
+    data = struct.pack("=6I", low, low, low if inherited else 0, 0, 0, 0)
     _call(_libc.capset(ctypes.c_char_p(header), ctypes.c_char_p(data)), "capset")
 
 

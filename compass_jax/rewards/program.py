@@ -144,6 +144,7 @@ def _started(command: list[str], limits: Limits) -> subprocess.Popen:
         guards.die_with_parent()
         with contextlib.suppress(OSError):  # without this guard the verifier is refused before
             guards.signal_nobody_else()
+        guards.narrow(os.getcwd(), [CHILD])
         cpu = math.ceil(limits.seconds) + 1
         wanted = {
             resource.RLIMIT_AS: limits.memory_mb * 2**20,

@@ -160,8 +160,8 @@ def _no_guards(name: str, active: Sequence[str]) -> str:
 def _cannot_run(name: str) -> str:
     return (
         f"the verifier {name!r} runs programs that the model wrote, and in the sandbox"
-        f" {sys.executable} does not run even an empty one: every user must be able to read that"
-        f" Python ({sys.base_prefix}), and {PROBE_S:.0f} s must be enough to start it"
+        f" {sys.executable} does not run even an empty one: this Python ({sys.base_prefix}) must"
+        f" start with the limits of a program, and within {PROBE_S:.0f} s"
     )
 
 

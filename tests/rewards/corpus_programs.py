@@ -108,6 +108,7 @@ PROGRAMS = {
     "writes outside": (tried("open('{out}/ran', 'w')"), 0),
     "writes shared memory": (tried("open('/dev/shm/compass-ran', 'w')"), 0),
     "reads a secret": (tried("open('{secret}').read()"), 0),
+    "reads the code that judges it": (tried("open('{judge}').read()"), 0),
     "removes a secret": (tried("import os", "os.remove('{secret}')"), 0),
     "links a secret": (tried("import os", "os.link('{secret}', 'mine')"), 0),
     "reads a secret through a link": (

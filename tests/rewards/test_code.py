@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import venv
 
 import pytest
 from corpus_programs import GOOD, PROGRAMS
@@ -122,6 +123,24 @@ def test_a_python_that_cannot_run_in_the_sandbox_is_told_before_a_response_gets_
     assert program.can_run()
     monkeypatch.setattr(sys, "executable", str(broken))
     assert not program.can_run()
+
+
+@guarded
+def test_programs_run_on_the_judges_python_where_only_its_owner_may_enter(tmp_path, monkeypatch):
+    """A home folder is often closed to others, and root's programs run as nobody."""
+    home = tmp_path / "home"
+    venv.create(home / "env")
+    (site,) = (home / "env" / "lib").glob("python*/site-packages")
+    site.joinpath("all.pth").write_text("\n".join(x for x in sys.path if os.path.isdir(x)))
+    home.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(home / "env" / "bin" / "python"))
+    text = (
+        "import json, sys\ndef f(x): return [sys.prefix, json.__file__.startswith(sys.base_prefix)]"
+    )
+    test = f"assert f(0) == {[str(home / 'env'), True]}"
+    with Scorer(RewardConfig(timeout_s=9.0), DATA) as scorer:
+        scorer.submit(0, prompt_of(entry=ROW | {"tests": [test]}), fenced(text))
+        assert drain(scorer)[0] == Score(1.0, True)
 
 
 HUMAN_EVAL = {

@@ -53,7 +53,13 @@ def places():
         secret.chmod(0o666)
         for path in (Path(folder), out, secret.parent):
             path.chmod(0o777)
-        yield {"out": out, "secret": secret, "me": os.getpid(), "port": server.getsockname()[1]}
+        yield {
+            "out": out,
+            "secret": secret,
+            "judge": guards.__file__,
+            "me": os.getpid(),
+            "port": server.getsockname()[1],
+        }
 
 
 @pytest.fixture(scope="module")
