@@ -49,6 +49,7 @@ LAYERS = {
     "tasks": {"config", "untrusted", "tool_calls", "tasks"},
     "rewards": {"records", "config", "untrusted", "tool_calls", "tasks", "rewards"},
     "rewards.penalties": set(),
+    "rewards.judge": set(),
     "rewards.answers": set(),
     "rewards.constraints": {"untrusted"},
     "rewards.guards": {"rewards.seccomp"},
@@ -60,8 +61,8 @@ LAYERS = {
     "rewards.tool_matching": {"untrusted", "tool_calls", "rewards.values"},
     "rewards.verifiers": {"untrusted", "tool_calls", "rewards.verifiers"}
     | {f"rewards.{part}" for part in ("answers", "extract", "constraints", "values")}
-    | {"rewards.tool_matching", "rewards.program"},
-    "data": {"records", "config", "untrusted", "tasks", "data"},
+    | {"rewards.tool_matching", "rewards.program", "rewards.judge"},
+    "data": {"records", "config", "untrusted", "tasks", "data", "rewards.judge"},
     "weights": MODEL | {"families", "weights", "config_io", "distributed"},
     "training": MODEL | {"chips", "compiler_clock", "rl", "training", "rewards.penalties"},
     "training.notices": MODEL | {"rl", "training", "experience"},

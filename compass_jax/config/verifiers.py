@@ -20,6 +20,7 @@ Verifiers = str | tuple[tuple[Name, Weight], ...]
 Options = tuple[tuple[str, int | float | str | bool | tuple], ...]
 
 JUDGE = "judge"  # beside those of `kinds`: the trainer's process asks it (rewards/judging.py)
+VERDICT = "verdict"  # its rows are preferences, each asked in both orders (data/preferences.py)
 JUDGE_STEPS = 2  # Worse, Tie, Better
 EXAMPLE = "'my_rewards:score'; or one of {}"
 MOST_SUMS = 100_000  # different rewards of a weighted source that are looked through for a gap

@@ -4,23 +4,30 @@
     {"prompt": ..., "chosen": ..., "rejected": ...}            as TRL has them; "tie": true of a tie
     {"chosen": [messages], "rejected": [messages]}             the prompt is what both begin with
 
-Texts, or chat messages: an answer is then the last message.
+Texts, or chat messages: an answer is then the last message. A row may say why in `reasoning`.
+
+A pair makes two questions to a judge, one in each order, whose right verdicts are the negative of
+each other. Both belong to the pair's own question: they are held out together.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from compass_jax.data.files import DataError, files_of, read_rows
+from compass_jax.rewards.judge import messages
 
 VERDICTS = {"better": 1, "tie": 0, "worse": -1}
+SAID = {1: "Better", 0: "Tie", -1: "Worse"}
+ORDERS = ("first", "swapped")
 PAIRS = (("candidate", "anchor"), ("chosen", "rejected"))
 
 
 class Preference(NamedTuple):
     """Two answers to a question; `gold` is 1 where the candidate is better, 0 of a tie, -1 where it
-    is worse. `where` names the row.
+    is worse. `where` names the row; `reasoning` says why, if anybody did.
     """
 
     question: str
@@ -28,6 +35,27 @@ class Preference(NamedTuple):
     anchor: str
     gold: int
     where: str
+    reasoning: str = ""
+
+
+class Asked(NamedTuple):
+    """What a judge is asked about a pair in one order, and what it should answer."""
+
+    pair: Preference
+    order: str  # of ORDERS
+    messages: list[dict[str, str]]
+    verdict: str  # of SAID
+
+    @property
+    def taught(self) -> str:
+        """The answer that a judge can learn from: the pair's reasoning, then the verdict's word."""
+        said = self.pair.reasoning if self.order == ORDERS[0] else _exchanged(self.pair.reasoning)
+        before, _, last = said.rstrip().rpartition("\n")
+        if (
+            last.strip().strip("*.").lower() in VERDICTS
+        ):  # it ends with the verdict of its own order
+            said = before
+        return f"{said.rstrip()}\n{self.verdict}".lstrip()
 
 
 def read_preferences(pattern: str) -> Iterator[Preference]:
@@ -38,6 +66,31 @@ def read_preferences(pattern: str) -> Iterator[Preference]:
     for path in files_of(pattern):
         for where, row in read_rows(path, {}, None):
             yield _preference(row, where)
+
+
+def asked_in_both_orders(pattern: str) -> Iterator[Asked]:
+    """Two questions to a judge of each pair of a file: as it stands, and with the answers exchanged
+    and the verdict turned round. Errors as those of `read_preferences`.
+    """
+    for pair in read_preferences(pattern):
+        question, candidate, anchor, gold = pair[:4]
+        yield Asked(pair, ORDERS[0], messages(question, candidate, anchor), SAID[gold])
+        yield Asked(pair, ORDERS[1], messages(question, anchor, candidate), SAID[-gold])
+
+
+_ROLES = {"candidate": "anchor", "anchor": "candidate"}
+
+
+def _exchanged(text: str) -> str:
+    """A reasoning about a pair as one about the exchanged pair: who is named candidate there is the
+    anchor.
+    """
+
+    def other(found: re.Match[str]) -> str:
+        word = _ROLES[found[0].lower()]
+        return word.capitalize() if found[0][0].isupper() else word
+
+    return re.sub(r"\b(?:candidate|anchor)\b", other, text, flags=re.IGNORECASE)
 
 
 def _preference(row: Mapping[str, Any], where: str) -> Preference:
@@ -52,9 +105,13 @@ def _preference(row: Mapping[str, Any], where: str) -> Preference:
     if asked is None:
         asked = _beginning(first, second, where)
     candidate, anchor = (_text(row[name], f"{where}: {name}", last=True) for name in names)
-    return Preference(
-        _text(asked, f"{where}: prompt"), candidate, anchor, _gold(row, names[0], where), where
-    )
+    question, gold = _text(asked, f"{where}: prompt"), _gold(row, names[0], where)
+    if not question.strip():
+        raise DataError(f"{where}: prompt is empty; delete the row or write the question")
+    reasoning = row.get("reasoning") or ""
+    if not isinstance(reasoning, str):
+        raise DataError(f"{where}: reasoning is {reasoning!r:.40}; write a text, or leave it out")
+    return Preference(question, candidate, anchor, gold, where, reasoning)
 
 
 def _gold(row: Mapping[str, Any], name: str, where: str) -> int:

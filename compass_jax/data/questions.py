@@ -4,11 +4,11 @@ JSONL and Parquet files, and of tasks of one's own.
 1. Every source gives its distinct questions (`questions`), the same for the same configuration and
    seed. Two rows are the same where all their messages are, character by character: white space is
    part of code, and the system turn of the task.
-2. A hash of the question's text alone decides whether it is held out, so neither another seed nor
-   another source with the same question can move it into training; where there are `eval_sources`,
-   their questions are held out, and no others. White space is normalised there,
-   and system turns are left out, so that rows which differ in these alone fall on the same side: no
-   question is in both splits.
+2. A hash of the question's text alone (of a pair to be judged: of what it answers) decides whether
+   it is held out, so neither another seed nor another source with the same question can move it
+   into training; where there are `eval_sources`, their questions are held out, and no others. White
+   space is normalised there, and system turns are left out, so that rows which differ in these
+   alone fall on the same side: no question is in both splits.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from compass_jax.config import DataConfig, FileSource, ProceduralSource, TaskSource
 from compass_jax.config.errors import of_file
+from compass_jax.config.verifiers import VERDICT, pairs
 from compass_jax.data.files import (
     DataError,
     check_messages,
@@ -34,6 +35,7 @@ from compass_jax.data.files import (
     refuse_blank,
 )
 from compass_jax.data.formats import TURNS, Reading, reading_of, reference, tools_of, turns_of
+from compass_jax.data.preferences import Asked, asked_in_both_orders
 from compass_jax.data.procedural import distinct_entries, normalised
 from compass_jax.records import stable_id
 from compass_jax.tasks import Task
@@ -57,6 +59,7 @@ class Question:
     answer: str  # the reference, as logs show it
     row: str  # what the verifier reads, as JSON (tasks/rows.py)
     heldout: bool
+    asks: str  # the text that decides whether it is held out: two orders of a pair ask the same
     labels: tuple[str, ...] = ()  # "domain/algebra"
     tools: tuple[dict[str, Any], ...] = ()  # what the chat template gets beside the messages
     turns: int = 0  # most turns of the model, where an environment answers it
@@ -67,10 +70,8 @@ def is_heldout(question: str, heldout_frac: float) -> bool:
     """Whether a question belongs to the held-out split: a hash of its text, white space normalised,
     and of nothing else.
     """
-    digest = hashlib.blake2b(
-        b"held-out split:" + normalised(question).encode(), digest_size=8
-    ).digest()
-    return int.from_bytes(digest, "big") % 10_000 < heldout_frac * 10_000
+    digest = hashlib.blake2b(b"held-out split:" + normalised(question).encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "big") % 10_000 < heldout_frac * 10_000
 
 
 def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> list[Question]:
@@ -82,12 +83,12 @@ def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> lis
     """
     found = evaluation_questions(config, seed, tell)
     used = {question.id for question in found}
-    asked = {normalised(question.text) for question in found}
+    asked = {normalised(question.asks) for question in found}
     training, both = 0, 0
     for index in range(len(config.sources)):
         for question in _of_source(config, index, seed, tell):
             training += 1
-            if asked and normalised(question.text) in asked:
+            if asked and normalised(question.asks) in asked:
                 both += 1
             else:
                 found.append(_numbered(question, used))
@@ -144,7 +145,8 @@ def _procedural(
         answer = "" if entry["answer"] is None else str(entry["answer"])
         messages = [{"role": "user", "content": asked}]
         row = _encoded(entry, f"reasoning-gym's {source.dataset}")
-        yield replace(_question(config, index, label, text, messages, answer, row), entry=entry)
+        question = _question(config, index, label, text, messages, answer, row, text)
+        yield replace(question, entry=entry)
 
 
 class _Kind(NamedTuple):
@@ -165,6 +167,8 @@ class _Row(NamedTuple):
     answer: Any  # the reference; None: there is none
     row: Mapping[str, Any]  # with all that was read of it
     columns: tuple[str, str] = ("prompt", "answer")  # their names, in messages
+    asks: str = ""  # what it asks, where that is not all of the prompt
+    labels: tuple[str, ...] = ()  # beside those of its columns
 
 
 def _distinct(
@@ -213,9 +217,12 @@ def _of_row(config: DataConfig, index: int, kind: _Kind, found: _Row) -> Questio
         answer = _answer(found.answer, place, kind.compared)
         only = kind.compared and not kind.labelled
         read = {"answer": found.answer} if only else {**row, "answer": found.answer}
-    question = _question(config, index, kind.label, text, messages, answer, _encoded(read, where))
-    tools = tools_of(row, where)
-    return replace(question, labels=_labels(row, where), tools=tuple(tools), turns=kind.turns)
+    encoded = _encoded(read, where)
+    question = _question(
+        config, index, kind.label, text, messages, answer, encoded, found.asks or text
+    )
+    tools, labels = tools_of(row, where), (*_labels(row, where), *found.labels)
+    return replace(question, labels=labels, tools=tuple(tools), turns=kind.turns)
 
 
 def _encoded(row: Mapping[str, Any], where: str) -> str:
@@ -226,6 +233,9 @@ def _encoded(row: Mapping[str, Any], where: str) -> str:
 
 
 def _file_rows(source: FileSource, key: str, compared: bool, tell: Tell) -> Iterator[_Row]:
+    if VERDICT in dict(pairs(source.verifier)):
+        yield from map(_pair_row, asked_in_both_orders(source.path))
+        return
     named = (source.prompt_field, source.answer_field)
     settings = (f"{key}.prompt_field", f"{key}.answer_field")
     for path in files_of(source.path):
@@ -237,6 +247,11 @@ def _file_rows(source: FileSource, key: str, compared: bool, tell: Tell) -> Iter
         optional = (*LABELS, "tools", "system") if compared and not source.gold else None
         for where, row in read_rows(path, fields, optional):
             yield _file_row(reading, where, row, compared, settings[1])
+
+
+def _pair_row(asked: Asked) -> _Row:
+    pair, labels = asked.pair, (f"verdict/{asked.verdict}", f"order/{asked.order}")
+    return _Row(pair.where, asked.messages, asked.verdict, {}, asks=pair.question, labels=labels)
 
 
 def _file_row(
@@ -304,6 +319,7 @@ def _question(
     asked: list[dict[str, Any]],
     answer: str,
     row: str,
+    asks: str,
 ) -> Question:
     messages = asked
     if config.system_prompt and messages[0]["role"] != "system":
@@ -311,7 +327,7 @@ def _question(
     heldout = (
         index >= len(config.sources)
         if config.eval_sources
-        else is_heldout(text, config.heldout_frac)
+        else is_heldout(asks, config.heldout_frac)
     )
     own_system = [message["content"] for message in asked if message["role"] == "system"]
     return Question(
@@ -323,6 +339,7 @@ def _question(
         answer,
         row,
         heldout,
+        asks,
     )
 
 

@@ -92,7 +92,7 @@ def sft_examples(
         key
         for question in pool
         if question.heldout
-        for key in (normalised(question.text), normalised(question.messages[-1]["content"]))
+        for key in map(normalised, (question.text, question.asks, question.messages[-1]["content"]))
     }
     counts: Counter[str] = Counter(duplicates=0, too_long=0, heldout=0)
     seen: set[str] = set()

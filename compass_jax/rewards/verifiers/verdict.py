@@ -1,0 +1,30 @@
+"""A judge's verdict on a pair of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compass_jax.rewards.extract import reference
+from compass_jax.rewards.judge import verdict
+from compass_jax.rewards.verifiers.base import NOTHING, Example, Kind
+
+
+def judge(response: str, answer: Any) -> float | Mapping[str, Any]:
+    """1 where the last line with a verdict says the reference's: Better, Tie or Worse.
+
+    Raises ValueError for a reference that is none of them.
+    """
+    wanted = verdict(reference(answer))
+    if wanted is None:
+        raise ValueError(f"the reference {answer!r:.40} is no verdict; write Better, Tie or Worse")
+    found = verdict(response)
+    return NOTHING if found is None else float(found == wanted)
+
+
+KIND = Kind(
+    judge,
+    "the last verdict of the response, Better, Tie or Worse, is the reference",
+    Example({"answer": "Tie"}, "Both say the same.\nTie", "The candidate says more.\nBetter"),
+    looks_for="the last line with Better, Tie or Worse",
+)
