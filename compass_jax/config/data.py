@@ -22,7 +22,6 @@ from compass_jax.config.ranges import (
     check_fields,
 )
 from compass_jax.config.verifiers import (
-    VERDICT,
     Options,
     Verifiers,
     check_names,
@@ -208,11 +207,6 @@ class FileSource:
         check_verifiers(self, key)
         check_names(self.gold, f"{key}.gold")
         named = [name for name, _ in pairs(self.verifier) if name in kinds()]
-        check(
-            VERDICT not in named or (self.prompt_field, self.answer_field) == (AUTO, AUTO),
-            f"{key}: with verifier = {VERDICT!r} the rows are preferences, whose columns have fixed"
-            " names (docs/howto/judge.md); leave prompt_field and answer_field out",
-        )
         compares = [name for name in named if kinds()[name].answer]
         check(
             bool(self.answer_field) or not compares,

@@ -67,6 +67,12 @@ def check_verifiers(source: Any, key: str, others: tuple[str, ...] = ()) -> None
     known = ", ".join(f"'{name}'" for name in (*usual, *others))
     check(bool(names), f"{key}.verifier is empty: name one of {known}, or a function")
     check_names(source.verifier, f"{key}.verifier", others)
+    columns = {getattr(source, f"{name}_field", "auto") for name in ("prompt", "answer")}
+    check(
+        VERDICT not in names or columns == {"auto"},
+        f"{key}: with verifier = {VERDICT!r} the rows are preferences, whose columns have fixed"
+        " names (docs/howto/judge.md); leave prompt_field and answer_field out",
+    )
     given = dict(source.verifier_args)
     mine = [usual[name] for name in names if name in usual]
     taken = {argument for kind in mine for argument in kind.takes}
