@@ -75,8 +75,8 @@ def source_of(name: str) -> Source:
         return TaskSource(name) if task else FileSource("rows.jsonl", verifier=name)
     if name == JUDGE:
         raise ConfigError(
-            "TASK = 'judge': a run asks it, by rewards.judge; here verifiers are tried that need no"
-            " model"
+            "TASK = 'judge': a run asks it, by rewards.judge, and compass try judge --endpoint URL"
+            " --model NAME one question"
         )
     if name in datasets():
         return ProceduralSource(name, size=1)

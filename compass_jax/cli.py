@@ -168,11 +168,14 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _try(args: argparse.Namespace) -> int:
-    from compass_jax.config import RewardConfig
+    from compass_jax.config import JudgeConfig, RewardConfig
     from compass_jax.trial import run_try
 
+    judge = None
+    if args.endpoint or args.model:
+        judge = JudgeConfig(args.endpoint, args.model, key_env=args.key_env, retries=1)
     rewards = RewardConfig(
-        timeout_s=args.timeout_s, sandbox=args.sandbox, answer_tag=args.answer_tag
+        timeout_s=args.timeout_s, sandbox=args.sandbox, answer_tag=args.answer_tag, judge=judge
     )
     return run_try(args.task, args.response, args.row, args.number, args.seed, rewards)
 

@@ -255,6 +255,11 @@ def _try_options(sub: argparse.ArgumentParser) -> None:
     option("timeout-s", text, type=float, default=5.0)
     text = "Guards of the verifier: all that this machine has, every one or not at all, none"
     option("sandbox", text, choices=["auto", "required", "off"], default="auto")
+    text = "A task's judge answers at this address of OpenAI's API, as http://127.0.0.1:8000/v1"
+    option("endpoint", text, default="", metavar="URL")
+    option("model", "The endpoint knows the judge by this name", default="", metavar="NAME")
+    text = "The environment variable of this name holds the endpoint's key; without it none is sent"
+    option("key-env", text, default="", metavar="NAME")
 
 
 def _judge_options(sub: argparse.ArgumentParser) -> None:

@@ -1,4 +1,6 @@
-"""`compass try`: one answer, judged as a run judges it, in the sandbox of its workers; and why."""
+"""`compass try`: one answer, judged as a run judges it, in the sandbox of its workers or by its
+judge; and why.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,31 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from compass_jax.catalogue import OWN_SCORERS, rows_of, shortened, source_of
-from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, RewardConfig
+from compass_jax.config import (
+    ConfigError,
+    DataConfig,
+    FileSource,
+    JudgeConfig,
+    ProceduralSource,
+    RewardConfig,
+)
 from compass_jax.config.data import Source
 from compass_jax.config.named import load
 from compass_jax.config.verifiers import JUDGE, looked_for, pairs
 from compass_jax.records import Prompt, Score
-from compass_jax.rewards import faults
+from compass_jax.rewards import faults, judging
+from compass_jax.rewards.asking import Messages, Pooled
 from compass_jax.rewards.called import Case, called
+from compass_jax.rewards.endpoint import Reply
 from compass_jax.rewards.extract import extract_answer, final_answer
+from compass_jax.rewards.joined import JoinedScorer
+from compass_jax.rewards.judge import BETTER, TIE, WORSE, verdict
 from compass_jax.rewards.score import Scorer
 from compass_jax.rewards.verifiers.base import IN_ANSWER
 from compass_jax.rewards.verifiers.find import kinds
@@ -29,6 +43,32 @@ from compass_jax.tasks.task import load_task
 MOST_SHOWN = 400  # characters of the row
 OURS = frozenset({"prompt", "response", "row", "answer_tag"})  # what no column has to give
 OURS |= {f"{name}s" for name in OURS}
+WORDS = {BETTER: "Better", TIE: "Tie", WORSE: "Worse", None: "no verdict"}
+ORDERS = ("of the answer against the anchor", "of the anchor against the answer")
+
+
+class Heard(Pooled):
+    """Asks an endpoint, and keeps what it said, in the order of the questions."""
+
+    def __init__(self, config: JudgeConfig):
+        super().__init__(config)
+        self.said: list[Future[Reply]] = []
+
+    def submit(self, messages: Messages) -> Future[Reply]:
+        """Queues a question."""
+        self.said.append(super().submit(messages))
+        return self.said[-1]
+
+    def lines(self) -> list[str]:
+        """The verdict of each order with the judge's last words, or why there is none."""
+        found = []
+        for order, reply in zip(ORDERS, (one.result() for one in self.said), strict=False):
+            if reply.failure:
+                found.append(f"no verdict {order} ({reply.failure})")
+            else:
+                last = reply.text.strip()[-MOST_SHOWN // 2 :]
+                found.append(f"{WORDS[verdict(reply.text)]} {order}; it ended {last!r}")
+        return found
 
 
 class Trial(NamedTuple):
@@ -72,12 +112,13 @@ def run_try(
     """
     rewards = rewards or RewardConfig()
     rewards.validate()
-    source = source_of(task)
+    source = FileSource("rows.jsonl", verifier=JUDGE) if task == JUDGE else source_of(task)
     found = _row(task, source, row, number, seed)
     trial = Trial(source, *found, [_text(one) for one in responses], rewards.answer_tag)
-    _check(task, trial)
-    scores = judged(trial, rewards)
-    for name, value in _lines(trial, scores):
+    _check(task, trial, rewards.judge)
+    asker = Heard(rewards.judge) if isinstance(rewards.judge, JudgeConfig) else None
+    scores = judged(trial, rewards, asker)
+    for name, value in _lines(trial, scores, asker.lines() if asker else ()):
         print(f"{name:<11} {value}")
     return 0 if scores[-1].known else 1
 
@@ -109,9 +150,9 @@ def _row(task: str, source: Source, row: str, number: int, seed: int) -> tuple[d
     return decode_row(rows[number].row), rows[number].text
 
 
-def _check(task: str, trial: Trial) -> None:
-    """Raises ConfigError for responses that are too few or too many, and columns that are not
-    there.
+def _check(task: str, trial: Trial, judge: Any) -> None:
+    """Raises ConfigError for responses that are too few or too many, a judge that nobody names, and
+    columns that are not there.
     """
     if not trial.responses:
         raise ConfigError("--response TEXT is missing: what is to be judged? (-: standard input)")
@@ -121,10 +162,16 @@ def _check(task: str, trial: Trial) -> None:
             " conversation has several turns"
         )
     for verifier in trial.verifiers():
+        wanted: tuple[str, ...] = ("answer", "metadata")
         if verifier == JUDGE:
-            raise ConfigError(f"TASK = {task!r} is judged by a model, which a run asks")
-        if verifier == OWN_SCORERS:
-            wanted: tuple[str, ...] = ("answer", "metadata")
+            if judge is None:
+                raise ConfigError(
+                    f"TASK = {task!r} is judged by a model; say where it answers: --endpoint URL"
+                    " --model NAME"
+                )
+            wanted = (judge.anchor_field,)
+        elif verifier == OWN_SCORERS:
+            pass
         else:
             wanted = called(_function(verifier), "TASK", {}, trial.tag).wanted
         missing = [name for name in wanted if name not in trial.row and name not in OURS]
@@ -141,16 +188,19 @@ def _function(verifier: Any) -> Any:
     return verifier
 
 
-def judged(trial: Trial, rewards: RewardConfig) -> list[Score]:
-    """The scores of a trial, from a worker: one, or that after each turn of a conversation, as far
-    as it goes.
+def judged(trial: Trial, rewards: RewardConfig, asker: Heard | None = None) -> list[Score]:
+    """The scores of a trial, from a worker and the judge that `asker` asks: one, or that after each
+    turn of a conversation, as far as it goes.
 
     Raises ConfigError where a guard is missing that the verifier needs, and for turns after the end
     of a conversation.
     """
     columns, found = encode_row(trial.row), list[Score]()
     prompt = Prompt(0, 0, "", trial.question, np.zeros(1, np.int32), "", columns)
-    with _quiet(), Scorer(rewards, DataConfig(sources=(trial.source,))) as scorer:
+    data = DataConfig(sources=(trial.source,))
+    anchor = rewards.judge.anchor_field if rewards.judge else ""
+    judge = judging.Judge(anchor, asker) if asker else None
+    with _quiet(), JoinedScorer(Scorer(rewards, data), data, judge) as scorer:
         for turns in range(1, len(trial.responses) + 1):
             ended = found and not (found[-1].known and found[-1].says)
             if ended or turns > max(1, trial.turns):
@@ -166,15 +216,21 @@ def judged(trial: Trial, rewards: RewardConfig) -> list[Score]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the scorer from telling what is printed as the reason."""
-    before, faults.logger.disabled = faults.logger.disabled, True
+    """Keeps scorer and judge from telling what is printed as the reason."""
+    loggers = (faults.logger, judging.logger)
+    before = [one.disabled for one in loggers]
     try:
+        for one in loggers:
+            one.disabled = True
         yield
     finally:
-        faults.logger.disabled = before
+        for one, was in zip(loggers, before, strict=True):
+            one.disabled = was
 
 
-def _lines(trial: Trial, scores: Sequence[Score]) -> list[tuple[str, str]]:
+def _lines(
+    trial: Trial, scores: Sequence[Score], ruled: Sequence[str] = ()
+) -> list[tuple[str, str]]:
     score = scores[-1]
     parts = ", ".join(f"{name} {x:g}" for name, x in sorted(score.components.items()))
     said = [message for one in scores for message in json.loads(one.says or "[]")]
@@ -184,6 +240,7 @@ def _lines(trial: Trial, scores: Sequence[Score]) -> list[tuple[str, str]]:
         *((message["role"], message["content"]) for message in said),
         ("reward", f"{score.reward:g}" if score.known else "none: the sample would be left out"),
         ("outcome", score.outcome),
+        *(("judge", line) for line in ruled),
         ("components", parts),
         *(("why", text) for text in reasons(trial, score)),
     ]
@@ -192,6 +249,9 @@ def _lines(trial: Trial, scores: Sequence[Score]) -> list[tuple[str, str]]:
 
 def reasons(trial: Trial, score: Score) -> list[str]:
     """Why the score is what it is, a sentence for each verifier."""
+    failure = next((x for x in judging.FAILURES if score.components.get(f"judge_{x}")), "")
+    if failure:
+        return [f"the judge gave no verdict ({failure}): {score.detail}"]
     if score.outcome == "unjudged":
         return ["the verifier says that it can judge no answer here"]
     if not score.known:
@@ -211,6 +271,8 @@ def reasons(trial: Trial, score: Score) -> list[str]:
 
 def _reason(trial: Trial, name: Any, reward: float) -> str:
     (response,) = trial.responses
+    if name == JUDGE:
+        return "the judge's verdict on the answer against the anchor, both orders taken together"
     kind = kinds().get(name)
     if kind is None:
         if name != OWN_SCORERS:

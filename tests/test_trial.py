@@ -1,8 +1,10 @@
 """`compass try`: one answer, judged by real workers, and why."""
 
 import io
+import json
 
 import pytest
+from judged import quoted, served
 
 from compass_jax.catalogue import rows_of, source_of
 from compass_jax.cli import main
@@ -14,6 +16,7 @@ from compass_jax.tasks.shop import conversation
 from compass_jax.trial import Trial, reasons
 
 SHORT = "compass_jax.tasks.shop:short_1"
+AT = ("--endpoint", "http://127.0.0.1:1/v1", "--model", "m")
 OWN = """
 import time
 from compass_jax.tasks import Task
@@ -100,6 +103,43 @@ def test_several_verifiers_give_a_component_and_a_reason_each(tried):
     assert found["why"].startswith("format: right: the response is <think>")
 
 
+def polite(number, body):
+    """Polite answers are better; of two that are not the first one is."""
+    for name, word in (("Candidate", "Better"), ("Anchor", "Worse")):
+        if "please" in quoted(body["messages"][1]["content"], name):
+            return f"Reasons.\n{word}"
+    return "Better"
+
+
+def test_the_judge_of_a_task_is_asked_in_both_orders(tried):
+    row = ["--row", json.dumps({"prompt": "Tea?", "answer": "No."})]
+    with served(polite) as (at, seen):
+        words = ["judge", *row, "--endpoint", at, "--model", "m", "--response"]
+        found, status, _ = tried(*words, "<think>hm</think>Yes, please.")
+        assert (found["reward"], found["outcome"], found["asked"], status) == ("1", "ok", "Tea?", 0)
+        judge = "Worse of the anchor against the answer; it ended 'Reasons.\\nWorse'"
+        assert found["judge"] == judge and "both orders" in found["why"]
+        assert len(seen.requests) == 2 and all(x["model"] == "m" for x in seen.requests)
+        found, _, _ = tried(*words, "Yes.")
+        assert found["reward"] == "0.5" and "judge_disagreed 1" in found["components"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ((401, "no such key"), "the judge gave no verdict (refused): HTTP 401: "),
+        (b"<html>", "the judge gave no verdict (nonsense): "),
+        ("I cannot say.", "the judge gave no verdict (unparsable): it ended: 'I cannot say.'"),
+    ],
+)
+def test_why_a_judge_gives_no_verdict_is_one_sentence(answer, why, tried):
+    with served(lambda number, body: answer) as (at, _):
+        words = ["judge", "--endpoint", at, "--model", "m", "--row", '{"answer": "No."}']
+        found, status, told = tried(*words, "--response", "Yes.")
+    assert (status, told) == (1, "") and found["reward"].startswith("none")
+    assert found["why"].startswith(why)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -112,6 +152,9 @@ def test_several_verifiers_give_a_component_and_a_reason_each(tried):
         (["math", "--row", "[1]", "--response", "x"], "--row is a list"),
         (["math", "--row", "{", "--response", "x"], "--row is no JSON"),
         (["math"], "--response TEXT is missing"),
+        (["judge", "--response", "x"], "is judged by a model; say where it answers: --endpoint"),
+        (["judge", "--response", "x", "--endpoint", "http://h/v1"], "rewards.judge.model"),
+        (["judge", "--response", "x", *AT], "the row has no 'answer', which judge reads"),
         (["math", "--response", "1", "--response", "2"], "math judges one answer"),
         ([SHORT, "--number", "9999", "--response", "x"], "the first has number 0"),
         (["math", "--timeout-s", "0", "--response", "x"], "must be positive"),
