@@ -1,0 +1,166 @@
+"""`kill -9` while a judge's request is open: the same command asks again what has no verdict, and
+nothing else, and ends where an undisturbed one does.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from judged import served
+from logged import numbers
+
+WAIT_S = 200.0
+TESTS = Path(__file__).parent.parent
+ASKS = """
+import sys
+import numpy as np
+from judged import settings
+from compass_jax.records import Prompt
+from compass_jax.rewards.asking import Pooled
+from compass_jax.rewards.judging import Judge, Verdicts
+
+prompt = Prompt(1, 0, "x", "Which?", np.zeros(1, np.int32), "5", '{"answer": "5"}')
+judge = Judge("answer", Pooled(settings(sys.argv[1], requests=2, timeout_s=60)), Verdicts("."))
+for n in range(8):
+    judge.submit(n, prompt, f"text {n}")
+got = {}
+while judge.outstanding:
+    got |= {n: (x.reward, x.known) for n, x in judge.collect(None)}
+print(sorted(got.items()))
+judge.close()
+"""
+CONFIG = """
+import dataclasses
+from judged import settings
+from tiny_run import tiny_run
+from compass_jax.config import FileSource
+
+
+def open_questions():
+    base = tiny_run()
+    source = FileSource("ROWS", label="open", verifier="judge")
+    data = dataclasses.replace(base.data, sources=(source,), heldout_frac=0.0, eval_prompts=0)
+    judge = settings("ENDPOINT", requests=2, timeout_s=100)
+    rewards = dataclasses.replace(base.rewards, judge=judge)
+    return dataclasses.replace(base, data=data, rewards=rewards)
+"""
+
+
+class Holding:
+    """A judge whose verdict follows from the question; it does not answer request `hold`."""
+
+    def __init__(self):
+        self.hold, self.held, self.released = -1, threading.Event(), threading.Event()
+
+    def __call__(self, number, body):
+        if number == self.hold:
+            self.held.set()
+            self.released.wait(WAIT_S)
+        text = body["messages"][1]["content"].encode()
+        return ("Better", "Tie", "Worse")[hashlib.blake2b(text).digest()[0] % 3]
+
+
+def environment():
+    """One CPU device, compiled with few optimisations."""
+    left_out = ("XLA_FLAGS", "COV_CORE_SOURCE", "COV_CORE_CONFIG", "COV_CORE_DATAFILE")
+    out = {name: text for name, text in os.environ.items() if name not in left_out}
+    out |= {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    return out | {"PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"}
+
+
+def finish(command, folder):
+    """What the command prints to its end."""
+    folder.mkdir(exist_ok=True)
+    options = {"env": environment(), "cwd": folder, "text": True}
+    done = subprocess.run(command, capture_output=True, timeout=WAIT_S, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def kill_while_held(command, folder, judge, hold):
+    """Kills the command while its request number `hold` is open."""
+    judge.hold = hold
+    folder.mkdir(exist_ok=True)
+    options = {"env": environment(), "cwd": folder, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, **options)
+    try:
+        assert judge.held.wait(WAIT_S) and process.poll() is None
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        judge.released.set()
+
+
+def questions(requests):
+    return [body["messages"][1]["content"] for body in requests]
+
+
+def known(folder):
+    """How many verdicts are written."""
+    lines = (folder / "verdicts.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["verdict"] in (1, 0, -1) for line in lines)
+    assert len({json.loads(line)["asked"] for line in lines}) == len(lines)
+    return len(lines)
+
+
+def prove(command, folders, hold):
+    """Runs `command(folder)` undisturbed, and with a kill at half of its requests; returns what
+    both printed. `hold` answers.
+    """
+    undisturbed, killed = folders
+    whole, again = command(undisturbed), command(killed)
+    with served(hold) as (at, seen):
+        first = finish([*whole, at], undisturbed.parent / "first")
+        asked = questions(seen.requests)
+        total = len(asked)
+        assert len(set(asked)) == total == known(undisturbed)
+        folder = killed.parent / "second"
+        kill_while_held([*again, at], folder, hold, total + total // 2)
+        time.sleep(0.3)  # the server reads what the killed process sent last
+        before = known(killed)
+        assert 0 < before < total
+        begun = questions(seen.requests)[total:]
+        second = finish([*again, at], folder)
+        resumed = questions(seen.requests)[total + len(begun) :]
+    assert len(resumed) == total - before, "no verdict that was written is asked for again"
+    assert set(begun) | set(resumed) == set(asked), "and none is lost"
+    assert len(set(begun) & set(resumed)) == len(begun) - before, "those that were open are"
+    assert known(killed) == total
+    return first, second
+
+
+def test_a_judge_that_is_killed_asks_again_what_has_no_verdict(tmp_path):
+    (tmp_path / "asks.py").write_text(ASKS)
+    command = [sys.executable, str(tmp_path / "asks.py")]
+    first, second = prove(
+        lambda folder: command, (tmp_path / "first", tmp_path / "second"), Holding()
+    )
+    assert first == second and "True" in first
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_while_its_judge_reasons_ends_as_an_undisturbed_one(tmp_path):
+    rows = [{"prompt": f"open {n}?", "answer": "No."} for n in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written = CONFIG.replace("ROWS", str(tmp_path / "rows.jsonl"))
+    (tmp_path / "starts.py").write_text(
+        "import pathlib, subprocess, sys\n"
+        f"config = pathlib.Path({str(tmp_path / 'open_questions.py')!r})\n"
+        f"config.write_text({written!r}.replace('ENDPOINT', sys.argv[2]))\n"
+        "sys.argv = ['compass', 'train', str(config), '--run-dir', sys.argv[1]]\n"
+        "from compass_jax.cli import main\n"
+        "sys.exit(main())\n"
+    )
+    folders = (tmp_path / "undisturbed", tmp_path / "killed")
+    start = [sys.executable, str(tmp_path / "starts.py")]
+    prove(lambda folder: [*start, str(folder)], folders, Holding())
+    expected = numbers(folders[0])
+    assert len(expected) == 2 and len({row["loss"] for row in expected}) == 2
+    assert numbers(folders[1]) == expected
