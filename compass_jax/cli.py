@@ -28,7 +28,7 @@ from compass_jax.rundir import FolderLock, NewFolderLock, staged
 from compass_jax.settings_help import first_settings, settings_help
 from compass_jax.signals import STATUSES, Ending, leave
 
-TRAINS = ("demo", "sft", "train")
+TRAINS = ("demo", "sft", "train", "train-judge")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -184,19 +184,25 @@ def _eval_judge(args: argparse.Namespace) -> None:
     from compass_jax.config import JudgeConfig
     from compass_jax.eval_judge import run_eval_judge
 
+    if not args.endpoint:
+        if args.max_tokens is not None and args.max_tokens < 1:
+            raise ConfigError(f"--max-tokens {args.max_tokens}: must be at least 1")
+        _keep_programs(args)
+        run_eval_judge(args.data, args.model, args.out, args.most, args.max_tokens)
+        return
     judge = JudgeConfig(
         args.endpoint,
         args.model,
         key_env=args.key_env,
         timeout_s=args.timeout_s,
         requests=args.requests,
-        max_tokens=args.max_tokens,
+        max_tokens=2048 if args.max_tokens is None else args.max_tokens,
     )
     check_fields(judge, "rewards.judge")
     run_eval_judge(args.data, judge, args.out, args.most)
 
 
-FOR_RL = ("train", "plan", "calibrate-alpha")
+FOR_RL = ("train", "train-judge", "plan", "calibrate-alpha")
 STAGES = {"sft": "sft", "train": "rl"}  # what a command's own directory under runs/NAME is called
 
 # 128 + SIGTERM: whoever started the command must not take a run that stopped on request for a
@@ -281,7 +287,7 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
         return 0
     from compass_jax.distributed import processes, refuse
 
-    if args.command in ("calibrate-alpha", "filter"):
+    if args.command in ("calibrate-alpha", "filter", "train-judge"):
         refuse(f"compass {args.command}")
     with processes():
         _keep_programs(args)
@@ -329,6 +335,11 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
 
         strict = {"strict": True} if args.strict else {}
         return _report_if_done(config, run_rl(config, **logs, **strict))
+    if args.command == "train-judge":
+        from compass_jax.train_judge import run_train_judge
+
+        result = run_train_judge(config)
+        return result.get("status", STOPPED) if result["stopped"] else 0
     if args.command == "calibrate-alpha":
         from compass_jax.calibrate import run_calibration
 

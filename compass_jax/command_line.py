@@ -21,6 +21,8 @@ _CONFIG_HELP = (
 _CONFIGURED = {
     "sft": "train by supervised fine-tuning; on an existing run directory it resumes",
     "train": "train by reinforcement learning; on an existing run directory it resumes",
+    "train-judge": "train a judge on preferences: SFT, then RL with the verdict as the answer; "
+    "on an existing run directory it resumes",
     "data": "show prompts as the model will see them, their lengths, and whether verifiers find "
     "their ground truths right",
     "eval": "evaluate a checkpoint on held-out prompts",
@@ -31,6 +33,7 @@ _CONFIGURED = {
     "filter": "estimate the pass rate of every training prompt; RL keeps those between the bounds "
     "(data.keep_file)",
 }
+_QUICK = ("sft", "train", "train-judge", "data")  # --model may take the place of CONFIG
 _SERVE = (
     "answer requests: JetStream's gRPC server, or HTTP for OpenAI's clients, over our engine "
     "(needs the extra 'serve')"
@@ -89,7 +92,7 @@ def command_line() -> argparse.ArgumentParser:
         sub = command(name, text, add_help=False)
         words = _CONFIG_HELP.format(f"compass {name}")
         sub.add_argument("config", nargs="?", metavar="CONFIG", help=words)
-        if name in ("sft", "train", "data"):
+        if name in _QUICK:
             _quick_options(sub, name)
         sub.set_defaults(usage=sub)
         _configured_options(sub, name)
@@ -269,12 +272,13 @@ def _judge_options(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("data", metavar="FILE", nargs="+", help=text + "and rejected")
     text = "The judge answers at this address of OpenAI's API, as http://127.0.0.1:8000/v1"
-    option("endpoint", text, required=True, metavar="URL")
-    option("model", "The endpoint knows the judge by this name", required=True, metavar="NAME")
+    option("endpoint", text + "; without it our own engine runs it", default="", metavar="URL")
+    text = "The endpoint knows the judge by this name; without --endpoint the judge is this run "
+    option("model", text + "directory, checkpoint or Hugging Face folder", required=True)
     text = "The environment variable of this name holds the endpoint's key; without it none is sent"
     option("key-env", text, default="", metavar="NAME")
-    text = "The judge reasons and answers in at most this count of tokens; 0: the endpoint's limit"
-    option("max-tokens", text, type=int, default=2048)
+    text = "The judge reasons and answers in at most this count of tokens (default: at an endpoint "
+    option("max-tokens", text + "2048, and 0 is its limit; else what memory leaves)", type=int)
     text = "At most this count of requests is under way at once"
     option("requests", text, type=int, default=16)
     text = "A verdict takes at most this count of seconds in each order, tries included"
@@ -282,6 +286,7 @@ def _judge_options(sub: argparse.ArgumentParser) -> None:
     option("most", "This count of pairs is asked, the first ones; 0: all", type=int, default=0)
     text = "The shares and a line for each pair are written into this new folder"
     option("out", text, default="", metavar="DIR")
+    _programs_option(sub)
 
 
 def _show_options(show: argparse.ArgumentParser) -> None:
@@ -307,15 +312,16 @@ def _quick_options(sub: argparse.ArgumentParser, name: str) -> None:
     place = "" if name == "init" else ", in the place of CONFIG"
     text = "The model and the tokenizer are those of this Hugging Face folder or run directory"
     option("model", text + place, metavar="FOLDER")
-    rows = "conversations" if name == "sft" else "prompts"
-    tasks = "" if name == "sft" else ", or are those of tasks such as my_tasks.py:task"
+    rows = {"sft": "conversations", "train-judge": "preferences"}.get(name, "prompts")
+    tasks = "" if rows != "prompts" else ", or are those of tasks such as my_tasks.py:task"
     text = f"The {rows} are in these files, .jsonl or .parquet{tasks}, beside --model"
     option("data", text, nargs="+", metavar="FILE")
     if name == "sft":
         return
-    text = "This judges answers, beside --model: math, exact, ..., file.py:function or "
-    text += "module:function; several are written as NAME=WEIGHT"
-    option("reward", text, nargs="+", default=["math"], metavar="NAME")
+    if name != "train-judge":
+        text = "This judges answers, beside --model: math, exact, ..., file.py:function or "
+        text += "module:function; several are written as NAME=WEIGHT"
+        option("reward", text, nargs="+", default=["math"], metavar="NAME")
     text = "Evaluation takes this file of prompts, beside --model; without it a part of --data is "
     option("eval", text + "held out", metavar="FILE")
     text = "The settings are those of this method's paper, beside --model: espo, gspo, grpo or dapo"
@@ -327,7 +333,7 @@ def with_config(words: list[str]) -> list[str]:
     read as one.
     """
     quick = (
-        words[:1] in (["sft"], ["train"], ["data"])
+        words[:1] in ([name] for name in _QUICK)
         and len(words) > 1
         and any(word == "--model" or word.startswith("--model=") for word in words)
     )

@@ -170,8 +170,9 @@ _ANSWER = "--rollout.max-new-tokens"  # other sizes follow from it
 
 
 def from_words(args: argparse.Namespace, overrides: Sequence[str] = ()) -> RunConfig:
-    """What `--model`, `--data`, `--reward`, `--eval` and `--preset` of `compass train` and `compass
-    sft` ask for (from_files.py). ConfigError where one is missing, or of several processes.
+    """What `--model`, `--data`, `--reward`, `--eval` and `--preset` of `compass train`, `sft` and
+    `train-judge` ask for (from_files.py). ConfigError where one is missing, or of several
+    processes.
 
     overrides: settings that are applied afterwards; those that others follow from are read.
     """
@@ -190,6 +191,9 @@ def from_words(args: argparse.Namespace, overrides: Sequence[str] = ()) -> RunCo
     words = " ".join(overrides).replace("=", " ").replace("_", "-").split(" ")
     after = words[words.index(_ANSWER) + 1 :] if _ANSWER in words else []
     answer = int(after[0]) if after and after[0].isdecimal() else None  # `override` tells the rest
+    if args.command == "train-judge":
+        given = (args.model, args.data, args.eval or "", args.preset, answer)
+        return from_files.judge_config(*given)
     reward = rewards(args.reward)
     return from_files.rl_config(args.model, args.data, reward, args.eval or "", args.preset, answer)
 

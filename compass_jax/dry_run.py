@@ -38,6 +38,10 @@ def run_dry(
         lines = [f"model  {model_in_words(config.model, param_count(config.model))}"]
     elif command in ("sft", "train"):
         lines = _training(config, command, tell)
+    elif command == "train-judge":
+        stages = (("sft", "sft"), ("rl", "train"))
+        runs = ((replace(config, run_dir=f"{config.directory}/{at}"), name) for at, name in stages)
+        lines = [line for run, name in runs for line in _training(run, name, tell)]
     else:
         lines = _reading(config, command, weights, tell)
     for line in [*changes(config), "", *lines]:

@@ -34,7 +34,7 @@ from compass_jax.config import (
     TaskSource,
 )
 from compass_jax.config.named import is_name
-from compass_jax.config.verifiers import settled
+from compass_jax.config.verifiers import VERDICT, settled
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.sft import sft_examples
 from compass_jax.data.tokenizer import Tokenizer
@@ -117,14 +117,61 @@ def sft_config(model: str, data: Sequence[str]) -> RunConfig:
         data=DataConfig(tokenizer=folder),
         sft=sft,
     )
-    examples, _ = sft_examples(config, _tokenizer(folder, found), _unsaid)
-    lengths = [len(example.tokens) for example in examples]
-    longest = min(_up(max(lengths)), longest)
-    buckets = best_buckets(lengths, 3, longest, multiple=max(ROUNDED_TO, _up(longest // 64)))
-    sft = replace(sft, buckets=buckets, batch=min(64, len(lengths)))
-    sft = replace(sft, micro_batch_tokens=_micro_batch(found, compute, mesh, buckets[-1]))
+    config = replace(config, sft=_fitted(config, _tokenizer(folder, found)))
     rollout = RolloutConfig(prompt_buckets=(16,), max_new_tokens=min(128, found.max_positions - 64))
-    return replace(config, sft=sft, rollout=rollout)
+    return replace(config, rollout=rollout)
+
+
+def judge_config(
+    model: str,
+    data: Sequence[str],
+    evaluation: str = "",
+    method: str = "espo",
+    answer: int | None = None,
+) -> RunConfig:
+    """The configuration of both stages of a judge, SFT and RL on the same files of preferences;
+    arguments and errors as those of `rl_config`.
+    """
+    config = rl_config(model, data, VERDICT, evaluation, method, answer)
+    longest, optim = config.model.max_positions, OptimConfig(learning_rate=1e-5)
+    sft = SFTConfig(preferences=tuple(data), buckets=(longest,), optim=optim)
+    config = replace(config, sft=sft)
+    return replace(config, sft=_fitted(config, _tokenizer(config.data.tokenizer, config.model)))
+
+
+def engine_config(
+    model: str, asked: Sequence[Sequence[Mapping[str, str]]], answer: int | None = None
+) -> RunConfig:
+    """The configuration of an engine that answers these chats with the weights of `model`; `answer`
+    and errors as those of `rl_config`.
+    """
+    found, folder = _model(model)
+    compute, mesh = _compute(found), _mesh(found)
+    messages = [[dict(one) for one in chat] for chat in asked]
+    tokens = _tokenizer(folder, found).encode_chats(messages, add_generation_prompt=True)
+    lengths = [len(ids) for ids in tokens]
+    longest = min(max(lengths, default=1), found.max_positions // 2)
+    kept = [n for n in lengths if n <= longest] or [longest]
+    buckets = best_buckets(kept, 2, _up(longest), multiple=max(ROUNDED_TO, _up(longest // 64)))
+    return RunConfig(
+        name="engine",
+        model=found,
+        compute=compute,
+        mesh=mesh,
+        data=DataConfig(tokenizer=folder),
+        rollout=_rollout(found, compute, mesh, buckets, answer),
+    ).validate()
+
+
+def _fitted(config: RunConfig, tokenizer: Tokenizer) -> SFTConfig:
+    """`config.sft` with the lengths, batch and micro-batches that its examples ask for."""
+    examples, _ = sft_examples(config, tokenizer, _unsaid)
+    lengths = [len(example.tokens) for example in examples]
+    longest = min(_up(max(lengths)), config.sft.buckets[-1])
+    buckets = best_buckets(lengths, 3, longest, multiple=max(ROUNDED_TO, _up(longest // 64)))
+    micro = _micro_batch(config.model, config.compute, config.mesh, buckets[-1])
+    batch = min(64, len(lengths))
+    return replace(config.sft, buckets=buckets, batch=batch, micro_batch_tokens=micro)
 
 
 # ---- what depends on the model -------------------------------------------------------------------

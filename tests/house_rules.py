@@ -99,6 +99,7 @@ LAYERS = {
     "catalogue": ANY,
     "trial": ANY,
     "eval_judge": ANY,
+    "train_judge": ANY,
     "demo": ANY,
     "comparison": set(),
     "dry_run": ANY,

@@ -84,6 +84,10 @@ class SFTConfig:
     """
     answers: tuple[Taken, ...] = ()
     """Bare answers without steps, in the same form as `procedural`, count and times included."""
+    preferences: tuple[Name, ...] = ()
+    """A judge's verdicts on the pairs of these files are learnt, each in both orders
+    (docs/howto/judge.md).
+    """
     steps: Count = 100
     """The run ends after so many updates (steps)."""
     batch: Batch = 64

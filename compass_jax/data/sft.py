@@ -26,6 +26,7 @@ from compass_jax.data.files import (
     refuse_blank,
 )
 from compass_jax.data.formats import TURNS, Reading, reading_of, tools_of, turns_of
+from compass_jax.data.preferences import asked_in_both_orders
 from compass_jax.data.procedural import normalised
 from compass_jax.data.questions import Question, Tell, label_of, questions
 from compass_jax.data.stream import ShuffledStream
@@ -46,6 +47,7 @@ class Conversation(NamedTuple):
     messages: Messages
     times: int = 1  # how often it comes
     tools: Sequence[dict[str, Any]] = ()
+    asks: str = ""  # what it asks, where that is not all of the user's messages
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,12 @@ def sft_examples(
     counts: Counter[str] = Counter(duplicates=0, too_long=0, heldout=0)
     seen: set[str] = set()
     examples: list[SFTExample] = []
-    rows = [*conversations(config, tell), *_procedural(config, pool, tell)]
-    allowed = [
-        row
-        for row in rows
-        if not any(m["role"] == "user" and normalised(m["content"]) in asked for m in row.messages)
+    rows = [
+        *conversations(config, tell),
+        *_verdicts(config.sft.preferences),
+        *_procedural(config, pool, tell),
     ]
+    allowed = [row for row in rows if not asked.intersection(_asks(row))]
     counts["heldout"] = len(rows) - len(allowed)
     encoded = tokenizer.encode_examples(
         [row.messages for row in allowed], tools=[row.tools for row in allowed]
@@ -129,11 +131,27 @@ def sft_examples(
     return examples, dict(counts)
 
 
+def _asks(row: Conversation) -> Iterator[str]:
+    """What an example asks, as held-out questions are compared."""
+    yield from (normalised(m["content"]) for m in row.messages if m["role"] == "user")
+    if row.asks:
+        yield normalised(row.asks)
+
+
+def _verdicts(patterns: Sequence[str]) -> Iterator[Conversation]:
+    """What a judge learns to say of the pairs of files, in both orders."""
+    for pattern in patterns:
+        for one in asked_in_both_orders(pattern):
+            said = [*one.messages, {"role": "assistant", "content": one.taught}]
+            yield Conversation(one.pair.where, label_of(pattern), said, asks=one.pair.question)
+
+
 def _check_any(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
     if not counts["examples"]:
         raise DataError(
-            f"no SFT examples are left of sft.files = {config.sft.files}, sft.procedural ="
-            f" {config.sft.procedural} and sft.answers = {config.sft.answers}: {counts['too_long']}"
+            f"no SFT examples are left of sft.files = {config.sft.files}, sft.preferences ="
+            f" {config.sft.preferences}, sft.procedural = {config.sft.procedural} and sft.answers ="
+            f" {config.sft.answers}: {counts['too_long']}"
             f" are longer than sft.buckets[-1] = {config.sft.buckets[-1]} tokens,"
             f" {counts['heldout']} ask a held-out question"
         )
