@@ -6,6 +6,7 @@ import random
 from concurrent.futures import Future
 from functools import partial
 
+import jax
 import pytest
 from judged import quoted
 from logged import lines, numbers
@@ -14,12 +15,14 @@ from tiny_run import tiny_run
 
 from compass_jax import eval_judge, train_judge
 from compass_jax.cli import main
-from compass_jax.config import ConfigError, DataConfig, FileSource
+from compass_jax.config import ConfigError, DataConfig, FileSource, MoEConfig
 from compass_jax.data.preferences import read_preferences
 from compass_jax.data.questions import questions
 from compass_jax.data.sft import sft_examples
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.from_files import judge_config
+from compass_jax.library import with_settings
+from compass_jax.model.transformer import init_params
 from compass_jax.rewards.endpoint import Reply
 from compass_jax.rundir import read_config
 from compass_jax.train_judge import balance, split_pairs
@@ -204,3 +207,25 @@ def test_one_command_tunes_trains_and_measures_and_goes_on(folder, monkeypatch, 
     rl = str(run / "rl")
     assert main(["eval-judge", "pairs.jsonl", "--model", rl, "--most", "2", "--out", "own"]) == 0
     assert json.loads((folder / "own" / "summary.json").read_text())["pairs"] == 2
+
+
+@pytest.mark.slow  # minutes of training; the composition is tested above
+def test_a_tiny_judge_learns_which_digit_is_larger(tmp_path, monkeypatch):
+    """From random weights: 600 pairs of digits, in questions of their own."""
+    base = tiny_run()
+    sizes = {"hidden": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 128}
+    experts = MoEConfig(experts=4, top_k=2, ffn=64)
+    model = dataclasses.replace(base.model, **sizes, moe=experts, max_positions=1024)
+    weights = init_params(model, base.compute, jax.random.key(0))
+    at, tokenizer = tmp_path / "model", base.data.tokenizer
+    save_params(weights, model, at, "float32", tokenizer_from=tokenizer)
+    config = judge_config(str(at), [write(tmp_path / "pairs.jsonl", larger(600))], answer=8)
+    settings = {"sft.steps": 250, "sft.batch": 16, "sft.optim.learning_rate": 2e-3}
+    settings |= {"rl.steps": 10, "rl.prompts_per_step": 8, "rl.group_size": 8}
+    settings |= {"rl.optim.learning_rate": 3e-4, "rl.eval_every": 0, "data.eval_prompts": 100}
+    settings |= {"mesh.fsdp": 1, "run_dir": str(tmp_path / "run")}
+    out = train_judge.run_train_judge(with_settings(config, settings))
+    print(out["sft"], out["rl"])
+    assert out["rl"].pairs == 100 and out["rl"].missing < 0.05
+    assert out["sft"].agreement > 0.6 and out["rl"].agreement > 0.6
+    assert out["rl"].preference > 0.5 and out["rl"].tie_recall > 0.6
