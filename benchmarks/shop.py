@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks import experiments, rl_runs
 from compass_jax.cli import load_config, tune_allocator
-from compass_jax.config import RunConfig
+from compass_jax.config import MoEConfig, RunConfig
 from compass_jax.evaluate import evaluate_weights
 from compass_jax.rundir import write_atomically
 from compass_jax.tasks import shop
@@ -59,8 +59,13 @@ def configuration(seed: int, folder: Path, smoke: bool) -> RunConfig:
     data = dataclasses.replace(config.data, eval_prompts=256)
     evaluation, rl = dataclasses.replace(config.evaluation, k=8), config.rl
     if smoke:
-        sft = dataclasses.replace(sft, steps=2, batch=4)
+        # most of a smoke run's time is the compiler's, which fewer layers and rows have less of
+        moe = MoEConfig(experts=4, top_k=2, ffn=16)
+        model = dict(hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=32, moe=moe)
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, **model))
+        sft = dataclasses.replace(sft, steps=2, batch=4, micro_batch_tokens=768)
         rl = dataclasses.replace(rl, steps=1, prompts_per_step=2, group_size=2)
+        rl = dataclasses.replace(rl, micro_batch_tokens=768)
         data, evaluation = (
             dataclasses.replace(data, eval_prompts=4),
             dataclasses.replace(evaluation, k=2),

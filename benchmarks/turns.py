@@ -7,7 +7,8 @@ calls; the reward at the end against one for each turn; RL-ZVP and growth on or 
 A variant is "calls, reward, stages". All variants of a number of calls and a seed start from one
 cold start; 1 and 2 calls share that of benchmarks/shop.py. Success is that of the final state,
 whatever the reward was. A line per finished run goes to OUT/turns.jsonl; at the end OUT/turns.md,
-which names the runs that are missing, and OUT/turns_CALLS.png.
+which names the runs that are missing, and OUT/turns_CALLS.png. With --smoke and without --only two
+variants run, of one seed.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ VARIANTS = {
     f"{calls}, {reward}, {stages}": (calls, reward, stages)
     for calls, reward, stages in itertools.product(shop.CALLS, REWARDS, STAGES)
 }
+
+
+# each number of calls that has a cold start of its own, each reward, stages or none
+SMOKE = ("2, end, no stages", "4, each turn, RL-ZVP and growth")
 
 
 def start_config(calls: int, seed: int, folder: Path, smoke: bool) -> RunConfig:
@@ -106,6 +111,8 @@ def main(argv: list[str] | None = None) -> None:
         __doc__, "turns", cold_starts="shop", seeds=SEEDS, variants=tuple(VARIANTS)
     )
     args = parser.parse_args(argv)
+    if args.smoke and args.only == list(VARIANTS):
+        args.seeds, args.only = args.seeds[:1], list(SMOKE)
     out = Path(args.out)
     results = out / "turns.jsonl"
     for seed, name in itertools.product(args.seeds, args.only):

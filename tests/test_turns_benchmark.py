@@ -34,12 +34,14 @@ def test_right_conversations_have_room(calls):
 
 @pytest.mark.slow
 def test_smoke_of_the_experiment_on_turns(tmp_path, monkeypatch):
-    args = ["--out", str(tmp_path), "--seeds", "0", "--smoke", "--only", "2, each turn, no stages"]
+    args = ["--out", str(tmp_path), "--smoke"]
     args += ["--cold-starts", str(tmp_path / "cold")]
     turns.main(args)
     table = (tmp_path / "turns.md").read_text()
-    assert "| 2 | each turn | no stages | 1 |" in table
-    assert (tmp_path / "turns_2.png").stat().st_size > 10_000
+    assert "| 2 | end | no stages | 1 |" in table
+    assert "| 4 | each turn | RL-ZVP and growth | 1 |" in table
+    for calls in (2, 4):
+        assert (tmp_path / f"turns_{calls}.png").stat().st_size > 10_000
     monkeypatch.setattr(rl_runs, "run_rl", lambda config: pytest.fail("nothing was left to run"))
     turns.main(args)
     assert (tmp_path / "turns.md").read_text() == table

@@ -220,7 +220,9 @@ def _script(goal: Goal) -> Script:
         yield Call("buy", [item, n, code])
     elif goal["kind"] == "cancel":
         found = yield Call("orders", [])
-        yield Call("cancel", [next(number for number, name, _ in found if name == item)])
+        # none where a careless clerk cancelled it for another one
+        for number in [number for number, name, _ in found if name == item][:1]:
+            yield Call("cancel", [number])
     else:
         first = yield Call("price", [item])
         second = yield Call("price", [goal["other"]])

@@ -147,3 +147,11 @@ def test_conversations_for_a_cold_start_are_written(tmp_path):
     found = [json.loads(line)["messages"] for line in file.read_text().splitlines()]
     assert len(found) == 4 * 2 * 3
     assert {m["role"] for messages in found for m in messages} == {"user", "assistant", "tool"}
+
+
+@pytest.mark.parametrize("calls", shop.CALLS)
+def test_clerks_answer_every_request_whatever_a_careless_one_did_before(calls):
+    """A careless clerk may cancel the order that the next goal is about."""
+    random_ = random.Random(0)
+    for row in shop.rows(0, (calls,), 100):
+        assert len(shop.clerks(row, 0.5, random_)) == shop.COPIES
