@@ -6,6 +6,7 @@ by jaxtyping and beartype.
 """
 
 import atexit
+import contextlib
 import gc
 import os
 import shutil
@@ -13,14 +14,12 @@ import socket
 import sys
 import tempfile
 
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-)
+import quick_compile
+
+# `make test-slow` compiles as a user's run does.
+quick_compile.ask(os.environ, devices=8)
 os.environ.setdefault("PJRT_NPROC", "64")  # as distributed.initialize sets it
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of a test's time is the compiler's. `make test-slow` compiles as a user's run does, and so do
-# the files that ask for it (`fully_optimised`).
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have it from the process that started them
     # What one process of this session compiled, all others load: tests, and commands that they run.
@@ -66,6 +65,15 @@ def pytest_collection_modifyitems(config, items):
         raise pytest.UsageError(str(error)) from None
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
     items[:] = [item for item in items if item.nodeid not in left]
+
+
+def pytest_collection_finish():
+    """The collector of garbage passes over what the imports left, and comes more rarely: it took an
+    eighth of the time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 _LOCAL = ("127.", "::1", "localhost")
@@ -123,10 +131,32 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
-@pytest.fixture(scope="module")
-def fully_optimised():
-    """Programs of one test file are compiled as in a user's run."""
+@contextlib.contextmanager
+def optimised():
+    """Programs are compiled as in a user's run, but for `quick_compile.FLAG`; what was compiled
+    otherwise is dropped.
+    """
     before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", False)
+    if before:
+        jax.clear_caches()
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+    if before:
+        jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def fully_optimised():
+    """`optimised` for all tests of a file."""
+    with optimised():
+        yield
+
+
+@pytest.fixture
+def optimised_alike():
+    """`optimised` for one test: two programs that must agree bit for bit, of which one has an input
+    more, do so as they are optimised alike.
+    """
+    with optimised():
+        yield

@@ -23,6 +23,7 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.slots import Slots
 from compass_jax.training import step
 
+pytestmark = pytest.mark.usefixtures("fully_optimised")
 TURNS, LENGTH = 3, 40
 LOOSE = to_decode(random_params())
 ROLL = dataclasses.replace(ROLLOUT, max_new_tokens=24, cache_bucket=40)

@@ -165,6 +165,7 @@ def test_a_router_has_one_matrix_and_no_bias():
     assert set(run["layer_1"]["mlp"]) == {"router", "gate", "up", "down"}
 
 
+@pytest.mark.usefixtures("optimised_alike")
 def test_the_ids_recorded_under_ties_are_the_ids_used():
     """12: a router of zeros ties every expert with every other; the record counts what was
     dispatched, and replaying it changes no bit.

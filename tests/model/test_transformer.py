@@ -200,6 +200,7 @@ def test_training_prefill_and_decode_give_the_same_log_probs():
     np.testing.assert_array_equal(np.asarray(whole.routes)[MASK], np.asarray(train.routes)[MASK])
 
 
+@pytest.mark.usefixtures("optimised_alike")
 @pytest.mark.parametrize("layout", ["stacked", "decode"])
 def test_feeding_a_forward_its_own_routing_changes_no_bit(layout):
     params = random_params(SPREAD)

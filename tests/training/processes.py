@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import quick_compile
+
 TESTS = Path(__file__).parent.parent
 PATIENCE_S = 200
 CONFIG = """
@@ -38,13 +40,10 @@ def processes():
 
 def environment(devices: int) -> dict[str, str]:
     """One process with so many simulated devices."""
-    out = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "COMPASS_"))}
-    return out | {
-        "PYTHONPATH": str(TESTS),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
+    inherited = ("COV_", "COMPASS_", "XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+    out = {k: v for k, v in os.environ.items() if not k.startswith(inherited)}
+    quick_compile.ask(out, devices)
+    return out | {"PYTHONPATH": str(TESTS), "JAX_PLATFORMS": "cpu"}
 
 
 def free_port() -> int:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import quick_compile
 from logged import numbers
 
 from compass_jax.weights import checkpoint
@@ -38,11 +39,9 @@ def environment(quick):
     out = {
         k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS",) and not k.startswith("COV_")
     }
-    out |= {
-        "PYTHONPATH": str(TESTS),
-        "JAX_PLATFORMS": "cpu",
-    }
-    return out | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1" if quick else "0"}
+    out["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1" if quick else "0"
+    quick_compile.ask(out)
+    return out | {"PYTHONPATH": str(TESTS), "JAX_PLATFORMS": "cpu"}
 
 
 class Run:
