@@ -72,8 +72,8 @@ def environment():
     """One CPU device, compiled with few optimisations."""
     left_out = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "COV_CORE_")
     out = {name: text for name, text in os.environ.items() if not name.startswith(left_out)}
-    quick_compile.ask(out)
-    return out | {"JAX_PLATFORMS": "cpu"} | {"PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"}
+    out |= quick_compile.asked(out) | {"JAX_PLATFORMS": "cpu"}
+    return out | {"PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"}
 
 
 def finish(command, folder):

@@ -42,8 +42,8 @@ def environment(devices: int) -> dict[str, str]:
     """One process with so many simulated devices."""
     inherited = ("COV_", "COMPASS_", "XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
     out = {k: v for k, v in os.environ.items() if not k.startswith(inherited)}
-    quick_compile.ask(out, devices)
-    return out | {"PYTHONPATH": str(TESTS), "JAX_PLATFORMS": "cpu"}
+    out |= {"PYTHONPATH": str(TESTS), "JAX_PLATFORMS": "cpu"}
+    return out | quick_compile.asked(out, devices)
 
 
 def free_port() -> int:

@@ -40,8 +40,7 @@ def environment(quick):
         k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS",) and not k.startswith("COV_")
     }
     out["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1" if quick else "0"
-    quick_compile.ask(out)
-    return out | {"PYTHONPATH": str(TESTS), "JAX_PLATFORMS": "cpu"}
+    return out | quick_compile.asked(out) | {"PYTHONPATH": str(TESTS), "JAX_PLATFORMS": "cpu"}
 
 
 class Run:
