@@ -276,7 +276,8 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
     if args.dry_run:
         from compass_jax.dry_run import run_dry
 
-        run_dry(config, args.command, getattr(args, "checkpoint", None))
+        command = "train-judge --scalar" if getattr(args, "scalar", False) else args.command
+        run_dry(config, command, getattr(args, "checkpoint", None))
         return 0
     if args.command == "plan":
         return _plan(config, args)
@@ -329,7 +330,7 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
     if args.command == "sft":
         from compass_jax.training.sft import run_sft
 
-        return _report_if_done(config, run_sft(config, **logs))
+        return _report_if_done(config, run_sft(config, **logs))  # type: ignore[arg-type]
     if args.command == "train":
         from compass_jax.training.rl import run_rl
 
@@ -338,7 +339,7 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
     if args.command == "train-judge":
         from compass_jax.train_judge import run_train_judge
 
-        result = run_train_judge(config)
+        result = run_train_judge(config, args.scalar)
         return result.get("status", STOPPED) if result["stopped"] else 0
     if args.command == "calibrate-alpha":
         from compass_jax.calibrate import run_calibration

@@ -326,6 +326,9 @@ def _quick_options(sub: argparse.ArgumentParser, name: str) -> None:
     option("eval", text + "held out", metavar="FILE")
     text = "The settings are those of this method's paper, beside --model: espo, gspo, grpo or dapo"
     option("preset", text, default="espo", metavar="NAME")
+    if name == "train-judge":
+        text = "A scalar reward model is trained instead, by the sft settings alone"
+        sub.add_argument("--scalar", action="store_true", help=text)
 
 
 def with_config(words: list[str]) -> list[str]:

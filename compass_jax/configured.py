@@ -193,7 +193,7 @@ def from_words(args: argparse.Namespace, overrides: Sequence[str] = ()) -> RunCo
     answer = int(after[0]) if after and after[0].isdecimal() else None  # `override` tells the rest
     if args.command == "train-judge":
         given = (args.model, args.data, args.eval or "", args.preset, answer)
-        return from_files.judge_config(*given)
+        return from_files.judge_config(*given, scalar=args.scalar)
     reward = rewards(args.reward)
     return from_files.rl_config(args.model, args.data, reward, args.eval or "", args.preset, answer)
 

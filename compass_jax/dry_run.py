@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.data.keep import kept_prompts
+from compass_jax.data.pairs import encode_pairs, split_pairs
 from compass_jax.data.prompts import fitting, heldout_prompts, train_prompts
 from compass_jax.data.sft import sft_examples
 from compass_jax.model.params import param_count
@@ -38,8 +39,9 @@ def run_dry(
         lines = [f"model  {model_in_words(config.model, param_count(config.model))}"]
     elif command in ("sft", "train"):
         lines = _training(config, command, tell)
-    elif command == "train-judge":
-        stages = (("sft", "sft"), ("rl", "train"))
+    elif command.startswith("train-judge"):
+        scalar = command.endswith("--scalar")
+        stages = (("scalar", "scalar"),) if scalar else (("sft", "sft"), ("rl", "train"))
         runs = ((replace(config, run_dir=f"{config.directory}/{at}"), name) for at, name in stages)
         lines = [line for run, name in runs for line in _training(run, name, tell)]
     else:
@@ -81,9 +83,13 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
         train, heldout = _prompts(config, tell)
         work, total = f"{train:,} prompts, {heldout:,} held out", config.rl.steps
     else:
-        counts = sft_examples(config, load_tokenizer(config), tell)[1]
+        tokenizer, total = load_tokenizer(config), config.sft.steps
+        if command == "scalar":
+            pairs, longest = split_pairs(config.data)[0], config.sft.buckets[-1]
+            counts = encode_pairs(pairs, tokenizer, longest, tell)[1]
+        else:
+            counts = sft_examples(config, tokenizer, tell)[1]
         work = f"{counts['examples']:,} examples, {counts['tokens']:,} tokens"
-        total = config.sft.steps
     done = checkpoint.latest(config.directory) if begun else None
     if done is None:
         check_weights(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import islice
@@ -127,6 +127,11 @@ def judged(
         found = ruled(pairs, asker)
     finally:
         asker.close()
+    return told(found, named, out)
+
+
+def told(found: Sequence[Ruled], named: Mapping[str, Any], out: str = "") -> Agreement:
+    """Prints what was found; `named` and `out` as in `judged`."""
     numbers = agreement(
         [one.pair.gold for one in found],
         [one.first for one in found],
@@ -167,7 +172,7 @@ def number(value: float) -> str:
 
 def _write(
     folder: Path,
-    named: dict[str, str],
+    named: Mapping[str, Any],
     numbers: Agreement,
     failures: dict[str, int],
     found: Sequence[Ruled],

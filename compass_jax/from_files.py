@@ -35,6 +35,7 @@ from compass_jax.config import (
 )
 from compass_jax.config.named import is_name
 from compass_jax.config.verifiers import VERDICT, settled
+from compass_jax.data.pairs import encode_pairs, split_pairs
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.sft import sft_examples
 from compass_jax.data.tokenizer import Tokenizer
@@ -128,15 +129,20 @@ def judge_config(
     evaluation: str = "",
     method: str = "espo",
     answer: int | None = None,
+    scalar: bool = False,
 ) -> RunConfig:
-    """The configuration of both stages of a judge, SFT and RL on the same files of preferences;
-    arguments and errors as those of `rl_config`.
+    """The configuration of both stages of a judge, SFT and RL on the same files of preferences, or
+    of a scalar reward model; arguments and errors as those of `rl_config`.
     """
     config = rl_config(model, data, VERDICT, evaluation, method, answer)
     longest, optim = config.model.max_positions, OptimConfig(learning_rate=1e-5)
     sft = SFTConfig(preferences=tuple(data), buckets=(longest,), optim=optim)
     config = replace(config, sft=sft)
-    return replace(config, sft=_fitted(config, _tokenizer(config.data.tokenizer, config.model)))
+    tokenizer = _tokenizer(config.data.tokenizer, config.model)
+    if not scalar:
+        return replace(config, sft=_fitted(config, tokenizer))
+    pairs, _ = encode_pairs(split_pairs(config.data)[0], tokenizer, longest, _unsaid)
+    return replace(config, sft=_sized(config, [pair.longest for pair in pairs]))
 
 
 def engine_config(
@@ -166,7 +172,11 @@ def engine_config(
 def _fitted(config: RunConfig, tokenizer: Tokenizer) -> SFTConfig:
     """`config.sft` with the lengths, batch and micro-batches that its examples ask for."""
     examples, _ = sft_examples(config, tokenizer, _unsaid)
-    lengths = [len(example.tokens) for example in examples]
+    return _sized(config, [example.size for example in examples])
+
+
+def _sized(config: RunConfig, lengths: Sequence[int]) -> SFTConfig:
+    """`config.sft` for examples of these lengths in tokens."""
     longest = min(_up(max(lengths)), config.sft.buckets[-1])
     buckets = best_buckets(lengths, 3, longest, multiple=max(ROUNDED_TO, _up(longest // 64)))
     micro = _micro_batch(config.model, config.compute, config.mesh, buckets[-1])

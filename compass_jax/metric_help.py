@@ -100,6 +100,9 @@ METRICS: dict[str, Metric] = {
     # the update
     "loss": Metric("", "Minus the objective, mean over the step's updates."),
     "sft/loss": Metric(_NATS, "Mean negative log-prob of the learnt tokens."),
+    "scalar/loss": Metric("nats", "Of a scalar reward model: mean negative log-prob of a verdict."),
+    "scalar/right_frac": Metric(_SHARE, "Of its pairs that are no tie, those it ranks right."),
+    "scalar/margin": Metric("", "Mean difference of its two rewards, without a sign."),
     "grad_norm": Metric("", "The gradient's norm before clipping, mean over the updates."),
     "lr": Metric("", "The learning rate."),
     "skipped_updates": Metric("updates", "Updates left out because a gradient was not finite."),

@@ -10,6 +10,7 @@ COLUMNS = 80  # of the progress line
 # fit, the last ones go first, then the rate and the time left.
 _SHOWN = (
     ("loss", "sft/loss", "{:.3f}"),
+    ("loss", "scalar/loss", "{:.3f}"),
     ("reward", "reward/mean", "{:.3f}"),
     ("kl", "policy/kl_k3", "{:.1e}"),
     ("grad", "grad_norm", "{:.2f}"),

@@ -3,56 +3,35 @@ answer; the judge is measured on held-out pairs after each.
 
     FOLDER/sft, FOLDER/rl                  the two runs, which go on like any run
     FOLDER/judged_sft, FOLDER/judged_rl    what `compass eval-judge` would write
+    FOLDER/scalar, FOLDER/judged_scalar    of a scalar reward model (--scalar), the baseline
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
-from compass_jax.config import ConfigError, DataConfig, FileSource, RunConfig
-from compass_jax.config.verifiers import VERDICT, pairs
-from compass_jax.data.preferences import SAID, Preference, read_preferences
-from compass_jax.data.procedural import normalised
-from compass_jax.data.questions import is_heldout
-from compass_jax.eval_judge import judged, number, own_judge
+from compass_jax.config import RunConfig
+from compass_jax.data.pairs import split_pairs
+from compass_jax.data.preferences import SAID, Preference
+from compass_jax.eval_judge import Ruled, judged, number, own_judge, told
 from compass_jax.report import summary_table
 from compass_jax.rewards.agreement import Agreement
+from compass_jax.rewards.endpoint import REFUSED
+from compass_jax.rewards.scalar import Rate, tie_margin, verdicts
 from compass_jax.training.rl import run_rl
+from compass_jax.training.scalar import ScalarModel, ScalarTrainer
 from compass_jax.training.sft import run_sft
 
+MOST_FOR_MARGIN = 1000  # training pairs from which a scalar model's threshold of ties comes
 FEW, MANY = 0.1, 2 / 3  # shares of ties between which nothing is said
-
-
-def split_pairs(data: DataConfig) -> tuple[list[Preference], list[Preference]]:
-    """(training, held-out) pairs, on the sides on which RL has their questions.
-
-    Raises ConfigError where no source has preferences, DataError for rows that cannot be used.
-    """
-    found, held = (list(_pairs(data, key)) for key in ("sources", "eval_sources"))
-    if not found:
-        raise ConfigError(
-            f"data.sources: no file of preferences; a judge learns from FileSource(path,"
-            f" verifier={VERDICT!r})"
-        )
-    if data.eval_sources:
-        asked = {normalised(pair.question) for pair in held}
-        return [pair for pair in found if normalised(pair.question) not in asked], held
-    sides: tuple[list[Preference], list[Preference]] = ([], [])
-    for pair in found:
-        sides[is_heldout(pair.question, data.heldout_frac)].append(pair)
-    return sides
-
-
-def _pairs(data: DataConfig, key: str) -> Iterator[Preference]:
-    for source in getattr(data, key):
-        if isinstance(source, FileSource) and VERDICT in dict(pairs(source.verifier)):
-            yield from read_preferences(source.path)
 
 
 def balance(found: Sequence[Preference]) -> list[str]:
@@ -75,9 +54,9 @@ def balance(found: Sequence[Preference]) -> list[str]:
     return lines
 
 
-def run_train_judge(config: RunConfig) -> dict[str, Any]:
+def run_train_judge(config: RunConfig, scalar: bool = False) -> dict[str, Any]:
     """Trains and measures; a run that was ended goes on. Returns what the last stage returned, with
-    the Agreement after each stage as "sft" and "rl".
+    the Agreement after each stage as "sft" and "rl"; of a scalar reward model as "scalar".
     """
     config.validate_for_rl()
     console, folder = Console(soft_wrap=True), Path(config.directory)
@@ -85,6 +64,8 @@ def run_train_judge(config: RunConfig) -> dict[str, Any]:
     held = held[: config.data.eval_prompts]
     for line in (*balance(training), f"{len(held)} held-out pairs"):
         console.print(line, highlight=False, markup=False)
+    if scalar:
+        return _train_scalar(config, training, held)
     sft = replace(config, run_dir=str(folder / "sft"))
     console.rule("1/2 supervised fine-tuning on the verdicts, in both orders")
     tuned = run_sft(sft)
@@ -102,6 +83,56 @@ def run_train_judge(config: RunConfig) -> dict[str, Any]:
         console.print(summary_table(rows, title=f"{before.pairs} held-out pairs"))
     console.print(f"the judge: {rl.directory}", highlight=False)
     return {**trained, "sft": before, "rl": after}
+
+
+def _train_scalar(
+    config: RunConfig, training: Sequence[Preference], held: Sequence[Preference]
+) -> dict[str, Any]:
+    """One stage of pairs, in FOLDER/scalar, and how often its verdicts are people's."""
+    run = replace(config, run_dir=f"{config.directory}/scalar")
+    trained = run_sft(run, kind=ScalarTrainer)
+    if trained["stopped"] or not held:
+        return trained
+    sizes = config.sft.buckets, config.sft.micro_batch_tokens
+    rated = Rated(ScalarModel(run, run.directory, *sizes), training[:MOST_FOR_MARGIN])
+    out = Path(config.directory) / "judged_scalar"
+    found = told(rated.ruled(held), {"judge": run.directory, "tie_margin": rated.margin}, str(out))
+    console = Console(soft_wrap=True)
+    console.print(f"a difference of rewards up to {rated.margin:.3g} is called a tie: the best")
+    console.print(f"threshold on the training pairs. The reward model: {run.directory}")
+    return {**trained, "scalar": found}
+
+
+class Rated:
+    """Verdicts of a scalar reward model, `rate`: a tie is a difference of rewards up to a margin,
+    the one that fits `known` pairs best.
+    """
+
+    def __init__(self, rate: Rate, known: Sequence[Preference]):
+        self._rate = rate
+        margins, _ = self._margins(known)
+        kept = np.isfinite(margins)
+        gold = np.array([pair.gold for pair in known])
+        self.margin = tie_margin(margins[kept], gold[kept])
+
+    def ruled(self, found: Sequence[Preference]) -> list[Ruled]:
+        """The verdicts on pairs. Both orders agree by construction."""
+        margins, texts = self._margins(found)
+        out = []
+        for pair, margin, text in zip(found, margins, texts, strict=True):
+            known = math.isfinite(margin)
+            said = int(verdicts(margin, self.margin)) if known else None
+            other = None if said is None else -said
+            failures = () if known else (REFUSED, REFUSED)
+            out.append(Ruled(pair, said, other, failures, (text, text)))
+        return out
+
+    def _margins(self, found: Sequence[Preference]) -> tuple[np.ndarray, list[str]]:
+        """r(candidate) - r(anchor) of each pair, NaN where one is too long; and both in words."""
+        asked = [(x.question, text) for x in found for text in (x.candidate, x.anchor)]
+        rates = [math.nan if r is None else r for r in self._rate(asked)]
+        both = np.array(rates).reshape(-1, 2)
+        return both[:, 0] - both[:, 1], [f"rewards {x:.4g} and {y:.4g}" for x, y in both]
 
 
 def _measured(

@@ -75,6 +75,7 @@ LAYERS = {
     "training.loop": ANY,
     "training.own_judge": ANY,
     "training.rl": ANY,
+    "training.scalar": ANY,
     "training.sft": ANY,
     "telemetry": {"config", "untrusted", "trackers", "logfile", "screen"},
     "screen": {"progress", "compiler_clock"},

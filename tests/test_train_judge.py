@@ -16,6 +16,7 @@ from tiny_run import tiny_run
 from compass_jax import eval_judge, train_judge
 from compass_jax.cli import main
 from compass_jax.config import ConfigError, DataConfig, FileSource, MoEConfig
+from compass_jax.data.pairs import split_pairs
 from compass_jax.data.preferences import read_preferences
 from compass_jax.data.questions import questions
 from compass_jax.data.sft import sft_examples
@@ -25,7 +26,7 @@ from compass_jax.library import with_settings
 from compass_jax.model.transformer import init_params
 from compass_jax.rewards.endpoint import Reply
 from compass_jax.rundir import read_config
-from compass_jax.train_judge import balance, split_pairs
+from compass_jax.train_judge import balance
 from compass_jax.weights.hf import save_params
 
 SETTINGS = {

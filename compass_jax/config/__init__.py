@@ -18,7 +18,7 @@ from compass_jax.config.data import (
     TaskSource,
 )
 from compass_jax.config.errors import ConfigError
-from compass_jax.config.judge import EngineJudgeConfig, JudgeConfig
+from compass_jax.config.judge import EngineJudgeConfig, JudgeConfig, ScalarJudgeConfig
 from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
@@ -54,6 +54,7 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "SFTConfig",
+    "ScalarJudgeConfig",
     "ShapingConfig",
     "TaskSource",
     "ZeroVarianceConfig",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from compass_jax.config.errors import check
-from compass_jax.config.judge import EngineJudgeConfig, JudgeConfig
+from compass_jax.config.judge import EngineJudgeConfig, JudgeConfig, ScalarJudgeConfig
 from compass_jax.config.named import absolute, check_name
 from compass_jax.config.ranges import (
     AUTO,
@@ -333,9 +333,9 @@ class RewardConfig:
     answer_tag: str = "answer"
     """The answer is the text in the last <TAG>...</TAG> of a response; empty: the whole response.
     """
-    judge: JudgeConfig | EngineJudgeConfig | None = None
-    """The judge that verifier="judge" asks, at an endpoint or in an engine of our own; None: there
-    is none.
+    judge: JudgeConfig | EngineJudgeConfig | ScalarJudgeConfig | None = None
+    """The judge that verifier="judge" asks, at an endpoint or in an engine of our own, or a scalar
+    reward model; None: there is none.
     """
     code: tuple[tuple[str, str], ...] = ()
     """The run writes the name of each own verifier here, and the hash of its file."""

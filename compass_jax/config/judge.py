@@ -111,3 +111,33 @@ class EngineJudgeConfig:
             t == 0 or t >= 1e-3,
             f"rewards.judge.temperature = {t}: must be 0 (greedy) or at least 0.001",
         )
+
+
+@dataclass(frozen=True)
+class ScalarJudgeConfig:
+    """A scalar reward model (compass train-judge --scalar) on the training's devices, between
+    rollouts. A reward is sigmoid(r(answer) - r(anchor)), the chance that the answer is the better
+    one. Runs of one process have it.
+    """
+
+    weights: Name
+    """The reward model has the weights of this run, checkpoint or Hugging Face folder, of the
+    policy's model and tokenizer.
+    """
+    anchor_field: Name = "answer"
+    """The row's column of this name holds the answer to compare with; answer is the reference,
+    whatever its column is called.
+    """
+    buckets: tuple[Tokens, ...] = (512, 1024, 2048)
+    """A question with its answer is padded to the next of these lengths in tokens; a longer one is
+    left out and counted.
+    """
+    micro_batch_tokens: Tokens = 8192
+    """The reward model reads so many tokens at once, padding included."""
+
+    def validate(self) -> None:
+        b = self.buckets
+        check(
+            bool(b) and list(b) == sorted(set(b)),
+            f"rewards.judge.buckets = {b}: must increase and be positive",
+        )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from compass_jax.config.data import DataConfig, EvalConfig, RewardConfig, RolloutConfig
 from compass_jax.config.errors import check
-from compass_jax.config.judge import EngineJudgeConfig
+from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig
 from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
@@ -126,6 +126,8 @@ class RunConfig:
 
     def _check_judge(self) -> None:
         judge = self.rewards.judge
+        if isinstance(judge, ScalarJudgeConfig):
+            self._check_scalar_judge(judge)
         if not isinstance(judge, EngineJudgeConfig):
             return
         bucket = self.rollout.cache_bucket
@@ -139,6 +141,25 @@ class RunConfig:
             not (judge.weights and self.rollout_apart),
             f"rewards.judge.weights = {judge.weights!r:.200} with rollout_apart: the judge would"
             " have the training's devices; serve it and name its endpoint",
+        )
+
+    def _check_scalar_judge(self, judge: ScalarJudgeConfig) -> None:
+        check(
+            judge.buckets[-1] <= self.model.max_positions,
+            f"rewards.judge.buckets end at {judge.buckets[-1]} tokens and exceed"
+            f" model.max_positions = {self.model.max_positions}",
+        )
+        check(
+            not self.rl.one_step_off or self.mesh.devices == 1,
+            f"rl.one_step_off with a scalar reward model on a mesh of {self.mesh.devices} devices:"
+            " rewards and training would start programs from two threads, which can hang in their"
+            " collectives; use one device for the training, or leave one of the two out",
+        )
+        check(
+            not self.rl.shaping.total or self.rewards.smallest_gap is not None,
+            "rl.shaping with a scalar reward model: two of its rewards can be as close as they"
+            " like, and a penalty could put the better answer below the other; set rl.shaping's"
+            " penalties to 0, or say in rewards.smallest_gap from which difference on they differ",
         )
 
     def validate_for_rl(self) -> RunConfig:

@@ -61,6 +61,11 @@ class SFTExample:
     label: str  # the file's name without its ending, or the data source's label
 
     @property
+    def size(self) -> int:
+        """Tokens."""
+        return len(self.tokens)
+
+    @property
     def key(self) -> str:
         """The same for equal token sequences and masks only."""
         return hashlib.blake2b(
@@ -68,13 +73,15 @@ class SFTExample:
         ).hexdigest()
 
 
-class ExampleStream(ShuffledStream[SFTExample]):
-    """Examples in a shuffled order, for ever; `state()` and `restore()` continue it exactly."""
+class ExampleStream(ShuffledStream[Any]):
+    """Examples in a shuffled order, for ever; `state()` and `restore()` continue it exactly. Each
+    has a `key`.
+    """
 
-    def __init__(self, examples: Sequence[SFTExample], seed: int):
+    def __init__(self, examples: Sequence[Any], seed: int):
         super().__init__(examples, (example.key for example in examples), seed)
 
-    def next_batch(self, n: int) -> list[SFTExample]:
+    def next_batch(self, n: int) -> list[Any]:
         """The next `n` examples."""
         return [example for example, _ in self.take(n)]
 

@@ -18,9 +18,11 @@ from compass_jax.records import GOLD, Prompt, Score
 from compass_jax.rewards.asking import Asker, Pooled
 from compass_jax.rewards.checks import DECIMALS, gold_places, judged_sources
 from compass_jax.rewards.judging import Judge
+from compass_jax.rewards.scalar import ScalarJudge
 from compass_jax.rewards.score import Scorer
 from compass_jax.tasks.rows import decode_row, encode_row
 
+AnyJudge = Judge | ScalarJudge
 WORKERS = "workers"
 TURN_S = 0.05  # workers and judge are waited for in turns
 
@@ -38,7 +40,7 @@ class JoinedScorer:
     known.
     """
 
-    def __init__(self, scorer: Scorer, data: DataConfig, judge: Judge | None = None):
+    def __init__(self, scorer: Scorer, data: DataConfig, judge: AnyJudge | None = None):
         self._scorer, self._judge = scorer, judge
         self._judged = judged_sources(data) if judge is not None else {}
         self._gold = gold_places(data)
@@ -65,9 +67,14 @@ class JoinedScorer:
         self._held[key] = _Held(source, parts)
 
     @property
+    def judge(self) -> AnyJudge | None:
+        """The judge, if there is one."""
+        return self._judge
+
+    @property
     def asker(self) -> Asker | None:
-        """Who brings questions to the judge; None: there is no judge."""
-        return None if self._judge is None else self._judge.asker
+        """Who brings questions to a judge that is asked; None: there is no such judge."""
+        return self._judge.asker if isinstance(self._judge, Judge) else None
 
     @property
     def slow(self) -> bool:

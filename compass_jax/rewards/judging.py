@@ -44,6 +44,9 @@ FAILURES = {
 KEY_BYTES = 16
 
 
+NO_ANCHOR = "the row has no column {!r} to compare with (rewards.judge.anchor_field)"
+
+
 class Ruling(NamedTuple):
     """A verdict in one order, or why there is none."""
 
@@ -157,14 +160,10 @@ class Judge:
 
     def _started(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
         try:
-            text = response if isinstance(response, str) else response()
-            text = text.rpartition("</think>")[2]  # what was thought is no part of the answer
-            anchor = decode_row(prompt.row).get(self._anchor_field)
+            text, anchor = compared(prompt, response, self._anchor_field)
             if anchor is None:
-                column = f"the row has no column {self._anchor_field!r} to compare with"
-                missing = Ruling(None, REFUSED, f"{column} (rewards.judge.anchor_field)")
+                missing = Ruling(None, REFUSED, NO_ANCHOR.format(self._anchor_field))
                 return self._finish(key, (missing, missing))
-            anchor = anchor if isinstance(anchor, str) else json.dumps(anchor, ensure_ascii=False)
             asked = messages(prompt.question, text, anchor)
             swapped = messages(prompt.question, anchor, text)
             both = [self._once(asked), self._once(swapped)]
@@ -249,6 +248,19 @@ class Judge:
             self._results.put((key, VerifierError(f"{told}: {failed.detail}")))
         else:
             self._results.put((key, score))
+
+
+def compared(
+    prompt: Prompt, response: str | Callable[[], str], anchor_field: str
+) -> tuple[str, str | None]:
+    """(answer, anchor) that a judge compares, the anchor None where the row has none. What was
+    thought is no part of the answer.
+    """
+    text = response if isinstance(response, str) else response()
+    anchor = decode_row(prompt.row).get(anchor_field)
+    if anchor is not None and not isinstance(anchor, str):
+        anchor = json.dumps(anchor, ensure_ascii=False)
+    return text.rpartition("</think>")[2], anchor
 
 
 def score_of(first: Ruling, swapped: Ruling) -> Score:

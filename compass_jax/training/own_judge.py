@@ -11,17 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from compass_jax.config import EngineJudgeConfig, RolloutConfig, RunConfig
+from compass_jax.config import EngineJudgeConfig, RolloutConfig, RunConfig, ScalarJudgeConfig
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.evaluate import decoder_of
 from compass_jax.records import Prompt, stable_id
 from compass_jax.rewards.asking import Batched, Messages
 from compass_jax.rewards.endpoint import REFUSED, Reply
 from compass_jax.rewards.joined import JoinedScorer
+from compass_jax.rewards.scalar import ScalarJudge
 from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
+from compass_jax.training.scalar import ScalarModel
 
 
 class OwnJudge:
@@ -70,6 +72,10 @@ class PolicyJudge:
 
     def __init__(self, config: RunConfig, scorer: AnyScorer, policy: Engine, tokenizer: Tokenizer):
         judge = config.rewards.judge
+        if isinstance(judge, ScalarJudgeConfig) and isinstance(scorer, JoinedScorer):
+            assert isinstance(scorer.judge, ScalarJudge)
+            sizes = judge.buckets, judge.micro_batch_tokens
+            scorer.judge.rate = ScalarModel(config, judge.weights, *sizes)
         self._asker = scorer.asker if isinstance(scorer, JoinedScorer) else None
         self._own: OwnJudge | None = None
         if not isinstance(judge, EngineJudgeConfig) or not isinstance(self._asker, Batched):

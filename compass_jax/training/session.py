@@ -20,15 +20,22 @@ from typing import Any
 import jax
 
 from compass_jax import distributed
-from compass_jax.config import ConfigError, EngineJudgeConfig, RunConfig
+from compass_jax.config import (
+    ConfigError,
+    EngineJudgeConfig,
+    JudgeConfig,
+    RunConfig,
+    ScalarJudgeConfig,
+)
 from compass_jax.config_io import flatten
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.errors import STRICT, CompassError
 from compass_jax.rewards.asking import Batched, Pooled
 from compass_jax.rewards.checks import checks_of, judged_sources
 from compass_jax.rewards.fingerprint import changed, code_of
-from compass_jax.rewards.joined import JoinedScorer
+from compass_jax.rewards.joined import AnyJudge, JoinedScorer
 from compass_jax.rewards.judging import Judge, Verdicts
+from compass_jax.rewards.scalar import ScalarJudge
 from compass_jax.rewards.score import Scorer
 from compass_jax.rewards.shared import AnyScorer, SharedScorer
 from compass_jax.rundir import RunDir
@@ -179,7 +186,7 @@ def open_scorer(config: RunConfig, directory: str | None = None) -> AnyScorer:
     return shared(JoinedScorer(scorer, config.data, judge) if joined else scorer)
 
 
-def _judge(config: RunConfig, directory: str | None) -> Judge | None:
+def _judge(config: RunConfig, directory: str | None) -> AnyJudge | None:
     judged = judged_sources(config.data)
     if not judged:
         return None
@@ -189,12 +196,13 @@ def _judge(config: RunConfig, directory: str | None) -> Judge | None:
             f"{config.data.keyed_sources()[min(judged)][0]} is judged by 'judge', and rewards.judge"
             " is None: name an endpoint and a model, JudgeConfig('http://127.0.0.1:8000/v1', ...)"
         )
-    own = isinstance(judge, EngineJudgeConfig)
-    if own and jax.process_count() > 1:
+    if not isinstance(judge, JudgeConfig) and jax.process_count() > 1:
         raise ConfigError(
-            "rewards.judge: a judge in an engine of our own is for runs of one process; serve it"
+            "rewards.judge: a judge that is not at an endpoint is for runs of one process; serve it"
             " (compass serve --openai) and name its endpoint in JudgeConfig"
         )
+    if isinstance(judge, ScalarJudgeConfig):
+        return ScalarJudge(judge.anchor_field)
     asker = Batched(judge) if isinstance(judge, EngineJudgeConfig) else Pooled(judge)
     return Judge(judge.anchor_field, asker, Verdicts(directory, jax.process_index()))
 

@@ -5,7 +5,7 @@ for the router, length buckets.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 
 from compass_jax.config import RunConfig
 from compass_jax.config_io import to_plain
-from compass_jax.data.sft import ExampleStream, SFTExample, sft_examples
+from compass_jax.data.sft import ExampleStream, sft_examples
 from compass_jax.distributed import is_main_process
 from compass_jax.model.params import (
     decays,
@@ -26,7 +26,7 @@ from compass_jax.model.params import (
 )
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import TrainState
-from compass_jax.rl.bucketing import plan, take_rows
+from compass_jax.rl.bucketing import MicroBatch, plan, take_rows
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.sharding import fetch, placements
 from compass_jax.telemetry import Telemetry
@@ -45,7 +45,13 @@ from compass_jax.weights.start import first_parameters
 
 
 class SFTTrainer:
-    """State of one run. `steps()` yields each update's metrics; `save()` writes a checkpoint."""
+    """State of one run. `steps()` yields each update's metrics; `save()` writes a checkpoint.
+
+    Another kind of examples is a subclass with a STAGE, `examples`, `micro_batches` and `gradients`
+    of its own (training/scalar.py).
+    """
+
+    STAGE = "sft"
 
     def __init__(self, config: RunConfig, stop: StopSignal, telemetry: Telemetry):
         self.config, self.sft, self.stop, self.telemetry = config, config.sft, stop, telemetry
@@ -58,10 +64,14 @@ class SFTTrainer:
             placement,
             self.tokenizer.vocab_size,
         )
-        examples, self.data_stats = sft_examples(config, self.tokenizer, telemetry.note)
+        examples, self.data_stats = self.examples()
         self.stream = ExampleStream(examples, config.seed)
         self.done_steps = 0
         self._restore_or_start()
+
+    def examples(self) -> tuple[Sequence[Any], dict[str, int]]:
+        """What is learnt, and what was counted on the way ("examples" and "tokens" among it)."""
+        return sft_examples(self.config, self.tokenizer, self.telemetry.note)
 
     def _restore_or_start(self) -> None:
         config, directory, placement = self.config, self.config.directory, self.model.placement
@@ -99,7 +109,11 @@ class SFTTrainer:
     def save(self) -> None:
         """Writes checkpoint `done_steps`."""
         self.telemetry.phase("saving")
-        meta = {"kind": "sft", "stream": self.stream.state(), "telemetry": self.telemetry.state()}
+        meta = {
+            "kind": self.STAGE,
+            "stream": self.stream.state(),
+            "telemetry": self.telemetry.state(),
+        }
         checkpoint.save(
             self.config.directory,
             self.done_steps,
@@ -129,8 +143,8 @@ class SFTTrainer:
                 name: float(x)
                 for name, x in fetch({**finalize_diagnostics(found), **applied}).items()
             }
-            metrics["sft/loss"] = metrics.pop("loss")
-            tokens = sum(len(e.tokens) for e in examples)
+            metrics[f"{self.STAGE}/loss"] = metrics.pop("loss")
+            tokens = sum(e.size for e in examples)
             yield (
                 self.done_steps,
                 {
@@ -140,8 +154,11 @@ class SFTTrainer:
                 },
             )
 
-    def _update(self, examples: list[SFTExample]):
-        """One update: mean over the batch's assistant tokens, summed over micro-batches."""
+    def micro_batches(self, examples: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        """What `gradients` takes of each micro-batch of an update: (tokens, lengths, weights, share
+        of the weights). All weights add up to 1: the loss is the mean over the batch's assistant
+        tokens.
+        """
         lengths = np.array([len(e.tokens) for e in examples], np.int32)
         longest = self.sft.buckets[-1]
         tokens, weight = (
@@ -151,17 +168,26 @@ class SFTTrainer:
         for i, e in enumerate(examples):
             tokens[i, : len(e.tokens)], weight[i, : len(e.tokens)] = e.tokens, e.mask
         count = max(weight.sum(), 1.0)
-        total, parts = None, list[Diagnostics]()
-        multiple = 1 if self.model.placement is None else self.model.placement.rows_multiple
-        micros = plan(
-            lengths, self.sft.buckets, self.sft.micro_batch_tokens, rows_multiple=multiple
-        )
-        for micro in until(lambda: self.stop.requested, micros, parts):
+        for micro in self.planned(lengths):
             t, n, w = (take_rows(x, micro.rows, micro.length) for x in (tokens, lengths, weight))
-            share = jnp.float32(w.sum() / count)
-            grads, found = step.sft_gradients(
-                self.model, self.state.params, t, n, w / count, share, self.sft.router_aux_coef
-            )
+            yield t, n, w / count, jnp.float32(w.sum() / count)
+
+    def gradients(self, *arrays: Any) -> tuple[Any, Diagnostics]:
+        """One micro-batch's part of the gradient, and its diagnostics."""
+        aux_coef = self.sft.router_aux_coef
+        return step.sft_gradients(self.model, self.state.params, *arrays, aux_coef)
+
+    def planned(self, lengths: np.ndarray, rows: int = 1) -> list[MicroBatch]:
+        """Micro-batches of examples of these lengths, each of which has so many rows."""
+        multiple = 1 if self.model.placement is None else self.model.placement.rows_multiple
+        tokens = max(1, self.sft.micro_batch_tokens // rows)
+        return plan(lengths, self.sft.buckets, tokens, rows_multiple=multiple)
+
+    def _update(self, examples: Sequence[Any]):
+        """One update, its gradient summed over micro-batches."""
+        total, parts = None, list[Diagnostics]()
+        for arrays in until(lambda: self.stop.requested, self.micro_batches(examples), parts):
+            grads, found = self.gradients(*arrays)
             total = step.add(total, grads)
             del grads  # else they would lie there through the next forward and backward
             parts.append(found)
@@ -176,7 +202,9 @@ class SFTTrainer:
         return merge_diagnostics(parts), applied
 
 
-def run_sft(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
+def run_sft(
+    config: RunConfig, lost_log: bool = False, kind: type[SFTTrainer] = SFTTrainer
+) -> dict[str, Any]:
     """Trains until `sft.steps`, resuming what the run directory holds; returns the last metrics.
 
     lost_log: go on where lines of the logs are missing that the checkpoint counts.
@@ -188,7 +216,7 @@ def run_sft(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
         Telemetry(
             config.directory,
             config.sft.steps,
-            "sft",
+            kind.STAGE,
             writes=is_main_process(),
             check=run.check,
             lost_log=lost_log,
@@ -197,7 +225,7 @@ def run_sft(config: RunConfig, lost_log: bool = False) -> dict[str, Any]:
         ) as telemetry,
     ):
         telemetry.phase("loading")
-        trainer = SFTTrainer(config, stop, telemetry)
+        trainer = kind(config, stop, telemetry)
         for line in trainer.header():
             telemetry.note(line)
         carry_tokenizer(config)

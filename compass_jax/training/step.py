@@ -99,10 +99,10 @@ def forward_and_pullback(
 def pull(model: Transformer, params: Any, pullback: Pullback, cotangents):
     """The parameters' gradient, from a pullback of `forward_and_pullback` at `params` and
     cotangents of what it pulls back; over a mesh it lies as they do."""
-    return _stored(model, pullback.within(params)(cotangents)[0])
+    return stored(model, pullback.within(params)(cotangents)[0])
 
 
-def _stored(model: Transformer, grads: Any) -> Any:
+def stored(model: Transformer, grads: Any) -> Any:
     """Gradients laid out like their parameters: left to itself the compiler may keep them whole on
     every device.
     """
@@ -244,7 +244,7 @@ def sft_gradients(
         )
 
     grads, (nll, entropy, aux) = jax.grad(loss, has_aux=True)(params)
-    return _stored(model, grads), {
+    return stored(model, grads), {
         "loss": (nll,),
         "entropy_nats": (entropy,),
         **router_diagnostics(aux),

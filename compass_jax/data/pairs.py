@@ -1,0 +1,119 @@
+"""A judge's training pairs and held-out ones; and in tokens, as a scalar reward model reads them:
+a question with each of its two answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compass_jax.config import ConfigError, DataConfig, FileSource
+from compass_jax.config.verifiers import VERDICT, pairs
+from compass_jax.data.files import DataError
+from compass_jax.data.preferences import Preference, read_preferences
+from compass_jax.data.procedural import normalised
+from compass_jax.data.questions import Tell, is_heldout
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.tokenizer_folder import TokenizerError
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The tokens of a candidate's and an anchor's conversation, int32 [t] each; `gold` is 1 where
+    the candidate is better, 0 of a tie, -1 where it is worse.
+    """
+
+    candidate: np.ndarray
+    anchor: np.ndarray
+    gold: int
+
+    @property
+    def size(self) -> int:
+        """Tokens of both."""
+        return len(self.candidate) + len(self.anchor)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longer one."""
+        return max(len(self.candidate), len(self.anchor))
+
+    @property
+    def key(self) -> str:
+        """The same for equal pairs and verdicts only."""
+        digest = hashlib.blake2b(digest_size=16)
+        for ids in (self.candidate, self.anchor):
+            digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
+        return f"{digest.hexdigest()}{self.gold}"
+
+
+def split_pairs(data: DataConfig) -> tuple[list[Preference], list[Preference]]:
+    """(training, held-out) pairs, on the sides on which RL has their questions.
+
+    Raises ConfigError where no source has preferences, DataError for rows that cannot be used.
+    """
+    found, held = (list(_pairs(data, key)) for key in ("sources", "eval_sources"))
+    if not found:
+        raise ConfigError(
+            f"data.sources: no file of preferences; a judge learns from FileSource(path,"
+            f" verifier={VERDICT!r})"
+        )
+    if data.eval_sources:
+        asked = {normalised(pair.question) for pair in held}
+        return [pair for pair in found if normalised(pair.question) not in asked], held
+    sides: tuple[list[Preference], list[Preference]] = ([], [])
+    for pair in found:
+        sides[is_heldout(pair.question, data.heldout_frac)].append(pair)
+    return sides
+
+
+def _pairs(data: DataConfig, key: str) -> Iterator[Preference]:
+    for source in getattr(data, key):
+        if isinstance(source, FileSource) and VERDICT in dict(pairs(source.verifier)):
+            yield from read_preferences(source.path)
+
+
+def conversation(question: str, answer: str) -> list[dict[str, str]]:
+    """What a scalar reward model reads: the question and one answer, without instructions."""
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def encode_pairs(
+    found: Sequence[Preference], tokenizer: Tokenizer, longest: int, tell: Tell
+) -> tuple[list[Pair], dict[str, int]]:
+    """The pairs in tokens, and the counts examples, tokens, duplicates and too_long; the last two
+    are left out. Equal answers are kept: their margin is 0 whatever is learnt, and so is their
+    gradient.
+
+    Raises DataError where a row cannot be rendered, or nothing is left.
+    """
+    counts: Counter[str] = Counter(duplicates=0, too_long=0)
+    chats = [conversation(x.question, y) for x in found for y in (x.candidate, x.anchor)]
+    encoded = tokenizer.encode_examples(chats)
+    kept: dict[str, Pair] = {}
+    for one in found:
+        try:
+            candidate, anchor = (next(encoded)[0] for _ in range(2))
+        except TokenizerError as error:
+            raise DataError(f"{one.where}: {error}") from error
+        pair = Pair(candidate, anchor, one.gold)
+        if pair.longest > longest:
+            counts["too_long"] += 1
+        elif pair.key in kept:
+            counts["duplicates"] += 1
+        else:
+            kept[pair.key] = pair
+    if not kept:
+        raise DataError(
+            f"no pairs are left: {counts['too_long']} are longer than sft.buckets[-1] = {longest}"
+            " tokens"
+        )
+    why = {"duplicates": "repeat an earlier one", "too_long": f"exceed {longest} tokens"}
+    for name, said in why.items():
+        if counts[name]:
+            tell(f"{counts[name]} pairs {said}; they are left out")
+    counts.update(examples=len(kept), tokens=sum(x.size for x in kept.values()))
+    return list(kept.values()), dict(counts)

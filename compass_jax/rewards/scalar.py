@@ -1,0 +1,123 @@
+"""Rewards of a scalar reward model, all at once, when somebody waits for them.
+
+    reward = sigmoid(r(answer) - r(anchor))        [ours: the chance that the answer is the better]
+
+It rises with r(answer) alone among the samples of a prompt, and lies in [0, 1] as all rewards do.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from compass_jax.config import ConfigError
+from compass_jax.records import Prompt, Score
+from compass_jax.rewards.faults import NEVER, VerifierError
+from compass_jax.rewards.judging import NO_ANCHOR, compared
+
+logger = logging.getLogger(__name__)
+
+# the number r of each (question, answer); None: it is too long to be read
+Rate = Callable[[Sequence[tuple[str, str]]], Sequence[float | None]]
+TOO_LONG = "question and answer exceed the last of rewards.judge.buckets"
+
+
+class ScalarJudge:
+    """Rates samples in the thread that waits for them, with `rate`, which is set by who has the
+    model.
+    """
+
+    def __init__(self, anchor_field: str):
+        self.rate: Rate | None = None
+        self._anchor_field = anchor_field
+        self._held: list[tuple[Hashable, Prompt, str | Callable[[], str]]] = []
+        self._anchors: dict[tuple[str, str], float | None] = {}
+        self._refused = 0  # samples, before any reward; -1: there was one
+
+    @property
+    def outstanding(self) -> int:
+        """Samples submitted and not yet collected."""
+        return len(self._held)
+
+    def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
+        """Keeps a response until somebody waits."""
+        self._held.append((key, prompt, response))
+
+    def collect(self, wait_s: float | None) -> list[tuple[Any, Score]]:
+        """Everything that was submitted, rated; nothing with `wait_s` 0, since nobody waits.
+
+        Raises ConfigError where nobody gave a model, VerifierError where the first samples have no
+        reward, and what a text's function raised.
+        """
+        if wait_s == 0 or not self._held:
+            return []
+        if self.rate is None:
+            raise ConfigError(
+                "rewards.judge: a scalar reward model rates in `compass train` alone; leave"
+                " ScalarJudgeConfig out, or judge by another verifier"
+            )
+        held, self._held = self._held, []
+        texts = [compared(prompt, response, self._anchor_field) for _, prompt, response in held]
+        asked = [(one[1].question, text) for one, (text, _) in zip(held, texts, strict=True)]
+        anchors = [
+            None if anchor is None else (one[1].question, anchor)
+            for one, (_, anchor) in zip(held, texts, strict=True)
+        ]
+        new = list(dict.fromkeys(x for x in anchors if x is not None and x not in self._anchors))
+        rates = self.rate([*asked, *new])
+        self._anchors.update(zip(new, rates[len(asked) :], strict=True))
+        return [
+            (one[0], self._score(rate, anchor))
+            for one, rate, anchor in zip(held, rates[: len(asked)], anchors, strict=True)
+        ]
+
+    def _score(self, rate: float | None, anchor: tuple[str, str] | None) -> Score:
+        other = None if anchor is None else self._anchors[anchor]
+        if rate is not None and other is not None and math.isfinite(rate - other):
+            self._refused = -1
+            reward = 0.5 * (1 + math.tanh((rate - other) / 2))
+            return Score(reward, True, components={"judge_refused": 0.0, "scalar": rate})
+        why = NO_ANCHOR.format(self._anchor_field) if anchor is None else TOO_LONG
+        if rate is not None and other is not None:
+            why = f"the reward model's numbers, {rate} and {other}, are not finite"
+        if self._refused == 0:
+            logger.warning(
+                "the reward model gave no reward (%s); such samples are left out, and counted in"
+                " reward/judge_refused/mean",
+                why,
+            )
+        if self._refused >= 0:
+            self._refused += 1
+        if self._refused >= NEVER:
+            told = f"rewards.judge: {NEVER} samples were refused and none was rated"
+            raise VerifierError(f"{told}: {why}")
+        return Score(0.0, False, "error", why, {"judge_refused": 1.0})
+
+    def close(self) -> None:
+        """Drops what nobody waited for."""
+        self._held = []
+
+
+def tie_margin(margins: np.ndarray, gold: np.ndarray) -> float:
+    """The margin up to which a difference of rewards is best called a tie: the one that agrees most
+    often with `gold` (1, 0, -1) of the same pairs; the smallest of several.
+
+    A scalar model never says Tie by itself; this gives it the best threshold in hindsight.
+    """
+    if not len(margins):
+        return 0.0
+    sizes = np.abs(margins)
+    tried = np.concatenate([[0.0], np.sort(sizes)])
+    right = [np.mean(verdicts(margins, limit) == gold) for limit in tried]
+    return float(tried[int(np.argmax(right))])
+
+
+def verdicts(margins: np.ndarray, limit: float) -> np.ndarray:
+    """1 where the candidate's reward is more than `limit` above the anchor's, -1 where as much
+    below, else 0.
+    """
+    return np.where(np.abs(margins) <= limit, 0, np.sign(margins)).astype(int)
