@@ -6,17 +6,18 @@ import math
 from collections.abc import Mapping
 
 COLUMNS = 80  # of the progress line
-# What the progress line shows, where a step has it: label, metric, format. Where they do not all
-# fit, the last ones go first, then the rate and the time left.
-_SHOWN = (
+# What the progress line shows, where a step has it: label, metric, format. These always,
+_ALWAYS = (
     ("loss", "sft/loss", "{:.3f}"),
     ("loss", "scalar/loss", "{:.3f}"),
     ("reward", "reward/mean", "{:.3f}"),
+)
+# these where they fit: the last ones go first, then the rate and the time left
+_MORE = (
     ("kl", "policy/kl_k3", "{:.1e}"),
     ("grad", "grad_norm", "{:.2f}"),
     ("lr", "lr", "{:.1e}"),
 )
-_ALWAYS = 2  # of these are never left out
 # what the tokens of a step learnt from: their shares are one part of the line
 _SIGNALS = {
     "verifier": "waste/frac_verifier_signal",
@@ -34,8 +35,8 @@ def progress_text(metrics: Mapping[str, float], left_s: float, columns: int = CO
     """
     rate = [f"{metrics[name]:,.0f} tok/s" for name in _RATES if name in metrics][:1]
     left = [f"{duration(left_s)} left"] if math.isfinite(left_s) else []
-    main = [_part(metrics, *entry) for entry in _SHOWN[:_ALWAYS]] + [_signals(metrics)]
-    more = [_part(metrics, *entry) for entry in _SHOWN[_ALWAYS:]]
+    main = [_part(metrics, *entry) for entry in _ALWAYS] + [_signals(metrics)]
+    more = [_part(metrics, *entry) for entry in _MORE]
     main, more = ([part for part in parts if part] for parts in (main, more))
     while len(text := "  ".join([*rate, *left, *main, *more])) > columns:
         shrinks = more or rate or left
