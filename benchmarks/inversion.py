@@ -1,0 +1,267 @@
+"""Experiment: how often advantages are inverted under a scalar reward model and under a judge with
+three verdicts, both trained on the same preferences with 25% noise (benchmarks/inversion_task.py).
+
+    python -m benchmarks.inversion [--out runs/inversion] [--seeds 0 1 2] [--only REWARD ...]
+        [--smoke]
+
+A seed is a cold start of the policy, both reward models from the same random weights, and RL from
+the cold start with the gold label, the scalar model and the judge as the reward; the anchor is the
+right answer. Agreement and ties are of held-out pairs without noise, inverted advantages of the
+training samples against their gold labels, accuracy of held-out questions by the gold label.
+A line per finished run goes to OUT/inversion.jsonl; at the end OUT/inversion.md and
+OUT/inversion.png.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import experiments, inversion_task, rl_runs
+from compass_jax.cli import tune_allocator
+from compass_jax.config import EngineJudgeConfig, MoEConfig, RunConfig, ScalarJudgeConfig
+from compass_jax.evaluate import evaluate_weights
+from compass_jax.from_files import judge_config, rl_config, sft_config
+from compass_jax.library import with_settings
+from compass_jax.model.transformer import init_params
+from compass_jax.rewards.agreement import Agreement
+from compass_jax.rundir import write_atomically
+from compass_jax.train_judge import run_train_judge
+from compass_jax.training.rl import run_rl
+from compass_jax.training.sft import run_sft
+from compass_jax.weights.hf import save_params
+
+REWARDS = ("gold", "scalar", "judge")
+SEEDS = (0, 1, 2)
+NOISE = 0.25  # of the verdicts in the training pairs
+HELD = 144  # of 720 questions
+GOLD = f"{inversion_task.__file__}:gold"
+SERIES = ("reward/gold/mean", "advantage/inversion_frac", "reward/mean")
+SHARES = ("agreement", "preference", "tie_recall", "tie_precision")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How much is trained: rows, and steps of each kind."""
+
+    pairs: int = 6000
+    conversations: int = 3000
+    held: int = 300  # pairs
+    cold: int = 100
+    scalar: int = 600
+    judge: int = 600
+    judge_rl: int = 10
+    steps: int = 24
+    prompts: int = 16
+
+
+SMOKE = Sizes(60, 60, 6, cold=2, scalar=2, judge=2, judge_rl=1, steps=2, prompts=2)
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> str:
+    """JSON Lines; their path."""
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def fine_tuned(steps: int, batch: int) -> dict[str, Any]:
+    """Settings of a fine-tuning from random weights."""
+    optim = {"learning_rate": 2e-3, "warmup_steps": min(20, steps), "schedule": "cosine"}
+    settings = {"sft.steps": steps, "sft.batch": batch, "sft.save_every": 0, "mesh.fsdp": 1}
+    return settings | {f"sft.optim.{name}": value for name, value in optim.items()}
+
+
+def known(value: float | None) -> float | None:
+    """None of NaN, which JSON has no word for."""
+    return None if value is None or math.isnan(value) else value
+
+
+class Trial:
+    """The runs of a seed, in a folder of their own."""
+
+    def __init__(self, seed: int, folder: Path, smoke: bool):
+        self.seed, self.folder = seed, folder
+        self.sizes = SMOKE if smoke else Sizes()
+        draw = random.Random(f"{seed} inversion")
+        asked = inversion_task.questions(draw)
+        held, training = asked[:HELD], asked[HELD:]
+        folder.mkdir(parents=True, exist_ok=True)
+        self.questions, self.held = (
+            write_rows(folder / name, ({"prompt": x, "answer": max(x.split())} for x in part))
+            for name, part in (("training.jsonl", training), ("held.jsonl", held))
+        )
+        noisy = inversion_task.pairs(training, self.sizes.pairs, NOISE, draw)
+        clean = inversion_task.pairs(held, self.sizes.held, 0.0, draw)
+        talks = inversion_task.conversations(training, self.sizes.conversations, draw)
+        self.pairs = write_rows(folder / "pairs.jsonl", noisy)
+        self.held_pairs = write_rows(folder / "held_pairs.jsonl", clean)
+        self.talks = write_rows(folder / "conversations.jsonl", talks)
+        self.model = self._model(smoke)
+
+    def _model(self, smoke: bool) -> str:
+        """Random weights from which policy, scalar model and judge start, a Hugging Face folder."""
+        base, folder = rl_runs.without_stages(), self.folder / "model"
+        sizes: dict[str, Any] = dict(hidden=96, layers=3, kv_heads=4, head_dim=24, ffn=192)
+        sizes |= {"moe": MoEConfig(experts=4, top_k=2, ffn=96)}
+        if smoke:
+            sizes = dict(hidden=32, layers=1, kv_heads=4, head_dim=8, ffn=32)
+            sizes |= {"moe": MoEConfig(experts=4, top_k=2, ffn=16)}
+        model = dataclasses.replace(base.model, **sizes, max_positions=1024)
+        if not folder.exists():
+            weights = init_params(model, base.compute, jax.random.key(self.seed))
+            save_params(weights, model, folder, "float32", tokenizer_from=base.data.tokenizer)
+        return str(folder)
+
+    def cold_start(self) -> str:
+        """The policy before RL, which answers as inversion_task.MIXTURE does; its directory."""
+        settings = fine_tuned(self.sizes.cold, min(64, self.sizes.conversations))
+        settings |= {"seed": self.seed, "run_dir": str(self.folder / "cold")}
+        config = with_settings(sft_config(self.model, [self.talks]), settings)
+        run_sft(config)
+        return config.directory
+
+    def judge(self, reward: str) -> tuple[str, Agreement]:
+        """(weights, agreement on held-out pairs) of the scalar model or the judge."""
+        sizes, scalar, run = self.sizes, reward == "scalar", self.folder / f"{reward}_model"
+        config = judge_config(
+            self.model, [self.pairs], self.held_pairs, "grpo", answer=8, scalar=scalar
+        )
+        settings = fine_tuned(sizes.scalar if scalar else sizes.judge, min(32, sizes.pairs))
+        settings |= {"rl.steps": sizes.judge_rl, "rl.eval_every": 0, "rl.save_every": 0}
+        settings |= {"rl.prompts_per_step": sizes.prompts, "rl.updates_per_rollout": 1}
+        settings |= {"rl.optim.learning_rate": 1e-4, "data.eval_prompts": sizes.held}
+        settings |= {"seed": self.seed, "run_dir": str(run)}
+        out = run_train_judge(with_settings(config, settings), scalar)
+        stage = "scalar" if scalar else "rl"
+        return f"{run}/{stage}", out[stage]
+
+    def policy(self, reward: str, judge: str = "", start: str = "") -> RunConfig:
+        """RL from `start` with a reward of REWARDS, whose model's weights are `judge`."""
+        config = rl_config(self.model, [self.questions], GOLD, self.held, "grpo", answer=4)
+        data, rewards = config.data, config.rewards
+        if reward != "gold":
+            data = dataclasses.replace(
+                data,
+                sources=tuple(
+                    dataclasses.replace(x, verifier="judge", gold=GOLD) for x in data.sources
+                ),
+                eval_sources=(),
+            )
+            model: EngineJudgeConfig | ScalarJudgeConfig = ScalarJudgeConfig(judge, buckets=(64,))
+            if reward == "judge":
+                model = EngineJudgeConfig(judge, prompt_buckets=(768,), max_tokens=8, slots=64)
+            rewards = dataclasses.replace(rewards, judge=model)
+        config = dataclasses.replace(config, data=data, rewards=rewards, init_from=start)
+        settings = {"rl.steps": self.sizes.steps, "rl.prompts_per_step": self.sizes.prompts}
+        settings |= {"rl.group_size": 8, "rl.updates_per_rollout": 1, "rl.save_every": 0}
+        settings |= {"rl.eval_every": 0, "rl.optim.learning_rate": 3e-4, "evaluation.k": 8}
+        settings |= {"data.eval_prompts": HELD if reward == "gold" else 0, "mesh.fsdp": 1}
+        settings |= {"data.heldout_frac": 0.0, "rewards.workers": 1, "seed": self.seed}
+        return with_settings(config, settings | {"run_dir": str(self.folder / reward / "rl")})
+
+    def accuracy(self, weights: str) -> float:
+        """Share of held-out answers that are the largest digit, by the gold label."""
+        return evaluate_weights(self.policy("gold"), weights).avg_at_k
+
+    def measure(self, reward: str) -> dict[str, Any]:
+        """The row of a reward: its model is trained, then the policy, which the gold label
+        judges.
+        """
+        began, start = time.perf_counter(), self.cold_start()
+        weights, shares = "", {}
+        if reward != "gold":
+            weights, found = self.judge(reward)
+            shares = {name: known(getattr(found, name)) for name in SHARES}
+        config = self.policy(reward, weights, start)
+        run_rl(config)
+        lines = (Path(config.directory) / "metrics.jsonl").read_text().splitlines()
+        steps = [json.loads(line)["metrics"] for line in lines]
+        series = {name: [known(step.get(name)) for step in steps] for name in SERIES}
+        inverted = [x for x in series["advantage/inversion_frac"] if x is not None]
+        row = {"variant": reward, "seed": self.seed, "commit": experiments.commit()}
+        row |= {"hash": experiments.config_hash(config), "series": series, **shares}
+        row |= {"inversion": float(np.mean(inverted)) if inverted else None}
+        row |= {"before": self.accuracy(start), "accuracy": self.accuracy(config.directory)}
+        experiments.forget_compiled()
+        return row | {"seconds": round(time.perf_counter() - began, 1)}
+
+
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    """A table in Markdown: how good each reward model is, and what came of training with it."""
+    names = {**{name: name.replace("_", " ") for name in SHARES}, "inversion": "inverted pairs"}
+    names |= {"before": "accuracy before", "accuracy": "after"}
+    lines = [f"| reward | seeds | {' | '.join(names.values())} |", "|---" * (len(names) + 2) + "|"]
+    for variant, found in rl_runs.by_variant(rows).items():
+        cells = [variant, str(len(found))]
+        for name in names:
+            values = [row[name] for row in found if row.get(name) is not None]
+            cells.append(rl_runs.spread(values) if values else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Inverted pairs and the samples' gold labels by step: means over seeds, the seeds faintly."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    panels = {
+        "advantage/inversion_frac": "inverted pairs of a group's samples",
+        "reward/gold/mean": "mean gold label of the samples",
+    }
+    for panel, (name, title) in zip(axes, panels.items(), strict=True):
+        for colour, (variant, found) in zip(
+            rl_runs.COLOURS, rl_runs.by_variant(rows).items(), strict=False
+        ):
+            curves = np.array([row["series"][gold_series(variant, name)] for row in found], float)
+            steps = np.arange(1, curves.shape[1] + 1)
+            panel.plot(steps, curves.T, color=colour, alpha=0.25, linewidth=0.8)
+            label = f"{variant} ({len(found)})"
+            panel.plot(steps, np.nanmean(curves, 0), color=colour, linewidth=2, label=label)
+        panel.set(xlabel="step", title=title)
+        panel.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(title="reward (seeds)", frameon=False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def gold_series(variant: str, name: str) -> str:
+    """Where the reward is the gold label, it has no component beside it."""
+    both = (variant, name) == ("gold", "reward/gold/mean")
+    return "reward/mean" if both else name
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs what is not finished, then writes the table and the picture."""
+    if argv is None:
+        tune_allocator("benchmarks.inversion")
+    args = rl_runs.parser(__doc__, "inversion", seeds=SEEDS, variants=REWARDS).parse_args(argv)
+    args.seeds = args.seeds[:1] if args.smoke else args.seeds
+    out = Path(args.out)
+    results = out / "inversion.jsonl"
+    for seed, reward in itertools.product(args.seeds, args.only):
+        done = {(row["variant"], row["seed"]) for row in experiments.finished(results)}
+        if (reward, seed) not in done:
+            trial = Trial(seed, out / f"seed{seed}", args.smoke)
+            experiments.append(results, trial.measure(reward))
+    rows = experiments.finished(results)
+    write_atomically(out / "inversion.md", report(rows))
+    plot(rows, out / "inversion.png")
+    print(report(rows))
+
+
+if __name__ == "__main__":
+    main()

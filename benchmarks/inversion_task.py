@@ -1,0 +1,57 @@
+"""A task whose gold labels are known, for benchmarks/inversion.py: which of three digits is the
+largest? The largest is worth 1, the middle one 0.5, any other text 0.
+
+Preferences on its answers say Better, Tie or Worse of a candidate against an anchor, as the gold
+labels do; a share of them is noise: the verdict is one of the two others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
+VERDICTS = ("Worse", "Tie", "Better")
+MIXTURE = (0.4, 0.3, 0.3)  # answers: the largest, the middle one, any of the ten digits
+
+
+def questions(draw: random.Random) -> list[str]:
+    """All 720, shuffled: "3 8 5"."""
+    found = [" ".join(three) for three in itertools.permutations("0123456789", 3)]
+    draw.shuffle(found)
+    return found
+
+
+def gold(prompt: str, response: str) -> float:
+    """What an answer is worth; as a verifier, the last line of the prompt is the question."""
+    *_, middle, largest = sorted(prompt.split("\n")[-1].split())
+    return {largest: 1.0, middle: 0.5}.get(response.strip(), 0.0)
+
+
+def an_answer(question: str, draw: random.Random) -> str:
+    """One of MIXTURE."""
+    *_, middle, largest = sorted(question.split())
+    (kind,) = draw.choices((largest, middle, ""), MIXTURE)
+    return kind or draw.choice("0123456789")
+
+
+def pairs(
+    asked: Sequence[str], count: int, noise: float, draw: random.Random
+) -> Iterator[dict[str, str]]:
+    """Rows of preferences, `count` in all, over the questions in turn."""
+    for question in itertools.islice(itertools.cycle(asked), count):
+        candidate, anchor = an_answer(question, draw), an_answer(question, draw)
+        one, two = gold(question, candidate), gold(question, anchor)
+        said = VERDICTS[1 + (one > two) - (one < two)]
+        if draw.random() < noise:
+            said = draw.choice([other for other in VERDICTS if other != said])
+        yield {"prompt": question, "candidate": candidate, "anchor": anchor, "verdict": said}
+
+
+def conversations(
+    asked: Sequence[str], count: int, draw: random.Random
+) -> Iterator[dict[str, list[dict[str, str]]]]:
+    """What the policy starts from: `count` answers of MIXTURE, over the questions in turn."""
+    for question in itertools.islice(itertools.cycle(asked), count):
+        messages = (("user", question), ("assistant", an_answer(question, draw)))
+        yield {"messages": [{"role": role, "content": text} for role, text in messages]}
