@@ -16,8 +16,8 @@ import dataclasses
 import json
 from pathlib import Path
 
-from compass_jax.cli import tune_allocator
-from compass_jax.demo import demo_configs, evaluate_weights
+from compass_jax.commands.cli import tune_allocator
+from compass_jax.commands.demo import demo_configs, evaluate_weights
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 

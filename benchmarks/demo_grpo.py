@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import experiments, rl_runs
-from compass_jax.cli import tune_allocator
-from compass_jax.comparison import TOKENS, record_of
+from compass_jax.commands.cli import tune_allocator
+from compass_jax.commands.comparison import TOKENS, record_of
+from compass_jax.commands.demo import GRPO, demo_configs
 from compass_jax.config import CorrectionConfig, RunConfig, ShapingConfig, ZeroVarianceConfig
-from compass_jax.demo import GRPO, demo_configs
 from compass_jax.report import read_metrics
 from compass_jax.rl.objectives.grpo import Grpo
-from compass_jax.rundir import write_atomically
+from compass_jax.runs.rundir import write_atomically
 from compass_jax.training.rl import run_rl
 
 EVERY = 8

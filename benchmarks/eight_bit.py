@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments, rl_runs
-from compass_jax.cli import load_config, tune_allocator
+from compass_jax.commands.cli import load_config, tune_allocator
 from compass_jax.config import CorrectionConfig, RolloutConfig, RunConfig
-from compass_jax.evaluate import evaluate_weights
+from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.report import read_metrics
-from compass_jax.rundir import write_atomically
+from compass_jax.runs.rundir import write_atomically
 
 VARIANTS = {"float32": {}, "bfloat16": {"dtype": "bfloat16"}}
 VARIANTS |= {kind: {"dtype": "bfloat16", "quantize": kind} for kind in ("int8", "e4m3")}

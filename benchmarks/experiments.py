@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from compass_jax.config import RunConfig
-from compass_jax.config_io import config_to_json
+from compass_jax.config.io import config_to_json
 
 
 def finished(path: str | os.PathLike) -> list[dict[str, Any]]:

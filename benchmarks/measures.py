@@ -34,10 +34,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import experiments, rl_runs
-from compass_jax.cli import tune_allocator
+from compass_jax.commands.cli import tune_allocator
 from compass_jax.config import CorrectionConfig, RunConfig
 from compass_jax.rewards.score import Scorer
-from compass_jax.telemetry import Telemetry
+from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training.loop import RLTrainer
 from compass_jax.training.session import StopSignal
 

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments, rl_runs, synthetic_tasks
-from compass_jax.cli import load_config, tune_allocator
+from compass_jax.commands.cli import load_config, tune_allocator
 from compass_jax.config import (
     DataConfig,
     FileSource,
@@ -42,7 +42,7 @@ from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate
 from compass_jax.rl.objectives.gspo import Gspo
-from compass_jax.rundir import write_atomically
+from compass_jax.runs.rundir import write_atomically
 from compass_jax.training.sft import run_sft
 
 LEARNING_RATE = 2e-4

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from compass_jax.rundir import write_atomically
+from compass_jax.runs.rundir import write_atomically
 
 # Colours that remain apart for colour-blind readers (Okabe and Ito).
 COLOURS = {"off": "#D55E00", "R2": "#E69F00", "R3": "#0072B2"}

@@ -114,7 +114,7 @@ def record(out: Path, demo: bool, only: list[str]) -> None:
     from compass_jax.training.sft import run_sft
 
     if demo:
-        from compass_jax.demo import run_demo
+        from compass_jax.commands.demo import run_demo
 
         run_demo(str(out / "demo"))
     for name, rl in variants().items():

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments, rl_runs
-from compass_jax.cli import load_config, tune_allocator
+from compass_jax.commands.cli import load_config, tune_allocator
 from compass_jax.config import MoEConfig, RunConfig
-from compass_jax.evaluate import evaluate_weights
-from compass_jax.rundir import write_atomically
+from compass_jax.experience.evaluate import evaluate_weights
+from compass_jax.runs.rundir import write_atomically
 from compass_jax.tasks import shop
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft

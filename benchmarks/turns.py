@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks import experiments, rl_runs
 from benchmarks import shop as shop_rl
-from compass_jax.cli import tune_allocator
+from compass_jax.commands.cli import tune_allocator
 from compass_jax.config import (
     CorrectionConfig,
     EvalConfig,
@@ -29,7 +29,7 @@ from compass_jax.config import (
     TaskSource,
     ZeroVarianceConfig,
 )
-from compass_jax.rundir import write_atomically
+from compass_jax.runs.rundir import write_atomically
 from compass_jax.tasks import shop
 
 REWARDS = {"end": "short", "each turn": "rewarded"}  # name of the shop's task

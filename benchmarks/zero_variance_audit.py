@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments, rl_runs
-from compass_jax.cli import load_config, tune_allocator
+from compass_jax.commands.cli import load_config, tune_allocator
+from compass_jax.commands.offline_filter import run_filter
 from compass_jax.config import (
     CorrectionConfig,
     OptimConfig,
@@ -38,13 +39,12 @@ from compass_jax.config import (
 )
 from compass_jax.data.keep import PassRate
 from compass_jax.data.prompts import train_prompts
-from compass_jax.evaluate import answers, decoder_of
-from compass_jax.offline_filter import run_filter
+from compass_jax.experience.evaluate import answers, decoder_of
 from compass_jax.records import Prompt
 from compass_jax.rewards.score import Scorer
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate
 from compass_jax.rollout.sampling import Purpose, Sampler
-from compass_jax.rundir import write_atomically
+from compass_jax.runs.rundir import write_atomically
 from compass_jax.training.sft import run_sft
 
 # of a prompt's pass rate, by which the prompt set is put together; and prompts that it is chosen

@@ -2,9 +2,9 @@
 
 import sys
 
-from compass_jax.signals import Ending
+from compass_jax.runs.signals import Ending
 
 if __name__ == "__main__":
     with Ending("compass"):
-        from compass_jax.cli import main
+        from compass_jax.commands.cli import main
     sys.exit(main())

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compass_jax.commands.serve import ServeConfig, make_engine, openai_server
 from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig, RolloutConfig
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.logprobs import head_weights
@@ -21,7 +22,6 @@ from compass_jax.records import Prompt
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
-from compass_jax.serve import ServeConfig, make_engine, openai_server
 from compass_jax.weights.hf import save_params
 
 TOKENIZER = Path(__file__).parent.parent / "configs" / "tiny_tokenizer"

@@ -8,7 +8,7 @@ import time
 import pytest
 from tiny_run import tiny_run
 
-from compass_jax import cli
+from compass_jax.commands import cli
 from compass_jax.config import (
     ConfigError,
     FileSource,
@@ -17,8 +17,8 @@ from compass_jax.config import (
     ModelConfig,
     MoEConfig,
 )
+from compass_jax.config.io import config_from_json, config_to_json, from_plain, to_plain
 from compass_jax.config.ranges import Characters, Range, field_hints, options
-from compass_jax.config_io import config_from_json, config_to_json, from_plain, to_plain
 
 NONSENSE = {
     "nan": float("nan"),

@@ -4,17 +4,18 @@ ends.
 
 import pytest
 
-from compass_jax import distributed, words
-from compass_jax.check import CheckError
+from compass_jax import distributed
+from compass_jax.commands import words
+from compass_jax.commands.check import CheckError
 from compass_jax.config import ConfigError
 from compass_jax.data.files import DataError
 from compass_jax.data.tokenizer_folder import TokenizerError
 from compass_jax.errors import CompassError
 from compass_jax.families.raw import UnsupportedModel, WeightsError
-from compass_jax.logfile import LogError
 from compass_jax.report import ReportError
 from compass_jax.rewards.faults import VerifierError
-from compass_jax.rundir import ConfigMismatch, RunDirectoryGone, RunDirectoryInUse
+from compass_jax.runs.logfile import LogError
+from compass_jax.runs.rundir import ConfigMismatch, RunDirectoryGone, RunDirectoryInUse
 from compass_jax.training.optim import TrainingDiverged
 from compass_jax.weights.checkpoint import CheckpointMismatch
 from compass_jax.weights.manifest import CheckpointError

@@ -139,7 +139,7 @@ def test_a_reward_worker_imports_no_jax():
 
 
 def test_the_block_on_imports_works():
-    result = run_blocked(("rich",), ("telemetry",))
+    result = run_blocked(("rich",), ("runs.telemetry",))
     assert result.returncode == 1 and "rich" in result.stderr
 
 
@@ -170,9 +170,9 @@ OFFENCES = [
     ),
     (
         layer_offences,
-        "telemetry",
-        "from compass_jax.rundir import RunDir",
-        "imports compass_jax.rundir.RunDir, which telemetry may not",
+        "runs.telemetry",
+        "from compass_jax.report.metrics import Metrics",
+        "imports compass_jax.report.metrics.Metrics, which runs may not",
     ),
     (layer_offences, "rl.objectives.espo", "from . import shapes", "relative import ..shapes"),
     (layer_offences, "attic", "", "belongs to no room of LAYERS"),

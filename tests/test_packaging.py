@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from compass_jax.commands.configured import SHIPPED, load_config
 from compass_jax.config import RunConfig
-from compass_jax.configured import SHIPPED, load_config
 
 ROOT = Path(__file__).parent.parent
 SHIPPED_FILES = sorted(
@@ -58,7 +58,7 @@ def test_the_wheel_holds_the_package_and_its_configurations_and_nothing_else(whe
     web = {f"compass_jax/report/web/{x.name}" for x in (ROOT / "compass_jax/report/web").iterdir()}
     assert len(web) == 9 and web <= names
     entry = next(name for name in names if name.endswith("entry_points.txt"))
-    assert "compass = compass_jax.cli:main" in zipfile.ZipFile(wheel).read(entry).decode()
+    assert "compass = compass_jax.commands.cli:main" in zipfile.ZipFile(wheel).read(entry).decode()
 
 
 def test_an_installed_package_finds_its_configuration_by_name_from_an_empty_folder(wheel, tmp_path):

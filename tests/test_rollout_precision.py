@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tiny_run import tiny_run
 
-from compass_jax import evaluate
 from compass_jax.config import ComputeConfig, ConfigError, CorrectionConfig
+from compass_jax.experience import evaluate
 from compass_jax.model.params import stack
 from compass_jax.training import loop
 from compass_jax.training.rl import run_rl

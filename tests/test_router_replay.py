@@ -13,7 +13,7 @@ import pytest
 from benchmarks import experiments, router_replay, router_replay_report
 from benchmarks.router_replay_setup import full, smoke
 from compass_jax.model.transformer import init_params
-from compass_jax.rundir import RunDir
+from compass_jax.runs.rundir import RunDir
 
 
 def test_rows_come_back_and_a_line_cut_by_a_kill_is_dropped_and_replaced(tmp_path):

@@ -5,7 +5,7 @@ and after is of the same requests with the same draws.
 import dataclasses
 
 from benchmarks import shop as shop_rl
-from compass_jax.dry_run import run_dry
+from compass_jax.commands.dry_run import run_dry
 
 
 def test_the_configuration_plans_both_runs(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import rl_runs, turns
 from benchmarks import shop as shop_rl
-from compass_jax.cli import load_config
+from compass_jax.commands.cli import load_config
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.tasks import shop
 

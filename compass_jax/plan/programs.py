@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from compass_jax.chips import CHIPS, Chip, chip_of
 from compass_jax.config import ConfigError, RunConfig
-from compass_jax.evaluate import evaluation_uses
+from compass_jax.experience.evaluate import evaluation_uses
 from compass_jax.experience.programs import training_use
 from compass_jax.extras import how_to_install
 from compass_jax.model.params import decode_shardings, in_layout, placed_structs, training_layout

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from compass_jax.metric_help import metric_help
 from compass_jax.report.embed import size_of
 from compass_jax.report.funnel import cumulative_tokens, token_funnel
 from compass_jax.report.metrics import Series, thinned
 from compass_jax.report.samples import read_samples
+from compass_jax.runs.metric_help import metric_help
 
 MOST_BYTES = 9_600_000  # of a page, its code included
 CODE_BYTES = 150_000

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from compass_jax.compiler_clock import COMPILER
 from compass_jax.programs import Program
+from compass_jax.runs.compiler_clock import COMPILER
 
 
 class CompileAhead:

@@ -32,9 +32,9 @@ from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import fitting, heldout_prompts, train_prompts
 from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
-from compass_jax.evaluate import Evaluation, evaluate, turns_of
 from compass_jax.experience.assemble import assemble
 from compass_jax.experience.collect import Collector, new_buffer, results_of
+from compass_jax.experience.evaluate import Evaluation, evaluate, turns_of
 from compass_jax.experience.history import PromptHistory
 from compass_jax.experience.metrics import (
     group_metrics,
@@ -49,9 +49,9 @@ from compass_jax.model.transformer import Transformer
 from compass_jax.records import Group, Prompt, StepArrays
 from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.engine import Engine
+from compass_jax.runs.telemetry import Telemetry
 from compass_jax.serving.text import text_pieces
 from compass_jax.sharding import placements
-from compass_jax.telemetry import Telemetry
 from compass_jax.training import optim
 from compass_jax.training.ahead import CompileAhead
 from compass_jax.training.header import header

@@ -13,7 +13,7 @@ import numpy as np
 
 from compass_jax.config import EngineJudgeConfig, RolloutConfig, RunConfig, ScalarJudgeConfig
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.evaluate import decoder_of
+from compass_jax.experience.evaluate import decoder_of
 from compass_jax.records import Prompt, stable_id
 from compass_jax.rewards.asking import Batched, Messages
 from compass_jax.rewards.endpoint import REFUSED, Reply

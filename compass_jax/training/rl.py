@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from compass_jax.config import RunConfig
-from compass_jax.config_io import to_plain
+from compass_jax.config.io import to_plain
 from compass_jax.distributed import is_main_process
 from compass_jax.errors import STRICT
 from compass_jax.rewards.detect import notice
-from compass_jax.rundir import EVALUATION, write_atomically
-from compass_jax.telemetry import Telemetry, plain_numbers
+from compass_jax.runs.rundir import EVALUATION, write_atomically
+from compass_jax.runs.telemetry import Telemetry, plain_numbers
 from compass_jax.training.loop import RLTrainer
 from compass_jax.training.session import (
     StopSignal,

@@ -27,7 +27,7 @@ from compass_jax.config import (
     RunConfig,
     ScalarJudgeConfig,
 )
-from compass_jax.config_io import flatten
+from compass_jax.config.io import flatten
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.errors import STRICT, CompassError
 from compass_jax.rewards.asking import Batched, Pooled
@@ -38,7 +38,7 @@ from compass_jax.rewards.judging import Judge, Verdicts
 from compass_jax.rewards.scalar import ScalarJudge
 from compass_jax.rewards.score import Scorer
 from compass_jax.rewards.shared import AnyScorer, SharedScorer
-from compass_jax.rundir import RunDir
+from compass_jax.runs.rundir import RunDir
 from compass_jax.tpu_versions import check_versions
 from compass_jax.trackers.opened import check_trackers
 from compass_jax.weights import checkpoint

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compass_jax.config import RunConfig
-from compass_jax.config_io import to_plain
+from compass_jax.config.io import to_plain
 from compass_jax.data.sft import ExampleStream, sft_examples
 from compass_jax.distributed import is_main_process
 from compass_jax.model.params import (
@@ -28,8 +28,8 @@ from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import TrainState
 from compass_jax.rl.bucketing import MicroBatch, plan, take_rows
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
+from compass_jax.runs.telemetry import Telemetry
 from compass_jax.sharding import fetch, placements
-from compass_jax.telemetry import Telemetry
 from compass_jax.training import optim, step
 from compass_jax.training.header import header
 from compass_jax.training.session import (

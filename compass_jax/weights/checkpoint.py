@@ -27,7 +27,7 @@ from jax.experimental import multihost_utils
 
 from compass_jax import distributed
 from compass_jax.config import ModelConfig
-from compass_jax.config_io import differences
+from compass_jax.config.io import differences
 from compass_jax.sharding import everywhere, put
 from compass_jax.weights import digests, disk, manifest, sound
 from compass_jax.weights.digests import Digest

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from compass_jax.config import ConfigError, ModelConfig
-from compass_jax.config_io import from_plain, to_plain
+from compass_jax.config.io import from_plain, to_plain
 from compass_jax.errors import CompassError
 from compass_jax.untrusted import parse_json, read_text
 from compass_jax.weights import digests

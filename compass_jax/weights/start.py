@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from compass_jax.config import ModelConfig, RunConfig
-from compass_jax.config_io import differences
+from compass_jax.config.io import differences
 from compass_jax.families import find as families
 from compass_jax.families.raw import WeightsError
 from compass_jax.model.params import abstract_params, in_layout, place, shardings_like

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
+from compass_jax.commands.settings_help import field_docs, kind_of
 from compass_jax.config import (
     Objective,
     RunConfig,
@@ -18,8 +19,7 @@ from compass_jax.config import (
 )
 from compass_jax.config.objective import NAMES
 from compass_jax.config.ranges import Range, field_hints, options
-from compass_jax.metric_help import METRICS
-from compass_jax.settings_help import field_docs, kind_of
+from compass_jax.runs.metric_help import METRICS
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 PACKAGE = "compass_jax"
@@ -165,7 +165,7 @@ def metrics() -> str:
         'A line of `metrics.jsonl` is `{"stage": ..., "step": ..., "metrics": {name: number}}`.',
         "A number that is not finite is null. Shares lie between 0 and 1.",
         "A part in angle brackets is a name of the run: a label, a verifier's part, a number.",
-        "This page is generated from `compass_jax/metric_help.py` by `make docs`.",
+        "This page is generated from `compass_jax/runs/metric_help.py` by `make docs`.",
         "",
         "| metric | unit | meaning |",
         "|---|---|---|",

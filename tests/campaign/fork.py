@@ -1,9 +1,9 @@
 """Commands in children of a warm process: what takes seconds to import is imported once.
 
 `warm` imports, and checks that the process has one thread and no JAX backend, without which a
-fork is not safe. `start` forks a child that runs `compass_jax.cli.main` in its own session with
-limits, and ends as an interpreter does: it waits for threads, then for what was registered to run
-at exit.
+fork is not safe. `start` forks a child that runs `compass_jax.commands.cli.main` in its own
+session with limits, and ends as an interpreter does: it waits for threads, then for what was
+registered to run at exit.
 """
 
 from __future__ import annotations
@@ -126,10 +126,10 @@ def warm() -> None:
     import tyro
     from jax._src import xla_bridge
 
-    import compass_jax.cli
+    import compass_jax.commands.cli
+    import compass_jax.commands.offline_filter
     import compass_jax.data.tokenizer
-    import compass_jax.evaluate
-    import compass_jax.offline_filter
+    import compass_jax.experience.evaluate
     import compass_jax.report
     import compass_jax.training.rl
     import compass_jax.training.sft
@@ -224,8 +224,8 @@ def _enter(cwd: Path, said: Path, limits: Limits) -> None:
 def _command(
     argv: list[str], spy: Spy | None, said: Path, before: Callable[[], None] | None
 ) -> int:
-    from compass_jax.cli import main
-    from compass_jax.signals import Ending
+    from compass_jax.commands.cli import main
+    from compass_jax.runs.signals import Ending
 
     def take(outcome: Any) -> None:
         (said / "outcome").write_text(json.dumps(outcome))

@@ -22,7 +22,7 @@ from . import fork
 
 def raising() -> None:
     """The command has a mistake."""
-    from compass_jax import cli
+    from compass_jax.commands import cli
 
     def fail(*args: Any) -> None:
         raise ZeroDivisionError("planted")
@@ -52,7 +52,7 @@ def says(text: str, status: int) -> Callable[[], None]:
 
 def deaf() -> None:
     """Every override is taken for what was there."""
-    from compass_jax import cli
+    from compass_jax.commands import cli
 
     cli.override = lambda config, arguments, prog="": config
 

@@ -184,7 +184,7 @@ def defaults() -> dict[str, Any]:
     smallest model.
     """
     from compass_jax.config import DataConfig, FileSource, ModelConfig, MoEConfig, RunConfig
-    from compass_jax.config_io import config_to_json
+    from compass_jax.config.io import config_to_json
 
     model = ModelConfig("qwen3_moe", 1, 1, 1, 1, 1, 2, 1, moe=MoEConfig(2, 1, 1))
     found = flat(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tiny import random_params
 
-from compass_jax.cli import main
+from compass_jax.commands.cli import main
 from compass_jax.config import ModelConfig, MoEConfig
 from compass_jax.weights.hf import save_params
 

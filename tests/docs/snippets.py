@@ -18,7 +18,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from compass_jax.cli import main
+from compass_jax.commands.cli import main
 
 _BLOCK = re.compile(
     r"(?:<!-- (?P<why>[^\n]*) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S

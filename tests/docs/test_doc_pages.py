@@ -14,9 +14,9 @@ import pytest
 from pages import NEEDS, ROOT, blocks, words
 
 from compass_jax import library
-from compass_jax.cli import main
-from compass_jax.command_line import command_line, with_config
-from compass_jax.metric_help import metric_help
+from compass_jax.commands.cli import main
+from compass_jax.commands.command_line import command_line, with_config
+from compass_jax.runs.metric_help import metric_help
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = ROOT / "docs" / "reference"

@@ -7,8 +7,8 @@ from statistics import mean
 
 import pytest
 
-from compass_jax.comparison import read_recorded
-from compass_jax.demo import GRPO
+from compass_jax.commands.comparison import read_recorded
+from compass_jax.commands.demo import GRPO
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

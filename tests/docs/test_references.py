@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compass_jax.metric_help import METRICS, metric_help
+from compass_jax.runs.metric_help import METRICS, metric_help
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -61,7 +61,7 @@ def test_every_metric_in_the_code_has_its_sentence():
         if metric_help(pattern) is None
         and not any(re.fullmatch(pattern, shape) for shape in METRICS)
     ]
-    assert not unsaid, f"say what they mean in compass_jax/metric_help.py: {unsaid}"
+    assert not unsaid, f"say what they mean in compass_jax/runs/metric_help.py: {unsaid}"
 
 
 def test_every_sentence_is_of_a_metric_in_the_code():

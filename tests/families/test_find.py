@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_run import tiny_run
 
-from compass_jax import cli
+from compass_jax.commands import cli
 from compass_jax.config import ConfigError
 from compass_jax.families.base import TENSORS
 from compass_jax.families.find import check, find, own

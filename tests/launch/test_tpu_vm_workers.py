@@ -40,8 +40,8 @@ def test_copy_brings_the_tree_and_installs_it(workers):
     assert [words[2:4] for words in installs] == [["pip", "install"], ["uv", "pip"]] * 2
     for number in (0, 1):
         tree = workers.worker(number) / "compass"
-        assert (tree / "compass_jax" / "cli.py").read_text() == (
-            ROOT / "compass_jax" / "cli.py"
+        assert (tree / "compass_jax" / "commands" / "cli.py").read_text() == (
+            ROOT / "compass_jax" / "commands" / "cli.py"
         ).read_text()
         assert (
             not (tree / ".git").exists()

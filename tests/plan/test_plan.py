@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from compass_jax.chips import CHIPS, chip_of
-from compass_jax.cli import COMPILER_ALONE, load_config
+from compass_jax.commands.cli import COMPILER_ALONE, load_config
 from compass_jax.config import MeshConfig
 from compass_jax.model.flops import active_params, flops_per_token, forward_flops
 from compass_jax.model.params import param_count

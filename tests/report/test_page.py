@@ -10,7 +10,7 @@ import pytest
 from logs import ATTACK, write_run
 
 from benchmarks.report_page import synthetic_run
-from compass_jax import cli
+from compass_jax.commands import cli
 from compass_jax.report import ReportError
 from compass_jax.report.command import write_page
 from compass_jax.report.embed import SCRIPTS, embedded, page

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_weighted import prompt, scored
 
-from compass_jax.cli import main
+from compass_jax.commands.cli import main
 from compass_jax.config import DataConfig, FileSource, ProceduralSource, RewardConfig, TaskSource
 from compass_jax.data.questions import questions
 from compass_jax.rewards.score import Scorer

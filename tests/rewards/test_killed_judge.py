@@ -156,7 +156,7 @@ def test_a_run_that_is_killed_while_its_judge_reasons_ends_as_an_undisturbed_one
         f"config = pathlib.Path({str(tmp_path / 'open_questions.py')!r})\n"
         f"config.write_text({written!r}.replace('ENDPOINT', sys.argv[2]))\n"
         "sys.argv = ['compass', 'train', str(config), '--run-dir', sys.argv[1]]\n"
-        "from compass_jax.cli import main\n"
+        "from compass_jax.commands.cli import main\n"
         "sys.exit(main())\n"
     )
     folders = (tmp_path / "undisturbed", tmp_path / "killed")

@@ -20,8 +20,8 @@ from compass_jax.config import (
     ShapingConfig,
     TaskSource,
 )
+from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.config.verifiers import spread
-from compass_jax.config_io import config_from_json, config_to_json
 from compass_jax.errors import UserError
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.channel import ChannelError, parse
@@ -228,7 +228,7 @@ def test_rewards_that_cannot_be_right_or_are_too_close_for_shaping_are_refused()
 
 
 def test_a_weighted_source_survives_json_and_is_written_on_the_command_line():
-    from compass_jax.cli import override
+    from compass_jax.commands.cli import override
 
     base = tiny_run()
     source = FileSource("a.jsonl", verifier={"math": 1.0, "x.py:f": 0.2}, verifier_args={"n": 3})

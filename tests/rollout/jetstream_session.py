@@ -14,8 +14,8 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import grpc
 
+from compass_jax.commands.serve import ServeConfig, start_jetstream
 from compass_jax.rollout.batcher import Batcher
-from compass_jax.serve import ServeConfig, start_jetstream
 
 
 def main() -> None:

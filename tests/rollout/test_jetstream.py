@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from served import MODEL, PAGED, TOKENIZER, WHOLE, own_texts, parameters, saved
 
+from compass_jax.commands.serve import ServeConfig, make_engine
 from compass_jax.config import ConfigError
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.params import to_decode
-from compass_jax.serve import ServeConfig, make_engine
 
 ROOT = Path(__file__).parent.parent.parent
 TEXTS = ["1 + 2 = ", "State the final answer", "a", "", "x" * 40, "tschüß, 7 - 5"]

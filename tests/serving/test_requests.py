@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.openai_requests import Served, chat_request, completion_request, read
 from compass_jax.serving.errors import BadRequest
+from compass_jax.serving.openai_requests import Served, chat_request, completion_request, read
 
 TOKENIZER = Tokenizer.load(Path(__file__).parent.parent.parent / "configs" / "tiny_tokenizer")
 SERVED = Served("tiny", TOKENIZER, 384, 64, 48)

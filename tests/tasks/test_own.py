@@ -8,9 +8,9 @@ import pytest
 from logged import lines
 from tiny_run import tiny_run
 
-from compass_jax.cli import main
+from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError, DataConfig, FileSource, RewardConfig, TaskSource
-from compass_jax.config_io import config_from_json, config_to_json
+from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.data.files import DataError
 from compass_jax.data.questions import questions
 from compass_jax.records import Prompt, Score

@@ -14,7 +14,7 @@ import time
 
 from rich.console import Console
 
-from compass_jax.telemetry import Telemetry
+from compass_jax.runs.telemetry import Telemetry
 from compass_jax.trackers import services
 
 

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 from tiny_run import tiny_run
 
-from compass_jax.cli import main, override
+from compass_jax.commands.cli import main, override
 from compass_jax.config import ConfigError
-from compass_jax.config_io import config_from_json, config_to_json, to_plain
-from compass_jax.rundir import check_same_run
-from compass_jax.telemetry import Telemetry
+from compass_jax.config.io import config_from_json, config_to_json, to_plain
+from compass_jax.runs.rundir import check_same_run
+from compass_jax.runs.telemetry import Telemetry
 from compass_jax.trackers import opened
 from compass_jax.trackers.opened import check_trackers, open_trackers
 from compass_jax.trackers.services import run_id

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compass_jax.rewards.score import Scorer
-from compass_jax.telemetry import Telemetry
+from compass_jax.runs.telemetry import Telemetry
 
 
 def stop_at_sample(patch: pytest.MonkeyPatch, number: int) -> None:

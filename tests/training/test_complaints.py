@@ -56,7 +56,7 @@ from tiny_run import tiny_run
 
 from compass_jax.model.moe import empty_routes
 from compass_jax.records import Rollout
-from compass_jax.telemetry import Telemetry
+from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training.loop import RLTrainer
 from compass_jax.training.rl import run_rl
 from compass_jax.weights.checkpoint import CheckpointError

@@ -19,8 +19,8 @@ from compass_jax.experience import metrics
 from compass_jax.model.transformer import init_params
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rollout.collect import Collection
-from compass_jax.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
-from compass_jax.telemetry import Telemetry
+from compass_jax.runs.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
+from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training import step
 from compass_jax.training.optim import TrainingDiverged
 from compass_jax.training.rl import run_rl

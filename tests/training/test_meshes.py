@@ -19,9 +19,9 @@ from compass_jax.config import (
     MeshConfig,
     ZeroVarianceConfig,
 )
-from compass_jax.evaluate import evaluate_weights
+from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.rl.objectives.grpo import Grpo
-from compass_jax.telemetry import Telemetry
+from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from tiny_run import tiny_run
 
-from compass_jax.cli import load_config
+from compass_jax.commands.cli import load_config
 from compass_jax.config import RLConfig, ShapingConfig, ZeroVarianceConfig, objective_class
 from compass_jax.records import Group, Prompt, Score
 from compass_jax.rl.diagnostics import finalize_diagnostics
-from compass_jax.telemetry import Telemetry
+from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training import rl, step
 from compass_jax.training.notices import Notices, floor_share, gap_violation, idle_settings
 from compass_jax.training.rl import run_rl

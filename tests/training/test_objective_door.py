@@ -10,9 +10,9 @@ import pytest
 from logged import lines
 from tiny_run import tiny_run
 
-from compass_jax.cli import main, override
+from compass_jax.commands.cli import main, override
 from compass_jax.config import ConfigError, RLConfig, objective_class
-from compass_jax.config_io import config_from_json, config_to_json, differences
+from compass_jax.config.io import config_from_json, config_to_json, differences
 from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo, dr_grpo

@@ -15,7 +15,8 @@ from logged import lines, numbers
 from tiny import COMPUTE, MODEL, make_prompt, random_params
 from tiny_run import tiny_run
 
-from compass_jax.cli import main
+from compass_jax.commands.cli import main
+from compass_jax.commands.train_judge import Rated, run_train_judge
 from compass_jax.config import ConfigError, FileSource, LogConfig, ScalarJudgeConfig, ShapingConfig
 from compass_jax.data.files import DataError
 from compass_jax.data.pairs import Pair, conversation, encode_pairs, split_pairs
@@ -25,8 +26,7 @@ from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.transformer import Transformer, apply
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.scalar import ScalarJudge, tie_margin, verdicts
-from compass_jax.telemetry import Telemetry
-from compass_jax.train_judge import Rated, run_train_judge
+from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training import step
 from compass_jax.training.own_judge import ScalarModel
 from compass_jax.training.rl import run_rl

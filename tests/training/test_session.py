@@ -14,10 +14,10 @@ from tiny_run import tiny_run
 
 from compass_jax import distributed, sharding
 from compass_jax.config import ConfigError, MeshConfig
-from compass_jax.config_io import flatten
+from compass_jax.config.io import flatten
 from compass_jax.rewards.shared import SharedScorer
-from compass_jax.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
-from compass_jax.telemetry import Telemetry
+from compass_jax.runs.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
+from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training.session import (
     RunRefused,
     StopSignal,

@@ -15,8 +15,8 @@ from tiny_run import tiny_run
 from compass_jax.config import OptimConfig
 from compass_jax.data.sft import SFTExample
 from compass_jax.model.transformer import init_params
-from compass_jax.rundir import RunDirectoryGone
-from compass_jax.telemetry import Telemetry
+from compass_jax.runs.rundir import RunDirectoryGone
+from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training import optim, step
 from compass_jax.training.optim import TrainingDiverged
 from compass_jax.training.session import StopSignal

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from test_hf import MOE, QWEN2, TIED, random_params, tensors_of, write_folder
 
-from compass_jax import cli
+from compass_jax.commands import cli
 from compass_jax.families.keys import HARMLESS, NEUTRAL
 from compass_jax.families.qwen3_moe import FAMILY
 from compass_jax.families.raw import WeightsError

@@ -1,0 +1,1 @@
+"""What `compass` does: a file for each command, and what they share."""

@@ -1,0 +1,245 @@
+"""How ESPO's alpha clips: clip fraction and clip range against alpha, on one recorded rollout of a
+given model.
+
+    compass calibrate-alpha CONFIG --checkpoint DIR --out DIR [--alphas 0.01 0.02 0.05 0.1]
+        [--target-clip 0.15]
+
+The first update after a rollout clips nothing (its ratio is 1), so the numbers are of the updates
+after it: set rl.updates_per_rollout as in the run to come. The suggested alpha is the one whose
+clip fraction is nearest the target on a logarithmic scale between the measured ones. Where they do
+not reach it, more are measured on both sides, up to a factor of WIDER; where these do not either,
+none is suggested, and it is said on which side the target lies. The default target is about GSPO's
+own clip fraction (arXiv 2507.18071, section 5.2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from compass_jax.config import ConfigError, Objective, RunConfig
+from compass_jax.records import StepArrays
+from compass_jax.report import summary_table
+from compass_jax.rewards.detect import notice
+from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
+from compass_jax.rl.objectives.espo import Espo
+from compass_jax.runs.rundir import NewFolderLock, write_atomically
+from compass_jax.runs.telemetry import Telemetry
+from compass_jax.training import step
+from compass_jax.training.learner import Learner
+from compass_jax.training.loop import RLTrainer
+from compass_jax.training.session import StopSignal, open_scorer
+
+# column titles; groups of entropy by number
+_SHORT = {"clip_frac": "clip", "ratio_dev_max": "|r-1|", "epsilon": "eps", "floor_frac": "floor"}
+ALPHAS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1)
+WIDER = (3.0, 10.0, 30.0, 100.0)  # beyond the ends of the alphas
+
+
+def run_calibration(
+    config: RunConfig,
+    checkpoint: str,
+    out: str,
+    alphas: Sequence[float] = ALPHAS,
+    target: float = 0.15,
+) -> dict[str, Any]:
+    """Prints and writes `out`/alpha.json; returns what it holds. Trains nothing that is kept."""
+    espo = config.rl.objective
+    if not isinstance(espo, Espo) or espo.fixed_clip:
+        raise ConfigError(
+            "rl.objective: alpha belongs to espo without fixed_clip; set --rl.objective espo"
+        )
+    if config.rl.updates_per_rollout < 2:
+        raise ConfigError(
+            "rl.updates_per_rollout = 1: a first update is on policy and clips nothing; set at"
+            " least 2"
+        )
+    if len(alphas) < 2 or min(alphas) <= 0 or list(alphas) != sorted(set(alphas)):
+        raise ConfigError(
+            f"--alphas {' '.join(map(str, alphas))}: give at least two, positive and increasing"
+        )
+    if not 0 < target < 1:
+        raise ConfigError(f"--target-clip {target}: must be in (0, 1)")
+    alphas, asked = widened(alphas), set(alphas)
+    objectives = [dataclasses.replace(espo, alpha=alpha) for alpha in alphas]
+    with NewFolderLock(out):
+        measured, columns = _measured(dataclasses.replace(config, init_from=checkpoint), objectives)
+        labels = (checkpoint, columns, config.rl.updates_per_rollout)
+        rows = [_row(alpha, [u[i] for u in measured]) for i, alpha in enumerate(alphas)]
+        return _written(rows, asked, Path(out), labels, target)
+
+
+def _measured(
+    config: RunConfig, objectives: Sequence[Objective]
+) -> tuple[list[list[dict[str, float]]], int]:
+    """The diagnostics of each objective, of every update but the first, and the head's columns.
+
+    The run directory of it is thrown away.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        config = dataclasses.replace(config, run_dir=scratch)
+        with (
+            StopSignal() as stop,
+            open_scorer(config) as scorer,
+            Telemetry(scratch, 1, "rl") as telemetry,
+        ):
+            telemetry.note(notice(config.rewards.sandbox))
+            trainer = RLTrainer(config, scorer, stop, telemetry)
+            arrays = trainer.first_rollout()
+            found = [] if arrays is None else probe(trainer.learner, arrays, objectives)[1:]
+            if stop.requested:
+                telemetry.note("stopped on request; there is nothing to save")
+                raise SystemExit(stop.status)
+            return found, trainer.learner.model.columns
+
+
+def probe(
+    learner: Learner, arrays: StepArrays, objectives: Sequence[Objective]
+) -> list[list[dict[str, float]]]:
+    """The diagnostics that each of `objectives` would report before each update of one rollout,
+    which is then made as in training.
+
+    Entry [u][i]: objective i on the rows of update u, at the parameters that the u updates before
+    it left.
+    """
+    scored, temperature, out = learner.score(arrays), learner.config.rollout.temperature, []
+    for rows in learner.updates:
+        prepared, _ = learner.prepare(scored, rows)
+        parts: list[list[Diagnostics]] = [[] for _ in objectives]
+        for batch in learner.batches(scored, rows, prepared):
+            logp, *_ = step.score(
+                learner.model,
+                learner.state.params,
+                batch.tokens,
+                batch.lengths,
+                batch.routes,
+                temperature=temperature,
+            )
+            for part, objective in zip(parts, objectives, strict=True):
+                found = step.objective_diagnostics(logp, batch, objective, learner.model.columns)
+                part.append(found)
+        merged = jax.device_get([finalize_diagnostics(merge_diagnostics(part)) for part in parts])
+        out.append([{name: float(x) for name, x in one.items()} for one in merged])
+        learner.update(scored, rows)
+    return out
+
+
+def _written(
+    rows: Sequence[dict[str, float]],
+    asked: set[float],
+    out: Path,
+    labels: tuple[str, int, int],
+    target: float,
+) -> dict[str, Any]:
+    """What was measured as a table on the console and as `out`/alpha.json; returns what that holds.
+
+    asked: the alphas that are shown whatever they gave; of the others those that the target lies
+        among. labels: where the weights are from, the head's columns, updates to a rollout.
+    """
+    checkpoint, columns, updates = labels
+    alphas, clips = [row["alpha"] for row in rows], [row["clip_frac"] for row in rows]
+    suggestion = suggest(alphas, clips, target)
+    rows = shown_rows(rows, asked, suggestion)
+    result: dict[str, Any] = {
+        "vocab_size": columns,
+        "updates_per_rollout": updates,
+        "target_clip": target,
+    }
+    result |= {"suggested_alpha": suggestion, "rows": rows}
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "alpha.json", json.dumps(result, indent=2) + "\n")
+    console = Console(soft_wrap=True)
+    short = [{_title(name): value for name, value in row.items()} for row in rows]
+    console.print(
+        summary_table(
+            short, title=f"{checkpoint}: ESPO's clipping against alpha, updates 2 to {updates}"
+        )
+    )
+    if suggestion is None:
+        told = out_of_range(alphas, clips, target)
+    else:
+        told = f"suggested alpha for a clip fraction of {target:g}: {suggestion:.3g}"
+    console.print(told, highlight=False)
+    return result
+
+
+def _title(name: str) -> str:
+    """ "group_1 epsilon" -> "eps 1": nine columns have to fit in a terminal."""
+    *group, what = name.split()
+    return " ".join([_SHORT.get(what, what), *(g.removeprefix("group_") for g in group)])
+
+
+def _row(alpha: float, updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means over the updates; epsilon and the floor of the groups of entropy from low to high."""
+
+    def mean(name: str) -> float:
+        return sum(update[name] for update in updates) / len(updates)
+
+    row = {
+        "alpha": alpha,
+        "clip_frac": mean("policy/clip_frac"),
+        "ratio_dev_max": max(update["policy/ratio_dev_max"] for update in updates),
+    }
+    groups = sorted(name.split("/")[1] for name in updates[0] if name.endswith("/epsilon"))
+    for group in groups:
+        row |= {
+            f"{group} {what}": mean(f"espo/{group}/{what}")
+            for what in ("epsilon", "clip_frac", "floor_frac")
+        }
+    return row
+
+
+def widened(alphas: Sequence[float]) -> list[float]:
+    """The alphas with more on both sides, in their order: a diagnostic of one more costs little
+    beside the rollout that all of them share.
+    """
+    low = [alphas[0] / factor for factor in reversed(WIDER)]
+    return [*low, *alphas, *(alphas[-1] * factor for factor in WIDER)]
+
+
+def suggest(alphas: Sequence[float], clip_fracs: Sequence[float], target: float) -> float | None:
+    """The alpha at which the clip fraction passes `target`, interpolated in log(alpha); None where
+    it does not.
+
+    A wider range clips less, so the fractions fall with alpha.
+    """
+    for i in range(1, len(alphas)):
+        if clip_fracs[i] <= target <= clip_fracs[i - 1] and clip_fracs[i] < clip_fracs[i - 1]:
+            share = (clip_fracs[i - 1] - target) / (clip_fracs[i - 1] - clip_fracs[i])
+            return math.exp((1 - share) * math.log(alphas[i - 1]) + share * math.log(alphas[i]))
+    return None
+
+
+def shown_rows(
+    rows: Sequence[dict[str, float]], asked: set[float], suggestion: float | None
+) -> list[dict[str, float]]:
+    """The rows of the alphas that were asked for, and those between them and the suggestion with
+    the one after it; all where there is no suggestion.
+    """
+    if suggestion is None:
+        return list(rows)
+    low, high = min(*asked, suggestion), max(*asked, suggestion)
+    below = max((row["alpha"] for row in rows if row["alpha"] <= low), default=low)
+    above = min((row["alpha"] for row in rows if row["alpha"] >= high), default=high)
+    return [row for row in rows if below <= row["alpha"] <= above]
+
+
+def out_of_range(alphas: Sequence[float], clip_fracs: Sequence[float], target: float) -> str:
+    """The line that says on which side of what was measured the target lies."""
+    if max(clip_fracs) < target:
+        side, remedy = "above", "policies this close are hardly clipped by any alpha; lower"
+    else:
+        side, remedy = "below", "every alpha clips more than that; raise"
+    return (
+        f"no alpha from {alphas[0]:.3g} to {alphas[-1]:.3g} gives a clip fraction of {target:g}: it"
+        f" lies {side} the {min(clip_fracs):.3g} to {max(clip_fracs):.3g} that were measured;"
+        f" {remedy} --target-clip, or give other --alphas"
+    )

@@ -1,0 +1,171 @@
+"""`compass check DIR`: what is wrong with a run directory, a checkpoint or a Hugging Face folder.
+
+A line for each thing that was looked at, and one for each thing that is wrong with it: all of them,
+and not only the first. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from compass_jax.config import ConfigError, ModelConfig
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.errors import UserError
+from compass_jax.families.raw import WeightsError
+from compass_jax.runs.rundir import read_config
+from compass_jax.weights import sound
+from compass_jax.weights.hf import tensor_problems
+from compass_jax.weights.hf_config import read_hf_config
+from compass_jax.weights.manifest import FORMAT
+from compass_jax.weights.safetensors_io import DTYPES, Stored, look, not_finite, open_file
+
+_ROWS = 4096  # of a tensor, looked at together
+
+
+class CheckError(UserError):
+    """There is nothing at the path that could be checked."""
+
+
+class Checked(NamedTuple):
+    """One thing that was looked at: its name, a few words on it, and what is wrong with it."""
+
+    what: str
+    words: str
+    faults: list[str]
+
+
+def run_check(path: str | os.PathLike) -> bool:
+    """Whether all is sound that lies in `path`; prints what was looked at and every fault.
+
+    Raises CheckError where `path` is no directory, or one of another kind.
+    """
+    faulty = 0
+    for checked in check(path):
+        print(f"{'damaged' if checked.faults else 'sound':<8} {checked.what}: {checked.words}")
+        for fault in checked.faults:
+            print(f"         {fault}")
+        faulty += bool(checked.faults)
+    print(f"{path}: {f'{faulty} damaged' if faulty else 'sound'}", flush=True)
+    return not faulty
+
+
+def check(path: str | os.PathLike) -> Iterator[Checked]:
+    """What is looked at in `path`, one after the other. Raises CheckError like `run_check`."""
+    path = Path(path).absolute()
+    if not path.is_dir():
+        raise CheckError(f"{path}: there is no such directory")
+    if sound.is_one(path):
+        yield _checkpoint(path, path.name)[0]
+    elif (path / "checkpoints").is_dir():
+        yield from _run(path)
+    elif (path / "config.json").exists() or any(path.glob("*.safetensors*")):
+        yield from _hugging_face(path)
+    else:
+        kinds = "neither a run directory, nor a checkpoint, nor a Hugging Face folder"
+        raise CheckError(f"{path} is {kinds}: it has no checkpoints/, manifest.json or config.json")
+
+
+def _run(path: Path) -> Iterator[Checked]:
+    model = None
+    if (path / "config.json").exists():
+        try:
+            model = read_config(path).model
+            yield Checked("config.json", "the configuration of the run", [])
+        except (ConfigError, OSError, ValueError) as error:
+            yield Checked("config.json", "the configuration of the run", [str(error)])
+    found = sound.steps(path)
+    for where in found.values():
+        checked, own = _checkpoint(where, f"checkpoints/{where.name}")
+        model = model or own
+        yield checked
+    for aside in sorted((path / "checkpoints").glob(f"{sound.SET_ASIDE}*")):
+        words = "was set aside as damaged by a resumed run, and is used by nobody"
+        yield Checked(f"checkpoints/{aside.name}", words, [])
+    if not found:
+        yield Checked("checkpoints", "of the run", ["there is none"])
+    if (path / "tokenizer").is_dir():
+        yield _tokenizer(path / "tokenizer", "tokenizer", model)
+
+
+def _checkpoint(where: Path, name: str) -> tuple[Checked, ModelConfig | None]:
+    manifest, faults = sound.examine(where)
+    if manifest is None:
+        return Checked(name, "a checkpoint", faults), None
+    kind = f"{len(manifest.leaves)} leaves of a {manifest.model.family} model"
+    if manifest.files is None:
+        faults = [*faults, f"it cannot be verified: digests came with format {FORMAT}"]
+        return Checked(name, f"step {manifest.step}, {kind}", faults), manifest.model
+    size = sum(digest.size for digest in manifest.files.values())
+    files = f"{len(manifest.files)} files, {size:,} bytes"
+    return Checked(name, f"step {manifest.step}, {files}, {kind}", faults), manifest.model
+
+
+def _hugging_face(folder: Path) -> Iterator[Checked]:
+    model = None
+    try:
+        model = read_hf_config(folder)
+        yield Checked("config.json", f"a {model.family} model of {model.layers} layers", [])
+    except WeightsError as error:
+        yield Checked("config.json", "the model", [str(error)])
+    try:
+        stored, faults = look(folder)
+    except WeightsError as error:
+        yield Checked("weights", "files and index", [str(error)])
+        stored = None
+    if stored is not None:
+        files = len({tensor.file for tensor in stored.values()})
+        words = f"headers of {len(stored)} tensors in {files} files, and their index"
+        yield Checked("weights", words, faults)
+        if model is not None:
+            words = "names, shapes and types against config.json"
+            yield Checked("tensors", words, tensor_problems(folder, model, stored))
+        yield Checked("values", f"every number of {len(stored)} tensors", _not_finite(stored))
+    if (folder / "tokenizer.json").exists() or (folder / "tokenizer_config.json").exists():
+        yield _tokenizer(folder, "tokenizer", model)
+    else:
+        yield Checked("tokenizer", "there is none in this folder", [])
+
+
+def _not_finite(stored: dict[str, Stored]) -> list[str]:
+    """The tensors that have NaN or infinity in them, with how many; each file is read once."""
+    faults = []
+    by_file: dict[Path, list[str]] = {}
+    for name, tensor in stored.items():
+        if tensor.dtype in DTYPES.values():
+            by_file.setdefault(tensor.file, []).append(name)
+    for file, names in by_file.items():
+        with open_file(file) as handle:
+            for name in names:
+                parts = _parts(handle, name, stored[name].shape)
+                bad = sum(not_finite(np.ascontiguousarray(part)) for part in parts)
+                if bad:
+                    faults.append(f"{file.name}: tensor {name}: {bad:,} numbers are not finite")
+    return faults
+
+
+def _parts(handle: Any, name: str, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    if not shape:
+        yield np.asarray(handle.get_tensor(name))
+        return
+    piece = handle.get_slice(name)
+    for start in range(0, shape[0], _ROWS):
+        yield piece[start : min(start + _ROWS, shape[0])]
+
+
+def _tokenizer(folder: Path, name: str, model: ModelConfig | None) -> Checked:
+    words = "tokenizer.json and tokenizer_config.json, against the model's rows"
+    try:
+        tokenizer = Tokenizer.load(folder)
+    except TokenizerError as error:
+        return Checked(name, words, [str(error)])
+    faults = []
+    if model is not None and tokenizer.vocab_size > model.vocab_size:
+        ids = f"it has ids up to {tokenizer.vocab_size - 1}"
+        faults.append(f"{ids}, and the model has rows for {model.vocab_size} alone")
+    return Checked(name, f"{tokenizer.vocab_size} ids", faults)

@@ -1,0 +1,212 @@
+"""The RunConfig that a command line asks for: a configuration file, or a model's folder and files
+of data, with typed overrides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import inspect
+import json
+import os
+import re
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compass_jax.config import ConfigError, ProceduralSource, RunConfig, objective_class
+from compass_jax.config.errors import line_of, of_file
+from compass_jax.config.io import tuples
+from compass_jax.untrusted import parse_json
+
+SHIPPED = Path(__file__).resolve().parent / "configs"  # installed with the package
+FOLDERS = (Path("configs"), SHIPPED)
+
+
+def load_config(name: str) -> RunConfig:
+    """The RunConfig that a configuration file makes: its one public function, called without
+    arguments.
+
+    name: a path, or a bare name looked up as configs/<name>.py, here and then in the package.
+    Raises ConfigError where there is no such file or function.
+    """
+    path = _file(name)
+    if path is None:
+        files = {*Path("configs").glob("*.py"), *SHIPPED.glob("*.py")}
+        known = ", ".join(sorted({path.stem for path in files}))
+        raise ConfigError(
+            f"no configuration file {name[:200]}: give the path of a .py file, or a name: {known}"
+        )
+    spec = importlib.util.spec_from_file_location(f"compass_config_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path}: a configuration is a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    with of_file(path):
+        spec.loader.exec_module(module)
+    own = [
+        f
+        for n, f in vars(module).items()
+        if inspect.isfunction(f) and not n.startswith("_") and f.__module__ == module.__name__
+    ]
+    if len(own) != 1:
+        names = ", ".join(f.__name__ for f in own) or "none"
+        raise ConfigError(
+            f"{path}: must have exactly one public function, which returns a RunConfig; it has"
+            f" {names}"
+        )
+    with of_file(path):
+        config = own[0]()
+    if not isinstance(config, RunConfig):
+        raise ConfigError(
+            f"{path}: {own[0].__name__}() returned {type(config).__name__}, not a RunConfig"
+        )
+    return config
+
+
+def _file(name: str) -> Path | None:
+    paths = [Path(name), *(at / file for at in FOLDERS for file in (name, f"{name}.py"))]
+    return next((path for path in paths if os.path.isfile(path)), None)
+
+
+_KEY = re.compile(r"([a-z_]\w*(?:\.\w+)*)(?:\[\d+\])* = ")
+
+
+@contextlib.contextmanager
+def of_settings(config: RunConfig, name: str | None, overrides: list[str]) -> Iterator[None]:
+    """What a check says of a setting, with the file `name` and the line that set it; without them
+    where the command line did, or nobody.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        path, found = _file(name) if name else None, _KEY.match(str(error))
+        key = found[1] if found else ""
+        on_line = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in overrides}
+        if path is None or not key or key in on_line:
+            raise
+        owner: object = config
+        for part in key.split(".")[:-1]:
+            owner = getattr(owner, part, None)
+        line = line_of(path, key, type(owner).__name__)
+        raise type(error)(f"{path}{line}: {error}" if line else str(error)) from error
+
+
+def override(config: RunConfig, arguments: list[str], prog: str = "compass") -> RunConfig:
+    """`config` with typed overrides applied (`--rl.steps 3`, `--rl.normalize-std False`,
+    `--data.sources.0.size 50`).
+
+    An unknown key (with the nearest ones) or a value of the wrong type is told on stderr and exits
+    with code 2.
+    """
+    import tyro
+
+    config, arguments = _with_objective(config, arguments)
+    registry = tyro.constructors.ConstructorRegistry()
+    registry.primitive_rule(_source_options)
+    with registry:
+        # Flat: which family of source, and whether there are experts, is decided by the
+        # configuration file.
+        hint = tyro.conf.configure(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)(
+            RunConfig
+        )
+        return tyro.cli(
+            hint, default=config, args=arguments, prog=prog, description=RunConfig.__doc__
+        )
+
+
+def _with_objective(config: RunConfig, arguments: list[str]) -> tuple[RunConfig, list[str]]:
+    """`config` with the objective that `--rl.objective NAME` asks for, and the other arguments:
+    which settings it has is known only then.
+    """
+    flag, left, name = "--rl.objective", [], ""
+    words = iter(arguments)
+    for word in words:
+        if word == flag:
+            name = next(words, "")
+        elif word.startswith(flag + "="):
+            name = word.removeprefix(flag + "=")
+        else:
+            left.append(word)
+            continue
+        if not name:
+            raise ConfigError(f"{flag}: name an objective after it")
+    if name == "dapo":
+        from compass_jax.rl.objectives.grpo import dapo
+
+        return replace(config, rl=dapo(config.rl, config.rollout.max_new_tokens)), left
+    if name == "dr_grpo":
+        from compass_jax.rl.objectives.grpo import dr_grpo
+
+        return replace(config, rl=replace(config.rl, objective=dr_grpo())), left
+    if name:
+        objective = objective_class(name)()
+        return replace(config, rl=replace(config.rl, objective=objective)), left
+    return config, left
+
+
+def _source_options(info: Any) -> Any:
+    """Lets tyro write a procedural source's options, whose values are of many types, as JSON."""
+    from tyro.constructors import PrimitiveConstructorSpec
+
+    hint = typing.get_type_hints(ProceduralSource)["options"]
+    if typing.get_args(info.type) != typing.get_args(hint):
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="JSON",
+        instance_from_str=lambda words: tuples(parse_json(words[0], "options", error=ConfigError)),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda value: [json.dumps(value)],
+    )
+
+
+# ---- without a configuration file ----------------------------------------------------------------
+
+
+_ANSWER = "--rollout.max-new-tokens"  # other sizes follow from it
+
+
+def from_words(args: argparse.Namespace, overrides: Sequence[str] = ()) -> RunConfig:
+    """What `--model`, `--data`, `--reward`, `--eval` and `--preset` of `compass train`, `sft` and
+    `train-judge` ask for (commands/from_files.py). ConfigError where one is missing, or of several
+    processes.
+
+    overrides: settings that are applied afterwards; those that others follow from are read.
+    """
+    from compass_jax.distributed import initialize, refuse
+
+    if getattr(args, "config", None):
+        raise ConfigError(f"CONFIG {args.config} and --model {args.model}: give one of the two")
+    if not args.data:
+        raise ConfigError("--data FILE is missing: which prompts or conversations to train on?")
+    refuse(f"compass {args.command} --model")
+    initialize()
+    from compass_jax.commands import from_files
+
+    if args.command == "sft":
+        return from_files.sft_config(args.model, args.data)
+    words = " ".join(overrides).replace("=", " ").replace("_", "-").split(" ")
+    after = words[words.index(_ANSWER) + 1 :] if _ANSWER in words else []
+    answer = int(after[0]) if after and after[0].isdecimal() else None  # `override` tells the rest
+    if args.command == "train-judge":
+        given = (args.model, args.data, args.eval or "", args.preset, answer)
+        return from_files.judge_config(*given, scalar=args.scalar)
+    reward = rewards(args.reward)
+    return from_files.rl_config(args.model, args.data, reward, args.eval or "", args.preset, answer)
+
+
+def rewards(words: list[str]) -> str | dict[str, float]:
+    """One verifier's name, or the weights of several: "math=1", "my_rewards.py:score=0.5"."""
+    if len(words) == 1 and "=" not in words[0]:
+        return words[0]
+    weights = {}
+    for word in words:
+        name, _, weight = word.partition("=")
+        try:
+            weights[name] = float(weight or 1)
+        except ValueError:
+            raise ConfigError(f"--reward {word}: {weight} is no number; NAME=WEIGHT") from None
+    return weights

@@ -1,0 +1,131 @@
+"""`--dry-run`: what a command would do, with everything opened that it opens before its first step.
+
+Nothing is compiled, trained or written, and no weights are read but their headers.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+
+from compass_jax.commands.settings_help import WIDTH, settings
+from compass_jax.config import ConfigError, RunConfig
+from compass_jax.data.keep import kept_prompts
+from compass_jax.data.pairs import encode_pairs, split_pairs
+from compass_jax.data.prompts import fitting, heldout_prompts, train_prompts
+from compass_jax.data.sft import sft_examples
+from compass_jax.model.params import param_count
+from compass_jax.runs.rundir import look_into
+from compass_jax.sharding import placements
+from compass_jax.trackers.opened import check_trackers
+from compass_jax.training.header import header, model_in_words
+from compass_jax.training.session import load_tokenizer, open_scorer
+from compass_jax.weights import checkpoint
+from compass_jax.weights.start import check_weights
+
+Tell = Callable[[str], None]
+
+
+def run_dry(
+    config: RunConfig, command: str, weights: str | None = None, tell: Tell = print
+) -> None:
+    """Opens what `compass command` opens, and tells the settings that differ from the defaults and
+    what the run would be. Raises what the command raises.
+
+    weights: those of --checkpoint, for a command that has them.
+    """
+    if command == "plan":  # for other devices, often with files that are not here
+        lines = [f"model  {model_in_words(config.model, param_count(config.model))}"]
+    elif command in ("sft", "train"):
+        lines = _training(config, command, tell)
+    elif command.startswith("train-judge"):
+        scalar = command.endswith("--scalar")
+        stages = (("scalar", "scalar"),) if scalar else (("sft", "sft"), ("rl", "train"))
+        runs = ((replace(config, run_dir=f"{config.directory}/{at}"), name) for at, name in stages)
+        lines = [line for run, name in runs for line in _training(run, name, tell)]
+    else:
+        lines = _reading(config, command, weights, tell)
+    for line in [*changes(config), "", *lines]:
+        tell(line)
+
+
+def changes(config: RunConfig) -> list[str]:
+    """A line for each setting that differs from its default, or has none; an empty one between
+    sections.
+    """
+    lines: list[str] = []
+    before = ""
+    for setting in settings(config):
+        if not setting.kind or setting.value == setting.default:
+            continue
+        section = setting.key.partition(".")[0] if "." in setting.key else ""
+        lines += [""] if lines and section != before else []
+        text = f"{setting.key} = {setting.words or 'none'}"
+        usual = setting.default_words
+        text += "" if usual is None else f"  (default {usual or 'none'})"
+        lines += textwrap.wrap(
+            text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        )
+        before = section
+    return lines
+
+
+def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
+    """The header that the run would begin with."""
+    check_trackers(config.trackers)
+    placements(config.mesh, config.rollout_mesh, config.rollout_apart)
+    if command == "train":
+        with open_scorer(config):
+            pass
+    begun = look_into(config.directory, config)
+    if command == "train":
+        train, heldout = _prompts(config, tell)
+        work, total = f"{train:,} prompts, {heldout:,} held out", config.rl.steps
+    else:
+        tokenizer, total = load_tokenizer(config), config.sft.steps
+        if command == "scalar":
+            pairs, longest = split_pairs(config.data)[0], config.sft.buckets[-1]
+            counts = encode_pairs(pairs, tokenizer, longest, tell)[1]
+        else:
+            counts = sft_examples(config, tokenizer, tell)[1]
+        work = f"{counts['examples']:,} examples, {counts['tokens']:,} tokens"
+    done = checkpoint.latest(config.directory) if begun else None
+    if done is None:
+        check_weights(config)
+    return header(config, work, param_count(config.model), done or 0, total)
+
+
+def _reading(config: RunConfig, command: str, weights: str | None, tell: Tell) -> list[str]:
+    """Prompts and weights of a command that trains nothing."""
+    if command == "eval" and not config.data.eval_prompts:
+        raise ConfigError("data.eval_prompts = 0: there are no held-out prompts to evaluate on")
+    train, heldout = _prompts(config, tell)
+    with open_scorer(config):
+        pass
+    if weights is not None:
+        check_weights(replace(config, init_from=weights))
+    rows = {
+        "model": model_in_words(config.model, param_count(config.model)),
+        "weights": weights or config.init_from or "random",
+        "prompts": f"{train:,} of the training, {heldout:,} held out",
+    }
+    return [f"{name:9}  {value}" for name, value in rows.items()]
+
+
+def _prompts(config: RunConfig, tell: Tell) -> tuple[int, int]:
+    """(prompts of the training, held-out ones) that are left."""
+    tokenizer, longest = load_tokenizer(config), config.rollout.prompt_buckets[-1]
+    said: set[str] = set()
+
+    def once(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            tell(line)
+
+    train = train_prompts(config.data, tokenizer, config.seed, once)
+    train = fitting(train, longest, config.data.overlong, once)
+    if config.data.keep_file:
+        train = kept_prompts(train, config.data.keep_file)[0]
+    heldout = heldout_prompts(config.data, tokenizer, config.seed, once)
+    return len(train), len(fitting(heldout, longest, config.data.overlong, once))

@@ -1,0 +1,92 @@
+"""`compass init`: a configuration file from a model's folder and files of data, with a word on each
+setting that was chosen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from compass_jax.commands.settings_help import field_docs
+from compass_jax.config import ConfigError, RunConfig
+
+_INDENT = "    "
+_WIDTH = 98  # of a comment
+
+
+def source_of(config: RunConfig) -> str:
+    """A Python file whose one function returns `config`: what differs from the defaults, each
+    setting with its comment.
+    """
+    classes: set[type] = set()
+    body = _expression(config, 1, classes)
+    modules: dict[str, list[str]] = {}
+    for cls in classes:
+        public = "compass_jax.config"
+        module = public if cls.__module__.startswith(public) else cls.__module__
+        modules.setdefault(module, []).append(cls.__name__)
+    imports = "\n".join(
+        f"from {module} import {', '.join(sorted(names))}"
+        for module, names in sorted(modules.items())
+    )
+    name = re.sub(r"\W", "_", config.name) or "run"
+    name = name if name[0].isalpha() else f"run_{name}"
+    return (
+        f'"""RL of {config.init_from}. Everything that is not here has its default;\n'
+        "`compass train THIS_FILE --help` lists all settings.\n"
+        f'"""\n\n{imports}\n\n\ndef {name}() -> RunConfig:\n'
+        f'    """What `compass init` chose."""\n    return {body}\n'
+    )
+
+
+def _expression(value: Any, depth: int, classes: set[type]) -> str:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _call(value, depth, classes)
+    if isinstance(value, tuple) and any(dataclasses.is_dataclass(x) for x in value):
+        inner = _INDENT * (depth + 1)
+        items = "".join(f"{inner}{_expression(x, depth + 1, classes)},\n" for x in value)
+        return f"(\n{items}{_INDENT * depth})"
+    return repr(value)
+
+
+def _call(config: Any, depth: int, classes: set[type]) -> str:
+    classes.add(type(config))
+    docs, inner, lines = field_docs(type(config)), _INDENT * (depth + 1), []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value == _default(field):
+            continue
+        words = textwrap.wrap(docs.get(field.name, ""), _WIDTH - len(inner))
+        lines += [f"{inner}# {line}\n" for line in words]
+        lines.append(f"{inner}{field.name}={_expression(value, depth + 1, classes)},\n")
+    return (
+        f"{type(config).__name__}(\n{''.join(lines)}{_INDENT * depth})"
+        if lines
+        else (f"{type(config).__name__}()")
+    )
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def write_initial(config: RunConfig, out: str) -> Path:
+    """Writes the file. ConfigError where something lies there already, or where its name is not one
+    of a Python file.
+    """
+    path = Path(out)
+    if path.suffix != ".py":
+        raise ConfigError(f"{out}: a configuration is a Python file; name it something.py")
+    try:
+        with open(path, "x") as file:
+            file.write(source_of(config))
+    except FileExistsError:
+        raise ConfigError(f"{out} is there already: choose another name, or remove it") from None
+    except OSError as error:
+        raise ConfigError(f"{out}: {error.strerror}") from error
+    return path

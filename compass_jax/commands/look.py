@@ -1,0 +1,101 @@
+"""`compass data`: the prompts of a configuration as the model will see them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from compass_jax.config import RunConfig
+from compass_jax.data.prompts import heldout_prompts, train_prompts
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.records import Prompt, Score
+from compass_jax.runs.screen import text_lines
+from compass_jax.training.session import load_tokenizer, open_scorer
+
+MOST_REFERENCES = 64  # whose ground truths are judged
+_BAR = 40
+_WHOLE = 1000  # lines of a prompt
+
+
+def run_look(config: RunConfig, most: int = 2, console: Console | None = None) -> float | None:
+    """Prints the splits, lengths against the prompt buckets, `most` rendered prompts, and how the
+    verifiers judge the rows' own ground truths. Returns the share of these that is right, None
+    where no row has one. Raises what reading the data raises.
+    """
+    console = console or Console()
+
+    def line(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    tokenizer = load_tokenizer(config)
+    prompts = train_prompts(config.data, tokenizer, config.seed, line)
+    held = heldout_prompts(config.data, tokenizer, config.seed, line)
+    for name, split in (("training", prompts), ("held out", held)):
+        labels = Counter(prompt.label for prompt in split)
+        parts = ", ".join(f"{label} {count:,}" for label, count in labels.most_common(10))
+        line(f"{name}: {len(split):,} prompts ({parts})" if split else f"{name}: none")
+    for text in histogram([len(p.tokens) for p in prompts], config.rollout.prompt_buckets):
+        line(text)
+    for prompt in prompts[:most]:
+        _show(line, prompt, tokenizer, console.width)
+    return _judge(config, prompts, line)
+
+
+def histogram(lengths: Sequence[int], buckets: Sequence[int]) -> list[str]:
+    """A line for each bucket: how many prompts it holds; one for those that fit none."""
+    sizes = np.asarray(lengths)
+    edges = [0, *buckets]
+    lines = [
+        f"tokens: shortest {sizes.min()}, median {int(np.median(sizes))}, longest {sizes.max()}"
+    ]
+    counts = [int(((sizes > a) & (sizes <= b)).sum()) for a, b in zip(edges, buckets, strict=False)]
+    over = int((sizes > buckets[-1]).sum())
+    for bucket, count in zip(buckets, counts, strict=True):
+        bar = "█" * round(_BAR * count / len(sizes))
+        lines.append(f"  up to {bucket:6} {count:7,} {bar}".rstrip())
+    if over:
+        lines.append(f"  longer       {over:7,} than rollout.prompt_buckets[-1] = {buckets[-1]}")
+    return lines
+
+
+def _show(line, prompt: Prompt, tokenizer: Tokenizer, width: int) -> None:
+    width = max(min(width, 110), 40)
+    line("─" * min(width, 80))
+    line(f"{prompt.label}, {len(prompt.tokens)} tokens, as the model reads them:")
+    for text in tokenizer.decode(prompt.tokens, special=True).splitlines():
+        for part in text_lines("", text, width, _WHOLE):
+            line(part)
+    if prompt.answer:
+        line(text_lines("truth", str(prompt.answer), width, 1)[0])
+
+
+def _judge(config: RunConfig, prompts: Sequence[Prompt], line) -> float | None:
+    """The share of ground truths that their own verifier finds right, as an answer would say
+    them.
+    """
+    there = [prompt for prompt in prompts if prompt.answer][:MOST_REFERENCES]
+    if not there:
+        return None
+    tag = config.rewards.answer_tag
+    with open_scorer(config) as scorer:
+        for n, prompt in enumerate(there):
+            text = f"<{tag}>{prompt.answer}</{tag}>" if tag else str(prompt.answer)
+            scorer.submit(n, prompt, text)
+        scores: dict[Any, Score] = {}
+        while len(scores) < len(there):
+            scores.update(scorer.collect(block=True))
+    at = config.rewards.right_at
+    wrong = [n for n, x in sorted(scores.items()) if not (x.known and x.reward >= at)]
+    right = len(there) - len(wrong)
+    line("─" * 80)
+    line(f"ground truths that their own verifier finds right: {right} of {len(there)}")
+    if wrong:
+        n, score = wrong[0], scores[wrong[0]]
+        judged = f"reward {score.reward:g}" if score.known else score.outcome
+        line(f"  not right ({judged}): {there[n].answer!r:.60} to {there[n].question!r:.100}")
+        line("  look at the verifier, at rewards.right_at and at the field of the ground truth")
+    return right / len(there)

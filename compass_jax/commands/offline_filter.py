@@ -1,0 +1,227 @@
+"""Stage 0 of the zero-variance elimination: pass rates of all training prompts before RL, and which
+of them are worth training on.
+
+    compass filter CONFIG --checkpoint DIR --out DIR [--samples 8] [--low 0] [--high 1]
+
+Writes OUT/pass_rates.jsonl, a line per prompt as it is done (the same command again continues),
+OUT/histogram.png and OUT/summary.json. RL reads the file with `data.keep_file`. What the estimate
+costs is counted: RL reports it as waste/filter_tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from compass_jax.config import ConfigError, RunConfig
+from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
+from compass_jax.data.pass_rates import uniform_shares
+from compass_jax.data.prompts import fitting, train_prompts
+from compass_jax.experience.evaluate import answers, decoder_of
+from compass_jax.records import Prompt
+from compass_jax.report import summary_table
+from compass_jax.rewards.detect import notice
+from compass_jax.rollout.sampling import Purpose, Sampler
+from compass_jax.runs.rundir import FolderLock, write_atomically
+from compass_jax.training.session import open_scorer
+
+
+def run_filter(
+    config: RunConfig,
+    checkpoint: str,
+    out: str,
+    samples: int = 8,
+    low: float = 0.0,
+    high: float = 1.0,
+) -> dict[str, Any]:
+    """Estimates the pass rate of every training prompt with `samples` rollouts; a prompt is kept
+    where low < pass rate < high.
+
+    Unknown scores are left out of the rate; a prompt without any known score is kept. Returns what
+    summary.json holds.
+    """
+    if samples < 2:
+        raise ConfigError(
+            f"--samples {samples}: one answer cannot tell an uncertain prompt; give at least 2"
+        )
+    if not 0 <= low < high <= 1:
+        raise ConfigError(f"--low {low} --high {high}: must be 0 <= low < high <= 1")
+    with FolderLock(out) as lock:
+        return _filter(config, checkpoint, lock, samples, low, high)
+
+
+def _filter(
+    config: RunConfig, checkpoint: str, lock: FolderLock, samples: int, low: float, high: float
+) -> dict[str, Any]:
+    folder, path = lock.path, lock.path / "pass_rates.jsonl"
+    console = Console(soft_wrap=True)
+    tell = partial(console.print, highlight=False, markup=False)
+    engine, decode, tokenizer = decoder_of(config, checkpoint)
+    prompts = train_prompts(config.data, tokenizer, config.seed, tell)
+    prompts = fitting(prompts, config.rollout.prompt_buckets[-1], config.data.overlong, tell)
+    if config.data.keep_file:  # of an earlier filter: this one goes on from what it kept
+        prompts, _ = kept_prompts(prompts, config.data.keep_file)
+    done = read_pass_rates(path, complete=False, prompts=prompts) if os.path.lexists(path) else {}
+    _check_same(done, samples, low, high, path)
+    left = [p for p in prompts if p.id not in done]
+    sampler = Sampler(config.rollout.temperature, config.rollout.top_k, config.rollout.top_p)
+    part = max(1, 8 * config.rollout.slots // samples)
+    tell(notice(config.rewards.sandbox))
+    with open_scorer(config) as scorer:
+        for first in range(0, len(left), part):
+            chosen = left[first : first + part]
+            found = answers(
+                engine,
+                decode,
+                chosen,
+                tokenizer,
+                scorer,
+                samples=samples,
+                sampler=sampler,
+                seed=config.seed,
+                purpose=Purpose.FILTER,
+            )
+            rows = list(_rows(chosen, *found, config.rewards.right_at, low, high))
+            lock.check()
+            with path.open("a") as file:
+                file.write("".join(json.dumps(row._asdict()) + "\n" for row in rows))
+            done |= {row.id: row for row in rows}
+            console.print(f"filter {len(done)}/{len(prompts)} prompts")
+    rows = [done[p.id] for p in prompts]
+    summary = summarise(rows, samples)
+    write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    plot_histogram([row.pass_rate for row in rows if row.known], samples, folder / "histogram.png")
+    console.print(
+        summary_table(
+            _table(rows),
+            title=f"{checkpoint}: pass rates of the training prompts, {samples} samples each",
+        )
+    )
+    if summary["kept"]:
+        tell(_advice(summary))
+    console.print(
+        f"kept {summary['kept']} of {summary['prompts']} prompts for {summary['tokens']:,} tokens:"
+        f" {path}",
+        highlight=False,
+    )
+    return summary
+
+
+def _rows(prompts: Sequence[Prompt], rollouts, scores, right_at: float, low: float, high: float):
+    for prompt, mine, verdicts in zip(prompts, rollouts, scores, strict=True):
+        right = [s.reward >= right_at for s in verdicts if s.known]
+        rate = float(np.mean(right)) if right else 0.0
+        keep = low < rate < high if right else True
+        tokens = sum(r.response_length for r in mine)
+        yield PassRate(
+            prompt.id,
+            prompt.label,
+            prompt.question,
+            rate,
+            len(right),
+            len(mine),
+            tokens,
+            low,
+            high,
+            keep,
+        )
+
+
+def _check_same(
+    done: dict[int, PassRate], samples: int, low: float, high: float, path: Path
+) -> None:
+    for row in done.values():
+        if (row.samples, row.low, row.high) != (samples, low, high):
+            raise ConfigError(
+                f"{path} was begun with --samples {row.samples} --low {row.low} --high {row.high};"
+                " go on with these, or give another --out"
+            )
+
+
+SIZES = (2, 4, 8, 16, 32, 64)
+FEW = 0.1  # uniform groups, at most this share
+
+
+def summarise(rows: Sequence[PassRate], samples: int) -> dict[str, Any]:
+    """Counts; for group sizes n the share of uniform groups that the kept prompts' next groups will
+    have, with an interval (data/pass_rates.py); the smallest n at which at most FEW are expected.
+    """
+    known = [row for row in rows if row.known]
+    right = [round(row.pass_rate * row.known) for row in rows]
+    every = range(2, SIZES[-1] + 1)
+    shares = uniform_shares(right, [r.known for r in rows], [r.keep for r in rows], every)
+    size = next((n for n, share in shares.items() if share.mean <= FEW), None)
+    return {
+        "prompts": len(rows),
+        "kept": sum(row.keep for row in rows),
+        "always_right": sum(row.pass_rate == 1 for row in known),
+        "always_wrong": sum(row.pass_rate == 0 for row in known),
+        "without_verdict": len(rows) - len(known),
+        "samples": samples,
+        "tokens": sum(row.tokens for row in rows),
+        "expected_uniform": {
+            n: share._asdict() for n, share in shares.items() if n in (*SIZES, size)
+        },
+        "suggested_group_size": size,
+    }
+
+
+def _advice(summary: dict[str, Any]) -> str:
+    """The suggested group size, with the share of uniform groups that is to be expected."""
+    size = summary["suggested_group_size"]
+    share = summary["expected_uniform"][size or SIZES[-1]]
+    expected = (
+        f"about {share['mean']:.0%} of the kept prompts' groups come out uniform"
+        f" ({share['low']:.0%} to {share['high']:.0%} in 9 of 10 cases)"
+    )
+    if size is None:
+        return (
+            f"no rl.group_size up to {SIZES[-1]} makes {FEW:.0%} or less of the groups uniform: at"
+            f" {SIZES[-1]} {expected}; filter with more --samples, or a narrower --low and --high"
+        )
+    return f"suggested rl.group_size: {size} ({expected})"
+
+
+def _table(rows: Sequence[PassRate]) -> list[dict[str, Any]]:
+    out = []
+    for label in (*dict.fromkeys(row.label for row in rows), None):
+        here = [row for row in rows if label in (None, row.label)]
+        known = [row.pass_rate for row in here if row.known]
+        out.append(
+            {
+                "task": label or "all",
+                "prompts": len(here),
+                "mean pass rate": float(np.mean(known)) if known else 0.0,
+                "always right": sum(r == 1 for r in known),
+                "always wrong": sum(r == 0 for r in known),
+                "kept": sum(row.keep for row in here),
+            }
+        )
+    return out
+
+
+def plot_histogram(rates: Sequence[float], samples: int, path: Path) -> None:
+    """Prompts by pass rate, the two ends that give no signal in another colour."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    counts = np.bincount(np.rint(np.asarray(rates) * samples).astype(int), minlength=samples + 1)
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    colours = ["#B8B8B8" if i in (0, samples) else "#0072B2" for i in range(samples + 1)]
+    axes.bar(np.arange(samples + 1) / samples, counts, width=0.8 / samples, color=colours)
+    axes.set(
+        xlabel=f"pass rate of {samples} samples (grey: always wrong, always right)",
+        ylabel="prompts",
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,125 @@
+"""`compass show`: the logged samples of a run as text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from compass_jax.report import ReportError
+from compass_jax.runs.screen import text_lines
+
+CHOICES = ("best", "worst", "truncated", "varied")
+_WHOLE = 10_000  # lines of an answer
+
+
+def read_groups(run: str | os.PathLike) -> Iterator[dict[str, Any]]:
+    """The logged groups of a run, or of what `compass eval --out` wrote; a last line that a kill
+    cut off is passed over. ReportError for a folder without them, and for a damaged line, with its
+    number.
+    """
+    files = [Path(run) / name for name in ("rollouts.jsonl", "answers.jsonl")]
+    path = next((file for file in files if file.is_file()), None)
+    if path is None:
+        raise ReportError(
+            f"{files[0]} does not exist: {run} is not the directory of an RL run that has done a"
+            " step, nor of an evaluation"
+        )
+    with open(path, errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith("\n"):
+                return
+            try:
+                row = json.loads(line)
+                row["step"], row["prompt"], row["samples"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ReportError(f"{path}, line {number}: no logged group ({error})") from error
+            yield row
+
+
+def chosen(
+    groups: Sequence[Mapping[str, Any]], choice: str | None, most: int
+) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+    """At most `most` groups, each with its samples to show.
+
+    best, worst: groups by their best or worst known reward, that sample alone; truncated: samples
+    that were cut; varied: groups by the spread of their rewards, with the best and the worst; None:
+    as they come, with all samples.
+    """
+    if choice is None:
+        return [(group, group["samples"]) for group in groups[:most]]
+    if choice == "truncated":
+        cut = [(g, [s for s in g["samples"] if s["truncated"]]) for g in groups]
+        return [(group, samples[:2]) for group, samples in cut if samples][:most]
+    found = []
+    for group in groups:
+        ordered = sorted(
+            (s for s in group["samples"] if s["outcome"] == "ok"), key=lambda s: s["reward"]
+        )
+        if ordered:
+            found.append((group, ordered[-1], ordered[0]))
+    if choice == "best":
+        found.sort(key=lambda x: -x[1]["reward"])
+        return [(group, [best]) for group, best, _ in found[:most]]
+    if choice == "worst":
+        found.sort(key=lambda x: x[2]["reward"])
+        return [(group, [worst]) for group, _, worst in found[:most]]
+    found.sort(key=lambda x: x[2]["reward"] - x[1]["reward"])
+    return [(g, [a, b]) for g, a, b in found[:most] if a["reward"] > b["reward"]]
+
+
+def run_show(
+    run: str,
+    step: int | None = None,
+    choice: str | None = None,
+    label: str | None = None,
+    most: int = 4,
+    console: Console | None = None,
+) -> int:
+    """Prints groups of a run's last logged step, or of `step`; how many. ReportError where there is
+    nothing to show, with what there is.
+    """
+    console = console or Console()
+    rows = list(read_groups(run))
+    steps = sorted({row["step"] for row in rows})
+    if not steps:
+        raise ReportError(f"{run}: no step has been logged yet")
+    wanted = steps[-1] if step is None else step
+    if wanted not in steps:
+        raise ReportError(f"--step {wanted}: logged are {steps[0]} to {steps[-1]}")
+    there = [row for row in rows if row["step"] == wanted]
+    groups = [row for row in there if label in (None, row["label"])]
+    if not groups:
+        labels = ", ".join(sorted({row["label"] for row in there}))
+        raise ReportError(f"--label {label}: the labels of step {wanted} are {labels}")
+    found = chosen(groups, choice, most)
+    logged = f"{len(groups)} logged groups (log.groups says how many a step logs)"
+    console.print(f"step {wanted}: {logged}", highlight=False)
+    for group, samples in found:
+        _show(console, group, samples)
+    if not found:
+        console.print(f"none of them is {choice}", highlight=False)
+    return len(found)
+
+
+def _show(console: Console, group: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+    def line(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    width = max(min(console.width, 110), 40)
+    line("─" * min(width, 80))
+    for part in text_lines("prompt", group["prompt"], width, _WHOLE):
+        line(part)
+    if group.get("answer"):
+        line(text_lines("truth", str(group["answer"]), width, 1)[0])
+    for sample in samples:
+        parts = "".join(f", {k} {v:g}" for k, v in sample.get("components", {}).items())
+        judged = f"reward {sample['reward']:g}" if sample["outcome"] == "ok" else sample["outcome"]
+        cut = ", truncated" if sample["truncated"] else ""
+        line(f"  {judged}{parts}, {sample['tokens']} tokens{cut}")
+        for part in text_lines("answer", sample["response"], width, _WHOLE):
+            line(part)

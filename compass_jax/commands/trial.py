@@ -1,0 +1,293 @@
+"""`compass try`: one answer, judged as a run judges it, in the sandbox of its workers or by its
+judge; and why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from compass_jax.commands.catalogue import OWN_SCORERS, rows_of, shortened, source_of
+from compass_jax.config import (
+    ConfigError,
+    DataConfig,
+    FileSource,
+    JudgeConfig,
+    ProceduralSource,
+    RewardConfig,
+)
+from compass_jax.config.data import Source
+from compass_jax.config.named import load
+from compass_jax.config.verifiers import JUDGE, looked_for, pairs
+from compass_jax.records import Prompt, Score
+from compass_jax.rewards import faults, judging
+from compass_jax.rewards.asking import Messages, Pooled
+from compass_jax.rewards.called import Case, called
+from compass_jax.rewards.endpoint import Reply
+from compass_jax.rewards.extract import extract_answer, final_answer
+from compass_jax.rewards.joined import JoinedScorer
+from compass_jax.rewards.judge import BETTER, TIE, WORSE, verdict
+from compass_jax.rewards.score import Scorer
+from compass_jax.rewards.verifiers.base import IN_ANSWER
+from compass_jax.rewards.verifiers.find import kinds
+from compass_jax.tasks.environment import Environment
+from compass_jax.tasks.rows import decode_row, encode_row
+from compass_jax.tasks.task import load_task
+
+MOST_SHOWN = 400  # characters of the row
+OURS = frozenset({"prompt", "response", "row", "answer_tag"})  # what no column has to give
+OURS |= {f"{name}s" for name in OURS}
+WORDS = {BETTER: "Better", TIE: "Tie", WORSE: "Worse", None: "no verdict"}
+ORDERS = ("of the answer against the anchor", "of the anchor against the answer")
+
+
+class Heard(Pooled):
+    """Asks an endpoint, and keeps what it said, in the order of the questions."""
+
+    def __init__(self, config: JudgeConfig):
+        super().__init__(config)
+        self.said: list[Future[Reply]] = []
+
+    def submit(self, messages: Messages) -> Future[Reply]:
+        """Queues a question."""
+        self.said.append(super().submit(messages))
+        return self.said[-1]
+
+    def lines(self) -> list[str]:
+        """The verdict of each order with the judge's last words, or why there is none."""
+        found = []
+        for order, reply in zip(ORDERS, (one.result() for one in self.said), strict=False):
+            if reply.failure:
+                found.append(f"no verdict {order} ({reply.failure})")
+            else:
+                last = reply.text.strip()[-MOST_SHOWN // 2 :]
+                found.append(f"{WORDS[verdict(reply.text)]} {order}; it ended {last!r}")
+        return found
+
+
+class Trial(NamedTuple):
+    """What is judged: a row of `source`, and the model's turns."""
+
+    source: Source
+    row: Mapping[str, Any]
+    question: str
+    responses: Sequence[str]
+    tag: str
+
+    def verifiers(self) -> dict[Any, float]:
+        """What judges, by name or as it is, with weights."""
+        if isinstance(self.source, FileSource | ProceduralSource):
+            return dict(pairs(self.source.verifier))
+        verify = load_task(self.source.task, "TASK").verify
+        return dict(verify) if isinstance(verify, Mapping) else {verify: 1.0}
+
+    @property
+    def turns(self) -> int:
+        """Most turns of the model, where an environment answers; 0: none does."""
+        return max(one.turns if isinstance(one, Environment) else 0 for one in self.verifiers())
+
+
+def run_try(
+    task: str,
+    responses: Sequence[str],
+    row: str = "",
+    number: int = 0,
+    seed: int = 0,
+    rewards: RewardConfig | None = None,
+) -> int:
+    """Judges a response, or the turns of a conversation, and prints the verdict; the exit status: 1
+    where there was none.
+
+    Args:
+        task: what `catalogue.source_of` takes.
+        row: a row as JSON; empty: the example's, or row `number` of those that `seed` gives.
+
+    Raises ConfigError for what cannot be judged: no response, a column that the row lacks.
+    """
+    rewards = rewards or RewardConfig()
+    rewards.validate()
+    source = FileSource("rows.jsonl", verifier=JUDGE) if task == JUDGE else source_of(task)
+    found = _row(task, source, row, number, seed)
+    trial = Trial(source, *found, [_text(one) for one in responses], rewards.answer_tag)
+    _check(task, trial, rewards.judge)
+    asker = Heard(rewards.judge) if isinstance(rewards.judge, JudgeConfig) else None
+    scores = judged(trial, rewards, asker)
+    for name, value in _lines(trial, scores, asker.lines() if asker else ()):
+        print(f"{name:<11} {value}")
+    return 0 if scores[-1].known else 1
+
+
+def _text(response: str) -> str:
+    return sys.stdin.read() if response == "-" else response
+
+
+def _row(task: str, source: Source, row: str, number: int, seed: int) -> tuple[dict[str, Any], str]:
+    """The row with its columns, and what is asked."""
+    if row:
+        try:
+            columns = decode_row(row)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"--row is no JSON ({error}); write an object of columns") from error
+        if not isinstance(columns, dict):
+            raise ConfigError(
+                f"--row is a {type(columns).__name__}; write an object of columns, as"
+                ' \'{"answer": "4"}\''
+            )
+        return columns, str(columns.get("prompt", columns.get("question", "")))
+    if isinstance(source, FileSource):
+        return dict(kinds()[task].example.row) if task in kinds() else {}, ""
+    if isinstance(source, ProceduralSource):
+        source = ProceduralSource(source.dataset, size=number + 1)
+    rows = rows_of(source, seed)
+    if not 0 <= number < len(rows):
+        raise ConfigError(f"--number {number}: there are {len(rows)} rows, the first has number 0")
+    return decode_row(rows[number].row), rows[number].text
+
+
+def _check(task: str, trial: Trial, judge: Any) -> None:
+    """Raises ConfigError for responses that are too few or too many, a judge that nobody names, and
+    columns that are not there.
+    """
+    if not trial.responses:
+        raise ConfigError("--response TEXT is missing: what is to be judged? (-: standard input)")
+    if len(trial.responses) > 1 and not trial.turns:
+        raise ConfigError(
+            f"--response came {len(trial.responses)} times, and {task} judges one answer: only a"
+            " conversation has several turns"
+        )
+    for verifier in trial.verifiers():
+        wanted: tuple[str, ...] = ("answer", "metadata")
+        if verifier == JUDGE:
+            if judge is None:
+                raise ConfigError(
+                    f"TASK = {task!r} is judged by a model; say where it answers: --endpoint URL"
+                    " --model NAME"
+                )
+            wanted = (judge.anchor_field,)
+        elif verifier == OWN_SCORERS:
+            pass
+        else:
+            wanted = called(_function(verifier), "TASK", {}, trial.tag).wanted
+        missing = [name for name in wanted if name not in trial.row and name not in OURS]
+        if missing:
+            raise ConfigError(
+                f"the row has no {missing[0]!r}, which {task} reads (it has:"
+                f" {', '.join(trial.row) or 'nothing'}); add it to --row"
+            )
+
+
+def _function(verifier: Any) -> Any:
+    if isinstance(verifier, str):
+        return kinds()[verifier].judge if verifier in kinds() else load(verifier, "TASK")
+    return verifier
+
+
+def judged(trial: Trial, rewards: RewardConfig, asker: Heard | None = None) -> list[Score]:
+    """The scores of a trial, from a worker and the judge that `asker` asks: one, or that after each
+    turn of a conversation, as far as it goes.
+
+    Raises ConfigError where a guard is missing that the verifier needs, and for turns after the end
+    of a conversation.
+    """
+    columns, found = encode_row(trial.row), list[Score]()
+    prompt = Prompt(0, 0, "", trial.question, np.zeros(1, np.int32), "", columns)
+    data = DataConfig(sources=(trial.source,))
+    anchor = rewards.judge.anchor_field if rewards.judge else ""
+    judge = judging.Judge(anchor, asker) if asker else None
+    with _quiet(), JoinedScorer(Scorer(rewards, data), data, judge) as scorer:
+        for turns in range(1, len(trial.responses) + 1):
+            ended = found and not (found[-1].known and found[-1].says)
+            if ended or turns > max(1, trial.turns):
+                raise ConfigError(
+                    f"the conversation is over after {len(found)} of {len(trial.responses)}"
+                    " responses; leave the others out"
+                )
+            text = json.dumps(trial.responses[:turns]) if trial.turns else trial.responses[0]
+            scorer.submit(turns, prompt, text)
+            found += [score for _, score in scorer.collect(block=True)]
+    return found
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps scorer and judge from telling what is printed as the reason."""
+    loggers = (faults.logger, judging.logger)
+    before = [one.disabled for one in loggers]
+    try:
+        for one in loggers:
+            one.disabled = True
+        yield
+    finally:
+        for one, was in zip(loggers, before, strict=True):
+            one.disabled = was
+
+
+def _lines(
+    trial: Trial, scores: Sequence[Score], ruled: Sequence[str] = ()
+) -> list[tuple[str, str]]:
+    score = scores[-1]
+    parts = ", ".join(f"{name} {x:g}" for name, x in sorted(score.components.items()))
+    said = [message for one in scores for message in json.loads(one.says or "[]")]
+    found = [
+        ("asked", trial.question),
+        ("row", shortened(encode_row(trial.row), MOST_SHOWN)),
+        *((message["role"], message["content"]) for message in said),
+        ("reward", f"{score.reward:g}" if score.known else "none: the sample would be left out"),
+        ("outcome", score.outcome),
+        *(("judge", line) for line in ruled),
+        ("components", parts),
+        *(("why", text) for text in reasons(trial, score)),
+    ]
+    return [(name, value) for name, value in found if value]
+
+
+def reasons(trial: Trial, score: Score) -> list[str]:
+    """Why the score is what it is, a sentence for each verifier."""
+    failure = next((x for x in judging.FAILURES if score.components.get(f"judge_{x}")), "")
+    if failure:
+        return [f"the judge gave no verdict ({failure}): {score.detail}"]
+    if score.outcome == "unjudged":
+        return ["the verifier says that it can judge no answer here"]
+    if not score.known:
+        return [faults.summary(score.detail)]
+    if trial.turns:
+        return ["the conversation would go on" if score.says else "the conversation is over"]
+    names = list(trial.verifiers())
+    if not score.extracted and len(names) == 1:
+        return [f"no answer was found; looked for: {looked_for(trial.source, trial.tag)}"]
+    found = []
+    for name in names:
+        own = score.components.get(name, score.components.get(f"{name}_reward", score.reward))
+        text = _reason(trial, name, own if len(names) > 1 else score.reward)
+        found.append(f"{name}: {text}" if len(names) > 1 else text)
+    return found
+
+
+def _reason(trial: Trial, name: Any, reward: float) -> str:
+    (response,) = trial.responses
+    if name == JUDGE:
+        return "the judge's verdict on the answer against the anchor, both orders taken together"
+    kind = kinds().get(name)
+    if kind is None:
+        if name != OWN_SCORERS:
+            return "this number is the function's own"
+        answer = extract_answer(response, trial.tag)
+        return f"the data set's scorer read {answer!r:.200}; its own answer is" + (
+            f" {trial.row['answer']!r:.200}"
+        )
+    if kind.why:
+        said = called(kind.why, "TASK", {}, trial.tag)([Case(trial.row, response)])[0]
+        if said:
+            return said
+    word = "right" if reward == 1 else "not so" if reward == 0 else f"so to {reward:g}"
+    read = ""
+    if IN_ANSWER in kind.looks_for:
+        answer = final_answer(response, trial.tag)
+        read = f" (the answer was read as {answer!r:.200})" if answer is not None else ""
+    return f"{word}: {kind.about}{read}"

@@ -1,0 +1,43 @@
+"""Errors in words: which ones say all that a person needs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from compass_jax.config.errors import first_line
+from compass_jax.errors import CompassError
+from compass_jax.runs.logfile import room
+
+
+def in_words(error: Exception) -> str | None:
+    """One line for an error of the project's own, of the system (OSError) or of memory; None for a
+    mistake, whose traceback is needed.
+
+    Where the reader of standard output has gone, the rest of the output goes nowhere: the
+    interpreter would complain at its end.
+    """
+    if isinstance(error, CompassError):
+        return str(error)
+    if isinstance(error, BrokenPipeError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return "a pipe was closed by its reader (standard output?); nothing more is written"
+    if isinstance(error, OSError):
+        files = [str(name)[:200] for name in (error.filename, error.filename2) if name is not None]
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        free = room(Path(files[0] if files else ".")) if full else ""
+        return f"{' -> '.join(files) or _place(error)}{free}: {error.strerror or first_line(error)}"
+    if isinstance(error, MemoryError):
+        return f"not enough memory in {_place(error)}: {first_line(error)}"
+    return None
+
+
+def _place(error: BaseException) -> str:
+    """The function in which it was raised: no file is named."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}, {frames[-1].name}" if frames else "an unknown place"

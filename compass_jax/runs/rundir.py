@@ -1,0 +1,353 @@
+"""The directory of one run: one process at a time, one configuration for its whole life.
+
+config.json  metrics.jsonl  evaluation.json  rollouts.jsonl  tokens.jsonl  verdicts.jsonl
+checkpoints/  tb/  trackers/  .lock
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config.io import config_from_json, config_to_json, differences
+from compass_jax.errors import CompassError
+from compass_jax.untrusted import read_text
+
+EVALUATION = "evaluation.json"  # held-out accuracy after the last step of a run that has ended
+
+# How far and how often: settings that leave every step already taken as it was. `run_dir` only says
+# where the directory lies.
+MAY_CHANGE = frozenset(
+    {
+        "run_dir",
+        "keep_checkpoints",
+        "log.groups",
+        "log.tokens",
+        "rewards.code",  # told by who opens the run
+        *(f"rewards.judge.{name}" for name in ("endpoint", "key_env", "timeout_s")),
+        *(f"rewards.judge.{name}" for name in ("retries", "requests")),
+        "rewards.smallest_gap",  # it is checked and watched, and nothing is computed from it
+        "show_samples_every",
+        "trackers",
+        "rl.steps",
+        "rl.save_every",
+        "rl.eval_every",
+        "sft.steps",
+        "sft.save_every",
+    }
+)
+MOST_TOLD = 10  # settings that an error names
+MESHES = ("mesh.", "rollout_mesh", "rollout_apart")  # a checkpoint goes on on any mesh
+
+
+class RunDirectoryInUse(CompassError, RuntimeError):
+    """Another process is writing to the run directory; the message names its pid and host."""
+
+
+class ConfigMismatch(ConfigError):
+    """The run directory belongs to another configuration; the message names the first ten keys
+    with both values.
+    """
+
+
+class RunDirectoryUnusable(ConfigError):
+    """No run can be written under this name; the message says what lies there, or what the system
+    refuses.
+    """
+
+
+class RunDirectoryGone(CompassError, RuntimeError):
+    """The run directory was removed or replaced while the run was writing to it."""
+
+
+class FolderLock:
+    """One writer in a folder, which is made where there is none: a context manager around all that
+    is written there.
+
+    The lock is `flock` on `.lock`: the kernel releases it when the process ends, however it ends,
+    so no stale lock can stop the next. `check` looks whether the name still leads to the file that
+    is locked: in a folder that was removed and made again a second writer would get a lock of its
+    own.
+
+    Raises RunDirectoryInUse; RunDirectoryUnusable where the folder cannot be made or locked.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        self.file = self.path / ".lock"
+        self._lock: int | None = None
+
+    def __enter__(self) -> FolderLock:
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            while self._lock is None:
+                self._lock = _acquire(self.file, self.path)
+        except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
+            raise unusable(self.path, error) from error
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._lock is not None:
+            os.close(self._lock)  # closing the file gives up its flock
+            self._lock = None
+
+    def check(self) -> None:
+        """Raises RunDirectoryGone unless the folder is the one that was locked. Does nothing where
+        no lock is held.
+        """
+        if self._lock is not None and not _same_file(self._lock, self.file):
+            raise RunDirectoryGone(
+                f"{self.path} was removed or replaced while this process was writing to it: it "
+                "ends here. "
+                "Put the folder back, and the same command goes on from its last checkpoint"
+            )
+
+
+class NewFolderLock(FolderLock):
+    """One writer of a folder that is to appear whole under its name: the lock is a file beside it,
+    removed at the end.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        super().__init__(path)
+        self.file = self.path.absolute().with_name(f".{self.path.absolute().name}.lock")
+
+    def __exit__(self, *exc: object) -> None:
+        if self._lock is not None and _same_file(self._lock, self.file):
+            # whoever opened it before sees, once it is locked, that it has no name any more
+            self.file.unlink()
+        super().__exit__()
+
+
+class RunDir(FolderLock):
+    """Opens (or creates) a run directory for writing, as a context manager.
+
+    `resumed` says whether the directory held a run before. On an existing directory the
+    configuration must be the same but for `MAY_CHANGE` and the meshes, unless nothing was trained
+    there yet (a start that failed leaves its config.json); the new one is then written in its
+    place.
+
+    Raises RunDirectoryInUse, RunDirectoryUnusable, ConfigMismatch.
+    """
+
+    def __init__(self, path: str | os.PathLike, config: RunConfig):
+        super().__init__(path)
+        self.config = config
+        self.resumed = False
+        self.before: RunConfig | None = None  # what a resumed run had until now
+
+    def __enter__(self) -> RunDir:
+        super().__enter__()
+        try:
+            _check_layout(self.path)
+            self.resumed = self._settle_config()
+        except OSError as error:
+            self.__exit__()
+            raise unusable(self.path, error) from error
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def check(self) -> None:
+        """Raises RunDirectoryGone like `FolderLock.check`, and where config.json was removed."""
+        super().check()
+        if self._lock is not None and not (self.path / "config.json").is_file():
+            raise RunDirectoryGone(
+                f"{self.path / 'config.json'} was removed while this process was writing to the "
+                "folder: it ends here. The same command writes it anew and goes on from the last "
+                "checkpoint"
+            )
+
+    def _settle_config(self) -> bool:
+        """Writes config.json; True where a run of a compatible one has begun."""
+        self.before = _begun(self.path, self.config)
+        write_atomically(self.path / "config.json", config_to_json(self.config) + "\n")
+        return self.before is not None
+
+
+def look_into(path: str | os.PathLike, config: RunConfig) -> bool:
+    """Whether a run has begun in a directory that `RunDir` would open. Raises what it raises, and
+    makes nothing.
+    """
+    path = Path(path)
+    try:
+        if os.path.lexists(path / ".lock"):
+            with FolderLock(path):
+                pass
+        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
+            code = errno.EACCES if there.is_dir() else errno.ENOTDIR
+            raise OSError(code, os.strerror(code), str(there))
+        _check_layout(path)
+        return _begun(path, config) is not None
+    except (OSError, ValueError) as error:
+        if isinstance(error, CompassError):
+            raise
+        raise unusable(path, error) from error
+
+
+def _begun(path: Path, config: RunConfig) -> RunConfig | None:
+    """What the run that has begun in a directory was made with; None where none has. Raises
+    ConfigMismatch where `config` cannot continue it.
+    """
+    old = read_config(path) if os.path.lexists(path / "config.json") else None
+    if old is None or nothing_trained(path):
+        return None
+    check_same_run(old, config, str(path))
+    return old
+
+
+def nothing_trained(path: Path) -> bool:
+    """Whether a run directory has no line of a step and no checkpoint, damaged ones included."""
+    logs = (path / name for name in ("metrics.jsonl", "rollouts.jsonl"))
+    written = any(log.exists() and log.stat().st_size for log in logs)
+    folder = path / "checkpoints"
+    return not written and not (folder.exists() and any(folder.iterdir()))
+
+
+def staged(config: RunConfig, stage: str) -> RunConfig:
+    """`config` with the directory that stage "sft" or "rl" has by itself, runs/NAME/STAGE, unless
+    `run_dir` names one.
+
+    RL then starts from the SFT beside it, unless `init_from` says otherwise; a run that has begun
+    goes on from what it began with.
+    """
+    if config.run_dir:
+        return config
+    config = replace(config, run_dir=f"{config.directory}/{stage}")
+    if stage == "sft" or config.init_from:
+        return config
+    here = Path(config.run_dir)
+    if (here / "config.json").is_file() and not nothing_trained(here):
+        return replace(config, init_from=read_config(here).init_from)
+    tuned = here.with_name("sft")
+    return replace(config, init_from=str(tuned)) if any(tuned.glob(_CHECKPOINTS)) else config
+
+
+_CHECKPOINTS = "checkpoints/step_*"
+
+
+def unusable(path: Path, error: Exception) -> RunDirectoryUnusable:
+    """The refusal of the system, as an error that names the folder and the file."""
+    file = getattr(error, "filename", None)
+    where = f" ({str(file)[:200]})" if file and str(file) != str(path) else ""
+    why = getattr(error, "strerror", None) or error
+    return RunDirectoryUnusable(
+        f"{str(path)[:200]} cannot be written to: {why}{where}; choose another folder"
+    )
+
+
+_FILES = ("config.json", "metrics.jsonl", "rollouts.jsonl", "tokens.jsonl")
+_FOLDERS = ("checkpoints", "tb", "tokenizer", "trackers")
+
+
+def _check_layout(path: Path) -> None:
+    """Raises RunDirectoryUnusable where something else lies under a name that a run writes to."""
+    for name in (*_FILES, *_FOLDERS):
+        if not os.path.lexists(path / name):
+            continue
+        try:
+            mode = os.stat(path / name).st_mode
+        except FileNotFoundError:
+            raise RunDirectoryUnusable(f"{path / name} is a link to nothing; remove it") from None
+        folder = name in _FOLDERS
+        if not (stat.S_ISDIR(mode) if folder else stat.S_ISREG(mode)):
+            kind = "folder" if folder else "file"
+            raise RunDirectoryUnusable(
+                f"{path / name} is no {kind}, and a run keeps its {name} there; remove it"
+            )
+
+
+def read_config(path: str | os.PathLike) -> RunConfig:
+    """The configuration a run directory was made with. Raises ConfigError naming the file where it
+    is absent or damaged.
+    """
+    file = Path(path) / "config.json"
+    if not file.exists():
+        raise ConfigError(f"{file} does not exist: {path} is not a run directory")
+    try:
+        return config_from_json(read_text(file, error=ConfigError))
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def check_same_run(old: RunConfig, new: RunConfig, path: str) -> None:
+    """Raises ConfigMismatch where `new` cannot continue a run of `old`."""
+    changed = {
+        k: v
+        for k, v in differences(old, new).items()
+        if k not in MAY_CHANGE and not k.startswith(MESHES)
+    }
+    if changed:
+        told = [f"  {key}: {was!r} in the run, {now!r} now" for key, (was, now) in changed.items()]
+        if len(told) > MOST_TOLD:
+            told[MOST_TOLD:] = [f"  and {len(told) - MOST_TOLD} more"]
+        lines = "\n".join(told)
+        advice = f"Use another run_dir, or the configuration of the run ({path}/config.json)."
+        raise ConfigMismatch(f"{path} holds a run of another configuration:\n{lines}\n{advice}")
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Replaces `file` by `text` so that a reader, or a crash at any moment, finds either the old
+    text or the new.
+    """
+    temporary = file.with_name(f".{file.name}.tmp")
+    with open(temporary, "w") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(temporary, file)
+
+
+def _acquire(file: Path, what: Path) -> int | None:
+    """The file descriptor that holds the lock, with this process's pid and host written into the
+    file.
+
+    None where the file was removed before it was locked: the lock would be of a file without a
+    name.
+    """
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _holder(os.read(descriptor, 4096))
+        os.close(descriptor)
+        advice = "wait for it, stop it, or choose another folder"
+        raise RunDirectoryInUse(f"{what} is in use by {holder}: {advice}") from None
+    if not _same_file(descriptor, file):
+        os.close(descriptor)
+        return None
+    try:
+        os.ftruncate(descriptor, 0)
+        owner = {"pid": os.getpid(), "host": socket.gethostname()}
+        os.write(descriptor, json.dumps(owner).encode())
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    mine = os.fstat(descriptor)
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
+    return (mine.st_dev, mine.st_ino) == (found.st_dev, found.st_ino)
+
+
+def _holder(written: bytes) -> str:
+    """Who holds the lock, in words; a holder that has not yet written its name is unknown."""
+    try:
+        owner = json.loads(written)
+        return f"process {owner['pid']} on host {owner['host']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,173 @@
+"""The numbers of a run, and the only place that writes them: metrics.jsonl, rollouts.jsonl,
+tokens.jsonl, the trackers, and the screen.
+
+A line of metrics.jsonl is {"stage": ..., "step": ..., "metrics": {name: number}}; a number that is
+not finite is null. Steps count from 1: `log(step)` says that `step` steps of the stage are done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from compass_jax.runs.logfile import LogError, LogFile
+from compass_jax.runs.screen import Screen
+from compass_jax.trackers.opened import open_trackers
+
+
+def plain_numbers(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Numbers as JSON has them: None for one that is not finite."""
+    return {name: float(x) if math.isfinite(x) else None for name, x in metrics.items()}
+
+
+class Telemetry:
+    """Writes the metrics of one stage ("sft", "rl", ...) of a run.
+
+    Every line is with the operating system before `log` returns, so `kill -9` loses none. `state()`
+    goes into the checkpoint and `restore()` takes back what was logged after it, so that no step is
+    ever logged twice. What a checkpoint counts is on the disk before it; where lines of it are
+    missing later, `restore` is an error unless `lost_log` says that they may be. `check` is called
+    before anything is written: it raises where the run directory is no longer the run's. Of several
+    processes one writes; in the others (`writes` is False) nothing is recorded or shown. `trackers`
+    get the same numbers, and show `settings` (the run's configuration in JSON's types) with them.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike,
+        total_steps: int,
+        stage: str,
+        *,
+        every_s: float = 10.0,
+        console: Console | None = None,
+        writes: bool = True,
+        check: Callable[[], None] = lambda: None,
+        lost_log: bool = False,
+        trackers: Sequence[str] = ("tensorboard",),
+        settings: Mapping[str, Any] | None = None,
+    ):
+        self.run_dir = Path(run_dir)
+        self.writes = writes
+        if writes:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+        self.total_steps = total_steps
+        self.stage = stage
+        self.every_s = every_s
+        self.console = console or Console(file=sys.stdout, soft_wrap=True)
+        self.check = check
+        self.lost_log = lost_log
+        names = ("metrics", "rollouts", "tokens") if writes else ()
+        self._files = {name: LogFile(self.run_dir / f"{name}.jsonl", stage) for name in names}
+        self._last_step = 0
+        self.screen = Screen(self.console, stage, total_steps, every_s)
+        self.screen.begin(0)
+        used = trackers if writes else ()
+        self._trackers = open_trackers(used, self.run_dir, stage, settings or {}, self.note)
+
+    def __enter__(self) -> Telemetry:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        with contextlib.suppress(LogError):  # the error that ends the run says it already
+            self.close()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records the metrics of `step` and shows progress. Values are numbers, or arrays of one
+        element.
+        """
+        if not self.writes:
+            return
+        numbers = {name: float(value) for name, value in metrics.items()}
+        self.check()
+        row = {"stage": self.stage, "step": step, "metrics": plain_numbers(numbers)}
+        self._files["metrics"].append([row])
+        for tracker in self._trackers:
+            tracker.log(step, numbers)
+        self._last_step = step
+        self.screen.step(step, numbers)
+
+    def log_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Records samples (JSON-able rows) of `step` in rollouts.jsonl."""
+        if not self.writes:
+            return
+        self.check()
+        self._files["rollouts"].append([{"stage": self.stage, "step": step, **row} for row in rows])
+
+    def log_tokens(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Records numbers of single tokens (JSON-able rows) of `step` in tokens.jsonl."""
+        if not self.writes:
+            return
+        self.check()
+        self._files["tokens"].append([{"stage": self.stage, "step": step, **row} for row in rows])
+
+    def note(self, text: str) -> None:
+        """Prints a line above the progress."""
+        if self.writes:
+            self.screen.note(text)
+
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        """Says what the run does now, and how much of it is done."""
+        if self.writes:
+            self.screen.phase(name, done, total)
+
+    def show_samples(self, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Prints a few samples of `groups`, rows of `log_rollouts`."""
+        if self.writes:
+            self.screen.samples(step, groups)
+
+    def state(self) -> dict[str, int]:
+        """The cursor: lines of this stage in each file, and the last step. JSON-able, for the
+        checkpoint.
+
+        All of them are on the disk then. The files are closed, and opened again by the next line.
+        Raises LogError where a file is not as it was written, and whatever `check` does.
+        """
+        if self.writes:
+            self.check()
+        for file in self._files.values():
+            file.sync()
+        return {name: file.count for name, file in self._files.items()} | {"step": self._last_step}
+
+    def restore(self, state: Mapping[str, int] | None) -> None:
+        """Back to a cursor: removes this stage's lines of later steps (all for None). Lines of
+        other stages stay.
+
+        Raises LogError where lines of it are missing, unless `lost_log` was given: that they are
+        lost is told then.
+        """
+        state = state or {}
+        self._last_step = state.get("step", 0)
+        for name, file in self._files.items():
+            lost = file.keep_until(self._last_step, state.get(name, 0))
+            if not lost:
+                continue
+            what = (
+                f"{file.path} lacks {lost} of the {state[name]} lines up to step {self._last_step}"
+            )
+            if not self.lost_log:
+                remedy = "put the file back from a copy, or add --lost-log to go on without them"
+                raise LogError(f"{what}, where the checkpoint is: {remedy}")
+            self.note(f"{what}: the run goes on without them")
+        for tracker in self._trackers:
+            tracker.go_on(self._last_step)
+        self.screen.begin(self._last_step)
+
+    def close(self) -> None:
+        """Closes the files and the progress bar; may be called twice. Raises LogError where a file
+        could not be kept.
+        """
+        self.screen.close()
+        for tracker in self._trackers:
+            tracker.close()
+        for file in self._files.values():
+            file.close()

@@ -1,0 +1,106 @@
+"""compass calibrate-alpha: what it measures is what a training step reports, wider ranges clip
+less, the suggestion by hand.
+"""
+
+import dataclasses
+import json
+
+import pytest
+from tiny_run import tiny_run
+
+from compass_jax.commands.calibrate import (
+    out_of_range,
+    run_calibration,
+    shown_rows,
+    suggest,
+    widened,
+)
+from compass_jax.config import ConfigError
+from compass_jax.rl.objectives.gspo import Gspo
+from compass_jax.training.rl import run_rl
+from compass_jax.training.sft import run_sft
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    config = tiny_run()
+    directory = tmp_path_factory.mktemp("calibrate")
+    first = dataclasses.replace(
+        config, run_dir=str(directory / "sft"), sft=dataclasses.replace(config.sft, steps=1)
+    )
+    run_sft(first)
+    rl = dataclasses.replace(config.rl, steps=1, updates_per_rollout=2)
+    data = dataclasses.replace(config.data, eval_prompts=0)
+    return directory, dataclasses.replace(config, rl=rl, data=data), first.run_dir
+
+
+def test_it_measures_what_a_step_reports_and_wider_ranges_clip_less(trained, tmp_path):
+    """A step's clip fraction is over both updates, the first of which clips nothing: the second's
+    is larger by the share of its tokens.
+    """
+    directory, config, start = trained
+    found = run_calibration(config, start, str(tmp_path), (0.002, 0.02, 0.2))
+    assert found == json.loads((tmp_path / "alpha.json").read_text())
+    rows = found["rows"]
+    clips, ranges = [row["clip_frac"] for row in rows], [row["group_1 epsilon"] for row in rows]
+    assert clips[0] > clips[2] and clips == sorted(clips, reverse=True)
+    assert ranges[1] == pytest.approx(10 * ranges[0], rel=1e-4) and ranges[2] == pytest.approx(
+        100 * ranges[0], rel=1e-4
+    )
+    run_rl(dataclasses.replace(config, run_dir=str(directory / "rl"), init_from=start))
+    step = json.loads((directory / "rl" / "metrics.jsonl").read_text())["metrics"]
+    assert step["policy/ratio_dev_max"] == pytest.approx(rows[1]["ratio_dev_max"], rel=1e-5)
+    assert 0.3 * rows[1]["clip_frac"] <= step["policy/clip_frac"] <= 0.7 * rows[1]["clip_frac"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "alpha.json"]
+
+
+def test_the_suggestion_is_where_the_clip_fraction_passes_the_target():
+    assert suggest([0.01, 0.1], [0.3, 0.1], 0.2) == pytest.approx(0.01 * 10**0.5)
+    assert suggest([0.01, 0.02, 0.04], [0.5, 0.4, 0.0], 0.1) == pytest.approx(0.02 * 2**0.75)
+    assert suggest([0.01, 0.1, 1.0], [0.3, 0.3, 0.1], 0.3) == pytest.approx(0.1)
+
+
+def test_a_target_beyond_what_was_measured_is_said_to_be_out_of_it():
+    """Never the end of the range: its clip fraction is not the target."""
+    assert suggest([0.01, 0.1], [0.05, 0.01], 0.2) is suggest([0.01, 0.1], [0.9, 0.8], 0.2) is None
+    assert suggest([0.01, 0.1], [0.3, 0.3], 0.3) is None
+    told = out_of_range([0.01, 0.1], [0.05, 0.01], 0.2)
+    assert told.startswith(
+        "no alpha from 0.01 to 0.1 gives a clip fraction of 0.2: it lies above the 0.01 to 0.05 "
+    )
+    assert "; lower --target-clip" in told
+    told = out_of_range([0.01, 0.1], [0.9, 0.8], 0.2)
+    assert "it lies below the 0.8 to 0.9 that were measured" in told and "; raise --target" in told
+
+
+def test_the_range_is_widened_on_both_sides_and_what_is_shown_holds_the_suggestion():
+    alphas = widened([0.01, 0.1])
+    assert alphas == sorted(alphas) and alphas[0] == pytest.approx(1e-4)
+    assert alphas[-1] == pytest.approx(10) and {0.01, 0.1} < set(alphas)
+    rows = [{"alpha": alpha} for alpha in alphas]
+    for suggestion, low, high in ((0.05, 0.01, 0.1), (0.5, 0.01, 1.0), (5e-4, 0.01 / 30, 0.1)):
+        found = [row["alpha"] for row in shown_rows(rows, {0.01, 0.1}, suggestion)]
+        assert (found[0], found[-1]) == (pytest.approx(low), pytest.approx(high))
+        assert found[0] <= suggestion <= found[-1]
+    assert shown_rows(rows, {0.01, 0.1}, None) == rows
+
+
+def test_what_cannot_be_calibrated_is_refused(trained, tmp_path):
+    _, config, start = trained
+
+    def with_rl(**changes):
+        return dataclasses.replace(config, rl=dataclasses.replace(config.rl, **changes))
+
+    with pytest.raises(ConfigError, match="alpha belongs to espo"):
+        run_calibration(
+            with_rl(objective=Gspo()),
+            start,
+            str(tmp_path),
+        )
+    with pytest.raises(ConfigError, match="a first update is on policy"):
+        run_calibration(with_rl(updates_per_rollout=1), start, str(tmp_path))
+    for alphas in ((0.1,), (0.1, 0.05), (0.0, 0.1)):
+        with pytest.raises(ConfigError, match="--alphas"):
+            run_calibration(config, start, str(tmp_path), alphas)
+    with pytest.raises(ConfigError, match=r"--target-clip 1\.5"):
+        run_calibration(config, start, str(tmp_path), target=1.5)

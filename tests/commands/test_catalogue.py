@@ -1,0 +1,99 @@
+"""What `compass tasks` lists: every verifier, task and data set, each with what is known of it."""
+
+import json
+
+import pytest
+from reasoning_gym.factory import DATASETS
+
+from compass_jax.commands import catalogue
+from compass_jax.commands.catalogue import entry_of, shipped, shortened, source_of
+from compass_jax.commands.cli import main
+from compass_jax.config import ConfigError, FileSource, ProceduralSource, TaskSource
+from compass_jax.errors import UserError
+from compass_jax.rewards.verifiers.find import kinds
+from compass_jax.tasks import Task, shop
+from compass_jax.tasks.rows import decode_row
+
+
+def test_every_verifier_task_and_data_set_is_listed(capsys, monkeypatch):
+    """The tasks are those that a look at the modules finds; two of them are read."""
+    few = {name: task for name, task in shipped().items() if name.endswith(("short_1", "short_8"))}
+    assert set(few) == {f"compass_jax.tasks.shop:short_{n}" for n in (1, 8)}
+    mine = {f"compass_jax.tasks.shop:{n}" for n, x in vars(shop).items() if isinstance(x, Task)}
+    assert mine < set(shipped()) and "compass_jax.tasks.human_eval:problems" in shipped()
+    monkeypatch.setattr(catalogue, "shipped", lambda: few)
+    assert main(["tasks"]) == 0
+    told = capsys.readouterr().out
+    for name, kind in kinds().items():
+        assert f"  {name}: 1 where {kind.about}\n" in told
+    rows = len(list(shop.short_8.prompts(0)))
+    about = f"shop:short_8: a conversation of up to 10 turns; {rows:,} rows; en, id, pt\n"
+    assert about in told and f"reasoning-gym's {len(DATASETS)} data sets" in told
+    assert set(told.splitlines()[-1].strip().split(", ")) == set(DATASETS)
+
+
+def test_an_example_is_a_row_that_the_verifier_reads():
+    entry = entry_of("compass_jax.tasks.shop:easy")
+    assert entry.languages == ("en", "id", "pt") and entry.rows == len(list(shop.easy.prompts(0)))
+    assert "prices" in decode_row(entry.row)["shop"]
+    found = decode_row(entry_of("chain_sum", seed=3).row)
+    assert {"question", "answer", "metadata"} <= set(found)
+    assert json.loads(entry_of("regex").row) == dict(kinds()["regex"].example.row)
+
+
+def test_one_name_is_shown_whole(capsys):
+    assert main(["tasks", "tools"]) == 0
+    told = capsys.readouterr().out
+    example = kinds()["tools"].example
+    assert f"right: {example.right}\nwrong: {example.wrong}\n" in told
+
+
+def test_what_cannot_be_had_is_said_in_its_place(tmp_path, monkeypatch):
+    (tmp_path / "lacking.py").write_text(
+        "from compass_jax.errors import UserError\n"
+        "from compass_jax.tasks import Task\n\n"
+        "def prompts(seed):\n"
+        "    raise UserError('it is in a package: pip install it')\n\n"
+        "task = Task(prompts, {'math': 1.0, 'format': 0.2})\n"
+    )
+    entry = entry_of(f"{tmp_path}/lacking.py:task")
+    assert entry.lacks == "it is in a package: pip install it" and entry.rows is None
+    assert entry.verifier == "math + 0.2 format"
+    assert "refuses the options" in entry_of("composite").lacks
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("math", FileSource),
+        ("chain_sum", ProceduralSource),
+        ("compass_jax.tasks.shop:task", TaskSource),
+        ("compass_jax.tasks.shop:step", FileSource),
+    ],
+)
+def test_a_name_means_a_source(name, kind):
+    assert isinstance(source_of(name), kind)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("maths", "did you mean 'math'"),
+        ("chain_sums", "did you mean 'chain_sum'"),
+        ("shop", "did you mean 'compass_jax.tasks.shop:"),
+        ("human_eval", "did you mean 'compass_jax.tasks.human_eval:problems'"),
+        ("compass_jax.tasks.shop:tusk", "did you mean task"),
+        ("qqqqqq", "compass tasks lists all"),
+        ("judge", "a run asks it"),
+    ],
+)
+def test_a_name_that_means_nothing_names_the_nearest(name, said, capsys):
+    with pytest.raises(ConfigError) as told:
+        source_of(name)
+    assert said in str(told.value)
+    assert main(["try", name, "--response", "x"]) == UserError.exit_status
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_long_row_is_shortened():
+    assert shortened("abc", 3) == "abc" and shortened("abcd", 3) == "abc..."

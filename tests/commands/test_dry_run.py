@@ -1,0 +1,171 @@
+"""`--dry-run` opens what the real command opens, refuses what it refuses, and writes nothing."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tiny_run import tiny_run
+
+from compass_jax.commands import cli
+from compass_jax.commands.dry_run import changes, run_dry
+from compass_jax.config import FileSource, ProceduralSource, RunConfig
+from compass_jax.config.io import flatten
+from compass_jax.errors import CompassError
+from compass_jax.model.params import param_count
+from compass_jax.rl.objectives.grpo import grpo
+from compass_jax.runs.rundir import (
+    FolderLock,
+    RunDir,
+    RunDirectoryInUse,
+    RunDirectoryUnusable,
+    look_into,
+)
+from compass_jax.training.rl import run_rl
+from compass_jax.training.sft import run_sft
+from compass_jax.weights.hf_config import write_hf_config
+
+ROWS = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(30)]
+RUNS = {"train": run_rl, "sft": run_sft}
+
+
+def own(tmp_path: Path, **changes) -> RunConfig:
+    """A run on a file of prompts, whose directory is not there yet."""
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    config = tiny_run()
+    data = dataclasses.replace(config.data, sources=(FileSource(str(tmp_path / "p.jsonl")),))
+    run_dir = str(tmp_path / "new" / "run")
+    return dataclasses.replace(config, **{"data": data, "run_dir": run_dir, **changes})
+
+
+def told(config: RunConfig, command: str = "train", weights: str | None = None) -> list[str]:
+    lines: list[str] = []
+    run_dry(config, command, weights, lines.append)
+    return lines
+
+
+def test_it_says_the_essentials_and_writes_nothing(tmp_path):
+    config = own(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    lines = [" ".join(line.split()) for line in told(config)]
+    assert "trains on 23 prompts, 4 held out" in lines and "weights random" in lines
+    assert f"directory {config.run_dir}" in lines and "steps 2" in lines
+    assert f"model qwen3_moe, {param_count(config.model) / 1e3:.3g}k parameters" in "\n".join(lines)
+    assert sorted(tmp_path.rglob("*")) == before
+    sft = [" ".join(line.split()) for line in told(tiny_run(), "sft")]
+    assert any(line.startswith("trains on 24 examples, ") for line in sft) and "steps 3" in sft
+
+
+def test_a_line_for_each_setting_that_is_not_the_default():
+    config = tiny_run()
+    lines = changes(config)
+    assert "rl.steps = 2  (default 100)" in lines and "rl.optim.learning_rate = 0.01" in "".join(
+        lines
+    )
+    # SFT's own default and not OptimConfig's
+    assert "sft.optim.learning_rate = 0.01  (default 0.001)" in lines
+    assert "model.hidden = 32" in lines  # it has no default
+    assert max(map(len, lines)) <= 80 + len(config.data.tokenizer)
+    assert not [line for line in lines if line.startswith(("rl.objective", "evaluation.temp"))]
+    rl = dataclasses.replace(config.rl, objective=grpo(kl_coef=0.5))
+    found = changes(dataclasses.replace(config, rl=rl))
+    mine = [line for line in found if line.startswith("rl.objective")]
+    assert mine == [
+        "rl.objective = grpo  (default espo)",
+        "rl.objective.kl_coef = 0.5  (default 0.0)",
+    ]
+    assert len([line for line in lines if line]) < len(flatten(config)) / 3
+
+
+def broken(tmp_path: Path, kind: str) -> tuple[str, RunConfig]:
+    """(command, a run in which one thing cannot be used)."""
+    config = own(tmp_path)
+    data, folder = config.data, tmp_path / "weights"
+    if kind == "no file":
+        data = dataclasses.replace(data, sources=(FileSource(str(tmp_path / "q.jsonl")),))
+    elif kind == "a row":
+        with open(tmp_path / "p.jsonl", "a") as file:
+            file.write('{"prompt": \n')
+    elif kind == "evaluation":
+        data = dataclasses.replace(data, eval_sources=(FileSource(str(tmp_path / "q.jsonl")),))
+    elif kind == "tokenizer":
+        data = dataclasses.replace(data, tokenizer=str(tmp_path))
+    elif kind == "verifier":
+        (tmp_path / "mine.py").write_text("x = 1\nimport no_such_module\n")
+        source = FileSource(str(tmp_path / "p.jsonl"), verifier=f"{tmp_path}/mine.py:score")
+        data = dataclasses.replace(data, sources=(source,))
+    elif kind == "a data set":
+        data = dataclasses.replace(data, sources=(ProceduralSource("chain_summ"),))
+    elif kind == "no weights":
+        config = dataclasses.replace(config, init_from=str(folder))
+    elif kind == "headers":
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(write_hf_config(config.model)))
+        save_file({"a": np.zeros(100, np.float32)}, folder / "model.safetensors")
+        with open(folder / "model.safetensors", "r+b") as file:
+            file.truncate(200)
+        config = dataclasses.replace(config, init_from=str(folder))
+    elif kind == "another run":
+        with RunDir(config.directory, dataclasses.replace(config, seed=5)) as run:
+            (run.path / "metrics.jsonl").write_text('{"step": 1}\n')
+    elif kind == "devices":
+        mesh = dataclasses.replace(config.mesh, replica=16)
+        config = dataclasses.replace(config, mesh=mesh)
+    elif kind == "conversations":
+        sft = dataclasses.replace(config.sft, procedural=(), files=(str(tmp_path / "q.jsonl"),))
+        return "sft", dataclasses.replace(config, sft=sft)
+    return "train", dataclasses.replace(config, data=data)
+
+
+KINDS = (
+    "no file,a row,evaluation,tokenizer,verifier,a data set,no weights,headers,another run,"
+    "devices,conversations"
+)
+
+
+@pytest.mark.parametrize("kind", KINDS.split(","))
+def test_what_the_real_command_refuses_is_refused_in_its_words(tmp_path, kind):
+    command, config = broken(tmp_path, kind)
+    with pytest.raises(CompassError) as dry:
+        told(config, command)
+    with pytest.raises(CompassError) as real:
+        RUNS[command](config)
+    assert str(dry.value) == str(real.value) and type(dry.value) is type(real.value)
+
+
+def test_commands_with_weights_of_their_own_look_at_them(tmp_path):
+    lines = told(own(tmp_path), "eval")
+    assert "prompts    23 of the training, 4 held out" in lines
+    with pytest.raises(CompassError, match="there is no such folder"):
+        told(own(tmp_path), "eval", str(tmp_path / "none"))
+
+
+def test_a_directory_is_looked_into_as_it_would_be_opened(tmp_path):
+    config = tiny_run()
+    assert not look_into(tmp_path / "a" / "b", config) and not (tmp_path / "a").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryUnusable, match="cannot be written to: Not a directory"):
+        look_into(tmp_path / "file" / "run", config)
+    with FolderLock(tmp_path / "used"), pytest.raises(RunDirectoryInUse):
+        look_into(tmp_path / "used", config)
+    with RunDir(tmp_path / "run", config) as run:
+        (run.path / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert look_into(tmp_path / "run", config)
+
+
+def test_the_command_prints_it_or_refuses_with_status_2(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        "import dataclasses\nfrom compass_jax.config import FileSource\n"
+        "from tiny_run import tiny_run\n\n\ndef mine():\n    base = tiny_run()\n"
+        "    data = dataclasses.replace(base.data, sources=(FileSource('none.jsonl'),))\n"
+        "    return dataclasses.replace(base, data=data)\n"
+    )
+    assert cli.main(["train", str(tmp_path / "mine.py"), "--dry-run"]) == 2
+    found = capsys.readouterr().err
+    assert "none.jsonl" in found and found.count("\n") == 1
+    assert cli.main(["train", str(tmp_path / "mine.py"), "--json"]) == 2
+    assert "--json prints the configuration of a --dry-run" in capsys.readouterr().err
+    plan = ["plan", "tests/tiny_run.py", "--topology", "v5p:2x2x1", "--dry-run"]
+    assert cli.main(plan) == 0 and "model  qwen3_moe" in capsys.readouterr().out

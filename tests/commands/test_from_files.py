@@ -1,0 +1,223 @@
+"""A model's folder, a file of prompts and a reward are enough: the command, and the call."""
+
+import argparse
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from logged import lines
+
+import compass_jax
+from compass_jax import library
+from compass_jax.commands.cli import main
+from compass_jax.commands.configured import from_words, load_config
+from compass_jax.commands.from_files import rl_config, sft_config
+from compass_jax.commands.settings_help import field_docs
+from compass_jax.config import ConfigError, FileSource, RunConfig, TaskSource
+from compass_jax.presets import PRESETS
+from compass_jax.rl.objectives.espo import Espo
+from compass_jax.rl.objectives.grpo import Grpo
+from compass_jax.rl.objectives.gspo import Gspo
+from compass_jax.runs.rundir import read_config
+
+TOKENIZER = Path(__file__).parents[2] / "configs" / "tiny_tokenizer"
+REWARD = """
+def score(row, response):
+    return float(len(set(response)) % 3 == 0)
+"""
+FAST = {
+    "rl.steps": 1,
+    "rl.prompts_per_step": 2,
+    "rl.group_size": 2,
+    "rl.updates_per_rollout": 1,
+    "rollout.slots": 8,
+    "rollout.max_new_tokens": 8,
+    "rl.buckets": (64,),
+    "data.eval_prompts": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model as transformers writes it, prompts of two lengths, chats and a reward."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    home = tmp_path_factory.mktemp("home")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 384, "hidden_size": 16, "intermediate_size": 32, "head_dim": 8}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    model = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**sizes, **heads, **experts, max_position_embeddings=160)
+    )
+    model.save_pretrained(home / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, home / "model" / name)
+    with open(home / "prompts.jsonl", "w") as file:
+        for n in range(40):
+            row = {"prompt": f"{'What is ' * (n % 2)}{n} + 1?", "answer": str(n + 1)}
+            file.write(json.dumps(row) + "\n")
+    with open(home / "chats.jsonl", "w") as file:
+        for n in range(20):
+            chat = [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "Yes."}]
+            file.write(json.dumps({"messages": chat}) + "\n")
+    (home / "my_reward.py").write_text(REWARD)
+    return home
+
+
+def asked(folder, **changes):
+    words = {"model": str(folder / "model"), "data": [str(folder / "prompts.jsonl")], **changes}
+    return rl_config(**words)
+
+
+def test_what_is_not_given_is_chosen_by_the_model_the_data_and_the_machine(folder):
+    config = asked(folder, reward=str(folder / "my_reward.py:score"))
+    config.validate_for_rl()
+    assert config.name == "model-prompts" and config.init_from == str(folder / "model")
+    assert (config.model.hidden, config.model.moe.experts) == (16, 8)
+    assert config.mesh.devices == 8  # all that there are
+    assert config.rollout.max_length <= config.model.max_positions
+    assert (
+        config.rl.buckets[-1] >= config.rollout.prompt_buckets[-1] + config.rollout.max_new_tokens
+    )
+    assert config == asked(folder, reward=str(folder / "my_reward.py:score"))
+
+
+def test_what_follows_from_the_longest_answer_follows_the_one_that_is_asked_for(folder):
+    config = asked(folder, answer=24).validate_for_rl()
+    longest = config.rollout.prompt_buckets[-1] + 24
+    assert config.rollout.max_new_tokens == 24 and config.rl.buckets[-1] == longest
+    assert config.rollout.cache_bucket <= longest
+    assert asked(folder).rl.buckets[-1] > longest
+    words = argparse.Namespace(
+        command="train",
+        model=str(folder / "model"),
+        data=[str(folder / "prompts.jsonl")],
+        reward=["math"],
+        eval="",
+        preset="espo",
+    )
+    for given in (
+        ["--rollout.max-new-tokens", "24"],
+        ["--rollout.max_new_tokens=24", "--seed", "1"],
+    ):
+        assert from_words(words, given) == config
+    assert from_words(words, ["--rollout.max-new-tokens", "many"]) == asked(folder)
+
+
+def test_a_task_of_ones_own_goes_where_a_file_goes(folder):
+    (folder / "my_task.py").write_text(
+        "from compass_jax.tasks import Task\n"
+        "def prompts(seed):\n"
+        "    return [{'prompt': f'Say {n}.', 'answer': str(n)} for n in range(20)]\n"
+        "task = Task(prompts)\n"
+    )
+    task, file = f"{folder}/my_task.py:task", str(folder / "prompts.jsonl")
+    config = asked(folder, data=[task, file], evaluation=task).validate_for_rl()
+    assert config.data.sources == (TaskSource(task), FileSource(file))
+    assert config.data.eval_sources == (TaskSource(task),)
+    assert config.name == "model-my_task-prompts"
+
+
+def test_a_preset_is_its_papers(folder):
+    made = {name: asked(folder, method=name).rl for name in PRESETS}
+    assert made["espo"].objective == Espo() and made["gspo"].objective == Gspo()
+    assert made["grpo"].objective == Grpo(kl_coef=0.04) and made["grpo"].group_size == 64
+    assert made["dapo"].zero_variance.dynamic_sampling and made["dapo"].objective.clip_high == 0.28
+    assert made["dapo"].shaping.overlong_penalty == 0.5
+    with pytest.raises(ConfigError, match="preset 'ppo': choose one of espo, gspo, grpo, dapo"):
+        asked(folder, method="ppo")
+
+
+def test_conversations_make_an_sft_run(folder):
+    config = sft_config(str(folder / "model"), [str(folder / "chats.jsonl")])
+    config.validate()
+    assert config.sft.files == (str(folder / "chats.jsonl"),)
+    assert config.sft.buckets[-1] <= 48 and config.sft.batch == 20
+
+
+BAD = {
+    "no model": (["--model", "nowhere", "--data", "p"], "--model nowhere: there is no such folder"),
+    "no data": (["--model", "model"], "--data FILE is missing"),
+    "both": (["x.py", "--model", "model", "--data", "prompts.jsonl"], "give one of the two"),
+    "no tokenizer": (["--model", ".", "--data", "prompts.jsonl"], "no tokenizer.json is there"),
+    "weight": (
+        ["--model", "model", "--data", "prompts.jsonl", "--reward", "math=much"],
+        "--reward math=much: much is no number",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", list(BAD))
+def test_what_cannot_be_used_is_one_line(folder, monkeypatch, capsys, bad):
+    monkeypatch.chdir(folder)
+    words, told = BAD[bad]
+    assert main(["train", *words]) == 2
+    error = capsys.readouterr().err
+    assert told in error and len(error.splitlines()) == 1
+
+
+def test_one_command_trains(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    words = [f"--{name}={value}" for name, value in FAST.items() if name != "rl.buckets"]
+    files = ["--model", "model", "--data", "prompts.jsonl", "--reward", "my_reward.py:score"]
+    assert main(["train", *files, *words, "--rl.buckets", "64", "--mesh.fsdp", "1"]) == 0
+    config = read_config("runs/model-prompts/rl")
+    assert config.data.sources[0].verifier == str(folder / "my_reward.py:score")
+    assert len(lines(folder / "runs/model-prompts/rl")) == 1
+
+
+def test_a_file_is_written_that_makes_the_same_run(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    files = ["--model", "model", "--data", "prompts.jsonl", "--reward", "math=1", "format=0.2"]
+    assert main(["init", "mine.py", *files, "--preset", "dapo"]) == 0
+    reward = {"math": 1.0, "format": 0.2}
+    wanted = rl_config("model", ["prompts.jsonl"], reward, method="dapo")
+    assert load_config("mine.py") == wanted
+    text = (folder / "mine.py").read_text()
+    assert "# The groups of a rollout are split into so many updates.\n" in text
+    assert "top_k" not in text.split("rollout=")[1]  # a default
+    assert main(["init", "mine.py", *files]) == 2
+    assert "mine.py is there already" in capsys.readouterr().err
+    assert main(["init", "mine.txt", *files]) == 2
+
+
+def test_what_a_class_and_its_base_say_of_their_fields_is_found():
+    said = field_docs(RunConfig)
+    assert said["mesh"] == "How many devices the training uses along each axis."
+    assert said["run_dir"].endswith("runs/NAME/sft and runs/NAME/rl).")  # on two lines
+    assert set(said) == {field.name for field in dataclasses.fields(RunConfig)}
+    assert {"kl_coef", "alpha"} <= set(field_docs(Espo))
+
+
+def test_one_call_trains_with_a_function(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    import my_reward
+
+    settings = {**FAST, "mesh.fsdp": 1}
+    out = compass_jax.train(
+        "model", "prompts.jsonl", my_reward.score, run_dir="called", settings=settings
+    )
+    assert out["steps"] == 1 and "reward/mean" in out
+    assert read_config("called").data.sources[0].verifier == "my_reward:score"
+    with pytest.raises(ConfigError, match=r"there is no rl\.step; did you mean steps"):
+        library.with_settings(read_config("called"), {"rl.step": 3})
+
+
+def test_a_function_that_no_worker_could_find_is_refused():
+    with pytest.raises(ConfigError, match="define it at the top of a file"):
+        library.reward_name(lambda prompt, response: 1.0)
+
+
+def test_the_package_is_imported_in_an_instant():
+    import subprocess
+
+    script = (
+        "import sys, compass_jax; assert 'jax' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,72 @@
+"""`compass show` finds the samples that one asks for."""
+
+import json
+
+import pytest
+
+from compass_jax.commands.cli import main
+
+
+def sample(text, reward, outcome="ok", truncated=False, **components):
+    found = {"response": text, "reward": reward, "outcome": outcome, "tokens": len(text)}
+    return {**found, "truncated": truncated, **({"components": components} if components else {})}
+
+
+@pytest.fixture
+def run(tmp_path):
+    rows = [
+        ("sums", "1+1?", [sample("two", 1.0), sample("three", 0.0)]),
+        ("sums", "2+2?", [sample("five", 0.25, length=0.5), sample("six", 0.25)]),
+        (
+            "words",
+            "say[/bold] it",
+            [sample("it " * 9, 0.5, truncated=True), sample("?", 9, "crash")],
+        ),
+    ]
+    with open(tmp_path / "rollouts.jsonl", "w") as file:
+        for step in (1, 2):
+            for label, prompt, samples in rows:
+                row = {"stage": "rl", "step": step, "label": label, "prompt": prompt}
+                file.write(json.dumps({**row, "answer": "2", "samples": samples}) + "\n")
+        file.write('{"stage": "rl", "st')  # killed
+    return str(tmp_path)
+
+
+ASKED = {
+    "all": ([], ["two", "three", "five", "six", "say[/bold] it", "crash"], []),
+    "best": (["--best", "--most", "1"], ["two", "reward 1"], ["three", "five"]),
+    "worst": (["--worst", "--most", "1"], ["three", "reward 0"], ["two", "five"]),
+    "truncated": (["--truncated"], ["it it it", ", truncated"], ["two", "five"]),
+    "varied": (["--varied"], ["two", "three"], ["five", "it it"]),
+    "label": (["--label", "words"], ["say[/bold] it"], ["two"]),
+    "step": (["--step", "1", "--best"], ["step 1: 3 logged groups"], ["step 2"]),
+    "components": (["--label", "sums"], ["reward 0.25, length 0.5, 4 tokens"], []),
+}
+
+
+@pytest.mark.parametrize("asked", list(ASKED))
+def test_what_is_asked_for_is_shown(run, capsys, asked):
+    words, there, absent = ASKED[asked]
+    assert main(["show", run, *words]) == 0
+    out = capsys.readouterr().out
+    assert all(text in out for text in there) and not any(text in out for text in absent)
+
+
+BAD = {
+    "step": (["--step", "9"], "--step 9: logged are 1 to 2"),
+    "label": (["--label", "maths"], "--label maths: the labels of step 2 are sums, words"),
+}
+
+
+@pytest.mark.parametrize("bad", list(BAD))
+def test_what_is_not_there_is_named(run, capsys, bad):
+    words, told = BAD[bad]
+    assert main(["show", run, *words]) == 2 and told in capsys.readouterr().err
+
+
+def test_no_run_and_a_damaged_line_are_named(run, tmp_path, capsys):
+    assert main(["show", str(tmp_path / "none")]) == 2
+    assert "is not the directory of an RL run" in capsys.readouterr().err
+    (tmp_path / "rollouts.jsonl").write_text('{"step": 1}\n')
+    assert main(["show", run]) == 2
+    assert "rollouts.jsonl, line 1: no logged group" in capsys.readouterr().err

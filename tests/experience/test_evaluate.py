@@ -1,0 +1,210 @@
+"""Accuracies by value on hand-made scores, and from a real tiny model through the real rollout and
+verifiers.
+"""
+
+import contextlib
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
+from tiny_run import tiny_run
+
+from compass_jax.commands.show import run_show
+from compass_jax.experience import evaluate as room
+from compass_jax.experience.evaluate import Evaluation, answers, evaluate
+from compass_jax.model.params import to_decode
+from compass_jax.records import Score
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.sampling import Sampler
+
+ENGINE = Engine(
+    MODEL, COMPUTE, dataclasses.replace(ROLLOUT, max_new_tokens=8, cache_bucket=32), EOS
+)
+LOOSE = to_decode(random_params())
+PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 16, 8, 5))]
+
+
+class SpyScorer:
+    """Scores a response by its tokens' sum, in an order of its own; remembers what it was given."""
+
+    def __init__(self):
+        self.given, self.waiting = {}, []
+
+    def submit(self, key, prompt, response):
+        assert key not in self.given
+        self.given[key] = (prompt.id, response())
+        self.waiting.append(key)
+
+    def collect(self, block):
+        taken, self.waiting = self.waiting[-2:][::-1], self.waiting[:-2]
+        return [
+            (key, Score(float(sum(map(int, self.given[key][1].split())) % 3), True))
+            for key in taken
+        ]
+
+
+TOKENIZER = SimpleNamespace(decode=lambda ids: " ".join(str(int(i)) for i in ids))
+
+
+def test_every_answer_meets_its_own_score_and_draws_are_evaluations():
+    """Scores come back in another order; the same seed answers alike, another one does not; the
+    training draws are others.
+    """
+    scorer = SpyScorer()
+    rollouts, scores = answers(
+        ENGINE, LOOSE, PROMPTS, TOKENIZER, scorer, samples=3, sampler=Sampler(1.0), seed=5
+    )
+    assert [[(r.prompt.id, r.sample) for r in row] for row in rollouts] == [
+        [(p.id, s) for s in range(3)] for p in PROMPTS
+    ]
+    for row, verdicts in zip(rollouts, scores, strict=True):
+        for rollout, score in zip(row, verdicts, strict=True):
+            assert score.reward == int(rollout.response.sum()) % 3
+            assert scorer.given[rollout.row] == (
+                rollout.prompt.id,
+                TOKENIZER.decode(rollout.response),
+            )
+
+    def texts(**options):
+        found = answers(
+            ENGINE,
+            LOOSE,
+            PROMPTS,
+            TOKENIZER,
+            SpyScorer(),
+            samples=3,
+            sampler=Sampler(1.0),
+            **options,
+        )[0]
+        return [TOKENIZER.decode(r.response) for row in found for r in row]
+
+    base = [TOKENIZER.decode(r.response) for row in rollouts for r in row]
+    assert (
+        texts(seed=5) == base
+        and np.mean([a == b for a, b in zip(texts(seed=6), base, strict=True)]) < 0.2
+    )
+
+
+def test_accuracies_by_hand(monkeypatch):
+    """Four prompts of two labels; an unknown score is in no mean, a prompt of unknown scores alone
+    in no share.
+    """
+    right, wrong, half, lost = (
+        Score(1.0, True),
+        Score(0.0, True),
+        Score(0.5, True),
+        Score(0.0, False, "timeout"),
+    )
+    sampled = [
+        [right, right, wrong, lost],
+        [wrong, half, wrong, wrong],
+        [lost, lost, lost, lost],
+        [right, wrong, lost, wrong],
+    ]
+    greedy = [[right], [wrong], [right], [lost]]
+    asked = []
+
+    def fake(engine, params, prompts, tokenizer, scorer, *, samples, sampler, seed):
+        asked.append((samples, sampler, seed))
+        return [], sampled if samples == 4 else greedy
+
+    monkeypatch.setattr(room, "answers", fake)
+    prompts = [
+        dataclasses.replace(p, label=label)
+        for p, label in zip(PROMPTS, ("easy", "hard", "hard", "easy"), strict=True)
+    ]
+    config = dataclasses.replace(
+        tiny_run(),
+        seed=3,
+        evaluation=dataclasses.replace(tiny_run().evaluation, k=4, temperature=0.6, top_p=0.9),
+    )
+    found = evaluate(None, None, prompts, None, None, config)
+    assert asked == [(4, Sampler(0.6, 0, 0.9), 3), (1, Sampler(0.0), 3)]
+    assert (found.k, found.prompts, found.unknown) == (4, 4, 7)
+    assert (
+        found.avg_at_k == pytest.approx(3 / 10)
+        and found.pass_at_k == pytest.approx(2 / 3)
+        and found.greedy == pytest.approx(2 / 3)
+    )
+    assert found.reward == pytest.approx((3 * 1.0 + 0.5) / 10)
+    assert found.labels == {
+        "easy": (2, pytest.approx(3 / 6), pytest.approx(1.0)),
+        "hard": (2, pytest.approx(0.0), pytest.approx(1 / 2)),
+    }
+    metrics = found.metrics()
+    assert metrics["eval/heldout/avg_at_k"] == pytest.approx(0.3) and metrics[
+        "eval/easy/avg_at_k"
+    ] == pytest.approx(0.5)
+    assert metrics["eval/heldout/pass_at_k"] == pytest.approx(2 / 3) and metrics[
+        "eval/heldout/greedy"
+    ] == pytest.approx(2 / 3)
+
+
+def test_the_threshold_of_right_is_the_configurations(monkeypatch):
+    monkeypatch.setattr(room, "answers", lambda *_, **__: ([], [[Score(0.5, True)]] * 2))
+    config = tiny_run()
+    for at, expected in ((1.0, 0.0), (0.5, 1.0)):
+        changed = dataclasses.replace(
+            config, rewards=dataclasses.replace(config.rewards, right_at=at)
+        )
+        found = evaluate(None, None, PROMPTS[:2], None, None, changed)
+        assert (found.avg_at_k, found.pass_at_k, found.greedy) == (expected, expected, expected)
+
+
+def test_greedy_answers_are_the_same_for_every_seed():
+    first, second = (
+        answers(
+            ENGINE,
+            LOOSE,
+            PROMPTS[::2],
+            TOKENIZER,
+            SpyScorer(),
+            samples=1,
+            sampler=Sampler(0.0),
+            seed=seed,
+        )[0]
+        for seed in (0, 9)
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal, [r[0].tokens for r in first], [r[0].tokens for r in second]
+    )
+
+
+class TwiceScorer(SpyScorer):
+    """A key comes again for the greedy answers."""
+
+    def submit(self, key, prompt, response):
+        self.given.pop(key, None)
+        super().submit(key, prompt, response)
+
+
+def test_answers_and_accuracies_are_written(tmp_path, monkeypatch, capsys):
+    config = tiny_run("odd_verifiers:coin")
+    evaluation = dataclasses.replace(config.evaluation, k=3)
+    config = dataclasses.replace(config, evaluation=evaluation, rollout=ENGINE.config)
+    monkeypatch.setattr(room, "decoder_of", lambda *_: (ENGINE, LOOSE, TOKENIZER))
+    monkeypatch.setattr(room, "heldout_prompts", lambda *_: PROMPTS)
+    monkeypatch.setattr(room, "fitting", lambda prompts, *_: prompts)
+    monkeypatch.setattr(room, "open_scorer", lambda _: contextlib.nullcontext(TwiceScorer()))
+    found = room.evaluate_weights(config, "w", str(tmp_path / "out"))
+    rows = [json.loads(x) for x in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == [prompt.question for prompt in PROMPTS]
+    rewards = np.array([[sample["reward"] for sample in row["samples"]] for row in rows])
+    assert rewards.shape == (4, 3 + 1)
+    assert (rewards[:, :3] >= 1).mean() == found.avg_at_k
+    assert (rewards[:, 3] >= 1).mean() == found.greedy
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["weights"] == "w" and summary["avg_at_k"] == found.avg_at_k
+    assert run_show(str(tmp_path / "out"), choice="best", most=1) == 1
+    assert "reward 2" in capsys.readouterr().out
+
+
+def test_rewards_between_0_and_1_are_said_beside_the_accuracy():
+    found = Evaluation(4, 10, 0.0, 0.0, 0.0, 0, reward=0.213, right_at=1.0)
+    assert found.line().endswith("greedy 0.000; mean reward 0.213 (right: at least 1)")
+    assert found.metrics()["eval/heldout/reward"] == 0.213
+    assert "reward" not in Evaluation(4, 10, 0.5, 0.7, 0.4, 0, reward=0.5).line()

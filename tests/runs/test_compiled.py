@@ -1,0 +1,83 @@
+"""Compiled programs outlive the process, and nothing else changes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from compass_jax.runs import compiled
+
+SCRIPT = """
+import json, sys
+import jax, jax.numpy as jnp
+from compass_jax.runs.compiled import keep_programs
+seen = []
+jax.monitoring.register_event_listener(lambda name, **_: seen.append(name.rsplit("/", 1)[-1]))
+told = keep_programs(*sys.argv[1:])
+x = jnp.linspace(0.1, 0.9, 64, dtype=jnp.float32).reshape(8, 8)
+y = jax.jit(lambda x: jnp.tanh(x @ x).sum())(x)
+folder = jax.config.jax_compilation_cache_dir
+hits, misses = seen.count("cache_hits"), seen.count("cache_misses")
+print(json.dumps([told, float(y).hex(), hits, misses, folder]))
+"""
+
+
+def process(home, *arguments, **environment):
+    """(told, result, programs loaded, programs compiled, folder) of a new process."""
+    env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    env |= {"XDG_CACHE_HOME": str(home), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_second_process_compiles_nothing_and_has_the_same_numbers(tmp_path):
+    told, first, _, compiled_first, folder = process(tmp_path)
+    again = process(tmp_path)
+    assert told == "" and compiled_first > 0
+    assert again == ["", first, compiled_first, 0, folder]
+    assert folder.startswith(str(tmp_path / "compass_jax" / "programs"))
+
+
+def test_off_keeps_nothing_and_a_folder_of_jax_stays(tmp_path):
+    assert process(tmp_path, "off")[2:4] == [0, 0] and not list(tmp_path.iterdir())
+    own = str(tmp_path / "own")
+    assert process(tmp_path, JAX_COMPILATION_CACHE_DIR=own)[4] == own
+
+
+def test_where_nothing_can_be_kept_the_run_says_so_and_goes_on(tmp_path):
+    (tmp_path / "file").write_text("")
+    told, _, loaded, _, _ = process(tmp_path, str(tmp_path / "file"))
+    assert "compiled programs are not kept" in told and str(tmp_path / "file") in told
+    assert loaded == 0
+
+
+def test_what_was_used_longest_ago_makes_room_at_the_next_start(tmp_path, monkeypatch):
+    folder = process(tmp_path)[4]
+    kept = sorted(name for name in os.listdir(folder) if name.endswith("-cache"))
+    for day, name in enumerate(kept):
+        os.utime(os.path.join(folder, name), (1e9 + day * 1e5, 1e9))
+    sizes = [os.path.getsize(os.path.join(folder, name)) for name in kept]
+    assert len(kept) >= 2
+    monkeypatch.setattr(compiled, "MOST_BYTES", sum(sizes[1:]))
+    compiled._trim(compiled.Path(folder))
+    assert sorted(name for name in os.listdir(folder) if name.endswith("-cache")) == kept[1:]
+    assert process(tmp_path)[2:4] == [len(kept) - 1, 1]
+
+
+def test_programs_of_another_processor_lie_elsewhere(monkeypatch):
+    here = compiled._processor()
+    monkeypatch.setattr(compiled.platform, "machine", lambda: "riscv64")
+    assert compiled._processor() != here == here.strip("/")
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    before = jax.config.jax_compilation_cache_dir
+    yield
+    assert jax.config.jax_compilation_cache_dir == before

@@ -1,0 +1,217 @@
+"""Logs that are changed, cut, removed or cannot be written: every one is noticed, told in one line,
+and no step is lost in silence.
+"""
+
+import errno
+import io
+import json
+import os
+import threading
+
+import pytest
+from rich.console import Console
+from test_telemetry import lines, read_events
+
+from compass_jax.runs.logfile import LogError
+from compass_jax.runs.telemetry import Telemetry
+from compass_jax.trackers import board
+
+
+def quiet():
+    return Console(file=io.StringIO(), width=2000)
+
+
+def logged(path, steps, **options):
+    """A run of so many steps; its cursor, as a checkpoint after the last step holds it."""
+    with Telemetry(path, 9, "rl", console=quiet(), **options) as telemetry:
+        for step in range(1, steps + 1):
+            telemetry.log(step, {"x": step})
+            telemetry.log_rollouts(step, [{"sample": 1}, {"sample": 2}])
+        return json.loads(json.dumps(telemetry.state()))
+
+
+def remove(path):
+    path.unlink()
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def replace(path):
+    path.with_name("new").write_bytes(path.read_bytes())
+    path.with_name("new").rename(path)
+
+
+def lengthen(path):
+    with open(path, "a") as file:
+        file.write("{}\n")
+
+
+@pytest.mark.parametrize("name", ["metrics", "rollouts", "tokens"])
+@pytest.mark.parametrize("fault", [remove, cut, replace, lengthen])
+@pytest.mark.parametrize("after", ["a line", "a checkpoint"])
+def test_a_log_that_is_changed_under_the_run_ends_it_at_the_next_line(tmp_path, name, fault, after):
+    if fault is replace and after == "a checkpoint":
+        pytest.skip(
+            "a closed file may get another number on a bucket's mount; its content is the same"
+        )
+    telemetry = Telemetry(tmp_path, 9, "rl", console=quiet())
+    telemetry.log(1, {"x": 1})
+    telemetry.log_rollouts(1, [{"sample": 1}])
+    telemetry.log_tokens(1, [{"group": 0}])
+    if after == "a checkpoint":
+        telemetry.state()
+    fault(tmp_path / f"{name}.jsonl")
+    with pytest.raises(LogError, match=f"{name}.jsonl was changed while the run") as error:
+        telemetry.log(2, {"x": 2})
+        telemetry.log_rollouts(2, [{"sample": 1}])
+        telemetry.log_tokens(2, [{"group": 0}])
+    assert "\n" not in str(error.value)
+    with pytest.raises(LogError, match=f"{name}.jsonl was changed"):
+        telemetry.state()  # no checkpoint counts on it
+    telemetry.close()
+
+
+def test_what_a_checkpoint_counts_is_on_the_disk_before_it(tmp_path, monkeypatch):
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or real(fd)
+    )
+    logged(tmp_path, 2)
+    wanted = [str(tmp_path / f"{name}.jsonl") for name in ("metrics", "rollouts")]
+    assert [file for file in synced if file in wanted] == wanted
+
+
+def test_lines_that_the_checkpoint_counts_and_the_log_lacks_end_a_resume_unless_that_is_said(
+    tmp_path,
+):
+    """The first two of five lines are gone, steps 6 and 7 are after the checkpoint: 3 to 5 stay,
+    and no step comes twice.
+    """
+    logged(tmp_path, 7)
+    cursor = {"metrics": 5, "rollouts": 10, "step": 5}
+    for name, gone in (("metrics", 2), ("rollouts", 4)):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[gone:]))
+    text = "metrics.jsonl lacks 2 of the 5 lines up to step 5"
+    with pytest.raises(LogError, match=f"{text}.* or add --lost-log"):
+        Telemetry(tmp_path, 9, "rl", console=quiet()).restore(cursor)
+    with Telemetry(tmp_path, 9, "rl", console=quiet(), lost_log=True) as telemetry:
+        telemetry.restore(cursor)
+        told = telemetry.console.file.getvalue()
+        assert text in told and "rollouts.jsonl lacks 4 of the 10" in told
+        telemetry.log(6, {"x": 6})
+        cursor = telemetry.state()
+    assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [3, 4, 5, 6]
+    # the loss is accounted for, and not told again
+    with Telemetry(tmp_path, 9, "rl", console=quiet()) as telemetry:
+        telemetry.restore(cursor)
+
+
+def test_a_log_that_is_gone_at_a_resume_is_missed(tmp_path):
+    cursor = logged(tmp_path, 3)
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(LogError, match="lacks 3 of the 3 lines up to step 3"):
+        Telemetry(tmp_path, 9, "rl", console=quiet()).restore(cursor)
+
+
+@pytest.mark.parametrize("name", ["metrics", "rollouts"])
+def test_a_full_disk_is_one_line_with_the_path_and_the_room_and_no_half_line(
+    tmp_path, monkeypatch, name
+):
+    real = os.write
+
+    def write(descriptor, data):
+        if not os.readlink(f"/proc/self/fd/{descriptor}").endswith(f"{name}.jsonl"):
+            return real(descriptor, data)
+        if len(data) > 30:
+            return real(descriptor, data[:20])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    telemetry = Telemetry(tmp_path, 9, "rl", console=quiet())
+    telemetry.log(1, {"x": 1})
+    telemetry.log_rollouts(1, [{"sample": 1}])
+    monkeypatch.setattr(os, "write", write)
+    message = (
+        rf"^.*{name}.jsonl cannot be written \([\d,]+ bytes free there\): No space left "
+        r"on device$"
+    )
+    with pytest.raises(LogError, match=message), telemetry:
+        telemetry.log(2, {"x": 2})
+        telemetry.log_rollouts(2, [{"sample": 1}])
+    monkeypatch.undo()
+    assert [row["step"] for row in lines(tmp_path / f"{name}.jsonl")] == [1]
+
+
+def test_a_check_that_fails_comes_before_anything_is_written(tmp_path):
+    class Gone(RuntimeError):
+        pass
+
+    def check():
+        raise Gone
+
+    telemetry = Telemetry(tmp_path, 9, "rl", console=quiet(), check=check)
+    for act in (
+        lambda: telemetry.log(1, {}),
+        lambda: telemetry.log_rollouts(1, [{}]),
+        telemetry.state,
+    ):
+        with pytest.raises(Gone):
+            act()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_wall_clock_that_jumps_hangs_nothing(tmp_path, monkeypatch):
+    """A year back, a year on, to 1970: every event is there, and no thread sleeps until a time that
+    never comes.
+    """
+    threads = threading.active_count()
+    clock = [1.8e9]
+    monkeypatch.setattr("time.time", lambda: clock[0])
+    with Telemetry(tmp_path, 9, "rl", console=quiet()) as telemetry:
+        for step, now in enumerate([1.8e9, 1.8e9 - 3e7, 1.8e9 + 3e7, 0.0], 1):
+            clock[0] = now
+            telemetry.log(step, {"x": step})
+            assert threading.active_count() == threads
+    assert [step for step, tag, _ in read_events(tmp_path / "tb" / "rl") if tag == "x"] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+
+
+@pytest.mark.parametrize("fault", ["no folder", "full"])
+def test_tensorboard_that_cannot_be_written_is_said_once_and_the_run_goes_on(
+    tmp_path, monkeypatch, fault
+):
+    if fault == "no folder":
+        (tmp_path / "tb").write_text("")
+    with Telemetry(tmp_path, 9, "rl", console=quiet()) as telemetry:
+        telemetry.log(1, {"x": 1})
+        if fault == "full":
+
+            def refuse(self):
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            monkeypatch.setattr("tensorboardX.record_writer.RecordWriter.flush", refuse)
+        for step in (2, 3):
+            telemetry.log(step, {"x": step})
+        told = telemetry.console.file.getvalue()
+    assert told.count("cannot be written") == 1 and told.count("the run goes on without them") == 1
+    assert len(lines(tmp_path / "metrics.jsonl")) == 3
+
+
+def test_a_resumed_run_hides_the_steps_that_are_done_again(tmp_path):
+    """TensorBoard drops events from the purged step on; two files of one second do not overwrite
+    each other.
+    """
+    for _ in range(2):
+        found = board.Board(tmp_path, print, 2)
+        for step in (2, 3):
+            found.log(step, {"x": step})
+        found.close()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert sorted(e for e in read_events(tmp_path)) == sorted([(2, "x", 2.0), (3, "x", 3.0)] * 2)

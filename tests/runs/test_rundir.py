@@ -1,0 +1,386 @@
+"""The run directory: one writer, one configuration."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from compass_jax.config import (
+    ConfigError,
+    DataConfig,
+    FileSource,
+    ModelConfig,
+    MoEConfig,
+    ProceduralSource,
+    RLConfig,
+    RunConfig,
+    SFTConfig,
+)
+from compass_jax.config.io import config_from_json, config_to_json, differences, flatten
+from compass_jax.runs import rundir
+from compass_jax.runs.rundir import (
+    ConfigMismatch,
+    FolderLock,
+    NewFolderLock,
+    RunDir,
+    RunDirectoryGone,
+    RunDirectoryInUse,
+    read_config,
+    staged,
+)
+
+MODEL = ModelConfig(
+    "qwen3_moe", 100, 32, 2, 2, 1, 16, 64, moe=MoEConfig(8, 2, 32, dense_layers=(1,))
+)
+SOURCES = (
+    ProceduralSource(
+        "chain_sum", (("min_terms", 2), ("p", 0.5), ("on", True), ("r", ("a", (1, 2)))), 50
+    ),
+    FileSource("a.jsonl"),
+)
+CONFIG = RunConfig(
+    "x", MODEL, data=DataConfig(SOURCES), sft=SFTConfig(procedural=(("chain_sum", 3, 1),))
+)
+
+
+def begun(path):
+    """A step was logged there."""
+    (path / "metrics.jsonl").write_text('{"stage": "rl", "step": 1, "metrics": {}}\n')
+
+
+def with_(config, **changes):
+    return dataclasses.replace(config, **changes)
+
+
+@pytest.mark.parametrize(
+    "config", [CONFIG, RunConfig("dense", ModelConfig("qwen3", 10, 8, 1, 1, 1, 8, 8), seed=7)]
+)
+def test_json_round_trip_is_exact(config):
+    again = config_from_json(config_to_json(config))
+    assert again == config
+    assert repr(again) == repr(config)  # 1 == 1.0 == True, their representations differ
+
+
+@pytest.mark.parametrize(
+    "old,new,message",
+    [
+        ('"seed": 0', '"seed": "0"', r"seed = '0': the wrong type, it must be int"),
+        ('"seed": 0', '"seed": true', r"seed = True: the wrong type, it must be int"),
+        ('"seed": 0', '"sead": 0', r"sead: no such key; did you mean seed\?"),
+        (
+            '"group_size": 8',
+            '"group_syze": 8',
+            r"rl.group_syze: no such key; did you mean group_size\?",
+        ),
+        ('"group_size": 8', '"group_size": 8.5', r"rl.group_size = 8.5: the wrong type"),
+        (
+            '"replay": "R3"',
+            '"replay": "R4"',
+            r"rl.replay = 'R4': the wrong type, it must be Literal\['off', 'R2', 'R3'\]",
+        ),
+        (
+            '"kind": "FileSource"',
+            '"kind": "Url"',
+            r"data.sources.1.kind = 'Url': must be one of ProceduralSource, FileSource",
+        ),
+        ('"vocab_size": 100,', "", r"model: vocab_size must be given"),
+        ('"name": "x",', '"name": "x"', r"the configuration: not JSON"),
+    ],
+)
+def test_json_that_cannot_be_read_is_named(old, new, message):
+    text = config_to_json(CONFIG)
+    assert old in text
+    with pytest.raises(ConfigError, match=message):
+        config_from_json(text.replace(old, new, 1))
+
+
+def test_a_file_of_before_with_a_setting_that_did_nothing_is_read():
+    text = config_to_json(CONFIG)
+    old = text.replace('"sft": {', '"sft": {"eval_every": 7,', 1)
+    assert old != text and config_from_json(old) == CONFIG
+    with pytest.raises(ConfigError, match=r"data\.eval_every: no such key"):
+        config_from_json(text.replace('"data": {', '"data": {"eval_every": 7,', 1))
+
+
+def test_differences_name_keys_as_the_command_line_does():
+    other = with_(
+        CONFIG,
+        seed=3,
+        rl=RLConfig(group_size=4),
+        data=DataConfig((with_(SOURCES[0], size=51),)),
+        model=with_(MODEL, moe=None),
+    )
+    found = differences(CONFIG, other)
+    assert (
+        found["seed"] == (0, 3)
+        and found["rl.group_size"] == (8, 4)
+        and found["data.sources.0.size"] == (50, 51)
+    )
+    assert found["data.sources.1.path"] == ("a.jsonl", "absent") and found["model.moe"] == (
+        "absent",
+        None,
+    )
+    rest = {k for k in found if not k.startswith(("data.sources.1.", "model.moe."))}
+    assert rest == {"seed", "rl.group_size", "data.sources.0.size", "model.moe"}
+    assert flatten(CONFIG)["model.moe.dense_layers"] == (1,)
+    assert differences(CONFIG, CONFIG) == {}
+
+
+def test_new_and_resumed(tmp_path):
+    path = tmp_path / "runs" / "a"
+    with RunDir(path, CONFIG) as run:
+        assert run.path == path and not run.resumed
+        assert read_config(path) == CONFIG
+    with RunDir(path, CONFIG) as run:
+        assert not run.resumed  # nothing was trained yet
+    begun(path)
+    longer = with_(
+        CONFIG,
+        rl=RLConfig(steps=500, save_every=9, eval_every=2),
+        sft=with_(CONFIG.sft, steps=7),
+        keep_checkpoints=9,
+        run_dir="b",
+    )
+    with RunDir(path, longer) as run:
+        assert run.resumed
+    assert read_config(path) == longer
+
+
+def test_another_configuration_is_refused_and_nothing_is_lost(tmp_path):
+    with RunDir(tmp_path, CONFIG):
+        begun(tmp_path)
+    other = with_(CONFIG, rl=RLConfig(group_size=4, steps=9), seed=5)
+    with pytest.raises(ConfigMismatch) as error, RunDir(tmp_path, other):
+        pass
+    assert "seed: 0 in the run, 5 now" in str(
+        error.value
+    ) and "rl.group_size: 8 in the run, 4 now" in str(error.value)
+    assert "rl.steps" not in str(error.value)
+    assert read_config(tmp_path) == CONFIG
+    with RunDir(tmp_path, CONFIG) as run:  # the refusal gave the lock back
+        assert run.resumed
+
+
+@pytest.mark.parametrize(
+    "trained", ["metrics.jsonl", "rollouts.jsonl", "checkpoints/step_00000001"]
+)
+def test_a_directory_in_which_nothing_was_trained_is_taken_by_another_configuration(
+    tmp_path, trained
+):
+    """A start that failed (a path with a typo) leaves its config.json and empty logs."""
+    other = with_(CONFIG, seed=5)
+    with RunDir(tmp_path, CONFIG):
+        (tmp_path / "metrics.jsonl").touch()
+        (tmp_path / "checkpoints").mkdir()
+    with RunDir(tmp_path, other) as run:
+        assert not run.resumed and read_config(tmp_path) == other
+    file = tmp_path / trained
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("a line\n")
+    with pytest.raises(ConfigMismatch, match="seed: 5 in the run, 0 now"), RunDir(tmp_path, CONFIG):
+        pass
+
+
+def test_stages_have_directories_of_their_own_and_rl_starts_from_the_sft_beside_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert staged(with_(CONFIG, run_dir="a"), "rl") == with_(CONFIG, run_dir="a")
+    assert staged(CONFIG, "sft") == with_(CONFIG, run_dir="runs/x/sft")
+    random = staged(CONFIG, "rl")
+    assert (random.run_dir, random.init_from) == ("runs/x/rl", "")
+    (tmp_path / "runs/x/sft/checkpoints/step_00000001").mkdir(parents=True)
+    tuned = staged(CONFIG, "rl")
+    assert tuned == with_(CONFIG, run_dir="runs/x/rl", init_from="runs/x/sft")
+    assert staged(with_(CONFIG, init_from="hf"), "rl").init_from == "hf"
+    # RL that had begun from random weights goes on from these
+    with RunDir(random.run_dir, random):
+        begun(tmp_path / "runs/x/rl")
+    assert staged(CONFIG, "rl") == random
+
+
+def test_a_second_writer_is_refused_by_name(tmp_path):
+    owner = f"in use by process {os.getpid()} on host {socket.gethostname()}"
+    with (
+        RunDir(tmp_path, CONFIG),
+        pytest.raises(RunDirectoryInUse, match=owner),
+        RunDir(tmp_path, CONFIG),
+    ):
+        pass
+    with RunDir(tmp_path, CONFIG):
+        pass
+
+
+def test_the_lock_of_a_killed_process_is_gone(tmp_path):
+    code = f"""
+        import sys, time
+        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        from test_rundir import CONFIG, RunDir
+        with RunDir({str(tmp_path)!r}, CONFIG):
+            print("locked", flush=True)
+            time.sleep(60)
+    """
+    holder = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "locked\n"
+        with (
+            pytest.raises(RunDirectoryInUse, match=f"process {holder.pid} "),
+            RunDir(tmp_path, CONFIG),
+        ):
+            pass
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        holder.stdout.close()
+    with RunDir(tmp_path, CONFIG):
+        assert read_config(tmp_path) == CONFIG
+
+
+def test_of_many_settings_that_differ_the_first_ten_are_named(tmp_path):
+    """An error is something to read."""
+    optim = dataclasses.replace(CONFIG.rl.optim, learning_rate=0.5, b1=0.5, b2=0.5, eps=0.5)
+    optim = dataclasses.replace(optim, weight_decay=0.5, clip_grad_norm=0.5, max_bad_steps=7)
+    rl = dataclasses.replace(CONFIG.rl, optim=optim, group_size=4, epochs=3, replay="R2")
+    other = dataclasses.replace(CONFIG, rl=rl, seed=5)
+    count = len(differences(CONFIG, other))
+    with RunDir(tmp_path, CONFIG):
+        begun(tmp_path)
+    with pytest.raises(ConfigMismatch) as error, RunDir(tmp_path, other):
+        pass
+    told = str(error.value).splitlines()
+    assert count == 11 and len(told) == 13 and told[-2] == "  and 1 more"
+
+
+def test_no_run_directory_and_a_damaged_config_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="is not a run directory"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config.json: the configuration: not JSON"):
+        read_config(tmp_path)
+
+
+def make_odd(folder, kind):
+    """A run directory that cannot be one; its path."""
+    path = folder / "run"
+    if kind == "long":
+        return folder / ("x" * 5000)
+    if kind == "nul":
+        return str(folder) + "/a\0b"
+    if kind == "no room for folders":
+        return "/proc/none/run"
+    if kind == "a file":
+        path.write_text("")
+    elif kind == "below a file":
+        path.write_text("")
+        return path / "run"
+    elif kind == "a dangling link":
+        path.symlink_to(folder / "nothing")
+    else:
+        path.mkdir()
+        name, what = kind.split(" is ")
+        if what == "a folder":
+            (path / name).mkdir()
+        elif what == "a file":
+            (path / name).write_text("")
+        elif what == "a pipe":
+            os.mkfifo(path / name)
+        else:
+            (path / name).symlink_to(folder / "nothing" / "at all")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("long", "File name too long"),
+        ("nul", "null byte"),
+        ("no room for folders", "cannot be written to"),
+        ("a file", "cannot be written to"),
+        ("below a file", "cannot be written to: Not a directory"),
+        ("a dangling link", "cannot be written to"),
+        (".lock is a folder", r"cannot be written to: Is a directory \(.*\.lock\)"),
+        (".lock is a pipe", "cannot be written to"),
+        (".lock is a link", "cannot be written to: No such file"),
+        ("config.json is a folder", "config.json is no file"),
+        ("config.json is a pipe", "config.json is no file"),
+        ("config.json is a link", "config.json is a link to nothing"),
+        ("metrics.jsonl is a folder", "metrics.jsonl is no file"),
+        ("rollouts.jsonl is a pipe", "rollouts.jsonl is no file"),
+        ("checkpoints is a file", "checkpoints is no folder"),
+        ("tb is a file", "tb is no folder"),
+        ("tokenizer is a link", "tokenizer is a link to nothing"),
+    ],
+)
+def test_a_name_that_is_no_run_directory_is_refused_in_one_line(tmp_path, kind, told):
+    path = make_odd(tmp_path, kind)
+    with pytest.raises(ConfigError, match=told) as error, RunDir(path, CONFIG):
+        pass
+    assert "\n" not in str(error.value) and len(str(error.value)) < 900
+
+
+@pytest.mark.parametrize("fault", ["removed", "moved", "made again", "lock removed"])
+def test_a_run_notices_that_its_directory_is_not_its_own_any_more(tmp_path, fault):
+    path = tmp_path / "run"
+    with RunDir(path, CONFIG) as run:
+        run.check()
+        if fault == "lock removed":
+            (path / ".lock").unlink()
+        else:
+            path.rename(tmp_path / "elsewhere")
+        with contextlib.ExitStack() as second:
+            if fault != "removed":  # somebody else comes, and gets a lock: of another file
+                second.enter_context(RunDir(path, CONFIG))
+            with pytest.raises(RunDirectoryGone, match=f"{path} was removed or replaced"):
+                run.check()
+
+
+def test_a_lock_whose_file_vanished_before_it_was_taken_is_taken_again(tmp_path, monkeypatch):
+    """Between opening and locking, another process removes the directory's lock file; a third would
+    lock a new one.
+    """
+    real = rundir.fcntl.flock
+    removed = []
+
+    def flock(descriptor, how):
+        if not removed:
+            removed.append((tmp_path / ".lock").unlink())
+        return real(descriptor, how)
+
+    monkeypatch.setattr(rundir.fcntl, "flock", flock)
+    with RunDir(tmp_path, CONFIG) as run:
+        run.check()
+        with pytest.raises(RunDirectoryInUse), FolderLock(tmp_path):
+            pass
+
+
+def test_two_exports_under_one_name_are_told_apart_and_leave_no_lock(tmp_path):
+    out = tmp_path / "deep" / "hf"
+    with NewFolderLock(out) as lock:
+        lock.check()
+        assert not out.exists()
+        with (
+            pytest.raises(RunDirectoryInUse, match=f"{out} is in use by process {os.getpid()}"),
+            NewFolderLock(out),
+        ):
+            pass
+        with NewFolderLock(out.with_name("other")):
+            pass
+    assert list(out.parent.iterdir()) == []
+
+
+def test_a_config_that_is_removed_under_a_run_ends_it(tmp_path):
+    with RunDir(tmp_path / "run", CONFIG) as run:
+        run.check()
+        (tmp_path / "run" / "config.json").unlink()
+        with pytest.raises(RunDirectoryGone, match=r"config\.json was removed"):
+            run.check()
+    with RunDir(tmp_path / "run", CONFIG):
+        assert read_config(tmp_path / "run") == CONFIG

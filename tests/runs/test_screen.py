@@ -1,0 +1,181 @@
+"""The screen is alive from the first second, fits its width, and counts no compilation as work."""
+
+import io
+import os
+import pty
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+from rich.console import Console
+
+from compass_jax.runs.compiler_clock import COMPILER, CompilerClock
+from compass_jax.runs.screen import Screen, sample_lines
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+# whatever terminal the tests run in
+TERMINAL = {"force_terminal": True, "color_system": None, "_environ": {"TERM": "xterm"}}
+
+
+def plain(width=80):
+    return Console(file=io.StringIO(), width=width)
+
+
+def shown(console):
+    return console.file.getvalue().splitlines()
+
+
+def test_the_time_left_counts_no_compilation(clock):
+    compiler = CompilerClock(clock)
+    screen = Screen(plain(), "rl", 11, 1e9, compiler, clock)
+    screen.begin(0)
+    compiler(CompilerClock.LOWERED, 0.1)
+    clock.now = 300
+    compiler(CompilerClock.COMPILED, 300)
+    clock.now = 302
+    screen.step(1, {"reward/mean": 0.5})
+    assert screen.left_s == pytest.approx(2 * 10)
+
+
+def test_what_another_thread_compiles_counts_while_it_is_waited_for(clock):
+    compiler = CompilerClock(clock)
+
+    def compiles():
+        compiler(CompilerClock.LOWERED, 0.1)
+        compiler(CompilerClock.COMPILED, 50)
+
+    thread = threading.Thread(target=compiles)
+    thread.start()
+    thread.join()
+    assert compiler.seconds == 0 and compiler.programs == 0
+    with compiler.waiting():
+        clock.now = 7
+        assert compiler.busy_s == 7
+    clock.now = 10
+    assert compiler.seconds == 7 and compiler.busy_s == 0
+
+
+def test_what_the_compiler_does_is_said_while_it_does_it(clock):
+    compiler, console = CompilerClock(clock), plain()
+    screen = Screen(console, "rl", 9, 10.0, compiler, clock)
+    screen.begin(0)
+    compiler(CompilerClock.LOWERED, 0.1)
+    clock.now = 34
+    assert compiler.busy_s == 34 and screen._doing() == "starts: compiling, 34 s"
+    compiler(CompilerClock.COMPILED, 34)
+    screen.phase("rollout", 23, 64)
+    clock.now = 40
+    assert screen._doing() == "rollout 23 of 64, 6 s"
+    screen.close()
+
+
+def test_jax_tells_of_every_compilation():
+    before = COMPILER.programs, COMPILER.seconds
+    jax.jit(lambda x: jnp.tanh(x) @ x.T)(jnp.ones((3, 5), jnp.float32)).block_until_ready()
+    assert COMPILER.programs > before[0] and COMPILER.seconds > before[1] and not COMPILER.busy_s
+
+
+def test_a_run_without_a_terminal_is_alive_before_its_first_step():
+    console = plain()
+    screen = Screen(console, "rl", 9, 0.2)
+    screen.begin(3)
+    screen.phase("rollout", 2, 8)
+    deadline = time.monotonic() + 20
+    while len(shown(console)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    screen.close()
+    assert [line[:18] for line in shown(console)[:2]] == ["rl 3/9  rollout 2 "] * 2
+    count = len(shown(console))
+    time.sleep(0.8)
+    assert len(shown(console)) == count  # closed
+
+
+def test_between_steps_of_a_second_the_numbers_are_shown_and_not_the_phase():
+    console = plain()
+    screen = Screen(console, "sft", 1000, 0.3)
+    screen.begin(0)
+    screen.phase("training")
+    for step in range(1, 60):
+        screen.step(step, {"sft/loss": 1.0})
+        time.sleep(0.03)
+    screen.close()
+    assert len(shown(console)) > 3 and all("loss 1.000" in line for line in shown(console))
+
+
+def test_a_note_is_broken_between_words():
+    console = Console(file=io.StringIO(), width=50, **TERMINAL)
+    Screen(console, "rl", 9, 10.0).note("a setting of the run cannot act, " * 4 + "so change it")
+    assert len(shown(console)) == 3 and all(len(line) <= 50 for line in shown(console))
+    assert all(line.startswith("  ") for line in shown(console)[1:])
+
+
+def test_a_terminal_of_80_columns_gets_two_lines_that_fit(clock):
+    console = Console(file=io.StringIO(), width=80, **TERMINAL)
+    screen = Screen(console, "rl", 100, 10.0, CompilerClock(clock), clock)
+    screen.begin(0)
+    clock.now = 50
+    signals = {"verifier": 0.44, "shaping": 0.1, "entropy": 0.3}
+    metrics = {f"waste/frac_{name}_signal": share for name, share in signals.items()}
+    metrics |= {"reward/mean": 0.512, "waste/frac_none": 0.16, "rollout/tokens_per_s": 12_345.0}
+    screen.step(25, metrics)
+    screen.close()
+    text = console.file.getvalue()
+    assert "rl 25/100 ━━━───" in text and "2 min 30 s left" in text
+    assert "verifier 44%" in text
+    assert max(len(line) for line in text.replace("\r", "\n").splitlines()) <= 80 + 20  # controls
+
+
+def group(prompt, *samples):
+    rows = [
+        {"response": text, "reward": reward, "outcome": outcome, "tokens": 3, "truncated": cut}
+        for text, reward, outcome, cut in samples
+    ]
+    return {"prompt": prompt, "samples": rows}
+
+
+def test_the_best_the_worst_and_a_truncated_sample_are_shown_as_they_are():
+    groups = [
+        group("one?", ("right", 1.0, "ok", False), ("late", 5.0, "timeout", False)),
+        group("two?", ("wrong", 0.0, "ok", False), ("a long\x1b[2J" + "x" * 500, 0.5, "ok", True)),
+    ]
+    lines = sample_lines(7, groups, 80)
+    text = "\n".join(lines)
+    assert "samples of step 7" in lines[0] and all(len(line) <= 80 for line in lines)
+    assert "best: reward 1" in text and "worst: reward 0" in text
+    assert "truncated: reward 0.5" in text and "late" not in text
+    assert "\x1b" not in text and "\\x1b[2J" in text and text.endswith("…")
+    assert sample_lines(7, [], 80) == []
+
+
+def test_a_terminal_is_told_at_once_that_a_command_starts(tmp_path):
+    """Before what takes seconds to import, and nothing where nobody looks."""
+    command = [sys.executable, "-m", "compass_jax", "train", "nowhere.py"]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        os.close(theirs)
+        with os.fdopen(ours, "rb", buffering=0) as terminal:
+            first = b""
+            while not first.endswith(b"\n"):  # a line may come in parts
+                first += terminal.read(1)
+            assert first == b"compass train: starting\r\n"
+        assert b"nowhere.py" in process.communicate()[1]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path)
+    assert done.stdout == b"" and done.returncode == 2

@@ -1,0 +1,116 @@
+"""Ctrl-C and SIGTERM at any moment of a command: one line, the status of the signal, no
+traceback.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+ROOM = """
+    import os, signal, sys, time, types
+    from compass_jax.commands import cli
+
+    def room(*args):
+        {body}
+
+    sys.modules["compass_jax.report"] = types.SimpleNamespace(run_report=room)
+    sys.argv = ["compass", "report", "a"]
+    sys.exit(cli.main())
+"""
+
+
+def run(code, folder, **options):
+    """The ended process of a Python program that works in `folder`."""
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    paths = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, **options
+    )
+
+
+SIGNALS = pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+
+
+@SIGNALS
+def test_a_signal_ends_a_command_that_has_nothing_to_save_with_one_line(tmp_path, name):
+    found = run(ROOM.format(body=f"os.kill(os.getpid(), signal.{name}); time.sleep(60)"), tmp_path)
+    assert found.returncode == 128 + getattr(signal, name)
+    assert found.stderr == f"compass report: ended by {name}\n"
+
+
+def test_a_signal_in_a_callback_that_swallows_what_is_raised_ends_the_command_all_the_same(
+    tmp_path,
+):
+    body = """
+        class Odd:
+            def __del__(self):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.1)
+
+        print("printed")
+        Odd()
+        time.sleep(60)
+    """
+    found = run(ROOM.format(body=body), tmp_path)
+    assert (found.returncode, found.stdout) == (130, "printed\n")
+    assert found.stderr == "compass report: ended by SIGINT\n"
+
+
+def test_a_second_signal_ends_a_run_that_is_about_to_stop(tmp_path):
+    body = """
+        from compass_jax.training.session import StopSignal
+
+        with StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            print(stop.requested, stop.status)
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                time.sleep(60)
+    """
+    found = run(ROOM.format(body=body), tmp_path)
+    assert (found.returncode, found.stdout) == (143, "True 130\n")
+    assert found.stderr == (
+        "\nSIGINT: the run saves what it has and ends as soon as it can. A second signal ends it\n"
+        "at once; what came after the last checkpoint is then done again.\n"
+        "compass report: ended by SIGTERM\n"
+    )
+
+
+def test_a_signal_while_the_command_is_loaded_is_one_line(tmp_path):
+    code = """
+        import os, runpy, signal, sys
+
+        class Hook:
+            def find_spec(self, name, *_):
+                if name == "compass_jax.config.io":
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        sys.meta_path.insert(0, Hook())
+        sys.argv = ["compass", "report", "x"]
+        runpy.run_module("compass_jax", run_name="__main__")
+    """
+    found = run(code, tmp_path)
+    assert (found.returncode, found.stdout) == (130, "")
+    assert found.stderr == "compass: ended by SIGINT\n"
+
+
+def test_a_closed_pipe_is_one_line_and_nothing_follows_at_the_end(tmp_path):
+    body = """
+        os.close(1)
+        os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
+        read, write = os.pipe()
+        os.close(read)
+        os.dup2(write, 1)
+        print("x" * 10**6)
+    """
+    found = run(ROOM.format(body=body), tmp_path)
+    assert found.returncode == 1
+    assert found.stderr.count("\n") == 1 and "a pipe was closed by its reader" in found.stderr
