@@ -22,7 +22,7 @@ from compass_jax.config.errors import line_of, of_file
 from compass_jax.config.io import tuples
 from compass_jax.untrusted import parse_json
 
-SHIPPED = Path(__file__).resolve().parent / "configs"  # installed with the package
+SHIPPED = Path(__file__).resolve().parents[1] / "configs"  # installed with the package
 FOLDERS = (Path("configs"), SHIPPED)
 
 

@@ -9,14 +9,14 @@ import sys
 import types
 
 import pytest
-from test_rundir import CONFIG
+from plain_config import CONFIG
 
 from compass_jax.commands import cli
 from compass_jax.config import ConfigError
 from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.runs.rundir import FolderLock, NewFolderLock, RunDirectoryInUse
 
-FILE = "from test_rundir import CONFIG\n\ndef tiny():\n    return CONFIG\n"
+FILE = "from plain_config import CONFIG\n\ndef tiny():\n    return CONFIG\n"
 
 
 @pytest.fixture
