@@ -34,10 +34,10 @@ def calls(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     found = []
     rooms = {
-        "demo": "run_demo",
+        "commands.demo": "run_demo",
         "training.sft": "run_sft",
         "training.rl": "run_rl",
-        "evaluate": "run_eval",
+        "experience.evaluate": "run_eval",
         "weights.convert": "import_hf export_hf",
     }
     for room, functions in rooms.items():
