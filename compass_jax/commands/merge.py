@@ -23,11 +23,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     option("method", text, default="ties", metavar="NAME")
     text = "Each model counts with this factor (default: 1)"
     option("weights", text, type=float, nargs="+")
-    text = "ties and dare keep this share of each model's changes, one for all or one for each "
+    text = "Of each model's changes ties and dare keep this share, one for all or one for each "
     option("density", text + "(default: 0.2)", type=float, nargs="+")
     text = "The merged change is multiplied by this factor; 0 gives the base"
     option("scale", text, type=float, default=1.0)
-    text = "dare's draws follow from this number, which has no unit (default: 0)"
+    text = "The draws of dare follow from this number, which has no unit (default: 0)"
     option("seed", text, type=int)
     text = "The gates of MoE layers: merge, base, or the number of the model that they are from"
     option("routers", text, default="merge", metavar="WHICH")
@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
             "share kept": share.kept,
             "of it agreeing in sign": share.agreeing,
             "norm of its change": share.norm,
+            "over the base's": share.relative_norm,
         }
         for model, share in zip(args.models, found.parents, strict=True)
     ]

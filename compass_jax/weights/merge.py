@@ -1,4 +1,4 @@
-"""Ways to merge models that were trained from one base: the maths, in float32, on blocks.
+"""Ways to merge models that were trained from one base, in float32.
 
 A method looks at all blocks of the model as often as it needs (`prepare`), and returns what is done
 with one of them. So a model need not fit in memory, and how it is cut into blocks and files changes
@@ -10,25 +10,34 @@ no number.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any, NamedTuple, Protocol, cast
+from functools import reduce
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64, UInt32
+from jaxtyping import Float32, UInt32
 
 from compass_jax.errors import UserError
+from compass_jax.weights.merge_maths import (
+    Entries,
+    Rows,
+    agreeing_mean,
+    bin_of,
+    drawn,
+    histograms,
+    kept_count,
+    magnitudes,
+    slerp_shares,
+    trimmed,
+    weighted_sum,
+)
 
-Deltas = Float32[np.ndarray, "p n"]
-Entries = Float32[np.ndarray, "n"]
-_MAGNITUDE = np.uint32(2**31 - 1)  # a float32's bits without its sign: they order magnitudes
+T = TypeVar("T")
 _LOW_BITS = 16
+_LOW = np.uint32(2**_LOW_BITS - 1)
 _HIGH_BINS = 2 ** (31 - _LOW_BITS)
-_PARALLEL = 1e-6  # radians: below it SLERP's sines are not divided by each other
 
 
 class MergeError(UserError):
@@ -36,29 +45,42 @@ class MergeError(UserError):
 
 
 class Block(NamedTuple):
-    """`n` entries of one tensor that follow each other, and what `p` parents changed in them."""
+    """`n` entries of one tensor that follow each other, in the base and in its `p` parents."""
 
     name: str  # of the tensor
     start: int  # the first entry's place in the flattened tensor
     base: Entries
-    deltas: Deltas
+    models: Rows
+
+    @property
+    def deltas(self) -> Rows:
+        """What the parents changed."""
+        return self.models - self.base[None]
 
 
 class Combined(NamedTuple):
     """What a method kept of each parent's delta, and the merged delta."""
 
-    kept: Deltas
+    kept: Rows
     merged: Entries
 
 
 Combine = Callable[[Block], Combined]
 
 
+class Blocks(Protocol):
+    """The whole model, which can be gone through as often as one likes."""
+
+    def map(self, function: Callable[[Block], T]) -> Iterable[T]:
+        """What a pure function gives of each block, in the blocks' order."""
+        ...
+
+
 class Method(Protocol):
     """A way to merge. Its fields are its settings, those of parents in the parents' order."""
 
-    def prepare(self, blocks: Iterable[Block]) -> Combine:
-        """What is done with each block; `blocks`, the whole model, can be gone through again."""
+    def prepare(self, blocks: Blocks) -> Combine:
+        """What is done with each block, once the method has seen what it needs of them all."""
         ...
 
 
@@ -73,10 +95,10 @@ class Linear:
     def __post_init__(self) -> None:
         _check_weights(self.weights)
 
-    def prepare(self, blocks: Iterable[Block]) -> Combine:
+    def prepare(self, blocks: Blocks) -> Combine:
         """The mean, which needs no look at the whole model."""
         shares = _factors(self.weights) / np.float32(sum(self.weights))
-        return lambda block: Combined(block.deltas, weighted_sum(block.deltas, shares))
+        return lambda block: _summed(block.deltas, shares)
 
 
 @dataclass(frozen=True)
@@ -90,10 +112,10 @@ class TaskArithmetic:
     def __post_init__(self) -> None:
         _check_weights(self.weights, signed=True)
 
-    def prepare(self, blocks: Iterable[Block]) -> Combine:
+    def prepare(self, blocks: Blocks) -> Combine:
         """The sum, which needs no look at the whole model."""
         shares = _factors(self.weights)
-        return lambda block: Combined(block.deltas, weighted_sum(block.deltas, shares))
+        return lambda block: _summed(block.deltas, shares)
 
 
 @dataclass(frozen=True)
@@ -109,18 +131,20 @@ class Dare:
     def __post_init__(self) -> None:
         _check_weights(self.weights, signed=True)
         _check_density(self.density)
+        if self.seed < 0:
+            raise MergeError(f"seed: {self.seed} must be at least 0")
 
-    def prepare(self, blocks: Iterable[Block]) -> Combine:
+    def prepare(self, blocks: Blocks) -> Combine:
         """Draws and sum, which need no look at the whole model."""
         shares = _factors(self.weights)
-        scales = 1 / _factors(self.density)
+        shares_kept = _factors(self.density)
 
         def combine(block: Block) -> Combined:
-            kept = block.deltas * scales[:, None]
+            kept = block.deltas / shares_kept[:, None]
             for parent, density in enumerate(self.density):
                 key = (self.seed, parent, block.name)
                 kept[parent] *= drawn(key, block.start, kept.shape[1], density)
-            return Combined(kept, weighted_sum(kept, shares))
+            return _summed(kept, shares)
 
         return combine
 
@@ -139,7 +163,7 @@ class Ties:
         _check_weights(self.weights)
         _check_density(self.density)
 
-    def prepare(self, blocks: Iterable[Block]) -> Combine:
+    def prepare(self, blocks: Blocks) -> Combine:
         """Looks at the whole model twice, for the exact thresholds."""
         least = kth_magnitudes(blocks, lambda n: [kept_count(x, n) for x in self.density])
         weights = _factors(self.weights)
@@ -164,19 +188,22 @@ class OfficialTies:
     def __post_init__(self) -> None:
         _check_density(self.density)
 
-    def prepare(self, blocks: Iterable[Block]) -> Combine:
+    def prepare(self, blocks: Blocks) -> Combine:
         """Looks at the whole model three times: thresholds, then the majority's sign."""
         least = kth_magnitudes(blocks, lambda n: [min(int(x * n) + 1, n) for x in self.density])
-        signs = (np.sign(trimmed(block.deltas, least).sum(0)) for block in blocks)
-        majority = sum(int(np.sum(sign, dtype=np.int64)) for sign in signs)
-        fallback = np.float32(1 if majority > 0 else -1)
+
+        def balance(block: Block) -> int:
+            signs = np.sign(trimmed(block.deltas, least).sum(0))
+            return int(np.count_nonzero(signs > 0)) - int(np.count_nonzero(signs < 0))
+
+        majority = np.float32(1 if sum(blocks.map(balance)) > 0 else -1)
         weights = np.ones(len(self.density), np.float32)
 
         def combine(block: Block) -> Combined:
             kept = trimmed(block.deltas, least)
-            sign = np.sign(kept.sum(0))
-            sign[sign == 0] = fallback
-            return Combined(kept, agreeing_mean(kept, sign, weights))
+            signs = np.sign(kept.sum(0))
+            signs[signs == 0] = majority
+            return Combined(kept, agreeing_mean(kept, signs, weights))
 
         return combine
 
@@ -198,20 +225,24 @@ class Slerp:
         if len(self.weights) != 2:
             raise MergeError(f"slerp merges two models, {len(self.weights)} were given")
 
-    def prepare(self, blocks: Iterable[Block]) -> Combine:
+    def prepare(self, blocks: Blocks) -> Combine:
         """Looks at the whole model once, for the angles."""
         products: dict[str, np.ndarray] = defaultdict(lambda: np.zeros((2, 2)))
-        for block in blocks:
-            both = block.deltas.astype(np.float64) + block.base
-            products[block.name] += both @ both.T
+
+        def product(block: Block) -> tuple[str, np.ndarray]:
+            both = block.models.astype(np.float64)
+            return block.name, both @ both.T
+
+        for name, part in blocks.map(product):
+            products[name] += part
         t = self.weights[1] / sum(self.weights)
         shares = {name: slerp_shares(product, t) for name, product in products.items()}
 
         def combine(block: Block) -> Combined:
             one, two = shares[block.name]
+            summed = _summed(block.deltas, _factors((one, two)))
             of_base = np.float32(one + two - 1)
-            merged = weighted_sum(block.deltas, _factors((one, two))) + of_base * block.base
-            return Combined(block.deltas, merged)
+            return summed._replace(merged=summed.merged + of_base * block.base)
 
         return combine
 
@@ -239,8 +270,8 @@ def method_of(
         name: as in METHODS.
         parents: how many models are merged.
         weights: a factor for each parent; None: 1 for each.
-        density: the share of its entries that each parent keeps, one for all or one for each, in
-            (0, 1]; None: 0.2.
+        density: the share of its entries that each parent keeps, one for all or one for each;
+            None: 0.2.
         seed: of random drops; None: 0.
 
     Raises MergeError for settings that the method does not have, or cannot have.
@@ -271,57 +302,36 @@ def _factors(values: tuple[float, ...]) -> Float32[np.ndarray, "p"]:
     return np.array(values, np.float32)
 
 
-def _check_weights(weights: tuple[float, ...], signed: bool = False) -> None:
-    """MergeError for weights that are no finite numbers, or without `signed` below zero or all
-    zero.
+def check_factor(name: str, value: float, signed: bool = True) -> None:
+    """MergeError for a factor that is neither 0 nor from 1e-6 to 1e6, which float32 multiplies
+    without loss; one below zero needs `signed`.
     """
+    if value != 0 and not (1e-6 <= abs(value) <= 1e6 and (signed or value > 0)):
+        of_size = "of magnitude 1e-6 to 1e6" if signed else "from 1e-6 to 1e6"
+        raise MergeError(f"{name}: {value} must be 0, or {of_size}")
+
+
+def _check_weights(weights: tuple[float, ...], signed: bool = False) -> None:
+    """MergeError for a weight that `check_factor` refuses, and where all are 0."""
     for weight in weights:
-        if not math.isfinite(weight) or (weight < 0 and not signed):
-            must = "finite" if signed else "a finite number of at least 0"
-            raise MergeError(f"weights: {weight} must be {must}")
-    if not signed and not sum(weights) > 0:
+        check_factor("weights", weight, signed)
+    if not any(weights):
         raise MergeError("weights: all are 0, which leaves nothing to merge")
 
 
 def _check_density(density: tuple[float, ...]) -> None:
-    """MergeError for a share outside (0, 1]."""
+    """MergeError for a share outside [1e-6, 1]."""
     for share in density:
-        if not 0 < share <= 1:
-            raise MergeError(f"density: {share} must be above 0 and at most 1")
+        if not 1e-6 <= share <= 1:
+            raise MergeError(f"density: {share} must be from 1e-6 to 1")
 
 
-def weighted_sum(deltas: Deltas, weights: Float32[np.ndarray, "p"]) -> Entries:
-    """sum(weight d), added in the parents' order."""
-    return (deltas * weights[:, None]).sum(0)
-
-
-def kept_count(density: float, n: int) -> int:
-    """ceil(density n), of the decimal number that was written: 0.1 of 30 is 3."""
-    return math.ceil(Fraction(str(density)) * n)
-
-
-def magnitudes(deltas: Deltas) -> UInt32[np.ndarray, "p n"]:
-    """The bits of abs(d), which are ordered as abs(d) is."""
-    return deltas.view(np.uint32) & _MAGNITUDE
-
-
-def trimmed(deltas: Deltas, least: UInt32[np.ndarray, "p"]) -> Deltas:
-    """The deltas with every entry below its parent's magnitude in `least` set to zero."""
-    return np.where(magnitudes(deltas) >= least[:, None], deltas, np.float32(0))
-
-
-def agreeing_mean(deltas: Deltas, signs: Entries, weights: Float32[np.ndarray, "p"]) -> Entries:
-    """sum(weight d) / sum(weight) over the parents whose entry has the elected sign; 0 where none
-    has.
-    """
-    agree = deltas * signs > 0
-    total = weighted_sum(np.where(agree, deltas, np.float32(0)), weights)
-    shares = weighted_sum(agree.astype(np.float32), weights)
-    return np.divide(total, shares, out=np.zeros_like(total), where=shares > 0)
+def _summed(kept: Rows, weights: Float32[np.ndarray, "p"]) -> Combined:
+    return Combined(kept, weighted_sum(kept, weights))
 
 
 def kth_magnitudes(
-    blocks: Iterable[Block], counts: Callable[[int], Sequence[int]]
+    blocks: Blocks, counts: Callable[[int], Sequence[int]]
 ) -> UInt32[np.ndarray, "p"]:
     """The k-th largest magnitude of each parent's whole delta, exactly, as bits.
 
@@ -330,60 +340,19 @@ def kth_magnitudes(
 
     counts: the number of all entries -> k of each parent.
     """
-    high = _histograms(blocks, _HIGH_BINS, lambda bits: bits >> _LOW_BITS)
+
+    def upper(block: Block) -> np.ndarray:
+        return histograms(magnitudes(block.deltas) >> _LOW_BITS, _HIGH_BINS)
+
+    high = reduce(np.add, blocks.map(upper))
     wanted = counts(int(high[0].sum()))
-    upper = [_bin_of(row, k) for row, k in zip(high, wanted, strict=True)]
-    places = np.array([place for place, _ in upper], np.uint32)
+    found = [bin_of(row, k) for row, k in zip(high, wanted, strict=True)]
+    places = np.array([place for place, _ in found], np.uint32)
 
-    def lower(bits: np.ndarray, place: np.uint32) -> np.ndarray:
-        return bits[bits >> _LOW_BITS == place] & np.uint32(2**_LOW_BITS - 1)
+    def lower(block: Block) -> np.ndarray:
+        rows = zip(magnitudes(block.deltas), places, strict=True)
+        return histograms((bits[bits >> _LOW_BITS == at] & _LOW for bits, at in rows), 2**_LOW_BITS)
 
-    low = _histograms(blocks, 2**_LOW_BITS, lower, places)
-    rest = [_bin_of(row, left)[0] for row, (_, left) in zip(low, upper, strict=True)]
+    low = reduce(np.add, blocks.map(lower))
+    rest = [bin_of(row, left)[0] for row, (_, left) in zip(low, found, strict=True)]
     return (places << _LOW_BITS) | np.array(rest, np.uint32)
-
-
-def _histograms(
-    blocks: Iterable[Block],
-    bins: int,
-    part: Callable[..., np.ndarray],
-    places: np.ndarray | None = None,
-) -> Int64[np.ndarray, "p {bins}"]:
-    """How often each value of `part` of a magnitude's bits comes, for each parent."""
-    total: np.ndarray | int = 0
-    for block in blocks:
-        rows = magnitudes(block.deltas)
-        parts = map(part, rows) if places is None else map(part, rows, places)
-        total = total + np.stack([np.bincount(values, minlength=bins) for values in parts])
-    return np.asarray(total)
-
-
-def _bin_of(histogram: np.ndarray, k: int) -> tuple[int, int]:
-    """The bin that holds the k-th entry from above, and which of the bin's entries that is."""
-    above = np.cumsum(histogram[::-1])
-    i = int(np.searchsorted(above, k))
-    place = len(histogram) - 1 - i
-    return place, k - int(above[i] - histogram[place])
-
-
-def drawn(
-    key: tuple[int, int, str], start: int, count: int, density: float
-) -> Bool[np.ndarray, "n"]:
-    """Which of `count` entries from `start` on are kept, each with probability `density`.
-
-    The draws follow from the key (seed, parent, tensor) and the entry's place alone.
-    """
-    seed, parent, name = key
-    word = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little")
-    bits = np.random.PCG64(np.random.SeedSequence([seed, parent, word]))
-    bits.advance(start)
-    return bits.random_raw(count) >> np.uint64(11) < density * 2**53
-
-
-def slerp_shares(products: Float64[np.ndarray, "2 2"], t: float) -> tuple[float, float]:
-    """What the two parents' weights are multiplied by; `products`: their scalar products."""
-    norms = math.sqrt(products[0, 0] * products[1, 1])
-    angle = math.acos(min(1.0, max(-1.0, products[0, 1] / norms))) if norms > 0 else 0.0
-    if min(angle, math.pi - angle) < _PARALLEL:
-        return 1 - t, t
-    return math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)

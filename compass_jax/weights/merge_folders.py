@@ -1,21 +1,22 @@
 """Models of Hugging Face folders merged into a new one, a block of a tensor at a time: a model need
 not fit in memory.
 
-Each pass reads base and parents in blocks of `BLOCK` entries. A file is opened for each block, so
-that what was read of it does not stay in the process's memory.
+A file is opened for each read, so that what was read of it does not stay in the process's memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import shutil
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,13 +26,14 @@ from compass_jax.weights.carried import carry_files
 from compass_jax.weights.convert import export_hf
 from compass_jax.weights.digests import of_files
 from compass_jax.weights.hf_config import read_json
-from compass_jax.weights.merge import METHODS, Block, Combine, MergeError, Method
+from compass_jax.weights.merge import METHODS, Block, Combine, MergeError, Method, check_factor
 from compass_jax.weights.new_folder import check_new, new_folder
 from compass_jax.weights.parents import Parents, read_parents
 from compass_jax.weights.safetensors_io import (
     INDEX,
     Stored,
     finite,
+    not_finite,
     open_file,
     plan_shards,
     shard_names,
@@ -40,18 +42,23 @@ from compass_jax.weights.safetensors_io import (
 )
 from compass_jax.weights.start import is_checkpoint
 
-BLOCK = 2**20  # entries
+READ = 2**20  # entries that are read of a tensor at once
+BLOCK = 2**17  # entries that are worked on together: they stay in the processor's cache
+_MOST_THREADS = 16
+T = TypeVar("T")
 RECORD = "merge.json"
 
 
 class ParentShare(NamedTuple):
     """What became of one parent, over all tensors that were merged: the share of its entries that
-    was kept, the share of these that have the merged entry's sign, and the L2 norm of its delta.
+    was kept, the share of these that have the merged entry's sign, the L2 norm of its delta, and
+    that norm over the base's.
     """
 
     kept: float
     agreeing: float
     norm: float
+    relative_norm: float
 
 
 class MergedFolder(NamedTuple):
@@ -63,26 +70,39 @@ class MergedFolder(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """The blocks of the tensors `names`, in this order: what a method looks at."""
+class StoredBlocks:
+    """The blocks of the tensors `names`, in this order, read and worked on by threads."""
 
     parents: Parents
     names: Sequence[str]
     tell: Callable[[str], None]
 
-    def __iter__(self) -> Iterator[Block]:
+    def map(self, function: Callable[[Block], T]) -> Iterator[T]:
+        """What a function gives of each block, in order; a few reads are ahead of it."""
         self.tell(f"reading {len(self.names):,} tensors of {1 + len(self.parents.models)} models")
-        for name in self.names:
-            yield from self.of(name)
 
-    def of(self, name: str) -> Iterator[Block]:
-        """The blocks of one tensor."""
-        start = 0
-        for rows in _rows(self.parents.base[name].shape):
-            base = read_rows(self.parents.base[name], name, rows)
-            models = (read_rows(model[name], name, rows) for model in self.parents.models)
-            yield Block(name, start, base, np.stack([model - base for model in models]))
-            start += base.size
+        def work(name: str, start: int, rows: slice) -> list[T]:
+            with np.errstate(all="ignore"):  # what is not finite is told by `_Writer`
+                return [function(block) for block in self._blocks(name, start, rows)]
+
+        threads = min(_MOST_THREADS, os.cpu_count() or 1)
+        with ThreadPoolExecutor(threads, "merge") as pool:
+            waiting: deque[Future[list[T]]] = deque()
+            for name in self.names:
+                for start, rows in _reads(self.parents.base[name].shape):
+                    waiting.append(pool.submit(work, name, start, rows))
+                    if len(waiting) > 2 * threads:
+                        yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
+
+    def _blocks(self, name: str, start: int, rows: slice) -> Iterator[Block]:
+        """The blocks of some rows of one tensor, whose first entry is number `start`."""
+        base = read_rows(self.parents.base[name], name, rows)
+        models = [read_rows(model[name], name, rows) for model in self.parents.models]
+        for at in range(0, base.size, BLOCK):
+            part = slice(at, at + BLOCK)
+            yield Block(name, start + at, base[part], np.stack([model[part] for model in models]))
 
 
 def merge_folders(
@@ -118,8 +138,7 @@ def merge_folders(
     """
     out = Path(out).absolute()
     check_new(out)
-    if not math.isfinite(scale):
-        raise MergeError(f"scale: {scale} must be finite")
+    check_factor("scale", scale)
     for setting, values in vars(method).items():
         if isinstance(values, tuple) and len(values) != len(models):
             raise MergeError(f"{setting}: {len(values)} numbers for {len(models)} models")
@@ -127,20 +146,20 @@ def merge_folders(
         parents = read_parents(base_folder, folders, family)
         _check_router_choice(routers_from, parents)
         fixed = parents.routers if routers_from is not None else frozenset()
-        blocks = Blocks(parents, [name for name in parents.base if name not in fixed], tell)
-        combine = method.prepare(blocks)
-        writing = _Writing(blocks, combine, np.float32(scale), routers_from, fixed)
+        names = [name for name in parents.base if name not in fixed]
+        combine = method.prepare(StoredBlocks(parents, names, tell))
+        writer = _Writer(parents, combine, np.float32(scale), routers_from, fixed)
         files = _layout(parents.base, shard_bytes)
         with new_folder(out, sum(map(_bytes, parents.base.values()))) as temporary:
-            tell(f"writing {len(parents.base):,} tensors into {len(files)} files")
-            _write_files(temporary, files, parents.base, writing)
+            shares = writer.write(temporary, files, tell)
+            notices = parents.notices + _far(models, shares)
             shutil.copyfile(base_folder / "config.json", temporary / "config.json")
             carry_files(base_folder, temporary)
-            shares = writing.shares()
             settings = _settings(method, scale, routers_from)
-            record = _record([base, *models], [base_folder, *folders], parents, settings, shares)
-            write_json(temporary / RECORD, record | {"files": _digests(temporary)})
-    return MergedFolder(out, shares, parents.notices)
+            record = _record([base, *models], [base_folder, *folders], settings, shares)
+            told = {"notices": notices, "files": _digests(temporary)}
+            write_json(temporary / RECORD, record | told)
+    return MergedFolder(out, shares, notices)
 
 
 def read_rows(stored: Stored, name: str, rows: slice) -> np.ndarray:
@@ -153,59 +172,91 @@ def read_rows(stored: Stored, name: str, rows: slice) -> np.ndarray:
     return finite(flat, np.dtype(np.float32), f"{stored.file}: tensor {name}")
 
 
-def _rows(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Slices of the first axis that hold about BLOCK entries each."""
-    length = shape[0] if shape else 1
-    step = max(1, BLOCK // max(1, math.prod(shape[1:])))
-    return (slice(at, min(at + step, length)) for at in range(0, length, step))
+def _reads(shape: tuple[int, ...]) -> Iterator[tuple[int, slice]]:
+    """(number of the first entry, slice of the first axis) of reads of about READ entries."""
+    length, row = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
+    step = max(1, READ // max(1, row))
+    return ((at * row, slice(at, min(at + step, length))) for at in range(0, length, step))
 
 
 def _bytes(stored: Stored) -> int:
     return math.prod(stored.shape) * jnp.dtype(stored.dtype).itemsize
 
 
-class _Writing:
-    """The merged entries in their order, and counts of what became of the parents."""
+class _Written(NamedTuple):
+    """Merged entries as they are stored, and their counts: how many were merged; of each parent
+    those kept and those agreeing, and the sums of squares of its delta and of the base.
+    """
 
-    def __init__(
-        self,
-        blocks: Blocks,
-        combine: Combine,
-        scale: np.float32,
-        routers_from: int | None,
-        fixed: frozenset[str],
-    ):
-        self.blocks, self.combine = blocks, combine
-        self.scale, self.routers_from, self.fixed = scale, routers_from, fixed
-        self.sums = np.zeros((3, len(blocks.parents.models)))  # kept, agreeing, squares
-        self.entries = 0
+    values: np.ndarray
+    entries: int
+    counts: np.ndarray  # [4 p]
 
-    def tensor(self, name: str) -> Iterator[np.ndarray]:
-        """The blocks of one merged tensor in the base's type."""
-        parents = self.blocks.parents
-        stored = parents.base[name]
-        if name in self.fixed and self.routers_from is not None:
-            source = (parents.base, *parents.models)[self.routers_from][name]
-            for rows in _rows(stored.shape):
-                yield self._stored(read_rows(source, name, rows), name)
-            return
-        for block in self.blocks.of(name):
-            kept, merged = self.combine(block)
-            self.entries += block.base.size
-            self.sums[0] += np.count_nonzero(kept, axis=1)
-            self.sums[1] += np.count_nonzero(np.sign(kept) * np.sign(merged) > 0, axis=1)
-            self.sums[2] += [np.vdot(delta, delta) for delta in block.deltas]
-            yield self._stored(block.base + self.scale * merged, name)
+
+class _Writer(NamedTuple):
+    """All that decides a merged block."""
+
+    parents: Parents
+    combine: Combine
+    scale: np.float32
+    routers_from: int | None
+    fixed: frozenset[str]  # tensors that one model gives
+
+    def block(self, block: Block) -> _Written:
+        """The merged block in the base's type. MergeError where an entry is too large for it."""
+        if block.name in self.fixed and self.routers_from is not None:
+            given = (block.base, *block.models)[self.routers_from]
+            return _Written(self._stored(given, block.name), 0, np.zeros((4, len(block.models))))
+        kept, merged = self.combine(block)
+        counts = [
+            np.count_nonzero(kept, axis=1),
+            np.count_nonzero(np.sign(kept) * np.sign(merged) > 0, axis=1),
+            np.square(block.deltas, dtype=np.float64).sum(1),
+            [np.square(block.base, dtype=np.float64).sum()] * len(kept),
+        ]
+        values = self._stored(block.base + self.scale * merged, block.name)
+        return _Written(values, merged.size, np.array(counts, np.float64))
 
     def _stored(self, values: np.ndarray, name: str) -> np.ndarray:
-        dtype = jnp.dtype(self.blocks.parents.base[name].dtype)
-        return finite(values, dtype, f"the merged tensor {name}")
+        dtype = jnp.dtype(self.parents.base[name].dtype)
+        cast = values.astype(dtype)
+        if bad := not_finite(cast):
+            raise MergeError(
+                f"tensor {name}: of {cast.size:,} merged entries {bad:,} are too large for {dtype};"
+                " give a smaller scale, smaller weights or a larger density"
+            )
+        return cast
 
-    def shares(self) -> list[ParentShare]:
-        """What became of each parent, once every tensor was written."""
+    def write(
+        self, folder: Path, files: dict[str, list[str]], tell: Callable[[str], None]
+    ) -> list[ParentShare]:
+        """Writes the files and their index; returns what became of each parent."""
+        base = self.parents.base
+        entries, counts = 0, np.zeros((4, len(self.parents.models)))
+
+        def values(names: Sequence[str]) -> Iterator[np.ndarray]:
+            nonlocal entries, counts
+            for written in StoredBlocks(self.parents, names, tell).map(self.block):
+                entries += written.entries
+                counts += written.counts
+                yield written.values
+
+        for file, names in files.items():
+            layout = {name: (base[name].shape, base[name].dtype) for name in names}
+            tell(f"writing {file}")
+            write_blocks(folder / file, layout, values(names))
+        if len(files) > 1:
+            index = {name: file for file, names in files.items() for name in names}
+            total = sum(map(_bytes, base.values()))
+            write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
         return [
-            ParentShare(kept / self.entries, agreeing / max(kept, 1), math.sqrt(squares))
-            for kept, agreeing, squares in self.sums.T
+            ParentShare(
+                kept / max(entries, 1),
+                agreeing / max(kept, 1),
+                math.sqrt(squares),
+                math.sqrt(squares / of_base) if of_base else 0.0,
+            )
+            for kept, agreeing, squares, of_base in counts.T
         ]
 
 
@@ -248,16 +299,16 @@ def _layout(base: dict[str, Stored], shard_bytes: int | None) -> dict[str, list[
     return files
 
 
-def _write_files(
-    folder: Path, files: dict[str, list[str]], base: dict[str, Stored], writing: _Writing
-) -> None:
-    for file, names in files.items():
-        layout = {name: (base[name].shape, base[name].dtype) for name in names}
-        write_blocks(folder / file, layout, (x for name in names for x in writing.tensor(name)))
-    if len(files) > 1:
-        index = {name: file for file, names in files.items() for name in names}
-        total = sum(map(_bytes, base.values()))
-        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
+def _far(models: Sequence[str | Path], shares: Sequence[ParentShare]) -> list[str]:
+    """A notice for each parent that lies further from the base than the base from zero: fine-tuning
+    does not go so far.
+    """
+    return [
+        f"{model} differs from the base by {share.relative_norm:.2g} times the base's norm: was it"
+        " trained from this base?"
+        for model, share in zip(models, shares, strict=True)
+        if share.relative_norm > 1
+    ]
 
 
 def _settings(method: Method, scale: float, routers_from: int | None) -> dict[str, Any]:
@@ -271,18 +322,17 @@ def _settings(method: Method, scale: float, routers_from: int | None) -> dict[st
 def _record(
     given: Sequence[str | Path],
     folders: Sequence[Path],
-    parents: Parents,
     settings: dict[str, Any],
     shares: Sequence[ParentShare],
 ) -> dict[str, Any]:
-    """What merge.json holds, but for the new files."""
+    """What merge.json says of the models and of how they were merged."""
     models = [
         {"folder": str(Path(path).absolute()), "files": _digests(folder)}
         for path, folder in zip(given, folders, strict=True)
     ]
     for model, share in zip(models[1:], shares, strict=True):
         model |= share._asdict()
-    return settings | {"base": models[0], "models": models[1:], "notices": parents.notices}
+    return settings | {"base": models[0], "models": models[1:]}
 
 
 def _digests(folder: Path) -> dict[str, str]:
