@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from compass_jax.commands.options import add_option
+from compass_jax.commands.options import add_option, keep_programs, programs_option
 
 HELP = "merge models that were trained from one base into a new Hugging Face folder"
 
@@ -36,30 +38,52 @@ def options(parser: argparse.ArgumentParser) -> None:
     text = "Your own family path/file.py:FAMILY reads the models (default: by their model_type)"
     option("family", text)
 
+    text = "Two models are merged with each of these weights of the first one, shares of 1, and "
+    text += "evaluated; the same command goes on where it was stopped"
+    option("sweep", text, type=float, nargs="+")
+    text = "The merged models of a sweep are evaluated as this configuration says"
+    option("evaluate", text, metavar="CONFIG")
+    option("keep", "A sweep keeps its merged folders", action="store_true")
+    programs_option(parser)
+
 
 def run(args: argparse.Namespace) -> int:
-    """Merges, prints a table of what became of each model; the exit status."""
+    """Merges and prints a table of what became of each model, or sweeps; the exit status."""
+    from compass_jax.runs.rundir import NewFolderLock
+    from compass_jax.weights.merge import MergeError, method_of
+    from compass_jax.weights.merge_folders import merge_folders
+
+    merge = partial(
+        merge_folders,
+        args.base,
+        args.models,
+        scale=args.scale,
+        routers_from=routers_from(args.routers),
+        shard_bytes=shard_bytes(args.shard_gib),
+        family=args.family,
+    )
+    chosen = partial(method_of, args.method, len(args.models), density=args.density, seed=args.seed)
+    if args.sweep:
+        return _sweep(args, lambda weights, out: merge(out, chosen(weights=weights)))
+    if args.evaluate or args.keep:
+        option = "evaluate" if args.evaluate else "keep"
+        raise MergeError(f"--{option} belongs to a sweep: give --sweep and its weights too")
+    method = chosen(weights=args.weights)
+    with NewFolderLock(args.out):
+        found = merge(args.out, method, tell=partial(print, flush=True))
+    _print(args, found)
+    return 0
+
+
+def _print(args: argparse.Namespace, found: Any) -> None:
+    """What became of each model, and where the merged one is."""
     from rich.console import Console
 
     from compass_jax.report import summary_table
-    from compass_jax.runs.rundir import NewFolderLock
-    from compass_jax.weights.merge import method_of
-    from compass_jax.weights.merge_folders import merge_folders
 
-    method = method_of(args.method, len(args.models), args.weights, args.density, args.seed)
-    with NewFolderLock(args.out):
-        found = merge_folders(
-            args.base,
-            args.models,
-            args.out,
-            method,
-            scale=args.scale,
-            routers_from=routers_from(args.routers),
-            shard_bytes=shard_bytes(args.shard_gib),
-            family=args.family,
-            tell=print,
-        )
     console = Console(soft_wrap=True)
+    for notice in found.notices:
+        console.print(notice, highlight=False, markup=False)
     rows = [
         {
             "model": model,
@@ -70,10 +94,45 @@ def run(args: argparse.Namespace) -> int:
         }
         for model, share in zip(args.models, found.parents, strict=True)
     ]
-    for notice in found.notices:
-        console.print(notice, highlight=False, markup=False)
     console.print(summary_table(rows, title=f"{args.method} from {args.base}"))
     print(f"written: {found.path}; how it was made is in merge.json")
+
+
+def _sweep(args: argparse.Namespace, merge: Any) -> int:
+    """Merges and evaluates with each weight; prints the accuracies."""
+    from rich.console import Console
+
+    from compass_jax.commands.configured import load_config
+    from compass_jax.commands.merge_sweep import PICTURE, run_sweep
+    from compass_jax.families.find import check
+    from compass_jax.report import summary_table
+    from compass_jax.weights.merge import MergeError
+
+    if len(args.models) != 2:
+        raise MergeError(f"--sweep takes two models, {len(args.models)} were given")
+    if args.weights:
+        raise MergeError("--sweep gives the weights: leave --weights out")
+    if not args.evaluate:
+        raise MergeError("--evaluate CONFIG is missing: on what are the merged models evaluated?")
+    config = load_config(args.evaluate).validate()
+    check(config.model)
+    keep_programs(args)
+    names = ("method", "density", "seed", "scale", "routers")
+    settings = {name: getattr(args, name) for name in names}
+    settings |= {"base": str(Path(args.base).absolute())}
+    settings |= {"models": [str(Path(model).absolute()) for model in args.models]}
+    rows = run_sweep(merge, args.sweep, config, args.out, settings, args.keep)
+    labels = rows[0]["labels"]
+    table = [
+        {
+            f"weight of {args.models[0]}": f"{row['weight']:g}",
+            **{label: row["labels"][label]["avg_at_k"] for label in labels},
+        }
+        for row in rows
+    ]
+    title = f"{args.method}: accuracy, avg@{rows[0]['k']}"
+    Console(soft_wrap=True).print(summary_table(table, title=title))
+    print(f"written: {Path(args.out) / PICTURE}, and the numbers beside it")
     return 0
 
 
