@@ -139,6 +139,8 @@ def merge_folders(
     out = Path(out).absolute()
     check_new(out)
     check_factor("scale", scale)
+    if not models:
+        raise MergeError("there is no model to merge: give at least one beside the base")
     for setting, values in vars(method).items():
         if isinstance(values, tuple) and len(values) != len(models):
             raise MergeError(f"{setting}: {len(values)} numbers for {len(models)} models")

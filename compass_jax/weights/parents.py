@@ -34,8 +34,6 @@ def read_parents(base: Path, models: Sequence[Path], family: str | None = None) 
     Raises WeightsError for a base that cannot be used; MergeError with a line for each difference
     that keeps a parent from being merged.
     """
-    if not models:
-        raise MergeError("there is no model to merge: give at least one beside the base")
     config = read_hf_config(base, family)
     stored, problems = _tensors(base, config)
     if problems:
@@ -93,31 +91,40 @@ def _tokenizer_problems(base: Path, model: Path) -> list[str]:
     if (ours is None) != (theirs is None):
         has, lacks = (base, model) if theirs is None else (model, base)
         return [f"{has} has a tokenizer.json and {lacks} has none: copy it there if it is the same"]
-    if ours is None or theirs is None or ours == theirs:
+    if ours is None or theirs is None:
         return []
-    differing = [token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)]
-    shown = "; ".join(
-        f"{token!r} is {theirs.get(token, 'absent')}, the base has {ours.get(token, 'none')}"
-        for token in differing[:_SHOWN]
-    )
-    return [f"tokenizer.json: {len(differing):,} tokens differ: {shown}"]
+    problems = ["tokenizer.json: its merges differ"] if ours.merges != theirs.merges else []
+    one, two = ours.ids, theirs.ids
+    if differing := [token for token in {**one, **two} if one.get(token) != two.get(token)]:
+        shown = "; ".join(
+            f"{token!r} is {two.get(token, 'absent')}, the base has {one.get(token, 'none')}"
+            for token in differing[:_SHOWN]
+        )
+        problems.append(f"tokenizer.json: {len(differing):,} tokens differ: {shown}")
+    return problems
 
 
-def _vocabulary(file: Path) -> dict[str, Any] | None:
-    """Token -> id of a tokenizer.json, added tokens included; None where there is no such file."""
+class _Vocabulary(NamedTuple):
+    ids: dict[str, Any]  # token -> id, added tokens included
+    merges: list[str]
+
+
+def _vocabulary(file: Path) -> _Vocabulary | None:
+    """What a tokenizer.json makes of text; None where there is no such file."""
     if not file.exists():
         return None
     raw = read_json(file)
     model, added = raw.get("model"), raw.get("added_tokens") or []
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, list):  # Unigram: [token, score] in the order of ids
-        pairs = (row for row in vocabulary if isinstance(row, list) and row)
-        vocabulary = {str(row[0]): i for i, row in enumerate(pairs)}
-    if not isinstance(vocabulary, dict) or not isinstance(added, list):
+    model = model if isinstance(model, dict) else {}
+    ids, merges = model.get("vocab"), model.get("merges") or []
+    if isinstance(ids, list):  # Unigram: [token, score] in the order of ids
+        pairs = (row for row in ids if isinstance(row, list) and row)
+        ids = {str(row[0]): i for i, row in enumerate(pairs)}
+    if not (isinstance(ids, dict) and isinstance(added, list) and isinstance(merges, list)):
         raise WeightsError(f"{file}: model.vocab and added_tokens are expected; download it again")
-    return vocabulary | {
-        str(token.get("content")): token.get("id") for token in added if isinstance(token, dict)
-    }
+    more = {str(x.get("content")): x.get("id") for x in added if isinstance(x, dict)}
+    both = (" ".join(map(str, x)) if isinstance(x, list) else str(x) for x in merges)
+    return _Vocabulary(ids | more, list(both))
 
 
 def _notices(
