@@ -40,7 +40,7 @@ from compass_jax.weights.merge_folders import merge_folders
 
 TOKENIZER = Path(__file__).resolve().parent.parent / "configs" / "tiny_tokenizer"
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-STEPS = {"base": 300, "sums": 300, "words": 300}
+STEPS = {"base": 300, "sums": 150, "words": 150}
 TASKS = {
     "base": (("sum_2", 80, 1), ("word_3", 400, 1)),
     "sums": (("sum_4", 1500, 1),),
@@ -87,7 +87,7 @@ def config_of(model: ModelConfig, folder: Path, part: str, smoke: bool) -> RunCo
         ),
         data=DataConfig(
             sources=(_sums(2, 160), _sums(4, 2000), _words(3, 600), _words(5, 2000)),
-            eval_prompts=16 if smoke else 400,
+            eval_prompts=16 if smoke else 200,
             heldout_frac=0.2,
             tokenizer=str(TOKENIZER),
         ),
@@ -99,7 +99,7 @@ def config_of(model: ModelConfig, folder: Path, part: str, smoke: bool) -> RunCo
             micro_batch_tokens=2048,
             optim=OptimConfig(learning_rate=2e-3, warmup_steps=10, schedule="cosine"),
         ),
-        evaluation=EvalConfig(k=1 if smoke else 4),
+        evaluation=EvalConfig(k=1 if smoke else 2),
     )
 
 
