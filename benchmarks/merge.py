@@ -12,6 +12,7 @@ written is removed. The last line is one of JSON.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shutil
 import subprocess
@@ -33,29 +34,32 @@ from compass_jax.weights.merge import METHODS
 
 MODELS = ("base", "first", "second")
 POLL_S = 0.02
+ROW = 4_194_319  # entries, a prime
 
 
 def model_of_size(size: int, smoke: bool) -> ModelConfig:
-    """A MoE model whose bfloat16 weights have about `size` bytes."""
+    """A MoE model whose bfloat16 weights have `size` bytes, and at most a layer more."""
     hidden, experts, vocab = (32, 4, 64) if smoke else (1024, 32, 32_000)
     moe = MoEConfig(experts=experts, top_k=2, ffn=hidden // 2)
-    layer = 3 * experts * moe.ffn * hidden + 6 * hidden * hidden
-    layers = max(1, round((size / 2 - 2 * vocab * hidden) / layer))
+    layer = 3 * experts * moe.ffn * hidden + 4 * hidden * hidden
+    layers = max(1, math.ceil((size / 2 - 2 * vocab * hidden) / layer))
     return ModelConfig(
         "qwen3_moe", vocab, hidden, layers, 8, 8, hidden // 8, 2 * hidden, max_positions=64, moe=moe
     )
 
 
 def write_model(folder: Path, config: ModelConfig, number: int) -> None:
-    """A folder of random weights; those of number 1 and 2 are near those of number 0."""
+    """A folder of random weights; those of number 1 and 2 are near those of number 0.
+
+    Each leaf repeats one row of random numbers, from a place of its own on: drawing billions of
+    them would take longer than merging.
+    """
     leaves, structure = jax.tree.flatten(abstract_params(config, "bfloat16"))
-    values = []
-    for i, leaf in enumerate(leaves):
-        value = 0.02 * np.random.default_rng([0, i]).standard_normal(leaf.shape, np.float32)
-        if number:
-            draw = np.random.default_rng([number, i])
-            value += 0.002 * draw.standard_normal(leaf.shape, np.float32)
-        values.append(value.astype(ml_dtypes.bfloat16))
+    row = 0.02 * np.random.default_rng(0).standard_normal(ROW, np.float32)
+    if number:
+        row += 0.002 * np.random.default_rng(number).standard_normal(ROW, np.float32)
+    stored = row.astype(ml_dtypes.bfloat16)
+    values = [np.resize(np.roll(stored, 997 * i), leaf.shape) for i, leaf in enumerate(leaves)]
     size = sum(value.nbytes for value in values)
     save_params(structure.unflatten(values), config, folder, "bfloat16", size // 4)
 

@@ -83,7 +83,7 @@ def config_of(model: ModelConfig, folder: Path, part: str, smoke: bool) -> RunCo
         model=model,
         compute=ComputeConfig(scan_layers=False),
         rollout=RolloutConfig(
-            slots=128, prompt_buckets=(64,), max_new_tokens=64, tokens_per_call=16, cache_bucket=32
+            slots=128, prompt_buckets=(80,), max_new_tokens=64, tokens_per_call=16, cache_bucket=32
         ),
         data=DataConfig(
             sources=(_sums(2, 160), _sums(4, 2000), _words(3, 600), _words(5, 2000)),
