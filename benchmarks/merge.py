@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_dtypes
@@ -64,9 +65,19 @@ def write_model(folder: Path, config: ModelConfig, number: int) -> None:
     save_params(structure.unflatten(values), config, folder, "bfloat16", size // 4)
 
 
-def peak_and_seconds(command: Sequence[str]) -> tuple[int, float]:
-    """The most bytes that a command held, and the seconds that it took."""
-    started, peak = time.perf_counter(), 0
+class Cost(NamedTuple):
+    """What a command took: its peak of resident memory, and seconds on the clock and of the
+    processors.
+    """
+
+    peak_bytes: int
+    seconds: float
+    cpu_seconds: float
+
+
+def cost_of(command: Sequence[str]) -> Cost:
+    """What a command takes. Raises SystemExit where it fails."""
+    started, spent, peak = time.perf_counter(), _children_s(), 0
     with subprocess.Popen(command, stdout=sys.stderr) as child:
         while child.poll() is None:
             try:
@@ -78,7 +89,12 @@ def peak_and_seconds(command: Sequence[str]) -> tuple[int, float]:
             time.sleep(POLL_S)
     if child.returncode:
         raise SystemExit(f"{' '.join(command)} ended with exit status {child.returncode}")
-    return peak, time.perf_counter() - started
+    return Cost(peak, time.perf_counter() - started, _children_s() - spent)
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -91,7 +107,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--method", nargs="+", default=["ties"], choices=METHODS)
     parser.add_argument("--smoke", action="store_true", help="toy models: shows that it works")
     args = parser.parse_args(argv)
-    out = Path(args.out)
+    out, machine = Path(args.out), environment()
     config = model_of_size(2**17 if args.smoke else int(args.gib * 2**30), args.smoke)
     tensors = len(parameters_of(config))
     shutil.rmtree(out, ignore_errors=True)
@@ -104,20 +120,19 @@ def main(argv: list[str] | None = None) -> None:
         base, *parents = (str(out / name) for name in MODELS)
         command = [sys.executable, "-m", "compass_jax", "merge", "--base", base, "--models"]
         command += [*parents, "--method", method, "--out", str(out / "merged")]
-        peak, taken = peak_and_seconds(command)
+        cost = cost_of(command)
         rows.append(
             {
                 "method": method,
-                "seconds": round(taken, 2),
-                "peak_bytes": peak,
-                "tensors_per_s": round(tensors / taken, 2),
+                **{name: round(value, 2) for name, value in cost._asdict().items()},
+                "tensors_per_s": round(tensors / cost.seconds, 2),
             }
         )
         say(f"{rows[-1]}")
         shutil.rmtree(out / "merged")
     shutil.rmtree(out)
     sizes = {"model_bytes": size, "tensors": tensors, "cores": cores()}
-    report("merge", args.smoke, sizes, {"merges": rows}, environment())
+    report("merge", args.smoke, sizes, {"merges": rows}, machine)
 
 
 if __name__ == "__main__":

@@ -24,17 +24,17 @@ def test_the_models_have_the_size_that_was_asked_for(gib):
 def test_the_peak_is_the_commands_and_not_this_processes():
     """A child that holds 200 MB for half a second, beside a small one."""
     program = "import time; x = bytearray({}); x[::4096] = b'1' * len(x[::4096]); time.sleep(0.5)"
-    peaks = [
-        merge.peak_and_seconds([sys.executable, "-c", program.format(size)])
-        for size in (200_000_000, 1_000)
+    costs = [
+        merge.cost_of([sys.executable, "-c", program.format(size)]) for size in (200_000_000, 1_000)
     ]
-    assert 200e6 < peaks[0][0] < 260e6 and peaks[1][0] < 60e6
-    assert min(seconds for _, seconds in peaks) >= 0.5
+    assert 200e6 < costs[0].peak_bytes < 260e6 and costs[1].peak_bytes < 60e6
+    for cost in costs:
+        assert cost.seconds >= 0.5 and 0 < cost.cpu_seconds < cost.seconds
 
 
 def test_a_command_that_fails_ends_the_benchmark():
     with pytest.raises(SystemExit, match="ended with exit status 3"):
-        merge.peak_and_seconds([sys.executable, "-c", "raise SystemExit(3)"])
+        merge.cost_of([sys.executable, "-c", "raise SystemExit(3)"])
 
 
 def test_each_part_of_the_sweep_is_a_run_that_can_be(tmp_path):
