@@ -72,7 +72,9 @@ class _Preparation:
         sets = [name for pattern in config.against for name in files_of(pattern)]
         self._sets = Contamination(sets if config.ngram_words else [], config.ngram_words, tell)
         self._tokenizer = Tokenizer.load(config.tokenizer) if config.tokenizer else None
-        self._alone = switched_on(config) | {"contamination": self._contaminated}
+        self._alone = switched_on(config)
+        if self._sets.questions:
+            self._alone["contamination"] = self._contaminated
         self._tally = Tally()
         for i, file in enumerate(self._sets.files):
             questions = self._sets.of_file.count(i)

@@ -24,8 +24,8 @@ _ALONE = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 )
 # signs that change what a question asks; other punctuation changes nothing
-_SIGNS = r"+\-*/^=<>%&|~\\"
-_WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+|[{_SIGNS}]")
+_SIGNS = "+-*/^=<>%&|~\\"
+_WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+|[{re.escape(_SIGNS)}]")
 MOST_KNOWN = 1_000_000  # words whose numbers are kept
 _BASE = 0x9E3779B97F4A7C15  # odd, so that a power of it has an inverse mod 2^64
 
@@ -56,12 +56,13 @@ def numbers_in(found: list[str]) -> list[str]:
     """The words with a digit, and the signs beside them, sorted: the same whatever the order of the
     sentences.
     """
-    digits = [any(map(str.isdigit, word)) for word in found]
-    beside = [any(digits[max(i - 1, 0) : i + 2]) for i in range(len(found))]
+    digits = [not word.isalpha() and any(map(str.isdigit, word)) for word in found]
+    if True not in digits:
+        return []
     return sorted(
         word
-        for word, digit, near in zip(found, digits, beside, strict=True)
-        if digit or (near and not word[0].isalpha() and len(word) == 1)
+        for i, word in enumerate(found)
+        if digits[i] or (word in _SIGNS and True in digits[max(i - 1, 0) : i + 2])
     )
 
 
@@ -74,7 +75,10 @@ def combined(parts: Sequence[Numbers]) -> Numbers:
     """uint64, of the shape of each part: sum_i parts[i] B^(i+1) mod 2^64, a polynomial hash of
     what stands at one place of all parts.
     """
-    return sum((part * _factor(i) for i, part in enumerate(parts)), np.zeros_like(parts[0]))
+    total = parts[0] * _factor(0)
+    for i, part in enumerate(parts[1:], 1):
+        total += part * _factor(i)
+    return total
 
 
 @functools.cache
