@@ -4,6 +4,8 @@ empty text where it stays.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -13,6 +15,7 @@ from compass_jax.data.prepare.sample import Sample
 from compass_jax.data.prepare.words import hashed, repeated_share, runs, words
 from compass_jax.extras import how_to_install
 
+_THINK = re.compile("</?think>")
 REPEATED_WORDS = 8  # of a run: shorter ones come again in any long chain of thought
 MOST_READ = 2000  # characters that the language is told by
 LEAST_LETTERS = 20  # fewer tell no language
@@ -33,8 +36,8 @@ def switched_on(config: PrepareConfig) -> dict[str, Callable[[Sample], str]]:
 def unfinished(sample: Sample, tag: str) -> str:
     """Why an answer is no whole one: nothing is said, or what opens does not close.
 
-    A chain of thought stands between <think> and </think>, once in a message; `tag` and a box are
-    looked for after it. A conversation has one answer at least, and none is empty.
+    A chain of thought stands between <think> and </think>; `tag` and a box are looked for after it.
+    A conversation has one answer at least, and none is empty.
     """
     answers = [message for message in sample.messages if message["role"] == "assistant"]
     if not answers:
@@ -54,15 +57,15 @@ def unfinished(sample: Sample, tag: str) -> str:
 
 
 def _unclosed(text: str, tag: str) -> str:
-    opened, closed = text.count("<think>"), text.count("</think>")
-    if opened > closed:
-        return "<think> is never closed" if opened == 1 else "<think> is opened twice"
-    if closed > opened:
-        return "</think> was never opened" if closed == 1 else "</think> closes twice"
-    if opened > 1 and text.find("<think>", text.find("<think>") + 1) < text.find("</think>"):
-        return "<think> is opened inside <think>"
-    if opened and text.find("</think>") < text.find("<think>"):
-        return "</think> comes before <think>"
+    inside = False
+    for mark in _THINK.findall(text):
+        if mark == "<think>" and inside:
+            return "<think> is opened inside <think>"
+        if mark == "</think>" and not inside:
+            return "</think> closes nothing"
+        inside = not inside
+    if inside:
+        return "<think> is never closed"
     after = text.rpartition("</think>")[2]
     if tag and after.count(f"<{tag}>") > after.count(f"</{tag}>"):
         return f"<{tag}> is never closed"
@@ -104,14 +107,12 @@ def repetition(sample: Sample, most: float) -> str:
 def check_languages(languages: Sequence[str]) -> None:
     """Raises ConfigError where langdetect is not installed, or does not know one of these codes."""
     try:
-        from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
+        from langdetect.detector_factory import PROFILES_DIRECTORY
     except ImportError as error:
         raise ConfigError(
             f"prepare.languages needs langdetect: {how_to_install('gym', 'langdetect')}"
         ) from error
-    factory = DetectorFactory()
-    factory.load_profile(PROFILES_DIRECTORY)
-    known = factory.get_lang_list()
+    known = os.listdir(PROFILES_DIRECTORY)  # a file for each
     for code in languages:
         if code not in known:
             raise ConfigError(
