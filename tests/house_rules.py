@@ -82,6 +82,7 @@ LAYERS = {
     "runs.signals": set(),
     "report": RUN,
     "experience.evaluate": ANY,
+    "experience.distil": ANY,
     "runs": {"config", "untrusted", "trackers", "runs"},
     "commands": ANY,
     "serving": {"records", "config", "untrusted", "data", "rollout", "serving"},

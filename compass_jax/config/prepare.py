@@ -7,6 +7,7 @@ from typing import Annotated
 
 from compass_jax.config.data import MOST_TIMEOUT_S, FileSource
 from compass_jax.config.errors import check
+from compass_jax.config.named import absolute
 from compass_jax.config.ranges import (
     AUTO,
     CountOrOff,
@@ -16,7 +17,7 @@ from compass_jax.config.ranges import (
     Text,
     check_fields,
 )
-from compass_jax.config.verifiers import JUDGE, VERDICT
+from compass_jax.config.verifiers import JUDGE, VERDICT, check_names
 
 MOST_GRAM = 64  # words
 
@@ -83,6 +84,9 @@ class PrepareConfig:
     examples: Annotated[int, Range(0, 1000)] = 3
     """The report shows this count of rows that each filter took out."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reward", absolute(self.reward))
+
     def validate(self) -> None:
         check_fields(self, "prepare")
         check(bool(self.data), "prepare.data is empty: name a file of conversations")
@@ -97,7 +101,7 @@ class PrepareConfig:
             " needed, as math or exact",
         )
         if self.reward:
-            self.source.validate("prepare")
+            check_names(self.reward, "prepare.reward")
 
     @property
     def source(self) -> FileSource:

@@ -11,7 +11,7 @@ from judged import served, settings
 
 from compass_jax.config import ConfigError
 from compass_jax.rewards import endpoint as module
-from compass_jax.rewards.endpoint import LATE, NONSENSE, REFUSED, UNREACHABLE, Endpoint
+from compass_jax.rewards.endpoint import LATE, NONSENSE, REFUSED, UNREACHABLE, Endpoint, Reply
 
 ASKED = [{"role": "user", "content": "Which one?"}]
 
@@ -25,7 +25,7 @@ def test_a_request_has_the_configured_fields_and_the_key_of_the_environment(monk
     monkeypatch.setenv("JUDGE_KEY", " sk-secret\n")
     with served(lambda n, body: "Better") as (at, seen):
         config = settings(at + "/", key_env="JUDGE_KEY", max_tokens=7, fields=(("seed", 3),))
-        assert Endpoint(config)(ASKED) == ("Better", "", "")
+        assert Endpoint(config)(ASKED) == Reply("Better")
         assert Endpoint(settings(at, max_tokens=0))(ASKED).text == "Better"
     common = {"model": "judge", "messages": ASKED, "temperature": 0.0}
     assert seen.requests == [common | {"seed": 3, "max_tokens": 7}, common]

@@ -39,6 +39,7 @@ from compass_jax.untrusted import read_json
 
 SAVED_EVERY = 8  # batches of AT_ONCE rows
 TRAIN, STATE, REPORT, PAGE = "train.jsonl", "state.json", "report.json", "report.md"
+STATED = ("done", "settings", "sizes", "sets", "digest", "bytes", "readings", "tally")
 MAY_CHANGE = ("workers", "timeout_s")  # no decision follows from them
 ANSWERS = tuple(
     dict.fromkeys(known.answer for known in FORMATS if known.answer not in (None, "", TURNS))
@@ -211,6 +212,8 @@ class _Preparation:
                 )
             return {}
         state = read_json(path, error=DataError)
+        if not isinstance(state, dict) or set(state) != set(STATED):
+            raise ConfigError(f"{path} is not of compass prepare-sft; give another --out")
         now = self._settings()
         for name, value in now.items():
             was = state["settings"].get(name)
@@ -274,9 +277,11 @@ class _Preparation:
 
     def _publish(self) -> None:
         """Gives the kept rows their name, which a kill may have left undone."""
-        part = self._out / f"{TRAIN}.part"
+        part, train = self._out / f"{TRAIN}.part", self._out / TRAIN
         if part.exists():
-            os.replace(part, self._out / TRAIN)
+            os.replace(part, train)
+        if not train.exists():
+            raise DataError(f"{train} was removed since it was made; remove {self._out} too")
 
 
 def _line(where: str, row: dict[str, Any]) -> bytes:
