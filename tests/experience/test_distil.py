@@ -6,6 +6,7 @@ import json
 
 import pytest
 from judged import served
+from tiny import random_params
 from tiny_run import TOKENIZER, tiny_run
 
 from compass_jax.commands.cli import main
@@ -14,6 +15,7 @@ from compass_jax.config.distil import DistilConfig
 from compass_jax.data.files import DataError
 from compass_jax.data.sft import conversations
 from compass_jax.experience import distil as module
+from compass_jax.experience import evaluate
 from compass_jax.experience.distil import Answer, TeacherError, chosen, distil
 from compass_jax.rewards import endpoint
 from compass_jax.runs.rundir import FolderLock, RunDirectoryInUse
@@ -219,31 +221,43 @@ def test_settings_that_cannot_be_used_are_named(words, told, prompts, tmp_path, 
     assert told in capsys.readouterr().err
 
 
-ALWAYS = """
-def begins(response, answer):
+EVEN = """
+def even(response, answer):
     return float(len(response) % 2 == 0)
 """
 
 
-def test_our_own_engine_draws_the_same_answers_after_a_stop(tmp_path, monkeypatch, capsys):
-    from tiny import random_params
+def a_model_that_ends(folder):
+    """Random weights that give the end token in every few."""
+    model = tiny_run().model
+    params = random_params(model)
+    params["head"] = params["head"].at[:, 2].multiply(25.0)
+    save_params(params, model, folder, "float32", tokenizer_from=TOKENIZER)
 
+
+def test_our_own_engine_draws_the_same_answers_after_a_stop(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.py").write_text(ALWAYS)
+    a_model_that_ends(tmp_path / "model")
+    (tmp_path / "own.py").write_text(EVEN)
     rows = [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(4)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model = tiny_run().model
-    save_params(
-        random_params(model), model, tmp_path / "model", "float32", tokenizer_from=TOKENIZER
+    made = []  # the second command has the first one's engine: compiling takes longest
+    decoder_of = evaluate.decoder_of
+    monkeypatch.setattr(
+        evaluate,
+        "decoder_of",
+        lambda *given: made[0] if made else made.append(decoder_of(*given)) or made[0],
     )
-    command = ["distil", "--data", "sums.jsonl", "--model", "model", "--reward", "own.py:begins"]
+    command = ["distil", "--data", "sums.jsonl", "--model", "model", "--reward", "own.py:even"]
     command += ["--samples", "6", "--keep", "2", "--max-tokens", "8"]
     command += ["--compilation-cache", "off", "--out"]
     assert main([*command, "whole"]) == 0
     told = capsys.readouterr().out
     assert "24 of 24 answers are to be drawn" in told and "│ all" in told
     lines = (tmp_path / "whole" / "answers.jsonl").read_text().splitlines(keepends=True)
-    assert len(lines) == 24 and len({json.loads(line)["text"] for line in lines}) > 12
+    answers = [json.loads(line) for line in lines]
+    assert len(lines) == 24 and len({one["text"] for one in answers}) > 6
+    assert {one["whole"] for one in answers} == {True, False}
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "settings.json").write_bytes(
         (tmp_path / "whole" / "settings.json").read_bytes()
@@ -253,4 +267,7 @@ def test_our_own_engine_draws_the_same_answers_after_a_stop(tmp_path, monkeypatc
     assert "15 of 24 answers are to be drawn" in capsys.readouterr().out
     for name in ("train.jsonl", "report.json"):
         assert (tmp_path / "half" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert len(kept_in(tmp_path / "whole")) >= 4
+    kept = kept_in(tmp_path / "whole")
+    right = [one for one in answers if one["whole"] and len(one["text"]) % 2 == 0]
+    assert [one["reward"] for one in answers] == [1.0 - len(one["text"]) % 2 for one in answers]
+    assert 0 < len(kept) <= len(right)
