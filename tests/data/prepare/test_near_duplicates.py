@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from benchmarks import near_duplicates
 from compass_jax.data.prepare.duplicates import (
     CROWD,
     LEAST_RECALL,
@@ -172,3 +173,11 @@ def test_a_crowd_counts_the_rows_of_the_batch_too():
     """The row that makes a bucket a crowd is the same, wherever a batch ends."""
     same = [sample(f"all these words are the same {'x' * i}") for i in range(CROWD + 6)]
     assert kept_of(same, 0.3, 1) == kept_of(same, 0.3, 9) == kept_of(same, 0.3, 1000)
+
+
+def test_edited_word_problems_are_found_and_others_of_their_template_are_not(tmp_path):
+    """The measurement of docs/measurements.md, on fewer rows."""
+    rows = near_duplicates.corpus(400, 3)
+    found = near_duplicates.found_in(rows, tmp_path, 0.7)
+    assert found["precision"] >= 0.95 and found["recall"] >= 0.95
+    assert found["near_duplicates"] > 100 and min(found["recall_of"].values()) > 0.8
