@@ -119,6 +119,7 @@ class DistilConfig:
             self.model,
             key_env=self.key_env,
             timeout_s=self.timeout_s,
+            retries=100,  # as long as there is time
             requests=self.requests,
             max_tokens=self.max_tokens,
             temperature=self.temperature,

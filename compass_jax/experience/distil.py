@@ -11,11 +11,12 @@ that nobody disturbed; an endpoint draws anew.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict
 from itertools import islice
@@ -33,7 +34,7 @@ from compass_jax.errors import CompassError
 from compass_jax.records import Prompt, SampleKey, Score
 from compass_jax.rewards.asking import Pooled
 from compass_jax.rewards.checks import judged_sources
-from compass_jax.rewards.endpoint import REFUSED, Reply
+from compass_jax.rewards.endpoint import Reply
 from compass_jax.rewards.score import Scorer
 from compass_jax.runs.rundir import FolderLock, write_atomically
 from compass_jax.untrusted import parse_json, read_json, read_lines
@@ -98,8 +99,8 @@ def distil(config: DistilConfig, out: str, tell: Tell) -> dict[str, Any]:
             " verifier judges one answer is needed"
         )
     with FolderLock(out) as lock:
-        _check_settings(config, lock.path)
         known = _Answers(lock.path / ANSWERS)
+        _check_settings(config, lock.path, begun=bool(known.offsets))
         failures: Counter[str] = Counter()
         left = [
             (question, sample)
@@ -109,14 +110,17 @@ def distil(config: DistilConfig, out: str, tell: Tell) -> dict[str, Any]:
         ]
         if left:
             tell(f"{len(left):,} of {len(asked) * config.samples:,} answers are to be drawn")
-            _sample(config, left, known, failures, lock, tell)
+            _sample(config, asked, left, known, failures, lock, tell)
         return _finish(config, asked, known, failures, lock.path)
 
 
-def _check_settings(config: DistilConfig, out: Path) -> None:
+def _check_settings(config: DistilConfig, out: Path, begun: bool) -> None:
+    """Keeps the settings, or raises ConfigError where answers that are there follow from others."""
     now = json.loads(json.dumps(asdict(config)))
     path = out / SETTINGS
-    before = read_json(path, error=DataError) if path.exists() else now
+    if (out / TRAIN).exists() and not path.exists():
+        raise ConfigError(f"{out / TRAIN} is there, and this command did not make it")
+    before = read_json(path, error=DataError) if begun and path.exists() else now
     if not isinstance(before, dict):
         raise ConfigError(f"{path} is not of compass distil; give another --out")
     for name, value in now.items():
@@ -125,8 +129,6 @@ def _check_settings(config: DistilConfig, out: Path) -> None:
                 f"{out} was begun with {name} = {before.get(name)!r:.200}, and now it is"
                 f" {value!r:.200}; go on with the former, or give another --out"
             )
-    if (out / TRAIN).exists() and not path.exists():
-        raise ConfigError(f"{out / TRAIN} is there, and this command did not make it")
     write_atomically(path, json.dumps(now, indent=2) + "\n")
 
 
@@ -183,6 +185,7 @@ def _read(line: bytes, where: str) -> Answer:
 
 def _sample(
     config: DistilConfig,
+    asked: Sequence[Question],
     left: Sequence[tuple[Question, int]],
     known: _Answers,
     failures: Counter[str],
@@ -192,15 +195,21 @@ def _sample(
     """Draws and judges what is left. An answer that does not come is counted, and has no line."""
     replies: dict[Key, Reply] = {}
     # before the workers start: what is wrong with the teacher is said at once
-    drawn = (_at_endpoint if config.endpoint else _by_engine)(config, left, tell)
+    draw = _at_endpoint(config, left) if config.endpoint else _by_engine(config, asked, left, tell)
+    hopeless = min(HOPELESS, len(left))
     done = told = in_a_row = 0
-    with Scorer(config.rewards, config.prompts) as scorer:
+    with contextlib.closing(draw) as drawn, Scorer(config.rewards, config.prompts) as scorer:
         scorer.wait_ready()
         for (question, sample), reply in drawn:
             if reply is not None and reply.failure:
                 failures[reply.failure] += 1
                 in_a_row += 1
-                _give_up(reply, in_a_row, done)
+                if in_a_row >= hopeless:
+                    raise TeacherError(
+                        f"the teacher gave no answer {in_a_row} times in a row, the last time"
+                        f" {reply.failure}: {reply.detail}; the same command goes on when it"
+                        " answers"
+                    )
             elif reply is not None:
                 in_a_row = 0
                 replies[question.id, sample] = reply
@@ -211,14 +220,6 @@ def _sample(
                 tell(f"{done:,} of {len(left):,} answers are drawn and judged")
         while verdicts := scorer.collect(block=True):
             _write(verdicts, replies, known, lock)
-
-
-def _give_up(reply: Reply, in_a_row: int, done: int) -> None:
-    if (reply.failure == REFUSED and not done) or in_a_row >= HOPELESS:
-        raise TeacherError(
-            f"the teacher gave no answer {in_a_row} times in a row, the last time {reply.failure}:"
-            f" {reply.detail}; the same command goes on when it answers"
-        )
 
 
 def _write(
@@ -253,10 +254,10 @@ def _prompt(question: Question) -> Prompt:
     )
 
 
-Drawn = Iterator[tuple[tuple[Question, int], Reply | None]]
+Drawn = Generator[tuple[tuple[Question, int], Reply | None], None, None]
 
 
-def _at_endpoint(config: DistilConfig, left: Sequence[tuple[Question, int]], tell: Tell) -> Drawn:
+def _at_endpoint(config: DistilConfig, left: Sequence[tuple[Question, int]]) -> Drawn:
     """Each sample with the endpoint's reply, as they come; None now and then, while it waits."""
     pool = Pooled(config.teacher, key="distil")
 
@@ -280,18 +281,25 @@ def _at_endpoint(config: DistilConfig, left: Sequence[tuple[Question, int]], tel
     return drawn()
 
 
-def _by_engine(config: DistilConfig, left: Sequence[tuple[Question, int]], tell: Tell) -> Drawn:
-    """Each sample with what our own engine draws for it."""
+def _by_engine(
+    config: DistilConfig,
+    asked: Sequence[Question],
+    left: Sequence[tuple[Question, int]],
+    tell: Tell,
+) -> Drawn:
+    """Each sample with what our own engine draws for it. The engine's sizes follow from all that is
+    asked, so that they are the same after a stop.
+    """
     from compass_jax.commands.from_files import engine_config
     from compass_jax.experience.evaluate import decoder_of
     from compass_jax.rollout.collect import Collection
     from compass_jax.rollout.sampling import Purpose, Sampler
 
-    asked = {question.id: question for question, _ in left}
-    chats = [question.messages for question in asked.values()]
+    chats = [question.messages for question in asked]
     run = engine_config(config.model, chats, config.max_tokens or None)
     engine, params, tokenizer = decoder_of(run, config.model)
-    prompts = to_prompts(list(asked.values()), tokenizer)
+    by_id = {question.id: question for question, _ in left}
+    prompts = to_prompts(list(by_id.values()), tokenizer)
     prompts = fitting(prompts, run.rollout.prompt_buckets[-1], "drop", tell)
     wanted = frozenset(SampleKey(question.id, 0, sample) for question, sample in left)
     part = max(1, 8 * run.rollout.slots // config.samples)
@@ -306,7 +314,7 @@ def _by_engine(config: DistilConfig, left: Sequence[tuple[Question, int]], tell:
             ):
                 text, whole = tokenizer.decode(rollout.response), not rollout.truncated
                 reply = Reply(text, tokens=rollout.response_length, whole=whole)
-                yield (asked[rollout.prompt.id], rollout.sample), reply
+                yield (by_id[rollout.prompt.id], rollout.sample), reply
 
     return drawn()
 

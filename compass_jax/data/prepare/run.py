@@ -16,7 +16,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from compass_jax.runs.rundir import FolderLock, write_atomically
 from compass_jax.untrusted import read_json
 
 SAVED_EVERY = 8  # batches of AT_ONCE rows
+RENDERED = 64  # conversations through the chat template at once
 TRAIN, STATE, REPORT, PAGE = "train.jsonl", "state.json", "report.json", "report.md"
 STATED = ("done", "settings", "sizes", "sets", "digest", "bytes", "readings", "tally")
 MAY_CHANGE = ("workers", "timeout_s")  # no decision follows from them
@@ -142,7 +143,8 @@ class _Preparation:
     def _decide(self, batch: list[Row], judge: Judge | None) -> None:
         """Takes rows out, and keeps the others. What costs least is asked first."""
         left = [row for row in batch if not self._out_alone(row)]
-        left = [row for row in left if not self._out_by_tokens(row)]
+        if self._tokenizer is not None:
+            left = self._fitting(left, self._tokenizer)
         if judge is not None:
             # a copy costs no verdict; one of a row in this batch is found below
             left = [row for row in left if not self._out_as_copy(row)]
@@ -171,15 +173,17 @@ class _Preparation:
     def _out_as_copy(self, row: Row) -> bool:
         return self._take(row, "duplicate", self._kept.copy_of(row.sample))
 
-    def _out_by_tokens(self, row: Row) -> bool:
-        if self._tokenizer is None:
-            return False
-        messages = [dict(message) for message in row.sample.messages]
-        try:
-            encoded = next(self._tokenizer.encode_examples([messages], tools=[row.sample.tools]))
-        except TokenizerError as error:
-            return self._take(row, "template", str(error))
-        return self._take(row, "too_long", too_long(len(encoded[0]), self._config.most_tokens))
+    def _fitting(self, rows: list[Row], tokenizer: Tokenizer) -> list[Row]:
+        """The rows that the chat template takes and that are not too long."""
+        left, most = [], self._config.most_tokens
+        for first in range(0, len(rows), RENDERED):
+            some = rows[first : first + RENDERED]
+            for row, size in zip(some, _sizes(tokenizer, some), strict=True):
+                if isinstance(size, TokenizerError):
+                    self._take(row, "template", str(size))
+                elif not self._take(row, "too_long", too_long(size, most)):
+                    left.append(row)
+        return left
 
     def _contaminated(self, sample: Sample) -> str:
         hit = self._sets.hit(sample)
@@ -282,6 +286,21 @@ class _Preparation:
             os.replace(part, train)
         if not train.exists():
             raise DataError(f"{train} was removed since it was made; remove {self._out} too")
+
+
+def _sizes(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[int | TokenizerError]:
+    """The tokens of each row, or why the chat template refuses it: of many rows in one half or the
+    other.
+    """
+    chats = [[dict(message) for message in row.sample.messages] for row in rows]
+    try:
+        encoded = tokenizer.encode_examples(chats, tools=[row.sample.tools for row in rows])
+        return [len(tokens) for tokens, _ in encoded]
+    except TokenizerError as error:
+        if len(rows) == 1:
+            return [error]
+    half = len(rows) // 2
+    return _sizes(tokenizer, rows[:half]) + _sizes(tokenizer, rows[half:])
 
 
 def _line(where: str, row: dict[str, Any]) -> bytes:

@@ -13,6 +13,7 @@ from pyarrow import parquet
 from compass_jax.config import ConfigError
 from compass_jax.config.prepare import PrepareConfig
 from compass_jax.data.files import DataError
+from compass_jax.data.prepare import kept as kept_rows
 from compass_jax.data.prepare import run
 from compass_jax.data.prepare.run import prepare
 from compass_jax.data.tokenizer_training import train_tokenizer
@@ -153,8 +154,9 @@ def test_tokens_are_counted_by_the_tokenizer(tmp_path):
         "{% if messages and messages[0].role != 'user' %}{{ raise_exception('first the user') }}"
         "{% endif %}" + template.read_text()
     )
-    tally, kept = prepared(tmp_path, data, out="refused", **settings)
-    assert kept == rows and tally.taken["template"] == 1
+    data = written(tmp_path / "more.jsonl", [odd, rows[0], odd, odd, rows[1]])
+    tally, kept = prepared(tmp_path, data, out="refused", exact=False, **settings)
+    assert kept == rows and tally.taken["template"] == 3
     assert "first the user" in tally.examples["template"][0]["reason"]
 
 
@@ -186,6 +188,7 @@ def test_the_reference_is_a_known_column_or_the_named_one(tmp_path):
 KILLED = """
 import os, signal, sys
 from compass_jax.config.prepare import PrepareConfig
+from compass_jax.data.prepare import kept as kept_rows
 from compass_jax.data.prepare import run
 run.AT_ONCE, run.SAVED_EVERY = 16, 2
 data, against, out, moment = sys.argv[1:]
@@ -249,6 +252,7 @@ def test_the_same_command_ends_with_the_same_files_after_kills(tmp_path):
 def stopped(tmp_path, monkeypatch):
     """A folder of a preparation that met an unreadable line, and the file with it."""
     monkeypatch.setattr(run, "AT_ONCE", 8)
+    monkeypatch.setattr(kept_rows, "AT_ONCE", 3)  # they are read again in several parts
     monkeypatch.setattr(run, "SAVED_EVERY", 1)
     path = tmp_path / "rows.jsonl"
     written(path, corpus(30))
