@@ -60,6 +60,9 @@ LAYERS = {
     | {f"rewards.{part}" for part in ("answers", "extract", "constraints", "values")}
     | {"rewards.tool_matching", "rewards.program", "rewards.judge"},
     "data": {"records", "config", "untrusted", "tasks", "data", "rewards.judge"},
+    "data.prepare": (
+        {"records", "config", "untrusted", "tasks", "extras", "data", "runs", "rewards"}
+    ),
     "weights": MODEL | {"families", "weights", "distributed"},
     "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},
     "training.notices": MODEL | {"rl", "training", "experience"},
@@ -79,6 +82,7 @@ LAYERS = {
     "runs.signals": set(),
     "report": RUN,
     "experience.evaluate": ANY,
+    "experience.distil": ANY,
     "runs": {"config", "untrusted", "trackers", "runs"},
     "commands": ANY,
     "serving": {"records", "config", "untrusted", "data", "rollout", "serving"},

@@ -23,7 +23,8 @@ class PromptTooLong(DataError):
     """A prompt has more tokens than the longest prompt bucket."""
 
 
-def _to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prompt]:
+def to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prompt]:
+    """The questions as prompts, tokenised. Raises TokenizerError where the template refuses one."""
     encoded = tokenizer.encode_chats(
         [question.messages for question in questions],
         add_generation_prompt=True,
@@ -57,7 +58,7 @@ def train_prompts(
             "no training prompts: data.sources are empty, or data.heldout_frac ="
             f" {config.heldout_frac} holds all of them out"
         )
-    return _to_prompts(chosen, tokenizer)
+    return to_prompts(chosen, tokenizer)
 
 
 def heldout_prompts(
@@ -91,7 +92,7 @@ def heldout_prompts(
         if left[question.label] > 0:
             left[question.label] -= 1
             chosen.append(question)
-    return _to_prompts(chosen, tokenizer)
+    return to_prompts(chosen, tokenizer)
 
 
 def _shares(available: Counter[str], wanted: int) -> dict[str, int]:
