@@ -59,7 +59,8 @@ LAYERS = {
     "rewards.verifiers": {"untrusted", "tool_calls", "rewards.verifiers"}
     | {f"rewards.{part}" for part in ("answers", "extract", "constraints", "values")}
     | {"rewards.tool_matching", "rewards.program", "rewards.judge"},
-    "data": {"records", "config", "untrusted", "tasks", "data", "rewards.judge"},
+    "data": {"records", "config", "untrusted", "tasks", "data", "rewards.judge"}
+    | {"rewards.extract"},
     "weights": MODEL | {"families", "weights", "distributed"},
     "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},
     "training.notices": MODEL | {"rl", "training", "experience"},

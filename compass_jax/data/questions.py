@@ -268,10 +268,13 @@ def _file_rows(source: FileSource, key: str, compared: bool, tell: Tell) -> Iter
         if reading.name:
             tell(reading.said(path))
         remedies = [f"add it or set {setting}" for setting in settings]
+        remedies += ["add it"] * len(reading.needs)
         fields = dict(zip(reading.fields, remedies))
-        optional = (*LABELS, "tools", "system") if compared and not source.gold else None
+        lean = compared and not source.gold and reading.make is None
+        optional = (*LABELS, "tools", "system") if lean else None
         for where, row in read_rows(path, fields, optional):
-            yield _file_row(reading, where, row, compared, settings[1])
+            made = row if reading.make is None else reading.make(row, where, path)
+            yield _file_row(reading, where, made, compared, settings[1])
 
 
 def _pair_row(asked: Asked) -> _Row:
