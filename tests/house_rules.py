@@ -80,6 +80,7 @@ LAYERS = {
     "runs.signals": set(),
     "report": RUN,
     "experience.evaluate": ANY,
+    "experience.paired": {"experience", "untrusted", "report", "runs"},
     "experience.evaluated": (MODEL | {"rollout", "rl", "rewards", "experience", "runs"}),
     "runs": {"config", "untrusted", "trackers", "runs"},
     "commands": ANY,

@@ -12,6 +12,7 @@ from compass_jax.config.errors import check
 from compass_jax.config.named import absolute, check_name
 from compass_jax.config.ranges import (
     AUTO,
+    Count,
     CountOrOff,
     Fraction,
     Name,
@@ -378,6 +379,8 @@ class EvalConfig:
 
     k: Samples = 4
     """Each prompt gets so many samples, and one greedy answer."""
+    at: tuple[Count, ...] = ()
+    """RL evaluates after the steps with these numbers too, beside rl.eval_every and the end."""
     temperature: Temperature = 1.0
     """Logits of the samples are divided by this factor."""
     top_k: TopK = 0

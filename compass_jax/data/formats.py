@@ -47,9 +47,6 @@ FORMATS = (
     Format("MBPP", "prompt", "", None, ("code", "test_list"), benchmarks.mbpp, "code"),
     Format("IFEval", "prompt", "", None, ("instruction_id_list", "kwargs"), None, "instructions"),
     Format("BFCL", "question", "", None, ("id", "function"), benchmarks.bfcl, "tools"),
-    Format("MATH", "problem", "answer", "solution", (), benchmarks.mathematics),
-    Format("MATH", "problem", "solution", "solution", (), benchmarks.mathematics),
-    Format("AIME", "Problem", "Answer", "Solution"),
     Format("plain", "prompt", "answer", None),
     Format("verl", "prompt", "reward_model.ground_truth", "extra_info.answer"),
     Format("OpenAI", "messages", "answer", None),
@@ -60,6 +57,9 @@ FORMATS = (
     Format("TRL", "prompt", "solution", None),
     Format("TRL", "prompt", "ground_truth", None),
     Format("GSM8K", "question", "answer", "answer"),
+    Format("MATH", "problem", "answer", "solution", (), benchmarks.mathematics),
+    Format("MATH", "problem", "solution", "solution", (), benchmarks.mathematics),
+    Format("AIME", "Problem", "Answer", "Solution"),
     Format("prompt-only", "prompt", "", None),
 )
 # ShareGPT's `from` as a role; a tool's result is an observation there

@@ -4,8 +4,11 @@ verifiers as training.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -22,8 +25,6 @@ from compass_jax.data.turns import turn_encoder
 from compass_jax.distributed import is_main_process
 from compass_jax.experience.accuracy import Evaluation, SetResult, set_result, tally
 from compass_jax.experience.evaluated import (
-    ANSWERS,
-    SUMMARY,
     answer_rows,
     summary_of,
     table_rows,
@@ -42,7 +43,7 @@ from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.programs import Use
 from compass_jax.rollout.sampling import Purpose, Sampler
-from compass_jax.runs.rundir import FolderLock
+from compass_jax.runs.rundir import ANSWERS, SUMMARY, FolderLock
 from compass_jax.sharding import placements
 from compass_jax.tasks.task import talks
 from compass_jax.training.session import load_tokenizer, open_scorer
@@ -254,15 +255,25 @@ def evaluate_weights(config: RunConfig, weights: str, out: str | None = None) ->
     return found
 
 
-def run_eval(config: RunConfig, checkpoint: str, out: str | None = None) -> dict[str, Any]:
+def run_eval(
+    config: RunConfig, checkpoint: str, out: str | None = None, as_json: bool = False
+) -> dict[str, Any]:
     """`compass eval`: prints a table for each set, and returns what summary.json holds; `out` as in
-    `evaluate_weights`.
+    `evaluate_weights`. With `as_json` stdout gets the summary alone, and stderr everything else.
     """
-    found = evaluate_weights(config, checkpoint, out)
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        found = evaluate_weights(config, checkpoint, out)
+        _show(found, config, checkpoint)
+    summary = summary_of(found, config, checkpoint)
+    if as_json and is_main_process():
+        print(json.dumps(summary, indent=2))
+    return summary
+
+
+def _show(found: Evaluation, config: RunConfig, checkpoint: str) -> None:
     console = Console(soft_wrap=True, quiet=not is_main_process())
     console.print(notice(config.rewards.sandbox), highlight=False)
     for name, one in found.sets.items():
         title = f"{checkpoint}: {'held-out prompts' if name == HELDOUT else name}"
         console.print(summary_table(table_rows(one), title=title))
         console.print(words_of(one), highlight=False)
-    return summary_of(found, config, checkpoint)

@@ -17,10 +17,7 @@ from compass_jax.config import RunConfig
 from compass_jax.experience.accuracy import Accuracy, Evaluation, SetResult
 from compass_jax.experience.metrics import sample_rows
 from compass_jax.records import Group
-from compass_jax.runs.rundir import write_atomically
-
-ANSWERS = "answers.jsonl"
-SUMMARY = "summary.json"
+from compass_jax.runs.rundir import ANSWERS, SUMMARY, write_atomically
 
 
 def answer_rows(

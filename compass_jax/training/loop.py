@@ -34,7 +34,7 @@ from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.experience.assemble import assemble
 from compass_jax.experience.collect import Collector, new_buffer, results_of
-from compass_jax.experience.evaluate import Evaluation, evaluate, turns_of
+from compass_jax.experience.evaluate import Evaluation, Keep, evaluate, turns_of
 from compass_jax.experience.history import PromptHistory
 from compass_jax.experience.metrics import (
     group_metrics,
@@ -385,12 +385,11 @@ class RLTrainer:
 
     # ---- accounts --------------------------------------------------------------------------------
 
-    def evaluate(self) -> Evaluation:
+    def evaluate(self, keep: Keep | None = None) -> Evaluation:
         """Accuracy of the current policy on each set (see evaluate.evaluate)."""
         self.telemetry.phase("evaluation")
-        found = evaluate(
-            self.engine, self.decode, self.evaluated, self.tokenizer, self.scorer, self.config
-        )
+        rooms = (self.engine, self.decode, self.evaluated, self.tokenizer, self.scorer)
+        found = evaluate(*rooms, self.config, keep)
         if found.warning:
             self.notices.warn(found.warning)
         return found
