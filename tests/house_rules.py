@@ -59,10 +59,11 @@ LAYERS = {
     "rewards.verifiers": {"untrusted", "tool_calls", "rewards.verifiers"}
     | {f"rewards.{part}" for part in ("answers", "extract", "constraints", "values")}
     | {"rewards.tool_matching", "rewards.program", "rewards.judge"},
-    "data": {"records", "config", "untrusted", "tasks", "data", "rewards.judge"},
     "data.prepare": (
         {"records", "config", "untrusted", "tasks", "extras", "data", "runs", "rewards"}
     ),
+    "data": {"records", "config", "untrusted", "tasks", "data", "rewards.judge"}
+    | {"rewards.extract"},
     "weights": MODEL | {"families", "weights", "distributed"},
     "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},
     "training.notices": MODEL | {"rl", "training", "experience"},
@@ -83,6 +84,8 @@ LAYERS = {
     "report": RUN,
     "experience.evaluate": ANY,
     "experience.distil": ANY,
+    "experience.paired": {"experience", "untrusted", "report", "runs"},
+    "experience.evaluated": (MODEL | {"rollout", "rl", "rewards", "experience", "runs"}),
     "runs": {"config", "untrusted", "trackers", "runs"},
     "commands": ANY,
     "serving": {"records", "config", "untrusted", "data", "rollout", "serving"},

@@ -102,6 +102,7 @@ def command_line() -> argparse.ArgumentParser:
         add_option(sub, "dry-run", text, action="store_true")
         if name != "plan":
             text = "Makes a --dry-run check the configuration alone and print all of it as JSON"
+            text += "; without it stdout gets summary.json alone" if name == "eval" else ""
             add_option(sub, "json", text, action="store_true")
         text = "Lists the options; after CONFIG, every setting too"
         sub.add_argument("-h", "--help", action="append_const", const=1, dest="asked", help=text)

@@ -11,8 +11,11 @@ from compass_jax.config import RunConfig
 from compass_jax.config.io import to_plain
 from compass_jax.distributed import is_main_process
 from compass_jax.errors import STRICT
+from compass_jax.experience.accuracy import Evaluation
+from compass_jax.experience.evaluated import answer_rows, write_evaluation
+from compass_jax.records import Group
 from compass_jax.rewards.detect import notice
-from compass_jax.runs.rundir import EVALUATION, write_atomically
+from compass_jax.runs.rundir import EVALUATION, EVALUATION_FOLDER, write_atomically
 from compass_jax.runs.telemetry import Telemetry, plain_numbers
 from compass_jax.training.loop import RLTrainer
 from compass_jax.training.session import (
@@ -68,7 +71,9 @@ def _run(
     saved = trainer.done_steps
     last: dict[str, float] = {}
     for number, last in trainer.steps():
-        if trainer.heldout and config.rl.eval_every and number % config.rl.eval_every == 0:
+        every = config.rl.eval_every
+        due = number in config.evaluation.at or (every and number % every == 0)
+        if trainer.evaluated and due:
             found = trainer.evaluate()
             telemetry.note(f"step {number}, {found.line()}")
             last |= found.metrics()
@@ -96,10 +101,26 @@ def _run(
             " continues"
         )
         return {"steps": trainer.done_steps, "stopped": True, **last}
-    result = trainer.evaluate() if trainer.heldout else None
-    if result is not None:
-        telemetry.note(result.line())
-        if is_main_process():
-            said = {"step": trainer.done_steps, "metrics": plain_numbers(result.metrics())}
-            write_atomically(Path(config.run_dir) / EVALUATION, json.dumps(said, indent=2) + "\n")
+    result = _last_evaluation(trainer, config, telemetry) if trainer.evaluated else None
     return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **last}
+
+
+def _last_evaluation(trainer: RLTrainer, config: RunConfig, telemetry: Telemetry) -> Evaluation:
+    """That of the trained policy. The run directory keeps its metrics, and its answers for `compass
+    show` and `compass compare`.
+    """
+    rows: list[dict[str, Any]] = []
+
+    def keep(name: str, groups: list[Group]) -> None:
+        rows.extend(answer_rows(name, groups, trainer.tokenizer.decode))
+
+    found = trainer.evaluate(keep)
+    telemetry.note(found.line())
+    if is_main_process():
+        directory, step = Path(config.directory), trainer.done_steps
+        said = {"step": step, "metrics": plain_numbers(found.metrics())}
+        write_atomically(directory / EVALUATION, json.dumps(said, indent=2) + "\n")
+        folder = directory / EVALUATION_FOLDER
+        folder.mkdir(exist_ok=True)
+        write_evaluation(folder, found, rows, config, f"{directory}, step {step}")
+    return found
