@@ -61,6 +61,9 @@ LAYERS = {
     | {f"rewards.{part}" for part in ("answers", "extract", "constraints", "values")}
     | {"rewards.tool_matching", "rewards.program", "rewards.judge"},
     "data": {"records", "config", "untrusted", "tasks", "data", "rewards.judge"},
+    "data.prepare": (
+        {"records", "config", "untrusted", "tasks", "extras", "data", "runs", "rewards"}
+    ),
     "weights": MODEL | {"families", "weights", "distributed"},
     "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},
     "training.notices": MODEL | {"rl", "training", "experience"},

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 # These commands are a file of this package each, `prepare-sft` is prepare_sft.py. They have no
 # configuration file. The file is read with every command line, so it imports what is slow in `run`.
-OWN_FILES: tuple[str, ...] = ("merge", "pipeline")
+OWN_FILES: tuple[str, ...] = ("merge", "pipeline", "prepare-sft")
 
 
 class Command(Protocol):
