@@ -12,7 +12,7 @@ from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.io import differences
 from compass_jax.config.ranges import Name, check_fields
 from compass_jax.config.run import RunConfig
-from compass_jax.config.stages import Evaluate, Export, Merge, Rl, Rows, Run, Sft, Stage
+from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows, Run, Sft, Stage
 
 REFERENCE = "stage:"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -91,7 +91,7 @@ def inputs(stage: Stage) -> tuple[str, ...]:
     """The names of the stages whose output a stage takes, each once; of one whose start is written
     out.
     """
-    named = [] if isinstance(stage, Rows) else [getattr(stage, "start", "")]
+    named = [getattr(stage, "start", "")]
     named += [stage.base, *stage.parents] if isinstance(stage, Merge) else []
     named += stage.of if isinstance(stage, Evaluate) else ()
     found = (x.removeprefix(REFERENCE) for x in texts(stage) if x.startswith(REFERENCE))
@@ -114,7 +114,7 @@ def _written_out(stage: Stage, before: list[Stage], names: list[str]) -> Stage:
         for parent in stage.parents:
             _check_known(parent, names)
         stage = replace(stage, base=_common(stage.parents, before))
-    rows = [one.name for one in before if isinstance(one, Rows)]
+    rows = [one.name for one in before if isinstance(one, Rows | Prepare)]
     if isinstance(stage, Sft) and rows:
         sft = stage.run.sft
         if not (sft.files or sft.procedural or sft.answers or sft.preferences):

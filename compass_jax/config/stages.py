@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from compass_jax.config.errors import check
 from compass_jax.config.named import absolute, check_name
-from compass_jax.config.ranges import Name, Range
+from compass_jax.config.prepare import PrepareConfig
+from compass_jax.config.ranges import Name
 from compass_jax.config.run import RunConfig
 from compass_jax.config.verifiers import Options
 
@@ -39,6 +40,24 @@ class Rows:
 
     def validate(self) -> None:
         check_name(self.function, "function", "'my_rows:lessons'")
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Conversations without duplicates, evaluation questions, and broken or wrong answers
+    (docs/howto/prepare.md).
+    """
+
+    OUTPUT: ClassVar[str] = "train.jsonl"
+    WEIGHTS: ClassVar[bool] = False
+
+    name: Name
+    """The stage has this name, of small letters, digits, - and _."""
+    settings: PrepareConfig
+    """These are the settings of `compass prepare-sft`."""
+
+    def validate(self) -> None:
+        self.settings.validate()
 
 
 @dataclass(frozen=True)
@@ -99,25 +118,27 @@ class Merge:
     """What parents changed is counted from the weights of the stage of this name; empty: the
     nearest that all of them started from.
     """
-    method: Literal["ties", "official-ties", "linear", "task-arithmetic", "dare", "slerp"] = "ties"
+    method: Literal["ties", "ties-official", "linear", "task-arithmetic", "dare", "slerp"] = "ties"
     """The weights are merged by this method."""
     weights: tuple[float, ...] = ()
-    """Each parent counts with this factor; none: all alike."""
-    density: Annotated[float, Range(0, 1, above=True)] = 0.2
-    """Methods that trim keep this share of each parent's changes."""
-    scale: Annotated[float, Range(-100, 100)] = 1.0
+    """Each parent counts with its factor here; none: all with 1."""
+    density: tuple[float, ...] = ()
+    """Methods that trim keep this share of a parent's changes, one for all or one for each; none:
+    0.2.
+    """
+    scale: float = 1.0
     """The merged changes are multiplied by this factor."""
     routers: str = "merge"
-    """Routers are merged too (merge), or are those of the base (base) or of a parent, by its
-    number from 1.
+    """Routers are merged too (merge), or are those of the base (base) or of the parent with this
+    number, from 1.
     """
 
     def validate(self) -> None:
         check(len(self.parents) > 1, f"parents = {self.parents}: a merge needs two or more")
-        count = len(self.weights)
+        whose = self.routers.isascii() and self.routers.isdigit() and int(self.routers)
         check(
-            count in (0, len(self.parents)),
-            f"weights: {count} for {len(self.parents)} parents; give one for each, or none",
+            self.routers in ("merge", "base") or 1 <= whose <= len(self.parents),
+            f"routers = {self.routers!r}: give merge, base, or a parent's number from 1",
         )
 
 
@@ -160,7 +181,7 @@ class Export:
         """Nothing but its names can be wrong, which the pipeline looks at."""
 
 
-Stage = Rows | Sft | Merge | Rl | Evaluate | Export
+Stage = Rows | Prepare | Sft | Merge | Rl | Evaluate | Export
 Run = Sft | Rl | Evaluate  # the stages with a run's settings
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterator
 
 from compass_jax.config import ConfigError, FileSource
 from compass_jax.config.named import load
 from compass_jax.config.pipeline import REFERENCE, PipelineConfig, inputs
-from compass_jax.config.stages import Evaluate, Rl, Rows, Run, Sft, Stage
-from compass_jax.data.files import files_of
+from compass_jax.config.stages import Evaluate, Prepare, Rl, Rows, Run, Sft, Stage
 from compass_jax.pipeline.record import Record
 
 
@@ -23,14 +23,18 @@ def check_outside(config: PipelineConfig) -> None:
         for key, path, folder in _paths(stage):
             if path.startswith(REFERENCE):
                 continue
-            there = os.path.isdir(path) if folder else all(map(os.path.isfile, files_of(path)))
-            if not there:
+            # of a pattern one file is enough; its rows may lie in a folder
+            if not (os.path.isdir(path) if folder else os.path.exists(path) or glob.glob(path)):
                 kind = "folder" if folder else "file"
                 raise ConfigError(f"stage {stage.name}: {key} = {path!r:.200}: no such {kind}")
 
 
 def _paths(stage: Stage) -> Iterator[tuple[str, str, bool]]:
     """(setting, path, whether it is a folder) of what a stage reads."""
+    if isinstance(stage, Prepare):
+        for key in ("data", "against"):
+            for i, path in enumerate(getattr(stage.settings, key)):
+                yield f"settings.{key}[{i}]", path, False
     if not isinstance(stage, Run):
         return
     run = stage.run

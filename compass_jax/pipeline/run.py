@@ -127,11 +127,16 @@ def refuse_stale(record: Record) -> None:
     if not stale:
         return
     first = next(iter(stale))
-    lines = "\n".join(f"  {name}: {why}" for name, why in stale.items())
+    lines = [f"  {name}: {why}" for name, why in stale.items()]
     raise ConfigError(
-        f"{record.folder}: these stages are stale, they ran with other settings or files:\n"
-        f"{lines}\nPut the settings back, or add --redo {first}, which renames the folders of {first} and of"
-        " what takes from it, and runs them again"
+        "\n".join(
+            [
+                f"{record.folder}: stages are stale, they began with other settings or files:",
+                *lines,
+                f"Put these back, or add --redo {first}: it renames the folders of {first} and of"
+                " what takes from it, and runs them again",
+            ]
+        )
     )
 
 

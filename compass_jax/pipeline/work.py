@@ -13,7 +13,7 @@ from typing import Any
 
 from compass_jax.config import ConfigError
 from compass_jax.config.named import load
-from compass_jax.config.stages import Evaluate, Export, Merge, Rl, Rows, Sft, Stage
+from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows, Sft, Stage
 
 SUMMARY = "summary.json"
 Output = Callable[[str], Path]  # the rows or weights of the stage of a name
@@ -26,6 +26,7 @@ def work(stage: Stage, folder: Path, output: Output) -> int:
     """
     kinds: dict[type, Callable[[Any, Path, Output], int | None]] = {
         Rows: _rows,
+        Prepare: _prepare,
         Sft: _sft,
         Rl: _rl,
         Merge: _merge,
@@ -51,6 +52,17 @@ def _rows(stage: Rows, folder: Path, _: Output) -> None:
     print(f"{count} rows: {folder / stage.OUTPUT}")
 
 
+def _prepare(stage: Prepare, folder: Path, _: Output) -> None:
+    from rich.console import Console
+
+    from compass_jax.data.prepare.report import table
+    from compass_jax.data.prepare.run import prepare
+    from compass_jax.report import summary_table
+
+    tally = prepare(stage.settings, str(folder), print)
+    Console(soft_wrap=True).print(summary_table(table(tally), title=f"{tally.rows:,} rows"))
+
+
 def _sft(stage: Sft, folder: Path, output: Output) -> int:
     from compass_jax.training.sft import run_sft
 
@@ -73,7 +85,21 @@ def _status(result: dict[str, Any]) -> int:
 
 
 def _merge(stage: Merge, folder: Path, output: Output) -> None:
-    raise NotImplementedError
+    from compass_jax.commands.merge import routers_from
+    from compass_jax.weights.merge import method_of
+    from compass_jax.weights.merge_folders import merge_folders
+
+    out = folder / stage.OUTPUT
+    if out.exists():  # it appears when it is whole
+        return
+    weights, density = stage.weights or None, stage.density or None
+    method = method_of(stage.method, len(stage.parents), weights, density)
+    models = [output(name) for name in stage.parents]
+    whose = routers_from(stage.routers)
+    merge_folders(
+        output(stage.base), models, out, method, scale=stage.scale, routers_from=whose, tell=print
+    )
+    print(f"written: {out}")
 
 
 def _evaluate(stage: Evaluate, folder: Path, output: Output) -> None:
