@@ -83,6 +83,7 @@ LAYERS = {
     "runs.signals": set(),
     "report": RUN,
     "experience.evaluate": ANY,
+    "experience.evaluated": (MODEL | {"rollout", "rl", "rewards", "experience", "runs"}),
     "runs": {"config", "untrusted", "trackers", "runs"},
     "commands": ANY,
     "serving": {"records", "config", "untrusted", "data", "rollout", "serving"},

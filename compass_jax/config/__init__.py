@@ -11,9 +11,9 @@ from __future__ import annotations
 from compass_jax.config.data import (
     DataConfig,
     EvalConfig,
+    EvalSet,
     FileSource,
     ProceduralSource,
-    RewardConfig,
     RolloutConfig,
     TaskSource,
 )
@@ -23,6 +23,7 @@ from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.objective import Objective, objective_class
+from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.run import RunConfig
 from compass_jax.config.training import (
     CorrectionConfig,
@@ -40,6 +41,7 @@ __all__ = [
     "DataConfig",
     "EngineJudgeConfig",
     "EvalConfig",
+    "EvalSet",
     "FileSource",
     "JudgeConfig",
     "LogConfig",

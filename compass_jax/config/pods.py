@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from compass_jax.config.data import DataConfig, FileSource, RewardConfig, RolloutConfig
+from compass_jax.config.data import DataConfig, FileSource, RolloutConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
+from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.run import RunConfig
 from compass_jax.config.training import (
     CorrectionConfig,

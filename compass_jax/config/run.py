@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from compass_jax.config.data import DataConfig, EvalConfig, RewardConfig, RolloutConfig
+from compass_jax.config.data import DataConfig, EvalConfig, RolloutConfig
 from compass_jax.config.errors import check
 from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig
 from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
 from compass_jax.config.ranges import Count, CountOrOff, Range, check_fields
+from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.training import RLConfig, SFTConfig
 from compass_jax.config.verifiers import check_rewards, smallest_gap
 

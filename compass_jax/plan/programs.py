@@ -100,8 +100,7 @@ def run_programs(
         layout=engine.layout,
     )
     yield sync
-    evaluation = evaluation_uses(config) if config.data.eval_prompts else ()
-    uses = (training_use(engine, config.rl, talks(config.data)), *evaluation)
+    uses = (training_use(engine, config.rl, talks(config.data)), *evaluation_uses(config))
     yield from sampling_programs(engine, sync, uses)
     yield from training_programs(config, model, state)
 

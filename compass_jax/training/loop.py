@@ -29,7 +29,7 @@ import numpy as np
 
 from compass_jax.config import RunConfig
 from compass_jax.data.keep import kept_prompts
-from compass_jax.data.prompts import fitting, heldout_prompts, train_prompts
+from compass_jax.data.prompts import evaluation_sets, fitting, in_words, train_prompts
 from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.experience.assemble import assemble
@@ -102,8 +102,7 @@ class RLTrainer:
         self.filter_tokens = 0
         if config.data.keep_file:
             prompts, self.filter_tokens = kept_prompts(prompts, config.data.keep_file)
-        heldout = heldout_prompts(config.data, self.tokenizer, config.seed, once)
-        self.heldout = fitting(heldout, longest, config.data.overlong, once)
+        self.evaluated = evaluation_sets(config, self.tokenizer, once)
         self.stream = PromptStream(
             prompts, config.seed, [source.repeat for source in config.data.sources]
         )
@@ -380,17 +379,17 @@ class RLTrainer:
 
     def header(self) -> list[str]:
         """The first lines that a person sees."""
-        work = f"{len(self.stream):,} prompts, {len(self.heldout):,} held out"
+        work = f"{len(self.stream):,} prompts, {in_words(self.evaluated)}"
         parameters = sum(x.size for x in jax.tree.leaves(self.learner.state.params))
         return header(self.config, work, parameters, self.done_steps, self.rl.steps)
 
     # ---- accounts --------------------------------------------------------------------------------
 
     def evaluate(self) -> Evaluation:
-        """Held-out accuracy of the current policy (see evaluate.evaluate)."""
+        """Accuracy of the current policy on each set (see evaluate.evaluate)."""
         self.telemetry.phase("evaluation")
         found = evaluate(
-            self.engine, self.decode, self.heldout, self.tokenizer, self.scorer, self.config
+            self.engine, self.decode, self.evaluated, self.tokenizer, self.scorer, self.config
         )
         if found.warning:
             self.notices.warn(found.warning)

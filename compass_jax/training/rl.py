@@ -68,7 +68,7 @@ def _run(
     saved = trainer.done_steps
     last: dict[str, float] = {}
     for number, last in trainer.steps():
-        if trainer.heldout and config.rl.eval_every and number % config.rl.eval_every == 0:
+        if trainer.evaluated and config.rl.eval_every and number % config.rl.eval_every == 0:
             found = trainer.evaluate()
             telemetry.note(f"step {number}, {found.line()}")
             last |= found.metrics()
@@ -96,7 +96,7 @@ def _run(
             " continues"
         )
         return {"steps": trainer.done_steps, "stopped": True, **last}
-    result = trainer.evaluate() if trainer.heldout else None
+    result = trainer.evaluate() if trainer.evaluated else None
     if result is not None:
         telemetry.note(result.line())
         if is_main_process():
