@@ -159,8 +159,11 @@ class Evaluate:
     """
 
     def validate(self) -> None:
-        data = self.run.data
-        check(data.eval_prompts > 0, "run.data.eval_prompts = 0: there is nothing to evaluate on")
+        check(
+            self.run.data.evaluated,
+            "run.data.eval_prompts = 0 and run.data.eval_sets is empty: there is nothing to"
+            " evaluate on",
+        )
 
 
 @dataclass(frozen=True)

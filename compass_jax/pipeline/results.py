@@ -37,11 +37,6 @@ def results(record: Record) -> dict[str, Any]:
 def sets_of(file: Path) -> dict[str, Any]:
     """Set -> its numbers, of a summary.json of an evaluation. ConfigError for another file."""
     plain = read_json(file, error=ConfigError)
-    if "sets" not in plain:  # TEMPORARY
-        return {
-            x: {"avg_at_k": v[1], "avg_at_k_se": 0.0, "prompts": v[0]}
-            for x, v in plain["labels"].items()
-        }
     try:
         return {str(name): dict(numbers) for name, numbers in plain["sets"].items()}
     except (TypeError, KeyError, AttributeError, ValueError) as error:
@@ -59,7 +54,10 @@ def rows(found: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
 def _cell(numbers: dict[str, Any] | None) -> str:
     if numbers is None:
         return ""
-    return f"{100 * numbers['avg_at_k']:.1f} ± {100 * numbers['avg_at_k_se']:.1f}"
+    mean, error = numbers["avg_at_k"], numbers["avg_at_k_se"]
+    if mean is None:
+        return "unknown"
+    return f"{100 * mean:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
 
 
 def markdown(found: dict[str, dict[str, Any]]) -> str:
