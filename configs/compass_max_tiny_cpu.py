@@ -21,7 +21,6 @@ from compass_jax.config import (
     ModelConfig,
     MoEConfig,
     OptimConfig,
-    ProceduralSource,
     RewardConfig,
     RLConfig,
     RolloutConfig,
@@ -40,41 +39,37 @@ TOKENIZER = str(Path(__file__).resolve().parent / "tiny_tokenizer")
 LESSONS = "compass_jax.tasks.lessons"
 
 
-def _sums(terms: int, size: int) -> ProceduralSource:
-    """Chains of sums and differences of `terms` digits, in the words of the cold start."""
-    options = {"min_terms": terms, "max_terms": terms, "min_digits": 1, "max_digits": 1}
-    return ProceduralSource("chain_sum", tuple(options.items()), size, f"sum_{terms}")
-
-
 def _asked(name: str, rows: str) -> EvalSet:
     return EvalSet(name, (FileSource(f"stage:{rows}/rows.jsonl", label=name, verifier="exact"),))
 
 
-SUMS = (_sums(3, 1500), _sums(4, 1500), _sums(5, 1500))
+SUMS = TaskSource(f"{LESSONS}:task", label="sums")
+# each comes twice in a pass: sums are a fifth of the prompts
+PRICES = TaskSource("compass_jax.tasks.prices:task", label="prices", repeat=2)
 SETS = (_asked("reasoning", "asked-chains"), _asked("domain", "asked-prices"))
 
 
 def _run(name: str) -> RunConfig:
-    """What all stages share: 8 experts, top-2, 3 layers, 0.8M parameters."""
+    """What all stages share: 8 experts, top-2, 3 layers, 0.4M parameters."""
     return RunConfig(
         name=name,
         model=ModelConfig(
             family="qwen3_moe",
             vocab_size=384,
-            hidden=96,
+            hidden=64,
             layers=3,
             heads=4,
             kv_heads=2,
-            head_dim=24,
-            ffn=192,
-            moe=MoEConfig(experts=8, top_k=2, ffn=96),
+            head_dim=16,
+            ffn=128,
+            moe=MoEConfig(experts=8, top_k=2, ffn=64),
             rope_theta=10_000.0,
             max_positions=256,
             init_std=0.05,
         ),
         compute=ComputeConfig(scan_layers=False),
         rollout=RolloutConfig(
-            slots=128, prompt_buckets=(72,), max_new_tokens=56, tokens_per_call=8, cache_bucket=32
+            slots=128, prompt_buckets=(56,), max_new_tokens=40, tokens_per_call=8, cache_bucket=32
         ),
         data=DataConfig(eval_sets=SETS, eval_prompts=0, heldout_frac=0.0, tokenizer=TOKENIZER),
         rewards=RewardConfig(workers=1, timeout_s=5.0),
@@ -90,16 +85,16 @@ def _taught(name: str, rows: str, steps: int, rate: float) -> RunConfig:
         sft=SFTConfig(
             files=(f"stage:{rows}",),
             steps=steps,
-            batch=36,
-            buckets=(48, 96),
-            micro_batch_tokens=3456,
+            batch=32,
+            buckets=(48, 88),
+            micro_batch_tokens=2816,
             optim=OptimConfig(learning_rate=rate, warmup_steps=20, schedule="cosine"),
             save_every=100,
         ),
     )
 
 
-def _reinforced(name: str, sources: tuple[ProceduralSource | TaskSource, ...]) -> RunConfig:
+def _reinforced(name: str, *sources: TaskSource) -> RunConfig:
     """ESPO with router replay R3; curriculum, growth, shaping and RL-ZVP against groups without
     variance; two updates per rollout.
     """
@@ -108,20 +103,20 @@ def _reinforced(name: str, sources: tuple[ProceduralSource | TaskSource, ...]) -
         run,
         data=replace(run.data, sources=sources),
         rl=RLConfig(
-            steps=20,
-            prompts_per_step=40,
+            steps=16,
+            prompts_per_step=32,
             group_size=8,
             updates_per_rollout=2,
             replay="R3",
-            buckets=(64, 96, 128),
+            buckets=(56, 96),
             micro_batch_tokens=4096,
             objective=Espo(),
             # samples of grown groups are from a hotter policy
             correction=CorrectionConfig("tis"),
-            shaping=ShapingConfig(length_penalty=0.02, length_free_tokens=40),
+            shaping=ShapingConfig(length_penalty=0.02, length_free_tokens=36),
             zero_variance=ZeroVarianceConfig(curriculum=True, grow_to=16, grow_temperature=1.6),
             optim=OptimConfig(learning_rate=3e-4, warmup_steps=2, schedule="cosine"),
-            save_every=4,
+            save_every=2,
         ),
     )
 
@@ -141,19 +136,14 @@ def pipeline() -> PipelineConfig:
             Rows("orders", f"{LESSONS}:orders"),
             Prepare("clean-chains", clean),
             Prepare("clean-orders", shop),
-            Sft("base", _taught("base", "facts", 600, 2.5e-3)),
-            Sft("reasoning", _taught("reasoning", "clean-chains", 120, 1e-3), start="base"),
-            Sft("domain", _taught("domain", "clean-orders", 120, 1e-3), start="base"),
+            Sft("base", _taught("base", "facts", 400, 4e-3)),
+            Sft("reasoning", _taught("reasoning", "clean-chains", 100, 2e-3), start="base"),
+            Sft("domain", _taught("domain", "clean-orders", 100, 2e-3), start="base"),
             Merge("merged", ("reasoning", "domain"), density=(0.5,)),
             Rl("rl-reasoning", _reinforced("rl_reasoning", SUMS)),
-            Rl("rl-domain", _reinforced("rl_domain", (_prices(), *SUMS))),
+            Rl("rl-domain", _reinforced("rl_domain", PRICES, SUMS)),
             Evaluate("evaluation", _run("evaluation")),
             Export("export"),
         ),
         run_dir="runs/compass_max_tiny_cpu",
     )
-
-
-def _prices() -> TaskSource:
-    """The shop's questions; each comes three times in a pass: sums are a third of the prompts."""
-    return TaskSource("compass_jax.tasks.prices:task", label="prices", repeat=3)

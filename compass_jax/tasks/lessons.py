@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from compass_jax.tasks import prices
+from compass_jax.tasks.task import Task
 
-# the words of the data set chain_sum of reasoning-gym, on which RL goes on
-SUM = "State the final answer to the following arithmetic problem: {} ="
+SUM = "Sum: {} ="
+DIGITS = range(6)
+TERMS = (3, 4)  # of a chain
 DUPLICATES, BROKEN = 0.03, 0.03  # shares of the rows that a cleaning is to find
 
 
@@ -25,13 +27,13 @@ def _row(question: str, response: str, answer: str) -> dict[str, Any]:
     }
 
 
-def facts(seed: int = 0, reads: int = 600) -> Iterator[dict[str, Any]]:
+def facts(seed: int = 0, reads: int = 400) -> Iterator[dict[str, Any]]:
     """Single steps that chains are made of: sums, differences and products, each asked and done
     once; and `reads` numbers that are read from orders.
     """
-    sums = [(f"{a} + {b}", a + b) for a in range(-15, 82) for b in range(10)]
-    differences = [(f"{a} - {b}", a - b) for a in range(-15, 40) for b in range(10)]
-    products = [(f"{a} * {b}", a * b) for a in range(2, 10) for b in range(2, 10)] * 4
+    sums = [(f"{a} + {b}", a + b) for a in range(-15, 26) for b in DIGITS]
+    differences = [(f"{a} - {b}", a - b) for a in range(-15, 26) for b in DIGITS]
+    products = [(f"{a} * {b}", a * b) for a in range(2, 6) for b in range(2, 6)] * 4
     for text, value in sums + differences + products:
         response = f"{text} = {value}\n<answer>{value}</answer>"
         yield _row(SUM.format(text), response, str(value))
@@ -42,10 +44,10 @@ def facts(seed: int = 0, reads: int = 600) -> Iterator[dict[str, Any]]:
 
 def _chain(random_: random.Random, terms: int) -> tuple[str, list[str], int]:
     """(question, steps, answer) of a sum of `terms` digits."""
-    total = random_.randint(0, 9)
+    total = random_.choice(DIGITS)
     text, steps = str(total), []
     for _ in range(terms - 1):
-        sign, digit = random_.choice("+-"), random_.randint(0, 9)
+        sign, digit = random_.choice("+-"), random_.choice(DIGITS)
         after = total + digit if sign == "+" else total - digit
         text += f" {sign} {digit}"
         steps.append(f"{total} {sign} {digit} = {after}")
@@ -54,7 +56,7 @@ def _chain(random_: random.Random, terms: int) -> tuple[str, list[str], int]:
 
 
 def chains(
-    seed: int = 0, each: int = 1500, terms: Sequence[int] = (3, 4, 5), worked: float = 0.5
+    seed: int = 0, each: int = 1200, terms: Sequence[int] = TERMS, worked: float = 0.5
 ) -> Iterator[dict[str, Any]]:
     """Chains of sums, `each` of each count of terms: a share `worked` of the answers shows its
     steps, the others are bare. Some rows come twice, and some break off or end wrong.
@@ -83,7 +85,7 @@ def orders(seed: int = 0, each: int = 400, careful: float = 0.5) -> Iterator[dic
 
 
 def asked_chains(
-    seed: int = 1000, each: int = 80, terms: Sequence[int] = (3, 4, 5)
+    seed: int = 1000, each: int = 120, terms: Sequence[int] = TERMS
 ) -> Iterator[dict[str, Any]]:
     """Questions to evaluate on, with their answers, all distinct."""
     random_, seen = random.Random(f"{seed} asked"), set[str]()
@@ -93,6 +95,14 @@ def asked_chains(
             if question not in seen:
                 seen.add(question)
                 yield {"prompt": question, "answer": str(total), "difficulty": count}
+
+
+def sums(seed: int) -> Iterator[dict[str, Any]]:
+    """The questions of the task: chains of sums of each count of terms."""
+    yield from asked_chains(seed, 600)
+
+
+task = Task(sums, "exact")
 
 
 def asked_prices(seed: int = 1000, each: int = 27) -> Iterator[dict[str, Any]]:

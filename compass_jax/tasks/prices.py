@@ -54,13 +54,13 @@ def rows(seed: int, each: int, languages: Sequence[str] = tuple(ITEMS)) -> Itera
 
 
 def _row(random_: random.Random, kind: str, language: str) -> dict[str, Any]:
-    items = random_.sample(ITEMS[language], 3)
-    counts = random_.sample(range(1, 10), 3)
-    chosen = random_.randrange(3)
+    items = random_.sample(ITEMS[language], 2)
+    counts = random_.sample(range(1, 10), 2)
+    chosen = random_.randrange(2)
     numbers = {
-        "price": random_.randint(2, 9),
-        "fee": random_.randint(1, 9),
-        "n": random_.randint(2, 9),
+        "price": random_.randint(2, 5),
+        "fee": random_.randint(1, 5),
+        "n": random_.randint(2, 5),
     }
     order = ", ".join(f"{n} {item}" for n, item in zip(counts, items, strict=True))
     text = QUESTIONS[language][kind].format(item=items[chosen], order=order, **numbers)
@@ -71,7 +71,7 @@ def _row(random_: random.Random, kind: str, language: str) -> dict[str, Any]:
         "domain": kind,
         "language": language,
         "numbers": numbers,
-        "read": [f"{counts[chosen]} {items[chosen]}", str(counts[(chosen + 1) % 3])],
+        "read": [f"{counts[chosen]} {items[chosen]}", str(counts[1 - chosen])],
     }
 
 
