@@ -66,7 +66,7 @@ def test_rows_are_cleaned_learnt_merged_and_measured(tmp_path, monkeypatch):
     begun = json.loads((tmp_path / "04-base" / "config.json").read_text())
     assert begun["sft"]["files"] == [str(tmp_path / "03-clean" / "train.jsonl")]
     merged = read_record(tmp_path / "07-merged" / "merged")
-    assert [Path(one["path"]).name for one in merged["models"]] == ["05-a", "06-b"]
+    assert [Path(one["folder"]).name for one in merged["models"]] == ["05-a", "06-b"]
     found = json.loads((tmp_path / "results.json").read_text())["stages"]
     summary = json.loads((tmp_path / "08-measured" / "merged" / "summary.json").read_text())
     assert found == {"merged": summary["sets"]} and found["merged"]["heldout"]["prompts"] == 4
