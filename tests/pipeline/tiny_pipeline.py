@@ -1,5 +1,5 @@
-"""A pipeline of seconds: rows, two SFT runs from one base, RL, evaluation and export of the tiny
-run's model. Also a configuration file for `compass pipeline`.
+"""A pipeline of seconds: rows, SFT on them, RL, evaluation and export of the tiny run's model. Also
+a configuration file for `compass pipeline`.
 """
 
 import dataclasses
@@ -15,10 +15,11 @@ MADE = str(Path(__file__).with_name("made_rows.py"))
 
 
 def tiny_pipeline(run_dir: str = "runs/tiny_pipeline") -> PipelineConfig:
-    """Seven stages of one to three steps."""
+    """Six stages of one to three steps."""
     run = dataclasses.replace(tiny_run(), trackers=(), show_samples_every=0)
-    run = dataclasses.replace(run, sft=dataclasses.replace(run.sft, save_every=1))
-    bare = dataclasses.replace(run.sft, procedural=())
+    run = dataclasses.replace(
+        run, sft=dataclasses.replace(run.sft, procedural=(), save_every=1, buckets=(56,))
+    )
     asked = FileSource("stage:asked/rows.jsonl", label="asked", verifier="exact")
     sets = dataclasses.replace(run.data, eval_sources=(*run.data.sources, asked))
     return PipelineConfig(
@@ -26,7 +27,6 @@ def tiny_pipeline(run_dir: str = "runs/tiny_pipeline") -> PipelineConfig:
             Rows("asked", f"{MADE}:asked", {"count": 6}),
             Rows("taught", f"{MADE}:taught", {"count": 12}),
             Sft("base", run),
-            Sft("parent", dataclasses.replace(run, sft=bare, seed=1)),
             Rl("rl", run),
             Evaluate("measured", dataclasses.replace(run, data=sets), of=("base", "rl")),
             Export("exported", start="rl"),
