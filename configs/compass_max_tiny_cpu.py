@@ -94,11 +94,17 @@ def _taught(name: str, rows: str, steps: int, rate: float) -> RunConfig:
     )
 
 
+def _asked_long(name: str) -> RunConfig:
+    """With room for the longest questions, which evaluation and RL ask."""
+    run = _run(name)
+    return replace(run, rollout=replace(run.rollout, prompt_buckets=(64,)))
+
+
 def _reinforced(name: str, *sources: TaskSource) -> RunConfig:
     """ESPO with router replay R3; curriculum, growth, shaping and RL-ZVP against groups without
     variance; two updates per rollout.
     """
-    run = _run(name)
+    run = _asked_long(name)
     return replace(
         run,
         data=replace(run.data, sources=sources),
@@ -108,7 +114,7 @@ def _reinforced(name: str, *sources: TaskSource) -> RunConfig:
             group_size=8,
             updates_per_rollout=2,
             replay="R3",
-            buckets=(56, 96),
+            buckets=(56, 104),
             micro_batch_tokens=4096,
             objective=Espo(),
             # samples of grown groups are from a hotter policy
@@ -140,10 +146,10 @@ def pipeline() -> PipelineConfig:
             Sft("reasoning", _taught("reasoning", "clean-chains", 100, 2e-3), start="base"),
             Sft("domain", _taught("domain", "clean-orders", 100, 2e-3), start="base"),
             Merge("merged", ("reasoning", "domain"), density=(0.5,)),
-            Evaluate("before-rl", _run("before_rl")),
+            Evaluate("before-rl", _asked_long("before_rl")),
             Rl("rl-reasoning", _reinforced("rl_reasoning", SUMS)),
             Rl("rl-domain", _reinforced("rl_domain", PRICES, SUMS)),
-            Evaluate("after-rl", _run("after_rl"), of=("rl-reasoning", "rl-domain")),
+            Evaluate("after-rl", _asked_long("after_rl"), of=("rl-reasoning", "rl-domain")),
             Export("export"),
         ),
         run_dir="runs/compass_max_tiny_cpu",

@@ -13,8 +13,9 @@ from typing import Any
 
 from compass_jax.config import ConfigError
 from compass_jax.config.io import differences, from_plain, to_plain
+from compass_jax.config.named import file_of
 from compass_jax.config.pipeline import PipelineConfig, inputs, texts, with_texts
-from compass_jax.config.stages import Rl, Sft, Stage
+from compass_jax.config.stages import Rl, Rows, Sft, Stage
 from compass_jax.runs.rundir import MAY_CHANGE, MESHES, write_atomically
 from compass_jax.untrusted import read_json
 
@@ -109,7 +110,7 @@ class Record:
         if changed := _changed(begun_with(self.folder / entry.folder), stage):
             return changed
         for name, now in outside(stage).items():
-            if entry.outside.get(name) != now:
+            if entry.outside.get(name, now) != now:
                 return f"{name} holds something else"
         if entry.state == DONE and entry.made != held(_kept(stage, self.output(stage.name))):
             return f"{self.output(stage.name)} is not what the stage left there"
@@ -160,8 +161,13 @@ def begun_with(folder: Path) -> Stage:
 
 
 def outside(stage: Stage) -> dict[str, str]:
-    """File -> what it holds, of all files that a stage's settings name and no stage makes."""
-    return {text: held(Path(text)) for text in sorted(set(texts(stage))) if os.path.isfile(text)}
+    """File -> what it holds, of all files that a stage's settings name and no stage makes, that of
+    its function included.
+    """
+    named = set(texts(stage))
+    if isinstance(stage, Rows) and (file := file_of(stage.function)):
+        named.add(str(file))
+    return {text: held(Path(text)) for text in sorted(named) if os.path.isfile(text)}
 
 
 def held(path: Path) -> str:

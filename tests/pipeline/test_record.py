@@ -136,6 +136,17 @@ def test_a_file_that_changed_is_told_whoever_made_it(tmp_path):
     assert "is not what the stage left there" in Record(given).stale()["rows"]
 
 
+def test_rows_are_stale_where_their_functions_file_changed(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def mine():\n    yield {'prompt': 'x'}\n")
+    stages = (Rows("rows", f"{file}:mine"),)
+    given = PipelineConfig(stages, str(tmp_path / "out")).validate()
+    run_pipeline(given, do=Doer())
+    assert not Record(given).stale()
+    file.write_text("def mine():\n    yield {'prompt': 'y'}\n")
+    assert Record(given).stale() == {"rows": f"{file} holds something else"}
+
+
 def test_another_kind_of_stage_under_the_name_is_told(tmp_path):
     run_pipeline(config(tmp_path), do=Doer())
     others = config(tmp_path).stages[:-1]
