@@ -34,6 +34,7 @@ LAYERS = {
     "tpu_versions": {"config", "extras"},
     "untrusted": set(),
     "plan": ANY,
+    "pipeline": ANY,
     "distributed": {"config"},
     "families": {"config", "families"},
     "sharding": BASE,

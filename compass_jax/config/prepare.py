@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from compass_jax.config.data import MOST_TIMEOUT_S, FileSource
+from compass_jax.config.data import FileSource
 from compass_jax.config.errors import check
 from compass_jax.config.named import absolute
 from compass_jax.config.ranges import (
@@ -17,6 +17,7 @@ from compass_jax.config.ranges import (
     Text,
     check_fields,
 )
+from compass_jax.config.rewards import MOST_TIMEOUT_S
 from compass_jax.config.verifiers import JUDGE, VERDICT, check_names
 
 MOST_GRAM = 64  # words
