@@ -24,6 +24,7 @@ from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.objective import Objective, objective_class
 from compass_jax.config.run import RunConfig
+from compass_jax.config.stages import RLStage
 from compass_jax.config.training import (
     CorrectionConfig,
     OptimConfig,
@@ -50,6 +51,7 @@ __all__ = [
     "OptimConfig",
     "ProceduralSource",
     "RLConfig",
+    "RLStage",
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",

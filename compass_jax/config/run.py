@@ -12,6 +12,7 @@ from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
 from compass_jax.config.ranges import Count, CountOrOff, Range, check_fields
+from compass_jax.config.stages import check_each_stage
 from compass_jax.config.training import RLConfig, SFTConfig
 from compass_jax.config.verifiers import check_rewards, smallest_gap
 
@@ -221,4 +222,5 @@ class RunConfig:
                 f" {r.max_new_tokens}: rl.shaping.{penalty} could never act",
             )
         check(bool(self.data.sources), "data.sources is empty: RL needs prompts")
+        check_each_stage(self)
         return self

@@ -18,6 +18,7 @@ from compass_jax.config.ranges import (
     Tokens,
     check_fields,
 )
+from compass_jax.config.stages import RLStage, check_stages
 
 Bound = Annotated[float, Range(0, 1e6)]  # of a ratio of probabilities
 Decay = Annotated[float, Range(0, 0.9999999)]
@@ -295,6 +296,8 @@ class RLConfig:
     """
     permute_rewards: bool = False
     """Rewards are shuffled within each group: a control experiment, which should learn nothing."""
+    stages: tuple[RLStage, ...] = ()
+    """From a step on settings are others (docs/concepts/curriculum.md); none: they stay."""
 
     @property
     def capacity(self) -> int:
@@ -368,6 +371,7 @@ class RLConfig:
         self.shaping.validate()
         self.zero_variance.validate()
         self.optim.validate("rl.optim")
+        check_stages(self)
 
     def _validate_partial(self) -> None:
         key = f"rl.partial_prompts = {self.partial_prompts}"
