@@ -62,7 +62,8 @@ LAYERS = {
     "data": {"records", "config", "untrusted", "tasks", "data", "rewards.judge"},
     "weights": MODEL | {"families", "weights", "distributed"},
     "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},
-    "training.notices": MODEL | {"rl", "training", "experience"},
+    "training.notices": MODEL | {"rl", "training", "experience", "rewards"},
+    "training.samples": MODEL | {"training", "data", "experience", "runs", "serving"},
     "training.session": (
         MODEL
         | {"training", "data", "distributed", "runs", "rewards", "weights"}

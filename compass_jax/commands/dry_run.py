@@ -11,15 +11,18 @@ from dataclasses import replace
 
 from compass_jax.commands.settings_help import WIDTH, settings
 from compass_jax.config import ConfigError, RunConfig
+from compass_jax.data.difficulty import label_of
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.pairs import encode_pairs, split_pairs
 from compass_jax.data.prompts import fitting, heldout_prompts, train_prompts
 from compass_jax.data.sft import sft_examples
 from compass_jax.model.params import param_count
+from compass_jax.records import Prompt
 from compass_jax.runs.rundir import look_into
 from compass_jax.sharding import placements
 from compass_jax.trackers.opened import check_trackers
 from compass_jax.training.header import header, model_in_words
+from compass_jax.training.notices import idle_settings
 from compass_jax.training.session import load_tokenizer, open_scorer
 from compass_jax.weights import checkpoint
 from compass_jax.weights.start import check_weights
@@ -81,7 +84,9 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
     begun = look_into(config.directory, config)
     if command == "train":
         train, heldout = _prompts(config, tell)
-        work, total = f"{train:,} prompts, {heldout:,} held out", config.rl.steps
+        for text in idle_settings(config, len(train), len({label_of(x) for x in train})):
+            tell(text)
+        work, total = f"{len(train):,} prompts, {len(heldout):,} held out", config.rl.steps
     else:
         tokenizer, total = load_tokenizer(config), config.sft.steps
         if command == "scalar":
@@ -108,12 +113,12 @@ def _reading(config: RunConfig, command: str, weights: str | None, tell: Tell) -
     rows = {
         "model": model_in_words(config.model, param_count(config.model)),
         "weights": weights or config.init_from or "random",
-        "prompts": f"{train:,} of the training, {heldout:,} held out",
+        "prompts": f"{len(train):,} of the training, {len(heldout):,} held out",
     }
     return [f"{name:9}  {value}" for name, value in rows.items()]
 
 
-def _prompts(config: RunConfig, tell: Tell) -> tuple[int, int]:
+def _prompts(config: RunConfig, tell: Tell) -> tuple[list[Prompt], list[Prompt]]:
     """(prompts of the training, held-out ones) that are left."""
     tokenizer, longest = load_tokenizer(config), config.rollout.prompt_buckets[-1]
     said: set[str] = set()
@@ -125,7 +130,6 @@ def _prompts(config: RunConfig, tell: Tell) -> tuple[int, int]:
 
     train = train_prompts(config.data, tokenizer, config.seed, once)
     train = fitting(train, longest, config.data.overlong, once)
-    if config.data.keep_file:
-        train = kept_prompts(train, config.data.keep_file)[0]
+    train = kept_prompts(train, config.data.keep_file).prompts
     heldout = heldout_prompts(config.data, tokenizer, config.seed, once)
-    return len(train), len(fitting(heldout, longest, config.data.overlong, once))
+    return train, fitting(heldout, longest, config.data.overlong, once)

@@ -77,6 +77,10 @@ class Stage(NamedTuple):
     number: int = 0  # from 0, as rl.stages counts them
     end: int = 0  # steps of the run after which it ends
     mix: tuple[Band, ...] | None = None  # None: no stage of the run has one
+    total: int = 0  # of all stages; 0: the run has none
+
+
+WHOLE_RUN = Stage()  # where nobody counts its steps
 
 
 def stage_at(rl: RLConfig, done_steps: int) -> Stage:
@@ -90,7 +94,7 @@ def stage_at(rl: RLConfig, done_steps: int) -> Stage:
     number = max(i for i, stage in enumerate(stages) if stage.after_steps <= begun)
     later = [stage.after_steps for stage in stages[number + 1 :]]
     mix = stages[number].mix if any(stage.mix for stage in stages) else None
-    return Stage(number, min([*later, rl.steps]), mix)
+    return Stage(number, min([*later, rl.steps]), mix, len(stages))
 
 
 def at_step(config: RunConfig, done_steps: int) -> RunConfig:
