@@ -222,5 +222,4 @@ class RunConfig:
                 f" {r.max_new_tokens}: rl.shaping.{penalty} could never act",
             )
         check(bool(self.data.sources), "data.sources is empty: RL needs prompts")
-        check_each_stage(self)
-        return self
+        return check_each_stage(self)

@@ -158,10 +158,13 @@ def check_stages(rl: RLConfig) -> None:
     )
 
 
-def check_each_stage(config: RunConfig) -> None:
-    """Raises ConfigError, naming the stage, where its settings together could not be a run's."""
+def check_each_stage(config: RunConfig) -> RunConfig:
+    """Returns `config`, or raises ConfigError, naming the stage, where the settings of one together
+    could not be a run's.
+    """
     for i, stage in enumerate(config.rl.stages):
         try:
             _of_stage(config, stage).validate_for_rl()
         except ConfigError as error:
             raise ConfigError(f"rl.stages[{i}] = {shown(stage)}: {error}") from error
+    return config

@@ -297,7 +297,9 @@ class RLConfig:
     permute_rewards: bool = False
     """Rewards are shuffled within each group: a control experiment, which should learn nothing."""
     stages: tuple[RLStage, ...] = ()
-    """From a step on settings are others (docs/concepts/curriculum.md); none: they stay."""
+    """From a step on settings are others (docs/concepts/curriculum.md), the objective too, which is
+    written like rl.objective; none: they stay.
+    """
 
     @property
     def capacity(self) -> int:
