@@ -65,8 +65,7 @@ def base_config(seed: int, smoke: bool) -> RunConfig:
     if not smoke:
         return dataclasses.replace(config, rl=rl)
     few = tuple(dataclasses.replace(s, size=min(s.size, 40)) for s in config.data.sources[:2])
-    stages = (RLStage(), *(dataclasses.replace(s, group_size=None) for s in rl.stages[1:]))
-    stages = tuple(dataclasses.replace(s, after_steps=i) for i, s in enumerate(stages))
+    last = dataclasses.replace(rl.stages[-1], after_steps=1, group_size=None)
     zero = dataclasses.replace(rl.zero_variance, grow_to=8)
     return dataclasses.replace(
         config,
@@ -76,11 +75,11 @@ def base_config(seed: int, smoke: bool) -> RunConfig:
         ),
         rl=dataclasses.replace(
             rl,
-            steps=3,
+            steps=2,
             prompts_per_step=4,
             group_size=4,
             eval_every=1,
-            stages=stages,
+            stages=(RLStage(), last),
             zero_variance=zero,
         ),
     )
