@@ -17,7 +17,6 @@ import hashlib
 import json
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from compass_jax.data.files import (
     check_messages,
     field_of,
     files_of,
+    label_of,
     read_rows,
     refuse_blank,
 )
@@ -272,16 +272,6 @@ def _file_row(
             f" assistant's turn, or name the column that has it in {setting}"
         )
     return _Row(where, asked, answer, row, (reading.prompt, reading.prompt))
-
-
-def label_of(path: str) -> str:
-    """The name of a file without its ending; of a pattern what precedes its first wildcard, or its
-    folder.
-    """
-    folder, _, name = path.rpartition("/")
-    stem = name.rsplit(".", 1)[0]
-    begins = re.split(r"[-_.]*[*?\[]", stem, maxsplit=1)[0]
-    return begins or folder.rpartition("/")[2] or stem
 
 
 def _task_rows(name: str, task: Task, key: str, seed: int) -> Iterator[_Row]:
