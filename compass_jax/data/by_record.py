@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -35,7 +36,7 @@ from compass_jax.data.raw import (
 from compass_jax.untrusted import MOST_LINE_BYTES, open_regular
 
 FORMAT = 1  # of what is kept: a number for each change of it
-SCAN_BYTES = 4 * 2**20
+SCAN_BYTES, SCANS = 2**20, 4  # a scan reads so many blocks of this size at once, each in a thread
 PARTS, PART_BYTES = 16, 64 * 2**10  # of a file's content, which its key is made of
 OFFSET = np.dtype("<u8")
 
@@ -197,36 +198,29 @@ def _kept(folder: Path, name: str, make: Callable[[Path], None]) -> Path:
 
 def _index(plain: str, to: Path) -> None:
     """Writes where each line starts, and where the last one ends."""
-    block = bytearray(SCAN_BYTES)
-    position, last = 0, 0
+    last = 0
     with open_regular(plain, error=DataError) as lines, open(to, "wb") as index:
         opened = _stamp(lines.fileno())
+
+        def ends_in(start: int) -> np.ndarray:
+            block = np.frombuffer(os.pread(lines.fileno(), SCAN_BYTES, start), np.uint8)
+            return np.flatnonzero(block == ord("\n")) + (start + 1)
+
         index.write(np.zeros(1, OFFSET).tobytes())
-        for count in _blocks(lines.fileno(), block, plain):
-            ends = np.flatnonzero(np.frombuffer(block, np.uint8, count) == ord("\n"))
-            ends += position + 1
-            index.write(ends.astype(OFFSET).tobytes())
-            last = int(ends[-1]) if len(ends) else last
-            position += count
-        if last < position:
-            index.write(np.array([position], OFFSET).tobytes())
+        starts = range(0, opened[0], SCAN_BYTES)
+        with ThreadPoolExecutor(SCANS) as pool:
+            for first in range(0, len(starts), SCANS):
+                try:
+                    found = list(pool.map(ends_in, starts[first : first + SCANS]))
+                except OSError as error:
+                    place = f"after byte {starts[first]:,}"
+                    raise unreadable(plain, place, error) from error
+                for ends in found:
+                    index.write(ends.astype(OFFSET).tobytes())
+                    last = int(ends[-1]) if len(ends) else last
+        if last < opened[0]:
+            index.write(np.array([opened[0]], OFFSET).tobytes())
         _refuse_changed(lines.fileno(), opened, plain)
-
-
-def _blocks(file: int, block: bytearray, path: str) -> Iterator[int]:
-    """How many bytes of the file, from its beginning, lie in `block`, which is filled anew each
-    time.
-    """
-    position = 0
-    while True:
-        try:
-            count = os.preadv(file, [block], position)
-        except OSError as error:
-            raise unreadable(path, f"after byte {position:,}", error) from error
-        if not count:
-            return
-        position += count
-        yield count
 
 
 def _unpack(path: str, fields: Mapping[str, str], others: Iterable[str], to: Path) -> None:
