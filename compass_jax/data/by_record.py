@@ -37,7 +37,7 @@ from compass_jax.untrusted import MOST_LINE_BYTES, open_regular
 
 FORMAT = 1  # of what is kept: a number for each change of it
 SCAN_BYTES, SCANS = 2**20, 4  # a scan reads so many blocks of this size at once, each in a thread
-PARTS, PART_BYTES = 16, 64 * 2**10  # of a file's content, which its key is made of
+PARTS, PART_BYTES = 16, 4 * 2**10  # of a file's content, which its key is made of
 OFFSET = np.dtype("<u8")
 
 

@@ -14,9 +14,11 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import parquet
 
+from compass_jax.config import ConfigError, DataConfig, FileSource
 from compass_jax.data import by_record
 from compass_jax.data.by_record import open_rows
 from compass_jax.data.files import DataError, files_of, label_of, read_rows, row_of
+from compass_jax.data.questions import questions
 
 FIELDS = {"messages": "add it"}
 
@@ -224,6 +226,22 @@ def test_memory_holds_a_part_of_the_file_alone(tmp_path):
     finally:
         tracemalloc.stop()
     assert len(rows) == 6_200 and os.path.getsize(path) > 24 * 2**20 and peak < 12 * 2**20
+
+
+def test_prompts_of_rl_come_from_a_folder_of_files_of_every_kind(tmp_path):
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    for number, ending in enumerate(ENDINGS):
+        write(folder / f"{number}{ending}", [{"prompt": f"{number} + 1?", "answer": number + 1}])
+    source = FileSource(str(folder))
+    source.validate("data.sources[0]")
+    found = questions(DataConfig(sources=(source,)), 0, lambda line: None)
+    assert [(one.text, one.answer) for one in found] == [
+        (f"{n} + 1?", str(n + 1)) for n in range(5)
+    ]
+    assert {one.label for one in found} == {"prompts"}
+    with pytest.raises(ConfigError, match=r"\.csv'.*must end in \.jsonl, \.jsonl\.gz.*a folder"):
+        FileSource("rows.csv").validate("data.sources[0]")
 
 
 def test_a_folder_is_the_files_of_rows_in_it(tmp_path):
