@@ -1,6 +1,6 @@
 """What SFT over a large JSONL file costs: seconds to the first batch, memory while batches are
 taken, and whether a run that goes on in the middle of a pass on another number of processes gets
-the same batches.
+the same batches; and seconds to open 256 MiB of rows in each format.
 
     python -m benchmarks.streaming [--gib 5] [--out runs/streaming] [--smoke]
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -168,6 +169,49 @@ def measure(folder: Path, gib: float, batches: int) -> dict[str, Any]:
     return result
 
 
+def other_formats(folder: Path, size: int) -> dict[str, Any]:
+    """Of the same rows in each format: bytes of the file and of what is kept, and seconds to open
+    it the first time.
+    """
+    import pyarrow
+    from array_record.python.array_record_module import ArrayRecordWriter
+    from pyarrow import parquet
+
+    from compass_jax.data.by_record import open_rows
+
+    importlib.import_module("grain")  # seconds, which no format is charged
+    folder = folder / "formats"
+    folder.mkdir(exist_ok=True)
+    plain = folder / "rows.jsonl"
+    make_file(plain, size)
+    text = plain.read_bytes()
+    for ending, codec in ((".gz", "gzip"), (".zst", "zstd")):
+        with pyarrow.CompressedOutputStream(f"{plain}{ending}", codec) as out:
+            out.write(text)
+    lines = text.splitlines()
+    table = pyarrow.Table.from_pylist([json.loads(line) for line in lines])
+    parquet.write_table(table, folder / "rows.parquet")
+    writer = ArrayRecordWriter(str(folder / "rows.arrayrecord"), "group_size:1")
+    for line in lines:
+        writer.write(line)
+    writer.close()
+    found = {}
+    for file in sorted(folder.glob("rows.*")):
+        cache = folder / "cache"
+        began, spent = time.perf_counter(), time.process_time()
+        rows = open_rows(str(file), {"messages": "add it"}, (), str(cache))
+        found[file.name] = {
+            "rows": len(rows),
+            "open_s": round(time.perf_counter() - began, 2),
+            "open_cpu_s": round(time.process_time() - spent, 2),
+            "file_mib": round(file.stat().st_size / 2**20, 1),
+            "kept_mib": round(sum(x.stat().st_size for x in cache.glob("*")) / 2**20, 1),
+        }
+        shutil.rmtree(cache, ignore_errors=True)
+    shutil.rmtree(folder)
+    return found
+
+
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Runs the benchmark, prints its JSON line and returns it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -187,7 +231,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     )
     command = f"python -m benchmarks.streaming --gib {gib:g}"
     machine = {"cores": os.cpu_count(), "load_1_min": round(os.getloadavg()[0], 1)}
-    line = {"command": command, "commit": head.stdout.strip(), **machine, **found}
+    formats = {"formats": other_formats(options.out, 2**20 if options.smoke else 2**28)}
+    line = {"command": command, "commit": head.stdout.strip(), **machine, **found, **formats}
     print(json.dumps(line), flush=True)
     return line
 
