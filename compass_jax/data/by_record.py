@@ -21,7 +21,7 @@ import numpy as np
 from filelock import FileLock
 
 from compass_jax.config.files import ARRAY_RECORDS
-from compass_jax.data.files import empty_file, row_of
+from compass_jax.data.files import empty_file, refuse_half_written
 from compass_jax.data.raw import (
     CODECS,
     DataError,
@@ -82,7 +82,7 @@ def open_rows(path: str, fields: Mapping[str, str], others: Iterable[str], cache
         rows = _Lines(path, plain, index, word, key)
     if not len(rows):
         raise empty_file(path)
-    _refuse_half_written(rows)
+    refuse_half_written(*rows.read([len(rows) - 1])[0])
     return rows
 
 
@@ -154,13 +154,6 @@ def _refuse_changed(file: int, opened: tuple[int, int], path: str) -> None:
             f" {_stamp(file)[0]:,} now): a run needs the same file from its start to its end; put"
             " the old one back, or start a new run"
         )
-
-
-def _refuse_half_written(rows: FileRows) -> None:
-    """Looks at the last row alone: a writer that was ended leaves half of one there."""
-    ((where, raw),) = rows.read([len(rows) - 1])
-    if isinstance(raw, bytes) and not raw.endswith(b"\n"):
-        row_of(where, raw, {})
 
 
 def _key(file: int, path: str) -> str:

@@ -104,6 +104,7 @@ def read_rows(
         try:
             row = row_of(where, raw, fields)
         except DataError as error:
+            refuse_half_written(where, raw)
             bad(error)
             continue
         if row is not None:
@@ -111,6 +112,12 @@ def read_rows(
             yield where, row
     if empty:
         raise empty_file(path)
+
+
+def refuse_half_written(where: str, raw: Raw) -> None:
+    """Raises DataError for a last line without an end that is no JSON: its writer was stopped."""
+    if isinstance(raw, bytes) and not raw.endswith(b"\n"):
+        row_of(where, raw, {})
 
 
 def row_of(where: str, raw: Raw, fields: Mapping[str, str]) -> dict[str, Any] | None:

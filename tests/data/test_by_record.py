@@ -158,7 +158,11 @@ def test_a_file_that_cannot_be_read_is_refused_when_it_is_opened(tmp_path, name)
     path = tmp_path / f"a{ending}"
     if content is not None:
         path.write_bytes(content)
-    for read in (lambda: opened(path, tmp_path / "cache"), lambda: list(read_rows(str(path), {}))):
+    for read in (
+        lambda: opened(path, tmp_path / "cache"),
+        lambda: list(read_rows(str(path), {})),
+        lambda: list(read_rows(str(path), FIELDS, (), lambda error: None)),
+    ):
         with pytest.raises(DataError, match=re.escape(str(path)) + f".*{told}"):
             read()
     assert not list(tmp_path.glob("cache/*.part"))

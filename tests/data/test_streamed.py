@@ -70,7 +70,7 @@ def asked(examples, tokenizer):
 
 def together(count, work):
     """What `work(team)` gives in each of `count` processes, which are threads here."""
-    board, barrier = [b""] * count, threading.Barrier(count, timeout=60)
+    board, barrier = [b""] * count, threading.Barrier(count, timeout=120)
 
     def member(number):
         def exchange(payload):
