@@ -262,9 +262,7 @@ def _try_options(sub: argparse.ArgumentParser) -> None:
 
 def _judge_options(sub: argparse.ArgumentParser) -> None:
     option = partial(add_option, sub)
-    text = (
-        "These .jsonl or .parquet files have the pairs: candidate, anchor and verdict, or chosen "
-    )
+    text = "These files of rows have the pairs: candidate, anchor and verdict, or chosen "
     sub.add_argument("data", metavar="FILE", nargs="+", help=text + "and rejected")
     text = "The judge answers at this address of OpenAI's API, as http://127.0.0.1:8000/v1"
     option("endpoint", text + "; without it our own engine runs it", default="", metavar="URL")
@@ -309,7 +307,7 @@ def _quick_options(sub: argparse.ArgumentParser, name: str) -> None:
     option("model", text + place, metavar="FOLDER")
     rows = {"sft": "conversations", "train-judge": "preferences"}.get(name, "prompts")
     tasks = "" if rows != "prompts" else ", or are those of tasks such as my_tasks.py:task"
-    text = f"The {rows} are in these files, .jsonl or .parquet{tasks}, beside --model"
+    text = f"The {rows} are in these files or folders of them (docs/data.md){tasks}, beside --model"
     option("data", text, nargs="+", metavar="FILE")
     if name == "sft":
         return

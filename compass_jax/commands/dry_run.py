@@ -16,7 +16,7 @@ from compass_jax.data.keep import kept_prompts
 from compass_jax.data.pairs import encode_pairs, split_pairs
 from compass_jax.data.prompts import evaluation_sets, fitting, in_words, train_prompts
 from compass_jax.data.questions import once
-from compass_jax.data.sft import sft_examples
+from compass_jax.data.streamed import sft_records, work_in_words
 from compass_jax.experience.evaluate import NOTHING_TO_EVALUATE
 from compass_jax.model.params import param_count
 from compass_jax.records import Prompt
@@ -95,8 +95,8 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
             pairs, longest = split_pairs(config.data)[0], config.sft.buckets[-1]
             counts = encode_pairs(pairs, tokenizer, longest, tell)[1]
         else:
-            counts = sft_examples(config, tokenizer, tell)[1]
-        work = f"{counts['examples']:,} examples, {counts['tokens']:,} tokens"
+            counts = sft_records(config, tokenizer, tell)[1]
+        work = work_in_words(counts)
     done = checkpoint.latest(config.directory) if begun else None
     if done is None:
         check_weights(config)

@@ -26,11 +26,11 @@ from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.objective import Objective, objective_class
 from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.run import RunConfig
+from compass_jax.config.sft import SFTConfig
 from compass_jax.config.training import (
     CorrectionConfig,
     OptimConfig,
     RLConfig,
-    SFTConfig,
     ShapingConfig,
     ZeroVarianceConfig,
 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from compass_jax.config.errors import check
+from compass_jax.config.files import check_rows_path
 from compass_jax.config.named import absolute, check_name
 from compass_jax.config.ranges import (
     AUTO,
@@ -169,8 +170,8 @@ class ProceduralSource:
 
 @dataclass(frozen=True)
 class FileSource:
-    """Prompts from a JSONL or Parquet file, one per row: a prompt (text, or chat messages) and what
-    its verifier needs.
+    """Prompts from JSONL, Parquet or ArrayRecord files, one per row: a prompt (text, or chat
+    messages) and what its verifier needs.
 
     Rows of verl, TRL, ShareGPT, OpenAI and GSM8K are known by their columns (docs/data.md). A
     column inside another has a name with dots: "reward_model.ground_truth".
@@ -182,7 +183,9 @@ class FileSource:
     """
 
     path: str
-    """The rows are in this .jsonl or .parquet file, or in those of a pattern (train-*.parquet)."""
+    """The rows are in this file (.jsonl, .jsonl.gz, .jsonl.zst, .parquet or .arrayrecord), or in
+    those of a folder or a pattern (train-*.parquet).
+    """
     prompt_field: Name = AUTO
     """This column holds what is asked; auto: the known columns say it (docs/data.md)."""
     answer_field: str = AUTO
@@ -209,10 +212,7 @@ class FileSource:
 
     def validate(self, key: str) -> None:
         check_fields(self, key)
-        check(
-            self.path.endswith((".jsonl", ".parquet")),
-            f"{key}.path = {self.path!r}: must end in .jsonl or .parquet",
-        )
+        check_rows_path(self.path, f"{key}.path")
         check_verifiers(self, key)
         check_names(self.gold, f"{key}.gold")
         named = [name for name, _ in pairs(self.verifier) if name in kinds()]
@@ -326,6 +326,10 @@ class DataConfig:
     """This folder holds tokenizer.json and tokenizer_config.json."""
     system_prompt: Text = ""
     """This text begins every chat as the system's message; empty: none."""
+    cache: str = ""
+    """Indexes of files that are read by record, and what is unpacked of them, lie in this folder;
+    empty: compass_jax/data in the user's cache folder.
+    """
     keep_file: str = ""
     """RL trains on the prompts that this pass_rates.jsonl of `compass filter` keeps; empty: on all.
     """

@@ -14,7 +14,8 @@ from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
 from compass_jax.config.ranges import Count, CountOrOff, Range, check_fields
 from compass_jax.config.rewards import RewardConfig
-from compass_jax.config.training import RLConfig, SFTConfig
+from compass_jax.config.sft import SFTConfig
+from compass_jax.config.training import RLConfig
 from compass_jax.config.verifiers import check_rewards, smallest_gap
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +25,14 @@ from compass_jax.config import DataConfig, FileSource, ProceduralSource, TaskSou
 from compass_jax.config.errors import of_file
 from compass_jax.config.verifiers import VERDICT, pairs
 from compass_jax.data.asked import answer_of, asked_of, labels_of
-from compass_jax.data.files import DataError, check_messages, field_of, files_of, read_rows
+from compass_jax.data.files import (
+    DataError,
+    check_messages,
+    field_of,
+    files_of,
+    label_of,
+    read_rows,
+)
 from compass_jax.data.formats import TURNS, Reading, reading_of, reference, tools_of, turns_of
 from compass_jax.data.preferences import Asked, asked_in_both_orders
 from compass_jax.data.procedural import distinct_entries, normalised
@@ -300,16 +306,6 @@ def _file_row(
             f" assistant's turn, or name the column that has it in {setting}"
         )
     return _Row(where, asked, answer, row, (reading.prompt, reading.prompt))
-
-
-def label_of(path: str) -> str:
-    """The name of a file without its ending; of a pattern what precedes its first wildcard, or its
-    folder.
-    """
-    folder, _, name = path.rpartition("/")
-    stem = name.rsplit(".", 1)[0]
-    begins = re.split(r"[-_.]*[*?\[]", stem, maxsplit=1)[0]
-    return begins or folder.rpartition("/")[2] or stem
 
 
 def _task_rows(name: str, task: Task, key: str, seed: int) -> Iterator[_Row]:

@@ -166,6 +166,14 @@ METRICS: dict[str, Metric] = {
     ),
     "staleness_max": Metric("updates", "Updates since the oldest weights that sampled a token."),
     "epoch": Metric("passes", "Passes over the data up to here."),
+    "data/left_out_frac": Metric(
+        _SHARE,
+        "Rows read so far that gave no example (too long, held out, blank or bad), of SFT that reads"
+        " by record.",
+    ),
+    "data/bad_rows": Metric(
+        "rows", "Rows so far that could not be used, of SFT that reads by record (sft.bad_rows)."
+    ),
     "rollout/carried_groups": Metric("groups", "Groups that go on in the next step."),
     "rollout/carried_tokens": Metric(_TOKENS, "Tokens that the carried samples have by now."),
     # speed

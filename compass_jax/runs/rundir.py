@@ -45,6 +45,8 @@ MAY_CHANGE = frozenset(
         "evaluation.at",
         "sft.steps",
         "sft.save_every",
+        "sft.bad_rows",  # a row that is refused has ended the run before its step
+        "data.cache",
     }
 )
 MOST_TOLD = 10  # settings that an error names
