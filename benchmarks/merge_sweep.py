@@ -1,12 +1,12 @@
 """Accuracy by task against the weight of the first parent: `compass merge --sweep` on dense and
 mixture-of-experts models of two sizes.
 
-    python -m benchmarks.merge_sweep [--out runs/merge_sweep] [--method ties] [--smoke]
+    python -m benchmarks.merge_sweep [--out runs/merge_sweep] [--method linear] [--smoke]
 
-For each of four models a base is tuned on worked sums and on words spelt backward; then one parent
-goes on with sums of more terms, the other with longer words. Both tasks' held-out prompts are
-evaluated for each of five weights. What exists already is not made again. Writes OUT/NAME/sweep.png
-and sweep.json for each model, and OUT/sweep.png with all of them; the last line is one of JSON.
+For each of four models a base is tuned on worked solutions of short sums and of counting the bits
+of small numbers; then one parent goes on with longer sums, the other with larger numbers. Held-out
+prompts of both are evaluated for each of five weights of the sums' parent. What exists already is
+not made again. Writes OUT/NAME/METHOD/sweep.png and sweep.json; the last line is one of JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -40,11 +39,11 @@ from compass_jax.weights.merge_folders import merge_folders
 
 TOKENIZER = Path(__file__).resolve().parent.parent / "configs" / "tiny_tokenizer"
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-STEPS = {"base": 300, "sums": 150, "words": 150}
+STEPS = {"base": 200, "sums": 200, "bits": 200}
 TASKS = {
-    "base": (("sum_2", 80, 1), ("word_3", 400, 1)),
-    "sums": (("sum_4", 1500, 1),),
-    "words": (("word_5", 1500, 1),),
+    "base": (("sum_2", 100, 1), ("bits_2", 60, 1)),
+    "sums": (("sum_3", 800, 1),),
+    "bits": (("bits_3", 500, 1),),
 }
 
 
@@ -53,7 +52,7 @@ def models() -> dict[str, ModelConfig]:
     found = {}
     for size, hidden in (("small", 64), ("larger", 128)):
         dense = ModelConfig(
-            "qwen3", 384, hidden, 3, 4, 2, hidden // 4, 2 * hidden, max_positions=160, init_std=0.05
+            "qwen3", 384, hidden, 2, 4, 2, hidden // 4, 2 * hidden, max_positions=160, init_std=0.05
         )
         moe = MoEConfig(experts=8, top_k=2, ffn=hidden)
         found[f"dense, {size}"] = dense
@@ -66,16 +65,13 @@ def _sums(terms: int, size: int) -> ProceduralSource:
     return ProceduralSource("chain_sum", names, size, f"sum_{terms}")
 
 
-def _words(letters: int, size: int) -> ProceduralSource:
-    names = (("min_word_len", letters), ("max_word_len", letters))
-    return ProceduralSource("spell_backward", names, size, f"word_{letters}")
+def _bits(digits: int, size: int) -> ProceduralSource:
+    options = (("min_n", 10 ** (digits - 1)), ("max_n", 10**digits - 1))
+    return ProceduralSource("count_bits", options, size, f"bits_{digits}")
 
 
 def config_of(model: ModelConfig, folder: Path, part: str, smoke: bool) -> RunConfig:
     """The run that tunes `part`, one of STEPS: parents start from the base."""
-    taken = TASKS[part]
-    kind = {"procedural": tuple(row for row in taken if row[0].startswith("sum"))}
-    kind["answers"] = tuple(row for row in taken if row[0].startswith("word"))
     return RunConfig(
         name=part,
         run_dir=str(folder / part),
@@ -86,13 +82,13 @@ def config_of(model: ModelConfig, folder: Path, part: str, smoke: bool) -> RunCo
             slots=128, prompt_buckets=(80,), max_new_tokens=64, tokens_per_call=16, cache_bucket=32
         ),
         data=DataConfig(
-            sources=(_sums(2, 160), _sums(4, 2000), _words(3, 600), _words(5, 2000)),
+            sources=(_sums(2, 140), _sums(3, 1100), _bits(2, 80), _bits(3, 700)),
             eval_prompts=16 if smoke else 200,
             heldout_frac=0.2,
             tokenizer=str(TOKENIZER),
         ),
         sft=SFTConfig(
-            **kind,
+            procedural=TASKS[part],
             steps=2 if smoke else STEPS[part],
             batch=32,
             buckets=(64, 128),
@@ -117,7 +113,6 @@ def sweep(name: str, model: ModelConfig, out: Path, method: str, smoke: bool) ->
 
     config = config_of(model, folder, "base", smoke)
     rows = run_sweep(merge, WEIGHTS, config, folder / method, {"model": name, "method": method})
-    shutil.copyfile(folder / method / "sweep.png", folder / "sweep.png")
     return {"model": name, "seconds": round(time.perf_counter() - started, 1), "rows": rows}
 
 
@@ -127,7 +122,7 @@ def main(argv: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", default="runs/merge_sweep", help="(default: %(default)s)")
-    parser.add_argument("--method", default="ties", choices=METHODS)
+    parser.add_argument("--method", default="linear", choices=METHODS)
     parser.add_argument("--only", nargs="+", default=list(models()), choices=models())
     parser.add_argument("--smoke", action="store_true", help="shows that the benchmark works")
     args = parser.parse_args(argv)

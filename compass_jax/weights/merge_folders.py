@@ -25,12 +25,12 @@ from compass_jax.families.raw import WeightsError
 from compass_jax.weights.carried import carry_files
 from compass_jax.weights.convert import export_hf
 from compass_jax.weights.digests import of_files
-from compass_jax.weights.hf_config import read_json
 from compass_jax.weights.merge import METHODS, Block, Combine, MergeError, Method, check_factor
 from compass_jax.weights.new_folder import check_new, new_folder
 from compass_jax.weights.parents import Parents, read_parents
 from compass_jax.weights.safetensors_io import (
     INDEX,
+    SINGLE,
     Stored,
     finite,
     not_finite,
@@ -75,7 +75,7 @@ class StoredBlocks:
 
     parents: Parents
     names: Sequence[str]
-    tell: Callable[[str], None]
+    tell: Callable[[str], None] = lambda line: None
 
     def map(self, function: Callable[[Block], T]) -> Iterator[T]:
         """What a function gives of each block, in order; a few reads are ahead of it."""
@@ -130,7 +130,7 @@ def merge_folders(
             base's; n: those of the n-th parent.
         shard_bytes: the most bytes of a shard; None: tensors lie in files as in `base`.
         family: as `model.family` names it, for a family of your own.
-        tell: gets a line when a pass over the models begins.
+        tell: gets a line when a pass over the models, or a file, begins.
 
     Raises MergeError for what cannot be merged, every difference named; WeightsError for a folder
     that is damaged, for numbers that are not finite, and for an `out` that exists or cannot be
@@ -238,7 +238,7 @@ class _Writer(NamedTuple):
 
         def values(names: Sequence[str]) -> Iterator[np.ndarray]:
             nonlocal entries, counts
-            for written in StoredBlocks(self.parents, names, tell).map(self.block):
+            for written in StoredBlocks(self.parents, names).map(self.block):
                 entries += written.entries
                 counts += written.counts
                 yield written.values
@@ -247,7 +247,7 @@ class _Writer(NamedTuple):
             layout = {name: (base[name].shape, base[name].dtype) for name in names}
             tell(f"writing {file}")
             write_blocks(folder / file, layout, values(names))
-        if len(files) > 1:
+        if list(files) != [SINGLE]:
             index = {name: file for file, names in files.items() for name in names}
             total = sum(map(_bytes, base.values()))
             write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
@@ -315,10 +315,15 @@ def _far(models: Sequence[str | Path], shares: Sequence[ParentShare]) -> list[st
 
 def _settings(method: Method, scale: float, routers_from: int | None) -> dict[str, Any]:
     """Everything that decides the numbers, as merge.json tells it."""
-    name = next(name for name, kind in METHODS.items() if isinstance(method, kind))
+    names = (name for name, kind in METHODS.items() if isinstance(method, kind))
     routers = {None: "merge", 0: "base"}.get(routers_from, routers_from)
     fields = dataclasses.asdict(method)  # type: ignore[call-overload]  # every method is one
-    return {"method": name, **fields, "scale": scale, "routers": routers}
+    return {
+        "method": next(names, type(method).__name__),
+        **fields,
+        "scale": scale,
+        "routers": routers,
+    }
 
 
 def _record(
@@ -344,8 +349,3 @@ def _digests(folder: Path) -> dict[str, str]:
     if lost := [name for name in names if isinstance(found[name], OSError)]:
         raise WeightsError(f"{folder / lost[0]} cannot be read: {found[lost[0]]}")
     return {name: digest.value for name, digest in found.items() if not isinstance(digest, OSError)}
-
-
-def read_record(folder: str | Path) -> dict[str, Any]:
-    """The merge.json of a merged folder. WeightsError where it is missing or damaged."""
-    return read_json(Path(folder) / RECORD)

@@ -2,6 +2,7 @@
 a kill.
 """
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -12,6 +13,7 @@ import time
 import numpy as np
 import pytest
 from merging import BF16, ROUTER, family_of_three, merge, near
+from safetensors.numpy import save_file
 from test_hf import MOE, TIED, random_params, tensors_of, write_folder
 from test_merge import ties_reference
 
@@ -19,6 +21,8 @@ from compass_jax.weights import merge_folders as room
 from compass_jax.weights.convert import import_hf
 from compass_jax.weights.digests import of_files
 from compass_jax.weights.hf import load_params, parameters_of, save_params
+from compass_jax.weights.merge import Combined
+from compass_jax.weights.merge_folders import merge_folders
 
 
 @pytest.fixture
@@ -141,6 +145,36 @@ def test_tensors_keep_the_bases_own_types_and_models_load(folders, tmp_path):
     np.testing.assert_array_equal(
         params["embed"], out["model.embed_tokens.weight"].astype(np.float32)
     )
+
+
+def test_one_shard_with_an_index_stays_one(folders, tmp_path):
+    """As some tools write a small model: its file is not called model.safetensors."""
+    base, one, _ = folders
+    tensors = tensors_of(base)
+    for file in base.glob("*.safetensors*"):
+        file.unlink()
+    name = "model-00001-of-00001.safetensors"
+    save_file(tensors, base / name, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, name)}
+    (base / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = merge((base, one), tmp_path / "out", "linear").path
+    assert [file.name for file in found.glob("*.safetensors")] == [name]
+    assert load_params(found, MOE, "float32")["embed"].shape == (40, 16)
+
+
+def test_a_method_of_ones_own_is_a_class_with_prepare(folders, tmp_path):
+    """The second parent as it is."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Second:
+        def prepare(self, blocks):
+            return lambda block: Combined(block.deltas, block.deltas[1])
+
+    found = merge_folders(folders[0], folders[1:], tmp_path / "out", Second())
+    assert json.loads((found.path / "merge.json").read_text())["method"] == "Second"
+    two = tensors_of(folders[2])
+    for name, x in tensors_of(found.path).items():
+        np.testing.assert_allclose(x.astype(np.float32), two[name], rtol=2**-7, atol=2**-7)
 
 
 def test_a_single_parent_gives_its_largest_changes(folders, tmp_path):
