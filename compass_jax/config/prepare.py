@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from compass_jax.config.data import MOST_TIMEOUT_S, FileSource
+from compass_jax.config.data import FileSource
 from compass_jax.config.errors import check
 from compass_jax.config.named import absolute
 from compass_jax.config.ranges import (
@@ -79,7 +79,7 @@ class PrepareConfig:
     """
     workers: Annotated[int, Range(1, 1024)] = 1
     """So many processes judge answers."""
-    timeout_s: Annotated[float, Range(0, MOST_TIMEOUT_S, above=True)] = 5.0
+    timeout_s: Annotated[float, Range(0, 86_400, above=True)] = 5.0
     """A check is ended after this count of seconds, and its row stays in."""
     examples: Annotated[int, Range(0, 1000)] = 3
     """The report shows this count of rows that each filter took out."""

@@ -23,8 +23,7 @@ class PromptTooLong(DataError):
     """A prompt has more tokens than the longest prompt bucket."""
 
 
-def to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prompt]:
-    """The questions as prompts, tokenised. Raises TokenizerError where the template refuses one."""
+def _to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prompt]:
     encoded = tokenizer.encode_chats(
         [question.messages for question in questions],
         add_generation_prompt=True,
@@ -58,7 +57,7 @@ def train_prompts(
             "no training prompts: data.sources are empty, or data.heldout_frac ="
             f" {config.heldout_frac} holds all of them out"
         )
-    return to_prompts(chosen, tokenizer)
+    return _to_prompts(chosen, tokenizer)
 
 
 def heldout_prompts(
@@ -92,7 +91,7 @@ def heldout_prompts(
         if left[question.label] > 0:
             left[question.label] -= 1
             chosen.append(question)
-    return to_prompts(chosen, tokenizer)
+    return _to_prompts(chosen, tokenizer)
 
 
 def _shares(available: Counter[str], wanted: int) -> dict[str, int]:
