@@ -34,6 +34,7 @@ LAYERS = {
     "tpu_versions": {"config", "extras"},
     "untrusted": set(),
     "plan": ANY,
+    "pipeline": ANY,
     "distributed": {"config"},
     "families": {"config", "families"},
     "sharding": BASE,
@@ -59,13 +60,15 @@ LAYERS = {
     "rewards.verifiers": {"untrusted", "tool_calls", "rewards.verifiers"}
     | {f"rewards.{part}" for part in ("answers", "extract", "constraints", "values")}
     | {"rewards.tool_matching", "rewards.program", "rewards.judge"},
-    "data": {"records", "config", "untrusted", "tasks", "data", "rewards.judge"},
     "data.prepare": (
         {"records", "config", "untrusted", "tasks", "extras", "data", "runs", "rewards"}
     ),
+    "data": {"records", "config", "untrusted", "tasks", "data", "rewards.judge"}
+    | {"rewards.extract"},
     "weights": MODEL | {"families", "weights", "distributed"},
     "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},
-    "training.notices": MODEL | {"rl", "training", "experience"},
+    "training.notices": MODEL | {"rl", "training", "experience", "rewards"},
+    "training.samples": MODEL | {"training", "data", "experience", "runs", "serving"},
     "training.session": (
         MODEL
         | {"training", "data", "distributed", "runs", "rewards", "weights"}
@@ -83,6 +86,8 @@ LAYERS = {
     "report": RUN,
     "experience.evaluate": ANY,
     "experience.distil": ANY,
+    "experience.paired": {"experience", "untrusted", "report", "runs"},
+    "experience.evaluated": (MODEL | {"rollout", "rl", "rewards", "experience", "runs"}),
     "runs": {"config", "untrusted", "trackers", "runs"},
     "commands": ANY,
     "serving": {"records", "config", "untrusted", "data", "rollout", "serving"},

@@ -303,7 +303,7 @@ def _check_given(args: argparse.Namespace) -> None:
     """Raises ConfigError where an option is missing that the command needs."""
     if args.command == "plan" and args.topology is None:
         raise ConfigError("--topology NAME is missing: for which TPUs? For example v5p:4x4x4")
-    if args.command != "plan" and args.json:
+    if args.command not in ("plan", "eval") and args.json:
         raise ConfigError("--json prints the configuration of a --dry-run: give both, or neither")
     if args.command in ("eval", "calibrate-alpha", "filter") and args.checkpoint is None:
         raise ConfigError(
@@ -341,6 +341,6 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
     else:
         from compass_jax.experience.evaluate import run_eval
 
-        found = run_eval(config, args.checkpoint, *([args.out] if args.out else []))
+        found = run_eval(config, args.checkpoint, args.out, as_json=args.json)
         return STRICT if args.strict and found["warning"] else 0
     return 0

@@ -102,10 +102,22 @@ def command_line() -> argparse.ArgumentParser:
         add_option(sub, "dry-run", text, action="store_true")
         if name != "plan":
             text = "Makes a --dry-run check the configuration alone and print all of it as JSON"
+            text += "; without it stdout gets summary.json alone" if name == "eval" else ""
             add_option(sub, "json", text, action="store_true")
         text = "Lists the options; after CONFIG, every setting too"
         sub.add_argument("-h", "--help", action="append_const", const=1, dest="asked", help=text)
     _conversions(command)
+    _looking(command)
+    for name in OWN_FILES:
+        file = own_file(name)
+        sub = command(name, file.HELP)
+        file.options(sub)
+        sub.set_defaults(run=file.run)
+    return parser
+
+
+def _looking(command: Any) -> None:
+    """The commands that have neither a configuration nor a file of their own."""
     _serve_options(command("serve", _SERVE))
     text = "find every fault of a run's checkpoints, of one checkpoint or of a Hugging Face folder"
     path = "This run directory, checkpoint or folder is looked through"
@@ -125,12 +137,6 @@ def command_line() -> argparse.ArgumentParser:
     )
     text = "The page is written to this file; without it into the first run's directory"
     report.add_argument("--out", metavar="FILE.html", default="", help=text)
-    for name in OWN_FILES:
-        file = own_file(name)
-        sub = command(name, file.HELP)
-        file.options(sub)
-        sub.set_defaults(run=file.run)
-    return parser
 
 
 def _demo_options(demo: argparse.ArgumentParser) -> None:
@@ -256,9 +262,7 @@ def _try_options(sub: argparse.ArgumentParser) -> None:
 
 def _judge_options(sub: argparse.ArgumentParser) -> None:
     option = partial(add_option, sub)
-    text = (
-        "These .jsonl or .parquet files have the pairs: candidate, anchor and verdict, or chosen "
-    )
+    text = "These files of rows have the pairs: candidate, anchor and verdict, or chosen "
     sub.add_argument("data", metavar="FILE", nargs="+", help=text + "and rejected")
     text = "The judge answers at this address of OpenAI's API, as http://127.0.0.1:8000/v1"
     option("endpoint", text + "; without it our own engine runs it", default="", metavar="URL")
@@ -303,7 +307,7 @@ def _quick_options(sub: argparse.ArgumentParser, name: str) -> None:
     option("model", text + place, metavar="FOLDER")
     rows = {"sft": "conversations", "train-judge": "preferences"}.get(name, "prompts")
     tasks = "" if rows != "prompts" else ", or are those of tasks such as my_tasks.py:task"
-    text = f"The {rows} are in these files, .jsonl or .parquet{tasks}, beside --model"
+    text = f"The {rows} are in these files or folders of them (docs/data.md){tasks}, beside --model"
     option("data", text, nargs="+", metavar="FILE")
     if name == "sft":
         return

@@ -11,15 +11,20 @@ from dataclasses import replace
 
 from compass_jax.commands.settings_help import WIDTH, settings
 from compass_jax.config import ConfigError, RunConfig
+from compass_jax.data.difficulty import label_of
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.pairs import encode_pairs, split_pairs
-from compass_jax.data.prompts import fitting, heldout_prompts, train_prompts
-from compass_jax.data.sft import sft_examples
+from compass_jax.data.prompts import evaluation_sets, fitting, in_words, train_prompts
+from compass_jax.data.questions import once
+from compass_jax.data.streamed import sft_records, work_in_words
+from compass_jax.experience.evaluate import NOTHING_TO_EVALUATE
 from compass_jax.model.params import param_count
+from compass_jax.records import Prompt
 from compass_jax.runs.rundir import look_into
 from compass_jax.sharding import placements
 from compass_jax.trackers.opened import check_trackers
 from compass_jax.training.header import header, model_in_words
+from compass_jax.training.notices import idle_settings
 from compass_jax.training.session import load_tokenizer, open_scorer
 from compass_jax.weights import checkpoint
 from compass_jax.weights.start import check_weights
@@ -80,16 +85,18 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
             pass
     begun = look_into(config.directory, config)
     if command == "train":
-        train, heldout = _prompts(config, tell)
-        work, total = f"{train:,} prompts, {heldout:,} held out", config.rl.steps
+        train, evaluated = _prompts(config, tell)
+        for text in idle_settings(config, len(train), len({label_of(x) for x in train})):
+            tell(text)
+        work, total = f"{len(train):,} prompts, {evaluated}", config.rl.steps
     else:
         tokenizer, total = load_tokenizer(config), config.sft.steps
         if command == "scalar":
             pairs, longest = split_pairs(config.data)[0], config.sft.buckets[-1]
             counts = encode_pairs(pairs, tokenizer, longest, tell)[1]
         else:
-            counts = sft_examples(config, tokenizer, tell)[1]
-        work = f"{counts['examples']:,} examples, {counts['tokens']:,} tokens"
+            counts = sft_records(config, tokenizer, tell)[1]
+        work = work_in_words(counts)
     done = checkpoint.latest(config.directory) if begun else None
     if done is None:
         check_weights(config)
@@ -98,9 +105,9 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
 
 def _reading(config: RunConfig, command: str, weights: str | None, tell: Tell) -> list[str]:
     """Prompts and weights of a command that trains nothing."""
-    if command == "eval" and not config.data.eval_prompts:
-        raise ConfigError("data.eval_prompts = 0: there are no held-out prompts to evaluate on")
-    train, heldout = _prompts(config, tell)
+    if command == "eval" and not config.data.evaluated:
+        raise ConfigError(NOTHING_TO_EVALUATE)
+    train, evaluated = _prompts(config, tell)
     with open_scorer(config):
         pass
     if weights is not None:
@@ -108,24 +115,16 @@ def _reading(config: RunConfig, command: str, weights: str | None, tell: Tell) -
     rows = {
         "model": model_in_words(config.model, param_count(config.model)),
         "weights": weights or config.init_from or "random",
-        "prompts": f"{train:,} of the training, {heldout:,} held out",
+        "prompts": f"{len(train):,} of the training, {evaluated}",
     }
     return [f"{name:9}  {value}" for name, value in rows.items()]
 
 
-def _prompts(config: RunConfig, tell: Tell) -> tuple[int, int]:
-    """(prompts of the training, held-out ones) that are left."""
+def _prompts(config: RunConfig, tell: Tell) -> tuple[list[Prompt], str]:
+    """(prompts of the training that are left, those of the evaluation in words)."""
     tokenizer, longest = load_tokenizer(config), config.rollout.prompt_buckets[-1]
-    said: set[str] = set()
-
-    def once(line: str) -> None:
-        if line not in said:
-            said.add(line)
-            tell(line)
-
-    train = train_prompts(config.data, tokenizer, config.seed, once)
-    train = fitting(train, longest, config.data.overlong, once)
-    if config.data.keep_file:
-        train = kept_prompts(train, config.data.keep_file)[0]
-    heldout = heldout_prompts(config.data, tokenizer, config.seed, once)
-    return len(train), len(fitting(heldout, longest, config.data.overlong, once))
+    tell = once(tell)
+    train = train_prompts(config.data, tokenizer, config.seed, tell)
+    train = fitting(train, longest, config.data.overlong, tell)
+    train = kept_prompts(train, config.data.keep_file).prompts
+    return train, in_words(evaluation_sets(config, tokenizer, tell))

@@ -37,7 +37,8 @@ from compass_jax.config.named import is_name
 from compass_jax.config.verifiers import VERDICT, settled
 from compass_jax.data.pairs import encode_pairs, split_pairs
 from compass_jax.data.prompts import train_prompts
-from compass_jax.data.sft import sft_examples
+from compass_jax.data.sft import ExampleStream
+from compass_jax.data.streamed import sft_records
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.params import abstract_params
 from compass_jax.presets import preset
@@ -53,6 +54,7 @@ MOST_SLOTS_ELSEWHERE = 512
 # shares of the memory that is free once parameters, moments and gradients have their place
 CACHE_SHARE, ACTIVATION_SHARE = 0.4, 0.3
 ROUNDED_TO = 16  # tokens
+SAMPLED = 1024  # rows that tell the lengths of those that are read by record
 
 
 def rl_config(
@@ -170,8 +172,15 @@ def engine_config(
 
 
 def _fitted(config: RunConfig, tokenizer: Tokenizer) -> SFTConfig:
-    """`config.sft` with the lengths, batch and micro-batches that its examples ask for."""
-    examples, _ = sft_examples(config, tokenizer, _unsaid)
+    """`config.sft` with the lengths, batch and micro-batches that its examples ask for; the first
+    ones in the run's order, where they are read by record.
+    """
+    found, _ = sft_records(config, tokenizer, _unsaid)
+    examples = (
+        found
+        if isinstance(found, list)
+        else ExampleStream(found, config.seed).next_batch(min(SAMPLED, len(found)))
+    )
     return _sized(config, [example.size for example in examples])
 
 

@@ -10,7 +10,9 @@ import numpy as np
 from rich.console import Console
 
 from compass_jax.config import RunConfig
-from compass_jax.data.prompts import heldout_prompts, train_prompts
+from compass_jax.config.data import HELDOUT
+from compass_jax.data.prompts import evaluation_sets, train_prompts
+from compass_jax.data.questions import once
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.records import Prompt, Score
 from compass_jax.runs.screen import text_lines
@@ -32,9 +34,11 @@ def run_look(config: RunConfig, most: int = 2, console: Console | None = None) -
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     tokenizer = load_tokenizer(config)
-    prompts = train_prompts(config.data, tokenizer, config.seed, line)
-    held = heldout_prompts(config.data, tokenizer, config.seed, line)
-    for name, split in (("training", prompts), ("held out", held)):
+    told = once(line)
+    prompts = train_prompts(config.data, tokenizer, config.seed, told)
+    sets = {one.name: one.prompts for one in evaluation_sets(config, tokenizer, told, whole=True)}
+    splits = {"training": prompts, "held out": sets.pop(HELDOUT, []), **sets}
+    for name, split in splits.items():
         labels = Counter(prompt.label for prompt in split)
         parts = ", ".join(f"{label} {count:,}" for label, count in labels.most_common(10))
         line(f"{name}: {len(split):,} prompts ({parts})" if split else f"{name}: none")

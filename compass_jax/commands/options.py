@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 # These commands are a file of this package each, `prepare-sft` is prepare_sft.py. They have no
 # configuration file. The file is read with every command line, so it imports what is slow in `run`.
-OWN_FILES: tuple[str, ...] = ("distil", "prepare-sft")
+OWN_FILES: tuple[str, ...] = ("compare", "distil", "merge", "pipeline", "prepare-sft")
 
 
 class Command(Protocol):

@@ -8,12 +8,13 @@ function takes them as static.
 
 from __future__ import annotations
 
+from compass_jax.config.curriculum import RLStage
 from compass_jax.config.data import (
     DataConfig,
     EvalConfig,
+    EvalSet,
     FileSource,
     ProceduralSource,
-    RewardConfig,
     RolloutConfig,
     TaskSource,
 )
@@ -23,12 +24,13 @@ from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.objective import Objective, objective_class
+from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.run import RunConfig
+from compass_jax.config.sft import SFTConfig
 from compass_jax.config.training import (
     CorrectionConfig,
     OptimConfig,
     RLConfig,
-    SFTConfig,
     ShapingConfig,
     ZeroVarianceConfig,
 )
@@ -40,6 +42,7 @@ __all__ = [
     "DataConfig",
     "EngineJudgeConfig",
     "EvalConfig",
+    "EvalSet",
     "FileSource",
     "JudgeConfig",
     "LogConfig",
@@ -50,6 +53,7 @@ __all__ = [
     "OptimConfig",
     "ProceduralSource",
     "RLConfig",
+    "RLStage",
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",

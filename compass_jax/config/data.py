@@ -1,16 +1,19 @@
-"""Settings of prompts, rewards, rollout and evaluation."""
+"""Settings of prompts, rollout and evaluation."""
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from compass_jax.config.errors import check
-from compass_jax.config.judge import EngineJudgeConfig, JudgeConfig, ScalarJudgeConfig
+from compass_jax.config.files import check_rows_path
 from compass_jax.config.named import absolute, check_name
 from compass_jax.config.ranges import (
     AUTO,
+    Count,
     CountOrOff,
     Fraction,
     Name,
@@ -32,12 +35,19 @@ from compass_jax.config.verifiers import (
 from compass_jax.rewards.verifiers.find import kinds
 
 Temperature = Annotated[float, Range(0, 100, note="0 is greedy")]
+Samples = Annotated[int, Range(1, 65_536)]
 TopK = Annotated[int, Range(0, 2**24, note="0 is off")]
 
 
 def check_temperature(key: str, value: float) -> None:
     """Raises ConfigError for a temperature so low that logits divided by it could overflow."""
     check(value == 0 or value >= 1e-3, f"{key} = {value}: must be 0 (greedy) or at least 0.001")
+
+
+def check_sampling(key: str, value: float) -> None:
+    """Raises ConfigError for a temperature that the samples of an evaluation cannot have."""
+    check(value > 0, f"{key} = {value}: must be positive (greedy is always reported too)")
+    check_temperature(key, value)
 
 
 @dataclass(frozen=True)
@@ -160,8 +170,8 @@ class ProceduralSource:
 
 @dataclass(frozen=True)
 class FileSource:
-    """Prompts from a JSONL or Parquet file, one per row: a prompt (text, or chat messages) and what
-    its verifier needs.
+    """Prompts from JSONL, Parquet or ArrayRecord files, one per row: a prompt (text, or chat
+    messages) and what its verifier needs.
 
     Rows of verl, TRL, ShareGPT, OpenAI and GSM8K are known by their columns (docs/data.md). A
     column inside another has a name with dots: "reward_model.ground_truth".
@@ -173,7 +183,9 @@ class FileSource:
     """
 
     path: str
-    """The rows are in this .jsonl or .parquet file, or in those of a pattern (train-*.parquet)."""
+    """The rows are in this file (.jsonl, .jsonl.gz, .jsonl.zst, .parquet or .arrayrecord), or in
+    those of a folder or a pattern (train-*.parquet).
+    """
     prompt_field: Name = AUTO
     """This column holds what is asked; auto: the known columns say it (docs/data.md)."""
     answer_field: str = AUTO
@@ -200,10 +212,7 @@ class FileSource:
 
     def validate(self, key: str) -> None:
         check_fields(self, key)
-        check(
-            self.path.endswith((".jsonl", ".parquet")),
-            f"{key}.path = {self.path!r}: must end in .jsonl or .parquet",
-        )
+        check_rows_path(self.path, f"{key}.path")
         check_verifiers(self, key)
         check_names(self.gold, f"{key}.gold")
         named = [name for name, _ in pairs(self.verifier) if name in kinds()]
@@ -252,6 +261,41 @@ def _settle(source: ProceduralSource | FileSource) -> None:
 
 
 Source = ProceduralSource | FileSource | TaskSource
+HELDOUT = "heldout"  # the name, among those of sets, of the prompts that are held out
+_SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """Questions that are evaluated on beside the held-out ones, counted by themselves under a name.
+    None of them is trained on.
+    """
+
+    name: Name
+    """Metrics (eval/NAME/...), summary.json and answers.jsonl call the set by this name."""
+    sources: tuple[Source, ...]
+    """The questions of the set come from here."""
+    prompts: CountOrOff = 0
+    """At most this count of its prompts is evaluated, each label with its share; 0: all."""
+    k: Samples | None = None
+    """Each prompt of the set gets this count of samples; none: evaluation.k."""
+    temperature: Temperature | None = None
+    """The logits of the set's samples are divided by this factor; none: evaluation.temperature."""
+
+    def validate(self, key: str) -> None:
+        check_fields(self, key)
+        check(
+            bool(_SET_NAME.fullmatch(self.name)),
+            f"{key}.name = {self.name!r:.100}: must be at most 64 letters, digits, '.', '_' or '-',"
+            " and begin with a letter or digit: it becomes a part of metrics' names",
+        )
+        check(
+            self.name != HELDOUT,
+            f"{key}.name = {HELDOUT!r}: this is what the held-out prompts are called; take another",
+        )
+        check(bool(self.sources), f"{key} ({self.name}) has no sources: name one, or leave it out")
+        if self.temperature is not None:
+            check_sampling(f"{key}.temperature", self.temperature)
 
 
 @dataclass(frozen=True)
@@ -266,6 +310,10 @@ class DataConfig:
     """Evaluation takes these sources instead of a part of `sources`, whose questions are then all
     trained on, but for those in both.
     """
+    eval_sets: tuple[EvalSet, ...] = ()
+    """These sets are evaluated beside the held-out prompts, each by itself; their questions are
+    left out of the training.
+    """
     heldout_frac: Fraction = 0.2
     """This share of the questions of `sources` is held out for evaluation."""
     eval_prompts: CountOrOff = 512
@@ -278,16 +326,36 @@ class DataConfig:
     """This folder holds tokenizer.json and tokenizer_config.json."""
     system_prompt: Text = ""
     """This text begins every chat as the system's message; empty: none."""
+    cache: str = ""
+    """Indexes of files that are read by record, and what is unpacked of them, lie in this folder;
+    empty: compass_jax/data in the user's cache folder.
+    """
     keep_file: str = ""
     """RL trains on the prompts that this pass_rates.jsonl of `compass filter` keeps; empty: on all.
     """
 
     def keyed_sources(self) -> list[tuple[str, Source]]:
-        """(setting, source) of all sources, those of the evaluation last: `Prompt.source` is an
-        index into this list.
+        """(setting, source) of all sources, those of the evaluation last, the sets' after all
+        others: `Prompt.source` is an index into this list.
         """
-        named = (("sources", self.sources), ("eval_sources", self.eval_sources))
+        named = [("sources", self.sources), ("eval_sources", self.eval_sources)]
+        named += [(f"eval_sets[{i}].sources", one.sources) for i, one in enumerate(self.eval_sets)]
         return [(f"data.{key}[{i}]", one) for key, found in named for i, one in enumerate(found)]
+
+    def set_places(self) -> list[range]:
+        """Where `keyed_sources` has the sources of each set."""
+        ends = list(
+            itertools.accumulate(
+                (len(one.sources) for one in self.eval_sets),
+                initial=len(self.sources) + len(self.eval_sources),
+            )
+        )
+        return [range(*pair) for pair in itertools.pairwise(ends)]
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return bool(self.eval_prompts or self.eval_sets)
 
     @property
     def labelled(self) -> bool:
@@ -298,87 +366,25 @@ class DataConfig:
         check_fields(self, "data")
         for key, source in self.keyed_sources():
             source.validate(key)
+        for i, one in enumerate(self.eval_sets):
+            one.validate(f"data.eval_sets[{i}]")
+            first = [other.name for other in self.eval_sets].index(one.name)
+            check(
+                first == i,
+                f"data.eval_sets[{i}].name = {one.name!r}: data.eval_sets[{first}] has this name"
+                " too; each set needs its own",
+            )
         check(self.heldout_frac < 1, f"data.heldout_frac = {self.heldout_frac}: must be in [0, 1)")
-
-
-MOST_TIMEOUT_S = 86_400
-
-
-@dataclass(frozen=True)
-class RewardConfig:
-    """Verifier workers. A sample whose check hangs, crashes or raises is excluded and counted,
-    never scored 0.
-    """
-
-    workers: Annotated[int, Range(1, 1024)] = 1
-    """So many processes judge answers."""
-    timeout_s: float = 5.0
-    """A check is ended after so many seconds; its sample is left out and counted."""
-    conversation_s: float | None = None
-    """An environment may take so many seconds for all its answers in one conversation, which is
-    then left out and counted as a timeout; none: four times timeout_s.
-    """
-    sandbox: Literal["auto", "required", "off"] = "auto"
-    """Verifiers run under guards: all that the machine has (auto), every one or not at all
-    (required), none (off).
-    """
-    right_at: float = 1.0
-    """An answer counts as right from this reward on."""
-    wrong_at: float = 0.0
-    """An answer counts as wrong up to this reward."""
-    smallest_gap: float | None = None
-    """Two rewards that differ do so by at least this number, without a unit (one test of ten: 0.1);
-    none: the verifiers say it.
-    """
-    answer_tag: str = "answer"
-    """The answer is the text in the last <TAG>...</TAG> of a response; empty: the whole response.
-    """
-    judge: JudgeConfig | EngineJudgeConfig | ScalarJudgeConfig | None = None
-    """The judge that verifier="judge" asks, at an endpoint or in an engine of our own, or a scalar
-    reward model; None: there is none.
-    """
-    code: tuple[tuple[str, str], ...] = ()
-    """The run writes the name of each own verifier here, and the hash of its file."""
-
-    @property
-    def conversation_limit_s(self) -> float:
-        """`conversation_s`, or what stands for none."""
-        return 4 * self.timeout_s if self.conversation_s is None else self.conversation_s
-
-    def validate(self) -> None:
-        check_fields(self, "rewards")
-        if self.judge is not None:
-            self.judge.validate()
-        check(
-            0 < self.timeout_s <= MOST_TIMEOUT_S,
-            f"rewards.timeout_s = {self.timeout_s}: must be positive, and at most"
-            f" {MOST_TIMEOUT_S:,} (a day)",
-        )
-        check(
-            self.conversation_s is None or 0 < self.conversation_s <= MOST_TIMEOUT_S,
-            f"rewards.conversation_s = {self.conversation_s}: must be positive, and at most"
-            f" {MOST_TIMEOUT_S:,} (a day); none: four times rewards.timeout_s",
-        )
-        check(
-            self.sandbox in ("auto", "required", "off"),
-            f"rewards.sandbox = {self.sandbox!r}: must be auto, required or off",
-        )
-        check(
-            self.smallest_gap is None or self.smallest_gap > 0,
-            f"rewards.smallest_gap = {self.smallest_gap}: must be positive",
-        )
-        check(
-            self.wrong_at < self.right_at,
-            f"rewards.wrong_at = {self.wrong_at} must be below rewards.right_at = {self.right_at}",
-        )
 
 
 @dataclass(frozen=True)
 class EvalConfig:
     """Evaluation on held-out prompts: k samples at `temperature`, and one greedy answer."""
 
-    k: Annotated[int, Range(1, 65_536)] = 4
+    k: Samples = 4
     """Each prompt gets so many samples, and one greedy answer."""
+    at: tuple[Count, ...] = ()
+    """RL evaluates after the steps with these numbers too, beside rl.eval_every and the end."""
     temperature: Temperature = 1.0
     """Logits of the samples are divided by this factor."""
     top_k: TopK = 0
@@ -388,9 +394,4 @@ class EvalConfig:
 
     def validate(self) -> None:
         check_fields(self, "evaluation")
-        check(
-            self.temperature > 0,
-            f"evaluation.temperature = {self.temperature}: must be positive (greedy is always"
-            " reported too)",
-        )
-        check_temperature("evaluation.temperature", self.temperature)
+        check_sampling("evaluation.temperature", self.temperature)

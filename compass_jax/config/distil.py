@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from compass_jax.config import DataConfig, FileSource, RewardConfig, TaskSource
-from compass_jax.config.data import Source, check_temperature
+from compass_jax.config.data import (
+    DataConfig,
+    FileSource,
+    Source,
+    TaskSource,
+    check_temperature,
+)
 from compass_jax.config.errors import check
 from compass_jax.config.judge import JudgeConfig
 from compass_jax.config.named import is_name
 from compass_jax.config.ranges import Count, CountOrOff, Name, Range, Text, check_fields
+from compass_jax.config.rewards import MOST_TIMEOUT_S, RewardConfig
 from compass_jax.config.verifiers import JUDGE, VERDICT, settled
 
 
@@ -52,7 +58,7 @@ class DistilConfig:
     """
     requests: Annotated[int, Range(1, 4096)] = 16
     """At most this count of requests to the endpoint is under way at once."""
-    timeout_s: Annotated[float, Range(0, 86_400, above=True)] = 600.0
+    timeout_s: Annotated[float, Range(0, MOST_TIMEOUT_S, above=True)] = 600.0
     """An answer of the endpoint takes at most this count of seconds, tries and pauses included."""
     system_prompt: Text = ""
     """This text begins every chat as the system's message, and is learnt with it; empty: none."""

@@ -17,6 +17,7 @@ from compass_jax.config.ranges import (
     Text,
     check_fields,
 )
+from compass_jax.config.rewards import MOST_TIMEOUT_S
 from compass_jax.config.verifiers import JUDGE, VERDICT, check_names
 
 MOST_GRAM = 64  # words

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from compass_jax.config.data import DataConfig, EvalConfig, RewardConfig, RolloutConfig
+from compass_jax.config.curriculum import check_each_stage
+from compass_jax.config.data import DataConfig, EvalConfig, RolloutConfig
 from compass_jax.config.errors import check
 from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig
 from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
 from compass_jax.config.ranges import Count, CountOrOff, Range, check_fields
-from compass_jax.config.training import RLConfig, SFTConfig
+from compass_jax.config.rewards import RewardConfig
+from compass_jax.config.sft import SFTConfig
+from compass_jax.config.training import RLConfig
 from compass_jax.config.verifiers import check_rewards, smallest_gap
 
 
@@ -221,4 +224,4 @@ class RunConfig:
                 f" {r.max_new_tokens}: rl.shaping.{penalty} could never act",
             )
         check(bool(self.data.sources), "data.sources is empty: RL needs prompts")
-        return self
+        return check_each_stage(self)

@@ -1,18 +1,17 @@
-"""Settings of SFT, RL and the optimiser."""
+"""Settings of RL and of every stage's optimiser."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from compass_jax.config.curriculum import RLStage, check_stages
 from compass_jax.config.errors import check
 from compass_jax.config.objective import Coefficient, Objective, default_objective
 from compass_jax.config.ranges import (
-    AUTO,
     Count,
     CountOrOff,
     Fraction,
-    Name,
     Range,
     Repeat,
     Tokens,
@@ -29,8 +28,6 @@ Temper = Annotated[float, Range(0, 100, above=True, note="1: all samples alike")
 Strength = Annotated[float, Range(0, 1000, above=True, note="rl_zvp=False switches it off")]
 Cap = Annotated[float, Range(1, 1e6, note="below, on-policy tokens are scaled down")]
 BatchTokens = Annotated[int, Range(1, 2**31 - 1)]
-# (label of a data source, training questions, times that each comes in one pass)
-Taken = tuple[Name, Annotated[int, Range(0, 10**7)], Annotated[int, Range(0, 1000)]]
 
 
 @dataclass(frozen=True)
@@ -60,61 +57,6 @@ class OptimConfig:
 
     def validate(self, key: str) -> None:
         check_fields(self, key)
-
-
-@dataclass(frozen=True)
-class SFTConfig:
-    """Supervised fine-tuning on chat-format worked solutions; loss on the assistant's
-    tokens only.
-    """
-
-    files: tuple[Name, ...] = ()
-    """Conversations, or prompts with their answers, come from these .jsonl or .parquet files, or
-    patterns of several (docs/data.md).
-    """
-    prompt_field: Name = AUTO
-    """This column holds what is asked, or whole conversations; auto: the known columns say it."""
-    response_field: str = AUTO
-    """This column holds what is learnt; auto: as the columns say; empty: the assistant's turns of
-    prompt_field.
-    """
-    procedural: tuple[Taken, ...] = ()
-    """Worked solutions: (label of a data source, count of training questions, times that each comes
-    in a pass).
-    """
-    answers: tuple[Taken, ...] = ()
-    """Bare answers without steps, in the same form as `procedural`, count and times included."""
-    preferences: tuple[Name, ...] = ()
-    """A judge's verdicts on the pairs of these files are learnt, each in both orders
-    (docs/howto/judge.md).
-    """
-    steps: Count = 100
-    """The run ends after so many updates (steps)."""
-    batch: Batch = 64
-    """An update takes so many samples, here conversations."""
-    buckets: tuple[Tokens, ...] = (64, 128, 256)
-    """A conversation is padded to the next of these lengths in tokens; the last one is the longest.
-    """
-    micro_batch_tokens: BatchTokens = 16_384
-    """A micro-batch has at most so many tokens, padding included."""
-    router_aux_coef: Coefficient = 0.01
-    """The loss that balances the experts' load is added with this factor."""
-    optim: OptimConfig = field(default_factory=lambda: OptimConfig(learning_rate=1e-3))
-    """The optimiser of supervised fine-tuning."""
-    save_every: CountOrOff = 0
-    """A checkpoint is written every so many steps; 0: only at the end."""
-
-    def validate(self) -> None:
-        check_fields(self, "sft")
-        b = self.buckets
-        check(
-            bool(b) and all(x > 1 for x in b) and list(b) == sorted(set(b)),
-            f"sft.buckets = {b}: must increase and be above 1",
-        )
-        for key, rows in (("procedural", self.procedural), ("answers", self.answers)):
-            for i, row in enumerate(rows):
-                check(min(row[1:]) >= 1, f"sft.{key}[{i}] = {row}: its numbers must be at least 1")
-        self.optim.validate("sft.optim")
 
 
 MOST_SAMPLES = 2**24  # of a round
@@ -295,6 +237,10 @@ class RLConfig:
     """
     permute_rewards: bool = False
     """Rewards are shuffled within each group: a control experiment, which should learn nothing."""
+    stages: tuple[RLStage, ...] = ()
+    """From a step on settings are others (docs/concepts/curriculum.md), the objective too, which is
+    written like rl.objective; none: they stay.
+    """
 
     @property
     def capacity(self) -> int:
@@ -368,6 +314,7 @@ class RLConfig:
         self.shaping.validate()
         self.zero_variance.validate()
         self.optim.validate("rl.optim")
+        check_stages(self)
 
     def _validate_partial(self) -> None:
         key = f"rl.partial_prompts = {self.partial_prompts}"

@@ -1,4 +1,5 @@
-"""Rows of JSONL and Parquet files; whatever cannot be read is named with its file and line.
+"""Rows of JSONL (plain, gzip, zstd), Parquet and ArrayRecord files, from the first to the last;
+whatever cannot be read is named with its file and line.
 
 A name with dots is a field inside a field: `reward_model.ground_truth`. A column of exactly that
 name comes first.
@@ -6,30 +7,63 @@ name comes first.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from compass_jax.errors import UserError
-from compass_jax.untrusted import open_regular, parse_json, read_lines
+from compass_jax.config.files import ENDINGS
+from compass_jax.data.raw import DataError, Raw, open_parquet, raw_rows
+from compass_jax.untrusted import parse_json
 
 # of an integer in a row: a reference answer may be long; Python writes no number of more than 4,300
 MOST_DIGITS = 4000
+# gets what is wrong with a row, and raises it, or returns where the row is to be left out
+Bad = Callable[[DataError], None]
 
 
-class DataError(UserError):
-    """Data that cannot be used; the message names the file and line (or the source), and what to
-    do.
+def refuse(error: DataError) -> None:
+    """Raises `error`: no bad row is left out."""
+    raise error
+
+
+class BadRows:
+    """Called with what is wrong with a row: raises it, or counts it and tells of the first
+    ones where it may be left out (`skipped`).
     """
+
+    MOST_TOLD = 3
+
+    def __init__(self, skipped: bool, tell: Callable[[str], None]):
+        self.count = 0
+        self._skipped, self._tell = skipped, tell
+
+    def __call__(self, error: DataError) -> None:
+        """One bad row."""
+        if not self._skipped:
+            raise error
+        self.count += 1
+        if self.count <= self.MOST_TOLD:
+            self._tell(f"left out: {error}")
+        if self.count == self.MOST_TOLD:
+            self._tell("further bad rows are counted alone")
 
 
 def files_of(pattern: str) -> list[str]:
-    """The file of this name, or those that a pattern (`train-*.parquet`) fits, by name. Raises
-    DataError where it fits none.
+    """The file of this name, those of a folder and its folders whose names end as ENDINGS say, or
+    those that a pattern (`train-*.parquet`) fits; by name. Raises DataError where there is none.
     """
+    if os.path.isdir(pattern):
+        inside = glob.iglob(os.path.join(glob.escape(pattern), "**"), recursive=True)
+        found = sorted(x for x in inside if x.endswith(ENDINGS) and os.path.isfile(x))
+        if not found:
+            raise DataError(
+                f"{pattern[:200]} is a folder without a file of rows: their names end in"
+                f" {', '.join(ENDINGS)}"
+            )
+        return found
     if os.path.lexists(pattern) or not glob.has_magic(pattern):
         return [pattern]
     found = sorted(glob.glob(pattern, recursive=True))
@@ -38,27 +72,68 @@ def files_of(pattern: str) -> list[str]:
     return found
 
 
+def label_of(path: str) -> str:
+    """The name of a file without its ending, or of a folder; of a pattern what precedes its first
+    wildcard, or its folder.
+    """
+    folder, _, name = path.rstrip("/").rpartition("/")
+    ending = next((one for one in ENDINGS if name.endswith(one)), "")
+    stem = name.removesuffix(ending) if ending else name.rsplit(".", 1)[0]
+    begins = re.split(r"[-_.]*[*?\[]", stem, maxsplit=1)[0]
+    return begins or folder.rpartition("/")[2] or stem
+
+
 def read_rows(
-    path: str, fields: Mapping[str, str], others: Iterable[str] | None = ()
+    path: str,
+    fields: Mapping[str, str],
+    others: Iterable[str] | None = (),
+    bad: Bad = refuse,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where, row) for each row of a .jsonl or .parquet file; `where` is "path, line 3" (or "row
-    3"), counted from 1.
+    """(where, row) for each row of a file; `where` is "path, line 3" (of a Parquet file "row 3", of
+    an ArrayRecord file "record 3"), counted from 1.
 
     fields: the names that every row must have, none of them null, each with the words that say what
         to do where it is missing.
     others: of a Parquet file these columns are read beside `fields`, where it has them; None: all.
         What is not read may hold anything.
+    bad: gets the DataError of a row that cannot be used. What is wrong with the file itself is
+        raised.
     """
-    rows = _parquet_rows(path, fields, others) if path.endswith(".parquet") else _jsonl_rows(path)
     empty = True
-    for where, row in rows:
-        empty = False
-        for name, remedy in fields.items():
-            if field_of(row, name) is None:
-                raise DataError(f"{where}: {_missing(row, name)}; {remedy}")
-        yield where, row
+    for where, raw in raw_rows(path, fields, others):
+        try:
+            row = row_of(where, raw, fields)
+        except DataError as error:
+            refuse_half_written(where, raw)
+            bad(error)
+            continue
+        if row is not None:
+            empty = False
+            yield where, row
     if empty:
-        raise _empty(path)
+        raise empty_file(path)
+
+
+def refuse_half_written(where: str, raw: Raw) -> None:
+    """Raises DataError for a last line without an end that is no JSON: its writer was stopped."""
+    if isinstance(raw, bytes) and not raw.endswith(b"\n"):
+        row_of(where, raw, {})
+
+
+def row_of(where: str, raw: Raw, fields: Mapping[str, str]) -> dict[str, Any] | None:
+    """The row; None for a blank line. Raises DataError, naming it, where it cannot be used or lacks
+    one of `fields` (see `read_rows`).
+    """
+    if isinstance(raw, DataError):
+        raise raw
+    if isinstance(raw, bytes):
+        if not raw.strip():
+            return None
+        raw = json_object(raw, where)
+    for name, remedy in fields.items():
+        if field_of(raw, name) is None:
+            raise DataError(f"{where}: {_missing(raw, name)}; {remedy}")
+    return raw
 
 
 def field_of(row: Mapping[str, Any], name: str) -> Any:
@@ -72,15 +147,13 @@ def field_of(row: Mapping[str, Any], name: str) -> Any:
 
 
 def columns_of(path: str) -> tuple[str, list[str]]:
-    """(where, names) of the columns of a .jsonl file's first row, or of a Parquet file; those
-    inside others too, with dots.
+    """(where, names) of the columns of a file's first row, or of a Parquet file; those inside
+    others too, with dots.
     """
     if path.endswith(".parquet"):
-        with _opened(path) as (_, names):
+        with open_parquet(path) as (_, names):
             return path, names
-    where, row = next(_jsonl_rows(path), (path, None))
-    if row is None:
-        raise _empty(path)
+    where, row = next(read_rows(path, {}), (path, {}))
     return where, list(_names("", row))
 
 
@@ -91,16 +164,8 @@ def _names(before: str, row: Mapping[str, Any]) -> Iterator[str]:
             yield from _names(f"{before}{name}.", value)
 
 
-def _parquet_names(before: str, fields: Iterable[Any]) -> Iterator[str]:
-    from pyarrow import types
-
-    for field in fields:
-        yield before + field.name
-        if types.is_struct(field.type):
-            yield from _parquet_names(f"{before}{field.name}.", field.type)
-
-
-def _empty(path: str) -> DataError:
+def empty_file(path: str) -> DataError:
+    """The error that a file without a row is."""
     return DataError(f"{path} is empty: write one JSON object per line, or one row at least")
 
 
@@ -113,12 +178,6 @@ def _missing(row: Mapping[str, Any], name: str) -> str:
     if isinstance(inside, Mapping):
         has += f"; of {parent}: {', '.join(inside)}"
     return f"no field {name!r} ({has[:300]})"
-
-
-def _jsonl_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for where, line in read_lines(path, error=DataError):
-        if line.strip():
-            yield where, json_object(line, where)
 
 
 def json_object(line: bytes, where: str) -> dict[str, Any]:
@@ -139,55 +198,6 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
             f"{where}: a JSON {type(row).__name__}, not an object; write one JSON object per line"
         )
     return row
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[tuple[Any, list[str]]]:
-    """A Parquet file and its columns' names, those inside others too; DataError for another."""
-    from pyarrow import parquet
-
-    with open_regular(path, error=DataError) as opened:
-        try:
-            file = parquet.ParquetFile(opened)
-            names = list(_parquet_names("", file.schema_arrow))
-        except Exception as error:  # of many classes, pyarrow's own and Python's
-            raise DataError(
-                f"{path}: not a complete Parquet file ({error}); write it again"
-            ) from error
-        yield file, names
-
-
-def _parquet_rows(
-    path: str, fields: Mapping[str, str], others: Iterable[str] | None
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    number = 0
-    with _opened(path) as (file, every):
-        names = file.schema_arrow.names
-        for name, remedy in fields.items():
-            if every.count(name) != 1:
-                what = (
-                    f"{every.count(name)} columns {name!r}"
-                    if name in every
-                    else f"no field {name!r}"
-                )
-                raise DataError(f"{path}: {what} (fields: {', '.join(names)}); {remedy}")
-        read = names if others is None else [n for n in every if n in {*fields, *others}]
-        batches = file.iter_batches(columns=read)
-        while True:
-            try:
-                batch = next(batches, None)
-                rows = None if batch is None else batch.to_pylist()
-            except (
-                Exception
-            ) as error:  # a damaged page; text that is not UTF-8; a date that Python cannot hold
-                raise DataError(
-                    f"{path}, after row {number}: cannot be read ({error}); write it again"
-                ) from error
-            if rows is None:
-                return
-            for row in rows:
-                number += 1
-                yield f"{path}, row {number}", row
 
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from compass_jax.config.ranges import AUTO
+from compass_jax.data import benchmarks
+from compass_jax.data.benchmarks import Make
 from compass_jax.data.files import DataError, check_tools, columns_of
 from compass_jax.untrusted import parse_json
 
@@ -24,9 +26,27 @@ class Format(NamedTuple):
     prompt: str  # text or chat messages; with TURNS a whole conversation
     answer: str | None  # RL's reference; empty: there is none, a verifier of one's own judges
     response: str | None  # what SFT learns
+    also: tuple[str, ...] = ()  # columns that rows of this kind have beside these
+    make: Make | None = None  # what makes such a row one of a prompt and an answer
+    verifier: str = ""  # the one that judges it, where "math" cannot
 
 
+_HUMAN_EVAL = ("task_id", "canonical_solution", "test", "entry_point")
 FORMATS = (
+    *(
+        Format("multiple choice", question, answer, None, also, benchmarks.choice, "choice")
+        for question, answer in (
+            ("question", "answer"),
+            ("question", "answerKey"),
+            ("Question", "Answer"),
+        )
+        for also in (("choices",), ("options",), ("A", "B"))
+    ),
+    Format("HumanEval", "prompt", "", None, _HUMAN_EVAL, benchmarks.human_eval, "code"),
+    Format("MBPP", "text", "", None, ("code", "test_list"), benchmarks.mbpp, "code"),
+    Format("MBPP", "prompt", "", None, ("code", "test_list"), benchmarks.mbpp, "code"),
+    Format("IFEval", "prompt", "", None, ("instruction_id_list", "kwargs"), None, "instructions"),
+    Format("BFCL", "question", "", None, ("id", "function"), benchmarks.bfcl, "tools"),
     Format("plain", "prompt", "answer", None),
     Format("verl", "prompt", "reward_model.ground_truth", "extra_info.answer"),
     Format("OpenAI", "messages", "answer", None),
@@ -37,6 +57,9 @@ FORMATS = (
     Format("TRL", "prompt", "solution", None),
     Format("TRL", "prompt", "ground_truth", None),
     Format("GSM8K", "question", "answer", "answer"),
+    Format("MATH", "problem", "answer", "solution", (), benchmarks.mathematics),
+    Format("MATH", "problem", "solution", "solution", (), benchmarks.mathematics),
+    Format("AIME", "Problem", "Answer", "Solution"),
     Format("prompt-only", "prompt", "", None),
 )
 # ShareGPT's `from` as a role; a tool's result is an observation there
@@ -58,6 +81,8 @@ class Reading(NamedTuple):
     name: str  # of their format, where there is something to say of it
     prompt: str
     target: str  # the column of the reference (RL) or of what is learnt (SFT); TURNS; empty: none
+    needs: tuple[str, ...] = ()  # of a row that is made: the columns of the file
+    make: Make | None = None
 
     def said(self, path: str) -> str:
         """The line that tells a person what was recognised: "a.parquet: verl rows: prompt, ..."."""
@@ -66,7 +91,8 @@ class Reading(NamedTuple):
     @property
     def fields(self) -> tuple[str, ...]:
         """The columns that every row must have."""
-        return (self.prompt, *([self.target] if self.target not in ("", TURNS) else []))
+        target = [self.target] if self.target not in ("", TURNS) else []
+        return self.needs or (self.prompt, *target)
 
 
 def reading_of(
@@ -91,6 +117,10 @@ def reading_of(
     if AUTO not in named:
         return Reading("", prompt, target)
     where, columns = columns_of(path)
+    key = settings[0].rpartition(".")[0]
+    benchmark = named == (AUTO, AUTO) and use == "answer"
+    if benchmark and (made := _benchmark(where, columns, key, compared)):
+        return made
     for name, setting in zip(named, settings):
         if name not in (AUTO, "", TURNS, *columns):
             fields = ", ".join(columns)[:200]
@@ -99,7 +129,7 @@ def reading_of(
             )
     for known in FORMATS:
         have = getattr(known, use)
-        if have is None or (have == "" and compared):
+        if have is None or (have == "" and compared) or known.verifier:
             continue
         have = have if target == AUTO else target
         ask = known.prompt if prompt == AUTO or have == TURNS else prompt
@@ -114,11 +144,31 @@ def reading_of(
     )
 
 
+def _benchmark(where: str, columns: list[str], key: str, compared: bool) -> Reading | None:
+    """How rows of a published evaluation set are read; None for others, and for those whose columns
+    are read as they are.
+    """
+    for known in FORMATS:
+        needs = tuple(filter(None, (known.prompt, known.answer, *known.also)))
+        if not (known.make or known.verifier) or not set(needs) <= set(columns):
+            continue
+        if compared and known.verifier:
+            raise DataError(
+                f"{where}: these are rows of {known.name}, which verifier = 'math' cannot judge;"
+                f" set {key}.verifier to {known.verifier!r}, or name the columns in {key}'s"
+                " prompt_field and answer_field to have them read as they are"
+            )
+        if known.make is None:
+            return Reading(known.name, known.prompt, "", needs)
+        return Reading(known.name, "prompt", "answer", needs, known.make)
+    return None
+
+
 def _known(use: str, compared: bool) -> str:
     found = []
     for known in FORMATS:
         have = getattr(known, use)
-        if have is None or (have == "" and compared):
+        if have is None or (have == "" and compared) or known.verifier:
             continue
         beside = "" if have in ("", TURNS) else f" + {have}"
         found.append(f"{known.prompt}{beside} ({known.name})")

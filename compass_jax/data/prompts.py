@@ -5,14 +5,16 @@ through the chat template and are tokenised.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from compass_jax.config import DataConfig
+from compass_jax.config import ConfigError, DataConfig, RunConfig
+from compass_jax.config.data import HELDOUT
 from compass_jax.data.files import DataError
 from compass_jax.data.questions import Question, Tell, evaluation_questions, questions
+from compass_jax.data.shares import at_most
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.records import Prompt
 
@@ -23,7 +25,8 @@ class PromptTooLong(DataError):
     """A prompt has more tokens than the longest prompt bucket."""
 
 
-def _to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prompt]:
+def to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prompt]:
+    """The questions as prompts, tokenised. Raises TokenizerError where the template refuses one."""
     encoded = tokenizer.encode_chats(
         [question.messages for question in questions],
         add_generation_prompt=True,
@@ -55,9 +58,9 @@ def train_prompts(
     if not chosen:
         raise DataError(
             "no training prompts: data.sources are empty, or data.heldout_frac ="
-            f" {config.heldout_frac} holds all of them out"
+            f" {config.heldout_frac} holds all of them out, or all are evaluated on"
         )
-    return _to_prompts(chosen, tokenizer)
+    return to_prompts(chosen, tokenizer)
 
 
 def heldout_prompts(
@@ -74,7 +77,8 @@ def heldout_prompts(
     if config.eval_sources:
         available = evaluation_questions(config, seed, tell)
     else:
-        available = [question for question in questions(config, seed, tell) if question.heldout]
+        own = range(len(config.sources))
+        available = [x for x in questions(config, seed, tell) if x.heldout and x.source in own]
     if not available:
         raise DataError(
             f"no held-out prompts: raise data.heldout_frac = {config.heldout_frac} or the sources'"
@@ -85,26 +89,56 @@ def heldout_prompts(
             f"only {len(available)} held-out prompts are available, data.eval_prompts asks "
             f"for {config.eval_prompts}"
         )
-    left = _shares(Counter(question.label for question in available), config.eval_prompts)
-    chosen = []
-    for question in available:
-        if left[question.label] > 0:
-            left[question.label] -= 1
-            chosen.append(question)
-    return _to_prompts(chosen, tokenizer)
+    return to_prompts(at_most(config.eval_prompts, available), tokenizer)
 
 
-def _shares(available: Counter[str], wanted: int) -> dict[str, int]:
-    """Largest-remainder apportionment of `wanted` over labels in proportion to what each has; ties
-    go to the earlier label.
+class PromptSet(NamedTuple):
+    """Prompts that are evaluated together and counted by themselves, under a name."""
+
+    name: str
+    prompts: list[Prompt]
+    k: int  # samples of each prompt, beside a greedy answer
+    temperature: float
+
+
+def evaluation_sets(
+    config: RunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning, whole: bool = False
+) -> list[PromptSet]:
+    """What a run is evaluated on: the held-out prompts under the name HELDOUT, where there are any,
+    then `data.eval_sets`; empty where nothing is asked for.
+
+    Prompts that are too long are left out or refused as `fitting` says, unless `whole`. Raises
+    DataError for a set without prompts, ConfigError where a set has the name of a label of held-out
+    prompts.
     """
-    total = sum(available.values())
-    wanted = min(wanted, total)
-    shares = {label: wanted * count // total for label, count in available.items()}
-    by_remainder = sorted(available, key=lambda label: -(wanted * available[label] % total))
-    for label in by_remainder[: wanted - sum(shares.values())]:
-        shares[label] += 1
-    return shares
+    data, usual = config.data, config.evaluation
+
+    def fit(prompts: list[Prompt]) -> list[Prompt]:
+        longest = config.rollout.prompt_buckets[-1]
+        return prompts if whole else fitting(prompts, longest, data.overlong, tell)
+
+    found: list[PromptSet] = []
+    if held := heldout_prompts(data, tokenizer, config.seed, tell):
+        found.append(PromptSet(HELDOUT, fit(held), usual.k, usual.temperature))
+    pool = questions(data, config.seed, tell) if data.eval_sets else []
+    for one, place in zip(data.eval_sets, data.set_places(), strict=True):
+        if one.name in {prompt.label for prompt in held}:
+            raise ConfigError(
+                f"data.eval_sets, {one.name}: held-out prompts have this label, so that two metrics"
+                f" would be called eval/{one.name}/avg_at_k; give the set another name"
+            )
+        mine = [question for question in pool if question.source in place]
+        prompts = to_prompts(mine, tokenizer)
+        temperature = usual.temperature if one.temperature is None else one.temperature
+        found.append(PromptSet(one.name, fit(prompts), one.k or usual.k, temperature))
+    return found
+
+
+def in_words(sets: Sequence[PromptSet]) -> str:
+    """ "512 held out, gsm8k 1,319"; "0 held out" of none."""
+    counts = {one.name: len(one.prompts) for one in sets}
+    told = [f"{counts.pop(HELDOUT, 0):,} held out"]
+    return ", ".join([*told, *(f"{name} {count:,}" for name, count in counts.items())])
 
 
 def fitting(

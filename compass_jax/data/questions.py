@@ -6,9 +6,9 @@ JSONL and Parquet files, and of tasks of one's own.
    part of code, and the system turn of the task.
 2. A hash of the question's text alone (of a pair to be judged: of what it answers) decides whether
    it is held out, so neither another seed nor another source with the same question can move it
-   into training; where there are `eval_sources`, their questions are held out, and no others. White
-   space is normalised there, and system turns are left out, so that rows which differ in these
-   alone fall on the same side: no question is in both splits.
+   into training; where there are `eval_sources`, their questions are held out, and no others; those
+   of `eval_sets` always are. White space is normalised there, and system turns are left out, so
+   that rows which differ in these alone fall on the same side: no question is in both splits.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,17 +24,19 @@ from typing import Any, NamedTuple
 from compass_jax.config import DataConfig, FileSource, ProceduralSource, TaskSource
 from compass_jax.config.errors import of_file
 from compass_jax.config.verifiers import VERDICT, pairs
+from compass_jax.data.asked import answer_of, asked_of, labels_of
 from compass_jax.data.files import (
     DataError,
     check_messages,
     field_of,
     files_of,
+    label_of,
     read_rows,
-    refuse_blank,
 )
 from compass_jax.data.formats import TURNS, Reading, reading_of, reference, tools_of, turns_of
 from compass_jax.data.preferences import Asked, asked_in_both_orders
 from compass_jax.data.procedural import distinct_entries, normalised
+from compass_jax.data.shares import at_most
 from compass_jax.records import stable_id
 from compass_jax.tasks import Task
 from compass_jax.tasks.rows import LABELS, encode_row
@@ -44,7 +44,8 @@ from compass_jax.tasks.task import load_task
 
 logger = logging.getLogger(__name__)
 Tell = Callable[[str], None]  # shows a person one line
-MOST_LABEL = 80  # characters
+EVALUATED = ("eval_sources", "eval_sets")
+OVERLAP = "overlap/training"  # the label of a set's question that `sources` have too
 
 
 @dataclass(frozen=True)
@@ -74,29 +75,59 @@ def is_heldout(question: str, heldout_frac: float) -> bool:
     return int.from_bytes(digest.digest(), "big") % 10_000 < heldout_frac * 10_000
 
 
+def once(tell: Tell) -> Tell:
+    """A `tell` that passes each line on once."""
+    said: set[str] = set()
+
+    def told(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            tell(line)
+
+    return told
+
+
 def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> list[Question]:
-    """All questions of all sources, both splits, in a fixed order, those of `eval_sources` first;
-    distinct within a source; ids distinct overall. A question of `eval_sources` is in no other.
+    """All questions of all sources, both splits, in a fixed order: those of `eval_sources`, of
+    `sources`, of `eval_sets`; distinct within a source; ids distinct overall. A question of
+    `eval_sources` is in no other, one of `eval_sets` is not trained on; there it has the label
+    OVERLAP where `sources` have it too.
 
     `tell` gets a line for each source with rows that were left out, and for each file whose columns
     were recognised.
     """
     found = evaluation_questions(config, seed, tell)
+    sets = []
+    for one, place in zip(config.eval_sets, config.set_places(), strict=True):
+        mine = [question for index in place for question in _of_source(config, index, seed, tell)]
+        sets.append(at_most(one.prompts or len(mine), mine))
     used = {question.id for question in found}
-    asked = {normalised(question.asks) for question in found}
-    training, both = 0, 0
+    asked = {normalised(question.asks) for group in (found, *sets) for question in group}
+    training, both, overlap = 0, 0, set[str]()
     for index in range(len(config.sources)):
         for question in _of_source(config, index, seed, tell):
-            training += 1
-            if asked and normalised(question.asks) in asked:
+            training += not question.heldout
+            if not question.heldout and (text := normalised(question.asks)) in asked:
                 both += 1
+                overlap.add(text)
             else:
                 found.append(_numbered(question, used))
     if both:
+        where = " and ".join(name for name in EVALUATED if getattr(config, name))
         tell(
-            f"{both} of {training} training questions are in data.eval_sources too; they are left"
+            f"{both} of {training} training questions are in data.{where} too; they are left"
             " out of the training"
         )
+    for one, group in zip(config.eval_sets, sets, strict=True):
+        seen = [normalised(question.asks) in overlap for question in group]
+        if any(seen):
+            tell(
+                f"data.eval_sets, {one.name}: {sum(seen)} of its {len(group)} questions are in"
+                " data.sources too; weights that were trained without this set may know them"
+            )
+        for question, known in zip(group, seen, strict=True):
+            label = (OVERLAP,) * known
+            found.append(_numbered(replace(question, labels=question.labels + label), used))
     return found
 
 
@@ -211,17 +242,17 @@ def _distinct(
 
 def _of_row(config: DataConfig, index: int, kind: _Kind, found: _Row) -> Question:
     where, row = found.where, found.row
-    text, messages = _asked(found.prompt, f"{where}, field {found.columns[0]!r}")
+    text, messages = asked_of(found.prompt, f"{where}, field {found.columns[0]!r}")
     place, answer, read = f"{where}, field {found.columns[1]!r}", "", row
     if found.answer is not None:
-        answer = _answer(found.answer, place, kind.compared)
+        answer = answer_of(found.answer, place, kind.compared)
         only = kind.compared and not kind.labelled
         read = {"answer": found.answer} if only else {**row, "answer": found.answer}
     encoded = _encoded(read, where)
     question = _question(
         config, index, kind.label, text, messages, answer, encoded, found.asks or text
     )
-    tools, labels = tools_of(row, where), (*_labels(row, where), *found.labels)
+    tools, labels = tools_of(row, where), (*labels_of(row, where), *found.labels)
     return replace(question, labels=labels, tools=tuple(tools), turns=kind.turns)
 
 
@@ -243,10 +274,13 @@ def _file_rows(source: FileSource, key: str, compared: bool, tell: Tell) -> Iter
         if reading.name:
             tell(reading.said(path))
         remedies = [f"add it or set {setting}" for setting in settings]
+        remedies += ["add it"] * len(reading.needs)
         fields = dict(zip(reading.fields, remedies))
-        optional = (*LABELS, "tools", "system") if compared and not source.gold else None
+        lean = compared and not source.gold and reading.make is None
+        optional = (*LABELS, "tools", "system") if lean else None
         for where, row in read_rows(path, fields, optional):
-            yield _file_row(reading, where, row, compared, settings[1])
+            made = row if reading.make is None else reading.make(row, where, path)
+            yield _file_row(reading, where, made, compared, settings[1])
 
 
 def _pair_row(asked: Asked) -> _Row:
@@ -272,16 +306,6 @@ def _file_row(
             f" assistant's turn, or name the column that has it in {setting}"
         )
     return _Row(where, asked, answer, row, (reading.prompt, reading.prompt))
-
-
-def label_of(path: str) -> str:
-    """The name of a file without its ending; of a pattern what precedes its first wildcard, or its
-    folder.
-    """
-    folder, _, name = path.rpartition("/")
-    stem = name.rsplit(".", 1)[0]
-    begins = re.split(r"[-_.]*[*?\[]", stem, maxsplit=1)[0]
-    return begins or folder.rpartition("/")[2] or stem
 
 
 def _task_rows(name: str, task: Task, key: str, seed: int) -> Iterator[_Row]:
@@ -324,10 +348,8 @@ def _question(
     messages = asked
     if config.system_prompt and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": config.system_prompt}, *messages]
-    heldout = (
-        index >= len(config.sources)
-        if config.eval_sources
-        else is_heldout(asks, config.heldout_frac)
+    heldout = index >= len(config.sources) or (
+        not config.eval_sources and is_heldout(asks, config.heldout_frac)
     )
     own_system = [message["content"] for message in asked if message["role"] == "system"]
     return Question(
@@ -341,60 +363,3 @@ def _question(
         heldout,
         asks,
     )
-
-
-def _asked(prompt: Any, where: str) -> tuple[str, list[dict[str, Any]]]:
-    """(question, messages) of a row. The question of a longer conversation is all its turns but the
-    system's.
-    """
-    if isinstance(prompt, str):
-        if not prompt.strip():
-            raise DataError(f"{where}: empty; delete the row or write the question")
-        return prompt, [{"role": "user", "content": prompt}]
-    if not isinstance(prompt, list):
-        raise DataError(
-            f"{where}: a {type(prompt).__name__}; it must be text or a list of chat messages"
-        )
-    messages = check_messages(prompt, where)
-    if messages[-1]["role"] == "assistant":
-        raise DataError(f"{where}: ends with an assistant message; it must end with what is asked")
-    if not any(message["role"] == "user" for message in messages):
-        raise DataError(
-            f"{where}: no message of role 'user': nothing is asked; add one or delete the row"
-        )
-    refuse_blank(messages, "user", where, "nothing is asked")
-    return (
-        "\n".join(message["content"] for message in messages if message["role"] != "system"),
-        messages,
-    )
-
-
-def _answer(answer: Any, where: str, compared: bool) -> str:
-    """The reference as text. Where it is compared it must be text or a number; a verifier of one's
-    own may read any form.
-    """
-    whole = isinstance(answer, int) and not isinstance(answer, bool)
-    real = isinstance(answer, float) and math.isfinite(answer)
-    if whole or real or (isinstance(answer, str) and (answer.strip() or not compared)):
-        return str(answer)
-    if compared:
-        raise DataError(
-            f"{where}: {answer!r:.80} is no reference answer; it must be text or a finite number"
-        )
-    return json.dumps(answer, ensure_ascii=False, default=str)
-
-
-def _labels(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """ "domain/algebra": a row's own labels, of those that it has."""
-    found = []
-    for name in LABELS:
-        value = row.get(name)
-        if value is None or value == "":
-            continue
-        if not isinstance(value, str | int | float) or len(str(value)) > MOST_LABEL:
-            raise DataError(
-                f"{where}, field {name!r}: {value!r:.80} is no label; write a text of at most"
-                f" {MOST_LABEL} characters or a number, or give the column another name"
-            )
-        found.append(f"{name}/{value}")
-    return tuple(found)

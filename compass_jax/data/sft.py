@@ -2,7 +2,8 @@
 solutions of procedural training questions.
 
 Exact duplicates, examples longer than the longest bucket and examples that ask a held-out question
-are left out and counted. RL may train on the same questions; the held-out ones are in neither.
+are left out and counted. RL may train on the same questions; the held-out ones are in neither. All
+are in memory here; data/streamed.py reads the rows of large files when they are taken.
 """
 
 from __future__ import annotations
@@ -10,26 +11,30 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from compass_jax.config import ProceduralSource, RunConfig
 from compass_jax.data.files import (
+    Bad,
+    BadRows,
     DataError,
     check_messages,
     field_of,
     files_of,
+    label_of,
     read_rows,
+    refuse,
     refuse_blank,
 )
 from compass_jax.data.formats import TURNS, Reading, reading_of, tools_of, turns_of
 from compass_jax.data.preferences import asked_in_both_orders
 from compass_jax.data.procedural import normalised
-from compass_jax.data.questions import Question, Tell, label_of, questions
-from compass_jax.data.stream import ShuffledStream
+from compass_jax.data.questions import Question, Tell, questions
+from compass_jax.data.stream import InMemory, Records, Share, ShuffledStream
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.tokenizer_folder import TokenizerError
 from compass_jax.data.worked import known_datasets, worked_solution
@@ -73,17 +78,78 @@ class SFTExample:
         ).hexdigest()
 
 
-class ExampleStream(ShuffledStream[Any]):
-    """Examples in a shuffled order, for ever; `state()` and `restore()` continue it exactly. Each
-    has a `key`.
+class ExampleRecords(Records[SFTExample], Protocol):
+    """Examples by number, those of one label after each other: `sizes` has the rows of each label,
+    in their order; `left_out` counts, by reason, what was read and gave no example.
     """
 
-    def __init__(self, examples: Sequence[Any], seed: int):
-        super().__init__(examples, (example.key for example in examples), seed)
+    sizes: dict[str, int]
+    left_out: Counter[str]
+
+    def keys(self) -> Iterable[str]:
+        """What must be the same in a continued run."""
+        ...
+
+
+class ExampleStream(ShuffledStream[Any]):
+    """Examples in a shuffled order, for ever; `state()` and `restore()` continue it exactly.
+
+    examples: a list, whose examples have a `key` each and, where there are weights, a `label`; or
+        records.
+    weights: (label, weight) of every label (`sft.weights`). None: every example comes once in a
+        pass.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Any] | ExampleRecords,
+        seed: int,
+        weights: Sequence[tuple[str, float]] = (),
+    ):
+        self._streamed = None if isinstance(examples, Sequence) else examples
+        if isinstance(examples, Sequence):
+            # sorting is stable, and without weights the order is the files'
+            listed = sorted(examples, key=lambda one: one.label) if weights else examples
+            sizes: Mapping[str, int] = Counter(one.label for one in listed) if weights else {}
+            records: Records[Any] = InMemory(listed)
+            keys: Iterable[str] = (one.key for one in listed)
+        else:
+            records, keys, sizes = examples, examples.keys(), examples.sizes
+        super().__init__(records, keys, seed, _shares(weights, sizes))
 
     def next_batch(self, n: int) -> list[Any]:
         """The next `n` examples."""
         return [example for example, _ in self.take(n)]
+
+    def metrics(self) -> dict[str, float]:
+        """What was left out so far of rows that are read by record; nothing of a list."""
+        if self._streamed is None:
+            return {}
+        left = self._streamed.left_out
+        met = max(self.position, 1)
+        return {"data/left_out_frac": left.total() / met, "data/bad_rows": float(left["bad"])}
+
+    def state(self) -> dict[str, Any]:
+        """Where the stream stands, as JSON, and what was left out before."""
+        before = {} if self._streamed is None else {"left_out": dict(self._streamed.left_out)}
+        return super().state() | before
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """See ShuffledStream."""
+        super().restore(state)
+        if self._streamed is not None:
+            self._streamed.left_out = Counter(state["left_out"])
+
+
+def _shares(weights: Sequence[tuple[str, float]], sizes: Mapping[str, int]) -> list[Share]:
+    """The share of each label. Raises DataError for a label without a weight, and the reverse."""
+    given = dict(weights)
+    if weights and set(given) != set(sizes):
+        raise DataError(
+            f"sft.weights names {', '.join(sorted(given))}, and the examples' labels are"
+            f" {', '.join(sorted(sizes))}: give each of them a weight, and no other"
+        )
+    return [Share(size, given[label]) for label, size in sizes.items()] if weights else []
 
 
 def sft_examples(
@@ -91,36 +157,23 @@ def sft_examples(
 ) -> tuple[list[SFTExample], dict[str, int]]:
     """The examples of `config.sft` and what was counted on the way.
 
-    Counts: examples, duplicates, too_long, heldout (the last three are left out), tokens,
-    assistant_tokens, and "from/<label>" for each label, before any repeat. `tell` gets a line for
-    what is left out. Raises DataError for a file or label that cannot be used, or if nothing is
-    left.
+    Counts: examples, duplicates, too_long, heldout (the last three are left out; and bad, where
+    such rows are), tokens, assistant_tokens, and "from/<label>" for each label, before any repeat.
+    `tell` gets a line for what is left out. Raises DataError for a file or label that cannot be
+    used, or if nothing is left.
     """
     pool = questions(config.data, config.seed, tell)
-    asked = {
-        key
-        for question in pool
-        if question.heldout
-        for key in map(normalised, (question.text, question.asks, question.messages[-1]["content"]))
-    }
+    asked = heldout_texts(pool)
     counts: Counter[str] = Counter(duplicates=0, too_long=0, heldout=0)
     seen: set[str] = set()
     examples: list[SFTExample] = []
-    rows = [
-        *conversations(config, tell),
-        *_verdicts(config.sft.preferences),
-        *_procedural(config, pool, tell),
-    ]
-    allowed = [row for row in rows if not asked.intersection(_asks(row))]
+    bad = BadRows(config.sft.bad_rows == "skip", tell)
+    rows = [*conversations(config, tell, bad), *other_conversations(config, pool, tell)]
+    allowed = [row for row in rows if not asked.intersection(asks(row))]
     counts["heldout"] = len(rows) - len(allowed)
-    encoded = tokenizer.encode_examples(
-        [row.messages for row in allowed], tools=[row.tools for row in allowed]
-    )
-    for row in allowed:
-        try:
-            example = SFTExample(*next(encoded), row.label)
-        except TokenizerError as error:
-            raise DataError(f"{row.where}: {error}") from error
+    for row, example in zip(allowed, encoded(allowed, tokenizer, bad)):
+        if example is None:
+            continue
         if example.key in seen:
             counts["duplicates"] += 1
         elif len(example.tokens) > config.sft.buckets[-1]:
@@ -134,15 +187,62 @@ def sft_examples(
         tokens=sum(len(e.tokens) for e in examples),
         assistant_tokens=sum(int(e.mask.sum()) for e in examples),
     )
+    if bad.count:
+        counts["bad"] = bad.count
     _check_any(config, counts, tell)
     return examples, dict(counts)
 
 
-def _asks(row: Conversation) -> Iterator[str]:
+def heldout_texts(pool: Iterable[Question]) -> set[str]:
+    """What held-out questions ask, in each form in which an example may ask it."""
+    return {
+        key
+        for question in pool
+        if question.heldout
+        for key in map(normalised, (question.text, question.asks, question.messages[-1]["content"]))
+    }
+
+
+def asks(row: Conversation) -> Iterator[str]:
     """What an example asks, as held-out questions are compared."""
     yield from (normalised(m["content"]) for m in row.messages if m["role"] == "user")
     if row.asks:
         yield normalised(row.asks)
+
+
+ENCODED_TOGETHER = 256  # conversations
+
+
+def encoded(
+    rows: Sequence[Conversation], tokenizer: Tokenizer, bad: Bad = refuse
+) -> Iterator[SFTExample | None]:
+    """The example of each conversation; None for one that the tokenizer refuses, after `bad` got
+    its DataError.
+    """
+    start = 0
+    while start < len(rows):
+        some = rows[start : start + ENCODED_TOGETHER]
+        found = tokenizer.encode_examples(
+            [row.messages for row in some], tools=[row.tools for row in some]
+        )
+        for row in some:
+            start += 1
+            try:
+                yield SFTExample(*next(found), row.label)
+            except TokenizerError as error:
+                problem = DataError(f"{row.where}: {error}")
+                problem.__cause__ = error
+                bad(problem)
+                yield None
+                break  # an error ends the generator: the rest is rendered anew
+
+
+def other_conversations(
+    config: RunConfig, pool: Sequence[Question], tell: Tell
+) -> Iterator[Conversation]:
+    """What is learnt beside `sft.files`: verdicts on pairs, and procedural questions."""
+    yield from _verdicts(config.sft.preferences)
+    yield from _procedural(config, pool, tell)
 
 
 def _verdicts(patterns: Sequence[str]) -> Iterator[Conversation]:
@@ -173,29 +273,51 @@ def _check_any(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
         tell(f"{counts['heldout']} SFT examples ask a held-out question and are left out")
 
 
-def conversations(config: RunConfig, tell: Tell) -> Iterator[Conversation]:
+def conversations(config: RunConfig, tell: Tell, bad: Bad = refuse) -> Iterator[Conversation]:
     """What the rows of `sft.files` say. `tell` gets a line for each file whose columns were
-    recognised. DataError names the row that cannot be used.
+    recognised, `bad` the DataError that names a row which cannot be used.
     """
-    sft, system = config.sft, config.data.system_prompt
-    settings = ("sft.prompt_field", "sft.response_field")
-    remedies = [f"add it or set {setting}" for setting in settings]
-    for pattern in sft.files:
+    for label, path in labelled_files(config):
+        reading, fields = sft_reading(config, path, tell)
+        for where, row in read_rows(path, fields, BESIDE, bad):
+            try:
+                yield conversation_of(reading, where, row, label, config.data.system_prompt)
+            except DataError as error:
+                bad(error)
+
+
+BESIDE = ("tools", "system")  # columns that a row may have beside those that it must have
+
+
+def labelled_files(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """(label, file) of every file of `sft.files`."""
+    for pattern in config.sft.files:
         for path in files_of(pattern):
-            named = (sft.prompt_field, sft.response_field or TURNS)
-            reading = reading_of(path, "response", named, settings)
-            if reading.name:
-                tell(reading.said(path))
-            fields = dict(zip(reading.fields, remedies))
-            for where, row in read_rows(path, fields, ("tools", "system")):
-                messages = taught(reading, where, row, system)
-                refuse_blank(messages, "assistant", where, "an empty answer would be learnt")
-                if not any(message["role"] == "assistant" for message in messages):
-                    raise DataError(
-                        f"{where}: no assistant message: there is nothing to learn from; add one or"
-                        " delete the row"
-                    )
-                yield Conversation(where, label_of(pattern), messages, tools=tools_of(row, where))
+            yield label_of(pattern), path
+
+
+def sft_reading(config: RunConfig, path: str, tell: Tell) -> tuple[Reading, dict[str, str]]:
+    """How the rows of a file are read, and what to do where one of its columns is missing."""
+    settings = ("sft.prompt_field", "sft.response_field")
+    named = (config.sft.prompt_field, config.sft.response_field or TURNS)
+    reading = reading_of(path, "response", named, settings)
+    if reading.name:
+        tell(reading.said(path))
+    return reading, dict(zip(reading.fields, [f"add it or set {setting}" for setting in settings]))
+
+
+def conversation_of(
+    reading: Reading, where: str, row: dict[str, Any], label: str, system: str
+) -> Conversation:
+    """What one row says; DataError where nothing can be learnt from it."""
+    messages = taught(reading, where, row, system)
+    refuse_blank(messages, "assistant", where, "an empty answer would be learnt")
+    if not any(message["role"] == "assistant" for message in messages):
+        raise DataError(
+            f"{where}: no assistant message: there is nothing to learn from; add one or"
+            " delete the row"
+        )
+    return Conversation(where, label, messages, tools=tools_of(row, where))
 
 
 def taught(reading: Reading, where: str, row: dict[str, Any], system: str) -> Messages:

@@ -7,57 +7,113 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from compass_jax.data.files import DataError
 from compass_jax.records import Prompt
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class ShuffledStream(Generic[T]):
-    """Endless passes over `items`, each in an order of its own, drawn from `seed`.
+class Records(Protocol[T_co]):
+    """Items by number, wherever they lie."""
 
-    `keys` identify the items: a state is restored only over the same items in the same order, or
-    the continuation would not be the one that was interrupted.
-    """
+    def __len__(self) -> int: ...
 
-    def __init__(self, items: Sequence[T], keys: Iterable[str], seed: int):
-        import grain
+    def read(self, indices: Sequence[int]) -> Sequence[T_co | None]:
+        """The items of these indices; None for one that is left out."""
+        ...
 
-        if not items:
-            raise DataError("there are no training items: every source is empty or held out")
+
+class InMemory(Generic[T]):
+    """Records that are a list."""
+
+    def __init__(self, items: Sequence[T]):
         self._items = list(items)
-        self._seed = seed
-        self._order = grain.MapDataset.range(len(self._items)).shuffle(seed=seed).repeat()
-        self._position = 0
-        digest = hashlib.blake2b(digest_size=8)
-        for key in keys:
-            digest.update(key.encode() + b"\0")
-        self._fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self._items)
 
+    def read(self, indices: Sequence[int]) -> list[T | None]:
+        """The items of these indices."""
+        return [self._items[i] for i in indices]
+
+
+class Share(NamedTuple):
+    """Records that follow each other, and how large a part of what is given out comes of them."""
+
+    records: int
+    weight: float  # of the sum of all weights
+
+
+class ShuffledStream(Generic[T]):
+    """Endless passes over `records`, each in an order of its own, drawn from `seed`.
+
+    The order is of all processes together and a function of the number of records and the seed
+    alone, so that the position is the whole state. Records that are left out take a position, too.
+
+    `keys` identify the records: a state is restored only over the same ones in the same order, or
+    the continuation would not be the one that was interrupted.
+
+    shares: parts of the records, first to last, each of which is passed over in an order of its
+        own; they are mixed evenly by their weights, to within one part in a hundred. None: all
+        records are one.
+    """
+
+    def __init__(
+        self, records: Records[T], keys: Iterable[str], seed: int, shares: Sequence[Share] = ()
+    ):
+        import grain
+
+        if not len(records):
+            raise DataError("there are no training items: every source is empty or held out")
+        self._records = records
+        self._seed = seed
+        parts, start = [], 0
+        for number, share in enumerate(shares or [Share(len(records), 1.0)]):
+            part = grain.MapDataset.range(start, start + share.records)
+            parts.append(part.shuffle(seed=(seed + number) % 2**32).repeat())
+            start += share.records
+        weights = [share.weight for share in shares]
+        self._order = grain.MapDataset.mix(parts, weights) if shares else parts[0]
+        self._position = 0
+        digest = hashlib.blake2b(digest_size=8)
+        for key in (*keys, *map(repr, map(tuple, shares))):
+            digest.update(key.encode() + b"\0")
+        self._fingerprint = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
     @property
     def position(self) -> int:
-        """Items given out so far."""
+        """Records given out or left out so far."""
         return self._position
 
     @property
     def epoch(self) -> float:
         """Passes over the data so far."""
-        return self._position / len(self._items)
+        return self._position / len(self)
 
     def take(self, n: int) -> list[tuple[T, int]]:
         """The next `n` items, each with the number of its pass (0 in the first): how often it was
-        given out before.
+        given out before. Raises DataError where a whole pass has none.
         """
-        taken = [
-            (self._items[self._order[i]], i // len(self._items))
-            for i in range(self._position, self._position + n)
-        ]
-        self._position += n
+        taken: list[tuple[T, int]] = []
+        missed = 0
+        while len(taken) < n:
+            span = range(self._position, self._position + n - len(taken))
+            found = self._records.read([self._order[i] for i in span])
+            got = [(x, i // len(self)) for i, x in zip(span, found, strict=True) if x is not None]
+            self._position += len(span)
+            taken += got
+            missed = 0 if got else missed + len(span)
+            if missed > 2 * len(self):
+                raise DataError(
+                    f"none of {missed:,} rows in a row could be used: all are left out; see what"
+                    " was said of them, and sft.buckets and sft.bad_rows"
+                )
         return taken
 
     def state(self) -> dict[str, Any]:
@@ -65,7 +121,7 @@ class ShuffledStream(Generic[T]):
         return {
             "position": self._position,
             "seed": self._seed,
-            "items": len(self._items),
+            "items": len(self),
             "fingerprint": self._fingerprint,
         }
 
@@ -102,7 +158,7 @@ class PromptStream(ShuffledStream[tuple[Prompt, int, int]]):
             items.append((p, seen[p.id], self._copies[p.id]))
             seen[p.id] += 1
         super().__init__(
-            items, (f"{p.id} {p.tokens.tolist()} {p.answer}" for p, _, _ in items), seed
+            InMemory(items), (f"{p.id} {p.tokens.tolist()} {p.answer}" for p, _, _ in items), seed
         )
 
     def find(self, prompt_id: int, visit: int) -> Prompt:

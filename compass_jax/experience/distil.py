@@ -28,7 +28,7 @@ from compass_jax.config import ConfigError
 from compass_jax.config.distil import DistilConfig
 from compass_jax.data.distilled import Answer, Answers, Key, chosen
 from compass_jax.data.files import DataError
-from compass_jax.data.prompts import fitting
+from compass_jax.data.prompts import fitting, to_prompts
 from compass_jax.data.questions import Question, questions
 from compass_jax.errors import CompassError
 from compass_jax.records import Prompt, SampleKey, Score
@@ -168,14 +168,15 @@ def _write(
     return len(lines)
 
 
-def _prompt(question: Question, tokens: Sequence[int] = (0,)) -> Prompt:
-    """The question as verifiers read it, and the engine its tokens."""
+def _prompt(question: Question) -> Prompt:
+    """The question as verifiers read it."""
+    no_tokens = np.zeros(1, np.int32)
     return Prompt(
         question.id,
         question.source,
         question.label,
         question.text,
-        np.asarray(tokens, np.int32),
+        no_tokens,
         question.answer,
         question.row,
     )
@@ -226,13 +227,7 @@ def _by_engine(
     run = engine_config(config.model, chats, config.max_tokens or None)
     engine, params, tokenizer = decoder_of(run, config.model)
     by_id = {question.id: question for question, _ in left}
-    asked = list(by_id.values())
-    tokens = tokenizer.encode_chats(
-        [list(question.messages) for question in asked],
-        add_generation_prompt=True,
-        tools=[question.tools for question in asked],
-    )
-    prompts = [_prompt(x, ids) for x, ids in zip(asked, tokens, strict=True)]
+    prompts = to_prompts(list(by_id.values()), tokenizer)
     prompts = fitting(prompts, run.rollout.prompt_buckets[-1], "drop", tell)
     wanted = frozenset(SampleKey(question.id, 0, sample) for question, sample in left)
     part = max(1, 8 * run.rollout.slots // config.samples)

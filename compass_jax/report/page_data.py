@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from compass_jax.config.data import HELDOUT
 from compass_jax.report.embed import size_of
 from compass_jax.report.funnel import cumulative_tokens, token_funnel
 from compass_jax.report.metrics import Series, thinned
@@ -146,7 +147,7 @@ def _heldout(path: Path) -> list[tuple[str, str]]:
         found = json.loads((path / "evaluation.json").read_text())
         step, metrics = int(found["step"]), found["metrics"]
         words = {
-            name: f"{float(metrics[f'eval/heldout/{key}']):.3f}"
+            name: f"{float(metrics[f'eval/{HELDOUT}/{key}']):.3f}"
             for name, key in (("avg@k", "avg_at_k"), ("greedy", "greedy"), ("reward", "reward"))
         }
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

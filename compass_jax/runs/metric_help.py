@@ -96,6 +96,13 @@ METRICS: dict[str, Metric] = {
     "zero_variance/dynamic_filled_groups": Metric(
         "groups", "Uniform groups that filled a step after the last round."
     ),
+    "curriculum/stage": Metric("", "The stage of rl.stages in which the step is, from 0."),
+    "curriculum/band_<i>_share": Metric(
+        _SHARE, "Prompts that the step drew from band i of its stage's mix, of all that it drew."
+    ),
+    "curriculum/borrowed_prompts": Metric(
+        "prompts", "Prompts that took the place of those that their band lacked."
+    ),
     "curriculum/<label>": Metric(_SHARE, "The expected pass rate of a label's prompts."),
     # the update
     "loss": Metric("", "Minus the objective, mean over the step's updates."),
@@ -159,6 +166,14 @@ METRICS: dict[str, Metric] = {
     ),
     "staleness_max": Metric("updates", "Updates since the oldest weights that sampled a token."),
     "epoch": Metric("passes", "Passes over the data up to here."),
+    "data/left_out_frac": Metric(
+        _SHARE,
+        "Rows read so far that gave no example (too long, held out, blank or bad), of SFT that reads"
+        " by record.",
+    ),
+    "data/bad_rows": Metric(
+        "rows", "Rows so far that could not be used, of SFT that reads by record (sft.bad_rows)."
+    ),
     "rollout/carried_groups": Metric("groups", "Groups that go on in the next step."),
     "rollout/carried_tokens": Metric(_TOKENS, "Tokens that the carried samples have by now."),
     # speed
@@ -183,24 +198,34 @@ METRICS: dict[str, Metric] = {
     "time/update_s": Metric(_S, "Time of the updates."),
     "time/handover_s": Metric(_S, "Time of the weight hand-over."),
     # evaluation
-    "eval/heldout/avg_at_k": Metric(
-        _SHARE, "Mean accuracy of k sampled answers to each held-out prompt."
+    "eval/<set>/avg_at_k": Metric(
+        _SHARE,
+        "Mean accuracy of k sampled answers to each prompt of a set: to the held-out prompts, which"
+        " are the set heldout, to one of data.eval_sets, or to the held-out prompts of a source.",
     ),
-    "eval/heldout/pass_at_k": Metric(
-        _SHARE, "Held-out prompts with a right answer among k sampled ones."
+    "eval/<set>/avg_at_k_se": Metric(_SHARE, "Standard error of avg_at_k, clustered by prompt."),
+    "eval/<set>/pass_at_k": Metric(
+        _SHARE, "Prompts of a set with a right answer among k sampled ones."
     ),
-    "eval/heldout/greedy": Metric(_SHARE, "Accuracy of the greedy answers to held-out prompts."),
-    "eval/heldout/reward": Metric(
+    "eval/<set>/maj_at_k": Metric(
+        _SHARE,
+        "Accuracy of the most frequent of k sampled answers; of answers that are tied for it, the"
+        " mean.",
+    ),
+    "eval/<set>/greedy": Metric(_SHARE, "Accuracy of the greedy answers to a set."),
+    "eval/<set>/reward": Metric(
         "",
-        "Mean reward of the k sampled answers to held-out prompts; avg@k counts those of at least"
+        "Mean reward of the k sampled answers to a set; avg@k counts those of at least"
         " rewards.right_at.",
     ),
-    "eval/heldout/extracted_frac": Metric(
-        _SHARE, "Held-out responses in which an answer was found."
+    "eval/<set>/length_mean_tokens": Metric(_TOKENS, "Mean length of the k sampled answers."),
+    "eval/<set>/truncated_frac": Metric(
+        _SHARE, "Sampled answers to a set that reached the limit on new tokens."
     ),
-    "eval/heldout/<kind>_frac": Metric(_SHARE, "Held-out groups of a kind, as groups/<kind>_frac."),
+    "eval/<set>/extracted_frac": Metric(_SHARE, "Responses in which an answer was found."),
+    "eval/<set>/<kind>_frac": Metric(_SHARE, "A set's groups of a kind, as groups/<kind>_frac."),
     "eval/<label>/avg_at_k": Metric(
-        _SHARE, "Mean accuracy of k sampled answers to the held-out prompts of a label."
+        _SHARE, "Mean accuracy of k sampled answers to the held-out prompts of a row's label."
     ),
 }
 
@@ -213,5 +238,5 @@ def metric_help(name: str) -> Metric | None:
 
 
 def _fits(shape: str, name: str) -> bool:
-    pattern = re.escape(shape).replace("<i>", r"\d+")
+    pattern = re.escape(shape).replace("<i>", r"\d+").replace("<set>", "[^/]+")
     return re.fullmatch(re.sub(r"<[a-z]+>", ".+", pattern), name) is not None

@@ -21,6 +21,9 @@ from compass_jax.errors import CompassError
 from compass_jax.untrusted import read_text
 
 EVALUATION = "evaluation.json"  # held-out accuracy after the last step of a run that has ended
+EVALUATION_FOLDER = "evaluation"  # the answers behind it, as `compass eval --out` writes them
+ANSWERS = "answers.jsonl"
+SUMMARY = "summary.json"
 
 # How far and how often: settings that leave every step already taken as it was. `run_dir` only says
 # where the directory lies.
@@ -39,8 +42,11 @@ MAY_CHANGE = frozenset(
         "rl.steps",
         "rl.save_every",
         "rl.eval_every",
+        "evaluation.at",
         "sft.steps",
         "sft.save_every",
+        "sft.bad_rows",  # a row that is refused has ended the run before its step
+        "data.cache",
     }
 )
 MOST_TOLD = 10  # settings that an error names

@@ -82,7 +82,7 @@ def _schema(value: Any) -> Any:
     return found
 
 
-def _tool(described: Mapping[str, Any]) -> dict[str, Any]:
+def tool_of(described: Mapping[str, Any]) -> dict[str, Any]:
     """A tool as chat templates show it."""
     told = {key: described[key] for key in ("name", "description")}
     return {
@@ -100,7 +100,7 @@ def single_rows(name: str) -> Iterator[dict[str, Any]]:
         yield {
             "id": entry["id"],
             "prompt": entry["question"][0],
-            "tools": [_tool(one) for one in entry["function"]],
+            "tools": [tool_of(one) for one in entry["function"]],
             "answer": truth or [],
             "domain": name,
         }
@@ -123,7 +123,7 @@ def multi_rows(name: str) -> Iterator[dict[str, Any]]:
     files = importlib.import_module(_BACKENDS).MULTI_TURN_FUNC_DOC_FILE_MAPPING
     for entry, truth in _entries(name):
         described = [x for one in entry["involved_classes"] for x in _lines(documents / files[one])]
-        tools = {one["name"]: _tool(one) for one in described}
+        tools = {one["name"]: tool_of(one) for one in described}
         missed = {
             int(k): [one for one in names if one not in _called(truth[: int(k)])]
             for k, names in entry.get("missed_function", {}).items()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,19 @@ def rows() -> Iterator[dict[str, Any]]:
     path = Path(spec.submodule_search_locations[0], "data", "HumanEval.jsonl.gz")
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
-            one = parse_json(line, f"{path}:{number}")
-            yield {
-                "id": one["task_id"],
-                "prompt": f"{_REQUEST}{one['prompt']}```",
-                "setup": one["prompt"],
-                "test": one["test"],
-                "entry_point": one["entry_point"],
-                "answer": one["canonical_solution"],
-            }
+            yield row_of(parse_json(line, f"{path}:{number}"))
+
+
+def row_of(one: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a problem that has HumanEval's own columns."""
+    return {
+        "id": one["task_id"],
+        "prompt": f"{_REQUEST}{one['prompt']}```",
+        "setup": one["prompt"],
+        "test": one["test"],
+        "entry_point": one["entry_point"],
+        "answer": one["canonical_solution"],
+    }
 
 
 problems = Task(lambda seed: rows(), {"code": 1.0})

@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from compass_jax.config import RunConfig
+from compass_jax.config.errors import check
 from compass_jax.data.pairs import Pair, conversation, encode_pairs, split_pairs
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.logprobs import head_weights
@@ -82,6 +83,8 @@ class ScalarTrainer(SFTTrainer):
 
     def examples(self) -> tuple[Sequence[Pair], dict[str, int]]:
         """The training pairs; DataError where none can be used."""
+        mixed = "sft.weights mixes conversations by their labels, and pairs have none: leave it out"
+        check(not self.sft.weights, mixed)
         training, _ = split_pairs(self.config.data)
         return encode_pairs(training, self.tokenizer, self.sft.buckets[-1], self.telemetry.note)
 

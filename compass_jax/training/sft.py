@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compass_jax import distributed
 from compass_jax.config import RunConfig
 from compass_jax.config.io import to_plain
-from compass_jax.data.sft import ExampleStream, sft_examples
+from compass_jax.data.sft import ExampleRecords, ExampleStream
+from compass_jax.data.streamed import Team, sft_records, work_in_words
 from compass_jax.distributed import is_main_process
 from compass_jax.model.params import (
     decays,
@@ -65,13 +67,19 @@ class SFTTrainer:
             self.tokenizer.vocab_size,
         )
         examples, self.data_stats = self.examples()
-        self.stream = ExampleStream(examples, config.seed)
+        self.stream = ExampleStream(examples, config.seed, self.sft.weights)
+        state = self.stream.state()
+        distributed.same(
+            {f"the data's {name}": state[name] for name in ("items", "fingerprint")},
+            "every process must find the same files",
+        )
         self.done_steps = 0
         self._restore_or_start()
 
-    def examples(self) -> tuple[Sequence[Any], dict[str, int]]:
-        """What is learnt, and what was counted on the way ("examples" and "tokens" among it)."""
-        return sft_examples(self.config, self.tokenizer, self.telemetry.note)
+    def examples(self) -> tuple[Sequence[Any] | ExampleRecords, dict[str, int]]:
+        """What is learnt, and what was counted on the way (see `sft_records`)."""
+        team = Team(jax.process_index(), jax.process_count(), distributed.exchange)
+        return sft_records(self.config, self.tokenizer, self.telemetry.note, team)
 
     def _restore_or_start(self) -> None:
         config, directory, placement = self.config, self.config.directory, self.model.placement
@@ -102,7 +110,7 @@ class SFTTrainer:
 
     def header(self) -> list[str]:
         """The first lines that a person sees."""
-        work = f"{self.data_stats['examples']:,} examples, {self.data_stats['tokens']:,} tokens"
+        work = work_in_words(self.data_stats)
         parameters = sum(x.size for x in jax.tree.leaves(self.state.params))
         return header(self.config, work, parameters, self.done_steps, self.sft.steps)
 
@@ -151,6 +159,7 @@ class SFTTrainer:
                     **metrics,
                     "train/tokens_per_s": tokens / (time.perf_counter() - started),
                     "epoch": self.stream.epoch,
+                    **self.stream.metrics(),
                 },
             )
 

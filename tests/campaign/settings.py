@@ -67,7 +67,7 @@ DOMAINS: list[tuple[str, tuple]] = [
 
 
 MAY_CHANGE = re.compile(
-    r"(run_dir|keep_checkpoints|(rl|sft)\.(steps|save_every)|rl\.eval_every|mesh\..*|rollout_mesh.*|rollout_apart)$"
+    r"(run_dir|keep_checkpoints|data\.cache|sft\.bad_rows|(rl|sft)\.(steps|save_every)|rl\.eval_every|mesh\..*|rollout_mesh.*|rollout_apart)$"
 )
 
 

@@ -57,14 +57,14 @@ def prompts(take: Take) -> None:
         return [{"tokens": p.tokens.tolist(), "answer": p.answer, "id": p.id} for p in rows]
 
     def heldout(result: Any, args: tuple, options: dict) -> None:
-        found["heldout"] = plain(result)
+        found["heldout"] = plain(p for one in result for p in one.prompts)
 
     def end(rows: Any, *args: Any, **options: Any) -> None:
         take(found | {"train": plain(rows)})
         raise SystemExit(0)
 
     rl.open_scorer = NoScorer
-    wrap(loop, "heldout_prompts", heldout)
+    wrap(loop, "evaluation_sets", heldout)
     loop.PromptStream = end
 
 

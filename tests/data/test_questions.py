@@ -167,7 +167,7 @@ def test_names_that_are_no_files_are_refused_at_once(tmp_path, tokenizer):
     (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
     for path, told in (
         (tmp_path / "pipe.jsonl", "is not a file"),
-        (tmp_path / "folder.parquet", "is not a file"),
+        (tmp_path / "folder.parquet", "is a folder without a file of rows"),
         ("/dev/zero", "is not a file"),
         (tmp_path / "loop.jsonl", "cannot be read"),
         ("x" * 5000, "cannot be read: File name too long"),

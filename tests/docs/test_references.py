@@ -84,7 +84,7 @@ def test_every_sentence_is_of_a_metric_in_the_code():
         ("reward/format/mean", "reward/<part>/mean"),
         ("espo/group_12/epsilon", "espo/group_<i>/epsilon"),
         ("eval/difficulty/0/avg_at_k", "eval/<label>/avg_at_k"),
-        ("eval/heldout/avg_at_k", "eval/heldout/avg_at_k"),
+        ("eval/heldout/avg_at_k", "eval/<set>/avg_at_k"),
         ("espo/group_x/epsilon", None),
         ("reward/", None),
     ],

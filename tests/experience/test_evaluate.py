@@ -14,10 +14,12 @@ from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 from tiny_run import tiny_run
 
 from compass_jax.commands.show import run_show
+from compass_jax.config.data import HELDOUT
+from compass_jax.data.prompts import PromptSet
 from compass_jax.experience import evaluate as room
 from compass_jax.experience.evaluate import Evaluation, answers, evaluate
 from compass_jax.model.params import to_decode
-from compass_jax.records import Score
+from compass_jax.records import Rollout, Score
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Sampler
 
@@ -26,6 +28,15 @@ ENGINE = Engine(
 )
 LOOSE = to_decode(random_params())
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 16, 8, 5))]
+
+
+def rollouts(prompts, samples):
+    """`samples` empty responses to each prompt."""
+    none = np.zeros(0, np.float32)
+    return [
+        [Rollout(p, s, p.tokens, none, none, False, none, 0) for s in range(samples)]
+        for p in prompts
+    ]
 
 
 class SpyScorer:
@@ -110,7 +121,7 @@ def test_accuracies_by_hand(monkeypatch):
 
     def fake(engine, params, prompts, tokenizer, scorer, *, samples, sampler, seed):
         asked.append((samples, sampler, seed))
-        return [], sampled if samples == 4 else greedy
+        return rollouts(prompts, samples), sampled if samples == 4 else greedy
 
     monkeypatch.setattr(room, "answers", fake)
     prompts = [
@@ -122,7 +133,7 @@ def test_accuracies_by_hand(monkeypatch):
         seed=3,
         evaluation=dataclasses.replace(tiny_run().evaluation, k=4, temperature=0.6, top_p=0.9),
     )
-    found = evaluate(None, None, prompts, None, None, config)
+    found = evaluate(None, None, [PromptSet(HELDOUT, prompts, 4, 0.6)], TOKENIZER, None, config)
     assert asked == [(4, Sampler(0.6, 0, 0.9), 3), (1, Sampler(0.0), 3)]
     assert (found.k, found.prompts, found.unknown) == (4, 4, 7)
     assert (
@@ -136,6 +147,7 @@ def test_accuracies_by_hand(monkeypatch):
         "hard": (2, pytest.approx(0.0), pytest.approx(1 / 2)),
     }
     metrics = found.metrics()
+    assert metrics["eval/heldout/reward"] == pytest.approx(0.35)
     assert metrics["eval/heldout/avg_at_k"] == pytest.approx(0.3) and metrics[
         "eval/easy/avg_at_k"
     ] == pytest.approx(0.5)
@@ -145,13 +157,17 @@ def test_accuracies_by_hand(monkeypatch):
 
 
 def test_the_threshold_of_right_is_the_configurations(monkeypatch):
-    monkeypatch.setattr(room, "answers", lambda *_, **__: ([], [[Score(0.5, True)]] * 2))
+    def fake(engine, params, prompts, *_, samples, **__):
+        return rollouts(prompts, samples), [[Score(0.5, True)] * samples] * 2
+
+    monkeypatch.setattr(room, "answers", fake)
     config = tiny_run()
     for at, expected in ((1.0, 0.0), (0.5, 1.0)):
         changed = dataclasses.replace(
             config, rewards=dataclasses.replace(config.rewards, right_at=at)
         )
-        found = evaluate(None, None, PROMPTS[:2], None, None, changed)
+        sets = [PromptSet(HELDOUT, PROMPTS[:2], 3, 1.0)]
+        found = evaluate(None, None, sets, TOKENIZER, None, changed)
         assert (found.avg_at_k, found.pass_at_k, found.greedy) == (expected, expected, expected)
 
 
@@ -187,18 +203,24 @@ def test_answers_and_accuracies_are_written(tmp_path, monkeypatch, capsys):
     evaluation = dataclasses.replace(config.evaluation, k=3)
     config = dataclasses.replace(config, evaluation=evaluation, rollout=ENGINE.config)
     monkeypatch.setattr(room, "decoder_of", lambda *_: (ENGINE, LOOSE, TOKENIZER))
-    monkeypatch.setattr(room, "heldout_prompts", lambda *_: PROMPTS)
-    monkeypatch.setattr(room, "fitting", lambda prompts, *_: prompts)
+    sets = [PromptSet(HELDOUT, PROMPTS[:3], 3, 1.0), PromptSet("own", PROMPTS[3:], 2, 0.5)]
+    monkeypatch.setattr(room, "evaluation_sets", lambda *_: sets)
     monkeypatch.setattr(room, "open_scorer", lambda _: contextlib.nullcontext(TwiceScorer()))
     found = room.evaluate_weights(config, "w", str(tmp_path / "out"))
     rows = [json.loads(x) for x in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]
     assert [row["prompt"] for row in rows] == [prompt.question for prompt in PROMPTS]
-    rewards = np.array([[sample["reward"] for sample in row["samples"]] for row in rows])
-    assert rewards.shape == (4, 3 + 1)
+    assert [(row["set"], row["id"], len(row["samples"])) for row in rows] == [
+        *((HELDOUT, prompt.id, 3 + 1) for prompt in PROMPTS[:3]),
+        ("own", PROMPTS[3].id, 2 + 1),
+    ]
+    rewards = np.array([[sample["reward"] for sample in row["samples"]] for row in rows[:3]])
     assert (rewards[:, :3] >= 1).mean() == found.avg_at_k
     assert (rewards[:, 3] >= 1).mean() == found.greedy
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["weights"] == "w" and summary["avg_at_k"] == found.avg_at_k
+    own = summary["sets"]["own"]
+    assert own["avg_at_k"] == np.mean([x["reward"] >= 1 for x in rows[3]["samples"][:2]])
+    assert (own["k"], own["temperature"], own["prompts"], own["avg_at_k_se"]) == (2, 0.5, 1, None)
     assert run_show(str(tmp_path / "out"), choice="best", most=1) == 1
     assert "reward 2" in capsys.readouterr().out
 
@@ -206,5 +228,4 @@ def test_answers_and_accuracies_are_written(tmp_path, monkeypatch, capsys):
 def test_rewards_between_0_and_1_are_said_beside_the_accuracy():
     found = Evaluation(4, 10, 0.0, 0.0, 0.0, 0, reward=0.213, right_at=1.0)
     assert found.line().endswith("greedy 0.000; mean reward 0.213 (right: at least 1)")
-    assert found.metrics()["eval/heldout/reward"] == 0.213
     assert "reward" not in Evaluation(4, 10, 0.5, 0.7, 0.4, 0, reward=0.5).line()

@@ -16,6 +16,7 @@ from stops import stop_at_call, stop_at_sample
 from tiny_run import tiny_run
 
 from compass_jax.experience import metrics
+from compass_jax.experience.paired import read_evaluation
 from compass_jax.model.transformer import init_params
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rollout.collect import Collection
@@ -90,6 +91,9 @@ def test_a_run_writes_metrics_rollouts_and_checkpoints(undisturbed):
     last = json.loads((directory / "evaluation.json").read_text())
     assert last["step"] == 2
     assert last["metrics"]["eval/heldout/avg_at_k"] == result["evaluation"].avg_at_k
+    kept = read_evaluation(str(directory))  # what `compass compare` reads of a run
+    right, known = (sum(x[i] for x in kept.answers.values()) for i in (0, 1))
+    assert right / known == result["evaluation"].avg_at_k and list(kept.sets) == ["heldout"]
     for row in rows:
         assert not [name for name in NAMES if row["metrics"].get(name) is None]
         assert any(name.startswith("espo/") for name in row["metrics"])

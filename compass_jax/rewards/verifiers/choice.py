@@ -8,27 +8,39 @@ from typing import Any
 from compass_jax.rewards.extract import chosen_letter, final_answer, reference
 from compass_jax.rewards.verifiers.base import IN_ANSWER, NOTHING, Example, Kind
 
+LETTERS = "ABCDEFGHIJ"
+
 
 def judge(
     response: str,
     answer: Any,
     answer_tag: str,
-    choices: str = "ABCDEFGHIJ",
+    choices: str = LETTERS,
     options: Sequence[str] | Mapping[str, str] = (),
 ) -> float | Mapping[str, Any]:
     """1 where the chosen option is the reference: a letter, its number counted from 0, or its text.
     A final answer that is an option's text chooses this option.
     """
     letters = choices.upper()
-    texts = _texts(options, letters)
-    found = _of_text(final_answer(response, answer_tag), texts)
-    found = found or chosen_letter(response, answer_tag, letters)
+    found = chosen(response, answer_tag, choices, options)
     if found is None:
         return NOTHING
     if isinstance(answer, int) and not isinstance(answer, bool):
         return float(0 <= answer < len(letters) and found == letters[answer])
     text = reference(answer)
-    return float(found == (_of_text(text, texts) or text.strip().strip("().").upper()))
+    said = _of_text(text, _texts(options, letters))
+    return float(found == (said or text.strip().strip("().").upper()))
+
+
+def chosen(
+    response: str, tag: str, choices: str = LETTERS, options: Sequence[str] | Mapping[str, str] = ()
+) -> str | None:
+    """The letter of the option that a response chooses, None where it chooses none; the arguments
+    are those of `judge`.
+    """
+    letters = choices.upper()
+    found = _of_text(final_answer(response, tag), _texts(options, letters))
+    return found or chosen_letter(response, tag, letters)
 
 
 def _texts(options: Any, letters: str) -> dict[str, str]:

@@ -1,0 +1,241 @@
+"""What SFT over a large JSONL file costs: seconds to the first batch, memory while batches are
+taken, and whether a run that goes on in the middle of a pass on another number of processes gets
+the same batches; and seconds to open 256 MiB of rows in each format.
+
+    python -m benchmarks.streaming [--gib 5] [--out runs/streaming] [--smoke]
+
+The file is made first, and deleted at the end. Each part is a process of its own: a first start
+(the file is out of the page cache and has no index), a second start, which takes all batches, and
+continuations in the middle of them by two and by four processes, which are threads that exchange
+what they read as processes do. A batch is compared by the digest of its tokens and masks. The last
+line is one of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from compass_jax.config import DataConfig, ModelConfig, RunConfig, SFTConfig
+
+TOKENIZER = Path(__file__).parent.parent / "configs" / "tiny_tokenizer"
+BATCH = 64
+ROW_BYTES = 1024  # about
+
+
+def make_file(path: Path, size: int) -> None:
+    """Rows of one question and one answer, all different, until the file has `size` bytes."""
+    said = " ".join(f"step {n}: add {n} to the sum" for n in range(ROW_BYTES // 27))
+    turns = '{"messages": [{"role": "user", "content": "Sum number %d of the file?"},'
+    turns += ' {"role": "assistant", "content": "%s; the sum is %d."}]}\n'
+    written, number = 0, 0
+    with open(path, "w") as file:
+        while written < size:
+            some = [turns % (n, said, n * 7919 % 10007) for n in range(number, number + 1000)]
+            written += file.write("".join(some))
+            number += 1000
+
+
+def memory_mib() -> float:
+    """MiB that this process holds in memory now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def crowd(count: int) -> list[Callable[[bytes], list[bytes]]]:
+    """The exchanges of so many threads, each with its number."""
+    board: list[bytes] = [b""] * count
+    barrier = threading.Barrier(count)
+
+    def of(number: int) -> Callable[[bytes], list[bytes]]:
+        def exchange(payload: bytes) -> list[bytes]:
+            board[number] = payload
+            barrier.wait()
+            found = list(board)
+            barrier.wait()  # nobody writes before all have read
+            return found
+
+        return exchange
+
+    return [of(number) for number in range(count)]
+
+
+def part(task: dict[str, Any]) -> dict[str, Any]:
+    """What one process found: seconds to the first batch, on the clock and of the processors; MiB,
+    digests of batches, a state.
+    """
+    began = time.perf_counter()
+    from compass_jax.data.sft import ExampleStream
+    from compass_jax.data.streamed import Team, sft_records
+    from compass_jax.data.tokenizer import Tokenizer
+
+    model = ModelConfig("qwen3", 512, 16, 1, 2, 1, 8, 32)
+    files = SFTConfig(files=(task["file"],), reading="record", buckets=(64, 2048))
+    data = DataConfig(cache=task["cache"])
+    config = RunConfig("streaming", model, data=data, sft=files, seed=1)
+    imported_s = time.perf_counter() - began
+
+    def member(number: int, exchange: Callable[[bytes], list[bytes]]) -> dict[str, Any]:
+        found: dict[str, Any] = {"digests": [], "memory_mib": {}}
+        tokenizer = Tokenizer.load(TOKENIZER)
+        team = Team(number, task["processes"], exchange)
+        records, _ = sft_records(config, tokenizer, lambda line: None, team)
+        stream = ExampleStream(records, config.seed)
+        if task["state"]:
+            stream.restore(task["state"])
+        for count in range(1, task["batches"] + 1):
+            batch = stream.next_batch(BATCH)
+            found.setdefault("first_batch_s", time.perf_counter() - began)
+            found.setdefault("first_batch_cpu_s", time.process_time())
+            keys = "".join(example.key for example in batch)
+            found["digests"].append(hashlib.blake2b(keys.encode(), digest_size=8).hexdigest())
+            if count in task["looked_at"]:
+                found["memory_mib"][count] = round(memory_mib(), 1)
+            if count == task["state_after"]:
+                found["state"] = stream.state()
+        return found | {"rows": len(stream), "all_s": time.perf_counter() - began}
+
+    with ThreadPoolExecutor(task["processes"]) as pool:
+        every = list(pool.map(member, range(task["processes"]), crowd(task["processes"])))
+    same = all(one["digests"] == every[0]["digests"] for one in every)
+    return {**every[0], "all_processes_same": same, "imported_s": imported_s}
+
+
+def ask(**task: Any) -> dict[str, Any]:
+    """`part` in a new process."""
+    usual = {"processes": 1, "state": None, "state_after": 0, "looked_at": []}
+    command = [sys.executable, "-m", "benchmarks.streaming", "--part", json.dumps(usual | task)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def out_of_the_page_cache(path: Path) -> None:
+    """The next reader gets the file from the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure(folder: Path, gib: float, batches: int) -> dict[str, Any]:
+    """All parts over a file of so many GiB."""
+    file, cache = folder / "rows.jsonl", folder / "cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    make_file(file, int(gib * 2**30))
+    out_of_the_page_cache(file)
+    where = {"file": str(file), "cache": str(cache)}
+    first = ask(**where, batches=1)
+    half, some = batches // 2, min(20, batches // 2)
+    looked_at = sorted({min(10, batches), batches // 5, half, batches})
+    whole = ask(**where, batches=batches, state_after=half, looked_at=looked_at)
+    expected = whole["digests"][half : half + some]
+    goes_on = {}
+    for processes in (1, 2, 4):
+        found = ask(**where, batches=some, state=whole["state"], processes=processes)
+        same = found["digests"] == expected and found["all_processes_same"]
+        goes_on[str(processes)] = {"same_batches": same, "batches": some}
+    per_batch = (whole["all_s"] - whole["first_batch_s"]) / max(batches - 1, 1)
+    result = {
+        "file_gib": round(file.stat().st_size / 2**30, 3),
+        "rows": whole["rows"],
+        "index_mib": round(sum(x.stat().st_size for x in cache.glob("*.lines")) / 2**20, 1),
+        "imported_s": round(first["imported_s"], 2),
+        "first_start_s": round(first["first_batch_s"], 2),
+        "first_start_cpu_s": round(first["first_batch_cpu_s"], 2),
+        "second_start_s": round(whole["first_batch_s"], 2),
+        "second_start_cpu_s": round(whole["first_batch_cpu_s"], 2),
+        "memory_mib_after_batches": whole["memory_mib"],
+        "batches": batches,
+        "rows_per_batch": BATCH,
+        "batch_ms": round(1000 * per_batch, 1),
+        "passes_at_the_state": round(whole["state"]["position"] / whole["rows"], 6),
+        "goes_on_by_processes": goes_on,
+    }
+    file.unlink()
+    shutil.rmtree(cache)
+    return result
+
+
+def other_formats(folder: Path, size: int) -> dict[str, Any]:
+    """Of the same rows in each format: bytes of the file and of what is kept, and seconds to open
+    it the first time.
+    """
+    import pyarrow
+    from array_record.python.array_record_module import ArrayRecordWriter
+    from pyarrow import parquet
+
+    from compass_jax.data.by_record import open_rows
+
+    importlib.import_module("grain")  # seconds, which no format is charged
+    folder = folder / "formats"
+    folder.mkdir(exist_ok=True)
+    plain = folder / "rows.jsonl"
+    make_file(plain, size)
+    text = plain.read_bytes()
+    for ending, codec in ((".gz", "gzip"), (".zst", "zstd")):
+        with pyarrow.CompressedOutputStream(f"{plain}{ending}", codec) as out:
+            out.write(text)
+    lines = text.splitlines()
+    table = pyarrow.Table.from_pylist([json.loads(line) for line in lines])
+    parquet.write_table(table, folder / "rows.parquet")
+    writer = ArrayRecordWriter(str(folder / "rows.arrayrecord"), "group_size:1")
+    for line in lines:
+        writer.write(line)
+    writer.close()
+    found = {}
+    for file in sorted(folder.glob("rows.*")):
+        cache = folder / "cache"
+        began, spent = time.perf_counter(), time.process_time()
+        rows = open_rows(str(file), {"messages": "add it"}, (), str(cache))
+        found[file.name] = {
+            "rows": len(rows),
+            "open_s": round(time.perf_counter() - began, 2),
+            "open_cpu_s": round(time.process_time() - spent, 2),
+            "file_mib": round(file.stat().st_size / 2**20, 1),
+            "kept_mib": round(sum(x.stat().st_size for x in cache.glob("*")) / 2**20, 1),
+        }
+        shutil.rmtree(cache, ignore_errors=True)
+    shutil.rmtree(folder)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Runs the benchmark, prints its JSON line and returns it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gib", type=float, default=5.0)
+    parser.add_argument("--out", type=Path, default=Path("runs/streaming"))
+    parser.add_argument("--smoke", action="store_true", help="a file of 4 MiB, few batches")
+    parser.add_argument("--part", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.part:
+        print(json.dumps(part(options.part)), flush=True)
+        return {}
+    options.out.mkdir(parents=True, exist_ok=True)
+    gib, batches = (1 / 256, 10) if options.smoke else (options.gib, 500)
+    found = measure(options.out, gib, batches)
+    head = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    command = f"python -m benchmarks.streaming --gib {gib:g}"
+    machine = {"cores": os.cpu_count(), "load_1_min": round(os.getloadavg()[0], 1)}
+    formats = {"formats": other_formats(options.out, 2**20 if options.smoke else 2**28)}
+    line = {"command": command, "commit": head.stdout.strip(), **machine, **found, **formats}
+    print(json.dumps(line), flush=True)
+    return line
+
+
+if __name__ == "__main__":
+    main()

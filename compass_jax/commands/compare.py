@@ -1,0 +1,63 @@
+"""`compass compare RUN RUN`: what two evaluations of the same prompts differ by."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+HELP = "compare two evaluations prompt by prompt: difference, its interval and p for each set"
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The two evaluations, and how they are told."""
+    where = "in this folder, which compass eval --out wrote, or in this ended run's directory"
+    for name, side in (("first", "from"), ("second", "to")):
+        text = f"The difference counts {side} the evaluation {where}"
+        parser.add_argument(name, metavar="RUN", help=text)
+    text = "Prints the comparison as JSON on stdout, instead of a table"
+    parser.add_argument("--json", help=text, action="store_true")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints a table or JSON; raises ReportError where the two cannot be compared."""
+    from rich.console import Console
+
+    from compass_jax.experience.paired import compare, read_evaluation
+    from compass_jax.report import summary_table
+
+    first, second = read_evaluation(args.first), read_evaluation(args.second)
+    found = compare(first, second)
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    console = Console(soft_wrap=True)
+    console.print(f"from {first.folder} to {second.folder}", highlight=False, markup=False)
+    for name, one in found["sets"].items():
+        rows = [_row(what, one[what], one["k"]) for what in ("avg_at_k", "greedy")]
+        console.print(summary_table(rows, title=f"{name}: {one['matched']} prompts in both"))
+        left = {args.first: one["only_first"], args.second: one["only_second"]}
+        for folder, count in left.items():
+            if count:
+                line = f"{count} prompts of {name} are in {folder} alone; they are left out"
+                console.print(line, highlight=False, markup=False)
+    for name, folder in found["only"].items():
+        console.print(f"the set {name} is in {folder} alone", highlight=False, markup=False)
+    return 0
+
+
+def _row(what: str, one: dict[str, Any], k: int) -> dict[str, Any]:
+    def number(value: float | None, form: str) -> str:
+        return "unknown" if value is None else format(value, form)
+
+    low, high = (number(x, "+.3f") for x in one["interval"])
+    return {
+        "": f"avg@{k}" if what == "avg_at_k" else what,
+        "prompts": one["prompts"],
+        "first": number(one["first"], ".3f"),
+        "second": number(one["second"], ".3f"),
+        "difference": number(one["difference"], "+.3f"),
+        "95% interval": f"[{low}, {high}]",
+        "p": number(one["p"], ".2g"),
+        "test": one["test"],
+    }

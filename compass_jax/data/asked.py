@@ -1,0 +1,70 @@
+"""What a row of RL or evaluation says, checked: what it asks, its reference answer, its labels."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from compass_jax.data.files import DataError, check_messages, refuse_blank
+from compass_jax.tasks.rows import LABELS
+
+MOST_LABEL = 80  # characters
+
+
+def asked_of(prompt: Any, where: str) -> tuple[str, list[dict[str, Any]]]:
+    """(question, messages) of a row. The question of a longer conversation is all its turns but the
+    system's. Raises DataError, with `where`, for what is no prompt.
+    """
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise DataError(f"{where}: empty; delete the row or write the question")
+        return prompt, [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list):
+        raise DataError(
+            f"{where}: a {type(prompt).__name__}; it must be text or a list of chat messages"
+        )
+    messages = check_messages(prompt, where)
+    if messages[-1]["role"] == "assistant":
+        raise DataError(f"{where}: ends with an assistant message; it must end with what is asked")
+    if not any(message["role"] == "user" for message in messages):
+        raise DataError(
+            f"{where}: no message of role 'user': nothing is asked; add one or delete the row"
+        )
+    refuse_blank(messages, "user", where, "nothing is asked")
+    return (
+        "\n".join(message["content"] for message in messages if message["role"] != "system"),
+        messages,
+    )
+
+
+def answer_of(answer: Any, where: str, compared: bool) -> str:
+    """The reference as text. Where it is compared it must be text or a number, or it is a
+    DataError; a verifier of one's own may read any form.
+    """
+    whole = isinstance(answer, int) and not isinstance(answer, bool)
+    real = isinstance(answer, float) and math.isfinite(answer)
+    if whole or real or (isinstance(answer, str) and (answer.strip() or not compared)):
+        return str(answer)
+    if compared:
+        raise DataError(
+            f"{where}: {answer!r:.80} is no reference answer; it must be text or a finite number"
+        )
+    return json.dumps(answer, ensure_ascii=False, default=str)
+
+
+def labels_of(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """ "domain/algebra": a row's own labels, of those that it has. DataError for what is none."""
+    found = []
+    for name in LABELS:
+        value = row.get(name)
+        if value is None or value == "":
+            continue
+        if not isinstance(value, str | int | float) or len(str(value)) > MOST_LABEL:
+            raise DataError(
+                f"{where}, field {name!r}: {value!r:.80} is no label; write a text of at most"
+                f" {MOST_LABEL} characters or a number, or give the column another name"
+            )
+        found.append(f"{name}/{value}")
+    return tuple(found)

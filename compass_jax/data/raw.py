@@ -1,0 +1,183 @@
+"""Rows of files as they lie there, one after the other: bytes of JSON lines (plain, gzip, zstd) and
+of ArrayRecord files, rows of Parquet files. data/files.py looks into them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any
+
+from compass_jax.config.files import ARRAY_RECORDS
+from compass_jax.errors import UserError
+from compass_jax.untrusted import MOST_LINE_BYTES, open_regular
+
+
+class DataError(UserError):
+    """Data that cannot be used; the message names the file and line (or the source), and what to
+    do.
+    """
+
+
+# A row before it is looked into: the bytes of its JSON, a Parquet file's, or why it cannot be had
+Raw = bytes | dict[str, Any] | DataError
+CODECS = {".gz": "gzip", ".zst": "zstd"}
+AT_ONCE = 256  # records of an ArrayRecord file: one by one each costs milliseconds
+
+
+def raw_rows(
+    path: str, fields: Mapping[str, str], others: Iterable[str] | None
+) -> Iterator[tuple[str, Raw]]:
+    """(where, row) for each row of a file, blank lines included; arguments as those of
+    `files.read_rows`. Raises DataError for what is wrong with the file itself.
+    """
+    if path.endswith(".parquet"):
+        return parquet_rows(path, fields, others)
+    return _array_records(path) if path.endswith(ARRAY_RECORDS) else _json_lines(path)
+
+
+@contextlib.contextmanager
+def open_lines(path: str) -> Iterator[IO[bytes]]:
+    """A file of lines, unpacked where its name ends in .gz or .zst. Raises DataError where it is no
+    regular file; reading a file that is cut off or damaged raises OSError.
+    """
+    codec = CODECS.get(os.path.splitext(path)[1])
+    with open_regular(path, error=DataError) as file:
+        if codec is None:
+            yield file
+            return
+        import pyarrow
+
+        packed = pyarrow.PythonFile(file, mode="r")
+        with io.BufferedReader(pyarrow.CompressedInputStream(packed, codec), 2**20) as unpacked:
+            yield unpacked
+
+
+def unreadable(path: str, after: str, error: Exception) -> DataError:
+    """The error of a file that cannot be read further `after` a place in it."""
+    packed = "it is cut off or damaged, or not packed as its name says; write it again"
+    remedy = packed if path.endswith(tuple(CODECS)) else "write it again, or check the disk"
+    return DataError(f"{path}, {after}: cannot be read ({error}); {remedy}")
+
+
+def too_long(where: str) -> DataError:
+    """The error of a line or record that is too long."""
+    return DataError(
+        f"{where}: more than {MOST_LINE_BYTES:,} bytes, the most that a line may have; split it, or"
+        " leave the row out"
+    )
+
+
+def _json_lines(path: str) -> Iterator[tuple[str, Raw]]:
+    with open_lines(path) as file:
+        for number in itertools.count(1):
+            where = f"{path}, line {number}"
+            try:
+                line = file.readline(MOST_LINE_BYTES + 1)
+                raw: Raw = line
+                if len(line) > MOST_LINE_BYTES:
+                    raw = too_long(where)
+                    while line and not line.endswith(b"\n"):
+                        line = file.readline(2**20)
+            except OSError as error:
+                raise unreadable(path, f"after line {number - 1}", error) from error
+            if raw == b"":
+                return
+            yield where, raw
+
+
+def array_records(path: str) -> Any:
+    """grain's source of the records of an ArrayRecord file; DataError where it is none."""
+    import grain
+
+    with open_regular(path, error=DataError):
+        try:  # the source takes "[3:5]" at a name's end for a part of the file; none ends so here
+            return grain.sources.ArrayRecordDataSource([path])
+        except Exception as error:  # RuntimeError of a damaged file, and whatever else it may raise
+            raise DataError(
+                f"{path}: not a complete ArrayRecord file ({error}); write it again"
+            ) from error
+
+
+def records_at(path: str, source: Any, indices: list[int]) -> list[tuple[str, Raw]]:
+    """(where, raw row) of records of `array_records`; a damaged one is a DataError in its place."""
+    try:
+        found = source.__getitems__(indices) if indices else []
+    except Exception as error:  # of one of them
+        if len(indices) > 1:
+            return [one for i in indices for one in records_at(path, source, [i])]
+        where = f"{path}, record {indices[0] + 1}"
+        return [(where, DataError(f"{where}: cannot be read ({error}); write the file again"))]
+    rows: list[tuple[str, Raw]] = []
+    for i, record in zip(indices, found, strict=True):
+        where = f"{path}, record {i + 1}"
+        rows.append((where, too_long(where) if len(record) > MOST_LINE_BYTES else record + b"\n"))
+    return rows
+
+
+def _array_records(path: str) -> Iterator[tuple[str, Raw]]:
+    source = array_records(path)
+    for start in range(0, len(source), AT_ONCE):
+        yield from records_at(path, source, [*range(start, min(start + AT_ONCE, len(source)))])
+
+
+def _parquet_names(before: str, fields: Iterable[Any]) -> Iterator[str]:
+    from pyarrow import types
+
+    for field in fields:
+        yield before + field.name
+        if types.is_struct(field.type):
+            yield from _parquet_names(f"{before}{field.name}.", field.type)
+
+
+@contextlib.contextmanager
+def open_parquet(path: str) -> Iterator[tuple[Any, list[str]]]:
+    """A Parquet file and its columns' names, those inside others too; DataError for another."""
+    from pyarrow import parquet
+
+    with open_regular(path, error=DataError) as opened:
+        try:
+            file = parquet.ParquetFile(opened)
+            names = list(_parquet_names("", file.schema_arrow))
+        except Exception as error:  # of many classes, pyarrow's own and Python's
+            raise DataError(
+                f"{path}: not a complete Parquet file ({error}); write it again"
+            ) from error
+        yield file, names
+
+
+def parquet_rows(
+    path: str, fields: Mapping[str, str], others: Iterable[str] | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where, row) of a Parquet file; arguments as those of `read_rows`. Raises DataError for a
+    column that is missing, and for a damaged page, with the last row before it.
+    """
+    number = 0
+    with open_parquet(path) as (file, every):
+        names = file.schema_arrow.names
+        for name, remedy in fields.items():
+            if every.count(name) != 1:
+                what = (
+                    f"{every.count(name)} columns {name!r}"
+                    if name in every
+                    else f"no field {name!r}"
+                )
+                raise DataError(f"{path}: {what} (fields: {', '.join(names)}); {remedy}")
+        read = names if others is None else [n for n in every if n in {*fields, *others}]
+        batches = file.iter_batches(columns=read)
+        while True:
+            try:
+                batch = next(batches, None)
+                rows = None if batch is None else batch.to_pylist()
+            except Exception as error:  # a damaged page; no UTF-8; a date that Python cannot hold
+                raise DataError(
+                    f"{path}, after row {number}: cannot be read ({error}); write it again"
+                ) from error
+            if rows is None:
+                return
+            for row in rows:
+                number += 1
+                yield f"{path}, row {number}", row

@@ -1,0 +1,198 @@
+"""Two evaluations of the same prompts: paired differences, their intervals and tests.
+
+Pairing removes what makes prompts hard or easy from the error: the difference of two accuracies is
+known better than either of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compass_jax.experience.estimators import clustered, sign_test
+from compass_jax.report import ReportError
+from compass_jax.runs.rundir import ANSWERS, EVALUATION_FOLDER, SUMMARY
+from compass_jax.untrusted import parse_json, read_lines, read_text
+
+SIGN, T_TEST = "McNemar's, exact", "paired t"
+BOOTSTRAP_SEED = 0
+MOST_ROW_BYTES = 2**30  # of a prompt with all its answers
+
+Key = tuple[str, int, str]  # set, id, what is asked
+
+
+@dataclass(frozen=True)
+class Read:
+    """An evaluation's files."""
+
+    folder: str
+    settings: dict[str, Any]  # of all sets
+    sets: dict[str, dict[str, Any]]  # of summary.json
+    # of each prompt: right samples, known ones; of the greedy answer: right, None where unknown
+    answers: dict[Key, tuple[int, int, bool | None]]
+
+
+def read_evaluation(place: str) -> Read:
+    """The evaluation in a folder that `compass eval --out` wrote, or in the directory of a run that
+    has ended. Raises ReportError for another place, and for files that are damaged.
+    """
+    folders = [Path(place), Path(place) / EVALUATION_FOLDER]
+    folder = next((one for one in folders if (one / ANSWERS).is_file()), None)
+    if folder is None:
+        raise ReportError(
+            f"{place}: there is no {ANSWERS}; name a folder that `compass eval --out` wrote, or the"
+            " directory of a training run that has ended and evaluates"
+        )
+    file = folder / SUMMARY
+    summary = parse_json(read_text(file, error=ReportError), str(file), error=ReportError)
+    try:
+        sets, settings = dict(summary["sets"]), dict(summary["settings"])
+        right_at = float(settings["right_at"])
+        used = {name: {"k": x["k"], "temperature": x["temperature"]} for name, x in sets.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ReportError(
+            f"{file}: no summary of an evaluation with sets ({error!r}); evaluate again"
+        ) from error
+    answers = {}
+    lines = read_lines(folder / ANSWERS, error=ReportError, most_bytes=MOST_ROW_BYTES)
+    for where, line in lines:
+        key, judged = _read(line, where, used, right_at)
+        answers[key] = judged
+    return Read(place, settings, used, answers)
+
+
+def _read(
+    line: bytes, where: str, sets: Mapping[str, Any], right_at: float
+) -> tuple[Key, tuple[int, int, bool | None]]:
+    try:
+        row = parse_json(line, where, error=ReportError)
+        (*samples, best) = row["samples"]
+        key = (row["set"], int(row["id"]), row["prompt"])
+        known = [float(x["reward"]) for x in samples if x["outcome"] == "ok"]
+        greedy = float(best["reward"]) >= right_at if best["outcome"] == "ok" else None
+        if len(samples) != sets[row["set"]]["k"]:
+            raise ValueError(f"{len(samples)} samples, and k = {sets[row['set']]['k']}")
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ReportError):
+            raise
+        raise ReportError(
+            f"{where}: no answers of an evaluation with sets ({error!r}); evaluate again"
+        ) from error
+    return key, (sum(x >= right_at for x in known), len(known), greedy)
+
+
+def compare(first: Read, second: Read) -> dict[str, Any]:
+    """From the first to the second evaluation, for each set that both have: how many prompts match,
+    and of avg@k and of the greedy answers both values on these, the difference with its 95%
+    interval and the p of a test of no difference. JSON's own types; None for what nobody knows.
+
+    Raises ReportError where no prompt matches, or where the two were sampled or judged under other
+    settings, which it names.
+    """
+    _check_same(first, second)
+    names = [name for name in first.sets if name in second.sets]
+    sets = {}
+    for name in names:
+        mine, other = (
+            {key: x for key, x in one.answers.items() if key[0] == name} for one in (first, second)
+        )
+        both = [key for key in mine if key in other]
+        if both:
+            sets[name] = {
+                **first.sets[name],
+                "matched": len(both),
+                "only_first": len(mine) - len(both),
+                "only_second": len(other) - len(both),
+                "avg_at_k": averages([(mine[key][:2], other[key][:2]) for key in both]),
+                "greedy": greedies([(mine[key][2], other[key][2]) for key in both]),
+            }
+    if not sets:
+        raise ReportError(
+            f"no prompt is in both {first.folder} ({', '.join(first.sets)}) and {second.folder}"
+            f" ({', '.join(second.sets)}): a comparison needs the same sets with the same prompts"
+        )
+    only = {name: one.folder for one in (first, second) for name in one.sets if name not in names}
+    return {"first": first.folder, "second": second.folder, "sets": sets, "only": only}
+
+
+def _check_same(first: Read, second: Read) -> None:
+    pairs = [("", first.settings, second.settings)]
+    pairs += [(f"{x}: ", first.sets[x], second.sets[x]) for x in first.sets if x in second.sets]
+    told = [
+        f"{where}{key} = {one.get(key)!r:.60} and {other.get(key)!r:.60}"
+        for where, one, other in pairs
+        for key in dict.fromkeys([*one, *other])
+        if one.get(key) != other.get(key)
+    ]
+    if told:
+        raise ReportError(
+            f"{first.folder} and {second.folder} were evaluated under other settings, so that their"
+            f" difference would say nothing of the weights: {'; '.join(told)}; evaluate one of them"
+            " again"
+        )
+
+
+def averages(pairs: list[tuple[tuple[int, int], tuple[int, int]]]) -> dict[str, Any]:
+    """The difference of avg@k over prompts, each with its own mean: its bootstrap interval over
+    prompts, and the p of the paired t-test. ((right, known), (right, known)) of each prompt; those
+    that one side knows nothing of are left out.
+    """
+    known = [(a / n, b / m) for (a, n), (b, m) in pairs if n and m]
+    sides = np.array(known, float).reshape(-1, 2)
+    gains = sides[:, 1] - sides[:, 0]
+    ones = np.ones(len(gains), int)
+    found = clustered(gains, ones, BOOTSTRAP_SEED, support=(-1.0, 1.0))
+    values = (*map(float, sides.mean(0)), found.mean) if known else (math.nan,) * 3
+    return _told(len(known), values, (found.low, found.high), _t_test(gains), T_TEST)
+
+
+def _t_test(gains: np.ndarray) -> float:
+    """The two-sided p of a mean of zero; NaN for fewer than two. Where all gains are equal the test
+    has no error to measure by, and the sign test takes its place.
+    """
+    from scipy import stats  # type: ignore[import-untyped]  # it has no types of its own
+
+    if len(gains) < 2:
+        return math.nan
+    if np.ptp(gains) == 0:
+        return sign_test(0, len(gains) if gains[0] else 0)
+    return float(stats.ttest_1samp(gains, 0.0).pvalue)
+
+
+def greedies(pairs: list[tuple[bool | None, bool | None]]) -> dict[str, Any]:
+    """The difference of greedy accuracy: its bootstrap interval over prompts, and the p of
+    McNemar's exact test on the prompts that one side alone gets right. Unknown answers are left
+    out.
+    """
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    sides = np.array(known, float).reshape(-1, 2)
+    gains = sides[:, 1] - sides[:, 0]
+    found = clustered(gains, np.ones(len(gains), int), BOOTSTRAP_SEED, support=(-1.0, 1.0))
+    values = (*map(float, sides.mean(0)), found.mean) if known else (math.nan,) * 3
+    p = sign_test(int((gains < 0).sum()), int((gains > 0).sum())) if known else math.nan
+    return _told(len(known), values, (found.low, found.high), p, SIGN)
+
+
+def _told(
+    prompts: int,
+    values: tuple[float, ...],
+    interval: tuple[float, float],
+    p: float,
+    test: str,
+) -> dict[str, Any]:
+    plain = [x if math.isfinite(x) else None for x in (*values, *interval, p)]
+    first, second, difference, low, high, p_value = plain
+    return {
+        "prompts": prompts,
+        "first": first,
+        "second": second,
+        "difference": difference,
+        "interval": [low, high],
+        "p": p_value,
+        "test": test,
+    }

@@ -1,0 +1,243 @@
+"""Rows of published evaluation sets, each made after the set's own documentation: what is asked,
+and whether the verifier finds its reference right.
+"""
+
+import json
+import re
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from compass_jax.config import DataConfig, FileSource, RewardConfig
+from compass_jax.data.files import DataError
+from compass_jax.data.questions import questions
+from compass_jax.rewards.verifiers.find import kinds
+from compass_jax.rewards.votes import votes
+from compass_jax.tasks.rows import decode_row
+
+MATH = {
+    "problem": "What is $1+1$?",
+    "level": "Level 2",
+    "type": "Prealgebra",
+    "solution": r"Adding gives \boxed{3-1}, that is $\boxed{2}$.",
+}
+MATH_500 = {
+    "problem": "What is $1+1$?",
+    "solution": r"It is \boxed{2}.",
+    "answer": "2",
+    "subject": "Algebra",
+    "level": 1,
+    "unique_id": "test/algebra/1.json",
+}
+HUMAN_EVAL = {
+    "task_id": "HumanEval/53",
+    "prompt": 'def add(x: int, y: int):\n    """Add two numbers x and y"""\n',
+    "entry_point": "add",
+    "canonical_solution": "    return x + y\n",
+    "test": "def check(candidate):\n    assert candidate(2, 3) == 5\n",
+}
+MBPP = {
+    "task_id": 2,
+    "text": "Write a function to double a number.",
+    "code": "def double(n):\n    return math.floor(2 * n)",
+    "test_list": ["assert double(2) == 4", "assert double(0) == 0"],
+    "test_setup_code": "import math",
+    "challenge_test_list": [],
+}
+SANITISED = {
+    "source_file": "Benchmark Questions Verification V2.ipynb",
+    "task_id": 2,
+    "prompt": "Write a function to double a number.",
+    "code": MBPP["code"],
+    "test_imports": ["import math"],
+    "test_list": MBPP["test_list"],
+}
+IFEVAL = {
+    "key": 1000,
+    "prompt": "Write a riddle. Do not use any commas.",
+    "instruction_id_list": ["punctuation:no_comma"],
+    "kwargs": [{"num_words": None}],
+}
+BFCL = {
+    "id": "simple_python_3",
+    "question": [[{"role": "user", "content": "Area of a triangle, base 10, height 5?"}]],
+    "function": [
+        {
+            "name": "triangle_area",
+            "description": "The area of a triangle.",
+            "parameters": {
+                "type": "dict",
+                "properties": {"base": {"type": "integer"}, "height": {"type": "integer"}},
+                "required": ["base", "height"],
+            },
+        }
+    ],
+}
+TRUTH = {
+    "id": "simple_python_3",
+    "ground_truth": [{"triangle_area": {"base": [10], "height": [5]}}],
+}
+CALL = '<tool_call>{"name": "triangle_area", "arguments": {"base": 10, "height": 5}}</tool_call>'
+METALS = ["iron", "gold", "tin", "lead"]
+MMLU = {"question": "Which is Au?", "subject": "chemistry", "choices": METALS, "answer": 1}
+MMLU_PRO = {
+    "question_id": 70,
+    "question": "Which is Au?",
+    "options": METALS,
+    "answer": "B",
+    "answer_index": 1,
+    "category": "chemistry",
+}
+ARC = {
+    "id": "Mercury_1",
+    "question": "Which is Au?",
+    "choices": {"text": METALS, "label": ["1", "2", "3", "4"]},
+    "answerKey": "2",
+}
+MMMLU = {
+    "Question": "Welches ist Au?",
+    **dict(zip("ABCD", METALS)),
+    "Answer": "B",
+    "Subject": "chemistry",
+}
+LETTERED = "A. iron\nB. gold\nC. tin\nD. lead"
+
+# name -> (row, verifier, words of the prompt, reference, a right response, a wrong one, labels)
+SETS = {
+    "MATH": (MATH, "math", "What is", "2", r"\boxed{2}", r"\boxed{3}",
+             ("domain/Prealgebra", "difficulty/Level 2")),
+    "MATH_500": (MATH_500, "math", "What is", "2", r"\boxed{2}", r"\boxed{3}",
+                 ("domain/Algebra", "difficulty/1")),
+    "AIME_24": ({"ID": "2024-I-1", "Problem": "How long?", "Solution": "Long.", "Answer": 204},
+                "math", "How long?", "204", r"\boxed{204}", r"\boxed{24}", ()),
+    "AIME_25": ({"problem": "How long?", "answer": "070"}, "math", "How long?", "070",
+                r"\boxed{70}", r"\boxed{7}", ()),
+    "GSM8K": ({"question": "How many?", "answer": "24 and 48.\n#### 72"}, "math", "How many?", "72",
+              r"\boxed{72}", r"\boxed{24}", ()),
+    "HumanEval": (HUMAN_EVAL, "code", "Complete this Python function", "    return x + y\n",
+                  "```python\n    return y + x\n```", "```python\n    return x\n```", ()),
+    "MBPP": (MBPP, "code", "assert double(2) == 4", MBPP["code"],
+             f"```python\n{MBPP['code']}\n```", "```python\ndef double(n):\n    return n\n```", ()),
+    "MBPP_sanitised": (SANITISED, "code", "assert double(2) == 4", MBPP["code"],
+                       f"```python\n{MBPP['code']}\n```", "```python\ndef double(n): return n\n```",
+                       ()),
+    "IFEval": (IFEVAL, "instructions", "Write a riddle", "", "What has keys?", "Keys, locks", ()),
+    "BFCL": (BFCL | TRUTH, "tools", "Area of a triangle", None, CALL, CALL.replace("10", "9"),
+             ("domain/simple_python",)),
+    "MMLU": (MMLU, "choice", LETTERED, "B", "Answer: B", "Answer: A", ("domain/chemistry",)),
+    "MMLU_Pro": (MMLU_PRO, "choice", LETTERED, "B", "Answer: B", "Answer: C",
+                 ("domain/chemistry",)),
+    "ARC": (ARC, "choice", LETTERED, "B", "<answer>gold</answer>", "Answer: D", ()),
+    "mmmlu_DE-DE": (MMMLU, "choice", LETTERED, "B", "Answer: B", "Answer: A",
+                    ("domain/chemistry", "language/DE-DE")),
+}  # fmt: skip
+
+
+def asked_of(folder, row, verifier, name="set.jsonl", **settings):
+    """The one question of a file of this one row, and the lines that were told."""
+    path, told = folder / name, []
+    if path.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+    else:
+        path.write_text(json.dumps(row) + "\n")
+    source = FileSource(str(path), verifier=verifier, **settings)
+    (found,) = questions(DataConfig(sources=(source,)), 0, told.append)
+    return found, told
+
+
+def judged(question, verifier, response):
+    """The reward, from the verifier itself, called with what its parameters name."""
+    kind = kinds()[verifier]
+    given = {**decode_row(question.row), "response": response, "answer_tag": "answer"}
+    code = kind.judge.__code__
+    names = code.co_varnames[: code.co_argcount]
+    found = kind.judge(**{name: given[name] for name in names if name in given})
+    return found if isinstance(found, float) else found["reward"]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize("name", SETS)
+def test_each_set_is_asked_and_judged_as_its_documentation_says(tmp_path, name, ending):
+    row, verifier, words, answer, right, wrong, labels = SETS[name]
+    found, told = asked_of(tmp_path, row, verifier, f"{name}.{ending}")
+    assert words in found.text and told[0].startswith(f"{name}.{ending}: ")
+    assert answer is None or found.answer == answer
+    assert set(found.labels) == set(labels)
+    assert judged(found, verifier, right) == 1 and judged(found, verifier, wrong) < 1
+
+
+def test_a_verifier_that_cannot_judge_a_set_is_an_error_that_names_the_right_one(tmp_path):
+    for name, (row, verifier, *_) in SETS.items():
+        if verifier != "math":
+            where = r"data\.sources\[0\]\.verifier to " + re.escape(repr(verifier))
+            with pytest.raises(DataError, match=where):
+                asked_of(tmp_path, row, "math", f"{name}.jsonl")
+
+
+def test_columns_that_are_named_are_read_as_they_are(tmp_path):
+    named = {"prompt_field": "question", "answer_field": "answer"}
+    found, _ = asked_of(tmp_path, MMLU_PRO, "exact", **named)
+    assert (found.text, found.answer) == ("Which is Au?", "B")
+
+
+def test_possible_answers_of_bfcl_may_lie_in_their_folder(tmp_path):
+    (tmp_path / "possible_answer").mkdir()
+    name = "BFCL_v4_simple_python.jsonl"
+    (tmp_path / "possible_answer" / name).write_text(json.dumps(TRUTH) + "\n")
+    found, _ = asked_of(tmp_path, BFCL, "tools", name)
+    assert judged(found, "tools", CALL) == 1 and len(found.tools) == 1
+    none, _ = asked_of(tmp_path, BFCL, "tools", "BFCL_v4_irrelevance.jsonl")
+    assert judged(none, "tools", "No tool fits.") == 1 and judged(none, "tools", CALL) == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "verifier", "told"),
+    [
+        (MATH | {"solution": "It is 2."}, "math", r"set.jsonl, line 1, field 'solution': .*boxed"),
+        (MATH | {"solution": None}, "math", r"line 1: 'solution' is null"),
+        (HUMAN_EVAL | {"test": ""}, "code", r"line 1, field 'test': must be a text"),
+        (MBPP | {"test_list": []}, "code", r"line 1, field 'test_list': is empty"),
+        (MBPP | {"test_list": "assert f()"}, "code", r"'test_list': must be a list of texts"),
+        (BFCL, "tools", r"no field 'ground_truth', and there is no .*possible_answer"),
+        (BFCL | TRUTH | {"question": "Area?"}, "tools", r"must be a list of turns"),
+        (BFCL | TRUTH | {"question": BFCL["question"] * 2}, "tools", r"has 2 turns"),
+        (BFCL | TRUTH | {"function": [{"name": "f"}]}, "tools", r"each must have name, descr"),
+        (MMLU | {"answer": 4}, "choice", r"line 1: the answer 4 is none of the 4 options"),
+        (MMLU | {"answer": True}, "choice", r"the answer True is none"),
+        (MMLU_PRO | {"answer": "K"}, "choice", r"the answer 'K' is none of the 4 options"),
+        (MMLU | {"choices": ["one"], "answer": 0}, "choice", r"has 1 options"),
+        (MMLU | {"choices": "iron or gold"}, "choice", r"the options must be a list of texts"),
+        (ARC | {"choices": {"text": METALS, "label": ["1"]}}, "choice", r"4 options, 1 labels"),
+        (MMLU | {"question": " "}, "choice", r"the question must be a text"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_not_as_documented_are_named_with_their_place(tmp_path, row, verifier, told):
+    with pytest.raises(DataError, match=told):
+        asked_of(tmp_path, row, verifier)
+
+
+def test_a_later_row_without_a_column_is_named_with_it(tmp_path):
+    path = tmp_path / "set.jsonl"
+    later = {key: value for key, value in MMLU.items() if key != "choices"}
+    path.write_text(json.dumps(MMLU) + "\n" + json.dumps(later) + "\n")
+    source = FileSource(str(path), verifier="choice")
+    with pytest.raises(DataError, match=r"set.jsonl, line 2: no field 'choices'.*add it"):
+        questions(DataConfig(sources=(source,)), 0, print)
+
+
+def test_equal_answers_are_equal_votes(tmp_path):
+    """By the source's verifier: numbers by value, letters by the chosen option, none for code."""
+    tag = RewardConfig().answer_tag
+    for verifier, row, groups in (
+        ("math", MATH, [("<answer>1/2</answer>", r"\boxed{0.50}"), (r"\boxed{x+1}",), ("2",)]),
+        ("numeric", {"question": "q", "answer": "3"}, [("#### 3 km", "#### 3.0"), ("#### 4",)]),
+        ("choice", MMLU, [("Answer: B", "<answer>gold</answer>"), ("Answer: C",), ("who knows",)]),
+    ):
+        found, _ = asked_of(tmp_path, row, verifier)
+        (vote,) = votes(DataConfig(sources=(FileSource("a.jsonl", verifier=verifier),)), tag)
+        said = [{vote(found, response) for response in group} for group in groups]
+        assert all(len(one) == 1 for one in said)
+        assert len(set.union(*said)) == len(groups)
+        assert (None in said[-1]) == (verifier != "numeric")
+    assert votes(DataConfig(sources=(FileSource("a.jsonl", verifier="code"),)), tag) == [None]

@@ -1,0 +1,160 @@
+"""Evaluation sets beside training data: which questions they have, what the training loses to them
+and what is said of it; bad sets are refused by name.
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tiny_run import TOKENIZER, tiny_run
+
+from compass_jax.config import ConfigError, DataConfig, EvalSet, FileSource, ProceduralSource
+from compass_jax.config.io import config_from_json, config_to_json
+from compass_jax.data.files import DataError
+from compass_jax.data.prompts import (
+    PromptTooLong,
+    evaluation_sets,
+    heldout_prompts,
+    in_words,
+    train_prompts,
+)
+from compass_jax.data.questions import OVERLAP, once, questions
+from compass_jax.data.sft import sft_examples
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.experience.evaluate import evaluation_uses
+from compass_jax.rollout.sampling import Sampler
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.for_model(TOKENIZER, 384)
+
+
+def rows(path, texts, **columns):
+    found = [{"prompt": text, "answer": "1", **columns} for text in texts]
+    path.write_text("".join(json.dumps(row) + "\n" for row in found))
+    return FileSource(str(path), verifier="exact")
+
+
+def with_data(**changes):
+    config = tiny_run()
+    return replace(config, data=replace(config.data, **changes))
+
+
+def test_a_set_is_beside_the_held_out_prompts_and_not_trained_on(tmp_path, tokenizer):
+    """Twenty training questions, of which a set has three (one with other white space)."""
+    train = rows(tmp_path / "train.jsonl", [f"question  number {i}" for i in range(20)])
+    own = rows(tmp_path / "own.jsonl", ["question number 3", "question  number 7", "another"])
+    plain = with_data(sources=(train,), heldout_frac=0.3, eval_prompts=50)
+    config = with_data(
+        sources=(train,), heldout_frac=0.3, eval_prompts=50, eval_sets=(EvalSet("own", (own,)),)
+    )
+    held = {q.text for q in questions(plain.data, 0, print) if q.heldout}
+    asked = {"question  number 3", "question  number 7"}
+    told = []
+    tell = once(told.append)
+    found = train_prompts(config.data, tokenizer, 0, tell)
+    before = train_prompts(plain.data, tokenizer, 0, print)
+    assert next(p for p in before if p.question not in asked).id == found[0].id
+    assert {p.question for p in before} - {p.question for p in found} == asked - held
+    heldout, mine = evaluation_sets(config, tokenizer, tell)
+    assert {p.question for p in heldout.prompts} == held and heldout.name == "heldout"
+    assert [p.id for p in heldout.prompts] == [
+        p.id for p in heldout_prompts(plain.data, tokenizer, 0, print)
+    ]
+    assert [p.question for p in mine.prompts] == [
+        "question number 3",
+        "question  number 7",
+        "another",
+    ]
+    overlap = [OVERLAP in p.labels for p in mine.prompts]
+    assert sum(overlap) == len(asked - held) and not overlap[2]
+    count = f"data.eval_sets, own: {sum(overlap)} of its 3 questions are in data.sources too"
+    assert len([line for line in told if count in line]) == 1
+    assert in_words([heldout, mine]) == f"{len(held)} held out, own 3"
+    assert config.data.keyed_sources()[mine.prompts[0].source] == (
+        "data.eval_sets[0].sources[0]",
+        own,
+    )
+
+
+def test_a_capped_set_takes_no_more_from_the_training_than_it_asks(tmp_path, tokenizer):
+    source = replace(tiny_run().data.sources[0], size=40)
+    capped = EvalSet("sums", (replace(source, label="other"),), prompts=5)
+    data = DataConfig(sources=(source,), heldout_frac=0.0, eval_prompts=0, eval_sets=(capped,))
+    assert len(train_prompts(data, tokenizer, 0, print)) == 35
+    (only,) = evaluation_sets(replace(tiny_run(), data=data), tokenizer, print)
+    assert (only.name, len(only.prompts), only.k, only.temperature) == ("sums", 5, 2, 1.0)
+    with pytest.raises(DataError, match=r"no training prompts.*or all are evaluated on"):
+        train_prompts(replace(data, eval_sets=(replace(capped, prompts=0),)), tokenizer, 0, print)
+
+
+def test_sft_leaves_out_what_a_set_asks(tmp_path, tokenizer):
+    train = rows(tmp_path / "a.jsonl", ["held apart"])
+    path = tmp_path / "sft.jsonl"
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "1"}]
+    for text in ("held apart", "free"):
+        said = [{"role": "user", "content": text}, {"role": "assistant", "content": "1"}]
+        with path.open("a") as file:
+            file.write(json.dumps({"messages": said}) + "\n")
+    config = with_data(sources=(), eval_sets=(EvalSet("own", (train,)),), eval_prompts=0)
+    config = replace(config, sft=replace(config.sft, files=(str(path),), procedural=()))
+    assert sft_examples(config, tokenizer, print)[1]["heldout"] == 1
+
+
+def test_each_set_has_its_own_k_and_temperature_and_the_plan_knows_them():
+    source = (ProceduralSource("chain_sum", size=9),)
+    sets = (
+        EvalSet("a", source, k=8, temperature=0.6),
+        EvalSet("b", source),
+        EvalSet("c", source, k=8, temperature=0.6),
+    )
+    config = with_data(eval_sets=sets)
+    asked = [(use.samples, use.samplers) for use in evaluation_uses(config)]
+    assert asked == [(2, (Sampler(1.0),)), (8, (Sampler(0.6),)), (1, (Sampler(0.0),))]
+    assert config_from_json(config_to_json(config)) == config
+    assert evaluation_uses(with_data(eval_prompts=0)) == []
+
+
+SOURCE = (ProceduralSource("chain_sum", size=5),)
+
+
+@pytest.mark.parametrize(
+    ("sets", "told"),
+    [
+        ((EvalSet("a", ()),), r"data\.eval_sets\[0\] \(a\) has no sources"),
+        ((EvalSet("a", SOURCE), EvalSet("a", SOURCE)), r"\[1\]\.name = 'a': .*\[0\] has this name"),
+        ((EvalSet("a/b", SOURCE),), r"\[0\]\.name = 'a/b': must be at most 64 letters, digits"),
+        ((EvalSet("naïve", SOURCE),), "must be at most 64 letters"),
+        ((EvalSet("-a", SOURCE),), "begin with a letter or digit"),
+        ((EvalSet("a" * 65, SOURCE),), "must be at most 64"),
+        ((EvalSet("", SOURCE),), r"data\.eval_sets\[0\]\.name is empty"),
+        ((EvalSet("heldout", SOURCE),), "this is what the held-out prompts are called"),
+        ((EvalSet("a", SOURCE, k=0),), r"eval_sets\[0\]\.k = 0: must be positive"),
+        ((EvalSet("a", SOURCE, temperature=0.0),), r"temperature = 0\.0: must be positive"),
+        ((EvalSet("a", SOURCE, temperature=1e-5),), "must be 0 .greedy. or at least"),
+        ((EvalSet("a", (FileSource("a.txt"),)),), r"eval_sets\[0\]\.sources\[0\]\.path = 'a\.txt'"),
+    ],
+)
+def test_a_set_that_cannot_be_used_is_named(sets, told):
+    with pytest.raises(ConfigError, match=told):
+        with_data(eval_sets=sets).validate()
+
+
+def test_files_of_a_set_that_cannot_be_used_are_named(tmp_path, tokenizer):
+    def sets(source, name="own", **data):
+        return evaluation_sets(
+            with_data(eval_sets=(EvalSet(name, (source,)),), **data), tokenizer, print
+        )
+
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"empty\.jsonl is empty"):
+        sets(FileSource(str(tmp_path / "empty.jsonl")))
+    (tmp_path / "odd.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(DataError, match=r"odd\.jsonl, line 1: these columns are of no known kind"):
+        sets(FileSource(str(tmp_path / "odd.jsonl")))
+    long = rows(tmp_path / "long.jsonl", ["word " * 500])
+    with pytest.raises(PromptTooLong, match="1 of 1 prompts are longer"):
+        sets(long)
+    with pytest.raises(ConfigError, match="sum: held-out prompts have this label"):
+        sets(rows(tmp_path / "a.jsonl", ["q"]), name="sum")

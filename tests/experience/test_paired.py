@@ -1,0 +1,131 @@
+"""Comparisons of two evaluations: against numpy references, and by what cannot be compared."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from compass_jax.commands import cli
+from compass_jax.experience.paired import averages, compare, greedies, read_evaluation
+from compass_jax.report import ReportError
+
+SETTINGS = {"top_k": 0, "top_p": 1.0, "max_new_tokens": 8, "right_at": 1.0}
+
+
+def sample(right):
+    outcome = "ok" if right is not None else "timeout"
+    return {"response": "", "reward": float(bool(right)), "outcome": outcome, "tokens": 1}
+
+
+def write(folder, answers, k=2, temperature=1.0, settings=SETTINGS):
+    """An evaluation's files. answers: {set: {id: (samples..., greedy)}}, 1, 0 or None each."""
+    folder.mkdir(parents=True)
+    rows = [
+        {"set": name, "id": id, "prompt": f"question {id}", "samples": [sample(x) for x in given]}
+        for name, prompts in answers.items()
+        for id, given in prompts.items()
+    ]
+    (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sets = {name: {"k": k, "temperature": temperature} for name in answers}
+    (folder / "summary.json").write_text(json.dumps({"settings": settings, "sets": sets}))
+    return str(folder)
+
+
+def test_averages_are_paired_by_prompt():
+    """Against the t statistic written out, with unequal counts and a prompt of unknown scores."""
+    rng = np.random.default_rng(0)
+    counts = [((int(rng.integers(0, n + 1)), n), (int(rng.integers(0, 5)), 4))
+              for n in (4, 4, 3, 2, 4, 4, 1, 4, 4, 4)]  # fmt: skip
+    found = averages([*counts, ((0, 0), (3, 4))])
+    gains = np.array([b / m - a / n for (a, n), (b, m) in counts])
+    t = gains.mean() / (gains.std(ddof=1) / math.sqrt(len(gains)))
+    assert found["prompts"] == 10 and found["difference"] == pytest.approx(gains.mean())
+    assert found["p"] == pytest.approx(2 * stats.t.sf(abs(t), len(gains) - 1))
+    draws = np.random.default_rng(1).choice(gains, (20_000, len(gains))).mean(1)
+    assert found["interval"] == pytest.approx(np.percentile(draws, (2.5, 97.5)), abs=0.02)
+    assert found["second"] - found["first"] == pytest.approx(found["difference"])
+
+
+def test_greedy_answers_are_tested_on_the_prompts_that_one_side_alone_gets_right():
+    pairs = [(True, True)] * 5 + [(False, True)] * 6 + [(True, False)] + [(None, True)] * 3
+    found = greedies(pairs)
+    flips = [sum(x) for x in itertools.product((0, 1), repeat=7)]
+    assert found["p"] == pytest.approx(np.mean([abs(2 * x - 7) >= 5 for x in flips]))
+    assert found["prompts"] == 12 and found["difference"] == pytest.approx(5 / 12)
+    assert found["interval"][0] < 5 / 12 < found["interval"][1]
+
+
+def test_equal_sides_have_p_1_and_nothing_known_has_none():
+    same = averages([((1, 2), (2, 4)), ((0, 2), (0, 4))])
+    assert (same["difference"], same["p"]) == (0, 1) and same["interval"][0] < 0
+    assert greedies([(True, True)])["p"] == 1
+    assert averages([((0, 2), (2, 2))] * 3)["p"] == pytest.approx(2 / 2**3)  # no variance: by sign
+    for found in (averages([((0, 0), (1, 2))]), greedies([(None, None)])):
+        assert found["prompts"] == 0 and found["p"] is found["difference"] is None
+
+
+def test_folders_are_matched_by_set_and_prompt(tmp_path, capsys):
+    mine = {"x": {1: (1, 0, 1), 2: (0, 0, 0), 3: (1, 1, 1)}, "y": {1: (0,) * 3}}
+    other = {"x": {2: (1, 1, 1), 3: (1, None, 0), 4: (0, 0, 0)}, "z": {1: (1,) * 3}}
+    first = write(tmp_path / "a", mine)
+    write(tmp_path / "run" / "evaluation", other)
+    run = str(tmp_path / "run")  # a training run's directory
+    found = compare(read_evaluation(first), read_evaluation(run))
+    one = found["sets"]["x"]
+    assert (one["matched"], one["only_first"], one["only_second"]) == (2, 1, 1)
+    assert (one["avg_at_k"]["first"], one["avg_at_k"]["second"]) == (0.5, 1.0)
+    assert (one["greedy"]["first"], one["greedy"]["second"]) == (0.5, 0.5)
+    assert found["only"] == {"y": first, "z": run} and list(found["sets"]) == ["x"]
+    assert cli.main(["compare", first, run]) == 0
+    shown = capsys.readouterr().out
+    assert "x: 2 prompts in both" in shown and "+0.500" in shown
+    assert f"the set y is in {first} alone" in shown
+    assert f"1 prompts of x are in {first} alone" in shown
+    assert cli.main(["compare", first, run, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+
+
+def test_what_cannot_be_compared_is_refused_by_name(tmp_path, capsys):
+    base = write(tmp_path / "a", {"x": {1: (1, 0, 1)}})
+    others = {
+        "b": (dict(answers={"y": {1: (1, 0, 1)}}), r"no prompt is in both .*\(x\) and .*\(y\)"),
+        "c": (dict(answers={"x": {7: (1, 0, 1)}}), "no prompt is in both"),
+        "d": (dict(answers={"x": {1: (1, 0, 1, 1)}}, k=3), "x: k = 2 and 3"),
+        "e": (dict(answers={"x": {1: (1, 0, 1)}}, temperature=0.6), "x: temperature = 1.0 and 0.6"),
+        "f": (dict(answers={"x": {1: (1, 0, 1)}}, settings=SETTINGS | {"top_p": 0.9}),
+              "top_p = 1.0 and 0.9"),
+    }  # fmt: skip
+    for name, (made, told) in others.items():
+        with pytest.raises(ReportError, match=told):
+            compare(read_evaluation(base), read_evaluation(write(tmp_path / name, **made)))
+        assert cli.main(["compare", base, str(tmp_path / name)]) == 2
+    assert capsys.readouterr().err.count("compass compare: ") == len(others)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("summary.json", '{"avg_at_k": 0.5}', "summary.json: no summary of an evaluation with"),
+        ("summary.json", '{"sets": ', "summary.json"),
+        ("answers.jsonl", '{"prompt": "q", "samples": []}\n', "answers.jsonl, line 1: no answers"),
+        ("answers.jsonl", '{"set": "x", "id": 1, "prompt": "q", "sam', "answers.jsonl, line 1"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, file, text, told):
+    folder = write(tmp_path / "a", {"x": {1: (1, 0, 1)}})
+    (tmp_path / "a" / file).write_text(text)
+    with pytest.raises(ReportError, match=told):
+        read_evaluation(folder)
+    with pytest.raises(ReportError, match=r"there is no answers\.jsonl; name a folder"):
+        read_evaluation(str(tmp_path / "none"))
+    answers = json.dumps({"set": "x", "id": 1, "prompt": "q", "samples": [sample(1)] * 2})
+    (tmp_path / "short").mkdir()
+    (tmp_path / "short" / "answers.jsonl").write_text(answers + "\n")
+    (tmp_path / "short" / "summary.json").write_text(
+        json.dumps({"settings": SETTINGS, "sets": {"x": {"k": 2, "temperature": 1.0}}})
+    )
+    with pytest.raises(ReportError, match=r"line 1: .*1 samples, and k = 2"):
+        read_evaluation(str(tmp_path / "short"))

@@ -1,0 +1,71 @@
+"""A real tiny RL run that evaluates a set of its own at a step of one's choice; what it leaves is
+what `compass eval` says of its checkpoint, and `compass compare` reads both.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from logged import lines
+from tiny_run import tiny_run
+
+from compass_jax.commands import cli
+from compass_jax.config import ConfigError, EvalSet
+from compass_jax.experience.evaluate import evaluate_weights, run_eval
+from compass_jax.runs.metric_help import metric_help
+from compass_jax.training.rl import run_rl
+
+pytestmark = pytest.mark.slow  # a run and an evaluation; tests/slow.md
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    config = tiny_run("odd_verifiers:coin")
+    (source,) = config.data.sources
+    own = EvalSet("own", (dataclasses.replace(source, label="mine"),), prompts=3, k=4)
+    config = dataclasses.replace(
+        config,
+        run_dir=str(tmp_path_factory.mktemp("evaluated") / "rl"),
+        data=dataclasses.replace(config.data, eval_sets=(own,)),
+        evaluation=dataclasses.replace(config.evaluation, at=(1,)),
+    )
+    return config, run_rl(config)
+
+
+def test_a_set_is_evaluated_at_the_steps_of_ones_choice_and_at_the_end(run):
+    config, result = run
+    first, second = (row["metrics"] for row in lines(Path(config.run_dir)))
+    assert not [name for name in second if name.startswith("eval/")]
+    for name in ("eval/own/avg_at_k", "eval/own/truncated_frac", "eval/heldout/greedy"):
+        assert 0 <= first[name] <= 1
+    assert all(metric_help(name) for name in first)
+    own = result["evaluation"].sets["own"]
+    assert (own.prompts, own.k, own.overlap) == (3, 4, own.by["overlap/training"].prompts)
+    assert set(own.pass_at) == {1, 2, 4} and own.by["mine"].avg_at_k == own.avg_at_k
+    assert own.pass_at[1] == pytest.approx(own.avg_at_k)
+
+
+def test_the_same_weights_have_the_same_answers_in_compass_eval(run, tmp_path, capsys):
+    config, result = run
+    out = tmp_path / "out"
+    summary = run_eval(config, config.run_dir, str(out), as_json=True)
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == json.loads((out / "summary.json").read_text()) == summary
+    kept = Path(config.run_dir, "evaluation")
+    assert (out / "answers.jsonl").read_text() == (kept / "answers.jsonl").read_text()
+    mine = json.loads((kept / "summary.json").read_text())
+    for name, one in summary["sets"].items():
+        assert mine["sets"][name] == one
+    assert f"{config.run_dir}: own" in shown.err and "own: " not in shown.out
+    assert cli.main(["compare", config.run_dir, str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["sets"]
+    assert found["own"]["matched"] == 3 and found["own"]["avg_at_k"]["p"] == 1
+    assert found["heldout"]["avg_at_k"]["first"] == pytest.approx(result["evaluation"].avg_at_k)
+
+
+def test_there_must_be_something_to_evaluate(run):
+    config, _ = run
+    data = dataclasses.replace(config.data, eval_prompts=0, eval_sets=())
+    with pytest.raises(ConfigError, match=r"eval_prompts = 0 and data\.eval_sets is empty"):
+        evaluate_weights(dataclasses.replace(config, data=data), config.run_dir)
