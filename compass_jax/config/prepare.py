@@ -80,7 +80,7 @@ class PrepareConfig:
     """
     workers: Annotated[int, Range(1, 1024)] = 1
     """So many processes judge answers."""
-    timeout_s: Annotated[float, Range(0, 86_400, above=True)] = 5.0
+    timeout_s: Annotated[float, Range(0, MOST_TIMEOUT_S, above=True)] = 5.0
     """A check is ended after this count of seconds, and its row stays in."""
     examples: Annotated[int, Range(0, 1000)] = 3
     """The report shows this count of rows that each filter took out."""
