@@ -12,11 +12,12 @@ from tiny_run import TOKENIZER, tiny_run
 from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError, RunConfig, SFTConfig
 from compass_jax.config.distil import DistilConfig
+from compass_jax.data.distilled import Answer, chosen
 from compass_jax.data.files import DataError
 from compass_jax.data.sft import conversations
 from compass_jax.experience import distil as module
 from compass_jax.experience import evaluate
-from compass_jax.experience.distil import Answer, TeacherError, chosen, distil
+from compass_jax.experience.distil import TeacherError, distil
 from compass_jax.rewards import endpoint
 from compass_jax.runs.rundir import FolderLock, RunDirectoryInUse
 from compass_jax.weights.hf import save_params
@@ -138,6 +139,28 @@ def test_only_what_is_missing_is_asked_again(prompts, tmp_path, capsys):
             distil(settings(prompts, at, temperature=0.5), out, print)
 
 
+TASK = """
+from compass_jax.tasks import Task
+
+def prompts(seed):
+    return [{"prompt": f"{n} + 1?", "sum": n + 1} for n in range(2)]
+
+def score(response, sum):
+    return float(response.endswith(str(sum)))
+
+task = Task(prompts, score)
+"""
+
+
+def test_a_task_of_ones_own_judges_its_answers(tmp_path):
+    (tmp_path / "sums.py").write_text(TASK)
+    with served(lambda n, body: completion("It is 1")) as (at, _):
+        report = distil(settings(f"{tmp_path}/sums.py:task", at), str(tmp_path / "out"), print)
+    (row,) = kept_in(tmp_path / "out")
+    assert row["messages"][0]["content"] == "0 + 1?" and row["label"] == "task"
+    assert (report["solved"], report["right"], report["kept"]) == (1, 4, 1)
+
+
 def test_a_teacher_that_refuses_or_is_not_there_ends_it(prompts, tmp_path, monkeypatch):
     with served(lambda n, body: (404, b"no such model")) as (at, seen):
         with pytest.raises(TeacherError, match=r"refused: HTTP 404: no such model; the same"):
@@ -211,6 +234,8 @@ def test_a_damaged_line_and_a_folder_in_use_are_named(prompts, tmp_path):
         (["--temperature", "0"], "4 samples of a prompt would be the same answer"),
         (["--reward", "judge"], "distil.reward = 'judge': a verifier that says right or wrong"),
         (["--reward", "maths"], "did you mean 'math'?"),
+        (["--data", "compass_jax.tasks.shop:short_1"], "names a task of several turns"),
+        (["--data", "no_such_tasks.py:task"], "no_such_tasks.py"),
         (["--model", "no/folder"], "--model no/folder: there is no such folder"),
     ],
 )

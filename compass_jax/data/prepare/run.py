@@ -260,7 +260,8 @@ class _Preparation:
             "sets": self._sets.digest,
             "digest": self._digest.hexdigest(),
             "bytes": self._kept.bytes,
-            "readings": self._kept.readings,
+            # what the settings and the columns decide; more is of evaluations
+            "readings": [(first, reading[:3]) for first, reading in self._kept.readings],
             "tally": dataclasses.asdict(self._tally),
         }
         write_atomically(self._out / STATE, json.dumps(state) + "\n")

@@ -1,6 +1,7 @@
 """The whole preparation: what is kept, what each filter took and why, and a kill at any moment."""
 
 import dataclasses
+import gzip
 import json
 import signal
 import subprocess
@@ -108,6 +109,18 @@ def test_kept_rows_are_unchanged_whatever_their_columns(tmp_path):
         "b.jsonl: TRL rows: prompt, completion",
         "c.parquet: GSM8K rows: question, answer",
     ]
+
+
+def test_a_folder_and_packed_files_are_read(tmp_path):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    rows = [row(f"Question {word}?", f"It is {word}.") for word in ("one", "two", "three")]
+    written(folder / "a.jsonl", rows[:1])
+    with gzip.open(folder / "b.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(one) + "\n" for one in [*rows[1:], rows[0]])
+    tally, kept = prepared(tmp_path, str(folder), near=0.0)
+    assert kept == rows and tally.taken["duplicate"] == 1
+    assert tally.examples["duplicate"][0]["where"] == f"{folder}/b.jsonl.gz, line 3"
 
 
 def test_a_near_duplicate_is_found_in_a_file_with_other_columns(tmp_path, monkeypatch):
