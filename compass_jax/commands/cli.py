@@ -341,7 +341,6 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
     else:
         from compass_jax.experience.evaluate import run_eval
 
-        options = {"as_json": True} if args.json else {}
-        found = run_eval(config, args.checkpoint, *([args.out] if args.out else []), **options)
+        found = run_eval(config, args.checkpoint, args.out, args.json)
         return STRICT if args.strict and found["warning"] else 0
     return 0
