@@ -34,6 +34,7 @@ LAYERS = {
     "tpu_versions": {"config", "extras"},
     "untrusted": set(),
     "plan": ANY,
+    "pipeline": ANY,
     "distributed": {"config"},
     "families": {"config", "families"},
     "sharding": BASE,
@@ -59,6 +60,9 @@ LAYERS = {
     "rewards.verifiers": {"untrusted", "tool_calls", "rewards.verifiers"}
     | {f"rewards.{part}" for part in ("answers", "extract", "constraints", "values")}
     | {"rewards.tool_matching", "rewards.program", "rewards.judge"},
+    "data.prepare": (
+        {"records", "config", "untrusted", "tasks", "extras", "data", "runs", "rewards"}
+    ),
     "data": {"records", "config", "untrusted", "tasks", "data", "rewards.judge"}
     | {"rewards.extract"},
     "weights": MODEL | {"families", "weights", "distributed"},
@@ -80,6 +84,7 @@ LAYERS = {
     "runs.signals": set(),
     "report": RUN,
     "experience.evaluate": ANY,
+    "experience.distil": ANY,
     "experience.paired": {"experience", "untrusted", "report", "runs"},
     "experience.evaluated": (MODEL | {"rollout", "rl", "rewards", "experience", "runs"}),
     "runs": {"config", "untrusted", "trackers", "runs"},

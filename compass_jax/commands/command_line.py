@@ -107,6 +107,17 @@ def command_line() -> argparse.ArgumentParser:
         text = "Lists the options; after CONFIG, every setting too"
         sub.add_argument("-h", "--help", action="append_const", const=1, dest="asked", help=text)
     _conversions(command)
+    _looking(command)
+    for name in OWN_FILES:
+        file = own_file(name)
+        sub = command(name, file.HELP)
+        file.options(sub)
+        sub.set_defaults(run=file.run)
+    return parser
+
+
+def _looking(command: Any) -> None:
+    """The commands that have neither a configuration nor a file of their own."""
     _serve_options(command("serve", _SERVE))
     text = "find every fault of a run's checkpoints, of one checkpoint or of a Hugging Face folder"
     path = "This run directory, checkpoint or folder is looked through"
@@ -126,12 +137,6 @@ def command_line() -> argparse.ArgumentParser:
     )
     text = "The page is written to this file; without it into the first run's directory"
     report.add_argument("--out", metavar="FILE.html", default="", help=text)
-    for name in OWN_FILES:
-        file = own_file(name)
-        sub = command(name, file.HELP)
-        file.options(sub)
-        sub.set_defaults(run=file.run)
-    return parser
 
 
 def _demo_options(demo: argparse.ArgumentParser) -> None:

@@ -15,20 +15,27 @@ import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from compass_jax.config import ConfigError, ProceduralSource, RunConfig, objective_class
 from compass_jax.config.errors import line_of, of_file
 from compass_jax.config.io import tuples
+from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.untrusted import parse_json
 
-SHIPPED = Path(__file__).resolve().parent / "configs"  # installed with the package
+SHIPPED = Path(__file__).resolve().parents[1] / "configs"  # installed with the package
 FOLDERS = (Path("configs"), SHIPPED)
+Made = TypeVar("Made")
 
 
 def load_config(name: str) -> RunConfig:
-    """The RunConfig that a configuration file makes: its one public function, called without
-    arguments.
+    """The RunConfig that a configuration file makes (`made`)."""
+    return made(name, RunConfig)
+
+
+def made(name: str, kind: type[Made]) -> Made:
+    """The configuration, of class `kind`, that a configuration file makes: its one public function,
+    called without arguments.
 
     name: a path, or a bare name looked up as configs/<name>.py, here and then in the package.
     Raises ConfigError where there is no such file or function.
@@ -54,15 +61,15 @@ def load_config(name: str) -> RunConfig:
     if len(own) != 1:
         names = ", ".join(f.__name__ for f in own) or "none"
         raise ConfigError(
-            f"{path}: must have exactly one public function, which returns a RunConfig; it has"
-            f" {names}"
+            f"{path}: must have exactly one public function, which returns a {kind.__name__}; it"
+            f" has {names}"
         )
     with of_file(path):
         config = own[0]()
-    if not isinstance(config, RunConfig):
-        raise ConfigError(
-            f"{path}: {own[0].__name__}() returned {type(config).__name__}, not a RunConfig"
-        )
+    if not isinstance(config, kind):
+        hint = "; it is for compass pipeline" if isinstance(config, PipelineConfig) else ""
+        returned = f"{own[0].__name__}() returned {type(config).__name__}"
+        raise ConfigError(f"{path}: {returned}, not a {kind.__name__}{hint}")
     return config
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, TypeVar, cast, get_args, get_origin
+
+from compass_jax.commands.settings_help import field_docs
+from compass_jax.config.ranges import field_hints, type_name
+
+T = TypeVar("T")
 
 # These commands are a file of this package each, `prepare-sft` is prepare_sft.py. They have no
 # configuration file. The file is read with every command line, so it imports what is slow in `run`.
-OWN_FILES: tuple[str, ...] = ("compare",)
+OWN_FILES: tuple[str, ...] = ("compare", "distil", "merge", "pipeline", "prepare-sft")
 
 
 class Command(Protocol):
@@ -38,6 +44,44 @@ def add_option(parser: argparse.ArgumentParser, name: str, text: str, **options:
     elif default not in (None, ""):
         text += " (default: %(default)s)"
     parser.add_argument(f"--{name}", help=text, **options)
+
+
+def add_settings(parser: argparse.ArgumentParser, cls: type) -> None:
+    """Adds an option for each field of a configuration class without sections: its help is the
+    sentence after the field, a field without a default must be given.
+    """
+    docs, hints = field_docs(cls), field_hints(cls)
+    for field in dataclasses.fields(cls):
+        text = docs[field.name].rstrip(".").replace("%", "%%")
+        form = _form(field, hints[field.name])
+        add_option(parser, field.name.replace("_", "-"), text, **form)
+
+
+def _form(field: dataclasses.Field, hint: Any) -> dict[str, Any]:
+    """How argparse reads a field."""
+    kind = type_name(hint)
+    if field.default is dataclasses.MISSING:
+        many = {"nargs": "+"} if kind.startswith("tuple") else {}
+        return {"required": True, "metavar": "NAME", **many}
+    if get_origin(hint) is Literal:
+        return {"choices": list(get_args(hint)), "default": field.default}
+    if kind == "bool":
+        return {"choices": ["on", "off"], "default": "on" if field.default else "off"}
+    if kind.startswith("tuple"):
+        return {"nargs": "+", "default": list(field.default), "metavar": "NAME"}
+    if kind == "str":
+        return {"default": field.default, "metavar": "NAME"}
+    return {"default": field.default, "type": {"int": int, "float": float}[kind]}
+
+
+def settings_of(args: argparse.Namespace, cls: type[T]) -> T:
+    """The configuration that the options of `add_settings` say."""
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # each is a dataclass
+        value = getattr(args, field.name)
+        value = tuple(value) if isinstance(value, list) else value
+        given[field.name] = value == "on" if isinstance(field.default, bool) else value
+    return cls(**given)
 
 
 def programs_option(parser: argparse.ArgumentParser) -> None:

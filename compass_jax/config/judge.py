@@ -46,8 +46,8 @@ class JudgeConfig:
     fields: Options = ()
     """Each request has these fields too, as JSON pairs of a name and a value."""
 
-    def validate(self) -> None:
-        key, shown = "rewards.judge.endpoint", f"{self.endpoint!r:.200}"
+    def validate(self, section: str = "rewards.judge") -> None:
+        key, shown = f"{section}.endpoint", f"{self.endpoint!r:.200}"
         try:
             parts = urlsplit(self.endpoint)
             usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -60,18 +60,18 @@ class JudgeConfig:
         check(
             not (parts.username or parts.password or parts.query or parts.fragment),
             f"{key}: an address has no name, key or query in it, since the run's config.json shows"
-            " it; put the key into an environment variable and name that in rewards.judge.key_env",
+            f" it; put the key into an environment variable and name that in {section}.key_env",
         )
         check(
             bool(_VARIABLE.fullmatch(self.key_env)),
-            "rewards.judge.key_env must be the name of an environment variable, not the key itself"
+            f"{section}.key_env must be the name of an environment variable, not the key itself"
             " (letters, digits and _)",
         )
         names = [name for name, _ in self.fields]
         taken = sorted({name for name in names if name in RESERVED or names.count(name) > 1})
         check(
             not taken and all(names),
-            f"rewards.judge.fields names {', '.join(taken) or 'nothing'}: each name once, and none"
+            f"{section}.fields names {', '.join(taken) or 'nothing'}: each name once, and none"
             f" of {', '.join(RESERVED)}",
         )
 

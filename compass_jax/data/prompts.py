@@ -25,7 +25,8 @@ class PromptTooLong(DataError):
     """A prompt has more tokens than the longest prompt bucket."""
 
 
-def _to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prompt]:
+def to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prompt]:
+    """The questions as prompts, tokenised. Raises TokenizerError where the template refuses one."""
     encoded = tokenizer.encode_chats(
         [question.messages for question in questions],
         add_generation_prompt=True,
@@ -59,7 +60,7 @@ def train_prompts(
             "no training prompts: data.sources are empty, or data.heldout_frac ="
             f" {config.heldout_frac} holds all of them out, or all are evaluated on"
         )
-    return _to_prompts(chosen, tokenizer)
+    return to_prompts(chosen, tokenizer)
 
 
 def heldout_prompts(
@@ -88,7 +89,7 @@ def heldout_prompts(
             f"only {len(available)} held-out prompts are available, data.eval_prompts asks "
             f"for {config.eval_prompts}"
         )
-    return _to_prompts(at_most(config.eval_prompts, available), tokenizer)
+    return to_prompts(at_most(config.eval_prompts, available), tokenizer)
 
 
 class PromptSet(NamedTuple):
@@ -127,7 +128,7 @@ def evaluation_sets(
                 f" would be called eval/{one.name}/avg_at_k; give the set another name"
             )
         mine = [question for question in pool if question.source in place]
-        prompts = _to_prompts(mine, tokenizer)
+        prompts = to_prompts(mine, tokenizer)
         temperature = usual.temperature if one.temperature is None else one.temperature
         found.append(PromptSet(one.name, fit(prompts), one.k or usual.k, temperature))
     return found

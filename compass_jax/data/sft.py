@@ -188,7 +188,7 @@ def conversations(config: RunConfig, tell: Tell) -> Iterator[Conversation]:
                 tell(reading.said(path))
             fields = dict(zip(reading.fields, remedies))
             for where, row in read_rows(path, fields, ("tools", "system")):
-                messages = _taught(reading, where, row, system)
+                messages = taught(reading, where, row, system)
                 refuse_blank(messages, "assistant", where, "an empty answer would be learnt")
                 if not any(message["role"] == "assistant" for message in messages):
                     raise DataError(
@@ -198,8 +198,10 @@ def conversations(config: RunConfig, tell: Tell) -> Iterator[Conversation]:
                 yield Conversation(where, label_of(pattern), messages, tools=tools_of(row, where))
 
 
-def _taught(reading: Reading, where: str, row: dict[str, Any], system: str) -> Messages:
-    """The conversation of a row: as it is, or its prompt, as RL would ask it, and its response."""
+def taught(reading: Reading, where: str, row: dict[str, Any], system: str) -> Messages:
+    """The conversation of a row: as it is, or its prompt, as RL would ask it, and its response.
+    Raises DataError, naming the place, where it is none.
+    """
     asked = field_of(row, reading.prompt)
     if reading.target == TURNS:
         return check_messages(turns_of(asked, row, where), where)

@@ -35,10 +35,15 @@ class Asker(Protocol):
 
 
 class Pooled:
-    """Asks an endpoint, `requests` at once; `ask` stands in for it."""
+    """Asks an endpoint, `requests` at once; `ask` stands in for it, `key` as in Endpoint."""
 
-    def __init__(self, config: JudgeConfig, ask: Callable[[Messages], Reply] | None = None):
-        self._endpoint = Endpoint(config)
+    def __init__(
+        self,
+        config: JudgeConfig,
+        ask: Callable[[Messages], Reply] | None = None,
+        key: str = "rewards.judge",
+    ):
+        self._endpoint = Endpoint(config, key)
         self._ask = ask or self._endpoint
         self._pool = ThreadPoolExecutor(config.requests, "judge")
         named = [config.model, config.max_tokens, config.temperature, config.fields]

@@ -36,6 +36,9 @@ class Reply(NamedTuple):
     text: str
     failure: str = ""
     detail: str = ""
+    thought: str = ""  # what it thought before, where the endpoint says that apart
+    tokens: int = 0  # of thought and text; 0: the endpoint did not say
+    whole: bool = True  # it was not cut at the most tokens
 
 
 class _Heard(NamedTuple):
@@ -47,13 +50,14 @@ class _Heard(NamedTuple):
 class Endpoint:
     """Asks the judge of `config`. Thread-safe; `requests` threads may ask at once.
 
-    Raises ConfigError where the variable that `key_env` names holds no key.
+    Raises ConfigError where the variable that `key_env` names holds no key; `key` is the section of
+    the settings.
     """
 
-    def __init__(self, config: JudgeConfig):
+    def __init__(self, config: JudgeConfig, key: str = "rewards.judge"):
         self._config = config
         self._at = urlsplit(config.endpoint.rstrip("/") + "/chat/completions")
-        self._key = _key(config.key_env)
+        self._key = _key(config.key_env, key)
         self._closing = threading.Event()
         self._failed = 0  # in a row that found nobody
         self._sockets: set[Any] = set()
@@ -157,13 +161,13 @@ class Endpoint:
         return " ".join(hidden.split())[:MOST_DETAIL]
 
 
-def _key(variable: str) -> str:
+def _key(variable: str, section: str) -> str:
     if not variable:
         return ""
     key = os.environ.get(variable, "").strip()
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(
-            f"rewards.judge.key_env = {variable!r}: this environment variable holds no key; set it"
+            f"{section}.key_env = {variable!r}: this environment variable holds no key; set it"
             " before the run starts"
         )
     return key
@@ -183,15 +187,31 @@ def _seconds(text: str | None) -> float:
 def _completion(body: bytes) -> Reply:
     try:
         value = parse_json(body, "the endpoint's answer")
-        text = value["choices"][0]["message"]["content"]
+        choice = value["choices"][0]
+        text, thought = choice["message"]["content"], _thought(choice["message"])
+        if text is None and thought:  # it was cut while it thought
+            text = ""
         if isinstance(text, str):
-            return Reply(text)
+            whole = choice.get("finish_reason") != "length"
+            return Reply(text, thought=thought, tokens=_tokens(value), whole=whole)
         said = f"its content is a {type(text).__name__}"
     except UntrustedError as error:
         said = str(error)
-    except (LookupError, TypeError):
+    except (LookupError, TypeError, AttributeError):
         said = "it has no choices[0].message.content"
     return Reply("", NONSENSE, f"{said}: {_beginning(body)}")
+
+
+def _thought(message: dict[str, Any]) -> str:
+    """The chain of thought, under either name that servers give it."""
+    found = message.get("reasoning_content") or message.get("reasoning")
+    return found if isinstance(found, str) else ""
+
+
+def _tokens(value: dict[str, Any]) -> int:
+    usage = value.get("usage")
+    found = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return found if isinstance(found, int) and found > 0 else 0
 
 
 def _beginning(body: bytes) -> str:

@@ -8,8 +8,6 @@ holds one leaf, or with `shardings` one device's part of it.
 from __future__ import annotations
 
 import math
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +23,7 @@ from compass_jax.families.raw import WeightsError
 from compass_jax.model.params import ParamSpec, is_spec, layer_runs, param_specs
 from compass_jax.weights.carried import carried_files, carry_files
 from compass_jax.weights.hf_config import find_token_ids, write_hf_config
+from compass_jax.weights.new_folder import new_folder
 from compass_jax.weights.safetensors_io import (
     DTYPES,
     INDEX,
@@ -192,6 +191,13 @@ def tensor_problems(folder: Path, config: ModelConfig, stored: dict[str, Stored]
     return problems
 
 
+def parameters_of(config: ModelConfig) -> dict[str, str]:
+    """Every tensor of a model's folder, in the order of the layout -> the parameter that it is a
+    part of, as families call it ("moe.router").
+    """
+    return {name: leaf.spec.name for leaf in _leaves(config)[0] for name in leaf.names.flat}
+
+
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:_SHOWN])}{more}"
@@ -244,25 +250,11 @@ def save_params(
     carried_files(tokenizer_from)
     ids = find_token_ids(tokenizer_from) if tokenizer_from is not None else {}
     description = write_hf_config(config, dtype, ids)
-    if not replace and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise WeightsError(f"{folder} already exists: choose another name, or remove it")
-    temporary = folder.with_name(f".{folder.name}.partial")
     total = sum(math.prod(leaf.spec.shape) for leaf in leaves) * jnp.dtype(dtype).itemsize
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+    with new_folder(folder, total, replace) as temporary:
         _write_shards(temporary, leaves, flat, dtype, shard_bytes, total)
         write_json(temporary / "config.json", description)
         carry_files(tokenizer_from, temporary)
-        _publish(temporary, folder)
-    except OSError as error:
-        free = shutil.disk_usage(next(p for p in folder.parents if p.exists())).free
-        what = f"{error.strerror or error} ({total:,} bytes of weights, {free:,} bytes free)"
-        raise WeightsError(
-            f"{folder} could not be written: {what}; nothing was left behind"
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
@@ -295,13 +287,3 @@ def _tensors(leaves: list[_Leaf], values: list[Any]) -> Iterator[np.ndarray]:
             host = np.asarray(layer)
             for tensor in host if leaf.spec.per_expert else (host,):
                 yield tensor.T if leaf.tensor.transposed else tensor
-
-
-def _publish(temporary: Path, folder: Path) -> None:
-    """Gives the whole folder its name; one that it replaces is moved aside first."""
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        os.rename(folder, old)
-    os.rename(temporary, folder)
-    shutil.rmtree(old, ignore_errors=True)

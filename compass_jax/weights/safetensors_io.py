@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -231,23 +231,31 @@ def write_file(
     """Writes one safetensors file; `tensors` come in the order of `shapes` and are cast to `dtype`
     one at a time.
     """
-    kind, at = jnp.dtype(dtype), 0
+    kind = jnp.dtype(dtype)
+    pairs = zip(shapes.values(), tensors, strict=True)
+    cast = (np.ascontiguousarray(tensor, dtype=kind).reshape(shape) for shape, tensor in pairs)
+    write_blocks(file, {name: (shape, dtype) for name, shape in shapes.items()}, cast)
+
+
+def write_blocks(
+    file: Path, layout: Mapping[str, tuple[tuple[int, ...], str]], blocks: Iterable[np.ndarray]
+) -> None:
+    """Writes one safetensors file. `layout`: name -> shape and type of each tensor; `blocks`: their
+    contiguous entries in this order and in these types, in pieces of any size.
+    """
+    at = 0
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    for name, shape in shapes.items():
-        end = at + math.prod(shape) * kind.itemsize
+    for name, (shape, dtype) in layout.items():
+        end = at + math.prod(shape) * jnp.dtype(dtype).itemsize
         header[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8 bytes
     with open(file, "wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
-        for shape, tensor in zip(shapes.values(), tensors, strict=True):
-            _write_tensor(out, np.ascontiguousarray(tensor, dtype=kind).reshape(shape))
+        for block in blocks:
+            out.write(block.reshape(-1).view(np.uint8).data)
         flush(out)
-
-
-def _write_tensor(out: BinaryIO, tensor: np.ndarray) -> None:
-    out.write(tensor.reshape(-1).view(np.uint8).data)
 
 
 def flush(out: BinaryIO) -> None:

@@ -18,7 +18,9 @@ from compass_jax.config import (
     objective_class,
 )
 from compass_jax.config.objective import NAMES
+from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.ranges import Range, field_hints, options
+from compass_jax.config.stages import Stage
 from compass_jax.runs.metric_help import METRICS
 
 REFERENCE = Path(__file__).parents[1] / "reference"
@@ -86,6 +88,17 @@ def configuration() -> str:
         lines += [f"## {shown}", "", f"`{cls.__name__}`. {text or _first(cls)}", ""]
         lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
         lines += [_row(key, cls, field) for field in dataclasses.fields(cls) if _plain(cls, field)]
+        lines.append("")
+    lines += [
+        "# Pipelines",
+        "",
+        "A pipeline's file gives a `PipelineConfig` (howto/pipeline.md).",
+        "",
+    ]
+    for cls in (PipelineConfig, *get_args(Stage)):
+        lines += [f"## {cls.__name__}", "", _first(cls), ""]
+        lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
+        lines += [_row("", cls, field) for field in dataclasses.fields(cls)]
         lines.append("")
     return "\n".join(lines)
 

@@ -9,14 +9,14 @@ import sys
 import types
 
 import pytest
-from test_rundir import CONFIG
+from plain_config import CONFIG
 
 from compass_jax.commands import cli
 from compass_jax.config import ConfigError
 from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.runs.rundir import FolderLock, NewFolderLock, RunDirectoryInUse
 
-FILE = "from test_rundir import CONFIG\n\ndef tiny():\n    return CONFIG\n"
+FILE = "from plain_config import CONFIG\n\ndef tiny():\n    return CONFIG\n"
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ def calls(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     found = []
     rooms = {
-        "demo": "run_demo",
+        "commands.demo": "run_demo",
         "training.sft": "run_sft",
         "training.rl": "run_rl",
-        "evaluate": "run_eval",
+        "experience.evaluate": "run_eval",
         "weights.convert": "import_hf export_hf",
     }
     for room, functions in rooms.items():

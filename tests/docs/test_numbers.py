@@ -142,3 +142,20 @@ def test_the_demo():
         assert ours <= theirs < 1.05 * ours and read_recorded(GRPO, seed).seed == seed
     shares = rows["tokens with the verifier's signal"]  # of seed 1
     assert f"reaches {shares[0]} of the tokens instead of {shares[1]}" in README
+
+
+def test_near_duplicates():
+    found = json.loads((RESULTS / "near_duplicates.json").read_text())
+    measured = {**found["thresholds"], "0.7, numbers not compared": found["without_numbers"]}
+    for name, one in measured.items():
+        shares = (one["precision"], one["recall"], one["recall_of"]["three words"])
+        assert f"| {name} | {' | '.join(f'{share:.3f}' for share in shares)} |" in PAGE
+    usual, cost = found["thresholds"]["0.7"], found["cost"]
+    assert set(usual["recall_of"].values()) == {1.0} and found["command"] in PAGE
+    assert f"{usual['rows']:,} rows" in PAGE and f"{usual['near_duplicates']:,} of them" in PAGE
+    assert round(1 / (1 - found["without_numbers"]["precision"])) == 14
+    assert f"took {cost['processor_s']:.0f} seconds of processor" in PAGE
+    assert f"{cost['peak_mib'] / 1024:.2f} GiB at the peak" in PAGE
+    assert f"{cost['bytes_a_kept_row'] / 1000:.1f} kB for each kept row" in PAGE
+    assert f"({cost['bytes'] / 1e6:.0f} MB, {cost['kept'] / 1000:.0f} thousand" in PAGE
+    assert f"The clock said {cost['wall_s'] / 60:.0f} minutes" in PAGE

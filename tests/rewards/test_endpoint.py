@@ -2,6 +2,7 @@
 always an end.
 """
 
+import json
 import socket
 import threading
 import time
@@ -11,7 +12,7 @@ from judged import served, settings
 
 from compass_jax.config import ConfigError
 from compass_jax.rewards import endpoint as module
-from compass_jax.rewards.endpoint import LATE, NONSENSE, REFUSED, UNREACHABLE, Endpoint
+from compass_jax.rewards.endpoint import LATE, NONSENSE, REFUSED, UNREACHABLE, Endpoint, Reply
 
 ASKED = [{"role": "user", "content": "Which one?"}]
 
@@ -25,7 +26,7 @@ def test_a_request_has_the_configured_fields_and_the_key_of_the_environment(monk
     monkeypatch.setenv("JUDGE_KEY", " sk-secret\n")
     with served(lambda n, body: "Better") as (at, seen):
         config = settings(at + "/", key_env="JUDGE_KEY", max_tokens=7, fields=(("seed", 3),))
-        assert Endpoint(config)(ASKED) == ("Better", "", "")
+        assert Endpoint(config)(ASKED) == Reply("Better")
         assert Endpoint(settings(at, max_tokens=0))(ASKED).text == "Better"
     common = {"model": "judge", "messages": ASKED, "temperature": 0.0}
     assert seen.requests == [common | {"seed": 3, "max_tokens": 7}, common]
@@ -53,6 +54,35 @@ def test_what_is_no_answer_has_a_name_and_is_asked_again_where_that_may_help(kin
         reply = Endpoint(settings(at, retries=2))(ASKED)
     assert (reply.text, reply.failure, len(seen.requests)) == ("", failure, requests)
     assert reply.detail and len(reply.detail) <= module.MOST_DETAIL
+
+
+SAID = {
+    "apart": ({"content": "4", "reasoning_content": "2 + 2"}, "stop", {}, ("4", "2 + 2", 0, True)),
+    "by another name": ({"content": "4", "reasoning": "hm"}, None, {}, ("4", "hm", 0, True)),
+    "cut": ({"content": "so"}, "length", {"completion_tokens": 7}, ("so", "", 7, False)),
+    "cut in a thought": (
+        {"content": None, "reasoning_content": "2 +"},
+        "length",
+        {"completion_tokens": 3},
+        ("", "2 +", 3, False),
+    ),
+    "nonsense beside": (
+        {"content": "4", "reasoning": 5},
+        "stop",
+        {"completion_tokens": "9"},
+        ("4", "", 0, True),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_a_thought_the_tokens_and_a_cut_are_read(kind):
+    message, finish, usage, wanted = SAID[kind]
+    body = {"choices": [{"message": message, "finish_reason": finish}], "usage": usage}
+    with served(lambda n, asked: json.dumps(body).encode()) as (at, _):
+        reply = Endpoint(settings(at, retries=0))(ASKED)
+    assert (reply.text, reply.thought, reply.tokens, reply.whole) == wanted
+    assert not reply.failure
 
 
 def test_an_endpoint_that_fails_first_is_asked_until_it_is_right():

@@ -10,6 +10,7 @@ import sys
 import textwrap
 
 import pytest
+from plain_config import CONFIG, MODEL, SOURCES
 
 from compass_jax.config import (
     ConfigError,
@@ -34,20 +35,6 @@ from compass_jax.runs.rundir import (
     read_config,
     staged,
 )
-
-MODEL = ModelConfig(
-    "qwen3_moe", 100, 32, 2, 2, 1, 16, 64, moe=MoEConfig(8, 2, 32, dense_layers=(1,))
-)
-SOURCES = (
-    ProceduralSource(
-        "chain_sum", (("min_terms", 2), ("p", 0.5), ("on", True), ("r", ("a", (1, 2)))), 50
-    ),
-    FileSource("a.jsonl"),
-)
-CONFIG = RunConfig(
-    "x", MODEL, data=DataConfig(SOURCES), sft=SFTConfig(procedural=(("chain_sum", 3, 1),))
-)
-
 
 def begun(path):
     """A step was logged there."""
@@ -220,8 +207,9 @@ def test_a_second_writer_is_refused_by_name(tmp_path):
 def test_the_lock_of_a_killed_process_is_gone(tmp_path):
     code = f"""
         import sys, time
-        sys.path.insert(0, {os.path.dirname(__file__)!r})
-        from test_rundir import CONFIG, RunDir
+        sys.path[:0] = {sys.path!r}
+        from plain_config import CONFIG
+        from compass_jax.runs.rundir import RunDir
         with RunDir({str(tmp_path)!r}, CONFIG):
             print("locked", flush=True)
             time.sleep(60)

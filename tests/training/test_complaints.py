@@ -3,7 +3,7 @@
 Resume lies
     checkpoints identical to the first one; resume from 0; the optimiser started anew; prompts
         skipped over restarts
-        training/test_resume.py: test_two_kills_change_no_number
+        training/test_resume.py: test_a_kill_changes_no_number
         training/test_loop.py: test_a_stop_request_during_a_rollout_loses_nothing
         here: test_an_interrupted_rollout_comes_back_with_the_routes_that_its_replay_needs
     a flag that is ignored

@@ -53,19 +53,39 @@ def run_here(folder, mesh):
     return directory
 
 
+def stop_the_second(job):
+    """SIGTERM to the second of two processes, in the second rollout; the steps that are saved."""
+    job.wait_for(lambda: checkpoint.latest(job.directory) == 1)
+    time.sleep(0.3)  # into the next rollout
+    job.send(1, signal.SIGTERM)
+    job.finish(143)
+    assert "stopped on request" in job.log(0) and "stopped" not in job.log(1)
+    reached = job.steps()
+    assert 1 <= reached < 4 and checkpoint.latest(job.directory) == reached
+    return reached
+
+
+def test_a_stop_of_one_of_two_processes_stops_both_and_one_goes_on(tmp_path):
+    """The steps before the stop stay as they were; those after it are of one process, on another
+    mesh.
+    """
+    with Job(tmp_path, 2, *MESH) as job:
+        reached = stop_the_second(job)
+    before = numbers(job.directory)
+    run_here(tmp_path, MeshConfig(fsdp=4, context=2))
+    after = numbers(job.directory)
+    assert len(before) == reached and len(after) == 4 and after[:reached] == before
+    assert len({step["loss"] for step in after}) == 4
+
+
+@pytest.mark.slow
 def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path):
     """Two processes: SIGTERM to the second, the same command; SIGKILL to the second; on in one
     process, on another mesh.
     """
     command = (tmp_path, 2, *MESH)
     with Job(*command) as job:
-        job.wait_for(lambda: checkpoint.latest(job.directory) == 1)
-        time.sleep(0.3)  # into the next rollout
-        job.send(1, signal.SIGTERM)
-        job.finish(143)
-        assert "stopped on request" in job.log(0) and "stopped" not in job.log(1)
-        reached = job.steps()
-        assert 1 <= reached < 4 and checkpoint.latest(job.directory) == reached
+        reached = stop_the_second(job)
     with Job(*command) as job:
         job.wait_for(lambda: job.steps() > reached)
         job.send(1, signal.SIGKILL)

@@ -1,0 +1,140 @@
+"""Accuracy by task against the weight of the first parent: `compass merge --sweep` on dense and
+mixture-of-experts models of two sizes.
+
+    python -m benchmarks.merge_sweep [--out runs/merge_sweep] [--method ties] [--smoke]
+
+For each of four models a base is tuned on worked sums and on words spelt backward; then one parent
+goes on with sums of more terms, the other with longer words. Both tasks' held-out prompts are
+evaluated for each of five weights. What exists already is not made again. Writes OUT/NAME/sweep.png
+and sweep.json for each model, and OUT/sweep.png with all of them; the last line is one of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from compass_jax.commands.merge_sweep import run_sweep
+from compass_jax.config import (
+    ComputeConfig,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    MoEConfig,
+    OptimConfig,
+    ProceduralSource,
+    RolloutConfig,
+    RunConfig,
+    SFTConfig,
+)
+from compass_jax.training.sft import run_sft
+from compass_jax.weights.convert import export_hf
+from compass_jax.weights.merge import METHODS, method_of
+from compass_jax.weights.merge_folders import merge_folders
+
+TOKENIZER = Path(__file__).resolve().parent.parent / "configs" / "tiny_tokenizer"
+WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+STEPS = {"base": 300, "sums": 150, "words": 150}
+TASKS = {
+    "base": (("sum_2", 80, 1), ("word_3", 400, 1)),
+    "sums": (("sum_4", 1500, 1),),
+    "words": (("word_5", 1500, 1),),
+}
+
+
+def models() -> dict[str, ModelConfig]:
+    """Name -> model: dense and with experts, of two sizes."""
+    found = {}
+    for size, hidden in (("small", 64), ("larger", 128)):
+        dense = ModelConfig(
+            "qwen3", 384, hidden, 3, 4, 2, hidden // 4, 2 * hidden, max_positions=160, init_std=0.05
+        )
+        moe = MoEConfig(experts=8, top_k=2, ffn=hidden)
+        found[f"dense, {size}"] = dense
+        found[f"MoE, {size}"] = dataclasses.replace(dense, family="qwen3_moe", moe=moe)
+    return found
+
+
+def _sums(terms: int, size: int) -> ProceduralSource:
+    names = (("min_terms", terms), ("max_terms", terms), ("min_digits", 1), ("max_digits", 1))
+    return ProceduralSource("chain_sum", names, size, f"sum_{terms}")
+
+
+def _words(letters: int, size: int) -> ProceduralSource:
+    names = (("min_word_len", letters), ("max_word_len", letters))
+    return ProceduralSource("spell_backward", names, size, f"word_{letters}")
+
+
+def config_of(model: ModelConfig, folder: Path, part: str, smoke: bool) -> RunConfig:
+    """The run that tunes `part`, one of STEPS: parents start from the base."""
+    taken = TASKS[part]
+    kind = {"procedural": tuple(row for row in taken if row[0].startswith("sum"))}
+    kind["answers"] = tuple(row for row in taken if row[0].startswith("word"))
+    return RunConfig(
+        name=part,
+        run_dir=str(folder / part),
+        init_from="" if part == "base" else str(folder / "base"),
+        model=model,
+        compute=ComputeConfig(scan_layers=False),
+        rollout=RolloutConfig(
+            slots=128, prompt_buckets=(80,), max_new_tokens=64, tokens_per_call=16, cache_bucket=32
+        ),
+        data=DataConfig(
+            sources=(_sums(2, 160), _sums(4, 2000), _words(3, 600), _words(5, 2000)),
+            eval_prompts=16 if smoke else 200,
+            heldout_frac=0.2,
+            tokenizer=str(TOKENIZER),
+        ),
+        sft=SFTConfig(
+            **kind,
+            steps=2 if smoke else STEPS[part],
+            batch=32,
+            buckets=(64, 128),
+            micro_batch_tokens=2048,
+            optim=OptimConfig(learning_rate=2e-3, warmup_steps=10, schedule="cosine"),
+        ),
+        evaluation=EvalConfig(k=1 if smoke else 2),
+    )
+
+
+def sweep(name: str, model: ModelConfig, out: Path, method: str, smoke: bool) -> dict[str, Any]:
+    """Tunes the base and both parents of one model, sweeps, and returns the rows."""
+    started, folder = time.perf_counter(), out / name.replace(", ", "_")
+    for part in STEPS:
+        if not (folder / f"{part}_model").exists():
+            run_sft(config_of(model, folder, part, smoke))
+            export_hf(folder / part, folder / f"{part}_model")
+    base, *parents = (folder / f"{part}_model" for part in STEPS)
+
+    def merge(weights: tuple[float, float], new: Path) -> None:
+        merge_folders(base, parents, new, method_of(method, 2, weights=weights))
+
+    config = config_of(model, folder, "base", smoke)
+    rows = run_sweep(merge, WEIGHTS, config, folder / method, {"model": name, "method": method})
+    shutil.copyfile(folder / method / "sweep.png", folder / "sweep.png")
+    return {"model": name, "seconds": round(time.perf_counter() - started, 1), "rows": rows}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Sweeps and prints the line of JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", default="runs/merge_sweep", help="(default: %(default)s)")
+    parser.add_argument("--method", default="ties", choices=METHODS)
+    parser.add_argument("--only", nargs="+", default=list(models()), choices=models())
+    parser.add_argument("--smoke", action="store_true", help="shows that the benchmark works")
+    args = parser.parse_args(argv)
+    one = partial(sweep, out=Path(args.out), method=args.method, smoke=args.smoke)
+    found = [one(name, models()[name]) for name in args.only]
+    print(json.dumps({"benchmark": "merge_sweep", "method": args.method, "models": found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""`compass merge --sweep`: accuracy by domain against the weight of the first of two parents.
+
+OUT/sweep.jsonl has a line for each weight that was evaluated: the same command goes on after it.
+OUT/sweep.json has them all and how they were made, OUT/sweep.png is the picture.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from compass_jax.config import RunConfig
+from compass_jax.config.io import config_to_json
+from compass_jax.experience.evaluate import Evaluation, evaluate_weights
+from compass_jax.runs.rundir import FolderLock, write_atomically
+from compass_jax.untrusted import parse_json, read_lines
+from compass_jax.weights.digests import of_bytes
+from compass_jax.weights.merge import MergeError
+
+LINES, SUMMARY, PICTURE = "sweep.jsonl", "sweep.json", "sweep.png"
+Merge = Callable[[tuple[float, float], Path], Any]  # weights, and the new folder
+
+
+def run_sweep(
+    merge: Merge,
+    weights: Sequence[float],
+    config: RunConfig,
+    out: str | Path,
+    settings: dict[str, Any],
+    keep: bool = False,
+    evaluate: Callable[[RunConfig, str], Evaluation] = evaluate_weights,
+) -> list[dict[str, Any]]:
+    """Merges two parents with each weight w of the first, 1 - w of the second, and evaluates what
+    comes out; returns a row for each weight, in their order.
+
+    Args:
+        merge: merges into a new folder with two weights.
+        weights: those of the first parent, in [0, 1], each once.
+        config: what is evaluated and how.
+        out: the folder of the sweep.
+        settings: what else decides the rows; another sweep in `out` is refused.
+        keep: leaves the merged folders, OUT/weight_0.25, where they are.
+        evaluate: the held-out accuracy of a folder of weights.
+
+    Raises MergeError for weights that cannot be, and where `out` holds another sweep.
+    """
+    _check(weights)
+    digest = of_bytes(config_to_json(config).encode()).value
+    settings = json.loads(json.dumps({**settings, "evaluated by": f"{config.name} {digest}"}))
+    with FolderLock(out) as lock:
+        done = _done(lock.path / LINES, settings)
+        for weight in weights:
+            if weight in done:
+                continue
+            folder = lock.path / f"weight_{weight}"
+            shutil.rmtree(folder, ignore_errors=True)  # of a sweep that was killed
+            merge((weight, 1 - weight), folder)
+            found = evaluate(config, str(folder))
+            if not keep:
+                shutil.rmtree(folder)
+            lock.check()
+            done[weight] = _row(weight, found)
+            lines = [json.dumps(settings), *map(json.dumps, done.values())]
+            write_atomically(lock.path / LINES, "".join(f"{line}\n" for line in lines))
+            print(f"weight {weight:g}: {found.line()}", flush=True)
+        rows = [done[weight] for weight in sorted(done)]
+        text = json.dumps({"settings": settings, "rows": rows}, indent=2)
+        write_atomically(lock.path / SUMMARY, text + "\n")
+        plot_sweep(rows, lock.path / PICTURE)
+    return rows
+
+
+def _check(weights: Sequence[float]) -> None:
+    for weight in weights:
+        if not 0 <= weight <= 1:
+            raise MergeError(f"--sweep {weight}: the first model's weight must be from 0 to 1")
+    if len(set(weights)) < len(weights):
+        raise MergeError("--sweep: a weight comes twice; give each once")
+
+
+def _row(weight: float, found: Evaluation) -> dict[str, Any]:
+    """A line of sweep.jsonl: accuracies in [0, 1] of all prompts and of each label."""
+    labels = {
+        name: {"prompts": n, "avg_at_k": average, "greedy": greedy}
+        for name, (n, average, greedy) in found.labels.items()
+    }
+    everything = {"prompts": found.prompts, "avg_at_k": found.avg_at_k, "greedy": found.greedy}
+    return {"weight": weight, "k": found.k, "labels": {**labels, "all": everything}}
+
+
+def _done(file: Path, settings: dict[str, Any]) -> dict[float, dict[str, Any]]:
+    """The rows of a sweep that was begun, by weight. MergeError where it is of other settings, or
+    damaged.
+    """
+    if not os.path.lexists(file):
+        return {}
+    lines = [parse_json(line, where, error=MergeError) for where, line in read_lines(file)]
+    if not all(isinstance(line, dict) for line in lines) or not lines:
+        raise MergeError(f"{file} is no sweep's: remove it, or choose another folder")
+    begun, rows = lines[0], lines[1:]
+    for name in {**begun, **settings}:
+        if begun.get(name) != settings.get(name):
+            raise MergeError(
+                f"{file} was begun with {name} {begun.get(name)!r}, not {settings.get(name)!r}:"
+                " go on with that, or give another --out"
+            )
+    if not all("weight" in row and "labels" in row for row in rows):
+        raise MergeError(f"{file}: a row lacks its weight or labels: remove the file")
+    return {row["weight"]: row for row in rows}
+
+
+def plot_sweep(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Accuracy of each label against the first model's weight, all prompts together in black."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for label in rows[0]["labels"]:
+        style = {"color": "black", "linewidth": 2} if label == "all" else {"linewidth": 1}
+        points = [(row["weight"], row["labels"][label]["avg_at_k"]) for row in rows]
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=label, **style)
+    axes.set(
+        xlabel="weight of the first model (the second has the rest)",
+        ylabel=f"accuracy, avg@{rows[0]['k']}",
+        ylim=(-0.02, 1.02),
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,192 @@
+"""A pipeline: stages one after another, each of which starts from what earlier ones made."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from compass_jax.config.errors import ConfigError, check
+from compass_jax.config.io import differences
+from compass_jax.config.ranges import Name, check_fields
+from compass_jax.config.run import RunConfig
+from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows, Run, Sft, Stage
+
+REFERENCE = "stage:"
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+
+
+@dataclass(frozen=True)
+class PipelineConfig:
+    """Stages, in the order in which they run, and the folder of all that they write."""
+
+    stages: tuple[Stage, ...]
+    """These stages run, one after another."""
+    run_dir: Name = "runs/pipeline"
+    """Each stage gets a folder in this one, such as 02-reasoning; pipeline.json, results.json,
+    results.md and report.html lie beside them.
+    """
+
+    def validate(self) -> PipelineConfig:
+        """Returns the pipeline with what each stage starts from written out. ConfigError, naming
+        the stage, for the first setting that cannot be used, a stage that is missing or comes
+        later, a circle, and parents of a merge without a common ancestor.
+        """
+        check_fields(self, "")
+        check(bool(self.stages), "stages is empty: a pipeline has at least one")
+        for stage in self.stages:
+            check(
+                bool(_NAME.fullmatch(stage.name)),
+                f"stage {stage.name!r:.80}: a name has small letters, digits, - and _, at most 64",
+            )
+        names = [stage.name for stage in self.stages]
+        twice = [name for name in names if names.count(name) > 1]
+        check(not twice, f"stage {twice[0] if twice else ''}: two stages have this name")
+        stages: list[Stage] = []
+        for stage in self.stages:
+            try:
+                stage = _written_out(stage, stages, names)
+                _check_order(stage, stages, self.stages)
+                _check_models(stage, stages)
+                stage.validate()
+                if isinstance(stage, Run):
+                    stage.run.validate()
+            except ConfigError as error:
+                raise ConfigError(f"stage {stage.name}: {error}") from error
+            stages.append(stage)
+        return replace(self, stages=tuple(stages))
+
+
+def texts(part: Any) -> Iterator[str]:
+    """Every text in a configuration class or a part of one."""
+    if isinstance(part, str):
+        yield part
+    elif isinstance(part, tuple):
+        for entry in part:
+            yield from texts(entry)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from texts(getattr(part, field.name))
+
+
+def with_texts(part: Any, change: Callable[[str], str]) -> Any:
+    """`part`, a configuration class or a part of one, with `change` of every text that begins with
+    "stage:".
+    """
+    if isinstance(part, str):
+        return change(part) if part.startswith(REFERENCE) else part
+    if isinstance(part, tuple):
+        return tuple(with_texts(entry, change) for entry in part)
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    inside = {field.name: getattr(part, field.name) for field in fields(part)}
+    changed = {name: with_texts(value, change) for name, value in inside.items()}
+    new = {name: value for name, value in changed.items() if value != inside[name]}
+    return replace(part, **new) if new else part
+
+
+def inputs(stage: Stage) -> tuple[str, ...]:
+    """The names of the stages whose output a stage takes, each once; of one whose start is written
+    out.
+    """
+    named = [getattr(stage, "start", "")]
+    named += [stage.base, *stage.parents] if isinstance(stage, Merge) else []
+    named += stage.of if isinstance(stage, Evaluate) else ()
+    found = (x.removeprefix(REFERENCE) for x in texts(stage) if x.startswith(REFERENCE))
+    named += [text.partition("/")[0] for text in found]
+    return tuple(dict.fromkeys(name for name in named if name))
+
+
+def _written_out(stage: Stage, before: list[Stage], names: list[str]) -> Stage:
+    """`stage` with the stages that an empty setting stands for. ConfigError where there is none."""
+    weights = [one.name for one in before if one.WEIGHTS]
+    if isinstance(stage, Sft | Rl) and not stage.start and not stage.run.init_from and weights:
+        stage = replace(stage, start=weights[-1])
+    if isinstance(stage, Export) and not stage.start:
+        check(bool(weights), "no stage before it makes weights")
+        stage = replace(stage, start=weights[-1])
+    if isinstance(stage, Evaluate) and not stage.of:
+        check(bool(weights), "no stage before it makes weights")
+        stage = replace(stage, of=tuple(weights))
+    if isinstance(stage, Merge) and not stage.base:
+        for parent in stage.parents:
+            _check_known(parent, names)
+        stage = replace(stage, base=_common(stage.parents, before))
+    rows = [one.name for one in before if isinstance(one, Rows | Prepare)]
+    if isinstance(stage, Sft) and rows:
+        sft = stage.run.sft
+        if not (sft.files or sft.procedural or sft.answers or sft.preferences):
+            sft = replace(sft, files=(REFERENCE + rows[-1],))
+            stage = replace(stage, run=replace(stage.run, sft=sft))
+    return stage
+
+
+def _check_known(name: str, names: list[str]) -> None:
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    check(name in names, f"there is no stage {name!r:.80}; {hint}there are {', '.join(names)}")
+
+
+def _check_order(stage: Stage, before: list[Stage], stages: tuple[Stage, ...]) -> None:
+    """Raises ConfigError unless a stage takes from earlier ones, and weights from those that make
+    some.
+    """
+    done = {one.name: one for one in before}
+    for name in inputs(stage):
+        _check_known(name, [one.name for one in stages])
+        if name not in done:
+            later = {one.name: inputs(one) for one in stages}
+            circle = name == stage.name or stage.name in later[name]
+            why = f"a circle: {name} takes from {stage.name}, too" if circle else "move it up"
+            raise ConfigError(f"it takes from {name}, which does not come before it: {why}")
+    wanted = [getattr(stage, "start", ""), *getattr(stage, "of", ())]
+    wanted += [stage.base, *stage.parents] if isinstance(stage, Merge) else []
+    for name in filter(None, wanted):
+        check(done[name].WEIGHTS, f"it starts from {name}, which makes no weights")
+    if isinstance(stage, Merge):
+        for parent in stage.parents:
+            check(
+                stage.base in ancestors(parent, before),
+                f"{parent} did not start from {stage.base}: a merge counts what its parents changed"
+                " from one base",
+            )
+
+
+def ancestors(name: str, stages: list[Stage]) -> list[str]:
+    """The stages that the weights of stage `name` come from, itself first, nearest first."""
+    found, known = [name], {stage.name: stage for stage in stages}
+    for one in found:
+        stage = known.get(one)
+        above = [stage.base] if isinstance(stage, Merge) else [getattr(stage, "start", "")]
+        found += [x for x in above if x and x not in found]
+    return found
+
+
+def _common(parents: tuple[str, ...], stages: list[Stage]) -> str:
+    """The nearest stage that all parents started from."""
+    lines = [ancestors(parent, stages)[1:] for parent in parents]
+    shared = [name for name in lines[0] if all(name in line for line in lines)] if lines else []
+    told = "; ".join(f"{p}: {', '.join(x) or 'none'}" for p, x in zip(parents, lines))
+    check(bool(shared), f"its parents share no ancestor ({told}); train them from one base")
+    return shared[0]
+
+
+def model_of(name: str, stages: list[Stage]) -> RunConfig | None:
+    """The run whose model the weights of stage `name` have."""
+    known = {stage.name: stage for stage in stages}
+    runs = (known[one] for one in ancestors(name, stages))
+    return next((stage.run for stage in runs if isinstance(stage, Sft | Rl)), None)
+
+
+def _check_models(stage: Stage, before: list[Stage]) -> None:
+    if not isinstance(stage, Run):
+        return
+    wanted = stage.of if isinstance(stage, Evaluate) else (stage.start,)
+    for name in filter(None, wanted):
+        run = model_of(name, before)
+        changed = differences(run.model, stage.run.model) if run else {}
+        changed.pop("init_std", None)  # it says nothing about weights that exist
+        for key, (theirs, ours) in changed.items():
+            raise ConfigError(f"run.model.{key} = {ours!r}: the weights of {name} have {theirs!r}")

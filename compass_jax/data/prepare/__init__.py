@@ -1,0 +1,1 @@
+"""Which rows of conversations are worth learning from: filters, duplicates, contamination."""

@@ -1,0 +1,100 @@
+"""What `compass prepare-sft` counts and shows: how many rows each filter took, and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+# in the order in which they are asked; a row is counted under the first that takes it
+FILTERS = {
+    "unfinished": "no whole answer",
+    "too_short": "too few characters",
+    "repetition": "the answer repeats itself",
+    "language": "another language",
+    "contamination": "an evaluation question",
+    "template": "the chat template refuses it",
+    "too_long": "too many tokens",
+    "duplicate": "an earlier row but for white space",
+    "wrong": "the verifier finds the answer wrong",
+    "near_duplicate": "nearly an earlier row",
+}
+MOST_SHOWN = 160  # characters of an example
+
+
+@dataclass
+class Tally:
+    """The counts so far, as state.json holds them."""
+
+    rows: int = 0
+    kept: int = 0
+    taken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FILTERS, 0))
+    judged: int = 0  # answers that the verifier found right or wrong
+    unjudged: int = 0  # answers without a verdict, which stay
+    # of each evaluation file: its questions, the rows that hold one, and which ones are held
+    overlap: dict[str, dict[str, Any]] = field(default_factory=dict)
+    examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+
+    def take(self, name: str, where: str, reason: str, asked: str, most: int) -> None:
+        """Counts a row that filter `name` takes out; the first `most` are shown."""
+        self.taken[name] += 1
+        shown = self.examples.setdefault(name, [])
+        if len(shown) < most:
+            text = " ".join(asked.split())
+            text = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+            shown.append({"where": where, "reason": reason, "asked": text})
+
+    def report(self) -> dict[str, Any]:
+        """What report.json holds: of the evaluation questions it has counts."""
+        overlap = {file: {**one, "hit": len(one["hit"])} for file, one in self.overlap.items()}
+        return {**asdict(self), "overlap": overlap}
+
+
+def table(tally: Tally) -> list[dict[str, Any]]:
+    """A row for each filter that took something, and one for what is kept."""
+    counts = {name: count for name, count in tally.taken.items() if count} | {"kept": tally.kept}
+    return [
+        {
+            "filter": name,
+            "rows": count,
+            "share": f"{count / max(tally.rows, 1):.2%}",
+            "why": FILTERS.get(name, ""),
+        }
+        for name, count in counts.items()
+    ]
+
+
+def overlaps(tally: Tally) -> list[str]:
+    """A line for each evaluation file: how many of its questions stand in how many rows."""
+    return [
+        f"{file}: {len(one['hit'])} of {one['questions']} questions stand in {one['rows']} rows,"
+        " which are left out"
+        for file, one in tally.overlap.items()
+    ]
+
+
+def markdown(tally: Tally, settings: Mapping[str, Any]) -> str:
+    """report.md: counts, evaluation files, examples, settings."""
+    lines = ["# What was kept", "", *_table(("filter", "rows", "share", "why"), table(tally)), ""]
+    if tally.overlap:
+        lines += ["## Evaluation files", "", *(f"- {line}" for line in overlaps(tally)), ""]
+    if tally.judged or tally.unjudged:
+        lines += [
+            f"The verifier judged {tally.judged} answers; {tally.unjudged} without a verdict stay.",
+            "",
+        ]
+    for name in FILTERS:
+        if shown := tally.examples.get(name):
+            lines += [f"## {name}", "", *_table(("where", "reason", "asked"), shown), ""]
+    settled = [{"setting": name, "value": value} for name, value in settings.items()]
+    return "\n".join([*lines, "## Settings", "", *_table(("setting", "value"), settled), ""])
+
+
+def _table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    told = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
+    return [f"| {' | '.join(cells)} |" for cells in told]
+
+
+def _cell(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")

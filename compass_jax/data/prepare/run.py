@@ -1,0 +1,314 @@
+"""`compass prepare-sft`: rows of conversations through all filters, one batch after the other.
+
+    OUT/train.jsonl     the kept rows, unchanged (train.jsonl.part while the work goes on)
+    OUT/report.json     counts and examples of each filter; report.md says the same for a person
+    OUT/state.json      how far the work is: the same command goes on from there
+
+Memory grows by the index of kept rows alone. After a kill the index is built anew from the rows
+that were written, so that the same command ends with the files of one that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from compass_jax.config import ConfigError
+from compass_jax.config.prepare import PrepareConfig
+from compass_jax.config.ranges import AUTO
+from compass_jax.data.files import DataError, field_of, files_of, read_rows
+from compass_jax.data.formats import FORMATS, TURNS, Reading, reading_of, reference
+from compass_jax.data.prepare.contamination import Contamination
+from compass_jax.data.prepare.filters import check_languages, switched_on, too_long
+from compass_jax.data.prepare.judge import Judge
+from compass_jax.data.prepare.kept import AT_ONCE, Kept, Row, row_of
+from compass_jax.data.prepare.report import Tally, markdown
+from compass_jax.data.prepare.sample import Sample
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.runs.rundir import FolderLock, write_atomically
+from compass_jax.untrusted import read_json
+
+SAVED_EVERY = 8  # batches of AT_ONCE rows
+RENDERED = 64  # conversations through the chat template at once
+TRAIN, STATE, REPORT, PAGE = "train.jsonl", "state.json", "report.json", "report.md"
+STATED = ("done", "settings", "sizes", "sets", "digest", "bytes", "readings", "tally")
+MAY_CHANGE = ("workers", "timeout_s")  # no decision follows from them
+ANSWERS = tuple(
+    dict.fromkeys(known.answer for known in FORMATS if known.answer not in (None, "", TURNS))
+)
+Tell = Callable[[str], None]
+
+
+def prepare(config: PrepareConfig, out: str, tell: Tell) -> Tally:
+    """What was kept of `config.data`, and what each filter took; the files are in the folder `out`.
+    `tell` gets a line now and then.
+
+    Raises DataError for a row that cannot be read, and where none is left; ConfigError for settings
+    that cannot be used, and for others than those that `out` was begun with.
+    """
+    config.validate()
+    if config.languages:
+        check_languages(config.languages)
+    work = _Preparation(config, Path(out), tell)
+    with FolderLock(out) as lock:
+        return work.run(lock)
+
+
+class _Preparation:
+    """The work on one folder."""
+
+    def __init__(self, config: PrepareConfig, out: Path, tell: Tell):
+        self._config = config
+        self._tell = tell
+        self._out = out
+        self._files = [name for pattern in config.data for name in files_of(pattern)]
+        sets = [name for pattern in config.against for name in files_of(pattern)]
+        self._sets = Contamination(sets if config.ngram_words else [], config.ngram_words, tell)
+        self._tokenizer = Tokenizer.load(config.tokenizer) if config.tokenizer else None
+        self._alone = switched_on(config)
+        if self._sets.questions:
+            self._alone["contamination"] = self._contaminated
+        self._tally = Tally()
+        for i, file in enumerate(self._sets.files):
+            questions = self._sets.of_file.count(i)
+            self._tally.overlap[file] = {"questions": questions, "rows": 0, "hit": []}
+        self._digest = hashlib.blake2b(digest_size=16)  # of all rows that were read
+        self._kept = Kept(out / f"{TRAIN}.part", config)
+
+    def run(self, lock: FolderLock) -> Tally:
+        """Begins, or goes on; to the end."""
+        state = self._state()
+        if state.get("done"):
+            self._tally = Tally(**state["tally"])
+            self._publish()
+            self._tell(f"{self._out / TRAIN} was made by this command before")
+            return self._tally
+        with contextlib.ExitStack() as stack:
+            kept = stack.enter_context(self._kept)
+            rows = self._rows()
+            if state:
+                self._go_on(state, rows)
+            else:
+                kept.restore(0, 0, [])
+            judge = stack.enter_context(Judge(self._config)) if self._config.reward else None
+            number = 0
+            while batch := list(islice(rows, AT_ONCE)):
+                self._decide(batch, judge)
+                number += 1
+                if number % SAVED_EVERY == 0:
+                    lock.check()
+                    self._save()
+                    self._tell(f"{self._tally.rows:,} rows read, {self._tally.kept:,} kept")
+            lock.check()
+            self._finish()
+        self._publish()
+        return self._tally
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def _rows(self) -> Iterator[Row]:
+        """The rows of all files in their order."""
+        config, settings = self._config, ("--prompt-field", "--response-field")
+        for path in self._files:
+            named = (config.prompt_field, config.response_field or TURNS)
+            reading = reading_of(path, "response", named, settings)
+            if reading.name:
+                self._tell(reading.said(path))
+            remedies = [f"add it or set {setting}" for setting in settings]
+            for where, row in read_rows(path, dict(zip(reading.fields, remedies)), None):
+                line = _line(where, row)
+                self._digest.update(line)
+                self._tally.rows += 1
+                yield row_of(reading, where, row, line, config)
+
+    def _reference(self, row: Row) -> Any:
+        """What the verifier compares with; the response itself is no reference."""
+        named = self._config.answer_field
+        for name in ANSWERS if named == AUTO else (named,):
+            if name != row.reading.target and (found := field_of(row.row, name)) is not None:
+                return reference(found)
+        return None
+
+    # ---- deciding --------------------------------------------------------------------------------
+
+    def _decide(self, batch: list[Row], judge: Judge | None) -> None:
+        """Takes rows out, and keeps the others. What costs least is asked first."""
+        left = [row for row in batch if not self._out_alone(row)]
+        if self._tokenizer is not None:
+            left = self._fitting(left, self._tokenizer)
+        if judge is not None:
+            # a copy costs no verdict; one of a row in this batch is found below
+            left = [row for row in left if not self._out_as_copy(row)]
+            cases = [(row.sample, self._reference(row), row.row) for row in left]
+            verdicts = judge(cases)
+            known = sum(verdict.known for verdict in verdicts)
+            self._tally.judged += known
+            self._tally.unjudged += len(left) - known
+            for row, verdict in zip(left, verdicts, strict=True):
+                self._take(row, "wrong", verdict.wrong)
+            left = [row for row, one in zip(left, verdicts, strict=True) if not one.wrong]
+        for row, name, reason in self._kept.add(left):
+            self._take(row, name, reason)
+        self._tally.kept = len(self._kept)
+
+    def _take(self, row: Row, name: str, reason: str) -> bool:
+        """Whether there is a reason; the row is counted then."""
+        if reason:
+            asked = row.sample.asked
+            self._tally.take(name, row.sample.where, reason, asked, self._config.examples)
+        return bool(reason)
+
+    def _out_alone(self, row: Row) -> bool:
+        return any(self._take(row, name, ask(row.sample)) for name, ask in self._alone.items())
+
+    def _out_as_copy(self, row: Row) -> bool:
+        return self._take(row, "duplicate", self._kept.copy_of(row.sample))
+
+    def _fitting(self, rows: list[Row], tokenizer: Tokenizer) -> list[Row]:
+        """The rows that the chat template takes and that are not too long."""
+        left, most = [], self._config.most_tokens
+        for first in range(0, len(rows), RENDERED):
+            some = rows[first : first + RENDERED]
+            for row, size in zip(some, _sizes(tokenizer, some), strict=True):
+                if isinstance(size, TokenizerError):
+                    self._take(row, "template", str(size))
+                elif not self._take(row, "too_long", too_long(size, most)):
+                    left.append(row)
+        return left
+
+    def _contaminated(self, sample: Sample) -> str:
+        hit = self._sets.hit(sample)
+        if hit is None:
+            return ""
+        file = self._sets.files[self._sets.of_file[hit.question]]
+        overlap = self._tally.overlap[file]
+        overlap["rows"] += 1
+        place = bisect.bisect_left(overlap["hit"], hit.question)
+        if overlap["hit"][place : place + 1] != [hit.question]:
+            overlap["hit"].insert(place, hit.question)
+        question = " ".join(self._sets.questions[hit.question].split())
+        return f"{hit.why} of {file}: {question!r:.80}"
+
+    # ---- going on --------------------------------------------------------------------------------
+
+    def _settings(self) -> dict[str, Any]:
+        return json.loads(json.dumps(dataclasses.asdict(self._config)))
+
+    def _state(self) -> dict[str, Any]:
+        """What was done before; empty where nothing was. Raises ConfigError where it was something
+        else.
+        """
+        path = self._out / STATE
+        if not path.exists():
+            if (self._out / TRAIN).exists():
+                raise ConfigError(
+                    f"{self._out / TRAIN} is there, and this command did not make it; give another"
+                    " --out"
+                )
+            return {}
+        state = read_json(path, error=DataError)
+        if not isinstance(state, dict) or set(state) != set(STATED):
+            raise ConfigError(f"{path} is not of compass prepare-sft; give another --out")
+        now = self._settings()
+        for name, value in now.items():
+            was = state["settings"].get(name)
+            if name not in MAY_CHANGE and was != value:
+                raise ConfigError(
+                    f"{self._out} was begun with {name} = {was!r:.200}, and now it is"
+                    f" {value!r:.200}; go on with the former, or give another --out"
+                )
+        changed = state["done"] and state["sizes"] != self._sizes()
+        if changed or state["sets"] != self._sets.digest:
+            raise ConfigError(
+                f"{self._out} was made from files that have changed since; give another --out"
+            )
+        return state
+
+    def _sizes(self) -> list[int]:
+        return [os.stat(file).st_size for file in self._files]
+
+    def _go_on(self, state: dict[str, Any], rows: Iterator[Row]) -> None:
+        """Passes over the rows that were decided, and builds the index of those that were kept."""
+        before = Tally(**state["tally"])
+        for _ in islice(rows, before.rows):
+            pass
+        if self._digest.hexdigest() != state["digest"]:
+            raise DataError(
+                f"the first {before.rows} rows of {', '.join(self._files)[:200]} are not those that"
+                f" {self._out} was begun with; give another --out"
+            )
+        readings = [(number, Reading(*one)) for number, one in state["readings"]]
+        self._kept.restore(state["bytes"], before.kept, readings)
+        self._tally = before
+        self._tell(f"goes on after {before.rows:,} rows, of which {before.kept:,} are kept")
+
+    def _save(self, done: bool = False) -> None:
+        self._kept.save()
+        state = {
+            "done": done,
+            "settings": self._settings(),
+            "sizes": self._sizes(),
+            "sets": self._sets.digest,
+            "digest": self._digest.hexdigest(),
+            "bytes": self._kept.bytes,
+            "readings": self._kept.readings,
+            "tally": dataclasses.asdict(self._tally),
+        }
+        write_atomically(self._out / STATE, json.dumps(state) + "\n")
+
+    def _finish(self) -> None:
+        report = {"settings": self._settings(), **self._tally.report()}
+        write_atomically(
+            self._out / REPORT, json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+        )
+        write_atomically(self._out / PAGE, markdown(self._tally, self._settings()))
+        if not self._tally.kept:
+            taken = {name: count for name, count in self._tally.taken.items() if count}
+            told = ", ".join(f"{name} {count}" for name, count in taken.items())
+            raise DataError(
+                f"none of {self._tally.rows} rows is left: {told}; {self._out / PAGE} shows some"
+            )
+        self._save(done=True)
+
+    def _publish(self) -> None:
+        """Gives the kept rows their name, which a kill may have left undone."""
+        part, train = self._out / f"{TRAIN}.part", self._out / TRAIN
+        if part.exists():
+            os.replace(part, train)
+        if not train.exists():
+            raise DataError(f"{train} was removed since it was made; remove {self._out} too")
+
+
+def _sizes(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[int | TokenizerError]:
+    """The tokens of each row, or why the chat template refuses it: of many rows in one half or the
+    other.
+    """
+    chats = [[dict(message) for message in row.sample.messages] for row in rows]
+    try:
+        encoded = tokenizer.encode_examples(chats, tools=[row.sample.tools for row in rows])
+        return [len(tokens) for tokens, _ in encoded]
+    except TokenizerError as error:
+        if len(rows) == 1:
+            return [error]
+    half = len(rows) // 2
+    return _sizes(tokenizer, rows[:half]) + _sizes(tokenizer, rows[half:])
+
+
+def _line(where: str, row: dict[str, Any]) -> bytes:
+    """A row as it is written. Raises DataError for what JSON cannot say."""
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError) as error:  # of Parquet: bytes, dates, NaN
+        raise DataError(
+            f"{where}: it cannot be written as JSON ({error}); leave the column out, or write it as"
+            " text"
+        ) from error

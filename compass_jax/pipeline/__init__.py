@@ -1,0 +1,1 @@
+"""Stages of a pipeline run one after another, each in a process of its own."""

@@ -1,0 +1,55 @@
+"""One stage, in a process of its own: `python -m compass_jax.pipeline FOLDER NAME PARENT [CACHE]`.
+
+What it computes and holds in memory ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from compass_jax.runs.signals import STATUSES, Ending, leave
+
+
+def main(folder: str, name: str, parent: str, cache: str = "") -> int:
+    """Does a stage that has begun; its exit status.
+
+    parent: the process that runs the pipeline, with which this one ends.
+    """
+    from compass_jax.commands import words
+    from compass_jax.errors import CompassError
+    from compass_jax.rewards.guards import die_with_parent
+
+    if sys.platform == "linux":
+        die_with_parent()
+    if os.getppid() != int(parent):
+        return CompassError.exit_status
+    from compass_jax.config.io import from_plain
+    from compass_jax.config.pipeline import PipelineConfig
+    from compass_jax.pipeline.record import WHOLE, Record
+    from compass_jax.pipeline.work import work
+    from compass_jax.runs.compiled import keep_programs
+    from compass_jax.untrusted import read_json
+
+    try:
+        config = from_plain(PipelineConfig, read_json(Path(folder) / WHOLE))
+        record = Record(config)
+        stage = next(stage for stage in config.stages if stage.name == name)
+        if told := keep_programs(cache):
+            print(told, file=sys.stderr)
+        return work(record.placed(stage), record.place(stage), record.output)
+    except Exception as error:
+        text = words.in_words(error)
+        if text is None:
+            raise
+        print(f"compass pipeline: stage {name}: {text}", file=sys.stderr)
+        return error.exit_status if isinstance(error, CompassError) else 1
+
+
+if __name__ == "__main__":
+    with Ending("compass pipeline"):
+        status = main(*sys.argv[1:])
+        if status in STATUSES:
+            leave(status)
+    sys.exit(status)

@@ -1,0 +1,115 @@
+"""The table that compares every stage on every set, and the page of all runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from compass_jax.config import ConfigError
+from compass_jax.config.stages import Evaluate, Rl, Sft, Stage
+from compass_jax.pipeline.record import DONE, RUNNING, Record
+from compass_jax.pipeline.work import SUMMARY
+from compass_jax.report import run_report, summary_table
+from compass_jax.runs.rundir import write_atomically
+from compass_jax.untrusted import read_json
+from compass_jax.weights import checkpoint
+
+JSON, MARKDOWN, PAGE = "results.json", "results.md", "report.html"
+
+
+def results(record: Record) -> dict[str, Any]:
+    """Stage -> set -> what was measured of its weights there, of all that is measured so far."""
+    found: dict[str, dict[str, Any]] = {}
+    for stage in record.config.stages:
+        if isinstance(stage, Evaluate):
+            for name in stage.of:
+                file = record.place(stage) / name / SUMMARY
+                if file.is_file():
+                    found.setdefault(name, {}).update(sets_of(file))
+    order = [stage.name for stage in record.config.stages]
+    return {name: found[name] for name in order if name in found}
+
+
+def sets_of(file: Path) -> dict[str, Any]:
+    """Set -> its numbers, of a summary.json of an evaluation. ConfigError for another file."""
+    plain = read_json(file, error=ConfigError)
+    try:
+        return {str(name): dict(numbers) for name, numbers in plain["sets"].items()}
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{file} is no summary of an evaluation ({error})") from error
+
+
+def rows(found: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
+    """A row for each stage, a column for each set: avg@k and its standard error, in percent."""
+    names = list(dict.fromkeys(name for sets in found.values() for name in sets))
+    return [
+        {"stage": stage} | {x: _cell(sets.get(x)) for x in names} for stage, sets in found.items()
+    ]
+
+
+def _cell(numbers: dict[str, Any] | None) -> str:
+    if numbers is None:
+        return ""
+    mean, error = numbers["avg_at_k"], numbers["avg_at_k_se"]
+    if mean is None:
+        return "unknown"
+    return f"{100 * mean:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
+
+
+def markdown(found: dict[str, dict[str, Any]]) -> str:
+    """The rows as a table of Markdown."""
+    table = rows(found)
+    names = list(table[0]) if table else []
+    lines = [names, ["---"] * len(names), *(list(row.values()) for row in table)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def report(record: Record, console: Console) -> None:
+    """Writes results.json, results.md and the page of all runs, and prints the table."""
+    found = results(record)
+    if found:
+        write_atomically(record.folder / JSON, json.dumps({"stages": found}, indent=1) + "\n")
+        about = "Accuracy of each stage's weights on each set: avg@k in percent, with its standard"
+        text = f"{about} error.\n\n{markdown(found)}"
+        write_atomically(record.folder / MARKDOWN, text)
+    runs = [record.place(x) for x in record.config.stages if isinstance(x, Sft | Rl)]
+    if runs:
+        run_report(runs, str(record.folder / PAGE), console)
+    if found:
+        console.print(results_table(record))
+        console.print(f"the same: {record.folder / JSON}, {record.folder / MARKDOWN}")
+
+
+def results_table(record: Record) -> Table:
+    """Every stage on every set."""
+    return summary_table(rows(results(record)), title="avg@k in percent, with its standard error")
+
+
+def status_table(record: Record) -> Table:
+    """How far each stage is, and the seconds that it took."""
+    table = []
+    for number, stage in enumerate(record.config.stages, 1):
+        entry = record.entry(stage.name)
+        state = record.state(stage.name)
+        table.append(
+            {
+                "stage": f"{number} {stage.name}",
+                "kind": type(stage).__name__.lower(),
+                "state": state + (_step(record, stage) if state == RUNNING else ""),
+                "seconds": f"{entry.seconds:.0f}" if entry and state == DONE else "",
+                "folder": str(record.place(stage)),
+            }
+        )
+    return summary_table(table, title=str(record.folder))
+
+
+def _step(record: Record, stage: Stage) -> str:
+    """ ", step 20 of 40" of a run that has a checkpoint."""
+    if not isinstance(stage, Sft | Rl):
+        return ""
+    steps = stage.run.sft.steps if isinstance(stage, Sft) else stage.run.rl.steps
+    return f", step {checkpoint.latest(record.place(stage)) or 0} of {steps}"

@@ -1,0 +1,162 @@
+"""Runs the stages of a pipeline that are not done, each in a process of its own: the memory of one
+does not add to the next one's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from compass_jax.config import ConfigError
+from compass_jax.config.pipeline import PipelineConfig
+from compass_jax.config.stages import Stage
+from compass_jax.errors import CompassError
+from compass_jax.pipeline.plan import check_outside
+from compass_jax.pipeline.record import DONE, Record
+from compass_jax.pipeline.results import report, status_table
+from compass_jax.runs.rundir import FolderLock
+from compass_jax.runs.signals import NUMBERS
+
+Do = Callable[[Record, Stage], int]
+
+
+class StageEnded(CompassError, RuntimeError):
+    """The process of a stage was ended by the system; the message says by which signal."""
+
+
+class OwnProcess:
+    """Does a stage in a process of its own, which ends with this one; SIGINT and SIGTERM are passed
+    on to it, and its exit status is the answer.
+
+    It has a session of its own: Ctrl-C in a terminal would reach it twice, and a second signal ends
+    a run without saving.
+    """
+
+    def __init__(self, cache: str = ""):
+        self.cache = cache
+        self.asked = 0  # the last signal that came
+        self._child: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> OwnProcess:
+        self._before = {number: signal.signal(number, self._handle) for number in NUMBERS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def __call__(self, record: Record, stage: Stage) -> int:
+        """The exit status of the stage's process. StageEnded where a signal ended it that was not
+        passed on.
+        """
+        words = [str(record.folder), stage.name, str(os.getpid()), self.cache]
+        command = [sys.executable, "-m", f"{__package__}", *words]
+        sys.stdout.flush()
+        self._child = subprocess.Popen(command, start_new_session=True)
+        if self.asked:
+            self._child.send_signal(self.asked)
+        status = self._child.wait()
+        self._child = None
+        if self.asked:
+            return 128 + self.asked
+        if status < 0:
+            raise StageEnded(
+                f"stage {stage.name} was ended by {signal.Signals(-status).name}, by the system or"
+                " by somebody (was there too little memory?); the same command goes on"
+            )
+        return status
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.asked = number
+        if self._child is not None:
+            self._child.send_signal(number)
+
+
+def run_pipeline(
+    config: PipelineConfig, redo: Sequence[str] = (), do: Do | None = None, cache: str = ""
+) -> int:
+    """Runs the stages that are not done, and writes the table of all; the exit status.
+
+    Args:
+        config: as `PipelineConfig.validate` returns it.
+        redo: stages that are done again, with those that take from them; their folders are renamed.
+        do: does a stage; None: in a process of its own.
+        cache: the folder for compiled programs.
+
+    Raises ConfigError for a stage that was changed after it began and is not to be done again.
+    """
+    check_outside(config)
+    console = Console(soft_wrap=True, highlight=False)
+    with FolderLock(config.run_dir):
+        record = Record(config)
+        for name in redo:
+            for old, new in set_aside(record, name):
+                console.print(f"{old} is now {new}: remove it when nobody needs it", markup=False)
+        refuse_stale(record)
+        record.open()
+        if do is not None:
+            status = _stages(record, do, console)
+        else:
+            with OwnProcess(cache) as own:
+                status = _stages(record, own, console)
+        if status == 0:
+            report(record, console)
+    return status
+
+
+def set_aside(record: Record, name: str) -> list[Any]:
+    """`record.set_aside`; ConfigError for a stage that there is not."""
+    names = [stage.name for stage in record.config.stages]
+    if name not in names:
+        raise ConfigError(f"--redo {name}: there is no such stage; there are {', '.join(names)}")
+    return record.set_aside(name)
+
+
+def refuse_stale(record: Record) -> None:
+    """Raises ConfigError where a stage that has begun would make something else now."""
+    stale = record.stale()
+    if not stale:
+        return
+    first = next(iter(stale))
+    lines = [f"  {name}: {why}" for name, why in stale.items()]
+    raise ConfigError(
+        "\n".join(
+            [
+                f"{record.folder}: stages are stale, they began with other settings or files:",
+                *lines,
+                f"Put these back, or add --redo {first}: it renames the folders of {first} and of"
+                " what takes from it, and runs them again",
+            ]
+        )
+    )
+
+
+def _stages(record: Record, do: Do, console: Console) -> int:
+    """Does the stages that are not done; the exit status of the first that did not end well."""
+    stages = record.config.stages
+    for number, stage in enumerate(stages, 1):
+        if record.state(stage.name) == DONE:
+            continue
+        kind = type(stage).__name__.lower()
+        console.rule(f"{number}/{len(stages)} {stage.name}: {kind}")
+        entry = record.entry(stage.name)
+        before = entry.seconds if entry else 0.0
+        record.begin(stage)
+        started = time.monotonic()
+        status = do(record, stage)
+        asked = getattr(do, "asked", 0)
+        if status == 0:
+            record.end(stage, before + time.monotonic() - started)
+        if status or asked:
+            return status or 128 + asked
+    console.print(status_table(record))
+    return 0

@@ -1,0 +1,118 @@
+"""What a stage of each kind does in its folder. Each goes on where it was stopped, or begins again
+and makes the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compass_jax.config import ConfigError
+from compass_jax.config.named import load
+from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows, Sft, Stage
+
+SUMMARY = "summary.json"
+Output = Callable[[str], Path]  # the rows or weights of the stage of a name
+
+
+def work(stage: Stage, folder: Path, output: Output) -> int:
+    """Does a stage; 0, or the exit status of a run that stopped on request.
+
+    stage: its settings, with a path in the place of each "stage:NAME".
+    """
+    kinds: dict[type, Callable[[Any, Path, Output], int | None]] = {
+        Rows: _rows,
+        Prepare: _prepare,
+        Sft: _sft,
+        Rl: _rl,
+        Merge: _merge,
+        Evaluate: _evaluate,
+        Export: _export,
+    }
+    return kinds[type(stage)](stage, folder, output) or 0
+
+
+def _rows(stage: Rows, folder: Path, _: Output) -> None:
+    made = load(stage.function, "function")(**dict(stage.arguments))
+    temporary = folder / ".rows.tmp"
+    with open(temporary, "w", encoding="utf-8") as out:
+        count = 0
+        for row in made:
+            out.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
+        out.flush()
+        os.fsync(out.fileno())
+    if not count:
+        raise ConfigError(f"function = {stage.function!r}: it gave no row")
+    temporary.rename(folder / stage.OUTPUT)
+    print(f"{count} rows: {folder / stage.OUTPUT}")
+
+
+def _prepare(stage: Prepare, folder: Path, _: Output) -> None:
+    from rich.console import Console
+
+    from compass_jax.data.prepare.report import table
+    from compass_jax.data.prepare.run import prepare
+    from compass_jax.report import summary_table
+
+    tally = prepare(stage.settings, str(folder), print)
+    Console(soft_wrap=True).print(summary_table(table(tally), title=f"{tally.rows:,} rows"))
+
+
+def _sft(stage: Sft, folder: Path, output: Output) -> int:
+    from compass_jax.training.sft import run_sft
+
+    return _status(run_sft(_started(stage, folder, output)))
+
+
+def _rl(stage: Rl, folder: Path, output: Output) -> int:
+    from compass_jax.training.rl import run_rl
+
+    return _status(run_rl(_started(stage, folder, output)))
+
+
+def _started(stage: Sft | Rl, folder: Path, output: Output) -> Any:
+    start = str(output(stage.start)) if stage.start else stage.run.init_from
+    return replace(stage.run, run_dir=str(folder), init_from=start)
+
+
+def _status(result: dict[str, Any]) -> int:
+    return result["status"] if result["stopped"] else 0
+
+
+def _merge(stage: Merge, folder: Path, output: Output) -> None:
+    from compass_jax.commands.merge import routers_from
+    from compass_jax.weights.merge import method_of
+    from compass_jax.weights.merge_folders import merge_folders
+
+    out = folder / stage.OUTPUT
+    if out.exists():  # it appears when it is whole
+        return
+    weights, density = stage.weights or None, stage.density or None
+    method = method_of(stage.method, len(stage.parents), weights, density)
+    models = [output(name) for name in stage.parents]
+    whose = routers_from(stage.routers)
+    merge_folders(
+        output(stage.base), models, out, method, scale=stage.scale, routers_from=whose, tell=print
+    )
+    print(f"written: {out}")
+
+
+def _evaluate(stage: Evaluate, folder: Path, output: Output) -> None:
+    from compass_jax.experience.evaluate import evaluate_weights
+
+    for name in stage.of:
+        if not (folder / name / SUMMARY).is_file():  # it is written last
+            print(f"{name}:")
+            evaluate_weights(stage.run, str(output(name)), str(folder / name))
+
+
+def _export(stage: Export, folder: Path, output: Output) -> None:
+    from compass_jax.weights.convert import export_hf
+
+    path = export_hf(output(stage.start), folder / stage.OUTPUT, replace=True)
+    print(f"written: {path}; transformers reads it by AutoModelForCausalLM")

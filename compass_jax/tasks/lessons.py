@@ -1,0 +1,111 @@
+"""Rows for the stages of a small pipeline (configs/compass_max_tiny_cpu.py): single steps of
+arithmetic, chains of thought over several steps, and the shop's questions of tasks/prices.py.
+
+Each function gives rows; they follow from the seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from compass_jax.tasks import prices
+from compass_jax.tasks.task import Task
+
+SUM = "Sum: {} ="
+DIGITS = range(6)
+TERMS = (3, 4)  # of a chain
+DUPLICATES, BROKEN = 0.03, 0.03  # shares of the rows that a cleaning is to find
+
+
+def _row(question: str, response: str, answer: str) -> dict[str, Any]:
+    talk = (("user", question), ("assistant", response))
+    return {
+        "messages": [{"role": role, "content": text} for role, text in talk],
+        "answer": answer,
+    }
+
+
+def facts(seed: int = 0, reads: int = 400) -> Iterator[dict[str, Any]]:
+    """Single steps that chains are made of: sums, differences and products, each asked and done
+    once; and `reads` numbers that are read from orders.
+    """
+    sums = [(f"{a} + {b}", a + b) for a in range(-15, 26) for b in DIGITS]
+    differences = [(f"{a} - {b}", a - b) for a in range(-15, 26) for b in DIGITS]
+    products = [(f"{a} * {b}", a * b) for a in range(2, 6) for b in range(2, 6)] * 4
+    for text, value in sums + differences + products:
+        response = f"{text} = {value}\n<answer>{value}</answer>"
+        yield _row(SUM.format(text), response, str(value))
+    counts = [row for row in prices.rows(seed, 2 * reads) if row["domain"] == "count"]
+    for row in random.Random(f"{seed} reads").sample(counts, reads):
+        yield _row(row["prompt"], prices.response(row), row["answer"])
+
+
+def _chain(random_: random.Random, terms: int) -> tuple[str, list[str], int]:
+    """(question, steps, answer) of a sum of `terms` digits."""
+    total = random_.choice(DIGITS)
+    text, steps = str(total), []
+    for _ in range(terms - 1):
+        sign, digit = random_.choice("+-"), random_.choice(DIGITS)
+        after = total + digit if sign == "+" else total - digit
+        text += f" {sign} {digit}"
+        steps.append(f"{total} {sign} {digit} = {after}")
+        total = after
+    return SUM.format(text), steps, total
+
+
+def chains(
+    seed: int = 0, each: int = 1200, terms: Sequence[int] = TERMS, worked: float = 0.5
+) -> Iterator[dict[str, Any]]:
+    """Chains of sums, `each` of each count of terms: a share `worked` of the answers shows its
+    steps, the others are bare. Some rows come twice, and some break off or end wrong.
+    """
+    random_ = random.Random(f"{seed} chains")
+    for count in terms:
+        for _ in range(each):
+            question, steps, total = _chain(random_, count)
+            shown = steps if random_.random() < worked else []
+            row = _row(question, "\n".join([*shown, f"<answer>{total}</answer>"]), str(total))
+            yield row
+            if random_.random() < DUPLICATES:
+                yield row
+            if random_.random() < BROKEN:
+                ends = [f"<answer>{total + 1}</answer>", "<answer>" + str(total)]
+                broken = "\n".join([*steps, random_.choice(ends)])
+                yield _row(question, broken, str(total))
+
+
+def orders(seed: int = 0, each: int = 400, careful: float = 0.5) -> Iterator[dict[str, Any]]:
+    """The shop's questions, a share `careful` of them answered with care."""
+    random_ = random.Random(f"{seed} orders")
+    for row in prices.rows(seed, each):
+        response = prices.response(row, careless=random_.random() >= careful)
+        yield _row(row["prompt"], response, row["answer"])
+
+
+def asked_chains(
+    seed: int = 1000, each: int = 120, terms: Sequence[int] = TERMS
+) -> Iterator[dict[str, Any]]:
+    """Questions to evaluate on, with their answers, all distinct."""
+    random_, seen = random.Random(f"{seed} asked"), set[str]()
+    for count in terms:
+        while len(seen) < each * (terms.index(count) + 1):
+            question, _, total = _chain(random_, count)
+            if question not in seen:
+                seen.add(question)
+                yield {"prompt": question, "answer": str(total), "difficulty": count}
+
+
+def sums(seed: int) -> Iterator[dict[str, Any]]:
+    """The questions of the task: chains of sums of each count of terms."""
+    yield from asked_chains(seed, 600)
+
+
+task = Task(sums, "exact")
+
+
+def asked_prices(seed: int = 1000, each: int = 27) -> Iterator[dict[str, Any]]:
+    """The shop's questions to evaluate on, with their answers."""
+    for row in prices.rows(seed, each):
+        yield {key: row[key] for key in ("prompt", "answer", "domain", "language")}

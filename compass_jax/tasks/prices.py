@@ -1,0 +1,100 @@
+"""Short questions of a shop in three languages, one turn each: what so many of an item cost, with
+or without delivery, and how many of an item an order names.
+
+An answer may show its work, "3 * 4 = 12", before its `<answer>`. A careless clerk's does not: he
+leaves the delivery out, adds where he should multiply, or reads the wrong number. RL finds out
+which of the two is right (configs/compass_max_tiny_cpu.py).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from compass_jax.tasks.shop import ITEMS
+from compass_jax.tasks.task import Task
+
+QUESTIONS = {
+    "en": {
+        "price": "A {item} costs {price}. How much are {n}?",
+        "delivery": "A {item} costs {price}, delivery {fee}. How much are {n}?",
+        "count": "Order: {order}. How many {item}?",
+    },
+    "id": {
+        "price": "Satu {item} harganya {price}. Berapa harga {n}?",
+        "delivery": "Satu {item} harganya {price}, ongkir {fee}. Berapa harga {n}?",
+        "count": "Pesanan: {order}. Berapa {item}?",
+    },
+    "pt": {
+        "price": "Um {item} custa {price}. Quanto custam {n}?",
+        "delivery": "Um {item} custa {price}, o envio {fee}. Quanto custam {n}?",
+        "count": "Pedido: {order}. Quantos {item}?",
+    },
+}
+KINDS = tuple(QUESTIONS["en"])
+TRIES = 50  # draws of a question that was there before: there are no more
+
+
+def rows(seed: int, each: int, languages: Sequence[str] = tuple(ITEMS)) -> Iterator[dict[str, Any]]:
+    """At most `each` distinct questions of each kind and language, with their answers; fewer where
+    there are no more.
+    """
+    for kind in KINDS:
+        for language in languages:
+            random_ = random.Random(f"{seed} {kind} {language}")
+            seen: set[str] = set()
+            repeated = 0
+            while len(seen) < each and repeated < TRIES:
+                row = _row(random_, kind, language)
+                repeated = repeated + 1 if row["prompt"] in seen else 0
+                if not repeated:
+                    seen.add(row["prompt"])
+                    yield row
+
+
+def _row(random_: random.Random, kind: str, language: str) -> dict[str, Any]:
+    items = random_.sample(ITEMS[language], 2)
+    counts = random_.sample(range(1, 10), 2)
+    chosen = random_.randrange(2)
+    numbers = {
+        "price": random_.randint(2, 5),
+        "fee": random_.randint(1, 5),
+        "n": random_.randint(2, 5),
+    }
+    order = ", ".join(f"{n} {item}" for n, item in zip(counts, items, strict=True))
+    text = QUESTIONS[language][kind].format(item=items[chosen], order=order, **numbers)
+    total = numbers["price"] * numbers["n"] + numbers["fee"] * (kind == "delivery")
+    return {
+        "prompt": text,
+        "answer": str(counts[chosen] if kind == "count" else total),
+        "domain": kind,
+        "language": language,
+        "numbers": numbers,
+        "read": [f"{counts[chosen]} {items[chosen]}", str(counts[1 - chosen])],
+    }
+
+
+def response(row: Mapping[str, Any], careless: bool = False) -> str:
+    """An answer to a row with its work, or a careless clerk's, which is mostly wrong."""
+    found = row["numbers"]
+    price, n, fee = found["price"], found["n"], found["fee"]
+    if row["domain"] == "count":
+        steps, said = ([], row["read"][1]) if careless else ([row["read"][0]], row["answer"])
+    elif row["domain"] == "price":
+        said = str(price + n) if careless else row["answer"]
+        steps = [f"{n} {'+' if careless else '*'} {price} = {said}"]
+    else:
+        steps = [f"{n} * {price} = {n * price}"]
+        steps += [] if careless else [f"{n * price} + {fee} = {row['answer']}"]
+        said = str(n * price) if careless else row["answer"]
+    return "\n".join([*steps, f"<answer>{said}</answer>"])
+
+
+def prompts(seed: int) -> Iterator[dict[str, Any]]:
+    """The questions of the task."""
+    for row in rows(seed, 300):
+        yield {key: row[key] for key in ("prompt", "answer", "domain", "language")}
+
+
+task = Task(prompts, "exact")

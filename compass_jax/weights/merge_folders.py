@@ -1,0 +1,351 @@
+"""Models of Hugging Face folders merged into a new one, a block of a tensor at a time: a model need
+not fit in memory.
+
+A file is opened for each read, so that what was read of it does not stay in the process's memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import shutil
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from compass_jax.families.raw import WeightsError
+from compass_jax.weights.carried import carry_files
+from compass_jax.weights.convert import export_hf
+from compass_jax.weights.digests import of_files
+from compass_jax.weights.hf_config import read_json
+from compass_jax.weights.merge import METHODS, Block, Combine, MergeError, Method, check_factor
+from compass_jax.weights.new_folder import check_new, new_folder
+from compass_jax.weights.parents import Parents, read_parents
+from compass_jax.weights.safetensors_io import (
+    INDEX,
+    Stored,
+    finite,
+    not_finite,
+    open_file,
+    plan_shards,
+    shard_names,
+    write_blocks,
+    write_json,
+)
+from compass_jax.weights.start import is_checkpoint
+
+READ = 2**20  # entries that are read of a tensor at once
+BLOCK = 2**17  # entries that are worked on together: they stay in the processor's cache
+_MOST_THREADS = 16
+T = TypeVar("T")
+RECORD = "merge.json"
+
+
+class ParentShare(NamedTuple):
+    """What became of one parent, over all tensors that were merged: the share of its entries that
+    was kept, the share of these that have the merged entry's sign, the L2 norm of its delta, and
+    that norm over the base's.
+    """
+
+    kept: float
+    agreeing: float
+    norm: float
+    relative_norm: float
+
+
+class MergedFolder(NamedTuple):
+    """The new folder; what became of each parent; what a person should know."""
+
+    path: Path
+    parents: list[ParentShare]
+    notices: list[str]
+
+
+@dataclass(frozen=True)
+class StoredBlocks:
+    """The blocks of the tensors `names`, in this order, read and worked on by threads."""
+
+    parents: Parents
+    names: Sequence[str]
+    tell: Callable[[str], None]
+
+    def map(self, function: Callable[[Block], T]) -> Iterator[T]:
+        """What a function gives of each block, in order; a few reads are ahead of it."""
+        self.tell(f"reading {len(self.names):,} tensors of {1 + len(self.parents.models)} models")
+
+        def work(name: str, start: int, rows: slice) -> list[T]:
+            with np.errstate(all="ignore"):  # what is not finite is told by `_Writer`
+                return [function(block) for block in self._blocks(name, start, rows)]
+
+        threads = min(_MOST_THREADS, os.cpu_count() or 1)
+        with ThreadPoolExecutor(threads, "merge") as pool:
+            waiting: deque[Future[list[T]]] = deque()
+            for name in self.names:
+                for start, rows in _reads(self.parents.base[name].shape):
+                    waiting.append(pool.submit(work, name, start, rows))
+                    if len(waiting) > 2 * threads:
+                        yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
+
+    def _blocks(self, name: str, start: int, rows: slice) -> Iterator[Block]:
+        """The blocks of some rows of one tensor, whose first entry is number `start`."""
+        base = read_rows(self.parents.base[name], name, rows)
+        models = [read_rows(model[name], name, rows) for model in self.parents.models]
+        for at in range(0, base.size, BLOCK):
+            part = slice(at, at + BLOCK)
+            yield Block(name, start + at, base[part], np.stack([model[part] for model in models]))
+
+
+def merge_folders(
+    base: str | Path,
+    models: Sequence[str | Path],
+    out: str | Path,
+    method: Method,
+    *,
+    scale: float = 1.0,
+    routers_from: int | None = None,
+    shard_bytes: int | None = None,
+    family: str | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> MergedFolder:
+    """Merges models that were trained from `base` into the new Hugging Face folder `out`, which
+    appears when it is whole; what was merged and how is in its merge.json.
+
+    Args:
+        base: a Hugging Face folder, a run directory or a checkpoint. config.json, tokenizer, types
+            and shards of `out` are its.
+        models: the parents, folders of the same kinds.
+        method: one of those in compass_jax/weights/merge.py, with settings for these parents.
+        scale: lambda, which the merged delta is multiplied by; 0 gives the base.
+        routers_from: None: the gates of MoE layers are merged like all else; 0: they are the
+            base's; n: those of the n-th parent.
+        shard_bytes: the most bytes of a shard; None: tensors lie in files as in `base`.
+        family: as `model.family` names it, for a family of your own.
+        tell: gets a line when a pass over the models begins.
+
+    Raises MergeError for what cannot be merged, every difference named; WeightsError for a folder
+    that is damaged, for numbers that are not finite, and for an `out` that exists or cannot be
+    written. The folder is to be written by one process at a time (NewFolderLock).
+    """
+    out = Path(out).absolute()
+    check_new(out)
+    check_factor("scale", scale)
+    if not models:
+        raise MergeError("there is no model to merge: give at least one beside the base")
+    for setting, values in vars(method).items():
+        if isinstance(values, tuple) and len(values) != len(models):
+            raise MergeError(f"{setting}: {len(values)} numbers for {len(models)} models")
+    with _folders([base, *models], out) as (base_folder, *folders):
+        parents = read_parents(base_folder, folders, family)
+        _check_router_choice(routers_from, parents)
+        fixed = parents.routers if routers_from is not None else frozenset()
+        names = [name for name in parents.base if name not in fixed]
+        combine = method.prepare(StoredBlocks(parents, names, tell))
+        writer = _Writer(parents, combine, np.float32(scale), routers_from, fixed)
+        files = _layout(parents.base, shard_bytes)
+        with new_folder(out, sum(map(_bytes, parents.base.values()))) as temporary:
+            shares = writer.write(temporary, files, tell)
+            notices = parents.notices + _far(models, shares)
+            shutil.copyfile(base_folder / "config.json", temporary / "config.json")
+            carry_files(base_folder, temporary)
+            settings = _settings(method, scale, routers_from)
+            record = _record([base, *models], [base_folder, *folders], settings, shares)
+            told = {"notices": notices, "files": _digests(temporary)}
+            write_json(temporary / RECORD, record | told)
+    return MergedFolder(out, shares, notices)
+
+
+def read_rows(stored: Stored, name: str, rows: slice) -> np.ndarray:
+    """Rows of a stored tensor as flat float32. Raises WeightsError, naming it, where an entry is
+    not finite.
+    """
+    with open_file(stored.file) as handle:
+        piece = handle.get_slice(name)[rows] if stored.shape else handle.get_tensor(name)
+    flat = np.ascontiguousarray(piece).reshape(-1)
+    return finite(flat, np.dtype(np.float32), f"{stored.file}: tensor {name}")
+
+
+def _reads(shape: tuple[int, ...]) -> Iterator[tuple[int, slice]]:
+    """(number of the first entry, slice of the first axis) of reads of about READ entries."""
+    length, row = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
+    step = max(1, READ // max(1, row))
+    return ((at * row, slice(at, min(at + step, length))) for at in range(0, length, step))
+
+
+def _bytes(stored: Stored) -> int:
+    return math.prod(stored.shape) * jnp.dtype(stored.dtype).itemsize
+
+
+class _Written(NamedTuple):
+    """Merged entries as they are stored, and their counts: how many were merged; of each parent
+    those kept and those agreeing, and the sums of squares of its delta and of the base.
+    """
+
+    values: np.ndarray
+    entries: int
+    counts: np.ndarray  # [4 p]
+
+
+class _Writer(NamedTuple):
+    """All that decides a merged block."""
+
+    parents: Parents
+    combine: Combine
+    scale: np.float32
+    routers_from: int | None
+    fixed: frozenset[str]  # tensors that one model gives
+
+    def block(self, block: Block) -> _Written:
+        """The merged block in the base's type. MergeError where an entry is too large for it."""
+        if block.name in self.fixed and self.routers_from is not None:
+            given = (block.base, *block.models)[self.routers_from]
+            return _Written(self._stored(given, block.name), 0, np.zeros((4, len(block.models))))
+        kept, merged = self.combine(block)
+        counts = [
+            np.count_nonzero(kept, axis=1),
+            np.count_nonzero(np.sign(kept) * np.sign(merged) > 0, axis=1),
+            np.square(block.deltas, dtype=np.float64).sum(1),
+            [np.square(block.base, dtype=np.float64).sum()] * len(kept),
+        ]
+        values = self._stored(block.base + self.scale * merged, block.name)
+        return _Written(values, merged.size, np.array(counts, np.float64))
+
+    def _stored(self, values: np.ndarray, name: str) -> np.ndarray:
+        dtype = jnp.dtype(self.parents.base[name].dtype)
+        cast = values.astype(dtype)
+        if bad := not_finite(cast):
+            raise MergeError(
+                f"tensor {name}: of {cast.size:,} merged entries {bad:,} are too large for {dtype};"
+                " give a smaller scale, smaller weights or a larger density"
+            )
+        return cast
+
+    def write(
+        self, folder: Path, files: dict[str, list[str]], tell: Callable[[str], None]
+    ) -> list[ParentShare]:
+        """Writes the files and their index; returns what became of each parent."""
+        base = self.parents.base
+        entries, counts = 0, np.zeros((4, len(self.parents.models)))
+
+        def values(names: Sequence[str]) -> Iterator[np.ndarray]:
+            nonlocal entries, counts
+            for written in StoredBlocks(self.parents, names, tell).map(self.block):
+                entries += written.entries
+                counts += written.counts
+                yield written.values
+
+        for file, names in files.items():
+            layout = {name: (base[name].shape, base[name].dtype) for name in names}
+            tell(f"writing {file}")
+            write_blocks(folder / file, layout, values(names))
+        if len(files) > 1:
+            index = {name: file for file, names in files.items() for name in names}
+            total = sum(map(_bytes, base.values()))
+            write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
+        return [
+            ParentShare(
+                kept / max(entries, 1),
+                agreeing / max(kept, 1),
+                math.sqrt(squares),
+                math.sqrt(squares / of_base) if of_base else 0.0,
+            )
+            for kept, agreeing, squares, of_base in counts.T
+        ]
+
+
+@contextmanager
+def _folders(paths: Sequence[str | Path], out: Path) -> Iterator[list[Path]]:
+    """Each path as a Hugging Face folder; runs and checkpoints are exported beside `out`, for as
+    long as the block lasts.
+    """
+    scratch = out.with_name(f".{out.name}.parents")
+    shutil.rmtree(scratch, ignore_errors=True)
+    found = []
+    try:
+        for number, path in enumerate(map(Path, paths)):
+            if not path.is_dir():
+                raise MergeError(f"{path}: there is no such folder")
+            exported = is_checkpoint(path)
+            found.append(export_hf(path, scratch / str(number)) if exported else path)
+        yield found
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _check_router_choice(routers_from: int | None, parents: Parents) -> None:
+    if routers_from is None:
+        return
+    if not parents.routers:
+        raise MergeError("routers: the models have none, they are dense")
+    if not 0 <= routers_from <= len(parents.models):
+        raise MergeError(f"routers: {routers_from} of {len(parents.models)} models")
+
+
+def _layout(base: dict[str, Stored], shard_bytes: int | None) -> dict[str, list[str]]:
+    """File -> its tensors: as in the base, or in shards of at most `shard_bytes`."""
+    if shard_bytes is not None:
+        shards = plan_shards({name: _bytes(stored) for name, stored in base.items()}, shard_bytes)
+        return dict(zip(shard_names(len(shards)), shards, strict=True))
+    files: dict[str, list[str]] = defaultdict(list)
+    for name, stored in base.items():
+        files[stored.file.name].append(name)
+    return files
+
+
+def _far(models: Sequence[str | Path], shares: Sequence[ParentShare]) -> list[str]:
+    """A notice for each parent that lies further from the base than the base from zero: fine-tuning
+    does not go so far.
+    """
+    return [
+        f"{model} differs from the base by {share.relative_norm:.2g} times the base's norm: was it"
+        " trained from this base?"
+        for model, share in zip(models, shares, strict=True)
+        if share.relative_norm > 1
+    ]
+
+
+def _settings(method: Method, scale: float, routers_from: int | None) -> dict[str, Any]:
+    """Everything that decides the numbers, as merge.json tells it."""
+    name = next(name for name, kind in METHODS.items() if isinstance(method, kind))
+    routers = {None: "merge", 0: "base"}.get(routers_from, routers_from)
+    fields = dataclasses.asdict(method)  # type: ignore[call-overload]  # every method is one
+    return {"method": name, **fields, "scale": scale, "routers": routers}
+
+
+def _record(
+    given: Sequence[str | Path],
+    folders: Sequence[Path],
+    settings: dict[str, Any],
+    shares: Sequence[ParentShare],
+) -> dict[str, Any]:
+    """What merge.json says of the models and of how they were merged."""
+    models = [
+        {"folder": str(Path(path).absolute()), "files": _digests(folder)}
+        for path, folder in zip(given, folders, strict=True)
+    ]
+    for model, share in zip(models[1:], shares, strict=True):
+        model |= share._asdict()
+    return settings | {"base": models[0], "models": models[1:]}
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """The digest (XXH3, compass_jax/weights/digests.py) of each file with weights."""
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    found = of_files(folder, names)
+    if lost := [name for name in names if isinstance(found[name], OSError)]:
+        raise WeightsError(f"{folder / lost[0]} cannot be read: {found[lost[0]]}")
+    return {name: digest.value for name, digest in found.items() if not isinstance(digest, OSError)}
+
+
+def read_record(folder: str | Path) -> dict[str, Any]:
+    """The merge.json of a merged folder. WeightsError where it is missing or damaged."""
+    return read_json(Path(folder) / RECORD)

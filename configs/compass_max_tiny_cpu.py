@@ -1,0 +1,156 @@
+"""The whole recipe on a laptop CPU: data, cold starts, merge, RL on reasoning, RL on the shop's
+questions, evaluation, export.
+
+    compass pipeline configs/compass_max_tiny_cpu.py
+
+A base that knows single steps is tuned into two parents: one reasons over chains of sums, the other
+answers a shop's customers in three languages. Both do so half of the time only: RL finds out which
+half is right. docs/measurements.md has what came out, stage by stage.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from compass_jax.config import (
+    ComputeConfig,
+    CorrectionConfig,
+    DataConfig,
+    EvalConfig,
+    EvalSet,
+    FileSource,
+    ModelConfig,
+    MoEConfig,
+    OptimConfig,
+    RewardConfig,
+    RLConfig,
+    RolloutConfig,
+    RunConfig,
+    SFTConfig,
+    ShapingConfig,
+    TaskSource,
+    ZeroVarianceConfig,
+)
+from compass_jax.config.pipeline import PipelineConfig
+from compass_jax.config.prepare import PrepareConfig
+from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows, Sft
+from compass_jax.rl.objectives.espo import Espo
+
+TOKENIZER = str(Path(__file__).resolve().parent / "tiny_tokenizer")
+LESSONS = "compass_jax.tasks.lessons"
+
+
+def _asked(name: str, rows: str) -> EvalSet:
+    return EvalSet(name, (FileSource(f"stage:{rows}/rows.jsonl", label=name, verifier="exact"),))
+
+
+SUMS = TaskSource(f"{LESSONS}:task", label="sums")
+# each comes twice in a pass: sums are a fifth of the prompts
+PRICES = TaskSource("compass_jax.tasks.prices:task", label="prices", repeat=2)
+SETS = (_asked("reasoning", "asked-chains"), _asked("domain", "asked-prices"))
+
+
+def _run(name: str) -> RunConfig:
+    """What all stages share: 8 experts, top-2, 3 layers, 0.4M parameters."""
+    return RunConfig(
+        name=name,
+        model=ModelConfig(
+            family="qwen3_moe",
+            vocab_size=384,
+            hidden=64,
+            layers=3,
+            heads=4,
+            kv_heads=2,
+            head_dim=16,
+            ffn=128,
+            moe=MoEConfig(experts=8, top_k=2, ffn=64),
+            rope_theta=10_000.0,
+            max_positions=256,
+            init_std=0.05,
+        ),
+        compute=ComputeConfig(scan_layers=False),
+        rollout=RolloutConfig(
+            slots=128, prompt_buckets=(56,), max_new_tokens=40, tokens_per_call=8, cache_bucket=32
+        ),
+        data=DataConfig(eval_sets=SETS, eval_prompts=0, heldout_frac=0.0, tokenizer=TOKENIZER),
+        rewards=RewardConfig(workers=1, timeout_s=5.0),
+        evaluation=EvalConfig(k=4),
+        show_samples_every=0,
+    )
+
+
+def _taught(name: str, rows: str, steps: int, rate: float) -> RunConfig:
+    """Supervised fine-tuning on the rows of a stage."""
+    return replace(
+        _run(name),
+        sft=SFTConfig(
+            files=(f"stage:{rows}",),
+            steps=steps,
+            batch=32,
+            buckets=(48, 88),
+            micro_batch_tokens=2816,
+            optim=OptimConfig(learning_rate=rate, warmup_steps=20, schedule="cosine"),
+            save_every=100,
+        ),
+    )
+
+
+def _asked_long(name: str) -> RunConfig:
+    """With room for the longest questions, which evaluation and RL ask."""
+    run = _run(name)
+    return replace(run, rollout=replace(run.rollout, prompt_buckets=(64,)))
+
+
+def _reinforced(name: str, *sources: TaskSource) -> RunConfig:
+    """ESPO with router replay R3; curriculum, growth, shaping and RL-ZVP against groups without
+    variance; two updates per rollout.
+    """
+    run = _asked_long(name)
+    return replace(
+        run,
+        data=replace(run.data, sources=sources),
+        rl=RLConfig(
+            steps=24,
+            prompts_per_step=32,
+            group_size=8,
+            updates_per_rollout=2,
+            replay="R3",
+            buckets=(56, 104),
+            micro_batch_tokens=4096,
+            objective=Espo(),
+            # samples of grown groups are from a hotter policy
+            correction=CorrectionConfig("tis"),
+            shaping=ShapingConfig(length_penalty=0.02, length_free_tokens=36),
+            zero_variance=ZeroVarianceConfig(curriculum=True, grow_to=16, grow_temperature=1.6),
+            optim=OptimConfig(learning_rate=5e-4, warmup_steps=2, schedule="cosine"),
+            save_every=2,
+        ),
+    )
+
+
+def pipeline() -> PipelineConfig:
+    """Rows, cleaning, base, two parents, their merge, two RL runs, evaluation, export."""
+    clean = PrepareConfig(
+        ("stage:chains",), against=("stage:asked-chains",), reward="exact", near=0
+    )
+    shop = PrepareConfig(("stage:orders",), against=("stage:asked-prices",), near=0)
+    return PipelineConfig(
+        stages=(
+            Rows("asked-chains", f"{LESSONS}:asked_chains"),
+            Rows("asked-prices", f"{LESSONS}:asked_prices"),
+            Rows("facts", f"{LESSONS}:facts"),
+            Rows("chains", f"{LESSONS}:chains", (("each", 2500),)),
+            Rows("orders", f"{LESSONS}:orders"),
+            Prepare("clean-chains", clean),
+            Prepare("clean-orders", shop),
+            Sft("base", _taught("base", "facts", 400, 4e-3)),
+            Sft("reasoning", _taught("reasoning", "clean-chains", 400, 3e-3), start="base"),
+            Sft("domain", _taught("domain", "clean-orders", 200, 2e-3), start="base"),
+            Merge("merged", ("reasoning", "domain"), density=(0.5,)),
+            Evaluate("before-rl", _asked_long("before_rl")),
+            Rl("rl-reasoning", _reinforced("rl_reasoning", SUMS)),
+            Rl("rl-domain", _reinforced("rl_domain", PRICES, SUMS)),
+            Evaluate("after-rl", _asked_long("after_rl"), of=("rl-reasoning", "rl-domain")),
+            Export("export"),
+        ),
+        run_dir="runs/compass_max_tiny_cpu",
+    )

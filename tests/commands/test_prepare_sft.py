@@ -1,0 +1,112 @@
+"""`compass prepare-sft`: its options are the settings, and bad input of every kind is named."""
+
+import json
+
+import pytest
+
+from compass_jax.commands.cli import main
+from compass_jax.commands.command_line import command_line
+from compass_jax.commands.options import settings_of
+from compass_jax.config.prepare import PrepareConfig
+
+GOOD = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]}
+LINE = json.dumps(GOOD).encode() + b"\n"
+
+
+def test_every_setting_is_an_option_with_its_default():
+    words = ["prepare-sft", "--data", "a.jsonl", "b.jsonl", "--out", "o"]
+    args = command_line().parse_args(words)
+    assert settings_of(args, PrepareConfig) == PrepareConfig(("a.jsonl", "b.jsonl"))
+    words += ["--near", "0.5", "--exact", "off", "--languages", "en", "de", "--most-tokens", "9"]
+    words += ["--reward", "math", "--examples", "0", "--unfinished", "on", "--response-field", ""]
+    wanted = PrepareConfig(
+        ("a.jsonl", "b.jsonl"),
+        near=0.5,
+        exact=False,
+        languages=("en", "de"),
+        most_tokens=9,
+        reward="math",
+        examples=0,
+        response_field="",
+    )
+    assert settings_of(command_line().parse_args(words), PrepareConfig) == wanted
+
+
+def test_the_counts_are_printed_and_the_rows_written(tmp_path, capsys):
+    data, against = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
+    asked = {"messages": [{"role": "user", "content": "Why  ever"}, GOOD["messages"][1]]}
+    data.write_bytes(LINE * 3 + json.dumps(asked).encode() + b"\n")
+    against.write_text('{"prompt": "why ever?", "answer": "4"}\n')
+    out = tmp_path / "out"
+    words = ["prepare-sft", "--data", str(data), "--out", str(out), "--against", str(against)]
+    assert main([*words, "--reward", "exact"]) == 0
+    told = capsys.readouterr().out
+    assert (
+        "│ duplicate     │    2 │ 50.00% │" in told and "│ kept          │    1 │ 25.00% │" in told
+    )
+    assert f"{against}: 1 of 1 questions stand in 1 rows, which are left out" in told
+    assert "0 answers were judged; 3 without a verdict stay" in told
+    assert f"kept 1 rows: {out}/train.jsonl; examples: {out}/report.md" in told
+    assert (out / "train.jsonl").read_bytes() == LINE
+
+
+UNREADABLE = {
+    "half-written": (LINE + LINE[:40], "line 2: the last line is cut off"),
+    "empty": (b"", "is empty: write one JSON object per line"),
+    "binary": (b"\x89PNG\r\n\x1a\n\x00\x00", "line 1: not UTF-8 (byte 0: invalid start byte)"),
+    "another encoding": (
+        LINE + '{"messages": [{"role": "user", "content": "für"}]}\n'.encode("latin-1"),
+        "line 2: not UTF-8 (byte 44",
+    ),
+    "UTF-16": (LINE.decode().encode("utf-16"), "line 1: not UTF-8 (byte 0"),
+    "half a character": (
+        LINE.replace(b"So.", b"\\ud83d"),
+        "line 1: messages[1].content: half a character (a lone surrogate: character 0",
+    ),
+    "a line of 10 MB": (
+        LINE + LINE.replace(b"So.", b"So." * 3_500_000),
+        "line 2: more than 8,388,608 bytes, the most that a line may have; split it",
+    ),
+    "no conversation": (b'{"text": "a"}\n', "line 1: these columns are of no known kind: text"),
+    "a list": (b"[1]\n", "line 1: a JSON list, not an object"),
+    "an image": (
+        b'{"messages": [{"role": "user", "content": [{"type": "image"}]}]}\n',
+        "messages[0] has a list of parts for content",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+@pytest.mark.parametrize("option", ["--data", "--against"])
+def test_a_file_that_cannot_be_read_is_named_with_its_line(kind, option, tmp_path, capsys):
+    content, told = UNREADABLE[kind]
+    bad, good = tmp_path / "bad.jsonl", tmp_path / "good.jsonl"
+    bad.write_bytes(content)
+    good.write_bytes(LINE)
+    words = ["--data", str(bad)] if option == "--data" else ["--data", str(good), option, str(bad)]
+    assert main(["prepare-sft", *words, "--out", str(tmp_path / "out")]) == 2
+    found = capsys.readouterr().err
+    assert found.startswith(f"compass prepare-sft: {bad}") and told in found
+    assert len(found.splitlines()) == 1
+    assert not (tmp_path / "out" / "train.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--near", "2"], "prepare.near = 2.0: must be at most 1"),
+        (["--shingle-words", "0"], "prepare.shingle_words = 0: must be positive"),
+        (["--most-tokens", "5"], "prepare.most_tokens = 5: tokens of which tokenizer?"),
+        (["--tokenizer", "nowhere"], "nowhere"),
+        (["--reward", "judge"], "prepare.reward = 'judge': a verifier that compares"),
+        (["--reward", "maths"], "prepare.reward = 'maths': did you mean 'math'?"),
+        (["--timeout-s", "0"], "prepare.timeout_s = 0.0: must be positive"),
+        (["--prompt-field", "ask"], "no field 'ask' (fields: messages"),
+        (["--against", "no-such.jsonl"], "no-such.jsonl does not exist"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(words, told, tmp_path, capsys):
+    data = tmp_path / "rows.jsonl"
+    data.write_bytes(LINE)
+    assert main(["prepare-sft", "--data", str(data), "--out", str(tmp_path / "o"), *words]) == 2
+    assert told in capsys.readouterr().err

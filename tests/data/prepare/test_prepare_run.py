@@ -1,0 +1,346 @@
+"""The whole preparation: what is kept, what each filter took and why, and a kill at any moment."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from compass_jax.config import ConfigError
+from compass_jax.config.prepare import PrepareConfig
+from compass_jax.data.files import DataError
+from compass_jax.data.prepare import kept as kept_rows
+from compass_jax.data.prepare import run
+from compass_jax.data.prepare.run import prepare
+from compass_jax.data.tokenizer_training import train_tokenizer
+from compass_jax.runs.rundir import FolderLock, RunDirectoryInUse
+
+QUESTION = (
+    "Tom has three boxes with four apples in each box. He gives 5 apples to his sister on Monday."
+    " How many apples does Tom have left now?"
+)
+ANSWER = (
+    "<think>Three boxes with four apples each hold 12 apples in all. He gives five of them away,"
+    " so that 12 - 5 = 7 apples are left for him.</think><answer>7</answer>"
+)
+AGAIN = "It is blue. " + "The sky is blue because the sky is blue. " * 20
+SIX = [
+    (QUESTION, ANSWER, "7"),
+    (QUESTION.replace("Monday", "Tuesday"), ANSWER, "7"),
+    (QUESTION.replace("has three", "has  three"), ANSWER, "7"),
+    ("What is the colour of the sky on a clear day?", AGAIN, "blue"),
+    ("What is 12 + 30?", "<think>12 + 30 = 43</think><answer>43</answer>", "42"),
+    ("What is 12 + 31?", "<think>12 + 31 = 43, so", "43"),
+]
+
+
+def row(asked, said, **others):
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+    return {"messages": messages, **others}
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows))
+    return str(path)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def prepared(tmp_path, *files, out="out", told=None, **settings):
+    config = PrepareConfig(tuple(files), **settings)
+    tally = prepare(config, str(tmp_path / out), (told if told is not None else []).append)
+    return tally, lines(tmp_path / out / "train.jsonl")
+
+
+def test_the_six_rows_are_each_caught_or_kept_for_the_stated_reason(tmp_path):
+    rows = [row(*one[:2], answer=one[2]) for one in SIX]
+    path = written(tmp_path / "six.jsonl", rows)
+    tally, kept = prepared(tmp_path, path, reward="math")
+    assert kept == rows[:1]
+    wanted = {
+        "near_duplicate": (2, "as train.jsonl, line 1"),
+        "duplicate": (3, "as train.jsonl, line 1"),
+        "repetition": (4, "94% of its runs of 8 words repeat an earlier one"),
+        "wrong": (5, "math gives 0; the reference is '42'"),
+        "unfinished": (6, "<think> is never closed"),
+    }
+    assert {name: n for name, n in tally.taken.items() if n} == dict.fromkeys(wanted, 1)
+    for name, (line, reason) in wanted.items():
+        (shown,) = tally.examples[name]
+        assert (shown["where"], shown["reason"]) == (f"{path}, line {line}", reason)
+    assert (tally.judged, tally.unjudged) == (4, 0)  # a copy within a batch is judged too
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["taken"] == tally.taken and report["settings"]["reward"] == "math"
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert f"| {path}, line 6 | <think> is never closed | What is 12 + 31? |" in page
+    assert "| wrong | 1 | 16.67% | the verifier finds the answer wrong |" in page
+
+
+def test_each_filter_can_be_switched_off(tmp_path):
+    path = written(tmp_path / "six.jsonl", [row(*one[:2], answer=one[2]) for one in SIX])
+    off = {"exact": False, "near": 0.0, "most_repeated": 1.0, "unfinished": False}
+    assert len(prepared(tmp_path, path, **off)[1]) == 6
+    for i, name in enumerate(off):
+        left = {x: value for x, value in off.items() if x != name}
+        tally, _ = prepared(tmp_path, path, out=f"on{i}", **left)
+        taken = {"exact": "duplicate", "near": "near_duplicate", "most_repeated": "repetition"}
+        counts = {taken.get(name, name): 2 if name == "near" else 1}
+        assert {x: n for x, n in tally.taken.items() if n} == counts
+
+
+def test_kept_rows_are_unchanged_whatever_their_columns(tmp_path):
+    first = [row("Ä?", "so, ö", extra={"n": 1.5, "none": None}, tools=[])]
+    second = [{"prompt": "Why is it?", "completion": "so it is", "score": 2**60}]
+    table = pyarrow.Table.from_pylist([{"question": "How?", "answer": "by hand\n#### 3"}])
+    parquet.write_table(table, tmp_path / "c.parquet")
+    files = [written(tmp_path / "a.jsonl", first), written(tmp_path / "b.jsonl", second)]
+    told = []
+    tally, kept = prepared(tmp_path, *files, str(tmp_path / "c.parquet"), told=told)
+    assert kept == [*first, *second, *table.to_pylist()] and tally.rows == 3
+    assert told == [
+        "a.jsonl: OpenAI rows: messages",
+        "b.jsonl: TRL rows: prompt, completion",
+        "c.parquet: GSM8K rows: question, answer",
+    ]
+
+
+def test_a_near_duplicate_is_found_in_a_file_with_other_columns(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "AT_ONCE", 1)  # each row is read again from what was written
+    first = written(tmp_path / "a.jsonl", [row(QUESTION, ANSWER)])
+    other = [{"prompt": QUESTION.replace("Monday", "Sunday"), "completion": ANSWER}]
+    third = [{"question": QUESTION.replace("Monday", "Friday"), "answer": ANSWER}]
+    files = [written(tmp_path / "b.jsonl", other), written(tmp_path / "c.jsonl", third)]
+    tally, kept = prepared(tmp_path, first, *files)
+    assert len(kept) == 1 and tally.taken["near_duplicate"] == 2
+
+
+def test_evaluation_questions_are_told_with_counts(tmp_path):
+    rows = [row(*one[:2]) for one in SIX[:1]] + [row("What is 2 + 2?", "It is 4.")] * 2
+    data = written(tmp_path / "rows.jsonl", [*rows, row("Which one?", "The other one.")])
+    asked = [{"prompt": QUESTION, "answer": "7"}, {"prompt": "What is 2+2?", "answer": "4"}]
+    asked += [{"prompt": "Where is it?", "answer": "here"}]
+    against = written(tmp_path / "eval.jsonl", asked)
+    tally, kept = prepared(tmp_path, data, against=(against,))
+    assert [one["messages"][0]["content"] for one in kept] == ["Which one?"]
+    assert tally.overlap == {against: {"questions": 3, "rows": 3, "hit": [0, 1]}}
+    reasons = [shown["reason"] for shown in tally.examples["contamination"]]
+    assert reasons[0].startswith("it asks an evaluation question of ") and "Tom has" in reasons[0]
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert f"- {against}: 2 of 3 questions stand in 3 rows, which are left out" in page
+    again, _ = prepared(tmp_path, data, out="off", against=(against,), ngram_words=0)
+    assert again.taken["contamination"] == 0 and again.overlap == {}
+
+
+def test_tokens_are_counted_by_the_tokenizer(tmp_path):
+    folder = tmp_path / "tokenizer"
+    train_tokenizer(["some text"] * 9, 300, folder)
+    rows = [row("Say it.", "a " * n + "b") for n in (3, 40)]
+    odd = {"messages": [{"role": "assistant", "content": "It says that."}]}
+    data = written(tmp_path / "rows.jsonl", [*rows, odd])
+    settings = {"tokenizer": str(folder), "most_repeated": 1.0, "near": 0.0}
+    tally, kept = prepared(tmp_path, data, most_tokens=60, **settings)
+    assert kept == [rows[0], odd] and tally.taken["too_long"] == 1
+    assert tally.examples["too_long"][0]["reason"].endswith("tokens, more than 60")
+    with pytest.raises(ConfigError, match="most_tokens = 60: tokens of which tokenizer"):
+        PrepareConfig((data,), most_tokens=60).validate()
+    template = folder / "chat_template.jinja"
+    template.write_text(
+        "{% if messages and messages[0].role != 'user' %}{{ raise_exception('first the user') }}"
+        "{% endif %}" + template.read_text()
+    )
+    data = written(tmp_path / "more.jsonl", [odd, rows[0], odd, odd, rows[1]])
+    tally, kept = prepared(tmp_path, data, out="refused", exact=False, **settings)
+    assert kept == rows and tally.taken["template"] == 3
+    assert "first the user" in tally.examples["template"][0]["reason"]
+
+
+def test_the_reference_is_a_known_column_or_the_named_one(tmp_path):
+    four = "<answer>4</answer>"
+    verl = [
+        {"prompt": f"{n}?", "extra_info": {"answer": four}, "reward_model": {"ground_truth": n}}
+        for n in ("4", "5")
+    ]
+    own = [row("Four?", four, truth={"is": "4"}), row("Five?", four, truth={"is": "5"})]
+    # what is learnt is no reference of itself
+    gsm = [{"question": "2 + 2?", "answer": "It is 4.\n#### 5"}]
+    files = [
+        written(tmp_path / f"{name}.jsonl", rows)
+        for name, rows in (("verl", verl), ("own", own), ("gsm", gsm))
+    ]
+    settings = {"reward": "exact", "near": 0.0}
+    tally, kept = prepared(tmp_path, *files, **settings)
+    assert kept == [verl[0], *own, *gsm] and tally.taken["wrong"] == 1
+    assert (tally.judged, tally.unjudged) == (2, 3)
+    named = {**settings, "answer_field": "truth.is"}
+    tally, kept = prepared(tmp_path, files[1], out="own", **named)
+    assert kept == own[:1] and (tally.judged, tally.unjudged) == (2, 0)
+
+
+# ---- a stop, and what changed since ----------------------------------------------------------
+
+
+KILLED = """
+import os, signal, sys
+from compass_jax.config.prepare import PrepareConfig
+from compass_jax.data.prepare import kept as kept_rows
+from compass_jax.data.prepare import run
+run.AT_ONCE, run.SAVED_EVERY = 16, 2
+data, against, out, moment = sys.argv[1:]
+seen, row_of, publish = 0, run.row_of, run._Preparation._publish
+
+def counted(*args):
+    global seen
+    seen += 1
+    if seen == int(moment):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return row_of(*args)
+
+def never(self):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+run.row_of, run._Preparation._publish = counted, never
+run.prepare(PrepareConfig((data,), (against,)), out, lambda line: None)
+"""
+
+
+def corpus(count):
+    words = [f"{a}{b}{c}" for a in "bdfgklmn" for b in "aeiou" for c in "rstxz"]
+    rows = []
+    for i in range(count):
+        said = [words[(i * 37 + j * j * (i % 11 + 1)) % len(words)] for j in range(30)]
+        said = said if i % 3 else ["the", *said[1:]]
+        rows.append(row(" ".join(said[:12]) + f" {i % 50}?", " ".join(said[12:]) + "."))
+        if i % 4 == 0:
+            rows.append(rows[i // 2])
+        if i % 7 == 0:
+            rows.append(row(rows[i // 3]["messages"][0]["content"].upper(), "Other words."))
+    return rows
+
+
+def test_the_same_command_ends_with_the_same_files_after_kills(tmp_path):
+    data = written(tmp_path / "rows.jsonl", corpus(200))
+    asked = {"prompt": corpus(9)[5]["messages"][0]["content"], "answer": "?"}
+    against = written(tmp_path / "eval.jsonl", [asked])
+    alone, _ = prepared(tmp_path, data, against=(against,), out="alone")
+    assert alone.taken["near_duplicate"] and alone.taken["duplicate"]
+    assert alone.taken["contamination"] and alone.kept > 100
+    for moment in (100, 200, 10**9):
+        command = [sys.executable, "-c", KILLED, data, against, str(tmp_path / "out"), str(moment)]
+        assert subprocess.run(command, timeout=100).returncode == -signal.SIGKILL
+        state = json.loads((tmp_path / "out" / "state.json").read_text())
+        assert state["done"] is (moment > 200)
+        assert not (tmp_path / "out" / "train.jsonl").exists()
+        if moment == 200:  # what was not saved is cut off, also half a line
+            assert state["tally"]["rows"] == 192
+            with (tmp_path / "out" / "train.jsonl.part").open("a") as part:
+                part.write('{"messages": [{"ro')
+    told = []
+    prepared(tmp_path, data, against=(against,), told=told)
+    assert told[-1].endswith("train.jsonl was made by this command before")
+    for name in ("train.jsonl", "report.json", "report.md"):
+        one, other = (tmp_path / folder / name for folder in ("alone", "out"))
+        assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """A folder of a preparation that met an unreadable line, and the file with it."""
+    monkeypatch.setattr(run, "AT_ONCE", 8)
+    monkeypatch.setattr(kept_rows, "AT_ONCE", 3)  # they are read again in several parts
+    monkeypatch.setattr(run, "SAVED_EVERY", 1)
+    path = tmp_path / "rows.jsonl"
+    written(path, corpus(30))
+    whole = path.read_text()
+    path.write_text(whole + '{"messages": 3}\n')
+    with pytest.raises(DataError, match=f"{path}, line 44: messages must be a non-empty list"):
+        prepared(tmp_path, str(path))
+    path.write_text(whole)
+    return path
+
+
+def test_it_goes_on_once_a_bad_row_is_gone(stopped, tmp_path):
+    told = []
+    _, kept = prepared(tmp_path, str(stopped), told=told)
+    assert any(line.startswith("goes on after 40 rows, of which") for line in told)
+    assert kept == prepared(tmp_path, str(stopped), out="alone")[1]
+
+
+def test_other_rows_than_those_that_were_read_are_refused(stopped, tmp_path):
+    stopped.write_text(stopped.read_text().replace("Other words", "Others words"))
+    with pytest.raises(
+        DataError, match=r"the first 40 rows of .* are not those that .* begun with"
+    ):
+        prepared(tmp_path, str(stopped))
+
+
+def test_other_settings_are_refused_and_more_workers_are_not(stopped, tmp_path):
+    with pytest.raises(ConfigError, match=r"begun with near = 0.7, and now it is 0.8"):
+        prepared(tmp_path, str(stopped), near=0.8)
+    assert prepared(tmp_path, str(stopped), workers=2)[1]
+    stopped.write_text(stopped.read_text() + "\n")
+    with pytest.raises(ConfigError, match="made from files that have changed since"):
+        prepared(tmp_path, str(stopped))
+
+
+def test_a_file_that_was_cut_meanwhile_is_refused(stopped, tmp_path):
+    part = tmp_path / "out" / "train.jsonl.part"
+    part.write_bytes(part.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"train.jsonl.part has 0 rows, and \d+ were written"):
+        prepared(tmp_path, str(stopped))
+
+
+def test_evaluation_files_that_changed_are_refused(tmp_path):
+    data = written(tmp_path / "rows.jsonl", [row("What?", "That.")])
+    against = tmp_path / "eval.jsonl"
+    written(against, [{"prompt": "Which?", "answer": "4"}])
+    prepared(tmp_path, data, against=(str(against),))
+    written(against, [{"prompt": "Whose?", "answer": "4"}])
+    with pytest.raises(ConfigError, match="made from files that have changed since"):
+        prepared(tmp_path, data, against=(str(against),))
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    data = written(tmp_path / "rows.jsonl", [row("What?", "That.")])
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "train.jsonl").write_text("mine")
+    with pytest.raises(ConfigError, match="is there, and this command did not make it"):
+        prepared(tmp_path, data)
+    (out / "state.json").write_text('{"mine": 1}')
+    with pytest.raises(ConfigError, match=r"state.json is not of compass prepare-sft"):
+        prepared(tmp_path, data)
+    assert (out / "train.jsonl").read_text() == "mine"
+
+
+def test_a_result_that_was_removed_is_told(tmp_path):
+    data = written(tmp_path / "rows.jsonl", [row("What?", "That.")])
+    prepared(tmp_path, data)
+    (tmp_path / "out" / "train.jsonl").unlink()
+    with pytest.raises(DataError, match=r"train.jsonl was removed since it was made"):
+        prepared(tmp_path, data)
+
+
+def test_two_processes_cannot_work_on_one_folder(tmp_path):
+    data = written(tmp_path / "rows.jsonl", [row("What?", "That.")])
+    with FolderLock(tmp_path / "out"), pytest.raises(RunDirectoryInUse, match="is in use by"):
+        prepared(tmp_path, data)
+
+
+def test_nothing_left_is_an_error_with_the_counts(tmp_path):
+    data = written(tmp_path / "rows.jsonl", [row("What?", ""), row("1", "2")])
+    with pytest.raises(DataError, match="none of 2 rows is left: unfinished 1, too_short 1"):
+        prepared(tmp_path, data)
+    assert "too few characters" in (tmp_path / "out" / "report.md").read_text()
+    assert not (tmp_path / "out" / "train.jsonl").exists()
+
+
+def test_memory_of_the_settings_is_complete():
+    """What changes a decision is compared with the settings that a folder was begun with."""
+    names = {field.name for field in dataclasses.fields(PrepareConfig)}
+    assert set(run.MAY_CHANGE) < names and len(names) == 20

@@ -1,0 +1,80 @@
+"""Words, and the numbers that stand for runs of them, against whole numbers of Python's own."""
+
+import numpy as np
+import pytest
+import xxhash
+
+from compass_jax.data.prepare import words as module
+from compass_jax.data.prepare.words import combined, hashed, numbers_in, repeated_share, runs, words
+
+BASE = 0x9E3779B97F4A7C15
+
+
+def run_of(names):
+    """sum_i w_i B^(i+1) mod 2^64, written down with Python's integers."""
+    numbers = [xxhash.xxh3_64_intdigest(name.encode()) for name in names]
+    return sum(w * BASE ** (i + 1) for i, w in enumerate(numbers)) % 2**64
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Was ist  3+4?\n", ["was", "ist", "3", "+", "4"]),
+        ("STRASSE Straße", ["strasse", "strasse"]),
+        ("don't", ["don", "t"]),
+        ("x² ﬁve １２", ["x2", "five", "12"]),
+        ("今天 is 好", ["今", "天", "is", "好"]),
+        ("ที่", ["ท", "ี", "่"]),
+        ("\\frac{1}{2}", ["\\", "frac", "1", "2"]),
+        (" ,;! ", []),
+    ],
+)
+def test_words(text, found):
+    assert words(text) == found
+
+
+def test_a_number_stands_for_each_run_of_words():
+    names = ["a", "b", "c", "d", "a", "b", "c"]
+    wanted = [run_of(names[i : i + 3]) for i in range(5)]
+    found = runs(hashed(names), 3)
+    assert found.dtype == np.uint64 and found.tolist() == wanted
+    assert wanted[0] == wanted[4] and len(set(wanted)) == 4
+
+
+def test_a_short_text_is_one_run_and_an_empty_one_none():
+    assert runs(hashed(["a", "b"]), 3).tolist() == [run_of(["a", "b"])]
+    assert runs(hashed([]), 3).tolist() == []
+
+
+def test_combined_hashes_what_stands_at_one_place():
+    columns = np.array([[1, 2**63], [5, 7]], np.uint64)
+    wanted = [(1 * BASE + 5 * BASE**2) % 2**64, (2**63 * BASE + 7 * BASE**2) % 2**64]
+    assert combined(list(columns)).tolist() == wanted
+
+
+def test_numbers_stay_when_the_known_words_are_forgotten(monkeypatch):
+    before = hashed(["one", "two", "three"])
+    module._known.clear()
+    monkeypatch.setattr(module, "MOST_KNOWN", 2)
+    assert (hashed(["three", "two", "one"]) == before[::-1]).all()
+    assert len(module._known) <= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "same"),
+    [
+        ("Tom has 3 apples. Ann has 5.", "Ann has 5. Tom has 3 apples.", True),
+        ("12 - 7", "12-7", True),
+        ("12 - 7", "12 + 7", False),
+        ("a well-known 5", "a well known 5", True),
+        ("3.5", "35", False),
+        ("none", "other", True),
+    ],
+)
+def test_questions_have_the_same_numbers_whatever_their_order(text, other, same):
+    assert (numbers_in(words(text)) == numbers_in(words(other))) is same
+
+
+def test_the_share_of_entries_that_come_again():
+    assert repeated_share(["a", "b", "a", "a"]) == 0.5
+    assert repeated_share([]) == 0.0

@@ -1,0 +1,273 @@
+"""`compass distil`: answers that are right are kept, from an endpoint and from our own engine, also
+after a stop.
+"""
+
+import json
+
+import pytest
+from judged import served
+from tiny import random_params
+from tiny_run import TOKENIZER, tiny_run
+
+from compass_jax.commands.cli import main
+from compass_jax.config import ConfigError, RunConfig, SFTConfig
+from compass_jax.config.distil import DistilConfig
+from compass_jax.data.files import DataError
+from compass_jax.data.sft import conversations
+from compass_jax.experience import distil as module
+from compass_jax.experience import evaluate
+from compass_jax.experience.distil import Answer, TeacherError, chosen, distil
+from compass_jax.rewards import endpoint
+from compass_jax.runs.rundir import FolderLock, RunDirectoryInUse
+from compass_jax.weights.hf import save_params
+
+SUMS = [(2, 3), (4, 5), (1, 1)]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.01)
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "sums.jsonl"
+    rows = [{"prompt": f"{a} + {b}?", "answer": str(a + b)} for a, b in SUMS]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def completion(text, finish="stop", tokens=0, **message):
+    message = {"role": "assistant", "content": text, **message}
+    body = {"choices": [{"index": 0, "message": message, "finish_reason": finish}]}
+    body |= {"usage": {"completion_tokens": tokens}} if tokens else {}
+    return json.dumps(body).encode()
+
+
+def teacher(asked=None):
+    """Answers right, wrong, in more words, and cut, in turn for each sum."""
+    counts = asked if asked is not None else {}
+
+    def answer(number, body):
+        question = body["messages"][-1]["content"]
+        a, b = (int(x) for x in question.rstrip("?").split(" + "))
+        counts[question] = counts.get(question, 0) + 1
+        right = f"<answer>{a + b}</answer>"
+        return [
+            completion(f"I add {a} and {b}. It is {right}", tokens=20),
+            completion(f"<answer>{a - b}</answer>", tokens=5),
+            completion(f"So {right}", tokens=9, reasoning_content=f"{a} and {b} more"),
+            completion(right, "length", tokens=30),
+        ][(counts[question] - 1) % 4]
+
+    return answer
+
+
+def settings(prompts, at, **changed):
+    # the order of answers to one question is that of one request after the other
+    usual = {"reward": "exact", "endpoint": at, "samples": 4, "requests": 1, "timeout_s": 20.0}
+    return DistilConfig((prompts,), "teacher", **{**usual, **changed})
+
+
+def kept_in(folder):
+    return [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+
+
+def test_right_answers_are_kept_with_their_thoughts_and_counted(prompts, tmp_path):
+    with served(teacher()) as (at, seen):
+        config = settings(prompts, at, system_prompt="Add.", max_tokens=64)
+        report = distil(config, str(tmp_path / "out"), print)
+    rows = kept_in(tmp_path / "out")
+    assert [row["messages"] for row in rows] == [
+        [
+            {"role": "system", "content": "Add."},
+            {"role": "user", "content": f"{a} + {b}?"},
+            {
+                "role": "assistant",
+                "content": f"<think>\n{a} and {b} more\n</think>\n\nSo <answer>{a + b}</answer>",
+            },
+        ]
+        for a, b in SUMS
+    ]
+    assert [(row["answer"], row["tokens"], row["sample"]) for row in rows] == [
+        ("5", 9, 2),
+        ("9", 9, 2),
+        ("2", 9, 2),
+    ]
+    wanted = {"prompts": 3, "solved": 3, "answers": 12, "right": 6, "unknown": 0, "cut": 3}
+    wanted |= {"kept": 3, "tokens": 3 * 64, "kept_tokens": 27}
+    wanted |= {"pass_rate": 0.5, "tokens_a_kept_answer": 64.0}
+    assert report["labels"] == {"sums": wanted} and report["failures"] == {}
+    assert {name: report[name] for name in wanted} == wanted
+    written = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert {name: written[name] for name in wanted} == wanted
+    assert seen.requests[0]["temperature"] == 1.0 and seen.requests[0]["max_tokens"] == 64
+
+
+def test_sft_reads_what_is_written(prompts, tmp_path):
+    with served(teacher()) as (at, _):
+        distil(settings(prompts, at), str(tmp_path / "out"), print)
+    config = RunConfig(
+        "sft", tiny_run().model, sft=SFTConfig(files=(str(tmp_path / "out" / "train.jsonl"),))
+    )
+    found = list(conversations(config, print))
+    assert len(found) == 3 and found[0].messages[-1]["content"].startswith("<think>")
+
+
+def test_only_what_is_missing_is_asked_again(prompts, tmp_path, capsys):
+    answers = teacher()
+    failing = lambda n, body: (400, b"too long") if n == 4 else answers(n, body)  # noqa: E731
+    out = str(tmp_path / "out")
+    with served(failing) as (at, seen):
+        report = distil(settings(prompts, at, samples=2), out, print)
+        lost = sum(report["failures"].values())
+        assert lost == 1 and report["answers"] == 5
+        before = len(seen.requests)
+        with (tmp_path / "out" / "answers.jsonl").open("a") as file:
+            file.write('{"id": 1, "sam')  # what a kill leaves
+        report = distil(settings(prompts, at, samples=2), out, print)
+        assert len(seen.requests) - before == lost and report["answers"] == 6
+        whole = (tmp_path / "out" / "train.jsonl").read_bytes()
+        distil(settings(prompts, at, samples=2), out, print)
+        assert len(seen.requests) - before == lost
+        assert (tmp_path / "out" / "train.jsonl").read_bytes() == whole
+        more = distil(settings(prompts, at, samples=4, keep=9), out, print)  # more may be asked for
+        assert (more["answers"], len(seen.requests) - before) == (12, lost + 6)
+        assert [row["sample"] for row in kept_in(tmp_path / "out")].count(0) >= 2
+        with pytest.raises(ConfigError, match=r"begun with temperature = 1.0, and now it is 0.5"):
+            distil(settings(prompts, at, temperature=0.5), out, print)
+
+
+def test_a_teacher_that_refuses_or_is_not_there_ends_it(prompts, tmp_path, monkeypatch):
+    with served(lambda n, body: (404, b"no such model")) as (at, seen):
+        with pytest.raises(TeacherError, match=r"refused: HTTP 404: no such model; the same"):
+            distil(settings(prompts, at), str(tmp_path / "out"), print)
+        assert len(seen.requests) == 12  # one for each sample
+    monkeypatch.setattr(module, "HOPELESS", 3)
+    config = settings(prompts, "http://127.0.0.1:9/v1", timeout_s=0.2, temperature=0.5)
+    with pytest.raises(
+        TeacherError, match=r"no answer 3 times in a row, the last time (late|unre)"
+    ):
+        distil(config, str(tmp_path / "out"), print)
+
+
+def answer(sample, text, tokens=1, reward=1.0, **changed):
+    usual = {"thought": "", "whole": True, "known": True, "outcome": "ok"}
+    return Answer(7, sample, text, tokens=tokens, reward=reward, **{**usual, **changed})
+
+
+def test_the_shortest_or_random_ones_are_chosen_and_no_text_twice(prompts):
+    answers = [
+        answer(0, "long", 9),
+        answer(1, "wrong", 1, 0.0),
+        answer(2, "mid", 5),
+        answer(3, "mid", 5),
+        answer(4, "unknown", 1, known=False),
+        answer(5, "cut", 1, whole=False),
+        answer(6, "unsaid", 0),
+        answer(7, "un", 0),
+        answer(8, "mid", 5, thought="hm"),
+    ]
+
+    def samples(**changed):
+        return [x.sample for x in chosen(answers, settings(prompts, "http://h/v1", **changed))]
+
+    assert samples(keep=4) == [7, 6, 2, 8]
+    assert samples(keep=99) == [7, 6, 2, 8, 0]
+    drawn = [samples(keep=2, choose="random", seed=seed) for seed in range(60)]
+    assert drawn[0] == samples(keep=2, choose="random", seed=0)
+    counts = [sum(sample in one for one in drawn) for sample in (0, 2, 6, 7, 8)]
+    assert all(len(set(one)) == 2 for one in drawn) and min(counts) > 10 and sum(counts) == 120
+    assert chosen([answer(1, "wrong", 1, 0.0)], settings(prompts, "http://h/v1")) == []
+
+
+def test_nothing_right_is_an_error(prompts, tmp_path):
+    with (
+        served(lambda n, body: completion("I do not know")) as (at, _),
+        pytest.raises(DataError, match="none of 3 answers is right"),
+    ):
+        distil(settings(prompts, at, samples=1), str(tmp_path / "out"), print)
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["pass_rate"] == 0.0
+
+
+def test_a_damaged_line_and_a_folder_in_use_are_named(prompts, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    config = settings(prompts, "http://127.0.0.1:9/v1")
+    (out / "answers.jsonl").write_text('{"id": 1}\n')
+    with pytest.raises(DataError, match=r"answers.jsonl, line 1: not a line of compass distil"):
+        distil(config, str(out), print)
+    with FolderLock(out), pytest.raises(RunDirectoryInUse, match="is in use by"):
+        distil(config, str(out), print)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--endpoint", "nowhere"], "distil.endpoint = 'nowhere': must be an address"),
+        (["--endpoint", "http://h/v1", "--key-env", "sk-1"], "distil.key_env must be the name"),
+        (["--endpoint", "http://h/v1", "--key-env", "NOT_SET"], "distil.key_env = 'NOT_SET'"),
+        (["--samples", "0"], "distil.samples = 0: must be positive"),
+        (["--temperature", "0"], "4 samples of a prompt would be the same answer"),
+        (["--reward", "judge"], "distil.reward = 'judge': a verifier that says right or wrong"),
+        (["--reward", "maths"], "did you mean 'math'?"),
+        (["--model", "no/folder"], "--model no/folder: there is no such folder"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(words, told, prompts, tmp_path, capsys):
+    command = ["distil", "--data", prompts, "--out", str(tmp_path / "out")]
+    words = words if "--model" in words else [*words, "--model", "m"]
+    assert main([*command, *words, "--compilation-cache", "off"]) == 2
+    assert told in capsys.readouterr().err
+
+
+EVEN = """
+def even(response, answer):
+    return float(len(response) % 2 == 0)
+"""
+
+
+def a_model_that_ends(folder):
+    """Random weights that give the end token in every few."""
+    model = tiny_run().model
+    params = random_params(model)
+    params["head"] = params["head"].at[:, 2].multiply(25.0)
+    save_params(params, model, folder, "float32", tokenizer_from=TOKENIZER)
+
+
+def test_our_own_engine_draws_the_same_answers_after_a_stop(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    a_model_that_ends(tmp_path / "model")
+    (tmp_path / "own.py").write_text(EVEN)
+    rows = [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(4)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = []  # the second command has the first one's engine: compiling takes longest
+    decoder_of = evaluate.decoder_of
+    monkeypatch.setattr(
+        evaluate,
+        "decoder_of",
+        lambda *given: made[0] if made else made.append(decoder_of(*given)) or made[0],
+    )
+    command = ["distil", "--data", "sums.jsonl", "--model", "model", "--reward", "own.py:even"]
+    command += ["--samples", "6", "--keep", "2", "--max-tokens", "8"]
+    command += ["--compilation-cache", "off", "--out"]
+    assert main([*command, "whole"]) == 0
+    told = capsys.readouterr().out
+    assert "24 of 24 answers are to be drawn" in told and "│ all" in told
+    lines = (tmp_path / "whole" / "answers.jsonl").read_text().splitlines(keepends=True)
+    answers = [json.loads(line) for line in lines]
+    assert len(lines) == 24 and len({one["text"] for one in answers}) > 6
+    assert {one["whole"] for one in answers} == {True, False}
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "settings.json").write_bytes(
+        (tmp_path / "whole" / "settings.json").read_bytes()
+    )
+    (tmp_path / "half" / "answers.jsonl").write_text("".join(lines[5:14]) + lines[0][:30])
+    assert main([*command, "half"]) == 0
+    assert "15 of 24 answers are to be drawn" in capsys.readouterr().out
+    for name in ("train.jsonl", "report.json"):
+        assert (tmp_path / "half" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    kept = kept_in(tmp_path / "whole")
+    right = [one for one in answers if one["whole"] and len(one["text"]) % 2 == 0]
+    assert [one["reward"] for one in answers] == [1.0 - len(one["text"]) % 2 for one in answers]
+    assert 0 < len(kept) <= len(right)

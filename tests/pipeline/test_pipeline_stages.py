@@ -1,0 +1,201 @@
+"""A pipeline's configuration: what an empty setting stands for, and everything that is refused
+before the first stage starts.
+"""
+
+import dataclasses
+
+import pytest
+from tiny_pipeline import MADE, tiny_pipeline
+from tiny_run import tiny_run
+
+from compass_jax.commands.configured import load_config, made
+from compass_jax.config import ConfigError, FileSource, RunConfig
+from compass_jax.config.io import from_plain, to_plain
+from compass_jax.config.pipeline import PipelineConfig, ancestors, inputs, with_texts
+from compass_jax.config.prepare import PrepareConfig
+from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows, Sft
+from compass_jax.pipeline.plan import check_outside
+
+RUN = tiny_run()
+BARE = dataclasses.replace(RUN, sft=dataclasses.replace(RUN.sft, procedural=()))
+
+
+def with_sft(**settings):
+    return dataclasses.replace(RUN, sft=dataclasses.replace(RUN.sft, **settings))
+
+
+def pipeline(*stages):
+    return PipelineConfig(stages, "out")
+
+
+def test_an_empty_setting_stands_for_the_nearest_stage_before_that_makes_it():
+    given = pipeline(
+        Rows("first", f"{MADE}:taught", {"count": 2}),
+        Prepare("clean", PrepareConfig(("stage:first",))),
+        Sft("base", RUN),
+        Sft("a", BARE),
+        Sft("b", RUN, start="base"),
+        Merge("merged", ("a", "b")),
+        Rl("rl", RUN),
+        Evaluate("measured", RUN),
+        Export("hf"),
+    )
+    found = {stage.name: stage for stage in given.validate().stages}
+    assert found["base"].start == "" and found["a"].start == "base" and found["b"].start == "base"
+    assert found["a"].run.sft.files == ("stage:clean",)  # the nearest, and where none is named
+    assert found["b"].run.sft.files == ()  # it has procedural ones
+    assert found["merged"].base == "base" and found["rl"].start == "merged"
+    assert found["measured"].of == ("base", "a", "b", "merged", "rl")
+    assert found["hf"].start == "rl"
+    assert [inputs(found[name]) for name in ("first", "clean", "a", "merged", "hf")] == [
+        (),
+        ("first",),
+        ("base", "clean"),
+        ("base", "a", "b"),
+        ("rl",),
+    ]
+    assert ancestors("rl", list(found.values())) == ["rl", "merged", "base"]
+
+
+def test_a_pipeline_is_json_and_back():
+    whole = tiny_pipeline().validate()
+    assert from_plain(PipelineConfig, to_plain(whole)) == whole
+
+
+def test_only_texts_that_name_a_stage_are_changed():
+    source = FileSource("stage:asked/rows.jsonl", label="stage")
+    run = dataclasses.replace(RUN, data=dataclasses.replace(RUN.data, sources=(source,)))
+    changed = with_texts(Rl("rl", run), str.upper)
+    assert changed.run.data.sources[0].path == "STAGE:ASKED/ROWS.JSONL"
+    back = dataclasses.replace(run.data, sources=changed.run.data.sources)
+    assert changed == Rl("rl", dataclasses.replace(run, data=back))
+
+
+OTHER = dataclasses.replace(RUN, model=dataclasses.replace(RUN.model, hidden=64))
+DATA = dataclasses.replace(RUN.data, eval_prompts=0)
+WRONG = {
+    "no stages": ((), "stages is empty"),
+    "a name with a space": ((Sft("a b", RUN),), "stage 'a b': a name has small letters"),
+    "a name that would leave the folder": ((Sft("../a", RUN),), "a name has small letters"),
+    "a name twice": ((Sft("a", RUN), Sft("a", RUN)), "stage a: two stages have this name"),
+    "a missing start": (
+        (Sft("base", RUN), Rl("rl", RUN, start="bse")),
+        "stage rl: there is no stage 'bse'; did you mean base\\? there are base, rl",
+    ),
+    "a missing file's stage": ((Sft("a", with_sft(files=("stage:x",))),), "there is no stage 'x'"),
+    "a missing parent": (
+        (Sft("base", RUN), Merge("m", ("base", "no"))),
+        "stage m: there is no stage 'no'",
+    ),
+    "a later start": (
+        (Rl("rl", RUN, start="base"), Sft("base", RUN)),
+        "stage rl: it takes from base, which does not come before it: move it up",
+    ),
+    "a circle": (
+        (Sft("a", RUN, start="b"), Sft("b", RUN, start="a")),
+        "stage a: it takes from b, which does not come before it: a circle: b takes from a, too",
+    ),
+    "itself": ((Sft("a", RUN, start="a"),), "a circle"),
+    "parents without an ancestor": (
+        (Sft("a", RUN), Sft("b", RUN, start="a"), Sft("c", RUN, start="a"), Merge("m", ("a", "c"))),
+        r"stage m: its parents share no ancestor \(a: none; c: a\)",
+    ),
+    "another base": (
+        (
+            Sft("a", RUN),
+            Sft("b", RUN),
+            Sft("c", RUN, start="a"),
+            Merge("m", ("b", "c"), base="b"),
+        ),
+        "c did not start from b: a merge counts",
+    ),
+    "one parent": ((Sft("a", RUN), Sft("b", RUN), Merge("m", ("b",))), "needs two or more"),
+    "a router of nobody": (
+        (
+            Sft("a", RUN),
+            Sft("b", RUN, start="a"),
+            Sft("c", RUN, start="a"),
+            Merge("m", ("b", "c"), routers="3"),
+        ),
+        "stage m: routers = '3': give merge, base, or a parent's number from 1",
+    ),
+    "rows as a start": (
+        (Rows("r", f"{MADE}:taught"), Sft("a", RUN, start="r")),
+        "stage a: it starts from r, which makes no weights",
+    ),
+    "two starts": (
+        (Sft("a", RUN), Rl("b", dataclasses.replace(RUN, init_from="x"), start="a")),
+        "stage b: start = 'a' and run.init_from = 'x': give one",
+    ),
+    "a directory of its own": (
+        (Sft("a", dataclasses.replace(RUN, run_dir="x")),),
+        "stage a: run.run_dir = 'x': the pipeline gives each stage its folder",
+    ),
+    "another model": (
+        (Sft("a", RUN), Rl("b", OTHER)),
+        "stage b: run.model.hidden = 64: the weights of a have 32",
+    ),
+    "nothing to evaluate": (
+        (Sft("a", RUN), Evaluate("e", dataclasses.replace(RUN, data=DATA))),
+        "stage e: run.data.eval_prompts = 0",
+    ),
+    "nothing to export": ((Export("e"),), "stage e: no stage before it makes weights"),
+    "a bad setting": ((Sft("a", with_sft(steps=0)),), r"run\.sft\.steps = 0: must be positive"),
+    "a bad setting of RL": (
+        (Rl("a", dataclasses.replace(RUN, rl=dataclasses.replace(RUN.rl, group_size=1))),),
+        "stage a: rl.group_size = 1",
+    ),
+    "no function's name": ((Rows("a", "rows"),), "stage a: function = 'rows': must be module:name"),
+    "no conversations": ((Prepare("a", PrepareConfig(())),), "stage a: prepare.data is empty"),
+}
+
+
+@pytest.mark.parametrize("stages, message", WRONG.values(), ids=WRONG)
+def test_what_cannot_run_is_refused_with_the_stage_and_why(stages, message):
+    with pytest.raises(ConfigError, match=message):
+        pipeline(*stages).validate()
+
+
+LOST = dataclasses.replace(RUN.data, sources=(FileSource("no/rows.jsonl"),))
+AWAY = {
+    "a file of conversations": (
+        Sft("a", with_sft(files=("no.jsonl",))),
+        r"stage a: run\.sft\.files\[0\] = 'no.jsonl': no such file",
+    ),
+    "a pattern": (Sft("a", with_sft(files=("no-*.jsonl",))), "files.0. = 'no-.*: no such file"),
+    "a file of prompts": (
+        Rl("a", dataclasses.replace(RUN, data=LOST)),
+        r"run\.data\.sources\[0\]\.path = 'no/rows.jsonl': no such file",
+    ),
+    "a tokenizer": (
+        Sft("a", dataclasses.replace(RUN, data=dataclasses.replace(RUN.data, tokenizer="no"))),
+        r"run\.data\.tokenizer = 'no': no such folder",
+    ),
+    "weights": (
+        Sft("a", dataclasses.replace(RUN, init_from="no")),
+        "init_from = 'no': no such fol",
+    ),
+    "a file to prepare": (
+        Prepare("a", PrepareConfig(("no.jsonl",))),
+        r"stage a: settings\.data\[0\] = 'no.jsonl': no such file",
+    ),
+    "a function": (Rows("a", f"{MADE}:tought"), "stage a: function = .*did you mean taught"),
+}
+
+
+@pytest.mark.parametrize("stage, message", AWAY.values(), ids=AWAY)
+def test_what_is_not_there_is_told_before_anything_runs(stage, message):
+    with pytest.raises(ConfigError, match=message):
+        check_outside(pipeline(stage).validate())
+
+
+def test_a_pipelines_file_is_for_compass_pipeline_and_a_runs_is_not(tmp_path):
+    file = tmp_path / "both.py"
+    text = "from compass_jax.config.pipeline import PipelineConfig\n"
+    file.write_text(text + "def pipeline():\n    return PipelineConfig(())\n")
+    assert made(str(file), PipelineConfig) == PipelineConfig(())
+    with pytest.raises(ConfigError, match="not a RunConfig; it is for compass pipeline"):
+        load_config(str(file))
+    with pytest.raises(ConfigError, match=r"returned RunConfig, not a PipelineConfig$"):
+        made("tiny_reasoning_cpu", PipelineConfig)
+    assert isinstance(load_config("tiny_reasoning_cpu"), RunConfig)

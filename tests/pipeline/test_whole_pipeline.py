@@ -1,0 +1,188 @@
+"""Whole pipelines: the stages' own work in this process; and (slow) the command, killed between and
+within stages.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import quick_compile
+from tiny_pipeline import MADE, tiny_pipeline
+from tiny_run import tiny_run
+
+from compass_jax.config import ConfigError
+from compass_jax.config.pipeline import PipelineConfig
+from compass_jax.config.prepare import PrepareConfig
+from compass_jax.config.stages import Evaluate, Merge, Prepare, Rows, Sft
+from compass_jax.pipeline import results as pipeline_results
+from compass_jax.pipeline.record import Record
+from compass_jax.pipeline.results import markdown, results, rows
+from compass_jax.pipeline.run import run_pipeline
+from compass_jax.pipeline.work import work
+from compass_jax.weights.merge_folders import read_record
+
+HERE = Path(__file__).parent
+
+
+def in_this_process(record, stage):
+    return work(record.placed(stage), record.place(stage), record.output)
+
+
+def test_rows_are_cleaned_learnt_merged_and_measured(tmp_path, monkeypatch):
+    reported = []
+    monkeypatch.setattr(pipeline_results, "run_report", lambda *given: reported.append(given[:2]))
+    run = dataclasses.replace(tiny_run(), trackers=(), show_samples_every=0)
+    taught = dataclasses.replace(run, sft=dataclasses.replace(run.sft, procedural=(), steps=1))
+    clean = PrepareConfig(("stage:taught",), against=("stage:asked",), near=0)
+    given = PipelineConfig(
+        (
+            Rows("asked", f"{MADE}:asked", {"count": 1}),
+            Rows("taught", f"{MADE}:taught", {"count": 8}),
+            Prepare("clean", clean),
+            Sft("base", taught),
+            Sft("a", taught),
+            Sft("b", taught, start="base"),
+            Merge("merged", ("a", "b"), density=(0.5,), routers="base"),
+            Evaluate("measured", run, of=("merged",)),
+        ),
+        str(tmp_path),
+    ).validate()
+
+    def do(record, stage):
+        if stage.name not in ("a", "b"):
+            return in_this_process(record, stage)
+        shutil.copytree(record.output("base"), record.place(stage), dirs_exist_ok=True)
+        return 0
+
+    assert run_pipeline(given, do=do) == 0
+    kept = (tmp_path / "03-clean" / "train.jsonl").read_text().splitlines()
+    assert len(kept) == 8 and "0 + 1" in kept[0]
+    begun = json.loads((tmp_path / "04-base" / "config.json").read_text())
+    assert begun["sft"]["files"] == [str(tmp_path / "03-clean" / "train.jsonl")]
+    merged = read_record(tmp_path / "07-merged" / "merged")
+    assert [Path(one["folder"]).name for one in merged["models"]] == ["05-a", "06-b"]
+    found = json.loads((tmp_path / "results.json").read_text())["stages"]
+    summary = json.loads((tmp_path / "08-measured" / "merged" / "summary.json").read_text())
+    assert found == {"merged": summary["sets"]} and found["merged"]["heldout"]["prompts"] == 4
+    assert "| merged |" in (tmp_path / "results.md").read_text()
+    folders = [tmp_path / name for name in ("04-base", "05-a", "06-b")]
+    assert reported == [(folders, str(tmp_path / "report.html"))]
+
+
+def test_the_table_has_a_row_for_each_stage_and_a_column_for_each_set():
+    found = {
+        "base": {"sums": {"avg_at_k": 0.25, "avg_at_k_se": 0.015}},
+        "rl": {
+            "sums": {"avg_at_k": 0.5, "avg_at_k_se": None},
+            "prices": {"avg_at_k": None, "avg_at_k_se": None},
+        },
+    }
+    assert rows(found) == [
+        {"stage": "base", "sums": "25.0 ± 1.5", "prices": ""},
+        {"stage": "rl", "sums": "50.0", "prices": "unknown"},
+    ]
+    assert markdown(found).splitlines()[:3] == [
+        "| stage | sums | prices |",
+        "| --- | --- | --- |",
+        "| base | 25.0 ± 1.5 |  |",
+    ]
+
+
+def test_a_function_that_gives_no_row_is_refused(tmp_path):
+    stage = Rows("none", f"{MADE}:none", {"count": 1})
+    given = PipelineConfig((stage,), str(tmp_path)).validate()
+    with pytest.raises(ConfigError, match="none': it gave no row"):
+        run_pipeline(given, do=in_this_process)
+
+
+def test_weights_that_were_measured_are_not_measured_again(tmp_path):
+    given = tiny_pipeline(str(tmp_path)).validate()
+    record, stage = Record(given), given.stages[4]
+    for name in stage.of:
+        folder = record.begin(dataclasses.replace(stage, of=(), run=tiny_run())) / name
+        folder.mkdir()
+        text = json.dumps({"sets": {"sum": {"avg_at_k": 0.5, "avg_at_k_se": 0.1}}})
+        (folder / "summary.json").write_text(text)
+    assert in_this_process(record, stage) == 0
+    assert list(results(record)) == ["base", "rl"]
+
+
+FILE = """
+import sys
+sys.path[:0] = {path!r}
+import tiny_pipeline as tiny
+def pipeline():
+    return tiny.tiny_pipeline()
+"""
+
+
+class Command:
+    """`compass pipeline` on the tiny pipeline, in a process of its own."""
+
+    def __init__(self, out):
+        file = out.parent / "tiny.py"
+        file.write_text(FILE.format(path=[str(HERE), str(HERE.parent)]))
+        command = [sys.executable, "-m", "compass_jax", "pipeline", str(file), "--out", str(out)]
+        environment = os.environ | {"XLA_FLAGS": quick_compile.FLAG}  # one device
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
+        )
+
+    def when(self, there, number):
+        """Sends a signal once `there()`; the exit status."""
+        while self.process.poll() is None and not there():
+            time.sleep(0.02)
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.end()
+
+    def end(self):
+        _, told = self.process.communicate(timeout=600)
+        print(told.decode())
+        return self.process.returncode
+
+
+def answers(out):
+    """What two runs must agree on: every answer, every metric but those of clocks."""
+    found = {}
+    for file in sorted(out.rglob("answers.jsonl")):
+        found[str(file.relative_to(out))] = file.read_text()
+    for file in sorted(out.rglob("metrics.jsonl")):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        clocks = ("_s", "_per_s", "_bytes", "mfu")
+        found[str(file.relative_to(out))] = [
+            {
+                k: v
+                for k, v in line["metrics"].items()
+                if not k.endswith(clocks) and "time/" not in k
+            }
+            for line in lines
+        ]
+    return found
+
+
+@pytest.mark.slow
+def test_a_pipeline_that_is_killed_goes_on_and_ends_as_an_undisturbed_one(tmp_path):
+    (tmp_path / "left").mkdir()
+    (tmp_path / "killed").mkdir()
+    left, out = tmp_path / "left" / "out", tmp_path / "killed" / "out"
+    assert Command(left).end() == 0
+    step = out / "03-base" / "checkpoints"
+    assert Command(out).when(lambda: any(step.glob("step_*")), signal.SIGKILL) == -9
+    log = out / "04-rl" / "metrics.jsonl"
+    assert Command(out).when(lambda: log.is_file() and log.stat().st_size, signal.SIGTERM) == 143
+    assert (out / "results.json").exists() is False
+    one = out / "05-measured" / "base" / "summary.json"
+    assert Command(out).when(one.is_file, signal.SIGINT) == 130
+    assert Command(out).end() == 0
+    assert answers(out) == answers(left)
+    mine, theirs = (json.loads((x / "results.json").read_text()) for x in (out, left))
+    assert mine == theirs and list(mine["stages"]) == ["base", "rl"]
+    assert (out / "06-exported" / "hf" / "config.json").is_file()

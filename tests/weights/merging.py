@@ -1,0 +1,59 @@
+"""What the tests of merged folders share: a base with two parents that were moved a little."""
+
+import json
+import shutil
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+from test_hf import MOE, random_params, tensors_of, write_folder
+
+from compass_jax.weights.hf import save_params
+from compass_jax.weights.merge import method_of
+from compass_jax.weights.merge_folders import merge_folders
+
+BF16 = ml_dtypes.bfloat16
+ROUTER = "model.layers.1.mlp.gate.weight"
+TOKENIZER = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}}
+TOKENIZER["added_tokens"] = [{"id": 3, "content": "<end>"}]
+
+
+def near(base, seed):
+    """A parent: every tensor moved a little, in float32."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: (x.astype(np.float32) + 0.1 * rng.standard_normal(x.shape)).astype(np.float32)
+        for name, x in base.items()
+    }
+
+
+def family_of_three(where):
+    """base (bfloat16, 4 shards), one (bfloat16, 3 shards) and two (float32, one file) in `where`,
+    each with a tokenizer.
+    """
+    drawn = tensors_of(save_params(random_params(MOE), MOE, where / "drawn", "float32"))
+    shutil.rmtree(where / "drawn")
+    base = {name: x.astype(BF16) for name, x in drawn.items()}
+    one = {name: x.astype(BF16) for name, x in near(base, 1).items()}
+    made = (
+        write_folder(where / "base", MOE, base, 4),
+        write_folder(where / "one", MOE, one, 3),
+        write_folder(where / "two", MOE, near(base, 2)),
+    )
+    for folder in made:
+        (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    return made
+
+
+def merge(folders, out, name="ties", *, weights=None, density=None, **options):
+    base, *models = folders
+    method = method_of(name, len(models), weights, density)
+    return merge_folders(base, models, out, method, **options)
+
+
+def tensors_with(folder, change):
+    tensors = tensors_of(folder)
+    change(tensors)
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})

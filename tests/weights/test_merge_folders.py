@@ -1,0 +1,225 @@
+"""Folders merged into a new one: every entry against the formula on whole tensors, the files, and
+a kill.
+"""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from merging import BF16, ROUTER, family_of_three, merge, near
+from test_hf import MOE, TIED, random_params, tensors_of, write_folder
+from test_merge import ties_reference
+
+from compass_jax.weights import merge_folders as room
+from compass_jax.weights.convert import import_hf
+from compass_jax.weights.digests import of_files
+from compass_jax.weights.hf import load_params, parameters_of, save_params
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return family_of_three(tmp_path)
+
+
+def flat(tensors, names):
+    return np.concatenate([tensors[name].astype(np.float32).reshape(-1) for name in names])
+
+
+def test_ties_of_folders_is_ties_of_their_flattened_deltas(folders, tmp_path, monkeypatch):
+    """Reads and blocks of a few entries: no tensor is seen whole."""
+    monkeypatch.setattr(room, "READ", 200)
+    monkeypatch.setattr(room, "BLOCK", 17)
+    found = merge(folders, tmp_path / "out", weights=(1.0, 2.0), density=(0.2, 0.5), scale=0.5)
+    tensors = [tensors_of(folder) for folder in folders]
+    names = sorted(tensors[0])
+    base, *models = (flat(one, names) for one in tensors)
+    deltas = np.array([model - base for model in models])
+    kept, merged = ties_reference(deltas, (1.0, 2.0), (0.2, 0.5))
+    wanted = (base + np.float32(0.5) * merged).astype(BF16)
+    out = tensors_of(found.path)
+    assert sorted(out) == names and {x.dtype for x in out.values()} == {np.dtype(BF16)}
+    np.testing.assert_array_equal(flat(out, names), wanted.astype(np.float32))
+    for share, delta, mine in zip(found.parents, deltas, kept, strict=True):
+        agree = np.sign(mine) == np.sign(merged)
+        assert share.kept == np.count_nonzero(mine) / mine.size
+        assert share.agreeing == np.count_nonzero(agree & (mine != 0)) / np.count_nonzero(mine)
+        norms = np.linalg.norm(delta.astype(np.float64)), np.linalg.norm(base.astype(np.float64))
+        assert share.norm == pytest.approx(norms[0]) and share.norm > 1
+        assert share.relative_norm == pytest.approx(norms[0] / norms[1])
+
+
+@pytest.mark.parametrize("name", ["ties", "ties-official", "linear", "dare", "slerp"])
+def test_blocks_shards_and_their_order_change_no_bit(folders, tmp_path, monkeypatch, name):
+    whole = tensors_of(merge(folders, tmp_path / "whole", name).path)
+    monkeypatch.setattr(room, "READ", 300)
+    monkeypatch.setattr(room, "BLOCK", 53)
+    base, one, two = folders
+    again = write_folder(tmp_path / "again", MOE, tensors_of(one), 7)
+    shutil.copyfile(one / "tokenizer.json", again / "tokenizer.json")
+    parts = merge((base, again, two), tmp_path / "parts", name, shard_bytes=3000).path
+    assert len(list(parts.glob("*.safetensors"))) > 5
+    parts = tensors_of(parts)
+    for tensor, x in whole.items():
+        if name == "slerp":  # its angles are sums over blocks
+            np.testing.assert_allclose(
+                x.astype(np.float32), parts[tensor].astype(np.float32), rtol=0.01, atol=1e-6
+            )
+        else:
+            np.testing.assert_array_equal(x, parts[tensor])
+
+
+@pytest.mark.parametrize("name", ["ties", "ties-official", "linear", "task-arithmetic", "slerp"])
+def test_scale_zero_gives_the_base(folders, tmp_path, name):
+    out = tensors_of(merge(folders, tmp_path / "out", name, scale=0.0).path)
+    base = tensors_of(folders[0])
+    assert {name: x.tobytes() for name, x in out.items()} == {
+        name: x.tobytes() for name, x in base.items()
+    }
+
+
+def test_files_are_the_bases_and_the_record_says_what_was_done(folders, tmp_path):
+    base, one, two = folders
+    found = merge(folders, tmp_path / "out", routers_from=2)
+    index = "model.safetensors.index.json"
+    ours, theirs = (json.loads((x / index).read_text())["weight_map"] for x in (found.path, base))
+    assert ours == theirs and len(set(ours.values())) == 4
+    for name in ("config.json", "tokenizer.json"):
+        assert (found.path / name).read_bytes() == (base / name).read_bytes()
+    record = json.loads((found.path / "merge.json").read_text())
+    assert record["method"] == "ties" and record["density"] == [0.2, 0.2]
+    assert record["weights"] == [1.0, 1.0] and record["scale"] == 1.0 and record["routers"] == 2
+    told = [record, record["base"], *record["models"]]
+    assert [x["folder"] for x in told[1:]] == [str(base), str(one), str(two)]
+    for folder, entry in zip((found.path, base, one, two), told, strict=True):
+        names = sorted(path.name for path in folder.glob("*.safetensors"))
+        digests = of_files(folder, names)
+        assert entry["files"] == {name: digests[name].value for name in names}
+    assert [x["norm"] for x in record["models"]] == [share.norm for share in found.parents]
+    assert record["notices"] == found.notices
+    assert found.notices == [
+        f"{two} holds float32; the merged model has the base's types, bfloat16"
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "one", "out", "two"]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_routers_of_one_model_are_its_own_and_count_for_nothing(folders, tmp_path, which):
+    out = tensors_of(merge(folders, tmp_path / "out", routers_from=which).path)
+    given = tensors_of(folders[which])[ROUTER].astype(BF16)
+    assert out[ROUTER].tobytes() == given.tobytes()
+    tensors = [tensors_of(folder) for folder in folders]
+    names = [name for name in sorted(tensors[0]) if name != ROUTER]
+    base, *models = (flat(one, names) for one in tensors)
+    merged = ties_reference(np.array([m - base for m in models]), (1.0, 1.0), (0.2, 0.2))[1]
+    np.testing.assert_array_equal(flat(out, names), (base + merged).astype(BF16).astype(np.float32))
+
+
+def test_merged_routers_are_merged(folders, tmp_path):
+    out = tensors_of(merge(folders, tmp_path / "out", "linear").path)[ROUTER]
+    base, one, two = (tensors_of(folder)[ROUTER].astype(np.float32) for folder in folders)
+    mean = base + np.float32(0.5) * (one - base) + np.float32(0.5) * (two - base)
+    np.testing.assert_allclose(out.astype(np.float32), mean, rtol=2**-7)
+    assert (np.abs(out.astype(np.float32) - base) > 0).any()
+
+
+def test_tensors_keep_the_bases_own_types_and_models_load(folders, tmp_path):
+    """A base that holds its routers in float32 among float16: so does the merged one."""
+    base, one, two = folders
+    mixed = {name: x.astype(np.float16) for name, x in tensors_of(base).items()}
+    mixed[ROUTER] = mixed[ROUTER].astype(np.float32)
+    write_folder(tmp_path / "mixed", MOE, mixed, 2)
+    shutil.copyfile(base / "tokenizer.json", tmp_path / "mixed" / "tokenizer.json")
+    found = merge((tmp_path / "mixed", one, two), tmp_path / "out", "linear")
+    out = tensors_of(found.path)
+    assert {name for name, x in out.items() if x.dtype == np.float32} == {ROUTER}
+    params = load_params(found.path, MOE, "float32")
+    np.testing.assert_array_equal(
+        params["embed"], out["model.embed_tokens.weight"].astype(np.float32)
+    )
+
+
+def test_a_single_parent_gives_its_largest_changes(folders, tmp_path):
+    base, one, _ = folders
+    out = tensors_of(merge((base, one), tmp_path / "out", density=[1.0]).path)
+    for name, x in tensors_of(one).items():
+        np.testing.assert_allclose(
+            out[name].astype(np.float32), x.astype(np.float32), rtol=2**-7, atol=2**-7
+        )
+
+
+def test_a_tied_head_that_repeats_the_embedding_is_left_out(tmp_path):
+    params = random_params(TIED)
+    tensors = tensors_of(save_params(params, TIED, tmp_path / "a", "float32"))
+    head = {"lm_head.weight": tensors["model.embed_tokens.weight"]}
+    base = write_folder(tmp_path / "base", TIED, tensors | head)
+    other = write_folder(tmp_path / "other", TIED, near(tensors, 1))
+    out = merge((base, other), tmp_path / "out", "linear").path
+    assert sorted(tensors_of(out)) == sorted(parameters_of(TIED))
+
+
+def test_runs_and_checkpoints_are_parents_too(folders, tmp_path):
+    base, one, two = folders
+    import_hf(one, tmp_path / "run")
+    import_hf(base, tmp_path / "base_run")
+    step = next((tmp_path / "run" / "checkpoints").iterdir())
+    wanted = tensors_of(merge(folders, tmp_path / "wanted").path)
+    for number, given in enumerate((tmp_path / "run", step)):
+        out = merge((tmp_path / "base_run", given, two), tmp_path / f"out_{number}").path
+        found = tensors_of(out)
+        assert {name: x.tobytes() for name, x in found.items()} == {
+            name: x.tobytes() for name, x in wanted.items()
+        }
+        record = json.loads((out / "merge.json").read_text())
+        assert record["models"][0]["folder"] == str(given)
+        assert not list(tmp_path.glob(".*"))
+
+
+SLOW_MERGE = """
+import sys, time
+from compass_jax.weights import merge_folders as room
+from compass_jax.weights.merge import method_of
+read = room.read_rows
+room.read_rows = lambda *given: (time.sleep(0.02), read(*given))[1]
+room.READ = 100
+base, *models = sys.argv[1:4]
+room.merge_folders(base, models, sys.argv[4], method_of("linear", 2))
+"""
+
+
+def test_a_kill_leaves_nothing_under_the_name_and_the_same_command_works(folders, tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", SLOW_MERGE, *map(str, folders), str(out)]
+    with subprocess.Popen(command) as child:
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob(".out.partial/*.safetensors")):
+            assert child.poll() is None and time.monotonic() < until
+            time.sleep(0.02)
+        child.send_signal(signal.SIGKILL)
+    assert not out.exists() and (tmp_path / ".out.partial").exists()
+    merge(folders, out, "linear")
+    assert len(tensors_of(out)) == len(tensors_of(folders[0]))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_reads_cover_each_entry_once():
+    for shape in ((), (1,), (7,), (5, 3), (2, 3, 4), (1, 500), (300, 2)):
+        size = int(np.prod(shape, dtype=int))
+        x = np.arange(size).reshape(shape)
+        parts = [(start, x[rows] if shape else x) for start, rows in room._reads(shape)]
+        assert [start for start, _ in parts] == np.cumsum([0, *(p.size for _, p in parts)])[
+            :-1
+        ].tolist()
+        np.testing.assert_array_equal(
+            np.concatenate([p.reshape(-1) for _, p in parts]), x.reshape(-1)
+        )
+
+
+def test_the_parameters_of_a_model_are_its_tensors(folders):
+    found = parameters_of(MOE)
+    assert sorted(found) == sorted(tensors_of(folders[0]))
+    assert [name for name, parameter in found.items() if parameter == "moe.router"] == [ROUTER]
