@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from compass_jax.config.data import (
-    MOST_TIMEOUT_S,
     DataConfig,
     FileSource,
-    RewardConfig,
     Source,
     TaskSource,
     check_temperature,
@@ -18,6 +16,7 @@ from compass_jax.config.errors import check
 from compass_jax.config.judge import JudgeConfig
 from compass_jax.config.named import is_name
 from compass_jax.config.ranges import Count, CountOrOff, Name, Range, Text, check_fields
+from compass_jax.config.rewards import MOST_TIMEOUT_S, RewardConfig
 from compass_jax.config.verifiers import JUDGE, VERDICT, settled
 
 
