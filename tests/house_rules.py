@@ -67,7 +67,8 @@ LAYERS = {
     | {"rewards.extract"},
     "weights": MODEL | {"families", "weights", "distributed"},
     "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},
-    "training.notices": MODEL | {"rl", "training", "experience"},
+    "training.notices": MODEL | {"rl", "training", "experience", "rewards"},
+    "training.samples": MODEL | {"training", "data", "experience", "runs", "serving"},
     "training.session": (
         MODEL
         | {"training", "data", "distributed", "runs", "rewards", "weights"}

@@ -26,6 +26,7 @@ import jax
 from rich.console import Console
 
 from compass_jax.config import ConfigError, Objective, RunConfig
+from compass_jax.config.curriculum import at_step
 from compass_jax.records import StepArrays
 from compass_jax.report import summary_table
 from compass_jax.rewards.detect import notice
@@ -51,7 +52,10 @@ def run_calibration(
     alphas: Sequence[float] = ALPHAS,
     target: float = 0.15,
 ) -> dict[str, Any]:
-    """Prints and writes `out`/alpha.json; returns what it holds. Trains nothing that is kept."""
+    """Prints and writes `out`/alpha.json; returns what it holds. Trains nothing that is kept. Of a
+    run in stages the first one counts.
+    """
+    config = at_step(config, 0)
     espo = config.rl.objective
     if not isinstance(espo, Espo) or espo.fixed_clip:
         raise ConfigError(

@@ -341,6 +341,6 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
     else:
         from compass_jax.experience.evaluate import run_eval
 
-        found = run_eval(config, args.checkpoint, args.out, args.json)
+        found = run_eval(config, args.checkpoint, args.out, as_json=args.json)
         return STRICT if args.strict and found["warning"] else 0
     return 0

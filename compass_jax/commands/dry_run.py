@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from compass_jax.commands.settings_help import WIDTH, settings
 from compass_jax.config import ConfigError, RunConfig
+from compass_jax.data.difficulty import label_of
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.pairs import encode_pairs, split_pairs
 from compass_jax.data.prompts import evaluation_sets, fitting, in_words, train_prompts
@@ -18,10 +19,12 @@ from compass_jax.data.questions import once
 from compass_jax.data.sft import sft_examples
 from compass_jax.experience.evaluate import NOTHING_TO_EVALUATE
 from compass_jax.model.params import param_count
+from compass_jax.records import Prompt
 from compass_jax.runs.rundir import look_into
 from compass_jax.sharding import placements
 from compass_jax.trackers.opened import check_trackers
 from compass_jax.training.header import header, model_in_words
+from compass_jax.training.notices import idle_settings
 from compass_jax.training.session import load_tokenizer, open_scorer
 from compass_jax.weights import checkpoint
 from compass_jax.weights.start import check_weights
@@ -83,7 +86,9 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
     begun = look_into(config.directory, config)
     if command == "train":
         train, evaluated = _prompts(config, tell)
-        work, total = f"{train:,} prompts, {evaluated}", config.rl.steps
+        for text in idle_settings(config, len(train), len({label_of(x) for x in train})):
+            tell(text)
+        work, total = f"{len(train):,} prompts, {evaluated}", config.rl.steps
     else:
         tokenizer, total = load_tokenizer(config), config.sft.steps
         if command == "scalar":
@@ -110,17 +115,16 @@ def _reading(config: RunConfig, command: str, weights: str | None, tell: Tell) -
     rows = {
         "model": model_in_words(config.model, param_count(config.model)),
         "weights": weights or config.init_from or "random",
-        "prompts": f"{train:,} of the training, {evaluated}",
+        "prompts": f"{len(train):,} of the training, {evaluated}",
     }
     return [f"{name:9}  {value}" for name, value in rows.items()]
 
 
-def _prompts(config: RunConfig, tell: Tell) -> tuple[int, str]:
+def _prompts(config: RunConfig, tell: Tell) -> tuple[list[Prompt], str]:
     """(prompts of the training that are left, those of the evaluation in words)."""
     tokenizer, longest = load_tokenizer(config), config.rollout.prompt_buckets[-1]
     tell = once(tell)
     train = train_prompts(config.data, tokenizer, config.seed, tell)
     train = fitting(train, longest, config.data.overlong, tell)
-    if config.data.keep_file:
-        train = kept_prompts(train, config.data.keep_file)[0]
-    return len(train), in_words(evaluation_sets(config, tokenizer, tell))
+    train = kept_prompts(train, config.data.keep_file).prompts
+    return train, in_words(evaluation_sets(config, tokenizer, tell))

@@ -66,8 +66,8 @@ def _filter(
     engine, decode, tokenizer = decoder_of(config, checkpoint)
     prompts = train_prompts(config.data, tokenizer, config.seed, tell)
     prompts = fitting(prompts, config.rollout.prompt_buckets[-1], config.data.overlong, tell)
-    if config.data.keep_file:  # of an earlier filter: this one goes on from what it kept
-        prompts, _ = kept_prompts(prompts, config.data.keep_file)
+    # of an earlier filter: this one goes on from what it kept
+    prompts = kept_prompts(prompts, config.data.keep_file).prompts
     done = read_pass_rates(path, complete=False, prompts=prompts) if os.path.lexists(path) else {}
     _check_same(done, samples, low, high, path)
     left = [p for p in prompts if p.id not in done]

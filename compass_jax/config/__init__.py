@@ -8,6 +8,7 @@ function takes them as static.
 
 from __future__ import annotations
 
+from compass_jax.config.curriculum import RLStage
 from compass_jax.config.data import (
     DataConfig,
     EvalConfig,
@@ -52,6 +53,7 @@ __all__ = [
     "OptimConfig",
     "ProceduralSource",
     "RLConfig",
+    "RLStage",
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from compass_jax.config.data import DataConfig, FileSource, RolloutConfig
+from compass_jax.config.judge import JudgeConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
+from compass_jax.config.objective import default_objective
 from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.run import RunConfig
 from compass_jax.config.training import (
     CorrectionConfig,
     OptimConfig,
     RLConfig,
+    ShapingConfig,
     ZeroVarianceConfig,
 )
 
@@ -43,6 +47,21 @@ QWEN3_235B_A22B = ModelConfig(
     head_dim=128,
     ffn=12_288,
     moe=MoEConfig(experts=128, top_k=8, ffn=1536),
+    max_positions=40_960,
+)
+# The shape of a published dense model of 7B, a neighbour of the sister's (arXiv 2508.08909), whose
+# layers' sizes the paper does not say.
+QWEN2_7B = ModelConfig(
+    family="qwen2",
+    vocab_size=152_064,
+    hidden=3584,
+    layers=28,
+    heads=28,
+    kv_heads=4,
+    head_dim=128,
+    ffn=18_944,
+    qk_norm=False,
+    qkv_bias=True,
     max_positions=40_960,
 )
 # The size that arXiv 2512.07710 gives (245B in all, 71B active, 16 experts, top-4); the layers'
@@ -82,7 +101,8 @@ def pod_run(
     tokens on each group of context devices. A checkpoint every second step (of about five minutes
     and more, by the bounds of the plans): a preemption loses what came behind the last one.
     """
-    rows, pairs = mesh.replica * mesh.fsdp * mesh.expert, mesh.expert * model.mixture.top_k
+    rows = mesh.replica * mesh.fsdp * mesh.expert
+    chunk = PAIRS // (mesh.expert * model.moe.top_k) if model.moe else 0
     return RunConfig(
         name=name,
         model=model,
@@ -95,7 +115,7 @@ def pod_run(
             remat=True,
             scan_layers=True,
             scan_decode=True,
-            moe_chunk=PAIRS // pairs,
+            moe_chunk=chunk,
             logprob_chunk=2048,
             exchange=exchange,
         ),
@@ -112,22 +132,53 @@ def pod_run(
             sources=(FileSource("data/train.jsonl"),), eval_prompts=256, tokenizer=weights
         ),
         rewards=RewardConfig(workers=8, timeout_s=10.0),
-        rl=_rl(prompts, rows),
+        rl=_rl(prompts, rows, "R3" if model.moe else "off"),
     )
 
 
-def _rl(prompts: int, rows: int) -> RLConfig:
-    """Four updates of a rollout, each over micro-batches of `rows` of the longest sequences."""
+def _rl(prompts: int, rows: int, replay: Literal["R3", "off"]) -> RLConfig:
+    """Four updates of a rollout, each over micro-batches of `rows` of the longest sequences: the
+    recipe of arXiv 2512.07710, as docs/concepts/zero_variance.md and espo.md explain it.
+
+    Prompts come by selection; those that `compass filter` finds always right or always wrong are
+    left out with `--data.keep-file OUT/pass_rates.jsonl`, which is a file of one's own. Uniform
+    groups grow to 32 samples. Penalties sum to 0.07, far below the 1 between right and wrong. The
+    paper says that it does each of these; the numbers are ours, but for ESPO's alpha. Nothing has
+    to be set for the longest samples to begin first: the rollout always does it.
+    """
     return RLConfig(
         steps=1000,
         prompts_per_step=prompts,
         group_size=16,
         updates_per_rollout=4,
-        replay="R3",
+        replay=replay,
         buckets=(8192, 16_384, PROMPT + ANSWER),
         micro_batch_tokens=rows * (PROMPT + ANSWER),
+        objective=default_objective(),  # ESPO with its paper's alpha
         correction=CorrectionConfig(name="tis"),
-        zero_variance=ZeroVarianceConfig(select=True),
+        shaping=ShapingConfig(
+            length_penalty=0.05, length_free_tokens=ANSWER // 2, repetition_penalty=0.02
+        ),
+        zero_variance=ZeroVarianceConfig(select=True, grow_to=32),
         optim=OptimConfig(learning_rate=1e-6, warmup_steps=10),
         save_every=2,
+    )
+
+
+def phase_two(config: RunConfig, weights: str) -> RunConfig:
+    """The second phase of arXiv 2512.07710, "domain expansion", from what the first one left in
+    `weights`: questions of the domain that a generative judge compares with a reference, beside the
+    first phase's.
+
+    The judge is served on devices of its own at `rewards.judge.endpoint`. Its verdicts are 0.5
+    apart (docs/howto/judge.md), still more than the penalties. Questions of the domain come three
+    times as often; this number is ours.
+    """
+    domain = FileSource("data/domain.jsonl", verifier="judge", label="domain", repeat=3)
+    return replace(
+        config,
+        name=f"{config.name}_phase2",
+        init_from=weights,
+        data=replace(config.data, sources=(*config.data.sources, domain)),
+        rewards=replace(config.rewards, judge=JudgeConfig("http://127.0.0.1:8000/v1", "judge")),
     )

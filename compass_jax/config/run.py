@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
+from compass_jax.config.curriculum import check_each_stage
 from compass_jax.config.data import DataConfig, EvalConfig, RolloutConfig
 from compass_jax.config.errors import check
 from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig
@@ -222,4 +223,4 @@ class RunConfig:
                 f" {r.max_new_tokens}: rl.shaping.{penalty} could never act",
             )
         check(bool(self.data.sources), "data.sources is empty: RL needs prompts")
-        return self
+        return check_each_stage(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from compass_jax.config.curriculum import RLStage, check_stages
 from compass_jax.config.errors import check
 from compass_jax.config.objective import Coefficient, Objective, default_objective
 from compass_jax.config.ranges import (
@@ -295,6 +296,10 @@ class RLConfig:
     """
     permute_rewards: bool = False
     """Rewards are shuffled within each group: a control experiment, which should learn nothing."""
+    stages: tuple[RLStage, ...] = ()
+    """From a step on settings are others (docs/concepts/curriculum.md), the objective too, which is
+    written like rl.objective; none: they stay.
+    """
 
     @property
     def capacity(self) -> int:
@@ -368,6 +373,7 @@ class RLConfig:
         self.shaping.validate()
         self.zero_variance.validate()
         self.optim.validate("rl.optim")
+        check_stages(self)
 
     def _validate_partial(self) -> None:
         key = f"rl.partial_prompts = {self.partial_prompts}"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from compass_jax.data.difficulty import Measured
 from compass_jax.data.files import DataError
 from compass_jax.records import Prompt
 from compass_jax.untrusted import parse_json, read_lines
@@ -112,12 +113,23 @@ def _checked(values: Any, where: str) -> PassRate:
     return row
 
 
-def kept_prompts(prompts: Sequence[Prompt], path: str) -> tuple[list[Prompt], int]:
-    """(the prompts that the filter keeps, tokens that the estimate cost).
+class Kept(NamedTuple):
+    """What a filter leaves of the prompts, and what it measured."""
+
+    prompts: list[Prompt]
+    tokens: int  # that the estimate cost
+    measured: list[Measured]  # of `prompts`, in their order
+
+
+def kept_prompts(prompts: Sequence[Prompt], path: str) -> Kept:
+    """The prompts that the filter keeps, with their pass rates; without a `path` all of them, none
+    measured.
 
     DataError if a prompt was not estimated or a line is of no prompt (other sources or another
     seed), or none is kept.
     """
+    if not path:
+        return Kept(list(prompts), 0, [])
     rows = read_pass_rates(path, prompts=prompts)
     missing = [p for p in prompts if p.id not in rows]
     if missing:
@@ -132,4 +144,8 @@ def kept_prompts(prompts: Sequence[Prompt], path: str) -> tuple[list[Prompt], in
             f"{path} keeps none of {len(prompts)} training prompts: widen --low and --high of "
             "compass filter"
         )
-    return kept, sum(row.tokens for row in rows.values())
+    measured = [
+        Measured(p, row.pass_rate * row.known, float(row.known))
+        for p, row in ((p, rows[p.id]) for p in kept)
+    ]
+    return Kept(kept, sum(row.tokens for row in rows.values()), measured)

@@ -1,5 +1,5 @@
 """Which prompts are worth a rollout: all, those whose groups varied lately (stage 1, GRESO, arXiv
-2506.02177), or those that may be solved next.
+2506.02177), those that may be solved next, or so many of each difficulty (rl.stages).
 """
 
 from __future__ import annotations
@@ -10,15 +10,23 @@ from typing import Any
 import numpy as np
 
 from compass_jax.config import RewardConfig, RLConfig, ZeroVarianceConfig
+from compass_jax.config.curriculum import WHOLE_RUN, Stage
+from compass_jax.data.difficulty import (
+    STRENGTH,
+    UNKNOWN,
+    Measured,
+    PassRates,
+    band_of,
+    distance,
+)
 from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
 
 KINDS = ("easy", "hard")  # all right, all wrong
 LEAST_CHANCE = 0.01  # of a prompt, however often its groups were uniform
 STEP, LOWEST, HIGHEST = 0.01, 0.05, 0.95
-STRENGTH = 8.0  # samples that a label's pass rate is worth beside a prompt's own
-MEMORY = 0.9  # of a label's counts from step to step
 LEAST_EXPLORED = 0.05  # chance of a prompt whose group is expected to be uniform
+EARLIER = 0.5  # what a prompt's counts weigh in its band, once it has another group
 
 
 class PromptSelector:
@@ -33,6 +41,7 @@ class PromptSelector:
     def __init__(self, seed: int):
         self._seed = seed
         self.skipped = 0  # in the last batch
+        self.notice = ""  # what is to be told of the last batch
 
     def next_batch(self, stream: PromptStream, n: int) -> list[Prompt]:
         """The next `n` prompts that are not skipped. After a whole pass without enough of them, the
@@ -142,60 +151,153 @@ class CurriculumSelector(PromptSelector):
 
     acts = True
 
-    def __init__(self, samples: int, rewards: RewardConfig, seed: int):
+    def __init__(self, samples: int, rates: PassRates, seed: int):
         super().__init__(seed)
-        self._samples, self._rewards = samples, rewards
-        self._labels: dict[str, list[float]] = {}  # label -> [right, known]
-        self._last: dict[str, list[float]] = {}  # prompt id -> [right, known] of its last group
+        self._samples, self._rates = samples, rates
 
     def chance(self, prompt: Prompt) -> float:
         """1 - p^n - (1 - p)^n, at least 0.05."""
-        right, known = self._last.get(str(prompt.id), (0.0, 0.0))
-        p = (right + STRENGTH * self._rate(prompt.label)) / (known + STRENGTH)
+        right, known = self._rates.own(prompt)
+        p = (right + STRENGTH * self._rates.of_label(prompt)) / (known + STRENGTH)
         return max(LEAST_EXPLORED, 1 - p**self._samples - (1 - p) ** self._samples)
-
-    def _rate(self, label: str) -> float:
-        right, known = self._labels.get(label, (0.0, 0.0))
-        return right / known if known else 0.5
 
     def update(self, results: Iterable[tuple[Prompt, Outcome]], epoch: float) -> None:
         """Moves the pass rates; a group without a verdict moves none."""
-        for entry in self._labels.values():
-            entry[:] = [MEMORY * x for x in entry]
-        low, high = self._rewards.wrong_at, self._rewards.right_at
-        for prompt, found in results:
-            if found.known:
-                right = found.known * min(
-                    1.0, max(0.0, (found.reward_sum / found.known - low) / (high - low))
-                )
-                self._last[str(prompt.id)] = [right, float(found.known)]
-                entry = self._labels.setdefault(prompt.label, [0.0, 0.0])
-                entry[:] = [entry[0] + right, entry[1] + found.known]
+        self._rates.update(results)
 
     def metrics(self) -> dict[str, float]:
         """The expected pass rate of each label."""
-        return {f"curriculum/{label}": self._rate(label) for label in self._labels}
+        return {f"curriculum/{label}": rate for label, rate in self._rates.labels().items()}
 
     def state(self) -> dict[str, Any]:
         """Pass rates of labels and prompts."""
-        return {
-            "labels": {k: list(v) for k, v in self._labels.items()},
-            "last": {k: list(v) for k, v in self._last.items()},
-        }
+        return self._rates.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from `state`."""
-        self._labels, self._last = (
-            {k: list(v) for k, v in state[name].items()} for name in ("labels", "last")
+        self._rates.restore(state)
+
+
+class BandSelector(PromptSelector):
+    """Draws prompts so that each band of a stage's mix has its share of them, in the order of the
+    stream and from no random number.
+
+    Each place of a batch goes to the band that is furthest below its share of all that the stage
+    has drawn, so that shares hold over many small batches too. The stream is looked through until
+    every place has a prompt; others are passed over. After a whole pass the places that are left
+    get the prompts nearest to their band by pass rate, which are counted as borrowed.
+    """
+
+    acts = True
+
+    def __init__(self, stage: Stage, rates: PassRates, seed: int):
+        super().__init__(seed)
+        self._number, self._mix, self._rates = stage.number, stage.mix or (), rates
+        self._given = [0] * len(self._mix)  # places of each band in this stage
+        self._drawn = [0] * (len(self._mix) + 1)  # prompts of this step by band; last: of none
+        self._borrowed = 0  # of this step
+        self._told: set[int] = set()
+
+    def next_batch(self, stream: PromptStream, n: int) -> list[Prompt]:
+        """The next `n` prompts. `notice` says it where a band has too few for the first time."""
+        self.notice, begun = "", stream.position
+        if not self._mix:
+            self.skipped = 0
+            return stream.next_batch(n)
+        places, chosen = self._places(n), list[Prompt]()
+        while any(places):
+            chosen += self._one_pass(stream, places)
+        for prompt in chosen:
+            band = band_of(self._mix, self._rates(prompt))
+            self._drawn[-1 if band is None else band] += 1
+        self.skipped = stream.position - begun - n
+        return chosen
+
+    def _places(self, n: int) -> list[int]:
+        """How many of `n` places each band gets."""
+        places = [0] * len(self._mix)
+        for total in range(sum(self._given) + 1, sum(self._given) + n + 1):
+            missing = [share * total - had for (*_, share), had in zip(self._mix, self._given)]
+            band = missing.index(max(missing))
+            places[band] += 1
+            self._given[band] += 1
+        return places
+
+    def _one_pass(self, stream: PromptStream, places: list[int]) -> list[Prompt]:
+        """The prompts of at most one pass over the data for `places`, which are counted down."""
+        chosen: list[Prompt] = []
+        left: list[tuple[Prompt, float]] = []
+        for _ in range(len(stream)):
+            prompt = stream.next_batch(1)[0]
+            rate = self._rates(prompt)
+            band = band_of(self._mix, rate)
+            if band is None or not places[band]:
+                left.append((prompt, rate))
+                continue
+            chosen.append(prompt)
+            places[band] -= 1
+            if not any(places):
+                return chosen
+        for band in range(len(places)):
+            left.sort(key=lambda one: distance(self._mix[band], one[1]))
+            nearest, left = left[: places[band]], left[places[band] :]
+            self._tell(band, len(nearest))
+            chosen += [prompt for prompt, _ in nearest]
+            places[band] -= len(nearest)
+        return chosen
+
+    def _tell(self, band: int, borrowed: int) -> None:
+        self._borrowed += borrowed
+        if not borrowed or band in self._told:
+            return
+        self._told.add(band)
+        low, high, share = self._mix[band]
+        self.notice = (
+            f"rl.stages[{self._number}].mix: a whole pass over the prompts has {borrowed} fewer of"
+            f" pass rate {low:g} to {high:g} (band {band}) than its share of {share:g} asks for;"
+            " those nearest by pass rate take their place (curriculum/borrowed_prompts). Pass rates"
+            " come from data.keep_file (compass filter) and from the run itself: a prompt that was"
+            f" never rolled out has its label's, and one of a new label {UNKNOWN:g}"
         )
 
+    def update(self, results: Iterable[tuple[Prompt, Outcome]], epoch: float) -> None:
+        """Moves the pass rates; what is counted of a step begins anew."""
+        self._rates.update(results)
+        self._drawn, self._borrowed = [0] * len(self._drawn), 0
 
-def prompt_selector(config: RLConfig, rewards: RewardConfig, seed: int) -> PromptSelector:
-    """The selector that the configuration asks for."""
+    def metrics(self) -> dict[str, float]:
+        """Shares of the bands among the prompts that the step drew; nothing where it drew none."""
+        total = sum(self._drawn)
+        if not total:
+            return {}
+        shares = {f"curriculum/band_{i}_share": x / total for i, x in enumerate(self._drawn[:-1])}
+        return {**shares, "curriculum/borrowed_prompts": float(self._borrowed)}
+
+    def state(self) -> dict[str, Any]:
+        """Pass rates, and what was given out."""
+        counts = {"given": self._given, "drawn": self._drawn, "borrowed": self._borrowed}
+        return {"stage": self._number, **counts, **self._rates.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from `state`; another stage's counts are not this one's."""
+        self._rates.restore(state)
+        if state["stage"] == self._number:
+            self._given, self._drawn = list(state["given"]), list(state["drawn"])
+            self._borrowed = state["borrowed"]
+
+
+def prompt_selector(
+    config: RLConfig,
+    rewards: RewardConfig,
+    seed: int,
+    stage: Stage = WHOLE_RUN,
+    measured: Iterable[Measured] = (),
+) -> PromptSelector:
+    """The selector that the configuration asks for; `measured`: pass rates from before the run."""
+    if stage.mix is not None:
+        return BandSelector(stage, PassRates(rewards, EARLIER, measured), seed)
     if config.zero_variance.select:
         return StreakSelector(config.zero_variance, seed)
-    return (
-        CurriculumSelector(config.group_size, rewards, seed)
-        if config.zero_variance.curriculum
-        else PromptSelector(seed)
-    )
+    if config.zero_variance.curriculum:
+        return CurriculumSelector(config.group_size, PassRates(rewards, 0.0, measured), seed)
+    return PromptSelector(seed)

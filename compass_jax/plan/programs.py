@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from compass_jax.chips import CHIPS, Chip, chip_of
 from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config.curriculum import largest_stage
 from compass_jax.experience.evaluate import evaluation_uses
 from compass_jax.experience.programs import training_use
 from compass_jax.extras import how_to_install
@@ -176,11 +177,13 @@ def known_ids(config: RunConfig) -> int:
 
 class Step:
     """The abstract arrays of a run on `devices`, and its programs. Programs are compiled in the
-    order of `programs`: later ones take the layouts that earlier ones give their results."""
+    order of `programs`: later ones take the layouts that earlier ones give their results. Of a run
+    in stages it is the one whose rollouts are the largest.
+    """
 
     def __init__(self, config: RunConfig, devices: list[jax.Device]):
         self.chip = known_chip(devices)
-        self.config = config = for_chip(config, devices[0].device_kind)
+        self.config = config = for_chip(largest_stage(config), devices[0].device_kind)
         self.train, self.decode = _placements(config, devices)
         layout, known = training_layout(config.compute), known_ids(config)
         self.model = Transformer(config.model, config.compute, layout, self.train, known)

@@ -96,6 +96,13 @@ METRICS: dict[str, Metric] = {
     "zero_variance/dynamic_filled_groups": Metric(
         "groups", "Uniform groups that filled a step after the last round."
     ),
+    "curriculum/stage": Metric("", "The stage of rl.stages in which the step is, from 0."),
+    "curriculum/band_<i>_share": Metric(
+        _SHARE, "Prompts that the step drew from band i of its stage's mix, of all that it drew."
+    ),
+    "curriculum/borrowed_prompts": Metric(
+        "prompts", "Prompts that took the place of those that their band lacked."
+    ),
     "curriculum/<label>": Metric(_SHARE, "The expected pass rate of a label's prompts."),
     # the update
     "loss": Metric("", "Minus the objective, mean over the step's updates."),

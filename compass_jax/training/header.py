@@ -7,6 +7,7 @@ from dataclasses import fields
 import jax
 
 from compass_jax.config import MeshConfig, ModelConfig, RunConfig
+from compass_jax.config.curriculum import Stage
 
 
 def header(config: RunConfig, work: str, parameters: int, done_steps: int, total: int) -> list[str]:
@@ -31,6 +32,18 @@ def header(config: RunConfig, work: str, parameters: int, done_steps: int, total
         "steps": f"{done_steps} of {total} done: continues" if done_steps else f"{total}",
     }
     return [f"{config.name}", *(f"  {name:9}  {value}" for name, value in rows.items())]
+
+
+def stage_line(config: RunConfig, stage: Stage) -> str:
+    """What a stage of RL begins with, in one line. `config`: the settings of the stage."""
+    rl = config.rl
+    mix = ", ".join(f"{share:.0%} of {low:g} to {high:g}" for low, high, share in stage.mix or ())
+    return (
+        f"stage {stage.number} of {stage.total} (from 0), to step {stage.end}: prompts"
+        f" {f'by pass rate: {mix}' if mix else 'as they come'}; {rl.group_size} samples of at most"
+        f" {config.rollout.max_new_tokens} tokens; {rl.objective.name}, learning rate"
+        f" {rl.optim.learning_rate:g}"
+    )
 
 
 def model_in_words(model: ModelConfig, parameters: int) -> str:

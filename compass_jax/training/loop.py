@@ -21,13 +21,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 from compass_jax.config import RunConfig
+from compass_jax.config.curriculum import at_step, stage_at
+from compass_jax.data.difficulty import label_of
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import evaluation_sets, fitting, in_words, train_prompts
 from compass_jax.data.selection import prompt_selector
@@ -40,17 +41,14 @@ from compass_jax.experience.metrics import (
     group_metrics,
     label_inversion,
     permute_rewards,
-    sample_rows,
     staleness,
 )
-from compass_jax.experience.token_rows import spread, token_rows
 from compass_jax.model.params import in_layout, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Group, Prompt, StepArrays
 from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.engine import Engine
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.serving.text import text_pieces
 from compass_jax.sharding import placements
 from compass_jax.training import optim
 from compass_jax.training.ahead import CompileAhead
@@ -58,6 +56,7 @@ from compass_jax.training.header import header
 from compass_jax.training.learner import Learner
 from compass_jax.training.notices import Notices
 from compass_jax.training.own_judge import PolicyJudge
+from compass_jax.training.samples import SampleLog
 from compass_jax.training.session import (
     StopSignal,
     load_tokenizer,
@@ -80,8 +79,22 @@ class RLTrainer:
     decode: Any  # the rollout's weights
 
     def __init__(
-        self, config: RunConfig, scorer: AnyScorer, stop: StopSignal, telemetry: Telemetry
+        self,
+        config: RunConfig,
+        scorer: AnyScorer,
+        stop: StopSignal,
+        telemetry: Telemetry,
+        said: set[str] | None = None,
     ):
+        """The run goes on from its newest checkpoint, to the end of its stage
+        (config/curriculum.py).
+
+        said: what was told before of this run; what is told is added.
+        """
+        found = newest_checkpoint(config.directory, telemetry.note)
+        self.done_steps = 0 if found is None else found.manifest.step
+        self.stage = stage_at(config.rl, self.done_steps)
+        config = at_step(config, self.done_steps)
         train, rollout = placements(config.mesh, config.rollout_mesh, config.rollout_apart)
         self.tokenizer = load_tokenizer(config)
         known = self.tokenizer.vocab_size
@@ -95,18 +108,16 @@ class RLTrainer:
             rollout,
             known,
         )
-        self.notices = Notices(config, telemetry.note)
+        self.notices = Notices(config, telemetry.note, said)
         once, longest = self.notices.once, config.rollout.prompt_buckets[-1]
         prompts = train_prompts(config.data, self.tokenizer, config.seed, once)
         prompts = fitting(prompts, longest, config.data.overlong, once)
-        self.filter_tokens = 0
-        if config.data.keep_file:
-            prompts, self.filter_tokens = kept_prompts(prompts, config.data.keep_file)
+        prompts, self.filter_tokens, measured = kept_prompts(prompts, config.data.keep_file)
         self.evaluated = evaluation_sets(config, self.tokenizer, once)
         self.stream = PromptStream(
             prompts, config.seed, [source.repeat for source in config.data.sources]
         )
-        self.selector = prompt_selector(self.rl, config.rewards, config.seed)
+        self.selector = prompt_selector(self.rl, config.rewards, config.seed, self.stage, measured)
         self.history = PromptHistory()
         self.collect = Collector(
             self.engine,
@@ -119,12 +130,13 @@ class RLTrainer:
         )
         self.judge = PolicyJudge(config, scorer, self.engine, self.tokenizer)
         self.buffer = new_buffer(self.engine, self.rl)
-        self.done_steps = 0
-        self.notices.at_start(len(self.stream), len({prompt.label for prompt in prompts}))
+        self.samples = SampleLog(config, self.tokenizer, telemetry)
+        self.notices.at_start(len(self.stream), len({label_of(prompt) for prompt in prompts}))
         self.ahead: dict[str, float] | None = None  # metrics of the rollout that ran ahead
         self.interrupted = False  # a stop came during a rollout
         layout = training_layout(config.compute)
-        self._restore_or_start(Transformer(config.model, config.compute, layout, train, known))
+        model = Transformer(config.model, config.compute, layout, train, known)
+        self._restore_or_start(model, found)
         self._sync_weights()
 
     def _sync_weights(self) -> dict[str, float]:
@@ -146,9 +158,8 @@ class RLTrainer:
 
     # ---- checkpoint ------------------------------------------------------------------------------
 
-    def _restore_or_start(self, model: Transformer) -> None:
-        config, directory = self.config, self.config.directory
-        found = newest_checkpoint(directory, self.telemetry.note)
+    def _restore_or_start(self, model: Transformer, found: checkpoint.Sound | None) -> None:
+        config = self.config
         if found is None:
             self.learner = Learner.start(config, model, first_parameters(config, model))
             # steps that were logged by a run killed before its first checkpoint
@@ -159,7 +170,7 @@ class RLTrainer:
             abstract["pending"] = jax.eval_shape(
                 lambda: self.buffer.arrays(self.engine.config.max_length)
             )
-        self.done_steps, arrays, meta = checkpoint.restore(found, abstract, model=config.model)
+        _, arrays, meta = checkpoint.restore(found, abstract, model=config.model)
         kept = (in_layout(arrays.get(name), model.layout) for name in ("state", "reference"))
         self.learner = Learner(config, model, *kept)
         self.stream.restore(meta["stream"])
@@ -213,17 +224,18 @@ class RLTrainer:
     # ---- one step --------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Runs the remaining steps; yields (step, metrics) after each. Where a stop comes during a
-        rollout it is `interrupted`, and what is in flight is saved.
+        """Runs the remaining steps of the stage; yields (step, metrics) after each. Where a stop
+        comes during a rollout it is `interrupted`, and what is in flight is saved.
         """
-        compiler = CompileAhead(self.learner.programs() if self.done_steps < self.rl.steps else ())
+        left = self.done_steps < self.stage.end
+        compiler = CompileAhead(self.learner.programs() if left else ())
         try:
             yield from self._steps(compiler)
         finally:
             compiler.finish()
 
     def _steps(self, compiler: CompileAhead) -> Iterator[tuple[int, dict[str, float]]]:
-        while self.done_steps < self.rl.steps and not self.stop.requested:
+        while self.done_steps < self.stage.end and not self.stop.requested:
             metrics = self.ahead
             if metrics is None:
                 metrics = self._rollout(self.done_steps + 1, self._stopped)()
@@ -242,10 +254,12 @@ class RLTrainer:
             metrics |= self.notices.of_groups(groups)
             self.notices.of_lengths(arrays.lengths)
             filtered = {"waste/filter_tokens": float(self.filter_tokens)}
+            staged = {"curriculum/stage": float(self.stage.number)}
             metrics |= {
                 **group_metrics(groups),
                 "repetition_frac": float(arrays.repetition[arrays.group >= 0].mean()),
                 **(filtered if self.filter_tokens else {}),
+                **(staged if self.stage.total else {}),
                 **staleness(groups, self.learner.version),
                 "epoch": self.stream.epoch,
             }
@@ -253,7 +267,7 @@ class RLTrainer:
             self.telemetry.phase("training")
             compiler.finish()
             try:
-                trace = self._trace(len(groups))
+                trace = self.samples.trace(len(groups))
                 metrics |= self._train(arrays, dropped, trace)
                 metrics |= label_inversion(groups, arrays, self.learner.advantage)
                 self.notices.of_update(metrics)
@@ -263,31 +277,11 @@ class RLTrainer:
                 return
             handed = self._sync_weights()
             self.done_steps += 1
-            self._log_samples(groups, trace)
+            self.samples.write(self.done_steps, groups, trace)
             yield (
                 self.done_steps,
                 {**metrics, **handed, "policy_version": float(self.learner.version)},
             )
-
-    def _trace(self, groups: int) -> TokenTrace | None:
-        """What takes the numbers of the logged groups' tokens; None where they are not logged."""
-        size, logged = self.rl.capacity, spread(groups, self.config.log.groups)
-        if not logged or not self.config.log.tokens:
-            return None
-        return TokenTrace([g * size + i for g in logged for i in range(size)])
-
-    def _log_samples(self, groups: list[Group], trace: TokenTrace | None) -> None:
-        """Into rollouts.jsonl and tokens.jsonl, and a few of some steps onto the screen."""
-        logged = [groups[g] for g in spread(len(groups), self.config.log.groups)]
-        rows = sample_rows(logged, self.tokenizer.decode)
-        self.telemetry.log_rollouts(self.done_steps, rows)
-        if trace is not None and self.telemetry.writes:
-            pieces, most = partial(text_pieces, self.tokenizer), self.config.log.tokens
-            tokens = token_rows(logged, trace.values, self.rl.capacity, pieces, most)
-            self.telemetry.log_tokens(self.done_steps, tokens)
-        every = self.config.show_samples_every
-        if every and (self.done_steps == 1 or self.done_steps % every == 0):
-            self.telemetry.show_samples(self.done_steps, rows)
 
     def _stopped(self) -> bool:
         """Whether a rollout has to end before it is complete. One that carries samples is waited
@@ -325,13 +319,14 @@ class RLTrainer:
         With `rl.one_step_off` they leave it first, and the next step's rollout runs meanwhile, in
         a thread of its own.
 
-        The last step of a run has none beside it, so that a run that is made longer goes on from
-        there on policy. The rollout is waited for: nothing can be done before the next step that
-        may use the verifiers or the prompts. Everything that it reads (the prompts' history, the
-        selector, the synced weights) stays as it is during the training. A stop waits for it
-        too: its weights are gone after the step, and it could not go on later.
+        The last step of a stage has none beside it: the next stage samples by settings of its own,
+        and a run that is made longer goes on from there on policy. The rollout is waited for:
+        nothing can be done before the next step that may use the verifiers or the prompts.
+        Everything that it reads (the prompts' history, the selector, the synced weights) stays as
+        it is during the training. A stop waits for it too: its weights are gone after the step, and
+        it could not go on later.
         """
-        if not self.rl.one_step_off or self.done_steps + 1 >= self.rl.steps:
+        if not self.rl.one_step_off or self.done_steps + 1 >= self.stage.end:
             metrics = self.learner.train(arrays, dropped, lambda: self.stop.requested, trace)
             self._end_step()
             return metrics
@@ -356,12 +351,14 @@ class RLTrainer:
         and returns its metrics; None where `stopped` first.
         """
         params, version = self.decode, self.learner.version
-        last = number >= self.rl.steps
+        last = number >= self.stage.end
 
         def draw(n: int) -> list[Prompt]:
             prompts = self.selector.next_batch(self.stream, n)
             if self.selector.acts:
                 self.buffer.count({"zero_variance/skipped_prompts": self.selector.skipped})
+            if self.selector.notice:
+                self.notices.once(self.selector.notice)
             return prompts
 
         def run() -> dict[str, float] | None:

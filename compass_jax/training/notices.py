@@ -7,11 +7,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import jax
 import numpy as np
 
-from compass_jax.config import RunConfig
+from compass_jax.config import RunConfig, ScalarJudgeConfig, ShapingConfig
 from compass_jax.experience.judged import (
     ALL_WRONG,
     extracted_frac,
@@ -22,6 +23,7 @@ from compass_jax.experience.judged import (
 )
 from compass_jax.model.quantize import kind_for
 from compass_jax.records import Group
+from compass_jax.rewards.checks import judged_sources
 from compass_jax.rl.bucketing import best_buckets, padding_frac, plan
 from compass_jax.rl.grouping import UNIFORM_WITHIN
 
@@ -31,8 +33,12 @@ MOSTLY = 0.5  # share of tokens on ESPO's floor that is worth saying
 
 
 def idle_settings(config: RunConfig, prompts: int, labels: int) -> list[str]:
-    """Settings that are allowed and cannot act in this run; `prompts`: how many one pass over the
-    data gives, `labels`: different ones of theirs.
+    """Settings that are allowed and cannot act in this run, each with the reason and what to do.
+
+    Args:
+        config: of the run, or of one of its stages.
+        prompts: how many one pass over the data gives.
+        labels: different labels of theirs (data/difficulty.py).
     """
     rl, found = config.rl, []
     if rl.replay != "off" and not config.model.moe_layers:
@@ -46,7 +52,7 @@ def idle_settings(config: RunConfig, prompts: int, labels: int) -> list[str]:
             " a rollout begins at the policy that it is compared with; raise rl.updates_per_rollout"
             " or rl.epochs"
         )
-    if config.rollout.quantize == "auto" and kind_for(jax.devices()[0].device_kind) == "off":
+    if config.rollout.quantize == "auto" and _eight_bit(config) == "off":
         found.append(
             "rollout.quantize = 'auto': no 8-bit type is known to be faster on this device; it runs"
             " as with 'off'"
@@ -64,6 +70,87 @@ def idle_settings(config: RunConfig, prompts: int, labels: int) -> list[str]:
             " own earlier result tells it from another; give data sources labels by task or"
             " difficulty"
         )
+    return found + _idle_rewards(config) + _idle_training(config) + idle_stages(config)
+
+
+def _idle_rewards(config: RunConfig) -> list[str]:
+    """Of growth and shaping."""
+    rl, found = config.rl, []
+    if rl.zero_variance.grow_to and isinstance(config.rewards.judge, ScalarJudgeConfig):
+        judged = judged_sources(config.data)
+        if all(i in judged for i in range(len(config.data.sources))):
+            found.append(
+                f"rl.zero_variance.grow_to = {rl.zero_variance.grow_to}: groups grow whose rewards"
+                " are equal, and those of a scalar reward model never are; set it to 0"
+            )
+    usual = ShapingConfig()
+    for penalty, settings in _PENALTIES.items():
+        changed = [name for name in settings if _of(rl.shaping, name) != _of(usual, name)]
+        if changed and not _of(rl.shaping, penalty):
+            found.append(
+                f"rl.shaping.{changed[0]} = {_of(rl.shaping, changed[0])}: rl.shaping.{penalty} is"
+                " 0, so that nothing is taken off; raise it, or leave both out"
+            )
+    return found
+
+
+_PENALTIES = {
+    "length_penalty": ("length_free_tokens",),
+    "repetition_penalty": ("repetition_ngram",),
+    "overlong_penalty": ("overlong_buffer_tokens",),
+}
+
+
+def _of(settings: ShapingConfig, name: str) -> float:
+    return getattr(settings, name)
+
+
+def _eight_bit(config: RunConfig) -> str:
+    """The 8-bit type of the rollout's weights on this device, or "off"."""
+    kind = config.rollout.quantize
+    return kind_for(jax.devices()[0].device_kind) if kind == "auto" else kind
+
+
+def _idle_training(config: RunConfig) -> list[str]:
+    """Of the correction, the warm-up and the evaluation."""
+    rl, found = config.rl, []
+    exact = config.compute.dtype == config.rollout_compute.dtype == "float32"
+    rounded = _eight_bit(config) != "off" or config.rollout.kv_quantize != "off"
+    # weights of an earlier policy, or a hotter one
+    other = rl.one_step_off or rl.partial_prompts or rl.zero_variance.grow_temperature != 1
+    if rl.correction.name != "off" and exact and not rounded and not other:
+        found.append(
+            f"rl.correction.name = {rl.correction.name!r}: rollout and training compute the same"
+            " policy in float32, so that every weight is 1 but for rounding; it is for 8-bit or"
+            " bfloat16 rollouts, rl.one_step_off, rl.partial_prompts and grow_temperature"
+        )
+    if rl.optim.warmup_steps >= rl.total_updates:
+        found.append(
+            f"rl.optim.warmup_steps = {rl.optim.warmup_steps}: the run has {rl.total_updates}"
+            " updates, so that the learning rate is never reached; lower it"
+        )
+    if rl.eval_every and not config.data.eval_prompts:
+        found.append(
+            f"rl.eval_every = {rl.eval_every}: data.eval_prompts is 0, so that there is nothing to"
+            " evaluate on; raise it"
+        )
+    return found
+
+
+def idle_stages(config: RunConfig) -> list[str]:
+    """Of the stages of a run: those that never begin, or that change nothing."""
+    rl, found = config.rl, []
+    for i, stage in enumerate(rl.stages):
+        if stage.after_steps >= rl.steps:
+            found.append(
+                f"rl.stages[{i}]: it begins after {stage.after_steps} steps, and the run ends after"
+                f" {rl.steps} (rl.steps): it has 0 steps; raise rl.steps"
+            )
+        elif i and replace(rl.stages[i - 1], after_steps=stage.after_steps) == stage:
+            found.append(
+                f"rl.stages[{i}]: it has the settings of the stage before it, so that nothing"
+                " changes where it begins; leave it out"
+            )
     return found
 
 
@@ -91,11 +178,15 @@ def floor_share(metrics: Mapping[str, float]) -> float:
 
 
 class Notices:
-    """Says each thing once. `tell` prints a line above the progress."""
+    """Says each thing once. `tell` prints a line above the progress; `said` is what was told before
+    in this run, and grows.
+    """
 
-    def __init__(self, config: RunConfig, tell: Callable[[str], None]):
+    def __init__(
+        self, config: RunConfig, tell: Callable[[str], None], said: set[str] | None = None
+    ):
         self._config, self._tell = config, tell
-        self._said: set[str] = set()
+        self._said = set() if said is None else said
         self._lengths: list[np.ndarray] = []
         self._looked = False  # at a rollout's rewards
         # what a warning of silent rewards calls, where the run is to end over it
@@ -116,7 +207,7 @@ class Notices:
     def at_start(self, prompts: int, labels: int) -> None:
         """Settings that cannot act over a pass of so many prompts with so many different labels."""
         for text in idle_settings(self._config, prompts, labels):
-            self._tell(text)
+            self.once(text)
 
     def of_groups(self, groups: Sequence[Group]) -> dict[str, float]:
         """Counts of one step's groups that are not as declared.

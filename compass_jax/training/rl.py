@@ -15,9 +15,12 @@ from compass_jax.experience.accuracy import Evaluation
 from compass_jax.experience.evaluated import answer_rows, write_evaluation
 from compass_jax.records import Group
 from compass_jax.rewards.detect import notice
+from compass_jax.rewards.shared import AnyScorer
 from compass_jax.runs.rundir import EVALUATION, EVALUATION_FOLDER, write_atomically
 from compass_jax.runs.telemetry import Telemetry, plain_numbers
+from compass_jax.training.header import stage_line
 from compass_jax.training.loop import RLTrainer
+from compass_jax.training.notices import idle_stages
 from compass_jax.training.session import (
     StopSignal,
     carry_tokenizer,
@@ -54,15 +57,38 @@ def run_rl(config: RunConfig, lost_log: bool = False, strict: bool = False) -> d
     ):
         telemetry.phase("loading")
         telemetry.note(notice(config.rewards.sandbox))
-        for line in code_changes(run):
-            telemetry.note(line)
-        trainer = RLTrainer(config, scorer, stop, telemetry)
-        if strict:
-            trainer.notices.end = partial(stop.end, STRICT)
-        for line in trainer.header():
+        for line in [*code_changes(run), *idle_stages(config)]:
             telemetry.note(line)
         carry_tokenizer(config)
-        return _run(trainer, config, telemetry, stop) | {"status": stop.status}
+        said: set[str] = set()
+        found: dict[str, Any] = {"stopped": False, "steps": -1}
+        # a stage ends in a checkpoint, and the next one begins like a run that goes on from it
+        while not found["stopped"] and found["steps"] < config.rl.steps:
+            found = _run_stage(config, scorer, stop, telemetry, strict, said)
+        return found | {"status": stop.status}
+
+
+def _run_stage(
+    config: RunConfig,
+    scorer: AnyScorer,
+    stop: StopSignal,
+    telemetry: Telemetry,
+    strict: bool,
+    said: set[str],
+) -> dict[str, Any]:
+    """Trains to the end of the stage in which the run is. Its trainer is gone afterwards, and with
+    it what it had on the devices.
+    """
+    trainer = RLTrainer(config, scorer, stop, telemetry, said)
+    if strict:
+        trainer.notices.end = partial(stop.end, STRICT)
+    if "header" not in said:
+        said.add("header")
+        for line in trainer.header():
+            telemetry.note(line)
+    if trainer.stage.total:
+        telemetry.note(stage_line(trainer.config, trainer.stage))
+    return _run(trainer, config, telemetry, stop)
 
 
 def _run(
@@ -80,7 +106,7 @@ def _run(
         # the same line wherever the run ends: the final evaluation is not in it
         telemetry.log(number, last)
         if (
-            number == config.rl.steps
+            number == trainer.stage.end
             or stop.requested
             or (config.rl.save_every and number % config.rl.save_every == 0)
         ):
@@ -101,6 +127,8 @@ def _run(
             " continues"
         )
         return {"steps": trainer.done_steps, "stopped": True, **last}
+    if trainer.done_steps < config.rl.steps:
+        return {"steps": trainer.done_steps, "stopped": False, **last}
     result = _last_evaluation(trainer, config, telemetry) if trainer.evaluated else None
     return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **last}
 

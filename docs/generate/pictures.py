@@ -63,6 +63,39 @@ def zero_variance() -> Picture:
     return p
 
 
+def curriculum() -> Picture:
+    """Three stages as bars of their mixes, hard prompts growing from left to right."""
+    p = Picture(860, 250, "Stages of rising difficulty")
+    p.text(20, 30, "Shares of the prompts by pass rate, stage by stage", at="start", bold=True)
+    stages = (
+        ("stage 0", "from step 0", (0.1, 0.4, 0.5), "8 samples, 8k tokens"),
+        ("stage 1", "from step 200", (0.3, 0.5, 0.2), "16 samples, 16k tokens"),
+        ("stage 2", "from step 500", (0.6, 0.35, 0.05), "16 samples, 30k tokens"),
+    )
+    for i, (name, when, mix, settings) in enumerate(stages):
+        x, left = 20 + 280 * i, 20.0 + 280 * i
+        p.text(x, 62, f"{name}, {when}", at="start")
+        for share, kind in zip(mix, ("loss", "reward", "train"), strict=True):
+            p.bar(left, 75, 240 * share, 60, kind)
+            if share >= 0.1:
+                p.text(left + 120 * share, 110, f"{share:.0%}", small=True)
+            left += 240 * share
+        p.text(x, 158, settings, at="start", small=True)
+        if i:
+            p.arrow([(x - 38, 105), (x - 4, 105)])
+    for i, (words, kind) in enumerate(
+        (
+            ("hard: 0 to 0.3", "loss"),
+            ("middling: 0.3 to 0.7", "reward"),
+            ("easy: 0.7 to 1", "train"),
+        )
+    ):
+        p.bar(20 + 200 * i, 180, 18, 18, kind)
+        p.text(46 + 200 * i, 194, words, at="start", small=True)
+    p.text(20, 230, "weights, moments, order, pass rates: all go on at a boundary", at="start")
+    return p
+
+
 def espo() -> Picture:
     """The entropies of one answer's tokens, their two groups, and each group's clip range."""
     p = Picture(860, 260, "ESPO's entropy groups")
@@ -176,6 +209,7 @@ def architecture() -> Picture:
 PICTURES = {
     "flow": flow,
     "zero_variance": zero_variance,
+    "curriculum": curriculum,
     "espo": espo,
     "router_replay": router_replay,
     "corrections": corrections,

@@ -109,7 +109,7 @@ def _sections(cls: Any, key: str, text: str = "") -> Iterator[tuple[str, type, s
     for field in dataclasses.fields(cls):
         inner = _class_of(hints[field.name])
         name = f"{key}.{field.name}" if key else field.name
-        if name == "data.eval_sources":  # as data.sources
+        if name in ("data.eval_sources", "rl.stages.0.objective"):  # as data.sources, rl.objective
             continue
         for one in inner:
             if issubclass(one, Objective):

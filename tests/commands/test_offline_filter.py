@@ -90,7 +90,11 @@ def test_rates_what_is_kept_the_picture_and_the_account(trained, tmp_path, verdi
     )
     assert summary == json.loads((tmp_path / "summary.json").read_text(), object_hook=_ints)
     assert (tmp_path / "histogram.png").stat().st_size > 5000
-    kept, tokens = kept_prompts(prompts, str(tmp_path / "pass_rates.jsonl"))
+    kept, tokens, measured = kept_prompts(prompts, str(tmp_path / "pass_rates.jsonl"))
+    expected = {2: (2, 4), 3: (0, 0)}  # right and known answers
+    assert [(m.prompt.id, m.right, m.known) for m in measured] == [
+        (p.id, *expected[p.id % 4]) for p in kept
+    ]
     assert [p.id for p in kept] == [p.id for p in prompts if p.id % 4 > 1] and tokens == summary[
         "tokens"
     ]

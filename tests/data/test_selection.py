@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from compass_jax.config import ConfigError, RewardConfig, RLConfig, ZeroVarianceConfig
+from compass_jax.data.difficulty import PassRates
 from compass_jax.data.selection import CurriculumSelector, StreakSelector, prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
@@ -150,9 +151,9 @@ def test_a_prompt_comes_with_the_chance_that_its_group_varies():
         "new": pytest.approx(1 - 2 * 0.5**8),
     }
     frontier = next(p for p in LABELLED if p.label == "frontier")
-    before = selector._rate("frontier")
+    before = selector._rates.of_label(frontier)
     selector.update([(frontier, Outcome(8, 8.0, 80, "easy", 8))], 0.0)
-    label = selector._rate("frontier")
+    label = selector._rates.of_label(frontier)
     assert before == 0.5 < label
     p = (8 + 8 * label) / 16
     assert selector.chance(frontier) == pytest.approx(1 - p**8 - (1 - p) ** 8)
@@ -175,7 +176,8 @@ def test_it_follows_a_policy_that_learns_and_skips_what_is_hopeless_before_it_wa
 
 
 def test_groups_without_a_verdict_teach_it_nothing_and_rewards_count_on_their_own_scale():
-    selector = CurriculumSelector(8, RewardConfig(right_at=1.0, wrong_at=-1.0, smallest_gap=0.5), 0)
+    rewards = RewardConfig(right_at=1.0, wrong_at=-1.0, smallest_gap=0.5)
+    selector = CurriculumSelector(8, PassRates(rewards), 0)
     selector.update([(LABELLED[0], Outcome(0, 0.0, 80, "", 8))], 0.0)
     assert (
         selector.chance(LABELLED[0]) == pytest.approx(1 - 2 * 0.5**8) and selector.metrics() == {}

@@ -1,0 +1,21 @@
+"""The second phase of RL of Qwen3-30B-A3B on 64 chips of TPU v5p (4x4x4): a judge rewards answers
+of a domain beside the first phase's verifiers (arXiv 2512.07710).
+
+It starts from what the first phase left, exported (`compass export-hf`), and asks a judge that is
+served elsewhere:
+
+    compass train configs/qwen3_30b_a3b_phase2_v5p_4x4x4.py --run-dir /gcs/RUN2
+        --rewards.judge.endpoint http://JUDGE:8000/v1                        on every host (launch/)
+"""
+
+from pathlib import Path
+
+from compass_jax.commands.configured import load_config
+from compass_jax.config import RunConfig
+from compass_jax.config.pods import phase_two
+
+
+def qwen3_30b_a3b_phase2_v5p_4x4x4() -> RunConfig:
+    """The first phase's settings, with data/domain.jsonl and a judge."""
+    first = load_config(str(Path(__file__).resolve().parent / "qwen3_30b_a3b_v5p_4x4x4.py"))
+    return phase_two(first, "weights/Qwen3-30B-A3B-phase1")

@@ -1,0 +1,177 @@
+"""Runs in stages: each step has the settings of its stage, a stop or a kill anywhere changes
+nothing, a changed schedule is refused by name.
+"""
+
+import dataclasses
+import gc
+import weakref
+
+import pytest
+from logged import lines, numbers
+from stops import stop_after_step, stop_at_sample
+from tiny_run import tiny_run
+
+from compass_jax.config import RLStage
+from compass_jax.rl.objectives.gspo import Gspo
+from compass_jax.runs.rundir import ConfigMismatch
+from compass_jax.runs.telemetry import Telemetry
+from compass_jax.training import rl
+from compass_jax.training.rl import run_rl
+from compass_jax.weights import checkpoint
+
+STAGES = (
+    RLStage(mix=((0.0, 0.5, 0.25), (0.5, 1.0, 0.75))),
+    RLStage(2, ((0.0, 0.3, 0.5), (0.3, 1.0, 0.5)), 8, 6, 3e-3, Gspo()),
+)
+
+
+def staged(directory, **changed):
+    """Four steps of a dense model, a stage each two."""
+    config = tiny_run("odd_verifiers:seldom")
+    settings = dict(steps=4, stages=STAGES, updates_per_rollout=2, replay="off") | changed
+    return dataclasses.replace(
+        config,
+        run_dir=str(directory),
+        model=dataclasses.replace(config.model, family="qwen3", moe=None),
+        data=dataclasses.replace(config.data, eval_prompts=0),
+        rl=dataclasses.replace(config.rl, **settings),
+    )
+
+
+def metrics(directory):
+    return [row["metrics"] for row in lines(directory, "metrics")]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing disturbs, and what it told."""
+    directory, told = tmp_path_factory.mktemp("whole"), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Telemetry, "note", lambda self, text: told.append(text))
+        found = run_rl(staged(directory))
+    assert not found["stopped"] and found["steps"] == 4
+    return directory, told
+
+
+def test_each_step_has_the_settings_of_its_stage(whole):
+    directory, told = whole
+    found = metrics(directory)
+    assert [m["curriculum/stage"] for m in found] == [0, 0, 1, 1]
+    assert [m["lr"] for m in found] == pytest.approx([1e-2, 1e-2, 3e-3, 3e-3])
+    assert ["espo/group_0/epsilon" in m for m in found] == [True, True, False, False]
+    groups = lines(directory, "rollouts")
+    sizes = {step: {len(g["samples"]) for g in groups if g["step"] == step} for step in range(1, 5)}
+    assert sizes == {1: {4}, 2: {4}, 3: {6}, 4: {6}}
+    longest = [m["response_length/max"] for m in found]
+    assert longest[0] == longest[1] == 16 and longest[2] == longest[3] == 8
+    # the moments went on: eight updates in all, two a step
+    assert [m["policy_version"] for m in found] == [2, 4, 6, 8]
+    assert [text.split(":")[0] for text in told if text.startswith("stage ")] == [
+        "stage 0 of 2 (from 0), to step 2",
+        "stage 1 of 2 (from 0), to step 4",
+    ]
+    assert len(told) == len({text for text in told if "first rollout" not in text}) + 2
+
+
+def test_the_shares_of_the_bands_are_logged_and_what_a_band_lacks_is_told(whole):
+    """Nothing was rolled out before the first step: every prompt counts as half right."""
+    directory, told = whole
+    first = metrics(directory)[0]
+    assert first["curriculum/band_0_share"] == 0 and first["curriculum/band_1_share"] == 1
+    assert first["curriculum/borrowed_prompts"] == 1
+    said = next(text for text in told if "rl.stages[0].mix" in text)
+    assert "has 1 fewer of pass rate 0 to 0.5 (band 0) than its share of 0.25 asks for" in said
+    for later in metrics(directory)[2:]:  # two places each, of four
+        hard, easy = (4 * later[f"curriculum/band_{i}_share"] for i in range(2))
+        assert hard + easy == 4 and later["curriculum/borrowed_prompts"] == abs(hard - 2)
+
+
+def same(mine, theirs, cut=False):
+    """Bit for bit. A rollout that was `cut` in two ran in other slots, which the sampler's
+    log-probs show in their last bits: only their distance to the training's is computed from them.
+    """
+    pairs = zip(numbers(mine), numbers(theirs), strict=True)
+    for step, (found, expected) in enumerate(pairs, 1):
+        assert found.keys() == expected.keys()
+        other = {k: (found[k], x) for k, x in expected.items() if found[k] != x}
+        if cut:
+            other = {k: x for k, x in other.items() if not k.startswith("mismatch/")}
+        assert not other, f"step {step}: {other}"
+    assert lines(mine, "rollouts") == lines(theirs, "rollouts")
+    arrays = [checkpoint.read_meta(x) for x in (mine, theirs)]
+    assert arrays[0]["selector"] == arrays[1]["selector"]
+
+
+def test_a_stop_between_two_stages_changes_nothing(whole, tmp_path, monkeypatch):
+    stop_after_step(monkeypatch, 2)
+    assert run_rl(staged(tmp_path))["stopped"] and checkpoint.latest(str(tmp_path)) == 2
+    assert not run_rl(staged(tmp_path))["stopped"]
+    same(tmp_path, whole[0])
+
+
+class Killed(BaseException):
+    """Ends a run at once, as a kill does: nothing is saved."""
+
+
+def kill_after(patch, step):
+    """Once, after a step was logged and before it is saved."""
+    real, done = Telemetry.log, []
+
+    def log(self, number, found):
+        real(self, number, found)
+        if number == step and not done:
+            done.append(step)
+            raise Killed
+
+    patch.setattr(Telemetry, "log", log)
+
+
+def test_a_kill_in_a_stage_changes_nothing(whole, tmp_path, monkeypatch):
+    """In the first step of the second stage, which is then done again."""
+    kill_after(monkeypatch, 3)
+    with pytest.raises(Killed):
+        run_rl(staged(tmp_path))
+    assert checkpoint.latest(str(tmp_path)) == 2
+    run_rl(staged(tmp_path))
+    same(tmp_path, whole[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["step 1", "step 3", "sample 20", "sample 40"])
+def test_a_stop_anywhere_in_a_stage_changes_nothing(whole, tmp_path, monkeypatch, cut):
+    """Samples 17 to 32 are of step 2, which ends a stage; 33 to 56 of step 3, which begins one."""
+    kind, number = cut.split()
+    (stop_after_step if kind == "step" else stop_at_sample)(monkeypatch, int(number))
+    assert run_rl(staged(tmp_path))["stopped"]
+    done = {"step 1": 1, "step 3": 3, "sample 20": 1, "sample 40": 2}
+    assert checkpoint.latest(str(tmp_path)) == done[cut]
+    assert not run_rl(staged(tmp_path))["stopped"]
+    same(tmp_path, whole[0], cut=kind == "sample")
+
+
+def test_a_changed_schedule_is_refused_by_name(whole):
+    changed = (STAGES[0], dataclasses.replace(STAGES[1], group_size=8, learning_rate=None))
+    with pytest.raises(ConfigMismatch) as refused:
+        run_rl(staged(whole[0], stages=changed))
+    assert "rl.stages.1.group_size: 6 in the run, 8 now" in str(refused.value)
+    assert "rl.stages.1.learning_rate: 0.003 in the run, None now" in str(refused.value)
+
+
+def test_a_stage_leaves_nothing_of_its_trainer(tmp_path, monkeypatch):
+    """Else the weights of two stages would lie on the devices together."""
+    gone, real = [], rl.RLTrainer
+
+    def made(*args):
+        gone.append(all(one() is None for one in trainers))
+        trainer = real(*args)
+        trainers.append(weakref.ref(trainer))
+        return trainer
+
+    trainers: list[weakref.ref] = []
+    monkeypatch.setattr(rl, "RLTrainer", made)
+    gc.disable()
+    try:
+        run_rl(staged(tmp_path, steps=2, stages=(RLStage(), RLStage(1, group_size=6))))
+    finally:
+        gc.enable()
+    assert gone == [True, True]

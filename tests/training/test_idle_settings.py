@@ -1,0 +1,142 @@
+"""Settings that cannot act: each is told, and no shipped configuration has one that is not listed
+here with its reason.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from tiny_run import tiny_run
+
+from compass_jax.commands.configured import load_config
+from compass_jax.config import (
+    CorrectionConfig,
+    ProceduralSource,
+    RLStage,
+    ScalarJudgeConfig,
+    ShapingConfig,
+    ZeroVarianceConfig,
+)
+from compass_jax.rl.objectives.espo import Espo
+from compass_jax.training.notices import idle_settings, idle_stages
+
+ROOT = Path(__file__).parents[2]
+PODS = sorted((ROOT / "configs").glob("*x*x*.py")) + sorted((ROOT / "configs").glob("*_16x16.py"))
+SHIPPED = sorted((ROOT / "configs").glob("*.py"))
+TIS = CorrectionConfig("tis")
+# what a shipped configuration says that cannot act, and why it is there
+REASONS = {
+    "router_replay_cpu": {
+        "rl.correction.name": "the experiment sets rollout.quantize and rollout.dtype, row by row"
+    }
+}
+
+
+def config_with(rollout=None, data=None, **rl):
+    base = tiny_run()
+    parts = {
+        "rl": {"updates_per_rollout": 2, **rl},
+        "rollout": rollout or {},
+        "data": data or {},
+    }
+    changed = {k: dataclasses.replace(getattr(base, k), **v) for k, v in parts.items()}
+    return dataclasses.replace(base, **changed)
+
+
+def said(config):
+    """The settings that are named."""
+    return [text.split(" = ")[0].split(":")[0] for text in idle_settings(config, 10_000, 5)]
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_each_setting_of_a_shipped_configuration_acts(file, monkeypatch):
+    """On the devices that it is for: a pod's have an 8-bit type."""
+    monkeypatch.setattr("compass_jax.training.notices.kind_for", lambda chip: "int8")
+    found = said(load_config(str(file)).validate_for_rl())
+    assert set(found) == REASONS.get(file.stem, {}).keys()
+
+
+def test_there_are_as_many_pod_configurations_as_the_tests_expect():
+    assert len(set(PODS)) == 7 and set(PODS) < set(SHIPPED)
+
+
+@pytest.mark.parametrize("file", sorted(set(PODS)), ids=lambda file: file.stem)
+def test_a_pod_configuration_has_the_whole_recipe(file):
+    """arXiv 2512.07710: several updates, ESPO, R3, 8-bit rollouts with TIS, growth, shaping, and
+    selection or a mix of difficulties from a filter's pass rates.
+    """
+    config = load_config(str(file)).validate_for_rl()
+    rl, dense = config.rl, not config.model.moe_layers
+    assert rl.updates_per_rollout > 1 and isinstance(rl.objective, Espo)
+    assert rl.replay == ("off" if dense else "R3")
+    assert config.rollout.quantize == "auto" and rl.correction.name == "tis"
+    assert rl.zero_variance.rl_zvp and rl.zero_variance.grow_to > rl.group_size
+    assert rl.shaping.length_penalty > 0 and rl.shaping.repetition_penalty > 0
+    chosen = rl.zero_variance.select or any(stage.mix for stage in rl.stages)
+    assert chosen and (rl.zero_variance.select or config.data.keep_file)
+    judged = [source.verifier == "judge" for source in config.data.sources]
+    assert any(judged) == ("phase2" in file.stem) == (config.rewards.judge is not None)
+
+
+@pytest.mark.parametrize(
+    ("acts", "idle"),
+    [
+        (dict(correction=TIS, rollout={"quantize": "int8"}), dict(correction=TIS)),
+        (dict(correction=TIS, rollout={"kv_quantize": "int8"}), dict(correction=TIS)),
+        (dict(correction=TIS, rollout={"dtype": "bfloat16"}), dict(correction=TIS)),
+        (dict(correction=TIS, partial_prompts=1), dict(correction=TIS)),
+        (dict(correction=TIS, one_step_off=True), dict(correction=TIS)),
+        (
+            dict(correction=TIS, zero_variance=ZeroVarianceConfig(grow_to=8, grow_temperature=1.5)),
+            dict(correction=TIS, zero_variance=ZeroVarianceConfig(grow_to=8)),
+        ),
+    ],
+)
+def test_a_correction_of_what_is_the_same_is_told(acts, idle):
+    assert said(config_with(**acts)) == []
+    assert said(config_with(**idle)) == ["rl.correction.name"]
+
+
+@pytest.mark.parametrize(
+    ("penalty", "setting", "value"),
+    [
+        ("length_penalty", "length_free_tokens", 8),
+        ("repetition_penalty", "repetition_ngram", 2),
+        ("overlong_penalty", "overlong_buffer_tokens", 4),
+    ],
+)
+def test_shaping_that_takes_nothing_off_is_told(penalty, setting, value):
+    shaping = ShapingConfig(**{setting: value})
+    assert said(config_with(shaping=shaping)) == [f"rl.shaping.{setting}"]
+    assert said(config_with(shaping=dataclasses.replace(shaping, **{penalty: 0.05}))) == []
+
+
+def test_growth_of_groups_whose_rewards_are_never_equal_is_told():
+    grown = config_with(zero_variance=ZeroVarianceConfig(grow_to=8))
+    judge = ScalarJudgeConfig("weights")
+    scalar = dataclasses.replace(grown, rewards=dataclasses.replace(grown.rewards, judge=judge))
+    assert said(grown) == [] == said(scalar)  # its verifiers are others
+    sources = tuple(dataclasses.replace(s, verifier="judge") for s in grown.data.sources)
+    data = dataclasses.replace(grown.data, sources=sources)
+    assert said(dataclasses.replace(scalar, data=data)) == ["rl.zero_variance.grow_to"]
+    mixed = (*sources, ProceduralSource("products"))
+    data = dataclasses.replace(grown.data, sources=mixed)
+    assert said(dataclasses.replace(scalar, data=data)) == []
+
+
+def test_a_warm_up_longer_than_the_run_and_an_evaluation_of_nothing_are_told():
+    optim = dataclasses.replace(tiny_run().rl.optim, warmup_steps=20)
+    (text,) = idle_settings(config_with(steps=10, optim=optim), 100, 3)
+    assert "rl.optim.warmup_steps = 20: the run has 20 updates" in text
+    assert said(config_with(steps=11, optim=optim)) == []
+    assert said(config_with(eval_every=1, data={"eval_prompts": 0})) == ["rl.eval_every"]
+    assert said(config_with(eval_every=1)) == []
+
+
+def test_stages_that_never_begin_or_change_nothing_are_told():
+    stages = (RLStage(), RLStage(3), RLStage(5, group_size=8), RLStage(9, group_size=6))
+    never, same = config_with(steps=9, stages=stages), config_with(steps=10, stages=stages)
+    assert [text.split(":")[0] for text in idle_stages(never)] == ["rl.stages[1]", "rl.stages[3]"]
+    assert "it has 0 steps" in idle_stages(never)[1]
+    (text,) = idle_stages(same)
+    assert text.startswith("rl.stages[1]: it has the settings of the stage before it")
