@@ -150,6 +150,7 @@ def judged(question, verifier, response):
     """The reward, from the verifier itself, called with what its parameters name."""
     kind = kinds()[verifier]
     given = {**decode_row(question.row), "response": response, "answer_tag": "answer"}
+    given["seconds"] = 60.0  # for programs, on a machine that does other things too
     code = kind.judge.__code__
     names = code.co_varnames[: code.co_argcount]
     found = kind.judge(**{name: given[name] for name in names if name in given})
