@@ -383,14 +383,14 @@ class EvalConfig:
 
     k: Samples = 4
     """Each prompt gets so many samples, and one greedy answer."""
-    at: tuple[Count, ...] = ()
-    """RL evaluates after the steps with these numbers too, beside rl.eval_every and the end."""
     temperature: Temperature = 1.0
     """Logits of the samples are divided by this factor."""
     top_k: TopK = 0
     """The sampler draws from this count of likeliest tokens; 0: from all."""
     top_p: Share = 1.0
     """The sampler draws from the likeliest tokens that hold this share of the probability."""
+    at: tuple[Count, ...] = ()
+    """RL evaluates after the steps with these numbers too, beside rl.eval_every and the end."""
 
     def validate(self) -> None:
         check_fields(self, "evaluation")

@@ -5,6 +5,7 @@ and whether the verifier finds its reference right.
 import json
 import re
 
+import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -12,9 +13,9 @@ from pyarrow import parquet
 from compass_jax.config import DataConfig, FileSource, RewardConfig
 from compass_jax.data.files import DataError
 from compass_jax.data.questions import questions
-from compass_jax.rewards.verifiers.find import kinds
+from compass_jax.records import Prompt
+from compass_jax.rewards.score import Scorer
 from compass_jax.rewards.votes import votes
-from compass_jax.tasks.rows import decode_row
 
 MATH = {
     "problem": "What is $1+1$?",
@@ -146,25 +147,45 @@ def asked_of(folder, row, verifier, name="set.jsonl", **settings):
     return found, told
 
 
-def judged(question, verifier, response):
-    """The reward, from the verifier itself, called with what its parameters name."""
-    kind = kinds()[verifier]
-    given = {**decode_row(question.row), "response": response, "answer_tag": "answer"}
-    code = kind.judge.__code__
-    names = code.co_varnames[: code.co_argcount]
-    found = kind.judge(**{name: given[name] for name in names if name in given})
-    return found if isinstance(found, float) else found["reward"]
+def judged(asked):
+    """The rewards of (question, verifier, response), in order, from real workers: programs run in
+    them alone.
+    """
+    kinds = list(dict.fromkeys(verifier for _, verifier, _ in asked))
+    sources = tuple(
+        FileSource("any.jsonl", verifier=x, verifier_args={"seconds": 60.0} if x == "code" else {})
+        for x in kinds
+    )
+    scores = {}
+    with Scorer(RewardConfig(timeout_s=120.0), DataConfig(sources=sources)) as scorer:
+        for n, (question, verifier, response) in enumerate(asked):
+            tokens = np.zeros(1, np.int32)
+            given = (question.label, question.text, tokens, question.answer, question.row)
+            scorer.submit(n, Prompt(n, kinds.index(verifier), *given), response)
+        while len(scores) < len(asked):
+            scores.update(scorer.collect(block=True))
+    assert all(score.known for score in scores.values()), scores
+    return [scores[n].reward for n in range(len(asked))]
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 @pytest.mark.parametrize("name", SETS)
-def test_each_set_is_asked_and_judged_as_its_documentation_says(tmp_path, name, ending):
-    row, verifier, words, answer, right, wrong, labels = SETS[name]
+def test_each_set_is_asked_as_its_documentation_says(tmp_path, name, ending):
+    row, verifier, words, answer, _, _, labels = SETS[name]
     found, told = asked_of(tmp_path, row, verifier, f"{name}.{ending}")
     assert words in found.text and told[0].startswith(f"{name}.{ending}: ")
     assert answer is None or found.answer == answer
     assert set(found.labels) == set(labels)
-    assert judged(found, verifier, right) == 1 and judged(found, verifier, wrong) < 1
+
+
+def test_each_set_is_judged_by_its_verifier(tmp_path):
+    asked = []
+    for name, (row, verifier, _, _, right, wrong, _) in SETS.items():
+        found, _ = asked_of(tmp_path, row, verifier, f"{name}.jsonl")
+        asked += [(found, verifier, right), (found, verifier, wrong)]
+    rewards = judged(asked)
+    for name, right, wrong in zip(SETS, rewards[::2], rewards[1::2], strict=True):
+        assert right == 1 and wrong < 1, name
 
 
 def test_a_verifier_that_cannot_judge_a_set_is_an_error_that_names_the_right_one(tmp_path):
@@ -186,9 +207,10 @@ def test_possible_answers_of_bfcl_may_lie_in_their_folder(tmp_path):
     name = "BFCL_v4_simple_python.jsonl"
     (tmp_path / "possible_answer" / name).write_text(json.dumps(TRUTH) + "\n")
     found, _ = asked_of(tmp_path, BFCL, "tools", name)
-    assert judged(found, "tools", CALL) == 1 and len(found.tools) == 1
+    assert len(found.tools) == 1
     none, _ = asked_of(tmp_path, BFCL, "tools", "BFCL_v4_irrelevance.jsonl")
-    assert judged(none, "tools", "No tool fits.") == 1 and judged(none, "tools", CALL) == 0
+    pairs = [(found, CALL), (none, "No tool fits."), (none, CALL)]
+    assert judged([(x, "tools", response) for x, response in pairs]) == [1, 1, 0]
 
 
 @pytest.mark.parametrize(
