@@ -3,9 +3,10 @@ questions, evaluation, export.
 
     compass pipeline configs/compass_max_tiny_cpu.py
 
-A base that knows single steps is tuned into two parents: one reasons over chains of sums, the other
-answers a shop's customers in three languages. Both do so half of the time only: RL finds out which
-half is right. docs/measurements.md has what came out, stage by stage.
+The base knows single steps, chains of sums and a shop's questions in three languages, but shows its
+work in a fourth of the answers. One parent reasons over chains more often, the other is more often
+careful with customers; the merge is to keep both. RL finds out that showing the work is right.
+docs/measurements.md has what came out, stage by stage.
 """
 
 from dataclasses import replace
@@ -133,6 +134,8 @@ def pipeline() -> PipelineConfig:
         ("stage:chains",), against=("stage:asked-chains",), reward="exact", near=0
     )
     shop = PrepareConfig(("stage:orders",), against=("stage:asked-prices",), near=0)
+    seen = ("stage:facts", "stage:base-chains", "stage:base-orders")
+    base = PrepareConfig(seen, against=("stage:asked-chains", "stage:asked-prices"), near=0)
     return PipelineConfig(
         stages=(
             Rows("asked-chains", f"{LESSONS}:asked_chains"),
@@ -140,11 +143,14 @@ def pipeline() -> PipelineConfig:
             Rows("facts", f"{LESSONS}:facts"),
             Rows("chains", f"{LESSONS}:chains", (("each", 2500),)),
             Rows("orders", f"{LESSONS}:orders"),
+            Rows("base-chains", f"{LESSONS}:chains", {"seed": 1, "each": 1500, "worked": 0.25}),
+            Rows("base-orders", f"{LESSONS}:orders", {"seed": 1, "each": 400, "careful": 0.25}),
+            Prepare("clean-base", base),
             Prepare("clean-chains", clean),
             Prepare("clean-orders", shop),
-            Sft("base", _taught("base", "facts", 400, 4e-3)),
-            Sft("reasoning", _taught("reasoning", "clean-chains", 400, 3e-3), start="base"),
-            Sft("domain", _taught("domain", "clean-orders", 200, 2e-3), start="base"),
+            Sft("base", _taught("base", "clean-base", 800, 4e-3)),
+            Sft("reasoning", _taught("reasoning", "clean-chains", 100, 6e-4), start="base"),
+            Sft("domain", _taught("domain", "clean-orders", 100, 6e-4), start="base"),
             Merge("merged", ("reasoning", "domain"), density=(0.5,)),
             Evaluate("before-rl", _asked_long("before_rl")),
             Rl("rl-reasoning", _reinforced("rl_reasoning", SUMS)),
