@@ -85,7 +85,8 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
     begun = look_into(config.directory, config)
     if command == "train":
         train, heldout = _prompts(config, tell)
-        for text in idle_settings(config, len(train), len({label_of(x) for x in train})):
+        one_pass = sum(config.data.sources[prompt.source].repeat for prompt in train)
+        for text in idle_settings(config, one_pass, len({label_of(x) for x in train})):
             tell(text)
         work, total = f"{len(train):,} prompts, {len(heldout):,} held out", config.rl.steps
     else:
