@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from compass_jax.commands.settings_help import WIDTH, settings
 from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config.stages import at_step, stage_at
 from compass_jax.data.difficulty import label_of
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.pairs import encode_pairs, split_pairs
@@ -23,7 +24,7 @@ from compass_jax.records import Prompt
 from compass_jax.runs.rundir import look_into
 from compass_jax.sharding import placements
 from compass_jax.trackers.opened import check_trackers
-from compass_jax.training.header import header, model_in_words
+from compass_jax.training.header import header, model_in_words, stage_line
 from compass_jax.training.notices import idle_settings
 from compass_jax.training.session import load_tokenizer, open_scorer
 from compass_jax.weights import checkpoint
@@ -77,7 +78,7 @@ def changes(config: RunConfig) -> list[str]:
 
 
 def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
-    """The header that the run would begin with."""
+    """The header that the run would begin with, and a line for each of its stages."""
     check_trackers(config.trackers)
     placements(config.mesh, config.rollout_mesh, config.rollout_apart)
     if command == "train":
@@ -86,7 +87,8 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
     begun = look_into(config.directory, config)
     if command == "train":
         train, evaluated = _prompts(config, tell)
-        for text in idle_settings(config, len(train), len({label_of(x) for x in train})):
+        one_pass = sum(config.data.sources[prompt.source].repeat for prompt in train)
+        for text in idle_settings(config, one_pass, len({label_of(x) for x in train})):
             tell(text)
         work, total = f"{len(train):,} prompts, {evaluated}", config.rl.steps
     else:
@@ -100,7 +102,12 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
     done = checkpoint.latest(config.directory) if begun else None
     if done is None:
         check_weights(config)
-    return header(config, work, param_count(config.model), done or 0, total)
+    stages = config.rl.stages if command == "train" else ()
+    begun_after = [stage.after_steps for stage in stages if stage.after_steps < config.rl.steps]
+    return [
+        *header(config, work, param_count(config.model), done or 0, total),
+        *(stage_line(at_step(config, n), stage_at(config.rl, n)) for n in begun_after),
+    ]
 
 
 def _reading(config: RunConfig, command: str, weights: str | None, tell: Tell) -> list[str]:

@@ -59,7 +59,6 @@ def run_rl(config: RunConfig, lost_log: bool = False, strict: bool = False) -> d
         telemetry.note(notice(config.rewards.sandbox))
         for line in [*code_changes(run), *idle_stages(config)]:
             telemetry.note(line)
-        carry_tokenizer(config)
         said: set[str] = set()
         found: dict[str, Any] = {"stopped": False, "steps": -1}
         # a stage ends in a checkpoint, and the next one begins like a run that goes on from it
@@ -86,6 +85,7 @@ def _run_stage(
         said.add("header")
         for line in trainer.header():
             telemetry.note(line)
+        carry_tokenizer(config)
     if trainer.stage.total:
         telemetry.note(stage_line(trainer.config, trainer.stage))
     return _run(trainer, config, telemetry, stop)

@@ -11,7 +11,7 @@ from logged import lines, numbers
 from stops import stop_after_step, stop_at_sample
 from tiny_run import tiny_run
 
-from compass_jax.config import RLStage
+from compass_jax.config import CorrectionConfig, RLStage, ZeroVarianceConfig
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.runs.rundir import ConfigMismatch
 from compass_jax.runs.telemetry import Telemetry
@@ -147,6 +147,26 @@ def test_a_stop_anywhere_in_a_stage_changes_nothing(whole, tmp_path, monkeypatch
     assert checkpoint.latest(str(tmp_path)) == done[cut]
     assert not run_rl(staged(tmp_path))["stopped"]
     same(tmp_path, whole[0], cut=kind == "sample")
+
+
+AHEAD = {
+    "one step off": dict(one_step_off=True),
+    "partial": dict(partial_prompts=2),
+    "dynamic": dict(zero_variance=ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", AHEAD)
+def test_nothing_is_in_flight_between_two_stages_of_other_shapes(tmp_path, ahead):
+    """Whatever runs beside the training or is carried: else it would have the old stage's sizes."""
+    stages = (STAGES[0], dataclasses.replace(STAGES[1], after_steps=2))
+    correction = CorrectionConfig("tis")
+    config = staged(tmp_path, steps=3, stages=stages, correction=correction, **AHEAD[ahead])
+    assert run_rl(config)["steps"] == 3
+    assert checkpoint.find(str(tmp_path), 2).meta()["pending"] is None
+    carried = [m.get("rollout/carried_groups") for m in metrics(tmp_path)]
+    assert carried == ([2, 0, 0] if ahead == "partial" else [None] * 3)
 
 
 def test_a_changed_schedule_is_refused_by_name(whole):
