@@ -142,3 +142,21 @@ def test_the_demo():
         assert ours <= theirs < 1.05 * ours and read_recorded(GRPO, seed).seed == seed
     shares = rows["tokens with the verifier's signal"]  # of seed 1
     assert f"reaches {shares[0]} of the tokens instead of {shares[1]}" in README
+
+
+def test_measurements_of_files_larger_than_memory():
+    found = json.loads((RESULTS / "streaming.json").read_text())
+    part = PAGE[PAGE.index("## Files larger than memory") :].split("\n## ")[0]
+    assert f"{found['rows']:,} rows" in part and f"has {found['index_mib']} MiB" in part
+    for name in ("first_start", "second_start"):
+        assert f"{found[f'{name}_s']:.1f} s" in part and f"{found[f'{name}_cpu_s']:.1f} s" in part
+    assert f"| {found['batch_ms']:.0f} ms |" in part
+    memory = found["memory_mib_after_batches"]
+    for batches in ("10", "250", "500"):
+        assert f"{memory[batches]} MiB" in part and batches in part
+    assert all(one["same_batches"] for one in found["goes_on_by_processes"].values())
+    page = (ROOT / "docs" / "data.md").read_text()
+    assert f"{memory['10']:.0f} MiB after 10 batches" in page
+    assert f"{memory['500']:.0f} MiB after 500" in page
+    for name, one in found["formats"].items():
+        assert f"`{name.removeprefix('rows')}` {one['open_cpu_s']:.1f}" in part
