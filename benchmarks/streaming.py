@@ -225,10 +225,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         return {}
     options.out.mkdir(parents=True, exist_ok=True)
     gib, batches = (1 / 256, 10) if options.smoke else (options.gib, 500)
-    found = measure(options.out, gib, batches)
     head = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     )
+    found = measure(options.out, gib, batches)
     command = f"python -m benchmarks.streaming --gib {gib:g}"
     machine = {"cores": os.cpu_count(), "load_1_min": round(os.getloadavg()[0], 1)}
     formats = {"formats": other_formats(options.out, 2**20 if options.smoke else 2**28)}

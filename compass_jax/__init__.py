@@ -30,7 +30,7 @@ def train(
 
     Args:
         model: a Hugging Face folder or a run directory, with its tokenizer.
-        data: files of prompts, .jsonl or .parquet; or tasks of one's own, "my_tasks.py:task".
+        data: files of prompts (docs/data.md), folders of them, or tasks, "my_tasks.py:task".
         reward: what judges an answer: a function of a module or file, its name, or the weights of
             several. It runs in processes of its own, which import its file again: a script has to
             start the training under `if __name__ == "__main__":`.

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from compass_jax.commands.settings_help import WIDTH, settings
 from compass_jax.config import ConfigError, RunConfig
-from compass_jax.config.stages import at_step, stage_at
+from compass_jax.config.curriculum import at_step, stage_at
 from compass_jax.data.difficulty import label_of
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.pairs import encode_pairs, split_pairs

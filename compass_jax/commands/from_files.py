@@ -69,7 +69,7 @@ def rl_config(
 
     Args:
         model: a Hugging Face folder or a checkpoint, with its tokenizer.
-        data: files of prompts (.jsonl or .parquet), as FileSource reads them; or tasks,
+        data: files of prompts or folders of them, as FileSource reads them; or tasks,
             "my_tasks.py:task", which judge their answers themselves.
         reward: a verifier's name, "module:function" or "file.py:function"; or weights of several.
         evaluation: a file of prompts to evaluate on; empty: a part of `data` is held out.

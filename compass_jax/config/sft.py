@@ -35,8 +35,8 @@ class SFTConfig:
     .jsonl.zst, .parquet, .arrayrecord), folders of them or patterns (docs/data.md).
     """
     weights: tuple[Weight, ...] = ()
-    """Labels are mixed by these weights, which have no unit: (label, weight), the label that of a
-    file or of a data source; none: each row comes once in a pass.
+    """Each label, that of a file or of a data source, has a share of the rows in proportion to its
+    number here: (label, weight); none: each row comes once in a pass.
     """
     reading: Literal["auto", "memory", "record"] = "auto"
     """Rows are held in memory and their repeats left out, or read by record when they are taken;

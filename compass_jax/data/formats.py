@@ -105,7 +105,7 @@ def reading_of(
     """How to read the rows of a file, by the first row of FORMATS that fits its columns.
 
     Args:
-        path: a .jsonl or .parquet file.
+        path: a file of rows.
         use: which column of FORMATS is wanted beside the prompt.
         named: the columns that the settings name, AUTO where they leave it to the table.
         settings: the names of these two settings, for messages.

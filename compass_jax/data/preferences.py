@@ -59,7 +59,7 @@ class Asked(NamedTuple):
 
 
 def read_preferences(pattern: str) -> Iterator[Preference]:
-    """The pairs of a .jsonl or .parquet file, or of those that a pattern fits.
+    """The pairs of a file of rows, or of those of a folder or a pattern.
 
     Raises DataError, naming file and line, for a row that is none of the forms above.
     """

@@ -159,3 +159,21 @@ def test_near_duplicates():
     assert f"{cost['bytes_a_kept_row'] / 1000:.1f} kB for each kept row" in PAGE
     assert f"({cost['bytes'] / 1e6:.0f} MB, {cost['kept'] / 1000:.0f} thousand" in PAGE
     assert f"The clock said {cost['wall_s'] / 60:.0f} minutes" in PAGE
+
+
+def test_measurements_of_files_larger_than_memory():
+    found = json.loads((RESULTS / "streaming.json").read_text())
+    part = PAGE[PAGE.index("## Files larger than memory") :].split("\n## ")[0]
+    assert f"{found['rows']:,} rows" in part and f"has {found['index_mib']} MiB" in part
+    for name in ("first_start", "second_start"):
+        assert f"{found[f'{name}_s']:.1f} s" in part and f"{found[f'{name}_cpu_s']:.1f} s" in part
+    assert f"| {found['batch_ms']:.0f} ms |" in part
+    memory = found["memory_mib_after_batches"]
+    for batches in ("10", "250", "500"):
+        assert f"{memory[batches]} MiB" in part and batches in part
+    assert all(one["same_batches"] for one in found["goes_on_by_processes"].values())
+    page = (ROOT / "docs" / "data.md").read_text()
+    assert f"{memory['10']:.0f} MiB after 10 batches" in page
+    assert f"{memory['500']:.0f} MiB after 500" in page
+    for name, one in found["formats"].items():
+        assert f"`{name.removeprefix('rows')}` {one['open_cpu_s']:.1f}" in part
