@@ -16,8 +16,6 @@ from compass_jax.experience.evaluate import evaluate_weights, run_eval
 from compass_jax.runs.metric_help import metric_help
 from compass_jax.training.rl import run_rl
 
-pytestmark = pytest.mark.slow  # a run and an evaluation; tests/slow.md
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
@@ -33,6 +31,7 @@ def run(tmp_path_factory):
     return config, run_rl(config)
 
 
+@pytest.mark.slow
 def test_a_set_is_evaluated_at_the_steps_of_ones_choice_and_at_the_end(run):
     config, result = run
     first, second = (row["metrics"] for row in lines(Path(config.run_dir)))
@@ -46,6 +45,7 @@ def test_a_set_is_evaluated_at_the_steps_of_ones_choice_and_at_the_end(run):
     assert own.pass_at[1] == pytest.approx(own.avg_at_k)
 
 
+@pytest.mark.slow
 def test_the_same_weights_have_the_same_answers_in_compass_eval(run, tmp_path, capsys):
     config, result = run
     out = tmp_path / "out"
@@ -64,6 +64,7 @@ def test_the_same_weights_have_the_same_answers_in_compass_eval(run, tmp_path, c
     assert found["heldout"]["avg_at_k"]["first"] == pytest.approx(result["evaluation"].avg_at_k)
 
 
+@pytest.mark.slow
 def test_there_must_be_something_to_evaluate(run):
     config, _ = run
     data = dataclasses.replace(config.data, eval_prompts=0, eval_sets=())
