@@ -142,3 +142,12 @@ def test_the_demo():
         assert ours <= theirs < 1.05 * ours and read_recorded(GRPO, seed).seed == seed
     shares = rows["tokens with the verifier's signal"]  # of seed 1
     assert f"reaches {shares[0]} of the tokens instead of {shares[1]}" in README
+
+
+def test_merging():
+    found = json.loads((RESULTS / "merge.json").read_text())
+    assert found["model_bytes"] > 2 * 2**30 and found["commit"].startswith("e517f73")
+    for row in found["merges"]:
+        cells = f"{row['peak_bytes'] / 2**30:.2f} | {row['cpu_seconds']:.0f} | {row['seconds']:.0f}"
+        assert f"| {row['method']} | {cells} |" in PAGE
+        assert row["peak_bytes"] < 1.5 * 2**30
