@@ -1,7 +1,7 @@
 """Accuracy by task against the weight of the first parent: `compass merge --sweep` on dense and
 mixture-of-experts models of two sizes.
 
-    python -m benchmarks.merge_sweep [--out runs/merge_sweep] [--method linear] [--smoke]
+    python -m benchmarks.merge_sweep [--out runs/merge_sweep] [--method linear] [--steps 200]
 
 For each of four models a base is tuned on worked solutions of short sums and of counting the bits
 of small numbers; then one parent goes on with longer sums, the other with larger numbers. Held-out
@@ -39,7 +39,7 @@ from compass_jax.weights.merge_folders import merge_folders
 
 TOKENIZER = Path(__file__).resolve().parent.parent / "configs" / "tiny_tokenizer"
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-STEPS = {"base": 200, "sums": 200, "bits": 200}
+BASE_STEPS = 200
 TASKS = {
     "base": (("sum_2", 100, 1), ("bits_2", 60, 1)),
     "sums": (("sum_3", 800, 1),),
@@ -70,8 +70,8 @@ def _bits(digits: int, size: int) -> ProceduralSource:
     return ProceduralSource("count_bits", options, size, f"bits_{digits}")
 
 
-def config_of(model: ModelConfig, folder: Path, part: str, smoke: bool) -> RunConfig:
-    """The run that tunes `part`, one of STEPS: parents start from the base."""
+def config_of(model: ModelConfig, folder: Path, part: str, steps: int) -> RunConfig:
+    """The run that tunes `part`, one of TASKS: parents start from the base."""
     return RunConfig(
         name=part,
         run_dir=str(folder / part),
@@ -83,35 +83,35 @@ def config_of(model: ModelConfig, folder: Path, part: str, smoke: bool) -> RunCo
         ),
         data=DataConfig(
             sources=(_sums(2, 140), _sums(3, 1100), _bits(2, 80), _bits(3, 700)),
-            eval_prompts=16 if smoke else 200,
+            eval_prompts=100,
             heldout_frac=0.2,
             tokenizer=str(TOKENIZER),
         ),
         sft=SFTConfig(
             procedural=TASKS[part],
-            steps=2 if smoke else STEPS[part],
+            steps=steps,
             batch=32,
             buckets=(64, 128),
             micro_batch_tokens=2048,
             optim=OptimConfig(learning_rate=2e-3, warmup_steps=10, schedule="cosine"),
         ),
-        evaluation=EvalConfig(k=1 if smoke else 2),
+        evaluation=EvalConfig(k=2),
     )
 
 
-def sweep(name: str, model: ModelConfig, out: Path, method: str, smoke: bool) -> dict[str, Any]:
+def sweep(name: str, model: ModelConfig, out: Path, method: str, steps: int) -> dict[str, Any]:
     """Tunes the base and both parents of one model, sweeps, and returns the rows."""
     started, folder = time.perf_counter(), out / name.replace(", ", "_")
-    for part in STEPS:
+    for part in TASKS:
         if not (folder / f"{part}_model").exists():
-            run_sft(config_of(model, folder, part, smoke))
+            run_sft(config_of(model, folder, part, BASE_STEPS if part == "base" else steps))
             export_hf(folder / part, folder / f"{part}_model")
-    base, *parents = (folder / f"{part}_model" for part in STEPS)
+    base, *parents = (folder / f"{part}_model" for part in TASKS)
 
     def merge(weights: tuple[float, float], new: Path) -> None:
         merge_folders(base, parents, new, method_of(method, 2, weights=weights))
 
-    config = config_of(model, folder, "base", smoke)
+    config = config_of(model, folder, "base", BASE_STEPS)
     rows = run_sweep(merge, WEIGHTS, config, folder / method, {"model": name, "method": method})
     return {"model": name, "seconds": round(time.perf_counter() - started, 1), "rows": rows}
 
@@ -124,9 +124,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", default="runs/merge_sweep", help="(default: %(default)s)")
     parser.add_argument("--method", default="linear", choices=METHODS)
     parser.add_argument("--only", nargs="+", default=list(models()), choices=models())
-    parser.add_argument("--smoke", action="store_true", help="shows that the benchmark works")
+    parser.add_argument("--steps", type=int, default=200, help="of each parent: %(default)s")
     args = parser.parse_args(argv)
-    one = partial(sweep, out=Path(args.out), method=args.method, smoke=args.smoke)
+    one = partial(sweep, out=Path(args.out), method=args.method, steps=args.steps)
     found = [one(name, models()[name]) for name in args.only]
     print(json.dumps({"benchmark": "merge_sweep", "method": args.method, "models": found}))
 

@@ -40,8 +40,8 @@ def test_a_command_that_fails_ends_the_benchmark():
 def test_each_part_of_the_sweep_is_a_run_that_can_be(tmp_path):
     assert len(merge_sweep.models()) == 4
     for model in merge_sweep.models().values():
-        for part in merge_sweep.STEPS:
-            config = merge_sweep.config_of(model, tmp_path, part, smoke=False).validate()
+        for part in merge_sweep.TASKS:
+            config = merge_sweep.config_of(model, tmp_path, part, 40).validate()
             assert (config.init_from == "") == (part == "base")
 
 

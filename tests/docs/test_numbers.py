@@ -177,3 +177,12 @@ def test_measurements_of_files_larger_than_memory():
     assert f"{memory['500']:.0f} MiB after 500" in page
     for name, one in found["formats"].items():
         assert f"`{name.removeprefix('rows')}` {one['open_cpu_s']:.1f}" in part
+
+
+def test_merging():
+    found = json.loads((RESULTS / "merge.json").read_text())
+    assert found["model_bytes"] > 2 * 2**30 and found["commit"].startswith("e517f73")
+    for row in found["merges"]:
+        cells = f"{row['peak_bytes'] / 2**30:.2f} | {row['cpu_seconds']:.0f} | {row['seconds']:.0f}"
+        assert f"| {row['method']} | {cells} |" in PAGE
+        assert row["peak_bytes"] < 1.5 * 2**30
