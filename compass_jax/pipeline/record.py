@@ -36,7 +36,7 @@ class Entry:
     outside: dict[str, str]  # file that no stage made -> what it held when the stage began
     taken: dict[str, str]  # stage -> what it had made when this one began
     made: str = ""  # what the stage made, once it is done
-    seconds: float = 0.0
+    seconds: float = 0.0  # since its last start
 
 
 class Record:

@@ -90,7 +90,7 @@ def results_table(record: Record) -> Table:
 
 
 def status_table(record: Record) -> Table:
-    """How far each stage is, and the seconds that it took."""
+    """How far each stage is, and the seconds that its last start took."""
     table = []
     for number, stage in enumerate(record.config.stages, 1):
         entry = record.entry(stage.name)

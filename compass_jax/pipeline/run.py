@@ -148,14 +148,12 @@ def _stages(record: Record, do: Do, console: Console) -> int:
             continue
         kind = type(stage).__name__.lower()
         console.rule(f"{number}/{len(stages)} {stage.name}: {kind}")
-        entry = record.entry(stage.name)
-        before = entry.seconds if entry else 0.0
         record.begin(stage)
         started = time.monotonic()
         status = do(record, stage)
         asked = getattr(do, "asked", 0)
         if status == 0:
-            record.end(stage, before + time.monotonic() - started)
+            record.end(stage, time.monotonic() - started)
         if status or asked:
             return status or 128 + asked
     console.print(status_table(record))
