@@ -69,6 +69,7 @@ def base_config(seed: int, smoke: bool) -> RunConfig:
     zero = dataclasses.replace(rl.zero_variance, grow_to=8)
     return dataclasses.replace(
         config,
+        model=dataclasses.replace(config.model, layers=1),
         data=dataclasses.replace(config.data, sources=few, eval_prompts=8),
         sft=dataclasses.replace(
             config.sft, steps=10, batch=16, procedural=(("sum_3x1", 20, 1),), answers=()
