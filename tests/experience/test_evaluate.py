@@ -146,6 +146,11 @@ def test_accuracies_by_hand(monkeypatch):
         "easy": (2, pytest.approx(3 / 6), pytest.approx(1.0)),
         "hard": (2, pytest.approx(0.0), pytest.approx(1 / 2)),
     }
+    one = found.sets[HELDOUT]  # known samples 3, 4, 0, 3; of them right 2, 0, 0, 1
+    assert one.pass_at == pytest.approx({1: 1 / 3, 2: (1 + 0 + 2 / 3) / 3, 4: 2 / 3})
+    residuals = np.array([2, 0, 1]) - 0.3 * np.array([3, 4, 3])
+    assert one.avg_at_k_se == pytest.approx(np.sqrt((residuals**2).sum() * 3 / 2) / 10)
+    assert one.by["hard"].unknown == 4 and one.by["easy"].greedy == 1.0 and one.unknown == 7
     metrics = found.metrics()
     assert metrics["eval/heldout/reward"] == pytest.approx(0.35)
     assert metrics["eval/heldout/avg_at_k"] == pytest.approx(0.3) and metrics[
