@@ -145,6 +145,9 @@ def _check_order(stage: Stage, before: list[Stage], stages: tuple[Stage, ...]) -
     wanted += [stage.base, *stage.parents] if isinstance(stage, Merge) else []
     for name in filter(None, wanted):
         check(done[name].WEIGHTS, f"it starts from {name}, which makes no weights")
+    if isinstance(stage, Export):
+        whole = isinstance(done[stage.start], Merge | Export)
+        check(not whole, f"{stage.start} already makes a Hugging Face folder; leave the export out")
     if isinstance(stage, Merge):
         for parent in stage.parents:
             check(

@@ -140,6 +140,10 @@ WRONG = {
         "stage e: run.data.eval_prompts = 0",
     ),
     "nothing to export": ((Export("e"),), "stage e: no stage before it makes weights"),
+    "an export of an export": (
+        (Sft("a", RUN), Export("e"), Export("f", start="e")),
+        "stage f: e already makes a Hugging Face folder",
+    ),
     "a bad setting": ((Sft("a", with_sft(steps=0)),), r"run\.sft\.steps = 0: must be positive"),
     "a bad setting of RL": (
         (Rl("a", dataclasses.replace(RUN, rl=dataclasses.replace(RUN.rl, group_size=1))),),
