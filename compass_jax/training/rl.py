@@ -129,15 +129,15 @@ def _run(
         return {"steps": trainer.done_steps, "stopped": True, **last}
     if trainer.done_steps < config.rl.steps:
         return {"steps": trainer.done_steps, "stopped": False, **last}
-    result = _last_evaluation(trainer, config, telemetry) if trainer.evaluated else None
+    result = _last_evaluation(trainer, telemetry) if trainer.evaluated else None
     return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **last}
 
 
-def _last_evaluation(trainer: RLTrainer, config: RunConfig, telemetry: Telemetry) -> Evaluation:
-    """That of the trained policy. The run directory keeps its metrics, and its answers for `compass
-    show` and `compass compare`.
+def _last_evaluation(trainer: RLTrainer, telemetry: Telemetry) -> Evaluation:
+    """That of the trained policy, by the settings of the last stage. The run directory keeps its
+    metrics, and its answers for `compass show` and `compass compare`.
     """
-    rows: list[dict[str, Any]] = []
+    config, rows = trainer.config, list[dict[str, Any]]()
 
     def keep(name: str, groups: list[Group]) -> None:
         rows.extend(answer_rows(name, groups, trainer.tokenizer.decode))

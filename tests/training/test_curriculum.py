@@ -4,7 +4,10 @@ nothing, a changed schedule is refused by name.
 
 import dataclasses
 import gc
+import json
+import math
 import weakref
+from types import SimpleNamespace
 
 import pytest
 from logged import lines, numbers
@@ -12,6 +15,8 @@ from stops import stop_after_step, stop_at_sample
 from tiny_run import tiny_run
 
 from compass_jax.config import CorrectionConfig, RLStage, ZeroVarianceConfig
+from compass_jax.config.curriculum import at_step
+from compass_jax.experience.accuracy import Evaluation
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.runs.rundir import ConfigMismatch
 from compass_jax.runs.telemetry import Telemetry
@@ -195,3 +200,17 @@ def test_a_stage_leaves_nothing_of_its_trainer(tmp_path, monkeypatch):
     finally:
         gc.enable()
     assert gone == [True, True]
+
+
+def test_the_last_evaluation_says_the_length_limit_of_its_stage(tmp_path):
+    """Which `compass compare` looks at: 8 tokens, and 16 before."""
+    evaluation = Evaluation(2, 0, math.nan, math.nan, math.nan, 0)
+    trainer = SimpleNamespace(
+        config=at_step(staged(tmp_path), 4), done_steps=4, evaluate=lambda keep: evaluation
+    )
+    told = []
+    found = rl._last_evaluation(trainer, SimpleNamespace(note=told.append))
+    summary = json.loads((tmp_path / "evaluation" / "summary.json").read_text())
+    assert found is evaluation and told == [evaluation.line()]
+    assert summary["settings"]["max_new_tokens"] == 8 == STAGES[1].max_new_tokens
+    assert summary["weights"] == f"{tmp_path}, step 4"
