@@ -129,11 +129,14 @@ def _idle_training(config: RunConfig) -> list[str]:
             f"rl.optim.warmup_steps = {rl.optim.warmup_steps}: the run has {rl.total_updates}"
             " updates, so that the learning rate is never reached; lower it"
         )
-    if rl.eval_every and not config.data.eval_prompts:
-        found.append(
-            f"rl.eval_every = {rl.eval_every}: data.eval_prompts is 0, so that there is nothing to"
-            " evaluate on; raise it"
-        )
+    if not config.data.evaluated:
+        asked = {"rl.eval_every": rl.eval_every, "evaluation.at": config.evaluation.at}
+        found += [
+            f"{name} = {value}: data.eval_prompts is 0 and data.eval_sets is empty, so that there"
+            " is nothing to evaluate on; raise the one or name a set"
+            for name, value in asked.items()
+            if value
+        ]
     return found
 
 

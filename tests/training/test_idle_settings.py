@@ -8,21 +8,26 @@ from pathlib import Path
 import pytest
 from tiny_run import tiny_run
 
-from compass_jax.commands.configured import load_config
+from compass_jax.commands.configured import load_config, made
 from compass_jax.config import (
     CorrectionConfig,
+    EvalConfig,
+    EvalSet,
     ProceduralSource,
     RLStage,
     ScalarJudgeConfig,
     ShapingConfig,
     ZeroVarianceConfig,
 )
+from compass_jax.config.pipeline import PipelineConfig
+from compass_jax.config.stages import Rl
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.training.notices import idle_settings, idle_stages
 
 ROOT = Path(__file__).parents[2]
 PODS = sorted((ROOT / "configs").glob("*x*x*.py")) + sorted((ROOT / "configs").glob("*_16x16.py"))
-SHIPPED = sorted((ROOT / "configs").glob("*.py"))
+PIPELINES = [ROOT / "configs" / "compass_max_tiny_cpu.py"]
+SHIPPED = sorted({*(ROOT / "configs").glob("*.py")} - {*PIPELINES})
 TIS = CorrectionConfig("tis")
 # what a shipped configuration says that cannot act, and why it is there
 REASONS = {
@@ -54,6 +59,13 @@ def test_each_setting_of_a_shipped_configuration_acts(file, monkeypatch):
     monkeypatch.setattr("compass_jax.training.notices.kind_for", lambda chip: "int8")
     found = said(load_config(str(file)).validate_for_rl())
     assert set(found) == REASONS.get(file.stem, {}).keys()
+
+
+@pytest.mark.parametrize("file", PIPELINES, ids=lambda file: file.stem)
+def test_each_setting_of_a_shipped_pipelines_rl_acts(file):
+    stages = [one for one in made(str(file), PipelineConfig).stages if isinstance(one, Rl)]
+    assert len(stages) == 2
+    assert {stage.name: said(stage.run) for stage in stages} == {one.name: [] for one in stages}
 
 
 def test_there_are_as_many_pod_configurations_as_the_tests_expect():
@@ -131,6 +143,12 @@ def test_a_warm_up_longer_than_the_run_and_an_evaluation_of_nothing_are_told():
     assert said(config_with(steps=11, optim=optim)) == []
     assert said(config_with(eval_every=1, data={"eval_prompts": 0})) == ["rl.eval_every"]
     assert said(config_with(eval_every=1)) == []
+    (source,) = tiny_run().data.sources
+    sets = {"eval_prompts": 0, "eval_sets": (EvalSet("own", (source,)),)}
+    assert said(config_with(eval_every=1, data=sets)) == []
+    for data, told in (({"eval_prompts": 0}, ["evaluation.at"]), (sets, []), ({}, [])):
+        config = dataclasses.replace(config_with(data=data), evaluation=EvalConfig(at=(1,)))
+        assert said(config) == told
 
 
 def test_stages_that_never_begin_or_change_nothing_are_told():
