@@ -12,9 +12,8 @@ from rich.table import Table
 from compass_jax.config import ConfigError
 from compass_jax.config.stages import Evaluate, Rl, Sft, Stage
 from compass_jax.pipeline.record import DONE, RUNNING, Record
-from compass_jax.pipeline.work import SUMMARY
 from compass_jax.report import run_report, summary_table
-from compass_jax.runs.rundir import write_atomically
+from compass_jax.runs.rundir import SUMMARY, write_atomically
 from compass_jax.untrusted import read_json
 from compass_jax.weights import checkpoint
 

@@ -14,8 +14,8 @@ from typing import Any
 from compass_jax.config import ConfigError
 from compass_jax.config.named import load
 from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows, Sft, Stage
+from compass_jax.runs.rundir import SUMMARY
 
-SUMMARY = "summary.json"
 Output = Callable[[str], Path]  # the rows or weights of the stage of a name
 
 
