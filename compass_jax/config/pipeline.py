@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
+from compass_jax.config.data import FileSource
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.io import differences
 from compass_jax.config.ranges import Name, check_fields
@@ -97,6 +98,34 @@ def inputs(stage: Stage) -> tuple[str, ...]:
     found = (x.removeprefix(REFERENCE) for x in texts(stage) if x.startswith(REFERENCE))
     named += [text.partition("/")[0] for text in found]
     return tuple(dict.fromkeys(name for name in named if name))
+
+
+def paths(stage: Stage) -> Iterator[tuple[str, str, bool]]:
+    """(setting, path, whether it is a folder of a model or tokenizer) of what a stage reads; rows
+    may lie in a folder, too.
+    """
+    if isinstance(stage, Prepare):
+        for key in ("data", "against"):
+            for i, path in enumerate(getattr(stage.settings, key)):
+                yield f"settings.{key}[{i}]", path, False
+        if stage.settings.tokenizer:
+            yield "settings.tokenizer", stage.settings.tokenizer, True
+    if not isinstance(stage, Run):
+        return
+    run = stage.run
+    folders = {"run.data.tokenizer": run.data.tokenizer, "run.init_from": run.init_from}
+    for key, path in folders.items():
+        if path:
+            yield key, path, True
+    if isinstance(stage, Sft):
+        for key in ("files", "preferences"):
+            for i, path in enumerate(getattr(run.sft, key)):
+                yield f"run.sft.{key}[{i}]", path, False
+    for key, source in run.data.keyed_sources():  # SFT leaves out what is held out of them
+        if isinstance(source, FileSource):
+            yield f"run.{key}.path", source.path, False
+    if isinstance(stage, Rl) and run.data.keep_file:
+        yield "run.data.keep_file", run.data.keep_file, False
 
 
 def _written_out(stage: Stage, before: list[Stage], names: list[str]) -> Stage:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
 
-from compass_jax.config import ConfigError, FileSource
+from compass_jax.config import ConfigError
 from compass_jax.config.named import load
-from compass_jax.config.pipeline import REFERENCE, PipelineConfig, inputs
-from compass_jax.config.stages import Evaluate, Prepare, Rl, Rows, Run, Sft, Stage
+from compass_jax.config.pipeline import REFERENCE, PipelineConfig, inputs, paths
+from compass_jax.config.stages import Rows
 from compass_jax.pipeline.record import Record
 
 
@@ -20,38 +19,13 @@ def check_outside(config: PipelineConfig) -> None:
     for stage in config.stages:
         if isinstance(stage, Rows):
             load(stage.function, f"stage {stage.name}: function")
-        for key, path, folder in _paths(stage):
+        for key, path, folder in paths(stage):
             if path.startswith(REFERENCE):
                 continue
             # of a pattern one file is enough; its rows may lie in a folder
             if not (os.path.isdir(path) if folder else os.path.exists(path) or glob.glob(path)):
                 kind = "folder" if folder else "file"
                 raise ConfigError(f"stage {stage.name}: {key} = {path!r:.200}: no such {kind}")
-
-
-def _paths(stage: Stage) -> Iterator[tuple[str, str, bool]]:
-    """(setting, path, whether it is a folder) of what a stage reads."""
-    if isinstance(stage, Prepare):
-        for key in ("data", "against"):
-            for i, path in enumerate(getattr(stage.settings, key)):
-                yield f"settings.{key}[{i}]", path, False
-    if not isinstance(stage, Run):
-        return
-    run = stage.run
-    folders = {"run.data.tokenizer": run.data.tokenizer, "run.init_from": run.init_from}
-    for key, path in folders.items():
-        if path:
-            yield key, path, True
-    if isinstance(stage, Sft):
-        for key in ("files", "preferences"):
-            for i, path in enumerate(getattr(run.sft, key)):
-                yield f"run.sft.{key}[{i}]", path, False
-    if isinstance(stage, Rl | Evaluate):
-        for key, source in run.data.keyed_sources():
-            if isinstance(source, FileSource):
-                yield f"run.{key}.path", source.path, False
-    if isinstance(stage, Rl) and run.data.keep_file:
-        yield "run.data.keep_file", run.data.keep_file, False
 
 
 def lines(record: Record) -> list[str]:

@@ -8,14 +8,23 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from compass_jax.config import ConfigError
 from compass_jax.config.io import differences, from_plain, to_plain
 from compass_jax.config.named import file_of
-from compass_jax.config.pipeline import PipelineConfig, inputs, texts, with_texts
+from compass_jax.config.pipeline import (
+    REFERENCE,
+    PipelineConfig,
+    inputs,
+    paths,
+    texts,
+    with_texts,
+)
 from compass_jax.config.stages import Rl, Rows, Sft, Stage
+from compass_jax.data.files import files_of
 from compass_jax.runs.rundir import MAY_CHANGE, MESHES, write_atomically
 from compass_jax.untrusted import read_json
 
@@ -161,13 +170,24 @@ def begun_with(folder: Path) -> Stage:
 
 
 def outside(stage: Stage) -> dict[str, str]:
-    """File -> what it holds, of all files that a stage's settings name and no stage makes, that of
-    its function included.
+    """File, folder or pattern -> what it holds, of all files that a stage's settings name and no
+    stage makes, that of its function and folders and patterns of rows included.
     """
     named = set(texts(stage))
     if isinstance(stage, Rows) and (file := file_of(stage.function)):
         named.add(str(file))
-    return {text: held(Path(text)) for text in sorted(named) if os.path.isfile(text)}
+    found = {text: held(Path(text)) for text in sorted(named) if os.path.isfile(text)}
+    several = {path for _, path, folder in paths(stage) if not folder} - found.keys()
+    rows = sorted(path for path in several if not path.startswith(REFERENCE))
+    return found | {path: _held_together(files_of(path)) for path in rows}
+
+
+def _held_together(files: Sequence[str]) -> str:
+    """`held` of several files: by what they hold where all of them together are small."""
+    sizes = [os.path.getsize(file) if os.path.isfile(file) else 0 for file in files]
+    small = sum(sizes) <= WHOLE_BYTES
+    told = [[file, held(Path(file)) if small else size] for file, size in zip(files, sizes)]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
 def held(path: Path) -> str:

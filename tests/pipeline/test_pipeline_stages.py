@@ -171,6 +171,14 @@ AWAY = {
         Rl("a", dataclasses.replace(RUN, data=LOST)),
         r"run\.data\.sources\[0\]\.path = 'no/rows.jsonl': no such file",
     ),
+    "a file whose prompts are held out of SFT": (
+        Sft("a", dataclasses.replace(RUN, data=LOST)),
+        r"run\.data\.sources\[0\]\.path = 'no/rows.jsonl': no such file",
+    ),
+    "a tokenizer to count by": (
+        Prepare("a", PrepareConfig((MADE,), tokenizer="no", most_tokens=9)),
+        r"settings\.tokenizer = 'no': no such folder",
+    ),
     "a tokenizer": (
         Sft("a", dataclasses.replace(RUN, data=dataclasses.replace(RUN.data, tokenizer="no"))),
         r"run\.data\.tokenizer = 'no': no such folder",

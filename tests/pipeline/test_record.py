@@ -136,6 +136,26 @@ def test_a_file_that_changed_is_told_whoever_made_it(tmp_path):
     assert "is not what the stage left there" in Record(given).stale()["rows"]
 
 
+@pytest.mark.parametrize("ending", ["", "/*.jsonl"])
+def test_a_folder_or_pattern_whose_files_changed_is_told(tmp_path, ending):
+    rows = tmp_path / "talks"
+    rows.mkdir()
+    (rows / "a.jsonl").write_text("{}\n")
+    files = dataclasses.replace(RUN.sft, procedural=(), files=(f"{rows}{ending}",))
+    stages = (Sft("sft", dataclasses.replace(RUN, sft=files)),)
+    given = PipelineConfig(stages, str(tmp_path / "out")).validate()
+    run_pipeline(given, do=Doer())
+    (rows / "notes.txt").write_text("no rows")
+    assert not Record(given).stale()
+    told = {"sft": f"{rows}{ending} holds something else"}
+    (rows / "b.jsonl").write_text("{}\n")
+    assert Record(given).stale() == told
+    (rows / "b.jsonl").unlink()
+    assert not Record(given).stale()
+    (rows / "a.jsonl").write_text("[]\n")
+    assert Record(given).stale() == told
+
+
 def test_rows_are_stale_where_their_functions_file_changed(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def mine():\n    yield {'prompt': 'x'}\n")
