@@ -1,0 +1,91 @@
+"""The shop's questions of one turn: answers are computed anew from the questions' texts, in every
+language.
+"""
+
+import re
+from math import prod
+
+import pytest
+
+from compass_jax.config import DataConfig, TaskSource
+from compass_jax.rewards.checks import Graded, build, checks_of
+from compass_jax.tasks import prices
+from compass_jax.tasks.shop import ITEMS
+
+ROWS = list(prices.rows(0, 40))
+SOURCE = TaskSource("compass_jax.tasks.prices:task")
+JUDGE = build(checks_of(DataConfig(sources=(SOURCE,)))[0], "answer")
+RIGHT, WRONG = Graded(1.0, {}), Graded(0.0, {})
+PATTERNS = {
+    ("price", "en"): r"A (\w+) costs (\d+)\. How much are (\d+)\?",
+    ("price", "id"): r"Satu (\w+) harganya (\d+)\. Berapa harga (\d+)\?",
+    ("price", "pt"): r"Um (\w+) custa (\d+)\. Quanto custam (\d+)\?",
+    ("delivery", "en"): r"A (\w+) costs (\d+), delivery (\d+)\. How much are (\d+)\?",
+    ("delivery", "id"): r"Satu (\w+) harganya (\d+), ongkir (\d+)\. Berapa harga (\d+)\?",
+    ("delivery", "pt"): r"Um (\w+) custa (\d+), o envio (\d+)\. Quanto custam (\d+)\?",
+    ("count", "en"): r"Order: (\d+) (\w+), (\d+) (\w+)\. How many (\w+)\?",
+    ("count", "id"): r"Pesanan: (\d+) (\w+), (\d+) (\w+)\. Berapa (\w+)\?",
+    ("count", "pt"): r"Pedido: (\d+) (\w+), (\d+) (\w+)\. Quantos (\w+)\?",
+}
+
+
+def solved(row):
+    """(answer, items) of a question, from nothing but its text."""
+    kind = row["domain"]
+    found = re.fullmatch(PATTERNS[kind, row["language"]], row["prompt"]).groups()
+    if kind == "count":
+        first, one, second, other, asked = found
+        return int({one: first, other: second}[asked]), {one, other}
+    item, price, *fee, n = found
+    return sum(int(price) for _ in range(int(n))) + sum(map(int, fee)), {item}
+
+
+def test_answers_are_those_of_the_questions_in_every_kind_and_language():
+    assert {(r["domain"], r["language"]) for r in ROWS} == PATTERNS.keys()
+    for row in ROWS:
+        answer, items = solved(row)
+        assert row["answer"] == str(answer) and items <= {*ITEMS[row["language"]]}
+
+
+def test_a_right_answer_scores_1_and_its_steps_are_true():
+    for row in ROWS:
+        text = prices.response(row)
+        assert JUDGE(row, text, row["prompt"]) == RIGHT
+        for a, sign, b, c in re.findall(r"(\d+) ([+*]) (\d+) = (\d+)", text):
+            assert int(c) == (int(a) + int(b) if sign == "+" else prod((int(a), int(b))))
+        steps = text.count("\n")
+        assert steps == {"count": 1, "price": 1, "delivery": 2}[row["domain"]]
+
+
+def test_a_careless_answer_scores_0_but_where_two_and_two_is_twice_two():
+    for row in ROWS:
+        two = row["domain"] == "price" and row["numbers"]["price"] == row["numbers"]["n"] == 2
+        text = prices.response(row, careless=True)
+        assert JUDGE(row, text, row["prompt"]) == (RIGHT if two else WRONG)
+
+
+@pytest.mark.parametrize("change", [1, -1, 10])
+def test_another_number_scores_0(change):
+    for row in ROWS[::20]:
+        text = f"<answer>{int(row['answer']) + change}</answer>"
+        assert JUDGE(row, text, row["prompt"]) == WRONG
+
+
+def test_rows_follow_from_the_seed_and_are_distinct():
+    again, other = (list(prices.rows(seed, 40)) for seed in (0, 1))
+    assert again == ROWS and other != ROWS
+    for rows in (ROWS, other):
+        assert len({row["prompt"] for row in rows}) == len(rows) == 40 * len(PATTERNS)
+
+
+def test_where_there_are_no_more_questions_there_are_fewer():
+    """A question of a price has ten items, four prices and four counts."""
+    found = [row["prompt"] for row in prices.rows(0, 200, ("en",)) if row["domain"] == "price"]
+    assert 150 < len(found) == len(set(found)) <= 160
+
+
+def test_the_task_asks_the_rows_of_its_seed_without_what_answers_are_made_of():
+    (first, *others), (row, *_) = prices.task.prompts(3), prices.rows(3, 300)
+    assert first == {key: row[key] for key in ("prompt", "answer", "domain", "language")}
+    assert len({one["prompt"] for one in others}) == len(others)
+    assert prices.task.verify == "exact"
