@@ -98,12 +98,17 @@ def _print(args: argparse.Namespace, found: Any) -> None:
     print(f"written: {found.path}; how it was made is in merge.json")
 
 
+def _told(accuracy: float | None) -> float | str:
+    return "unknown" if accuracy is None else accuracy
+
+
 def _sweep(args: argparse.Namespace, merge: Any) -> int:
     """Merges and evaluates with each weight; prints the accuracies."""
     from rich.console import Console
 
     from compass_jax.commands.configured import load_config
-    from compass_jax.commands.merge_sweep import PICTURE, run_sweep
+    from compass_jax.commands.merge_sweep import PICTURE, averaged, run_sweep
+    from compass_jax.experience.evaluate import NOTHING_TO_EVALUATE
     from compass_jax.families.find import check
     from compass_jax.report import summary_table
     from compass_jax.weights.merge import MergeError
@@ -115,6 +120,8 @@ def _sweep(args: argparse.Namespace, merge: Any) -> int:
     if not args.evaluate:
         raise MergeError("--evaluate CONFIG is missing: on what are the merged models evaluated?")
     config = load_config(args.evaluate).validate()
+    if not config.data.evaluated:
+        raise MergeError(f"{args.evaluate}: {NOTHING_TO_EVALUATE}")
     check(config.model)
     keep_programs(args)
     names = ("method", "density", "seed", "scale", "routers")
@@ -126,11 +133,11 @@ def _sweep(args: argparse.Namespace, merge: Any) -> int:
     table = [
         {
             f"weight of {args.models[0]}": f"{row['weight']:g}",
-            **{label: row["labels"][label]["avg_at_k"] for label in labels},
+            **{label: _told(row["labels"][label]["avg_at_k"]) for label in labels},
         }
         for row in rows
     ]
-    title = f"{args.method}: accuracy, avg@{rows[0]['k']}"
+    title = f"{args.method}: accuracy, {averaged(rows)}"
     Console(soft_wrap=True).print(summary_table(table, title=title))
     print(f"written: {Path(args.out) / PICTURE}, and the numbers beside it")
     return 0

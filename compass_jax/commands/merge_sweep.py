@@ -7,6 +7,7 @@ OUT/sweep.json has them all and how they were made, OUT/sweep.png is the picture
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from compass_jax.config import RunConfig
+from compass_jax.config.data import HELDOUT
 from compass_jax.config.io import config_to_json
-from compass_jax.experience.evaluate import Evaluation, evaluate_weights
+from compass_jax.experience.accuracy import Evaluation, SetResult
+from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.runs.rundir import FolderLock, write_atomically
 from compass_jax.untrusted import parse_json, read_lines
 from compass_jax.weights.digests import of_bytes
@@ -44,7 +47,7 @@ def run_sweep(
         out: the folder of the sweep.
         settings: what else decides the rows; another sweep in `out` is refused.
         keep: leaves the merged folders, OUT/weight_0.25, where they are.
-        evaluate: the held-out accuracy of a folder of weights.
+        evaluate: the accuracy of a folder of weights.
 
     Raises MergeError for weights that cannot be, and where `out` holds another sweep.
     """
@@ -83,13 +86,34 @@ def _check(weights: Sequence[float]) -> None:
 
 
 def _row(weight: float, found: Evaluation) -> dict[str, Any]:
-    """A line of sweep.jsonl: accuracies in [0, 1] of all prompts and of each label."""
-    labels = {
-        name: {"prompts": n, "avg_at_k": average, "greedy": greedy}
+    """A line of sweep.jsonl: accuracies in [0, 1] of each label of the held-out prompts, of all of
+    them, and of each evaluation set; null where nobody knows one.
+    """
+    labels: dict[str, Any] = {
+        name: {"prompts": n, "avg_at_k": _known(average), "greedy": _known(greedy)}
         for name, (n, average, greedy) in found.labels.items()
     }
-    everything = {"prompts": found.prompts, "avg_at_k": found.avg_at_k, "greedy": found.greedy}
-    return {"weight": weight, "k": found.k, "labels": {**labels, "all": everything}}
+    if found.prompts:
+        labels["all"] = _accuracies(found)
+    for name, one in found.sets.items():
+        if name != HELDOUT:
+            labels[f"set/{name}"] = _accuracies(one) | {"k": one.k}
+    return {"weight": weight, "k": found.k, "labels": labels}
+
+
+def _accuracies(found: Evaluation | SetResult) -> dict[str, Any]:
+    greedy = _known(found.greedy)
+    return {"prompts": found.prompts, "avg_at_k": _known(found.avg_at_k), "greedy": greedy}
+
+
+def _known(accuracy: float) -> float | None:
+    return accuracy if math.isfinite(accuracy) else None
+
+
+def averaged(rows: Sequence[dict[str, Any]]) -> str:
+    """What the accuracies of rows are: "avg@4", or "avg@k" where a set has another k."""
+    found = {one.get("k", row["k"]) for row in rows for one in row["labels"].values()}
+    return f"avg@{min(found)}" if len(found) == 1 else "avg@k"
 
 
 def _done(file: Path, settings: dict[str, Any]) -> dict[float, dict[str, Any]]:
@@ -114,7 +138,9 @@ def _done(file: Path, settings: dict[str, Any]) -> dict[float, dict[str, Any]]:
 
 
 def plot_sweep(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Accuracy of each label against the first model's weight, all prompts together in black."""
+    """Accuracy of each label and set against the first model's weight, all held-out prompts
+    together in black.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -123,11 +149,13 @@ def plot_sweep(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for label in rows[0]["labels"]:
         style = {"color": "black", "linewidth": 2} if label == "all" else {"linewidth": 1}
-        points = [(row["weight"], row["labels"][label]["avg_at_k"]) for row in rows]
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=label, **style)
+        found = [row["labels"][label]["avg_at_k"] for row in rows]
+        heights = [math.nan if x is None else x for x in found]
+        places = [row["weight"] for row in rows]
+        axes.plot(places, heights, marker="o", markersize=4, label=label, **style)
     axes.set(
         xlabel="weight of the first model (the second has the rest)",
-        ylabel=f"accuracy, avg@{rows[0]['k']}",
+        ylabel=f"accuracy, {averaged(rows)}",
         ylim=(-0.02, 1.02),
     )
     axes.spines[["top", "right"]].set_visible(False)

@@ -2,7 +2,9 @@
 stop.
 """
 
+import dataclasses
 import json
+import math
 
 import jax
 import numpy as np
@@ -15,7 +17,7 @@ from compass_jax.commands import merge as command
 from compass_jax.commands import merge_sweep
 from compass_jax.commands.cli import main
 from compass_jax.commands.merge_sweep import run_sweep
-from compass_jax.experience.evaluate import Evaluation
+from compass_jax.experience.accuracy import Evaluation, SetResult
 from compass_jax.runs.rundir import NewFolderLock
 from compass_jax.weights.hf import save_params
 from compass_jax.weights.merge import MergeError
@@ -89,6 +91,17 @@ def test_a_sweep_takes_two_models(folders, capsys):
     assert "--sweep takes two models, 1 were given" in capsys.readouterr().err
 
 
+def test_a_sweep_needs_something_to_evaluate_on(folders, capsys):
+    (folders / "bare.py").write_text(
+        "import dataclasses, tiny_run\n\n\ndef run():\n    config = tiny_run.tiny_run()\n"
+        "    data = dataclasses.replace(config.data, eval_prompts=0)\n"
+        "    return dataclasses.replace(config, data=data)\n"
+    )
+    assert main([*ALL, "--sweep", "0.5", "--evaluate", "bare.py"]) != 0
+    assert "bare.py: data.eval_prompts = 0 and data.eval_sets" in capsys.readouterr().err
+    assert not (folders / "out").exists()
+
+
 def test_one_process_merges_into_a_folder(folders, capsys):
     with NewFolderLock("out"):
         assert main(ALL) == 1
@@ -134,6 +147,45 @@ def test_a_sweep_has_a_row_for_each_weight(tmp_path, monkeypatch):
     assert found["rows"] == rows and found["settings"]["method"] == "ties"
     assert drawn == [(rows, tmp_path / "sweep" / "sweep.png")]
     assert not list((tmp_path / "sweep").glob("weight_*"))
+
+
+def test_a_sweep_over_evaluation_sets_alone_is_drawn_and_goes_on(tmp_path):
+    """Without held-out prompts their accuracies are of nobody; a set's may be unknown, too."""
+
+    def on_sets(config, folder):
+        known = SetResult(
+            prompts=3,
+            k=8,
+            avg_at_k=0.5,
+            avg_at_k_se=0.1,
+            interval=(0.3, 0.7),
+            pass_at={8: 0.9},
+            maj_at_k=0.5,
+            greedy=0.4,
+            greedy_interval=(0.1, 0.8),
+            reward=0.5,
+            length_mean_tokens=9.0,
+            truncated_frac=0.0,
+            unknown=0,
+            temperature=1.0,
+            extracted=1.0,
+            kinds={},
+            overlap=0,
+        )
+        unknown = dataclasses.replace(known, avg_at_k=math.nan, k=4)
+        sets = {"mine": known, "other": unknown}
+        return Evaluation(4, 0, math.nan, math.nan, math.nan, 0, sets=sets)
+
+    rows, _ = sweep(tmp_path, (0.0,), on_sets)
+    rows, made = sweep(tmp_path, (0.0, 1.0), on_sets)
+    assert [name for _, name in made] == ["weight_1.0"]
+    for row in rows:
+        assert row["labels"] == {
+            "set/mine": {"prompts": 3, "avg_at_k": 0.5, "greedy": 0.4, "k": 8},
+            "set/other": {"prompts": 3, "avg_at_k": None, "greedy": 0.4, "k": 4},
+        }
+    assert merge_sweep.averaged(rows) == "avg@k"
+    assert (tmp_path / "sweep" / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_sweep_goes_on_where_it_was_stopped(tmp_path):
