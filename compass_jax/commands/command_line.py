@@ -26,7 +26,7 @@ _CONFIGURED = {
     "on an existing run directory it resumes",
     "data": "show prompts as the model will see them, their lengths, and whether verifiers find "
     "their ground truths right",
-    "eval": "evaluate a checkpoint on held-out prompts",
+    "eval": "evaluate a checkpoint on held-out prompts and evaluation sets",
     "calibrate-alpha": "measure ESPO's clip fraction and clip range against alpha, on one rollout "
     "of a given model",
     "plan": "compile a whole RL step for TPUs that are not here: memory per chip, collectives, "
