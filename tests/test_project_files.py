@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from house_rules import CODE_FOLDERS
 
 import compass_jax
 
@@ -36,6 +37,15 @@ def test_versions_and_licences_agree():
     assert citation["version"] == PROJECT["version"] == compass_jax.__version__
     assert citation["license"] == PROJECT["license"]
     assert f"({PROJECT['version']})" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_git_and_ruff_pass_over_no_folder_of_code():
+    """`runs/` without a slash before it also means compass_jax/runs."""
+    lines = (ROOT / ".gitignore").read_text().splitlines()
+    anywhere = {line.rstrip("/") for line in lines if not line.startswith("/")} - {"__pycache__"}
+    tops = [ROOT / name for name in CODE_FOLDERS]
+    folders = {x.name for top in tops for x in (top, *top.rglob("*")) if x.is_dir()}
+    assert not anywhere & folders and {"runs", "compass_jax"} <= folders
 
 
 def test_the_workflow_runs_what_a_person_runs():

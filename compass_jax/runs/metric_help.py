@@ -168,8 +168,8 @@ METRICS: dict[str, Metric] = {
     "epoch": Metric("passes", "Passes over the data up to here."),
     "data/left_out_frac": Metric(
         _SHARE,
-        "Rows read so far that gave no example (too long, held out, blank or bad), of SFT that reads"
-        " by record.",
+        "Rows read so far that gave no example (too long, held out, blank or bad), of SFT that"
+        " reads by record.",
     ),
     "data/bad_rows": Metric(
         "rows", "Rows so far that could not be used, of SFT that reads by record (sft.bad_rows)."

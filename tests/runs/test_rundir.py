@@ -15,13 +15,9 @@ from plain_config import CONFIG, MODEL, SOURCES
 from compass_jax.config import (
     ConfigError,
     DataConfig,
-    FileSource,
     ModelConfig,
-    MoEConfig,
-    ProceduralSource,
     RLConfig,
     RunConfig,
-    SFTConfig,
 )
 from compass_jax.config.io import config_from_json, config_to_json, differences, flatten
 from compass_jax.runs import rundir
@@ -35,6 +31,7 @@ from compass_jax.runs.rundir import (
     read_config,
     staged,
 )
+
 
 def begun(path):
     """A step was logged there."""
