@@ -90,7 +90,7 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
         one_pass = sum(config.data.sources[prompt.source].repeat for prompt in train)
         for text in idle_settings(config, one_pass, len({label_of(x) for x in train})):
             tell(text)
-        work, total = f"{len(train):,} prompts, {evaluated}", config.rl.steps
+        work, total = f"{one_pass:,} prompts, {evaluated}", config.rl.steps
     else:
         tokenizer, total = load_tokenizer(config), config.sft.steps
         if command == "scalar":

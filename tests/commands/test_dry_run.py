@@ -71,6 +71,15 @@ def test_it_says_the_essentials_and_writes_nothing(tmp_path):
     assert any(line.startswith("trains on 24 examples, ") for line in sft) and "steps 3" in sft
 
 
+def test_it_counts_a_pass_as_the_run_does(tmp_path):
+    """Each prompt as often as it comes: the same line begins the run."""
+    config = own(tmp_path)
+    (source,) = config.data.sources
+    data = dataclasses.replace(config.data, sources=(dataclasses.replace(source, repeat=3),))
+    lines = [" ".join(line.split()) for line in told(dataclasses.replace(config, data=data))]
+    assert "trains on 69 prompts, 4 held out" in lines
+
+
 def test_a_line_for_each_setting_that_is_not_the_default():
     config = tiny_run()
     lines = changes(config)
