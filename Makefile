@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-QUICK := -m "not slow" -n 2 --dist loadfile
+QUICK := -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: install docs demo test coverage test-slow lint clean
 
@@ -19,7 +19,7 @@ coverage: $(VENV)/.dev
 
 # PART=2/5: the second of five parts
 test-slow: $(VENV)/.dev
-	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations=20 $(if $(PART),--slow-part $(PART))
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --no-loadscope-reorder --durations=20 $(if $(PART),--slow-part $(PART))
 
 lint: $(VENV)/.core $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -226,7 +226,9 @@ class RLConfig:
     save_every: CountOrOff = 50
     """A checkpoint is written every so many steps; 0: only at the end."""
     eval_every: CountOrOff = 0
-    """Held-out prompts are evaluated every so many steps, and at the end; 0: only at the end."""
+    """Held-out prompts and evaluation sets are answered every so many steps, and at the end; 0:
+    only at the end.
+    """
     one_step_off: bool = False
     """The next rollout runs while this one is trained on, from the weights before; it needs
     rl.correction.

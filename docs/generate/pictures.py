@@ -187,10 +187,10 @@ def architecture() -> Picture:
     """The rooms of the package: a room imports from those below it."""
     p = Picture(860, 330, "The rooms of the package")
     rows = (
-        (("cli, library", "commands"), ("demo, evaluate", "whole jobs"), ("plan", "pods"),
-         ("serve", "HTTP, gRPC")),
-        (("training/loop", "the order of a step"), ("telemetry, report", "what a run writes")),
-        (("experience", "samples in flight"), ("training/learner", "scores and updates"),
+        (("commands, library", "what a person calls"), ("pipeline", "stages, one after another"),
+         ("plan", "pods"), ("serving", "HTTP, gRPC")),
+        (("training/loop", "the order of a step"), ("runs, report", "what a run writes")),
+        (("experience", "samples in flight, accuracy"), ("training/learner", "scores and updates"),
          ("rewards", "sandboxed verifiers")),
         (("rollout", "engine, paged cache"), ("rl", "objectives, advantages"),
          ("data, tasks", "prompts"), ("weights, families", "checkpoints")),
