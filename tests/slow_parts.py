@@ -31,13 +31,22 @@ def part_of(items: Sequence[str], asked: str) -> set[str]:
 
 
 def slow_functions() -> Iterator[tuple[str, str]]:
-    """File and name of each test that is marked slow, or has a case that is."""
+    """File and name of each test that is marked slow, or has a case that is, also by a list of
+    cases that has a name in its file.
+    """
     for path in sorted(HERE.rglob("test_*.py")):
+        lists: set[str] = set()
         for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and _names_slow(node.value, lists):
+                lists |= {x.id for x in node.targets if isinstance(x, ast.Name)}
             test = isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-            if test and any(_names_slow(x) for x in node.decorator_list):
+            if test and any(_names_slow(x, lists) for x in node.decorator_list):
                 yield str(path.relative_to(HERE)), node.name
 
 
-def _names_slow(node: ast.AST) -> bool:
-    return any(isinstance(x, ast.Attribute) and x.attr == "slow" for x in ast.walk(node))
+def _names_slow(node: ast.AST, lists: set[str]) -> bool:
+    return any(
+        (isinstance(x, ast.Attribute) and x.attr == "slow")
+        or (isinstance(x, ast.Name) and x.id in lists)
+        for x in ast.walk(node)
+    )
