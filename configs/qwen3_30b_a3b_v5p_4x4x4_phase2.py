@@ -4,7 +4,7 @@ of a domain beside the first phase's verifiers (arXiv 2512.07710).
 It starts from what the first phase left, exported (`compass export-hf`), and asks a judge that is
 served elsewhere:
 
-    compass train configs/qwen3_30b_a3b_phase2_v5p_4x4x4.py --run-dir /gcs/RUN2
+    compass train configs/qwen3_30b_a3b_v5p_4x4x4_phase2.py --run-dir /gcs/RUN2
         --rewards.judge.endpoint http://JUDGE:8000/v1                        on every host (launch/)
 """
 
@@ -15,7 +15,7 @@ from compass_jax.config import RunConfig
 from compass_jax.config.pods import phase_two
 
 
-def qwen3_30b_a3b_phase2_v5p_4x4x4() -> RunConfig:
+def qwen3_30b_a3b_v5p_4x4x4_phase2() -> RunConfig:
     """The first phase's settings, with data/domain.jsonl and a judge."""
     first = load_config(str(Path(__file__).resolve().parent / "qwen3_30b_a3b_v5p_4x4x4.py"))
     return phase_two(first, "weights/Qwen3-30B-A3B-phase1")

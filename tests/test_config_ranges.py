@@ -46,6 +46,7 @@ MEANT = {
         "init_from",
         "rollout.dtype",
         "data.tokenizer",
+        "data.cache",
         "data.system_prompt",
         "data.keep_file",
         "sft.response_field",

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from compass_jax.commands.configured import SHIPPED, load_config
+from compass_jax.commands.configured import SHIPPED, made
 from compass_jax.config import RunConfig
+from compass_jax.config.pipeline import PipelineConfig
 
 ROOT = Path(__file__).parent.parent
 SHIPPED_FILES = sorted(
@@ -94,9 +95,12 @@ def test_an_installed_package_finds_its_configuration_by_name_from_an_empty_fold
 @pytest.mark.parametrize("file", sorted(SHIPPED.glob("*.py")), ids=lambda file: file.stem)
 def test_every_configuration_has_a_name_from_everywhere(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = load_config(file.stem)
-    assert isinstance(config, RunConfig) and config.name == file.stem
-    assert load_config(str(ROOT / "configs" / file.name)) == config
+    text = file.read_text()
+    kind = PipelineConfig if "def pipeline() -> PipelineConfig:" in text else RunConfig
+    config = made(file.stem, kind)
+    name = Path(config.run_dir).name if isinstance(config, PipelineConfig) else config.name
+    assert name == file.stem
+    assert made(str(ROOT / "configs" / file.name), kind) == config
 
 
 def test_no_message_of_the_package_asks_for_make():

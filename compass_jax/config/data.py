@@ -183,9 +183,7 @@ class FileSource:
     """
 
     path: str
-    """The rows are in this file (.jsonl, .jsonl.gz, .jsonl.zst, .parquet or .arrayrecord), or in
-    those of a folder or a pattern (train-*.parquet).
-    """
+    """The rows are in this file, or in those of a folder or a pattern (docs/data.md)."""
     prompt_field: Name = AUTO
     """This column holds what is asked; auto: the known columns say it (docs/data.md)."""
     answer_field: str = AUTO

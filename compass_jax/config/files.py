@@ -12,6 +12,7 @@ def check_rows_path(path: str, key: str) -> None:
     """Raises ConfigError for a name that is neither a file of rows nor a folder, whose name has no
     dot.
     """
+    check(bool(path), f"{key} is empty: name a file of rows, or a folder of such files")
     check(
         path.endswith((*ENDINGS, "/")) or "." not in path.rpartition("/")[2],
         f"{key} = {path!r}: must end in {', '.join(ENDINGS)}, or name a folder of such files (with"

@@ -155,6 +155,8 @@ def _run_config(case: Case, base: dict) -> Verdict:
     else:
         return _odd_place(case, file)
     file.write_bytes(data)
+    # a directory in which nothing was trained may be taken by another configuration
+    (file.parent / "metrics.jsonl").write_text('{"stage": "rl", "step": 1, "metrics": {}}\n')
     case.tell(f"run/config.json: {told}; train")
     wanted = case.world.outcome("prompts", ["train", CONFIG], spies.prompts)
     expected = Expected([[wanted, base]] if same_run(data, base) else [], names)

@@ -26,7 +26,7 @@ from compass_jax.pipeline.record import Record
 from compass_jax.pipeline.results import markdown, results, rows
 from compass_jax.pipeline.run import run_pipeline
 from compass_jax.pipeline.work import work
-from compass_jax.weights.merge_folders import read_record
+from compass_jax.weights.merge_folders import RECORD
 
 HERE = Path(__file__).parent
 
@@ -66,7 +66,7 @@ def test_rows_are_cleaned_learnt_merged_and_measured(tmp_path, monkeypatch):
     assert len(kept) == 8 and "0 + 1" in kept[0]
     begun = json.loads((tmp_path / "04-base" / "config.json").read_text())
     assert begun["sft"]["files"] == [str(tmp_path / "03-clean" / "train.jsonl")]
-    merged = read_record(tmp_path / "07-merged" / "merged")
+    merged = json.loads((tmp_path / "07-merged" / "merged" / RECORD).read_text())
     assert [Path(one["folder"]).name for one in merged["models"]] == ["05-a", "06-b"]
     found = json.loads((tmp_path / "results.json").read_text())["stages"]
     summary = json.loads((tmp_path / "08-measured" / "merged" / "summary.json").read_text())

@@ -181,7 +181,7 @@ SIZES = {
     "compass_245b_a71b_v5p_8x8x8": (244.9e9, 70.9e9, 512),
     "qwen3_30b_a3b_v6e_16x16": (30.5e9, 3.35e9, 256),
     "qwen3_235b_a22b_tpu7x_4x4x4": (235.1e9, 22.2e9, 128),
-    "qwen3_30b_a3b_phase2_v5p_4x4x4": (30.5e9, 3.35e9, 64),
+    "qwen3_30b_a3b_v5p_4x4x4_phase2": (30.5e9, 3.35e9, 64),
     "compass_thinker_7b_v5p_4x4x4": (7.6e9, 7.6e9, 64),
 }
 

@@ -155,7 +155,10 @@ def test_a_judge_asks_this_server_as_any_endpoint(server):
     reply = Endpoint(at)(short)
     body = {"model": "tiny", "messages": short, "max_tokens": 8, "temperature": 0}
     answer = json.loads(ask(server, "POST", "/v1/chat/completions", json.dumps(body))[2])
-    assert reply == (answer["choices"][0]["message"]["content"], "", "") and reply.text
+    assert reply.text == answer["choices"][0]["message"]["content"] and reply.text
+    assert reply.failure == reply.detail == ""
+    assert reply.tokens == answer["usage"]["completion_tokens"]
+    assert reply.whole == (answer["choices"][0]["finish_reason"] != "length")
     refused = Endpoint(at)(messages("2 + 2?", "4", "5"))
     assert refused.failure == REFUSED and "this server takes 64" in refused.detail
     other = dataclasses.replace(at, model="another")

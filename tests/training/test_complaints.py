@@ -8,7 +8,7 @@ Resume lies
         here: test_an_interrupted_rollout_comes_back_with_the_routes_that_its_replay_needs
     a flag that is ignored
         test_config.py: test_no_setting_is_ignored
-        test_cli.py: test_wrong_overrides_are_told_and_exit_with_2
+        commands/test_cli.py: test_wrong_overrides_are_told_and_exit_with_2
     another model's checkpoint accepted
         training/test_loop.py:
             test_a_run_directory_serves_one_process_one_model_and_one_configuration
