@@ -25,6 +25,7 @@ def counts(result: subprocess.CompletedProcess) -> dict:
     return json.loads(result.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_the_harness_has_the_right_word_for_each_planted_fault():
     result = run("tests.campaign.planted")
     assert counts(result) == {
@@ -53,6 +54,7 @@ def test_a_sample_of_the_campaign_is_answered_well():
     assert result.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_fault_is_the_same_when_it_is_repeated(tmp_path):
     result = run("tests.campaign", "--repeat", "1:3", "--keep", str(tmp_path))
     again = run("tests.campaign", "--repeat", "1:3", "--keep", str(tmp_path))

@@ -76,10 +76,8 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["apart", *(pytest.param(name, marks=pytest.mark.slow) for name in MESHES if name != "apart")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MESHES)
 def test_a_run_over_a_mesh_is_that_of_one_device(one_device, tmp_path, name):
     apart = name == "apart"
     config = configured(tmp_path, {"one_step_off": apart, "steps": 3}, **MESHES[name])

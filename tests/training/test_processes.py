@@ -65,19 +65,6 @@ def stop_the_second(job):
     return reached
 
 
-def test_a_stop_of_one_of_two_processes_stops_both_and_one_goes_on(tmp_path):
-    """The steps before the stop stay as they were; those after it are of one process, on another
-    mesh.
-    """
-    with Job(tmp_path, 2, *MESH) as job:
-        reached = stop_the_second(job)
-    before = numbers(job.directory)
-    run_here(tmp_path, MeshConfig(fsdp=4, context=2))
-    after = numbers(job.directory)
-    assert len(before) == reached and len(after) == 4 and after[:reached] == before
-    assert len({step["loss"] for step in after}) == 4
-
-
 @pytest.mark.slow
 def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path):
     """Two processes: SIGTERM to the second, the same command; SIGKILL to the second; on in one
