@@ -235,6 +235,7 @@ SHORT = [
     "1024",
 ]
 SHORT += ["--rollout.slots", "16", "--rollout.cache-bucket", "1024"]
+SHORT += ["--rl.shaping.length-free-tokens", "512"]
 
 
 @pytest.mark.slow
