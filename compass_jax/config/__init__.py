@@ -8,7 +8,6 @@ function takes them as static.
 
 from __future__ import annotations
 
-from compass_jax.config.curriculum import RLStage
 from compass_jax.config.data import (
     DataConfig,
     EvalConfig,
@@ -25,6 +24,7 @@ from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.objective import Objective, objective_class
 from compass_jax.config.rewards import RewardConfig
+from compass_jax.config.rl_stage import RLStage
 from compass_jax.config.run import RunConfig
 from compass_jax.config.sft import SFTConfig
 from compass_jax.config.training import (

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from compass_jax.config.curriculum import check_each_stage
 from compass_jax.config.data import DataConfig, EvalConfig, RolloutConfig
-from compass_jax.config.errors import check
+from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig
 from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
-from compass_jax.config.ranges import Count, CountOrOff, Range, check_fields
+from compass_jax.config.ranges import Count, CountOrOff, Range, check_fields, shown
 from compass_jax.config.rewards import RewardConfig
+from compass_jax.config.rl_stage import RLStage
 from compass_jax.config.sft import SFTConfig
 from compass_jax.config.training import RLConfig
 from compass_jax.config.verifiers import check_rewards, smallest_gap
@@ -224,4 +224,35 @@ class RunConfig:
                 f" {r.max_new_tokens}: rl.shaping.{penalty} could never act",
             )
         check(bool(self.data.sources), "data.sources is empty: RL needs prompts")
-        return check_each_stage(self)
+        return _with_sound_stages(self)
+
+
+def of_stage(config: RunConfig, stage: RLStage) -> RunConfig:
+    """The settings of one stage, without stages: what it says is written where the run's own
+    setting was.
+    """
+    rl, rollout = config.rl, config.rollout
+    rate = rl.optim.learning_rate if stage.learning_rate is None else stage.learning_rate
+    return replace(
+        config,
+        rollout=replace(rollout, max_new_tokens=stage.max_new_tokens or rollout.max_new_tokens),
+        rl=replace(
+            rl,
+            stages=(),
+            group_size=stage.group_size or rl.group_size,
+            objective=stage.objective or rl.objective,
+            optim=replace(rl.optim, learning_rate=rate),
+        ),
+    )
+
+
+def _with_sound_stages(config: RunConfig) -> RunConfig:
+    """Returns `config`, or raises ConfigError, naming the stage, where the settings of one together
+    could not be a run's.
+    """
+    for i, stage in enumerate(config.rl.stages):
+        try:
+            of_stage(config, stage).validate_for_rl()
+        except ConfigError as error:
+            raise ConfigError(f"rl.stages[{i}] = {shown(stage)}: {error}") from error
+    return config

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from compass_jax.config.curriculum import RLStage, check_stages
 from compass_jax.config.errors import check
 from compass_jax.config.objective import Coefficient, Objective, default_objective
 from compass_jax.config.ranges import (
@@ -17,6 +16,7 @@ from compass_jax.config.ranges import (
     Tokens,
     check_fields,
 )
+from compass_jax.config.rl_stage import RLStage, check_order
 
 Bound = Annotated[float, Range(0, 1e6)]  # of a ratio of probabilities
 Decay = Annotated[float, Range(0, 0.9999999)]
@@ -316,7 +316,23 @@ class RLConfig:
         self.shaping.validate()
         self.zero_variance.validate()
         self.optim.validate("rl.optim")
-        check_stages(self)
+        self._validate_stages()
+
+    def _validate_stages(self) -> None:
+        """What the stages cannot share with the run, or with each other."""
+        check_order(self.stages)
+        for name in ("select", "curriculum"):
+            check(
+                not getattr(self.zero_variance, name) or not any(x.mix for x in self.stages),
+                f"rl.zero_variance.{name} and the mix of a stage in rl.stages both decide which"
+                " prompts are rolled out: leave one of them out",
+            )
+        kept = {(stage.objective or self.objective).kl_coef > 0 for stage in self.stages}
+        check(
+            len(kept) < 2,
+            "rl.stages: the objective of one stage has a kl_coef and that of another has none; the"
+            " reference policy is kept from the run's beginning or not at all",
+        )
 
     def _validate_partial(self) -> None:
         key = f"rl.partial_prompts = {self.partial_prompts}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from compass_jax.config import RewardConfig
-from compass_jax.config.curriculum import Band
+from compass_jax.config.rl_stage import Band
 from compass_jax.records import Outcome, Prompt
 
 UNKNOWN = 0.5  # the pass rate of a prompt of which nothing is known

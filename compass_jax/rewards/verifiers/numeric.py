@@ -15,7 +15,8 @@ _MOST_CHARS = 200
 _MOST_EXPONENT = 400
 # a decimal with an exponent in E's or LaTeX's notation; what stands around it is a unit
 _NUMBER = re.compile(
-    r"[-+\u2212]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE]([-+]?\d{1,3})|\s*(?:\\times|\\cdot|[x*×])\s*10\^\{?(-?\d{1,3})\}?)?"
+    r"[-+\u2212]?(?:\d[\d,]*\.?\d*|\.\d+)"
+    r"(?:[eE]([-+]?\d{1,3})|\s*(?:\\times|\\cdot|[x*×])\s*10\^\{?(-?\d{1,3})\}?)?"
 )
 
 
