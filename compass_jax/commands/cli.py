@@ -240,7 +240,7 @@ def _plan(config: RunConfig, args: argparse.Namespace) -> int:
     # The TPU's compiler runs on the CPU. It asks its environment what machine this is, and a
     # cloud's servers where that says nothing.
     os.environ.update(COMPILER_ALONE)
-    from compass_jax.plan.run import run_plan
+    from compass_jax.commands.plan import run_plan
 
     return run_plan(
         config,
