@@ -21,9 +21,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from compass_jax.rewards.verifiers.tools import verdict
 from compass_jax.tasks import bfcl
 from compass_jax.tool_calls import ToolCall, tool_calls
+from compass_jax.verifiers.kinds.tools import verdict
 
 OTHER = "zq"  # in no possible answer
 KINDS = ("changed", "argument_dropped", "call_dropped", "renamed")

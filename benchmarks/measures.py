@@ -38,8 +38,8 @@ from compass_jax.commands.cli import tune_allocator
 from compass_jax.config import CorrectionConfig, RunConfig
 from compass_jax.rewards.score import Scorer
 from compass_jax.runs.telemetry import Telemetry
+from compass_jax.session import StopSignal
 from compass_jax.training.loop import RLTrainer
-from compass_jax.training.session import StopSignal
 
 # they only wait; with fewer than the rollout finishes samples in 50 ms, samples queue for them, and
 # no overlap could hide that

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from compass_jax.commands.from_files import rl_config
 from compass_jax.config import ConfigError, RunConfig
+from compass_jax.from_files import rl_config
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import staged
 from compass_jax.training.rl import run_rl

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -18,11 +19,12 @@ CODE_FOLDERS = ("compass_jax", "configs", "docs", "examples", "launch", "tests",
 ANY = None
 BASE = {"records", "config", "masked", "untrusted", "programs"}
 MODEL = BASE | {"sharding", "model"}
+SAMPLED = MODEL | {"rollout", "rl", "rewards", "experience", "data", "tasks"}
 GROUND = {"errors"}  # what every room may import
 RUN = {"config", "untrusted", "runs", "trackers", "report"}
 LAYERS = {
     "records": set(),
-    "config": {"config", "untrusted", "rewards.verifiers"},
+    "config": {"config", "untrusted", "verifiers"},
     "masked": set(),
     "programs": set(),
     "chips": set(),
@@ -30,6 +32,9 @@ LAYERS = {
     "runs.compiler_clock": set(),
     "library": ANY,
     "presets": {"config", "rl"},
+    "from_files": MODEL | {"data", "presets", "rl", "weights"},
+    "session": {"config", "data", "distributed", "rewards", "runs", "tpu_versions", "trackers"}
+    | {"weights"},
     "extras": set(),
     "tpu_versions": {"config", "extras"},
     "untrusted": set(),
@@ -45,35 +50,31 @@ LAYERS = {
     "rl": BASE | {"rl"},
     "tool_calls": {"untrusted"},
     "tasks": {"config", "untrusted", "tool_calls", "tasks"},
-    "rewards": {"records", "config", "untrusted", "tool_calls", "tasks", "rewards"},
+    "rewards": {"records", "config", "untrusted", "tool_calls", "tasks", "verifiers", "rewards"},
     "rewards.penalties": set(),
-    "rewards.judge": set(),
-    "rewards.answers": set(),
-    "rewards.constraints": {"untrusted"},
-    "rewards.guards": {"rewards.seccomp"},
-    "rewards.seccomp": set(),
-    "rewards.program_child": set(),
-    "rewards.program": {"rewards.guards", "rewards.program_child"},
-    "rewards.extract": set(),
-    "rewards.values": set(),
-    "rewards.tool_matching": {"untrusted", "tool_calls", "rewards.values"},
-    "rewards.verifiers": {"untrusted", "tool_calls", "rewards.verifiers"}
-    | {f"rewards.{part}" for part in ("answers", "extract", "constraints", "values")}
-    | {"rewards.tool_matching", "rewards.program", "rewards.judge"},
+    "verifiers": {"untrusted", "tool_calls", "verifiers"},
+    "verifiers.guards": {"verifiers.seccomp"},
+    "verifiers.seccomp": set(),
+    "verifiers.program": {"verifiers.guards", "verifiers.program_child"},
+    "verifiers.program_child": set(),
     "data.prepare": (
-        {"records", "config", "untrusted", "tasks", "extras", "data", "runs", "rewards"}
+        {
+            "records",
+            "config",
+            "untrusted",
+            "tasks",
+            "extras",
+            "data",
+            "runs",
+            "rewards",
+            "verifiers",
+        }
     ),
-    "data": {"records", "config", "untrusted", "tasks", "data", "rewards.judge"}
-    | {"rewards.extract"},
+    "data": {"records", "config", "untrusted", "tasks", "data", "verifiers"},
     "weights": MODEL | {"families", "weights", "distributed"},
     "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},
     "training.notices": MODEL | {"rl", "training", "experience", "rewards"},
     "training.samples": MODEL | {"training", "data", "experience", "runs", "serving"},
-    "training.session": (
-        MODEL
-        | {"training", "data", "distributed", "runs", "rewards", "weights"}
-        | {"tpu_versions", "trackers"}
-    ),
     "training.header": {"config"},
     "training.loop": ANY,
     "training.own_judge": ANY,
@@ -84,8 +85,8 @@ LAYERS = {
     "errors": set(),
     "runs.signals": set(),
     "report": RUN,
-    "experience.evaluate": ANY,
-    "experience.distil": ANY,
+    "experience.evaluate": SAMPLED | {"runs", "report", "session", "weights", "distributed"},
+    "experience.distil": SAMPLED | {"runs", "from_files"},
     "experience.paired": {"experience", "untrusted", "report", "runs"},
     "experience.evaluated": (MODEL | {"rollout", "rl", "rewards", "experience", "runs"}),
     "runs": {"config", "untrusted", "trackers", "runs"},
@@ -176,6 +177,36 @@ def layer_offences(module: str, tree: ast.AST) -> list[str]:
         ):
             found.append(f"{module}: imports {name}, which {room} may not")
     return found
+
+
+def imported_rooms(modules: Mapping[str, ast.AST]) -> dict[str, set[str]]:
+    """What each folder of the package, or file beside the folders, imports of the others."""
+    found: dict[str, set[str]] = {module.split(".")[0]: set() for module in modules}
+    for module, tree in modules.items():
+        names = {name.split(".")[1] for name in imports(tree) if name.startswith("compass_jax.")}
+        found[module.split(".")[0]] |= names
+    # the package itself re-exports what stands on top of it
+    return {room: names & set(found) - {room} for room, names in found.items() if room}
+
+
+def circles(modules: Mapping[str, ast.AST]) -> list[list[str]]:
+    """Rooms that import each other, also by way of others: where there is none, no arrow between
+    folders runs up.
+    """
+    below = imported_rooms(modules)
+    reached = {room: _reached(room, below) for room in below}
+    mutual = {frozenset(x for x in reached[room] if room in reached[x]) for room in below}
+    return sorted(sorted(rooms) for rooms in mutual if rooms)
+
+
+def _reached(room: str, below: Mapping[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    left = [room]
+    while left:
+        new = below.get(left.pop(), set()) - seen
+        seen |= new
+        left += new
+    return seen
 
 
 def purity_offences(module: str, tree: ast.AST) -> list[str]:

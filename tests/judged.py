@@ -20,7 +20,7 @@ def said(text: Any) -> dict[str, Any]:
 
 
 def quoted(content: str, name: str) -> str:
-    """One of the texts that `rewards/judge.py:messages` quotes."""
+    """One of the texts that `verifiers/judge.py:messages` quotes."""
     block = content.split(f"{name}:\n", 1)[1].split("\n\n", 1)[0]
     return "\n".join(line.removeprefix("> ") for line in block.splitlines())
 

@@ -5,7 +5,6 @@ ends.
 import pytest
 
 from compass_jax import distributed
-from compass_jax.commands import words
 from compass_jax.commands.check import CheckError
 from compass_jax.config import ConfigError
 from compass_jax.data.files import DataError
@@ -14,6 +13,7 @@ from compass_jax.errors import CompassError
 from compass_jax.families.raw import UnsupportedModel, WeightsError
 from compass_jax.report import ReportError
 from compass_jax.rewards.faults import VerifierError
+from compass_jax.runs import words
 from compass_jax.runs.logfile import LogError
 from compass_jax.runs.rundir import ConfigMismatch, RunDirectoryGone, RunDirectoryInUse
 from compass_jax.training.optim import TrainingDiverged

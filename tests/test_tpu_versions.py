@@ -7,11 +7,10 @@ import jax
 import pytest
 from tiny_run import tiny_run
 
-from compass_jax import tpu_versions
+from compass_jax import session, tpu_versions
 from compass_jax.commands.cli import COMPILER_ALONE, main
 from compass_jax.config import ConfigError
 from compass_jax.tpu_versions import check_versions, installed
-from compass_jax.training import session
 
 ROOT = Path(__file__).parent.parent
 

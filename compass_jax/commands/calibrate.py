@@ -34,10 +34,10 @@ from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.runs.rundir import NewFolderLock, write_atomically
 from compass_jax.runs.telemetry import Telemetry
+from compass_jax.session import StopSignal, open_scorer
 from compass_jax.training import step
 from compass_jax.training.learner import Learner
 from compass_jax.training.loop import RLTrainer
-from compass_jax.training.session import StopSignal, open_scorer
 
 # column titles; groups of entropy by number
 _SHORT = {"clip_frac": "clip", "ratio_dev_max": "|r-1|", "epsilon": "eps", "floor_frac": "floor"}

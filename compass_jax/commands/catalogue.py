@@ -18,10 +18,10 @@ from compass_jax.config.verifiers import JUDGE
 from compass_jax.data.procedural import open_dataset
 from compass_jax.data.questions import Question, questions
 from compass_jax.errors import UserError
-from compass_jax.rewards.verifiers.find import kinds
 from compass_jax.tasks.environment import Environment
 from compass_jax.tasks.rows import encode_row
 from compass_jax.tasks.task import Task
+from compass_jax.verifiers.find import kinds
 
 OWN_SCORERS = "reasoning_gym"
 MOST_SHOWN = 110  # characters of a row in the list

@@ -16,7 +16,6 @@ import os
 import sys
 from typing import Any
 
-from compass_jax.commands import words
 from compass_jax.commands.command_line import command_line, with_config
 from compass_jax.commands.configured import from_words, load_config, of_settings, override
 from compass_jax.commands.options import OWN_FILES, keep_programs
@@ -26,6 +25,7 @@ from compass_jax.config.io import config_to_json
 from compass_jax.config.ranges import check_fields
 from compass_jax.errors import STRICT, CompassError
 from compass_jax.families import find as families
+from compass_jax.runs import words
 from compass_jax.runs.rundir import FolderLock, NewFolderLock, staged
 from compass_jax.runs.signals import STATUSES, Ending, leave
 

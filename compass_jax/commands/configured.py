@@ -178,7 +178,7 @@ _ANSWER = "--rollout.max-new-tokens"  # other sizes follow from it
 
 def from_words(args: argparse.Namespace, overrides: Sequence[str] = ()) -> RunConfig:
     """What `--model`, `--data`, `--reward`, `--eval` and `--preset` of `compass train`, `sft` and
-    `train-judge` ask for (commands/from_files.py). ConfigError where one is missing, or of several
+    `train-judge` ask for (from_files.py). ConfigError where one is missing, or of several
     processes.
 
     overrides: settings that are applied afterwards; those that others follow from are read.
@@ -191,7 +191,7 @@ def from_words(args: argparse.Namespace, overrides: Sequence[str] = ()) -> RunCo
         raise ConfigError("--data FILE is missing: which prompts or conversations to train on?")
     refuse(f"compass {args.command} --model")
     initialize()
-    from compass_jax.commands import from_files
+    from compass_jax import from_files
 
     if args.command == "sft":
         return from_files.sft_config(args.model, args.data)

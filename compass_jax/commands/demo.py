@@ -23,8 +23,8 @@ from compass_jax.records import Prompt
 from compass_jax.report import plot_curves, read_metrics, summary_table
 from compass_jax.rollout.sampling import Sampler
 from compass_jax.runs.rundir import FolderLock, write_atomically
+from compass_jax.session import open_scorer
 from compass_jax.training.rl import run_rl
-from compass_jax.training.session import open_scorer
 from compass_jax.training.sft import run_sft
 from compass_jax.weights.convert import export_hf
 

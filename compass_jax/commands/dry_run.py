@@ -22,11 +22,11 @@ from compass_jax.experience.evaluate import NOTHING_TO_EVALUATE
 from compass_jax.model.params import param_count
 from compass_jax.records import Prompt
 from compass_jax.runs.rundir import look_into
+from compass_jax.session import load_tokenizer, open_scorer
 from compass_jax.sharding import placements
 from compass_jax.trackers.opened import check_trackers
 from compass_jax.training.header import header, model_in_words, stage_line
 from compass_jax.training.notices import idle_settings
-from compass_jax.training.session import load_tokenizer, open_scorer
 from compass_jax.weights import checkpoint
 from compass_jax.weights.start import check_weights
 

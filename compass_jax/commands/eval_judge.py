@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from compass_jax.commands.from_files import engine_config
 from compass_jax.config import EngineJudgeConfig, JudgeConfig, RunConfig
 from compass_jax.data.files import DataError
 from compass_jax.data.preferences import Preference, read_preferences
 from compass_jax.experience.evaluate import decoder_of
+from compass_jax.from_files import engine_config
 from compass_jax.report import summary_table
 from compass_jax.rewards.agreement import Agreement, agreement
 from compass_jax.rewards.asking import Asker, Batched, Pooled
 from compass_jax.rewards.endpoint import Reply
-from compass_jax.rewards.judge import messages, verdict
 from compass_jax.rewards.judging import UNPARSABLE
 from compass_jax.runs.rundir import write_atomically
 from compass_jax.training.own_judge import OwnJudge, rollout_of
+from compass_jax.verifiers.judge import messages, verdict
 
 AT_ONCE = 256  # pairs whose texts are held
 RULINGS = "rulings.jsonl"

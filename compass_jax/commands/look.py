@@ -16,7 +16,7 @@ from compass_jax.data.questions import once
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.records import Prompt, Score
 from compass_jax.runs.screen import text_lines
-from compass_jax.training.session import load_tokenizer, open_scorer
+from compass_jax.session import load_tokenizer, open_scorer
 
 MOST_REFERENCES = 64  # whose ground truths are judged
 _BAR = 40

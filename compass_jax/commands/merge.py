@@ -50,7 +50,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Merges and prints a table of what became of each model, or sweeps; the exit status."""
     from compass_jax.runs.rundir import NewFolderLock
-    from compass_jax.weights.merge import MergeError, method_of
+    from compass_jax.weights.merge import MergeError, method_of, routers_from, shard_bytes
     from compass_jax.weights.merge_folders import merge_folders
 
     merge = partial(
@@ -141,25 +141,3 @@ def _sweep(args: argparse.Namespace, merge: Any) -> int:
     Console(soft_wrap=True).print(summary_table(table, title=title))
     print(f"written: {Path(args.out) / PICTURE}, and the numbers beside it")
     return 0
-
-
-def routers_from(which: str) -> int | None:
-    """`routers_from` of `merge_folders`. Raises MergeError for what is no choice."""
-    from compass_jax.weights.merge import MergeError
-
-    if which in ("merge", "base"):
-        return None if which == "merge" else 0
-    if not which.isascii() or not which.isdigit() or int(which) < 1:
-        raise MergeError(f"--routers {which}: give merge, base, or a model's number from 1")
-    return int(which)
-
-
-def shard_bytes(gib: float | None) -> int | None:
-    """Bytes of a shard. Raises MergeError where it would be no size."""
-    from compass_jax.weights.merge import MergeError
-
-    if gib is None:
-        return None
-    if not 2**-20 <= gib <= 2**20:
-        raise MergeError(f"--shard-gib {gib}: must be from a KiB (9.6e-7) to a million")
-    return int(gib * 2**30)

@@ -30,7 +30,7 @@ from compass_jax.report import summary_table
 from compass_jax.rewards.detect import notice
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.runs.rundir import FolderLock, write_atomically
-from compass_jax.training.session import open_scorer
+from compass_jax.session import open_scorer
 
 
 def run_filter(

@@ -32,7 +32,7 @@ from compass_jax.config.verifiers import (
     pairs,
     settled,
 )
-from compass_jax.rewards.verifiers.find import kinds
+from compass_jax.verifiers.find import kinds
 
 Temperature = Annotated[float, Range(0, 100, note="0 is greedy")]
 Samples = Annotated[int, Range(1, 65_536)]

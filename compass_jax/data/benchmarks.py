@@ -17,10 +17,10 @@ from typing import Any
 
 from compass_jax.data.asked import MOST_LABEL
 from compass_jax.data.files import DataError, json_object
-from compass_jax.rewards.extract import boxed
 from compass_jax.tasks.bfcl import tool_of
 from compass_jax.tasks.human_eval import row_of
 from compass_jax.untrusted import read_lines
+from compass_jax.verifiers.extract import boxed
 
 Row = dict[str, Any]
 Make = Callable[[Row, str, str], Row]

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from compass_jax.data.files import DataError, files_of, read_rows
-from compass_jax.rewards.judge import messages
+from compass_jax.verifiers.judge import messages
 
 VERDICTS = {"better": 1, "tie": 0, "worse": -1}
 SAID = {1: "Better", 0: "Tie", -1: "Worse"}

@@ -218,8 +218,8 @@ def _by_engine(
     """Each sample with what our own engine draws for it. The engine's sizes follow from all that is
     asked, so that they are the same after a stop.
     """
-    from compass_jax.commands.from_files import engine_config
     from compass_jax.experience.evaluate import decoder_of
+    from compass_jax.from_files import engine_config
     from compass_jax.rollout.collect import Collection
     from compass_jax.rollout.sampling import Purpose, Sampler
 

@@ -44,9 +44,9 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.programs import Use
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.runs.rundir import ANSWERS, SUMMARY, FolderLock
+from compass_jax.session import load_tokenizer, open_scorer
 from compass_jax.sharding import placements
 from compass_jax.tasks.task import talks
-from compass_jax.training.session import load_tokenizer, open_scorer
 from compass_jax.weights.start import init_or_load
 from compass_jax.weights.sync import sync_weights
 

@@ -85,8 +85,7 @@ def _status(result: dict[str, Any]) -> int:
 
 
 def _merge(stage: Merge, folder: Path, output: Output) -> None:
-    from compass_jax.commands.merge import routers_from
-    from compass_jax.weights.merge import method_of
+    from compass_jax.weights.merge import method_of, routers_from
     from compass_jax.weights.merge_folders import merge_folders
 
     out = folder / stage.OUTPUT

@@ -27,11 +27,11 @@ from compass_jax.programs import Program, struct
 from compass_jax.records import TrainState
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.programs import sampling_programs
+from compass_jax.session import load_tokenizer
 from compass_jax.sharding import Placement, make_mesh, placements
 from compass_jax.tasks.task import talks
 from compass_jax.training import optim
 from compass_jax.training.programs import training_programs
-from compass_jax.training.session import load_tokenizer
 from compass_jax.weights.sync import resolve, sync_program
 
 # What is alive while a program runs and is not its own, by the first word of its name (`resident`);

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from compass_jax.rewards.judge import TIE, both_orders
+from compass_jax.verifiers.judge import TIE, both_orders
 
 
 class Agreement(NamedTuple):

@@ -27,7 +27,6 @@ from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSo
 from compass_jax.config.named import load, load_module
 from compass_jax.config.verifiers import JUDGE, pairs
 from compass_jax.rewards.called import Called, Case, Row, called
-from compass_jax.rewards.extract import extract_answer, number
 from compass_jax.rewards.reasoning import (
     READERS,
     can_be_read,
@@ -37,9 +36,10 @@ from compass_jax.rewards.reasoning import (
     take_over,
 )
 from compass_jax.rewards.registered import place_of
-from compass_jax.rewards.verifiers.base import NOTHING
-from compass_jax.rewards.verifiers.find import kinds
 from compass_jax.tasks.task import load_task
+from compass_jax.verifiers.base import NOTHING
+from compass_jax.verifiers.extract import extract_answer, number
+from compass_jax.verifiers.find import kinds
 
 MOST_COMPONENTS = 16
 COMPONENT = re.compile(r"[A-Za-z]\w{0,39}")

@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from compass_jax.config import ConfigError
-from compass_jax.rewards.guards import GUARDS
 from compass_jax.untrusted import UntrustedError, parse_json
+from compass_jax.verifiers.guards import GUARDS
 
 _TRIAL_LIMIT_S = 60.0
 # what Python and a verifier need; an answer that reads its environment finds no token in it
@@ -54,7 +54,7 @@ def _listed(missing: dict[str, str]) -> str:
 @lru_cache(maxsize=1)
 def missing_guards() -> dict[str, str]:
     """The guards that this machine lacks, each with the reason. Tried once, in another process."""
-    command = [sys.executable, "-P", "-m", "compass_jax.rewards.guards"]
+    command = [sys.executable, "-P", "-m", "compass_jax.verifiers.guards"]
     with tempfile.TemporaryDirectory(prefix="compass-trial-") as folder:
         try:
             tried = subprocess.run(

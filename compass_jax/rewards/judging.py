@@ -25,9 +25,9 @@ from compass_jax.records import Prompt, Score
 from compass_jax.rewards.asking import Asker, Messages
 from compass_jax.rewards.endpoint import LATE, NONSENSE, REFUSED, UNREACHABLE, Reply
 from compass_jax.rewards.faults import NEVER, VerifierError
-from compass_jax.rewards.judge import BETTER, TIE, WORSE, both_orders, messages, verdict
 from compass_jax.tasks.rows import decode_row
 from compass_jax.untrusted import UntrustedError, parse_json, read_lines
+from compass_jax.verifiers.judge import BETTER, TIE, WORSE, both_orders, messages, verdict
 
 logger = logging.getLogger(__name__)
 

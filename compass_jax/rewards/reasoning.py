@@ -15,14 +15,14 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from compass_jax.rewards.answers import (
+from compass_jax.verifiers.answers import (
     arithmetic,
     expression,
     is_arithmetic,
     is_expression,
     literal,
 )
-from compass_jax.rewards.extract import number
+from compass_jax.verifiers.extract import number
 
 FORMAT_CREDIT = 0.05  # reasoning-gym's scorers give 0.01 or 0.05 for any answer that can be parsed
 

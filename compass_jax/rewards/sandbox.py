@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
 from compass_jax.errors import CompassError
-from compass_jax.rewards import guards
+from compass_jax.verifiers import guards
 
 PAGE_BYTES = 2**16
 DETAIL_CHARS = 2000

@@ -11,12 +11,12 @@ from typing import Any
 from compass_jax.config.data import DataConfig, TaskSource
 from compass_jax.config.verifiers import pairs
 from compass_jax.records import Prompt
-from compass_jax.rewards.answers import exact
-from compass_jax.rewards.extract import extract_answer, final_answer, reference
-from compass_jax.rewards.verifiers.choice import chosen
-from compass_jax.rewards.verifiers.numeric import value_of
 from compass_jax.tasks.rows import decode_row
 from compass_jax.tasks.task import load_task
+from compass_jax.verifiers.answers import exact
+from compass_jax.verifiers.extract import extract_answer, final_answer, reference
+from compass_jax.verifiers.kinds.choice import chosen
+from compass_jax.verifiers.kinds.numeric import value_of
 
 Vote = Callable[[Prompt, str], str | None]
 

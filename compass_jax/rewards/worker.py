@@ -26,11 +26,12 @@ from functools import partial
 from typing import Any, NoReturn
 
 from compass_jax.config import ConfigError
-from compass_jax.rewards import guards, program, sandbox
+from compass_jax.rewards import sandbox
 from compass_jax.rewards.called import Case
 from compass_jax.rewards.channel import line
 from compass_jax.rewards.checks import UNDECIDED, Check, Response, Verifier, build
 from compass_jax.tasks.rows import decode_row
+from compass_jax.verifiers import guards, program
 
 DETAIL_CHARS = 2000
 PROBE_S = 30.0

@@ -49,6 +49,11 @@ from compass_jax.records import Group, Prompt, StepArrays
 from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.engine import Engine
 from compass_jax.runs.telemetry import Telemetry
+from compass_jax.session import (
+    StopSignal,
+    load_tokenizer,
+    newest_checkpoint,
+)
 from compass_jax.sharding import placements
 from compass_jax.training import optim
 from compass_jax.training.ahead import CompileAhead
@@ -57,11 +62,6 @@ from compass_jax.training.learner import Learner
 from compass_jax.training.notices import Notices
 from compass_jax.training.own_judge import PolicyJudge
 from compass_jax.training.samples import SampleLog
-from compass_jax.training.session import (
-    StopSignal,
-    load_tokenizer,
-    newest_checkpoint,
-)
 from compass_jax.training.stops import TrainingStopped
 from compass_jax.training.trace import TokenTrace
 from compass_jax.weights import checkpoint

@@ -18,10 +18,7 @@ from compass_jax.rewards.detect import notice
 from compass_jax.rewards.shared import AnyScorer
 from compass_jax.runs.rundir import EVALUATION, EVALUATION_FOLDER, write_atomically
 from compass_jax.runs.telemetry import Telemetry, plain_numbers
-from compass_jax.training.header import stage_line
-from compass_jax.training.loop import RLTrainer
-from compass_jax.training.notices import idle_stages
-from compass_jax.training.session import (
+from compass_jax.session import (
     StopSignal,
     carry_tokenizer,
     code_changes,
@@ -29,6 +26,9 @@ from compass_jax.training.session import (
     open_scorer,
     why_stopped,
 )
+from compass_jax.training.header import stage_line
+from compass_jax.training.loop import RLTrainer
+from compass_jax.training.notices import idle_stages
 
 
 def run_rl(config: RunConfig, lost_log: bool = False, strict: bool = False) -> dict[str, Any]:

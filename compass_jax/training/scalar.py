@@ -33,9 +33,9 @@ from compass_jax.model.precision import at_least_float32
 from compass_jax.model.transformer import Transformer, apply
 from compass_jax.rl.bucketing import plan, take_rows
 from compass_jax.rl.diagnostics import Diagnostics
+from compass_jax.session import load_tokenizer
 from compass_jax.sharding import fetch, placements
 from compass_jax.training import step
-from compass_jax.training.session import load_tokenizer
 from compass_jax.training.sft import SFTTrainer
 from compass_jax.weights.start import first_parameters
 

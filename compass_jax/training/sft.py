@@ -31,16 +31,16 @@ from compass_jax.records import TrainState
 from compass_jax.rl.bucketing import MicroBatch, plan, take_rows
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.sharding import fetch, placements
-from compass_jax.training import optim, step
-from compass_jax.training.header import header
-from compass_jax.training.session import (
+from compass_jax.session import (
     StopSignal,
     carry_tokenizer,
     load_tokenizer,
     newest_checkpoint,
     open_run,
 )
+from compass_jax.sharding import fetch, placements
+from compass_jax.training import optim, step
+from compass_jax.training.header import header
 from compass_jax.training.stops import TrainingStopped, until
 from compass_jax.weights import checkpoint
 from compass_jax.weights.start import first_parameters

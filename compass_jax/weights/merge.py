@@ -356,3 +356,21 @@ def kth_magnitudes(
     low = reduce(np.add, blocks.map(lower))
     rest = [bin_of(row, left)[0] for row, (_, left) in zip(low, found, strict=True)]
     return (places << _LOW_BITS) | np.array(rest, np.uint32)
+
+
+def routers_from(which: str) -> int | None:
+    """`routers_from` of `merge_folders`. Raises MergeError for what is no choice."""
+    if which in ("merge", "base"):
+        return None if which == "merge" else 0
+    if not which.isascii() or not which.isdigit() or int(which) < 1:
+        raise MergeError(f"--routers {which}: give merge, base, or a model's number from 1")
+    return int(which)
+
+
+def shard_bytes(gib: float | None) -> int | None:
+    """Bytes of a shard. Raises MergeError where it would be no size."""
+    if gib is None:
+        return None
+    if not 2**-20 <= gib <= 2**20:
+        raise MergeError(f"--shard-gib {gib}: must be from a KiB (9.6e-7) to a million")
+    return int(gib * 2**30)

@@ -183,22 +183,27 @@ def partial_rollouts() -> Picture:
     return p
 
 
+# From the top: a room imports from the rows below it alone (tests/test_house_rules.py).
+ROOMS = (
+    (("commands, library", "what a person calls"),),
+    (("pipeline", "stages, one after another"), ("plan", "a pod's step, compiled")),
+    (("training", "learner, updates, the loop"),),
+    (("experience", "samples in flight, evaluation"), ("serving", "HTTP, gRPC")),
+    (("rollout", "engine, batcher, paged cache"), ("report", "the page of a run")),
+    (("data", "prompts, rows, tokenizer"), ("weights", "checkpoints, sync, merge")),
+    (("model", "one function"), ("rewards", "workers, sandbox, judge"), ("runs", "run directory")),
+    (("rl", "objectives, advantages"), ("tasks", "environments"), ("families", "of Hugging Face"),
+     ("sharding", "meshes")),
+    (("config", "settings"),),
+    (("verifiers", "how an answer is judged"), ("records", "prompt, rollout, score")),
+)  # fmt: skip
+KINDS = ("plain", "plain", "train", "rollout", "rollout", "plain", "reward", "plain", "plain")
+
+
 def architecture() -> Picture:
     """The rooms of the package: a room imports from those below it."""
-    p = Picture(860, 330, "The rooms of the package")
-    rows = (
-        (("commands, library", "what a person calls"), ("pipeline", "stages, one after another"),
-         ("plan", "pods"), ("serving", "HTTP, gRPC")),
-        (("training/loop", "the order of a step"), ("runs, report", "what a run writes")),
-        (("experience", "samples in flight, accuracy"), ("training/learner", "scores and updates"),
-         ("rewards", "sandboxed verifiers")),
-        (("rollout", "engine, paged cache"), ("rl", "objectives, advantages"),
-         ("data, tasks", "prompts"), ("weights, families", "checkpoints")),
-        (("model", "one function"), ("sharding", "meshes"), ("config", "settings"),
-         ("records", "prompt, rollout, score")),
-    )  # fmt: skip
-    kinds = ("plain", "train", "reward", "rollout", "plain")
-    for i, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
+    p = Picture(860, 640, "The rooms of the package")
+    for i, (row, kind) in enumerate(zip(ROOMS, (*KINDS, "reward"), strict=True)):
         width = (840 - 20 * len(row)) / len(row)
         for j, lines in enumerate(row):
             p.box(20 + (width + 20) * j, 40 + 58 * i, width, 46, lines, kind)

@@ -10,9 +10,9 @@ from compass_jax.commands.catalogue import entry_of, shipped, shortened, source_
 from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError, FileSource, ProceduralSource, TaskSource
 from compass_jax.errors import UserError
-from compass_jax.rewards.verifiers.find import kinds
 from compass_jax.tasks import Task, shop
 from compass_jax.tasks.rows import decode_row
+from compass_jax.verifiers.find import kinds
 
 
 def test_every_verifier_task_and_data_set_is_listed(capsys, monkeypatch):

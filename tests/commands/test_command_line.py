@@ -15,7 +15,7 @@ import tyro
 from test_config_ranges import whole_run
 from tiny_run import tiny_run
 
-from compass_jax import __version__, errors
+from compass_jax import __version__, errors, session
 from compass_jax.commands.command_line import command_line
 from compass_jax.commands.configured import override
 from compass_jax.commands.settings_help import (
@@ -31,7 +31,6 @@ from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.runs import signals
-from compass_jax.training import session
 
 # what a number counts or measures; the last line is of those that have no unit
 UNITS = re.compile(

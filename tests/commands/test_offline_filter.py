@@ -19,8 +19,8 @@ from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
 from compass_jax.data.prompts import train_prompts
 from compass_jax.records import Score
 from compass_jax.runs.rundir import RunDirectoryGone, RunDirectoryInUse
+from compass_jax.session import load_tokenizer
 from compass_jax.training.rl import run_rl
-from compass_jax.training.session import load_tokenizer
 from compass_jax.training.sft import run_sft
 
 

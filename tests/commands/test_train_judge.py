@@ -15,7 +15,6 @@ from tiny_run import tiny_run
 
 from compass_jax.commands import eval_judge, train_judge
 from compass_jax.commands.cli import main
-from compass_jax.commands.from_files import judge_config
 from compass_jax.commands.train_judge import balance
 from compass_jax.config import ConfigError, DataConfig, FileSource, MoEConfig
 from compass_jax.data.pairs import split_pairs
@@ -23,6 +22,7 @@ from compass_jax.data.preferences import read_preferences
 from compass_jax.data.questions import questions
 from compass_jax.data.sft import sft_examples
 from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.from_files import judge_config
 from compass_jax.library import with_settings
 from compass_jax.model.transformer import init_params
 from compass_jax.rewards.endpoint import Reply

@@ -12,7 +12,7 @@ from compass_jax.data.sft import ExampleStream
 from compass_jax.data.streamed import sft_records
 from compass_jax.pipeline.record import Record
 from compass_jax.pipeline.work import work
-from compass_jax.training.session import load_tokenizer
+from compass_jax.session import load_tokenizer
 
 # as patterns: their labels are the names of their folders
 FILES = {"files": ("stage:few/*.jsonl", "stage:many/*.jsonl"), "procedural": ()}

@@ -19,10 +19,10 @@ from compass_jax.model.transformer import Transformer
 from compass_jax.plan.programs import fresh_state, planned, run_programs
 from compass_jax.rl.objectives.grpo import grpo
 from compass_jax.rollout.engine import Engine
+from compass_jax.session import load_tokenizer
 from compass_jax.training import loop, step
 from compass_jax.training.ahead import CompileAhead
 from compass_jax.training.rl import run_rl
-from compass_jax.training.session import load_tokenizer
 from compass_jax.weights import sync
 
 JITTED = type(jax.jit(lambda x: x))

@@ -11,7 +11,9 @@ import reasoning_gym
 import sympy
 from reasoning_gym.factory import DATASETS
 
-from compass_jax.rewards.answers import (
+from compass_jax.rewards.checks import Check, build
+from compass_jax.rewards.reasoning import READERS, can_be_read, evaluates
+from compass_jax.verifiers.answers import (
     AnswerError,
     arithmetic,
     exact,
@@ -19,10 +21,8 @@ from compass_jax.rewards.answers import (
     is_expression,
     literal,
 )
-from compass_jax.rewards.checks import Check, build
-from compass_jax.rewards.extract import number
-from compass_jax.rewards.reasoning import READERS, can_be_read, evaluates
-from compass_jax.rewards.verifiers.math import math_decided
+from compass_jax.verifiers.extract import number
+from compass_jax.verifiers.kinds.math import math_decided
 
 NAMES = {"eval", "exec", "compile", "parse_expr", "sympify"}
 # evaluate texts of their own, or have a method of such a name; scored in children all the same

@@ -18,10 +18,11 @@ from test_score import drain
 from benchmarks import gym
 from compass_jax.config import ConfigError, DataConfig, FileSource, RewardConfig
 from compass_jax.records import Score
-from compass_jax.rewards import detect, guards, program
+from compass_jax.rewards import detect
 from compass_jax.rewards.checks import Check, Graded, build
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.score import Scorer
+from compass_jax.verifiers import guards, program
 
 # a program's start runs code between fork and exec, and jax, where a test before had it imported,
 # warns of that; workers have no jax

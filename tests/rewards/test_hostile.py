@@ -19,9 +19,10 @@ from test_score import descendants, drain, judged_by, wait_until
 from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, RewardConfig
 from compass_jax.data.procedural import distinct_entries
 from compass_jax.records import Prompt, Score
-from compass_jax.rewards import detect, guards
+from compass_jax.rewards import detect
 from compass_jax.rewards.score import Scorer
 from compass_jax.tasks.rows import encode_row
+from compass_jax.verifiers import guards
 
 MISSING = detect.missing_guards()
 guarded = pytest.mark.skipif(bool(MISSING), reason=f"this machine has no {', '.join(MISSING)}")

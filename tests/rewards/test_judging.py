@@ -23,10 +23,10 @@ from compass_jax.rewards.asking import Batched, Pooled
 from compass_jax.rewards.endpoint import LATE, NONSENSE, REFUSED, UNREACHABLE, Reply
 from compass_jax.rewards.faults import NEVER, VerifierError
 from compass_jax.rewards.joined import JoinedScorer
-from compass_jax.rewards.judge import BETTER, TIE, WORSE
 from compass_jax.rewards.judging import FAILURES, UNPARSABLE, Judge, Ruling, Verdicts, score_of
 from compass_jax.rewards.score import Scorer
 from compass_jax.tasks.rows import encode_row
+from compass_jax.verifiers.judge import BETTER, TIE, WORSE
 
 SAYS = {BETTER: "so it is Better", TIE: "Tie", WORSE: "Worse"}
 ROW = encode_row({"answer": "5", "best": ["6"]})

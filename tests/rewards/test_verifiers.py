@@ -2,10 +2,10 @@ import pytest
 import reasoning_gym
 
 from compass_jax.rewards.checks import Check, build
-from compass_jax.rewards.extract import extract_answer
 from compass_jax.rewards.reasoning import reasoning_gym_score
-from compass_jax.rewards.verifiers.math import math_verify_score
 from compass_jax.tasks.rows import decode_row, encode_row
+from compass_jax.verifiers.extract import extract_answer
+from compass_jax.verifiers.kinds.math import math_verify_score
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_signal_in_a_callback_that_swallows_what_is_raised_ends_the_command_al
 
 def test_a_second_signal_ends_a_run_that_is_about_to_stop(tmp_path):
     body = """
-        from compass_jax.training.session import StopSignal
+        from compass_jax.session import StopSignal
 
         with StopSignal() as stop:
             os.kill(os.getpid(), signal.SIGINT)

@@ -14,8 +14,8 @@ from served import MOST, ask, saved, served
 from compass_jax.commands.cli import main
 from compass_jax.config import JudgeConfig
 from compass_jax.rewards.endpoint import REFUSED, Endpoint
-from compass_jax.rewards.judge import messages
 from compass_jax.serving.limits import Limits
+from compass_jax.verifiers.judge import messages
 
 
 @pytest.fixture(scope="module")

@@ -27,11 +27,11 @@ from compass_jax.model.transformer import Transformer, apply
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.scalar import ScalarJudge, tie_margin, verdicts
 from compass_jax.runs.telemetry import Telemetry
+from compass_jax.session import StopSignal
 from compass_jax.training import step
 from compass_jax.training.own_judge import ScalarModel
 from compass_jax.training.rl import run_rl
 from compass_jax.training.scalar import ScalarTrainer, pair_gradients, pair_losses, rewards_of
-from compass_jax.training.session import StopSignal
 from compass_jax.training.sft import run_sft
 from compass_jax.weights.hf import save_params
 

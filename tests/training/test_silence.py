@@ -26,9 +26,9 @@ from compass_jax.experience.judged import (
 )
 from compass_jax.records import Group, Prompt, Rollout, Score
 from compass_jax.rewards.fingerprint import changed, code_of
+from compass_jax.session import STRICT
 from compass_jax.training.notices import Notices
 from compass_jax.training.rl import run_rl
-from compass_jax.training.session import STRICT
 
 REWARDS = RewardConfig()
 WRONG, RIGHT, HALF = Score(0.0, True), Score(1.0, True), Score(0.5, True)

@@ -12,8 +12,8 @@ from compass_jax.config.prepare import PrepareConfig
 from compass_jax.data.prepare.sample import Sample
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.score import Scorer
-from compass_jax.rewards.verifiers.find import kinds
 from compass_jax.tasks.rows import encode_row
+from compass_jax.verifiers.find import kinds
 
 
 class Verdict(NamedTuple):

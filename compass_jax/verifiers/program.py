@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compass_jax.errors import CompassError
-from compass_jax.rewards import guards
-from compass_jax.rewards.program_child import decode, encode
+from compass_jax.verifiers import guards
+from compass_jax.verifiers.program_child import decode, encode
 
 OUTPUT_BYTES = 2**20
 FILE_BYTES = 16 * 2**20

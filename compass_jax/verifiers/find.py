@@ -13,8 +13,8 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from compass_jax.errors import UserError
-from compass_jax.rewards import verifiers
-from compass_jax.rewards.verifiers.base import Kind
+from compass_jax.verifiers import kinds as folder
+from compass_jax.verifiers.base import Kind
 
 GROUP = "compass_jax.verifiers"
 
@@ -22,8 +22,8 @@ GROUP = "compass_jax.verifiers"
 @cache
 def kinds() -> dict[str, Kind]:
     """Every verifier with a name. Raises UserError where an installed package's cannot be used."""
-    names = sorted(module.name for module in pkgutil.iter_modules(verifiers.__path__))
-    modules = {name: importlib.import_module(f"{verifiers.__name__}.{name}") for name in names}
+    names = sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
+    modules = {name: importlib.import_module(f"{folder.__name__}.{name}") for name in names}
     found = {name: module.KIND for name, module in modules.items() if hasattr(module, "KIND")}
     for point in entry_points(group=GROUP):
         where = f"the verifier {point.name!r} of {point.dist.name if point.dist else point.value}"
@@ -39,7 +39,7 @@ def kinds() -> dict[str, Kind]:
         if not isinstance(kind, Kind):
             raise UserError(
                 f"{where} ({point.value}) is a {type(kind).__name__}; make it a"
-                " compass_jax.rewards.verifiers.base.Kind"
+                " compass_jax.verifiers.base.Kind"
             )
         found[point.name] = kind
     return found

@@ -18,7 +18,7 @@ from compass_jax.config.io import flatten
 from compass_jax.rewards.shared import SharedScorer
 from compass_jax.runs.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.training.session import (
+from compass_jax.session import (
     RunRefused,
     StopSignal,
     carry_tokenizer,

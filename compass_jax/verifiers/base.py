@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NOTHING = {"reward": 0.0, "extracted": False}  # there was no answer to judge: wrong, and counted
-IN_ANSWER = "{answer}"  # `looks_for` of those that read the final answer (rewards/extract.py)
+IN_ANSWER = "{answer}"  # `looks_for` of those that read the final answer (verifiers/extract.py)
 UNKNOWN_STEPS = 0
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compass_jax.rewards.extract import extract_answer
-from compass_jax.rewards.tool_matching import Verdict, compared, tools_by_name, wanted_calls
-from compass_jax.rewards.verifiers.base import Example, Kind
 from compass_jax.tool_calls import MalformedCall, tool_calls
+from compass_jax.verifiers.base import Example, Kind
+from compass_jax.verifiers.extract import extract_answer
+from compass_jax.verifiers.tool_matching import Verdict, compared, tools_by_name, wanted_calls
 
 _NO_CALL = "no tool is called"
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from compass_jax.rewards.answers import exact, is_program
-from compass_jax.rewards.extract import final_answer, reference
-from compass_jax.rewards.verifiers.base import NOTHING, Example, Kind
+from compass_jax.verifiers.answers import exact, is_program
+from compass_jax.verifiers.base import NOTHING, Example, Kind
+from compass_jax.verifiers.extract import final_answer, reference
 
 # What a child would have to learn again for each answer: math-verify's parser remembers decisions,
 # sympy imports when asked

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from compass_jax.rewards.values import equal
 from compass_jax.tool_calls import ToolCall, of_object
 from compass_jax.untrusted import parse_json
+from compass_jax.verifiers.values import equal
 
 _UNREAD = re.compile(r"[ ,./\-_*^]")
 

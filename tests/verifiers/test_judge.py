@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from compass_jax.rewards.judge import BETTER, TIE, WORSE, both_orders, messages, verdict
+from compass_jax.verifiers.judge import BETTER, TIE, WORSE, both_orders, messages, verdict
 
 SAID = [
     ("Better", BETTER),

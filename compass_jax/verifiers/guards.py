@@ -2,7 +2,7 @@
 
 A worker enters in two stages: `separate` before it imports anything (user and process
 namespace), `confine` after its imports (everything else). What a machine has is found by trying
-both in a process of its own: `python -m compass_jax.rewards.guards TEMPORARY_FOLDER`.
+both in a process of its own: `python -m compass_jax.verifiers.guards TEMPORARY_FOLDER`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from compass_jax.rewards import seccomp
+from compass_jax.verifiers import seccomp
 
 USER = "user namespace"
 PROCESSES = "process namespace"

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compass_jax.rewards.tool_matching import Verdict, compared, tools_by_name, wanted_calls
-from compass_jax.rewards.verifiers.tools import judge, verdict
 from compass_jax.tool_calls import ToolCall
+from compass_jax.verifiers.kinds.tools import judge, verdict
+from compass_jax.verifiers.tool_matching import Verdict, compared, tools_by_name, wanted_calls
 
 TOOLS = [
     {

@@ -7,8 +7,8 @@ import pytest
 from compass_jax.config import ConfigError, DataConfig, FileSource
 from compass_jax.rewards.called import called
 from compass_jax.rewards.checks import Check, Graded, build, checks_of
-from compass_jax.rewards.extract import boxed, final_answer, hashed
-from compass_jax.rewards.verifiers.find import kinds
+from compass_jax.verifiers.extract import boxed, final_answer, hashed
+from compass_jax.verifiers.find import kinds
 
 OURS = {"prompt", "response", "row", "answer", "answer_tag"}
 RIGHT, WRONG, NOTHING = Graded(1.0, {}), Graded(0.0, {}), Graded(0.0, {}, False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compass_jax.rewards.constraints import CONSTRAINTS
-from compass_jax.rewards.verifiers.base import UNKNOWN_STEPS, Example, Kind
+from compass_jax.verifiers.base import UNKNOWN_STEPS, Example, Kind
+from compass_jax.verifiers.constraints import CONSTRAINTS
 
 
 def judge(

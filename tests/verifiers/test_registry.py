@@ -8,10 +8,10 @@ import pytest
 from compass_jax.config import ConfigError, FileSource
 from compass_jax.errors import UserError
 from compass_jax.rewards.checks import Check, build
-from compass_jax.rewards.verifiers import find
+from compass_jax.verifiers import find
 
 CHESS = """
-from compass_jax.rewards.verifiers.base import Example, Kind
+from compass_jax.verifiers.base import Example, Kind
 
 def judge(response, best):
     return float(response.strip() == best)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from compass_jax.rewards.answers import exact
-from compass_jax.rewards.extract import final_answer, reference
-from compass_jax.rewards.verifiers.base import NOTHING, Example, Kind
+from compass_jax.verifiers.answers import exact
+from compass_jax.verifiers.base import NOTHING, Example, Kind
+from compass_jax.verifiers.extract import final_answer, reference
 
 _MOST_CHARS = 200
 _MOST_EXPONENT = 400

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compass_jax.rewards.extract import chosen_letter, final_answer, reference
-from compass_jax.rewards.verifiers.base import IN_ANSWER, NOTHING, Example, Kind
+from compass_jax.verifiers.base import IN_ANSWER, NOTHING, Example, Kind
+from compass_jax.verifiers.extract import chosen_letter, final_answer, reference
 
 LETTERS = "ABCDEFGHIJ"
 

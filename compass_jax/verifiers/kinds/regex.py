@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from compass_jax.rewards.verifiers.base import Example, Kind
+from compass_jax.verifiers.base import Example, Kind
 
 
 def judge(response: str, pattern: str) -> float:

@@ -3,8 +3,8 @@
 import pytest
 
 from compass_jax.rewards.checks import Check, build
-from compass_jax.rewards.constraints import CONSTRAINTS
-from compass_jax.rewards.verifiers.instructions import judge
+from compass_jax.verifiers.constraints import CONSTRAINTS
+from compass_jax.verifiers.kinds.instructions import judge
 
 # name, arguments, texts that follow, texts that do not
 TABLE = [

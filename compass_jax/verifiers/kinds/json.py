@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compass_jax.rewards.extract import json_text
-from compass_jax.rewards.values import equal
-from compass_jax.rewards.verifiers.base import NOTHING, Example, Kind
 from compass_jax.untrusted import UntrustedError, parse_json
+from compass_jax.verifiers.base import NOTHING, Example, Kind
+from compass_jax.verifiers.extract import json_text
+from compass_jax.verifiers.values import equal
 
 
 def judge(

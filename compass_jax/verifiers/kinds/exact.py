@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compass_jax.rewards.extract import final_answer, reference
-from compass_jax.rewards.verifiers.base import NOTHING, Example, Kind
+from compass_jax.verifiers.base import NOTHING, Example, Kind
+from compass_jax.verifiers.extract import final_answer, reference
 
 
 def judge(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compass_jax.rewards.extract import reference
-from compass_jax.rewards.judge import verdict
-from compass_jax.rewards.verifiers.base import NOTHING, Example, Kind
+from compass_jax.verifiers.base import NOTHING, Example, Kind
+from compass_jax.verifiers.extract import reference
+from compass_jax.verifiers.judge import verdict
 
 
 def judge(response: str, answer: Any) -> float | Mapping[str, Any]:

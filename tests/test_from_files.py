@@ -14,16 +14,16 @@ import compass_jax
 from compass_jax import library
 from compass_jax.commands.cli import main
 from compass_jax.commands.configured import from_words, load_config
-from compass_jax.commands.from_files import rl_config, sft_config
 from compass_jax.commands.settings_help import field_docs
 from compass_jax.config import ConfigError, FileSource, RunConfig, TaskSource
+from compass_jax.from_files import rl_config, sft_config
 from compass_jax.presets import PRESETS
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.runs.rundir import read_config
 
-TOKENIZER = Path(__file__).parents[2] / "configs" / "tiny_tokenizer"
+TOKENIZER = Path(__file__).parents[1] / "configs" / "tiny_tokenizer"
 REWARD = """
 def score(row, response):
     return float(len(set(response)) % 3 == 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compass_jax.rewards.verifiers.base import UNKNOWN_STEPS, Example, Kind
+from compass_jax.verifiers.base import UNKNOWN_STEPS, Example, Kind
 
 
 def judge(response: str, most_chars: int, free_chars: int | None = None) -> float:

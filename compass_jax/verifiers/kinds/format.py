@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compass_jax.rewards.verifiers.base import Example, Kind
+from compass_jax.verifiers.base import Example, Kind
 
 
 def judge(response: str, answer_tag: str, think_tag: str = "think") -> float:

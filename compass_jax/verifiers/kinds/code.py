@@ -1,4 +1,4 @@
-"""Programs, judged by running them on tests (rewards/program.py)."""
+"""Programs, judged by running them on tests (verifiers/program.py)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from compass_jax.rewards.extract import extract_answer
-from compass_jax.rewards.program import Limits, passed_functions, passed_outputs
-from compass_jax.rewards.verifiers.base import NOTHING, UNKNOWN_STEPS, Example, Kind
+from compass_jax.verifiers.base import NOTHING, UNKNOWN_STEPS, Example, Kind
+from compass_jax.verifiers.extract import extract_answer
+from compass_jax.verifiers.program import Limits, passed_functions, passed_outputs
 
 _FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _PYTHON = re.compile(

@@ -1,0 +1,5 @@
+"""How one answer is judged: the verifiers that have a name (`kinds/`), and what they read it with.
+
+The configuration stands above this folder: it asks each verifier for its arguments and its smallest
+gap. The workers of rewards/ run all of it, so nothing here may import jax.
+"""
