@@ -76,13 +76,15 @@ class Transformer(nn.Module):
         routes: UInt[Array, "b t l k"] | None = None,
         cache: Cache | None = None,
         table: Int[Array, "b n"] | None = None,
-    ) -> ModelOutput:
+    ) -> ModelOutput | None:
         """Runs the decoder on tokens at positions; masked tokens must follow the valid ones of
-        their row. `table`: `cache` is of pages.
+        their row. `table`: `cache` is of pages. None in `init`, which asks for parameters alone.
         """
         config, compute = self.config, self.compute
         specs, stacked = param_specs(config, self.layout), is_stacked(self.layout)
         params = {name: self._declared(name, spec) for name, spec in specs.items()}
+        if self.is_initializing():  # a forward would compile each of its operations by itself
+            return None
         if cache is not None and self.layout == "stacked":
             raise ValueError(
                 "a KV cache needs the decode layout of the parameters (params.to_decode): a scan"
