@@ -197,15 +197,17 @@ ROOMS = (
     (("config", "settings"),),
     (("verifiers", "how an answer is judged"), ("records", "prompt, rollout, score")),
 )  # fmt: skip
-KINDS = ("plain", "plain", "train", "rollout", "rollout", "plain", "reward", "plain", "plain")
+COLOURED = {"training": "train", "experience": "rollout", "rollout": "rollout", "model": "rollout"}
+COLOURED |= {"rewards": "reward", "verifiers": "reward"}
 
 
 def architecture() -> Picture:
     """The rooms of the package: a room imports from those below it."""
     p = Picture(860, 640, "The rooms of the package")
-    for i, (row, kind) in enumerate(zip(ROOMS, (*KINDS, "reward"), strict=True)):
+    for i, row in enumerate(ROOMS):
         width = (840 - 20 * len(row)) / len(row)
         for j, lines in enumerate(row):
+            kind = COLOURED.get(lines[0], "plain")
             p.box(20 + (width + 20) * j, 40 + 58 * i, width, 46, lines, kind)
     p.text(20, 26, "A room imports from the rows below it, never from above.", at="start")
     return p

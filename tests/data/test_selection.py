@@ -14,7 +14,7 @@ from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
 
 ON = ZeroVarianceConfig(select=True)
-BATCHES = 120
+BATCHES = 40
 PROMPTS = [Prompt(i, 0, "", f"q{i}", np.array([i], np.int32), "") for i in range(40)]
 
 

@@ -151,7 +151,11 @@ def shuffled(arrays):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "objective", "limit"), [("float32", "espo", 2e-6), ("float64", "espo", 1e-12)]
+    ("dtype", "objective", "limit"),
+    [
+        pytest.param("float32", "espo", 2e-6, marks=pytest.mark.slow),
+        ("float64", "espo", 1e-12),
+    ],
 )
 def test_no_split_into_buckets_or_micro_batches_changes_the_gradient(
     request, dtype, objective, limit
