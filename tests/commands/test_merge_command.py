@@ -13,14 +13,13 @@ import tiny_run
 from safetensors.numpy import load_file
 from tiny import MODEL, random_params
 
-from compass_jax.commands import merge as command
 from compass_jax.commands import merge_sweep
 from compass_jax.commands.cli import main
 from compass_jax.commands.merge_sweep import run_sweep
 from compass_jax.experience.accuracy import Evaluation, SetResult
 from compass_jax.runs.rundir import NewFolderLock
 from compass_jax.weights.hf import save_params
-from compass_jax.weights.merge import MergeError
+from compass_jax.weights.merge import MergeError, routers_from
 
 
 @pytest.fixture
@@ -262,7 +261,7 @@ def test_shares_of_one_make_the_two_weights(folders, monkeypatch):
 
 
 def test_routers_are_chosen_by_name_or_number():
-    assert [command.routers_from(x) for x in ("merge", "base", "1", "12")] == [None, 0, 1, 12]
+    assert [routers_from(x) for x in ("merge", "base", "1", "12")] == [None, 0, 1, 12]
     for wrong in ("", "-1", "1.0", "²"):
         with pytest.raises(MergeError, match="give merge, base"):
-            command.routers_from(wrong)
+            routers_from(wrong)

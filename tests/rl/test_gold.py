@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jitted import prepare
 from tiny_run import tiny_run
 
 from compass_jax.config import RLConfig, TaskSource
 from compass_jax.rl.diagnostics import finalize_diagnostics
-from compass_jax.rl.prepare import prepare
 from compass_jax.training.programs import training_programs
 
 REWARD = [1.0, 2.0, 0.0, 0.0, 1.0, 0.5, 1.0, 0.0, 1.0]

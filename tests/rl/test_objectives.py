@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rl_reference as ref
+from jitted import prepare
 
 from compass_jax.config import (
     ConfigError,
@@ -21,7 +22,6 @@ from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate, dr_grpo
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.rl.policy import policy_objective
-from compass_jax.rl.prepare import prepare
 
 CASES = {
     "grpo": (Grpo(), 0.3),

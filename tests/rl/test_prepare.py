@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rl_reference as ref
+from jitted import prepare
 
 from compass_jax.config import (
     CorrectionConfig,
@@ -19,7 +20,6 @@ from compass_jax.config import (
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.objectives.gspo import Gspo
-from compass_jax.rl.prepare import prepare
 
 
 def run(toy, config, entropy=None, dtype=jnp.float64, function=prepare):

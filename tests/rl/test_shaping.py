@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jitted import prepare
 from tiny_run import tiny_run
 
 from compass_jax.config import ConfigError, RLConfig, ShapingConfig, ZeroVarianceConfig
 from compass_jax.rl import shaping
 from compass_jax.rl.diagnostics import finalize_diagnostics
-from compass_jax.rl.prepare import prepare
 
 penalties = jax.jit(shaping.penalties, static_argnames=("config", "right_at", "max_new_tokens"))
 CONFIG = ShapingConfig(length_penalty=0.05, length_free_tokens=10, repetition_penalty=0.02)

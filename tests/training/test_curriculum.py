@@ -31,13 +31,12 @@ STAGES = (
 
 
 def staged(directory, **changed):
-    """Four steps of a dense model, a stage each two."""
+    """Four steps, a stage each two."""
     config = tiny_run("odd_verifiers:seldom")
-    settings = dict(steps=4, stages=STAGES, updates_per_rollout=2, replay="off") | changed
+    settings = dict(steps=4, stages=STAGES, updates_per_rollout=2) | changed
     return dataclasses.replace(
         config,
         run_dir=str(directory),
-        model=dataclasses.replace(config.model, family="qwen3", moe=None),
         data=dataclasses.replace(config.data, eval_prompts=0),
         rl=dataclasses.replace(config.rl, **settings),
     )

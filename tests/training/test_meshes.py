@@ -126,9 +126,8 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["R2", *(pytest.param(name, marks=pytest.mark.slow) for name in STOPS if name != "R2")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STOPS)
 def test_a_stop_in_a_rollout_over_a_mesh_loses_nothing(tmp_path, monkeypatch, name):
     """SIGTERM at sample 11: the samples and their routes come back from the checkpoint onto the
     mesh; the groups are those of a whole run.

@@ -179,7 +179,7 @@ def test_no_split_into_buckets_or_micro_batches_changes_the_gradient(
     print(f"gradient split {dtype} {objective}: {difference:.2e}")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_first_update_is_on_policy_and_clips_nothing(objective, dtype):
     """Temperature 0.8. Bit for bit in bfloat16 too, where ESPO's clip range is smaller than the
