@@ -316,8 +316,11 @@ SCANNED = dataclasses.replace(COMPUTE, scan_decode=True)
 
 @pytest.mark.parametrize(
     "rollout",
-    [{}, {"prefill_chunk": 4}, {"kv_quantize": "int8"}],
-    ids=["plain", "in pieces", "8-bit keys"],
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"prefill_chunk": 4}, id="in pieces"),
+        pytest.param({"kv_quantize": "int8"}, id="8-bit keys", marks=pytest.mark.slow),
+    ],
 )
 def test_layers_in_a_scan_sample_what_unrolled_layers_do(rollout):
     """compute.scan_decode: the same tokens, routes and log-probs, from stacked weights and caches;

@@ -58,7 +58,7 @@ def portable():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(x, marks=pytest.mark.slow) if x == "rows over a mesh" else x for x in HOW],
+    [x if x in ("rows", "pages") else pytest.param(x, marks=pytest.mark.slow) for x in HOW],
 )
 def test_the_kernel_gives_the_same_rollout(portable, monkeypatch, name):
     rollout, compute = HOW[name]

@@ -116,8 +116,11 @@ GROWING = {"zero_variance": ZeroVarianceConfig(grow_to=8), "group_size": 2}
 
 @pytest.mark.parametrize(
     "rl",
-    [{}, GROWING, {"replay": "R2", "one_step_off": True}],
-    ids=["plain", "growing", "one step off"],
+    [
+        pytest.param({}, id="plain"),
+        pytest.param(GROWING, id="growing", marks=pytest.mark.slow),
+        pytest.param({"replay": "R2", "one_step_off": True}, id="one step off"),
+    ],
 )
 def test_the_same_groups_are_trained_on_as_without_each_once(tmp_path, monkeypatch, rl):
     """At standing weights a sample that was cut, carried and continued is the sample that an

@@ -1,5 +1,6 @@
 """Training parameters to rollout parameters: the same numbers in the other layout and type."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -108,6 +109,8 @@ def test_stored_eight_bit_weights_compute_what_emulated_ones_do(implementation, 
     model = Transformer(MODEL, ComputeConfig(dtype=dtype, experts=implementation), "decode")
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, MODEL.vocab_size, (3, 21)), jnp.int32)
 
+    forward = jax.jit(partial(apply, model))
+
     def run(decode):
         nonlocal routes
         cache, outs = init_cache(MODEL, 3, 32, model.compute), []
@@ -117,8 +120,7 @@ def test_stored_eight_bit_weights_compute_what_emulated_ones_do(implementation, 
             )
             given = None if routes is None else routes[:, part]
             outs.append(
-                apply(
-                    model,
+                forward(
                     decode,
                     tokens[:, part],
                     positions,
