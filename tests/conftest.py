@@ -119,7 +119,9 @@ def forget_programs():
     yield
     if len(Path("/proc/self/maps").read_bytes().splitlines()) > MOST_MAPPINGS:
         jax.clear_caches()
-        gc.collect()
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()  # what stays is not looked through again
 
 
 @pytest.fixture

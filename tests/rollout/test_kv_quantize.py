@@ -61,7 +61,8 @@ def test_what_is_written_is_each_rows_own_rounding(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "closest", "farthest"), [("int8", 1e-4, 0.05), ("e4m3", 1e-3, 0.3)]
+    ("kind", "closest", "farthest"),
+    [("int8", 1e-4, 0.05), pytest.param("e4m3", 1e-3, 0.3, marks=pytest.mark.slow)],
 )
 def test_the_rollout_is_close_to_training_and_reports_its_own_log_probs(kind, closest, farthest):
     """Training scores the same tokens with the same routes: the mean gap is that of 8 bits, neither

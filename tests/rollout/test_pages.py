@@ -262,7 +262,7 @@ def alive():
     return sum(type(x) is Request for x in gc.get_objects()), len(jax.live_arrays())
 
 
-@pytest.mark.parametrize("n", [400, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_hundreds_and_thousands_of_requests_of_random_lengths_through_few_pages(n):
     """None lost, none twice, each of the length that it asked for, every page is back at the end,
     nothing is kept of what has finished.
