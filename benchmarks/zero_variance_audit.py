@@ -7,13 +7,14 @@ thirds give plain GRPO nothing.
 For each seed: the cold start of configs/tiny_reasoning_cpu.py; pass rates of 1,800 of its prompts
 from 12 samples each; a prompt set of one third always right, one third always wrong and one third
 mixed ones, 240 each; then the same RL with the stages added one by one. Stage 0 estimates the set's
-pass rates with 4 samples of its own, and pays for them. Two ways for the last uniform groups stand
-in for RL-ZVP: growth at a rising temperature, and a curriculum (instead of the selection); and the
-curriculum in place of filter and selection, too, for it costs nothing. Every variant has the same
-number of updates, of 32 prompts a step, and of 16 in three variants: where all groups teach, half
-as many may do. What was generated, filter rollouts and dropped groups included, is on the axis. A
-line per finished run goes to OUT/zero_variance.jsonl, so that the same command goes on where it was
-killed; at the end OUT/zero_variance.md and OUT/zero_variance.png.
+pass rates with 4 samples of its own, and pays for them. Three ways for the last uniform groups
+stand in for RL-ZVP: growth at a rising temperature, a curriculum (instead of the selection), and
+an ensemble of verifiers; and the curriculum in place of filter and selection, too, for it costs
+nothing. Every variant has the same number of updates, of 32 prompts a step, and of 16 in three
+variants: where all groups teach, half as many may do. What was generated, filter rollouts and
+dropped groups included, is on the axis. A line per finished run goes to OUT/zero_variance.jsonl, so
+that the same command goes on where it was killed; at the end OUT/zero_variance.md and
+OUT/zero_variance.png.
 """
 
 from __future__ import annotations
@@ -112,6 +113,12 @@ VARIANTS: dict[str, tuple[bool, Callable[[RLConfig], RLConfig]]] = {
     ),
     "curriculum in place of RL-ZVP": (True, _with(zero_variance=CURRICULUM, shaping=SHAPING)),
 }
+# The ensemble looks at the length too, of right and wrong answers: a group that is alike in one is
+# seldom alike in both.
+ENSEMBLE = "ensemble in place of RL-ZVP"
+VARIANTS[ENSEMBLE] = (True, _with(zero_variance=GROW))
+VERIFIERS = (("reasoning_gym", 0.9), ("length", 0.1))
+LENGTHS = (("most_chars", 96), ("free_chars", 8))
 VARIANTS |= {
     f"{name}, half the prompts a step": (VARIANTS[name][0], _halved(VARIANTS[name][1]))
     for name in ("grpo", "all", "all but the filter")
@@ -151,6 +158,21 @@ def base_config(seed: int, folder: Path, smoke: bool) -> tuple[RunConfig, int]:
         sft = dataclasses.replace(sft, steps=30, batch=16, procedural=few[1:], answers=few)
     return dataclasses.replace(config, rl=rl, data=data, evaluation=evaluation, sft=sft), (
         16 if smoke else 240
+    )
+
+
+def with_verifiers(config: RunConfig, name: str) -> RunConfig:
+    """`config` with the verifiers of a variant; accuracy stays the share of right answers."""
+    if name != ENSEMBLE:
+        return config
+    sources = tuple(
+        dataclasses.replace(source, verifier=VERIFIERS, verifier_args=LENGTHS)
+        for source in config.data.sources
+    )
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, sources=sources),
+        rewards=dataclasses.replace(config.rewards, right_at=0.9, wrong_at=0.1),
     )
 
 
@@ -287,8 +309,11 @@ def main(argv: list[str] | None = None) -> None:
             experiments.append(
                 results,
                 rl_runs.run(
-                    dataclasses.replace(
-                        config, run_dir=str(folder), data=data, rl=change(config.rl)
+                    with_verifiers(
+                        dataclasses.replace(
+                            config, run_dir=str(folder), data=data, rl=change(config.rl)
+                        ),
+                        name,
                     ),
                     start,
                     name,

@@ -8,9 +8,17 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import alpha, objectives, rl_runs, synthetic_tasks, zero_variance_audit
+from benchmarks import (
+    alpha,
+    alpha_outcome,
+    objectives,
+    rl_runs,
+    synthetic_tasks,
+    zero_variance_audit,
+)
 from compass_jax.records import Prompt
 from compass_jax.rewards.checks import Check, build
+from compass_jax.verifiers.kinds import length
 
 STEPS = [
     {
@@ -89,9 +97,20 @@ def test_the_prompt_set_has_as_many_prompts_of_each_kind():
 @pytest.mark.parametrize("name", list(zero_variance_audit.VARIANTS))
 def test_every_variant_is_a_configuration_that_may_run(name, tmp_path):
     config, _ = zero_variance_audit.base_config(0, tmp_path, smoke=False)
-    dataclasses.replace(
-        config, rl=zero_variance_audit.VARIANTS[name][1](config.rl)
-    ).validate_for_rl()
+    changed = dataclasses.replace(config, rl=zero_variance_audit.VARIANTS[name][1](config.rl))
+    zero_variance_audit.with_verifiers(changed, name).validate_for_rl()
+
+
+def test_the_ensemble_tells_wrong_answers_apart_and_puts_none_above_a_right_one(tmp_path):
+    config, _ = zero_variance_audit.base_config(0, tmp_path, smoke=False)
+    changed = zero_variance_audit.with_verifiers(config, zero_variance_audit.ENSEMBLE)
+    assert zero_variance_audit.with_verifiers(config, "all") is config
+    for source in changed.data.sources:
+        weights, given = dict(source.verifier), dict(source.verifier_args)
+        found = [length.judge(text, **given) for text in ("3", "1 + 1 = 3 " * 9)]
+        assert found == pytest.approx([1, 6 / 88])
+        best_wrong, worst_right = weights["length"], weights["reasoning_gym"]
+        assert best_wrong <= changed.rewards.wrong_at < changed.rewards.right_at <= worst_right
 
 
 @pytest.mark.parametrize("name", list(objectives.VARIANTS))
@@ -101,6 +120,15 @@ def test_every_objective_is_a_configuration_that_may_run(name, tmp_path):
         objectives.with_objective(config, "weights", name, tmp_path).validate_for_rl().rl.objective
         == objectives.VARIANTS[name]
     )
+
+
+@pytest.mark.parametrize("name", list(alpha_outcome.VARIANTS))
+def test_every_alpha_is_a_configuration_that_may_run(name, tmp_path):
+    task, size, value = alpha_outcome.VARIANTS[name]
+    config = alpha_outcome.start_config(task, size, 0, tmp_path, smoke=False)
+    found = alpha_outcome.with_alpha(config, "weights", value, tmp_path).validate_for_rl()
+    assert found.rl.objective.alpha == value and found.rl.updates_per_rollout > 1
+    assert (found.model.layers, found.model.hidden) == alpha.SIZES[size]
 
 
 @pytest.mark.parametrize("task", ["decisions", "noise"])
@@ -195,3 +223,17 @@ def test_smoke_of_the_calibration(tmp_path):
     assert (tmp_path / "alpha.jsonl").read_text() == lines and (
         tmp_path / "alpha.md"
     ).read_text() == table
+
+
+@pytest.mark.slow
+def test_smoke_of_alpha_and_outcome(tmp_path, monkeypatch):
+    """One alpha of each size from nothing; a second call runs nothing and writes the same table."""
+    names = [f"decisions, {size}, 0.02" for size in alpha.SIZES]
+    args = ["--out", str(tmp_path), "--seeds", "0", "--only", *names, "--smoke"]
+    alpha_outcome.main(args)
+    table = (tmp_path / "alpha_outcome.md").read_text()
+    assert all(f"| decisions | {size} | 0.02 | 1 |" in table for size in alpha.SIZES)
+    assert (tmp_path / "alpha_outcome.png").stat().st_size > 10_000
+    monkeypatch.setattr(rl_runs, "run_rl", lambda config: pytest.fail("nothing was left to run"))
+    alpha_outcome.main(args)
+    assert (tmp_path / "alpha_outcome.md").read_text() == table
