@@ -46,9 +46,9 @@ def test_each_part_of_the_sweep_is_a_run_that_can_be(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_merge_is_measured(tmp_path, capsys):
+def test_a_merge_is_measured(tmp_path, capfd):
     merge.main(["--smoke", "--out", str(tmp_path / "merge"), "--method", "ties"])
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = json.loads(capfd.readouterr().out.splitlines()[-1])
     (row,) = found["merges"]
     assert found["smoke"] and row["method"] == "ties" and 1e8 < row["peak_bytes"] < 1e9
     assert row["tensors_per_s"] == pytest.approx(found["tensors"] / row["seconds"], rel=0.01)

@@ -17,7 +17,13 @@ import sys
 from typing import Any
 
 from compass_jax.commands.command_line import command_line, with_config
-from compass_jax.commands.configured import from_words, load_config, of_settings, override
+from compass_jax.commands.configured import (
+    from_words,
+    load_config,
+    of_run,
+    of_settings,
+    override,
+)
 from compass_jax.commands.options import OWN_FILES, keep_programs
 from compass_jax.commands.settings_help import first_settings, settings_help
 from compass_jax.config import ConfigError, RunConfig
@@ -254,12 +260,16 @@ def _plan(config: RunConfig, args: argparse.Namespace) -> int:
 
 def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
     quick = getattr(args, "model", None)
-    if not quick and (not args.config or args.config.startswith("-")):
+    of_a_run = args.command == "eval" and not args.config and args.checkpoint and not args.asked
+    if not quick and not of_a_run and (not args.config or args.config.startswith("-")):
         args.usage.print_help()
         if first := first_settings(args.command):
             print(f"\n{first}")
         return 0 if args.asked else 2
-    made = from_words(args, overrides) if quick else load_config(args.config)
+    if of_a_run:
+        made = of_run(args.checkpoint)
+    else:
+        made = from_words(args, overrides) if quick else load_config(args.config)
     with of_settings(made, args.config, []):
         check_fields(made, "")
     config = override(made, overrides, prog=f"compass {args.command} {args.config or ''}".strip())

@@ -21,6 +21,7 @@ from compass_jax.config import ConfigError, ProceduralSource, RunConfig, objecti
 from compass_jax.config.errors import line_of, of_file
 from compass_jax.config.io import tuples
 from compass_jax.config.pipeline import PipelineConfig
+from compass_jax.runs.rundir import read_config
 from compass_jax.untrusted import parse_json
 
 SHIPPED = Path(__file__).resolve().parents[1] / "configs"  # installed with the package
@@ -71,6 +72,20 @@ def made(name: str, kind: type[Made]) -> Made:
         returned = f"{own[0].__name__}() returned {type(config).__name__}"
         raise ConfigError(f"{path}: {returned}, not a {kind.__name__}{hint}")
     return config
+
+
+def of_run(path: str) -> RunConfig:
+    """The configuration of a run: `path` is its directory, or a checkpoint inside it. ConfigError
+    where it is neither.
+    """
+    folder = Path(path)
+    for here in (folder, *list(folder.parents)[:2]):
+        if (here / "checkpoints").is_dir() and (here / "config.json").is_file():
+            return read_config(here)
+    raise ConfigError(
+        f"--checkpoint {path[:200]} is no run and no checkpoint of one, so it does not say which"
+        " prompts and rewards to evaluate with: give a CONFIG before it (compass init makes one)"
+    )
 
 
 def _file(name: str) -> Path | None:

@@ -361,3 +361,19 @@ def test_a_log_that_may_be_lost_is_said_to_the_run(file, calls):
     assert cli.main(["train", file, "--lost-log"]) == cli.main(["train", file]) == 130
     assert cli.main(["train", file, "--strict"]) == 130
     assert kept == [{"lost_log": True}, {}, {"strict": True}]
+
+
+def test_eval_of_a_run_takes_the_runs_own_configuration(calls, file, tmp_path, capsys):
+    """Of its directory and of a checkpoint inside, with settings of one's own; what is no run is
+    told.
+    """
+    step = tmp_path / "mine" / "checkpoints" / "step_00000004"
+    step.mkdir(parents=True)
+    (tmp_path / "mine" / "config.json").write_text(config_to_json(CONFIG))
+    assert cli.main(["eval", "--checkpoint", "mine"]) == 0
+    assert cli.main(["eval", "--checkpoint", str(step), "--evaluation.k=2"]) == 0
+    (_, first, *_), (_, second, where, *_) = calls
+    assert first == CONFIG and second.evaluation.k == 2 and where == str(step)
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["eval", "--checkpoint", "empty"]) == 2
+    assert "empty is no run and no checkpoint of one" in capsys.readouterr().err
