@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
@@ -135,7 +136,8 @@ def restore(
         path: a run directory (its newest sound checkpoint, or `step`), a checkpoint's own
             directory, or what `find` found, which is not verified again.
         abstract_arrays: pytree of jax.ShapeDtypeStruct; a leaf without sharding goes to the first
-            device (of several processes: to all devices).
+            device, uncommitted like an array of a fresh start, so that the same programs serve both
+            (of several processes: to all devices).
         model: refuse another one's.
         subset: read only the leaves asked for; otherwise the checkpoint must hold these and no
             others.
@@ -149,21 +151,21 @@ def restore(
         _compare_models(where, found.manifest.model, model)
     _compare_leaves(where, found.manifest.leaves, wanted, subset)
     alone = jax.process_count() == 1
-    one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0]) if alone else everywhere()
+    shardings = {k: x.sharding or (None if alone else everywhere()) for k, x in wanted.items()}
     stored = {k: x for k, x in wanted.items() if x.size}
     how = {
-        k: ocp.ArrayRestoreArgs(sharding=x.sharding or one, dtype=x.dtype, global_shape=x.shape)
+        k: ocp.RestoreArgs(restore_type=np.ndarray, dtype=x.dtype)
+        if shardings[k] is None
+        else ocp.ArrayRestoreArgs(sharding=shardings[k], dtype=x.dtype, global_shape=x.shape)
         for k, x in stored.items()
     }
-    flat = {
-        k: put(jnp.zeros(x.shape, x.dtype), x.sharding or one)
-        for k, x in wanted.items()
-        if not x.size
-    }
+    flat = {k: jnp.zeros(x.shape, x.dtype) for k, x in wanted.items() if not x.size}
+    flat = {k: x if shardings[k] is None else put(x, shardings[k]) for k, x in flat.items()}
     try:
         with disk.told_once(), _checkpointer() as orbax:
             asked = ocp.args.PyTreeRestore(item=stored, restore_args=how, partial_restore=subset)
-            flat |= orbax.restore(where / ARRAYS, args=asked)
+            read = orbax.restore(where / ARRAYS, args=asked)
+            flat |= {k: x if shardings[k] else jnp.array(x) for k, x in read.items()}
     except Exception as error:
         if not alone and isinstance(error, jax.errors.JaxRuntimeError):  # another process is lost
             raise

@@ -96,6 +96,22 @@ def test_round_trip_is_bit_for_bit(tmp_path):
     assert_same_bits(restore(tmp_path, arrays=jax.eval_shape(tree))[1], tree(12))
 
 
+def test_a_program_that_a_fresh_start_compiled_takes_what_is_restored(tmp_path):
+    """Arrays that are bound to a device would compile every program anew."""
+    made, compiled = tree(1), []
+    listen = lambda event, _s, **_: compiled.append(event)  # noqa: E731
+    program = jax.jit(lambda state: jax.tree.map(lambda x: x * 2, state))
+    jax.block_until_ready(program(made["state"].params))
+    save(tmp_path, 1)
+    found = restore(tmp_path, arrays=jax.eval_shape(tree))[1]
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        jax.block_until_ready(program(found["state"].params))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not [event for event in compiled if "backend_compile" in event]
+
+
 def test_float64_round_trip(tmp_path, x64):
     arrays = {"x": jnp.asarray([1 / 3, 1e-300], jnp.float64), "n": jnp.asarray([2**62], jnp.int64)}
     save(tmp_path, 1, arrays=arrays)
