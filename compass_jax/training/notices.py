@@ -20,6 +20,7 @@ from compass_jax.experience.judged import (
     sample_of,
     silence,
     silence_warning,
+    verdicts_in_words,
 )
 from compass_jax.model.quantize import kind_for
 from compass_jax.records import Group
@@ -270,11 +271,9 @@ class Notices:
         if first:
             kinds = group_shares([group.scores for group in groups], rewards)
             parts = [f"{n * len(groups):.0f} {kind.replace('_', ' ')}" for kind, n in kinds.items()]
-            found = extracted_frac(scores)
-            share = "a verdict on none" if np.isnan(found) else f"an answer in {found:.0%}"
             self._tell(
                 f"first rollout: {len(groups)} groups: {', '.join(parts)};"
-                f" {share} of {len(scores)} responses"
+                f" {verdicts_in_words(scores)}"
             )
         kind = silence(scores, rewards)
         if not kind or (kind == ALL_WRONG and not first):
