@@ -33,7 +33,7 @@ def run(tmp_path):
 
 
 ASKED = {
-    "all": ([], ["two", "three", "five", "six", "say[/bold] it", "crash"], []),
+    "all": ([], ["two", "three", "five", "six", "say[/bold] it", "no verdict (crash)"], []),
     "best": (["--best", "--most", "1"], ["two", "reward 1"], ["three", "five"]),
     "worst": (["--worst", "--most", "1"], ["three", "reward 0"], ["two", "five"]),
     "truncated": (["--truncated"], ["it it it", ", truncated"], ["two", "five"]),
