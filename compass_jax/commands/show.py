@@ -102,7 +102,10 @@ def run_show(
     for group, samples in found:
         _show(console, group, samples)
     if not found:
-        console.print(f"none of them is {choice}", highlight=False)
+        judged = any(s["outcome"] == "ok" for group in groups for s in group["samples"])
+        needed = choice != "truncated"  # the others go by the reward
+        none = "no sample has a reward" if needed and not judged else f"none of them is {choice}"
+        console.print(none, highlight=False)
     return len(found)
 
 
