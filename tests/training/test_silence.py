@@ -140,6 +140,14 @@ def test_the_first_rollout_is_told_and_later_ones_only_where_no_answer_is_found(
     assert said[-1] == "ended" and notices.ended
 
 
+def test_a_run_that_goes_on_has_no_first_rollout_and_is_warned_all_the_same():
+    said = []
+    notices = Notices(config_with(), said.append, done_steps=3)
+    notices.of_rewards(groups_of(WRONG), decode)
+    (told,) = said
+    assert told.startswith("warning: all 2 responses of a rollout are wrong")
+
+
 def test_the_first_rollout_says_how_many_have_no_verdict_and_why():
     said = []
     (group,) = groups_of(RIGHT, ("a", "b", "c", "d"))
