@@ -15,6 +15,7 @@ from compass_jax.data.prompts import evaluation_sets, train_prompts
 from compass_jax.data.questions import once
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.records import Prompt, Score
+from compass_jax.rewards.faults import summary
 from compass_jax.runs.screen import text_lines
 from compass_jax.session import load_tokenizer, open_scorer
 
@@ -25,8 +26,8 @@ _WHOLE = 1000  # lines of a prompt
 
 def run_look(config: RunConfig, most: int = 2, console: Console | None = None) -> float | None:
     """Prints the splits, lengths against the prompt buckets, `most` rendered prompts, and how the
-    verifiers judge the rows' own ground truths. Returns the share of these that is right, None
-    where no row has one. Raises what reading the data raises.
+    verifiers judge the rows' own ground truths. Returns the share that is right of those with a
+    verdict, None where there is none. Raises what reading the data raises.
     """
     console = console or Console()
 
@@ -78,28 +79,45 @@ def _show(line, prompt: Prompt, tokenizer: Tokenizer, width: int) -> None:
 
 
 def _judge(config: RunConfig, prompts: Sequence[Prompt], line) -> float | None:
-    """The share of ground truths that their own verifier finds right, as an answer would say
-    them.
+    """The share of ground truths that their own verifier finds right, as an answer would say them,
+    of those that it gives a verdict on.
     """
-    there = [prompt for prompt in prompts if prompt.answer][:MOST_REFERENCES]
-    if not there:
+    answered = [prompt for prompt in prompts if prompt.answer]
+    if not answered:
         return None
+    there = answered[:MOST_REFERENCES]
     tag = config.rewards.answer_tag
+    said = [f"<{tag}>{prompt.answer}</{tag}>" if tag else str(prompt.answer) for prompt in there]
     with open_scorer(config) as scorer:
         for n, prompt in enumerate(there):
-            text = f"<{tag}>{prompt.answer}</{tag}>" if tag else str(prompt.answer)
-            scorer.submit(n, prompt, text)
+            scorer.submit(n, prompt, said[n])
         scores: dict[Any, Score] = {}
         while len(scores) < len(there):
             scores.update(scorer.collect(block=True))
     at = config.rewards.right_at
-    wrong = [n for n, x in sorted(scores.items()) if not (x.known and x.reward >= at)]
-    right = len(there) - len(wrong)
+    known = [n for n, x in sorted(scores.items()) if x.known]
+    wrong = [n for n in known if scores[n].reward < at]
     line("─" * 80)
-    line(f"ground truths that their own verifier finds right: {right} of {len(there)}")
+    if without := len(prompts) - len(answered):
+        line(f"{without:,} of {len(prompts):,} prompts have no ground truth: they are not judged")
+    if lost := [x for _, x in sorted(scores.items()) if not x.known]:
+        line(f"{len(lost)} of {len(there)} answers have no verdict: {_reason(lost[0])}")
+    if not known:
+        return None
+    right = len(known) - len(wrong)
+    line(f"ground truths that their own verifier finds right: {right} of {len(known)}")
     if wrong:
-        n, score = wrong[0], scores[wrong[0]]
-        judged = f"reward {score.reward:g}" if score.known else score.outcome
-        line(f"  not right ({judged}): {there[n].answer!r:.60} to {there[n].question!r:.100}")
+        n = wrong[0]
+        line(
+            f"  not right: reward {scores[n].reward:g}, below rewards.right_at = {at:g}, for the"
+            f" response {said[n]!r:.80} to {there[n].question!r:.100}"
+        )
         line("  look at the verifier, at rewards.right_at and at the field of the ground truth")
-    return right / len(there)
+    return right / len(known)
+
+
+def _reason(score: Score) -> str:
+    """Why a score is unknown."""
+    if score.outcome == "unjudged":
+        return "unjudged: a verifier returned None; does it end with a return?"
+    return summary(score.detail) if score.detail else score.outcome

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from compass_jax.report import ReportError
-from compass_jax.runs.screen import text_lines
+from compass_jax.runs.screen import text_lines, verdict_text
 
 CHOICES = ("best", "worst", "truncated", "varied")
 _WHOLE = 10_000  # lines of an answer
@@ -102,7 +102,10 @@ def run_show(
     for group, samples in found:
         _show(console, group, samples)
     if not found:
-        console.print(f"none of them is {choice}", highlight=False)
+        judged = any(s["outcome"] == "ok" for group in groups for s in group["samples"])
+        needed = choice != "truncated"  # the others go by the reward
+        none = "no sample has a reward" if needed and not judged else f"none of them is {choice}"
+        console.print(none, highlight=False)
     return len(found)
 
 
@@ -118,8 +121,7 @@ def _show(console: Console, group: Mapping[str, Any], samples: Sequence[Mapping[
         line(text_lines("truth", str(group["answer"]), width, 1)[0])
     for sample in samples:
         parts = "".join(f", {k} {v:g}" for k, v in sample.get("components", {}).items())
-        judged = f"reward {sample['reward']:g}" if sample["outcome"] == "ok" else sample["outcome"]
         cut = ", truncated" if sample["truncated"] else ""
-        line(f"  {judged}{parts}, {sample['tokens']} tokens{cut}")
+        line(f"  {verdict_text(sample)}{parts}, {sample['tokens']} tokens{cut}")
         for part in text_lines("answer", sample["response"], width, _WHOLE):
             line(part)

@@ -69,8 +69,9 @@ def heldout_prompts(
     """`data.eval_prompts` held-out prompts, each label with its share of what is available, in the
     sources' order; those of `data.eval_sources`, where there are any.
 
-    Fewer available: all of them, and that is told where they are a part of `data.sources`, as is
-    what `questions` tells. None available: DataError (none asked for: an empty list).
+    Fewer available: all of them, and that is told where they are a part of `data.sources` and the
+    number is not the default, as is what `questions` tells. None available: DataError (none asked
+    for: an empty list).
     """
     if config.eval_prompts == 0:
         return []
@@ -84,7 +85,8 @@ def heldout_prompts(
             f"no held-out prompts: raise data.heldout_frac = {config.heldout_frac} or the sources'"
             " sizes, or set data.eval_prompts to 0"
         )
-    if len(available) < config.eval_prompts and not config.eval_sources:
+    asked = config.eval_prompts != type(config).eval_prompts
+    if asked and len(available) < config.eval_prompts and not config.eval_sources:
         tell(
             f"only {len(available)} held-out prompts are available, data.eval_prompts asks "
             f"for {config.eval_prompts}"

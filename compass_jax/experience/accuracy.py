@@ -91,17 +91,20 @@ class Evaluation:
     sets: dict[str, SetResult] = field(default_factory=dict)
 
     def line(self) -> str:
-        """The accuracies in one line, and the mean reward where some are neither right nor 0."""
+        """The accuracies in one line, the mean reward where some are neither right nor 0, and how
+        many samples have no verdict, where there are any.
+        """
         told = []
         if self.prompts:
             sampled = f"avg@{self.k} {self.avg_at_k:.3f}, pass@{self.k} {self.pass_at_k:.3f}"
-            told.append(f"held-out: {sampled}, greedy {self.greedy:.3f}")
+            told.append(f"held-out: {sampled}, greedy {self.greedy:.3f}{_lost(self)}")
             if abs(self.reward - self.avg_at_k) > 5e-4:
                 right = f"(right: at least {self.right_at:g})"
                 told.append(f"mean reward {self.reward:.3f} {right}")
         for name, one in self.sets.items():
             if name != HELDOUT:
-                told.append(f"{name}: avg@{one.k} {one.avg_at_k:.3f}, greedy {one.greedy:.3f}")
+                sampled = f"avg@{one.k} {one.avg_at_k:.3f}, greedy {one.greedy:.3f}"
+                told.append(f"{name}: {sampled}{_lost(one)}")
         return "; ".join(told)
 
     def metrics(self) -> dict[str, float]:
@@ -110,6 +113,11 @@ class Evaluation:
         for name, one in self.sets.items():
             found |= one.metrics(name)
         return {**found, **{f"eval/{label}/avg_at_k": v[1] for label, v in self.labels.items()}}
+
+
+def _lost(found: Accuracy | Evaluation) -> str:
+    every = found.prompts * (found.k + 1)  # the greedy answers too
+    return f", {found.unknown} of {every} samples have no verdict" if found.unknown else ""
 
 
 class Tally(NamedTuple):

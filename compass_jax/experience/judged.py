@@ -46,6 +46,18 @@ def extracted_frac(scores: Sequence[Score]) -> float:
     return sum(score.extracted for score in ended) / len(ended) if ended else math.nan
 
 
+def verdicts_in_words(scores: Sequence[Score]) -> str:
+    """ "an answer in 100% of 8 responses", and how many have no verdict, where there are any."""
+    lost = Counter(score.outcome for score in scores if not score.known)
+    outcomes = ", ".join(f"{n} {name}" for name, n in sorted(lost.items()))
+    if not (ended := _ended(scores)):
+        return f"a verdict on none of {len(scores)} responses ({outcomes})"
+    told = f"an answer in {extracted_frac(scores):.0%} of {len(ended)} responses"
+    if lost:
+        told += f"; {lost.total()} of {len(scores)} have no verdict ({outcomes}) and are left out"
+    return told
+
+
 def _ended(scores: Sequence[Score]) -> list[Score]:
     return [score for score in scores if score.known or score.outcome == "unjudged"]
 

@@ -192,10 +192,17 @@ def sample_lines(step: int, groups: Sequence[Mapping[str, Any]], width: int) -> 
         shown.append(("truncated", cut))
     lines = [f"── samples of step {step} ".ljust(min(width, COLUMNS), "─")] if shown else []
     for name, (group, sample) in shown:
-        head = f"{name}: reward {sample['reward']:g}, {sample['tokens']} tokens"
+        head = f"{name}: {verdict_text(sample)}, {sample['tokens']} tokens"
         lines += [head, *text_lines("prompt", group["prompt"], width, 1)]
         lines += text_lines("answer", sample["response"], width, _SAMPLE_LINES)
     return lines
+
+
+def verdict_text(sample: Mapping[str, Any]) -> str:
+    """ "reward 0.5" of a logged sample; "no verdict (error)" of one without."""
+    if sample["outcome"] == "ok":
+        return f"reward {sample['reward']:g}"
+    return f"no verdict ({sample['outcome']})"
 
 
 def text_lines(label: str, text: str, width: int, most: int) -> list[str]:

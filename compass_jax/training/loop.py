@@ -108,7 +108,7 @@ class RLTrainer:
             rollout,
             known,
         )
-        self.notices = Notices(config, telemetry.note, said)
+        self.notices = Notices(config, telemetry.note, said, self.done_steps)
         once, longest = self.notices.once, config.rollout.prompt_buckets[-1]
         prompts = train_prompts(config.data, self.tokenizer, config.seed, once)
         prompts = fitting(prompts, longest, config.data.overlong, once)

@@ -20,6 +20,7 @@ from compass_jax.experience.judged import (
     sample_of,
     silence,
     silence_warning,
+    verdicts_in_words,
 )
 from compass_jax.model.quantize import kind_for
 from compass_jax.records import Group
@@ -182,16 +183,20 @@ def floor_share(metrics: Mapping[str, float]) -> float:
 
 class Notices:
     """Says each thing once. `tell` prints a line above the progress; `said` is what was told before
-    in this run, and grows.
+    in this run, and grows; `done_steps` is where the run goes on.
     """
 
     def __init__(
-        self, config: RunConfig, tell: Callable[[str], None], said: set[str] | None = None
+        self,
+        config: RunConfig,
+        tell: Callable[[str], None],
+        said: set[str] | None = None,
+        done_steps: int = 0,
     ):
         self._config, self._tell = config, tell
         self._said = set() if said is None else said
         self._lengths: list[np.ndarray] = []
-        self._looked = False  # at a rollout's rewards
+        self._looked, self._begins = False, done_steps == 0  # looked at a rollout's rewards
         # what a warning of silent rewards calls, where the run is to end over it
         self.end: Callable[[], None] | None = None
         self.ended = False
@@ -261,25 +266,25 @@ class Notices:
         return out | {"reward/gap_violations": float(len(found))}
 
     def of_rewards(self, groups: Sequence[Group], decode_text: Callable[[np.ndarray], str]) -> None:
-        """Says what kinds of groups the first rollout gave, and warns, with a sample, where no
-        answer was found in any response, or where the first rollout is all wrong.
+        """Says what kinds of groups a run's first rollout gave, and warns, with a sample, where no
+        answer was found in any response, or where the first rollout since the start or resumption
+        is all wrong.
         """
         first, self._looked = not self._looked, True
+        begins = first and self._begins
         rewards = self._config.rewards
         scores = [s for group in groups for s in group.scores]
-        if first:
+        if begins:
             kinds = group_shares([group.scores for group in groups], rewards)
             parts = [f"{n * len(groups):.0f} {kind.replace('_', ' ')}" for kind, n in kinds.items()]
-            found = extracted_frac(scores)
-            share = "a verdict on none" if np.isnan(found) else f"an answer in {found:.0%}"
             self._tell(
                 f"first rollout: {len(groups)} groups: {', '.join(parts)};"
-                f" {share} of {len(scores)} responses"
+                f" {verdicts_in_words(scores)}"
             )
         kind = silence(scores, rewards)
         if not kind or (kind == ALL_WRONG and not first):
             return
-        of = "of the first rollout" if first else "of a rollout"
+        of = "of the first rollout" if begins else "of a rollout"
         sample = sample_of(groups, decode_text)
         if kind not in self._said:
             self._said.add(kind)

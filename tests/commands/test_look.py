@@ -3,12 +3,13 @@
 import dataclasses
 import io
 import json
+import re
 
 from rich.console import Console
 from tiny_run import tiny_run
 
 from compass_jax.commands.look import histogram, run_look
-from compass_jax.config import DataConfig, FileSource
+from compass_jax.config import DataConfig, FileSource, RewardConfig
 
 
 def looked(tmp_path, rows, **source):
@@ -17,7 +18,8 @@ def looked(tmp_path, rows, **source):
     config = tiny_run("odd_verifiers:coin")
     data = DataConfig(sources, tokenizer=config.data.tokenizer, heldout_frac=0.3, eval_prompts=4)
     console = Console(file=io.StringIO(), width=80)
-    return run_look(dataclasses.replace(config, data=data), 1, console), console.file.getvalue()
+    config = dataclasses.replace(config, data=data, rewards=RewardConfig())
+    return run_look(config, 1, console), console.file.getvalue()
 
 
 ROWS = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(30)]
@@ -34,7 +36,43 @@ def test_prompts_are_shown_with_their_control_tokens_and_ground_truths_are_right
 def test_a_ground_truth_that_no_answer_could_match_is_named(tmp_path):
     (tmp_path / "never.py").write_text("def score(row, response):\n    return 0.0\n")
     share, text = looked(tmp_path, ROWS, verifier=str(tmp_path / "never.py:score"))
-    assert share == 0.0 and "not right (reward 0): " in text and "rewards.right_at" in text
+    assert share == 0.0 and "finds right: 0 of " in text and "look at the verifier" in text
+
+
+def test_prompts_without_a_ground_truth_are_counted_beside_those_that_are_judged(tmp_path):
+    """The first row has none, so that the column is not asked of the others."""
+    (tmp_path / "mine.py").write_text("def score(answer, response):\n    return 1.0\n")
+    rows = [row if n % 2 else {"prompt": row["prompt"]} for n, row in enumerate(ROWS)]
+    share, text = looked(tmp_path, rows, verifier=str(tmp_path / "mine.py:score"))
+    without, every = map(int, re.search(r"(\d+) of (\d+) prompts have no ground", text).groups())
+    right = every - without
+    assert share == 1.0 and without and f"finds right: {right} of {right}" in text
+
+
+GRADED = "def score(row, response):\n    return 0.6\n"
+HALF = "def score(weight, response):\n    return float(weight)\n"
+
+
+def test_a_graded_reward_is_shown_with_the_response_and_the_bar(tmp_path):
+    (tmp_path / "graded.py").write_text(GRADED)
+    share, text = looked(tmp_path, ROWS, verifier=str(tmp_path / "graded.py:score"))
+    told = "not right: reward 0.6, below rewards.right_at = 1, for the response '<answer>"
+    assert share == 0.0 and told in text
+
+
+def test_answers_without_a_verdict_are_counted_apart_with_the_reason(tmp_path):
+    """Every second row lacks the column that the reward asks for; then all of them get None."""
+    (tmp_path / "half.py").write_text(HALF)
+    rows = [{**row, **({"weight": 1} if n % 2 else {})} for n, row in enumerate(ROWS)]
+    share, text = looked(tmp_path, rows, verifier=str(tmp_path / "half.py:score"))
+    found = re.search(r"(\d+) of (\d+) answers have no verdict: LookupError: (.*)", text)
+    lost, every = int(found[1]), int(found[2])
+    assert 0 < lost < every and "score takes 'weight', and the row has no such" in found[3]
+    assert share == 1.0 and f"finds right: {every - lost} of {every - lost}" in text
+    (tmp_path / "none.py").write_text("def score(response):\n    pass\n")
+    share, text = looked(tmp_path, ROWS, verifier=str(tmp_path / "none.py:score"))
+    assert share is None and "answers have no verdict: unjudged: a verifier returned" in text
+    assert "finds right" not in text
 
 
 def test_the_histogram_counts_every_prompt_once():

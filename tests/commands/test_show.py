@@ -33,7 +33,7 @@ def run(tmp_path):
 
 
 ASKED = {
-    "all": ([], ["two", "three", "five", "six", "say[/bold] it", "crash"], []),
+    "all": ([], ["two", "three", "five", "six", "say[/bold] it", "no verdict (crash)"], []),
     "best": (["--best", "--most", "1"], ["two", "reward 1"], ["three", "five"]),
     "worst": (["--worst", "--most", "1"], ["three", "reward 0"], ["two", "five"]),
     "truncated": (["--truncated"], ["it it it", ", truncated"], ["two", "five"]),
@@ -62,6 +62,16 @@ BAD = {
 def test_what_is_not_there_is_named(run, capsys, bad):
     words, told = BAD[bad]
     assert main(["show", run, *words]) == 2 and told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("choice", ["best", "worst", "varied", "truncated"])
+def test_without_a_verdict_there_is_no_best_or_worst_to_show(tmp_path, capsys, choice):
+    row = {"stage": "rl", "step": 1, "label": "x", "prompt": "1+1?"}
+    row["samples"] = [sample("two", 0.0, "error")]
+    (tmp_path / "rollouts.jsonl").write_text(json.dumps(row) + "\n")
+    assert main(["show", str(tmp_path), f"--{choice}"]) == 0
+    told = "none of them is truncated" if choice == "truncated" else "no sample has a reward"
+    assert capsys.readouterr().out.splitlines()[-1] == told
 
 
 def test_no_run_and_a_damaged_line_are_named(run, tmp_path, capsys):

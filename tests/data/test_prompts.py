@@ -104,6 +104,10 @@ def test_heldout_shares_are_proportional(tokenizer, caplog):
         chosen = [p.question for p in got if p.label == label]
         assert abs(len(chosen) - 40 * count / len(pool)) < 1
         assert chosen == [q.text for q in pool if q.label == label][: len(chosen)]
+    usual, told = DataConfig(sources=(EASY,), heldout_frac=0.25), []
+    assert available["easy"] < usual.eval_prompts  # nobody asked for so many
+    assert len(heldout_prompts(usual, tokenizer, 0, told.append)) == available["easy"]
+    assert not told
     many = DataConfig(sources=(EASY,), heldout_frac=0.25, eval_prompts=4000)
     assert len(heldout_prompts(many, tokenizer, 0)) == available["easy"]
     assert f"only {available['easy']} held-out prompts are available" in caplog.text

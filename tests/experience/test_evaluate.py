@@ -234,3 +234,12 @@ def test_rewards_between_0_and_1_are_said_beside_the_accuracy():
     found = Evaluation(4, 10, 0.0, 0.0, 0.0, 0, reward=0.213, right_at=1.0)
     assert found.line().endswith("greedy 0.000; mean reward 0.213 (right: at least 1)")
     assert "reward" not in Evaluation(4, 10, 0.5, 0.7, 0.4, 0, reward=0.5).line()
+
+
+def test_samples_without_a_verdict_are_said_beside_the_accuracy():
+    """Of the held-out prompts, and of a set: so many of k samples and a greedy answer each."""
+    found = Evaluation(4, 10, 0.5, 0.7, 0.4, 43, reward=0.5)
+    assert found.line().endswith("greedy 0.400, 43 of 50 samples have no verdict")
+    own = SimpleNamespace(k=2, prompts=3, avg_at_k=0.5, greedy=1.0, unknown=8)
+    line = dataclasses.replace(found, unknown=0, sets={"own": own}).line()
+    assert line.endswith("0.400; own: avg@2 0.500, greedy 1.000, 8 of 9 samples have no verdict")

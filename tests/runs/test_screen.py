@@ -165,6 +165,11 @@ def test_the_best_the_worst_and_a_truncated_sample_are_shown_as_they_are():
     assert sample_lines(7, [], 80) == []
 
 
+def test_a_sample_without_a_verdict_has_no_reward():
+    lines = sample_lines(1, [group("one?", ("cut", 0.0, "error", True))], 80)
+    assert lines[1] == "truncated: no verdict (error), 3 tokens"
+
+
 def test_a_terminal_is_told_at_once_that_a_command_starts(tmp_path):
     """Before what takes seconds to import, and nothing where nobody looks."""
     command = [sys.executable, "-m", "compass_jax", "train", "nowhere.py"]

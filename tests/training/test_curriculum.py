@@ -74,7 +74,8 @@ def test_each_step_has_the_settings_of_its_stage(whole):
         "stage 0 of 2 (from 0), to step 2",
         "stage 1 of 2 (from 0), to step 4",
     ]
-    assert len(told) == len({text for text in told if "first rollout" not in text}) + 2
+    assert len(told) == len(set(told))
+    assert sum(text.startswith("first rollout: ") for text in told) == 1
 
 
 def test_the_shares_of_the_bands_are_logged_and_what_a_band_lacks_is_told(whole):

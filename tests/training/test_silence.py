@@ -140,6 +140,28 @@ def test_the_first_rollout_is_told_and_later_ones_only_where_no_answer_is_found(
     assert said[-1] == "ended" and notices.ended
 
 
+def test_a_run_that_goes_on_has_no_first_rollout_and_is_warned_all_the_same():
+    said = []
+    notices = Notices(config_with(), said.append, done_steps=3)
+    notices.of_rewards(groups_of(WRONG), decode)
+    (told,) = said
+    assert told.startswith("warning: all 2 responses of a rollout are wrong")
+
+
+def test_the_first_rollout_says_how_many_have_no_verdict_and_why():
+    said = []
+    (group,) = groups_of(RIGHT, ("a", "b", "c", "d"))
+    error = Score(0.0, False, "error", extracted=False)
+    group = dataclasses.replace(group, scores=(RIGHT, WRONG, error, LOST))
+    Notices(config_with(), said.append).of_rewards([group], decode)
+    assert said[0].endswith(
+        "; an answer in 100% of 2 responses; 2 of 4 have no verdict (1 error, 1 timeout) and are"
+        " left out"
+    )
+    Notices(config_with(), said.append).of_rewards(groups_of(error), decode)
+    assert said[1].endswith("; a verdict on none of 2 responses (2 error)")
+
+
 def test_code_that_changed_is_named_with_its_hashes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def f(response): return 1.0\n")
