@@ -47,7 +47,8 @@ def summary_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
     """
     table = Table(title=title or None, title_style="bold", title_justify="left")
     for i, name in enumerate(rows[0] if rows else ()):
-        table.add_column(name, justify="left" if i == 0 else "right")
+        # a narrow terminal breaks numbers, and loses none
+        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
     return table
