@@ -29,6 +29,7 @@ _ROWS = (
     ("reward", ("reward/mean",), "{:.3f}"),
     ("groups all right", ("zero_variance/rate_all_right",), "{:.1%}"),
     ("groups all wrong", ("zero_variance/rate_all_wrong",), "{:.1%}"),
+    ("groups between", ("groups/between_frac",), "{:.1%}"),
     ("tokens: verifier", ("waste/frac_verifier_signal",), "{:.1%}"),
     ("tokens: shaping", ("waste/frac_shaping_signal",), "{:.1%}"),
     ("tokens: entropy", ("waste/frac_entropy_signal",), "{:.1%}"),
@@ -134,6 +135,7 @@ _PANELS = (
         (
             ("zero_variance/rate_all_right", "all right", _GREEN),
             ("zero_variance/rate_all_wrong", "all wrong", _RED),
+            ("groups/between_frac", "between", _ORANGE),
         ),
         "share",
     ),
