@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(soft_wrap=True)
     console.print(f"from {first.folder} to {second.folder}", highlight=False, markup=False)
     for name, one in found["sets"].items():
-        rows = [_row(what, one[what], one["k"]) for what in ("avg_at_k", "greedy")]
+        rows = [_row(what, one[what], one["k"]) for what in ("avg_at_k", "reward", "greedy")]
         console.print(summary_table(rows, title=f"{name}: {one['matched']} prompts in both"))
         left = {args.first: one["only_first"], args.second: one["only_second"]}
         for folder, count in left.items():

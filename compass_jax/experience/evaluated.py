@@ -84,6 +84,7 @@ def _row(label: str, one: Accuracy) -> dict[str, Any]:
     row |= {f"pass@{k}": x for k, x in one.pass_at.items() if k in (1, one.k) and k > 1}
     if not math.isnan(one.maj_at_k):
         row[f"maj@{one.k}"] = one.maj_at_k
+    row["reward"] = one.reward
     low, high = one.greedy_interval
     row["greedy"] = f"{one.greedy:.3f} [{low:.3f}, {high:.3f}]"
     return row | {"tokens": one.length_mean_tokens, "truncated": f"{one.truncated_frac:.1%}"}
@@ -93,9 +94,10 @@ def words_of(found: SetResult) -> str:
     """The line below a set's table."""
     passed = ", ".join(f"pass@{k} {x:.4g}" for k, x in found.pass_at.items())
     line = (
-        f"{passed}; an answer was found in {found.extracted:.1%} of the responses; scores left out"
-        f" because the check failed: {found.unknown}; in brackets: 95% intervals, of avg@k by"
-        " bootstrap over prompts, of greedy answers by Wilson"
+        f"{passed}; reward: the mean of the k samples; an answer was found in"
+        f" {found.extracted:.1%} of the responses; scores left out because the check"
+        f" failed: {found.unknown}; in brackets: 95% intervals, of avg@k by bootstrap over"
+        " prompts, of greedy answers by Wilson"
     )
     if found.overlap:
         line += f"; {found.overlap} of the prompts are in data.sources too (overlap/training)"

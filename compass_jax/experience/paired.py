@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,15 @@ MOST_ROW_BYTES = 2**30  # of a prompt with all its answers
 Key = tuple[str, int, str]  # set, id, what is asked
 
 
+class Judged(NamedTuple):
+    """What an evaluation found of a prompt."""
+
+    right: int  # of the samples
+    known: int
+    greedy: bool | None  # whether the greedy answer is right, None where unknown
+    reward: float  # the sum of the samples' known rewards
+
+
 @dataclass(frozen=True)
 class Read:
     """An evaluation's files."""
@@ -33,8 +42,7 @@ class Read:
     folder: str
     settings: dict[str, Any]  # of all sets
     sets: dict[str, dict[str, Any]]  # of summary.json
-    # of each prompt: right samples, known ones; of the greedy answer: right, None where unknown
-    answers: dict[Key, tuple[int, int, bool | None]]
+    answers: dict[Key, Judged]
 
 
 def read_evaluation(place: str) -> Read:
@@ -66,9 +74,7 @@ def read_evaluation(place: str) -> Read:
     return Read(place, settings, used, answers)
 
 
-def _read(
-    line: bytes, where: str, sets: Mapping[str, Any], right_at: float
-) -> tuple[Key, tuple[int, int, bool | None]]:
+def _read(line: bytes, where: str, sets: Mapping[str, Any], right_at: float) -> tuple[Key, Judged]:
     try:
         row = parse_json(line, where, error=ReportError)
         (*samples, best) = row["samples"]
@@ -83,13 +89,14 @@ def _read(
         raise ReportError(
             f"{where}: no answers of an evaluation with sets ({error!r}); evaluate again"
         ) from error
-    return key, (sum(x >= right_at for x in known), len(known), greedy)
+    return key, Judged(sum(x >= right_at for x in known), len(known), greedy, sum(known))
 
 
 def compare(first: Read, second: Read) -> dict[str, Any]:
     """From the first to the second evaluation, for each set that both have: how many prompts match,
-    and of avg@k and of the greedy answers both values on these, the difference with its 95%
-    interval and the p of a test of no difference. JSON's own types; None for what nobody knows.
+    and of avg@k, of the samples' mean reward and of the greedy answers both values on these, the
+    difference with its 95% interval and the p of a test of no difference. JSON's own types; None
+    for what nobody knows.
 
     Raises ReportError where no prompt matches, or where the two were sampled or judged under other
     settings, which it names.
@@ -103,13 +110,15 @@ def compare(first: Read, second: Read) -> dict[str, Any]:
         )
         both = [key for key in mine if key in other]
         if both:
+            pairs = [(mine[key], other[key]) for key in both]
             sets[name] = {
                 **first.sets[name],
                 "matched": len(both),
                 "only_first": len(mine) - len(both),
                 "only_second": len(other) - len(both),
-                "avg_at_k": averages([(mine[key][:2], other[key][:2]) for key in both]),
-                "greedy": greedies([(mine[key][2], other[key][2]) for key in both]),
+                "avg_at_k": averages([((a.right, a.known), (b.right, b.known)) for a, b in pairs]),
+                "reward": averages([((a.reward, a.known), (b.reward, b.known)) for a, b in pairs]),
+                "greedy": greedies([(a.greedy, b.greedy) for a, b in pairs]),
             }
     if not sets:
         raise ReportError(
@@ -137,16 +146,17 @@ def _check_same(first: Read, second: Read) -> None:
         )
 
 
-def averages(pairs: list[tuple[tuple[int, int], tuple[int, int]]]) -> dict[str, Any]:
-    """The difference of avg@k over prompts, each with its own mean: its bootstrap interval over
-    prompts, and the p of the paired t-test. ((right, known), (right, known)) of each prompt; those
-    that one side knows nothing of are left out.
+def averages(pairs: list[tuple[tuple[float, int], tuple[float, int]]]) -> dict[str, Any]:
+    """The difference of avg@k or of the mean reward over prompts, each with its own mean: its
+    bootstrap interval over prompts, and the p of the paired t-test. ((sum, known), (sum, known)) of
+    each prompt; those that one side knows nothing of are left out.
     """
     known = [(a / n, b / m) for (a, n), (b, m) in pairs if n and m]
     sides = np.array(known, float).reshape(-1, 2)
     gains = sides[:, 1] - sides[:, 0]
     ones = np.ones(len(gains), int)
-    found = clustered(gains, ones, BOOTSTRAP_SEED, support=(-1.0, 1.0))
+    most = max(1.0, float(np.ptp(sides))) if known else 1.0  # rewards may lie further apart
+    found = clustered(gains, ones, BOOTSTRAP_SEED, support=(-most, most))
     values = (*map(float, sides.mean(0)), found.mean) if known else (math.nan,) * 3
     return _told(len(known), values, (found.low, found.high), _t_test(gains), T_TEST)
 

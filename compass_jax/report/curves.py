@@ -29,6 +29,7 @@ _ROWS = (
     ("reward", ("reward/mean",), "{:.3f}"),
     ("groups all right", ("zero_variance/rate_all_right",), "{:.1%}"),
     ("groups all wrong", ("zero_variance/rate_all_wrong",), "{:.1%}"),
+    ("groups between", ("groups/between_frac",), "{:.1%}"),
     ("tokens: verifier", ("waste/frac_verifier_signal",), "{:.1%}"),
     ("tokens: shaping", ("waste/frac_shaping_signal",), "{:.1%}"),
     ("tokens: entropy", ("waste/frac_entropy_signal",), "{:.1%}"),
@@ -47,7 +48,8 @@ def summary_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
     """
     table = Table(title=title or None, title_style="bold", title_justify="left")
     for i, name in enumerate(rows[0] if rows else ()):
-        table.add_column(name, justify="left" if i == 0 else "right")
+        # a narrow terminal breaks numbers, and loses none
+        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
     return table
@@ -133,6 +135,7 @@ _PANELS = (
         (
             ("zero_variance/rate_all_right", "all right", _GREEN),
             ("zero_variance/rate_all_wrong", "all wrong", _RED),
+            ("groups/between_frac", "between", _ORANGE),
         ),
         "share",
     ),

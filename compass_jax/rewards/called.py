@@ -18,15 +18,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from compass_jax.config import ConfigError
+from compass_jax.errors import CompassError
 
 Row = Mapping[str, Any]
 _REMEDY = "define it as `def {}(prompt, response, **row)`, and return a number"
+
+
+class MissingColumn(CompassError, LookupError):
+    """A verifier was not called: it takes what a row does not have."""
 
 
 class Case(NamedTuple):
@@ -52,7 +58,7 @@ class Called(NamedTuple):
     def __call__(self, cases: Sequence[Case]) -> list[Any]:
         """What the function returns for each case, as it is.
 
-        Raises LookupError for a column that is not there, ValueError where a batch's results are
+        Raises MissingColumn for a column that is not there, ValueError where a batch's results are
         not as many as its responses, and whatever the function raises.
         """
         if not self.batch:
@@ -78,8 +84,12 @@ class Called(NamedTuple):
         missing = [name for name in self.wanted if name not in known]
         if missing:
             rows = belonging.get("rows") or [belonging.get("row")]
-            raise LookupError(
-                f"{self.name} takes {missing[0]!r}, and the row has no such column (it has:"
+            near = difflib.get_close_matches(
+                missing[0], [x for x in known if isinstance(x, str)], n=1
+            )
+            raise MissingColumn(
+                f"{self.name}{_place(self.function)} takes {missing[0]!r}, and the row has no such"
+                f" column{f'; did you mean {near[0]}?' if near else ''} (it has:"
                 f" {', '.join(map(str, rows[0]))})"
             )
         names = [name for name in (*self.wanted, *self.offered) if name in known]
@@ -124,6 +134,12 @@ def called(function: Any, where: str, given: Row, tag: str) -> Called:
             f"{where}: {name}{signature} cannot be called ({problem}); {_REMEDY.format(name)}"
         )
     return Called(function, name, wanted, offered, rest, batch, given, tag)
+
+
+def _place(function: Any) -> str:
+    """Where a function is written, in brackets; empty where nobody knows."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
 
 
 def _done(value: Any) -> Any:

@@ -154,6 +154,7 @@ class Scorer:
             os.write(self._wake_write, b"!")
             self._changed.notify_all()
         self._thread.join()
+        self._faults.close()
         for worker in self._workers:
             worker.kill()
         os.close(self._wake_read)

@@ -39,6 +39,12 @@ METRICS: dict[str, Metric] = {
         "Groups with two rewards closer than rewards.smallest_gap, or without it than the"
         " penalties' sum (with shaping).",
     ),
+    "groups/between_frac": Metric(
+        _SHARE,
+        "Groups whose known rewards, two or more, are all equal and neither right nor wrong, so"
+        " that no advantage comes of them.",
+    ),
+    "groups/undecided_frac": Metric(_SHARE, "Groups of which fewer than two rewards are known."),
     "groups/<kind>_frac": Metric(
         _SHARE,
         "Groups of a kind: varied, all_right, all_wrong, between, undecided; they sum to 1.",

@@ -18,6 +18,7 @@ from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import PromptSet
 from compass_jax.experience import evaluate as room
 from compass_jax.experience.evaluate import Evaluation, answers, evaluate
+from compass_jax.experience.evaluated import table_rows
 from compass_jax.model.params import to_decode
 from compass_jax.records import Rollout, Score
 from compass_jax.rollout.engine import Engine
@@ -226,6 +227,13 @@ def test_answers_and_accuracies_are_written(tmp_path, monkeypatch, capsys):
     own = summary["sets"]["own"]
     assert own["avg_at_k"] == np.mean([x["reward"] >= 1 for x in rows[3]["samples"][:2]])
     assert (own["k"], own["temperature"], own["prompts"], own["avg_at_k_se"]) == (2, 0.5, 1, None)
+    mean = rewards[:, :3].mean()
+    (row,) = (x for x in table_rows(found.sets[HELDOUT]) if x["task"] == "all")
+    assert row["reward"] == pytest.approx(mean) and mean > found.avg_at_k
+    monkeypatch.setenv("COLUMNS", "80")  # of a terminal that is too narrow for the table
+    room._show(found, config, "w")
+    shown = capsys.readouterr().out
+    assert "reward: the mean of the k samples" in shown and "…" not in shown
     assert run_show(str(tmp_path / "out"), choice="best", most=1) == 1
     assert "reward 2" in capsys.readouterr().out
 

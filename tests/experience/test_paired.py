@@ -17,11 +17,13 @@ SETTINGS = {"top_k": 0, "top_p": 1.0, "max_new_tokens": 8, "right_at": 1.0}
 
 def sample(right):
     outcome = "ok" if right is not None else "timeout"
-    return {"response": "", "reward": float(bool(right)), "outcome": outcome, "tokens": 1}
+    return {"response": "", "reward": float(right or 0), "outcome": outcome, "tokens": 1}
 
 
 def write(folder, answers, k=2, temperature=1.0, settings=SETTINGS):
-    """An evaluation's files. answers: {set: {id: (samples..., greedy)}}, 1, 0 or None each."""
+    """An evaluation's files. answers: {set: {id: (samples..., greedy)}}, the reward
+    or None each.
+    """
     folder.mkdir(parents=True)
     rows = [
         {"set": name, "id": id, "prompt": f"question {id}", "samples": [sample(x) for x in given]}
@@ -86,6 +88,27 @@ def test_folders_are_matched_by_set_and_prompt(tmp_path, capsys):
     assert f"1 prompts of x are in {first} alone" in shown
     assert cli.main(["compare", first, run, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == found
+
+
+def test_rewards_that_are_neither_right_nor_wrong_are_compared(tmp_path, capsys):
+    """By hand: the prompts' means are 0.5 and 0.25, then 0.5 and 0.75; none is right."""
+    sides = ({1: (0.25, 0.75, 0), 2: (0.25, 0.25, 0)}, {1: (0.5, None, 0), 2: (0.75, 0.75, 0)})
+    first, second = (write(tmp_path / str(i), {"x": one}) for i, one in enumerate(sides))
+    found = compare(read_evaluation(first), read_evaluation(second))["sets"]["x"]
+    assert found["avg_at_k"]["first"] == found["avg_at_k"]["second"] == 0
+    reward = found["reward"]
+    assert (reward["prompts"], reward["first"], reward["second"]) == (2, 0.375, 0.625)
+    assert reward["difference"] == 0.25
+    assert cli.main(["compare", first, second]) == 0
+    (row,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("│ reward"))
+    assert "0.375" in row and "paired t" in row
+
+
+def test_rewards_beyond_1_have_an_interval_too():
+    one, same = averages([((-4.0, 2), (6.0, 2))]), averages([((-6.0, 2), (8.0, 2))] * 3)
+    assert one["interval"] == [-5.0, 5.0] and one["difference"] == 5
+    low, high = same["interval"]
+    assert same["difference"] == 7 and -7 <= low < 7 and high == pytest.approx(7)
 
 
 def test_what_cannot_be_compared_is_refused_by_name(tmp_path, capsys):

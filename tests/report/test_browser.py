@@ -128,6 +128,17 @@ def test_the_slider_and_a_click_into_a_curve_choose_the_step(shown):
     assert METRICS["entropy_nats"].text in text(shown, "#curves .charts + label + .charts")
 
 
+def test_groups_that_are_equal_and_neither_right_nor_wrong_have_a_curve(browser, tmp_path):
+    log = write_run(tmp_path) / "metrics.jsonl"
+    log.write_text(
+        log.read_text().replace('"grad_norm"', '"groups/between_frac": 0.75, "grad_norm"')
+    )
+    browser.open(page_of(tmp_path))
+    charts = "[...document.querySelectorAll('#curves figure.chart')].map((x) => x.innerText)"
+    (chart,) = (x for x in browser.evaluate(charts) if "Groups by reward" in x)
+    assert "between" in chart and "75%" in chart
+
+
 def test_runs_are_compared_over_steps_and_over_tokens(browser, tmp_path):
     browser.errors.clear()
     runs = [write_run(tmp_path / name, steps) for name, steps in (("a", 3), ("b", 6))]

@@ -25,6 +25,8 @@ from compass_jax.report import (
     smooth,
     summary_table,
 )
+from compass_jax.report.curves import panels_of
+from compass_jax.runs.metric_help import metric_help
 from compass_jax.runs.progress import duration, progress_text
 from compass_jax.runs.screen import Screen
 from compass_jax.runs.telemetry import Telemetry
@@ -334,6 +336,16 @@ def test_the_table_of_a_run_tells_the_signals_apart():
         ("tokens: entropy", "30.0%"),
         ("tokens: none", "10.0%"),
     ]
+
+
+def test_the_table_of_a_run_shows_groups_that_are_equal_and_neither_right_nor_wrong():
+    series = {"groups/between_frac": (np.arange(20), np.linspace(0, 0.95, 20))}
+    row = {"metric": "groups between", "first 10%": "2.5%", "last 10%": "92.5%"}
+    assert run_rows(series) == [row]
+    (panel,) = panels_of(series)
+    assert panel.title == "Groups without variance"
+    between, undecided = (metric_help(f"groups/{x}_frac").text for x in ("between", "undecided"))
+    assert "neither right nor wrong" in between and "fewer than two" in undecided
 
 
 def test_a_checkpoint_closes_the_files_and_the_next_line_opens_them(tmp_path, quiet):

@@ -17,6 +17,7 @@ from compass_jax.records import Prompt, Score
 from compass_jax.rewards.checks import Check, build
 from compass_jax.rewards.faults import NEVER, VerifierError
 from compass_jax.rewards.score import Scorer
+from compass_jax.tasks.rows import encode_row
 from compass_jax.training.rl import run_rl
 
 VERIFIER = '''
@@ -200,6 +201,34 @@ def test_what_is_no_reward_is_unknown_said_once_with_a_sample_and_ends_a_run_tha
         ):
             while True:
                 scorer.collect(block=True)
+
+
+MISSPELT = "\n\ndef score(response, answer, lettre):\n    return float(lettre in response)\n"
+
+
+def test_a_misspelt_parameter_is_said_once_with_its_place_and_without_a_response(tmp_path, caplog):
+    (tmp_path / "m.py").write_text(MISSPELT)
+    key = f"{tmp_path}/m.py:score"
+    data = DataConfig(sources=(FileSource("unused.jsonl", verifier=key),))
+    row = encode_row({"prompt": "q", "answer": "a", "letter": "b"})
+    prompt = dataclasses.replace(PROMPT, row=row)
+    with Scorer(RewardConfig(timeout_s=20.0), data) as scorer:
+        for i in range(NEVER):
+            scorer.submit(i, prompt, "a paragraph")
+        with pytest.raises(VerifierError) as found:
+            while True:
+                scorer.collect(block=True)
+    assert str(found.value) == (
+        f"data.sources[0].verifier = {key!r}: 8 errors and no verdict; the last one: score"
+        f" ({tmp_path}/m.py, line 3) takes 'lettre', and the row has no such column; did you mean"
+        " letter? (it has: prompt, answer, letter). Mend the verifier"
+    )
+    assert not caplog.records
+    with Scorer(RewardConfig(timeout_s=20.0), data) as scorer:  # too few to end it
+        scorer.submit(0, prompt, "a paragraph")
+        assert not drain(scorer)[0].known and not caplog.records
+    (warning,) = caplog.records
+    assert "did you mean letter?" in warning.message and "paragraph" not in warning.message
 
 
 @pytest.mark.parametrize(

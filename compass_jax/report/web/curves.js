@@ -11,7 +11,7 @@ const PANELS = [
     ["eval/heldout/greedy", "greedy", ORANGE]], "share"],
   ["Groups by reward", "share of groups", [
     ["groups/varied_frac", "varied", BLUE], ["groups/all_right_frac", "all right", GREEN],
-    ["groups/all_wrong_frac", "all wrong", RED]], "share"],
+    ["groups/all_wrong_frac", "all wrong", RED], ["groups/between_frac", "between", ORANGE]], "share"],
   ["What the tokens taught", "share of generated tokens", [
     ["waste/frac_verifier_signal", "verifier", BLUE], ["waste/frac_shaping_signal", "shaping", SKY],
     ["waste/frac_entropy_signal", "entropy (RL-ZVP)", GREEN], ["waste/frac_none", "none", GREY]], "stacked"],
