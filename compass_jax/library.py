@@ -24,7 +24,20 @@ def train(
     run_dir: str,
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """See `compass_jax.train`."""
+    """Trains as `compass train --model MODEL --data DATA ... --run-dir RUN_DIR` does; returns what
+    `run_rl` does. `compass_jax.train` is this function with defaults.
+
+    Args:
+        model: a Hugging Face folder or a checkpoint.
+        data: files of prompts, folders of them, or tasks.
+        reward: a verifier's name, a function at the top of a file, or weights of several.
+        evaluation: a file of held-out prompts; empty: a part of `data` is held out.
+        method: one of presets.PRESETS.
+        run_dir: the run's directory; a run that is there goes on.
+        settings: values by their dotted names, such as {"rl.steps": 4}.
+
+    Raises ConfigError, DataError, TokenizerError or WeightsError where one of them cannot be used.
+    """
     name = reward_name(reward) if callable(reward) else reward
     answer = settings.get("rollout.max_new_tokens")
     config = rl_config(model, data, name, evaluation, method, answer)

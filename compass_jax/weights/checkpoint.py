@@ -151,7 +151,9 @@ def restore(
         _compare_models(where, found.manifest.model, model)
     _compare_leaves(where, found.manifest.leaves, wanted, subset)
     alone = jax.process_count() == 1
-    shardings = {k: x.sharding or (None if alone else everywhere()) for k, x in wanted.items()}
+    shardings: dict[str, Any] = {
+        k: x.sharding or (None if alone else everywhere()) for k, x in wanted.items()
+    }
     stored = {k: x for k, x in wanted.items() if x.size}
     how = {
         k: ocp.RestoreArgs(restore_type=np.ndarray, dtype=x.dtype)
