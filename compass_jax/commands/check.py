@@ -168,4 +168,5 @@ def _tokenizer(folder: Path, name: str, model: ModelConfig | None) -> Checked:
     if model is not None and tokenizer.vocab_size > model.vocab_size:
         ids = f"it has ids up to {tokenizer.vocab_size - 1}"
         faults.append(f"{ids}, and the model has rows for {model.vocab_size} alone")
-    return Checked(name, f"{tokenizer.vocab_size} ids", faults)
+    without = "" if tokenizer.has_template else ", no chat template: data and train need one"
+    return Checked(name, f"{tokenizer.vocab_size} ids{without}", faults)

@@ -52,6 +52,7 @@ class Tokenizer:
         self._backend = backend
         self._specials = specials
         self._chat_template = chat_template
+        self.has_template = chat_template is not None
         self._folder = folder
         self._control = ControlTokens(
             backend, {name: t for name, t in specials.items() if backend.token_to_id(t) is not None}

@@ -69,6 +69,18 @@ def test_a_sound_run_a_sound_checkpoint_and_a_sound_folder(run, hf, capsys):
     assert len(list(hf.glob("*.safetensors"))) > 3
 
 
+def test_a_missing_chat_template_is_said_and_is_no_fault(hf, capsys):
+    assert not [line for line in check(hf, capsys)[1] if "no chat template" in line]
+    (hf / "chat_template.jinja").unlink(missing_ok=True)
+    file = hf / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config.pop("chat_template", None)
+    file.write_text(json.dumps(config))
+    code, lines = check(hf, capsys)
+    assert code == 0 and faults(lines) == []
+    assert [line for line in lines if "no chat template: data and train need one" in line]
+
+
 def test_every_damaged_checkpoint_of_a_run_is_named_with_each_of_its_faults(run, capsys):
     one, two = (run / "checkpoints" / f"step_0000000{step}" for step in (1, 2))
     (one / "manifest.json").unlink()
