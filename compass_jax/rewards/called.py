@@ -22,12 +22,14 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from compass_jax.config import ConfigError
 from compass_jax.errors import CompassError
 
 Row = Mapping[str, Any]
+_PACKAGE = Path(__file__).parents[1]
 _REMEDY = "define it as `def {}(prompt, response, **row)`, and return a number"
 
 
@@ -84,9 +86,7 @@ class Called(NamedTuple):
         missing = [name for name in self.wanted if name not in known]
         if missing:
             rows = belonging.get("rows") or [belonging.get("row")]
-            near = difflib.get_close_matches(
-                missing[0], [x for x in known if isinstance(x, str)], n=1
-            )
+            near = difflib.get_close_matches(missing[0], [str(x) for x in rows[0]], n=1)
             raise MissingColumn(
                 f"{self.name}{_place(self.function)} takes {missing[0]!r}, and the row has no such"
                 f" column{f'; did you mean {near[0]}?' if near else ''} (it has:"
@@ -137,9 +137,13 @@ def called(function: Any, where: str, given: Row, tag: str) -> Called:
 
 
 def _place(function: Any) -> str:
-    """Where a function is written, in brackets; empty where nobody knows."""
+    """Where a person's function is written, in brackets; empty for one of this package, and where
+    nobody knows.
+    """
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
+    if code is None or Path(code.co_filename).is_relative_to(_PACKAGE):
+        return ""
+    return f" ({code.co_filename}, line {code.co_firstlineno})"
 
 
 def _done(value: Any) -> Any:

@@ -65,9 +65,11 @@ def test_answers_without_a_verdict_are_counted_apart_with_the_reason(tmp_path):
     (tmp_path / "half.py").write_text(HALF)
     rows = [{**row, **({"weight": 1} if n % 2 else {})} for n, row in enumerate(ROWS)]
     share, text = looked(tmp_path, rows, verifier=str(tmp_path / "half.py:score"))
-    found = re.search(r"(\d+) of (\d+) answers have no verdict: LookupError: (.*)", text)
+    found = re.search(r"(\d+) of (\d+) answers have no verdict: (.*)", text)
     lost, every = int(found[1]), int(found[2])
-    assert 0 < lost < every and "score takes 'weight', and the row has no such" in found[3]
+    place = f"score ({tmp_path / 'half.py'}, line "
+    assert 0 < lost < every and found[3].startswith(place)
+    assert "takes 'weight', and the row has no such column" in found[3]
     assert share == 1.0 and f"finds right: {every - lost} of {every - lost}" in text
     (tmp_path / "none.py").write_text("def score(response):\n    pass\n")
     share, text = looked(tmp_path, ROWS, verifier=str(tmp_path / "none.py:score"))
