@@ -75,6 +75,8 @@ def typed(said, real):
         return
     if said[1] in OPENED and not (real and said[1] == "train"):
         said = [*said, *(["--dry-run"] * ("--dry-run" not in said))]
+        if said[1] == "eval" and said[2].startswith("-"):  # of a FAST run, which holds nothing out
+            said = [*said, "--data.eval-prompts=4"]
     elif said[1] == "train":
         said = [*said, *(x for k, v in FAST.items() for x in (f"--{k}", str(v)))]
     assert main(said[1:]) == 0, said
