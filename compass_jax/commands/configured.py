@@ -78,7 +78,7 @@ def of_run(path: str) -> RunConfig:
     """The configuration of a run: `path` is its directory, or a checkpoint inside it. ConfigError
     where it is neither.
     """
-    folder = Path(path)
+    folder = Path(path).absolute()
     for here in (folder, *list(folder.parents)[:2]):
         if (here / "checkpoints").is_dir() and (here / "config.json").is_file():
             return read_config(here)
