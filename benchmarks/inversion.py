@@ -31,6 +31,7 @@ from benchmarks import experiments, inversion_task, rl_runs
 from compass_jax.commands.cli import tune_allocator
 from compass_jax.commands.train_judge import run_train_judge
 from compass_jax.config import EngineJudgeConfig, MoEConfig, RunConfig, ScalarJudgeConfig
+from compass_jax.data.tokenizer_training import train_tokenizer
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.from_files import judge_config, rl_config, sft_config
 from compass_jax.library import with_settings
@@ -45,6 +46,7 @@ REWARDS = ("gold", "scalar", "judge")
 SEEDS = (0, 1, 2)
 NOISE = 0.25  # of the verdicts in the training pairs
 HELD = 144  # of 720 questions
+VOCABULARY = 512  # in which what a judge is asked has 137 tokens, not 700
 GOLD = f"{inversion_task.__file__}:gold"
 SERIES = ("reward/gold/mean", "advantage/inversion_frac", "reward/mean")
 SHARES = ("agreement", "preference", "tie_recall", "tie_precision")
@@ -111,15 +113,19 @@ class Trial:
     def _model(self, smoke: bool) -> str:
         """Random weights from which policy, scalar model and judge start, a Hugging Face folder."""
         base, folder = rl_runs.without_stages(), self.folder / "model"
+        if not folder.exists():
+            train_tokenizer(inversion_task.texts(), VOCABULARY, self.folder / "tokenizer")
         sizes: dict[str, Any] = dict(hidden=96, layers=3, kv_heads=4, head_dim=24, ffn=192)
         sizes |= {"moe": MoEConfig(experts=4, top_k=2, ffn=96)}
         if smoke:
             sizes = dict(hidden=32, layers=1, kv_heads=4, head_dim=8, ffn=32)
             sizes |= {"moe": MoEConfig(experts=4, top_k=2, ffn=16)}
-        model = dataclasses.replace(base.model, **sizes, max_positions=1024)
+        sizes |= {"vocab_size": VOCABULARY, "max_positions": 320}
+        model = dataclasses.replace(base.model, **sizes)
         if not folder.exists():
             weights = init_params(model, base.compute, jax.random.key(self.seed))
-            save_params(weights, model, folder, "float32", tokenizer_from=base.data.tokenizer)
+            words = self.folder / "tokenizer"
+            save_params(weights, model, folder, "float32", tokenizer_from=str(words))
         return str(folder)
 
     def cold_start(self) -> str:
@@ -159,7 +165,7 @@ class Trial:
             )
             model: EngineJudgeConfig | ScalarJudgeConfig = ScalarJudgeConfig(judge, buckets=(64,))
             if reward == "judge":
-                model = EngineJudgeConfig(judge, prompt_buckets=(768,), max_tokens=8, slots=64)
+                model = EngineJudgeConfig(judge, prompt_buckets=(160,), max_tokens=8, slots=64)
             rewards = dataclasses.replace(rewards, judge=model)
         config = dataclasses.replace(config, data=data, rewards=rewards, init_from=start)
         settings = {"rl.steps": self.sizes.steps, "rl.prompts_per_step": self.sizes.prompts}

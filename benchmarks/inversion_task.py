@@ -11,6 +11,8 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
+from compass_jax.verifiers import judge
+
 VERDICTS = ("Worse", "Tie", "Better")
 MIXTURE = (0.4, 0.3, 0.3)  # answers: the largest, the middle one, any of the ten digits
 
@@ -20,6 +22,13 @@ def questions(draw: random.Random) -> list[str]:
     found = [" ".join(three) for three in itertools.permutations("0123456789", 3)]
     draw.shuffle(found)
     return found
+
+
+def texts() -> list[str]:
+    """What policy and judge read and write, for a tokenizer."""
+    asked = (judge.messages(one, "3", "4") for one in questions(random.Random(0))[:50])
+    said = [message["content"] for talk in asked for message in talk]
+    return [*said, *VERDICTS, "system\nuser\nassistant\n"]
 
 
 def gold(prompt: str, response: str) -> float:

@@ -35,18 +35,20 @@ CARELESS = 0.5  # of the goals in the cold start's conversations
 EACH = 100  # requests of each number of calls and language in the cold start
 
 
-def write_conversations(file: Path, seed: int, calls: Sequence[int] = (1, 2)) -> None:
+def write_conversations(file: Path, seed: int, calls: Sequence[int], careless: float) -> None:
     """The cold start's conversations, as `python -m compass_jax.tasks.shop` writes them."""
     random_ = random.Random(f"{seed} clerks")
     found = shop.rows(seed, calls, EACH)
-    talks = [talk for row in found for talk in shop.clerks(row, CARELESS, random_)]
+    talks = [talk for row in found for talk in shop.clerks(row, careless, random_)]
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, "".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
 
 
-def cold_start(config: RunConfig, folder: Path, calls: Sequence[int] = (1, 2)) -> str:
+def cold_start(
+    config: RunConfig, folder: Path, calls: Sequence[int] = (1, 2), careless: float = CARELESS
+) -> str:
     """Trains on them, once; the directory of the run, folder/sft."""
-    write_conversations(folder / "shop.jsonl", config.seed, calls)
+    write_conversations(folder / "shop.jsonl", config.seed, calls, careless)
     config = dataclasses.replace(config, run_dir=str(folder / "sft"))
     run_sft(config)
     return config.directory

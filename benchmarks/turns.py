@@ -2,22 +2,25 @@
 calls; the reward at the end against one for each turn; RL-ZVP and growth on or off.
 
     python -m benchmarks.turns [--out runs/turns] [--seeds 0 1 2] [--only VARIANT ...] [--smoke]
-        [--cold-starts runs/shop]
+        [--cold-starts runs/turns_cold_starts]
 
-A variant is "calls, reward, stages". All variants of a number of calls and a seed start from one
-cold start; 1 and 2 calls share that of benchmarks/shop.py. Success is that of the final state,
-whatever the reward was. A line per finished run goes to OUT/turns.jsonl; at the end OUT/turns.md,
-which names the runs that are missing, and OUT/turns_CALLS.png. With --smoke and without --only two
-variants run, of one seed.
+A variant is "calls, reward, stages"; with one call both rewards are the same. All variants of a
+seed start from one cold start, on conversations of every number of calls in which each goal meets
+a careless clerk with the same probability: the more calls, the fewer conversations succeed. Success
+is that of the final state, whatever the reward was. A line per finished run goes to
+OUT/turns.jsonl; at the end OUT/turns.md, which names the runs that are missing, and OUT/turns.png.
+With --smoke and without --only two variants run, of one seed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks import experiments, rl_runs
 from benchmarks import shop as shop_rl
@@ -43,33 +46,33 @@ SEEDS = (0, 1, 2)
 VARIANTS = {
     f"{calls}, {reward}, {stages}": (calls, reward, stages)
     for calls, reward, stages in itertools.product(shop.CALLS, REWARDS, STAGES)
+    if calls > 1 or reward == "end"
 }
-
-
-# each number of calls that has a cold start of its own, each reward, stages or none
 SMOKE = ("2, end, no stages", "4, each turn, RL-ZVP and growth")
+CARELESS = 0.3  # of the goals in the cold start's conversations
+STEPS = 600  # of the cold start: with fewer, numbers are not copied from what the tools say
 
 
-def start_config(calls: int, seed: int, folder: Path, smoke: bool) -> RunConfig:
-    """The cold start of a number of calls, on requests of as many and of fewer."""
+def start_config(seed: int, folder: Path, smoke: bool) -> RunConfig:
+    """The cold start of a seed, and what all of its RL runs share."""
     config = shop_rl.configuration(seed, folder, smoke)
-    if calls <= 2:
-        return config
-    length = sum(ROOM[calls])
-    sft = dataclasses.replace(config.sft, buckets=(192, length))
+    length = sum(ROOM[max(shop.CALLS)])
+    sft = dataclasses.replace(config.sft, buckets=(128, 192, 352, length))
+    if not smoke:
+        sft = dataclasses.replace(sft, steps=STEPS)
     model = dataclasses.replace(config.model, max_positions=length)
-    return dataclasses.replace(config, sft=sft, model=model)
+    return dataclasses.replace(config, name="turns", sft=sft, model=model)
 
 
-def start_folder(calls: int, seed: int, starts: Path) -> Path:
-    """Where it is; the same for 1 and 2 calls."""
-    return starts / (f"seed{seed}" if calls <= 2 else f"seed{seed}_calls{calls}")
+def cold_start(seed: int, folder: Path, smoke: bool) -> str:
+    """Trains it, once; the directory of the run."""
+    return shop_rl.cold_start(start_config(seed, folder, smoke), folder, shop.CALLS, CARELESS)
 
 
 def variant_config(name: str, seed: int, folder: Path, smoke: bool) -> RunConfig:
     """The RL run of a variant, without the weights from which it starts."""
     calls, reward, stages = VARIANTS[name]
-    config = start_config(calls, seed, folder, smoke)
+    config = start_config(seed, folder, smoke)
     prompt, after = ROOM[calls]
     length = prompt + after
     source = TaskSource(f"compass_jax.tasks.shop:{REWARDS[reward]}_{calls}", label=f"shop_{calls}")
@@ -79,16 +82,15 @@ def variant_config(name: str, seed: int, folder: Path, smoke: bool) -> RunConfig
         zero_variance=STAGES[stages],
         correction=CorrectionConfig("tis"),
         save_every=0,
-        eval_every=0 if smoke else 6,
+        eval_every=0,
         steps=1 if smoke else 12,
+        prompts_per_step=config.rl.prompts_per_step if smoke else 16,
     )
     if smoke and rl.zero_variance.grow_to:
         rl = dataclasses.replace(rl, zero_variance=ZeroVarianceConfig(grow_to=4))
     data = dataclasses.replace(config.data, sources=(source,), eval_prompts=4 if smoke else 96)
     return dataclasses.replace(
         config,
-        name="turns",
-        seed=seed,
         run_dir=str(folder / name.replace(", ", "_").replace(" ", "_") / f"seed{seed}"),
         rollout=dataclasses.replace(
             config.rollout,
@@ -108,7 +110,7 @@ def main(argv: list[str] | None = None) -> None:
     if argv is None:
         tune_allocator("benchmarks.turns")
     parser = rl_runs.parser(
-        __doc__, "turns", cold_starts="shop", seeds=SEEDS, variants=tuple(VARIANTS)
+        __doc__, "turns", cold_starts="turns_cold_starts", seeds=SEEDS, variants=tuple(VARIANTS)
     )
     args = parser.parse_args(argv)
     if args.smoke and args.only == list(VARIANTS):
@@ -118,34 +120,37 @@ def main(argv: list[str] | None = None) -> None:
     for seed, name in itertools.product(args.seeds, args.only):
         if (name, seed) in {(r["variant"], r["seed"]) for r in experiments.finished(results)}:
             continue
-        calls = VARIANTS[name][0]
+        folder = Path(args.cold_starts) / f"seed{seed}"
+        start = cold_start(seed, folder, args.smoke)
         config = variant_config(name, seed, out, args.smoke)
-        folder = start_folder(calls, seed, Path(args.cold_starts))
-        mine = start_config(calls, seed, folder, args.smoke)
-        needed = tuple(n for n in shop.CALLS if n <= max(calls, 2))
-        start = shop_rl.cold_start(mine, folder, needed)
         config = dataclasses.replace(config, init_from=start)
+        calls = VARIANTS[name][0]
         before = rl_runs.start_accuracy(config, start, folder / f"accuracy_{calls}")
         experiments.append(results, {**rl_runs.run(config, before, name), "start": before})
     rows = experiments.finished(results)
     write_atomically(out / "turns.md", report(rows))
-    for calls in {VARIANTS[row["variant"]][0] for row in rows}:
-        mine = [row for row in rows if VARIANTS[row["variant"]][0] == calls]
-        rl_runs.plot_curves(mine, out / f"turns_{calls}.png", f"Shop, {calls} calls")
+    plot(rows, out / "turns.png")
     print(report(rows))
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """A table in Markdown: success before and after RL, and where the signal came from."""
+    """A table in Markdown: success before and after RL, tokens, and those without a signal."""
     lines = [
-        "| calls | reward | stages | seeds | success before | after | tokens without a signal |",
-        "|---" * 7 + "|",
+        "| calls | reward | stages | seeds | success before | after | points gained"
+        " | thousand tokens | tokens without a signal |",
+        "|---" * 9 + "|",
     ]
-    for name, found in rl_runs.by_variant(rows).items():
+    order = list(VARIANTS)
+    for name, found in rl_runs.by_variant(
+        sorted(rows, key=lambda row: order.index(row["variant"]))
+    ).items():
         calls, reward, stages = VARIANTS[name]
-        cells = [str(calls), reward, stages, str(len(found))]
+        cells = [str(calls), reward if calls > 1 else "either", stages, str(len(found))]
         for part in ("start", "accuracy"):
             cells.append(rl_runs.spread([row[part] for row in found]))
+        gained = [100 * (row["accuracy"] - row["start"]) for row in found]
+        cells.append(rl_runs.spread(gained, "{:+.1f}"))
+        cells.append(rl_runs.spread([row["tokens"] / 1e3 for row in found], "{:.0f}"))
         cells.append(rl_runs.spread([row["shares"]["none"] for row in found]))
         lines.append("| " + " | ".join(cells) + " |")
     there = {(row["variant"], row["seed"]) for row in rows}
@@ -156,6 +161,39 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     ]
     lines += ["", f"Not run: {'; '.join(missing)}."] if missing else []
     return "\n".join(lines) + "\n"
+
+
+def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Success before and after RL by the number of calls: means over seeds as bars, the seeds as
+    dots.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+    kinds = list(itertools.product(REWARDS, STAGES))
+    for place, calls in enumerate(shop.CALLS):
+        mine = [row for row in rows if VARIANTS[row["variant"]][0] == calls]
+        if mine:
+            before = float(np.mean([row["start"] for row in mine]))
+            axes.hlines(before, place - 0.42, place + 0.42, color="black", linestyle=":")
+        for name, found in rl_runs.by_variant(mine).items():
+            kind = kinds.index(VARIANTS[name][1:])
+            ends, at = [row["accuracy"] for row in found], place + 0.2 * (kind - 1.5)
+            colour = rl_runs.COLOURS[1 + kind]
+            axes.bar(at, float(np.mean(ends)), 0.18, color=colour, alpha=0.6)
+            axes.plot([at] * len(ends), ends, "o", color=colour, markersize=4)
+    for kind, (reward, stages) in enumerate(kinds):
+        label = f"reward {'at the ' if reward == 'end' else ''}{reward}, {stages}"
+        axes.bar(0, 0, color=rl_runs.COLOURS[1 + kind], alpha=0.6, label=label)
+    axes.set_xticks(range(len(shop.CALLS)), [f"{calls} calls" for calls in shop.CALLS])
+    axes.set(ylabel="success on held-out requests", title="The shop, by calls (dotted: before RL)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

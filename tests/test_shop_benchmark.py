@@ -11,7 +11,7 @@ from compass_jax.commands.dry_run import run_dry
 def test_the_configuration_plans_both_runs(tmp_path):
     config = shop_rl.configuration(0, tmp_path, smoke=False)
     sft = dataclasses.replace(config, run_dir=str(tmp_path / "sft"))
-    shop_rl.write_conversations(tmp_path / "shop.jsonl", 0)
+    shop_rl.write_conversations(tmp_path / "shop.jsonl", 0, (1, 2), 0.5)
     told: list[str] = []
     run_dry(sft, "sft", None, told.append)
     run_dry(dataclasses.replace(config, run_dir=str(tmp_path / "rl")), "train", None, told.append)
