@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from compass_jax.config import ProceduralSource, RunConfig
+from compass_jax.config import ProceduralSource, RunConfig, SFTConfig
 from compass_jax.data.files import (
     Bad,
     BadRows,
@@ -25,7 +25,7 @@ from compass_jax.data.files import (
     check_messages,
     field_of,
     files_of,
-    label_of,
+    label_among,
     read_rows,
     refuse,
     refuse_blank,
@@ -147,7 +147,8 @@ def _shares(weights: Sequence[tuple[str, float]], sizes: Mapping[str, int]) -> l
     if weights and set(given) != set(sizes):
         raise DataError(
             f"sft.weights names {', '.join(sorted(given))}, and the examples' labels are"
-            f" {', '.join(sorted(sizes))}: give each of them a weight, and no other"
+            f" {', '.join(sorted(sizes))}: give each of them a weight, and no other; a file that"
+            " has its label in common with another is named as sft.files writes it"
         )
     return [Share(size, given[label]) for label, size in sizes.items()] if weights else []
 
@@ -241,16 +242,17 @@ def other_conversations(
     config: RunConfig, pool: Sequence[Question], tell: Tell
 ) -> Iterator[Conversation]:
     """What is learnt beside `sft.files`: verdicts on pairs, and procedural questions."""
-    yield from _verdicts(config.sft.preferences)
+    yield from _verdicts(config.sft)
     yield from _procedural(config, pool, tell)
 
 
-def _verdicts(patterns: Sequence[str]) -> Iterator[Conversation]:
+def _verdicts(sft: SFTConfig) -> Iterator[Conversation]:
     """What a judge learns to say of the pairs of files, in both orders."""
-    for pattern in patterns:
+    for pattern in sft.preferences:
+        label = label_among(pattern, dict(sft.weights))
         for one in asked_in_both_orders(pattern):
             said = [*one.messages, {"role": "assistant", "content": one.taught}]
-            yield Conversation(one.pair.where, label_of(pattern), said, asks=one.pair.question)
+            yield Conversation(one.pair.where, label, said, asks=one.pair.question)
 
 
 def _check_any(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
@@ -293,7 +295,7 @@ def labelled_files(config: RunConfig) -> Iterator[tuple[str, str]]:
     """(label, file) of every file of `sft.files`."""
     for pattern in config.sft.files:
         for path in files_of(pattern):
-            yield label_of(pattern), path
+            yield label_among(pattern, dict(config.sft.weights)), path
 
 
 def sft_reading(config: RunConfig, path: str, tell: Tell) -> tuple[Reading, dict[str, str]]:
