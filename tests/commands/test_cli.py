@@ -353,6 +353,19 @@ def test_a_folder_that_another_command_writes_to_is_refused(calls, tmp_path, cap
     assert capsys.readouterr().err.count("is in use by process") == 2 and calls == []
 
 
+@pytest.mark.parametrize("source", ["empty", "begun", "none"])
+def test_an_export_of_what_holds_no_checkpoint_ends_as_what_a_person_gave(
+    tmp_path, monkeypatch, capsys, source
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
+    assert cli.main(["export-hf", source, "out"]) == 2
+    told = capsys.readouterr().err
+    assert f"{source} holds no checkpoint: give a run directory" in told and told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_log_that_may_be_lost_is_said_to_the_run(file, calls):
     kept = []
     sys.modules["compass_jax.training.rl"].run_rl = lambda *args, **options: (
