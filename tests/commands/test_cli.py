@@ -387,6 +387,10 @@ def test_eval_of_a_run_takes_the_runs_own_configuration(calls, file, tmp_path, c
     assert cli.main(["eval", "--checkpoint", str(step), "--evaluation.k=2"]) == 0
     (_, first, *_), (_, second, where, *_) = calls
     assert first == CONFIG and second.evaluation.k == 2 and where == str(step)
+    words = "--dry-run --json --checkpoint mine --rollout.prompt-buckets 8 16 --name value"
+    assert cli.main(["eval", *words.split()]) == 0
+    shown = config_from_json(capsys.readouterr().out)
+    assert shown.name == "value" and shown.rollout.prompt_buckets == (8, 16)
     (tmp_path / "empty").mkdir()
     assert cli.main(["eval", "--checkpoint", "empty"]) == 2
     assert "empty is no run and no checkpoint of one" in capsys.readouterr().err
