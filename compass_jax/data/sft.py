@@ -31,6 +31,7 @@ from compass_jax.data.files import (
     refuse_blank,
 )
 from compass_jax.data.formats import TURNS, Reading, reading_of, tools_of, turns_of
+from compass_jax.data.heldout import heldout_texts, sets_asked
 from compass_jax.data.preferences import asked_in_both_orders
 from compass_jax.data.procedural import normalised
 from compass_jax.data.questions import Question, Tell, questions
@@ -160,8 +161,8 @@ def sft_examples(
 
     Counts: examples, duplicates, too_long, heldout (the last three are left out; and bad, where
     such rows are), tokens, assistant_tokens, and "from/<label>" for each label, before any repeat.
-    `tell` gets a line for what is left out. Raises DataError for a file or label that cannot be
-    used, or if nothing is left.
+    `tell` gets a line for what is left out, and one on `data.eval_sets`. Raises DataError for a
+    file or label that cannot be used, or if nothing is left.
     """
     pool = questions(config.data, config.seed, tell)
     asked = heldout_texts(pool)
@@ -170,7 +171,10 @@ def sft_examples(
     examples: list[SFTExample] = []
     bad = BadRows(config.sft.bad_rows == "skip", tell)
     rows = [*conversations(config, tell, bad), *other_conversations(config, pool, tell)]
-    allowed = [row for row in rows if not asked.intersection(asks(row))]
+    met = [asked.intersection(asks(row)) for row in rows]
+    allowed = [row for row, held in zip(rows, met) if not held]
+    if line := sets_asked(config.data, pool, set().union(*met)):
+        tell(line)
     counts["heldout"] = len(rows) - len(allowed)
     for row, example in zip(allowed, encoded(allowed, tokenizer, bad)):
         if example is None:
@@ -192,16 +196,6 @@ def sft_examples(
         counts["bad"] = bad.count
     _check_any(config, counts, tell)
     return examples, dict(counts)
-
-
-def heldout_texts(pool: Iterable[Question]) -> set[str]:
-    """What held-out questions ask, in each form in which an example may ask it."""
-    return {
-        key
-        for question in pool
-        if question.heldout
-        for key in map(normalised, (question.text, question.asks, question.messages[-1]["content"]))
-    }
 
 
 def asks(row: Conversation) -> Iterator[str]:

@@ -6,7 +6,7 @@ import pytest
 from tiny_pipeline import MADE
 from tiny_run import tiny_run
 
-from compass_jax.config import ConfigError
+from compass_jax.config import ConfigError, EvalSet, FileSource
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.stages import Rows, Sft
 from compass_jax.data.sft import ExampleStream
@@ -55,6 +55,27 @@ def test_rows_of_two_stages_are_weighed_whichever_way_they_are_read(
     taken = ExampleStream(examples, 0, config.sft.weights).next_batch(40)
     (label, _), _ = config.sft.weights
     assert [one.label for one in taken].count(label) == 30
+
+
+def test_an_sft_says_how_many_questions_of_a_set_the_rows_of_a_stage_ask(tmp_path):
+    """Both from stages: the rows ask 0 + 1 = up to 3 + 1 =, the set 0 + 0 = and 1 + 1 =."""
+    run = tiny_run()
+    asked = (FileSource("stage:asked", label="asked", verifier="exact"),)
+    data = dataclasses.replace(run.data, eval_sets=(EvalSet("doubles", asked),))
+    sft = dataclasses.replace(run.sft, procedural=(), files=("stage:taught",))
+    stages = (
+        Rows("asked", f"{MADE}:asked", {"count": 2}),
+        Rows("taught", f"{MADE}:taught", {"count": 4}),
+        Sft("sft", dataclasses.replace(run, data=data, sft=sft)),
+    )
+    record = Record(PipelineConfig(stages, str(tmp_path)).validate())
+    for stage in record.config.stages[:2]:
+        work(stage, record.begin(stage), record.output)
+        record.end(stage, 0.0)
+    config, told = record.placed(record.config.stages[2]).run, []
+    _, counts = sft_records(config, load_tokenizer(config), told.append)
+    line = "data.eval_sets: the SFT rows ask 1 of the 2 questions of doubles; rows that ask"
+    assert counts["heldout"] == 1 and any(one.startswith(line) for one in told)
 
 
 @pytest.mark.parametrize("weights", [(("few", 3.0), ("many", 1.0)), (("stage:few", 3.0),)])
