@@ -122,7 +122,7 @@ def open_run(config: RunConfig) -> Iterator[RunDir]:
     """
     if jax.devices()[0].platform == "tpu" and config.model.moe_layers:
         check_versions(config.model.mixture.experts)
-    known = replace(config, rewards=replace(config.rewards, code=code_of(config.data)))
+    known = with_code(config)
     distributed.same(flatten(known), "start the same command in every process")
     run, refusal = RunDir(config.directory, known), None
     if distributed.is_main_process():
@@ -139,6 +139,11 @@ def open_run(config: RunConfig) -> Iterator[RunDir]:
         run.check()
     finally:
         run.__exit__()
+
+
+def with_code(config: RunConfig) -> RunConfig:
+    """`config` with the hashes of the files of own code, as a run's config.json has it."""
+    return replace(config, rewards=replace(config.rewards, code=code_of(config.data)))
 
 
 def code_changes(run: RunDir) -> list[str]:

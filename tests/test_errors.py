@@ -18,10 +18,10 @@ from compass_jax.runs.logfile import LogError
 from compass_jax.runs.rundir import ConfigMismatch, RunDirectoryGone, RunDirectoryInUse
 from compass_jax.training.optim import TrainingDiverged
 from compass_jax.weights.checkpoint import CheckpointMismatch
-from compass_jax.weights.manifest import CheckpointError
+from compass_jax.weights.manifest import CheckpointError, NoCheckpoint
 
 GIVEN = [ConfigError, ConfigMismatch, DataError, TokenizerError, VerifierError, WeightsError]
-GIVEN += [UnsupportedModel, CheckError, ReportError, CheckpointMismatch]
+GIVEN += [UnsupportedModel, CheckError, ReportError, CheckpointMismatch, NoCheckpoint]
 BEFALLEN = [CheckpointError, LogError, RunDirectoryGone, RunDirectoryInUse, TrainingDiverged]
 
 

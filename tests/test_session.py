@@ -13,18 +13,20 @@ import pytest
 from tiny_run import tiny_run
 
 from compass_jax import distributed, sharding
-from compass_jax.config import ConfigError, MeshConfig
+from compass_jax.config import ConfigError, DataConfig, MeshConfig
 from compass_jax.config.io import flatten
 from compass_jax.rewards.shared import SharedScorer
-from compass_jax.runs.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
+from compass_jax.runs.rundir import ConfigMismatch, RunDir, RunDirectoryInUse, look_into
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.session import (
     RunRefused,
     StopSignal,
     carry_tokenizer,
+    code_changes,
     newest_checkpoint,
     open_run,
     shared,
+    with_code,
 )
 
 
@@ -70,6 +72,47 @@ def test_what_process_0_refuses_is_raised_in_every_process(tmp_path, second, mon
         pass
     (tmp_path / "metrics.jsonl").write_text("a step\n")
     with pytest.raises(ConfigMismatch, match="seed"), open_run(config_at(tmp_path, seed=5)):
+        pass
+
+
+def with_rewards(directory, file):
+    weights = ((f"{file}:f", 0.5), ("math", 0.5))
+    (source,) = tiny_run().data.sources
+    data = DataConfig(sources=(dataclasses.replace(source, verifier=weights),))
+    return config_at(directory, data=data)
+
+
+def test_a_run_goes_on_with_a_reward_file_that_was_moved_and_holds_the_same(tmp_path):
+    """One that was changed as well is another reward; where it lay it is told, and the run goes
+    on.
+    """
+    file, other = tmp_path / "mine.py", tmp_path / "there" / "yours.py"
+    file.write_text("def f(response): return 1.0\ng = f\n")
+    with open_run(with_rewards(tmp_path / "run", file)) as run:
+        (run.path / "metrics.jsonl").write_text('{"step": 1}\n')
+    other.parent.mkdir()
+    file.rename(other)
+    moved = with_rewards(tmp_path / "run", other)
+    assert look_into(tmp_path / "run", with_code(moved))  # as --dry-run does
+    with open_run(moved) as run:
+        assert run.resumed and code_changes(run) == []
+    begun = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert begun["data"]["sources"][0]["verifier"][0] == [f"{other}:f", 0.5]
+    heavier = (((f"{other}:f", 0.6), ("math", 0.5)), ((f"{other}:g", 0.5), ("math", 0.5)))
+    for weights in heavier:  # another weight, another function of the file
+        source = dataclasses.replace(moved.data.sources[0], verifier=weights)
+        changed = dataclasses.replace(moved, data=DataConfig(sources=(source,)))
+        with pytest.raises(ConfigMismatch, match=r"data\.sources\.0\.verifier"), open_run(changed):
+            pass
+    other.write_text("def f(response): return 2.0\n")
+    with open_run(moved) as run:
+        (line,) = code_changes(run)
+        assert "yours.py:f was changed since" in line
+    other.rename(file)
+    file.write_text("def f(response): return 3.0\n")
+    back = with_rewards(tmp_path / "run", file)
+    told = r"yours\.py:f.* in the run, .*mine\.py:f.* now"
+    with pytest.raises(ConfigMismatch, match=told), open_run(back):
         pass
 
 

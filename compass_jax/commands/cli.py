@@ -16,7 +16,8 @@ import os
 import sys
 from typing import Any
 
-from compass_jax.commands.command_line import command_line, with_config
+from compass_jax.commands.command_line import command_line
+from compass_jax.commands.configless import with_config
 from compass_jax.commands.configured import (
     from_words,
     load_config,

@@ -34,7 +34,7 @@ _CONFIGURED = {
     "filter": "estimate the pass rate of every training prompt; RL keeps those between the bounds "
     "(data.keep_file)",
 }
-_QUICK = ("sft", "train", "train-judge", "data")  # --model may take the place of CONFIG
+QUICK = ("sft", "train", "train-judge", "data")  # --model may take the place of CONFIG
 _SERVE = (
     "answer requests: JetStream's gRPC server, or HTTP for OpenAI's clients, over our engine "
     "(needs the extra 'serve')"
@@ -93,19 +93,10 @@ def command_line() -> argparse.ArgumentParser:
         sub = command(name, text, add_help=False)
         words = _CONFIG_HELP.format(f"compass {name}")
         sub.add_argument("config", nargs="?", metavar="CONFIG", help=words)
-        if name in _QUICK:
+        if name in QUICK:
             _quick_options(sub, name)
         sub.set_defaults(usage=sub)
-        _configured_options(sub, name)
-        text = "Opens everything that the command opens, prints the settings that are not the "
-        text += "defaults and what the command would work on, and ends"
-        add_option(sub, "dry-run", text, action="store_true")
-        if name != "plan":
-            text = "Makes a --dry-run check the configuration alone and print all of it as JSON"
-            text += "; without it stdout gets summary.json alone" if name == "eval" else ""
-            add_option(sub, "json", text, action="store_true")
-        text = "Lists the options; after CONFIG, every setting too"
-        sub.add_argument("-h", "--help", action="append_const", const=1, dest="asked", help=text)
+        own_options(sub, name)
     _conversions(command)
     _looking(command)
     for name in OWN_FILES:
@@ -172,6 +163,20 @@ def _conversions(command: Any) -> None:
         if name == "import-hf":
             text = "Your own family path/file.py:FAMILY reads it (default: by its model_type)"
             add_option(sub, "family", text)
+
+
+def own_options(sub: argparse.ArgumentParser, name: str) -> None:
+    """Adds the options of a command with a CONFIG that are no settings."""
+    _configured_options(sub, name)
+    text = "Opens everything that the command opens, prints the settings that are not the "
+    text += "defaults and what the command would work on, and ends"
+    add_option(sub, "dry-run", text, action="store_true")
+    if name != "plan":
+        text = "Makes a --dry-run check the configuration alone and print all of it as JSON"
+        text += "; without it stdout gets summary.json alone" if name == "eval" else ""
+        add_option(sub, "json", text, action="store_true")
+    text = "Lists the options; after CONFIG, every setting too"
+    sub.add_argument("-h", "--help", action="append_const", const=1, dest="asked", help=text)
 
 
 def _configured_options(sub: argparse.ArgumentParser, name: str) -> None:
@@ -322,18 +327,6 @@ def _quick_options(sub: argparse.ArgumentParser, name: str) -> None:
     if name == "train-judge":
         text = "A scalar reward model is trained instead, by the sft settings alone"
         sub.add_argument("--scalar", action="store_true", help=text)
-
-
-def with_config(words: list[str]) -> list[str]:
-    """`words` with an empty CONFIG where --model takes its place: an override's value would be
-    read as one.
-    """
-    quick = (
-        words[:1] in ([name] for name in _QUICK)
-        and len(words) > 1
-        and any(word == "--model" or word.startswith("--model=") for word in words)
-    )
-    return [words[0], "", *words[1:]] if quick and words[1].startswith("-") else words
 
 
 def _serve_options(serve: argparse.ArgumentParser) -> None:

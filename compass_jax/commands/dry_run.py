@@ -22,7 +22,7 @@ from compass_jax.experience.evaluate import NOTHING_TO_EVALUATE
 from compass_jax.model.params import param_count
 from compass_jax.records import Prompt
 from compass_jax.runs.rundir import look_into
-from compass_jax.session import load_tokenizer, open_scorer
+from compass_jax.session import load_tokenizer, open_scorer, with_code
 from compass_jax.sharding import placements
 from compass_jax.trackers.opened import check_trackers
 from compass_jax.training.header import header, model_in_words, stage_line
@@ -84,7 +84,7 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
     if command == "train":
         with open_scorer(config):
             pass
-    begun = look_into(config.directory, config)
+    begun = look_into(config.directory, with_code(config))
     if command == "train":
         train, evaluated = _prompts(config, tell)
         one_pass = sum(config.data.sources[prompt.source].repeat for prompt in train)

@@ -10,6 +10,7 @@ from compass_jax.config.judge import EngineJudgeConfig, JudgeConfig, ScalarJudge
 from compass_jax.config.ranges import Range, check_fields
 
 MOST_TIMEOUT_S = 86_400
+NO_FILE = "no file"  # in `code`, of a name without a Python file
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ class SFTConfig:
     """
     weights: tuple[Weight, ...] = ()
     """Each label, that of a file or of a data source, has a share of the rows in proportion to its
-    number here: (label, weight); none: each row comes once in a pass.
+    number here: (label, weight); a file may be named as `files` writes it; none: each row comes
+    once in a pass.
     """
     reading: Literal["auto", "memory", "record"] = "auto"
     """Rows are held in memory and their repeats left out, or read by record when they are taken;

@@ -152,13 +152,16 @@ class Evaluate:
     name: Name
     """The stage has this name, of small letters, digits, - and _."""
     run: RunConfig
-    """These settings say which sets there are, and how they are answered."""
+    """These settings say which sets there are, and how they are answered; the folder is the
+    stage's.
+    """
     of: tuple[Name, ...] = ()
     """The weights of the stages of these names are measured; none: of every stage before this one
     that makes weights.
     """
 
     def validate(self) -> None:
+        _check_folder(self)
         check(
             self.run.data.evaluated,
             "run.data.eval_prompts = 0 and run.data.eval_sets is empty: there is nothing to"
@@ -194,6 +197,10 @@ def _check_start(stage: Sft | Rl) -> None:
         f"start = {stage.start!r} and run.init_from = {stage.run.init_from!r:.200}: give one of"
         " the two",
     )
+    _check_folder(stage)
+
+
+def _check_folder(stage: Run) -> None:
     check(
         not stage.run.run_dir,
         f"run.run_dir = {stage.run.run_dir!r:.200}: the pipeline gives each stage its folder; leave"

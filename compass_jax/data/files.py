@@ -11,7 +11,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from compass_jax.config.files import ENDINGS
@@ -81,6 +81,11 @@ def label_of(path: str) -> str:
     stem = name.removesuffix(ending) if ending else name.rsplit(".", 1)[0]
     begins = re.split(r"[-_.]*[*?\[]", stem, maxsplit=1)[0]
     return begins or folder.rpartition("/")[2] or stem
+
+
+def label_among(path: str, named: Container[str]) -> str:
+    """`path` itself where `named` has it as it is written, else its `label_of`."""
+    return path if path in named else label_of(path)
 
 
 def read_rows(

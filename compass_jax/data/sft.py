@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from compass_jax.config import ProceduralSource, RunConfig
+from compass_jax.config import ProceduralSource, RunConfig, SFTConfig
 from compass_jax.data.files import (
     Bad,
     BadRows,
@@ -25,12 +25,13 @@ from compass_jax.data.files import (
     check_messages,
     field_of,
     files_of,
-    label_of,
+    label_among,
     read_rows,
     refuse,
     refuse_blank,
 )
 from compass_jax.data.formats import TURNS, Reading, reading_of, tools_of, turns_of
+from compass_jax.data.heldout import heldout_texts, sets_asked
 from compass_jax.data.preferences import asked_in_both_orders
 from compass_jax.data.procedural import normalised
 from compass_jax.data.questions import Question, Tell, questions
@@ -147,7 +148,8 @@ def _shares(weights: Sequence[tuple[str, float]], sizes: Mapping[str, int]) -> l
     if weights and set(given) != set(sizes):
         raise DataError(
             f"sft.weights names {', '.join(sorted(given))}, and the examples' labels are"
-            f" {', '.join(sorted(sizes))}: give each of them a weight, and no other"
+            f" {', '.join(sorted(sizes))}: give each of them a weight, and no other; a file that"
+            " has its label in common with another is named as sft.files writes it"
         )
     return [Share(size, given[label]) for label, size in sizes.items()] if weights else []
 
@@ -159,8 +161,8 @@ def sft_examples(
 
     Counts: examples, duplicates, too_long, heldout (the last three are left out; and bad, where
     such rows are), tokens, assistant_tokens, and "from/<label>" for each label, before any repeat.
-    `tell` gets a line for what is left out. Raises DataError for a file or label that cannot be
-    used, or if nothing is left.
+    `tell` gets a line for what is left out, and one on `data.eval_sets`. Raises DataError for a
+    file or label that cannot be used, or if nothing is left.
     """
     pool = questions(config.data, config.seed, tell)
     asked = heldout_texts(pool)
@@ -169,7 +171,10 @@ def sft_examples(
     examples: list[SFTExample] = []
     bad = BadRows(config.sft.bad_rows == "skip", tell)
     rows = [*conversations(config, tell, bad), *other_conversations(config, pool, tell)]
-    allowed = [row for row in rows if not asked.intersection(asks(row))]
+    met = [asked.intersection(asks(row)) for row in rows]
+    allowed = [row for row, held in zip(rows, met) if not held]
+    if line := sets_asked(config.data, pool, set().union(*met)):
+        tell(line)
     counts["heldout"] = len(rows) - len(allowed)
     for row, example in zip(allowed, encoded(allowed, tokenizer, bad)):
         if example is None:
@@ -191,16 +196,6 @@ def sft_examples(
         counts["bad"] = bad.count
     _check_any(config, counts, tell)
     return examples, dict(counts)
-
-
-def heldout_texts(pool: Iterable[Question]) -> set[str]:
-    """What held-out questions ask, in each form in which an example may ask it."""
-    return {
-        key
-        for question in pool
-        if question.heldout
-        for key in map(normalised, (question.text, question.asks, question.messages[-1]["content"]))
-    }
 
 
 def asks(row: Conversation) -> Iterator[str]:
@@ -241,16 +236,17 @@ def other_conversations(
     config: RunConfig, pool: Sequence[Question], tell: Tell
 ) -> Iterator[Conversation]:
     """What is learnt beside `sft.files`: verdicts on pairs, and procedural questions."""
-    yield from _verdicts(config.sft.preferences)
+    yield from _verdicts(config.sft)
     yield from _procedural(config, pool, tell)
 
 
-def _verdicts(patterns: Sequence[str]) -> Iterator[Conversation]:
+def _verdicts(sft: SFTConfig) -> Iterator[Conversation]:
     """What a judge learns to say of the pairs of files, in both orders."""
-    for pattern in patterns:
+    for pattern in sft.preferences:
+        label = label_among(pattern, dict(sft.weights))
         for one in asked_in_both_orders(pattern):
             said = [*one.messages, {"role": "assistant", "content": one.taught}]
-            yield Conversation(one.pair.where, label_of(pattern), said, asks=one.pair.question)
+            yield Conversation(one.pair.where, label, said, asks=one.pair.question)
 
 
 def _check_any(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
@@ -293,7 +289,7 @@ def labelled_files(config: RunConfig) -> Iterator[tuple[str, str]]:
     """(label, file) of every file of `sft.files`."""
     for pattern in config.sft.files:
         for path in files_of(pattern):
-            yield label_of(pattern), path
+            yield label_among(pattern, dict(config.sft.weights)), path
 
 
 def sft_reading(config: RunConfig, path: str, tell: Tell) -> tuple[Reading, dict[str, str]]:

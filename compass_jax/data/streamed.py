@@ -24,6 +24,7 @@ import numpy as np
 from compass_jax.config import RunConfig
 from compass_jax.data.by_record import open_rows
 from compass_jax.data.files import BadRows, DataError, row_of
+from compass_jax.data.heldout import heldout_texts, sets_not_counted
 from compass_jax.data.questions import Tell, questions
 from compass_jax.data.raw import CODECS
 from compass_jax.data.sft import (
@@ -33,7 +34,6 @@ from compass_jax.data.sft import (
     asks,
     conversation_of,
     encoded,
-    heldout_texts,
     labelled_files,
     other_conversations,
     sft_examples,
@@ -117,6 +117,8 @@ class StreamedExamples:
     def __init__(self, config: RunConfig, tokenizer: Tokenizer, tell: Tell, team: Team):
         pool = questions(config.data, config.seed, tell)
         self._asked = heldout_texts(pool)
+        if line := sets_not_counted(config.data):
+            tell(line)
         self._tokenizer, self._longest = tokenizer, config.sft.buckets[-1]
         self._team, self._bad = team, BadRows(config.sft.bad_rows == "skip", tell)
         self.left_out: Counter[str] = Counter()

@@ -8,15 +8,19 @@ import os
 from compass_jax.config import ConfigError
 from compass_jax.config.named import load
 from compass_jax.config.pipeline import REFERENCE, PipelineConfig, inputs, paths
-from compass_jax.config.stages import Rows
+from compass_jax.config.stages import Rows, Sft
+from compass_jax.data.files import label_among
 from compass_jax.pipeline.record import Record
 
 
 def check_outside(config: PipelineConfig) -> None:
     """Raises ConfigError, naming stage and setting, for a file or function that a stage names and
-    that is not there.
+    that is not there, and for weights that do not fit the labels of the rows.
     """
+    record = Record(config)
     for stage in config.stages:
+        if isinstance(stage, Sft) and stage.run.sft.weights:
+            check_weights(stage, record)
         if isinstance(stage, Rows):
             load(stage.function, f"stage {stage.name}: function")
         for key, path, folder in paths(stage):
@@ -26,6 +30,32 @@ def check_outside(config: PipelineConfig) -> None:
             if not (os.path.isdir(path) if folder else os.path.exists(path) or glob.glob(path)):
                 kind = "folder" if folder else "file"
                 raise ConfigError(f"stage {stage.name}: {key} = {path!r:.200}: no such {kind}")
+
+
+def check_weights(stage: Sft, record: Record) -> None:
+    """Raises ConfigError where the names in `sft.weights` are not the labels of the stage's rows;
+    the message has the files of each label.
+    """
+    there = record.placed(stage)
+    assert isinstance(there, Sft)
+    sft, placed = stage.run.sft, there.run.sft
+    weighed = dict(placed.weights)
+    found: dict[str, list[str]] = {row[0]: [] for row in (*sft.procedural, *sft.answers)}
+    for key in ("files", "preferences"):
+        for written, path in zip(getattr(sft, key), getattr(placed, key), strict=True):
+            found.setdefault(label_among(path, weighed), []).append(written)
+    if found.keys() == weighed.keys():
+        return
+    written_as = dict(zip(weighed, (label for label, _ in sft.weights), strict=True))
+    labels = [
+        written_as.get(label, label) + (f" ({', '.join(files)})" if files else "")
+        for label, files in sorted(found.items())
+    ]
+    raise ConfigError(
+        f"stage {stage.name}: run.sft.weights names {', '.join(written_as.values())}, and the rows"
+        f" have the labels {', '.join(labels)}: give each of them a weight, and no other. A file"
+        " that has its label in common with another is named as run.sft.files writes it"
+    )
 
 
 def lines(record: Record) -> list[str]:

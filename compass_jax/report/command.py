@@ -8,7 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from compass_jax.report.curves import panels_of, plot_curves, run_rows, summary_table
+from compass_jax.report.curves import (
+    panels_of,
+    plot_curves,
+    run_rows,
+    summary_table,
+    without_verdict,
+)
 from compass_jax.report.embed import page
 from compass_jax.report.metrics import ReportError, Series, read_stages
 from compass_jax.report.page_data import page_data
@@ -65,6 +71,8 @@ def _tables(folder: Path, stages: dict[str, Series], console: Console) -> list[P
     for stage, series in stages.items():
         if rows := run_rows(series):
             console.print(summary_table(rows, title=f"{folder}: {stage}"))
+        if lost := without_verdict(series):
+            console.print(lost, highlight=False, soft_wrap=True)
         if panels_of(series):
             pictures.append(folder / f"curves_{stage}.png")
             told = str(pictures[-1])

@@ -71,6 +71,19 @@ def run_rows(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[dict[s
     return rows
 
 
+def without_verdict(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> str:
+    """The line below a run's table on samples that nothing judged; empty where there were none."""
+    steps, shares = series.get("reward/unknown_frac", (np.array([]), np.array([])))
+    lost = shares[shares > 0]
+    if not lost.size:
+        return ""
+    return (
+        f"in {lost.size} of {len(steps)} steps samples have no verdict and are left out, at most"
+        f" {lost.max():.1%} of a step's and {np.nanmean(shares):.1%} in the mean"
+        " (reward/unknown_frac)"
+    )
+
+
 def plot_curves(
     metrics_jsonl: str | os.PathLike, png: str | os.PathLike, stage: str = "rl", title: str = ""
 ) -> None:

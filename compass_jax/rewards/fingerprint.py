@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from compass_jax.config import DataConfig
 from compass_jax.config.named import file_of
+from compass_jax.config.rewards import NO_FILE
 from compass_jax.rewards.checks import checks_of
 
 Code = tuple[tuple[str, str], ...]  # (what a setting names, hash of its file)
@@ -17,13 +18,13 @@ DIGITS = 16  # of SHA-256, in hexadecimal
 
 def code_of(data: DataConfig) -> Code:
     """The hash of the file that each own verifier, task and registered data set is in; what that
-    file imports is not looked at. "no file" where there is none, as in a compiled module.
+    file imports is not looked at. NO_FILE where there is none, as in a compiled module.
     """
     checks = [check for source in checks_of(data) for check in source if check.own]
     found = {}
     for name in (check.module or check.name for check in checks):
         file = file_of(name if ":" in name else f"{name}:")
-        found[name] = hashlib.sha256(file.read_bytes()).hexdigest()[:DIGITS] if file else "no file"
+        found[name] = hashlib.sha256(file.read_bytes()).hexdigest()[:DIGITS] if file else NO_FILE
     return tuple(found.items())
 
 

@@ -14,9 +14,11 @@ import socket
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config.io import config_from_json, config_to_json, differences
+from compass_jax.config.rewards import NO_FILE
 from compass_jax.errors import CompassError
 from compass_jax.untrusted import read_text
 
@@ -286,11 +288,14 @@ def read_config(path: str | os.PathLike) -> RunConfig:
 
 
 def check_same_run(old: RunConfig, new: RunConfig, path: str) -> None:
-    """Raises ConfigMismatch where `new` cannot continue a run of `old`."""
+    """Raises ConfigMismatch where `new` cannot continue a run of `old`. Own code that lies under
+    another path and holds the same is the same.
+    """
+    moved = _moved(old, new)
     changed = {
         k: v
         for k, v in differences(old, new).items()
-        if k not in MAY_CHANGE and not k.startswith(MESHES)
+        if k not in MAY_CHANGE and not k.startswith(MESHES) and not _same(*v, moved)
     }
     if changed:
         told = [f"  {key}: {was!r} in the run, {now!r} now" for key, (was, now) in changed.items()]
@@ -299,6 +304,27 @@ def check_same_run(old: RunConfig, new: RunConfig, path: str) -> None:
         lines = "\n".join(told)
         advice = f"Use another run_dir, or the configuration of the run ({path}/config.json)."
         raise ConfigMismatch(f"{path} holds a run of another configuration:\n{lines}\n{advice}")
+
+
+def _moved(old: RunConfig, new: RunConfig) -> set[tuple[str, str]]:
+    """(name then, name now) of own code with one name in files of one content (rewards.code)."""
+    return {
+        (was, now)
+        for was, held in old.rewards.code
+        for now, holds in new.rewards.code
+        if held == holds != NO_FILE and _attribute(was) == _attribute(now)
+    }
+
+
+def _attribute(name: str) -> str:
+    return name.rpartition(":")[2] if ":" in name else ""
+
+
+def _same(was: Any, now: Any, moved: set[tuple[str, str]]) -> bool:
+    """Whether two values of a setting say the same, but for the paths of code that was moved."""
+    if isinstance(was, tuple) and isinstance(now, tuple) and len(was) == len(now):
+        return all(_same(a, b, moved) for a, b in zip(was, now))
+    return was == now or (isinstance(was, str) and (was, now) in moved)
 
 
 def write_atomically(file: Path, text: str) -> None:

@@ -138,6 +138,12 @@ def _idle_training(config: RunConfig) -> list[str]:
             for name, value in asked.items()
             if value
         ]
+    elif late := [step for step in config.evaluation.at if step > rl.steps]:
+        found.append(
+            f"evaluation.at = {config.evaluation.at}: the run ends after {rl.steps} steps"
+            f" (rl.steps) and never comes to {', '.join(map(str, late))}; leave out what lies"
+            " beyond, or raise rl.steps"
+        )
     return found
 
 

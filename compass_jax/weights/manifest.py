@@ -41,6 +41,12 @@ class CheckpointError(CompassError, RuntimeError):
     do."""
 
 
+class NoCheckpoint(CheckpointError):
+    """The folder that a person named has no checkpoint, or not the one that was asked for."""
+
+    exit_status = 2
+
+
 class Manifest(NamedTuple):
     """What a checkpoint holds: `leaves` maps each leaf's path to (shape, dtype name), `files` each
     file's name to its digest.

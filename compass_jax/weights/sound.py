@@ -24,7 +24,7 @@ from compass_jax.weights import digests
 from compass_jax.weights import manifest as manifests
 from compass_jax.weights.digests import Digest
 from compass_jax.weights.disk import cause
-from compass_jax.weights.manifest import ARRAYS, META, NAME, CheckpointError, Manifest
+from compass_jax.weights.manifest import ARRAYS, META, NAME, CheckpointError, Manifest, NoCheckpoint
 
 SET_ASIDE = "damaged_"  # how the names of damaged checkpoints begin that a resumed run moved aside
 _STEP = re.compile(r"(?:\.old_)?step_(\d{1,18})")
@@ -78,20 +78,20 @@ def is_one(path: Path) -> bool:
 def candidates(path: Path, step: int | None = None) -> list[Path]:
     """The checkpoints that `path` means: itself, or those of a run directory, newest first.
 
-    Raises CheckpointError where there are none.
+    Raises NoCheckpoint where there are none.
     """
     if is_one(path):
         return [path]
     found = steps(path)
     if not found:
-        raise CheckpointError(
+        raise NoCheckpoint(
             f"{path} holds no checkpoint: give a run directory with checkpoints/, "
             "or one of its step_... directories"
         )
     if step is None:
         return list(found.values())[::-1]
     if step not in found:
-        raise CheckpointError(
+        raise NoCheckpoint(
             f"{path} has no checkpoint of step {step}; it has {', '.join(map(str, found))}"
         )
     return [found[step]]
@@ -114,7 +114,8 @@ def find(
         contents: compare every byte with the manifest, which several processes do together;
             otherwise names and sizes.
 
-    Raises CheckpointError where the one that was named is damaged, or all are.
+    Raises CheckpointError where the one that was named is damaged, or all are, NoCheckpoint where
+    there is none.
     """
     path = Path(path).absolute()
     meant = candidates(path, step)

@@ -353,6 +353,19 @@ def test_a_folder_that_another_command_writes_to_is_refused(calls, tmp_path, cap
     assert capsys.readouterr().err.count("is in use by process") == 2 and calls == []
 
 
+@pytest.mark.parametrize("source", ["empty", "begun", "none"])
+def test_an_export_of_what_holds_no_checkpoint_ends_as_what_a_person_gave(
+    tmp_path, monkeypatch, capsys, source
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
+    assert cli.main(["export-hf", source, "out"]) == 2
+    told = capsys.readouterr().err
+    assert f"{source} holds no checkpoint: give a run directory" in told and told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_log_that_may_be_lost_is_said_to_the_run(file, calls):
     kept = []
     sys.modules["compass_jax.training.rl"].run_rl = lambda *args, **options: (
@@ -374,6 +387,10 @@ def test_eval_of_a_run_takes_the_runs_own_configuration(calls, file, tmp_path, c
     assert cli.main(["eval", "--checkpoint", str(step), "--evaluation.k=2"]) == 0
     (_, first, *_), (_, second, where, *_) = calls
     assert first == CONFIG and second.evaluation.k == 2 and where == str(step)
+    words = "--dry-run --json --checkpoint mine --rollout.prompt-buckets 8 16 --name value"
+    assert cli.main(["eval", *words.split()]) == 0
+    shown = config_from_json(capsys.readouterr().out)
+    assert shown.name == "value" and shown.rollout.prompt_buckets == (8, 16)
     (tmp_path / "empty").mkdir()
     assert cli.main(["eval", "--checkpoint", "empty"]) == 2
     assert "empty is no run and no checkpoint of one" in capsys.readouterr().err

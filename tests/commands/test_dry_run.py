@@ -11,7 +11,7 @@ from tiny_run import tiny_run
 
 from compass_jax.commands import cli
 from compass_jax.commands.dry_run import changes, run_dry
-from compass_jax.config import FileSource, ProceduralSource, RLStage, RunConfig
+from compass_jax.config import EvalConfig, FileSource, ProceduralSource, RLStage, RunConfig
 from compass_jax.config.io import flatten
 from compass_jax.errors import CompassError
 from compass_jax.model.params import param_count
@@ -48,7 +48,7 @@ def told(config: RunConfig, command: str = "train", weights: str | None = None) 
 
 def test_it_says_the_stages_and_what_cannot_act(tmp_path):
     stages = (RLStage(0, max_new_tokens=8), RLStage(1, group_size=6), RLStage(2, group_size=8))
-    config = own(tmp_path)
+    config = own(tmp_path, evaluation=EvalConfig(at=(2, 50)))
     lines = told(dataclasses.replace(config, rl=dataclasses.replace(config.rl, stages=stages)))
     said = [line for line in lines if line.startswith("stage ")]
     assert [line.split(";")[1] for line in said] == [
@@ -57,6 +57,7 @@ def test_it_says_the_stages_and_what_cannot_act(tmp_path):
     ]
     idle = [line.split(":")[0] for line in lines if "cannot act" in line or "0 steps" in line]
     assert idle == ["rl.objective", "rl.stages[2]"]
+    assert any(line.startswith("evaluation.at = (2, 50): the run ends after 2") for line in lines)
 
 
 def test_it_says_the_essentials_and_writes_nothing(tmp_path):

@@ -19,7 +19,7 @@ from compass_jax.data.prompts import (
     train_prompts,
 )
 from compass_jax.data.questions import OVERLAP, once, questions
-from compass_jax.data.sft import sft_examples
+from compass_jax.data.streamed import sft_records
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import evaluation_uses
 from compass_jax.rollout.sampling import Sampler
@@ -89,17 +89,36 @@ def test_a_capped_set_takes_no_more_from_the_training_than_it_asks(tmp_path, tok
         train_prompts(replace(data, eval_sets=(replace(capped, prompts=0),)), tokenizer, 0, print)
 
 
-def test_sft_leaves_out_what_a_set_asks(tmp_path, tokenizer):
-    train = rows(tmp_path / "a.jsonl", ["held apart"])
+@pytest.mark.parametrize("reading", ["memory", "record"])
+def test_sft_leaves_out_what_a_set_asks_and_counts_it_by_set(tmp_path, tokenizer, reading):
+    """White space apart, and each question once however many rows ask it."""
+    own = rows(tmp_path / "a.jsonl", ["held apart", "held too", "nobody's"])
+    far = rows(tmp_path / "b.jsonl", ["far"])
     path = tmp_path / "sft.jsonl"
-    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "1"}]
-    for text in ("held apart", "free"):
-        said = [{"role": "user", "content": text}, {"role": "assistant", "content": "1"}]
+    for n, text in enumerate(("held apart", "held  apart", "held too", "free", "held")):
+        said = [{"role": "user", "content": text}, {"role": "assistant", "content": str(n)}]
         with path.open("a") as file:
             file.write(json.dumps({"messages": said}) + "\n")
-    config = with_data(sources=(), eval_sets=(EvalSet("own", (train,)),), eval_prompts=0)
-    config = replace(config, sft=replace(config.sft, files=(str(path),), procedural=()))
-    assert sft_examples(config, tokenizer, print)[1]["heldout"] == 1
+    sets = (EvalSet("own", (own,)), EvalSet("far", (far,)))
+    config = with_data(sources=(), eval_sets=sets, eval_prompts=0, cache=str(tmp_path / "cache"))
+    sft = replace(config.sft, files=(str(path),), procedural=(), reading=reading)
+    told = []
+    examples, counts = sft_records(replace(config, sft=sft), tokenizer, told.append)
+    (line,) = [line for line in told if line.startswith("data.eval_sets")]
+    if reading == "record":
+        assert len(examples) == 5 and line.startswith(
+            "data.eval_sets, own, far: it was not counted"
+        )
+        return
+    assert counts["heldout"] == 3 and len(examples) == 2
+    assert line == (
+        "data.eval_sets: the SFT rows ask 2 of the 3 questions of own, 0 of the 1 questions of far;"
+        " rows that ask one are left out"
+    )
+    told.clear()
+    data = replace(config.data, eval_sets=())
+    sft_records(replace(config, sft=sft, data=data), tokenizer, told.append)
+    assert not any("eval_sets" in line for line in told)
 
 
 def test_each_set_has_its_own_k_and_temperature_and_the_plan_knows_them():

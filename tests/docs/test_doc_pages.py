@@ -15,7 +15,8 @@ from pages import NEEDS, ROOT, blocks, words
 
 from compass_jax import library
 from compass_jax.commands.cli import main
-from compass_jax.commands.command_line import command_line, with_config
+from compass_jax.commands.command_line import command_line
+from compass_jax.commands.configless import with_config
 from compass_jax.runs.metric_help import metric_help
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -6,30 +6,43 @@ import pytest
 from tiny_pipeline import MADE
 from tiny_run import tiny_run
 
+from compass_jax.config import ConfigError, EvalSet, FileSource
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.stages import Rows, Sft
 from compass_jax.data.sft import ExampleStream
 from compass_jax.data.streamed import sft_records
+from compass_jax.pipeline.plan import check_outside
 from compass_jax.pipeline.record import Record
 from compass_jax.pipeline.work import work
 from compass_jax.session import load_tokenizer
 
-# as patterns: their labels are the names of their folders
-FILES = {"files": ("stage:few/*.jsonl", "stage:many/*.jsonl"), "procedural": ()}
-WEIGHTS = (("01-few", 3.0), ("02-many", 1.0))
+# the files of both stages have one name, rows.jsonl
+STAGES = ("stage:few", "stage:many")
+PATTERNS = ("stage:few/*.jsonl", "stage:many/*.jsonl")  # have the labels of their folders
 
 
-@pytest.mark.parametrize("reading, rows", [("memory", 40), ("record", 48)])
-def test_rows_of_two_stages_are_weighed_whichever_way_they_are_read(tmp_path, reading, rows):
-    """The 8 rows of `few` are among the 40 of `many`, and in memory repeats are left out."""
+def config_with(folder, files, weights, **sft):
+    """Rows of two stages, and an SFT on both."""
     run = tiny_run()
+    sft = dict(files=files, weights=weights, procedural=(), **sft)
     run = dataclasses.replace(
         run,
-        data=dataclasses.replace(run.data, cache=str(tmp_path / "cache")),
-        sft=dataclasses.replace(run.sft, weights=WEIGHTS, reading=reading, **FILES),
+        data=dataclasses.replace(run.data, cache=str(folder / "cache")),
+        sft=dataclasses.replace(run.sft, **sft),
     )
     made = [Rows(n, f"{MADE}:taught", {"count": c}) for n, c in (("few", 8), ("many", 40))]
-    record = Record(PipelineConfig((*made, Sft("sft", run)), str(tmp_path)).validate())
+    return PipelineConfig((*made, Sft("sft", run)), str(folder)).validate()
+
+
+@pytest.mark.parametrize("files, few, many", [(STAGES, *STAGES), (PATTERNS, "01-few", "02-many")])
+@pytest.mark.parametrize("reading, rows", [("memory", 40), ("record", 48)])
+def test_rows_of_two_stages_are_weighed_whichever_way_they_are_read(
+    tmp_path, reading, rows, files, few, many
+):
+    """The 8 rows of `few` are among the 40 of `many`, and in memory repeats are left out."""
+    given = config_with(tmp_path, files, ((few, 3.0), (many, 1.0)), reading=reading)
+    check_outside(given)
+    record = Record(given)
     for stage in record.config.stages[:2]:
         assert work(stage, record.begin(stage), record.output) == 0
         record.end(stage, 0.0)
@@ -40,4 +53,39 @@ def test_rows_of_two_stages_are_weighed_whichever_way_they_are_read(tmp_path, re
     examples, counts = sft_records(config, load_tokenizer(config), lambda line: None)
     assert counts["examples"] == rows
     taken = ExampleStream(examples, 0, config.sft.weights).next_batch(40)
-    assert [one.label for one in taken].count("01-few") == 30
+    (label, _), _ = config.sft.weights
+    assert [one.label for one in taken].count(label) == 30
+
+
+def test_an_sft_says_how_many_questions_of_a_set_the_rows_of_a_stage_ask(tmp_path):
+    """Both from stages: the rows ask 0 + 1 = up to 3 + 1 =, the set 0 + 0 = and 1 + 1 =."""
+    run = tiny_run()
+    asked = (FileSource("stage:asked", label="asked", verifier="exact"),)
+    data = dataclasses.replace(run.data, eval_sets=(EvalSet("doubles", asked),))
+    sft = dataclasses.replace(run.sft, procedural=(), files=("stage:taught",))
+    stages = (
+        Rows("asked", f"{MADE}:asked", {"count": 2}),
+        Rows("taught", f"{MADE}:taught", {"count": 4}),
+        Sft("sft", dataclasses.replace(run, data=data, sft=sft)),
+    )
+    record = Record(PipelineConfig(stages, str(tmp_path)).validate())
+    for stage in record.config.stages[:2]:
+        work(stage, record.begin(stage), record.output)
+        record.end(stage, 0.0)
+    config, told = record.placed(record.config.stages[2]).run, []
+    _, counts = sft_records(config, load_tokenizer(config), told.append)
+    line = "data.eval_sets: the SFT rows ask 1 of the 2 questions of doubles; rows that ask"
+    assert counts["heldout"] == 1 and any(one.startswith(line) for one in told)
+
+
+@pytest.mark.parametrize("weights", [(("few", 3.0), ("many", 1.0)), (("stage:few", 3.0),)])
+def test_weights_that_do_not_tell_two_stages_apart_are_refused_before_anything_runs(
+    tmp_path, weights
+):
+    with pytest.raises(ConfigError) as caught:
+        check_outside(config_with(tmp_path, STAGES, weights))
+    told = str(caught.value)
+    assert told.startswith(f"stage sft: run.sft.weights names {', '.join(dict(weights))}, and")
+    assert "stage:few" in told and "stage:many" in told and "as run.sft.files writes it" in told
+    assert str(tmp_path) not in told
+    check_outside(config_with(tmp_path, STAGES, (("rows", 1.0),)))  # both together

@@ -131,6 +131,10 @@ WRONG = {
         (Sft("a", dataclasses.replace(RUN, run_dir="x")),),
         "stage a: run.run_dir = 'x': the pipeline gives each stage its folder",
     ),
+    "a directory of an evaluation's own": (
+        (Sft("a", RUN), Evaluate("e", dataclasses.replace(RUN, run_dir="x"))),
+        "stage e: run.run_dir = 'x': the pipeline gives each stage its folder",
+    ),
     "another model": (
         (Sft("a", RUN), Rl("b", OTHER)),
         "stage b: run.model.hidden = 64: the weights of a have 32",

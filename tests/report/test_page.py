@@ -66,6 +66,29 @@ def test_the_page_asks_nothing_of_anybody(made):
     assert path.name == "report.html" and path.stat().st_size < 200_000
 
 
+@pytest.mark.parametrize(
+    "shares, told",
+    [
+        ([0, 0, 0, 0], ""),
+        (
+            [0, 0.25, None, 0.05],
+            "in 2 of 4 steps samples have no verdict and are left out, at most"
+            " 25.0% of a step's and 10.0% in the mean (reward/unknown_frac)",
+        ),
+    ],
+)
+def test_samples_without_a_verdict_are_told_below_the_table(tmp_path, capsys, shares, told):
+    folder = write_run(tmp_path / "run", steps=4)
+    file = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line, share in zip(lines, shares, strict=True):
+        line["metrics"]["reward/unknown_frac"] = share
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert cli.main(["report", str(folder)]) == 0
+    said = [x for x in capsys.readouterr().out.splitlines() if "have no verdict" in x]
+    assert said == ([told] if told else [])
+
+
 def test_text_of_a_run_stays_text(made):
     _, text, data = made
     parsed = Elements(text)

@@ -151,6 +151,16 @@ def test_a_warm_up_longer_than_the_run_and_an_evaluation_of_nothing_are_told():
         assert said(config) == told
 
 
+def test_an_evaluation_after_a_step_that_never_comes_is_told():
+    told = dataclasses.replace(config_with(steps=9), evaluation=EvalConfig(at=(3, 9, 10, 40)))
+    (text,) = idle_settings(told, 100, 3)
+    assert text == (
+        "evaluation.at = (3, 9, 10, 40): the run ends after 9 steps (rl.steps) and never comes to"
+        " 10, 40; leave out what lies beyond, or raise rl.steps"
+    )
+    assert said(dataclasses.replace(config_with(steps=40), evaluation=told.evaluation)) == []
+
+
 def test_stages_that_never_begin_or_change_nothing_are_told():
     stages = (RLStage(), RLStage(3), RLStage(5, group_size=8), RLStage(9, group_size=6))
     never, same = config_with(steps=9, stages=stages), config_with(steps=10, stages=stages)
