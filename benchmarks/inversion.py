@@ -140,7 +140,7 @@ class Trial:
         """(weights, agreement on held-out pairs) of the scalar model or the judge."""
         sizes, scalar, run = self.sizes, reward == "scalar", self.folder / f"{reward}_model"
         config = judge_config(
-            self.model, [self.pairs], self.held_pairs, "grpo", answer=8, scalar=scalar
+            self.model, [self.pairs], self.held_pairs, "grpo", answer=24, scalar=scalar
         )
         settings = fine_tuned(sizes.scalar if scalar else sizes.judge, min(32, sizes.pairs))
         settings |= {"rl.steps": sizes.judge_rl, "rl.eval_every": 0, "rl.save_every": 0}
@@ -165,7 +165,7 @@ class Trial:
             )
             model: EngineJudgeConfig | ScalarJudgeConfig = ScalarJudgeConfig(judge, buckets=(64,))
             if reward == "judge":
-                model = EngineJudgeConfig(judge, prompt_buckets=(160,), max_tokens=8, slots=64)
+                model = EngineJudgeConfig(judge, prompt_buckets=(160,), max_tokens=24, slots=64)
             rewards = dataclasses.replace(rewards, judge=model)
         config = dataclasses.replace(config, data=data, rewards=rewards, init_from=start)
         settings = {"rl.steps": self.sizes.steps, "rl.prompts_per_step": self.sizes.prompts}

@@ -47,14 +47,17 @@ def an_answer(question: str, draw: random.Random) -> str:
 def pairs(
     asked: Sequence[str], count: int, noise: float, draw: random.Random
 ) -> Iterator[dict[str, str]]:
-    """Rows of preferences, `count` in all, over the questions in turn."""
+    """Rows of preferences, `count` in all, over the questions in turn. Their reasoning repeats what
+    is compared and nothing else, so that a judge learns no more from them than a scalar model.
+    """
     for question in itertools.islice(itertools.cycle(asked), count):
         candidate, anchor = an_answer(question, draw), an_answer(question, draw)
         one, two = gold(question, candidate), gold(question, anchor)
         said = VERDICTS[1 + (one > two) - (one < two)]
         if draw.random() < noise:
             said = draw.choice([other for other in VERDICTS if other != said])
-        yield {"prompt": question, "candidate": candidate, "anchor": anchor, "verdict": said}
+        row = {"prompt": question, "candidate": candidate, "anchor": anchor, "verdict": said}
+        yield row | {"reasoning": f"{question}: candidate {candidate}, anchor {anchor}"}
 
 
 def conversations(
