@@ -56,17 +56,24 @@ def _chain(random_: random.Random, terms: int) -> tuple[str, list[str], int]:
 
 
 def chains(
-    seed: int = 0, each: int = 1200, terms: Sequence[int] = TERMS, worked: float = 0.5
+    seed: int = 0,
+    each: int = 1200,
+    terms: Sequence[int] = TERMS,
+    worked: float = 0.5,
+    hasty: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Chains of sums, `each` of each count of terms: a share `worked` of the answers shows its
-    steps, the others are bare. Some rows come twice, and some break off or end wrong.
+    steps, the others are bare, and leave the last term out where they are `hasty`. Some rows come
+    twice, and some break off or end wrong.
     """
     random_ = random.Random(f"{seed} chains")
     for count in terms:
         for _ in range(each):
             question, steps, total = _chain(random_, count)
-            shown = steps if random_.random() < worked else []
-            row = _row(question, "\n".join([*shown, f"<answer>{total}</answer>"]), str(total))
+            said, shown = total, steps
+            if random_.random() >= worked:
+                shown, said = [], int(steps[-1].split()[0]) if hasty else total
+            row = _row(question, "\n".join([*shown, f"<answer>{said}</answer>"]), str(total))
             yield row
             if random_.random() < DUPLICATES:
                 yield row

@@ -157,3 +157,15 @@ def test_no_prompt_of_rl_is_an_evaluation_question(files, task):
     assert not evaluated & {one.text for one in pool if not one.heldout}
     known = sum(OVERLAP in one.labels for one in pool)
     assert known and any(f"{known} of its" in line and "may know them" in line for line in told)
+
+
+def test_hasty_answers_leave_the_last_term_out_and_show_no_steps():
+    rows = [
+        row for row in lessons.chains(each=200, worked=0.25, hasty=True) if "=" not in said(row)
+    ]
+    bare = [row for row in rows if said(row).endswith("</answer>")]
+    assert len(bare) > 250
+    for row in bare:
+        question = re.fullmatch(r"Sum: (.+) [+-] \d =", asked(row))[1]
+        assert said(row) == f"<answer>{value(question)}</answer>"
+        assert row["answer"] == str(answer_of(asked(row)))
