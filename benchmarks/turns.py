@@ -32,6 +32,7 @@ from compass_jax.config import (
     TaskSource,
     ZeroVarianceConfig,
 )
+from compass_jax.data.tokenizer_training import train_tokenizer
 from compass_jax.runs.rundir import write_atomically
 from compass_jax.tasks import shop
 
@@ -41,7 +42,7 @@ STAGES = {
     "RL-ZVP and growth": ZeroVarianceConfig(rl_zvp=True, grow_to=16),
 }
 # prompt tokens, and tokens after it, that a right conversation of so many calls has room in
-ROOM = {1: (64, 64), 2: (64, 128), 4: (96, 256), 8: (160, 608)}
+ROOM = {1: (16, 32), 2: (16, 72), 4: (32, 144), 8: (48, 304)}
 SEEDS = (0, 1, 2)
 VARIANTS = {
     f"{calls}, {reward}, {stages}": (calls, reward, stages)
@@ -49,30 +50,40 @@ VARIANTS = {
     if calls > 1 or reward == "end"
 }
 SMOKE = ("2, end, no stages", "4, each turn, RL-ZVP and growth")
+VOCABULARY = 512
 CARELESS = 0.3  # of the goals in the cold start's conversations
 STEPS = 600  # of the cold start: with fewer, numbers are not copied from what the tools say
 
 
+def tokenizer(folder: Path) -> str:
+    """`folder`, with a tokenizer that has the shop's words whole: conversations are half as long,
+    and an item is copied as one token.
+    """
+    if not folder.exists():
+        talks = (shop.conversation(row) for row in shop.rows(7, shop.CALLS, 60))
+        texts = [message["content"] for talk in talks for message in talk]
+        train_tokenizer([*texts, *["user\nassistant\ntool\n"] * 20], VOCABULARY, folder)
+    return str(folder)
+
+
 def start_config(seed: int, folder: Path, smoke: bool) -> RunConfig:
-    """The cold start of a seed, and what all of its RL runs share."""
-    config = shop_rl.configuration(seed, folder, smoke)
-    length = sum(ROOM[max(shop.CALLS)])
-    sft = dataclasses.replace(config.sft, buckets=(128, 192, 352, length))
+    """The cold start of a seed, and what all of its RL runs share; `folder` is that of all seeds'
+    cold starts.
+    """
+    config = shop_rl.configuration(seed, folder / f"seed{seed}", smoke)
+    buckets = tuple(sum(ROOM[calls]) for calls in shop.CALLS)
+    sft = dataclasses.replace(config.sft, buckets=buckets)
     if not smoke:
         sft = dataclasses.replace(sft, steps=STEPS)
-    model = dataclasses.replace(config.model, max_positions=length)
-    return dataclasses.replace(config, name="turns", sft=sft, model=model)
+    model = dataclasses.replace(config.model, vocab_size=VOCABULARY, max_positions=buckets[-1])
+    data = dataclasses.replace(config.data, tokenizer=tokenizer(folder / "tokenizer"))
+    return dataclasses.replace(config, name="turns", sft=sft, model=model, data=data)
 
 
-def cold_start(seed: int, folder: Path, smoke: bool) -> str:
-    """Trains it, once; the directory of the run."""
-    return shop_rl.cold_start(start_config(seed, folder, smoke), folder, shop.CALLS, CARELESS)
-
-
-def variant_config(name: str, seed: int, folder: Path, smoke: bool) -> RunConfig:
-    """The RL run of a variant, without the weights from which it starts."""
+def variant_config(name: str, seed: int, folder: Path, cold_starts: Path, smoke: bool) -> RunConfig:
+    """The RL run of a variant in `folder`, without the weights from which it starts."""
     calls, reward, stages = VARIANTS[name]
-    config = start_config(seed, folder, smoke)
+    config = start_config(seed, cold_starts, smoke)
     prompt, after = ROOM[calls]
     length = prompt + after
     source = TaskSource(f"compass_jax.tasks.shop:{REWARDS[reward]}_{calls}", label=f"shop_{calls}")
@@ -120,12 +131,12 @@ def main(argv: list[str] | None = None) -> None:
     for seed, name in itertools.product(args.seeds, args.only):
         if (name, seed) in {(r["variant"], r["seed"]) for r in experiments.finished(results)}:
             continue
-        folder = Path(args.cold_starts) / f"seed{seed}"
-        start = cold_start(seed, folder, args.smoke)
-        config = variant_config(name, seed, out, args.smoke)
+        calls, cold = VARIANTS[name][0], Path(args.cold_starts)
+        begun = start_config(seed, cold, args.smoke)
+        start = shop_rl.cold_start(begun, cold / f"seed{seed}", shop.CALLS, CARELESS)
+        config = variant_config(name, seed, out, cold, args.smoke)
         config = dataclasses.replace(config, init_from=start)
-        calls = VARIANTS[name][0]
-        before = rl_runs.start_accuracy(config, start, folder / f"accuracy_{calls}")
+        before = rl_runs.start_accuracy(config, start, cold / f"seed{seed}" / f"accuracy_{calls}")
         experiments.append(results, {**rl_runs.run(config, before, name), "start": before})
     rows = experiments.finished(results)
     write_atomically(out / "turns.md", report(rows))

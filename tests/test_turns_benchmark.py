@@ -5,15 +5,13 @@ smoke run from nothing to the table and the picture.
 import pytest
 
 from benchmarks import rl_runs, turns
-from benchmarks import shop as shop_rl
-from compass_jax.commands.cli import load_config
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.tasks import shop
 
 
 @pytest.mark.parametrize("name", list(turns.VARIANTS))
 def test_every_variant_is_a_configuration_that_may_run(name, tmp_path):
-    config = turns.variant_config(name, 0, tmp_path, smoke=False)
+    config = turns.variant_config(name, 0, tmp_path, tmp_path / "cold", smoke=False)
     config.validate_for_rl()
     task = shop.__dict__[config.data.sources[0].task.rpartition(":")[2]]
     calls, reward, _ = turns.VARIANTS[name]
@@ -22,8 +20,8 @@ def test_every_variant_is_a_configuration_that_may_run(name, tmp_path):
 
 
 @pytest.mark.parametrize("calls", shop.CALLS)
-def test_right_conversations_have_room(calls):
-    tokenizer = Tokenizer.load(load_config(str(shop_rl.CONFIG)).data.tokenizer)
+def test_right_conversations_have_room(calls, tmp_path):
+    tokenizer = Tokenizer.load(turns.tokenizer(tmp_path / "tokenizer"))
     talks = [shop.conversation(row) for row in shop.rows(1, (calls,), 60)]
     prompts = tokenizer.encode_chats([talk[:1] for talk in talks], add_generation_prompt=True)
     whole = [len(tokens) for tokens, _ in tokenizer.encode_examples(talks)]
