@@ -1,0 +1,63 @@
+"""The experiment on inverted advantages: its gold labels and preferences, the length of what a
+judge is asked, and a smoke run from nothing to the table and the picture.
+"""
+
+import random
+
+import numpy as np
+import pytest
+
+from benchmarks import inversion, inversion_task
+from compass_jax.data.tokenizer_training import train_tokenizer
+from compass_jax.verifiers import judge
+
+VALUES = {"Worse": -1, "Tie": 0, "Better": 1}
+
+
+def sign(pair):
+    one, two = (inversion_task.gold(pair["prompt"], pair[x]) for x in ("candidate", "anchor"))
+    return int(np.sign(one - two))
+
+
+@pytest.mark.parametrize("said, worth", [("8", 1.0), (" 5\n", 0.5), ("3", 0.0), ("9", 0.0)])
+def test_the_largest_digit_is_worth_most_and_the_middle_one_half(said, worth):
+    assert inversion_task.gold("some system turn\n3 8 5", said) == worth
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.25])
+def test_a_share_of_the_verdicts_is_noise(noise):
+    draw = random.Random(3)
+    asked = inversion_task.questions(draw)
+    found = list(inversion_task.pairs(asked, 4000, noise, draw))
+    wrong = [sign(pair) != VALUES[pair["verdict"]] for pair in found]
+    assert np.mean(wrong) == pytest.approx(noise, abs=0.02)
+    assert 0.2 < np.mean([pair["verdict"] == "Tie" for pair in found]) < 0.5
+
+
+def test_the_reasoning_tells_nothing_that_is_not_asked():
+    draw = random.Random(3)
+    for pair in inversion_task.pairs(inversion_task.questions(draw), 50, 0.25, draw):
+        said = "{prompt}: candidate {candidate}, anchor {anchor}".format(**pair)
+        assert pair["reasoning"] == said
+
+
+def test_what_a_judge_is_asked_has_room_in_its_bucket(tmp_path):
+    tokenizer = train_tokenizer(inversion_task.texts(), inversion.VOCABULARY, tmp_path)
+    questions = inversion_task.questions(random.Random(0))
+    asked = [judge.messages(one, "0", "9") for one in questions]
+    lengths = [len(ids) for ids in tokenizer.encode_chats(asked, add_generation_prompt=True)]
+    assert max(lengths) == min(lengths) == 134
+
+
+@pytest.mark.slow
+def test_smoke_of_the_experiment_on_inversion(tmp_path, monkeypatch):
+    args = ["--out", str(tmp_path), "--smoke"]
+    inversion.main(args)
+    table = (tmp_path / "inversion.md").read_text()
+    assert [line.split(" |")[0] for line in table.splitlines()[2:]] == [
+        f"| {name}" for name in inversion.REWARDS
+    ]
+    assert (tmp_path / "inversion.png").stat().st_size > 10_000
+    monkeypatch.setattr(inversion, "run_rl", lambda config: pytest.fail("nothing was left to run"))
+    inversion.main(args)
+    assert (tmp_path / "inversion.md").read_text() == table
