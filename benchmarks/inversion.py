@@ -61,7 +61,7 @@ class Sizes:
     held: int = 300  # pairs
     cold: int = 100
     scalar: int = 600
-    judge: int = 1500  # of 32 questions, two a pair: about as many pairs as the scalar model
+    judge: int = 3000  # with half as many a judge is fooled by digits that nobody asked for
     judge_rl: int = 10
     steps: int = 24
     prompts: int = 16
