@@ -4,11 +4,12 @@ calls; the reward at the end against one for each turn; RL-ZVP and growth on or 
     python -m benchmarks.turns [--out runs/turns] [--seeds 0 1 2] [--only VARIANT ...] [--smoke]
         [--cold-starts runs/turns_cold_starts]
 
-A variant is "calls, reward, stages"; with one call both rewards are the same. All variants of a
-seed start from one cold start, on conversations of every number of calls in which each goal meets
-a careless clerk with the same probability: the more calls, the fewer conversations succeed. Success
-is that of the final state, whatever the reward was. A line per finished run goes to
-OUT/turns.jsonl; at the end OUT/turns.md, which names the runs that are missing, and OUT/turns.png.
+A variant is "calls, reward, stages"; a request of one call or two is for one change, so that both
+rewards are the same there. All variants of a seed start from one cold start, on conversations of
+every number of calls in which each goal meets a careless clerk with the same probability: the more
+calls, the fewer conversations succeed. Success is that of the final state, whatever the reward was.
+A line per finished run goes to OUT/turns.jsonl; at the end OUT/turns.md, which names the runs that
+are missing, and OUT/turns.png.
 With --smoke and without --only two variants run, of one seed.
 """
 
@@ -47,7 +48,7 @@ SEEDS = (0, 1, 2)
 VARIANTS = {
     f"{calls}, {reward}, {stages}": (calls, reward, stages)
     for calls, reward, stages in itertools.product(shop.CALLS, REWARDS, STAGES)
-    if calls > 1 or reward == "end"
+    if calls > 2 or reward == "end"
 }
 SMOKE = ("2, end, no stages", "4, each turn, RL-ZVP and growth")
 VOCABULARY = 512
@@ -156,7 +157,7 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
         sorted(rows, key=lambda row: order.index(row["variant"]))
     ).items():
         calls, reward, stages = VARIANTS[name]
-        cells = [str(calls), reward if calls > 1 else "either", stages, str(len(found))]
+        cells = [str(calls), reward if calls > 2 else "either", stages, str(len(found))]
         for part in ("start", "accuracy"):
             cells.append(rl_runs.spread([row[part] for row in found]))
         gained = [100 * (row["accuracy"] - row["start"]) for row in found]
