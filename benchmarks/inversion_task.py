@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from compass_jax.verifiers import judge
 
 VERDICTS = ("Worse", "Tie", "Better")
-MIXTURE = (0.4, 0.3, 0.3)  # answers: the largest, the middle one, any of the ten digits
+MIXTURE = (0.35, 0.25, 0.4)  # answers: the largest, the middle one, any of the ten digits
 
 
 def questions(draw: random.Random) -> list[str]:
