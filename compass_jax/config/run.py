@@ -118,6 +118,12 @@ class RunConfig:
             " would start programs from two threads, which can hang in their collectives; set"
             " rollout_apart",
         )
+        check(
+            not self.sft.packing or self.mesh.context == 1,
+            f"sft.packing with mesh.context = {self.mesh.context}: conversations that share a row"
+            " are not told apart where its tokens are split over devices; set mesh.context to 1"
+            " and give its devices to mesh.fsdp, or set sft.packing to False",
+        )
         narrow = "bfloat16" in (self.compute.dtype, self.rollout_compute.dtype)
         parts = self.compute.float32_parts
         check(

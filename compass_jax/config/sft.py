@@ -70,6 +70,10 @@ class SFTConfig:
     """
     micro_batch_tokens: BatchTokens = 16_384
     """A micro-batch has at most so many tokens, padding included."""
+    packing: bool = False
+    """Conversations of one update share rows of up to buckets[-1] tokens, where each attends to
+    itself alone, so that little is padding.
+    """
     router_aux_coef: Coefficient = 0.01
     """The loss that balances the experts' load is added with this factor."""
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(learning_rate=1e-3))

@@ -108,23 +108,24 @@ def _attend(
 CHUNK, MOST_CHUNKS = 32, 8
 
 
-def _causal(q: Float[Array, "b kv g t d"], new: LayerCache) -> Float[Array, "b kv g t d"]:
-    """Attention within rows, chunk of queries by chunk: no chunk computes scores of keys behind it,
-    nearly half of them all.
+def _causal(
+    q: Float[Array, "b kv g t d"], new: LayerCache, segments: Int[Array, "b t"] | None
+) -> Float[Array, "b kv g t d"]:
+    """Attention within rows, or within the segments of each, chunk of queries by chunk: no chunk
+    computes scores of keys behind it, nearly half of them all.
     """
     k, v = _arrays(new)
     t = q.shape[3]
     size, out = max(CHUNK, -(-t // MOST_CHUNKS)), []
     for first in range(0, t, size):
         last = min(t, first + size)
+        queries = q[:, :, :, first:last]
+        seen = LayerCache(k[:, :, :last], v[:, :, :last])
         visible = np.arange(last)[None, :] <= np.arange(first, last)[:, None]
-        out.append(
-            _attend(
-                q[:, :, :, first:last],
-                LayerCache(k[:, :, :last], v[:, :, :last]),
-                jnp.asarray(visible)[None],
-            )
-        )
+        allowed = jnp.asarray(visible)[None]
+        if segments is not None:
+            allowed = allowed & (segments[:, first:last, None] == segments[:, None, :last])
+        out.append(_attend(queries, seen, allowed))
     return out[0] if len(out) == 1 else jnp.concatenate(out, axis=3)
 
 
@@ -146,10 +147,12 @@ def attention(
     placement: Placement | None = None,
     kernel: str = "portable",
     table: Int[Array, "b n"] | None = None,
+    segments: Int[Array, "b t"] | None = None,
 ) -> tuple[Float[Array, "b t m"], LayerCache | InStack | None]:
     """Causal self-attention.
 
-    Without a cache a token sees the tokens before it in its row. With one, the row's keys and
+    Without a cache a token sees the tokens before it in its row; where there are segments, those of
+    its own segment alone, and the row lies whole on a device. With a cache, the row's keys and
     values are written at `positions` and a token sees the cache's positions up to its own.
     Positions past the cache are not written. kernel: "splash" for rows without a cache, or that
     fill theirs (their positions then count from 0), and for one query of each row, where the
@@ -168,10 +171,10 @@ def attention(
     # 8-bit keys are read as they are kept
     rows = cache is None or (not isinstance(seen.k, Quantized) and seen.k.shape[2] == x.shape[1])
     if rows and kernel == "splash" and splash_fits(x.shape[1], config.head_dim, placement):
-        out = splash_causal(_scaled(q).reshape(shape), keys, values, placement)
+        out = splash_causal(_scaled(q).reshape(shape), keys, values, placement, segments)
     elif cache is None:
         split = placement is not None and placement.token_axis(x.shape[1]) is not None
-        out = _whole(q, new) if split else _causal(q, new)
+        out = _whole(q, new) if split else _causal(q, new, segments)
     elif table is not None or (
         kernel == "splash" and x.shape[1] == 1 and takes_kernel(cache, False)
     ):

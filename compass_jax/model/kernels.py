@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from compass_jax.sharding import Placement
 
@@ -43,32 +43,41 @@ def splash_causal(
     k: Float[Array, "b kv t d"],
     v: Float[Array, "b kv t d"],
     placement: Placement | None,
+    segments: Int[Array, "b t"] | None = None,
 ) -> Float[Array, "b h t d"]:
-    """Causal softmax(q k^T) v; q comes scaled. Scores exist a block at a time, in the backward pass
-    too (FlashAttention-2, arXiv 2307.08691).
+    """Causal softmax(q k^T) v, within the segments of each row where there are any; q comes scaled.
+    Scores exist a block at a time, in the backward pass too (FlashAttention-2, arXiv 2307.08691).
 
     Over a mesh each device has its rows, its heads and its part of the queries, and all keys of its
     rows.
     """
     b, h, t, _ = q.shape
     if placement is None:
-        return jax.vmap(_kernel(h, t, 1))(q, k, v)
+        return _by_rows(_kernel(h, t, 1), q, k, v, segments, segments)
     axis, rows = placement.token_axis(t), placement.batch_axes(b) or None
     kernel = _kernel(h // placement.size("tensor"), t, placement.size(axis) if axis else 1)
     queries, keys = P(rows, "tensor", axis, None), P(rows, "tensor", None, None)
 
-    def local(kernel, q, k, v):
-        return jax.vmap(kernel)(q, k, v)
-
     specs = kernel.manual_sharding_spec(placement.sharding(None, axis))
     run = jax.shard_map(
-        local,
+        _by_rows,
         mesh=placement.mesh,
-        in_specs=(specs, queries, keys, keys),
+        in_specs=(specs, queries, keys, keys, P(rows, axis), P(rows, None)),
         out_specs=queries,
         check_vma=False,
     )
-    return run(kernel, q, k, v)
+    return run(kernel, q, k, v, segments, segments)
+
+
+def _by_rows(kernel: Any, q, k, v, of_queries, of_keys):
+    """The kernel's attention of each row of a device; the segments are those of its queries and of
+    its keys, or None.
+    """
+    if of_queries is None:
+        return jax.vmap(kernel)(q, k, v)
+    from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds
+
+    return jax.vmap(kernel)(q, k, v, SegmentIds(of_queries, of_keys))
 
 
 def _kernel(heads: int, tokens: int, shards: int) -> Any:

@@ -1,11 +1,12 @@
 """The decoder: one Flax module for training, prefill and decode, with explicit routes in and out.
 
-    apply(params, tokens, positions, mask=..., routes=None, cache=None) -> ModelOutput(hidden,
-        routes, cache, aux)
+    apply(params, tokens, positions, mask=..., routes=None, cache=None, segments=None)
+        -> ModelOutput(hidden, routes, cache, aux)
 
 Parameters in the stacked layout scan over layers (params.py); in the others the layers are unrolled
 and a KV cache may be passed (prefill and decode). `routes` replays recorded expert choices (arXiv
-2510.11370), unset rows route live, and the routes taken come back.
+2510.11370), unset rows route live, and the routes taken come back. `segments` numbers the sequences
+that share a row: a token attends within its own.
 """
 
 from __future__ import annotations
@@ -76,29 +77,28 @@ class Transformer(nn.Module):
         routes: UInt[Array, "b t l k"] | None = None,
         cache: Cache | None = None,
         table: Int[Array, "b n"] | None = None,
+        segments: Int[Array, "b t"] | None = None,
     ) -> ModelOutput | None:
         """Runs the decoder on tokens at positions; masked tokens must follow the valid ones of
-        their row. `table`: `cache` is of pages. None in `init`, which asks for parameters alone.
+        their row, or segment. `table`: `cache` is of pages. `segments`: neighbours of a row with
+        one number are a sequence; None: a row is one. None in `init`, which asks for parameters
+        alone.
         """
         config, compute = self.config, self.compute
         specs, stacked = param_specs(config, self.layout), is_stacked(self.layout)
         params = {name: self._declared(name, spec) for name, spec in specs.items()}
         if self.is_initializing():  # a forward would compile each of its operations by itself
             return None
-        if cache is not None and self.layout == "stacked":
-            raise ValueError(
-                "a KV cache needs the decode layout of the parameters (params.to_decode): a scan"
-                " would copy both at every token"
-            )
-        if routes is not None:
-            _require_own_routes(config, tokens, routes)
+        _require_fitting(self, tokens, routes, cache, segments)
         x = jnp.take(params["embed"], tokens, axis=0).astype(compute.dtype_of("stream"))
         x = constrain(self.placement, x, "batch", "tokens", None)
         tables = rope_tables(
             positions, config.head_dim, config.rope_theta, compute.dtype_of("attention")
         )
         experts = build(config, compute, self.placement, self.layout)
-        block = _Block(config, compute, tables, positions, mask, self.placement, table, experts)
+        block = _Block(
+            config, compute, tables, positions, mask, self.placement, table, experts, segments
+        )
         by_layer = None if routes is None else jnp.moveaxis(routes, 2, 0)
         ids, stats, first = [], [], 0
         caches: list[LayerCache] = []
@@ -150,6 +150,7 @@ class _Block(NamedTuple):
     placement: Placement | None
     table: Int[Array, "b n"] | None
     experts: Experts | None
+    segments: Int[Array, "b t"] | None
 
     def layer(self, x, params, is_moe: bool, routes, cache):
         """One decoder layer -> (x, cache, ids or None, stats or None)."""
@@ -166,6 +167,7 @@ class _Block(NamedTuple):
                 self.placement,
                 attention_kernel(self.compute),
                 self.table,
+                self.segments,
             )
             x = constrain(self.placement, x + y.astype(x.dtype), "batch", "tokens", None)
         y = self._normed(x, params["mlp_norm"], "mlp")
@@ -193,6 +195,31 @@ class _Block(NamedTuple):
         dtype = jnp.dtype(self.compute.dtype_of(part))
         x = x.astype(dtype) if dtype.itemsize > x.dtype.itemsize else x
         return rms_norm(x, scale, self.config.norm_eps).astype(dtype)
+
+
+def _require_fitting(
+    model: Transformer,
+    tokens: Int[Array, "b t"],
+    routes: UInt[Array, "b t l k"] | None,
+    cache: Cache | None,
+    segments: Int[Array, "b t"] | None,
+) -> None:
+    """Raises ValueError for a cache, routes or segments that this model does not take as it is laid
+    out.
+    """
+    if cache is not None and model.layout == "stacked":
+        raise ValueError(
+            "a KV cache needs the decode layout of the parameters (params.to_decode): a scan"
+            " would copy both at every token"
+        )
+    if routes is not None:
+        _require_own_routes(model.config, tokens, routes)
+    split = model.placement is not None and model.placement.token_axis(tokens.shape[1]) is not None
+    if segments is not None and (split or cache is not None):
+        raise ValueError(
+            "segments need rows that lie whole on a device, on a mesh without context, and no KV"
+            " cache"
+        )
 
 
 def _require_own_routes(
@@ -319,11 +346,27 @@ def init_params(config: ModelConfig, compute: ComputeConfig, key: jax.Array) -> 
 
 
 def apply(
-    model: Transformer, params, tokens, positions, *, mask, routes=None, cache=None, table=None
+    model: Transformer,
+    params,
+    tokens,
+    positions,
+    *,
+    mask,
+    routes=None,
+    cache=None,
+    table=None,
+    segments=None,
 ) -> ModelOutput:
     """`model.apply` on the bare parameter tree."""
     out: Any = model.apply(
-        {"params": params}, tokens, positions, mask=mask, routes=routes, cache=cache, table=table
+        {"params": params},
+        tokens,
+        positions,
+        mask=mask,
+        routes=routes,
+        cache=cache,
+        table=table,
+        segments=segments,
     )
     return out
 

@@ -85,6 +85,11 @@ class ScalarTrainer(SFTTrainer):
         """The training pairs; DataError where none can be used."""
         mixed = "sft.weights mixes conversations by their labels, and pairs have none: leave it out"
         check(not self.sft.weights, mixed)
+        check(
+            not self.sft.packing,
+            "sft.packing with a scalar reward model: each answer of a pair has a row of its own,"
+            " at whose end its reward is read; set sft.packing to False",
+        )
         training, _ = split_pairs(self.config.data)
         return encode_pairs(training, self.tokenizer, self.sft.buckets[-1], self.telemetry.note)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 from compass_jax import distributed
 from compass_jax.config import RunConfig
 from compass_jax.config.io import to_plain
+from compass_jax.data.packing import packed, padded
 from compass_jax.data.sft import ExampleRecords, ExampleStream
 from compass_jax.data.streamed import Team, sft_records, work_in_words
 from compass_jax.distributed import is_main_process
@@ -165,26 +167,21 @@ class SFTTrainer:
 
     def micro_batches(self, examples: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         """What `gradients` takes of each micro-batch of an update: (tokens, lengths, weights, share
-        of the weights). All weights add up to 1: the loss is the mean over the batch's assistant
-        tokens.
+        of the weights, segments). All weights add up to 1: the loss is the mean over the batch's
+        assistant tokens.
         """
-        lengths = np.array([len(e.tokens) for e in examples], np.int32)
-        longest = self.sft.buckets[-1]
-        tokens, weight = (
-            np.zeros((len(examples), longest), np.int32),
-            np.zeros((len(examples), longest), np.float32),
-        )
-        for i, e in enumerate(examples):
-            tokens[i, : len(e.tokens)], weight[i, : len(e.tokens)] = e.tokens, e.mask
-        count = max(weight.sum(), 1.0)
-        for micro in self.planned(lengths):
-            t, n, w = (take_rows(x, micro.rows, micro.length) for x in (tokens, lengths, weight))
-            yield t, n, w / count, jnp.float32(w.sum() / count)
+        rows = (packed if self.sft.packing else padded)(examples, self.sft.buckets[-1])
+        count = max(rows.learnt.sum(), 1.0)
+        for micro in self.planned(rows.lengths):
+            part = jax.tree.map(partial(take_rows, rows=micro.rows, length=micro.length), rows)
+            share = jnp.float32(part.learnt.sum() / count)
+            yield part.tokens, part.lengths, part.learnt / count, share, part.segments
 
     def gradients(self, *arrays: Any) -> tuple[Any, Diagnostics]:
         """One micro-batch's part of the gradient, and its diagnostics."""
+        *rows, segments = arrays
         aux_coef = self.sft.router_aux_coef
-        return step.sft_gradients(self.model, self.state.params, *arrays, aux_coef)
+        return step.sft_gradients(self.model, self.state.params, *rows, aux_coef, segments)
 
     def planned(self, lengths: np.ndarray, rows: int = 1) -> list[MicroBatch]:
         """Micro-batches of examples of these lengths, each of which has so many rows."""
@@ -199,7 +196,9 @@ class SFTTrainer:
             grads, found = self.gradients(*arrays)
             total = step.add(total, grads)
             del grads  # else they would lie there through the next forward and backward
-            parts.append(found)
+            tokens, lengths = arrays[:2]
+            area = jnp.float32(tokens.size)
+            parts.append({**found, "padding_frac": (area - jnp.float32(lengths.sum()), area)})
         self.state, applied = step.apply(
             self.state,
             total,

@@ -60,19 +60,33 @@ def forward(
     lengths: Int[Array, "b"],
     routes: UInt[Array, "b t l k"] | None,
     temperature: float,
+    segments: Int[Array, "b t"] | None = None,
 ):
     """(logp, entropy, routes taken, aux) of whole sequences. The last token of a sequence is not an
-    input, so it is masked like padding.
+    input, so it is masked like padding. `segments`: the sequences that share a row, each of which
+    gives what it gives in a row of its own; `lengths` are then the rows'.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-    out = apply_model(
-        model, params, tokens, positions, mask=positions < lengths[:, None] - 1, routes=routes
-    )
+    mask = positions < lengths[:, None] - 1
+    if segments is not None:
+        positions, mask = _within(segments, positions, mask)
+    out = apply_model(model, params, tokens, positions, mask=mask, routes=routes, segments=segments)
     head, chunk = head_weights(params), model.compute.logprob_chunk
     logp, entropy = token_logprobs(
         out.hidden, head, tokens, temperature, chunk, model.placement, model.known
     )
+    if segments is not None:  # nothing predicts a sequence's first token
+        logp, entropy = (jnp.where(positions > 0, x, jnp.zeros_like(x)) for x in (logp, entropy))
     return logp, entropy, out.routes, out.aux
+
+
+def _within(
+    segments: Int[Array, "b t"], positions: Int[Array, "b t"], mask: Bool[Array, "b t"]
+) -> tuple[Int[Array, "b t"], Bool[Array, "b t"]]:
+    """(positions that begin at 0 in each segment, `mask` without each segment's last token)."""
+    begins = segments != jnp.roll(segments, 1, axis=1)
+    start = jax.lax.cummax(jnp.where(begins, positions, 0), axis=1)
+    return positions - start, mask & (segments == jnp.roll(segments, -1, axis=1))
 
 
 @partial(jax.jit, static_argnames=("model", "temperature"))
@@ -224,13 +238,14 @@ def sft_gradients(
     weight: Float[Array, "b t"],
     share: Float[Array, ""],
     aux_coef: float,
+    segments: Int[Array, "b t"] | None = None,
 ) -> tuple[Any, Diagnostics]:
     """Gradient of -sum(weight * logp) plus the load-balancing loss; `weight` is 0 off the
-    assistant's tokens and sums to 1 over the update.
+    assistant's tokens and sums to 1 over the update. `segments`: see `forward`.
     """
 
     def loss(params):
-        logp, entropy, _, aux = forward(model, params, tokens, lengths, None, 1.0)
+        logp, entropy, _, aux = forward(model, params, tokens, lengths, None, 1.0, segments)
         nll = -jnp.sum(weight * logp)
         balance = (
             jnp.zeros((), nll.dtype)

@@ -91,7 +91,7 @@ def make(qk_norm=True, bias=True, seed=0):
     )
 
 
-def run(x, p, positions, config, dtype, cache=None):
+def run(x, p, positions, config, dtype, cache=None, **given):
     positions = jnp.asarray(positions, jnp.int32)
     tables = rope_tables(positions, HEAD, config.rope_theta, dtype)
     return attention(
@@ -101,6 +101,7 @@ def run(x, p, positions, config, dtype, cache=None):
         positions,
         config,
         cache,
+        **given,
     )
 
 
@@ -145,6 +146,21 @@ def test_attention_against_numpy(x64, qk_norm, bias):
     out, cache = run(x, p, positions, config, jnp.float64)
     assert cache is None
     np.testing.assert_allclose(out, numpy_attention(x, p, positions, config), atol=1e-12)
+
+
+def test_segments_of_a_row_attend_as_rows_of_their_own_do(x64):
+    """Over more tokens than attend together; a segment may lie in several chunks."""
+    config, p, _ = make()
+    x = np.random.default_rng(1).standard_normal((2, 90, HIDDEN))
+    sizes = ((40, 1, 49), (3, 60, 27))
+    segments = np.stack([np.repeat(np.arange(3), one) for one in sizes]).astype(np.int32)
+    positions = np.stack([np.concatenate([np.arange(n) for n in one]) for one in sizes])
+    out, _ = run(x, p, positions, config, jnp.float64, segments=jnp.asarray(segments))
+    for row, one in enumerate(sizes):
+        for first, last in zip(np.cumsum((0, *one)), np.cumsum(one), strict=False):
+            alone = x[row : row + 1, first:last]
+            expected = numpy_attention(alone, p, positions[row : row + 1, first:last], config)
+            np.testing.assert_allclose(out[row, first:last], expected[0], atol=1e-12)
 
 
 def test_the_future_is_not_seen():

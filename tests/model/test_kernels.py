@@ -27,13 +27,18 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(kernels, "INTERPRET", True)
 
 
-def reference(q, k, v):
-    """float64, from softmax(q k^T) v over the keys up to the query's own."""
+def reference(q, k, v, segments=None):
+    """float64, from softmax(q k^T) v over the keys up to the query's own, those of its segment
+    where there are any.
+    """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     out = np.zeros_like(q)
+    seen = np.tril(np.ones((1, q.shape[2], q.shape[2]), bool))
+    if segments is not None:
+        seen = seen & (segments[:, :, None] == segments[:, None, :])
     for h in range(q.shape[1]):
         scores = q[:, h] @ k[:, h // (q.shape[1] // k.shape[1])].transpose(0, 2, 1)
-        scores = np.where(np.tril(np.ones(scores.shape[1:], bool)), scores, -np.inf)
+        scores = np.where(seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         out[:, h] = weights / weights.sum(-1, keepdims=True) @ v[:, h // (q.shape[1] // k.shape[1])]
     return out
@@ -55,6 +60,22 @@ def test_the_kernel_is_causal_attention(mesh):
     np.testing.assert_allclose(out, reference(q, k, v), atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    "mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "rows and heads"]
+)
+def test_the_kernel_sees_a_segment_alone(mesh):
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        jnp.asarray(rng.standard_normal((2, heads, T, 128)), jnp.float32) for heads in (4, 2, 2)
+    )
+    q = q / 128**0.5
+    at = np.arange(T)
+    segments = np.stack([1 + (at >= 90) + (at >= 91), np.where(at < 200, 1, 0)]).astype(np.int32)
+    placement = Placement(make_mesh(MeshConfig(**mesh))) if mesh else None
+    out = jax.jit(lambda *x: splash_causal(*x[:3], placement, x[3]))(q, k, v, segments)
+    np.testing.assert_allclose(out, reference(q, k, v, segments), atol=2e-6)
+
+
 def test_lengths_that_the_kernel_does_not_take_are_known():
     placement = Placement(make_mesh(MeshConfig(context=2)))
     assert splash_fits(256, 128, None) and splash_fits(256, 128, placement)
@@ -65,7 +86,7 @@ def test_lengths_that_the_kernel_does_not_take_are_known():
     )
 
 
-@pytest.mark.parametrize("what", ["training", "prefill", "another length"])
+@pytest.mark.parametrize("what", ["training", "packed", "prefill", "another length"])
 def test_a_model_with_the_kernel_is_the_model_without(what):
     """Hidden states and, in training, gradients; a length that the kernel does not take runs as
     without it.
@@ -74,6 +95,7 @@ def test_a_model_with_the_kernel_is_the_model_without(what):
     t = 200 if what == "another length" else T
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 32, (2, t)), jnp.int32)
     positions = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32)[None], tokens.shape)
+    segments = (positions >= 70).astype(jnp.int32) if what == "packed" else None
     results = []
     for kernel in ("splash", "portable"):
         compute = dataclasses.replace(ComputeConfig(), attention=kernel)
@@ -84,7 +106,8 @@ def test_a_model_with_the_kernel_is_the_model_without(what):
         )
 
         def run(params, model=model, cache=cache):
-            out = apply(model, params, tokens, positions, mask=positions < t, cache=cache)
+            given = {"mask": positions < t, "cache": cache, "segments": segments}
+            out = apply(model, params, tokens, positions, **given)
             return jnp.sum(jnp.sin(out.hidden)), (out.hidden, out.cache)
 
         if what == "prefill":

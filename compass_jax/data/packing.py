@@ -1,0 +1,68 @@
+"""The conversations of one update in rows: one in each, or several that share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from compass_jax.data.sft import SFTExample
+
+
+class Rows(NamedTuple):
+    """Conversations in rows of one length, whose padding is at their ends."""
+
+    tokens: Int[np.ndarray, "n t"]
+    lengths: Int[np.ndarray, "n"]  # tokens of each row before its padding
+    learnt: Float[np.ndarray, "n t"]  # 1 on the assistant's tokens, else 0
+    # numbers a row's conversations from 1, its padding is 0; None: a row is one conversation
+    segments: Int[np.ndarray, "n t"] | None
+
+
+def padded(examples: Sequence[SFTExample], longest: int) -> Rows:
+    """Each conversation in a row of its own, of `longest` tokens."""
+    shape = len(examples), longest
+    rows = Rows(
+        np.zeros(shape, np.int32),
+        np.array([example.size for example in examples], np.int32),
+        np.zeros(shape, np.float32),
+        None,
+    )
+    for i, example in enumerate(examples):
+        rows.tokens[i, : example.size] = example.tokens
+        rows.learnt[i, : example.size] = example.mask
+    return rows
+
+
+def packed(examples: Sequence[SFTExample], longest: int) -> Rows:
+    """Conversations that share rows of `longest` tokens, each once and whole: grain's first fit,
+    the longest first.
+
+    They are a function of the examples alone, so that a stream's position stays its whole state.
+    """
+    import grain
+    from grain.experimental import FirstFitPackIterDataset
+
+    ordered = sorted(examples, key=lambda example: -example.size)
+    items = [{"tokens": x.tokens, "learnt": x.mask.astype(np.float32)} for x in ordered]
+    here = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    # first fit leaves no two rows that could be one, so there are fewer than this
+    most = 1 + 2 * sum(example.size for example in examples) // longest
+    rows = list(
+        FirstFitPackIterDataset(
+            grain.MapDataset.source(items).to_iter_dataset(here),
+            length_struct={"tokens": longest, "learnt": longest},
+            num_packing_bins=min(len(items), most),
+            shuffle_bins=False,
+            meta_features=("learnt",),
+        )
+    )
+    segments = np.stack([row["tokens_segment_ids"] for row in rows])
+    return Rows(
+        np.stack([row["tokens"] for row in rows]),
+        (segments > 0).sum(1, dtype=np.int32),
+        np.stack([row["learnt"] for row in rows]),
+        segments,
+    )
