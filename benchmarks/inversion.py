@@ -56,12 +56,12 @@ SHARES = ("agreement", "preference", "tie_recall", "tie_precision")
 class Sizes:
     """How much is trained: rows, and steps of each kind."""
 
-    pairs: int = 20000  # with fewer the judge learns the noise by heart
+    pairs: int = 6000
     conversations: int = 3000
     held: int = 300  # pairs
     cold: int = 100
     scalar: int = 600
-    judge: int = 1500  # of 32 questions, two a pair
+    judge: int = 900  # of 32 questions, two a pair
     judge_rl: int = 4
     steps: int = 24
     prompts: int = 16

@@ -2,7 +2,8 @@
 largest? The largest is worth 1, the middle one 0.5, any other text 0.
 
 Preferences on its answers say Better, Tie or Worse of a candidate against an anchor, as the gold
-labels do; a share of them is noise: the verdict is one of the two others.
+labels do; a share of them is noise: the verdict is one of the two others. Each says why, by what
+the answers are taken for; of noise this is wrong too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from collections.abc import Iterator, Sequence
 from compass_jax.verifiers import judge
 
 VERDICTS = ("Worse", "Tie", "Better")
-MIXTURE = (0.35, 0.25, 0.4)  # answers: the largest, the middle one, any of the ten digits
+WORTH = {"neither": 0.0, "middle": 0.5, "largest": 1.0}
+NAMES = {worth: name for name, worth in WORTH.items()}
+# verdict -> what a candidate and an anchor may be worth of which it is said
+TAKEN_FOR = {
+    said: [(a, b) for a in NAMES for b in NAMES if (a > b) - (a < b) == sign]
+    for said, sign in zip(VERDICTS, (-1, 0, 1), strict=True)
+}
+MIXTURE = (0.4, 0.3, 0.3)  # answers: the largest, the middle one, any of the ten digits
 
 
 def questions(draw: random.Random) -> list[str]:
@@ -28,7 +36,8 @@ def texts() -> list[str]:
     """What policy and judge read and write, for a tokenizer."""
     asked = (judge.messages(one, "3", "4") for one in questions(random.Random(0))[:50])
     said = [message["content"] for talk in asked for message in talk]
-    return [*said, *VERDICTS, "system\nuser\nassistant\n"]
+    why = f"candidate 3 {' '.join(WORTH)}, anchor 4"
+    return [*said, *VERDICTS, why, "system\nuser\nassistant\n"]
 
 
 def gold(prompt: str, response: str) -> float:
@@ -47,17 +56,19 @@ def an_answer(question: str, draw: random.Random) -> str:
 def pairs(
     asked: Sequence[str], count: int, noise: float, draw: random.Random
 ) -> Iterator[dict[str, str]]:
-    """Rows of preferences, `count` in all, over the questions in turn. Their reasoning repeats what
-    is compared and nothing else, so that a judge learns no more from them than a scalar model.
-    """
+    """Rows of preferences, `count` in all, over the questions in turn."""
     for question in itertools.islice(itertools.cycle(asked), count):
         candidate, anchor = an_answer(question, draw), an_answer(question, draw)
         one, two = gold(question, candidate), gold(question, anchor)
         said = VERDICTS[1 + (one > two) - (one < two)]
         if draw.random() < noise:
             said = draw.choice([other for other in VERDICTS if other != said])
+            one, two = draw.choice(TAKEN_FOR[said])
+        first, second = (
+            f"{text} {NAMES[worth]}" for text, worth in ((candidate, one), (anchor, two))
+        )
         row = {"prompt": question, "candidate": candidate, "anchor": anchor, "verdict": said}
-        yield row | {"reasoning": f"{question}: candidate {candidate}, anchor {anchor}"}
+        yield row | {"reasoning": f"{question}: candidate {first}, anchor {second}"}
 
 
 def conversations(

@@ -3,6 +3,7 @@ judge is asked, and a smoke run from nothing to the table and the picture.
 """
 
 import random
+import re
 
 import numpy as np
 import pytest
@@ -34,11 +35,17 @@ def test_a_share_of_the_verdicts_is_noise(noise):
     assert 0.2 < np.mean([pair["verdict"] == "Tie" for pair in found]) < 0.5
 
 
-def test_the_reasoning_tells_nothing_that_is_not_asked():
+@pytest.mark.parametrize("noise", [0.0, 0.25])
+def test_a_pair_says_why_as_its_verdict_does(noise):
     draw = random.Random(3)
-    for pair in inversion_task.pairs(inversion_task.questions(draw), 50, 0.25, draw):
-        said = "{prompt}: candidate {candidate}, anchor {anchor}".format(**pair)
-        assert pair["reasoning"] == said
+    for pair in inversion_task.pairs(inversion_task.questions(draw), 400, noise, draw):
+        said = "{prompt}: candidate {candidate} (.+), anchor {anchor} (.+)".format(**pair)
+        names = re.fullmatch(said, pair["reasoning"]).groups()
+        one, two = (inversion_task.WORTH[name] for name in names)
+        assert np.sign(one - two) == VALUES[pair["verdict"]]
+        if sign(pair) == VALUES[pair["verdict"]]:
+            assert one == inversion_task.gold(pair["prompt"], pair["candidate"])
+            assert two == inversion_task.gold(pair["prompt"], pair["anchor"])
 
 
 def test_what_a_judge_is_asked_has_room_in_its_bucket(tmp_path):
