@@ -200,7 +200,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     for kind, (reward, stages) in enumerate(kinds):
         label = f"reward {'at the ' if reward == 'end' else ''}{reward}, {stages}"
         axes.bar(0, 0, color=rl_runs.COLOURS[1 + kind], alpha=0.6, label=label)
-    axes.set_xticks(range(len(shop.CALLS)), [f"{calls} calls" for calls in shop.CALLS])
+    axes.set_xticks(range(len(shop.CALLS)), [f"{n} call{'s' * (n > 1)}" for n in shop.CALLS])
     axes.set(ylabel="success on held-out requests", title="The shop, by calls (dotted: before RL)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
