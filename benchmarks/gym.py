@@ -32,6 +32,7 @@ from compass_jax.records import Prompt, Score
 from compass_jax.rewards.score import Scorer
 from compass_jax.tasks import human_eval
 from compass_jax.tasks.rows import encode_row
+from compass_jax.verifiers import guards
 
 CORPUS = Path(__file__).parents[1] / "tests" / "rewards" / "corpus_programs.py"
 DATA = DataConfig(sources=(FileSource("rows.jsonl", verifier="code", answer_field=""),))
@@ -82,7 +83,8 @@ def _places() -> Iterator[dict[str, Any]]:
         secret.write_text("secret")
         for path, mode in ((Path(folder), 0o755), (out, 0o777), (secret, 0o666)):
             path.chmod(mode)
-        yield {"out": out, "secret": secret, "me": os.getpid(), "port": server.getsockname()[1]}
+        places = {"out": out, "secret": secret, "judge": guards.__file__}
+        yield places | {"me": os.getpid(), "port": server.getsockname()[1]}
 
 
 def _left(places: Mapping[str, Any]) -> bool:

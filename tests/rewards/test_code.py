@@ -244,3 +244,9 @@ def test_the_benchmark_counts_what_was_right_and_what_escaped(monkeypatch, capsy
     monkeypatch.setattr(gym.runpy, "run_path", lambda path: wrong)
     with gym.scorer_of(1) as scorer:
         assert gym.hostile(scorer) == {"hostile": "1/2", "escaped": 1}
+
+
+def test_the_benchmark_has_each_place_that_a_program_names():
+    with gym._places() as there:
+        for text, _ in PROGRAMS.values():
+            text.format(**there)
