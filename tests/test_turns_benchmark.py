@@ -36,7 +36,7 @@ def test_smoke_of_the_experiment_on_turns(tmp_path, monkeypatch):
     args += ["--cold-starts", str(tmp_path / "cold")]
     turns.main(args)
     table = (tmp_path / "turns.md").read_text()
-    assert "| 2 | end | no stages | 1 |" in table
+    assert "| 2 | either | no stages | 1 |" in table
     assert "| 4 | each turn | RL-ZVP and growth | 1 |" in table
     assert (tmp_path / "turns.png").stat().st_size > 10_000
     monkeypatch.setattr(rl_runs, "run_rl", lambda config: pytest.fail("nothing was left to run"))
