@@ -90,7 +90,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     make_file(out / "rows.jsonl", BATCH * UPDATES)
-    lengths = [example.size for example in trainer_of(out, False, (LONGEST,)).examples()[0]]
+    every = trainer_of(out, False, (LONGEST,)).stream.next_batch(BATCH * UPDATES)
+    lengths = [example.size for example in every]
     buckets = best_buckets(lengths, 3, LONGEST)
     sides = {name: trainer_of(out, name == "packed", buckets) for name in ("apart", "packed")}
     first = {name: round_of(trainer) for name, trainer in sides.items()}
