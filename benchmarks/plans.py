@@ -1,4 +1,4 @@
-"""The plans of the five pod configurations: each in a process of its own, its JSON and picture
+"""The plans of the pod configurations: each in a process of its own, its JSON and picture
 kept, one table of all.
 
     python -m benchmarks.plans [--out benchmarks/results/plans] [--only NAME ...] [--table]
@@ -21,6 +21,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PLANS = {
     "qwen3_30b_a3b_v5p_4x4x4": "v5p:4x4x4",
+    "qwen3_30b_a3b_v5p_4x4x4_phase2": "v5p:4x4x4",
+    "compass_thinker_7b_v5p_4x4x4": "v5p:4x4x4",
     "qwen3_235b_a22b_v5p_4x8x8": "v5p:4x8x8",
     "compass_245b_a71b_v5p_8x8x8": "v5p:8x8x8",
     "qwen3_30b_a3b_v6e_16x16": "v6e:16x16",
