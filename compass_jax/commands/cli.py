@@ -304,6 +304,8 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
 
     if args.command in ("calibrate-alpha", "filter", "train-judge"):
         refuse(f"compass {args.command}")
+    if getattr(args, "follow", False):
+        refuse("compass eval --follow")
     with processes():
         keep_programs(args)
         status = _run_with(args, config)
@@ -319,6 +321,12 @@ def _check_given(args: argparse.Namespace) -> None:
     if args.command in ("eval", "calibrate-alpha", "filter") and args.checkpoint is None:
         raise ConfigError(
             f"--checkpoint DIR is missing: which weights is compass {args.command} to use?"
+        )
+    if args.command == "eval" and args.follow and (args.out is None or args.json):
+        raise ConfigError(
+            "--follow writes each evaluation into a folder of --out DIR: give one"
+            if args.out is None
+            else "--json prints one summary, and --follow evaluates many times: give one of the two"
         )
     if args.command in ("calibrate-alpha", "filter") and args.out is None:
         raise ConfigError(f"--out DIR is missing: where is compass {args.command} to write?")
@@ -349,6 +357,11 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
         from compass_jax.commands.offline_filter import run_filter
 
         run_filter(config, args.checkpoint, args.out, args.samples, args.low, args.high)
+    elif args.follow:
+        from compass_jax.commands.follow import follow
+
+        told = follow(config, args.checkpoint, args.out, strict=args.strict)
+        return STRICT if args.strict and told else 0
     else:
         from compass_jax.experience.evaluate import run_eval
 

@@ -199,6 +199,9 @@ def _configured_options(sub: argparse.ArgumentParser, name: str) -> None:
     if name == "eval":
         text = "This folder gets answers.jsonl (compass show DIR reads it) and summary.json"
         option("out", text, metavar="DIR")
+        text = "Evaluates each checkpoint of a run in training as it comes, until the last step's; "
+        text += "--out gets a folder for each"
+        option("follow", text, action="store_true")
     if name == "plan":
         _plan_options(option)
     if name == "calibrate-alpha":

@@ -80,7 +80,8 @@ def of_run(path: str) -> RunConfig:
     """
     folder = Path(path).absolute()
     for here in (folder, *list(folder.parents)[:2]):
-        if (here / "checkpoints").is_dir() and (here / "config.json").is_file():
+        begun = here == folder or (here / "checkpoints").is_dir()
+        if begun and (here / "config.json").is_file():
             return read_config(here)
     raise ConfigError(
         f"--checkpoint {path[:200]} is no run and no checkpoint of one, so it does not say which"

@@ -196,7 +196,22 @@ def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]
     a Hugging Face folder.
     """
     tokenizer = load_tokenizer(config)
-    placement = placements(config.rollout_mesh or config.mesh, None, False)[1]
+    engine = Engine(
+        config.model,
+        config.rollout_compute,
+        config.rollout,
+        tokenizer.eos_id,
+        placements(config.rollout_mesh or config.mesh, None, False)[1],
+        tokenizer.vocab_size,
+    )
+    return engine, decoding_weights(config, weights, engine), tokenizer
+
+
+def decoding_weights(config: RunConfig, weights: str, engine: Engine) -> Any:
+    """The weights of a run directory, a checkpoint or a Hugging Face folder, as `engine` decodes
+    with them.
+    """
+    placement = engine.placement
     shardings = (
         None
         if placement is None
@@ -205,23 +220,57 @@ def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]
     params = init_or_load(
         dataclasses.replace(config, init_from=weights), jax.random.key(config.seed), shardings
     )
-    engine = Engine(
-        config.model,
-        config.rollout_compute,
-        config.rollout,
-        tokenizer.eos_id,
-        placement,
-        tokenizer.vocab_size,
-    )
-    decode, _ = sync_weights(
+    return sync_weights(
         params,
         config.model,
         config.rollout_compute.dtype,
         config.rollout.quantize,
         placement=placement,
         layout=engine.layout,
-    )
-    return engine, decode, tokenizer
+    )[0]
+
+
+class Evaluator:
+    """Evaluations by one configuration: the second weights meet the engine, the programs and the
+    prompts of the first. Raises ConfigError where there is nothing to evaluate on.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        config.validate()
+        if not config.data.evaluated:
+            raise ConfigError(NOTHING_TO_EVALUATE)
+        self.config = config
+        console = Console(soft_wrap=True, quiet=not is_main_process())
+        self.tell = once(partial(console.print, highlight=False, markup=False))
+        self._rooms: tuple[Engine, Sequence[PromptSet], Tokenizer] | None = None
+
+    def __call__(self, weights: str, out: str | None = None) -> Evaluation:
+        """As `evaluate_weights`."""
+        config = self.config
+        if self._rooms is None:
+            engine, decode, tokenizer = decoder_of(config, weights)
+            self._rooms = engine, evaluation_sets(config, tokenizer, self.tell), tokenizer
+        else:
+            decode = decoding_weights(config, weights, self._rooms[0])
+        engine, sets, tokenizer = self._rooms
+        rows: list[dict[str, Any]] = []
+
+        def keep(name: str, groups: list[Group]) -> None:
+            rows.extend(answer_rows(name, groups, tokenizer.decode))
+
+        with open_scorer(config) as scorer:
+            found = evaluate(
+                engine, decode, sets, tokenizer, scorer, config, keep if out is not None else None
+            )
+        if out is not None and is_main_process():
+            with FolderLock(out) as lock:
+                write_evaluation(lock.path, found, rows, config, weights)
+            self.tell(
+                f"{len(rows)} prompts with their answers: {out}/{ANSWERS}; accuracies: {SUMMARY}"
+            )
+        if found.warning:
+            self.tell(found.warning)
+        return found
 
 
 def evaluate_weights(config: RunConfig, weights: str, out: str | None = None) -> Evaluation:
@@ -230,29 +279,7 @@ def evaluate_weights(config: RunConfig, weights: str, out: str | None = None) ->
 
     out: a folder for answers.jsonl and summary.json (`write_evaluation`); None: nothing is written.
     """
-    config.validate()
-    if not config.data.evaluated:
-        raise ConfigError(NOTHING_TO_EVALUATE)
-    engine, decode, tokenizer = decoder_of(config, weights)
-    console = Console(soft_wrap=True, quiet=not is_main_process())
-    tell = once(partial(console.print, highlight=False, markup=False))
-    sets = evaluation_sets(config, tokenizer, tell)
-    rows: list[dict[str, Any]] = []
-
-    def keep(name: str, groups: list[Group]) -> None:
-        rows.extend(answer_rows(name, groups, tokenizer.decode))
-
-    with open_scorer(config) as scorer:
-        found = evaluate(
-            engine, decode, sets, tokenizer, scorer, config, keep if out is not None else None
-        )
-    if out is not None and is_main_process():
-        with FolderLock(out) as lock:
-            write_evaluation(lock.path, found, rows, config, weights)
-        tell(f"{len(rows)} prompts with their answers: {out}/{ANSWERS}; accuracies: {SUMMARY}")
-    if found.warning:
-        tell(found.warning)
-    return found
+    return Evaluator(config)(weights, out)
 
 
 def run_eval(

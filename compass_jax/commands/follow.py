@@ -1,0 +1,110 @@
+"""`compass eval --follow`: the evaluations of a run that is still training, in a process and on
+devices of their own, so that training does not wait for them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from compass_jax.config import RunConfig
+from compass_jax.errors import CompassError
+from compass_jax.experience.accuracy import Evaluation
+from compass_jax.experience.evaluate import Evaluator
+from compass_jax.runs.rundir import SUMMARY, FolderLock, read_config, write_atomically
+from compass_jax.runs.telemetry import plain_numbers
+from compass_jax.weights import checkpoint, sound
+
+METRICS = "metrics.jsonl"
+PAUSE_S = 2.0  # between two looks for a new checkpoint
+
+
+def follow(
+    config: RunConfig,
+    run: str,
+    out: str,
+    *,
+    pause: Callable[[], None] = lambda: time.sleep(PAUSE_S),
+    strict: bool = False,
+) -> str:
+    """Evaluates every checkpoint of `run`, the oldest first, until that of its last step; what the
+    last evaluation warned of.
+
+    OUT/step_00000010/ gets what `compass eval --out` writes of step 10, and OUT/metrics.jsonl a
+    line for each step, with the metrics that the run itself would have logged. Steps that OUT has
+    are not evaluated again. A checkpoint that the training removes (`keep_checkpoints`) before it
+    is read is told and left out.
+
+    Args:
+        config: what the answers are sampled and judged by.
+        run: the directory of a run, in which nothing is written.
+        out: the folder of the evaluations.
+        pause: waits before the next look.
+        strict: end at the first evaluation that warns.
+
+    Raises ConfigError where `run` is no run's directory, and what an evaluation raises.
+    """
+    read_config(run)
+    evaluator, told, missed = Evaluator(config), "", set[int]()
+    with FolderLock(out) as lock:
+        done = Followed(lock.path)
+        while True:
+            steps = sound.steps(Path(run))
+            left = [step for step in steps if step not in done.steps and step not in missed]
+            if not left:
+                if steps and max(steps) >= last_step(run):
+                    return told
+                evaluator.tell(f"waiting for {'the first' if not steps else 'a later'} checkpoint")
+                pause()
+                continue
+            step = left[0]
+            try:
+                found = evaluator(str(steps[step]), str(done.folder(step)))
+            except CompassError:
+                if steps[step].is_dir():
+                    raise
+                missed.add(step)
+                evaluator.tell(
+                    f"step {step}: the training removed this checkpoint before it was read; with a"
+                    " larger keep_checkpoints it stays"
+                )
+                continue
+            done.add(step, found)
+            evaluator.tell(f"step {step}, {found.line()}")
+            told = found.warning
+            if strict and told:
+                return told
+
+
+class Followed:
+    """The evaluations in a folder."""
+
+    def __init__(self, folder: Path):
+        self.path = folder
+        file = folder / METRICS
+        rows = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
+        self.rows = {row["step"]: row for row in rows}
+
+    @property
+    def steps(self) -> set[int]:
+        """The steps that have been evaluated."""
+        return {step for step in self.rows if (self.folder(step) / SUMMARY).exists()}
+
+    def folder(self, step: int) -> Path:
+        """Of the answers of one step."""
+        return self.path / f"step_{step:08d}"
+
+    def add(self, step: int, found: Evaluation) -> None:
+        """Remembers an evaluation whose answers are in its folder."""
+        self.rows[step] = {"stage": "eval", "step": step, "metrics": plain_numbers(found.metrics())}
+        lines = [json.dumps(self.rows[step]) + "\n" for step in sorted(self.rows)]
+        write_atomically(self.path / METRICS, "".join(lines))
+
+
+def last_step(run: str) -> int:
+    """The step after which the run ends, by its configuration of today."""
+    config = read_config(run)
+    rl = checkpoint.read_meta(run).get("kind") == "rl"
+    return config.rl.steps if rl else config.sft.steps
