@@ -18,6 +18,7 @@ from compass_jax.runs.telemetry import plain_numbers
 from compass_jax.weights import checkpoint, sound
 
 METRICS = "metrics.jsonl"
+GONE = "{} went before it was read: the training keeps few (keep_checkpoints)"
 PAUSE_S = 2.0  # between two looks for a new checkpoint
 
 
@@ -47,29 +48,29 @@ def follow(
     Raises ConfigError where `run` is no run's directory, and what an evaluation raises.
     """
     read_config(run)
-    evaluator, told, missed = Evaluator(config), "", set[int]()
+    evaluator, told = Evaluator(config), ""
     with FolderLock(out) as lock:
         done = Followed(lock.path)
+        before = max(done.steps, default=0)
         while True:
             steps = sound.steps(Path(run))
-            left = [step for step in steps if step not in done.steps and step not in missed]
+            left = [step for step in steps if step not in done.steps]
             if not left:
-                if steps and max(steps) >= last_step(run):
+                if steps and max(steps) >= ends_and_saves(run)[0]:
                     return told
                 evaluator.tell(f"waiting for {'the first' if not steps else 'a later'} checkpoint")
                 pause()
                 continue
             step = left[0]
+            if saved_between(run, before, step):
+                evaluator.tell(GONE.format(f"what was saved between steps {before} and {step}"))
+            before = max(before, step)
             try:
                 found = evaluator(str(steps[step]), str(done.folder(step)))
             except CompassError:
                 if steps[step].is_dir():
                     raise
-                missed.add(step)
-                evaluator.tell(
-                    f"step {step}: the training removed this checkpoint before it was read; with a"
-                    " larger keep_checkpoints it stays"
-                )
+                evaluator.tell(GONE.format(f"the checkpoint of step {step}"))
                 continue
             done.add(step, found)
             evaluator.tell(f"step {step}, {found.line()}")
@@ -103,8 +104,15 @@ class Followed:
         write_atomically(self.path / METRICS, "".join(lines))
 
 
-def last_step(run: str) -> int:
-    """The step after which the run ends, by its configuration of today."""
+def ends_and_saves(run: str) -> tuple[int, int]:
+    """The step after which the run ends, and how often it saves, by its configuration of today."""
     config = read_config(run)
     rl = checkpoint.read_meta(run).get("kind") == "rl"
-    return config.rl.steps if rl else config.sft.steps
+    part = config.rl if rl else config.sft
+    return part.steps, part.save_every
+
+
+def saved_between(run: str, before: int, after: int) -> bool:
+    """Whether the run has saved between two of its steps."""
+    every = ends_and_saves(run)[1]
+    return every > 0 and (before // every + 1) * every < after

@@ -120,8 +120,23 @@ def test_a_checkpoint_that_the_training_removed_meanwhile_is_told(
 
     monkeypatch.setattr(Evaluator, "__call__", removed_before)
     follow(trained, str(run), str(tmp_path / "out"), pause=never)
-    assert "step 1: the training removed this checkpoint" in capsys.readouterr().out
+    assert "the checkpoint of step 1 went before it was read" in capsys.readouterr().out
     assert [row["step"] for row in lines(tmp_path / "out")] == [2, 3]
+
+
+def test_checkpoints_that_went_between_two_looks_are_told(trained, run, tmp_path, capsys):
+    shutil.rmtree(run / "checkpoints" / NAMES[1])
+    shutil.move(run / "checkpoints" / NAMES[2], tmp_path / "last")
+
+    def pause():
+        shutil.rmtree(run / "checkpoints" / NAMES[0])
+        shutil.move(tmp_path / "last", run / "checkpoints" / NAMES[2])
+
+    follow(trained, str(run), str(tmp_path / "out"), pause=pause)
+    follow(trained, str(run), str(tmp_path / "out"), pause=never)  # it tells nothing again
+    said = capsys.readouterr().out
+    assert said.count("went before") == 1 and "between steps 1 and 3 went before" in said
+    assert [row["step"] for row in lines(tmp_path / "out")] == [1, 3]
 
 
 def test_a_damaged_checkpoint_ends_it_with_its_name(trained, run, tmp_path):
