@@ -34,7 +34,8 @@ LOOK_AGAIN_S = 0.05  # for a slow verdict, or a stop
 def new_buffer(engine: Engine, config: RLConfig) -> ExperienceBuffer:
     """Nothing in flight, with room for all that can be."""
     new = engine.new_routes if config.replay == "R3" else lambda rows: None
-    return ExperienceBuffer(RouteBuffer(new, groups_in_flight(config), config.capacity))
+    rooms = new, engine.taken_routes, groups_in_flight(config), config.capacity
+    return ExperienceBuffer(RouteBuffer(*rooms))
 
 
 def groups_in_flight(config: RLConfig) -> int:

@@ -208,7 +208,7 @@ class Batcher:
         """
         first = self._waiting.groups[0]
         s, bucket = len(first.columns), self.engine.bucket(len(first.prompt.tokens))
-        sizes = [1] if self.streams else prefill_rows(self.engine.config, s)
+        sizes = [1] if self.streams else prefill_rows(self.engine.config, s, bucket)
         taken = self._waiting.take_alike(self.engine.bucket, min(-(-free // s), sizes[-1]))
         rows = next(size for size in sizes if size >= len(taken))
         heads = [group.requests[0] for group in taken]

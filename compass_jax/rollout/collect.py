@@ -94,7 +94,7 @@ class Collection:
 
     def _new_buffer(self) -> RouteBuffer:
         new = self.engine.new_routes if self.keep_routes else lambda rows: None
-        buffer = RouteBuffer(new, len(self.prompts), self.samples)
+        buffer = RouteBuffer(new, self.engine.taken_routes, len(self.prompts), self.samples)
         for _ in self.prompts:
             buffer.allocate()
         return buffer

@@ -18,6 +18,7 @@ from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.model.attention import takes_kernel
 from compass_jax.model.moe import empty_routes, unset_id
 from compass_jax.model.params import decode_layout
+from compass_jax.model.routes import take_routes
 from compass_jax.model.transformer import Transformer, attention_kernel
 from compass_jax.rollout.decode import decoded
 from compass_jax.rollout.insert import inserted
@@ -331,6 +332,29 @@ class Engine:
         return jnp.take(
             store[:, :length], rows, axis=0, mode="fill", fill_value=unset_id(store.dtype)
         )
+
+    @partial(jax.jit, static_argnums=0)
+    def taken_routes(
+        self, store: UInt[Array, "rows t l k"], rows: Int[Array, "n"]
+    ) -> UInt[Array, "n t l k"]:
+        """A copy of `rows`, unset for those out of range, laid out by rows over a mesh.
+
+        A gather from a split axis has its whole result on every device first. So it runs in turns,
+        and each turn has one row for each device.
+        """
+        if self.placement is None:
+            return take_routes(store, rows, store.shape[1])
+        axes = self.placement.batch_axes(len(rows))
+        parts = self.placement.size(*axes)
+        layout = self.placement.sharding(axes or None)
+
+        def turn(some: Int[Array, "parts"]) -> UInt[Array, "parts t l k"]:
+            taken = take_routes(store, some, store.shape[1])
+            return jax.lax.with_sharding_constraint(taken, layout)
+
+        turns = jax.lax.map(turn, rows.reshape(parts, -1).T)
+        taken = jnp.swapaxes(turns, 0, 1).reshape(len(rows), *store.shape[1:])
+        return jax.lax.with_sharding_constraint(taken, layout)
 
     def adopt(self, store: UInt[Array, "rows t l k"] | None) -> UInt[Array, "rows t l k"] | None:
         """A store from elsewhere (a checkpoint), on the devices that sample."""

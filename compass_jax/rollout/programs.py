@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from compass_jax.model.routes import take_routes
 from compass_jax.programs import Program, Result, struct
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Sampler
@@ -61,7 +60,7 @@ class _Lister:
             yield buffer
         for sampler in use.samplers:
             for bucket in config.prompt_buckets:
-                for rows in prefill_rows(config, use.samples):
+                for rows in prefill_rows(config, use.samples, bucket):
                     prefill = self._prefill("prefill", (rows, bucket), use.samples, sampler, None)
                     yield prefill
                     yield self._insert("insert", prefill, (rows, use.samples))
@@ -72,7 +71,7 @@ class _Lister:
         store = None if buffer is None else Result(buffer)
         if store is not None and use.taken:
             which = self._array((use.taken,))
-            yield Program("taken", take_routes, (store, which, config.max_length))
+            yield self._named("taken", Engine.taken_routes, store, which)
         some = self._array((share(config),))
         yield self._named("harvest", Engine.harvest, self.state, store, some, some)
         if use.goes_on and config.cache_pages:

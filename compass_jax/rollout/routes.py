@@ -10,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt
 
-from compass_jax.model.routes import take_routes
-
 
 class RouteBuffer:
     """Rows for `groups` groups of up to `size` samples each.
@@ -22,12 +20,20 @@ class RouteBuffer:
 
     Args:
         new: gives room for so many samples, unset; None where no routes are kept.
+        take: copies rows, as `Engine.taken_routes`.
         groups: in flight at once, at most.
         size: samples of a group, at most.
     """
 
-    def __init__(self, new: Callable[[int], Array | None], groups: int, size: int):
+    def __init__(
+        self,
+        new: Callable[[int], Array | None],
+        take: Callable[[Array, Array], Array],
+        groups: int,
+        size: int,
+    ):
         self.size = size
+        self._take = take
         self.rows: UInt[Array, "rows t l k"] | None = None
         self._new = new
         self._groups = groups
@@ -66,7 +72,7 @@ class RouteBuffer:
         own = np.arange(len(self))
         if self._fresh and len(rows) == len(own) and np.all((rows == own) | (rows >= len(own))):
             return self.rows
-        return take_routes(self.rows, jnp.asarray(rows, jnp.int32), self.rows.shape[1])
+        return self._take(self.rows, jnp.asarray(rows, jnp.int32))
 
     def saved(self) -> UInt[Array, "rows t l k"] | None:
         """`rows` for a checkpoint: room for them where no group is in flight."""

@@ -6,6 +6,10 @@ from __future__ import annotations
 
 from compass_jax.config import RolloutConfig
 
+# The cache of a prefill's prompts lies beside that of the slots, and over a mesh every device has
+# all of it for a moment: with one sample of each prompt it would be as large as the slots'.
+PREFILL_TOKENS = 131_072
+
 
 def share(config: RolloutConfig) -> int:
     """An eighth of the slots: samples that go on are prefilled together, and those that have ended
@@ -14,11 +18,12 @@ def share(config: RolloutConfig) -> int:
     return max(1, config.slots // 8)
 
 
-def prefill_rows(config: RolloutConfig, samples: int) -> list[int]:
-    """Prompts of a prefill that serves `samples` of each, ascending: as many as fill all slots, or
-    an eighth of them.
+def prefill_rows(config: RolloutConfig, samples: int, bucket: int) -> list[int]:
+    """Prompts of `bucket` tokens in a prefill that serves `samples` of each, ascending: as many as
+    fill all slots, or an eighth of them, where that is not too much for one program.
     """
-    return sorted({-(-slots // samples) for slots in (config.slots, share(config))})
+    most = max(1, PREFILL_TOKENS // bucket)
+    return sorted({min(-(-slots // samples), most) for slots in (config.slots, share(config))})
 
 
 def resume_rows(config: RolloutConfig) -> list[int]:

@@ -17,6 +17,7 @@ from compass_jax.experience import collect
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.collect import Collector, results_of
 from compass_jax.experience.turns import Turns
+from compass_jax.model.routes import take_routes
 from compass_jax.records import Rollout, Score
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Sampler
@@ -58,6 +59,13 @@ def drawn(key):
     return int(rng.integers(1, 8)), float(rng.random() < 0.35), int(rng.integers(0, 250))
 
 
+# a route for a sample; rows are made, and copied
+ROUTES = (
+    lambda rows: jnp.full((rows, 1, 1, 1), 255, jnp.uint8),
+    lambda store, rows: take_routes(store, rows, 1),
+)
+
+
 class World:
     """Prompts, verdicts and samples without a model. `asked`: the samples of each batch, with its
     temperature; `ended`: the finished ones.
@@ -72,7 +80,7 @@ class World:
         kept = rl.prompts_per_step if zero.dynamic_sampling else 0
         return ExperienceBuffer(
             RouteBuffer(
-                lambda rows: jnp.full((rows, 1, 1, 1), 255, jnp.uint8),
+                *ROUTES,
                 rl.prompts_per_round + kept,
                 rl.capacity,
             )
@@ -339,7 +347,7 @@ def test_a_prompt_that_is_in_flight_cannot_come_again_at_the_same_visit():
 
 
 def test_the_route_buffer_lends_rows_and_holds_memory_only_while_it_must():
-    buffer = RouteBuffer(lambda rows: jnp.full((rows, 1, 1, 1), 255, jnp.uint8), 2, 3)
+    buffer = RouteBuffer(*ROUTES, 2, 3)
     assert buffer.rows is None and len(buffer) == 6
     first, second = buffer.allocate(), buffer.allocate()
     assert (first, second) == (0, 3) and buffer.read(np.arange(6)) is buffer.rows

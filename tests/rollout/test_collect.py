@@ -39,7 +39,7 @@ ALL = frozenset(prompt.sample(c) for prompt in PROMPTS for c in range(SAMPLES))
 
 def rooms(engine):
     """A route buffer, and the first rows of the prompts in it."""
-    buffer = RouteBuffer(engine.new_routes, len(PROMPTS), SAMPLES)
+    buffer = RouteBuffer(engine.new_routes, engine.taken_routes, len(PROMPTS), SAMPLES)
     return buffer, [buffer.allocate() for _ in PROMPTS]
 
 

@@ -147,6 +147,25 @@ def test_pages_that_the_groups_of_slots_cannot_have_alike_are_refused(pages):
         Engine(MODEL, ComputeConfig(), rollout, EOS, placement)
 
 
+@pytest.mark.parametrize("mesh", [{"fsdp": 4, "tensor": 2}, {"expert": 2, "context": 4}], ids=named)
+def test_no_device_ever_has_all_of_the_routes_that_are_copied(mesh):
+    placement = Placement(make_mesh(MeshConfig(**mesh)), "decode")
+    engine = Engine(MODEL, ComputeConfig(), ROLLOUT, EOS, placement)
+    parts, rng = 8 // mesh.get("tensor", 1), np.random.default_rng(0)
+    routes = rng.integers(0, 8, (64, *engine.new_routes(64).shape[1:]), np.uint8)
+    store = engine.adopt(jnp.asarray(routes))
+    asked = rng.integers(0, 80, 48).astype(np.int32)
+    expected = np.full((48, *routes.shape[1:]), 255, np.uint8)
+    expected[asked < 64] = routes[asked[asked < 64]]
+    found = engine.taken_routes(store, jnp.asarray(asked))
+    np.testing.assert_array_equal(found, expected)
+    assert found.addressable_shards[0].data.shape[0] == 48 // parts
+    cost = Engine.taken_routes.lower(engine, store, jnp.asarray(asked)).compile().memory_analysis()
+    whole = found.nbytes
+    assert cost.output_size_in_bytes <= whole / parts + 1024
+    assert cost.temp_size_in_bytes < whole / 2
+
+
 def test_a_mesh_of_other_devices_gets_its_weights_from_the_training():
     """Training's parameters on devices 0 to 3, the rollout on 4 to 7: nothing of the rollout is on
     the training's devices.

@@ -9,8 +9,10 @@ CONFIG = RolloutConfig(
 
 
 def test_rows_are_as_many_as_the_slots_or_an_eighth_of_them_take():
-    assert prefill_rows(CONFIG, 1) == [2, 20] and prefill_rows(CONFIG, 8) == [1, 3]
-    assert prefill_rows(CONFIG, 20) == prefill_rows(CONFIG, 64) == [1]
+    assert prefill_rows(CONFIG, 1, 64) == [2, 20] and prefill_rows(CONFIG, 8, 64) == [1, 3]
+    assert prefill_rows(CONFIG, 20, 64) == prefill_rows(CONFIG, 64, 64) == [1]
+    # 131,072 tokens at most: greedy answers of a pod's evaluation
+    assert prefill_rows(CONFIG, 1, 16_384) == [2, 8] and prefill_rows(CONFIG, 1, 200_000) == [1]
     assert resume_rows(CONFIG) == [1, 2]
 
 
