@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from compass_jax.commands.cli import load_config
+from compass_jax.config.io import differences
 from compass_jax.model.flops import active_params, flops_per_token, forward_flops
 from compass_jax.model.params import param_count
 
@@ -34,6 +35,16 @@ def test_pod_configurations_have_the_sizes_of_their_names(name):
         and config.rl.group_size == 16
         and config.rollout.quantize == "auto"
     )
+
+
+def test_the_second_phase_has_the_programs_of_the_first():
+    """Weights, data and the judge are other ones, so the plan of one is the plan of both."""
+    first, second = (
+        load_config(str(ROOT / "configs" / f"qwen3_30b_a3b_v5p_4x4x4{phase}.py"))
+        for phase in ("", "_phase2")
+    )
+    others = ("name", "init_from", "rewards.judge", "data.sources.1.")
+    assert [key for key in differences(first, second) if not key.startswith(others)] == []
 
 
 def test_flops_are_those_of_the_products():
