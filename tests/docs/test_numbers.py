@@ -75,6 +75,60 @@ def test_readme_stages():
     assert 100 < 1 / max(weak) < 1 / min(weak) < 400  # "about 200 times weaker"
 
 
+UNIFORM = {
+    "GRPO alone": "grpo",
+    "filter, selection, growth, shaping": "filter+select+grow+shaping",
+    "with RL-ZVP (all stages)": "all",
+    "with hotter growth": "hotter growth in place of RL-ZVP",
+    "with a curriculum": "curriculum in place of RL-ZVP",
+    "with a second verifier": "ensemble in place of RL-ZVP",
+}
+
+
+def spread(values):
+    return f"{mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+
+@pytest.mark.parametrize("said", UNIFORM)
+def test_what_stands_in_for_rl_zvp(said):
+    runs = [r for r in rows("uniform_groups.jsonl") if r["variant"] == UNIFORM[said]]
+    assert sorted(r["seed"] for r in runs) == [0, 1, 2]
+    shares = [
+        mean(r["shares"][name] for r in runs)
+        for name in ("verifier_signal", "shaping_signal", "entropy_signal", "none")
+    ]
+    cells = [spread([r["accuracy"] for r in runs]), f"{mean(r['tokens'] for r in runs) / 1e3:.0f}"]
+    cells += [f"{x:.1%}" if x else "0%" for x in shares]
+    assert f"| {said} | {' | '.join(cells)} |" in PAGE
+
+
+@pytest.mark.parametrize(
+    ("said", "variant"), [("in stages", "stages"), ("as they come", "shuffled")]
+)
+def test_stages_of_rising_difficulty(said, variant):
+    runs = [r for r in rows("stages.jsonl") if r["variant"] == variant]
+    ends = ", ".join(f"{r['accuracy']:.3f}" for r in sorted(runs, key=lambda r: r["seed"]))
+    tokens, signal = (
+        mean(r["tokens"] for r in runs) / 1e3,
+        mean(r["shares"]["verifier_signal"] for r in runs),
+    )
+    row = re.search(rf"^\| {said} \| .* \| {ends} \| (\d+) \| (\d+)% \|$", PAGE, re.MULTILINE)
+    assert [int(x) for x in row.groups()] == [round(tokens), round(100 * signal)]
+
+
+@pytest.mark.parametrize("alpha", ["0.005", "0.02", "0.1", "0.5"])
+def test_alpha_against_accuracy(alpha):
+    cells = []
+    for task in ("decisions", "noise"):
+        for size in ("4 layers of 128", "2 layers of 64"):
+            name = f"{task}, {size}, {alpha}"
+            runs = [r for r in rows("alpha_outcome.jsonl") if r["variant"] == name]
+            assert len(runs) == 3
+            cells.append(f"{mean(r['accuracy'] for r in runs):.3f}")
+    row = re.search(rf"^\| {re.escape(alpha)} \| (.* \(.*\)) \|$", PAGE, re.MULTILINE)[1]
+    assert [cell.split(" (")[0] for cell in row.split(" | ")] == cells
+
+
 NAMES = {
     "ESPO": "espo",
     "GSPO": "gspo",
