@@ -80,9 +80,10 @@ def of_run(path: str) -> RunConfig:
     """
     folder = Path(path).absolute()
     for here in (folder, *list(folder.parents)[:2]):
-        begun = here == folder or (here / "checkpoints").is_dir()
-        if begun and (here / "config.json").is_file():
+        if (here / "checkpoints").is_dir() and (here / "config.json").is_file():
             return read_config(here)
+    with contextlib.suppress(ConfigError):
+        return read_config(folder)  # a run that has not saved yet
     raise ConfigError(
         f"--checkpoint {path[:200]} is no run and no checkpoint of one, so it does not say which"
         " prompts and rewards to evaluate with: give a CONFIG before it (compass init makes one)"

@@ -11,12 +11,14 @@ from logged import lines
 from tiny_run import tiny_run
 
 from compass_jax.commands import cli
+from compass_jax.commands.configured import of_run
 from compass_jax.commands.follow import follow
 from compass_jax.config import ConfigError
 from compass_jax.config.io import config_to_json
 from compass_jax.errors import CompassError
 from compass_jax.experience import evaluate
 from compass_jax.experience.evaluate import Evaluator
+from compass_jax.runs.rundir import read_config
 from compass_jax.runs.telemetry import plain_numbers
 from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
@@ -190,6 +192,14 @@ def test_what_is_no_run_is_refused(trained, tmp_path):
     with pytest.raises(ConfigError, match="is not a run directory"):
         follow(trained, str(tmp_path / "nowhere"), str(tmp_path / "out"), pause=never)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_has_saved_nothing_yet_says_what_to_evaluate_with(trained, run, tmp_path):
+    shutil.rmtree(run / "checkpoints")
+    assert of_run(str(run)) == read_config(trained.run_dir)
+    (run / "config.json").write_text('{"model_type": "qwen3_moe"}')  # a Hugging Face folder's
+    with pytest.raises(ConfigError, match="is no run and no checkpoint of one"):
+        of_run(str(run))
 
 
 def test_the_command_follows_a_run(trained, tmp_path, monkeypatch):
