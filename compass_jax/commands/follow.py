@@ -8,16 +8,19 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from compass_jax.config import RunConfig
+from compass_jax.config import ConfigError, RunConfig
 from compass_jax.errors import CompassError
 from compass_jax.experience.accuracy import Evaluation
 from compass_jax.experience.evaluate import Evaluator
 from compass_jax.runs.rundir import SUMMARY, FolderLock, read_config, write_atomically
 from compass_jax.runs.telemetry import plain_numbers
+from compass_jax.untrusted import read_text
 from compass_jax.weights import checkpoint, sound
 
 METRICS = "metrics.jsonl"
+STAGE = "eval"  # of its lines
 GONE = "{} went before it was read: the training keeps few (keep_checkpoints)"
 PAUSE_S = 2.0  # between two looks for a new checkpoint
 
@@ -34,9 +37,9 @@ def follow(
     last evaluation warned of.
 
     OUT/step_00000010/ gets what `compass eval --out` writes of step 10, and OUT/metrics.jsonl a
-    line for each step, with the metrics that the run itself would have logged. Steps that OUT has
-    are not evaluated again. A checkpoint that the training removes (`keep_checkpoints`) before it
-    is read is told and left out.
+    line for each step, with the metrics that the run itself would have logged (but for the settings
+    of a stage, `rl.stages`). Steps that OUT has are not evaluated again. A checkpoint that the
+    training removes (`keep_checkpoints`) before it is read is told and left out.
 
     Args:
         config: what the answers are sampled and judged by.
@@ -45,9 +48,12 @@ def follow(
         pause: waits before the next look.
         strict: end at the first evaluation that warns.
 
-    Raises ConfigError where `run` is no run's directory, and what an evaluation raises.
+    Raises ConfigError where `run` is no run's directory, or `out` is one or holds other metrics,
+    and what an evaluation raises.
     """
     read_config(run)
+    if (Path(out) / "config.json").exists() or (Path(out) / "checkpoints").exists():
+        raise ConfigError(f"--out {out} is the directory of a run or a model: name another folder")
     evaluator, told = Evaluator(config), ""
     with FolderLock(out) as lock:
         done = Followed(lock.path)
@@ -80,13 +86,25 @@ def follow(
 
 
 class Followed:
-    """The evaluations in a folder."""
+    """The evaluations in a folder. ConfigError where its metrics.jsonl is not that of evaluations:
+    it would be written over.
+    """
 
     def __init__(self, folder: Path):
-        self.path = folder
+        self.path, self.rows = folder, dict[int, dict[str, Any]]()
         file = folder / METRICS
-        rows = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
-        self.rows = {row["step"]: row for row in rows}
+        lines = read_text(file, error=ConfigError).splitlines() if file.exists() else ()
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                if row["stage"] != STAGE:
+                    raise ValueError(row["stage"])
+                self.rows[int(row["step"])] = row
+            except (ValueError, TypeError, KeyError) as error:
+                raise ConfigError(
+                    f"{file}:{number} is no line of --follow: name another folder for --out, or"
+                    " remove the file, and every checkpoint is evaluated again"
+                ) from error
 
     @property
     def steps(self) -> set[int]:
@@ -99,7 +117,7 @@ class Followed:
 
     def add(self, step: int, found: Evaluation) -> None:
         """Remembers an evaluation whose answers are in its folder."""
-        self.rows[step] = {"stage": "eval", "step": step, "metrics": plain_numbers(found.metrics())}
+        self.rows[step] = {"stage": STAGE, "step": step, "metrics": plain_numbers(found.metrics())}
         lines = [json.dumps(self.rows[step]) + "\n" for step in sorted(self.rows)]
         write_atomically(self.path / METRICS, "".join(lines))
 

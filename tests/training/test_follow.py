@@ -194,6 +194,18 @@ def test_what_is_no_run_is_refused(trained, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_with_other_things_in_it_is_left_as_it_is(trained, run, tmp_path):
+    before = (run / "metrics.jsonl").read_text()
+    with pytest.raises(ConfigError, match="is the directory of a run or a model"):
+        follow(trained, str(run), str(run), pause=never)
+    for text in (before, '{"stage": "eval"}\n', "[1]\n", "half a li"):
+        (tmp_path / "metrics.jsonl").write_text(text)
+        with pytest.raises(ConfigError, match=r"metrics.jsonl:1 is no line of --follow: name ano"):
+            follow(trained, str(run), str(tmp_path), pause=never)
+        assert (tmp_path / "metrics.jsonl").read_text() == text
+    assert (run / "metrics.jsonl").read_text() == before
+
+
 def test_a_run_that_has_saved_nothing_yet_says_what_to_evaluate_with(trained, run, tmp_path):
     shutil.rmtree(run / "checkpoints")
     assert of_run(str(run)) == read_config(trained.run_dir)
