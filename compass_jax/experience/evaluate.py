@@ -200,7 +200,7 @@ def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]
         config.model,
         config.rollout_compute,
         config.rollout,
-        tokenizer.eos_id,
+        tokenizer.end_ids,
         placements(config.rollout_mesh or config.mesh, None, False)[1],
         tokenizer.vocab_size,
     )

@@ -104,7 +104,7 @@ class RLTrainer:
             config.model,
             config.rollout_compute,
             config.rollout,
-            self.tokenizer.eos_id,
+            self.tokenizer.end_ids,
             rollout,
             known,
         )
@@ -185,7 +185,7 @@ class RLTrainer:
             lengths, routes = (np.asarray(arrays[name]) for name in ("lengths", "routes"))
             check_recorded_routes(lengths, routes, self.config.model, path)
             arrays = {**arrays, "routes": self.engine.adopt(arrays["routes"])}
-        self.buffer.restore(state, arrays, self.stream.find, self.engine.eos_id)
+        self.buffer.restore(state, arrays, self.stream.find, self.engine.end_ids)
 
     def _fresh_arrays(self) -> dict[str, Any]:
         from compass_jax.model.transformer import init_params

@@ -248,7 +248,9 @@ def save_params(
                 f" {leaf.spec.shape}"
             )
     carried_files(tokenizer_from)
-    ids = find_token_ids(tokenizer_from) if tokenizer_from is not None else {}
+    ids = {} if tokenizer_from is None else find_token_ids(tokenizer_from)
+    if isinstance(ends := ids.get("eos_token_id"), list):  # those that the model can emit
+        ids["eos_token_id"] = [i for i in ends if i < config.vocab_size] or None
     description = write_hf_config(config, dtype, ids)
     total = sum(math.prod(leaf.spec.shape) for leaf in leaves) * jnp.dtype(dtype).itemsize
     with new_folder(folder, total, replace) as temporary:

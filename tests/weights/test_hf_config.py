@@ -354,4 +354,4 @@ def test_token_ids_come_from_the_config_or_the_tokenizer(tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({"eos_token_id": [7, 8], "bos_token_id": None})
     )
-    assert find_token_ids(tmp_path) == {"eos_token_id": [7, 8]}
+    assert find_token_ids(tmp_path) == {"eos_token_id": [7, 8, 4]}
