@@ -10,7 +10,7 @@ from typing import Any
 from compass_jax import untrusted
 from compass_jax.config import ModelConfig
 from compass_jax.families.find import find, own
-from compass_jax.families.raw import TOKEN_IDS, Raw, WeightsError
+from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError, unsupported
 from compass_jax.token_ids import end_ids
 
 
@@ -53,7 +53,8 @@ def config_from_dict(
     names = [name for name, model_type in known.items() if model_type == kind]
     if not names:
         more = "; your own by the family path/file.py:FAMILY" if family is None else ""
-        raise Raw(raw, where).unsupported("model_type", kind, " | ".join(known.values()) + more)
+        words = unsupported("model_type", kind, " | ".join(known.values()) + more)
+        raise UnsupportedModel(f"{where}: {words}")
     return find(names[0]).read(raw, where, names[0])
 
 
