@@ -218,7 +218,10 @@ def decoding_weights(config: RunConfig, weights: str, engine: Engine) -> Any:
         else shardings_like(abstract_params(config.model, "float32"), config.model, placement)
     )
     params = init_or_load(
-        dataclasses.replace(config, init_from=weights), jax.random.key(config.seed), shardings
+        dataclasses.replace(config, init_from=weights),
+        jax.random.key(config.seed),
+        shardings,
+        engine.model.known,
     )
     return sync_weights(
         params,
