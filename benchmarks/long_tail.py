@@ -64,7 +64,7 @@ class Ours:
             tokens_per_call=CACHE_BUCKET,
             cache_bucket=CACHE_BUCKET * 4,
         )
-        self.engine = Engine(config, ComputeConfig(), self.rollout, eos_id=-1)
+        self.engine = Engine(config, ComputeConfig(), self.rollout, end_ids=())
         self.params, _ = sync_weights(params, config, "float32")
         self.prompts = [
             Prompt(stable_id(f"prompt {i}"), 0, "random", "", row.astype(np.int32), "")

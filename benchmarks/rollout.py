@@ -45,7 +45,7 @@ class Ours:
             cache_bucket=CACHE_BUCKET,
             temperature=1.0,
         )
-        self.engine = Engine(config, ComputeConfig(), self.rollout, eos_id=-1)
+        self.engine = Engine(config, ComputeConfig(), self.rollout, end_ids=())
         self.params, _ = sync_weights(params, config, "float32")
         self.prompts = [
             Prompt(stable_id(f"prompt {i}"), 0, "random", "", row.astype(np.int32), "")

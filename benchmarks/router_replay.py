@@ -98,7 +98,7 @@ def record(config: RunConfig, params: Any) -> Recording:
     """One step's rollout in `config.rollout`'s precision, scored."""
     tokenizer, rl = load_tokenizer(config), config.rl
     compute, known = config.rollout_compute, tokenizer.vocab_size
-    engine = Engine(config.model, compute, config.rollout, tokenizer.eos_id, known=known)
+    engine = Engine(config.model, compute, config.rollout, tokenizer.end_ids, known=known)
     decode, _ = sync_weights(params, config.model, compute.dtype, config.rollout.quantize)
     prompts = train_prompts(config.data, tokenizer, config.seed)
     prompts = [

@@ -55,7 +55,7 @@ def collect(
         config.model,
         config.rollout_compute,
         config.rollout,
-        tokenizer.eos_id,
+        tokenizer.end_ids,
         known=tokenizer.vocab_size,
     )
     collection = Collection(

@@ -37,6 +37,7 @@ LAYERS = {
     | {"weights"},
     "extras": set(),
     "tpu_versions": {"config", "extras"},
+    "token_ids": {"untrusted"},
     "untrusted": set(),
     "plan": ANY,
     "pipeline": ANY,
@@ -70,8 +71,8 @@ LAYERS = {
             "verifiers",
         }
     ),
-    "data": {"records", "config", "untrusted", "tasks", "data", "verifiers"},
-    "weights": MODEL | {"families", "weights", "distributed"},
+    "data": {"records", "config", "untrusted", "tasks", "token_ids", "data", "verifiers"},
+    "weights": MODEL | {"families", "weights", "distributed", "token_ids"},
     "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},
     "training.notices": MODEL | {"rl", "training", "experience", "rewards"},
     "training.samples": MODEL | {"training", "data", "experience", "runs", "serving"},

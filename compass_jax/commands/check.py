@@ -40,13 +40,14 @@ class Checked(NamedTuple):
     faults: list[str]
 
 
-def run_check(path: str | os.PathLike) -> bool:
-    """Whether all is sound that lies in `path`; prints what was looked at and every fault.
+def run_check(path: str | os.PathLike, family: str | None = None) -> bool:
+    """Returns whether all is sound that lies in `path`; prints what was looked at and every fault.
 
-    Raises CheckError where `path` is no directory, or one of another kind.
+    family: reads a Hugging Face folder; None: this package's of its model type. Raises CheckError
+    where `path` is no directory, or one of another kind.
     """
     faulty = 0
-    for checked in check(path):
+    for checked in check(path, family):
         print(f"{'damaged' if checked.faults else 'sound':<8} {checked.what}: {checked.words}")
         for fault in checked.faults:
             print(f"         {fault}")
@@ -55,8 +56,10 @@ def run_check(path: str | os.PathLike) -> bool:
     return not faulty
 
 
-def check(path: str | os.PathLike) -> Iterator[Checked]:
-    """What is looked at in `path`, one after the other. Raises CheckError like `run_check`."""
+def check(path: str | os.PathLike, family: str | None = None) -> Iterator[Checked]:
+    """Yields what is looked at in `path`, one after the other. Raises CheckError as `run_check`
+    does.
+    """
     path = Path(path).absolute()
     if not path.is_dir():
         raise CheckError(f"{path}: there is no such directory")
@@ -65,7 +68,7 @@ def check(path: str | os.PathLike) -> Iterator[Checked]:
     elif (path / "checkpoints").is_dir():
         yield from _run(path)
     elif (path / "config.json").exists() or any(path.glob("*.safetensors*")):
-        yield from _hugging_face(path)
+        yield from _hugging_face(path, family)
     else:
         kinds = "neither a run directory, nor a checkpoint, nor a Hugging Face folder"
         raise CheckError(f"{path} is {kinds}: it has no checkpoints/, manifest.json or config.json")
@@ -106,10 +109,10 @@ def _checkpoint(where: Path, name: str) -> tuple[Checked, ModelConfig | None]:
     return Checked(name, f"step {manifest.step}, {files}, {kind}", faults), manifest.model
 
 
-def _hugging_face(folder: Path) -> Iterator[Checked]:
+def _hugging_face(folder: Path, family: str | None) -> Iterator[Checked]:
     model = None
     try:
-        model = read_hf_config(folder)
+        model = read_hf_config(folder, family)
         yield Checked("config.json", f"a {model.family} model of {model.layers} layers", [])
     except WeightsError as error:
         yield Checked("config.json", "the model", [str(error)])

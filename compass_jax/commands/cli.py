@@ -144,7 +144,12 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
     elif args.command == "check":
         from compass_jax.commands.check import run_check
 
-        return 0 if run_check(args.path) else 1
+        sound = run_check(args.path, args.family)
+        if sound and args.against:
+            from compass_jax.commands.against import run_against
+
+            sound = run_against(args.path, args.family)
+        return 0 if sound else 1
     elif args.command == "serve":
         from compass_jax.commands.serve import ServeConfig, run_serve
 

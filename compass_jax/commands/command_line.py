@@ -112,7 +112,12 @@ def _looking(command: Any) -> None:
     _serve_options(command("serve", _SERVE))
     text = "find every fault of a run's checkpoints, of one checkpoint or of a Hugging Face folder"
     path = "This run directory, checkpoint or folder is looked through"
-    command("check", text).add_argument("path", metavar="DIR", help=path)
+    sub = command("check", text)
+    sub.add_argument("path", metavar="DIR", help=path)
+    add_option(sub, "family", "Your own family path/file.py:FAMILY reads the Hugging Face folder")
+    text = "Logits and greedy tokens of the Hugging Face folder are compared with what this package"
+    text += " computes (needs the extra 'transformers')"
+    add_option(sub, "against", text, choices=["transformers"])
     text = "write a commented configuration file from a model's folder and files of prompts"
     sub = command("init", text)
     sub.add_argument("out", metavar="OUT.py", help="The configuration is written to this file")

@@ -26,6 +26,7 @@ from compass_jax.data.tokenizer_folder import (
     special_tokens,
 )
 from compass_jax.data.tokenizer_probe import problem_of
+from compass_jax.token_ids import end_ids
 from compass_jax.untrusted import read_json, read_text
 
 Messages = Sequence[dict[str, Any]]
@@ -42,12 +43,18 @@ class Chat(NamedTuple):
 class Tokenizer:
     """A Hugging Face tokenizer: `tokenizer.json`, `tokenizer_config.json` and a chat template.
 
-    `eos_id` ends a turn, `pad_id` fills batches (the end token's id where the folder names no pad
-    token). `vocab_size` is the largest id + 1: ids may have holes.
+    Each of `end_ids` ends a turn: `eos_id`, the tokenizer's own, and those of the model's
+    generation_config.json, else config.json. `pad_id` fills batches (`eos_id` where the folder
+    names no pad token). `vocab_size` is the largest id + 1: ids may have holes.
     """
 
     def __init__(
-        self, backend: Any, specials: dict[str, str], chat_template: str | None, folder: str
+        self,
+        backend: Any,
+        specials: dict[str, str],
+        chat_template: str | None,
+        folder: str,
+        more_end_ids: Sequence[int] = (),
     ):
         self._backend = backend
         self._specials = specials
@@ -61,6 +68,7 @@ class Tokenizer:
             backend.get_vocab(with_added_tokens=True).values(), default=-1
         )
         self.eos_id = self._special_id("eos_token")
+        self.end_ids = tuple(dict.fromkeys((self.eos_id, *more_end_ids)))
         self.pad_id = self._special_id("pad_token") if "pad_token" in specials else self.eos_id
 
     @classmethod
@@ -93,10 +101,12 @@ class Tokenizer:
         known = backend.get_vocab(with_added_tokens=True).keys() - {
             token.content for token in backend.get_added_tokens_decoder().values() if token.special
         }
+        ends, added = end_ids(folder, TokenizerError), backend.get_added_tokens_decoder()
         named = [*specials.values(), *additional_tokens(folder, config)]
+        named += [added[i].content for i in ends if i in added]
         # they may be plain entries
         backend.add_special_tokens([token for token in named if token in known])
-        return cls(backend, specials, chat_template(folder, config), str(folder))
+        return cls(backend, specials, chat_template(folder, config), str(folder), ends)
 
     @classmethod
     def for_model(cls, folder: str | Path, vocab_size: int) -> Tokenizer:
@@ -344,13 +354,14 @@ class Tokenizer:
                     " differently once it is there"
                 )
             context, answer = self._ids(before[len(done) :]), self._ids(after[len(before) :])
-            if self.eos_id not in answer:
+            ends = [j + 1 for j, token in enumerate(answer) if token in self.end_ids]
+            if not ends:
                 end_token = self._specials["eos_token"]
                 raise TokenizerError(
                     f"messages[{i}]: the chat template of {self._folder} does not end it with the"
-                    f" end token {end_token!r}"
+                    f" end token {end_token!r}, or another one of generation_config.json"
                 )
-            end = len(answer) - answer[::-1].index(self.eos_id)
+            end = ends[-1]
             ids += context + answer
             mask += [False] * len(context) + [j < end for j in range(len(answer))]
             done = after

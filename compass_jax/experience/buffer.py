@@ -8,7 +8,7 @@ dynamic sampling leave the same things here, and a checkpoint has ONE form of th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -194,7 +194,7 @@ class ExperienceBuffer:
         state: dict[str, Any],
         arrays: Mapping[str, Any],
         find: Callable[[int, int], Prompt],
-        eos_id: int,
+        end_ids: Container[int],
     ) -> None:
         """Goes on from what `state` and `arrays` gave; `find(id, visit)` gives a prompt."""
         keys = [(int(prompt), int(visit)) for prompt, visit, _ in state["prompts"]]
@@ -209,7 +209,7 @@ class ExperienceBuffer:
         for group, first in self._first.items():
             for row in first + np.flatnonzero(held["lengths"][first : first + self.routes.size]):
                 parts = {name: held[name][row, : held["lengths"][row]] for name in ARRAYS}
-                cut, index = int(parts["tokens"][-1]) != eos_id, int(row) - first
+                cut, index = int(parts["tokens"][-1]) not in end_ids, int(row) - first
                 rollout = Rollout(self.prompts[group], index, truncated=cut, row=int(row), **parts)
                 self.put(rollout, bool(held["done"][row]))
         for prompt, visit, index, *score in state["scores"]:

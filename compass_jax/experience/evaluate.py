@@ -200,7 +200,7 @@ def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]
         config.model,
         config.rollout_compute,
         config.rollout,
-        tokenizer.eos_id,
+        tokenizer.end_ids,
         placements(config.rollout_mesh or config.mesh, None, False)[1],
         tokenizer.vocab_size,
     )
@@ -218,7 +218,10 @@ def decoding_weights(config: RunConfig, weights: str, engine: Engine) -> Any:
         else shardings_like(abstract_params(config.model, "float32"), config.model, placement)
     )
     params = init_or_load(
-        dataclasses.replace(config, init_from=weights), jax.random.key(config.seed), shardings
+        dataclasses.replace(config, init_from=weights),
+        jax.random.key(config.seed),
+        shardings,
+        engine.model.known,
     )
     return sync_weights(
         params,

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 from compass_jax.config import ConfigError, ModelConfig, MoEConfig
 from compass_jax.config.ranges import shown
-from compass_jax.families.keys import ALWAYS_READ, HARMLESS, NEUTRAL, ROPE_KEYS
-from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError
+from compass_jax.families.keys import ALWAYS_READ, NEUTRAL, ROPE_KEYS, says_no_maths
+from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError, unsupported
 
 
 class Tensor(NamedTuple):
@@ -108,6 +108,17 @@ MOE_KEYS: Mapping[str, str] = {
     "dense_layers": "mlp_only_layers",
 }
 _EXPERTS_TOO = "num_local_experts"  # transformers 5's spelling
+_SIZES = ("vocab_size", "hidden", "layers", "heads", "kv_heads", "ffn")  # no class has a default
+_FLAGS = {"hidden_act", "use_sliding_window"}  # beside the keys that are read
+# What the classes of the Qwen families take where config.json does not say it.
+QWEN: Mapping[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 32_768,
+    "rope_theta": 10_000.0,
+    "use_sliding_window": False,
+}
 
 
 class Attention(NamedTuple):
@@ -122,12 +133,16 @@ class Attention(NamedTuple):
 class Family:
     """A Hugging Face model family. `model_type` and `architecture` are those of its config.json.
 
+    A value that config.json lacks is never guessed: `defaults` or `fixed` has it, or reading is an
+    error.
+
     Args:
         keys, moe_keys: field of ModelConfig and of MoEConfig -> key of config.json; moe_keys None:
             a family without experts
         tensors: parameter -> its tensor in the files
         attention: what the family's class can express; the first is its default
-        head_dim: the class's default; None: hidden size / heads
+        defaults: key of config.json -> the value that the class takes where the key is absent
+        fixed: key -> the value that the class always has; an export leaves these keys out
     """
 
     model_type: str
@@ -139,7 +154,25 @@ class Family:
         Attention(qk_norm=True, qkv_bias=False, o_bias=False),
         Attention(qk_norm=True, qkv_bias=True, o_bias=True),
     )
-    head_dim: int | None = None
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, ours, every in (
+            ("keys", self.keys, KEYS),
+            ("moe_keys", self.moe_keys or MOE_KEYS, MOE_KEYS),
+        ):
+            if wrong := sorted(ours.keys() ^ every.keys()):
+                raise ConfigError(
+                    f"the family {self.model_type}: {name} must have a key of config.json for each"
+                    f" of {', '.join(every)}; look at {', '.join(wrong)}"
+                )
+        for name, values in (("defaults", self.defaults), ("fixed", self.fixed)):
+            if wrong := sorted(values.keys() - self.read_keys - _FLAGS):
+                raise ConfigError(
+                    f"the family {self.model_type}: {name} has {', '.join(wrong)}, which is read"
+                    " from no config.json: use the names that `keys` and `moe_keys` give"
+                )
 
     def tensor(self, leaf: str) -> Tensor:
         """The tensor of a parameter; UnsupportedModel where the family names none."""
@@ -151,14 +184,16 @@ class Family:
         return self.tensors[leaf]
 
     def read(self, raw: dict[str, Any], where: str, name: str) -> ModelConfig:
-        """The ModelConfig of a parsed config.json whose family is called `name` in configurations.
+        """Returns the ModelConfig of a parsed config.json; `name` is the family's in
+        configurations.
 
-        Raises UnsupportedModel for a field that changes the maths and is not supported,
-        WeightsError for what is missing or malformed. Fields that are absent take the defaults of
-        the family's transformers class.
+        Raises UnsupportedModel, with every field that changes the maths and is not supported, and
+        WeightsError for what is missing or malformed.
         """
-        given, key = Raw(raw, where), self.keys
-        self._refuse_other_maths(given)
+        said = {key: value for key, value in raw.items() if value is not None}
+        given, key = Raw({**self.defaults, **said, **self.fixed}, where), self.keys
+        if problems := [*self._unsupported(said, given), *self._absent(said, given)]:
+            raise UnsupportedModel(_in_one(where, problems))
         hidden, heads = given.integer(key["hidden"]), given.integer(key["heads"])
         try:
             config = ModelConfig(
@@ -168,23 +203,24 @@ class Family:
                 layers=given.integer(key["layers"]),
                 heads=heads,
                 kv_heads=given.integer(key["kv_heads"]),
-                head_dim=given.integer(key["head_dim"], self.head_dim or hidden // max(heads, 1)),
+                head_dim=given.integer(key["head_dim"], hidden // max(heads, 1)),
                 ffn=given.integer(key["ffn"]),
                 moe=self._moe(given),
-                rope_theta=_rope_theta(given),
-                norm_eps=given.number(key["norm_eps"], 1e-6),
-                tie_embeddings=given.flag(key["tie_embeddings"], False),
-                max_positions=given.integer(key["max_positions"], 32_768),
+                rope_theta=_rope_theta(Raw(said, where), given.get("rope_theta")),
+                norm_eps=given.number(key["norm_eps"]),
+                tie_embeddings=given.flag(key["tie_embeddings"]),
+                max_positions=given.integer(key["max_positions"]),
                 init_std=given.number(key["init_std"], 0.02),
                 **self._attention(given)._asdict(),
             )
             config.validate()
         except ConfigError as error:
             raise WeightsError(f"{where} describes an impossible model: {error}") from error
-        _check_layer_types(given, config.layers)
-        for field, ours in (("qkv_bias", config.qkv_bias), ("use_qk_norm", config.qk_norm)):
-            if raw.get(field) not in (None, ours):
-                raise given.unsupported(field, raw[field], f"{ours} in this {name} model")
+        kinds = given.get("layer_types")
+        if kinds is not None and len(kinds) != config.layers:
+            raise WeightsError(
+                f"{where}: layer_types has {len(kinds)} entries, {key['layers']} is {config.layers}"
+            )
         given.token_ids(config.vocab_size)
         return config
 
@@ -201,17 +237,24 @@ class Family:
             "rope_scaling": None,
             "attention_dropout": 0.0,
             "use_sliding_window": False,
+            "sliding_window": None,  # classes without use_sliding_window may have a default
             "use_cache": True,
             "torch_dtype": dtype,
         }
-        raw |= {key: getattr(config, field) for field, key in self.keys.items()}
+        raw |= self._values(config)
         if len(self.attention) > 1:
             raw["attention_bias"] = config.qkv_bias
+        raw |= {name: token_ids.get(name) for name in TOKEN_IDS}
+        return {key: value for key, value in raw.items() if key not in self.fixed}
+
+    def _values(self, config: ModelConfig) -> dict[str, Any]:
+        """Returns what `keys` and `moe_keys` name of a model."""
+        values = {key: getattr(config, field) for field, key in self.keys.items()}
         if config.moe is not None and self.moe_keys is not None:
             moe = {field: getattr(config.moe, field) for field in self.moe_keys}
             moe["dense_layers"] = list(moe["dense_layers"])
-            raw |= {key: moe[field] for field, key in self.moe_keys.items()}
-        return raw | {name: token_ids.get(name) for name in TOKEN_IDS}
+            values |= {key: moe[field] for field, key in self.moe_keys.items()}
+        return values
 
     def check(self, config: ModelConfig) -> None:
         """Raises UnsupportedModel for a model that the family's class cannot express."""
@@ -225,16 +268,18 @@ class Family:
                 f" {config.family} model has {' or '.join(str(tuple(x)) for x in self.attention)},"
                 " so this model cannot be exported"
             )
+        values = self._values(config) | {"rope_theta": config.rope_theta}
+        for key, value in self.fixed.items():
+            if values.get(key, value) != value:
+                raise UnsupportedModel(
+                    f"the model's {key} is {values[key]}: a {self.model_type} model always has"
+                    f" {value}, so this model cannot be exported"
+                )
 
     def _attention(self, given: Raw) -> Attention:
-        biased = given.flag("attention_bias", self.attention[0].qkv_bias)
-        for form in self.attention:
-            if form.qkv_bias == biased:
-                return form
-        only = str(not biased).lower()
-        raise given.unsupported(
-            "attention_bias", biased, f"{only} in {self.model_type}, whose class knows no other"
-        )
+        only = self.attention[0].qkv_bias if len(self.attention) == 1 else None
+        biased = given.flag("attention_bias", only)
+        return next(form for form in self.attention if form.qkv_bias == biased)
 
     def _moe(self, given: Raw) -> MoEConfig | None:
         key = self.moe_keys
@@ -255,10 +300,10 @@ class Family:
             )
         return MoEConfig(
             experts=experts.pop(),
-            top_k=given.integer(key["top_k"], 8),
-            ffn=given.integer(key["ffn"], 768),
-            norm_top_k=given.flag(key["norm_top_k"], False),
-            sparse_step=given.integer(key["sparse_step"], 1),
+            top_k=given.integer(key["top_k"]),
+            ffn=given.integer(key["ffn"]),
+            norm_top_k=given.flag(key["norm_top_k"]),
+            sparse_step=given.integer(key["sparse_step"]),
             dense_layers=tuple(sorted(set(dense))),
         )
 
@@ -268,43 +313,95 @@ class Family:
         of_moe = () if self.moe_keys is None else (*self.moe_keys.values(), _EXPERTS_TOO)
         return frozenset((*ALWAYS_READ, *self.keys.values(), *of_moe))
 
-    def _refuse_other_maths(self, given: Raw) -> None:
-        known = HARMLESS | self.read_keys
-        for field, value in given.values.items():
-            if value is None or field in known:
+    def _unsupported(self, said: dict[str, Any], given: Raw) -> list[str]:
+        """Returns a line for each thing in config.json that changes the maths and is not
+        supported.
+        """
+        known, unknown, lines = self.read_keys, [], []
+        for field, value in said.items():
+            if value == self.fixed.get(field, value) and field in self.fixed:
                 continue
-            if field not in NEUTRAL:
-                hint = (
-                    f"the keys of a {self.model_type} model; remove this one if it changes nothing"
-                    " that the model computes"
-                )
-                raise given.unsupported(field[:100], value, hint)
-            allowed, supported = NEUTRAL[field]
-            if value not in allowed:
-                raise given.unsupported(field, value, supported)
+            if field in self.fixed:
+                lines.append(unsupported(field, value, f"{self.fixed[field]}, always"))
+            elif field in NEUTRAL:
+                allowed, supported = NEUTRAL[field]
+                lines += [] if value in allowed else [unsupported(field, value, supported)]
+            elif field not in known and not says_no_maths(field):
+                unknown.append(f"{field[:100]} = {shown(value)}")
+        if unknown:
+            lines.append(
+                f"{', '.join(unknown)} is not supported (supported: the keys of a"
+                f" {self.model_type} model; remove {'this one' if len(unknown) == 1 else 'those'}"
+                " that changes nothing that the model computes)"
+            )
+        if given.get("sliding_window") is not None and given.get("use_sliding_window") is not False:
+            hint = "null, or use_sliding_window false; every layer attends to the whole sequence"
+            lines.append(unsupported("sliding_window", given.get("sliding_window"), hint))
         if given.get("architectures") not in (None, [], [self.architecture]):
-            raise given.unsupported("architectures", given.get("architectures"), self.architecture)
+            lines.append(
+                unsupported("architectures", given.get("architectures"), self.architecture)
+            )
+        return lines + self._other_attention(given) + _scaled_rope(said)
 
+    def _other_attention(self, given: Raw) -> list[str]:
+        """Returns the lines of `_unsupported` about biases, norms and layers of attention."""
+        lines, kinds = [], given.get("layer_types")
+        if kinds is not None and (
+            not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
+        ):
+            lines.append(unsupported("layer_types", kinds, "'full_attention' in every layer"))
+        biased = given.get("attention_bias")
+        forms = [form for form in self.attention if biased in (None, form.qkv_bias)]
+        if biased is not None and not forms and type(biased) is bool:
+            hint = f"{str(not biased).lower()} in {self.model_type}, whose class knows no other"
+            lines.append(unsupported("attention_bias", biased, hint))
+        form = (forms or self.attention)[0]
+        for field, ours in (("qkv_bias", form.qkv_bias), ("use_qk_norm", form.qk_norm)):
+            if given.get(field) not in (None, ours):
+                hint = f"{ours} in this {self.model_type} model"
+                lines.append(unsupported(field, given.get(field), hint))
+        return lines
 
-def _check_layer_types(given: Raw, layers: int) -> None:
-    kinds = given.get("layer_types")
-    if kinds is None:
-        return
-    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-        raise given.unsupported("layer_types", kinds, "'full_attention' in every layer")
-    if len(kinds) != layers:
-        raise WeightsError(
-            f"{given.where}: layer_types has {len(kinds)} entries, num_hidden_layers is {layers}"
+    def _absent(self, said: dict[str, Any], given: Raw) -> list[str]:
+        """Returns a line that names the keys whose value neither config.json nor the family
+        says.
+        """
+        optional = {self.keys["head_dim"], self.keys["init_std"]}
+        wanted = ["hidden_act", *(key for key in self.keys.values() if key not in optional)]
+        wanted += [] if len(self.attention) == 1 else ["attention_bias"]
+        if self.moe_keys is not None and given.get(_EXPERTS_TOO) is None:
+            wanted += self.moe_keys.values()
+        elif self.moe_keys is not None:
+            wanted += (key for field, key in self.moe_keys.items() if field != "experts")
+        absent = [key for key in dict.fromkeys(wanted) if given.get(key) is None]
+        if not _thetas(said) and given.get("rope_theta") is None:
+            absent.append("rope_theta")
+        if not absent:
+            return []
+        sizes = {self.keys[field] for field in _SIZES}
+        hint = (
+            ""
+            if sizes.issuperset(absent)
+            else f", and the family {self.model_type} does not say what it is: add what the class"
+            " takes then to the family's `defaults`, or what it always has to `fixed`"
         )
+        return [f"it has no {', '.join(absent)}{hint}"]
 
 
-def _rope_theta(given: Raw) -> float:
-    """theta of plain rotary embeddings; any scaling is refused, and so is a key that we do not
-    know: it would change the angles.
+def _in_one(where: str, problems: list[str]) -> str:
+    """Returns one message of all that is wrong with a config.json."""
+    if len(problems) == 1:
+        return f"{where}: {problems[0]}"
+    return "\n  ".join([f"{where} is not supported:", *problems])
+
+
+def _scaled_rope(said: dict[str, Any]) -> list[str]:
+    """Returns a line for rotary embeddings that are scaled or partial, or have a key that is not
+    known: it would change the angles.
     """
-    found = {"rope_theta": given.values} if given.get("rope_theta") is not None else {}
+    lines = []
     for field in ("rope_scaling", "rope_parameters"):
-        rope = given.get(field)
+        rope = said.get(field)
         if rope is None:
             continue
         known = isinstance(rope, dict) and set(rope) <= ROPE_KEYS
@@ -313,14 +410,29 @@ def _rope_theta(given: Raw) -> float:
             or any(rope.get(key, "default") != "default" for key in ("rope_type", "type"))
             or rope.get("partial_rotary_factor", 1.0) != 1.0
         ):
-            raise given.unsupported(
-                field, rope, "rope_type 'default' with rope_theta, over the whole head"
-            )
-        if rope.get("rope_theta") is not None:
-            found[field] = rope
+            hint = "rope_type 'default' with rope_theta, over the whole head"
+            lines.append(unsupported(field, rope, hint))
+    return lines
+
+
+def _thetas(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the objects of config.json that have a rope_theta, by name."""
+    places = [("rope_theta", said)]
+    places += [
+        (field, said[field]) for field in ("rope_scaling", "rope_parameters") if field in said
+    ]
+    return {
+        field: values
+        for field, values in places
+        if isinstance(values, dict) and values.get("rope_theta") is not None
+    }
+
+
+def _rope_theta(given: Raw, default: Any) -> float:
+    """Returns theta of plain rotary embeddings. WeightsError where two places disagree."""
     thetas = {
-        field: Raw(values, f"{given.where}: {field}").number("rope_theta", 0.0)
-        for field, values in found.items()
+        field: Raw(values, f"{given.where}: {field}").number("rope_theta")
+        for field, values in _thetas(given.values).items()
     }
     if len(set(thetas.values())) > 1:
         raise WeightsError(
@@ -328,4 +440,4 @@ def _rope_theta(given: Raw) -> float:
             + " and ".join(f"{field} gives rope_theta = {value}" for field, value in thetas.items())
             + "; they disagree"
         )
-    return next(iter(thetas.values()), 10_000.0)
+    return next(iter(thetas.values()), default)

@@ -4,6 +4,7 @@ that change nothing.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 # Read whatever the family: the rest of what is read has its keys in the family.
@@ -15,28 +16,23 @@ ALWAYS_READ = {
     "rope_parameters",
     "attention_bias",
     "layer_types",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
+    "sliding_window",
     "qkv_bias",
     "use_qk_norm",
 }
 # of rope_scaling and rope_parameters
 ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+# Ids of tokens, the files' history, versions of tools, and kernels that compute the same.
+_METADATA = re.compile(
+    r"\w*_token_(ids?|index)|\w*name_or_path|\w*commit_hash|\w*_version"
+    r"|_?\w*attn_implementation\w*|_?experts_implementation\w*|unsloth_\w*"
+)
 # What transformers' base class, the classes of the families and well-known tools write, and
-# what does not change what a token gives: the files' history, what a call returns, losses, dropout,
-# defaults of generation. A sliding window is harmless where use_sliding_window is false.
+# what does not change what a token gives: what a call returns, losses, dropout, defaults of
+# generation. The number of layers with a sliding window says nothing where there is no window.
 HARMLESS = {
-    "transformers_version",
     "torch_dtype",
     "dtype",
-    "_name_or_path",
-    "_commit_hash",
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "attn_implementation",
-    "unsloth_fixed",
-    "unsloth_version",
     "tokenizer_class",
     "transformers.js_config",
     "use_cache",
@@ -60,8 +56,6 @@ HARMLESS = {
     "finetuning_task",
     "task_specific_params",
     "prefix",
-    "sep_token_id",
-    "decoder_start_token_id",
     "max_length",
     "min_length",
     "do_sample",
@@ -79,21 +73,34 @@ HARMLESS = {
     "encoder_no_repeat_ngram_size",
     "bad_words_ids",
     "num_return_sequences",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
     "remove_invalid_values",
     "exponential_decay_length_penalty",
     "suppress_tokens",
     "begin_suppress_tokens",
-    "sliding_window",
     "max_window_layers",
+    "original_max_position_embeddings",
+    "is_llama_config",
+    "embd_pdrop",
+    "resid_pdrop",
 }
+
+
+def says_no_maths(key: str) -> bool:
+    """Returns whether a key says nothing about the maths of any family."""
+    return key in HARMLESS or _METADATA.fullmatch(key) is not None
+
+
 # Keys that other families use, at the value where they change nothing (null never does).
 NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "hidden_act": (("silu",), "'silu'"),
+    "hidden_activation": (("silu",), "'silu'"),
     "use_sliding_window": ((False,), "false; every layer attends to the whole sequence"),
     "partial_rotary_factor": ((1.0,), "1.0"),
     "use_mrope": ((False,), "false"),
+    "rope_interleaved": ((False,), "false"),
+    "use_bidirectional_attention": ((False,), "false"),
+    "router_jitter_noise": ((0,), "0; routes have no noise"),
+    "first_k_dense_replace": ((0,), "0"),
     "quantization_config": ((), "unquantised weights"),
     "num_nextn_predict_layers": ((0,), "0; no layers that predict further tokens"),
     "scoring_func": (("softmax",), "'softmax'; no sigmoid gates, no selection bias"),

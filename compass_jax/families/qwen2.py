@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from compass_jax.families.base import Attention, Family
+from compass_jax.families.base import QWEN, Attention, Family
 
 FAMILY = Family(
     "qwen2",
     "Qwen2ForCausalLM",
     attention=(Attention(qk_norm=False, qkv_bias=True, o_bias=False),),
+    defaults=QWEN,
 )

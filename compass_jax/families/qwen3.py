@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
-from compass_jax.families.base import Family
+from compass_jax.families.base import QWEN, Family
 
-FAMILY = Family("qwen3", "Qwen3ForCausalLM", head_dim=128)
+FAMILY = Family(
+    "qwen3",
+    "Qwen3ForCausalLM",
+    defaults={**QWEN, "attention_bias": False, "head_dim": 128},
+)

@@ -55,20 +55,14 @@ class Raw(NamedTuple):
         """An integer; WeightsError where it is absent and has no default."""
         return self.typed(field, (int,), default)
 
-    def number(self, field: str, default: float) -> float:
+    def number(self, field: str, default: Any = _REQUIRED) -> float:
         """A float; infinity for what no float holds."""
         value = self.typed(field, (float, int), default)
         return float(value) if abs(value) < 1e300 else float("inf")
 
-    def flag(self, field: str, default: bool) -> bool:
+    def flag(self, field: str, default: Any = _REQUIRED) -> bool:
         """True or false."""
         return self.typed(field, (bool,), default)
-
-    def unsupported(self, field: str, value: Any, supported: str) -> UnsupportedModel:
-        """The error of a field whose value changes the maths."""
-        return UnsupportedModel(
-            f"{self.where}: {field} = {shown(value)} is not supported (supported: {supported})"
-        )
 
     def token_ids(self, vocab: int = 2**31) -> dict[str, Any]:
         """Those of `TOKEN_IDS` that are given, each an id below `vocab`, the end tokens perhaps
@@ -83,3 +77,8 @@ class Raw(NamedTuple):
                     " expected"
                 )
         return found
+
+
+def unsupported(field: str, value: Any, supported: str) -> str:
+    """Returns the words on a field whose value changes the maths."""
+    return f"{field} = {shown(value)} is not supported (supported: {supported})"

@@ -81,7 +81,7 @@ class Collection:
         """After the last rollout: the samples that are not finished, each with at least one token;
         their routes are in their rows.
         """
-        return [x.rollout(self.engine.eos_id) for x in self.batcher.cut()]
+        return [x.rollout(self.engine.end_ids) for x in self.batcher.cut()]
 
     @property
     def routes(self) -> UInt[Array, "rows t l k"] | None:
@@ -90,7 +90,7 @@ class Collection:
 
     def _step(self) -> list[Rollout]:
         """One tick; the rollouts that ended."""
-        return [x.rollout(self.engine.eos_id) for x in self.batcher.step()]
+        return [x.rollout(self.engine.end_ids) for x in self.batcher.step()]
 
     def _new_buffer(self) -> RouteBuffer:
         new = self.engine.new_routes if self.keep_routes else lambda rows: None

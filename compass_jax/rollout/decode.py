@@ -14,14 +14,14 @@ from compass_jax.model.moe import unset_id
 from compass_jax.model.transformer import Transformer, apply
 from compass_jax.rollout.kv_cache import put_back, window
 from compass_jax.rollout.logprobs import top_logprobs_if
-from compass_jax.rollout.sampling import Sampler, sample
+from compass_jax.rollout.sampling import Sampler, is_end, sample
 from compass_jax.rollout.state import DecodeState, lay_state, next_logits
 
 
 def decoded(
     model: Transformer,
     rollout: RolloutConfig,
-    eos_id: int,
+    end_ids: tuple[int, ...],
     params: Any,
     state: DecodeState,
     wanted_free: Int[Array, ""],
@@ -46,7 +46,7 @@ def decoded(
     size = rollout.max_length if read is None else read
     cache = state.cache if in_place else window(state.cache, state.table, size, placement)
     start = jnp.int32(0), cache, state.lengths, state.live, current, _outputs(state, n)
-    token = partial(_token, model, eos_id, params, state, sampler, pages, wanted)
+    token = partial(_token, model, end_ids, params, state, sampler, pages, wanted)
     steps, cache, lengths, live, _, outputs = jax.lax.while_loop(go_on, token, start)
     inputs = state.lengths[None, :] - 1 + jnp.arange(n, dtype=jnp.int32)[:, None]
     if not in_place:
@@ -76,9 +76,7 @@ def _outputs(state: DecodeState, n: int) -> dict[str, Any]:
     return outputs
 
 
-def _token(
-    model: Transformer, eos_id: int, params, state: DecodeState, sampler, pages, wanted, carry
-):
+def _token(model: Transformer, end_ids, params, state: DecodeState, sampler, pages, wanted, carry):
     """One token of every live slot."""
     i, cache, lengths, live, current, outputs = carry
     step = apply(
@@ -106,7 +104,7 @@ def _token(
         for name, buffer in outputs.items()
     }
     lengths = lengths + live.astype(jnp.int32)
-    live = live & (token != eos_id) & (lengths < state.limits)
+    live = live & ~is_end(token, end_ids) & (lengths < state.limits)
     return i + 1, step.cache, lengths, live, token, outputs
 
 

@@ -8,6 +8,7 @@ device. Nothing here reads a clock or the host.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -35,8 +36,9 @@ class Engine:
     """The sampler of one model. Parameters come in the decode layout with every call; the engine
     holds none.
 
-    Engines of equal settings are equal, so that they share what was compiled. `known` ids are
-    tokens; the LM head's other columns are never drawn (None: all are tokens).
+    Engines of equal settings are equal, so that they share what was compiled. Each of `end_ids`
+    ends a sequence. `known` ids are tokens; the LM head's other columns are never drawn (None: all
+    are tokens).
     """
 
     def __init__(
@@ -44,23 +46,19 @@ class Engine:
         model: ModelConfig,
         compute: ComputeConfig,
         rollout: RolloutConfig,
-        eos_id: int,
+        end_ids: int | Sequence[int],
         placement: Placement | None = None,
         known: int | None = None,
     ):
-        self.model_config, self.compute, self.config, self.eos_id, self.placement = (
-            model,
-            compute,
-            rollout,
-            eos_id,
-            placement,
-        )
+        self.model_config, self.compute, self.config = model, compute, rollout
+        self.end_ids = (end_ids,) if isinstance(end_ids, int) else tuple(end_ids)
+        self.placement = placement
         self.layout = decode_layout(compute)
         check_pages(rollout, self.slot_groups)
         self.model = Transformer(model, compute, self.layout, placement, known)
 
     def _settings(self):
-        return self.model, self.config, self.eos_id
+        return self.model, self.config, self.end_ids
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Engine) and self._settings() == other._settings()
@@ -224,7 +222,7 @@ class Engine:
         there); what lies outside is moved to these.
         """
         return inserted(
-            self.config, self.eos_id, self.placement, prefix, decode_state, slots, max_new_tokens
+            self.config, self.end_ids, self.placement, prefix, decode_state, slots, max_new_tokens
         )
 
     def generate(
@@ -267,7 +265,7 @@ class Engine:
         return decoded(
             self.model,
             self.config,
-            self.eos_id,
+            self.end_ids,
             params,
             state,
             wanted_free,

@@ -11,13 +11,14 @@ from compass_jax.model.moe import unset_id
 from compass_jax.rollout.kv_cache import put_prefix
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.prefill import for_samples
+from compass_jax.rollout.sampling import is_end
 from compass_jax.rollout.state import DecodeState, Prefix, lay_state
 from compass_jax.sharding import Placement
 
 
 def inserted(
     rollout: RolloutConfig,
-    eos_id: int,
+    end_ids: tuple[int, ...],
     placement: Placement | None,
     prefix: Prefix,
     state: DecodeState,
@@ -65,7 +66,7 @@ def inserted(
         lengths=rows(state.lengths, lengths + 1),
         limits=rows(state.limits, limits),
         keys=rows(state.keys, prefix.keys.reshape(p * s, 2)),
-        live=rows(state.live, (token != eos_id) & (lengths + 1 < limits)),
+        live=rows(state.live, ~is_end(token, end_ids) & (lengths + 1 < limits)),
         temperature=(
             state.temperature
             if prefix.temperature is None

@@ -247,8 +247,8 @@ class JetStreamTokenizer(tokenizer_api.Tokenizer):
 
     @property
     def stop_tokens(self) -> set[int]:
-        """The end token alone: padding does not end a sequence here."""
-        return {self.eos_id}
+        """The engine's end tokens; padding does not end a sequence here."""
+        return set(self._engine.end_ids)
 
 
 def run_server(engine: JetStreamEngine, host: str, port: int) -> server_lib.JetStreamServer:

@@ -30,7 +30,7 @@ PER_REQUEST = Sampler(per_request=True, top_logprobs=MOST_TOP)
 
 class Chunk(NamedTuple):
     """New tokens of a request, and their log-probs where it wants them. `finish`: "stop" (they
-    end with the end token), "length", "cancelled", "error", or "": go on. `prompt`: log-probs of
+    end with an end token), "length", "cancelled", "error", or "": go on. `prompt`: log-probs of
     the prompt's tokens, in the first chunk of a request that wants them.
     """
 
@@ -249,7 +249,7 @@ class OnlineBatcher:
         self._batcher.step()
         for request in list(self._alive):
             if request.ended:
-                stopped = int(request.tokens[-1]) == self.engine.eos_id
+                stopped = int(request.tokens[-1]) in self.engine.end_ids
                 self._end([request], "stop" if stopped else "length")
             else:
                 request.hand_over("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -74,8 +75,8 @@ class Request:
         held = top if self.top is None else map(np.concatenate, zip(self.top, top, strict=True))
         self.top = TopLogprobs(*held)
 
-    def rollout(self, eos_id: int) -> Rollout:
-        """What it has by now."""
-        truncated = int(self.tokens[-1]) != eos_id
+    def rollout(self, end_ids: Container[int]) -> Rollout:
+        """Returns the tokens so far as a Rollout, truncated where none of `end_ids` is the last."""
+        truncated = int(self.tokens[-1]) not in end_ids
         held = (self.tokens, self.logp, self.entropy, truncated, self.versions)
         return Rollout(self.prompt, self.column, *held, self.row)

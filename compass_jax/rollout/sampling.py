@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from compass_jax.model.logprobs import known_columns, log_softmax_entropy
 
@@ -136,3 +136,8 @@ def sample(
         if each is not None:
             token = jnp.where(each > 0, token, _argmax(logits, last))
     return token, jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0], entropy
+
+
+def is_end(token: Int[Array, "n"], end_ids: tuple[int, ...]) -> Bool[Array, "n"]:
+    """Returns which tokens are one of `end_ids`; none is where there are none."""
+    return (token[:, None] == jnp.array(end_ids, jnp.int32)[None]).any(axis=1)

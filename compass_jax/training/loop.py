@@ -66,7 +66,7 @@ from compass_jax.training.stops import TrainingStopped
 from compass_jax.training.trace import TokenTrace
 from compass_jax.weights import checkpoint
 from compass_jax.weights.recorded import check_recorded_routes
-from compass_jax.weights.start import first_parameters
+from compass_jax.weights.start import VOCAB_ROWS, first_parameters, vocab_rows
 from compass_jax.weights.sync import sync_weights
 
 
@@ -104,7 +104,7 @@ class RLTrainer:
             config.model,
             config.rollout_compute,
             config.rollout,
-            self.tokenizer.eos_id,
+            self.tokenizer.end_ids,
             rollout,
             known,
         )
@@ -162,6 +162,7 @@ class RLTrainer:
         config = self.config
         if found is None:
             self.learner = Learner.start(config, model, first_parameters(config, model))
+            self.vocab_rows = vocab_rows(config, self.tokenizer.vocab_size)
             # steps that were logged by a run killed before its first checkpoint
             self.telemetry.restore(None)
             return
@@ -173,6 +174,7 @@ class RLTrainer:
         _, arrays, meta = checkpoint.restore(found, abstract, model=config.model)
         kept = (in_layout(arrays.get(name), model.layout) for name in ("state", "reference"))
         self.learner = Learner(config, model, *kept)
+        self.vocab_rows = meta.get(VOCAB_ROWS, config.model.vocab_size)
         self.stream.restore(meta["stream"])
         self.history.restore(meta["history"])
         self.selector.restore(meta["selector"])
@@ -185,7 +187,7 @@ class RLTrainer:
             lengths, routes = (np.asarray(arrays[name]) for name in ("lengths", "routes"))
             check_recorded_routes(lengths, routes, self.config.model, path)
             arrays = {**arrays, "routes": self.engine.adopt(arrays["routes"])}
-        self.buffer.restore(state, arrays, self.stream.find, self.engine.eos_id)
+        self.buffer.restore(state, arrays, self.stream.find, self.engine.end_ids)
 
     def _fresh_arrays(self) -> dict[str, Any]:
         from compass_jax.model.transformer import init_params
@@ -205,6 +207,7 @@ class RLTrainer:
             arrays["pending"] = self.buffer.arrays(self.engine.config.max_length)
         meta = {
             "kind": "rl",
+            VOCAB_ROWS: self.vocab_rows,
             "pending": self.buffer.state() if self.buffer.prompts else None,
             "stream": self.stream.state(),
             "history": self.history.state(),

@@ -90,7 +90,7 @@ class PolicyJudge:
             config.model,
             policy.compute,
             rollout,
-            policy.eos_id,
+            policy.end_ids,
             policy.placement,
             tokenizer.vocab_size,
         )

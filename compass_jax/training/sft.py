@@ -45,7 +45,7 @@ from compass_jax.training import optim, step
 from compass_jax.training.header import header
 from compass_jax.training.stops import TrainingStopped, until
 from compass_jax.weights import checkpoint
-from compass_jax.weights.start import first_parameters
+from compass_jax.weights.start import VOCAB_ROWS, first_parameters, vocab_rows
 
 
 class SFTTrainer:
@@ -88,6 +88,7 @@ class SFTTrainer:
         found = newest_checkpoint(directory, self.telemetry.note)
         if found is None:
             params = first_parameters(config, self.model)
+            self.vocab_rows = vocab_rows(config, self.tokenizer.vocab_size)
             self.state: TrainState = place(
                 optim.init_state(params, self.sft.optim, self.sft.steps), config.model, placement
             )
@@ -107,6 +108,7 @@ class SFTTrainer:
         abstract = placed_structs(jax.eval_shape(fresh), config.model, placement)
         self.done_steps, arrays, meta = checkpoint.restore(found, abstract, model=config.model)
         self.state = place(in_layout(arrays["state"], self.model.layout), config.model, placement)
+        self.vocab_rows = meta.get(VOCAB_ROWS, config.model.vocab_size)
         self.stream.restore(meta["stream"])
         self.telemetry.restore(meta["telemetry"])
 
@@ -121,6 +123,7 @@ class SFTTrainer:
         self.telemetry.phase("saving")
         meta = {
             "kind": self.STAGE,
+            VOCAB_ROWS: self.vocab_rows,
             "stream": self.stream.state(),
             "telemetry": self.telemetry.state(),
         }

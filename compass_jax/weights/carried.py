@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 from compass_jax.families.raw import WeightsError
+from compass_jax.token_ids import GENERATION
+from compass_jax.weights.hf_config import find_token_ids, read_json
 
 CARRIED = (
     "tokenizer.json",
@@ -19,7 +22,7 @@ CARRIED = (
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
-    "generation_config.json",
+    GENERATION,
 )
 
 
@@ -42,6 +45,10 @@ def carried_files(source: str | Path | None) -> list[Path]:
 def carry_files(source: str | Path | None, target: Path) -> None:
     """Copies `carried_files(source)` into the folder `target`. Raises WeightsError where one cannot
     be copied.
+
+    The copy of `generation_config.json` names every token that ends an answer here, so that the
+    exported model stops where the trained one did; it is added where only config.json, which is not
+    carried, names several.
     """
     for path in carried_files(source):
         try:
@@ -49,6 +56,21 @@ def carry_files(source: str | Path | None, target: Path) -> None:
         except OSError as error:
             reason = error.strerror or error
             raise WeightsError(f"{path} could not be copied to {target}: {reason}") from error
+    if source is not None:
+        _complete_end_tokens(Path(source), target / GENERATION)
+
+
+def _complete_end_tokens(source: Path, file: Path) -> None:
+    """Writes every end token of `source` into `file`, a generation_config.json, unless it names
+    them already. A file that is not there is written for several end tokens only.
+    """
+    ends = find_token_ids(source).get("eos_token_id")
+    if not file.is_file() and not isinstance(ends, list):
+        return
+    raw = read_json(file) if file.is_file() else {}
+    given, wanted = (x if isinstance(x, list) else [x] for x in (raw.get("eos_token_id"), ends))
+    if set(given) != set(wanted):
+        file.write_text(json.dumps(raw | {"eos_token_id": ends}, indent=2) + "\n")
 
 
 def _check_link(path: Path) -> None:

@@ -9,7 +9,12 @@ from compass_jax.weights import checkpoint
 from compass_jax.weights.carried import carried_files, carry_files
 from compass_jax.weights.hf import load_params, save_params, stored_dtype
 from compass_jax.weights.hf_config import read_hf_config
-from compass_jax.weights.start import restore_params, tokenizer_beside
+from compass_jax.weights.start import (
+    VOCAB_ROWS,
+    in_vocabulary,
+    restore_params,
+    tokenizer_beside,
+)
 
 
 def import_hf(
@@ -52,9 +57,12 @@ def export_hf(
 
     path: a run directory (newest checkpoint) or one checkpoint. dtype: None keeps the checkpoint's
     own. tokenizer: a folder to carry the tokenizer from; None: `tokenizer` of the run directory,
-    where there is one.
+    where there is one. Of a model that was drawn at random the rows beyond the tokenizer's ids are
+    left out (`start.vocab_rows`).
     """
     params, config = restore_params(path)
+    rows = checkpoint.read_meta(path).get(VOCAB_ROWS, config.vocab_size)
+    params, config = in_vocabulary(params, config, rows)
     tokenizer = tokenizer_beside(path) if tokenizer is None else tokenizer
     return save_params(
         params,

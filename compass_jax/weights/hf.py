@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,17 +78,22 @@ def _decoder_layer(config: ModelConfig, keys: tuple[str, ...], repeat: int) -> i
 
 
 def load_params(
-    folder: str | Path, config: ModelConfig, param_dtype: str, shardings: Any = None
+    folder: str | Path,
+    config: ModelConfig,
+    param_dtype: str,
+    shardings: Any = None,
+    vocab_rows: int | None = None,
 ) -> Any:
     """Parameters of a Hugging Face folder in the stacked layout, cast to `param_dtype`.
 
     shardings: a tree of jax.sharding.Sharding like the parameters; each device then reads its own
-    part. Raises WeightsError, before any data is read, for a missing, truncated or inconsistent
+    part. vocab_rows: the folder has rows for so many ids, the others are zero (None: for all of the
+    model's). Raises WeightsError, before any data is read, for a missing, truncated or inconsistent
     shard, a missing or unexpected tensor, a wrong shape, weights that are no floats, and a tied
     model whose `lm_head.weight` is not its embedding; and, while they are read, for weights that
     are not finite in `param_dtype`.
     """
-    stored = checked_headers(folder, config)
+    stored = checked_headers(folder, config, vocab_rows)
     leaves, structure = _leaves(config)
     targets = [None] * len(leaves) if shardings is None else structure.flatten_up_to(shardings)
     dtype = jnp.dtype(param_dtype)
@@ -106,11 +112,14 @@ def load_params(
     return structure.unflatten(params)
 
 
-def checked_headers(folder: str | Path, config: ModelConfig) -> dict[str, Stored]:
-    """The tensors of a Hugging Face folder by their headers alone. WeightsError, as `load_params`
-    raises it before any data is read, where they are not those of the model.
+def checked_headers(
+    folder: str | Path, config: ModelConfig, vocab_rows: int | None = None
+) -> dict[str, Stored]:
+    """Returns the tensors of a Hugging Face folder by their headers alone. WeightsError, as
+    `load_params` raises it before any data is read, where they are not those of the model.
     """
     stored = read_headers(folder)
+    config = replace(config, vocab_size=vocab_rows or config.vocab_size)
     if problems := tensor_problems(Path(folder), config, stored):
         raise WeightsError(problems[0])
     return stored
@@ -129,18 +138,33 @@ def _read_block(
         len(range(*part.indices(size)))
         for part, size in zip(inner, leaf.spec.shape[lead:], strict=True)
     )
-    block = np.empty((*names.shape, *sizes), dtype)
+    block = np.zeros((*names.shape, *sizes), dtype)
     by_file: dict[Path, list[tuple[int, ...]]] = {}
     for at in np.ndindex(names.shape):
         by_file.setdefault(stored[str(names[at])].file, []).append(at)
     for file, positions in by_file.items():
         with open_file(file) as handle:
             for at in positions:
+                part = _within(on_disk, leaf.shape, stored[str(names[at])].shape)
+                if any(x.start == x.stop for x in part):  # rows that the folder does not have
+                    continue
                 tensor = finite(
-                    handle.get_slice(names[at])[on_disk], dtype, f"{file}: tensor {names[at]}"
+                    handle.get_slice(names[at])[part], dtype, f"{file}: tensor {names[at]}"
                 )
-                block[at] = tensor.T if leaf.tensor.transposed else tensor
+                tensor = tensor.T if leaf.tensor.transposed else tensor
+                block[at][tuple(map(slice, tensor.shape))] = tensor
     return block
+
+
+def _within(
+    index: tuple[slice, ...], expected: tuple[int, ...], stored: tuple[int, ...]
+) -> tuple[slice, ...]:
+    """Returns `index` of a tensor of shape `expected`, cut to the shape that is stored."""
+    bounds = (part.indices(size) for part, size in zip(index, expected, strict=True))
+    return tuple(
+        slice(min(first, size), min(last, size))
+        for (first, last, _), size in zip(bounds, stored, strict=True)
+    )
 
 
 def tensor_problems(folder: Path, config: ModelConfig, stored: dict[str, Stored]) -> list[str]:
@@ -248,7 +272,9 @@ def save_params(
                 f" {leaf.spec.shape}"
             )
     carried_files(tokenizer_from)
-    ids = find_token_ids(tokenizer_from) if tokenizer_from is not None else {}
+    ids = {} if tokenizer_from is None else find_token_ids(tokenizer_from)
+    if isinstance(ends := ids.get("eos_token_id"), list):  # those that the model can emit
+        ids["eos_token_id"] = [i for i in ends if i < config.vocab_size] or None
     description = write_hf_config(config, dtype, ids)
     total = sum(math.prod(leaf.spec.shape) for leaf in leaves) * jnp.dtype(dtype).itemsize
     with new_folder(folder, total, replace) as temporary:

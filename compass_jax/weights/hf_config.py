@@ -10,7 +10,8 @@ from typing import Any
 from compass_jax import untrusted
 from compass_jax.config import ModelConfig
 from compass_jax.families.find import find, own
-from compass_jax.families.raw import TOKEN_IDS, Raw, WeightsError
+from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError, unsupported
+from compass_jax.token_ids import end_ids
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -52,7 +53,8 @@ def config_from_dict(
     names = [name for name, model_type in known.items() if model_type == kind]
     if not names:
         more = "; your own by the family path/file.py:FAMILY" if family is None else ""
-        raise Raw(raw, where).unsupported("model_type", kind, " | ".join(known.values()) + more)
+        words = unsupported("model_type", kind, " | ".join(known.values()) + more)
+        raise UnsupportedModel(f"{where}: {words}")
     return find(names[0]).read(raw, where, names[0])
 
 
@@ -69,12 +71,26 @@ def write_hf_config(
 
 
 def find_token_ids(folder: str | Path) -> dict[str, Any]:
-    """`bos_token_id`, `eos_token_id`, `pad_token_id` of a folder: from `config.json`, else from the
-    tokenizer's special tokens.
+    """Returns `bos_token_id`, `eos_token_id` and `pad_token_id` of a folder, of those that it has:
+    from `config.json`, else from the tokenizer's special tokens.
+
+    `eos_token_id` is every token that ends an answer in a run with this folder's tokenizer
+    (`Tokenizer.end_ids`): a number, or a list of several.
     """
     folder = Path(folder)
-    if (folder / "config.json").is_file():
-        return Raw(read_json(folder / "config.json"), str(folder / "config.json")).token_ids()
+    special, file = _special_ids(folder), folder / "config.json"
+    found = Raw(read_json(file), str(file)).token_ids() if file.is_file() else dict(special)
+    own = [special["eos_token_id"]] if "eos_token_id" in special else []
+    ends = list(dict.fromkeys([*end_ids(folder, WeightsError), *own]))
+    if ends:
+        found["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    return found
+
+
+def _special_ids(folder: Path) -> dict[str, Any]:
+    """Returns the ids of the special tokens that tokenizer_config.json names; none without a
+    tokenizer.
+    """
     if not ((folder / "tokenizer_config.json").is_file() and (folder / "tokenizer.json").is_file()):
         return {}
     special, tokenizer = (
@@ -84,7 +100,10 @@ def find_token_ids(folder: str | Path) -> dict[str, Any]:
     added = tokenizer.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
         raise WeightsError(f"{folder / 'tokenizer.json'}: added_tokens must be a list of objects")
-    ids = {
+    model = tokenizer.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    ids = dict(vocab) if isinstance(vocab, dict) else {}
+    ids |= {
         token["content"]: token.get("id")
         for token in added
         if isinstance(token.get("content"), str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +73,49 @@ def restore_params(path: str | Path, shardings: Any = None) -> tuple[Any, ModelC
     return arrays, manifest.model
 
 
-def init_or_load(config: RunConfig, key: jax.Array, shardings: Any = None) -> Any:
+VOCAB_ROWS = "vocab_rows"  # in a checkpoint's meta
+
+
+def vocab_rows(config: RunConfig, known: int) -> int:
+    """Returns for how many ids an export of the run has rows. A drawn model has them for the
+    tokenizer's `known` ids: nothing ever trains the others, and transformers would sample them. A
+    model that the run starts from keeps its own.
+    """
+    if not config.init_from:
+        return known
+    path = Path(config.init_from)
+    if is_checkpoint(path):
+        return max(checkpoint.read_meta(path).get(VOCAB_ROWS, model_of(path).vocab_size), known)
+    return read_hf_config(path, config.model.family).vocab_size
+
+
+def in_vocabulary(params: Any, model: ModelConfig, rows: int) -> tuple[Any, ModelConfig]:
+    """Returns stacked parameters and their model with rows for the first `rows` ids alone."""
+    if rows == model.vocab_size:
+        return params, model
+    cut = {"embed": params["embed"][:rows]}
+    if "head" in params:
+        cut["head"] = params["head"][:, :rows]
+    return {**params, **cut}, replace(model, vocab_size=rows)
+
+
+def init_or_load(
+    config: RunConfig, key: jax.Array, shardings: Any = None, known: int | None = None
+) -> Any:
     """The parameters that a run starts from, stacked, in `compute.param_dtype`: random, or those of
-    `init_from`.
+    `init_from`, which must have rows for the tokenizer's `known` ids.
 
     `init_from` is a Hugging Face folder or a checkpoint (a run directory, or one checkpoint of it).
     Raises WeightsError, or CheckpointError, where it is neither or its model is not `config.model`,
     the fields that differ named; and for a model that its family cannot express.
     """
-    path = _folder(config)
+    path, rows = _folder(config)
     dtype = config.compute.param_dtype
+    if known is not None and rows < known:
+        raise WeightsError(
+            f"init_from = {config.init_from!r} has rows for {rows} ids, and the tokenizer"
+            f" {config.data.tokenizer!r} has ids up to {known - 1}: name the model's tokenizer"
+        )
     if path is None:
         draw = (
             init_params
@@ -92,27 +126,29 @@ def init_or_load(config: RunConfig, key: jax.Array, shardings: Any = None) -> An
     if is_checkpoint(path):
         params, _ = restore_params(path, shardings)
         return _cast(params, dtype)
-    return load_params(path, config.model, dtype, shardings)
+    return load_params(path, config.model, dtype, shardings, rows)
 
 
 def check_weights(config: RunConfig) -> None:
     """Raises what `init_or_load` raises before it reads a number of the weights."""
-    path = _folder(config)
+    path, rows = _folder(config)
     if path is not None and not is_checkpoint(path):
-        checked_headers(path, config.model)
+        checked_headers(path, config.model, rows)
 
 
-def _folder(config: RunConfig) -> Path | None:
-    """The folder of `init_from`, which holds the run's model; None where weights are drawn."""
+def _folder(config: RunConfig) -> tuple[Path | None, int]:
+    """Returns the folder of `init_from`, which holds the run's model (None where weights are
+    drawn), and for how many ids it has rows.
+    """
     families.check(config.model)
     if not config.init_from:
-        return None
+        return None, config.model.vocab_size
     path = Path(config.init_from)
     if not path.is_dir():
         raise WeightsError(f"init_from = {config.init_from!r}: there is no such folder")
     found = model_of(path) if is_checkpoint(path) else read_hf_config(path, config.model.family)
-    _check_same_model(config, found)
-    return path
+    _check_same_model(config, found, whole=is_checkpoint(path))
+    return path, found.vocab_size
 
 
 def first_parameters(config: RunConfig, model: Transformer) -> Any:
@@ -123,7 +159,8 @@ def first_parameters(config: RunConfig, model: Transformer) -> Any:
         if placement is None
         else shardings_like(abstract_params(config.model, "float32"), config.model, placement)
     )
-    params = in_layout(init_or_load(config, jax.random.key(config.seed), shardings), model.layout)
+    drawn = init_or_load(config, jax.random.key(config.seed), shardings, model.known)
+    params = in_layout(drawn, model.layout)
     return place(params, config.model, placement)
 
 
@@ -137,14 +174,19 @@ def _cast(params: Any, dtype: str) -> Any:
     return jax.tree.unflatten(structure, leaves)
 
 
-def _check_same_model(config: RunConfig, found: ModelConfig) -> None:
-    """`init_std` says nothing about weights that exist, and a run may use fewer positions than the
-    model has.
+def _check_same_model(config: RunConfig, found: ModelConfig, whole: bool) -> None:
+    """Raises WeightsError where `found` is another model than the run's.
+
+    `init_std` says nothing about weights that exist, and a run may use fewer positions than the
+    model has. Unless `whole`, the run may have rows beyond the vocabulary, so that a mesh can split
+    them.
     """
     differing = differences(found, config.model)
     differing.pop("init_std", None)
     if config.model.max_positions <= found.max_positions:
         differing.pop("max_positions", None)
+    if not whole and found.vocab_size < config.model.vocab_size:
+        differing.pop("vocab_size", None)
     if differing:
         lines = [
             f"  model.{name}: {theirs!r} there, {ours!r} in the run's config"

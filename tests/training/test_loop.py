@@ -15,6 +15,7 @@ from logged import lines, numbers
 from stops import stop_at_call, stop_at_sample
 from tiny_run import tiny_run
 
+from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience import metrics
 from compass_jax.experience.paired import read_evaluation
 from compass_jax.model.transformer import init_params
@@ -143,6 +144,9 @@ def test_the_same_run_again_gives_the_same_numbers_and_an_extension_goes_on(undi
     assert numbers(tmp_path) == numbers(undisturbed[0])[:1]
     result = run_rl(configured(tmp_path, steps=2))
     assert result["steps"] == 2 and numbers(tmp_path) == numbers(undisturbed[0])
+    for directory in (undisturbed[0], tmp_path):  # what an export has rows for
+        known = Tokenizer.load(directory / "tokenizer").vocab_size
+        assert checkpoint.read_meta(directory)["vocab_rows"] == known < tiny_run().model.vocab_size
 
 
 @pytest.mark.parametrize("after", [19, 32])

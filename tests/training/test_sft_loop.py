@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from logged import lines, numbers
+from safetensors.numpy import load_file
 from stops import stop_at_call
 from tiny_run import tiny_run
 
 from compass_jax.config import OptimConfig
 from compass_jax.data.sft import SFTExample
+from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.transformer import init_params
 from compass_jax.runs.rundir import RunDirectoryGone
 from compass_jax.runs.telemetry import Telemetry
@@ -22,6 +24,8 @@ from compass_jax.training import optim, step
 from compass_jax.training.optim import TrainingDiverged
 from compass_jax.training.sft import SFTTrainer, run_sft
 from compass_jax.weights import checkpoint
+from compass_jax.weights.convert import export_hf
+from compass_jax.weights.hf_config import read_hf_config
 
 
 def configured(directory, **options):
@@ -54,6 +58,18 @@ def test_a_run_learns_and_reports(undisturbed):
         [8 * (n + 1) / result["data"]["examples"] for n in range(8)]
     )
     assert result["steps"] == 8 and not result["stopped"] and checkpoint.latest(directory) == 8
+
+
+def test_the_export_of_a_run_that_drew_its_model_has_no_rows_beyond_the_tokenizer(
+    undisturbed, tmp_path
+):
+    known = Tokenizer.load(tiny_run().data.tokenizer).vocab_size
+    assert tiny_run().model.vocab_size > known
+    out = export_hf(undisturbed[0], tmp_path / "out")
+    assert read_hf_config(out).vocab_size == known
+    tensors = load_file(out / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert tensors[name].shape[0] == known
 
 
 def test_a_killed_run_repeats_its_steps_and_logs_each_once(undisturbed, tmp_path, monkeypatch):

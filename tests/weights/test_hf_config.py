@@ -174,7 +174,8 @@ def test_biases_and_norms_of_the_families():
         ({"mlp_bias": True}, ["mlp_bias = True", "false"]),
         ({"auto_map": {"AutoModel": "m.M"}}, ["auto_map", "no code"]),
         ({"architectures": ["Qwen3MoeForTokenClassification"]}, ["architectures", "ForCausalLM"]),
-        ({"rope_interleaved": True}, ["rope_interleaved = True", "qwen3_moe", "remove this one"]),
+        ({"rope_interleaved": True}, ["rope_interleaved = True", "false"]),
+        ({"rope_in_pairs": True}, ["rope_in_pairs = True", "qwen3_moe", "remove this one"]),
         ({"a" * 10_000: "b" * 10_000}, ["aaa = 'bbb", "remove this one"]),
         ({"model_type": "qwen3"}, ["decoder_sparse_step", "the keys of a qwen3 model"]),
         ({"model_type": "qwen2", "attention_bias": False}, ["attention_bias = False", "true"]),
@@ -354,4 +355,4 @@ def test_token_ids_come_from_the_config_or_the_tokenizer(tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({"eos_token_id": [7, 8], "bos_token_id": None})
     )
-    assert find_token_ids(tmp_path) == {"eos_token_id": [7, 8]}
+    assert find_token_ids(tmp_path) == {"eos_token_id": [7, 8, 4]}

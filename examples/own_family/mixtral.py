@@ -1,0 +1,20 @@
+"""Mixtral: experts in every layer. Its config.json does not say how the weights of the chosen
+experts are made; its class divides them by their sum.
+"""
+
+from compass_jax.families.base import MOE_KEYS, TENSORS, Attention, Family, renamed
+
+NAMES = {
+    "mlp.gate.": "block_sparse_moe.gate.",
+    "mlp.experts.{e}.gate_proj": "block_sparse_moe.experts.{e}.w1",
+    "mlp.experts.{e}.up_proj": "block_sparse_moe.experts.{e}.w3",
+    "mlp.experts.{e}.down_proj": "block_sparse_moe.experts.{e}.w2",
+}
+FAMILY = Family(
+    "mixtral",
+    "MixtralForCausalLM",
+    moe_keys=MOE_KEYS | {"experts": "num_local_experts", "ffn": "intermediate_size"},
+    tensors=renamed(TENSORS, NAMES),
+    attention=(Attention(qk_norm=False, qkv_bias=False, o_bias=False),),
+    fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+)

@@ -1,0 +1,165 @@
+"""`compass check FOLDER --against transformers`: 0 for what is computed alike, 1 for a family file
+that overlooks something.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compass_jax.commands import against, cli
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family"
+TOKENIZER = Path(__file__).parents[2] / "configs" / "tiny_tokenizer"
+LLAMA, MISTRAL = f"{EXAMPLE / 'llama.py'}:FAMILY", f"{EXAMPLE / 'llama.py'}:MISTRAL"
+MIXTRAL = f"{EXAMPLE / 'mixtral.py'}:FAMILY"
+COMMON = dict(
+    vocab_size=384,
+    hidden_size=48,
+    intermediate_size=72,
+    max_position_embeddings=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
+    bos_token_id=None,
+    eos_token_id=2,
+    pad_token_id=None,
+)
+EXPERTS = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20, norm_topk_prob=True)
+CASES = {
+    "qwen2": (None, {}),
+    "qwen3": (None, dict(head_dim=16)),
+    "qwen3_moe": (None, EXPERTS),
+    "llama": (LLAMA, {}),
+    "mistral": (MISTRAL, dict(sliding_window=None)),
+    "mixtral": (MIXTRAL, dict(num_local_experts=5, num_experts_per_tok=2)),
+}
+
+
+def written(folder, kind, tokenizer=True):
+    """A random model of transformers in a folder, with the tiny tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(kind, **COMMON, **CASES[kind][1])
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, p in model.named_parameters():
+        noise = torch.randn(p.shape)
+        p.data = 1 + 0.3 * noise if "norm" in name else 1.5 * noise / p.shape[-1] ** 0.5
+    model.save_pretrained(folder)
+    if tokenizer:
+        for file in TOKENIZER.iterdir():
+            shutil.copy(file, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+
+    def folder(kind):
+        if kind not in made:
+            made[kind] = written(tmp_path_factory.mktemp(kind), kind)
+        return made[kind]
+
+    return folder
+
+
+def compared(capsys, folder, family=None):
+    """(exit status, the lines about the comparison)."""
+    words = ["check", str(folder), "--against", "transformers"]
+    capsys.readouterr()  # the bars of what was written before
+    status = cli.main(words + (["--family", family] if family else []))
+    out = capsys.readouterr()
+    assert out.err == ""
+    lines = out.out.splitlines()
+    return status, lines[lines.index(f"{folder}: sound") + 1 :]
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_folder_that_is_computed_alike(capsys, folders, kind):
+    status, (logits, greedy, end) = compared(capsys, folders(kind), CASES[kind][0])
+    assert status == 0, (logits, greedy)
+    assert logits.startswith("equal    logits: largest difference ") and "(2 x 96 tokens)" in logits
+    assert greedy.startswith("equal    greedy: ")
+    assert end.startswith(f"{folders(kind)}: as in transformers 5.")
+
+
+WRONG = {  # what a family file for Mixtral may say wrongly
+    "weights": {'"norm_topk_prob": True': '"norm_topk_prob": False'},
+    "gate and up": {".w1": ".w0", ".w3": ".w1", ".w0": ".w3"},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_family_file_differs(capsys, folders, tmp_path, name):
+    text = (EXAMPLE / "mixtral.py").read_text()
+    for right, wrong in WRONG[name].items():
+        assert right in text
+        text = text.replace(right, wrong)
+    (tmp_path / "wrong.py").write_text(text)
+    status, (logits, greedy, end) = compared(
+        capsys, folders("mixtral"), f"{tmp_path / 'wrong.py'}:FAMILY"
+    )
+    assert status == 1
+    assert logits.startswith("differ   logits: largest difference ")
+    assert greedy.startswith("differ   greedy: token ") and " here, " in greedy
+    assert "not as in transformers" in end and "docs/howto/family.md" in end
+
+
+def test_a_folder_without_a_tokenizer_is_compared_too(capsys, tmp_path):
+    folder = written(tmp_path / "bare", "qwen3", tokenizer=False)
+    status, lines = compared(capsys, folder)
+    assert status == 0 and len(lines) == 3
+
+
+def test_a_default_that_is_not_the_classs_differs(capsys, folders, tmp_path):
+    """config.json does not say rms_norm_eps: 1e-6 in transformers, 0.02 by the family file."""
+    folder = shutil.copytree(folders("llama"), tmp_path / "model")
+    raw = json.loads((folder / "config.json").read_text())
+    del raw["rms_norm_eps"]
+    (folder / "config.json").write_text(json.dumps(raw))
+    text = (EXAMPLE / "llama.py").read_text()
+    for value, status in ((1e-6, 0), (0.02, 1)):
+        file = tmp_path / f"llama_{status}.py"
+        defaults = f'    defaults={{"rms_norm_eps": {value}}},\n    attention='
+        file.write_text(text.replace("    attention=", defaults))
+        assert compared(capsys, folder, f"{file}:FAMILY")[0] == status
+
+
+def test_what_cannot_be_compared_is_said(capsys, folders, tmp_path, monkeypatch):
+    with pytest.raises(against.CheckError, match="compass export-hf"):
+        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+        (tmp_path / "run" / "config.json").write_text("{}")
+        against.run_against(tmp_path / "run")
+    folder = shutil.copytree(folders("llama"), tmp_path / "model")
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"model_type": "acorn"}))
+    text = (EXAMPLE / "llama.py").read_text().replace('"llama"', '"acorn"')
+    (tmp_path / "acorn.py").write_text(text)
+    words = ["check", str(folder), "--against", "transformers"]
+    assert cli.main([*words, "--family", f"{tmp_path / 'acorn.py'}:FAMILY"]) == 2
+    assert "transformers cannot load" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert cli.main(["check", str(folders("qwen3")), "--against", "transformers"]) == 2
+    told = capsys.readouterr().err
+    assert "--against transformers needs the extra 'transformers'" in told and "pip install" in told
+
+
+@pytest.mark.slow
+def test_smollm2_is_as_in_transformers_through_the_examples_family_file(capsys, tmp_path):
+    folder = tmp_path / "smollm2"
+    subprocess.run([sys.executable, EXAMPLE / "smollm2.py", folder], check=True, timeout=600)
+    status, (logits, greedy, _) = compared(capsys, folder, LLAMA)
+    assert status == 0 and greedy.startswith("equal")
+    difference = float(logits.split("largest difference ")[1].split(",")[0])
+    assert difference < 5e-4
+    words = ["import-hf", str(folder), str(tmp_path / "run"), "--family", LLAMA]
+    assert cli.main(words) == 0

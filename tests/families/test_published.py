@@ -1,0 +1,284 @@
+"""Published config.json files: read as the model computes, or refused with every reason."""
+
+import dataclasses
+import itertools
+import json
+import re
+import runpy
+from pathlib import Path
+
+import published
+import pytest
+
+from compass_jax.config import ConfigError
+from compass_jax.families.base import KEYS, MOE_KEYS, Attention, Family
+from compass_jax.families.raw import UnsupportedModel
+from compass_jax.weights.hf_config import config_from_dict, write_hf_config
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family"
+LLAMA, MISTRAL = f"{EXAMPLE / 'llama.py'}:FAMILY", f"{EXAMPLE / 'llama.py'}:MISTRAL"
+MIXTRAL = f"{EXAMPLE / 'mixtral.py'}:FAMILY"
+
+
+def without(raw, *keys):
+    return {key: value for key, value in raw.items() if key not in keys}
+
+
+def careless(name, architecture, moe=True, **changes):
+    """A family file of somebody who renames keys, and says nothing else."""
+    moe_keys = MOE_KEYS if moe else None
+    return Family(name, architecture, moe_keys=moe_keys, **changes)
+
+
+READ = {
+    "qwen2.5": (published.QWEN25, None),
+    "qwen3": (published.QWEN3, None),
+    "qwen3-2507": (published.QWEN3_2507, None),
+    "smollm2": (published.SMOLLM2, LLAMA),
+    "llama-3": (published.LLAMA3, LLAMA),
+    "mistral-v0.3": (published.MISTRAL_3, MISTRAL),
+    "mixtral": (published.MIXTRAL, MIXTRAL),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_published_config_is_read_and_written_back(name):
+    raw, family = READ[name]
+    config = config_from_dict(raw, family=family)
+    assert (config.hidden, config.layers) == (raw["hidden_size"], raw["num_hidden_layers"])
+    assert (config.norm_eps, config.rope_theta) == (raw["rms_norm_eps"], raw["rope_theta"])
+    assert config.tie_embeddings == raw["tie_word_embeddings"]
+    assert config.qk_norm == name.startswith("qwen3") and config.qkv_bias == (name == "qwen2.5")
+    written = json.loads(json.dumps(write_hf_config(config)))
+    assert config_from_dict(written, family=family) == config
+    assert written["sliding_window"] is None  # Mistral's class has a window where it is absent
+
+
+def test_mixtral_divides_the_weights_of_the_chosen_experts():
+    moe = config_from_dict(published.MIXTRAL, family=MIXTRAL).moe
+    assert moe.norm_top_k and (moe.experts, moe.top_k, moe.ffn) == (8, 2, 14336)
+    written = write_hf_config(config_from_dict(published.MIXTRAL, family=MIXTRAL))
+    assert not {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"} & written.keys()
+
+
+NAMES = {  # the config, a careless family, what the error must name
+    "mixtral": (
+        published.MIXTRAL,
+        careless(
+            "mixtral",
+            "MixtralForCausalLM",
+            moe=False,
+            attention=(Attention(False, False, False),),
+        ),
+        ["num_local_experts", "num_experts_per_tok"],
+    ),
+    "mistral-v0.1": (
+        published.MISTRAL_1,
+        careless("mistral", "MistralForCausalLM", moe=False),
+        ["sliding_window = 4096", "attention_bias"],
+    ),
+    "llama-3.1": (
+        published.LLAMA31,
+        careless("llama", "LlamaForCausalLM", moe=False),
+        ["rope_scaling", "llama3"],
+    ),
+    "llama-3.2": (
+        published.LLAMA32,
+        careless("llama", "LlamaForCausalLM", moe=False),
+        ["rope_scaling"],
+    ),
+    "qwen1.5-moe": (
+        published.QWEN15_MOE,
+        careless("qwen2_moe", "Qwen2MoeForCausalLM"),
+        ["shared_expert_intermediate_size = 5632", "attention_bias"],
+    ),
+    "qwen2-57b": (
+        published.QWEN2_57B,
+        careless("qwen2_moe", "Qwen2MoeForCausalLM"),
+        ["shared_expert_intermediate_size = 20480", "attention_bias"],
+    ),
+    "olmoe": (
+        published.OLMOE,
+        careless("olmoe", "OlmoeForCausalLM"),
+        ["moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers"],
+    ),
+    "deepseek-v2": (
+        published.DEEPSEEK_V2,
+        careless("deepseek_v2", "DeepseekV2ForCausalLM"),
+        [
+            "auto_map",
+            "first_k_dense_replace = 1",
+            "kv_lora_rank = 512",
+            "n_shared_experts = 2",
+            "rope_scaling",
+            "qk_nope_head_dim",
+            "decoder_sparse_step",
+            "n_routed_experts",
+        ],
+    ),
+    "glm-4.5-air": (
+        published.GLM45_AIR,
+        careless("glm4_moe", "Glm4MoeForCausalLM"),
+        [
+            "partial_rotary_factor = 0.5",
+            "n_shared_experts = 1",
+            "num_nextn_predict_layers = 1",
+            "first_k_dense_replace = 1",
+            "use_qk_norm = False",
+            "n_routed_experts",
+        ],
+    ),
+    "gpt-oss": (
+        published.GPT_OSS,
+        careless("gpt_oss", "GptOssForCausalLM"),
+        [
+            "quantization_config",
+            "rope_scaling",
+            "sliding_window = 128",
+            "swiglu_limit = 7.0",
+            "layer_types",
+            "norm_topk_prob",
+            "experts_per_token",
+        ],
+    ),
+    "gemma-3": (
+        published.GEMMA3,
+        careless("gemma3_text", "Gemma3ForCausalLM", moe=False),
+        [
+            "hidden_activation = 'gelu_pytorch_tanh'",
+            "query_pre_attn_scalar",
+            "sliding_window = 512",
+            "rope_local_base_freq",
+            "sliding_window_pattern",
+            "tie_word_embeddings",
+            "hidden_act",
+        ],
+    ),
+    "phi-3": (
+        published.PHI3,
+        careless("phi3", "Phi3ForCausalLM", moe=False),
+        ["auto_map", "sliding_window = 2047"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_family_file_overlooks_is_refused_all_at_once(name, tmp_path, monkeypatch):
+    raw, family, named = NAMES[name]
+    with pytest.raises(UnsupportedModel) as caught:
+        family.read(raw, "config.json", name)
+    for text in named:
+        assert text in str(caught.value), str(caught.value)
+    for harmless in ("token_id", "_name_or_path", "version", "pdrop", "dtype", "original_max"):
+        assert harmless not in re.sub(r"\{.*?\}", "", str(caught.value))
+    with pytest.raises(UnsupportedModel, match=r"model_type = .* path/file\.py:FAMILY"):
+        config_from_dict(raw)
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        "norm_topk_prob",
+        "num_experts_per_tok",
+        "tie_word_embeddings",
+        "rms_norm_eps",
+        "rope_theta",
+        "hidden_act",
+        "attention_bias",
+        "moe_intermediate_size",
+        "mlp_only_layers",
+    ],
+)
+def test_a_value_that_nobody_says_is_an_error_and_the_packages_families_say_theirs(lacking):
+    """QWEN3_2507 by the package's family, and by a file that is the same without its defaults."""
+    raw = without(published.QWEN3_2507, lacking)
+    assert config_from_dict(raw).family == "qwen3_moe"
+    foreign = careless("qwen3_moe", "Qwen3MoeForCausalLM")
+    assert foreign.read(published.QWEN3_2507, "x", "qwen3_moe").moe.norm_top_k
+    with pytest.raises(UnsupportedModel, match=rf"has no {lacking}, and the family qwen3_moe does"):
+        foreign.read(raw, "x", "x")
+    value = published.QWEN3_2507[lacking]
+    for way in ("defaults", "fixed"):
+        saying = dataclasses.replace(foreign, **{way: {lacking: value}})
+        assert saying.read(raw, "x", "qwen3_moe") == config_from_dict(published.QWEN3_2507)
+
+
+def test_a_fixed_value_that_config_json_contradicts_is_refused():
+    family = careless("qwen3_moe", "Qwen3MoeForCausalLM", fixed={"norm_topk_prob": False})
+    with pytest.raises(UnsupportedModel, match=r"norm_topk_prob = True .*supported: False, always"):
+        family.read(published.QWEN3_2507, "x", "x")
+    raw = published.QWEN3_2507 | {"norm_topk_prob": False}
+    config = family.read(raw, "x", "qwen3_moe")
+    assert not config.moe.norm_top_k and "norm_topk_prob" not in family.write(config, "bf16", {})
+    other = dataclasses.replace(config, moe=dataclasses.replace(config.moe, norm_top_k=True))
+    with pytest.raises(UnsupportedModel, match="norm_topk_prob is True: a qwen3_moe model always"):
+        family.check(other)
+
+
+@pytest.mark.parametrize(
+    ("window", "said", "read"),
+    [
+        *itertools.product([4096, 131072, 0], [False], [True]),
+        *itertools.product([4096, 131072, 1], [None, "absent"], [False]),
+        *[(None, None, True), (None, "absent", True), (4096, True, False)],
+    ],
+)
+def test_a_sliding_window_is_harmless_only_where_use_sliding_window_says_so(window, said, read):
+    raw = published.MISTRAL_1 | {"sliding_window": window}
+    raw |= {} if said == "absent" else {"use_sliding_window": said}
+    if read:
+        assert config_from_dict(raw, family=MISTRAL).layers == 32
+        return
+    with pytest.raises(UnsupportedModel, match="sliding_window = "):
+        config_from_dict(raw, family=MISTRAL)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "unk_token_id",
+        "image_token_id",
+        "vision_start_token_id",
+        "boi_token_index",
+        "mask_token_id",
+        "_name_or_path",
+        "_model_name_or_path",
+        "base_model_name_or_path",
+        "_commit_hash",
+        "transformers_version",
+        "mergekit_version",
+        "unsloth_version",
+        "unsloth_fixed",
+        "_attn_implementation_internal",
+        "_experts_implementation",
+        "suppress_token_ids",
+    ],
+)
+def test_ids_of_tokens_and_metadata_pass(key):
+    assert config_from_dict(published.QWEN3 | {key: "anything"}).layers == 28
+
+
+@pytest.mark.parametrize("key", ["token_mixer", "attn_scale", "sliding_window_pattern", "_norm"])
+def test_what_only_resembles_them_does_not(key):
+    with pytest.raises(UnsupportedModel, match=f"{key} = 2 is not supported"):
+        config_from_dict(published.QWEN3 | {key: 2})
+
+
+def test_a_family_file_with_a_key_that_is_read_nowhere_or_none_for_a_field_is_refused(tmp_path):
+    for changes, message in (
+        ({"fixed": {"norm_top_k": True}}, "fixed has norm_top_k, which is read from no config"),
+        ({"defaults": {"eps": 1e-5}}, "defaults has eps, which is read from no config.json"),
+        ({"keys": without(KEYS, "ffn")}, "keys must have a key of config.json for .*look at ffn"),
+        ({"moe_keys": MOE_KEYS | {"gate": "g"}}, "moe_keys must have .*look at gate"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            dataclasses.replace(careless("a", "A"), **changes)
+
+
+def test_the_examples_family_files_are_named_by_their_model_types():
+    files = {
+        f"{EXAMPLE / name}.py": {"llama": "FAMILY", "mixtral": "FAMILY"}[name]
+        for name in ("llama", "mixtral")
+    }
+    for file, attribute in files.items():
+        assert runpy.run_path(file)[attribute].model_type == Path(file).stem

@@ -1,0 +1,226 @@
+"""Several end tokens: each of them ends an answer everywhere, and is kept."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
+
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.errors import UserError
+from compass_jax.experience.buffer import ExperienceBuffer
+from compass_jax.experience.turns import Turns
+from compass_jax.model.params import to_decode
+from compass_jax.records import Score
+from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.online import OnlineBatcher, Streamed
+from compass_jax.rollout.request import Request
+from compass_jax.rollout.routes import RouteBuffer
+from compass_jax.rollout.sampling import Purpose, Sampler
+from compass_jax.token_ids import end_ids
+from compass_jax.weights.carried import carry_files
+from compass_jax.weights.hf import save_params
+from compass_jax.weights.hf_config import find_token_ids
+
+WEIGHTS = to_decode(random_params())
+ROLL = dataclasses.replace(ROLLOUT, max_new_tokens=8, cache_bucket=32)
+PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 16, 8, 9))]
+TOKENIZER = Path(__file__).parents[2] / "configs" / "tiny_tokenizer"
+ENDS = (EOS, 7, 12, 30, 4, 9, 22, 35)
+
+
+def rolled_out(ends, temperature=1.0):
+    """(prompt, sample) -> rollout of four prompts, three samples each."""
+    engine, sampler = Engine(MODEL, COMPUTE, ROLL, ends), Sampler(temperature)
+    job = Collection(engine, WEIGHTS, PROMPTS, 3, Purpose.TRAIN, 0, sampler=sampler)
+    return {(r.prompt.id, r.sample): r for r in job}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_a_rollout_is_the_endless_one_up_to_its_first_end_token(temperature):
+    """Sampled and greedy; the end token is kept, with its log-prob, as the last one."""
+    endless = rolled_out((), temperature)
+    ends = (*ENDS, int(endless[PROMPTS[0].id, 0].response[0]))
+    rollouts = rolled_out(ends, temperature)
+    assert all(r.truncated and r.response_length == 8 for r in endless.values())
+    seen = set()
+    for key, rollout in rollouts.items():
+        whole = endless[key].response.tolist()
+        stops = [i + 1 for i, token in enumerate(whole) if token in ends]
+        n = stops[0] if stops else len(whole)
+        assert rollout.response.tolist() == whole[:n] and rollout.truncated == (not stops)
+        logp = rollout.logp[-n:]
+        np.testing.assert_allclose(
+            logp, endless[key].logp[len(rollout.prompt.tokens) :][:n], atol=1e-5
+        )
+        seen |= {(n == 1, whole[n - 1])} if stops else set()
+    assert any(first for first, _ in seen), "a first token ended one"
+    assert {token for _, token in seen} - {EOS, ends[-1]}, "and other ones did"
+
+
+def test_one_end_token_is_given_as_a_number_too():
+    one, several = Engine(MODEL, COMPUTE, ROLL, EOS), Engine(MODEL, COMPUTE, ROLL, [EOS])
+    assert one == several and one.end_ids == (EOS,)
+    assert one != Engine(MODEL, COMPUTE, ROLL, ENDS)
+
+
+def test_a_server_says_stop_for_each_of_them():
+    chunks = {}
+    rollouts = rolled_out(ENDS, 0.0)
+    with OnlineBatcher(Engine(MODEL, COMPUTE, ROLL, ENDS), WEIGHTS, 8) as batcher:
+        for prompt in PROMPTS:
+            held = chunks[prompt.id] = []
+            batcher.submit([Streamed.asked(prompt.tokens, 8, 0.0, held.append)])
+        while not all(any(c.finish for c in held) for held in chunks.values()):
+            assert batcher.error is None
+    for (prompt, sample), rollout in rollouts.items():
+        if sample == 0:
+            held = chunks[prompt]
+            assert [t for c in held for t in c.tokens] == rollout.response.tolist()
+            assert held[-1].finish == ("length" if rollout.truncated else "stop")
+
+
+def test_the_turn_that_any_end_token_closed_is_answered():
+    request = Request.of(PROMPTS[0], 0, 0, 20, 0)
+    request.length = 5
+    request.take(np.array([3, 12], np.int32), np.zeros(2), np.zeros(2), 0)
+    assert request.rollout((EOS,)).truncated
+    rollout = request.rollout(ENDS)
+    assert not rollout.truncated and rollout.response.tolist() == [3, 12]
+    rollout = dataclasses.replace(rollout, prompt=dataclasses.replace(PROMPTS[0], turns=3))
+    turns = Turns(decode=str, encode=lambda says: [4, 5], most_tokens=20)
+    after, verdict = turns.settled(rollout, Score(0.0, True, says="[]"))
+    assert verdict is None and after.response.tolist() == [3, 12, 4, 5]
+
+
+def test_a_checkpoint_gives_back_what_each_of_them_ended():
+    def buffer():
+        return ExperienceBuffer(RouteBuffer(lambda rows: None, lambda s, r: None, 1, 2))
+
+    held, group = buffer(), PROMPTS[0]
+    held.add([group])
+    for index, last in enumerate((12, 13)):
+        request = Request.of(group, index, index, 20, 0)
+        request.length = 4
+        request.take(np.array([last], np.int32), np.zeros(1), np.zeros(1), 0)
+        held.put(request.rollout(ENDS), True)
+    state, arrays, again = held.state(), held.arrays(8), buffer()
+    again.restore(state, arrays, lambda prompt, visit: group, ENDS)
+    assert [s.rollout.truncated for _, s in sorted(again.samples.items())] == [False, True]
+
+
+# ---- what a folder names -------------------------------------------------------------------------
+
+
+def folder_of(path, generation=None, config=None):
+    """The tiny tokenizer (its end token is 2) with the end tokens of a model beside it."""
+    shutil.copytree(TOKENIZER, path)
+    for name, value in (("generation_config", generation), ("config", config)):
+        if value is not None:
+            (path / f"{name}.json").write_text(json.dumps(value))
+    return path
+
+
+ANY = {"eos_token_id": [9]}
+CASES = {  # generation_config.json, config.json -> the end tokens beside the tokenizer's own
+    "none": (None, None, []),
+    "generation": ({"eos_token_id": [2, 0]}, {"eos_token_id": 2}, [0]),
+    "config": (None, {"eos_token_id": [2, 0]}, [0]),
+    "generation_wins": ({"eos_token_id": 0}, ANY, [0]),
+    "generation_is_silent": ({"temperature": 0.6}, ANY, [9]),
+    "generation_is_null": ({"eos_token_id": None}, ANY, [9]),
+    "equal": ({"eos_token_id": 2}, {"eos_token_id": 2}, []),
+    "repeated": ({"eos_token_id": [5, 5, 2, 6]}, None, [5, 6]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_end_tokens_of_a_folder(tmp_path, name):
+    generation, config, more = CASES[name]
+    folder = folder_of(tmp_path / "model", generation, config)
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.end_ids == (2, *more) and tokenizer.eos_id == 2
+    named = find_token_ids(folder)["eos_token_id"]
+    assert set(named if isinstance(named, list) else [named]) == {2, *more}
+    assert isinstance(named, list) == bool(more)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_carried_and_the_exported_folder_name_the_same_end_tokens(tmp_path, name):
+    """A run keeps the tokenizer without config.json, and an export is made from that."""
+    generation, config, more = CASES[name]
+    source, kept = folder_of(tmp_path / "model", generation, config), tmp_path / "kept"
+    kept.mkdir()
+    carry_files(source, kept)
+    assert Tokenizer.load(kept).end_ids == (2, *more)
+    out = save_params(random_params(), MODEL, tmp_path / "out", "float32", tokenizer_from=kept)
+    for file in ("config.json", "generation_config.json"):
+        if (out / file).exists():
+            value = json.loads((out / file).read_text())["eos_token_id"]
+            assert set(value if isinstance(value, list) else [value]) == {2, *more}, file
+    assert (out / "generation_config.json").exists() == (generation is not None or bool(more))
+    if name in ("generation", "equal"):  # nothing to add: the file as it was
+        assert (out / "generation_config.json").read_text() == json.dumps(generation)
+    if name == "generation_is_silent":
+        assert json.loads((out / "generation_config.json").read_text())["temperature"] == 0.6
+
+
+def test_transformers_stops_an_exported_model_at_each_of_them(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    source = folder_of(tmp_path / "model", None, {"eos_token_id": [2, 0]})
+    out = save_params(random_params(), MODEL, tmp_path / "out", "float32", tokenizer_from=source)
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert model.generation_config.eos_token_id == [2, 0]
+
+
+def test_an_end_token_beyond_the_models_vocabulary_is_not_in_its_config(tmp_path):
+    source = folder_of(tmp_path / "model", {"eos_token_id": [2, 4000]})
+    out = save_params(random_params(), MODEL, tmp_path / "out", "float32", tokenizer_from=source)
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == [2]
+
+
+@pytest.mark.parametrize("value", ["2", [2, "0"], -1, [True], 2.0, {"a": 1}])
+@pytest.mark.parametrize("file", ["generation_config", "config"])
+def test_what_is_no_token_id_is_refused_by_its_file(tmp_path, file, value):
+    folder = folder_of(
+        tmp_path / "model", **{file.removesuffix("_config"): {"eos_token_id": value}}
+    )
+    with pytest.raises(UserError, match=rf"{file}\.json: eos_token_id = .* is expected"):
+        end_ids(folder, UserError)
+    with pytest.raises(TokenizerError, match="eos_token_id"):
+        Tokenizer.load(folder)
+
+
+def test_an_assistants_turn_may_be_closed_by_any_of_them(tmp_path):
+    """As Llama 3.1's <|eot_id|> and Phi-3's <|end|>, which are not the tokenizer's end token."""
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    folder = folder_of(tmp_path / "model", {"eos_token_id": [2, 0]})
+    template = "{% for m in messages %}{{ m.content }}<|endoftext|>\n{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    tokens, mask = Tokenizer.load(folder).encode_example(talk)
+    assert tokens[mask].tolist()[-1] == tokens[-1] == 0
+    (folder / "generation_config.json").unlink()
+    with pytest.raises(TokenizerError, match=r"does not end it with the end token '<.im_end.>'"):
+        Tokenizer.load(folder).encode_example(talk)
+
+
+def test_an_added_end_token_is_a_control_token(tmp_path):
+    """It ends an answer, so its spelling in a message is text and it is left out of a decoded
+    one.
+    """
+    folder = folder_of(tmp_path / "model", {"eos_token_id": [2, 338]})
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    stop = {"id": 338, "content": "<stop>", "special": False}
+    stop |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    raw["added_tokens"].append(stop)
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.end_ids == (2, 338) and tokenizer.encode("<stop>") == [338]
+    assert 338 not in tokenizer.encode("say <stop>", trusted=False)
+    assert tokenizer.decode([*tokenizer.encode("a"), 338]) == "a"
