@@ -44,7 +44,7 @@ from compass_jax.verifiers.maths.values import (
     readings,
 )
 
-MAX_CHARS = 4_000
+MAX_CHARS = 2_000
 FLOAT_DIGITS = 12  # a decimal of so many digits is the print of a float
 ROUNDED_DIGITS = 6  # a reference of so many decimals is a rounded value
 
@@ -56,8 +56,10 @@ def same_answer(reference: str, answer: str) -> bool | None:
     if len(answer) > MAX_CHARS or len(reference) > MAX_CHARS or _is_deep(answer):
         return False
     wanted, found = normalised(reference), normalised(answer)
-    if _canonical(wanted) == _canonical(found) and found:
+    if found and _canonical(wanted) == _canonical(found):
         return True
+    if len(found) > 2 * MAX_CHARS:
+        return False
     if option := re.match(r"\(?([A-Z])[).:]\s+\S", found):
         if wanted.strip("()") == option[1]:
             return True

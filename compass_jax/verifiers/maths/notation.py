@@ -147,7 +147,7 @@ def _undelimited(text: str) -> str:
 def _markdown(text: str) -> str:
     text = text.strip()
     for _ in range(3):
-        text = re.sub(r"^(\*\*|__|`+)(.*?)\1\s*([.!]?)$", r"\2", text, flags=re.DOTALL).strip()
+        text = re.sub(r"^(\*\*|__|`{1,3})(.*?)\1\s*([.!]?)$", r"\2", text, flags=re.DOTALL).strip()
     text = re.sub(r"\*\*([^*]+)\*\*(?!\s*[\d(])", r" \1 ", text) if text.count("**") == 2 else text
     single = re.fullmatch(r"\*([^*\s][^*]*)\*", text)
     return single[1] if single else text

@@ -102,7 +102,7 @@ _NO_UNITS = frozenset(
     " below between plus minus because where when is are was".split()
 )
 _WORD = re.compile(r"[^\W\d_]+|°[CF]?|%")
-_POWER = re.compile(r"\s*\^?\s*\{?\s*(-?\d)\s*\}?")
+_POWER = re.compile(r"\s*\^\s*\{?\s*(-?\d)\s*\}?|(\d)")
 
 
 class Unit(NamedTuple):
@@ -175,8 +175,8 @@ def _product(text: str) -> Unit | None:
             if word.lower() in ("squared", "cubed"):
                 continue
             after = _POWER.match(part, i) if part[i : i + 1] in "^{0123456789 " else None
-            if after and after[1]:
-                power, i = int(after[1]), after.end()
+            if after:
+                power, i = int(after[1] or after[2]), after.end()
             elif suffix := re.match(r"\s*(squared|cubed)", part[i:]):
                 power, i = (2 if suffix[1] == "squared" else 3), i + suffix.end()
             known = lookup(word)
