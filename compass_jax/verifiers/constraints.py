@@ -24,14 +24,19 @@ RELATIONS: Mapping[str, Callable[[int, int], bool]] = {
 CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _SENTENCE_END = re.compile(r"[.?!]+(?=[)\";}\]*:@'({\[‘’“”«»]|\s)[\"')\]”’»]*\s*(?=(\S{1,40}))")
 _ABBREVIATIONS = frozenset(
-    "a.m p.m u.s u.k u.n u.s.a d.c n.y n.j n.c l.a ph.d m.b.a adm aug ave bros calif co colo conn"
-    " corp dec dr feb fla fri ft gen ill inc jan jr lt ltd maj messrs mich minn mr mrs ms nov oct"
-    " ok pa prof rep reps sen sep sept sr st tenn tues va vs wash wed wis yr".split()
+    str.split(
+        "a.m p.m u.s u.k u.n u.s.a d.c n.y n.j n.c l.a ph.d m.b.a adm aug ave bros calif co"
+        " colo conn corp dec dr feb fla fri ft gen ill inc jan jr lt ltd maj messrs mich minn"
+        " mr mrs ms nov oct ok pa prof rep reps sen sep sept sr st tenn tues va vs wash wed"
+        " wis yr"
+    )
 )
 _STARTERS = frozenset(
-    "although among both but despite even he however i if in indeed instead it many meanwhile"
-    " moreover most nevertheless nonetheless nor separately similarly since so some the there these"
-    " they this though thus under when while yet".split()
+    str.split(
+        "although among both but despite even he however i if in indeed instead it many"
+        " meanwhile moreover most nevertheless nonetheless nor separately similarly since so"
+        " some the there these they this though thus under when while yet"
+    )
 )
 _STAR_BULLET = re.compile(r"^[^\S\n]{0,200}\*[^*].*$", re.MULTILINE)
 _DASH_BULLET = re.compile(r"^[^\S\n]{0,200}-.*$", re.MULTILINE)

@@ -27,7 +27,8 @@ _STATED = re.compile(
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$|<)|\n|<\|")
 _FORMULA = re.compile(
     r"\$\$([^$]+)\$\$|\$((?:\\.|[^$\n\\])+)\$(?!\d)|\\\(([^\n]*?)\\\)|\\\[([^$]*?)\\\]|"
-    r"((?<![\w\\^_{.,$])-?(?:\d+(?:,\d{3})*(?:[.,/]\d+)?|\.\d+)(?:\s?%)?(?!\d|\s*(?:\$|\\\))\s*$))", re.DOTALL
+    r"((?<![\w\\^_{.,$])-?(?:\d+(?:,\d{3})*(?:[.,/]\d+)?|\.\d+)(?:\s?%)?(?!\d|\s*(?:\$|\\\))\s*$))",
+    re.DOTALL,
 )
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
@@ -73,7 +74,7 @@ def boxed(text: str) -> str | None:
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
-    """Returns start, end and content of each outermost box; the end is -1 where one never closes."""
+    """Returns start, end and content of each outermost box; an end of -1: it never closes."""
     closing = _closing(text)
     found: list[tuple[int, int, str]] = []
     last = 0
@@ -109,7 +110,7 @@ def hashed(text: str) -> str | None:
 
 
 def stated(text: str) -> str | None:
-    """Returns what the last "the answer is" or "Answer:" says, up to the sentence's end, or None."""
+    """Returns what the last "the answer is" or "Answer:" says in its sentence, or None."""
     marks = list(_STATED.finditer(text))
     if not marks:
         return None

@@ -8,20 +8,20 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from compass_jax.verifiers.answers import exact
 from compass_jax.verifiers.maths import units
 from compass_jax.verifiers.maths.expressions import (
     Node,
-    Undefined,
+    Unreadable,
+    as_fraction,
     close,
     constant,
     equal,
-    evaluate,
     is_constant,
     is_real,
     parse,
     proportional,
     renamed,
-    Unreadable,
 )
 from compass_jax.verifiers.maths.notation import normalised, plain_words
 from compass_jax.verifiers.maths.values import (
@@ -40,7 +40,6 @@ from compass_jax.verifiers.maths.values import (
     Words,
     is_infinite,
     pieces_of,
-    read,
     readings,
 )
 
@@ -53,6 +52,9 @@ def same_answer(reference: str, answer: str) -> bool | None:
     """Returns whether `answer` is `reference`; None where only Math-Verify can say."""
     if _squeezed(reference) == _squeezed(answer):
         return True
+    plain = exact(reference), exact(answer)
+    if plain[0] and plain[1] and (plain[0][0] == plain[1][0] or plain[0][1] == plain[1][1]):
+        return plain[0][1] == plain[1][1]
     if len(answer) > MAX_CHARS or len(reference) > MAX_CHARS or _is_deep(answer):
         return False
     wanted, found = normalised(reference), normalised(answer)
@@ -60,9 +62,9 @@ def same_answer(reference: str, answer: str) -> bool | None:
         return True
     if len(found) > 2 * MAX_CHARS:
         return False
-    if option := re.match(r"\(?([A-Z])[).:]\s+\S", found):
-        if wanted.strip("()") == option[1]:
-            return True
+    option = re.match(r"\(?([A-Z])[).:]\s+\S", found)
+    if option and wanted.strip("()") == option[1]:
+        return True
     left, right = readings(wanted, reference=True), readings(found)
     results = [same(a, b) for a in left for b in right]
     if True in results:
@@ -241,7 +243,11 @@ def _same_numbers(wanted: Quantity, found: Quantity, unit: units.Unit | None) ->
             for v in (wanted, found)
         )
         return any(equal(a, b) for a in left.nodes for b in right.nodes)
-    if unit is not None and _is_angle(unit) and _mentions_pi(wanted if wanted.unit is None else found):
+    if (
+        unit is not None
+        and _is_angle(unit)
+        and _mentions_pi(wanted if wanted.unit is None else found)
+    ):
         return _same_numbers(_in_radians(wanted), _in_radians(found), None)
     return _same_rounded(wanted, found)
 
@@ -258,27 +264,19 @@ def _mentions_pi(value: Quantity) -> bool:
 
 def _same_rounded(wanted: Quantity, found: Quantity) -> bool:
     """Compares a decimal that is the print of a float with an exact value."""
-    for decimal, exact, enough in (
+    for decimal, precise, enough in (
         (found, wanted, found.significant >= FLOAT_DIGITS),
         (wanted, found, (wanted.decimals or 0) >= ROUNDED_DIGITS),
     ):
-        if decimal.decimals is None or exact.decimals is not None or not enough:
+        if decimal.decimals is None or precise.decimals is not None or not enough:
             continue
-        a, b = constant(decimal.nodes[0]), constant(exact.nodes[0])
+        a, b = constant(decimal.nodes[0]), constant(precise.nodes[0])
         if a is None or b is None or not is_real(b):
             continue
         unit = Fraction(1, 10**decimal.decimals)
-        if abs(_fraction(b) - a) <= unit * Fraction(6, 10):
+        if abs(as_fraction(b) - a) <= unit * Fraction(6, 10):
             return True
     return False
-
-
-def _fraction(value: Any) -> Fraction:
-    if isinstance(value, Fraction):
-        return value
-    import mpmath
-
-    return Fraction(mpmath.nstr(value, 50, strip_zeros=False, min_fixed=-60, max_fixed=60))
 
 
 def _same_based(wanted: Based, found: Based) -> bool:
@@ -289,9 +287,7 @@ def _same_ratio(wanted: Ratio, found: Ratio) -> bool:
     if len(wanted.parts) != len(found.parts):
         return False
     a, b = ([part.nodes[0] for part in value.parts] for value in (wanted, found))
-    return all(
-        equal(Node("mul", (a[0], b[i])), Node("mul", (a[i], b[0]))) for i in range(len(a))
-    )
+    return all(equal(Node("mul", (a[0], b[i])), Node("mul", (a[i], b[0]))) for i in range(len(a)))
 
 
 def _same_moment(wanted: Moment, found: Moment) -> bool:
@@ -397,9 +393,7 @@ def _same_grid(wanted: Grid, found: Grid) -> bool | None:
     if [len(row) for row in wanted.rows] != [len(row) for row in found.rows]:
         return False
     return _all(
-        same(a, b)
-        for left, right in zip(wanted.rows, found.rows)
-        for a, b in zip(left, right)
+        same(a, b) for left, right in zip(wanted.rows, found.rows) for a, b in zip(left, right)
     )
 
 
@@ -477,12 +471,18 @@ def _same_mixed(wanted: Any, found: Any) -> bool | None:
             pieces = pieces_of(items)
             return pieces is not None and _same_pieces(pieces, other.pieces)
         if isinstance(other, Grid):
-            cells = [row for row in other.rows] if len(other.rows) == 1 else [
-                tuple(row[0] for row in other.rows)] if all(len(r) == 1 for r in other.rows) else []  # fmt: skip
-            return bool(cells) and items.kind in ("()", "[]", "list") and _in_order(items.items, cells[0])
+            return items.kind != "set" and _same_vector(items, other)
         if items.kind in ("set", "list") and items.items:
             return _all(same(other, x) if swapped else same(x, other) for x in items.items)
     return False
+
+
+def _same_vector(items: Items, grid: Grid) -> bool | None:
+    """Compares (1, 2) with a matrix of one row or column."""
+    cells = grid.rows[0] if len(grid.rows) == 1 else tuple(row[0] for row in grid.rows)
+    if len(grid.rows) > 1 and any(len(row) != 1 for row in grid.rows):
+        return False
+    return _in_order(items.items, cells)
 
 
 def _same_across(wanted: Any, found: Any) -> bool | None:

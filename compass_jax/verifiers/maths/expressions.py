@@ -32,21 +32,27 @@ Number = Any  # Fraction, mpmath.mpf or mpmath.mpc
 
 _CONSTANTS = {"pi": "pi", "e": "e", "i": "i"}
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp sqrt"
-    " cbrt abs max min gcd lcm floor ceil sgn arcsinh arccosh arctanh".split()
+    str.split(
+        "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg"
+        " exp sqrt cbrt abs max min gcd lcm floor ceil sgn arcsinh arccosh arctanh"
+    )
 )
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "Abs": "abs", "sign": "sgn"}
-_GREEK = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon"
-    " phi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar nabla"
-).split()
+_GREEK = str.split(
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma"
+    " tau upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell"
+    " hbar nabla"
+)
 _WORDS = sorted([*FUNCTIONS, *_ALIASES, "pi", *_GREEK], key=len, reverse=True)
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d+(?:\.\d*)?|\.\d+)|\\(?P<command>[A-Za-z]+)|(?P<escaped>\\[{}|])|(?P<word>"
     + "|".join(word for word in _WORDS if word not in ("nu", "mu", "xi", "eta", "chi", "rho"))
     + r")(?![a-z])|(?P<label>[A-Z]{2,}'*)|(?P<letter>[^\W\d_]'*)|(?P<mark>\S))"
 )
-_ACCENTS = frozenset("overline bar vec hat tilde widehat overrightarrow dot ddot angle triangle".split())
+_MIXED = re.compile(r"#/#|frac\{#\}\{#\}|frac#")
+_ACCENTS = frozenset(
+    str.split("overline bar vec hat tilde widehat overrightarrow dot ddot angle triangle")
+)
 _UNKNOWN = frozenset("fghFGHPpQqRrWTL")  # letters that name a function where "(" follows
 
 
@@ -96,8 +102,11 @@ def styles_of(text: str) -> list[Style]:
     return [Style(t, d) for t in tight for d in logs]
 
 
+DEFAULT_STYLE = Style()
+
+
 @lru_cache(maxsize=2048)
-def parse(text: str, style: Style = Style()) -> Node:
+def parse(text: str, style: Style = DEFAULT_STYLE) -> Node:
     """Returns the tree of an expression in normalised notation. Raises Unreadable."""
     parser = _Parser(_tokens(text), style)
     node = parser.sum()
@@ -107,8 +116,8 @@ def parse(text: str, style: Style = Style()) -> Node:
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    found, i = [], 0
-    text = text.rstrip()
+    found: list[tuple[str, str]] = []
+    i, text = 0, text.rstrip()
     while i < len(text):
         mark = _TOKEN.match(text, i)
         if mark is None or len(found) > 2 * MAX_NODES:
@@ -205,9 +214,7 @@ class _Parser:
         if self.kind == "command":
             return self.text not in ("cdot", "times", "div", "bullet", "rfloor", "rceil", "rangle",
                                      "degree", "infty")  # fmt: skip
-        return self.kind == "mark" and (
-            self.text in "({[" or (self.text == "|" and not self.bars)
-        )
+        return self.kind == "mark" and (self.text in "({[" or (self.text == "|" and not self.bars))
 
     def implicit(self) -> Node:
         value = self.factor()
@@ -234,26 +241,24 @@ class _Parser:
     def mixed(self, whole: Node) -> Node:
         """Returns 1 1/2 and 1\\frac{1}{2} as sums, and other numbers as they are."""
         rest = self.tokens[self.i : self.i + 7]
-        kinds, texts = [t[0] for t in rest], [t[1] for t in rest]
+        shape = "".join("#" if kind == "number" else text[:4] for kind, text in rest)
         if "." in self.tokens[self.i - 1][1]:
             return whole
-        if kinds[:3] == ["number", "mark", "number"] and texts[1] == "/" and rest[0][1].isdigit():
-            self.i += 3
-            part = Fraction(int(texts[0]), int(texts[2]) or 1)
-        elif texts[:1] == ["frac"] and kinds == ["command", *["mark", "number", "mark"] * 2]:
-            self.i += 7
-            part = Fraction(int(texts[2]), int(texts[5]) or 1) if all(
-                texts[k].isdigit() for k in (2, 5)) else None  # fmt: skip
-            if part is None:
-                raise Unreadable("a fraction of decimals")
-        elif kinds[:2] == ["command", "number"] and texts[0] == "frac" and len(texts[1]) == 2:
-            self.i += 2
-            part = Fraction(int(texts[1][0]), int(texts[1][1]) or 1)
-        else:
-            if kinds[:1] == ["number"]:
+        mark = _MIXED.match(shape)
+        numbers = [text for kind, text in rest if kind == "number"][:2]
+        if mark is None or not all(text.isdigit() for text in numbers):
+            if shape.startswith("#"):
                 raise Unreadable("two numbers without an operator")
             return whole
-        return self.node("add", whole, self.node("num", part))
+        if mark[0] == "frac#":
+            if len(numbers[0]) != 2:
+                return whole
+            numbers = list(numbers[0])
+        self.i += {"#/#": 3, "frac{#}{#}": 7, "frac#": 2}[mark[0]]
+        if not int(numbers[1]):
+            raise Unreadable("a fraction of 0")
+        part = self.node("num", Fraction(int(numbers[0]), int(numbers[1])))
+        return self.node("add", whole, part)
 
     def exponent(self) -> Node:
         if self.take("{"):
@@ -433,7 +438,7 @@ class _Parser:
     def fraction(self) -> tuple[Node, Node]:
         r"""Returns numerator and denominator; \frac12 and \frac1{2} have one digit each."""
         if self.kind == "number" and self.text.isdigit() and len(self.text) == 2:
-            over, under = self.text
+            over, under = tuple(self.text)
             self.i += 1
             return self.node("num", Fraction(over)), self.node("num", Fraction(under))
         return self.group(), self.group()
@@ -461,7 +466,7 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def _mp() -> Any:
-    import mpmath
+    import mpmath  # type: ignore[import-untyped]
 
     if mpmath.mp.dps != DIGITS:
         mpmath.mp.dps = DIGITS
@@ -660,7 +665,7 @@ def _function(name: str, values: list[Number]) -> Number:
 
 
 def _exact_function(name: str, values: list[Fraction]) -> Fraction | None:
-    (x, *rest) = values
+    x, rest = values[0], values[1:]
     if name == "abs" and not rest:
         return abs(x)
     if name == "floor" and not rest:
@@ -745,6 +750,15 @@ def constant(node: Node) -> Number | None:
         return evaluate(node, {})
     except Undefined:
         return None
+
+
+def as_fraction(value: Number) -> Fraction:
+    """Returns a real value as a fraction, to 50 digits where it is not exact."""
+    if isinstance(value, Fraction):
+        return value
+    if abs(_mp().mag(value)) > 100_000:
+        return Fraction(0)
+    return Fraction(_mp().nstr(value, 50))
 
 
 def proportional(left: Node, right: Node) -> int:

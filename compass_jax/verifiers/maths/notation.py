@@ -30,8 +30,10 @@ _CHARACTERS = {
 _GREEK = dict(
     zip(
         "αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΣΦΨΩ",
-        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau"
-        " upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega".split(),
+        str.split(
+            "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma"
+            " tau upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega"
+        ),
     )
 )
 _COMMANDS = {
@@ -49,23 +51,31 @@ _COMMANDS = {
     "middle": "", "cr": r"\\",
 }  # fmt: skip
 _DROPPED = frozenset(
-    "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle"
-    " textstyle scriptstyle limits nolimits quad qquad enspace thinspace medspace thickspace"
-    " negthinspace space hfill break newline therefore because large Large LARGE huge Huge small"
-    " normalsize boldmath nonumber centering rm bf it sf tt".split()
+    str.split(
+        "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr"
+        " displaystyle textstyle scriptstyle limits nolimits quad qquad enspace thinspace"
+        " medspace thickspace negthinspace space hfill break newline therefore because large"
+        " Large LARGE huge Huge small normalsize boldmath nonumber centering rm bf it sf tt"
+    )
 )
 _TEXTS = frozenset(
-    "text textbf textit textrm textnormal textsf texttt textup textmd mbox hbox mathrm operatorname"
-    " operatorname* mathit mathsf mathtt mathnormal emph textsc".split()
+    str.split(
+        "text textbf textit textrm textnormal textsf texttt textup textmd mbox hbox mathrm"
+        " operatorname operatorname* mathit mathsf mathtt mathnormal emph textsc"
+    )
 )
 _UNWRAPPED = frozenset(
-    "boxed fbox framebox mathbf boldsymbol bm pmb underline bold cancel mathstrut smash mathop"
-    " mathord mathinner ensuremath underbrace overbrace".split()
+    str.split(
+        "boxed fbox framebox mathbf boldsymbol bm pmb underline bold cancel mathstrut smash"
+        " mathop mathord mathinner ensuremath underbrace overbrace"
+    )
 )
 _COLOURS = frozenset(("color", "textcolor", "colorbox"))
 _MATH_WORDS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp max min gcd lcm det"
-    " tr rank mod Re Im arg deg dim ker sgn sign".split()
+    str.split(
+        "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp max min"
+        " gcd lcm det tr rank mod Re Im arg deg dim ker sgn sign"
+    )
 )
 _LEADS = re.compile(
     r"^(?:[\s*:>-]|so|thus|hence|therefore|final|the|our|my|correct|answer|result|solution|is|are|"
@@ -74,7 +84,9 @@ _LEADS = re.compile(
     r"around)\b|\\approx|:)\s*",
     re.IGNORECASE,
 )
-_SPACES = re.compile(r"(?<!\\)\\[,;:! >]|~|&nbsp;|[\u00a0\u2009\u202f\u200a\u2002\u2003\u2005\u2006]")
+_SPACES = re.compile(
+    r"(?<!\\)\\[,;:! >]|~|&nbsp;|[\u00a0\u2009\u202f\u200a\u2002\u2003\u2005\u2006]"
+)
 _OVERLINED = re.compile(r"(?<!\d)(\d{0,20})\.(\d{0,20})\s*\\(?:overline|bar)\s*\{(\d{1,40})\}")
 _ELLIPSIS = re.compile(r"(?<!\d)(\d{0,20})\.(\d{0,12}?)(\d{1,8}?)\3{2,12} ?\\ldots")
 _ENTITY = re.compile(r"&(?:lt|gt|amp);")
@@ -105,8 +117,9 @@ def normalised(text: str) -> str:
 
 def _unicode(text: str) -> str:
     for table, mark in ((_SUPERSCRIPTS, "^"), (_SUBSCRIPTS, "_")):
-        run = re.compile("[" + "".join(map(re.escape, table)) + "]+")
-        text = run.sub(lambda m: mark + "{" + "".join(table[c] for c in m[0]) + "}", text)
+        runs = re.compile("([" + "".join(map(re.escape, table)) + "]+)").split(text)
+        runs[1::2] = [f"{mark}{{{''.join(map(table.__getitem__, run))}}}" for run in runs[1::2]]
+        text = "".join(runs)
     found = []
     for character in text:
         if character in _CHARACTERS:

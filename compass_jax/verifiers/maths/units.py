@@ -95,11 +95,16 @@ _define("fahrenheit °f", 1, fahrenheit=1)
 _define("ohm", 1, ohm=1)
 _define("percent pct percentage %", 1, percent=1)
 _define("unit", 1, unit=1)
-_LETTERS = frozenset("m g s h L l N J W V A K C F t".split())  # plain letters that may be units
-_ABBREVIATIONS = frozenset("in min cal mol bit".split())
+_LETTERS = frozenset(str.split("m g s h L l N J W V A K C F t"))
+_ABBREVIATIONS = frozenset(["in", "min", "cal", "mol", "bit"])
 _NO_UNITS = frozenset(
-    "or and more less fewer least most than not no wrong false if but to times over under above"
-    " below between plus minus because where when is are was".split()
+    str.split(
+        "or and more less fewer least most than not no wrong false if but to times over under"
+        " above below between plus minus because where when is are was"
+    )
+)
+_EXTRA = re.compile(
+    r"\b(?:of|the|in total|total|each|away|old|long|wide|tall|high|only|altogether)\b"
 )
 _WORD = re.compile(r"[^\W\d_]+|°[CF]?|%")
 _POWER = re.compile(r"\s*\^\s*\{?\s*(-?\d)\s*\}?|(\d)")
@@ -145,8 +150,7 @@ def read(text: str) -> Unit | None:
     text = re.sub(r"\bdegrees?\s+([CF])(?:elsius|ahrenheit)?\b", r"°\1", text)
     text = re.sub(r"\bdegrees?\s+(celsius|fahrenheit)", r"\1", text, flags=re.I)
     text = re.sub(r"(?<=\w)\s*\bper\b\s*", "/", text)
-    text = re.sub(r"\b(?:of|the|in total|total|each|away|old|long|wide|tall|high|only|altogether)\b",
-                  " ", text)  # fmt: skip
+    text = _EXTRA.sub(" ", text)
     text = text.strip(" .,;")
     if not text or not re.fullmatch(r"[\w\s°^{}/*.()'-]+", text):
         return None

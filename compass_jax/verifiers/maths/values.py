@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from compass_jax.verifiers.maths import units
@@ -153,7 +154,8 @@ _SEPARATOR = re.compile(
 _STATEMENT = re.compile(
     r"\\(?:forall|exists|implies|iff|nexists|mapsto|subset|subseteq|notin|parallel|perp|cong|sim"
     r"|equiv|nmid)(?![A-Za-z])"
-    r"|\\begin\{(?:cases|aligned|align)|\\text\{[^{}]*\b(?:if|for|such that|where|when|otherwise)\b|"
+    r"|\\begin\{(?:cases|aligned|align)"
+    r"|\\text\{[^{}]*\b(?:if|for|such that|where|when|otherwise)\b|"
     r"(?<![A-Za-z])(?:if|for all|for every|such that|where|when|otherwise)(?![A-Za-z])"
 )
 _OPAQUE = re.compile(
@@ -167,15 +169,20 @@ _CLOCK = re.compile(
 _HOUR = re.compile(r"(\d{1,2})\s*(?:\\text\{)?\s*([ap])\.?\s*m\.?\s*\}?", re.I)
 _MONTHS = {
     name: n + 1
-    for n, name in enumerate("jan feb mar apr may jun jul aug sep oct nov dec".split())
+    for n, name in enumerate(str.split("jan feb mar apr may jun jul aug sep oct nov dec"))
 }
 _MONTH = r"(jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)[a-z]*\.?"
 _DATES = (
     re.compile(rf"{_MONTH}\s+(?P<d>\d{{1,2}})(?:st|nd|rd|th)?(?:\s*,?\s+(?P<y>\d{{4}}))?", re.I),
-    re.compile(rf"(?P<d>\d{{1,2}})(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH}(?:\s*,?\s+(?P<y>\d{{4}}))?", re.I),
+    re.compile(
+        rf"(?P<d>\d{{1,2}})(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH}(?:\s*,?\s+(?P<y>\d{{4}}))?", re.I
+    ),
     re.compile(rf"{_MONTH}\s*,?\s+(?P<y>\d{{4}})", re.I),
     re.compile(r"(?P<y>\d{4})-(?P<m>\d{2})-(?P<d>\d{2})"),
 )  # fmt: skip
+_WEEKDAY = re.compile(
+    r"^\s*(?:on\s+)?(?:mon|tues|wednes|thurs|fri|satur|sun)day\s*,?\s+(?=\S)", re.I
+)
 _BASE_WORDS = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
     "ten": 10, "twelve": 12, "sixteen": 16,
@@ -189,10 +196,17 @@ _THOUSANDS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:,\d{3})+)(?![\d,]*\d)")
 _LITERAL = re.compile(r"[-+]?\s*(?:\d+(\.\d*)?|(\.\d+))")
 _NUMERIC = re.compile(r"(?:[-+\d.^*/{}() ]|\\(?:times|cdot|frac|pi|sqrt)(?![A-Za-z]))+")
 _SHORT_WORDS = frozenset(
-    "no on in is it to up of or ok us we he so go me my by at an as if do am be".split()
+    str.split("no on in is it to up of or ok us we he so go me my by at an as if do am be")
 )
 _EMPTY = frozenset(
-    ("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "emptyset")
+    (
+        "no solution",
+        "no solutions",
+        "no real solution",
+        "no real solutions",
+        "empty set",
+        "emptyset",
+    )
 )
 
 
@@ -253,13 +267,18 @@ def read(text: str, depth: int = 0) -> Any:
 
 _ONES = dict(
     zip(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
-        " fifteen sixteen seventeen eighteen nineteen twenty".split(),
+        str.split(
+            "zero one two three four five six seven eight nine ten eleven twelve thirteen"
+            " fourteen fifteen sixteen seventeen eighteen nineteen twenty"
+        ),
         range(21),
     )
 )
 _TENS = dict(
-    zip("twenty thirty forty fifty sixty seventy eighty ninety".split(), range(20, 100, 10))
+    zip(
+        str.split("twenty thirty forty fifty sixty seventy eighty ninety"),
+        range(20, 100, 10),
+    )
 )
 _PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5}
 
@@ -315,7 +334,7 @@ def _moment(text: str, depth: int) -> Moment | None:
         hour = int(mark[1]) % 12 if half else int(mark[1])
         return Moment("clock", (hour, int(mark[2]), int(mark[3] or 0), half))
     plain = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", plain)
-    plain = re.sub(r"^\s*(?:on\s+)?(?:mon|tues|wednes|thurs|fri|satur|sun)day\s*,?\s+", "", plain, flags=re.I)
+    plain = _WEEKDAY.sub("", plain)
     for pattern in _DATES:
         if mark := pattern.fullmatch(plain.strip()):
             given = mark.groupdict()
@@ -361,7 +380,7 @@ def _items(text: str, depth: int) -> list[Any]:
 
 
 def _membership(text: str, depth: int) -> Any:
-    parts, marks = split(text, re.compile(r"\\in(?![A-Za-z])"))
+    parts, _ = split(text, re.compile(r"\\in(?![A-Za-z])"))
     if len(parts) != 2 or split(parts[0], ",")[1] or _SIGNS.search(parts[0]):
         return None
     value = read(parts[1], depth + 1)
@@ -444,9 +463,9 @@ def _gaps(points: Sequence[Node]) -> list[Piece]:
 
     values = {node: constant(node) for node in points}
     if all(value is not None for value in values.values()):
-        points = sorted(values, key=lambda node: float(values[node]))
+        points = sorted(values, key=lambda node: float(values[node] or 0))
     ends = [None, *points, None]
-    return [Piece(low, high) for low, high in zip(ends, ends[1:])]
+    return [Piece(low, high) for low, high in pairwise(ends)]
 
 
 def _list(text: str, depth: int) -> Any:
@@ -460,7 +479,9 @@ def _list(text: str, depth: int) -> Any:
     if named:
         names, values = named[1].split(","), split(named[2], ",")[0]
         if len(names) == len(values):
-            return Items("list", tuple(Named(_name(n), read(v, depth + 1)) for n, v in zip(names, values)))
+            return Items(
+                "list", tuple(Named(_name(n), read(v, depth + 1)) for n, v in zip(names, values))
+            )
     return _listed(parts, marks, depth)
 
 
@@ -500,11 +521,10 @@ def _merged(regions: Sequence[Region], union: bool) -> Region:
         first, second = (region.pieces[0] for region in regions)
         if first.low is None:
             first, second = second, first
-        if first.high is None and second.low is None and first.low and second.high:
-            if _below(first.low, second.high):
-                return Region(
-                    (Piece(first.low, second.high, first.low_open, second.high_open),), name
-                )
+        opposed = first.high is None and second.low is None
+        if opposed and first.low and second.high and _below(first.low, second.high):
+            between = Piece(first.low, second.high, first.low_open, second.high_open)
+            return Region((between,), name)
     return Region(tuple(piece for region in regions for piece in region.pieces), name)
 
 
@@ -569,7 +589,8 @@ def _equation(parts: Sequence[str], signs: Sequence[str], depth: int) -> Any:
 
 _SYMBOL = r"[A-Za-z]\w*(?:_\{?\w+\}?)?"
 _NAMES = re.compile(
-    rf"\(?\s*{_SYMBOL}(?:\s*[,;]\s*{_SYMBOL})*\s*\)?|[A-Za-z][A-Za-z .]*|[A-Za-z][\w{{}}']*\([^()]*\)"
+    rf"\(?\s*{_SYMBOL}(?:\s*[,;]\s*{_SYMBOL})*\s*\)?|[A-Za-z][A-Za-z .]*|"
+    r"[A-Za-z][\w{}']*\([^()]*\)"
 )
 
 
@@ -701,7 +722,8 @@ def _token_at(text: str, i: int) -> str:
 
 
 _MATRIX = re.compile(
-    r"\\begin\s*\{(p|b|B||small)(matrix|array)\}\s*(?:\{[lcr|\s]*\})?(.*)\\end\s*\{\1\2\}", re.DOTALL
+    r"\\begin\s*\{(p|b|B||small)(matrix|array)\}\s*(?:\{[lcr|\s]*\})?(.*)\\end\s*\{\1\2\}",
+    re.DOTALL,
 )
 
 
@@ -728,7 +750,7 @@ def _based(text: str, depth: int) -> Based | None:
 
 def _ratio(text: str, depth: int) -> Ratio | None:
     text = re.sub(r"^(\d+)\s*(?:\\text\{\s*to\s*\}|to)\s*(\d+)$", r"\1:\2", text)
-    parts, marks = split(text, ":")
+    parts, _ = split(text, ":")
     if not 2 <= len(parts) <= 6:
         return None
     found = [_quantity(part, depth) for part in parts]
@@ -746,9 +768,9 @@ def is_wordy(text: str) -> bool:
     for word in re.findall(r"(?<![A-Za-z])[A-Za-z]+(?![A-Za-z])", bare):
         if len(word) < 3 or word in FUNCTIONS or word.isupper():
             continue
-        if any(name in word.lower() for name in ("sin", "cos", "tan", "log", "ln", "sqrt", "exp")):
-            if len(word) <= 7:
-                continue
+        function = any(name in word for name in ("sin", "cos", "tan", "log", "ln", "sqrt", "exp"))
+        if function and len(word) <= 7:
+            continue
         if alone or re.search(rf"(?:^|\s){word}(?:\s|$)", bare):
             return True
         if len(word) > 4:
@@ -844,7 +866,7 @@ def _unit_splits(text: str) -> list[tuple[str, str]]:
     for mark in re.finditer(r"(?:(?<=[\d)}!])|(?<=\\pi))\s*(?=[A-Za-z°])", text):
         head, tail = text[: mark.start()], text[mark.end() :]
         word = re.match(r"[A-Za-z°]+", tail)
-        if word is None or "\\" in tail:
+        if word is None or re.search(r"\\(?!cdot|times|text|degree)", tail):
             continue
         name = word[0]
         letter = units.is_letter(name) and mark[0] and _NUMERIC.fullmatch(head)
