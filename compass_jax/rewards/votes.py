@@ -49,7 +49,7 @@ def _of_source(key: str, source: Any, tag: str) -> Vote | None:
 def _choice(given: Mapping[str, Any], tag: str, prompt: Prompt, response: str) -> str | None:
     row = {**decode_row(prompt.row), **given}
     taken = {name: row[name] for name in ("choices", "options") if row.get(name)}
-    return chosen(response, tag, **taken)
+    return chosen(response, tag, **taken) or None
 
 
 def _number(tag: str, prompt: Prompt, response: str) -> str | None:

@@ -29,7 +29,7 @@ MOST_EXPONENT = 64
 _ARITHMETIC = re.compile(r"[-+*/().\d\s]*")
 _SYMBOLIC = re.compile(r"[-+*/(),.\dA-Za-z\s]*")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{0,9}")
-_DECIMAL = re.compile(r"[-+]?(?:\d+|\d{1,3}(?:,\d{3})+)?(?:(?<=\d)\.|\.\d+)?")
+_DECIMAL = re.compile(r"[-+]?(?:\d+|[1-9]\d{0,2}(?:,\d{3})+)?(?:(?<=\d)\.|\.\d+)?")
 _FRACTION = re.compile(r"([-+]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}|([-+]?\d+)\s*/\s*(\d+)")
 _WRAPPED = re.compile(r"\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\]|\\boxed\{([^{}]*)\}", re.DOTALL)
 _LONG = re.compile(rf"\d{{{MOST_DIGITS + 1}}}")

@@ -1,5 +1,9 @@
-"""Where the answer stands in a response, and which numbers a verifier may return. Each function
-reads a text once, however it is made.
+r"""The answer in a response, and which numbers a verifier may return.
+
+All kinds that compare an answer read it here. Thoughts answer nothing: text in `<think>` that is
+closed, cut off, or opened by the prompt's template. The answer is the text in the last closed tag;
+else what the last \boxed{...} holds; else what follows the last ####; else what "the answer is" or
+"Answer:" says. Each function reads a text once, however it is made.
 """
 
 from __future__ import annotations
@@ -9,80 +13,153 @@ import numbers
 import re
 from typing import Any
 
-_BRACES = re.compile(r"\\boxed\s{0,8}\{|\\.|[{}]", re.DOTALL)
-_LEADING = re.compile(r"(?:\\(?:text|math)[a-z]{0,4}\{|\W){0,10}([A-Za-z])(?=\W|$)")
-_NAMED = re.compile(
-    r"\b(?:answer|choice|option)\W{1,10}(?:is\W{1,10})?(?:option\W{1,10})?([A-Z])\b", re.IGNORECASE
+_THOUGHT = re.compile(r"<think>(?:(?!<think>).)*?</think>", re.DOTALL)
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s{0,8}(?:(\{)|(?<=\s)(-?\d[\d.,]*\d|-?\d|\w)(?!\w))")
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+_JOINED = re.compile(
+    r"(?:[^\w.!?\n]|\\q?quad|\\text)*(?:(?:[^.!?\n{}]{0,30}?[^\w.!?\n])?(?:and|or)(?![A-Za-z])"
+    r"[^.!?\n{}]{0,20}?)?(?:[^\w.!?\n]|\\q?quad)*"
+)
+_STATED = re.compile(
+    r"\banswer\b(?:[ \t]+(?:to|for|of)\b[^.:\n]{0,80}?)?[ \t*_]*(?:\bis\b|\bare\b|:|=)[ \t*_:]*",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$|<)|\n|<\|")
+_FORMULA = re.compile(
+    r"\$\$([^$]+)\$\$|\$((?:\\.|[^$\n\\])+)\$(?!\d)|\\\(([^\n]*?)\\\)|\\\[([^$]*?)\\\]|"
+    r"((?<![\w\\^_{.,$])-?(?:\d+(?:,\d{3})*(?:[.,/]\d+)?|\.\d+)(?:\s?%)?(?!\d|\s*(?:\$|\\\))\s*$))",
+    re.DOTALL,
 )
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
-def extract_answer(response: str, tag: str) -> str | None:
-    """The text between the last `<tag>` that is closed and its `</tag>`, stripped; None if there is
-    none.
+def visible(response: str) -> str:
+    """Returns the response without thoughts."""
+    if "think>" not in response:
+        return response
+    text = _THOUGHT.sub("", response)
+    return text.rpartition("</think>")[2].partition("<think>")[0]
 
-    An empty `tag` takes the whole response. Something that opens after the last closed answer and
-    never closes is ignored.
+
+def extract_answer(response: str, tag: str) -> str | None:
+    """Returns the text between the last `<tag>` that is closed and its `</tag>`, stripped, or None.
+
+    An empty `tag` takes the whole response. A tag that opens after the last closed answer and never
+    closes is ignored.
     """
+    text = visible(response)
     if not tag:
-        return response.strip()
-    end = response.rfind(f"</{tag}>")
-    start = response.rfind(f"<{tag}>", 0, max(end, 0))
-    return None if start < 0 else response[start + len(tag) + 2 : end].strip()
+        return text.strip()
+    end = text.rfind(f"</{tag}>")
+    start = text.rfind(f"<{tag}>", 0, max(end, 0))
+    return None if start < 0 else text[start + len(tag) + 2 : end].strip()
 
 
 def boxed(text: str) -> str | None:
-    r"""What the last closed \boxed{...} holds, stripped; None where there is none."""
-    opened: list[int] = []  # where each open bracket's content begins; -1: it is no box's
-    found = None
+    r"""Returns what the last \boxed{...} holds, or None where there is none or it is not closed.
+
+    Boxes that only "and", "or" or a comma separates are one answer of several parts.
+    """
+    boxes = _boxes(text)
+    if not boxes or boxes[-1][1] < 0:
+        return None
+    parts = [boxes[-1]]
+    for box in reversed(boxes[:-1]):
+        between = text[box[1] : parts[0][0]]
+        if box[1] < 0 or len(between) > 80 or not _JOINED.fullmatch(between):
+            break
+        parts.insert(0, box)
+    held = list(dict.fromkeys(part[2] for part in parts))
+    return ", ".join(held)
+
+
+def _boxes(text: str) -> list[tuple[int, int, str]]:
+    """Returns start, end and content of each outermost box; an end of -1: it never closes."""
+    closing = _closing(text)
+    found: list[tuple[int, int, str]] = []
+    last = 0
+    for mark in _BOX.finditer(text):
+        if mark.start() < last:
+            continue
+        if not mark[1]:
+            last = mark.end()
+            found.append((mark.start(), last, mark[2].rstrip(".,")))
+            continue
+        end = closing.get(mark.end() - 1, -1)
+        found.append((mark.start(), end, text[mark.end() : end - 1].strip() if end > 0 else ""))
+        last = end if end > 0 else mark.end()
+    return found
+
+
+def _closing(text: str) -> dict[int, int]:
+    """Returns for each `{` that is closed the position after its `}`."""
+    opened: list[int] = []
+    found = {}
     for mark in _BRACES.finditer(text):
-        if mark[0].startswith("\\boxed"):
-            opened.append(mark.end())
-        elif mark[0] == "{":
-            opened.append(-1)
-        elif mark[0] == "}" and opened and (start := opened.pop()) >= 0:
-            found = text[start : mark.start()].strip()
+        if mark[0] == "{":
+            opened.append(mark.start())
+        elif mark[0] == "}" and opened:
+            found[opened.pop()] = mark.end()
     return found
 
 
 def hashed(text: str) -> str | None:
-    """What follows the last #### on its line, stripped; None where nothing does."""
+    """Returns what follows the last #### on its line, stripped, or None."""
     _, mark, rest = text.rpartition("####")
     return (rest.split("\n", 1)[0].strip() or None) if mark else None
 
 
+def stated(text: str) -> str | None:
+    """Returns what the last "the answer is" or "Answer:" says in its sentence, or None."""
+    marks = list(_STATED.finditer(text))
+    if not marks:
+        return None
+    rest = text[marks[-1].end() :].lstrip()
+    end = _SENTENCE_END.search(rest)
+    return rest[: end.start() if end else len(rest)].strip(" *_\t") or None
+
+
+def last_formula(text: str) -> str | None:
+    """Returns the last formula between delimiters, or number outside of them, or None."""
+    found = None
+    for mark in _FORMULA.finditer(text):
+        found = mark
+    return None if found is None else next(x for x in found.groups() if x is not None).strip()
+
+
 def final_answer(response: str, tag: str) -> str | None:
-    r"""The text in the last closed `<tag>`; else in the last \boxed{...}; else after the last ####;
-    None where there is none of them. An empty `tag` takes the whole response.
-    """
-    for found in (extract_answer(response, tag), boxed(response), hashed(response)):
-        if found is not None:
-            return found or None
-    return None
+    r"""Returns the answer of a response, or None where there is none.
 
-
-def chosen_letter(response: str, tag: str, choices: str) -> str | None:
-    """The letter out of `choices` that a response chooses: the first of its final answer, else the
-    last that "the answer is", "choice" or "option" comes before; None where there is none.
+    A \boxed{...} inside of the tag is the answer. An empty `tag` takes the whole response.
     """
-    found = final_answer(response, tag)
-    if found is not None and (lead := _LEADING.match(found)) and lead[1].upper() in choices:
-        return lead[1].upper()
-    said = [mark[1].upper() for mark in _NAMED.finditer(found or response)]
-    return next((letter for letter in reversed(said) if letter in choices), None)
+    tagged = extract_answer(response, tag)
+    if not tag:
+        return tagged or None
+    text = visible(response)
+    if tagged is None:
+        text = text.rstrip()
+        found = boxed(text)
+        if found is None and _boxes(text):
+            return None
+        return next((x for x in (found, hashed(text), stated(text)) if x is not None), None) or None
+    if _boxes(tagged):
+        return boxed(tagged) or None
+    return tagged or None
 
 
 def json_text(response: str, tag: str) -> str:
-    """The last closed `<tag>`; else the last block between ``` marks; else the whole response."""
+    """Returns the last closed `<tag>`; else the last block between ``` marks; else all of it."""
     if (found := extract_answer(response, tag)) is not None:
         return found
-    blocks = _FENCED.findall(response)
-    return blocks[-1].strip() if blocks else response.strip()
+    text = visible(response)
+    blocks = _FENCED.findall(text)
+    return blocks[-1].strip() if blocks else text.strip()
 
 
 def reference(answer: Any) -> str:
-    """The row's reference as text; of one with #### in it, what follows. Raises ValueError where
-    there is none.
+    """Returns the row's reference as text; of one with #### in it, what follows.
+
+    Raises ValueError where there is none.
     """
     if answer is None:
         raise ValueError("the row has no reference answer")
@@ -91,7 +168,7 @@ def reference(answer: Any) -> str:
 
 
 def number(value: Any) -> float:
-    """`value` as a float. Raises TypeError for what is no number ("1"), ValueError for NaN."""
+    """Returns `value` as a float. Raises TypeError for no number ("1"), ValueError for NaN."""
     if not isinstance(value, numbers.Real) and type(value).__module__ != "numpy":
         raise TypeError(f"the check returned {value!r:.100}: it must be a number")
     if not math.isfinite(found := float(value)):

@@ -5,7 +5,7 @@ from compass_jax.rewards.checks import Check, build
 from compass_jax.rewards.reasoning import reasoning_gym_score
 from compass_jax.tasks.rows import decode_row, encode_row
 from compass_jax.verifiers.extract import extract_answer
-from compass_jax.verifiers.kinds.math import math_verify_score
+from compass_jax.verifiers.kinds.math import math_score
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_no_tag_takes_everything():
         ("C", "B", 0.0),
     ],
 )
-def test_math_verify_score(answer, reference, score):
-    assert math_verify_score(answer, reference) == score
+def test_math_score(answer, reference, score):
+    assert math_score(answer, reference) == score
 
 
 ENTRIES = [

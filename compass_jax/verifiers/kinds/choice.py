@@ -2,61 +2,137 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compass_jax.verifiers.base import IN_ANSWER, NOTHING, Example, Kind
-from compass_jax.verifiers.extract import chosen_letter, final_answer, reference
+from compass_jax.verifiers.extract import final_answer, reference, visible
 
 LETTERS = "ABCDEFGHIJ"
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+SEVERAL = ""  # more than one option is chosen
+_WRAPPING = re.compile(r"\\(?:text|math)[a-z]{0,4}\{|\\boxed\{|[{}$*_`]")
+_LEADING = re.compile(
+    r"\W*(?:(?:the\s+)?(?:correct\s+|final\s+|best\s+)*(?:answer|choice|option)\s*(?:is)?\W*)?"
+    r"([A-Za-z0-9])(?=[\W_]|$)",
+    re.IGNORECASE,
+)
+_NEXT = re.compile(r"\W*(?:(?:and|or|&)\W+)?(?:(?:option|choice|answer)\s+)?([A-Za-z0-9])(?=\W|$)")
+_NAMED = re.compile(r"\b(?:choice|option)\W{1,10}(?:is\W{1,10})?([A-Z])\b", re.IGNORECASE)
+_CALLED = re.compile(
+    r"(?<![\w'])([A-Z])\W{0,4}\s(?:is|as)\s+(?:the\s+)?(?:correct|right|best|answer)"
+)
+_BARE = re.compile(r"\W*([A-Za-z0-9])(?:\W*|[).:]\s[^\n]{1,200})")
 
 
 def judge(
     response: str,
     answer: Any,
     answer_tag: str,
-    choices: str = LETTERS,
+    choices: Any = LETTERS,
     options: Sequence[str] | Mapping[str, str] = (),
 ) -> float | Mapping[str, Any]:
-    """1 where the chosen option is the reference: a letter, its number counted from 0, or its text.
-    A final answer that is an option's text chooses this option.
+    """Returns 1 where the chosen option is the reference: a letter, its number from 0, or its text.
+
+    A final answer that is an option's text chooses this option; more than one option is wrong.
+    `choices` are the options' letters, or, as MMLU and ARC have them, the options.
     """
-    letters = choices.upper()
     found = chosen(response, answer_tag, choices, options)
     if found is None:
         return NOTHING
+    letters, texts = _labelled(choices, options)
     if isinstance(answer, int) and not isinstance(answer, bool):
         return float(0 <= answer < len(letters) and found == letters[answer])
     text = reference(answer)
-    said = _of_text(text, _texts(options, letters))
-    return float(found == (said or text.strip().strip("().").upper()))
+    wanted = _of_text(text, texts) or text.strip().strip("().").upper()
+    return float(found == wanted)
 
 
 def chosen(
-    response: str, tag: str, choices: str = LETTERS, options: Sequence[str] | Mapping[str, str] = ()
+    response: str,
+    tag: str,
+    choices: Any = LETTERS,
+    options: Sequence[str] | Mapping[str, str] = (),
 ) -> str | None:
-    """The letter of the option that a response chooses, None where it chooses none; the arguments
-    are those of `judge`.
+    """Returns the letter of the option that a response chooses, None for none, SEVERAL for more.
+
+    The arguments are those of `judge`.
     """
+    letters, texts = _labelled(choices, options)
+    answer = final_answer(response, tag)
+    if answer is None:
+        return _without_marks(visible(response), letters)
+    if (letter := _of_text(answer, texts)) is not None:
+        return letter
+    letter = _first_letter(_WRAPPING.sub("", answer), letters, texts)
+    return _named(answer, letters) if letter is None else letter
+
+
+def _labelled(choices: Any, options: Any) -> tuple[str, dict[str, str]]:
+    """Returns the options' letters, and their texts by letter."""
+    if isinstance(choices, Mapping):
+        if {"text", "label"} <= set(choices):
+            choices = dict(zip(map(str, choices["label"]), choices["text"]))
+        choices, options = LETTERS, options or choices
+    elif not isinstance(choices, str):
+        if not all(isinstance(one, str) for one in choices):
+            raise ValueError(f"choices = {choices!r:.80}: it must be letters, or a list of texts")
+        labels = "".join(choices).upper() == ALPHABET[: len(choices)]
+        choices, options = ("".join(choices), options) if labels else (LETTERS, options or choices)
     letters = choices.upper()
-    found = _of_text(final_answer(response, tag), _texts(options, letters))
-    return found or chosen_letter(response, tag, letters)
-
-
-def _texts(options: Any, letters: str) -> dict[str, str]:
-    """Letter -> text, from a list in the letters' order or a mapping; anything else has none."""
     if isinstance(options, Mapping):
         pairs = [(str(name).upper(), text) for name, text in options.items()]
+        if all(len(name) == 1 for name, _ in pairs) and not set(dict(pairs)) <= set(letters):
+            letters = "".join(name for name, _ in pairs)
     else:
-        pairs = list(zip(letters, options if isinstance(options, list | tuple) else ()))
-    return {letter: _plain(text) for letter, text in pairs if isinstance(text, str)}
+        given = options if isinstance(options, list | tuple) else ()
+        if len(given) > len(letters):
+            letters = ALPHABET
+        pairs = list(zip(letters, given))
+    return letters, {letter: _plain(text) for letter, text in pairs if isinstance(text, str)}
 
 
-def _of_text(text: str | None, texts: Mapping[str, str]) -> str | None:
-    """The one letter whose text this is; a text that is a letter itself is read as the letter."""
-    plain = _plain(text or "")
-    found = [letter for letter, said in texts.items() if said == plain]
-    return found[0] if len(found) == 1 and plain.upper() not in texts else None
+def _of_text(text: str, texts: Mapping[str, str]) -> str | None:
+    """Returns the one letter whose text this is; a text that is a letter itself is the letter."""
+    for plain in (_plain(text), _plain(_WRAPPING.sub("", text))):
+        found = [letter for letter, said in texts.items() if said == plain]
+        if len(found) == 1 and plain.upper() not in texts:
+            return found[0]
+    return None
+
+
+def _first_letter(text: str, letters: str, texts: Mapping[str, str]) -> str | None:
+    """Returns the letter that an answer begins with."""
+    mark = _LEADING.match(text)
+    if mark is None or mark[1].upper() not in letters:
+        return None
+    letter, rest = mark[1].upper(), text[mark.end() :]
+    if re.match(r"\s+\w", rest):  # perhaps an article or a pronoun
+        if mark[1] in ("a", "i", "I"):
+            return None
+        if letter == "A" and (other := _of_text(rest, texts)) is not None:
+            return other
+    following = _NEXT.match(rest)
+    if following and following[1].isupper() and following[1] in letters and following[1] != letter:
+        return SEVERAL
+    return letter
+
+
+def _named(text: str, letters: str) -> str | None:
+    """Returns the letter that "option" or "choice" comes before, or that is called correct."""
+    called = [mark[1] for mark in _CALLED.finditer(text)]
+    named = called or [mark[1].upper() for mark in _NAMED.finditer(text)]
+    found = {letter for letter in named if letter in letters}
+    return None if not found else found.pop() if len(found) == 1 else SEVERAL
+
+
+def _without_marks(text: str, letters: str) -> str | None:
+    """Returns the letter of a response in which no answer is marked."""
+    bare = _BARE.fullmatch(text.strip())
+    if bare and bare[1].upper() in letters:
+        return bare[1].upper()
+    return _named(text, letters)
 
 
 def _plain(text: str) -> str:
@@ -68,5 +144,5 @@ KIND = Kind(
     "the chosen option is the reference: its letter, number or text",
     Example({"answer": "B", "options": ["iron", "gold"]}, r"\boxed{Gold}", "The answer is (A)."),
     takes=("choices", "options"),
-    looks_for=IN_ANSWER + "; else a letter after 'the answer is'",
+    looks_for=IN_ANSWER + "; else a letter by itself or after 'option'",
 )

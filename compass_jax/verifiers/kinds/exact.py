@@ -10,8 +10,9 @@ from compass_jax.verifiers.extract import final_answer, reference
 
 
 def judge(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any]:
-    """1 where the final answer is the reference, character by character; a run of white space
-    counts as one blank.
+    """Returns 1 where the final answer is the reference, character by character.
+
+    A run of white space counts as one blank.
     """
     found = final_answer(response, answer_tag)
     if found is None:

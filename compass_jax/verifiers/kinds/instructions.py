@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compass_jax.verifiers.base import UNKNOWN_STEPS, Example, Kind
-from compass_jax.verifiers.constraints import CONSTRAINTS
+from compass_jax.verifiers.constraints import CONSTRAINTS, variants
+from compass_jax.verifiers.extract import visible
 
 
 def judge(
@@ -15,19 +16,28 @@ def judge(
     kwargs: Sequence[Mapping[str, Any] | None],
     credit: str = "all",
 ) -> Mapping[str, float]:
-    """1 where the response follows every instruction; with credit "share" the share that it
-    follows, which is the component "followed" in both. An empty response follows none.
+    """Returns 1 where the response follows every instruction, an empty one follows none.
 
-    Raises ValueError, so that the sample is left out, for an instruction that nobody knows, and for
+    With credit "share" it is the share that is followed, the component "followed" in both. "loose"
+    is 1 where every instruction is followed in IFEval's loose reading. Thoughts do not count.
+
+    Raises ValueError, so that the sample is left out, for an instruction that is not known, and for
     arguments that it does not take.
     """
     if len(instruction_id_list) != len(kwargs) or not instruction_id_list:
         raise ValueError(
             f"{len(instruction_id_list)} instructions and {len(kwargs)} kwargs: one for each"
         )
-    followed = [_follows(*one, response) for one in zip(instruction_id_list, kwargs)]
+    text = visible(response)
+    pairs = list(zip(instruction_id_list, kwargs))
+    followed = [_follows(*one, text) for one in pairs]
+    loose = all(
+        strict or any(_follows(*one, other) for other in variants(text)[1:])
+        for one, strict in zip(pairs, followed)
+    )
     share = sum(followed) / len(followed)
-    return {"reward": share if credit == "share" else float(all(followed)), "followed": share}
+    reward = share if credit == "share" else float(all(followed))
+    return {"reward": reward, "followed": share, "loose": float(loose)}
 
 
 def _follows(name: str, arguments: Mapping[str, Any] | None, response: str) -> bool:

@@ -14,8 +14,9 @@ from compass_jax.verifiers.values import equal
 def judge(
     response: str, answer_tag: str, answer: Any = None, schema: Any = None
 ) -> Mapping[str, Any]:
-    """1 for JSON that fits the schema and equals the reference (each JSON as text, or a value);
-    what is not given is not asked for. With a schema, "valid" says whether it fits.
+    """Returns 1 for JSON that fits the schema and equals the reference, where they are given.
+
+    Each is JSON as text, or a value. With a schema, "valid" says whether it fits.
     """
     try:
         found = parse_json(json_text(response, answer_tag), "the answer")

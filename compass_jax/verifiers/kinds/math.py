@@ -1,4 +1,4 @@
-"""Mathematics, compared by math-verify."""
+"""Mathematics, compared by value."""
 
 from __future__ import annotations
 
@@ -7,109 +7,102 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from compass_jax.verifiers.answers import exact, is_program
 from compass_jax.verifiers.base import NOTHING, Example, Kind
-from compass_jax.verifiers.extract import final_answer, reference
+from compass_jax.verifiers.extract import boxed, final_answer, last_formula, reference, stated
+from compass_jax.verifiers.maths.equality import same_answer
 
-# What a child would have to learn again for each answer: math-verify's parser remembers decisions,
-# sympy imports when asked
-WARM = (
-    ("$1/2$", "$0.5$"),
-    (r"\frac{1}{3} + \sqrt{2}", r"\frac{2}{6} + \sqrt{2}"),
-    ("(x+1)^2", "x^2+2x+1"),
-    ("x=2", "2"),
-    (r"\{1, 2\}", r"\{2, 1\}"),
-    ("[0, 1)", "(0, 1]"),
-    (r"(-\infty, 3]", r"(-\infty, 2]"),
-    ("50\\%", "0.5"),
-    (r"2\pi r^2", r"\pi r^2"),
-    (r"\sin(x)^2 + \cos(x)^2", "1"),
-    (r"\log_2(8)", "3.0"),
-    (r"e^{2x} - \ln(y)", "e^x"),
-    ("3 + 4i", "4i + 3"),
-    ("x > 3", "3 < x"),
-    (r"\begin{pmatrix}1 & 2\\3 & 4\end{pmatrix}", r"\begin{pmatrix}1 & 2\\3 & 5\end{pmatrix}"),
-    ("(1, 2)", "(1, 3)"),
-    ("7 \\text{ cm}", "7 m"),
-    (r"\frac{\sqrt{3}}{2}", r"\frac{3}{2\sqrt{3}}"),
-    ("10^{-3}", "0.001"),
-    (r"\binom{5}{2}", "10"),
-    ("5!", "120"),
-    ("2x + 3y = 6", "y = 2"),
-)
+MAX_CHARS = 600  # of a formula that Math-Verify reads
+SECONDS = 2  # for each of its steps; what takes longer is wrong
+_PROSE = re.compile(r"\W*[A-Za-z]{2,}(?:[\s:,']+[A-Za-z]+|\s*(?::|\$|\\[(\[]))")
+_LONG_NUMBER = re.compile(r"\d{20}")
+_LARGE_POWER = re.compile(r"\^\s*\{?\s*-?(?:\d{5}|\d*\s*\^|[^{}]*\^)|!\s*[!)}^]*!|\d{5}\s*!")
+_LARGE_BOUND = re.compile(r"\\(?:sum|prod)[^\\]*\^\s*\{?\s*(?:\d{4}|[^{}]*[\^!])")
 
 
 def judge(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any]:
-    """1 where the final answer equals the reference by math-verify. Of a reference with #### in it,
-    what follows counts.
+    r"""Returns 1 where the final answer is the reference.
+
+    Of a reference with #### in it what follows counts, of one with \boxed{...} what the box holds.
     """
-    found = final_answer(response, answer_tag)
-    return NOTHING if found is None else math_verify_score(found, reference(answer))
+    found = _final(response, answer_tag)
+    return NOTHING if found is None else math_score(found, _wanted(answer))
 
 
 def at_once(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any] | None:
-    """What `math` gives, where no algebra is needed to say it; else None."""
-    found = final_answer(response, answer_tag)
-    return NOTHING if found is None else math_decided(found, reference(answer))
+    """Returns what `judge` returns, or None where that takes Math-Verify."""
+    found = _final(response, answer_tag)
+    return NOTHING if found is None else math_decided(found, _wanted(answer))
+
+
+def _final(response: str, tag: str) -> str | None:
+    """Returns the final answer. With an empty tag a sentence's last formula is its answer."""
+    found = final_answer(response, tag)
+    if tag or found is None:
+        return found
+    found = final_answer(found, "answer") or found
+    return (last_formula(found) or found) if _PROSE.match(found) else found
+
+
+def _wanted(answer: Any) -> str:
+    text = reference(answer)
+    return boxed(text + "}") or boxed(text) or stated(text) or text
 
 
 def math_decided(answer: str, reference: str) -> float | None:
-    """1.0 or 0.0 where no algebra is needed to say whether `answer` is `reference`, else None.
-
-    Equal texts are equal, two plain decimals are compared exactly, and so are two plain fractions.
-    A reference that is a word ("Paris") is compared as text: as mathematics it would be a product
-    of letters, equal to each of its anagrams. Program text is no answer.
-    """
-    if _plain(answer) == _plain(reference):
-        return 1.0
-    word = re.search(r"[^\W\d_]{3,}", reference)
-    if word and not re.search(r"[\d\\$=+*/^(){}\[\]]", reference):
+    """Returns 1.0 where `answer` is `reference`, 0.0 where not, None where Math-Verify must say."""
+    same = same_answer(reference, answer)
+    if same is None and (_is_large(answer) or _is_large(reference)):
         return 0.0
-    if is_program(answer):
-        return 0.0
-    found = exact(answer)
-    wanted = exact(reference)
-    if found and wanted and found[0] == wanted[0]:
-        return float(found[1] == wanted[1])
-    return None
+    return None if same is None else float(same)
 
 
-def math_verify_score(answer: str, reference: str) -> float:
-    """1.0 if `math_decided` or math-verify finds `answer` equal to `reference`, else 0.0.
+def _is_large(text: str) -> bool:
+    """Returns whether a formula is beyond what Math-Verify computes in time."""
+    marks = (_LONG_NUMBER, _LARGE_POWER, _LARGE_BOUND)
+    return len(text) > MAX_CHARS or any(mark.search(text) for mark in marks)
 
-    There is no time limit in here: math-verify's own limits turn an undecided comparison into
-    "wrong". The process is killed from outside instead.
-    """
+
+def math_score(answer: str, reference: str) -> float:
+    """Returns 1.0 if `answer` is `reference`, else 0.0."""
     decided = math_decided(answer, reference)
     if decided is not None:
         return decided
     import math_verify
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its limits are off
-    gold = math_verify.parse(_delimited(reference), parsing_timeout=None)
-    found = math_verify.parse(_delimited(answer), parsing_timeout=None)
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    formulas = (math_verify.LatexExtractionConfig(),)
+    gold, found = (
+        math_verify.parse(_delimited(text), formulas, parsing_timeout=SECONDS)
+        for text in (reference, answer)
+    )
     if not gold or not found:
         return 0.0
-    return float(math_verify.verify(gold, found, timeout_seconds=None, raise_on_error=True))
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split()).casefold()
+    return float(math_verify.verify(gold, found, timeout_seconds=SECONDS))
 
 
 def _delimited(text: str) -> str:
-    """math-verify reads an expression as LaTeX only between delimiters."""
+    """Returns a formula between the delimiters that Math-Verify looks for."""
     return text if any(mark in text for mark in ("$", "\\boxed", "\\(", "\\[")) else f"${text}$"
 
 
+# Math-Verify's parser remembers decisions, which each child would have to make again
+WARM = (
+    (r"\sum_{k=1}^{n} k", r"\sum_{j=1}^{n} j"),
+    (r"\int_0^1 x dx", r"\int_0^1 y^2 dy"),
+    (r"\lim_{x \to 0} \frac{\sin x}{x}", "2"),
+    (r"\begin{pmatrix}1 & 2\\3 & 4\end{pmatrix} + x", r"\begin{vmatrix}1 & 2\\3 & 5\end{vmatrix}"),
+)
+
+
 def _warm() -> None:
+    math_score("1/2", r"\frac{2}{3} + \sqrt{2}")
     for left, right in WARM:
-        math_verify_score(left, right)
+        math_score(left, right)
 
 
 KIND = Kind(
     judge,
-    "the final answer equals the reference by math-verify",
+    "the final answer equals the reference: number, unit, expression, set, interval or text",
     Example({"answer": "1/2"}, r"<answer>\frac{2}{4}</answer>", "<answer>2</answer>"),
     may_hang=True,
     at_once=at_once,

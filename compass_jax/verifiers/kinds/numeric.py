@@ -7,23 +7,25 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from compass_jax.verifiers.answers import exact
 from compass_jax.verifiers.base import NOTHING, Example, Kind
 from compass_jax.verifiers.extract import final_answer, reference
+from compass_jax.verifiers.maths.expressions import as_fraction, constant, is_real
+from compass_jax.verifiers.maths.notation import normalised
+from compass_jax.verifiers.maths.values import Named, Quantity, is_wordy, readings
 
-_MOST_CHARS = 200
-_MOST_EXPONENT = 400
-# a decimal with an exponent in E's or LaTeX's notation; what stands around it is a unit
+MAX_CHARS = 200
+MAX_BITS = 1_400  # of a numerator or denominator: about 400 digits
+# a number in prose; digits after a letter belong to a unit or a name
 _NUMBER = re.compile(
-    r"[-+\u2212]?(?:\d[\d,]*\.?\d*|\.\d+)"
-    r"(?:[eE]([-+]?\d{1,3})|\s*(?:\\times|\\cdot|[x*×])\s*10\^\{?(-?\d{1,3})\}?)?"
+    r"(?<![\w.^{\\])[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)"
+    r"(?:\s*(?:\\times|\\cdot|[x*])\s*10\s*\^\s*(?:\{\s*-?\d{1,3}\s*\}|-?\d{1,3}))?"
 )
 
 
 def judge(
     response: str, answer: Any, answer_tag: str, abs_tol: float = 0.0, rel_tol: float = 1e-6
 ) -> float | Mapping[str, Any]:
-    """1 where |answer - reference| <= max(abs_tol, rel_tol |reference|), exactly. Words and
+    """Returns 1 where |answer - reference| <= max(abs_tol, rel_tol |reference|), exactly. Words and
     units around a number do not count; an answer with two numbers is none.
     """
     found = final_answer(response, answer_tag)
@@ -38,20 +40,29 @@ def judge(
 
 
 def value_of(text: str) -> Fraction | None:
-    """The one number in a text ("about 3.5 km", "1,200", "1.2e3", "3/4"), None for none or two."""
-    if len(text) > _MOST_CHARS:
+    """Returns the one number in a text ("about 3.5 km", "1.2e3", "3/4"), None for none or two."""
+    if len(text) > MAX_CHARS:
         return None
-    if plain := exact(text):
-        return plain[1]
-    found = list(_NUMBER.finditer(text))
-    if len(found) != 1:
+    text = normalised(text)
+    values = [_number_in(value) for value in readings(text)]
+    if values[0] is not None or not is_wordy(text):
+        return values[0]
+    found = [mark[0].strip() for mark in _NUMBER.finditer(text)]
+    return _number_in(readings(found[0])[0]) if len(found) == 1 else None
+
+
+def _number_in(value: Any) -> Fraction | None:
+    """Returns the number of a value, whatever its name and unit."""
+    if isinstance(value, Named):
+        return _number_in(value.value)
+    if not isinstance(value, Quantity) or (value.unit and "compound" in value.unit.words):
         return None
-    (mark,) = found
-    exponent = int(mark[1] or mark[2] or 0)
-    digits = re.split(r"[eE]|\s*(?:\\times|\\cdot|[x*×])", mark[0].replace("\u2212", "-"))[0]
-    if abs(exponent) > _MOST_EXPONENT:
+    number = constant(value.nodes[0])
+    if number is None or not is_real(number):
         return None
-    return Fraction(digits.replace(",", "")) * Fraction(10) ** exponent
+    found = as_fraction(number)
+    bits = max(found.numerator.bit_length(), found.denominator.bit_length())
+    return found if bits <= MAX_BITS else None
 
 
 def _complaint(given: Mapping[str, Any]) -> str:

@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from compass_jax.verifiers.base import Example, Kind
+from compass_jax.verifiers.extract import visible
 
 
 def judge(response: str, pattern: str) -> float:
-    """1 where the pattern is found in the response."""
-    return float(re.search(pattern, response) is not None)
+    """Returns 1 where the pattern is found in the response.
+
+    Thoughts are searched only by a pattern that mentions them ("think").
+    """
+    text = response if "think" in pattern else visible(response)
+    return float(re.search(pattern, text) is not None)
 
 
 def _complaint(given: Mapping[str, Any]) -> str:

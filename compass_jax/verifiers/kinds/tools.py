@@ -16,8 +16,10 @@ _NO_CALL = "no tool is called"
 def judge(
     response: str, answer: Any, answer_tag: str, tools: Any = (), ordered: bool = False
 ) -> Mapping[str, Any]:
-    """1 where the calls in the response are those of the reference; "name" and "arguments" are the
-    shares of them whose tool was called, and that were made as wanted.
+    """Returns 1 where the calls in the response are those of the reference.
+
+    "name" and "arguments" are the shares of the reference's calls whose tool was called, and that
+    were made as wanted.
     """
     return components(verdict(response, answer, answer_tag, tools, ordered))
 
@@ -36,12 +38,18 @@ def verdict(
     wanted = wanted_calls(answer, known)
     inner = extract_answer(response, answer_tag) if answer_tag else None
     try:
-        calls = tool_calls(response if inner is None else inner)
+        calls = tool_calls(_without_opened_thought(response) if inner is None else inner)
     except MalformedCall as error:
         return Verdict(0.0, 0.0, 0.0, str(error))
     if wanted and not calls:
         return Verdict(0.0, 0.0, 0.0, _NO_CALL)
     return compared(calls, wanted, known, ordered)
+
+
+def _without_opened_thought(response: str) -> str:
+    """Returns a response without the end of a thought that the prompt's template opened."""
+    opened = "<think>" in response
+    return response if opened else response.rpartition("</think>")[2]
 
 
 def why(response: str, answer: Any, answer_tag: str, tools: Any = (), ordered: bool = False) -> str:
