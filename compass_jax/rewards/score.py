@@ -72,6 +72,7 @@ class Scorer:
             "tag": rewards.answer_tag,
             "timeout_s": rewards.timeout_s,
             "guards": guards,
+            "packages": rewards.program_packages,
             "programs": chosen or rewards.sandbox == "off" or not missing_guards(),
         }
         self._timeout_s = rewards.timeout_s

@@ -9,6 +9,8 @@ from typing import Any
 NOTHING = {"reward": 0.0, "extracted": False}  # there was no answer to judge: wrong, and counted
 IN_ANSWER = "{answer}"  # `looks_for` of those that read the final answer (verifiers/extract.py)
 UNKNOWN_STEPS = 0
+# what programs import by default, beside Python's standard library, where it is installed
+USUAL_PACKAGES = ("numpy", "scipy", "sympy", "pandas", "networkx", "sortedcontainers")
 
 
 def _one_step(given: Mapping[str, Any]) -> int:
