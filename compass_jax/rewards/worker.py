@@ -108,6 +108,9 @@ def _judge(
     tried: set[int] = set()
     for index, response in enumerate(batch):
         source, verifier = response.source, verifiers[response.source]
+        if response.rows:
+            yield _tried(verifier, response.rows, zone, seconds)
+            continue
         if verifier.batch and source not in tried:
             tried.add(source)
             same = [i for i, one in enumerate(batch) if one.source == source]
@@ -116,6 +119,17 @@ def _judge(
                 ready |= dict(zip(same, found, strict=True))
             alive()
         yield ready.get(index) or answers(verifier, [response], zone, seconds)[0]
+
+
+def _tried(verifier: Verifier, rows: Sequence[str], zone: sandbox.Zone, seconds: float) -> list:
+    """Returns an answer whose detail lists [number of the row, what is wrong with it] as JSON."""
+    said = zone.run(lambda: verifier.row_faults([decode_row(row) for row in rows]), seconds)
+    if said.outcome != "ok" or not isinstance(said.value, list):
+        return _unknown(said.outcome if said.outcome != "ok" else "crash", said.detail)
+    faults = [(n, str(fault)) for n, fault in enumerate(said.value) if fault]
+    while len(json.dumps(faults)) > DETAIL_CHARS:
+        faults = [(n, text[: len(text) // 2]) for n, text in faults]
+    return _unknown("unjudged", json.dumps(faults))
 
 
 def serve(connection: socket.socket, setup: dict[str, Any], folder: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,8 @@ class Kind:
         complaint: what is wrong with arguments, as "name = value: why"; empty: nothing.
         why: what is wrong with a response, a function as `judge` is; empty: nothing. It evaluates
             nothing.
+        row_faults: what is wrong with each of some rows, tried without a response; empty: nothing.
+            A row is a mapping of the arguments that `takes` names. It runs in a child process.
     """
 
     judge: Callable[..., Any]
@@ -69,3 +71,4 @@ class Kind:
     warm: Callable[[], None] = field(default=lambda: None)
     complaint: Callable[[Mapping[str, Any]], str] = _no_complaint
     why: Callable[..., str] | None = None
+    row_faults: Callable[[Sequence[Mapping[str, Any]]], list[str]] | None = None

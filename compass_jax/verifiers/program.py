@@ -19,16 +19,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from compass_jax.errors import CompassError
 from compass_jax.verifiers import guards, program_files
-from compass_jax.verifiers.program_child import NotPlainError, decode, encode
+from compass_jax.verifiers.program_child import decode, encode
 from compass_jax.verifiers.program_files import CHILD
 from compass_jax.verifiers.program_tests import (
     IN_PLACE,
+    NOT_PLAIN,
     RowError,
     RowTest,
     RowTests,
@@ -113,7 +114,7 @@ class Program:
         return said
 
     def output(self, given: str) -> str:
-        """Returns all that it writes, given this input. Raises ProgramFailed unless it ends with 0."""
+        """Returns what it writes, given this input. Raises ProgramFailed unless it ends with 0."""
         found = self._exchange(given.encode(), lambda got: False, closes=True)
         if self._code() != 0:
             raise self._end()
@@ -262,8 +263,8 @@ class Functions:
             raise self._ended
         try:
             sent = [name, encode(list(args)), encode(kwargs), in_place]
-        except NotPlainError as error:
-            run.fault = RowError(f"a test calls {name} with what is no plain data: {error}")
+        except TypeError as error:
+            run.fault = RowError(NOT_PLAIN.format(error))
             raise run.fault from error
         except ValueError as error:
             run.failed = True
@@ -338,6 +339,7 @@ def passed_functions(
     What is left when the program hangs, ends or crashes fails. Raises RowError where a test cannot
     run.
     """
+    tests.namespace()
     try:
         with Program([], limits) as program:
             functions = Functions(program, tests, text, in_place)
@@ -347,6 +349,33 @@ def passed_functions(
         raise
     except ProgramFailed:
         return
+
+
+def setup_faults(setups: Iterable[str], limits: Limits) -> dict[str, str]:
+    """Returns what is wrong with each setup that a program's process cannot run."""
+    found: dict[str, str] = {}
+    left = list(setups)
+    while left:
+        try:
+            with Program([], limits._replace(processes=guards.PROGRAM_PROCESSES)) as program:
+                while left:
+                    setup = left.pop()
+                    found[setup] = "setup ends the program that it stands before"
+                    said = program.ask({"load": setup})
+                    found[setup] = _load_fault(said)
+        except ProgramFailed:
+            continue
+    return {setup: fault for setup, fault in found.items() if fault}
+
+
+def _load_fault(said: Mapping[str, Any]) -> str:
+    if "raised" not in said:
+        return ""
+    kind = (said["raised"] or ["an error"])[0]
+    return (
+        f"setup raises {kind}: {said.get('text', '')!s:.300} in a program's process; mend it, or"
+        " name the packages that it imports in rewards.program_packages"
+    )
 
 
 def can_run() -> bool:

@@ -20,10 +20,6 @@ MOST_BITS = 10_000  # of an integer in decimal digits: more takes quadratic time
 _SEQUENCES = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
-class NotPlainError(TypeError):
-    """A value of a kind that cannot be handed over."""
-
-
 class Packages:
     """Finds packages by name where their folder itself cannot be listed.
 
@@ -52,7 +48,7 @@ class Packages:
 
 
 def encode(value, nested=0):
-    """Returns a value as JSON can carry it. Raises NotPlainError for what is no plain data, and
+    """Returns a value as JSON can carry it. Raises TypeError for what is no plain data, and
     ValueError for what is nested too deeply.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > MOST_BITS:
@@ -76,7 +72,7 @@ def encode(value, nested=0):
         return [encode(item, nested + 1) for item in islice(value, MOST_ITEMS)]
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         return encode(value.tolist(), nested + 1)
-    raise NotPlainError(f"a {type(value).__name__} cannot be handed over: return plain data")
+    raise TypeError(f"a {type(value).__name__} cannot be handed over")
 
 
 def decode(value):

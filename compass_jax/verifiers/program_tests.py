@@ -17,10 +17,12 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from compass_jax.errors import CompassError
+from compass_jax.verifiers.program_child import encode
 
 _BUILTINS = frozenset(dir(builtins))
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 _UNUSED = "__unused__"  # the name under which tests have `unused`
+NOT_PLAIN = "a test calls the program with what is no plain data: {}"
 IN_PLACE = "_compass_in_place"  # an attribute of a program's function: what `unused` returns
 
 
@@ -324,8 +326,12 @@ def complaint(tests: RowTests) -> str:
 
 
 def _try_without_program(tests: RowTests, test: RowTest, number: int) -> None:
-    def reached(*_: Any, **__: Any) -> None:
+    def reached(*args: Any, **kwargs: Any) -> None:
         run.calls += 1
+        try:
+            encode([args, kwargs])
+        except TypeError as error:
+            run.fault = run.fault or RowError(NOT_PLAIN.format(error))
         raise _Reached
 
     names = tests.namespace()
@@ -334,5 +340,5 @@ def _try_without_program(tests: RowTests, test: RowTest, number: int) -> None:
     try:
         run.passes(number, dict.fromkeys(called, reached))
     except RowError:
-        if not run.calls:
+        if not run.calls or run.fault is not None:
             raise

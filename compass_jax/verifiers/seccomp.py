@@ -81,11 +81,8 @@ _DENIED = {
     "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118),
     "sched_setattr": (314, 274),
-    "landlock_create_ruleset": (
-        444,
-        444,
-    ),  # those of programs are made before, and stay as they are
-    "landlock_add_rule": (445, 445),
+    "landlock_create_ruleset": (444, 444),
+    "landlock_add_rule": (445, 445),  # the rules of programs stay as they were made
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,13 @@ from typing import Any
 from compass_jax.verifiers import guards
 from compass_jax.verifiers.base import NOTHING, UNKNOWN_STEPS, Example, Kind
 from compass_jax.verifiers.extract import extract_answer
-from compass_jax.verifiers.program import Limits, passed, passed_functions, passed_outputs
+from compass_jax.verifiers.program import (
+    Limits,
+    passed,
+    passed_functions,
+    passed_outputs,
+    setup_faults,
+)
 from compass_jax.verifiers.program_tests import RowError, RowTests, complaint, read_tests
 
 _FENCED = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -90,6 +97,26 @@ def _read_row(
     return read_tests(texts, setup or "", entry_point or "", in_place)
 
 
+def row_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns what is wrong with each row: its setup or a test cannot run. Empty: nothing.
+
+    A setup must run where tests do and where programs do, which import fewer packages.
+    """
+    found, texts = [], []
+    for row in rows:
+        texts.append("")
+        try:
+            names = ("tests", "test", "entry_point", "setup", "inputs", "outputs", "in_place")
+            of_row = _read_row(*(row.get(name) for name in names))
+            found.append(complaint(of_row) if isinstance(of_row, RowTests) else "")
+            texts[-1] = of_row.setup if isinstance(of_row, RowTests) else ""
+        except RowError as error:
+            found.append(str(error))
+    limits = Limits(guards.seconds_left() if guards.seconds_left() < math.inf else 60.0)
+    of_setups = setup_faults(dict.fromkeys(filter(None, texts)), limits)
+    return [one or of_setups.get(text, "") for one, text in zip(found, texts, strict=True)]
+
+
 def _program(response: str, tag: str) -> str | None:
     blocks = _FENCED.findall(response)
     if blocks:
@@ -126,4 +153,5 @@ KIND = Kind(
     may_hang=True,
     runs_programs=True,
     complaint=_complaint,
+    row_faults=row_faults,
 )

@@ -5,7 +5,6 @@ sandbox (test_code.py has the sandbox).
 import pytest
 
 from compass_jax.rewards.checks import Check, build
-from compass_jax.verifiers.program_tests import RowError
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 
