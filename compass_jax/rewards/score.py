@@ -27,6 +27,7 @@ from compass_jax.rewards.checks import Response, checks_of
 from compass_jax.rewards.detect import guards_for, missing_guards
 from compass_jax.rewards.faults import Faults, VerifierError
 from compass_jax.rewards.process import Worker
+from compass_jax.rewards.readable import refuse_readable_sources
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,8 @@ class Scorer:
         checks = checks_of(data)
         chosen = guards is not None
         guards = guards_for(rewards.sandbox) if guards is None else guards
+        if guards:
+            refuse_readable_sources(data, rewards.program_packages)
         self._setup = {
             "checks": checks,
             "tag": rewards.answer_tag,

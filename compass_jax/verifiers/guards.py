@@ -35,6 +35,7 @@ GUARDS = (USER, PROCESSES, MOUNTS, NETWORK, LANDLOCK, SECCOMP)
 NOBODY = 65534  # the user that root becomes
 TMPFS = "mode=700,size=64m,nr_inodes=4096"
 MEMORY_BYTES = 8 * 2**30  # of address space: 9**9**9**9 must not take the machine's memory
+GROWTH_BYTES = 2**30  # of tests, beyond what the process has that judges
 FILE_BYTES = 64 * 2**20
 PROCESS_LIMIT = 64
 PROGRAM_PROCESSES = 5  # of a program that starts some: they share its memory
@@ -74,6 +75,7 @@ NO_PROGRAM = ProgramFiles()
 _libc = ctypes.CDLL(None, use_errno=True)
 _confined: set[str] = set()  # the guards that `confine` gave this process, and so its forks
 _program_rules = -1  # a descriptor of the Landlock rules of programs
+_own_bytes = 0  # of address space, when `confine` began
 _processes = 0  # of this process's user in its namespace, when `confine` began
 _end = math.inf  # on the monotonic clock, of this process's work
 
@@ -175,10 +177,11 @@ def confine(
         readable: files and folders that may be read; the system's libraries are added.
         of_programs: what programs may read (`confine_program`), and nothing else.
     """
-    global _processes
+    global _own_bytes, _processes
     wanted = set(wanted)
     missing: dict[str, str] = {}
     # a worker that is no root has the user of its guardian
+    _own_bytes = _address_space()
     _processes = len(os.listdir("/proc/self/task")) + (os.geteuid() != 0)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     steps = (
@@ -322,6 +325,19 @@ def limit_memory() -> None:
     most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def limit_growth() -> None:
+    """Limits the address space of this process and its children to what it has and GROWTH_BYTES."""
+    own = _own_bytes or _address_space()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = own + GROWTH_BYTES
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def new_process_namespace() -> None:

@@ -62,6 +62,7 @@ def _work(
 ) -> NoReturn:
     try:
         guards.die_with_parent()
+        guards.limit_growth()
         if os.getppid() == parent:
             for result in work():
                 os.write(sink, _SIGNS[result])
