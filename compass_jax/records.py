@@ -55,6 +55,7 @@ class Prompt:
     labels: tuple[str, ...] = ()  # "domain/algebra": its row's own, beside `label`
     visit: int = 0
     turns: int = 0  # most turns of the model, where an environment answers it; 0: none does
+    place: str = ""  # "rows.jsonl, line 3"; empty: its source computes it
 
     @property
     def key(self) -> tuple[int, int]:

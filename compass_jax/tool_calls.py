@@ -190,4 +190,14 @@ def _literal(node: ast.expr, depth: int) -> Any:
         return sign * value
     if isinstance(value, float) and math.isfinite(value):
         return sign * value
-    raise MalformedCall(f"an argument is no value of JSON: {ast.unparse(node)[:80]}")
+    raise MalformedCall(f"an argument is no value of JSON: {_shown(node)}")
+
+
+def _shown(node: ast.expr) -> str:
+    """Returns the beginning of an argument's text, or what it is where it has too many digits or is
+    nested too deeply to be written.
+    """
+    try:
+        return ast.unparse(node)[:80]
+    except (ValueError, RecursionError, MemoryError):
+        return f"a {type(node).__name__}"

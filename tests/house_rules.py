@@ -56,8 +56,17 @@ LAYERS = {
     "verifiers": {"untrusted", "tool_calls", "verifiers"},
     "verifiers.guards": {"verifiers.seccomp"},
     "verifiers.seccomp": set(),
-    "verifiers.program": {"verifiers.guards", "verifiers.program_child"},
+    "verifiers.program": {
+        "verifiers.guards",
+        "verifiers.program_child",
+        "verifiers.program_files",
+        "verifiers.program_tests",
+        "verifiers.watched",
+    },
     "verifiers.program_child": set(),
+    "verifiers.program_files": {"verifiers", "verifiers.guards"},
+    "verifiers.program_tests": {"verifiers.program_child"},
+    "verifiers.watched": {"verifiers.guards", "verifiers.program_tests"},
     "data.prepare": (
         {
             "records",

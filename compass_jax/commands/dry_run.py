@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 
+from compass_jax.commands.rows import try_rows
 from compass_jax.commands.settings_help import WIDTH, settings
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config.curriculum import at_step, stage_at
@@ -134,4 +135,6 @@ def _prompts(config: RunConfig, tell: Tell) -> tuple[list[Prompt], str]:
     train = train_prompts(config.data, tokenizer, config.seed, tell)
     train = fitting(train, longest, config.data.overlong, tell)
     train = kept_prompts(train, config.data.keep_file).prompts
-    return train, in_words(evaluation_sets(config, tokenizer, tell))
+    sets = evaluation_sets(config, tokenizer, tell)
+    try_rows(config, [*train, *(prompt for one in sets for prompt in one.prompts)])
+    return train, in_words(sets)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from compass_jax.commands.rows import try_rows
 from compass_jax.config import RunConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import evaluation_sets, train_prompts
@@ -47,6 +48,7 @@ def run_look(config: RunConfig, most: int = 2, console: Console | None = None) -
         line(text)
     for prompt in prompts[:most]:
         _show(line, prompt, tokenizer, console.width)
+    try_rows(config, [prompt for split in splits.values() for prompt in split])
     return _judge(config, prompts, line)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from compass_jax.config.errors import check
 from compass_jax.config.judge import EngineJudgeConfig, JudgeConfig, ScalarJudgeConfig
 from compass_jax.config.ranges import Range, check_fields
+from compass_jax.verifiers.base import USUAL_PACKAGES
 
 MOST_TIMEOUT_S = 86_400
 NO_FILE = "no file"  # in `code`, of a name without a Python file
@@ -30,6 +31,11 @@ class RewardConfig:
     sandbox: Literal["auto", "required", "off"] = "auto"
     """Verifiers run under guards: all that the machine has (auto), every one or not at all
     (required), none (off).
+    """
+    program_packages: tuple[str, ...] = USUAL_PACKAGES
+    """Programs that the verifier `code` runs can import these installed packages, with what they
+    require, beside Python's standard library. Those of the default that are not installed are left
+    out.
     """
     right_at: float = 1.0
     """An answer counts as right from this reward on."""

@@ -43,6 +43,7 @@ def to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prom
             row=question.row,
             labels=question.labels,
             turns=question.turns,
+            place=question.place,
         )
         for question, ids in zip(questions, encoded, strict=True)
     ]

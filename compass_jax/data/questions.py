@@ -65,6 +65,7 @@ class Question:
     tools: tuple[dict[str, Any], ...] = ()  # what the chat template gets beside the messages
     turns: int = 0  # most turns of the model, where an environment answers it
     entry: dict[str, Any] | None = None  # the procedural dataset's own
+    place: str = ""  # "rows.jsonl, line 3"
 
 
 def is_heldout(question: str, heldout_frac: float) -> bool:
@@ -253,7 +254,7 @@ def _of_row(config: DataConfig, index: int, kind: _Kind, found: _Row) -> Questio
         config, index, kind.label, text, messages, answer, encoded, found.asks or text
     )
     tools, labels = tools_of(row, where), (*labels_of(row, where), *found.labels)
-    return replace(question, labels=labels, tools=tuple(tools), turns=kind.turns)
+    return replace(question, labels=labels, tools=tuple(tools), turns=kind.turns, place=where)
 
 
 def _encoded(row: Mapping[str, Any], where: str) -> str:

@@ -37,6 +37,7 @@ from compass_jax.model.params import abstract_params, shardings_like
 from compass_jax.records import Group, Prompt, Rollout, Score
 from compass_jax.report import summary_table
 from compass_jax.rewards.detect import notice
+from compass_jax.rewards.rows import check_rows
 from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rewards.votes import votes as votes_of
 from compass_jax.rollout.collect import Collection
@@ -262,6 +263,7 @@ class Evaluator:
             rows.extend(answer_rows(name, groups, tokenizer.decode))
 
         with open_scorer(config) as scorer:
+            check_rows(scorer, config.data, [prompt for one in sets for prompt in one.prompts])
             found = evaluate(
                 engine, decode, sets, tokenizer, scorer, config, keep if out is not None else None
             )

@@ -2,7 +2,7 @@
 
 scorer -> {"checks": ..., "tag": ..., "timeout_s": ..., "guards": ...}     once
 worker -> ["ready", ""]  or  ["failed", traceback]  or  ["refused", what a person did wrong]
-scorer -> [[source, response, row, prompt], ...]    when all earlier answers have come
+scorer -> [[source, response, row, prompt, rows], ...]    when all earlier answers have come
 worker -> ["begun", ""]                             it has them, or goes on with them
 worker -> [index, reward or null, outcome, detail, components, extracted, says]   each, in order
 """

@@ -37,7 +37,7 @@ from compass_jax.rewards.reasoning import (
 )
 from compass_jax.rewards.registered import place_of
 from compass_jax.tasks.task import load_task
-from compass_jax.verifiers.base import NOTHING
+from compass_jax.verifiers.base import NOTHING, Kind
 from compass_jax.verifiers.extract import extract_answer, number
 from compass_jax.verifiers.find import kinds
 
@@ -74,6 +74,7 @@ class Response(NamedTuple):
     text: str  # the model's
     row: str  # of its prompt, as tasks/rows.py writes it
     prompt: str = ""  # what was asked
+    rows: tuple[str, ...] = ()  # in the place of a response: rows to try without one
 
 
 class Graded(NamedTuple):
@@ -106,6 +107,7 @@ class Part(NamedTuple):
     decide: Callable[[Case], Any] = _never
     limits: tuple[float, float] | None = None
     runs_programs: bool = False
+    row_faults: Callable[[Sequence[Row]], list[str]] | None = None
 
 
 class Verifier(NamedTuple):
@@ -132,6 +134,15 @@ class Verifier(NamedTuple):
         chosen = [self.parts[i] for i in which]
         found = [[_value(part, value) for value in part.call(cases)] for part in chosen]
         return [list(values) for values in zip(*found, strict=True)]
+
+    def row_faults(self, rows: Sequence[Row]) -> list[str]:
+        """Returns what is wrong with each row, tried without a response; empty: nothing."""
+        found = [""] * len(rows)
+        for part in self.parts:
+            if part.row_faults:
+                given = [{**part.call.given, **row} for row in rows]
+                found = [a or b for a, b in zip(found, part.row_faults(given), strict=True)]
+        return found
 
     def graded(self, values: Sequence[Any]) -> Graded:
         """The verdict that the parts' values make. Raises TypeError or ValueError for anything but
@@ -215,6 +226,23 @@ def judged_sources(data: DataConfig) -> dict[int, Judged]:
             weighted = dict(pairs(source.verifier))
         if JUDGE in weighted:
             found[i] = Judged(number(weighted[JUDGE]), len(weighted) == 1)
+    return found
+
+
+def sources_with(data: DataConfig, wanted: Callable[[Kind], Any]) -> dict[int, str]:
+    """Returns the sources that have a usual verifier of a kind that is wanted: what their settings
+    are called, by their index.
+    """
+    found = {}
+    for i, (key, source) in enumerate(data.keyed_sources()):
+        if isinstance(source, TaskSource):
+            names = _weighted(load_task(source.task, f"{key}.task").verify)
+        else:
+            names = dict(pairs(source.verifier))
+        if any(
+            name in kinds() and wanted(kinds()[name]) for name in names if isinstance(name, str)
+        ):
+            found[i] = key
     return found
 
 
@@ -337,7 +365,8 @@ def _named(name: str, check: Check, tag: str) -> Part:
         decide = partial(_at_once, call._replace(function=kind.at_once))
     elif kind.may_hang:
         decide = _never
-    return Part(name, call, check.weight, decide, (0.0, 1.0), kind.runs_programs)
+    limits = (0.0, 1.0)
+    return Part(name, call, check.weight, decide, limits, kind.runs_programs, kind.row_faults)
 
 
 def _at_once(call: Called, case: Case) -> Any:

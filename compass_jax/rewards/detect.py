@@ -41,7 +41,10 @@ def notice(mode: str) -> str:
     """One line for whoever starts a run: what keeps the checks of answers apart from the rest."""
     active = guards_for(mode)
     if mode == "off":
-        return "rewards.sandbox = 'off': checks of answers have this user's files and network"
+        return (
+            "rewards.sandbox = 'off': checks of answers have this user's files and network, and a"
+            " program that a model wrote can read the answers of its tests"
+        )
     said = f"checks of answers run behind: {', '.join([*active, 'limits'])}"
     missing = missing_guards()
     return f"{said}; missing: {_listed(missing)}" if missing else said

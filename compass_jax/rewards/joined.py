@@ -82,6 +82,11 @@ class JoinedScorer:
         return isinstance(self.asker, Pooled)
 
     @property
+    def workers(self) -> Scorer:
+        """The scorer of the workers' verdicts."""
+        return self._scorer.workers
+
+    @property
     def outstanding(self) -> int:
         """Samples submitted and not yet collected."""
         return len(self._held)

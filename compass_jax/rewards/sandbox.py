@@ -123,7 +123,7 @@ class Zone:
         os.setsid()
         for number in (0, 1, 2):
             os.dup2(self._null, number)
-        os.closerange(3, 2**16)
+        guards.close_descriptors()
         os.chdir(folder)
         os.environ["TMPDIR"] = folder
         tempfile.tempdir = folder
@@ -138,13 +138,19 @@ class Zone:
             guards.drop_capabilities()
 
 
-def enter(active: Iterable[str], folder: str, readable: Iterable[str]) -> Zone:
+def enter(
+    active: Iterable[str],
+    folder: str,
+    readable: Iterable[str],
+    of_programs: guards.ProgramFiles = guards.NO_PROGRAM,
+) -> Zone:
     """The zone that this process is in from here on.
 
     Args:
         active: guards, each of which must work; user and process namespace are there already.
         folder: may be written to, and nothing else, where the guards for that are active.
         readable: may be read, beside the system's libraries.
+        of_programs: may be read by programs, and nothing else.
 
     Raises OSError naming the guard that cannot be had.
     """
@@ -158,7 +164,7 @@ def enter(active: Iterable[str], folder: str, readable: Iterable[str]) -> Zone:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     if active:
-        missing = guards.confine(active, folder, readable)
+        missing = guards.confine(active, folder, readable, of_programs)
         if missing:
             raise OSError(1, "; ".join(f"{name}: {why}" for name, why in missing.items()))
         os.environ["HOME"] = folder

@@ -16,7 +16,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from compass_jax.config import DataConfig, RewardConfig
@@ -27,6 +27,7 @@ from compass_jax.rewards.checks import Response, checks_of
 from compass_jax.rewards.detect import guards_for, missing_guards
 from compass_jax.rewards.faults import Faults, VerifierError
 from compass_jax.rewards.process import Worker
+from compass_jax.rewards.readable import refuse_readable_sources
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +68,14 @@ class Scorer:
         checks = checks_of(data)
         chosen = guards is not None
         guards = guards_for(rewards.sandbox) if guards is None else guards
+        if guards:
+            refuse_readable_sources(data, rewards.program_packages)
         self._setup = {
             "checks": checks,
             "tag": rewards.answer_tag,
             "timeout_s": rewards.timeout_s,
             "guards": guards,
+            "packages": rewards.program_packages,
             "programs": chosen or rewards.sandbox == "off" or not missing_guards(),
         }
         self._timeout_s = rewards.timeout_s
@@ -87,6 +91,7 @@ class Scorer:
         self._unlucky = 0  # workers in a row that died with no response begun
         self._again: set[int] = set()  # tickets of responses that a worker died on
         self._closing = False
+        self.tried_rows: set[str] = set()  # rows that can be judged (rewards/rows.py)
         self._changed = threading.Condition()
         self._restarts = 0  # of the thread, since the last answer
         self._wake_read, self._wake_write = os.pipe()
@@ -114,6 +119,21 @@ class Scorer:
             self._queue.append((ticket, sent))
             if len(self._queue) == 1:
                 os.write(self._wake_write, b"!")
+
+    @property
+    def workers(self) -> Scorer:
+        """The scorer itself, among those that add to its scores."""
+        return self
+
+    def submit_rows(self, key: Hashable, source: int, rows: Sequence[str]) -> None:
+        """Queues rows to be tried without a response (rewards/rows.py)."""
+        with self._changed:
+            self._check_usable()
+            self._outstanding.add(key)
+            ticket = next(self._tickets)
+            self._keys[ticket] = key
+            self._queue.append((ticket, Response(source, "", "", "", tuple(rows))))
+            os.write(self._wake_write, b"!")
 
     @property
     def outstanding(self) -> int:
@@ -315,7 +335,8 @@ class Scorer:
             self._changed.notify_all()
 
     def _finish(self, ticket: int, response: Response, score: Score) -> None:
-        self._faults.note(response, score)
+        if not response.rows:
+            self._faults.note(response, score)
         self._again.discard(ticket)
         with self._changed:
             self._results.append((self._keys.pop(ticket), score))

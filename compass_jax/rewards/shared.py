@@ -52,6 +52,11 @@ class SharedScorer:
         self._count += 1
 
     @property
+    def workers(self) -> Scorer:
+        """The scorer of the workers' verdicts."""
+        return self._scorer.workers
+
+    @property
     def outstanding(self) -> int:
         """Samples submitted and not yet collected."""
         return len(self._keys)

@@ -26,12 +26,13 @@ from functools import partial
 from typing import Any, NoReturn
 
 from compass_jax.config import ConfigError
+from compass_jax.errors import UserError
 from compass_jax.rewards import sandbox
 from compass_jax.rewards.called import Case
 from compass_jax.rewards.channel import line
 from compass_jax.rewards.checks import UNDECIDED, Check, Response, Verifier, build
 from compass_jax.tasks.rows import decode_row
-from compass_jax.verifiers import guards, program
+from compass_jax.verifiers import guards, program, program_files
 
 DETAIL_CHARS = 2000
 PROBE_S = 30.0
@@ -107,6 +108,9 @@ def _judge(
     tried: set[int] = set()
     for index, response in enumerate(batch):
         source, verifier = response.source, verifiers[response.source]
+        if response.rows:
+            yield _tried(verifier, response.rows, zone, seconds)
+            continue
         if verifier.batch and source not in tried:
             tried.add(source)
             same = [i for i, one in enumerate(batch) if one.source == source]
@@ -115,6 +119,17 @@ def _judge(
                 ready |= dict(zip(same, found, strict=True))
             alive()
         yield ready.get(index) or answers(verifier, [response], zone, seconds)[0]
+
+
+def _tried(verifier: Verifier, rows: Sequence[str], zone: sandbox.Zone, seconds: float) -> list:
+    """Returns an answer whose detail lists [number of the row, what is wrong with it] as JSON."""
+    said = zone.run(lambda: verifier.row_faults([decode_row(row) for row in rows]), seconds)
+    if said.outcome != "ok" or not isinstance(said.value, list):
+        return _unknown(said.outcome if said.outcome != "ok" else "crash", said.detail)
+    faults = [(n, str(fault)) for n, fault in enumerate(said.value) if fault]
+    while len(json.dumps(faults)) > DETAIL_CHARS:
+        faults = [(n, text[: len(text) // 2]) for n, text in faults]
+    return _unknown("unjudged", json.dumps(faults))
 
 
 def serve(connection: socket.socket, setup: dict[str, Any], folder: str) -> None:
@@ -128,12 +143,12 @@ def serve(connection: socket.socket, setup: dict[str, Any], folder: str) -> None
         programs = [part.name for one in verifiers for part in one.parts if part.runs_programs]
         if programs and not setup["programs"]:
             raise ConfigError(_no_guards(programs[0], setup["guards"]))
-        zone = sandbox.enter(setup["guards"], folder, _imported())
+        zone = sandbox.enter(setup["guards"], folder, _imported(), _of_programs(setup, programs))
         guards.limit_memory()
         guards.die_with_parent()  # again: the kernel forgets it where the user changes
         if programs and not zone.run(program.can_run, PROBE_S).value:
             raise ConfigError(_cannot_run(programs[0]))
-    except ConfigError as error:
+    except UserError as error:
         connection.sendall(line(["refused", str(error)[-2 * DETAIL_CHARS :]]))
         return
     except BaseException:
@@ -147,6 +162,16 @@ def serve(connection: socket.socket, setup: dict[str, Any], folder: str) -> None
             batch = [Response(*one) for one in json.loads(sent)]
             for index, answer in enumerate(_judge(verifiers, batch, zone, seconds, alive)):
                 connection.sendall(line([index, *answer]))
+
+
+def _of_programs(setup: dict[str, Any], programs: Sequence[str]) -> guards.ProgramFiles:
+    """Returns what programs may read; nothing where no verifier runs one."""
+    if not programs:
+        return guards.NO_PROGRAM
+    modules, files = program_files.package_files(setup["packages"])
+    program_files.allow(modules)
+    python = program_files.python_files()
+    return python._replace(readable=python.readable | files)
 
 
 def _no_guards(name: str, active: Sequence[str]) -> str:

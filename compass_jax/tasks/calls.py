@@ -12,6 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from compass_jax.tool_calls import MOST_CALLS, MOST_CHARS
+
 BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -24,13 +26,16 @@ class Call(NamedTuple):
 
 
 def calls_in(text: str) -> list[Call]:
-    """The calls of a text in their order; none where it makes none. What begins like a call and is
-    none is one with an error.
+    """Returns the calls of a text in their order; none where it makes none. What begins like a call
+    and is none is one with an error, and so are more than MOST_CALLS together.
     """
     blocks = BLOCK.findall(text)
     if not blocks and text.lstrip().startswith(("{", "[")):
         blocks = [text]
-    return [call for block in blocks for call in _of_block(block)]
+    if len(blocks) > MOST_CALLS or len(text) > MOST_CHARS:
+        return [_wrong(f"more than {MOST_CALLS} calls, or than {MOST_CHARS:,} characters")]
+    calls = [call for block in blocks for call in _of_block(block)]
+    return calls if len(calls) <= MOST_CALLS else [_wrong(f"more than {MOST_CALLS} calls")]
 
 
 def _of_block(block: str) -> list[Call]:

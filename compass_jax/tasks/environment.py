@@ -34,6 +34,7 @@ from compass_jax.errors import CompassError
 
 DECIMALS = 9  # of a sum of rewards: 0.7 + 0.2 + 0.1 counts as right
 MOST_CHARS = 16_384  # of what an environment says at once
+MOST_MESSAGES = 128
 ROLES = ("tool", "user", "system")
 
 Message = Mapping[str, Any]
@@ -150,19 +151,29 @@ class Environment:
         total = rewards[-1]
         if self.discount is not None:
             total = math.fsum(self.discount**k * reward for k, reward in enumerate(rewards))
-        messages = [checked(message) for message in turns[-1].messages]
-        says = json.dumps(messages) if messages else ""
-        if len(says) > MOST_CHARS:
-            raise EnvironmentFault(
-                f"the environment said {len(says):,} characters at once, more than {MOST_CHARS:,}:"
-                " shorten what its tools return"
-            )
         return {
             **turns[-1].components,
             "reward": round(total, DECIMALS),
             "turns": float(len(turns)),
-            "says": says,
+            "says": _said(turns[-1].messages),
         }
+
+
+def _said(given: Sequence[Message]) -> str:
+    """Returns messages as JSON; nothing where there are too many, as after a text that calls tools
+    hundreds of times: the conversation is over then, and judged as it stands.
+
+    Raises EnvironmentFault for one message that is too long.
+    """
+    messages = [checked(message) for message in given]
+    longest = max((len(json.dumps(message)) for message in messages), default=0)
+    if longest > MOST_CHARS - len("[]"):
+        raise EnvironmentFault(
+            f"the environment said {longest:,} characters at once, more than {MOST_CHARS:,}:"
+            " shorten what its tools return"
+        )
+    says = json.dumps(messages) if messages else ""
+    return says if len(messages) <= MOST_MESSAGES and len(says) <= MOST_CHARS else ""
 
 
 def checked(message: Any) -> dict[str, str]:

@@ -46,6 +46,7 @@ from compass_jax.experience.metrics import (
 from compass_jax.model.params import in_layout, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Group, Prompt, StepArrays
+from compass_jax.rewards.rows import check_rows
 from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.engine import Engine
 from compass_jax.runs.telemetry import Telemetry
@@ -114,6 +115,8 @@ class RLTrainer:
         prompts = fitting(prompts, longest, config.data.overlong, once)
         prompts, self.filter_tokens, measured = kept_prompts(prompts, config.data.keep_file)
         self.evaluated = evaluation_sets(config, self.tokenizer, once)
+        evaluated = (prompt for one in self.evaluated for prompt in one.prompts)
+        check_rows(scorer, config.data, [*prompts, *evaluated])
         self.stream = PromptStream(
             prompts, config.seed, [source.repeat for source in config.data.sources]
         )

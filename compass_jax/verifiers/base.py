@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 NOTHING = {"reward": 0.0, "extracted": False}  # there was no answer to judge: wrong, and counted
 IN_ANSWER = "{answer}"  # `looks_for` of those that read the final answer (verifiers/extract.py)
 UNKNOWN_STEPS = 0
+# what programs import by default, beside Python's standard library, where it is installed
+USUAL_PACKAGES = ("numpy", "scipy", "sympy", "pandas", "networkx", "sortedcontainers")
 
 
 def _one_step(given: Mapping[str, Any]) -> int:
@@ -52,6 +54,8 @@ class Kind:
         complaint: what is wrong with arguments, as "name = value: why"; empty: nothing.
         why: what is wrong with a response, a function as `judge` is; empty: nothing. It evaluates
             nothing.
+        row_faults: what is wrong with each of some rows, tried without a response; empty: nothing.
+            A row is a mapping of the arguments that `takes` names. It runs in a child process.
     """
 
     judge: Callable[..., Any]
@@ -67,3 +71,4 @@ class Kind:
     warm: Callable[[], None] = field(default=lambda: None)
     complaint: Callable[[Mapping[str, Any]], str] = _no_complaint
     why: Callable[..., str] | None = None
+    row_faults: Callable[[Sequence[Mapping[str, Any]]], list[str]] | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import resource
 import signal
@@ -19,6 +20,7 @@ import sysconfig
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from compass_jax.verifiers import seccomp
 
@@ -33,8 +35,10 @@ GUARDS = (USER, PROCESSES, MOUNTS, NETWORK, LANDLOCK, SECCOMP)
 NOBODY = 65534  # the user that root becomes
 TMPFS = "mode=700,size=64m,nr_inodes=4096"
 MEMORY_BYTES = 8 * 2**30  # of address space: 9**9**9**9 must not take the machine's memory
+GROWTH_BYTES = 2**30  # of tests, beyond what the process has that judges
 FILE_BYTES = 64 * 2**20
 PROCESS_LIMIT = 64
+PROGRAM_PROCESSES = 5  # of a program that starts some: they share its memory
 FILE_LIMIT = 256
 
 CLONE_NEWNS = 0x00020000
@@ -53,8 +57,27 @@ _PR_CAP_AMBIENT = 47
 _CAP_DAC_READ_SEARCH = 2
 _CAP_SYS_ADMIN = 21
 
+
+class ProgramFiles(NamedTuple):
+    """What programs may read.
+
+    Args:
+        readable: files, and folders with all that they hold.
+        listed: folders of which they may read the names alone.
+    """
+
+    readable: frozenset[str] = frozenset()
+    listed: frozenset[str] = frozenset()
+
+
+NO_PROGRAM = ProgramFiles()
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _confined: set[str] = set()  # the guards that `confine` gave this process, and so its forks
+_program_rules = -1  # a descriptor of the Landlock rules of programs
+_own_bytes = 0  # of address space, when `confine` began
+_processes = 0  # of this process's user in its namespace, when `confine` began
+_end = math.inf  # on the monotonic clock, of this process's work
 
 
 def _call(result: int, what: str) -> int:
@@ -140,22 +163,32 @@ def _write_maps(target: int) -> None:
     (folder / "gid_map").write_text(f"{group} {group} 1\n")
 
 
-def confine(wanted: Iterable[str], folder: str, readable: Iterable[str]) -> dict[str, str]:
+def confine(
+    wanted: Iterable[str],
+    folder: str,
+    readable: Iterable[str],
+    of_programs: ProgramFiles = NO_PROGRAM,
+) -> dict[str, str]:
     """What of `wanted` could not be had: the guards that do not hinder imports. No way back.
 
     Args:
         wanted: names out of GUARDS.
         folder: the one folder that may be written to; a tmpfs covers it where mounts are own.
         readable: files and folders that may be read; the system's libraries are added.
+        of_programs: what programs may read (`confine_program`), and nothing else.
     """
+    global _own_bytes, _processes
     wanted = set(wanted)
     missing: dict[str, str] = {}
+    # a worker that is no root has the user of its guardian
+    _own_bytes = _address_space()
+    _processes = len(os.listdir("/proc/self/task")) + (os.geteuid() != 0)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     steps = (
         (MOUNTS, lambda: _own_mounts(folder)),
         (NETWORK, lambda: _unshare(CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)),
         ("", lambda: _become_nobody(folder, readable) if USER in wanted else None),
-        (LANDLOCK, lambda: _landlock(folder, readable, PROCESSES not in wanted)),
+        (LANDLOCK, lambda: _landlock(folder, readable, of_programs, PROCESSES not in wanted)),
         (SECCOMP, lambda: _install(seccomp.denied_program())),
     )
     for name, step in steps:
@@ -169,17 +202,42 @@ def confine(wanted: Iterable[str], folder: str, readable: Iterable[str]) -> dict
     return missing
 
 
-def narrow(folder: str, files: Iterable[str]) -> None:
-    """What a program that is started next reads: this Python with its packages, the system's
-    libraries and `files`, and of what this process may read no more; below `folder` it may write.
+def confine_program(processes: int) -> bool:
+    """Takes from this process what a program must not have that is executed next. Returns False
+    where the number of its processes cannot be limited.
 
-    It has the right to read root's folders, where root became nobody: its Python may lie in one.
+    The program reads this Python with its named packages and the system's libraries. It has the
+    right to read root's folders, where root became nobody: its Python may lie in one. With
+    processes = 1 it is ended where it starts another one.
     """
-    if LANDLOCK in _confined:
-        _landlock(folder, files, False)
+    if _program_rules >= 0:
+        _syscall(446, "landlock_restrict_self", _program_rules, 0)
     if USER in _confined and os.getuid() == NOBODY:
         _keep(_CAP_DAC_READ_SEARCH, inherited=True)
         _prctl(_PR_CAP_AMBIENT, 2, _CAP_DAC_READ_SEARCH, 0, 0)
+    counted = USER in _confined
+    if counted and processes > 1:
+        parents = 2  # the process that judges, and that of the tests
+        most = _processes + parents + processes
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+        return True
+    try:
+        _install(seccomp.one_process_program(refuses=not counted))
+    except OSError:  # programs are refused before, unless all guards are off
+        return False
+    return True
+
+
+def close_descriptors() -> None:
+    """Closes all descriptors but the first three and the rules of programs."""
+    global _program_rules
+    first = 3
+    if _program_rules >= first:
+        if _program_rules > first:
+            os.dup2(_program_rules, first, inheritable=False)
+        _program_rules = first
+        first += 1
+    os.closerange(first, 2**16)
 
 
 def _own_mounts(folder: str) -> None:
@@ -237,6 +295,8 @@ def drop_capabilities() -> None:
 
 def limit(seconds: float, whole: bool) -> None:
     """Limits of memory, processor time, files and, with an own user namespace, of processes."""
+    global _end
+    _end = time.monotonic() + seconds
     cpu = int(seconds) + 2
     limits = {
         resource.RLIMIT_AS: MEMORY_BYTES,
@@ -253,12 +313,31 @@ def limit(seconds: float, whole: bool) -> None:
         resource.setrlimit(kind, (most, most))
 
 
+def seconds_left() -> float:
+    """Returns how long this process may work on, after `limit`; less what it needs to say so."""
+    left = _end - time.monotonic()
+    return max(0.0, left - min(0.5, left / 8))
+
+
 def limit_memory() -> None:
     """The limit of address space, for this process and its children."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def limit_growth() -> None:
+    """Limits the address space of this process and its children to what it has and GROWTH_BYTES."""
+    own = _own_bytes or _address_space()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = own + GROWTH_BYTES
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def new_process_namespace() -> None:
@@ -311,15 +390,27 @@ def _children() -> list[int]:
     return found
 
 
-def _landlock(folder: str, readable: Iterable[str], processes: bool) -> None:
+def _landlock(
+    folder: str, readable: Iterable[str], of_programs: ProgramFiles, processes: bool
+) -> None:
     """Reading below `readable` and the system's libraries, writing below `folder`, no more.
 
     processes: /proc can be read, to find descendants. Another process's memory and environment
     stay closed: Landlock lets nobody look into a process outside.
     """
+    global _program_rules
+    if of_programs.readable:  # made once: there are hundreds of them
+        _program_rules = _rules(folder, *of_programs)
+    rules = _rules(folder, {*readable, *_system(), *(("/proc",) if processes else ())})
+    _syscall(446, "landlock_restrict_self", rules, 0)
+    os.close(rules)
+
+
+def _rules(folder: str, readable: Iterable[str], listed: Iterable[str] = ()) -> int:
+    """Returns a descriptor of Landlock rules."""
     abi = _syscall(444, "landlock_create_ruleset", 0, 0, 1)
-    execute = 1
-    read = execute | 1 << 2 | 1 << 3
+    execute, list_names = 1, 1 << 3
+    read = execute | 1 << 2 | list_names
     every = (1 << 13) - 1
     every |= 1 << 13 if abi >= 2 else 0  # links and moves between folders
     every |= 1 << 14 if abi >= 3 else 0  # truncate
@@ -329,15 +420,15 @@ def _landlock(folder: str, readable: Iterable[str], processes: bool) -> None:
     attributes += [3] if abi >= 6 else []  # signals and abstract sockets
     packed = struct.pack(f"={len(attributes)}Q", *attributes)
     rules = _syscall(444, "landlock_create_ruleset", ctypes.c_char_p(packed), len(packed), 0)
-    for path in {*readable, *_system(), *(("/proc",) if processes else ())}:
-        _allow(rules, path, read)
+    for paths, access in ((readable, read), (listed, list_names)):
+        for path in paths:
+            _allow(rules, path, access)
     devices = {"/dev/null": read | 2, "/dev/zero": read, "/dev/urandom": read, "/dev/random": read}
     for path, access in devices.items():
         _allow(rules, path, access)
     special = 1 << 6 | 1 << 11  # devices are made nowhere
     _allow(rules, folder, every & ~special)
-    _syscall(446, "landlock_restrict_self", rules, 0)
-    os.close(rules)
+    return rules
 
 
 def _allow(rules: int, path: str, access: int) -> None:

@@ -1,8 +1,8 @@
 """A program that a model wrote, and its tests: two processes, so that neither can be the other.
 
 The program runs in a fresh interpreter without a network, which knows no test and no expected
-value; the tests run in the process that judges, and call the program's functions through a pipe.
-Only plain data comes back, so that nothing in it can answer `==` for itself. Both are children of a
+value; the tests run in another process, which calls the program's functions through a pipe. Only
+plain data comes back, so that nothing in it can answer `==` for itself. Both are children of a
 reward worker's (rewards/sandbox.py), whose guards hold for them; the program has narrower limits.
 """
 
@@ -19,13 +19,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from compass_jax.errors import CompassError
-from compass_jax.verifiers import guards
+from compass_jax.verifiers import guards, program_files
 from compass_jax.verifiers.program_child import decode, encode
+from compass_jax.verifiers.program_files import CHILD
+from compass_jax.verifiers.program_tests import (
+    IN_PLACE,
+    NOT_PLAIN,
+    RowError,
+    RowTest,
+    RowTests,
+    Run,
+    read_tests,
+)
+from compass_jax.verifiers.watched import watched
 
 OUTPUT_BYTES = 2**20
 FILE_BYTES = 16 * 2**20
@@ -36,25 +47,29 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-CHILD = str(Path(__file__).with_name("program_child.py"))
 
 
 class Limits(NamedTuple):
     """What a program may use."""
 
     seconds: float = 3.0  # of wall clock, for all that is asked of it
-    memory_mb: int = 512  # of address space
+    memory_mb: int = 512  # of address space, for all its processes together
+    processes: int = 1
 
 
 class ProgramFailed(CompassError):
-    """The program ended, hung, or said what is no answer. Its message says which."""
+    """The program ended, hung, or wrote a malformed answer. The message says which."""
+
+
+class StartsProcesses(ProgramFailed):
+    """The program was ended when it started a process, which it may not with these limits."""
 
 
 class Program:
     """A program in a process of its own, for a `with` block.
 
     Args:
-        command: of the interpreter, after `python -I`.
+        command: the file of a script; empty: requests come through a pipe (program_child.py).
         limits: it is ended when they are over.
 
     Raises OSError where no process can be had, tried twice.
@@ -62,6 +77,7 @@ class Program:
 
     def __init__(self, command: list[str], limits: Limits):
         self._deadline = time.monotonic() + limits.seconds
+        self._limits = limits
         self._process = _started(command, limits)
         self._buffer = b""
         for pipe in (self._process.stdin, self._process.stdout):
@@ -72,32 +88,49 @@ class Program:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        alone = False
+        try:
             os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        except PermissionError:  # without a process namespace; it ends with this process
+            alone = True
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 pipe and pipe.close()
-        self._process.wait()
+        if not alone:
+            self._process.wait()
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What the child says to a request (program_child.py). Raises ProgramFailed."""
+        """Returns what the child answers to a request (program_child.py). Raises ProgramFailed."""
         text = self._exchange(json.dumps(request).encode() + b"\n", lambda got: b"\n" in got)
         line, _, self._buffer = text.partition(b"\n")
         try:
             said = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ProgramFailed("it wrote what is no answer") from error
+            raise ProgramFailed("it wrote a malformed answer") from error
         if not isinstance(said, dict):
-            raise ProgramFailed("it wrote what is no answer")
+            raise ProgramFailed("it wrote a malformed answer")
         return said
 
     def output(self, given: str) -> str:
-        """All that it writes, given this input. Raises ProgramFailed unless it ends with 0."""
+        """Returns what it writes, given this input. Raises ProgramFailed unless it ends with 0."""
         found = self._exchange(given.encode(), lambda got: False, closes=True)
-        code = self._process.wait(max(0.0, self._deadline - time.monotonic()) + 1.0)
-        if code != 0:
-            raise ProgramFailed(f"it ended with code {code}")
+        if self._code() != 0:
+            raise self._end()
         return found.decode(errors="replace")
+
+    def _code(self) -> int | None:
+        """Returns the exit code of a program that closed its output; None where it lives on."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(max(0.0, self._deadline - time.monotonic()) + 0.2)
+        return None
+
+    def _end(self) -> ProgramFailed:
+        code = self._code()
+        if code == -signal.SIGSYS and self._limits.processes == 1:
+            return StartsProcesses("it started a process")
+        return ProgramFailed(f"it ended with code {code}")
 
     def _exchange(self, sent: bytes, done: Callable[[bytes], bool], closes: bool = False) -> bytes:
         """Writes `sent` and reads until `done`, or to the end of its output where it `closes`."""
@@ -125,7 +158,7 @@ class Program:
                 if not part:
                     if closes:
                         return got
-                    raise ProgramFailed("it ended")
+                    raise self._end()
         return got
 
 
@@ -144,10 +177,12 @@ def _started(command: list[str], limits: Limits) -> subprocess.Popen:
         guards.die_with_parent()
         with contextlib.suppress(OSError):  # without this guard the verifier is refused before
             guards.signal_nobody_else()
-        guards.narrow(os.getcwd(), [CHILD])
+        memory = limits.memory_mb * 2**20
+        if not guards.confine_program(limits.processes):
+            memory //= guards.PROGRAM_PROCESSES
         cpu = math.ceil(limits.seconds) + 1
         wanted = {
-            resource.RLIMIT_AS: limits.memory_mb * 2**20,
+            resource.RLIMIT_AS: memory // limits.processes,
             resource.RLIMIT_CPU: cpu,
             resource.RLIMIT_FSIZE: FILE_BYTES,
         }
@@ -160,7 +195,7 @@ def _started(command: list[str], limits: Limits) -> subprocess.Popen:
     for last in (False, True):
         try:
             return subprocess.Popen(
-                [sys.executable, "-I", *command],
+                [sys.executable, "-I", CHILD, program_files.importable(), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -179,36 +214,91 @@ def _started(command: list[str], limits: Limits) -> subprocess.Popen:
 class Functions:
     """The functions of a loaded program, to be called by tests. Raises ProgramFailed where the
     program cannot be loaded.
+
+    Args:
+        in_place: calls hand back what the program did to lists, sets and dicts; else those alone
+            whose result the test does not use.
     """
 
-    def __init__(self, program: Program, text: str):
-        self._program = program
-        said = program.ask({"load": text})
+    def __init__(self, program: Program, tests: RowTests, text: str, in_place: bool = False):
+        self._program, self._tests, self._in_place = program, tests, in_place
+        self._text = tests.program(text)
+        said = program.ask({"load": self._text})
         names = said.get("names")
         if not isinstance(names, list):
             raise ProgramFailed(f"it raised {said.get('raised')}: {said.get('text')}"[:500])
-        self.names = [name for name in names if isinstance(name, str) and name.isidentifier()]
+        self._claimed = [name for name in names if isinstance(name, str)]
+        self._ended: ProgramFailed | None = None
 
-    def namespace(self) -> dict[str, Any]:
-        """Name -> a function that calls the program's; lists, sets and dicts that it is given
-        become what the program made of them.
+    def passes(self, test: RowTest, number: int) -> bool:
+        """Returns whether a test passes. A program that ended, hung or wrote malformed answers
+        passes none, whatever the test makes of the error.
         """
-        return {name: self._proxy(name) for name in self.names}
+        if self._ended is not None:
+            return False
+        names = self._tests.namespace()
+        run = Run(self._tests, test, names)
+        visible = self._tests.visible(self._claimed, self._text, names)
+        good = run.passes(number, {name: self._function(name, run) for name in visible})
+        if isinstance(self._ended, StartsProcesses):
+            raise self._ended
+        return good and self._ended is None
 
-    def _proxy(self, name: str) -> Callable[..., Any]:
+    def _function(self, name: str, run: Run) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            said = self._program.ask({"call": [name, encode(list(args)), encode(kwargs)]})
-            if "raised" in said:
-                raise _exception(said)
-            try:
-                value, after = decode(said["value"]), decode(said["args"])
-            except (KeyError, ValueError, TypeError, RecursionError) as error:
-                raise ProgramFailed("it wrote what is no answer") from error
-            for before, now in zip(args, after if isinstance(after, list) else ()):
-                _become(before, now)
-            return value
+            return self._call(run, name, args, kwargs, self._in_place)
 
+        def changing(*args: Any, **kwargs: Any) -> Any:
+            return self._call(run, name, args, kwargs, True)
+
+        call.__name__ = name
+        setattr(call, IN_PLACE, changing)
         return call
+
+    def _call(
+        self, run: Run, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], in_place: bool
+    ) -> Any:
+        run.calls += 1
+        if self._ended is not None:
+            raise self._ended
+        try:
+            sent = [name, encode(list(args)), encode(kwargs), in_place]
+        except TypeError as error:
+            run.fault = RowError(NOT_PLAIN.format(error))
+            raise run.fault from error
+        except ValueError as error:
+            run.failed = True
+            raise ProgramFailed(f"it cannot be called: {error}") from error
+        try:
+            said = self._program.ask({"call": sent})
+            answer = _answer(said, run.names)
+        except ProgramFailed as error:
+            self._ended = error
+            raise
+        except Exception as error:
+            self._ended = ProgramFailed("it wrote a malformed answer")
+            raise self._ended from error
+        if isinstance(answer, BaseException):
+            run.raised = answer
+            run.failed = run.failed or isinstance(answer, ProgramFailed)
+            raise answer
+        value, after = answer
+        if in_place:
+            for before, now in zip([*args, *kwargs.values()], after):
+                _become(before, now)
+        return value
+
+
+def _answer(said: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Any, list] | BaseException:
+    """Returns what a call returned with its arguments after it, or the exception that it raised."""
+    if "raised" in said:
+        return _exception(said, known)
+    if "unsendable" in said:
+        return ProgramFailed(f"it returned no plain data: {said['unsendable']!s:.200}")
+    after = decode(said["after"])
+    if not isinstance(after, list):
+        raise TypeError
+    return decode(said["value"]), after
 
 
 def _become(before: Any, now: Any) -> None:
@@ -221,56 +311,87 @@ def _become(before: Any, now: Any) -> None:
         before.update(now)
 
 
-def _exception(said: Mapping[str, Any]) -> Exception:
-    found = getattr(builtins, str(said["raised"]), None)
-    text = str(said.get("text", ""))
-    if isinstance(found, type) and issubclass(found, Exception):
-        with contextlib.suppress(TypeError):
-            return found(text)
-    return RuntimeError(f"{said['raised']}: {text}")
-
-
-def passed_functions(text: str, tests: Sequence[str], setup: str, limits: Limits) -> Iterator[bool]:
-    """Whether each test passes: Python text that calls the program's functions by their names and
-    raises where it fails. `setup` runs before each.
-
-    What is left when the program hangs, ends or crashes fails.
+def _exception(said: Mapping[str, Any], known: Mapping[str, Any]) -> BaseException:
+    """Returns the exception that a program says it raised: of the first class that the row's setup
+    or Python has.
     """
+    text = str(said.get("text", ""))
+    args = decode(said["args"]) if "args" in said else [text]
+    names = [name for name in said["raised"] if isinstance(name, str)]
+    for name in names:
+        found = known.get(name, getattr(builtins, name, None))
+        if not (isinstance(found, type) and issubclass(found, BaseException)):
+            continue
+        if issubclass(found, StopIteration | StopAsyncIteration):
+            break  # as from a generator: it would end the loop of a test
+        try:
+            return found(*args)
+        except Exception:
+            continue
+    return RuntimeError(f"{names[:1]}: {text}")
+
+
+def passed_functions(
+    text: str, tests: RowTests, limits: Limits, in_place: bool = False
+) -> Iterator[bool]:
+    """Yields whether each test passes.
+
+    What is left when the program hangs, ends or crashes fails. Raises RowError where a test cannot
+    run.
+    """
+    tests.namespace()
     try:
-        with Program([CHILD], limits) as program:
-            functions = Functions(program, text)
-            for test in tests:
-                yield _passes(test, setup, functions)
+        with Program([], limits) as program:
+            functions = Functions(program, tests, text, in_place)
+            for number, test in enumerate(tests.tests, 1):
+                yield functions.passes(test, number)
+    except StartsProcesses:
+        raise
     except ProgramFailed:
         return
+
+
+def setup_faults(setups: Iterable[str], limits: Limits) -> dict[str, str]:
+    """Returns what is wrong with each setup that a program's process cannot run."""
+    found: dict[str, str] = {}
+    left = list(setups)
+    while left:
+        try:
+            with Program([], limits._replace(processes=guards.PROGRAM_PROCESSES)) as program:
+                while left:
+                    setup = left.pop()
+                    found[setup] = "setup ends the program that it stands before"
+                    said = program.ask({"load": setup})
+                    found[setup] = _load_fault(said)
+        except ProgramFailed:
+            continue
+    return {setup: fault for setup, fault in found.items() if fault}
+
+
+def _load_fault(said: Mapping[str, Any]) -> str:
+    if "raised" not in said:
+        return ""
+    kind = (said["raised"] or ["an error"])[0]
+    return (
+        f"setup raises {kind}: {said.get('text', '')!s:.300} in a program's process; mend it, or"
+        " name the packages that it imports in rewards.program_packages"
+    )
 
 
 def can_run() -> bool:
     """Whether a right program passes its test in this place: a fault of the place would else be the
     zero of every response.
     """
-    found = passed_functions("def f(): return 1", ["assert f() == 1"], "", Limits(seconds=30.0))
+    tests = read_tests(["assert f() == 1"])
+    found = passed_functions("def f(): return 1", tests, Limits(seconds=30.0))
     return list(found) == [True]
-
-
-def _passes(test: str, setup: str, functions: Functions) -> bool:
-    names: dict[str, Any] = {"__name__": "tests"}
-    try:
-        exec(compile(setup, "setup", "exec"), names)
-        names |= functions.namespace()
-        exec(compile(test, "test", "exec"), names)
-    except ProgramFailed:
-        raise
-    except Exception:
-        return False
-    return True
 
 
 def passed_outputs(
     text: str, inputs: Sequence[str], outputs: Sequence[str], limits: Limits
 ) -> Iterator[bool]:
-    """Whether the program, run anew for each input, writes each output; white space at the end of
-    lines and of the output does not count.
+    """Yields whether the program, run anew for each input, writes each output; white space at the
+    end of lines and of the output does not count.
     """
     end = time.monotonic() + limits.seconds
     Path("program.py").write_text(text, errors="replace")
@@ -281,8 +402,39 @@ def passed_outputs(
         try:
             with Program(["program.py"], left) as program:
                 yield _lines(program.output(given)) == _lines(wanted)
+        except StartsProcesses:
+            raise
         except ProgramFailed:
             yield False
+
+
+def passed(
+    work: Callable[[Limits], Iterator[bool]], limits: Limits, stop_at_failure: bool = False
+) -> list[bool]:
+    """Returns what `work` yields, which runs programs within limits; what has not come in time is
+    left out.
+
+    It works in a child process: what a program returns may keep a test busy, or break the process
+    that runs it. `work` begins again, with `limits` for several processes, where a program starts
+    one: its memory is then shared among them.
+    """
+
+    def tries() -> Iterator[bool | None]:
+        end = time.monotonic() + limits.seconds
+        try:
+            yield from work(limits)
+        except StartsProcesses:
+            yield None
+            left = max(0.1, end - time.monotonic())
+            yield from work(limits._replace(seconds=left, processes=guards.PROGRAM_PROCESSES))
+
+    found: list[bool] = []
+    for one in watched(tries, limits.seconds, stop_at_failure):
+        if one is None:
+            found.clear()
+        else:
+            found.append(one)
+    return found
 
 
 def _lines(text: str) -> list[str]:

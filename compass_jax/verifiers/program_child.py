@@ -1,8 +1,10 @@
-"""Runs in the process of a program that is judged: loads it, calls its functions, says what came.
+"""Runs in the process of a program that is judged: loads it, calls its functions, returns results.
 
-`python -I program_child.py` reads one line of JSON for each request from its input and answers each
-with one line. It is started without anything that the program must not know: no test, no expected
-value, nothing of the process that judges. What it says is a claim of the program's, no verdict.
+`python -I program_child.py PACKAGES` reads one line of JSON for each request from its input and
+answers each with one line; `python -I program_child.py PACKAGES FILE` runs a program as a script.
+PACKAGES is JSON, the importable packages by name with their places. The process is started without
+anything that the program must not know: no test, no expected value, nothing of the process that
+judges. What it answers is a claim of the program's, no verdict.
 
 Values travel as JSON: {"tuple": [...]} and so on stand for what JSON has no form of.
 """
@@ -14,33 +16,67 @@ from itertools import islice
 
 MOST_ITEMS = 100_000  # of an iterator that a function returns
 MOST_NESTED = 100
+MOST_BITS = 10_000  # of an integer in decimal digits: more takes quadratic time
 _SEQUENCES = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
+class Packages:
+    """Finds packages by name where their folder itself cannot be listed.
+
+    Args:
+        places: a file, or the folder of a package, for each name.
+    """
+
+    def __init__(self, places):
+        self.places = places
+
+    def find_spec(self, name, path=None, target=None):
+        """Returns the spec of a package; None for a name that is none of them."""
+        if path is not None or name not in self.places:
+            return None
+        from importlib import machinery, util  # most programs import no package
+
+        place = self.places[name]
+        if not os.path.isdir(place):
+            return util.spec_from_file_location(name, place)
+        start = os.path.join(place, "__init__.py")
+        if os.path.isfile(start):
+            return util.spec_from_file_location(name, start, submodule_search_locations=[place])
+        spec = machinery.ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = [place]
+        return spec
+
+
 def encode(value, nested=0):
-    """A value as JSON can carry it. Raises TypeError for what is no plain data."""
+    """Returns a value as JSON can carry it. Raises TypeError for what is no plain data, and
+    ValueError for what is nested too deeply.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > MOST_BITS:
+        return {"int": hex(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if nested > MOST_NESTED:
-        raise TypeError("the value is nested too deeply")
+        raise ValueError("the value is nested too deeply")
     for name, kind in (*_SEQUENCES.items(), ("list", list)):
         if isinstance(value, kind):
-            items = [encode(item, nested + 1) for item in value]
+            items = [encode(item, nested + 1) for item in kind.__iter__(value)]
             return items if name == "list" else {name: items}
     if isinstance(value, dict):
-        pairs = [[encode(k, nested + 1), encode(v, nested + 1)] for k, v in value.items()]
+        pairs = [[encode(k, nested + 1), encode(v, nested + 1)] for k, v in dict.items(value)]
         return {"dict": pairs}
     if isinstance(value, bytes):
-        return {"bytes": value.hex()}
+        return {"bytes": bytes.hex(value)}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if hasattr(value, "__next__") or isinstance(value, range):
         return [encode(item, nested + 1) for item in islice(value, MOST_ITEMS)]
-    raise TypeError(f"a {type(value).__name__} cannot be handed over: return plain data")
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return encode(value.tolist(), nested + 1)
+    raise TypeError(f"a {type(value).__name__} cannot be handed over")
 
 
 def decode(value):
-    """The value of `encode`. Raises ValueError or TypeError for anything else."""
+    """Returns the value of `encode`. Raises ValueError or TypeError for anything else."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):
@@ -48,6 +84,8 @@ def decode(value):
     ((name, content),) = value.items()
     if name == "dict":
         return {decode(key): decode(item) for key, item in content}
+    if name == "int":
+        return int(content, 16)
     if name == "bytes":
         return bytes.fromhex(content)
     if name == "complex":
@@ -62,36 +100,77 @@ def _loaded(text, names):
     return {"names": [name for name, value in names.items() if callable(value)]}
 
 
-def _called(names, name, args, kwargs):
+def _called(names, name, args, kwargs, in_place):
     args, kwargs = decode(args), decode(kwargs)
-    value = encode(names[name](*args, **kwargs))
-    return {"value": value, "args": encode(args)}
+    value = names[name](*args, **kwargs)
+    if hasattr(type(value), "__next__"):  # what a generator raises is what the function raises
+        value = list(islice(value, MOST_ITEMS))
+    try:
+        after = [*args, *kwargs.values()] if in_place else []
+        return {"value": encode(value), "after": encode(after)}
+    except Exception as error:
+        return {"unsendable": _text(error)}
 
 
-def main():
+def _text(error):
+    try:
+        return str(error)[:500]
+    except BaseException:
+        return ""
+
+
+def _raised(error):
+    said = {"raised": [kind.__name__ for kind in type(error).__mro__], "text": _text(error)}
+    try:
+        return {**said, "args": encode(list(error.args))}
+    except Exception:
+        return said
+
+
+def _new_names():
+    return {"__name__": "program", "__builtins__": __builtins__}
+
+
+def serve():
     """Answers requests until the input ends; the program's own output goes nowhere."""
+    sys.setrecursionlimit(3000)
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     answers = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
-    names = {"__name__": "program", "__builtins__": __builtins__}
+    names = _new_names()
     for line in requests:
         request = json.loads(line)
         try:
             if "load" in request:
+                names = _new_names()
                 said = _loaded(request["load"], names)
             else:
                 said = _called(names, *request["call"])
             line = json.dumps(said)
         except BaseException as error:  # a program may even call exit()
-            text = str(error)[:500] if isinstance(error, Exception) else ""
-            line = json.dumps({"raised": type(error).__name__, "text": text})
+            line = json.dumps(_raised(error))
         left = line.encode() + b"\n"
         while left:
             left = left[os.write(answers, left) :]
 
 
+def run(file):
+    """Runs a program as a script."""
+    sys.argv = [file]
+    main = type(sys)("__main__")
+    main.__file__ = file
+    sys.modules["__main__"] = main
+    with open(file, encoding="utf-8") as source:
+        code = compile(source.read(), file, "exec")
+    exec(code, main.__dict__)
+
+
 if __name__ == "__main__":
-    sys.setrecursionlimit(3000)
-    main()
+    packages, *files = sys.argv[1:]
+    others = ("site-packages", "dist-packages")
+    sys.path[:] = [path for path in sys.path if not path.endswith(others)]
+    sys.meta_path.append(Packages(json.loads(packages)))
+    sys.argv = [""]
+    run(*files) if files else serve()

@@ -81,6 +81,8 @@ _DENIED = {
     "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118),
     "sched_setattr": (314, 274),
+    "landlock_create_ruleset": (444, 444),
+    "landlock_add_rule": (445, 445),  # the rules of programs stay as they were made
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
 }
@@ -93,8 +95,15 @@ _SIGNALS = {
     "tgkill": (234, 131),
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
-    "pidfd_send_signal": (424, 424),
 }
+_PIDFD_SIGNAL = (424, 424)  # it has a descriptor where the others have a process
+# calls that choose who gets a signal of a descriptor, by the value of their second argument
+_OWNER = {
+    "fcntl": ((72, 25), {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15}),
+    "ioctl": ((16, 29), {"FIOSETOWN": 0x8901, "SIOCSPGRP": 0x8902}),
+}
+_STARTS = {"fork": (57, None), "vfork": (58, None)}
+_CLONE_THREAD = 0x00010000
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _CLONE_NEWPID = 0x20000000
 _LOAD = 0x20
@@ -175,10 +184,46 @@ def denied_program() -> bytes:
 
 
 def own_signals_program(process: int) -> bytes:
-    """Signals can be sent to `process` alone."""
+    """Signals can be sent to `process` alone, directly and through the owner of a descriptor."""
     column, _ = _machine()
     program = _opening()
     for numbers in _SIGNALS.values():
         program += _only(numbers[column], argument=0, value=process)
+    program += _returned(_PIDFD_SIGNAL[column], _EPERM)
+    for numbers, values in _OWNER.values():
+        program += [
+            _instruction(_EQUAL, numbers[column], 0, 2 * len(values) + 2),
+            _instruction(_LOAD, _ARGUMENT[1]),
+        ]
+        for value in values.values():
+            program += _returned(value, _EPERM)
+        program.append(_instruction(_RETURN, _ALLOW))
     program.append(_instruction(_RETURN, _ALLOW))
+    return b"".join(program)
+
+
+def _returned(value: int, result: int) -> list[bytes]:
+    """`result` comes of it where what was loaded is `value`."""
+    return [_instruction(_EQUAL, value, 0, 1), _instruction(_RETURN, result)]
+
+
+def one_process_program(refuses: bool) -> bytes:
+    """No process can be started, but threads can: it fails with EPERM where this `refuses`, and
+    else ends the program by SIGSYS.
+    """
+    column, _ = _machine()
+    result = _EPERM if refuses else _KILL
+    program = _opening()
+    for numbers in _STARTS.values():
+        if (number := numbers[column]) is not None:
+            program += _returned(number, result)
+    program += _returned(_NAMESPACES["clone3"][column], _ENOSYS)
+    program += [
+        _instruction(_EQUAL, _NAMESPACES["clone"][column], 0, 4),
+        _instruction(_LOAD, _ARGUMENT[0]),
+        _instruction(_ANY_BIT, _CLONE_THREAD, 0, 1),
+        _instruction(_RETURN, _ALLOW),
+        _instruction(_RETURN, result),
+        _instruction(_RETURN, _ALLOW),
+    ]
     return b"".join(program)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from compass_jax.verifiers import guards
 from compass_jax.verifiers.base import NOTHING, UNKNOWN_STEPS, Example, Kind
 from compass_jax.verifiers.extract import extract_answer
-from compass_jax.verifiers.program import Limits, passed_functions, passed_outputs
+from compass_jax.verifiers.program import (
+    Limits,
+    passed,
+    passed_functions,
+    passed_outputs,
+    setup_faults,
+)
+from compass_jax.verifiers.program_tests import RowError, RowTests, complaint, read_tests
 
-_FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_FENCED = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _PYTHON = re.compile(
-    r"^\s*(?:def|class|import|from|return|for|print|[A-Za-z_]\w*\s*=)", re.MULTILINE
+    r"^[ \t]*+(?:def|class|import|from|return|for|print|[A-Za-z_]\w*+[ \t]*+=)", re.MULTILINE
 )
 
 
@@ -29,36 +37,84 @@ def judge(
     credit: str = "share",
     seconds: float = 3.0,
     memory_mb: int = 512,
+    in_place: bool | None = None,
 ) -> Mapping[str, Any]:
-    """The share of tests that the program passes, or with credit "all" 1 where it passes each.
+    """Returns the share of tests that the program passes, or with credit "all" 1 where it passes
+    each.
 
     The program is the response's last block between ``` marks, else the answer's tag, else all of
     it; `setup` is put before it. Its tests are Python texts (`tests`, as MBPP has them), or one
     that defines `check(candidate)` (`test` and `entry_point`, as HumanEval has them), or pairs of
     input and output. It has `seconds` for all of them together.
 
-    Raises ValueError for a row without tests.
+    in_place: whether calls hand back what the program did to its arguments; None: where the test
+    does not use the result.
+
+    Raises RowError for a row without tests, or with tests that cannot run.
     """
     program = _program(response, answer_tag)
     if program is None:
         return NOTHING
-    limits = Limits(seconds, memory_mb)
-    if entry_point:
-        tests = [*tests, f"{test}\ncheck({entry_point})"]
-    if len(inputs) != len(outputs) or bool(tests) == bool(inputs):
-        raise ValueError(
-            f"the row has {len(tests)} tests, {len(inputs)} inputs and {len(outputs)} outputs: it"
+    limits = Limits(min(seconds, guards.seconds_left()), memory_mb)
+    of_row = _read_row(tests, test, entry_point, setup, inputs, outputs, in_place)
+
+    def work(left: Limits) -> Iterator[bool]:
+        if isinstance(of_row, RowTests):
+            return passed_functions(program, of_row, left, bool(in_place))
+        return passed_outputs(f"{setup or ''}\n{program}", *of_row, left)
+
+    count = len(of_row.tests if isinstance(of_row, RowTests) else of_row[0])
+    found = passed(work, limits, stop_at_failure=credit == "all")
+    if credit == "all":
+        return {"reward": float(found == [True] * count)}
+    return {"reward": sum(found) / count}
+
+
+def _read_row(
+    tests: Any,
+    test: str | None,
+    entry_point: str | None,
+    setup: str | None,
+    inputs: Any,
+    outputs: Any,
+    in_place: bool | None,
+) -> RowTests | tuple[list[str], list[str]]:
+    """Returns a row's compiled tests, or its inputs and outputs. Raises RowError."""
+    for name, value in (("tests", tests), ("inputs", inputs), ("outputs", outputs)):
+        if isinstance(value, str) or not all(isinstance(x, str) for x in value or ()):
+            raise RowError(f"{name} = {value!r:.80} must be a list of texts")
+    texts = [*(tests or ())]
+    if test:
+        texts.append(f"{test}\ncheck({entry_point})" if entry_point else test)
+    given, wanted = list(inputs or ()), list(outputs or ())
+    if len(given) != len(wanted) or bool(texts) == bool(given):
+        raise RowError(
+            f"the row has {len(texts)} tests, {len(given)} inputs and {len(wanted)} outputs: it"
             " needs tests, or as many inputs as outputs"
         )
-    text = f"{setup}\n{program}"
-    if tests:
-        found = passed_functions(text, tests, setup, limits)
-    else:
-        found = passed_outputs(text, inputs, outputs, limits)
-    count = len(tests) or len(inputs)
-    if credit == "all":
-        return {"reward": float(_count_until_false(found) == count)}
-    return {"reward": sum(islice(found, count)) / count}
+    if given:
+        return given, wanted
+    return read_tests(texts, setup or "", entry_point or "", in_place)
+
+
+def row_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns what is wrong with each row: its setup or a test cannot run. Empty: nothing.
+
+    A setup must run where tests do and where programs do, which import fewer packages.
+    """
+    found, texts = [], []
+    for row in rows:
+        texts.append("")
+        try:
+            names = ("tests", "test", "entry_point", "setup", "inputs", "outputs", "in_place")
+            of_row = _read_row(*(row.get(name) for name in names))
+            found.append(complaint(of_row) if isinstance(of_row, RowTests) else "")
+            texts[-1] = of_row.setup if isinstance(of_row, RowTests) else ""
+        except RowError as error:
+            found.append(str(error))
+    limits = Limits(guards.seconds_left() if guards.seconds_left() < math.inf else 60.0)
+    of_setups = setup_faults(dict.fromkeys(filter(None, texts)), limits)
+    return [one or of_setups.get(text, "") for one, text in zip(found, texts, strict=True)]
 
 
 def _program(response: str, tag: str) -> str | None:
@@ -67,16 +123,6 @@ def _program(response: str, tag: str) -> str | None:
         return blocks[-1]
     text = (extract_answer(response, tag) if tag else None) or response
     return text if _PYTHON.search(text) else None
-
-
-def _count_until_false(found: Any) -> int:
-    count = 0
-    for passed in found:
-        if not passed:
-            break
-        count += 1
-    found.close()
-    return count
 
 
 def _complaint(given: Mapping[str, Any]) -> str:
@@ -100,11 +146,12 @@ KIND = Kind(
     answer=False,
     takes=(
         *("tests", "test", "entry_point", "setup", "inputs", "outputs"),
-        *("credit", "seconds", "memory_mb"),
+        *("credit", "seconds", "memory_mb", "in_place"),
     ),
     looks_for="a program: the last block between ``` marks, else {last}, else all of it",
     steps=lambda given: 1 if given.get("credit") == "all" else UNKNOWN_STEPS,
     may_hang=True,
     runs_programs=True,
     complaint=_complaint,
+    row_faults=row_faults,
 )

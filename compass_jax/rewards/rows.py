@@ -1,0 +1,85 @@
+"""Rows tried before the first response: those whose setup or tests cannot run would give every
+response 0. Only the verifiers that have `row_faults` know of such rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from compass_jax.config import DataConfig
+from compass_jax.records import Prompt, Score
+from compass_jax.rewards.checks import sources_with
+from compass_jax.rewards.faults import VerifierError
+from compass_jax.rewards.shared import AnyScorer
+
+ROWS_AT_ONCE = 16
+MOST_NAMED = 3
+
+
+def sources_of(data: DataConfig) -> frozenset[int]:
+    """Returns the sources whose rows can be tried, by their index."""
+    return frozenset(sources_with(data, lambda kind: kind.row_faults))
+
+
+def check_rows(scorer: AnyScorer, data: DataConfig, prompts: Sequence[Prompt]) -> None:
+    """Raises VerifierError, naming file and row, for prompts whose setup or tests cannot run.
+
+    A row that was tried before is not tried again.
+    """
+    sources = sources_of(data)
+    if not sources:
+        return
+    tried = scorer.workers.tried_rows
+    mine = [x for x in prompts if x.source in sources and x.row not in tried]
+    faults = list(_faults(scorer, mine))
+    if not faults:
+        tried.update(prompt.row for prompt in mine)
+        return
+    named = "; ".join(f"{_place(prompt)}: {fault}" for prompt, fault in faults[:MOST_NAMED])
+    more = len(faults) - MOST_NAMED
+    raise VerifierError(
+        f"{named}{f'; {more:,} more rows' if more > 0 else ''}. Every response to such a row would"
+        " get 0: mend it, or leave it out"
+    )
+
+
+def _place(prompt: Prompt) -> str:
+    return prompt.place or f"{prompt.label}, {prompt.question!r:.60}"
+
+
+def _faults(scorer: AnyScorer, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, str]]:
+    """Yields the prompts whose row is at fault, in their order, each with what is wrong."""
+    by_source: dict[int, list[Prompt]] = {}
+    for prompt in prompts:
+        by_source.setdefault(prompt.source, []).append(prompt)
+    for source, group in by_source.items():
+        chunks = [group[i : i + ROWS_AT_ONCE] for i in range(0, len(group), ROWS_AT_ONCE)]
+        scores = _tried(scorer, source, chunks)
+        for chunk, score in zip(chunks, scores, strict=True):
+            if score.outcome == "unjudged":
+                for number, fault in json.loads(score.detail):
+                    yield chunk[number], fault
+                continue
+            # one of them hangs or ends the process: each alone
+            alone = [[prompt] for prompt in chunk]
+            for (prompt,), one in zip(alone, _tried(scorer, source, alone), strict=True):
+                if fault := _fault_alone(one):
+                    yield prompt, fault
+
+
+def _fault_alone(score: Score) -> str:
+    if score.outcome == "unjudged":
+        return "".join(fault for _, fault in json.loads(score.detail))
+    last = (score.detail.strip().splitlines() or [""])[-1]
+    return f"its setup and tests cannot be tried ({score.outcome}: {last:.200})"
+
+
+def _tried(scorer: AnyScorer, source: int, chunks: Sequence[Sequence[Prompt]]) -> list[Score]:
+    workers = scorer.workers
+    for n, chunk in enumerate(chunks):
+        workers.submit_rows(n, source, [prompt.row for prompt in chunk])
+    found: dict[int, Score] = {}
+    while len(found) < len(chunks):
+        found.update(workers.collect(block=True))
+    return [found[n] for n in range(len(chunks))]

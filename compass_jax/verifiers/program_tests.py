@@ -1,0 +1,344 @@
+"""The tests of a row: Python texts that call a program's functions and raise where one fails.
+
+A test sees Python's builtins, what `setup` defines, and of the program the functions that neither
+of them has. The function under test is the exception: where `setup` has a stub of it, the test
+calls the program's. A program therefore cannot replace `abs` or a helper of its test.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+import symtable
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
+from typing import Any, NamedTuple
+
+from compass_jax.errors import CompassError
+from compass_jax.verifiers.program_child import encode
+
+_BUILTINS = frozenset(dir(builtins))
+_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+_UNUSED = "__unused__"  # the name under which tests have `unused`
+NOT_PLAIN = "a test calls the program with what is no plain data: {}"
+IN_PLACE = "_compass_in_place"  # an attribute of a program's function: what `unused` returns
+
+
+class RowError(CompassError, ValueError):
+    """A row that no program can pass or fail: its setup or a test cannot run."""
+
+
+class RowTest(NamedTuple):
+    """A test that is compiled.
+
+    Args:
+        code: its statements.
+        free: names that it reads and does not define.
+        modules: what it imports.
+    """
+
+    code: CodeType
+    free: frozenset[str]
+    modules: frozenset[str]
+
+
+class RowTests(NamedTuple):
+    """The tests of a row.
+
+    Args:
+        begin: the setup as the row has it; a program may continue its last function.
+        setup: the setup as a whole program.
+        code: the compiled setup.
+        tests: the compiled tests.
+        under_test: names that a test has from the program although setup or Python has them.
+    """
+
+    begin: str
+    setup: str
+    code: CodeType
+    tests: tuple[RowTest, ...]
+    under_test: frozenset[str]
+
+    def program(self, text: str) -> str:
+        """Returns the setup and a program's text, or the rest of the setup's last function, as one
+        program.
+        """
+        joined = f"{self.begin}\n{text}"
+        return joined if self.setup == self.begin or _compiles(joined) else f"{self.setup}\n{text}"
+
+    def namespace(self) -> dict[str, Any]:
+        """Returns the names that a test begins with. Raises RowError where the setup raises."""
+        names: dict[str, Any] = {"__name__": "tests"}
+        try:
+            exec(self.code, names)
+        except BaseException as error:
+            raise RowError(
+                f"setup raises {_said(error)} without a program; mend it, or install what it"
+                " imports"
+            ) from error
+        names[_UNUSED] = unused
+        return {name: value for name, value in names.items() if name not in self.under_test}
+
+    def visible(self, claimed: Sequence[str], text: str, names: Mapping[str, Any]) -> list[str]:
+        """Returns the program's functions that a test sees.
+
+        Args:
+            claimed: functions that the program's process says it has.
+            text: the program; what it does not define is none.
+            names: what the test begins with.
+        """
+        taken = names.keys() | (_BUILTINS - self.under_test)
+        own = {name for name in defined_names(text) if not name.startswith("__")}
+        return [name for name in claimed if name in own - taken]
+
+
+def unused(function: Any) -> Any:
+    """Returns `function` as a statement calls it that does not use the result: one of a program
+    hands back what it did to its arguments.
+    """
+    return getattr(function, IN_PLACE, function)
+
+
+def read_tests(
+    tests: Sequence[str], setup: str = "", entry_point: str = "", in_place: bool | None = None
+) -> RowTests:
+    """Compiles a row's tests.
+
+    Args:
+        tests: Python texts.
+        setup: Python text that runs before each test, and stands before the program.
+        entry_point: the function under test; empty: those of `setup` that have no body.
+        in_place: None: calls whose result nothing uses are marked (`unused`).
+
+    Raises RowError for what does not compile or cannot call a program.
+    """
+    for name, value in (("setup", setup), ("entry_point", entry_point)):
+        if not isinstance(value, str):
+            raise RowError(f"{name} is a {type(value).__name__}: write text")
+    if entry_point and not entry_point.isidentifier():
+        raise RowError(f"entry_point = {entry_point!r:.80} must be the name of a function")
+    whole = _closed(setup)
+    known = defined_names(whole)
+    compiled = tuple(_test(text, n, known, in_place) for n, text in enumerate(tests, 1))
+    under_test = frozenset({entry_point} if entry_point else _stubs(whole))
+    free = frozenset[str]().union(*(one.free for one in compiled))
+    if not under_test and free and not free - _BUILTINS - known:
+        functions = [name for name in free & _BUILTINS if callable(getattr(builtins, name))]
+        if len(functions) != 1:
+            raise RowError(
+                "the tests call no function but Python's builtins and those of setup: name the"
+                " function under test as entry_point"
+            )
+        under_test = frozenset(functions)
+    return RowTests(setup, whole, _compiled(whole, "setup"), compiled, under_test)
+
+
+def _test(text: Any, number: int, known: set[str], in_place: bool | None) -> RowTest:
+    what = f"test {number}"
+    if not isinstance(text, str):
+        raise RowError(f"{what} is a {type(text).__name__}: tests must be a list of texts")
+    tree = _parsed(text, what)
+    free = frozenset(_names(text, defined=False))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            name = node.value.id
+            if name in free - known - _BUILTINS and not node.attr.startswith("__"):
+                raise RowError(
+                    f"{what} reads {name}.{node.attr}, and neither the test nor setup defines"
+                    f" {name}: import it in setup (a program's functions have no attributes)"
+                )
+    modules = frozenset(_imported(tree))
+    if in_place is None:
+        tree = ast.fix_missing_locations(_Statements().visit(tree))
+    return RowTest(_compiled(tree, what), free, modules)
+
+
+class _Statements(ast.NodeTransformer):
+    """Marks calls whose result nothing uses."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+        """Marks the call that a statement consists of."""
+        if isinstance(call := node.value, ast.Call):
+            call.func = ast.Call(ast.Name(_UNUSED, ast.Load()), [call.func], [])
+        return node
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    """Yields the modules that a text imports outside of a `try`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and not child.level:
+            yield (child.module or "").partition(".")[0]
+        elif not isinstance(child, ast.Try):
+            yield from _imported(child)
+
+
+def _parsed(text: str, what: str) -> ast.Module:
+    return _read(ast.parse, text, what)
+
+
+def _compiled(source: str | ast.Module, what: str) -> CodeType:
+    return _read(lambda given: compile(given, what, "exec"), source, what)
+
+
+def _read(reader: Callable[[Any], Any], source: Any, what: str) -> Any:
+    """Returns what `reader` makes of Python text. Raises RowError where it is none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of unknown escapes in strings
+            return reader(source)
+    except _UNREADABLE as error:
+        raise RowError(f"{what} does not compile: {_said(error)}; mend it") from error
+
+
+def _compiles(text: str) -> bool:
+    try:
+        _compiled(text, "program")
+    except RowError:
+        return False
+    return True
+
+
+def _closed(setup: str) -> str:
+    """Returns `setup` as a whole program: where it ends with the head of a function, `pass` is the
+    body. Raises RowError where it is none.
+    """
+    if _compiles(setup):
+        return setup
+    last = (setup.rstrip().splitlines() or [""])[-1]
+    indent = last[: len(last) - len(last.lstrip())]
+    for blanks in (f"{indent}    ", f"{indent}\t", indent):
+        if _compiles(whole := f"{setup.rstrip()}\n{blanks}pass\n"):
+            return whole
+    return _compiled(setup, "setup") and setup
+
+
+def _stubs(setup: str) -> Iterator[str]:
+    """Yields the names of the functions that have no body but a docstring, `pass` or `...`."""
+    for node in _parsed(setup, "setup").body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and all(map(_idle, node.body)):
+            yield node.name
+
+
+def _idle(node: ast.stmt) -> bool:
+    constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    raised = node.exc if isinstance(node, ast.Raise) else None
+    raised = raised.func if isinstance(raised, ast.Call) else raised
+    unwritten = isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
+    return isinstance(node, ast.Pass) or constant or unwritten
+
+
+def defined_names(text: str) -> set[str]:
+    """Returns the names that a text defines at its top level; none where it does not compile."""
+    try:
+        return _names(text, defined=True)
+    except _UNREADABLE:
+        return set()
+
+
+def _names(text: str, defined: bool) -> set[str]:
+    """Returns the global names that a text defines, or those that it reads and does not define."""
+    own, read = set[str](), set[str]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tables = [symtable.symtable(text, "text", "exec")]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        top = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            made = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+            if made and (top or symbol.is_declared_global()):
+                own.add(symbol.get_name())
+            elif symbol.is_referenced() and (top or symbol.is_global()):
+                read.add(symbol.get_name())
+    return own if defined else read - own
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error)[:300]}"
+
+
+class Run:
+    """A test under way.
+
+    Args:
+        test: one of `tests`.
+        names: what the test sees of the row.
+    """
+
+    def __init__(self, tests: RowTests, test: RowTest, names: dict[str, Any]):
+        self._tests, self._test, self.names = tests, test, names
+        self.calls = 0  # of the program's functions
+        self.failed = False  # a call had no result that can be handed over
+        self.raised: BaseException | None = None  # the program's last exception
+        self.fault: RowError | None = None  # what a test may have caught
+
+    def passes(self, number: int, functions: Mapping[str, Callable[..., Any]]) -> bool:
+        """Runs the test with a program's functions and returns whether it passes. Raises RowError
+        where no program can do anything about that.
+        """
+        names = {**self.names, **functions}
+        there = names.keys() | (_BUILTINS - self._tests.under_test)
+        complete = self._test.free <= there  # the program has all that the test calls
+        error: BaseException | None = None
+        try:
+            exec(self._test.code, names)
+        except BaseException as caught:
+            error = caught
+        if self.fault is not None:
+            raise self.fault
+        untouched = complete and not self.calls
+        if error is None and untouched:
+            raise RowError(f"test {number} calls no function of a program: any would pass it")
+        if error is None:
+            return self.calls > 0 and not self.failed
+        if error is not self.raised and (untouched or isinstance(error, ImportError)):
+            raise RowError(
+                f"test {number} raises {_said(error)} whatever the program is; mend it, or install"
+                " what it imports"
+            ) from error
+        return False
+
+
+class _Reached(BaseException):
+    """A test came to its first call of the program."""
+
+
+def complaint(tests: RowTests) -> str:
+    """Returns what is wrong with tests that are tried without a program; empty where each comes to
+    its first call of one.
+    """
+    try:
+        for number, test in enumerate(tests.tests, 1):
+            for name in sorted(test.modules):
+                if importlib.util.find_spec(name) is None:
+                    raise RowError(
+                        f"test {number} imports {name}, which is not installed; install it"
+                    )
+            _try_without_program(tests, test, number)
+    except RowError as error:
+        return str(error)
+    return ""
+
+
+def _try_without_program(tests: RowTests, test: RowTest, number: int) -> None:
+    def reached(*args: Any, **kwargs: Any) -> None:
+        run.calls += 1
+        try:
+            encode([args, kwargs])
+        except TypeError as error:
+            run.fault = run.fault or RowError(NOT_PLAIN.format(error))
+        raise _Reached
+
+    names = tests.namespace()
+    called = [x for x in test.free if x in tests.under_test or x not in names.keys() | _BUILTINS]
+    run = Run(tests, test, names)
+    try:
+        run.passes(number, dict.fromkeys(called, reached))
+    except RowError:
+        if not run.calls or run.fault is not None:
+            raise

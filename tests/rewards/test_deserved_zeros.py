@@ -1,0 +1,180 @@
+"""Responses that make their own check slow, large or impossible: 0, and not left out."""
+
+import json
+import time
+
+import pytest
+from test_hostile import guarded
+from test_hostile import prompt as prompt_of
+from test_program_verdicts import fenced
+from test_score import drain
+
+from compass_jax.config import DataConfig, FileSource, RewardConfig
+from compass_jax.records import Score
+from compass_jax.rewards.checks import Check, build
+from compass_jax.rewards.score import Scorer
+from compass_jax.tasks import shop
+from compass_jax.tasks.environment import MOST_CHARS, Environment, EnvironmentFault, Turn
+
+HUGE = "0x" + "f" * 4000
+CALLS = {
+    "a number of many digits": f"f(a={HUGE})",
+    "a negative one": f"f(a=-{HUGE})",
+    "in base 2": "f(a=0b" + "1" * 50_000 + ")",
+    "in base 8": "f(a=0o" + "7" * 9000 + ")",
+    "in a list": f"f(a=[{HUGE}])",
+    "in an object": f"f(a={{'x': {HUGE}}})",
+    "as a key": f"f(a={{{HUGE}: 1}})",
+    "by position": f"f({HUGE})",
+    "in a sum": f"f(a=1 + {HUGE})",
+    "in a call": f"f(a=g({HUGE}))",
+    "a tower of powers": "f(a=9**9**9**9)",
+    "a long tower": "f(a=" + "9**" * 5000 + "9)",
+    "a long sum": "f(a=" + "1+" * 900 + "1)",
+    "a longer sum": "f(a=" + "1+" * 20_000 + "1)",
+    "signs": "f(a=" + "-" * 900 + "1)",
+    "more signs": "f(a=" + "-" * 90_000 + "1)",
+    "attributes": "f(a=" + "a." * 900 + "b)",
+    "calls of calls": "f" + "()" * 900,
+    "indices": "f(a=x" + "[0]" * 2000 + ")",
+    "conditions": "f(a=" + "1 if 1 else " * 900 + "1)",
+    "functions": "f(a=" + "lambda:" * 900 + "1)",
+    "brackets": "f(a=" + "[" * 150,
+    "digits in JSON": '{"name": "f", "arguments": {"a": ' + "9" * 9000 + "}}",
+    "brackets in JSON": "<tool_call>" + "[" * 50_000,
+    "tags": "<tool_call>" * 8000,
+    "thousands of calls": "f(a=1)\n" * 9000,
+}
+# a set of 42,000 integers with the same hash
+COLLIDING = "[n * (2**61 - 1) for n in range(42000)]"
+WRITTEN = (
+    "import json, os\ndef f(x):\n"
+    " line = json.dumps({'value': VALUE, 'after': []}).encode() + b'\\n'\n"
+    " for n in range(3, 9):\n"
+    "  try:\n   left = line\n"
+    "   while left: left = left[os.write(n, left):]\n"
+    "  except OSError: pass\n"
+)
+ADDED = "xs = f(20)\nassert sum(set(xs)) == 3"
+SLOW = {
+    "a set": ("assert f(20) == {1}", WRITTEN.replace("VALUE", f"{{'set': {COLLIDING}}}")),
+    "a frozen set": (
+        "assert f(20) == {1}",
+        WRITTEN.replace("VALUE", f"{{'frozenset': {COLLIDING}}}"),
+    ),
+    "the keys of a dict": (
+        "assert f(20) == {1: 1}",
+        WRITTEN.replace("VALUE", f"{{'dict': [[n, 0] for n in {COLLIDING}]}}"),
+    ),
+    "floats": (
+        "assert f(20) == {1}",
+        WRITTEN.replace("VALUE", f"{{'set': [float(n) for n in {COLLIDING}]}}"),
+    ),
+    "a list that the test makes a set": (ADDED, f"def f(x): return {COLLIDING}\n"),
+    "a count that the test goes through": (
+        "assert [x for x in range(f(20)) if x > 10**15] == []",
+        "def f(x): return 10**18\n",
+    ),
+    "a list that the test makes": (
+        "assert len(list(range(f(20)))) == 22",
+        "def f(x): return 10**11\n",
+    ),
+    "an exponent": ("assert 7 ** f(20) == 49", "def f(x): return 10**12\n"),
+    "a pattern": (
+        "import re\nassert re.fullmatch(f(20), 'a' * 40 + 'b')",
+        "def f(x): return '(a*)*c'\n",
+    ),
+    "a text that the test repeats": ("assert 'x' * f(20) == 'xx'", "def f(x): return 10**14\n"),
+    "a nested value": (
+        "assert f(20) == 22",
+        WRITTEN.replace("json.dumps", "(lambda d: '[' * 300000)").replace("VALUE", "0"),
+    ),
+    "a value of an unknown form": ("assert f(20) == 22", WRITTEN.replace("VALUE", "{'what': 1}")),
+    "arguments of an unknown form": (
+        "f([1])\nassert f([1]) == 22",
+        WRITTEN.replace("VALUE", "22").replace("[]}", "5}"),
+    ),
+    "an exception of an unknown form": (
+        "try: f(1)\nexcept ValueError: pass\nelse: assert 0",
+        WRITTEN.replace("'value': VALUE", "'raised': {'ValueError': 1}, 'args': 5"),
+    ),
+    "a program of blanks": ("assert f(20) == 22", "\n" * 60_000 + "def f(x): return 0\n"),
+    "seconds beyond the check's": ("assert f(20) == 22", "def f(x):\n while True: pass\n"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_that_cannot_be_read_get_0(name):
+    row = {"answer": [{"name": "f", "arguments": {"a": 1}}]}
+    before = time.monotonic()
+    assert build(Check("tools"), "answer")(row, CALLS[name]).reward == 0.0
+    assert time.monotonic() - before < 10
+
+
+@guarded
+@pytest.mark.parametrize("name", SLOW)
+def test_a_program_that_keeps_its_test_busy_gets_0(name, scorer):
+    test, text = SLOW[name]
+    row = {"tests": [test], "seconds": 60.0 if "beyond" in name else 1.5}
+    scorer.submit("row", prompt_of(entry=row), fenced(text))
+    scorer.submit("next", prompt_of(entry={"tests": ["assert f(1)"]}), fenced("def f(x): return 1"))
+    got = drain(scorer)
+    assert got["row"] == Score(0.0, True) and got["next"] == Score(1.0, True)
+
+
+@guarded
+def test_what_it_passed_before_counts(scorer):
+    row = {"tests": ["assert f(1) == 1", f"assert sum({ADDED[5:10]}) == 3"], "seconds": 1.5}
+    row["tests"][1] = "assert len(set(f(20))) == 3"
+    text = f"def f(x): return 1 if x == 1 else {COLLIDING}\n"
+    scorer.submit("row", prompt_of(entry=row), fenced(text))
+    assert drain(scorer)["row"] == Score(0.5, True)
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    data = DataConfig(sources=(FileSource("rows.jsonl", verifier="code", answer_field=""),))
+    with Scorer(RewardConfig(workers=1, timeout_s=4.0), data) as scorer:
+        scorer.wait_ready()
+        yield scorer
+
+
+ONE = next(iter(shop.rows(0, [1], 1, ["en"])))
+MANY = {
+    "objects without a call": "[" + "{}," * 400 + "{}]",
+    "calls in a list": json.dumps([{"orders": []}] * 2000),
+    "calls in tags": "<tool_call>{}</tool_call>" * 3000,
+    "tags alone": "<tool_call>" * 9000,
+    "unknown tools": json.dumps([{"x" * 50: []}] * 2000),
+    "numbers": json.dumps(list(range(20_000))),
+    "digits": '{"buy": {"item": "pen", "n": ' + "9" * 9000 + "}}",
+    "brackets": "[" * 90_000,
+    "a long text": "{" + " " * 300_000 + "}",
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_turn_of_many_calls_has_a_verdict(name):
+    found = shop.task.verify(ONE, json.dumps([MANY[name]]))
+    assert found["reward"] == 0.0 and len(found["says"]) <= MOST_CHARS
+
+
+def test_a_turn_whose_answers_are_too_long_ends_the_conversation():
+    buys = [{"buy": [item, 1]} for item in ONE["shop"]["prices"]] * 6
+    turns = [json.dumps(buys)] * 3 + [json.dumps([{"orders": []}] * 64)]
+    found = shop.task.verify(ONE, json.dumps(turns))
+    assert found["reward"] == 0.0 and found["says"] == "" and found["turns"] == 4
+
+
+def test_an_own_environment_that_answers_each_call_has_a_verdict():
+    def step(state, text):
+        return Turn([{"role": "tool", "content": "no"}] * len(text.split()), 0.25)
+
+    own = Environment(lambda row: None, step)
+    assert own({}, json.dumps(["a b c"]))["says"]
+    assert own({}, json.dumps(["a " * 5000])) == {"reward": 0.25, "turns": 1.0, "says": ""}
+    loud = Environment(
+        lambda row: None, lambda *_: Turn([{"role": "tool", "content": "x" * 20_000}])
+    )
+    with pytest.raises(EnvironmentFault, match="said 20,031 characters at once"):
+        loud({}, json.dumps(["a"]))
