@@ -20,7 +20,7 @@ ANY = None
 BASE = {"records", "config", "masked", "untrusted", "programs"}
 MODEL = BASE | {"sharding", "model"}
 SAMPLED = MODEL | {"rollout", "rl", "rewards", "experience", "data", "tasks"}
-GROUND = {"errors"}  # what every room may import
+GROUND = {"errors", "children"}  # what every room may import
 RUN = {"config", "untrusted", "runs", "trackers", "report"}
 LAYERS = {
     "records": set(),
@@ -83,7 +83,9 @@ LAYERS = {
     "training.sft": ANY,
     "trackers": {"config", "extras", "trackers"},
     "errors": set(),
+    "children": set(),
     "runs.signals": set(),
+    "runs.streams": set(),
     "report": RUN,
     "experience.evaluate": SAMPLED | {"runs", "report", "session", "weights", "distributed"},
     "experience.distil": SAMPLED | {"runs", "from_files"},

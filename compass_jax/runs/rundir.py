@@ -332,7 +332,7 @@ def write_atomically(file: Path, text: str) -> None:
     text or the new.
     """
     temporary = file.with_name(f".{file.name}.tmp")
-    with open(temporary, "w") as out:
+    with open(temporary, "w", encoding="utf-8") as out:
         out.write(text)
         out.flush()
         os.fsync(out.fileno())
