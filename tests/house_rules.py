@@ -93,7 +93,7 @@ LAYERS = {
     "experience.evaluated": (MODEL | {"rollout", "rl", "rewards", "experience", "runs"}),
     "runs": {"config", "untrusted", "trackers", "runs"},
     "commands": ANY,
-    "serving": {"records", "config", "untrusted", "data", "rollout", "serving"},
+    "serving": {"records", "config", "untrusted", "data", "rollout", "serving", "tool_calls"},
     "serving.openai_api": ANY,
     "__main__": ANY,
     "__init__": ANY,
