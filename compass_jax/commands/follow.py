@@ -54,6 +54,14 @@ def follow(
     read_config(run)
     if (Path(out) / "config.json").exists() or (Path(out) / "checkpoints").exists():
         raise ConfigError(f"--out {out} is the directory of a run or a model: name another folder")
+    try:
+        return _follow(config, run, out, pause, strict)
+    except (CompassError, OSError):
+        require_there(run)  # where it is gone, that is the cause
+        raise
+
+
+def _follow(config: RunConfig, run: str, out: str, pause: Callable[[], None], strict: bool) -> str:
     evaluator, told = Evaluator(config), ""
     with FolderLock(out) as lock:
         done = Followed(lock.path)
