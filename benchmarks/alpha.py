@@ -47,7 +47,7 @@ def model_config(size: str, vocab: int, seed: int, folder: Path, smoke: bool) ->
 def main(argv: list[str] | None = None) -> None:
     """Measures what is not finished, then writes the table and the picture."""
     if argv is None:
-        tune_allocator("benchmarks.alpha")
+        tune_allocator()
     parser = rl_runs.parser(__doc__, "alpha")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

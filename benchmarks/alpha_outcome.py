@@ -56,7 +56,7 @@ def with_alpha(config: RunConfig, weights: str, value: float, folder: Path) -> R
 def main(argv: list[str] | None = None) -> None:
     """Runs what is not finished, then writes the table and the picture."""
     if argv is None:
-        tune_allocator("benchmarks.alpha_outcome")
+        tune_allocator()
     parser = rl_runs.parser(__doc__ or "", "alpha_outcome", seeds=SEEDS, variants=tuple(VARIANTS))
     args = parser.parse_args(argv)
     out = Path(args.out)

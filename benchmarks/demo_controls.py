@@ -65,5 +65,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    tune_allocator("benchmarks.demo_controls")
+    tune_allocator()
     main()

@@ -88,5 +88,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    tune_allocator("benchmarks.demo_grpo")
+    tune_allocator()
     main()

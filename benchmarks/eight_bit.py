@@ -59,7 +59,7 @@ def run_config(variant: str, seed: int, folder: Path, weights: str, smoke: bool)
 def main(argv: list[str] | None = None) -> None:
     """Runs what is not finished, then writes the table and the picture."""
     if argv is None:
-        tune_allocator("benchmarks.eight_bit")
+        tune_allocator()
     parser = rl_runs.parser(
         __doc__, "eight_bit", cold_starts="cold_starts", seeds=(0,), variants=VARIANTS
     )

@@ -253,7 +253,7 @@ def gold_series(variant: str, name: str) -> str:
 def main(argv: list[str] | None = None) -> None:
     """Runs what is not finished, then writes the table and the picture."""
     if argv is None:
-        tune_allocator("benchmarks.inversion")
+        tune_allocator()
     args = rl_runs.parser(__doc__, "inversion", seeds=SEEDS, variants=REWARDS).parse_args(argv)
     args.seeds = args.seeds[:1] if args.smoke else args.seeds
     out = Path(args.out)

@@ -171,7 +171,7 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     if argv is None:
-        tune_allocator("benchmarks.long_tail")
+        tune_allocator()
     args = common.arguments("generation of a long-tailed mix against transformers", argv)
     run(args.rounds, common.SMOKE if args.smoke else common.REFERENCE, args.smoke)
 

@@ -207,7 +207,7 @@ def wait_hidden(rows: list[dict[str, Any]]) -> float:
 def main(argv: list[str] | None = None) -> None:
     """Measures and prints the table, then one JSON line."""
     if argv is None:
-        tune_allocator("benchmarks.measures")
+        tune_allocator()
     parser = rl_runs.parser(__doc__, "measures", cold_starts="cold_starts")
     parser.add_argument(
         "--rounds",

@@ -153,7 +153,7 @@ def run_sft_of(config: RunConfig) -> str:
 def main(argv: list[str] | None = None) -> None:
     """Runs what is not finished, then writes the table and the pictures."""
     if argv is None:
-        tune_allocator("benchmarks.objectives")
+        tune_allocator()
     parser = rl_runs.parser(
         __doc__, "objectives", cold_starts="cold_starts", seeds=(0, 1, 2), variants=VARIANTS
     )

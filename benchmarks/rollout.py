@@ -191,7 +191,7 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     if argv is None:
-        tune_allocator("benchmarks.rollout")
+        tune_allocator()
     args = common.arguments("generation against transformers", argv)
     run(args.rounds, common.SMOKE if args.smoke else common.REFERENCE, args.smoke)
 

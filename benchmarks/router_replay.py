@@ -394,5 +394,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    tune_allocator("benchmarks.router_replay")
+    tune_allocator()
     main()

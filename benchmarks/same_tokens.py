@@ -120,7 +120,7 @@ def measure(config: RunConfig, weights: str, prompts: list[Any]) -> list[dict[st
 def main(argv: list[str] | None = None) -> None:
     """Measures, prints the table and a JSON line."""
     if argv is None:
-        tune_allocator("benchmarks.same_tokens")
+        tune_allocator()
     parser = rl_runs.parser(__doc__, cold_starts="cold_starts")
     parser.add_argument(
         "--weights",

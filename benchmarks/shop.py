@@ -138,7 +138,7 @@ def measure(seed: int, folder: Path, smoke: bool) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> None:
     """Measures the seeds that are not measured."""
     if argv is None:
-        tune_allocator("benchmarks.shop")
+        tune_allocator()
     args = rl_runs.parser(__doc__, "shop", seeds=(0, 1)).parse_args(argv)
     results = Path(args.out) / "shop.jsonl"
     for seed in args.seeds:

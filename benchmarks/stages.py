@@ -102,7 +102,7 @@ def accuracy_at(curve: Sequence[Sequence[float]], tokens: float) -> float:
 def main(argv: list[str] | None = None) -> None:
     """Runs what is not finished, then writes the table and the picture."""
     if argv is None:
-        tune_allocator("benchmarks.stages")
+        tune_allocator()
     parser = rl_runs.parser(
         __doc__ or "",
         "stages",

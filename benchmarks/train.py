@@ -194,7 +194,7 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     if argv is None:
-        tune_allocator("benchmarks.train")
+        tune_allocator()
     args = common.arguments("training step against transformers", argv)
     run(args.rounds, common.SMOKE if args.smoke else common.REFERENCE, args.smoke)
 

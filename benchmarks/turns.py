@@ -120,7 +120,7 @@ def variant_config(name: str, seed: int, folder: Path, cold_starts: Path, smoke:
 def main(argv: list[str] | None = None) -> None:
     """Runs what is not finished, then writes the table and the pictures."""
     if argv is None:
-        tune_allocator("benchmarks.turns")
+        tune_allocator()
     parser = rl_runs.parser(
         __doc__, "turns", cold_starts="turns_cold_starts", seeds=SEEDS, variants=tuple(VARIANTS)
     )

@@ -283,7 +283,7 @@ def _complete(filtered: Path, chosen: Path) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Runs what is not finished, then writes the table and the picture."""
     if argv is None:
-        tune_allocator("benchmarks.zero_variance_audit")
+        tune_allocator()
     parser = rl_runs.parser(
         __doc__, "zero_variance", cold_starts="cold_starts", seeds=(0, 1, 2), variants=VARIANTS
     )

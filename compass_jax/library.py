@@ -12,6 +12,7 @@ from compass_jax.config import ConfigError, RunConfig
 from compass_jax.from_files import rl_config
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import staged
+from compass_jax.runs.streams import prepare_streams
 from compass_jax.training.rl import run_rl
 
 
@@ -38,6 +39,7 @@ def train(
 
     Raises ConfigError, DataError, TokenizerError or WeightsError where one of them cannot be used.
     """
+    prepare_streams()
     name = reward_name(reward) if callable(reward) else reward
     answer = settings.get("rollout.max_new_tokens")
     config = rl_config(model, data, name, evaluation, method, answer)

@@ -65,6 +65,22 @@ def tool_calls(text: str) -> list[ToolCall]:
     return _few(reader(body)) if reader else []
 
 
+def call_span(text: str) -> tuple[int, int]:
+    """Returns where the calls that `tool_calls` reads begin and end in a text that has calls."""
+    begin, end = 0, len(text)
+    if not _reader(text.strip()):
+        begin = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
+        thought = text.find("<think>", begin)
+        end = thought if thought >= 0 else end
+    body = text[begin:end]
+    if _reader(body.strip()):
+        return begin, end
+    if _OPEN in body:
+        return begin + body.find(_OPEN), begin + body.rfind(_CLOSE) + len(_CLOSE)
+    blocks = list(_FENCED.finditer(body))
+    return (begin + blocks[-1].start(), begin + blocks[-1].end()) if blocks else (begin, end)
+
+
 def _reader(body: str) -> Callable[[str], list[ToolCall]] | None:
     """What reads a text that begins with a call; None where it does not."""
     return _json if _JSON.match(body) else _python if _PYTHON.match(body) else None

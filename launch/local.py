@@ -13,6 +13,7 @@ failed (128 + signal where a signal ended it).
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import shlex
 import signal
@@ -24,6 +25,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+CLONE = Path(__file__).resolve().parents[1]
 DEVICE_FLAG = "--xla_force_host_platform_device_count"
 EXAMPLE = (
     "python launch/local.py --processes 2 --devices-per-process 4 -- compass train"
@@ -63,7 +65,11 @@ def resolve(command: Sequence[str]) -> list[str]:
     it is.
     """
     if Path(command[0]).name == "compass":
-        return [sys.executable, "-m", "compass_jax", *command[1:]]
+        python = [sys.executable, "-P", "-m", "compass_jax"]  # -P: not from the current folder
+        if importlib.util.find_spec("compass_jax") is None:
+            path = [str(CLONE), os.environ.get("PYTHONPATH", "")]
+            python = ["env", f"PYTHONPATH={os.pathsep.join(filter(None, path))}", *python]
+        return [*python, *command[1:]]
     return list(command)
 
 

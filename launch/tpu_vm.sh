@@ -50,7 +50,8 @@ quote() {
   if [[ $1 =~ ^[A-Za-z0-9_./:=@%+,-]+$ ]]; then
     printf '%s' "$1"
   else
-    printf "'%s'" "$(printf '%s' "$1" | sed "s/'/'\\\\''/g")"
+    local escaped="'\\''" # no command substitution: it would take line feeds off the end
+    printf "'%s'" "${1//\'/$escaped}"
   fi
 }
 

@@ -20,7 +20,7 @@ ANY = None
 BASE = {"records", "config", "masked", "untrusted", "programs"}
 MODEL = BASE | {"sharding", "model"}
 SAMPLED = MODEL | {"rollout", "rl", "rewards", "experience", "data", "tasks"}
-GROUND = {"errors"}  # what every room may import
+GROUND = {"errors", "children"}  # what every room may import
 RUN = {"config", "untrusted", "runs", "trackers", "report"}
 LAYERS = {
     "records": set(),
@@ -93,7 +93,9 @@ LAYERS = {
     "training.sft": ANY,
     "trackers": {"config", "extras", "trackers"},
     "errors": set(),
+    "children": set(),
     "runs.signals": set(),
+    "runs.streams": set(),
     "report": RUN,
     "experience.evaluate": SAMPLED | {"runs", "report", "session", "weights", "distributed"},
     "experience.distil": SAMPLED | {"runs", "from_files"},
@@ -101,7 +103,7 @@ LAYERS = {
     "experience.evaluated": (MODEL | {"rollout", "rl", "rewards", "experience", "runs"}),
     "runs": {"config", "untrusted", "trackers", "runs"},
     "commands": ANY,
-    "serving": {"records", "config", "untrusted", "data", "rollout", "serving"},
+    "serving": {"records", "config", "untrusted", "data", "rollout", "serving", "tool_calls"},
     "serving.openai_api": ANY,
     "__main__": ANY,
     "__init__": ANY,

@@ -35,7 +35,10 @@ from compass_jax.families import find as families
 from compass_jax.runs import words
 from compass_jax.runs.rundir import FolderLock, NewFolderLock, staged
 from compass_jax.runs.signals import STATUSES, Ending, leave
+from compass_jax.runs.streams import outlast_streams, prepare_streams
 
+PRINTS = ("check", "compare", "data", "plan", "report", "show", "tasks", "try")
+PRINTING = ("asked", "dry_run", "json", "status")  # options by which another command prints only
 TRAINS = ("demo", "sft", "train", "train-judge")
 
 
@@ -47,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     or not.
     """
     if argv is None:
+        prepare_streams()
         # nothing is computed there
         if sys.argv[1:2] != ["plan"]:
             tune_allocator()
@@ -55,6 +59,8 @@ def main(argv: list[str] | None = None) -> int:
     args, overrides = parser.parse_known_args(with_config(sys.argv[1:] if argv is None else argv))
     if overrides and ("config" not in args or args.command in OWN_FILES):
         parser.error(f"{args.command} does not know {' '.join(overrides)}")
+    if argv is None and _writes_files(args):
+        outlast_streams()
     if argv is not None or args.command == "serve":  # a server ends in its own way
         return _told(args, overrides)
     if args.command in TRAINS and not getattr(args, "asked", False) and sys.stdout.isatty():
@@ -64,6 +70,16 @@ def main(argv: list[str] | None = None) -> int:
         if status in STATUSES:
             leave(status)
     return status
+
+
+def _writes_files(args: argparse.Namespace) -> bool:
+    """Whether the command's results are files, or answers to requests, so that it can go on when
+    nobody reads what it prints.
+    """
+    options = vars(args)
+    if args.command in PRINTS or any(options.get(x) for x in PRINTING):
+        return False
+    return args.command != "eval" or bool(options.get("out"))
 
 
 def _told(args: argparse.Namespace, overrides: list[str]) -> int:
@@ -94,9 +110,9 @@ TUNABLES = ":".join(
 )
 
 
-def tune_allocator(module: str = "compass_jax") -> None:
-    """Starts the process again, as `python -m module`, with an allocator that keeps its memory,
-    which only its environment can switch on.
+def tune_allocator() -> None:
+    """Starts the process again, by the command that started it, with an allocator that keeps its
+    memory, which only its environment can switch on.
 
     XLA's CPU backend allocates a step's temporaries anew at every call; the kernel spends up to
     half of a training step on page faults when glibc returns them in between. Does nothing where
@@ -106,7 +122,8 @@ def tune_allocator(module: str = "compass_jax") -> None:
     if sys.platform != "linux" or "hugetlb" in tunables:
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, TUNABLES]))
-    os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
+    # as it was started: `-m compass_jax` would look in the current folder first
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def pass_by_absent_tpus() -> None:

@@ -49,16 +49,25 @@ def follow(
         strict: end at the first evaluation that warns.
 
     Raises ConfigError where `run` is no run's directory, or `out` is one or holds other metrics,
-    and what an evaluation raises.
+    RunGone where `run` is removed meanwhile, and what an evaluation raises.
     """
     read_config(run)
     if (Path(out) / "config.json").exists() or (Path(out) / "checkpoints").exists():
         raise ConfigError(f"--out {out} is the directory of a run or a model: name another folder")
+    try:
+        return _follow(config, run, out, pause, strict)
+    except (CompassError, OSError):
+        require_there(run)  # where it is gone, that is the cause
+        raise
+
+
+def _follow(config: RunConfig, run: str, out: str, pause: Callable[[], None], strict: bool) -> str:
     evaluator, told = Evaluator(config), ""
     with FolderLock(out) as lock:
         done = Followed(lock.path)
         before = max(done.steps, default=0)
         while True:
+            require_there(run)
             steps = sound.steps(Path(run))
             left = [step for step in steps if step not in done.steps]
             if not left:
@@ -74,6 +83,7 @@ def follow(
             try:
                 found = evaluator(str(steps[step]), str(done.folder(step)))
             except CompassError:
+                require_there(run)
                 if steps[step].is_dir():
                     raise
                 evaluator.tell(GONE.format(f"the checkpoint of step {step}"))
@@ -83,6 +93,20 @@ def follow(
             told = found.warning
             if strict and told:
                 return told
+
+
+class RunGone(CompassError, RuntimeError):
+    """The directory of the run that is followed was removed."""
+
+
+def require_there(run: str) -> None:
+    """Raises RunGone where the run's directory, or the configuration in it, is no longer there."""
+    if not (Path(run) / "config.json").is_file():
+        what = "config.json is gone from it" if Path(run).is_dir() else "the directory is gone"
+        raise RunGone(
+            f"{run}: {what}, and no further checkpoint comes; the evaluations of those that came"
+            " are in --out"
+        )
 
 
 class Followed:

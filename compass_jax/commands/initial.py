@@ -83,7 +83,7 @@ def write_initial(config: RunConfig, out: str) -> Path:
     if path.suffix != ".py":
         raise ConfigError(f"{out}: a configuration is a Python file; name it something.py")
     try:
-        with open(path, "x") as file:
+        with open(path, "x", encoding="utf-8") as file:
             file.write(source_of(config))
     except FileExistsError:
         raise ConfigError(f"{out} is there already: choose another name, or remove it") from None

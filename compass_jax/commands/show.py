@@ -11,10 +11,13 @@ from typing import Any
 from rich.console import Console
 
 from compass_jax.report import ReportError
+from compass_jax.report.metrics import number, whole_lines
 from compass_jax.runs.screen import text_lines, verdict_text
 
 CHOICES = ("best", "worst", "truncated", "varied")
 _WHOLE = 10_000  # lines of an answer
+# what a damaged line raises
+_DAMAGES = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 def read_groups(run: str | os.PathLike) -> Iterator[dict[str, Any]]:
@@ -29,16 +32,42 @@ def read_groups(run: str | os.PathLike) -> Iterator[dict[str, Any]]:
             f"{files[0]} does not exist: {run} is not the directory of an RL run that has done a"
             " step, nor of an evaluation"
         )
-    with open(path, errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
-                return
-            try:
-                row = json.loads(line)
-                row["step"], row["prompt"], row["samples"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise ReportError(f"{path}, line {number}: no logged group ({error})") from error
-            yield row
+    for line_number, line in whole_lines(path):
+        try:
+            group = _group(json.loads(line))
+        except _DAMAGES as error:
+            why = f"{type(error).__name__}: {error}"[:200]
+            raise ReportError(f"{path}, line {line_number}: no logged group ({why})") from error
+        yield group
+
+
+def _group(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what is shown of a line, in the types that it must have."""
+    return {
+        "step": int(row["step"]),
+        "label": str(row.get("label", "")),
+        "prompt": _text(row["prompt"]),
+        "answer": _text(row.get("answer", "")),
+        "samples": [_sample(sample) for sample in row["samples"]],
+    }
+
+
+def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a sample; one whose reward is no finite number has no verdict."""
+    outcome, reward = str(row["outcome"]), number(row.get("reward"))
+    parts = {str(k): number(x) for k, x in row.get("components", {}).items()}
+    return {
+        "response": _text(row["response"]),
+        "outcome": "no number" if outcome == "ok" and reward is None else outcome,
+        "reward": reward,
+        "components": {k: x for k, x in parts.items() if x is not None},
+        "tokens": number(row["tokens"]),
+        "truncated": bool(row["truncated"]),
+    }
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def chosen(

@@ -10,13 +10,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from compass_jax.children import import_path, module_command
 from compass_jax.data.template_worker import (
     CPU_S,
     MEMORY,
@@ -65,13 +65,13 @@ class _Process:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "compass_jax.data.template_worker", str(os.getpid())]
+        command = module_command("compass_jax.data.template_worker", str(os.getpid()))
         passed = {
             name: os.environ[name]
             for name in ("PATH", "LD_LIBRARY_PATH", "LANG")
             if name in os.environ
         }
-        passed["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        passed["PYTHONPATH"] = import_path()
         with theirs:
             process = subprocess.Popen(
                 command,

@@ -271,6 +271,16 @@ class Tokenizer:
         control tokens, too."""
         return self.encode_chats([messages], add_generation_prompt, trusted)[0]
 
+    def encode_prompt(
+        self, messages: Messages, tools: Tools | None = None, **template_args: Any
+    ) -> list[int]:
+        """Returns the ids of a prompt: the conversation, and the opening of the assistant's turn.
+        The template is told of `tools`.
+        """
+        if template_args:
+            raise TokenizerError(f"the template takes no variables: {sorted(template_args)}")
+        return self.encode_chats([messages], True, tools=[tools or ()])[0]
+
     def encode_chats(
         self,
         conversations: Sequence[Messages],

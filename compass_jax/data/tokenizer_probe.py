@@ -16,6 +16,7 @@ import sys
 from functools import lru_cache
 from typing import Any
 
+from compass_jax.children import import_path, module_command
 from compass_jax.untrusted import UntrustedError, parse_json
 
 MODULE = "compass_jax.data.tokenizer_probe"
@@ -35,9 +36,9 @@ def problem_of(text: str) -> str | None:
     passed = {
         name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ
     }
-    passed |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RUST_BACKTRACE": "0"}
+    passed |= {"PYTHONPATH": import_path(), "RUST_BACKTRACE": "0"}
     passed |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-m", MODULE]
+    command = module_command(MODULE)
     try:
         done = subprocess.run(
             command,

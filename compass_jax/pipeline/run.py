@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from compass_jax.children import import_path, module_command
 from compass_jax.config import ConfigError
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.stages import Stage
@@ -59,9 +60,10 @@ class OwnProcess:
         passed on.
         """
         words = [str(record.folder), stage.name, str(os.getpid()), self.cache]
-        command = [sys.executable, "-m", f"{__package__}", *words]
+        command = module_command(f"{__package__}", *words)
+        environment = os.environ | {"PYTHONPATH": import_path()}
         sys.stdout.flush()
-        self._child = subprocess.Popen(command, start_new_session=True)
+        self._child = subprocess.Popen(command, env=environment, start_new_session=True)
         if self.asked:
             self._child.send_signal(self.asked)
         status = self._child.wait()

@@ -14,6 +14,7 @@ from typing import Any
 from compass_jax.config import ConfigError
 from compass_jax.config.named import load
 from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows, Sft, Stage
+from compass_jax.runs.logfile import removed_on_error
 from compass_jax.runs.rundir import SUMMARY
 
 Output = Callable[[str], Path]  # the rows or weights of the stage of a name
@@ -39,7 +40,7 @@ def work(stage: Stage, folder: Path, output: Output) -> int:
 def _rows(stage: Rows, folder: Path, _: Output) -> None:
     made = load(stage.function, "function")(**dict(stage.arguments))
     temporary = folder / ".rows.tmp"
-    with open(temporary, "w", encoding="utf-8") as out:
+    with removed_on_error(temporary), open(temporary, "w", encoding="utf-8") as out:
         count = 0
         for row in made:
             out.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -18,6 +18,7 @@ from compass_jax.report.curves import (
 from compass_jax.report.embed import page
 from compass_jax.report.metrics import ReportError, Series, read_stages
 from compass_jax.report.page_data import page_data
+from compass_jax.runs.logfile import removed_on_error
 
 
 def run_report(
@@ -88,8 +89,9 @@ def _write(path: Path, content: bytes) -> None:
     """Replaces the file as a whole, so that a browser never loads half of it."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        with removed_on_error(temporary):
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
     except OSError as error:
         raise ReportError(
             f"{path} cannot be written: {error.strerror or error}; name another file with --out"

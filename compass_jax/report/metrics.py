@@ -24,7 +24,7 @@ def whole_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
     is passed over.
     """
     try:
-        with open(path, errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(file, 1):
                 if line.endswith("\n"):
                     yield number, line

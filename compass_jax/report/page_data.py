@@ -93,7 +93,7 @@ def _names(paths: list[Path]) -> dict[str, str]:
 def _config(path: Path) -> tuple[dict[str, Any], list[str]]:
     """(config.json as it stands, of whatever version; notes)."""
     try:
-        found = json.loads((path / "config.json").read_text(errors="replace"))
+        found = json.loads((path / "config.json").read_text("utf-8", errors="replace"))
         if isinstance(found, dict):
             return found, []
     except FileNotFoundError:
@@ -144,7 +144,7 @@ def _facts(config: dict[str, Any], stage: str) -> list[tuple[str, str]]:
 def _heldout(path: Path) -> list[tuple[str, str]]:
     """The accuracy after the last step of a run that has ended."""
     try:
-        found = json.loads((path / "evaluation.json").read_text())
+        found = json.loads((path / "evaluation.json").read_text("utf-8"))
         step, metrics = int(found["step"]), found["metrics"]
         words = {
             name: f"{float(metrics[f'eval/{HELDOUT}/{key}']):.3f}"

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from functools import lru_cache
-from pathlib import Path
 
+from compass_jax.children import import_path, module_command
 from compass_jax.config import ConfigError
 from compass_jax.untrusted import UntrustedError, parse_json
 from compass_jax.verifiers.guards import GUARDS
@@ -57,7 +56,7 @@ def _listed(missing: dict[str, str]) -> str:
 @lru_cache(maxsize=1)
 def missing_guards() -> dict[str, str]:
     """The guards that this machine lacks, each with the reason. Tried once, in another process."""
-    command = [sys.executable, "-P", "-m", "compass_jax.verifiers.guards"]
+    command = module_command("compass_jax.verifiers.guards")
     with tempfile.TemporaryDirectory(prefix="compass-trial-") as folder:
         try:
             tried = subprocess.run(
@@ -83,7 +82,5 @@ def environment(guarded: bool) -> dict[str, str]:
         for name, value in os.environ.items()
         if not guarded or name in _PASSED or name.startswith(_PASSED_PREFIXES)
     }
-    package = str(Path(__file__).resolve().parents[2])
-    path = [package, *(os.path.abspath(entry) for entry in sys.path)]
-    own = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+    own = {"PYTHONPATH": import_path()}
     return kept | own | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -41,6 +41,8 @@ FAILURES = {
     NONSENSE: "error",
     REFUSED: "error",
 }
+# failures after which a judge that has given no verdict at all does not work
+BROKEN = (LATE, UNREACHABLE, NONSENSE, REFUSED)
 KEY_BYTES = 16
 
 
@@ -115,11 +117,14 @@ class Judge:
         self._begin = ThreadPoolExecutor(1, "judged-texts")
         self._under_way: dict[bytes, Future[Ruling]] = {}
         self._lock = threading.Lock()
-        self._results: queue.SimpleQueue[tuple[Hashable, Score | BaseException]] = (
+        # None: look again at what is held back
+        self._results: queue.SimpleQueue[tuple[Hashable, Score | BaseException] | None] = (
             queue.SimpleQueue()
         )
         self._told: set[str] = set()
-        self._refused = 0  # samples, before any verdict; -1: there was one
+        self._answered = False  # the judge has given a verdict to this process
+        self._failed = 0  # samples that failed before that
+        self._held: list[tuple[Hashable, Score]] = []  # of them, those not yet collected
         self.outstanding = 0
 
     def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
@@ -131,24 +136,40 @@ class Judge:
         """What has been judged since the last call, after waiting up to `wait_s` for the first
         (None: without limit; 0: not at all).
 
-        Raises VerifierError where the judge refuses all questions, and what a text's function
-        raised.
+        Raises VerifierError where NEVER samples have failed and none was judged: they are not
+        collected then, so that a run that goes on later asks about them again. Raises what a text's
+        function raised.
         """
         found: list[tuple[Any, Score]] = []
         if wait_s != 0 and self.outstanding:
             self._begin.submit(lambda: None).result()  # after all that was submitted
             self.asker.run()
         while self.outstanding:
+            self._release_held()
             try:
                 wait = wait_s != 0 and not found
-                key, score = self._results.get(wait, wait_s if wait else None)
+                result = self._results.get(wait, wait_s if wait else None)
             except queue.Empty:
                 break
+            if result is None:
+                continue
+            key, score = result
             self.outstanding -= 1
             if isinstance(score, BaseException):
                 raise score
             found.append((key, score))
         return found
+
+    def _release_held(self) -> None:
+        """Lets held samples be collected where all others have been."""
+        with self._lock:
+            if self._held and len(self._held) == self.outstanding:
+                self._put_held()
+
+    def _put_held(self) -> None:
+        for result in self._held:
+            self._results.put(result)
+        self._held = []
 
     def close(self) -> None:
         """Ends what is under way; what was not collected is dropped."""
@@ -214,6 +235,7 @@ class Judge:
             ruling = Ruling(found, reply.failure or UNPARSABLE, reply.detail or end)
             if found is not None:
                 self._verdicts.put(name, found)
+                self._answered = True
                 ruling = Ruling(found)
         except BaseException as error:
             ruled.set_exception(error)
@@ -224,17 +246,22 @@ class Judge:
         ruled.set_result(ruling)
 
     def _finish(self, key: Hashable, both: tuple[Ruling, Ruling]) -> None:
+        """Hands a sample's score over. A failure is held back while the judge has given no verdict:
+        NEVER of them end the run.
+        """
         score = score_of(*both)
         failed = next((one for one in both if one.failure), None)
         with self._lock:
-            if failed is None:
-                self._refused = -1
-            elif self._refused >= 0 and failed.failure == REFUSED:
-                self._refused += 1
-            lost = self._refused >= NEVER
+            if self._answered:
+                self._put_held()
+            broken = failed is not None and failed.failure in BROKEN and not self._answered
+            self._failed += broken
+            lost = broken and self._failed >= NEVER
             new = failed is not None and failed.failure not in self._told
             if failed is not None:
                 self._told.add(failed.failure)
+            if broken and not lost:
+                self._held.append((key, score))
         if failed is not None and new:
             logger.warning(
                 "the judge gave no verdict (%s: %s); such samples are left out, and counted in"
@@ -244,10 +271,17 @@ class Judge:
                 failed.failure,
             )
         if failed is not None and lost:
-            told = f"rewards.judge: {NEVER} samples were refused and none was judged"
-            self._results.put((key, VerifierError(f"{told}: {failed.detail}")))
+            self._results.put((key, VerifierError(_never_judged(failed))))
         else:
-            self._results.put((key, score))
+            self._results.put(None if broken else (key, score))
+
+
+def _never_judged(failed: Ruling) -> str:
+    told = f"rewards.judge: {NEVER} samples failed and none was judged"
+    told += f"; the last one was {failed.failure}: {failed.detail}. "
+    if failed.failure == REFUSED:
+        return told + "Mend the judge or the rows"
+    return told + "Start the judge, or mend its endpoint; the same command goes on then"
 
 
 def compared(

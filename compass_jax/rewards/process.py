@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from typing import Any
 
+from compass_jax.children import module_command
 from compass_jax.rewards.channel import Channel
 from compass_jax.rewards.checks import Response
 from compass_jax.rewards.detect import environment
@@ -25,14 +25,8 @@ class Worker:
     def __init__(self, setup: dict[str, Any]):
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "compass_jax.rewards.worker",
-            str(theirs.fileno()),
-            str(lifeline),
-        ]
+        numbers = str(theirs.fileno()), str(lifeline)
+        command = module_command("compass_jax.rewards.worker", *numbers)
         # not multiprocessing: its children import the program's main module, and with it jax
         kept = (theirs.fileno(), lifeline)
         null = subprocess.DEVNULL

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from compass_jax.records import Prompt, Score
+from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.joined import JoinedScorer
 from compass_jax.rewards.score import Scorer
 
@@ -63,19 +64,24 @@ class SharedScorer:
 
     def collect(self, block: bool) -> list[tuple[Any, Score]]:
         """All that was submitted, in that order, when every process has checked its share. Without
-        `block` nothing: clocks differ.
+        `block` nothing: clocks differ. Raises the VerifierError of any process in all of them.
         """
         if not block or not self._keys:
             return []
         mine: list[tuple[Any, Score]] = []
-        while self._scorer.outstanding:
-            mine += self._scorer.collect(block=True)
-        payload = json.dumps([[number, *dataclasses.astuple(score)] for number, score in mine])
-        found = {
-            number: Score(*rest)
-            for part in self._exchange(payload.encode())
-            for number, *rest in json.loads(part)
-        }
+        failure = ""
+        try:
+            while self._scorer.outstanding:
+                mine += self._scorer.collect(block=True)
+        except VerifierError as error:  # the others have to end, too
+            failure = str(error)
+        scores = [[number, *dataclasses.astuple(score)] for number, score in mine]
+        payload = json.dumps([failure, scores])
+        parts = [json.loads(part) for part in self._exchange(payload.encode())]
+        for failure, _ in parts:
+            if failure:
+                raise VerifierError(failure)
+        found = {number: Score(*rest) for _, part in parts for number, *rest in part}
         results = [(key, found[number]) for key, number in self._keys.items()]
         self._keys.clear()
         return results

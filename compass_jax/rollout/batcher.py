@@ -20,7 +20,7 @@ from compass_jax.rollout.engine import DecodeState, Engine, Prefix
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.routes import RouteBuffer
-from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
+from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler, sample_keys
 from compass_jax.rollout.sizes import prefill_rows, resume_rows, share
 from compass_jax.rollout.slots import Slots
 from compass_jax.rollout.stats import RolloutStats
@@ -40,7 +40,7 @@ class Batcher:
         params: in the engine's decode layout.
         seed: with `purpose`, of every draw.
         sampler: of all requests (None: the configuration's); a `per_request` one takes the
-            temperature that each brings.
+            parameters that each brings.
         version: of the policy that samples, which each token keeps.
         routes: has a row for each request, where its routes lie once it has left its slot; None:
             nobody keeps them.
@@ -264,11 +264,12 @@ class Batcher:
         tokens, lengths = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
         ids, visits = np.zeros(shape[0], np.uint32), np.zeros(shape[0], np.uint32)
         each = np.zeros((shape[0], s), np.uint32)
-        temperature = np.zeros(shape[0], np.float32)
+        temperature, top_p = np.zeros((2, shape[0]), np.float32)
+        top_k = np.zeros(shape[0], np.int32)
         for r, x in enumerate(requests):
             tokens[r, : len(x.tokens)], lengths[r] = x.tokens, len(x.tokens)
             ids[r], visits[r], each[r] = x.prompt.id, x.prompt.visit, columns[r]
-            temperature[r] = x.temperature
+            temperature[r], top_k[r], top_p[r] = x.temperature, x.top_k, x.top_p
         keys = _jitted_keys(
             self.seed,
             self.purpose,
@@ -276,6 +277,7 @@ class Batcher:
             jnp.asarray(np.repeat(visits, s)),
             jnp.asarray(each.reshape(-1)),
         )
+        sampling = RowSampling(*map(jnp.asarray, (temperature, top_k, top_p)))
         self.stats.prefills += 1
         return self.engine.prefill_multisampling(
             params=self.params,
@@ -284,7 +286,7 @@ class Batcher:
             sampler=self.sampler,
             rng=keys.reshape(shape[0], s, 2),
             num_samples=s,
-            temperature=jnp.asarray(temperature) if self.sampler.per_request else None,
+            sampling=sampling if self.sampler.per_request else None,
             routes=routes,
         )
 

@@ -14,7 +14,7 @@ from compass_jax.model.moe import unset_id
 from compass_jax.model.transformer import Transformer, apply
 from compass_jax.rollout.kv_cache import put_back, window
 from compass_jax.rollout.logprobs import top_logprobs_if
-from compass_jax.rollout.sampling import Sampler, is_end, sample
+from compass_jax.rollout.sampling import RowSampling, Sampler, is_end, sample
 from compass_jax.rollout.state import DecodeState, lay_state, next_logits
 
 
@@ -89,7 +89,10 @@ def _token(model: Transformer, end_ids, params, state: DecodeState, sampler, pag
         table=pages,
     )
     logits = next_logits(model, params, step.hidden[:, 0], sampler)
-    each = state.temperature if sampler.per_request else None
+    each = None
+    if sampler.per_request:  # a slot that is free asks for nothing
+        neutral = RowSampling.plain(lengths.shape[0])
+        each = jax.tree.map(partial(jnp.where, live), state.sampling, neutral)
     token, logp, entropy = sample(logits, state.keys, lengths, sampler, each, model.known)
     new = {"tokens": token, "logp": logp, "entropy": entropy, "wrote": live}
     if "routes" in outputs:

@@ -26,7 +26,7 @@ from compass_jax.rollout.insert import inserted
 from compass_jax.rollout.kv_cache import check_pages
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.prefill import prefilled, prompt_logprobs
-from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
+from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler, sample_keys
 from compass_jax.rollout.sizes import resume_buckets
 from compass_jax.rollout.state import DecodeState, Prefix, empty_state, lay, lay_state
 from compass_jax.sharding import Placement, move
@@ -152,13 +152,13 @@ class Engine:
         sampler: Sampler | None,
         rng: UInt32[Array, "p s 2"],
         num_samples: int,
-        temperature: Float[Array, "p"] | None = None,
+        sampling: RowSampling | None = None,
         routes: UInt[Array, "p t l k"] | None = None,
     ) -> Prefix:
         """`p` prompts padded to one bucket, run once for all their samples; `rng` has one key per
         sample (`sample_keys`).
 
-        `temperature` of each prompt's samples belongs to a `per_request` sampler: ValueError for
+        `sampling` of each prompt's samples belongs to a `per_request` sampler: ValueError for
         one without the other. `routes`: recorded routes of the tokens (of samples that go on,
         say), live where unset.
         """
@@ -167,21 +167,20 @@ class Engine:
                 f"rng has keys for {rng.shape[1]} samples, num_samples = {num_samples}"
             )
         sampler = sampler or self.default_sampler()
-        if sampler.per_request != (temperature is not None):
+        if sampler.per_request != (sampling is not None):
             raise ValueError(
-                "a per_request sampler needs the temperature of each prompt, and no other takes"
-                " them"
+                "a per_request sampler needs the parameters of each prompt, and no other takes them"
             )
-        return self._prefill(params, padded_tokens, true_length, rng, sampler, temperature, routes)
+        return self._prefill(params, padded_tokens, true_length, rng, sampler, sampling, routes)
 
     def default_sampler(self) -> Sampler:
         """The sampler of the rollout configuration."""
         return Sampler(self.config.temperature, self.config.top_k, self.config.top_p)
 
     @partial(jax.jit, static_argnums=(0, 5))
-    def _prefill(self, params, tokens, lengths, keys, sampler, temperature, routes) -> Prefix:
+    def _prefill(self, params, tokens, lengths, keys, sampler, sampling, routes) -> Prefix:
         return prefilled(
-            self.model, self.config, params, tokens, lengths, keys, sampler, temperature, routes
+            self.model, self.config, params, tokens, lengths, keys, sampler, sampling, routes
         )
 
     @partial(jax.jit, static_argnums=(0, 4))

@@ -67,10 +67,14 @@ def inserted(
         limits=rows(state.limits, limits),
         keys=rows(state.keys, prefix.keys.reshape(p * s, 2)),
         live=rows(state.live, ~is_end(token, end_ids) & (lengths + 1 < limits)),
-        temperature=(
-            state.temperature
-            if prefix.temperature is None
-            else rows(state.temperature, jnp.take(prefix.temperature, source))
+        sampling=(
+            state.sampling
+            if prefix.sampling is None
+            else jax.tree.map(
+                lambda held, new: rows(held, jnp.take(new, source)),
+                state.sampling,
+                prefix.sampling,
+            )
         ),
         top=_first_row(state.top, prefix.top, to),
     )

@@ -66,6 +66,8 @@ class Streamed(Request):
         temperature: float,
         deliver: Callable[[Chunk], None],
         *,
+        top_k: int = 0,
+        top_p: float = 1.0,
         seed: int = 0,
         sample: int = 0,
         logprobs: bool = False,
@@ -77,6 +79,7 @@ class Streamed(Request):
         prompt = Prompt(seed % 2**32, 0, "", "", np.asarray(tokens, np.int32), "")
         n = len(prompt.tokens)
         options: dict[str, Any] = {"temperature": temperature, "deliver": deliver, "given": n}
+        options |= {"top_k": top_k, "top_p": top_p}
         options |= {"logprobs": logprobs, "of_prompt": of_prompt}
         return cls.of(prompt, sample, 0, n + max_new_tokens, 0, **options)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt, UInt32
+from jaxtyping import Array, Int, UInt, UInt32
 
 from compass_jax.config import RolloutConfig
 from compass_jax.model.transformer import Transformer, apply, init_cache
 from compass_jax.rollout.logprobs import TopLogprobs, in_rows, top_logprobs
-from compass_jax.rollout.sampling import Sampler, sample
+from compass_jax.rollout.sampling import RowSampling, Sampler, sample
 from compass_jax.rollout.state import Prefix, lay_cache, next_logits
 
 
@@ -21,14 +21,14 @@ def prefilled(
     lengths: Int[Array, "p"],
     keys: UInt32[Array, "p s 2"],
     sampler: Sampler,
-    temperature: Float[Array, "p"] | None,
+    sampling: RowSampling | None,
     routes: UInt[Array, "p t l k"] | None,
 ) -> Prefix:
     """Prompts run once for all their samples, the first token of each drawn."""
     p, s = keys.shape[:2]
     (last, cache, routes), _ = _encode(model, rollout, params, tokens, lengths, routes)
     logits = next_logits(model, params, last, sampler)
-    each = None if temperature is None else for_samples(temperature, s)
+    each = jax.tree.map(lambda x: for_samples(x, s), sampling)
     logits = for_samples(logits, s)
     drawn = sample(
         logits,
@@ -43,7 +43,7 @@ def prefilled(
     if sampler.top_logprobs:
         found = top_logprobs(logits, drawn[0], sampler.top_logprobs, model.known)
         top = jax.tree.map(lambda x: x.reshape(p, s, -1), found)
-    return Prefix(cache, tokens, lengths, routes, keys, token, logp, entropy, temperature, top)
+    return Prefix(cache, tokens, lengths, routes, keys, token, logp, entropy, sampling, top)
 
 
 def prompt_logprobs(

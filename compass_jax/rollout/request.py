@@ -32,7 +32,9 @@ class Request:
     versions: np.ndarray  # int32 [t]
     length: int = 0  # tokens by now, those in the slot included
     slot: int = -1
-    temperature: float = 0.0  # for a `per_request` sampler
+    temperature: float = 0.0  # for a `per_request` sampler, like the next two
+    top_k: int = 0  # 0: all tokens
+    top_p: float = 1.0
     logprobs: bool = False  # whether somebody wants those of the likeliest tokens
     top: TopLogprobs | None = None  # [n k], of the tokens after the prompt
     cancelled: bool = False  # nobody wants it any more

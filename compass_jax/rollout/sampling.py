@@ -5,7 +5,9 @@ visit, sample, position).
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +31,8 @@ class Sampler:
     """Static sampling parameters. Temperature 0 is greedy, its log-probs are those of temperature
     1.
 
-    With `per_request` each sequence brings a temperature of its own, and `temperature` says
-    nothing. `top_logprobs`: so many of the likeliest tokens are told beside each drawn one.
+    With `per_request` each sequence brings parameters of its own (`RowSampling`) in the place of
+    these three. `top_logprobs`: so many of the likeliest tokens are told beside each drawn one.
     """
 
     temperature: float = 1.0
@@ -43,6 +45,20 @@ class Sampler:
     def truncates(self) -> bool:
         """Whether it draws from a part of the vocabulary alone (`truncate`)."""
         return self.top_k > 0 or self.top_p < 1.0
+
+
+class RowSampling(NamedTuple):
+    """The parameters of each sequence for a `per_request` sampler. Values as in `truncate`."""
+
+    temperature: Float[Array, "n"]
+    top_k: Int[Array, "n"]
+    top_p: Float[Array, "n"]
+
+    @classmethod
+    def plain(cls, n: int) -> RowSampling:
+        """Returns the parameters of `n` rows that are greedy and truncate nothing."""
+        zeros, ones = jnp.zeros((n,), jnp.float32), jnp.ones((n,), jnp.float32)
+        return cls(zeros, jnp.zeros((n,), jnp.int32), ones)
 
 
 def sample_keys(
@@ -63,26 +79,51 @@ def sample_keys(
     return jax.vmap(one)(prompt_ids, visits, samples)
 
 
-def truncate(logits: Float[Array, "n v"], top_k: int, top_p: float) -> Float[Array, "n v"]:
+def truncate(
+    logits: Float[Array, "n v"], top_k: int | Int[Array, "n"], top_p: float | Float[Array, "n"]
+) -> Float[Array, "n v"]:
     """Logits outside the top-k, or outside the smallest set of tokens with mass >= top-p, become
-    -inf. Ties with the last token kept stay.
+    -inf. Ties with the last token kept stay. 0 or less for top_k, 1 for top_p: all tokens.
+
+    The lowest logit that stays is found bit by bit: a sort of a whole vocabulary takes 8 to 30
+    times as long on a CPU, and needs whole rows on a mesh.
     """
-    lowest = jnp.array(-jnp.inf, logits.dtype)
-    if top_k:
-        kth = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))[0][:, -1:]
-        logits = jnp.where(logits >= kth, logits, lowest)
-    if top_p < 1.0:
-        ordered = jnp.sort(logits, axis=-1, descending=True)
-        before = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1) - jax.nn.softmax(
-            ordered, axis=-1
-        )
-        last = jnp.min(
-            jnp.where(before < top_p, ordered, jnp.array(jnp.inf, logits.dtype)),
-            axis=-1,
-            keepdims=True,
-        )
-        logits = jnp.where(logits >= last, logits, lowest)
-    return logits
+    n = logits.shape[0]
+    top_k = jnp.broadcast_to(jnp.asarray(top_k, jnp.int32), (n,))
+    # of nothing else than the likeliest token at 0
+    top_p = jnp.clip(jnp.broadcast_to(jnp.asarray(top_p, jnp.float32), (n,)), 1e-12, None)
+    order = _ordered(logits)
+
+    def at_least_k(bound):
+        return jnp.sum(order >= bound[:, None], axis=-1, dtype=jnp.int32) >= top_k
+
+    lowest = jnp.where(top_k > 0, _highest(at_least_k, n), 0)
+    kept = jnp.where(order >= lowest[:, None], logits, -jnp.inf)
+    mass = jax.nn.softmax(kept.astype(jnp.float32), axis=-1)
+
+    def at_least_p(bound):
+        return jnp.sum(jnp.where(order >= bound[:, None], mass, 0.0), axis=-1) >= top_p
+
+    lowest = jnp.maximum(lowest, jnp.where(top_p < 1, _highest(at_least_p, n), 0))
+    return jnp.where(order >= lowest[:, None], logits, jnp.array(-jnp.inf, logits.dtype))
+
+
+def _ordered(x: Float[Array, "n v"]) -> UInt32[Array, "n v"]:
+    """Integers in the order of the numbers `x` as float32; 0 and -0 are one."""
+    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32) + 0.0, jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _highest(holds: Callable[[Array], Array], n: int) -> UInt32[Array, "n"]:
+    """The highest number of 32 bits for which `holds`, which is true up to some number; 0 where it
+    is never true.
+    """
+
+    def one_bit(i, bound):
+        higher = bound | (jnp.uint32(1 << 31) >> i.astype(jnp.uint32))
+        return jnp.where(holds(higher), higher, bound)
+
+    return jax.lax.fori_loop(0, 32, one_bit, jnp.zeros((n,), jnp.uint32))
 
 
 def _argmax(x: Float[Array, "n v"], last: int) -> Int[Array, "n"]:
@@ -94,24 +135,36 @@ def _argmax(x: Float[Array, "n v"], last: int) -> Int[Array, "n"]:
     return jnp.min(jnp.where(largest, index, jnp.int32(last)), axis=-1)
 
 
+def _truncated(
+    scaled: Float[Array, "n v"], sampler: Sampler, rows: RowSampling | None
+) -> Float[Array, "n v"]:
+    """`truncate` where the sampler, or the parameters of any drawn sequence, ask for it."""
+    if rows is None:
+        return truncate(scaled, sampler.top_k, sampler.top_p) if sampler.truncates else scaled
+    wanted = (rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1))
+    return jax.lax.cond(
+        jnp.any(wanted), lambda: truncate(scaled, rows.top_k, rows.top_p), lambda: scaled
+    )
+
+
 def sample(
     logits: Float[Array, "n v"],
     keys: UInt32[Array, "n 2"],
     positions: Int[Array, "n"],
     sampler: Sampler,
-    temperature: Float[Array, "n"] | None = None,
+    rows: RowSampling | None = None,
     known: int | None = None,
 ) -> tuple[Int[Array, "n"], Float[Array, "n"], Float[Array, "n"]]:
     """(token, logp, entropy) at `positions`; logp and entropy are of softmax(logits / T) over the
     full vocabulary, before truncation.
 
-    `temperature` is that of each sequence where the sampler is `per_request`. Ids from `known` on
-    are no tokens: they are not drawn, and count neither in logp nor in the entropy
+    `rows` are the parameters of each sequence where the sampler is `per_request`. Ids from `known`
+    on are no tokens: they are not drawn, and count neither in logp nor in the entropy
     (`known_columns`).
     """
-    if sampler.per_request and temperature is None:
-        raise ValueError("a sampler per request needs the temperature of each sequence")
-    each = temperature if sampler.per_request else None
+    if sampler.per_request != (rows is not None):
+        raise ValueError("a per_request sampler needs the parameters of each sequence")
+    each = None if rows is None else rows.temperature
     v = logits.shape[-1]
     last = (v if known is None else min(known, v)) - 1
     logits = known_columns(logits, known)
@@ -131,7 +184,7 @@ def sample(
             key = jax.random.fold_in(jax.random.wrap_key_data(key), position)
             return jax.random.gumbel(key, logits.shape[-1:], logits.dtype)
 
-        kept = truncate(scaled, sampler.top_k, sampler.top_p)
+        kept = _truncated(scaled, sampler, rows)
         token = _argmax(kept + jax.vmap(noise)(keys, positions), last)
         if each is not None:
             token = jnp.where(each > 0, token, _argmax(logits, last))

@@ -17,7 +17,7 @@ from compass_jax.model.precision import at_least_float32
 from compass_jax.model.transformer import Cache, Transformer
 from compass_jax.rollout.kv_cache import new_cache, pages_spec
 from compass_jax.rollout.logprobs import TopLogprobs, empty_logprobs
-from compass_jax.rollout.sampling import Sampler
+from compass_jax.rollout.sampling import RowSampling, Sampler
 from compass_jax.sharding import Placement, constrain
 
 
@@ -32,7 +32,7 @@ class Prefix(NamedTuple):
     first_token: Int[Array, "p s"]
     first_logp: Float[Array, "p s"]
     first_entropy: Float[Array, "p s"]
-    temperature: Float[Array, "p"] | None = None  # of a `per_request` sampler
+    sampling: RowSampling | None = None  # [p] of a `per_request` sampler
     top: TopLogprobs | None = None  # [p s k], of a sampler with `top_logprobs`
 
 
@@ -55,7 +55,7 @@ class DecodeState(NamedTuple):
     limits: Int[Array, "slots"]  # length at which the sequence is cut
     keys: UInt32[Array, "slots 2"]
     live: Bool[Array, "slots"]  # holds a sequence that is not finished
-    temperature: Float[Array, "slots"]  # of a `per_request` sampler; 0 otherwise
+    sampling: RowSampling  # [slots] of a `per_request` sampler; else those of `plain`
     # the page of each stretch of a slot, out of range where there is none
     table: Int[Array, "slots n"] | None = None
     # [slots 1 + tokens_per_call k], of a sampler with `top_logprobs`: of the first token of a
@@ -127,7 +127,7 @@ def empty_state(
         limits=jnp.ones((n,), jnp.int32),
         keys=jnp.zeros((n, 2), jnp.uint32),
         live=jnp.zeros((n,), bool),
-        temperature=jnp.zeros((n,), jnp.float32),
+        sampling=RowSampling.plain(n),
         top=top,
     )
     return lay_state(model.placement, state)

@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from compass_jax.errors import CompassError
@@ -128,7 +128,7 @@ class LogFile:
         self.close()
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         self.count = 0
-        with self._told("written"):
+        with self._told("written"), removed_on_error(temporary):
             with open(self.path, "rb") as file, open(temporary, "wb") as out:
                 for line in file:
                     own = self._step(line)
@@ -174,6 +174,17 @@ class LogFile:
             raise LogError(
                 f"{self.path} cannot be {what}{room(self.path)}: {error.strerror or error}"
             ) from error
+
+
+@contextlib.contextmanager
+def removed_on_error(temporary: Path) -> Iterator[None]:
+    """Removes a temporary file where an error keeps it from taking its place."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def room(path: Path, ask: Callable = shutil.disk_usage) -> str:

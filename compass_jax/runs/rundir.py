@@ -20,6 +20,7 @@ from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config.io import config_from_json, config_to_json, differences
 from compass_jax.config.rewards import NO_FILE
 from compass_jax.errors import CompassError
+from compass_jax.runs.logfile import removed_on_error
 from compass_jax.untrusted import read_text
 
 EVALUATION = "evaluation.json"  # held-out accuracy after the last step of a run that has ended
@@ -332,11 +333,12 @@ def write_atomically(file: Path, text: str) -> None:
     text or the new.
     """
     temporary = file.with_name(f".{file.name}.tmp")
-    with open(temporary, "w") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(temporary, file)
+    with removed_on_error(temporary):
+        with open(temporary, "w", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, file)
 
 
 def _acquire(file: Path, what: Path) -> int | None:

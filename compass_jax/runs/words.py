@@ -32,9 +32,30 @@ def in_words(error: Exception) -> str | None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         free = room(Path(files[0] if files else ".")) if full else ""
         return f"{' -> '.join(files) or _place(error)}{free}: {error.strerror or first_line(error)}"
+    if _of_backend(error):
+        return _no_device(error)
     if isinstance(error, MemoryError):
         return f"not enough memory in {_place(error)}: {first_line(error)}"
     return None
+
+
+def _of_backend(error: BaseException) -> bool:
+    """Whether JAX raised it while it looked for devices."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).name == "xla_bridge.py"
+
+
+def _no_device(error: Exception) -> str:
+    """JAX's cause on one line, and what to do about it."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    cause = " ".join(str(error).split())[:500] or f"{type(error).__name__} without a message"
+    asked = f"JAX_PLATFORMS = {platforms!r}: " if platforms else ""
+    remedy = "set JAX_PLATFORMS to what this machine has (cpu, for example), or unset it"
+    if "tpu" in platforms:
+        remedy = (
+            f"see that no other process holds the TPU and that libtpu is installed, or {remedy}"
+        )
+    return f"{asked}no device can be used: {cause}; {remedy}"
 
 
 def _place(error: BaseException) -> str:

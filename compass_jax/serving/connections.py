@@ -180,8 +180,18 @@ class Connection(H11Protocol):
             phase = Phase.IDLE
         else:
             phase = Phase.HEADER
+        if self.cycle is not None and (self._phase is None or self.cycle is not self._phase[1]):
+            self._close_after_two_lengths()
         if (phase, self.cycle) != self._phase:
             self._enter(phase, self.cycle)
+
+    def _close_after_two_lengths(self) -> None:
+        """Has the connection closed after the answer to a request with both Content-Length and
+        Transfer-Encoding: a proxy in front may see its end elsewhere (RFC 9112, 6.3).
+        """
+        headers: Any = self.cycle.scope["headers"]
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
+            headers.append((b"connection", b"close"))
 
     def _enter(self, phase: Phase, cycle: object) -> None:
         self._phase = (phase, cycle)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NamedTuple
 
 from compass_jax.rollout.logprobs import TopLogprobs
@@ -14,6 +14,7 @@ from compass_jax.rollout.online import Chunk, OnlineBatcher, Streamed
 from compass_jax.serving.errors import BadRequest
 from compass_jax.serving.openai_logprobs import Logprobs, Row, chat_logprobs, completion_logprobs
 from compass_jax.serving.openai_requests import Asked, Served
+from compass_jax.serving.openai_tools import CallStream
 from compass_jax.serving.places import Writer
 from compass_jax.serving.text import TextStream
 
@@ -28,6 +29,7 @@ class Piece(NamedTuple):
     rows: list[Row]
     tokens: int
     finish: str
+    calls: Sequence[dict[str, Any]] = ()  # of tools, at the end
 
 
 class Answer:
@@ -49,6 +51,7 @@ class Answer:
         self._texts = [
             TextStream(served.tokenizer, asked.stop) for _ in range(len(asked.prompts) * asked.n)
         ]
+        self._calls = [CallStream(asked.tools) for _ in self._texts if asked.tools]
         loop = asyncio.get_running_loop()
 
         def deliver(choice: int) -> Callable[[Chunk], None]:
@@ -64,6 +67,8 @@ class Answer:
                     asked.max_tokens,
                     asked.temperature,
                     deliver(sample),
+                    top_k=asked.top_k,
+                    top_p=asked.top_p,
                     seed=seed,
                     sample=sample,
                     logprobs=asked.logprobs is not None,
@@ -111,7 +116,11 @@ class Answer:
         if stream.stopped:
             self._batcher.cancel([self._requests[choice]])
         finish = "stop" if stream.stopped else chunk.finish
-        return Piece(choice, begin + text, rows, taken, finish)
+        calls: list[dict[str, Any]] = []
+        if self._calls:
+            text, calls = self._calls[choice].push(text, bool(finish))
+            finish = "tool_calls" if calls and finish == "stop" else finish
+        return Piece(choice, begin + text, rows, taken, finish, calls)
 
     def _text(self, stream: TextStream, chunk: Chunk) -> tuple[str, int]:
         """(new text, tokens of the chunk that it took). Where there are stop texts, tokens are
@@ -172,10 +181,13 @@ class Form(NamedTuple):
         head = {"index": piece.choice, "finish_reason": piece.finish or None, "logprobs": logprobs}
         if not self.chat:
             return {**head, "text": piece.text}
-        return {
-            **head,
-            ("delta" if streamed else "message"): {"role": "assistant", "content": piece.text},
-        }
+        message: dict[str, Any] = {"role": "assistant", "content": piece.text}
+        if piece.calls:
+            message["content"] = piece.text or None
+            message["tool_calls"] = [
+                {"index": i, **call} if streamed else call for i, call in enumerate(piece.calls)
+            ]
+        return {**head, ("delta" if streamed else "message"): message}
 
     def whole(self, found: list[list[Piece]], usage: dict[str, int]) -> bytes:
         """The JSON of a whole answer."""
@@ -183,5 +195,7 @@ class Form(NamedTuple):
         for index, pieces in enumerate(found):
             rows = [row for piece in pieces for row in piece.rows]
             text = "".join(piece.text for piece in pieces)
-            choices.append(self.choice(Piece(index, text, rows, 0, pieces[-1].finish), False))
+            last = pieces[-1]
+            whole = Piece(index, text, rows, 0, last.finish, last.calls)
+            choices.append(self.choice(whole, False))
         return json.dumps({**self.envelope(False), "choices": choices, "usage": usage}).encode()

@@ -105,7 +105,8 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
     if not (whole and isinstance(function, dict) and set(function) == {"name", "arguments"}):
         text = "must be {id, type: function, function: {name, arguments}}"
         raise _refused(where, call, text)
-    given = _text(function["arguments"], f"{where}.function.arguments")
+    given = function["arguments"]
+    given = "{}" if given == "" else _text(given, f"{where}.function.arguments")
     try:
         arguments = parse_json(given, f"{where}.function.arguments", error=BadRequest)
     except BadRequest as error:

@@ -8,7 +8,7 @@ to check is checked before anything is tokenised.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.tokenizer_folder import TokenizerError
 from compass_jax.serving.errors import BadRequest, shown
 from compass_jax.serving.openai_messages import characters, read_messages
+from compass_jax.serving.openai_tools import read_tools
 from compass_jax.untrusted import parse_json
 
 MOST_CHOICES = 64
@@ -35,6 +36,8 @@ _COMMON = frozenset(
         "model",
         "max_tokens",
         "temperature",
+        "top_p",
+        "top_k",
         "n",
         "seed",
         "stop",
@@ -44,9 +47,14 @@ _COMMON = frozenset(
     }
 )
 # Accepted at the value that changes nothing, or null.
-_NEUTRAL = {"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
+_NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "min_p": 0}
+_NEUTRAL |= {"repetition_penalty": 1}
 _COMPLETION = {"best_of": 1, "suffix": ""}
-_CHAT = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}}
+_CHAT = frozenset({"messages", "max_completion_tokens", "top_logprobs", "response_format"})
+_CHAT |= {"chat_template_kwargs"}
+_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+# what Tokenizer.encode_prompt gives the template itself
+_OWN_VARIABLES = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 
 
 @dataclass(frozen=True)
@@ -77,12 +85,15 @@ class Asked:
     n: int
     max_tokens: int
     temperature: float
+    top_k: int  # 0: all tokens
+    top_p: float
     seed: int | None
     stop: tuple[str, ...]
     stream: bool
     logprobs: int | None  # likeliest tokens that are told beside each token; None: no log-probs
     usage: bool  # at the end of a stream
     echo: tuple[str, ...] = ()  # the texts of the prompts, with which the answers begin
+    tools: tuple[dict[str, Any], ...] = ()  # that the model may call
 
 
 def read(body: bytes, chat: bool, served: Served) -> Asked:
@@ -118,11 +129,14 @@ def chat_request(body: Any, served: Served) -> Asked:
     """A body of /v1/chat/completions: `messages`, put through the tokenizer's chat template."""
     _check_fields(
         body,
-        _COMMON | {"messages", "max_completion_tokens", "top_logprobs"},
-        {**_NEUTRAL, **_CHAT},
+        _COMMON | _CHAT | _TOOLS,
+        _NEUTRAL,
         served,
     )
-    messages = _messages(body.get("messages"), served)
+    _check_format(body.get("response_format"))
+    tools = read_tools(body)
+    messages = _messages(body.get("messages"), tools, served)
+    variables = _variables(body.get("chat_template_kwargs"), served)
     told = _flag(body, "logprobs", "logprobs")
     top = _whole(body, "top_logprobs", 0, 0, MOST_TOP_LOGPROBS)
     if top and not told:
@@ -138,20 +152,64 @@ def chat_request(body: Any, served: Served) -> Asked:
     default = served.max_new_tokens, 1
     asked = _settings(body, 1, default, limit, top if told else None, served)
     try:
-        ids = served.tokenizer.encode_chat(messages, add_generation_prompt=True)
+        ids = served.tokenizer.encode_prompt(messages, tools, **variables)
     except TokenizerError as error:
         raise BadRequest(str(error), "messages") from error
-    return Asked((_checked_ids(ids, served),), **asked)
+    return Asked((_checked_ids(ids, served),), **asked, tools=tuple(tools))
 
 
-def _messages(given: Any, served: Served) -> list[dict[str, Any]]:
+def _check_format(given: Any) -> None:
+    """Raises BadRequest for a response format other than text."""
+    kind = given.get("type") if isinstance(given, dict) else given
+    if given is None or given == {"type": "text"}:
+        return
+    text = "must be {type: text}"
+    if kind in ("json_object", "json_schema"):
+        text = "is not supported: this server does not constrain what the model writes; ask for"
+        text += " JSON in a message, and check the answer"
+    raise BadRequest(f"response_format = {shown(given)} {text}", "response_format")
+
+
+def _variables(given: Any, served: Served) -> dict[str, Any]:
+    """The variables that a request gives to the chat template. What a client writes is no control
+    token, here as in messages.
+    """
+    name = "chat_template_kwargs"
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise BadRequest(f"{name} = {shown(given)}: must be an object", name)
+    if own := sorted(_OWN_VARIABLES & given.keys()):
+        raise BadRequest(f"{name}.{own[0]} is a field of the request, no variable", name)
+    if characters(given) > served.most_characters:
+        raise BadRequest(_too_long(f"{name} has", characters(given), served), name)
+    for text in _texts(given):
+        if served.tokenizer.encode(text) != served.tokenizer.encode(text, trusted=False):
+            raise BadRequest(f"{name} has a control token in {shown(text)}", name)
+    return given
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a value of JSON, and the names of its fields."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _texts(part)
+
+
+def _messages(
+    given: Any, tools: Sequence[Mapping[str, Any]], served: Served
+) -> list[dict[str, Any]]:
     """The messages, as the chat template takes them. A template that does not speak of developers
     has them as the system: OpenAI's clients write the one role for the other.
     """
     messages = read_messages(given, served.prompt_tokens)
-    size = characters([[m["content"], m.get("tool_calls", [])] for m in messages])
+    parts = [[m["content"], m.get("tool_calls", [])] for m in messages]
+    size = characters([*parts, *tools])
     if size > served.most_characters:
-        raise BadRequest(_too_long("the messages have", size, served), "messages")
+        what = "the messages and tools have" if tools else "the messages have"
+        raise BadRequest(_too_long(what, size, served), "messages")
     if not served.tokenizer.template_names("developer"):
         for message in messages:
             message["role"] = message["role"].replace("developer", "system")
@@ -212,6 +270,9 @@ def _settings(
         raise BadRequest(
             f"temperature = {shown(temperature)}: must be a number from 0 to 2", "temperature"
         )
+    top_p = 1 if body.get("top_p") is None else body["top_p"]
+    if isinstance(top_p, bool) or not isinstance(top_p, int | float) or not 0 <= top_p <= 1:
+        raise BadRequest(f"top_p = {shown(top_p)}: must be a number from 0 to 1", "top_p")
     stream = _flag(body, "stream", "stream")
     options = body.get("stream_options")
     if options is not None and not (
@@ -228,6 +289,9 @@ def _settings(
         "n": n,
         "max_tokens": most,
         "temperature": float(temperature),
+        # -1 is vLLM's word for all
+        "top_k": min(max(_whole(body, "top_k", 0, -1, MOST_TOKENS), 0), served.vocab_size),
+        "top_p": float(top_p),
         "seed": None if body.get("seed") is None else _whole(body, "seed", 0, -(2**63), 2**63 - 1),
         "stop": _stops(body.get("stop")),
         "stream": stream,

@@ -46,6 +46,7 @@ from compass_jax.experience.metrics import (
 from compass_jax.model.params import in_layout, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Group, Prompt, StepArrays
+from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.rows import check_rows
 from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.engine import Engine
@@ -136,6 +137,7 @@ class RLTrainer:
         self.samples = SampleLog(config, self.tokenizer, telemetry)
         self.notices.at_start(len(self.stream), len({label_of(prompt) for prompt in prompts}))
         self.ahead: dict[str, float] | None = None  # metrics of the rollout that ran ahead
+        self.failure: VerifierError | None = None  # of the rollout that ran ahead
         self.interrupted = False  # a stop came during a rollout
         layout = training_layout(config.compute)
         model = Transformer(config.model, config.compute, layout, train, known)
@@ -242,6 +244,8 @@ class RLTrainer:
 
     def _steps(self, compiler: CompileAhead) -> Iterator[tuple[int, dict[str, float]]]:
         while self.done_steps < self.stage.end and not self.stop.requested:
+            if self.failure is not None:
+                raise self.failure
             metrics = self.ahead
             if metrics is None:
                 metrics = self._rollout(self.done_steps + 1, self._stopped)()
@@ -347,7 +351,10 @@ class RLTrainer:
                 abandoned.set()  # leaving the thread waits for it
                 raise
             started = time.perf_counter()
-            self.ahead = ahead.result()
+            try:
+                self.ahead = ahead.result()
+            except VerifierError as error:
+                self.failure = error
         return {**metrics, "time/rollout_wait_s": time.perf_counter() - started}
 
     def _rollout(

@@ -15,6 +15,7 @@ from compass_jax.experience.accuracy import Evaluation
 from compass_jax.experience.evaluated import answer_rows, write_evaluation
 from compass_jax.records import Group
 from compass_jax.rewards.detect import notice
+from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.shared import AnyScorer
 from compass_jax.runs.rundir import EVALUATION, EVALUATION_FOLDER, write_atomically
 from compass_jax.runs.telemetry import Telemetry, plain_numbers
@@ -94,13 +95,27 @@ def _run_stage(
 def _run(
     trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: StopSignal
 ) -> dict[str, Any]:
+    try:
+        return _run_steps(trainer, config, telemetry, stop)
+    except VerifierError:  # once it is mended the same command goes on
+        trainer.save()
+        raise
+
+
+def _run_steps(
+    trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: StopSignal
+) -> dict[str, Any]:
     saved = trainer.done_steps
     last: dict[str, float] = {}
     for number, last in trainer.steps():
         every = config.rl.eval_every
         due = number in config.evaluation.at or (every and number % every == 0)
         if trainer.evaluated and due:
-            found = trainer.evaluate()
+            try:
+                found = trainer.evaluate()
+            except VerifierError:
+                telemetry.log(number, last)
+                raise
             telemetry.note(f"step {number}, {found.line()}")
             last |= found.metrics()
         # the same line wherever the run ends: the final evaluation is not in it

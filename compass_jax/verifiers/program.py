@@ -394,7 +394,7 @@ def passed_outputs(
     end of lines and of the output does not count.
     """
     end = time.monotonic() + limits.seconds
-    Path("program.py").write_text(text, errors="replace")
+    Path("program.py").write_text(text, encoding="utf-8", errors="replace")
     for given, wanted in zip(inputs, outputs, strict=True):
         left = limits._replace(seconds=end - time.monotonic())
         if left.seconds <= 0:

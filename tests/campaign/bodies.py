@@ -32,6 +32,8 @@ def legal(body: Any, chat: bool) -> str | None:
         "stream_options",
         "logprobs",
         *_IGNORED,
+        "top_p",
+        "top_k",
         *_NEUTRAL,
     }
     known |= (
@@ -42,6 +44,8 @@ def legal(body: Any, chat: bool) -> str | None:
             "tools",
             "tool_choice",
             "response_format",
+            "parallel_tool_calls",
+            "chat_template_kwargs",
         }
         if chat
         else {"prompt", "echo", "best_of", "suffix"}
@@ -82,7 +86,8 @@ def _only(*values: Any) -> Any:
 
 
 _NEUTRAL = {
-    "top_p": _only(1),
+    "min_p": _only(0),
+    "repetition_penalty": _only(1),
     "presence_penalty": _only(0),
     "frequency_penalty": _only(0),
     "logit_bias": _only({}),
@@ -101,6 +106,8 @@ _RULES = {
     "temperature": lambda x: (
         isinstance(x, (int, float)) and not isinstance(x, bool) and 0 <= x <= 2
     ),
+    "top_p": lambda x: isinstance(x, (int, float)) and not isinstance(x, bool) and 0 <= x <= 1,
+    "top_k": _int(-1, MOST_ASKED),
     "stop": lambda x: (
         _stop(x) or (isinstance(x, list) and len(x) <= 4 and all(_stop(s) for s in x))
     ),
@@ -111,6 +118,8 @@ _RULES = {
     "tools": _only([]),
     "tool_choice": _only("none"),
     "response_format": _only({"type": "text"}),
+    "parallel_tool_calls": lambda x: x is True,
+    "chat_template_kwargs": lambda x: x == {},
 }
 
 
@@ -169,7 +178,9 @@ FIELD_VALUES: dict[str, list[Any]] = {
     ],
     "stream": [0, 1, "", [], {}, "true", False, True],
     "stream_options": [0, "", [], {}, {"include_usage": 1}],
-    "top_p": [True, 0.9, 1, 1.0, "1"],
+    "top_p": [True, 0.9, 1, 1.0, "1", -0.1, 1.1],
+    "top_k": [True, 20, -1, -2, 1.0, "20"],
+    "min_p": [0, 0.1],
     "presence_penalty": [False, 0, 0.0, 1, "0"],
     "best_of": [True, 1, 2],
     "echo": [0, True, False],

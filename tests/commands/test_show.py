@@ -80,3 +80,49 @@ def test_no_run_and_a_damaged_line_are_named(run, tmp_path, capsys):
     (tmp_path / "rollouts.jsonl").write_text('{"step": 1}\n')
     assert main(["show", run]) == 2
     assert "rollouts.jsonl, line 1: no logged group" in capsys.readouterr().err
+
+
+def line(**changed):
+    row = {"stage": "rl", "step": 3, "label": "x", "prompt": "1+1?", "answer": "2"}
+    return {**row, "samples": [sample("two", 1.0), sample("three", 0.0)], **changed}
+
+
+DAMAGED = {
+    "brackets": b"[" * 100_000,
+    "deep": b'{"step": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "list": b"[1, 2]",
+    "text": b'"step"',
+    "null": b"null",
+    "digits": b'{"step": ' + b"9" * 5000 + b"}",
+    "nul": b'{"step": 1, \x00}',
+    "empty": b"",
+    "nan step": json.dumps(line(step=float("nan"))).encode(),
+    "infinite step": json.dumps(line(step=float("inf"))).encode(),
+    "no samples": json.dumps(line(samples=None)).encode(),
+    "a sample that is none": json.dumps(line(samples=[3])).encode(),
+    "components": json.dumps(line(samples=[{**sample("a", 1.0), "components": []}])).encode(),
+    "a huge reward": json.dumps(line(samples=[sample("a", 10**400)])).encode(),
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGED))
+@pytest.mark.parametrize("words", [[], ["--best"], ["--varied"]])
+def test_a_damaged_line_is_named_by_its_number(run, tmp_path, capsys, damage, words):
+    with open(tmp_path / "rollouts.jsonl", "wb") as file:
+        file.write(json.dumps(line()).encode() + b"\n" + DAMAGED[damage] + b"\n")
+    assert main(["show", run, *words]) == 2
+    told = capsys.readouterr().err
+    assert "rollouts.jsonl, line 2: no logged group (" in told and len(told) < 600
+
+
+def test_odd_values_are_shown(run, tmp_path, capsys):
+    samples = [sample("nan", float("nan")), sample("two", 1.0), sample("none", None)]
+    samples += [sample("a\x00b\ud800", 0.5), {**sample("x", 0.25), "components": {"c": None}}]
+    with open(tmp_path / "rollouts.jsonl", "wb") as file:
+        file.write(json.dumps(line(samples=samples, label=["l"], prompt={"a": 1})).encode())
+        file.write(b'\n{"step": 3, "prompt": "\xff\xfe", "samples": []}\n')
+    for words in ([], ["--best"], ["--worst"], ["--varied"]):
+        assert main(["show", run, *words]) == 0
+    out = capsys.readouterr().out
+    assert "no verdict (no number)" in out and r"a\x00b\ud800" in out and "�" in out
+    assert "nan," not in out

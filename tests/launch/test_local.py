@@ -189,6 +189,7 @@ def test_dry_run_prints_commands_that_do_the_same(tmp_path):
 def test_compass_is_the_entry_point_of_this_interpreter():
     assert local.resolve(["compass", "train", "x"]) == [
         sys.executable,
+        "-P",
         "-m",
         "compass_jax",
         "train",
@@ -196,13 +197,14 @@ def test_compass_is_the_entry_point_of_this_interpreter():
     ]
     assert local.resolve(["/bin/compass", "report"]) == [
         sys.executable,
+        "-P",
         "-m",
         "compass_jax",
         "report",
     ]
     assert local.resolve(["python", "compass"]) == ["python", "compass"]
     assert (
-        f"{sys.executable} -m compass_jax train x --run-dir y &"
+        f"{sys.executable} -P -m compass_jax train x --run-dir y &"
         in launch("--dry-run", "--", "compass", "train", "x", "--run-dir", "y").stdout
     )
 

@@ -124,3 +124,38 @@ def test_resume_replaces_what_is_left_of_a_run(workers):
     assert [
         workers.run(workers.script, "logs", *SLICE, "--worker", str(n)).returncode for n in (0, 1)
     ] == [0, 0]
+
+
+ODD = [
+    "/gcs/r1\n",
+    "/gcs/r\n\n\n",
+    "\n/gcs/r",
+    "/gcs/a\\nb",
+    "/gcs/ two  spaces ",
+    "/gcs/$HOME`x`$(y)",
+]
+ODD += [
+    "/gcs/it's \"r1\"'",
+    "/gcs/*?[a]{b,c}~!#",
+    "/gcs/;|&<>()",
+    "/gcs/é\t\r",
+    "",
+    "''\n'",
+    "&\\&",
+]
+
+
+@pytest.mark.parametrize("command", ["run", "resume"])
+def test_a_word_of_the_command_arrives_whole_whatever_is_in_it(workers, command):
+    for number in (0, 1):
+        compass = workers.worker(number) / "compass-venv" / "bin" / "compass"
+        compass.write_text('#!/usr/bin/env bash\nprintf "%s\\0" "$@" >~/words\n')
+    workers.answer(NODE, "READY\n", times=9)
+    options = SLICE if command == "run" else FIXED
+    done = workers.run(workers.script, command, *options, "--", "compass", "words", *ODD)
+    assert done.returncode == 0, done.stderr
+    for number in (0, 1):
+        file = workers.worker(number) / "words"
+        wait_for(file.exists)
+        wait_for(lambda file=file: file.read_bytes().count(b"\0") == 1 + len(ODD))
+        assert file.read_bytes().decode().split("\0")[1:-1] == ODD

@@ -121,14 +121,97 @@ def test_a_failure_leaves_the_sample_out_is_counted_and_told_once(failure, outco
     assert len(told) == 1 and f"reward/judge_{failure}/mean" in told[0]
 
 
-def test_a_judge_that_refuses_everything_ends_the_run_and_one_that_is_away_does_not():
+@pytest.mark.parametrize(
+    ("failure", "remedy"),
+    [
+        (REFUSED, "Mend the judge or the rows"),
+        (UNREACHABLE, "the same command goes on then"),
+        (LATE, "the same command goes on then"),
+        (NONSENSE, "the same command goes on then"),
+    ],
+)
+def test_a_judge_without_one_verdict_ends_the_run(failure, remedy):
     texts = [str(n) for n in range(2 * NEVER)]
-    with pytest.raises(VerifierError, match="no such model"):
-        judged(texts, lambda messages: Reply("", REFUSED, "no such model"))
+    with pytest.raises(VerifierError, match=f"{failure}: the reason.*{remedy}"):
+        judged(texts, lambda messages: Reply("", failure, "the reason"))
+
+
+def test_rows_without_an_anchor_end_the_run():
     with pytest.raises(VerifierError, match="no column 'other'"):
-        judged(texts, anchor_field="other")
-    got = judged(texts, lambda messages: Reply("", UNREACHABLE, "away"))
-    assert len(got) == 2 * NEVER and not any(x.known for x in got.values())
+        judged([str(n) for n in range(NEVER)], anchor_field="other")
+
+
+def failing_judge(verdicts=None, down=None):
+    """A judge that nobody reaches until `down` is cleared."""
+    down = [True] if down is None else down
+
+    def ask(messages):
+        return Reply("", UNREACHABLE, "away") if down else larger(messages)
+
+    return Judge("answer", Pooled(settings(ANYWHERE, requests=1), ask), verdicts), down
+
+
+def test_samples_of_a_judge_that_never_answered_are_not_collected():
+    judge, _ = failing_judge()
+    for n in range(NEVER):
+        judge.submit(n, PROMPT, str(n))
+    with pytest.raises(VerifierError, match="away"):
+        while judge.outstanding:
+            assert judge.collect(0.05) == []
+    judge.close()
+
+
+def test_fewer_failures_than_end_a_run_are_collected_and_counted_on():
+    judge, _ = failing_judge()
+    for n in range(NEVER - 2):
+        judge.submit(n, PROMPT, str(n))
+    found = []
+    while judge.outstanding:
+        found += judge.collect(None)
+    assert sorted(key for key, _ in found) == list(range(NEVER - 2))
+    assert all(score.outcome == "error" for _, score in found)
+    for n in range(2):
+        judge.submit(n, PROMPT, f"1{n}")
+    with pytest.raises(VerifierError, match=f"{NEVER} samples failed and none was judged"):
+        while judge.outstanding:
+            judge.collect(None)
+    judge.close()
+
+
+def test_a_judge_that_has_answered_once_may_be_away(tmp_path):
+    judge, down = failing_judge()
+    judge.submit("early", PROMPT, "4")
+    assert judge.collect(0.5)[0][1].outcome == "error"
+    down.clear()
+    judge.submit("now", PROMPT, "6")
+    assert judge.collect(None)[0][1].reward == 1
+    down.append(True)
+    for n in range(2 * NEVER):
+        judge.submit(n, PROMPT, f"7{n}")
+    found = []
+    while judge.outstanding:
+        found += judge.collect(None)
+    assert len(found) == 2 * NEVER and not any(score.known for _, score in found)
+    judge.close()
+
+
+def test_a_verdict_of_an_earlier_process_does_not_show_that_the_judge_is_there(tmp_path):
+    judged(["6"], verdicts=Verdicts(tmp_path))
+    judge, _ = failing_judge(Verdicts(tmp_path))
+    judge.submit("known", PROMPT, "6")
+    assert judge.collect(None)[0][1].reward == 1
+    for n in range(NEVER):
+        judge.submit(n, PROMPT, f"7{n}")
+    with pytest.raises(VerifierError, match="away"):
+        while judge.outstanding:
+            judge.collect(None)
+    judge.close()
+
+
+def test_a_judge_that_answers_without_a_verdict_does_not_end_the_run():
+    texts = [str(n) for n in range(2 * NEVER)]
+    got = judged(texts, lambda messages: Reply("I cannot say."))
+    assert {x.outcome for x in got.values()} == {"unjudged"}
 
 
 def test_no_more_requests_are_under_way_than_may_be_and_equal_questions_are_asked_once():

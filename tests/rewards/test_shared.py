@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from compass_jax.records import Prompt, Score
+from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.shared import SharedScorer
 
 PROMPT = Prompt(1, 0, "sum", "1 + 1?", np.zeros(1, np.int32), "2")
@@ -104,3 +105,21 @@ def test_a_sample_is_submitted_once():
     scorer.submit(1, PROMPT, "a")
     with pytest.raises(ValueError, match="1 was submitted twice"):
         scorer.submit(1, PROMPT, "a")
+
+
+def test_an_error_of_one_process_is_raised_in_all():
+    class Broken(Checks):
+        def collect(self, block):
+            raise VerifierError("nobody reaches the judge")
+
+    together, checks = Processes(3), [Checks(), Broken(), Checks()]
+
+    def run(number):
+        scorer = SharedScorer(checks[number], number, 3, together.exchange(number))
+        for n in range(6):
+            scorer.submit(n, PROMPT, "a")
+        with pytest.raises(VerifierError, match="nobody reaches the judge"):
+            scorer.collect(block=True)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(run, range(3)))

@@ -7,7 +7,7 @@ from test_engine import ENGINE, LOOSE, PROMPTS, keys_of, prefill
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT
 
 from compass_jax.rollout.engine import Engine
-from compass_jax.rollout.sampling import Sampler
+from compass_jax.rollout.sampling import RowSampling, Sampler
 
 
 def test_a_single_prompt_is_served_with_the_key_of_its_request():
@@ -60,10 +60,10 @@ def test_what_cannot_be_served_is_refused():
     )
     for options in (
         dict(sampler=Sampler(per_request=True)),
-        dict(sampler=Sampler(), temperature=jnp.ones(1)),
+        dict(sampler=Sampler(), sampling=RowSampling.plain(1)),
     ):
         with pytest.raises(
-            ValueError, match="a per_request sampler needs the temperature of each prompt"
+            ValueError, match="a per_request sampler needs the parameters of each prompt"
         ):
             ENGINE.prefill_multisampling(**one, **options)
 

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compass_jax.rollout.sampling import Purpose, Sampler, sample, sample_keys, truncate
+from compass_jax.rollout.sampling import (
+    Purpose,
+    RowSampling,
+    Sampler,
+    sample,
+    sample_keys,
+    truncate,
+)
 
 PROBS = np.array([0.35, 0.25, 0.15, 0.1, 0.08, 0.05, 0.02])
 N = 20_000
@@ -109,6 +116,63 @@ def test_ties_with_the_last_token_kept_stay():
     np.testing.assert_array_equal(
         np.isfinite(truncate(rows, 0, 0.3)), [[False, False, True, False]]
     )
+
+
+def kept_by_sorting(row, top_k, top_p):
+    """The columns that stay, the textbook's way: in float64, from the likeliest on."""
+    order = np.argsort(-row, kind="stable")
+    if top_k > 0:
+        order = [i for i in order if row[i] >= row[order[min(top_k, len(row)) - 1]]]
+    mass = np.exp(row - row.max()).astype(np.float64) * np.isfinite(row)
+    mass /= mass[order].sum()
+    kept, before = set(), 0.0
+    for i in order:
+        if (
+            before >= max(top_p, 1e-9)
+            and top_p < 1
+            and not (kept and row[i] == min(row[j] for j in kept))
+        ):
+            break
+        kept.add(int(i))
+        before += mass[i]
+    return {i for i in kept if np.isfinite(row[i])}
+
+
+ROWS_OF_PARAMETERS = [(0, 1.0), (20, 0.95), (20, 1.0), (0, 0.95), (1, 0.5), (-1, 0.3), (5, 0.0)]
+
+
+def test_each_row_is_truncated_by_its_own_parameters():
+    random = np.random.default_rng(4)
+    n = len(ROWS_OF_PARAMETERS)
+    rows = (random.normal(size=(n, 700)) * 3).astype(np.float32)
+    rows[:, 600:] = -np.inf  # columns that are no tokens
+    rows[2, :30] = 5.0  # ties with the last one that stays
+    rows[:, 3], rows[:, 4] = 0.0, -0.0
+    top_k, top_p = map(np.array, zip(*ROWS_OF_PARAMETERS, strict=True))
+    out = np.asarray(truncate(*map(jnp.asarray, (rows, top_k, top_p.astype(np.float32)))))
+    for row, result, (k, p) in zip(rows, out, ROWS_OF_PARAMETERS, strict=True):
+        assert set(np.flatnonzero(np.isfinite(result))) == kept_by_sorting(row, k, p), (k, p)
+        np.testing.assert_array_equal(result[np.isfinite(result)], row[np.isfinite(result)])
+
+
+def test_the_parameters_of_a_row_are_those_of_a_sampler_of_its_own():
+    keys, logits = keys_of(np.arange(9)), jnp.asarray(np.tile(np.log(PROBS), (9, 1)), jnp.float32)
+    settings = [(1.0, 0, 1.0), (0.6, 2, 0.95), (0.0, 2, 0.5)] * 3
+    rows = RowSampling(*(jnp.asarray(x) for x in zip(*settings, strict=True)))
+    own = sample(logits, keys, jnp.arange(9), Sampler(per_request=True), rows)
+    for i, setting in enumerate(settings):
+        at = slice(i, i + 1)
+        alone = sample(logits[at], keys[at], jnp.arange(9)[at], Sampler(*setting))
+        for mine, other in zip(own, alone, strict=True):
+            np.testing.assert_allclose(mine[at], other, rtol=1e-6)
+
+
+def test_parameters_of_rows_belong_to_a_sampler_per_request():
+    keys, logits = keys_of(np.arange(1)), jnp.asarray(np.log(PROBS)[None], jnp.float32)
+    with pytest.raises(ValueError, match="parameters of each sequence"):
+        sample(logits, keys, jnp.arange(1), Sampler(per_request=True))
+    with pytest.raises(ValueError, match="parameters of each sequence"):
+        sample(logits, keys, jnp.arange(1), Sampler(), RowSampling.plain(1))
 
 
 @pytest.mark.parametrize("sampler", [Sampler(1.0, top_k=2), Sampler(1.0, top_p=0.6)])

@@ -169,6 +169,34 @@ def test_what_is_no_http_is_answered_in_the_one_form_of_errors(sent, status, cap
     assert caplog.text == ""
 
 
+CHUNKED = b"content-type: application/json\r\ntransfer-encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize("length", [b"0", b"5", b"4", b"100"])
+@pytest.mark.parametrize("before", [b"", GET])
+def test_a_request_with_two_lengths_is_answered_and_the_connection_closed(length, before):
+    """Chunks say where it ends; what stands behind it may be a part of it to a proxy in front."""
+    head = b"POST /echo HTTP/1.1\r\nhost: localhost\r\n" + CHUNKED
+    body = b"5\r\nabcde\r\n0\r\n\r\n"
+    for two in (
+        b"content-length: " + length + b"\r\n\r\n",
+        b"Content-Length:" + length + b"\r\n\r\n",
+    ):
+        with running() as (port, _, _):
+            found = read_all(connect(port, before + head + two + body + GET))
+            assert found.count(b"HTTP/1.1 200") == (2 if before else 1)
+            assert found.endswith(b"\r\n\r\n5") and b"connection: close" in found.lower()
+
+
+def test_a_request_with_chunks_alone_keeps_the_connection():
+    head = b"POST /echo HTTP/1.1\r\nhost: localhost\r\n" + CHUNKED + b"\r\n"
+    with running() as (port, _, _):
+        made = connect(port, head + b"5\r\nabcde\r\n0\r\n\r\n")
+        assert answer(made) == (200, b"5")
+        made.sendall(GET)
+        assert answer(made) == (200, b"0")
+
+
 def test_garbage_in_the_middle_of_requests_leaves_no_traceback_and_a_server_that_answers(caplog):
     chunked = (
         b"POST /sleep HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ntransfer-encoding:"

@@ -187,14 +187,14 @@ def test_a_full_queue_is_told_to_come_back(server, client, monkeypatch):
 def test_health_is_answered_while_a_prompt_is_tokenised(server, monkeypatch):
     """The tokenizer is held until /health was answered; on the event loop that would never be."""
     released, entered = threading.Event(), threading.Event()
-    encode = Tokenizer.encode_chat
+    encode = Tokenizer.encode_prompt
 
     def held(self, *args, **options):
         entered.set()
         assert released.wait(60)
         return encode(self, *args, **options)
 
-    monkeypatch.setattr(Tokenizer, "encode_chat", held)
+    monkeypatch.setattr(Tokenizer, "encode_prompt", held)
     body = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2})
     found = []
     thread = threading.Thread(

@@ -30,7 +30,7 @@ def server(tmp_path_factory):
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({"prompt": "a", "top_p": 0.9}, 400, "top_p = 0.9 is not supported"),
+        ({"prompt": "a", "top_p": 1.9}, 400, "top_p = 1.9: must be a number from 0 to 1"),
         ({"prompt": "a", "frobnicate": 1}, 400, "frobnicate is not a field"),
         (
             {"prompt": "a", "max_tokens": 0},

@@ -49,7 +49,10 @@ COMMON = {
     "seed": (True, "", [], {}, 1.0, 2**63, -(2**63) - 1),
     "stop": (0, False, {}, "", [""], ["a", 1], [[]], ["a"] * 5, True),
     "model": (0, False, "", [], {}),
-    "top_p": (True, 0, "", [], {}, 0.9, "1"),
+    "top_p": (True, "", [], {}, -0.1, 1.1, "1", 10**399),
+    "top_k": (True, "", [], {}, 1.0, -2, "20", 10**30),
+    "min_p": (0.1, True, "0"),
+    "repetition_penalty": (1.1, True, "1"),
     "presence_penalty": (False, "", [], {}, 1, "0"),
     "frequency_penalty": (False, "", [], {}, 0.5, "0"),
     "logit_bias": (False, 0, "", [], {"1": 2}),
@@ -70,8 +73,10 @@ CHAT = {
     "logprobs": (0, 1, "", [], {}, "true"),
     "top_logprobs": (False, "", [], {}, 1, 21, -1),
     "tools": (0, "", {}, False, [{}]),
-    "tool_choice": ("auto", 0, False, {}),
-    "response_format": ({"type": "json_object"}, "text", []),
+    "tool_choice": ("auto", 0, False, {}, "required", "any", {"type": "function"}),
+    "parallel_tool_calls": (False, 0, "true"),
+    "response_format": ({"type": "json_object"}, {"type": "json_schema"}, "text", [], {}),
+    "chat_template_kwargs": (0, "", [], True, {"messages": []}, {"add_generation_prompt": False}),
     "max_completion_tokens": (True, "", 0),
     "prompt": ("a",),
 }
@@ -103,6 +108,9 @@ def test_what_changes_nothing_is_accepted():
     neutral = {
         "model": "tiny",
         "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
         "presence_penalty": 0,
         "frequency_penalty": 0.0,
         "logit_bias": {},
@@ -122,6 +130,8 @@ def test_what_changes_nothing_is_accepted():
         tools=[],
         tool_choice="none",
         response_format={"type": "text"},
+        parallel_tool_calls=True,
+        chat_template_kwargs={},
         top_logprobs=0,
         max_completion_tokens=3,
     )
@@ -277,9 +287,12 @@ class Told:
     def template_names(self, role):
         return role in self.roles
 
-    def encode_chat(self, messages, add_generation_prompt):
-        self.messages = messages
+    def encode_prompt(self, messages, tools=None, **variables):
+        self.messages, self.tools, self.variables = messages, tools, variables
         return [1]
+
+    def encode(self, text, trusted=True):
+        return [1 if "<|" in text and trusted else 2]
 
 
 def test_developers_are_the_system_where_the_template_does_not_name_them():

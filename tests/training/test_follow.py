@@ -167,6 +167,33 @@ def test_it_waits_for_the_first_checkpoint_and_for_a_run_that_is_made_longer(
     assert said.count("waiting for a later checkpoint") == 1
 
 
+@pytest.mark.parametrize("gone", ["directory", "config.json", "renamed"])
+@pytest.mark.parametrize("when", ["waiting", "evaluating"])
+def test_a_run_that_is_removed_ends_it(trained, run, tmp_path, monkeypatch, capsys, gone, when):
+    def remove(*_):
+        if gone == "renamed":
+            run.rename(tmp_path / "elsewhere")
+        elif gone == "directory":
+            shutil.rmtree(run)
+        else:
+            (run / "config.json").unlink()
+            shutil.rmtree(run / "checkpoints", ignore_errors=True)
+        if when == "evaluating":
+            raise CompassError("there is no checkpoint")
+
+    monkeypatch.setattr("compass_jax.commands.follow.time.sleep", remove)
+    if when == "waiting":
+        shutil.rmtree(run / "checkpoints")
+        monkeypatch.setattr(Evaluator, "__call__", never)
+    else:
+        monkeypatch.setattr(Evaluator, "__call__", remove)
+    words = ["--checkpoint", str(run), "--follow", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(cli, "load_config", lambda path: trained)
+    assert cli.main(["eval", str(tmp_path / "c.py"), *words]) == 1
+    told = capsys.readouterr()
+    assert "is gone" in told.err and "keep_checkpoints" not in told.out
+
+
 def test_strict_ends_at_the_first_warning(trained, run, tmp_path):
     rewards = dataclasses.replace(trained.rewards, answer_tag="answer")  # which nobody writes
     sources = tuple(dataclasses.replace(s, verifier="math") for s in trained.data.sources)

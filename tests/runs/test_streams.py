@@ -1,0 +1,138 @@
+"""What a command does whose output cannot be encoded, is closed, or has lost its reader."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# a training whose room shows samples through Telemetry, as run_rl does, and prints on both streams
+TRAINING = """
+    import logging, os, sys, types
+    from compass_jax.commands import cli
+
+    def run_rl(config):
+        from compass_jax.runs.telemetry import Telemetry
+
+        sample = {"response": "λ = ½ 😀 \\ud800 答え", "reward": 1.0, "outcome": "ok",
+                  "truncated": False, "tokens": 4}
+        with Telemetry("run", 3, "rl", every_s=0.0, trackers=()) as telemetry:
+            for step in (1, 2, 3):
+                telemetry.phase("rollout")
+                telemetry.note("— né Ω")
+                print("plain 漢字" + "x" * 10_000)
+                print("error 漢字", file=sys.stderr)
+                logging.getLogger("compass_jax").warning("logged 漢字")
+                telemetry.show_samples(step, [{"prompt": "日本", "samples": [sample]}])
+                telemetry.log(step, {"reward/mean": 0.5})
+        return {"stopped": True, "status": 7}
+
+    sys.modules["compass_jax.training.rl"] = types.SimpleNamespace(run_rl=run_rl)
+    sys.argv = ["compass", "train", "plain.py"]
+    sys.exit(cli.main())
+"""
+FILE = "from plain_config import CONFIG\n\ndef tiny():\n    return CONFIG\n"
+
+
+def start(folder, redirection, **environment):
+    """A shell that runs the training with its streams redirected."""
+    (folder / "plain.py").write_text(FILE)
+    (folder / "code.py").write_text(textwrap.dedent(TRAINING), encoding="utf-8")
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
+    script = f"{sys.executable} code.py {redirection}"
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", script],
+        cwd=folder,
+        env=env | environment,
+        capture_output=True,
+        timeout=120,
+    )
+
+
+def went_on(done, folder):
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return done.returncode == 7 and len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1"},
+        {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii:strict"},
+        {"PYTHONUTF8": "0", "PYTHONIOENCODING": "cp1252"},
+        {"PYTHONUTF8": "0", "PYTHONIOENCODING": "shift_jis:strict"},
+        {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"},
+        {"PYTHONIOENCODING": "utf-8:strict"},  # a lone surrogate
+    ],
+    ids=lambda value: value.get("PYTHONIOENCODING", "C"),
+)
+def test_a_console_that_cannot_show_a_character_shows_its_escape(tmp_path, environment):
+    done = start(tmp_path, "", **environment)
+    assert went_on(done, tmp_path), done.stderr
+    assert b"\\ud800" in done.stdout and b"Traceback" not in done.stderr
+    if environment.get("PYTHONIOENCODING", "").startswith("ascii"):
+        assert b"plain \\u6f22\\u5b57" in done.stdout and b"error \\u6f22\\u5b57" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "redirection",
+    [">&-", "2>&-", ">&- 2>&-", "<&-", "<&- >&- 2>&-", "| true", "2>&1 | head -c 10", ">/dev/full"],
+)
+def test_a_training_goes_on_without_its_output(tmp_path, redirection):
+    done = start(tmp_path, redirection)
+    assert went_on(done, tmp_path), done.stderr
+    assert b"Traceback" not in done.stderr and b"AttributeError" not in done.stderr
+    for file in (tmp_path / "run").iterdir():  # no file took the number of a closed stream
+        assert b"plain" not in file.read_bytes() and b"error" not in file.read_bytes()
+    if redirection in ("| true", ">/dev/full"):
+        assert done.stderr.count(b"standard output cannot be written (") == 1
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_that_prints_its_result_bears_closed_streams(tmp_path, redirection):
+    (tmp_path / "code.py").write_text(
+        "import sys\nfrom compass_jax.commands.cli import main\n"
+        "sys.argv = ['compass', 'tasks']\nsys.exit(main())\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} code.py {redirection}"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("redirection,status", [("| true", 1), (">/dev/full", 1)])
+def test_a_command_that_prints_its_result_fails_where_nobody_can_read_it(
+    tmp_path, redirection, status
+):
+    (tmp_path / "code.py").write_text(
+        "import sys\nfrom compass_jax.commands.cli import main\n"
+        "sys.argv = ['compass', 'tasks']\nsys.exit(main())\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{sys.executable} code.py {redirection}"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == status and b"Traceback" not in done.stderr, done.stderr
+
+
+def test_the_library_escapes_too(monkeypatch):
+    """`compass_jax.train` from a program of one's own."""
+    code = (
+        "import sys\nfrom compass_jax.runs.streams import prepare_streams\n"
+        "prepare_streams()\nprint('漢', sys.stdout.errors)"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=60)
+    assert done.stdout == b"\\u6f22 backslashreplace\n", done.stderr

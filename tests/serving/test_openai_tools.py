@@ -1,0 +1,303 @@
+"""Tools over HTTP: what a request may offer, the calls of an answer, whole and streamed, and
+a conversation that goes on with their results; by OpenAI's own client.
+"""
+
+import json
+
+import openai
+import pytest
+from served import TOKENIZER, saved, served
+
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.rollout.online import Chunk, OnlineBatcher
+from compass_jax.serving.errors import BadRequest
+from compass_jax.serving.openai_tools import CallStream, part_calls, read_tools
+
+
+def tool(name, *parameters):
+    properties = {x: {"type": "string"} for x in parameters}
+    schema = {"type": "object", "properties": properties}
+    function = {"name": name, "description": "what it does", "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+TOOLS = [tool("weather", "city", "days"), tool("add", "a", "b"), tool("now")]
+PARIS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+SUM = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": "</tool_call>"}}</tool_call>'
+CALLS_PARIS = [("weather", {"city": "Paris"})]
+
+# text, content, calls
+ANSWERS = [
+    ("It is sunny.", "It is sunny.", []),
+    ("", "", []),
+    (PARIS, "", CALLS_PARIS),
+    (f"Let me look.\n\n{PARIS}", "Let me look.", CALLS_PARIS),
+    (f"{PARIS}\n{SUM}", "", [*CALLS_PARIS, ("add", {"a": 1, "b": "</tool_call>"})]),
+    (f"One.\n{PARIS}\nTwo.", "One.\nTwo.", CALLS_PARIS),
+    (f"<think>\n{SUM} or ```x```?\n</think>\n\n{PARIS}",
+     f"<think>\n{SUM} or ```x```?\n</think>", CALLS_PARIS),
+    (f"I think {SUM}</think>{PARIS}", f"I think {SUM}</think>", CALLS_PARIS),
+    (f"<think>{PARIS}</think>No.", f"<think>{PARIS}</think>No.", []),
+    (f"<think>{PARIS}", f"<think>{PARIS}", []),
+    ('{"name": "add", "arguments": {"a": 1}}', "", [("add", {"a": 1})]),
+    ('[{"name": "add", "arguments": "{\\"a\\": 1}"}, {"name": "now"}]', "",
+     [("add", {"a": 1}), ("now", {})]),
+    ('{"answer": {"name": "add"}}', '{"answer": {"name": "add"}}', []),
+    ('{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', []),
+    ("[add(1, b='x'), now()]", "", [("add", {"a": 1, "b": "x"}), ("now", {})]),
+    ("add(1, 2, 3)", "add(1, 2, 3)", []),  # more than it has parameters
+    ("print(1)", "print(1)", []),
+    ("f(x) is a function.", "f(x) is a function.", []),
+    ('Here:\n```json\n{"name": "now", "arguments": {}}\n```', "Here:", [("now", {})]),
+    ("```python\nprint(1)\n```", "```python\nprint(1)\n```", []),
+    ('[TOOL_CALLS][{"name": "now", "arguments": {}}]', "", [("now", {})]),
+    ('<tool_call>{"name": "serach", "arguments": {"é": "ü"}}</tool_call>', "",
+     [("serach", {"é": "ü"})]),
+    ("<tool_call>{not JSON}</tool_call>", "<tool_call>{not JSON}</tool_call>", []),
+    ('<tool_call>{"name": "add", "argum', '<tool_call>{"name": "add", "argum', []),
+    ("a < b and <tool", "a < b and <tool", []),
+    ("  spaces  kept  ", "  spaces  kept  ", []),
+    ('<think>\nx\n</think>\n{"name": "now"}', "<think>\nx\n</think>", [("now", {})]),
+]  # fmt: skip
+
+
+def plain(calls):
+    assert all(call["type"] == "function" and call["id"].startswith("call_") for call in calls)
+    assert len({call["id"] for call in calls}) == len(calls)
+    functions = [call["function"] for call in calls]
+    return [(one["name"], json.loads(one["arguments"])) for one in functions]
+
+
+@pytest.mark.parametrize(("text", "content", "calls"), ANSWERS)
+def test_calls_are_taken_out_of_a_text_and_nothing_else_is(text, content, calls):
+    found = part_calls(text, TOOLS)
+    assert (found.content, plain(found.calls)) == (content, calls)
+
+
+@pytest.mark.parametrize(("text", "content", "calls"), ANSWERS)
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_a_text_in_pieces_is_parted_like_the_whole(text, content, calls, size):
+    stream, parts = CallStream(TOOLS), []
+    for start in range(0, len(text), size):
+        parts.append(stream.push(text[start : start + size], False))
+    parts.append(stream.push("", True))
+    assert "".join(part.content for part in parts) == content
+    assert [part.calls for part in parts[:-1]] == [[]] * (len(parts) - 1)
+    assert plain(parts[-1].calls) == calls
+
+
+def test_prose_leaves_before_the_call_and_nothing_of_the_call_does():
+    stream = CallStream(TOOLS)
+    assert stream.push("Let me look", False).content == "Let me look"
+    assert stream.push(" it up.\n<to", False).content == " it up."
+    assert stream.push("ol_call>{", False).content == ""
+    thinking = CallStream(TOOLS)
+    assert thinking.push("<think>I try ```", False).content == "<think>I try"
+    assert thinking.push("a``` no.</think>Well", False).content == " ```a``` no.</think>"
+    assert thinking.push(", yes", False).content == "Well, yes"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "told"),
+    [
+        ({"tools": {}}, "tools", "must be a list"),
+        ({"tools": [{}]}, "tools", "tools[0] = {}: must be {type: function"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "must be {type: function"),
+        ({"tools": [{**tool("f"), "x": 1}]}, "tools", "must be {type: function"),
+        ({"tools": [tool("")]}, "tools", "tools[0].function.name = ''"),
+        ({"tools": [tool("a b")]}, "tools", "function.name"),
+        ({"tools": [tool("f"), tool("f")]}, "tools", "more than once"),
+        ({"tools": [tool(f"f{n}") for n in range(129)]}, "tools", "129 tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+         "tools", "function.parameters = []: must be of type dict"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "code": "x"}}]},
+         "tools", "unknown field 'code'"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+         "tools", "strict = True"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "cannot force a call"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "now"}}},
+         "tool_choice", "cannot force a call"),
+        ({"tool_choice": "auto"}, "tool_choice", "needs tools"),
+        ({"tools": TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls", "leave it out"),
+    ],
+)  # fmt: skip
+def test_what_is_no_tool_is_refused_by_name(body, param, told):
+    with pytest.raises(BadRequest) as caught:
+        read_tools(body)
+    assert caught.value.param == param and told in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_tools_reach_the_template_without_empty_fields():
+    one = {"type": "function", "function": {"name": "f", "description": None, "strict": False}}
+    assert read_tools({"tools": [one]}) == [{"type": "function", "function": {"name": "f"}}]
+    assert read_tools({"tools": TOOLS, "tool_choice": "auto"}) == TOOLS
+    assert read_tools({"tools": TOOLS, "tool_choice": "none"}) == []
+    assert read_tools({"tools": None}) == read_tools({}) == []
+
+
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    "<|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "{% if m.tool_call_id %}{{ m.tool_call_id }}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = saved(tmp_path_factory.mktemp("serve") / "tiny")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    options = {"slots": 2, "prompt_tokens": 2048, "max_new_tokens": 64, "max_waiting": 4}
+    with served(folder, **options) as config:
+        yield config
+
+
+@pytest.fixture
+def client(server):
+    address = f"http://127.0.0.1:{server.port}/v1"
+    with openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=120) as made:
+        yield made
+
+
+@pytest.fixture
+def says(monkeypatch):
+    """Lets the model say a text; the prompts that it was given, as text."""
+    tokenizer, prompts = Tokenizer.load(TOKENIZER), []
+
+    def let(text, finish="stop"):
+        def submit(self, *groups):
+            for request in (x for group in groups for x in group):
+                prompts.append(tokenizer.decode(request.tokens, special=True))
+                ids = tokenizer.encode(text)
+                for start in range(0, len(ids), 4):
+                    request.deliver(Chunk(ids[start : start + 4], ""))
+                request.deliver(Chunk([], finish))
+
+        monkeypatch.setattr(OnlineBatcher, "submit", submit)
+        return prompts
+
+    return let
+
+
+USER = {"role": "user", "content": "What is the weather in Paris?"}
+
+
+def ask(client, **fields):
+    given = {"model": "tiny", "messages": [USER], "tools": TOOLS, **fields}
+    return client.chat.completions.create(**given)
+
+
+def test_a_client_is_given_the_calls_and_goes_on_with_their_results(client, says):
+    prompts = says(f"Let me look.\n{PARIS}\n{SUM}")
+    (choice,) = ask(client).choices
+    assert choice.finish_reason == "tool_calls" and choice.message.content == "Let me look."
+    assert plain([x.model_dump() for x in choice.message.tool_calls]) == [
+        *CALLS_PARIS,
+        ("add", {"a": 1, "b": "</tool_call>"}),
+    ]
+    assert all(json.dumps(one["function"]["name"]) in prompts[0] for one in TOOLS)
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": f"result {i}"}
+        for i, call in enumerate(choice.message.tool_calls)
+    ]
+    says("It is sunny.")
+    said = choice.message.model_dump()
+    (last,) = ask(client, messages=[USER, said, *results]).choices
+    assert (last.message.content, last.finish_reason) == ("It is sunny.", "stop")
+    assert last.message.tool_calls is None
+    assert "result 0" in prompts[1] and "result 1" in prompts[1]
+    assert '"arguments": {"city": "Paris"}' in prompts[1], "arguments are an object there"
+
+
+def test_a_stream_brings_the_same_calls(client, says):
+    says(f"Let me look.\n{PARIS}\n{SUM}")
+    content, calls, reasons = "", {}, []
+    for event in ask(client, stream=True):
+        (choice,) = event.choices
+        content += choice.delta.content or ""
+        for call in choice.delta.tool_calls or []:
+            assert call.index not in calls
+            calls[call.index] = call.model_dump()
+        reasons += [choice.finish_reason] if choice.finish_reason else []
+    assert content == "Let me look." and reasons == ["tool_calls"]
+    assert [name for name, _ in plain([calls[i] for i in sorted(calls)])] == ["weather", "add"]
+
+
+def test_an_answer_that_was_cut_says_so(client, says):
+    says(PARIS[:30], finish="length")
+    (choice,) = ask(client).choices
+    assert (choice.finish_reason, choice.message.content) == ("length", PARIS[:30])
+    says(PARIS, finish="length")
+    (choice,) = ask(client).choices
+    assert choice.finish_reason == "length" and len(choice.message.tool_calls) == 1
+
+
+def test_without_tools_or_with_tool_choice_none_a_call_is_text(client, says):
+    prompts = says(PARIS)
+    for fields in ({"tool_choice": "none"}, {"tools": openai.omit}):
+        (choice,) = ask(client, **fields).choices
+        assert (choice.message.content, choice.message.tool_calls) == (PARIS, None)
+        assert choice.finish_reason == "stop"
+    assert not any("what it does" in prompt for prompt in prompts)
+
+
+def test_several_choices_have_calls_of_their_own(client, says):
+    says(PARIS)
+    choices = ask(client, n=2).choices
+    assert [len(choice.message.tool_calls) for choice in choices] == [1, 1]
+    assert len({choice.message.tool_calls[0].id for choice in choices}) == 2
+
+
+def test_a_template_that_shows_no_tools_refuses_them(tmp_path, server, client):
+    tokenizer = Tokenizer.load(TOKENIZER)
+    with pytest.raises(Exception, match="tools"):
+        tokenizer.encode_prompt([USER], TOOLS)
+    with pytest.raises(openai.BadRequestError, match="cannot force a call") as caught:
+        ask(client, tool_choice="required")
+    assert caught.value.body["param"] == "tool_choice"
+
+
+def test_formats_of_json_are_refused_with_what_is_missing(client):
+    for kind in ("json_object", "json_schema"):
+        with pytest.raises(openai.BadRequestError, match="does not constrain"):
+            ask(client, response_format={"type": kind})
+    assert ask(client, response_format={"type": "text"}, max_tokens=2).choices
+
+
+def test_the_sampling_that_qwen3_advises_can_be_asked_for(server, client):
+    """Greedy, cold and advised requests share the slots; top_k 1 is greedy at any temperature."""
+    fields = {"model": "tiny", "prompt": "1 + 2 = ", "max_tokens": 12, "seed": 3}
+
+    def text(**others):
+        return client.completions.create(**fields, **others).choices[0].text
+
+    greedy = text(temperature=0)
+    assert text(temperature=2, extra_body={"top_k": 1}) == greedy
+    assert text(temperature=2, top_p=0.0) == text(temperature=2, top_p=1e-9) == greedy
+    drawn = text(temperature=2)
+    assert drawn != greedy
+    assert text(temperature=2, top_p=1.0, extra_body={"top_k": 0}) == drawn
+    assert text(temperature=2, extra_body={"top_k": 10**6}) == drawn
+    advised = {"temperature": 0.6, "top_p": 0.95, "extra_body": {"top_k": 20, "min_p": 0}}
+    assert text(**advised) == text(**advised)
+    assert ask(client, tools=openai.omit, max_tokens=3, **advised).choices
+
+
+def test_variables_of_the_template(client, server, monkeypatch):
+    seen = []
+
+    def encode_prompt(self, messages, tools=None, **variables):
+        seen.append((tools, variables))
+        return [1, 2]
+
+    monkeypatch.setattr(Tokenizer, "encode_prompt", encode_prompt)
+    given = {"enable_thinking": False, "depth": {"a": [1]}}
+    ask(client, max_tokens=1, extra_body={"chat_template_kwargs": given})
+    assert seen == [(TOOLS, given)]
+    for bad in ({"messages": []}, {"tools": []}, {"x": "<|im_end|>"}, {"x": "y" * 10**5}, 3):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(client, max_tokens=1, extra_body={"chat_template_kwargs": bad})
+        assert caught.value.body["param"] == "chat_template_kwargs"
+    assert len(seen) == 1

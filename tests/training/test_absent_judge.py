@@ -1,0 +1,78 @@
+"""A run whose judge nobody reaches ends with its state saved, and goes on when it is back."""
+
+import dataclasses
+import json
+import socket
+
+import pytest
+from judged import quoted, served, settings
+from logged import lines
+from tiny_run import tiny_run
+
+from compass_jax.config import CorrectionConfig, FileSource
+from compass_jax.rewards.faults import VerifierError
+from compass_jax.training.rl import run_rl
+
+
+def say(number, body):
+    """The longer answer is the better one."""
+    texts = (quoted(body["messages"][1]["content"], x) for x in ("Candidate", "Anchor"))
+    candidate, anchor = map(len, texts)
+    return "Better" if candidate > anchor else "Worse" if candidate < anchor else "Tie"
+
+
+def config(folder, name, endpoint, **rl):
+    file = folder / "rows.jsonl"
+    rows = [{"prompt": f"{n}?", "answer": "seven"} for n in range(40)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    base = tiny_run()
+    source = FileSource(str(file), verifier="judge")
+    judge = settings(endpoint, requests=2, retries=0)
+    return dataclasses.replace(
+        base,
+        run_dir=str(folder / name),
+        data=dataclasses.replace(base.data, sources=(source,), heldout_frac=0.0, eval_prompts=0),
+        rewards=dataclasses.replace(base.rewards, judge=judge),
+        rl=dataclasses.replace(base.rl, save_every=0, **rl),
+    )
+
+
+def nobody():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
+
+
+def answers(folder, name):
+    return [
+        (row["step"], row["prompt"], [(x["response"], x["reward"]) for x in row["samples"]])
+        for row in lines(folder / name, "rollouts")
+    ]
+
+
+def test_the_same_command_goes_on_when_the_judge_is_back(tmp_path, caplog):
+    absent = nobody()
+    with pytest.raises(VerifierError, match=r"unreachable.*the same command goes on then"):
+        run_rl(config(tmp_path, "run", absent))
+    assert "the judge gave no verdict (unreachable" in caplog.text
+    with served(say) as (endpoint, _):
+        found = run_rl(config(tmp_path, "run", endpoint))
+        assert found["steps"] == 2 and not found["stopped"]
+        run_rl(config(tmp_path, "undisturbed", endpoint))
+    assert answers(tmp_path, "run") == answers(tmp_path, "undisturbed")
+    rewards = {reward for *_, samples in answers(tmp_path, "run") for _, reward in samples}
+    assert len(rewards) > 1 and None not in rewards
+
+
+def test_a_rollout_that_runs_ahead_ends_the_run_after_the_step_beside_it(tmp_path):
+    """Four samples a step: those of the first step and of the rollout beside it are eight."""
+    small = {"one_step_off": True, "correction": CorrectionConfig("tis"), "prompts_per_step": 2}
+    small |= {"group_size": 2, "steps": 3}
+    with pytest.raises(VerifierError, match="8 samples failed and none was judged"):
+        run_rl(config(tmp_path, "run", nobody(), **small))
+    assert [row["step"] for row in lines(tmp_path / "run")] == [1]
+    with served(say) as (endpoint, _):
+        run_rl(config(tmp_path, "run", endpoint, **small))
+    assert [row["step"] for row in lines(tmp_path / "run")] == [1, 2, 3]
+    known = [row["metrics"]["reward/unknown_frac"] for row in lines(tmp_path / "run")]
+    assert known == [1, 0, 0]
