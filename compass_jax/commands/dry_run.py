@@ -134,4 +134,4 @@ def _prompts(config: RunConfig, tell: Tell) -> tuple[list[Prompt], str]:
     train = train_prompts(config.data, tokenizer, config.seed, tell)
     train = fitting(train, longest, config.data.overlong, tell)
     train = kept_prompts(train, config.data.keep_file).prompts
-    return train, in_words(evaluation_sets(config, tokenizer, tell))
+    return train, in_words(evaluation_sets(config, tokenizer, tell), config.data)

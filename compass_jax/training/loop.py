@@ -376,7 +376,7 @@ class RLTrainer:
 
     def header(self) -> list[str]:
         """The first lines that a person sees."""
-        work = f"{len(self.stream):,} prompts, {in_words(self.evaluated)}"
+        work = f"{len(self.stream):,} prompts, {in_words(self.evaluated, self.config.data)}"
         parameters = sum(x.size for x in jax.tree.leaves(self.learner.state.params))
         return header(self.config, work, parameters, self.done_steps, self.rl.steps)
 
