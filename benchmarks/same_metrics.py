@@ -133,7 +133,7 @@ def rows(path: Path) -> list[Any]:
     for row in found:
         row.pop("time", None)
         for name in list(row.get("metrics", {})):
-            if name.startswith("time/") or name.endswith(("_s", "/mfu")):
+            if name.startswith("time/") or name.endswith(("_s", "/mfu", "peak_gib")):
                 del row["metrics"][name]
     return found
 

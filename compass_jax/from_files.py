@@ -10,7 +10,6 @@ that the same command goes on with a run.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -40,8 +39,10 @@ from compass_jax.data.prompts import train_prompts
 from compass_jax.data.sft import ExampleStream
 from compass_jax.data.streamed import sft_records
 from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.machine import on_cpu, usable_bytes
+from compass_jax.memory import PROCESS_BYTES, fitting_rows
 from compass_jax.model.params import abstract_params
-from compass_jax.presets import preset
+from compass_jax.presets import fitted_preset
 from compass_jax.rl.bucketing import best_buckets
 from compass_jax.weights.start import model_of, tokenizer_beside
 
@@ -51,8 +52,8 @@ CACHE_LENGTHS = {"cpu": 2}  # a small model compiles longer than it decodes; els
 CACHE_LENGTHS_ELSEWHERE = 8
 MOST_SLOTS = {"cpu": 64}
 MOST_SLOTS_ELSEWHERE = 512
-# shares of the memory that is free once parameters, moments and gradients have their place
-CACHE_SHARE, ACTIVATION_SHARE = 0.4, 0.3
+MICRO_BATCH_TOKENS = {"cpu": 2048}  # at most: more is no faster on a CPU; elsewhere 16,384
+CACHE_SHARE = 0.4  # of the memory that is left beside parameters, moments and gradients
 ROUNDED_TO = 16  # tokens
 SAMPLED = 1024  # rows that tell the lengths of those that are read by record
 
@@ -90,8 +91,7 @@ def rl_config(
     buckets = best_buckets(kept, 2, _up(longest), multiple=max(ROUNDED_TO, _up(longest // 64)))
     compute, mesh = _compute(found), _mesh(found)
     rollout = _rollout(found, compute, mesh, buckets, answer)
-    rl = _rl(method, found, compute, mesh, rollout, len(lengths))
-    return RunConfig(
+    config = RunConfig(
         name=_name(model, data),
         model=found,
         init_from=model,
@@ -99,8 +99,8 @@ def rl_config(
         mesh=mesh,
         rollout=rollout,
         data=prompts,
-        rl=rl,
     )
+    return replace(config, rl=_rl(method, config, len(lengths)))
 
 
 def sft_config(model: str, data: Sequence[str]) -> RunConfig:
@@ -188,9 +188,9 @@ def _sized(config: RunConfig, lengths: Sequence[int]) -> SFTConfig:
     """`config.sft` for examples of these lengths in tokens."""
     longest = min(_up(max(lengths)), config.sft.buckets[-1])
     buckets = best_buckets(lengths, 3, longest, multiple=max(ROUNDED_TO, _up(longest // 64)))
-    micro = _micro_batch(config.model, config.compute, config.mesh, buckets[-1])
-    batch = min(64, len(lengths))
-    return replace(config.sft, buckets=buckets, batch=batch, micro_batch_tokens=micro)
+    sft = replace(config.sft, buckets=buckets, batch=min(64, len(lengths)))
+    micro = _micro_batch(replace(config, sft=sft), "sft")
+    return replace(sft, micro_batch_tokens=micro)
 
 
 # ---- what depends on the model -------------------------------------------------------------------
@@ -253,24 +253,14 @@ def _mesh(model: ModelConfig) -> MeshConfig:
 # ---- what depends on the memory ------------------------------------------------------------------
 
 
-def _memory() -> int:
-    """Bytes of one device; of a CPU's, half of the machine's or of the container's memory over its
-    simulated devices.
+def _free(model: ModelConfig, compute: ComputeConfig, mesh: MeshConfig) -> float:
+    """Returns the bytes of a device that are left beside the process, the parameters, two moments,
+    two gradients and the sampler's copy.
     """
-    device = jax.devices()[0]
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats and "bytes_limit" in stats:
-        return int(stats["bytes_limit"])
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(there, int(text) if text.isdigit() else there) // 2 // jax.local_device_count()
-
-
-def _free(model: ModelConfig, compute: ComputeConfig, mesh: MeshConfig) -> int:
-    """Bytes of a device beside parameters, two moments, gradients and the sampler's copy."""
     narrow = 2 if compute.dtype == "bfloat16" else 4
-    return max(_memory() - _parameters(model) * (16 + narrow) // mesh.fsdp, _memory() // 10)
+    process = PROCESS_BYTES if on_cpu() else 0.0
+    left = usable_bytes() - process - _parameters(model) * (20 + narrow) / mesh.fsdp
+    return max(left, usable_bytes() / 10)
 
 
 def _rollout(
@@ -299,50 +289,34 @@ def _rollout(
     return replace(config, slots=2 ** int(math.log2(slots)))
 
 
-def _micro_batch(model: ModelConfig, compute: ComputeConfig, mesh: MeshConfig, longest: int) -> int:
-    """Tokens whose activations fit, at least one row on each device."""
-    width = 2 if compute.dtype == "bfloat16" else 4
-    inner = model.ffn if model.moe is None else model.moe.top_k * model.moe.ffn
-    layer = (8 * model.hidden + 3 * inner + 4 * model.heads * model.head_dim) * width
-    kept = model.layers * (model.hidden * width if compute.remat else layer) + layer
-    fitting = int(ACTIVATION_SHARE * _free(model, compute, mesh) / kept) * mesh.devices
-    return max(min(fitting, 16_384 * mesh.devices), longest * mesh.devices)
+def _micro_batch(config: RunConfig, stage: str) -> int:
+    """Returns the tokens of a micro-batch that fits, at least one row on each device."""
+    settings = config.rl if stage == "train" else config.sft
+    longest, mesh = settings.buckets[-1], config.mesh
+    most = max(MICRO_BATCH_TOKENS.get(jax.devices()[0].platform, 16_384) // longest, 1)
+    return fitting_rows(config, stage, most) * longest * mesh.devices
 
 
-def _rl(
-    method: str,
-    model: ModelConfig,
-    compute: ComputeConfig,
-    mesh: MeshConfig,
-    rollout: RolloutConfig,
-    prompts: int,
-) -> RLConfig:
-    """The method's settings; the samples of a step fill the slots once where the paper's are more.
+def _rl(method: str, config: RunConfig, prompts: int) -> RLConfig:
+    """Returns the method's settings; the samples of a step fill the slots once where the paper's
+    are more.
 
     Updates are fewer where a step has fewer prompts than them.
     """
-    rl = preset(method, rollout.max_new_tokens)
-    fitting = max(rollout.slots // rl.group_size, 1)
-    rows = min(rl.prompts_per_step, fitting, prompts)
-    updates = math.gcd(rl.updates_per_rollout, rows)
+    rollout = config.rollout
+    rl = fitted_preset(method, rollout.max_new_tokens, rollout.slots, prompts)
+    rows, updates = rl.prompts_per_step, rl.updates_per_rollout
     longest = rollout.prompt_buckets[-1] + rollout.max_new_tokens
     buckets: tuple[int, ...] = (longest,)
-    micro = _micro_batch(model, compute, mesh, longest)
-    if jax.devices()[0].platform == "cpu":
-        # one shape, which holds an update: three would compile three times as long
-        micro = min(micro, longest * rl.group_size * rows // updates)
-    else:
+    if not on_cpu():
         ends = (_up(longest - rollout.max_new_tokens * share // 4) for share in (3, 2))
         buckets = tuple(sorted({*(end for end in ends if end < longest), longest}))
-    return replace(
-        rl,
-        prompts_per_step=rows,
-        updates_per_rollout=updates,
-        buckets=buckets,
-        micro_batch_tokens=micro,
-        save_every=10,
-        eval_every=10,
-    )
+    rl = replace(rl, buckets=buckets, save_every=10, eval_every=10)
+    micro = _micro_batch(replace(config, rl=rl), "train")
+    if on_cpu():
+        # one shape, which holds an update: three would compile three times as long
+        micro = min(micro, longest * rl.group_size * rows // updates)
+    return replace(rl, micro_batch_tokens=micro)
 
 
 def _up(tokens: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.from_files import rl_config
 from compass_jax.runs.compiled import keep_programs
-from compass_jax.runs.rundir import staged
+from compass_jax.runs.rundir import staged, with_recorded_sizes
 from compass_jax.runs.streams import prepare_streams
 from compass_jax.training.rl import run_rl
 
@@ -45,7 +45,7 @@ def train(
     config = rl_config(model, data, name, evaluation, method, answer)
     config = with_settings(dataclasses.replace(config, run_dir=run_dir), settings)
     keep_programs()
-    return run_rl(staged(config, "rl"))
+    return run_rl(with_recorded_sizes(staged(config, "rl"), settings))
 
 
 def reward_name(function: Callable[..., Any]) -> str:

@@ -7,9 +7,10 @@ from_files.py.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from compass_jax.config import ConfigError, OptimConfig, RLConfig, ZeroVarianceConfig
+from compass_jax.config import ConfigError, OptimConfig, RLConfig, RunConfig, ZeroVarianceConfig
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import dapo, grpo
 from compass_jax.rl.objectives.gspo import Gspo
@@ -77,3 +78,62 @@ def preset(name: str, max_new_tokens: int) -> RLConfig:
     if name not in PRESETS:
         raise ConfigError(f"preset {name!r:.60}: choose one of {', '.join(PRESETS)}")
     return PRESETS[name](max_new_tokens)
+
+
+# a step with fewer prompts, or a group with fewer samples, is no baseline
+LEAST_PROMPTS, LEAST_GROUP = 4, 8
+
+
+def fitted_preset(name: str, max_new_tokens: int, slots: int, prompts: int) -> RLConfig:
+    """Returns the settings of a method for a machine that decodes `slots` samples at once and data
+    of so many prompts.
+
+    Where the paper's step has more samples than slots, prompts and group size shrink by the same
+    factor as far as LEAST_PROMPTS and LEAST_GROUP allow. Updates divide a step's prompts; the
+    warm-up lasts as many rollouts as the paper's.
+    """
+    rl = preset(name, max_new_tokens)
+    rows, group = _fitted_sizes(rl.prompts_per_step, rl.group_size, slots)
+    rows = min(rows, prompts)
+    updates = math.gcd(rl.updates_per_rollout, rows)
+    warmup = rl.optim.warmup_steps * updates // rl.updates_per_rollout
+    return replace(
+        rl,
+        prompts_per_step=rows,
+        group_size=group,
+        updates_per_rollout=updates,
+        optim=replace(rl.optim, warmup_steps=warmup),
+    )
+
+
+def _fitted_sizes(prompts: int, group: int, slots: int) -> tuple[int, int]:
+    """Returns (prompts, samples of each) of a step of about `slots` samples."""
+    if prompts * group <= slots:
+        return prompts, group
+    shrunk = 2 ** round(math.log2(group * math.sqrt(slots / (prompts * group))))
+    group = max(shrunk, min(group, LEAST_GROUP))
+    return max(slots // group, min(prompts, LEAST_PROMPTS)), group
+
+
+def describe_changes(name: str, config: RunConfig) -> str:
+    """Returns a line on how a step differs from the method's paper; empty where it does not.
+
+    Args:
+        name: of the preset that the configuration was made from.
+        config: of the run.
+    """
+    rl, paper = config.rl, preset(name, config.rollout.max_new_tokens)
+    parts = []
+    if (rl.prompts_per_step, rl.group_size) != (paper.prompts_per_step, paper.group_size):
+        sizes = f"{rl.prompts_per_step} prompts x {rl.group_size} samples a step"
+        parts.append(f"{sizes} (paper: {paper.prompts_per_step} x {paper.group_size})")
+    if rl.updates_per_rollout != paper.updates_per_rollout:
+        parts.append(f"{rl.updates_per_rollout} updates of a rollout ({paper.updates_per_rollout})")
+    if rl.optim.warmup_steps != paper.optim.warmup_steps:
+        parts.append(f"{rl.optim.warmup_steps} warm-up updates ({paper.optim.warmup_steps})")
+    if not parts:
+        return ""
+    return (
+        f"preset {name}: {', '.join(parts)}, fitted to {config.rollout.slots} samples at once and"
+        " to the data; set rl.prompts_per_step, rl.group_size and rl.updates_per_rollout for others"
+    )

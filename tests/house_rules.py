@@ -32,7 +32,9 @@ LAYERS = {
     "runs.compiler_clock": set(),
     "library": ANY,
     "presets": {"config", "rl"},
-    "from_files": MODEL | {"data", "presets", "rl", "weights"},
+    "from_files": MODEL | {"data", "machine", "memory", "presets", "rl", "weights"},
+    "machine": set(),
+    "memory": MODEL | {"machine", "training"},
     "session": {"config", "data", "distributed", "rewards", "runs", "tpu_versions", "trackers"}
     | {"weights"},
     "extras": set(),

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 # of a run whose rollout was cut in two, the whole rollout/ family depends on where
-CLOCKS = ("time/", "rollout/")
+CLOCKS = ("time/", "rollout/", "memory/")
 
 
 def lines(directory: Path, name: str = "metrics") -> list[dict]:

@@ -33,7 +33,7 @@ from compass_jax.config.ranges import check_fields
 from compass_jax.errors import STRICT, CompassError
 from compass_jax.families import find as families
 from compass_jax.runs import words
-from compass_jax.runs.rundir import FolderLock, NewFolderLock, staged
+from compass_jax.runs.rundir import FolderLock, NewFolderLock, staged, with_recorded_sizes
 from compass_jax.runs.signals import STATUSES, Ending, leave
 from compass_jax.runs.streams import outlast_streams, prepare_streams
 
@@ -300,8 +300,15 @@ def _run_config(args: argparse.Namespace, overrides: list[str]) -> int:
         args.usage.print_help()
         print(f"\n{settings_help(config)}")
         return 0
+    if quick and getattr(args, "preset", ""):
+        from compass_jax.presets import describe_changes
+
+        if line := describe_changes(args.preset, config):
+            print(line, file=sys.stderr if args.json else sys.stdout)
     if args.command in STAGES:
         config = staged(config, STAGES[args.command])
+    if quick:
+        config = with_recorded_sizes(config, overrides)
     with of_settings(config, args.config, overrides):
         config = config.validate_for_rl() if args.command in FOR_RL else config.validate()
     families.check(config.model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from compass_jax.commands.rows import try_rows
 from compass_jax.commands.settings_help import WIDTH, settings
@@ -20,8 +21,10 @@ from compass_jax.data.prompts import evaluation_sets, fitting, in_words, train_p
 from compass_jax.data.questions import once
 from compass_jax.data.streamed import sft_records, work_in_words
 from compass_jax.experience.evaluate import NOTHING_TO_EVALUATE
+from compass_jax.memory import memory_line
 from compass_jax.model.params import param_count
 from compass_jax.records import Prompt
+from compass_jax.rewards.answer_form import missing_requests
 from compass_jax.runs.rundir import look_into
 from compass_jax.session import load_tokenizer, open_scorer, with_code
 from compass_jax.sharding import placements
@@ -105,8 +108,9 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
         check_weights(config)
     stages = config.rl.stages if command == "train" else ()
     begun_after = [stage.after_steps for stage in stages if stage.after_steps < config.rl.steps]
+    memory = memory_line(config, command)
     return [
-        *header(config, work, param_count(config.model), done or 0, total),
+        *header(config, work, param_count(config.model), done or 0, total, memory),
         *(stage_line(at_step(config, n), stage_at(config.rl, n)) for n in begun_after),
     ]
 
@@ -135,6 +139,8 @@ def _prompts(config: RunConfig, tell: Tell) -> tuple[list[Prompt], str]:
     train = train_prompts(config.data, tokenizer, config.seed, tell)
     train = fitting(train, longest, config.data.overlong, tell)
     train = kept_prompts(train, config.data.keep_file).prompts
+    for line in missing_requests(config, train, partial(tokenizer.decode, special=True)):
+        tell(line)
     sets = evaluation_sets(config, tokenizer, tell)
     try_rows(config, [*train, *(prompt for one in sets for prompt in one.prompts)])
-    return train, in_words(sets)
+    return train, in_words(sets, config.data)

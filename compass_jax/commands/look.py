@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from compass_jax.data.prompts import evaluation_sets, train_prompts
 from compass_jax.data.questions import once
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.records import Prompt, Score
+from compass_jax.rewards.answer_form import missing_requests
 from compass_jax.rewards.faults import summary
 from compass_jax.runs.screen import text_lines
 from compass_jax.session import load_tokenizer, open_scorer
@@ -44,6 +47,9 @@ def run_look(config: RunConfig, most: int = 2, console: Console | None = None) -
         labels = Counter(prompt.label for prompt in split)
         parts = ", ".join(f"{label} {count:,}" for label, count in labels.most_common(10))
         line(f"{name}: {len(split):,} prompts ({parts})" if split else f"{name}: none")
+    for text in missing_requests(config, prompts, partial(tokenizer.decode, special=True)):
+        for part in textwrap.wrap(text, max(console.width, 40), break_on_hyphens=False):
+            line(part)
     for text in histogram([len(p.tokens) for p in prompts], config.rollout.prompt_buckets):
         line(text)
     for prompt in prompts[:most]:

@@ -35,7 +35,7 @@ from compass_jax.data.raw import (
 )
 from compass_jax.untrusted import MOST_LINE_BYTES, open_regular
 
-FORMAT = 1  # of what is kept: a number for each change of it
+FORMAT = 2  # of what is kept: a number for each change of it
 SCAN_BYTES, SCANS = 2**20, 4  # a scan reads so many blocks of this size at once, each in a thread
 PARTS, PART_BYTES = 16, 4 * 2**10  # of a file's content, which its key is made of
 OFFSET = np.dtype("<u8")

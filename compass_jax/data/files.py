@@ -17,6 +17,7 @@ from typing import Any
 from compass_jax.config.files import ENDINGS
 from compass_jax.data.raw import DataError, Raw, open_parquet, raw_rows
 from compass_jax.untrusted import parse_json
+from compass_jax.verifiers.values import without_nulls
 
 # of an integer in a row: a reference answer may be long; Python writes no number of more than 4,300
 MOST_DIGITS = 4000
@@ -257,7 +258,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     if "tool_calls" in said:
         if message["role"] != "assistant":
             raise DataError(f"{where} has tool_calls: only the assistant calls tools")
-        said["tool_calls"] = check_tools(said["tool_calls"], f"{where}, tool_calls")
+        said["tool_calls"] = without_nulls(check_tools(said["tool_calls"], f"{where}, tool_calls"))
     return {"role": message["role"], "content": content} | {
         key: value for key, value in said.items() if key not in ("role", "content")
     }

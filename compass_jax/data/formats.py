@@ -15,6 +15,7 @@ from compass_jax.data import benchmarks
 from compass_jax.data.benchmarks import Make
 from compass_jax.data.files import DataError, check_tools, columns_of
 from compass_jax.untrusted import parse_json
+from compass_jax.verifiers.values import without_nulls
 
 TURNS = "(its turns)"  # in the place of a column: the assistant's turns of the prompt's column
 
@@ -205,19 +206,19 @@ def tools_of(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """A row's tools, which may be written as a list of objects or as its JSON text."""
     where, tools = f"{where}, field 'tools'", row.get("tools")
     if isinstance(tools, str) and tools.strip():
-        tools = parse_json(tools, where, error=DataError)
-    return check_tools(tools, where)
+        return check_tools(parse_json(tools, where, error=DataError), where)
+    return without_nulls(check_tools(tools, where))
 
 
 def reference(value: Any) -> Any:
-    """A ground truth; of a chat its last turn's text, and of a worked solution whose last line is
-    `#### 72`, as GSM8K's are, the 72.
+    """Returns a ground truth: of a chat its last turn's text, of a worked solution whose last line
+    is `#### 72`, as GSM8K's are, the 72. The objects in it have no null fields.
     """
     if isinstance(value, list) and value and isinstance(value[-1], dict):
         turn = value[-1]
         value = turn["content"] if turn.get("role") == "assistant" and "content" in turn else value
     if not isinstance(value, str) or "####" not in value:
-        return value
+        return without_nulls(value)
     before, _, last = value.rpartition("####")
     last = last.strip()
     return last if last and "\n" not in last and before[-1:] in ("", "\n") else value

@@ -17,6 +17,7 @@ from compass_jax.data.files import DataError
 from compass_jax.data.preferences import Preference, read_preferences
 from compass_jax.data.procedural import normalised
 from compass_jax.data.questions import Tell, is_heldout
+from compass_jax.data.splits import evaluation_files, split_files, training_files
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.tokenizer_folder import TokenizerError
 
@@ -55,25 +56,32 @@ def split_pairs(data: DataConfig) -> tuple[list[Preference], list[Preference]]:
 
     Raises ConfigError where no source has preferences, DataError for rows that cannot be used.
     """
-    found, held = (list(_pairs(data, key)) for key in ("sources", "eval_sources"))
-    if not found:
+    training: list[Preference] = []
+    heldout = [
+        x for path in _paths(data, "eval_sources") for x in read_preferences(path, evaluation_files)
+    ]
+    paths = list(_paths(data, "sources"))
+    for path in paths:
+        by_name = bool(split_files(path).split)
+        if by_name and not data.eval_sources:
+            heldout += read_preferences(path, lambda pattern: split_files(pattern).heldout)
+        for pair in read_preferences(path, training_files):
+            by_hash = not (by_name or data.eval_sources)
+            held = by_hash and is_heldout(pair.question, data.heldout_frac)
+            (heldout if held else training).append(pair)
+    if not paths:
         raise ConfigError(
             f"data.sources: no file of preferences; a judge learns from FileSource(path,"
             f" verifier={VERDICT!r})"
         )
-    if data.eval_sources:
-        asked = {normalised(pair.question) for pair in held}
-        return [pair for pair in found if normalised(pair.question) not in asked], held
-    sides: tuple[list[Preference], list[Preference]] = ([], [])
-    for pair in found:
-        sides[is_heldout(pair.question, data.heldout_frac)].append(pair)
-    return sides
+    asked = {normalised(pair.question) for pair in heldout}
+    return [pair for pair in training if normalised(pair.question) not in asked], heldout
 
 
-def _pairs(data: DataConfig, key: str) -> Iterator[Preference]:
+def _paths(data: DataConfig, key: str) -> Iterator[str]:
     for source in getattr(data, key):
         if isinstance(source, FileSource) and VERDICT in dict(pairs(source.verifier)):
-            yield from read_preferences(source.path)
+            yield source.path
 
 
 def conversation(question: str, answer: str) -> list[dict[str, str]]:

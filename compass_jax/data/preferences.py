@@ -13,7 +13,7 @@ each other. Both belong to the pair's own question: they are held out together.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from compass_jax.data.files import DataError, files_of, read_rows
@@ -58,21 +58,24 @@ class Asked(NamedTuple):
         return f"{said.rstrip()}\n{self.verdict}".lstrip()
 
 
-def read_preferences(pattern: str) -> Iterator[Preference]:
-    """The pairs of a file of rows, or of those of a folder or a pattern.
+Choice = Callable[[str], list[str]]  # the files of a folder or pattern that are read
+
+
+def read_preferences(pattern: str, choose: Choice = files_of) -> Iterator[Preference]:
+    """Reads the pairs of a file of rows, or of the files of a folder or pattern.
 
     Raises DataError, naming file and line, for a row that is none of the forms above.
     """
-    for path in files_of(pattern):
+    for path in choose(pattern):
         for where, row in read_rows(path, {}, None):
             yield _preference(row, where)
 
 
-def asked_in_both_orders(pattern: str) -> Iterator[Asked]:
+def asked_in_both_orders(pattern: str, choose: Choice = files_of) -> Iterator[Asked]:
     """Two questions to a judge of each pair of a file: as it stands, and with the answers exchanged
     and the verdict turned round. Errors as those of `read_preferences`.
     """
-    for pair in read_preferences(pattern):
+    for pair in read_preferences(pattern, choose):
         question, candidate, anchor, gold = pair[:4]
         yield Asked(pair, ORDERS[0], messages(question, candidate, anchor), SAID[gold])
         yield Asked(pair, ORDERS[1], messages(question, anchor, candidate), SAID[-gold])

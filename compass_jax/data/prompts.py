@@ -15,6 +15,7 @@ from compass_jax.config.data import HELDOUT
 from compass_jax.data.files import DataError
 from compass_jax.data.questions import Question, Tell, evaluation_questions, questions
 from compass_jax.data.shares import at_most
+from compass_jax.data.splits import heldout_origin
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.records import Prompt
 
@@ -137,10 +138,10 @@ def evaluation_sets(
     return found
 
 
-def in_words(sets: Sequence[PromptSet]) -> str:
-    """ "512 held out, gsm8k 1,319"; "0 held out" of none."""
+def in_words(sets: Sequence[PromptSet], data: DataConfig) -> str:
+    """Returns "512 held out (test split), gsm8k 1,319"; "0 held out" where there is nothing."""
     counts = {one.name: len(one.prompts) for one in sets}
-    told = [f"{counts.pop(HELDOUT, 0):,} held out"]
+    told = [f"{counts.pop(HELDOUT, 0):,} held out{heldout_origin(data)}"]
     return ", ".join([*told, *(f"{name} {count:,}" for name, count in counts.items())])
 
 

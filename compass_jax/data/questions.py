@@ -7,8 +7,10 @@ JSONL and Parquet files, and of tasks of one's own.
 2. A hash of the question's text alone (of a pair to be judged: of what it answers) decides whether
    it is held out, so neither another seed nor another source with the same question can move it
    into training; where there are `eval_sources`, their questions are held out, and no others; those
-   of `eval_sets` always are. White space is normalised there, and system turns are left out, so
-   that rows which differ in these alone fall on the same side: no question is in both splits.
+   of `eval_sets` always are, and so are the files of a source's test or validation split
+   (splits.py), instead of a part of its questions. White space is normalised there, and system
+   turns are left out, so that rows which differ in these alone fall on the same side: no question
+   is in both splits.
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ from compass_jax.data.files import (
     DataError,
     check_messages,
     field_of,
-    files_of,
     label_of,
     read_rows,
 )
@@ -37,6 +38,7 @@ from compass_jax.data.formats import TURNS, Reading, reading_of, reference, tool
 from compass_jax.data.preferences import Asked, asked_in_both_orders
 from compass_jax.data.procedural import distinct_entries, normalised
 from compass_jax.data.shares import at_most
+from compass_jax.data.splits import describe_splits, evaluation_files, split_files
 from compass_jax.records import stable_id
 from compass_jax.tasks import Task
 from compass_jax.tasks.rows import LABELS, encode_row
@@ -104,20 +106,22 @@ def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> lis
         sets.append(at_most(one.prompts or len(mine), mine))
     used = {question.id for question in found}
     asked = {normalised(question.asks) for group in (found, *sets) for question in group}
+    own = [x for i in range(len(config.sources)) for x in _of_source(config, i, seed, tell)]
+    # a split by name may hold out what another file or source would train on
+    asked |= {normalised(question.asks) for question in own if question.heldout}
     training, both, overlap = 0, 0, set[str]()
-    for index in range(len(config.sources)):
-        for question in _of_source(config, index, seed, tell):
-            training += not question.heldout
-            if not question.heldout and (text := normalised(question.asks)) in asked:
-                both += 1
-                overlap.add(text)
-            else:
-                found.append(_numbered(question, used))
+    for question in own:
+        training += not question.heldout
+        if not question.heldout and (text := normalised(question.asks)) in asked:
+            both += 1
+            overlap.add(text)
+        else:
+            found.append(_numbered(question, used))
     if both:
-        where = " and ".join(name for name in EVALUATED if getattr(config, name))
+        where = " and ".join(f"data.{name}" for name in EVALUATED if getattr(config, name))
         tell(
-            f"{both} of {training} training questions are in data.{where} too; they are left"
-            " out of the training"
+            f"{both} of {training} training questions are in {where or 'the held-out files'} too;"
+            " they are left out of the training"
         )
     for one, group in zip(config.eval_sets, sets, strict=True):
         seen = [normalised(question.asks) in overlap for question in group]
@@ -161,9 +165,32 @@ def _of_source(config: DataConfig, index: int, seed: int, tell: Tell) -> Iterato
         label = source.label or source.task.rpartition(":")[2]
         kind = _Kind(label, source.task, task.verify == "math", task.turns, bool(source.gold))
         return _distinct(config, index, kind, _task_rows(source.task, task, key, seed), tell)
+    return _of_files(config, index, source, key, tell)
+
+
+def _of_files(
+    config: DataConfig, index: int, source: FileSource, key: str, tell: Tell
+) -> Iterator[Question]:
+    """Yields the questions of files: of a source to train on, those of its test or validation split
+    are held out, and no others of this source.
+    """
     compared, labelled = source.verifier == "math", bool(source.gold)
     kind = _Kind(source.label or label_of(source.path), source.path, compared, 0, labelled)
-    return _distinct(config, index, kind, _file_rows(source, key, kind.compared, tell), tell)
+
+    def read(files: list[str]) -> Iterator[Question]:
+        rows = _file_rows(source, files, key, compared, tell)
+        return _distinct(config, index, kind, rows, tell)
+
+    if index >= len(config.sources):
+        yield from read(evaluation_files(source.path))
+        return
+    files = split_files(source.path)
+    if line := describe_splits(source.path, evaluates=not config.eval_sources):
+        tell(line)
+    for question in read(files.heldout):
+        yield replace(question, heldout=True)
+    for question in read(files.training):
+        yield replace(question, heldout=False) if files.split else question
 
 
 def _procedural(
@@ -264,13 +291,15 @@ def _encoded(row: Mapping[str, Any], where: str) -> str:
         raise DataError(f"{where}: {error}; leave it out, or write it as text") from error
 
 
-def _file_rows(source: FileSource, key: str, compared: bool, tell: Tell) -> Iterator[_Row]:
+def _file_rows(
+    source: FileSource, files: list[str], key: str, compared: bool, tell: Tell
+) -> Iterator[_Row]:
     if VERDICT in dict(pairs(source.verifier)):
-        yield from map(_pair_row, asked_in_both_orders(source.path))
+        yield from map(_pair_row, asked_in_both_orders(source.path, lambda _: files))
         return
     named = (source.prompt_field, source.answer_field)
     settings = (f"{key}.prompt_field", f"{key}.answer_field")
-    for path in files_of(source.path):
+    for path in files:
         reading = reading_of(path, "answer", named, settings, compared)
         if reading.name:
             tell(reading.said(path))

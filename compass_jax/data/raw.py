@@ -149,6 +149,43 @@ def open_parquet(path: str) -> Iterator[tuple[Any, list[str]]]:
         yield file, names
 
 
+def _rows_of(batch: Any) -> list[dict[str, Any]]:
+    """Returns the rows of a record batch, without the null fields that a struct type adds."""
+    rows = batch.to_pylist()
+    for field in batch.schema:
+        if _is_nested(field.type):
+            for row in rows:
+                row[field.name] = _json_value(row[field.name], field.type)
+    return rows
+
+
+def _is_nested(kind: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_nested(kind) and not types.is_union(kind)
+
+
+def _json_value(value: Any, kind: Any) -> Any:
+    """Returns an Arrow value as the JSON value that was written.
+
+    A struct type has the union of all rows' fields, so that a field which a row lacks is null
+    there: it is left out. A map is an object with its own keys, and keeps its null values.
+    """
+    from pyarrow import types
+
+    if value is None or not _is_nested(kind):
+        return value
+    if types.is_struct(kind):
+        fields = {field.name: field.type for field in kind}
+        return {key: _json_value(x, fields[key]) for key, x in value.items() if x is not None}
+    if types.is_map(kind):
+        pairs = {key: _json_value(x, kind.item_type) for key, x in value}
+        if len(pairs) < len(value):
+            raise ValueError("a map has a key twice")
+        return pairs
+    return [_json_value(x, kind.value_type) for x in value]
+
+
 def parquet_rows(
     path: str, fields: Mapping[str, str], others: Iterable[str] | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -171,7 +208,7 @@ def parquet_rows(
         while True:
             try:
                 batch = next(batches, None)
-                rows = None if batch is None else batch.to_pylist()
+                rows = None if batch is None else _rows_of(batch)
             except Exception as error:  # a damaged page; no UTF-8; a date that Python cannot hold
                 raise DataError(
                     f"{path}, after row {number}: cannot be read ({error}); write it again"

@@ -24,7 +24,6 @@ from compass_jax.data.files import (
     DataError,
     check_messages,
     field_of,
-    files_of,
     label_among,
     read_rows,
     refuse,
@@ -35,6 +34,7 @@ from compass_jax.data.heldout import heldout_texts, sets_asked
 from compass_jax.data.preferences import asked_in_both_orders
 from compass_jax.data.procedural import normalised
 from compass_jax.data.questions import Question, Tell, questions
+from compass_jax.data.splits import tell_splits, training_files
 from compass_jax.data.stream import InMemory, Records, Share, ShuffledStream
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.tokenizer_folder import TokenizerError
@@ -164,6 +164,7 @@ def sft_examples(
     `tell` gets a line for what is left out, and one on `data.eval_sets`. Raises DataError for a
     file or label that cannot be used, or if nothing is left.
     """
+    tell_splits((*config.sft.files, *config.sft.preferences), tell)
     pool = questions(config.data, config.seed, tell)
     asked = heldout_texts(pool)
     counts: Counter[str] = Counter(duplicates=0, too_long=0, heldout=0)
@@ -244,7 +245,7 @@ def _verdicts(sft: SFTConfig) -> Iterator[Conversation]:
     """What a judge learns to say of the pairs of files, in both orders."""
     for pattern in sft.preferences:
         label = label_among(pattern, dict(sft.weights))
-        for one in asked_in_both_orders(pattern):
+        for one in asked_in_both_orders(pattern, training_files):
             said = [*one.messages, {"role": "assistant", "content": one.taught}]
             yield Conversation(one.pair.where, label, said, asks=one.pair.question)
 
@@ -286,9 +287,9 @@ BESIDE = ("tools", "system")  # columns that a row may have beside those that it
 
 
 def labelled_files(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """(label, file) of every file of `sft.files`."""
+    """Yields (label, file) of every training file of `sft.files`."""
     for pattern in config.sft.files:
-        for path in files_of(pattern):
+        for path in training_files(pattern):
             yield label_among(pattern, dict(config.sft.weights)), path
 
 

@@ -39,6 +39,7 @@ from compass_jax.data.sft import (
     sft_examples,
     sft_reading,
 )
+from compass_jax.data.splits import tell_splits
 from compass_jax.data.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -115,6 +116,7 @@ class StreamedExamples:
     """
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer, tell: Tell, team: Team):
+        tell_splits((*config.sft.files, *config.sft.preferences), tell)
         pool = questions(config.data, config.seed, tell)
         self._asked = heldout_texts(pool)
         if line := sets_not_counted(config.data):

@@ -13,6 +13,7 @@ from compass_jax.config import FileSource, RewardConfig, RunConfig
 from compass_jax.config.verifiers import looked_for
 from compass_jax.experience.policies import is_uniform, known_rewards
 from compass_jax.records import Group, Prompt, Score
+from compass_jax.rewards.answer_form import form_of, remedy
 
 KINDS = ("varied", "all_right", "all_wrong", "between", "undecided")
 MOST_SHOWN = 600  # characters of a text in a warning
@@ -95,9 +96,11 @@ def silence_warning(
     places = looked_for(source, config.rewards.answer_tag)
     if kind == NOTHING_EXTRACTED:
         what = f"no answer could be extracted from any of the {responses} responses {of}"
+        form = form_of(source, config.rewards.answer_tag)
+        ask = "ask for it in the prompt (data.system_prompt)"
         option = (
-            "ask for it in the prompt (data.system_prompt), or set rewards.answer_tag: another tag,"
-            f" or empty for the whole response; or judge by another {where}.verifier"
+            f"{ask if form is None else remedy(form, config)}, or set rewards.answer_tag: another"
+            f" tag, or empty for the whole response; or judge by another {where}.verifier"
         )
     else:
         what = f"all {responses} responses {of} are wrong: no verifier teaches anything"

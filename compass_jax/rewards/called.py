@@ -3,7 +3,8 @@ ones and for a person's own.
 
     prompt, response, row       texts, and the row with all its columns as a dict
     answer_tag                  rewards.answer_tag
-    any other name              the row's column of this name, else the source's verifier_args;
+    any other name              the row's column of this name, where it is not null, else the
+                                source's verifier_args, else the parameter's default;
                                 answer is the reference, whatever its column is called in the file
     **anything                  every column and argument that is not named
 
@@ -82,7 +83,9 @@ class Called(NamedTuple):
 
     def _chosen(self, belonging: dict[str, Any]) -> dict[str, Any]:
         """The arguments that the function wants, of those and of what every response has."""
-        known = {**self.given, **belonging, "answer_tag": self.tag}
+        # a column that other rows have is null here in a Parquet file, and absent in JSONL
+        columns = {k: x for k, x in belonging.items() if x is not None or k not in self.given}
+        known = {**self.given, **columns, "answer_tag": self.tag}
         missing = [name for name in self.wanted if name not in known]
         if missing:
             rows = belonging.get("rows") or [belonging.get("row")]
@@ -92,7 +95,7 @@ class Called(NamedTuple):
                 f" column{f'; did you mean {near[0]}?' if near else ''} (it has:"
                 f" {', '.join(map(str, rows[0]))})"
             )
-        names = [name for name in (*self.wanted, *self.offered) if name in known]
+        names = [*self.wanted, *(x for x in self.offered if known.get(x) is not None)]
         if self.rest:
             hidden = {"rows" if self.batch else "row", "answer_tag", *names}
             names += [name for name in known if isinstance(name, str) and name not in hidden]

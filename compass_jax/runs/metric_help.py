@@ -194,6 +194,10 @@ METRICS: dict[str, Metric] = {
     "train/mfu": Metric(
         _SHARE, "Operations that the model needs over the chip's peak; on known chips alone."
     ),
+    "memory/peak_gib": Metric(
+        "GiB",
+        "The most memory so far: of the device, or on a CPU what was resident of the main process.",
+    ),
     "handover/bytes": Metric("bytes", "Size of the weights that were handed to the rollout."),
     "time/rollout_s": Metric(_S, "Time of the rollout."),
     "time/reward_wait_s": Metric(_S, "Time that the step waited for rewards."),

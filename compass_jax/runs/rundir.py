@@ -12,12 +12,13 @@ import json
 import os
 import socket
 import stat
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from compass_jax.config import ConfigError, RunConfig
-from compass_jax.config.io import config_from_json, config_to_json, differences
+from compass_jax.config.io import config_from_json, config_to_json, differences, flatten
 from compass_jax.config.rewards import NO_FILE
 from compass_jax.errors import CompassError
 from compass_jax.runs.logfile import removed_on_error
@@ -239,6 +240,42 @@ def staged(config: RunConfig, stage: str) -> RunConfig:
         return replace(config, init_from=read_config(here).init_from)
     tuned = here.with_name("sft")
     return replace(config, init_from=str(tuned)) if any(tuned.glob(_CHECKPOINTS)) else config
+
+
+# chosen by the memory that was free at a run's start, where its configuration was made from files
+SIZES = (
+    "rollout.slots",
+    "rl.prompts_per_step",
+    "rl.group_size",
+    "rl.updates_per_rollout",
+    "rl.optim.warmup_steps",
+    "rl.micro_batch_tokens",
+    "sft.micro_batch_tokens",
+)
+
+
+def with_recorded_sizes(config: RunConfig, given: Collection[str] = ()) -> RunConfig:
+    """Returns `config` with the SIZES of the run that has begun in its directory, if one has: less
+    memory may be free now, and a run goes on with what it began with.
+
+    Args:
+        config: made from files.
+        given: settings that were named by hand, which stay, as words of a command line or names.
+    """
+    path = Path(config.directory)
+    if not (path / "config.json").is_file() or nothing_trained(path):
+        return config
+    old = flatten(read_config(path))
+    named = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in given}
+    for key in SIZES:
+        if key in old and key not in named:
+            config = _with_value(config, key.split("."), old[key])
+    return config
+
+
+def _with_value(part: Any, path: list[str], value: Any) -> Any:
+    inner = value if len(path) == 1 else _with_value(getattr(part, path[0]), path[1:], value)
+    return replace(part, **{path[0]: inner})
 
 
 _CHECKPOINTS = "checkpoints/step_*"

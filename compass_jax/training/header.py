@@ -10,7 +10,9 @@ from compass_jax.config import MeshConfig, ModelConfig, RunConfig
 from compass_jax.config.curriculum import Stage
 
 
-def header(config: RunConfig, work: str, parameters: int, done_steps: int, total: int) -> list[str]:
+def header(
+    config: RunConfig, work: str, parameters: int, done_steps: int, total: int, memory: str = ""
+) -> list[str]:
     """Lines of "name  value".
 
     Args:
@@ -18,6 +20,7 @@ def header(config: RunConfig, work: str, parameters: int, done_steps: int, total
         parameters: of the model.
         done_steps: of the run that is continued; 0: it is new.
         total: steps in all.
+        memory: the estimate of the run's memory, in words.
     """
     devices = jax.devices()
     where = f"{len(devices)} x {devices[0].device_kind}, {_axes(config.mesh)}"
@@ -28,6 +31,7 @@ def header(config: RunConfig, work: str, parameters: int, done_steps: int, total
         "weights": config.init_from or "random",
         "trains on": work,
         "devices": where,
+        **({"memory": memory} if memory else {}),
         "directory": config.directory,
         "steps": f"{done_steps} of {total} done: continues" if done_steps else f"{total}",
     }

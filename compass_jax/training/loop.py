@@ -43,6 +43,8 @@ from compass_jax.experience.metrics import (
     permute_rewards,
     staleness,
 )
+from compass_jax.machine import peak_bytes
+from compass_jax.memory import memory_line
 from compass_jax.model.params import in_layout, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Group, Prompt, StepArrays
@@ -290,7 +292,12 @@ class RLTrainer:
             self.samples.write(self.done_steps, groups, trace)
             yield (
                 self.done_steps,
-                {**metrics, **handed, "policy_version": float(self.learner.version)},
+                {
+                    **metrics,
+                    **handed,
+                    "policy_version": float(self.learner.version),
+                    "memory/peak_gib": peak_bytes() / 2**30,
+                },
             )
 
     def _stopped(self) -> bool:
@@ -389,9 +396,10 @@ class RLTrainer:
 
     def header(self) -> list[str]:
         """The first lines that a person sees."""
-        work = f"{len(self.stream):,} prompts, {in_words(self.evaluated)}"
+        work = f"{len(self.stream):,} prompts, {in_words(self.evaluated, self.config.data)}"
         parameters = sum(x.size for x in jax.tree.leaves(self.learner.state.params))
-        return header(self.config, work, parameters, self.done_steps, self.rl.steps)
+        memory = memory_line(self.config, "train")
+        return header(self.config, work, parameters, self.done_steps, self.rl.steps, memory)
 
     # ---- accounts --------------------------------------------------------------------------------
 

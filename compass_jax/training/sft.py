@@ -20,6 +20,8 @@ from compass_jax.data.packing import packed, padded
 from compass_jax.data.sft import ExampleRecords, ExampleStream
 from compass_jax.data.streamed import Team, sft_records, work_in_words
 from compass_jax.distributed import is_main_process
+from compass_jax.machine import peak_bytes
+from compass_jax.memory import memory_line
 from compass_jax.model.params import (
     decays,
     in_layout,
@@ -116,7 +118,8 @@ class SFTTrainer:
         """The first lines that a person sees."""
         work = work_in_words(self.data_stats)
         parameters = sum(x.size for x in jax.tree.leaves(self.state.params))
-        return header(self.config, work, parameters, self.done_steps, self.sft.steps)
+        memory = memory_line(self.config, self.STAGE)
+        return header(self.config, work, parameters, self.done_steps, self.sft.steps, memory)
 
     def save(self) -> None:
         """Writes checkpoint `done_steps`."""
@@ -164,6 +167,7 @@ class SFTTrainer:
                     **metrics,
                     "train/tokens_per_s": tokens / (time.perf_counter() - started),
                     "epoch": self.stream.epoch,
+                    "memory/peak_gib": peak_bytes() / 2**30,
                     **self.stream.metrics(),
                 },
             )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from compass_jax.tool_calls import ToolCall, of_object
 from compass_jax.untrusted import parse_json
-from compass_jax.verifiers.values import equal
+from compass_jax.verifiers.values import equal, without_nulls
 
 _UNREAD = re.compile(r"[ ,./\-_*^]")
 
@@ -48,6 +48,8 @@ class Wanted:
 
     def complaint(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What makes a call another one than this; empty: nothing."""
+        if not self.loose:
+            arguments = without_nulls(arguments)
         if name != self.name:
             return f"{name[:80]} is called, not {self.name}"
         for key in arguments:
@@ -161,8 +163,11 @@ def _wanted(one: Any, tools: Mapping[str, Tool]) -> Wanted:
                 loose=True,
             )
     call = of_object(one)
+    call = call._replace(arguments=without_nulls(call.arguments))
     defaults = tools.get(call.name, Tool()).defaults
-    left_out = {key: [value] for key, value in defaults.items() if key not in call.arguments}
+    left_out = {
+        key: [without_nulls(value)] for key, value in defaults.items() if key not in call.arguments
+    }
     as_default = {
         key
         for key, value in call.arguments.items()

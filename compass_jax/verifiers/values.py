@@ -6,6 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
+def without_nulls(value: Any) -> Any:
+    """Returns a JSON value whose objects have no null fields, at any depth; nulls in lists stay.
+
+    Arrow stores a field that a row lacks as null, so a null field and an absent one are the same
+    data in a Parquet file.
+    """
+    if isinstance(value, Mapping):
+        return {key: without_nulls(x) for key, x in value.items() if x is not None}
+    if isinstance(value, list | tuple):
+        return type(value)(map(without_nulls, value))
+    return value
+
+
 def equal(a: Any, b: Any, text: Callable[[str], str] = str) -> bool:
     """Whether two values are the same JSON: true is not 1, 1 is 1.0, and a tuple is a list. Strings
     are the same where `text` of them is.

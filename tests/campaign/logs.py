@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 # How full the slots of a process were: a rollout that a stop or a kill cut in two was made by two.
-USE = ("rollout/slot_occupancy", "rollout/preempted")
+USE = ("rollout/slot_occupancy", "rollout/preempted", "memory/peak_gib")
 
 
 def clocked(name: str) -> bool:

@@ -71,7 +71,7 @@ def test_a_set_is_beside_the_held_out_prompts_and_not_trained_on(tmp_path, token
     assert sum(overlap) == len(asked - held) and not overlap[2]
     count = f"data.eval_sets, own: {sum(overlap)} of its 3 questions are in data.sources too"
     assert len([line for line in told if count in line]) == 1
-    assert in_words([heldout, mine]) == f"{len(held)} held out, own 3"
+    assert in_words([heldout, mine], config.data) == f"{len(held)} held out, own 3"
     assert config.data.keyed_sources()[mine.prompts[0].source] == (
         "data.eval_sets[0].sources[0]",
         own,

@@ -156,7 +156,7 @@ def answers(out):
         found[str(file.relative_to(out))] = file.read_text()
     for file in sorted(out.rglob("metrics.jsonl")):
         lines = [json.loads(line) for line in file.read_text().splitlines()]
-        clocks = ("_s", "_per_s", "_bytes", "mfu")
+        clocks = ("_s", "_per_s", "_bytes", "mfu", "peak_gib")
         found[str(file.relative_to(out))] = [
             {
                 k: v

@@ -98,9 +98,9 @@ def test_the_warning_has_a_whole_sample_what_was_looked_for_and_the_option():
         "warning: no answer could be extracted from any of the 16 responses of the first rollout",
         "  looked for: the text in the last <answer>...</answer>, else in the last \\boxed{...},"
         " else after the last ####",
-        "  to change it: ask for it in the prompt (data.system_prompt), or set rewards.answer_tag:"
-        " another tag, or empty for the whole response; or judge by another"
-        " data.sources[0].verifier",
+        '  to change it: set --data.system-prompt "Think step by step, then write the final answer'
+        ' alone between <answer> and </answer>.", or set rewards.answer_tag: another tag, or empty'
+        " for the whole response; or judge by another data.sources[0].verifier",
         '  prompt:    "How\\nmany?"',
         '  response:  "whole"',
         '  reference: "72"   reward: 0 (ok)',

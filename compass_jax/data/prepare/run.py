@@ -32,6 +32,7 @@ from compass_jax.data.prepare.judge import Judge
 from compass_jax.data.prepare.kept import AT_ONCE, Kept, Row, row_of
 from compass_jax.data.prepare.report import Tally, markdown
 from compass_jax.data.prepare.sample import Sample
+from compass_jax.data.splits import tell_splits, training_files
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.tokenizer_folder import TokenizerError
 from compass_jax.runs.rundir import FolderLock, write_atomically
@@ -70,7 +71,8 @@ class _Preparation:
         self._config = config
         self._tell = tell
         self._out = out
-        self._files = [name for pattern in config.data for name in files_of(pattern)]
+        self._files = [name for pattern in config.data for name in training_files(pattern)]
+        tell_splits(config.data, tell)
         sets = [name for pattern in config.against for name in files_of(pattern)]
         self._sets = Contamination(sets if config.ngram_words else [], config.ngram_words, tell)
         self._tokenizer = Tokenizer.load(config.tokenizer) if config.tokenizer else None

@@ -8,7 +8,7 @@ from typing import Any
 from compass_jax.untrusted import UntrustedError, parse_json
 from compass_jax.verifiers.base import NOTHING, Example, Kind
 from compass_jax.verifiers.extract import json_text
-from compass_jax.verifiers.values import equal
+from compass_jax.verifiers.values import equal, without_nulls
 
 
 def judge(
@@ -22,7 +22,7 @@ def judge(
         found = parse_json(json_text(response, answer_tag), "the answer")
     except UntrustedError:
         return NOTHING
-    same = answer is None or equal(found, _value(answer, "the reference"))
+    same = answer is None or _same(found, answer)
     if schema is None:
         return {"reward": float(same)}
     from jsonschema.validators import validator_for
@@ -37,6 +37,15 @@ def at_once(
 ) -> Mapping[str, Any] | None:
     """What `judge` gives without a schema: a pattern in a schema can take for ever."""
     return judge(response, answer_tag, answer) if schema is None else None
+
+
+def _same(found: Any, answer: Any) -> bool:
+    """Returns whether the answer equals the reference. Null fields count as absent where the
+    reference is an object of the row, and as written where it is JSON text.
+    """
+    if isinstance(answer, str):
+        return equal(found, parse_json(answer, "the reference"))
+    return equal(without_nulls(found), without_nulls(answer))
 
 
 def _value(given: Any, name: str) -> Any:

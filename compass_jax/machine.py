@@ -1,0 +1,106 @@
+"""The memory of this machine: how much processes can still get, and the most that this one used."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+import jax
+
+FREE_SHARE = 0.8  # of the memory that is available: a run may use no more than this by default
+CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")
+CGROUP_USES = ("memory.current", "memory.usage_in_bytes")
+
+
+def on_cpu() -> bool:
+    """Returns whether the devices are a CPU's."""
+    return jax.devices()[0].platform == "cpu"
+
+
+def usable_bytes() -> float:
+    """Returns the bytes that a run may use of one device: of an accelerator its memory, of a CPU's
+    simulated device its part of FREE_SHARE of what is available.
+    """
+    device = jax.devices()[0]
+    stats = device.memory_stats() if not on_cpu() else None
+    if stats and "bytes_limit" in stats:
+        return float(stats["bytes_limit"])
+    return FREE_SHARE * available_bytes() / jax.local_device_count()
+
+
+def available_bytes(root: Path = Path("/")) -> float:
+    """Returns the bytes of memory that processes can still get: what the system says is available,
+    or what a container's limit leaves of it.
+
+    Args:
+        root: where /proc and /sys are; of tests.
+    """
+    there = _meminfo(root) or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return float(min([there, *_cgroup_room(root)]))
+
+
+def _meminfo(root: Path) -> int:
+    """Returns MemAvailable of /proc/meminfo; 0 where the system has no such file."""
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else 0
+
+
+def _cgroup_room(root: Path) -> list[int]:
+    """Returns what the limits of this process's control groups and their parents leave, in versions
+    1 and 2.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    rooms = []
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / controllers
+        inner = base / path.lstrip("/")
+        # in a container its own group is mounted as the root, whatever path says
+        for folder in {base, inner, *(x for x in inner.parents if x.is_relative_to(base))}:
+            limit, used = (_number(folder, names) for names in (CGROUP_LIMITS, CGROUP_USES))
+            if limit is not None:
+                rooms.append(max(limit - (used or 0) + _reclaimable(folder), 0))
+    return rooms
+
+
+def _number(folder: Path, names: tuple[str, ...]) -> int | None:
+    """Returns the number in the first of these files; None where it says "max" or is missing."""
+    for name in names:
+        try:
+            text = (folder / name).read_text().strip()
+        except OSError:
+            continue
+        return int(text) if text.isdigit() else None
+    return None
+
+
+def _reclaimable(folder: Path) -> int:
+    """Returns the page cache that counts as used and is given back on demand."""
+    try:
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    stats = dict(line.split(" ", 1) for line in lines if " " in line)
+    return int(stats.get("inactive_file", stats.get("total_inactive_file", "0")))
+
+
+def peak_bytes() -> float:
+    """Returns the most memory that this process has used so far: on an accelerator that of its
+    device, elsewhere the process's resident memory.
+    """
+    device = jax.devices()[0]
+    stats = device.memory_stats() if not on_cpu() else None
+    if stats and "peak_bytes_in_use" in stats:
+        return float(stats["peak_bytes_in_use"])
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)

@@ -1,0 +1,184 @@
+"""The memory that a run needs at its peak.
+
+The activations are not guessed: tracing forward and backward of one micro-batch gives the shape of
+every array that the backward pass keeps, attention scores included, in a second or two and without
+compiling. The logits of `compute.logprob_chunk` tokens are added to them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig, RolloutConfig, RunConfig
+from compass_jax.machine import available_bytes, on_cpu, usable_bytes
+from compass_jax.model.moe import empty_routes
+from compass_jax.model.params import in_layout, training_layout
+from compass_jax.model.transformer import Transformer, init_params
+from compass_jax.training import optim, step
+
+# Python, JAX, the compiler and its programs, the tokenizer, on a CPU (docs/measurements.md)
+PROCESS_BYTES = 0.75 * 2**30
+
+
+class MemoryEstimate(NamedTuple):
+    """Bytes on one device at the peak of training; on a CPU those of the process."""
+
+    process: float
+    weights: float  # trained parameters, and the reference's
+    optimizer: float
+    rollout: float  # the sampler's weights, its KV cache and its routes
+    gradients: float  # the update's sum, and the micro-batch's
+    activations: float  # of one micro-batch
+    logits: float
+
+    @property
+    def total(self) -> float:
+        """Peak bytes."""
+        return sum(self)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name} {x / 2**30:.2f}" for name, x in self._asdict().items() if x >= 0.005 * 2**30
+        ]
+        return f"about {self.total / 2**30:.1f} GiB at the peak ({', '.join(parts)})"
+
+
+def estimate(config: RunConfig, stage: str = "train") -> MemoryEstimate:
+    """Returns what a run needs.
+
+    Args:
+        config: of the run.
+        stage: "train", or another command that trains without a rollout, as "sft".
+    """
+    rl = stage == "train"
+    settings: Any = config.rl if rl else config.sft
+    rows = rows_of(settings.micro_batch_tokens, settings.buckets[-1], config.mesh)
+    return MemoryEstimate(
+        process=PROCESS_BYTES if on_cpu() else 0.0,
+        **_fixed(config, rl),
+        **_of_micro_batch(config.model, config.compute, rows, settings.buckets[-1]),
+    )
+
+
+def memory_line(config: RunConfig, stage: str) -> str:
+    """Returns the estimate in words, with what is available where the run needs more."""
+    need, free = estimate(config, stage), usable_bytes()
+    if on_cpu():  # its simulated devices share one memory
+        parts = {name: x * jax.local_device_count() for name, x in need._asdict().items()}
+        need, free = MemoryEstimate(**parts | {"process": need.process}), available_bytes()
+    line = str(need)
+    if need.total > free:
+        sizes = (
+            "rl.micro_batch_tokens or rollout.slots"
+            if stage == "train"
+            else "sft.micro_batch_tokens"
+        )
+        line += f"; {free / 2**30:.1f} GiB are free: lower {sizes}"
+    return line
+
+
+def rows_of(tokens: int, length: int, mesh: MeshConfig) -> int:
+    """Returns the rows that a full micro-batch has on one device."""
+    return max(1, tokens // length // _shards_of_rows(mesh))
+
+
+def _shards_of_rows(mesh: MeshConfig) -> int:
+    return max(mesh.devices // mesh.tensor // mesh.context, 1)
+
+
+def fitting_rows(config: RunConfig, stage: str, most: int) -> int:
+    """Returns how many rows of the longest bucket fit into a micro-batch on one device, one at
+    least and `most` at most; `stage` as in `estimate`.
+    """
+    rl = stage == "train"
+    process = PROCESS_BYTES if on_cpu() else 0.0
+    room = usable_bytes() - process - sum(_fixed(config, rl).values())
+    length = (config.rl if rl else config.sft).buckets[-1]
+    one, two = (
+        sum(_of_micro_batch(config.model, config.compute, rows, length).values()) for rows in (1, 2)
+    )
+    return max(1, min(most, 1 + int((room - one) // max(two - one, 1))))
+
+
+def _fixed(config: RunConfig, rl: bool) -> dict[str, float]:
+    """Returns the bytes of a device that do not depend on the micro-batch, by name."""
+    shapes = _abstract_params(config.model, config.compute)
+    optimizer = config.rl.optim if rl else config.sft.optim
+    state = jax.eval_shape(lambda p: optim.init_state(p, optimizer, 2), shapes)
+    parts = config.mesh.fsdp * config.mesh.expert * config.mesh.tensor
+    count = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+    weights = tree_bytes(shapes) / parts
+    rollout = 0.0
+    if rl:
+        there = config.rollout_mesh or config.mesh
+        shared = config.mesh.fsdp * there.expert * there.tensor
+        rollout = count * jnp.dtype(config.rollout_compute.dtype).itemsize / shared
+        rollout += cache_bytes(config.model, config.rollout, config.rollout_compute, there)
+        rollout += route_bytes(config)
+    wide = count * max(4, jnp.dtype(config.compute.param_dtype).itemsize) / parts
+    return {
+        "weights": weights * (2 if rl and config.rl.uses_reference else 1),
+        "optimizer": tree_bytes(state) / parts - weights,
+        "rollout": rollout,
+        "gradients": wide + weights,
+    }
+
+
+def cache_bytes(
+    model: ModelConfig, rollout: RolloutConfig, compute: ComputeConfig, mesh: MeshConfig
+) -> float:
+    """Returns the bytes of the rollout's KV cache on one device."""
+    width = 1 if rollout.kv_quantize != "off" else jnp.dtype(compute.dtype_of("attention")).itemsize
+    tokens = rollout.slots * rollout.max_length
+    if rollout.cache_pages:
+        tokens = rollout.cache_pages * rollout.page_tokens
+    return 2 * model.layers * model.kv_heads * model.head_dim * width * tokens / mesh.devices
+
+
+def route_bytes(config: RunConfig) -> float:
+    """Returns the bytes of recorded routes: those of the slots, and those of the step's samples."""
+    if not config.model.moe_layers:
+        return 0.0
+    samples = config.rollout.slots + 2 * config.rl.prompts_per_round * config.rl.capacity
+    one = jax.eval_shape(lambda: empty_routes(config.model, 1, config.rollout.max_length))
+    return samples * tree_bytes(one) / config.mesh.devices
+
+
+def _of_micro_batch(
+    model: ModelConfig, compute: ComputeConfig, rows: int, length: int
+) -> dict[str, float]:
+    """Returns the bytes of activations and logits of a micro-batch of a device."""
+    chunk = min(compute.logprob_chunk, rows * length)
+    return {
+        "activations": float(_kept_bytes(model, compute, rows, length)),
+        # the logits and their log-softmax
+        "logits": 2.0 * chunk * model.vocab_size * 4,
+    }
+
+
+def _kept_bytes(model: ModelConfig, compute: ComputeConfig, rows: int, length: int) -> int:
+    """Returns the bytes that a forward pass keeps for the backward pass of a micro-batch."""
+    network = Transformer(model, compute, training_layout(compute))
+    shapes = (
+        _abstract_params(model, compute),
+        jax.ShapeDtypeStruct((rows, length), jnp.int32),
+        jax.ShapeDtypeStruct((rows,), jnp.int32),
+        jax.eval_shape(lambda: empty_routes(model, rows, length)) if model.moe_layers else None,
+    )
+    run = partial(step.forward_and_pullback, network)
+    return tree_bytes(jax.eval_shape(lambda *xs: run(*xs, 1.0), *shapes))
+
+
+def _abstract_params(model: ModelConfig, compute: ComputeConfig) -> Any:
+    layout = training_layout(compute)
+    return jax.eval_shape(lambda: in_layout(init_params(model, compute, jax.random.key(0)), layout))
+
+
+def tree_bytes(tree: Any) -> int:
+    """Returns the bytes of a tree of arrays or shapes."""
+    return sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))

@@ -1,0 +1,112 @@
+"""Whether prompts ask for the form in which a verifier looks for the answer, and a system prompt
+that does.
+
+A model that was never asked for `<answer>` tags writes none, and then every reward is 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from compass_jax.config import RunConfig
+from compass_jax.config.verifiers import looked_for, pairs
+from compass_jax.records import Prompt
+
+MOST_PROMPTS = 256  # of a source that are read, evenly spaced
+
+
+class AnswerForm(NamedTuple):
+    """A form of answers.
+
+    Args:
+        asked: matches a prompt that asks for it; {tag} is rewards.answer_tag.
+        request: a system prompt that asks for it.
+    """
+
+    asked: str
+    request: str
+
+
+_FINAL = AnswerForm(
+    r"<{tag}>|\\boxed|\\fbox|####",
+    "Think step by step, then write the final answer alone between <{tag}> and </{tag}>.",
+)
+_TAG = AnswerForm(r"<{tag}>", _FINAL.request)
+_CHOICE = AnswerForm(
+    _FINAL.asked + r"|answer is|answer:",
+    "Think step by step, then write the letter of your choice alone between <{tag}> and </{tag}>.",
+)
+_JSON = AnswerForm(r"json", "Answer with one JSON object in a block between ```json and ```.")
+_CODE = AnswerForm(
+    r"```|\bcode\b|\bprogram\b|\bfunction\b|\bdef ",
+    "Write the program in one block between ```python and ```.",
+)
+_TOOLS = AnswerForm(
+    r"tool_call|\btools?\b|\bfunctions?\b",
+    'Call a tool as <tool_call>{{"name": ..., "arguments": {{...}}}}</tool_call>.',
+)
+_THOUGHT = AnswerForm(
+    r"<think>",
+    "Think between <think> and </think>, then answer between <{tag}> and </{tag}>.",
+)
+# those that need no form are missing: length, regex, instructions, verdict, judge
+FORMS = {
+    "math": _FINAL,
+    "numeric": _FINAL,
+    "exact": _FINAL,
+    "choice": _CHOICE,
+    "reasoning_gym": _TAG,
+    "json": _JSON,
+    "code": _CODE,
+    "tools": _TOOLS,
+    "format": _THOUGHT,
+}
+# these read the whole response where there is no tag
+_WITHOUT_TAG = (_FINAL, _TAG, _CHOICE)
+
+
+def form_of(source: Any, tag: str) -> AnswerForm | None:
+    """Returns the form that the first verifier of a source with one looks for, filled in; None
+    where its verifiers take any response, or are functions.
+    """
+    for name, _ in pairs(getattr(source, "verifier", "")):
+        form = FORMS.get(name)
+        if form is None or (not tag and form in _WITHOUT_TAG):
+            continue
+        given = {"tag": re.escape(tag or "answer")}
+        return AnswerForm(form.asked.format(**given), form.request.format(tag=tag or "answer"))
+    return None
+
+
+def missing_requests(
+    config: RunConfig, prompts: Sequence[Prompt], decode: Callable[[Any], str]
+) -> Iterator[str]:
+    """Yields a line for each source none of whose prompts asks for the form of its answers.
+
+    Args:
+        config: of the run.
+        prompts: of all sources.
+        decode: the text of a prompt's tokens, special ones included.
+    """
+    for index, (where, source) in enumerate(config.data.keyed_sources()):
+        form = form_of(source, config.rewards.answer_tag)
+        own = [prompt for prompt in prompts if prompt.source == index]
+        own = own[:: max(1, len(own) // MOST_PROMPTS)]
+        if form is None or not own:
+            continue
+        if any(re.search(form.asked, decode(prompt.tokens), re.IGNORECASE) for prompt in own):
+            continue
+        yield (
+            f"{where}: no prompt asks for the form of answer that its verifier looks for"
+            f" ({looked_for(source, config.rewards.answer_tag)}); unless the model was trained to"
+            f" answer so, {remedy(form, config)}"
+        )
+
+
+def remedy(form: AnswerForm, config: RunConfig) -> str:
+    """Returns what to do: the setting, with a text that can be pasted into a shell."""
+    quoted = form.request.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`")
+    verb = "add to" if config.data.system_prompt else "set"
+    return f'{verb} --data.system-prompt "{quoted}"'
