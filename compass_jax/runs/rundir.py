@@ -1,7 +1,7 @@
 """The directory of one run: one process at a time, one configuration for its whole life.
 
 config.json  metrics.jsonl  evaluation.json  rollouts.jsonl  tokens.jsonl  verdicts.jsonl
-checkpoints/  evaluation/  tb/  trackers/  .lock
+checkpoints/  evaluation_start/  evaluation/  tb/  trackers/  machine.json  .lock
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from compass_jax.untrusted import read_text
 
 EVALUATION = "evaluation.json"  # held-out accuracy after the last step of a run that has ended
 EVALUATION_FOLDER = "evaluation"  # the answers behind it, as `compass eval --out` writes them
+EVALUATION_START = "evaluation_start"  # the same of the weights before the first step
 ANSWERS = "answers.jsonl"
 SUMMARY = "summary.json"
 
@@ -45,6 +46,7 @@ MAY_CHANGE = frozenset(
         "rl.save_every",
         "rl.eval_every",
         "evaluation.at",
+        "evaluation.start",
         "sft.steps",
         "sft.save_every",
         "sft.bad_rows",  # a row that is refused has ended the run before its step

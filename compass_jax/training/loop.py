@@ -38,10 +38,13 @@ from compass_jax.experience.collect import Collector, new_buffer, results_of
 from compass_jax.experience.evaluate import Evaluation, Keep, evaluate, turns_of
 from compass_jax.experience.history import PromptHistory
 from compass_jax.experience.metrics import (
+    Bins,
     group_metrics,
     label_inversion,
+    label_metrics,
     permute_rewards,
     staleness,
+    step_histograms,
 )
 from compass_jax.model.params import in_layout, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer
@@ -68,6 +71,8 @@ from compass_jax.weights import checkpoint
 from compass_jax.weights.recorded import check_recorded_routes
 from compass_jax.weights.start import first_parameters
 from compass_jax.weights.sync import sync_weights
+
+MOST_LABELS = 32  # with metrics of their own; more would bury the others
 
 
 class RLTrainer:
@@ -131,7 +136,10 @@ class RLTrainer:
         self.judge = PolicyJudge(config, scorer, self.engine, self.tokenizer)
         self.buffer = new_buffer(self.engine, self.rl)
         self.samples = SampleLog(config, self.tokenizer, telemetry)
-        self.notices.at_start(len(self.stream), len({label_of(prompt) for prompt in prompts}))
+        labels = {label_of(prompt) for prompt in prompts}
+        self.by_label = 1 < len(labels) <= MOST_LABELS
+        self.histograms: dict[str, Bins] = {}  # of the step that was yielded last
+        self.notices.at_start(len(self.stream), len(labels))
         self.ahead: dict[str, float] | None = None  # metrics of the rollout that ran ahead
         self.interrupted = False  # a stop came during a rollout
         layout = training_layout(config.compute)
@@ -261,6 +269,7 @@ class RLTrainer:
                 **(filtered if self.filter_tokens else {}),
                 **(staged if self.stage.total else {}),
                 **staleness(groups, self.learner.version),
+                **(label_metrics(groups, self.config.rewards.right_at) if self.by_label else {}),
                 "epoch": self.stream.epoch,
             }
             dropped = int(metrics.get("zero_variance/dynamic_dropped_tokens", 0))
@@ -278,6 +287,7 @@ class RLTrainer:
             handed = self._sync_weights()
             self.done_steps += 1
             self.samples.write(self.done_steps, groups, trace)
+            self.histograms = step_histograms(groups)
             yield (
                 self.done_steps,
                 {**metrics, **handed, "policy_version": float(self.learner.version)},
@@ -300,7 +310,8 @@ class RLTrainer:
         ngram = self.rl.shaping.repetition_ngram
         routes = self.learner.routes_on_mesh(routes)
         sizes, gold = (self.rl.capacity, self.rl.buckets[-1]), self.config.data.labelled
-        return groups, assemble(groups, *sizes, ngram, routes, gold)
+        hotter = None if self.rl.zero_variance.grow_temperature == 1 else self.rl.group_size
+        return groups, assemble(groups, *sizes, ngram, routes, gold, hotter)
 
     def _end_step(self) -> None:
         """What is remembered of the step's groups goes to those who choose prompts by it, and the
@@ -382,11 +393,14 @@ class RLTrainer:
 
     # ---- accounts --------------------------------------------------------------------------------
 
-    def evaluate(self, keep: Keep | None = None) -> Evaluation:
-        """Accuracy of the current policy on each set (see evaluate.evaluate)."""
+    def evaluate(self, keep: Keep | None = None, warns: bool = True) -> Evaluation:
+        """Returns the accuracy of the current policy on each set (see evaluate.evaluate).
+
+        warns: whether rewards that say nothing are warned of, which may end the run.
+        """
         self.telemetry.phase("evaluation")
         rooms = (self.engine, self.decode, self.evaluated, self.tokenizer, self.scorer)
         found = evaluate(*rooms, self.config, keep)
-        if found.warning:
+        if found.warning and warns:
             self.notices.warn(found.warning)
         return found
