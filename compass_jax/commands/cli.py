@@ -342,8 +342,8 @@ def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
     if args.command == "train":
         from compass_jax.training.rl import run_rl
 
-        strict = {"strict": True} if args.strict else {}
-        return _report_if_done(config, run_rl(config, **logs, **strict))
+        lost_log = getattr(args, "lost_log", False)
+        return _report_if_done(config, run_rl(config, lost_log=lost_log, strict=args.strict))
     if args.command == "train-judge":
         from compass_jax.commands.train_judge import run_train_judge
 

@@ -122,8 +122,8 @@ def kill_after(patch, step):
     """Once, after a step was logged and before it is saved."""
     real, done = Telemetry.log, []
 
-    def log(self, number, found):
-        real(self, number, found)
+    def log(self, number, found, *rest):
+        real(self, number, found, *rest)
         if number == step and not done:
             done.append(step)
             raise Killed

@@ -24,6 +24,7 @@ def run(tmp_path_factory):
         base,
         run_dir=str(folder),
         data=dataclasses.replace(base.data, sources=(source, more)),
+        evaluation=dataclasses.replace(base.evaluation, start=True),
         rl=dataclasses.replace(base.rl, steps=3, zero_variance=stages, correction=correction),
     ), folder
 
