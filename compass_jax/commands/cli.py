@@ -171,9 +171,9 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
 
         run_show(args.run, args.step, args.choice, args.label, args.most)
     else:
-        from compass_jax.report import run_report
+        from compass_jax.report import run_report, watch_report
 
-        run_report(args.run, args.out)
+        (watch_report if args.watch else run_report)(args.run, args.out)
     return 0
 
 

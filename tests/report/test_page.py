@@ -193,7 +193,7 @@ def test_numbers_that_are_not_finite_are_gaps(tmp_path):
     run = written(tmp_path)[2]["runs"][0]
     assert run["curves"]["metrics"]["reward/mean"]["v"][-1] is None
     assert run["groups"][0]["samples"][0]["reward"] is None
-    assert "3 metrics have values that are not finite" in run["notes"][-1]
+    assert "3 metrics have values that are not finite: gaps" in run["notes"][-1]
 
 
 def test_a_prompt_of_100_kilobytes_is_shown_by_its_ends(tmp_path):
