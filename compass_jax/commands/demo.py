@@ -127,7 +127,7 @@ def last_lines(folder: Path, page: Path, summary: dict[str, Any]) -> str:
         "next:\n"
         f"  compass show {runs} --varied       answers, the best and the worst of a group\n"
         f"  compass compare {folder / 'grpo'} {runs}    prompt by prompt\n"
-        f"  compass serve {folder / 'hf'}      the exported model behind OpenAI's HTTP API\n"
+        f"  compass serve {folder / 'hf'} --openai     the export behind an HTTP API (docs/serving.md)\n"
         "  docs/quickstart.md              your own data and reward, from this cold start"
     )
 
