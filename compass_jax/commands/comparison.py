@@ -1,4 +1,4 @@
-"""What the generated tokens of two runs were spent on, side by side."""
+"""A comparison of two runs: their generated tokens by signal, and their accuracies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VARIED = "groups/varied_frac"
 
 @dataclass(frozen=True)
 class Spending:
-    """What the generated tokens of a run were spent on."""
+    """The generated tokens of a run, by their signal."""
 
     tokens: float
     steps: int
@@ -77,10 +77,10 @@ def difference_in_words(paired: Mapping[str, Any]) -> str:
         return "the difference of the accuracies is not known"
     points, low, high = (100 * x for x in (paired["difference"], *paired["interval"]))
     side = "above" if points > 0 else "below"
-    told = (
+    sentence = (
         f"accuracy: {abs(points):.1f} points {side} plain GRPO's (95% interval of the difference:"
         f" {low:+.1f} to {high:+.1f}, {paired['prompts']} prompts, one seed)"
     )
     if low <= 0 <= high:
-        told += ": these prompts show no difference"
-    return told
+        sentence += ": these prompts show no difference"
+    return sentence

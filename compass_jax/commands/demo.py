@@ -59,8 +59,8 @@ class Quick(NamedTuple):
 
 
 def run_demo(out: str = "runs/demo", seed: int = 0, quick: bool = False) -> dict[str, Any]:
-    """Runs everything into `out` and returns what it writes to `out`/summary.json. An interrupted
-    demo continues where it was.
+    """Runs everything into `out` and returns the content of `out`/summary.json. The same call
+    resumes an interrupted demo.
     """
     with FolderLock(out) as lock:
         return _run(lock.path, seed, Quick() if quick else None)
@@ -125,10 +125,10 @@ def last_lines(folder: Path, page: Path, summary: dict[str, Any]) -> str:
         f"summary: {folder / 'summary.json'}\n"
         f"report page of both runs: {page} (open it in a browser)\n"
         "next:\n"
-        f"  compass show {runs} --varied       answers, the best and the worst of a group\n"
-        f"  compass compare {folder / 'grpo'} {runs}    prompt by prompt\n"
-        f"  compass serve {folder / 'hf'} --openai     the export behind an HTTP API (docs/serving.md)\n"
-        "  docs/quickstart.md              your own data and reward, from this cold start"
+        f"  compass show {runs} --varied   # the best and the worst answers of some groups\n"
+        f"  compass compare {folder / 'grpo'} {runs}   # prompt by prompt\n"
+        f"  compass serve {folder / 'hf'} --openai   # an HTTP API: docs/serving.md\n"
+        f"your own data and reward, from {folder / 'sft'}: docs/quickstart.md"
     )
 
 
@@ -151,14 +151,14 @@ def against_grpo(
     """
     directories = rl.directory, baseline.directory
     series = [read_metrics(Path(x) / "metrics.jsonl", "rl") for x in directories]
-    ours, theirs = spending(series[0]), spending(series[1])
+    run, other = spending(series[0]), spending(series[1])
     accuracy = ((first.avg_at_k, last.avg_at_k), (first.avg_at_k, plain.avg_at_k))
-    rows = comparison_rows(("this run", "plain GRPO"), (ours, theirs), accuracy, last.k)
-    apart = theirs.tokens / ours.tokens - 1
+    rows = comparison_rows(("this run", "plain GRPO"), (run, other), accuracy, last.k)
+    excess = other.tokens / run.tokens - 1
     title = "the same data and cold start, at equal generated tokens"
-    if abs(apart) > 0.05:
-        more = "more" if apart > 0 else "fewer"
-        title = f"the same data and cold start; GRPO generated {abs(apart):.0%} {more} tokens"
+    if abs(excess) > 0.05:
+        more = "more" if excess > 0 else "fewer"
+        title = f"the same data and cold start; GRPO generated {abs(excess):.0%} {more} tokens"
     pair = read_evaluation(baseline.directory), read_evaluation(rl.directory)
     paired = compare(*pair)["sets"][HELDOUT]["avg_at_k"]
     return Comparison(rows, title, paired, difference_in_words(paired))

@@ -59,18 +59,18 @@ def watch_report(
     """
     console = console or Console()
     folders = list(dict.fromkeys(Path(run) for run in runs))
-    told = ""
+    last_line = ""
     while any(map(is_locked, folders)):
         try:
-            found = {folder: _stages(folder) for folder in folders}
-            path = write_page(found, out, again_s=every_s)
-            steps = ", ".join(f"{folder}: step {_last_step(found[folder])}" for folder in folders)
+            stages = {folder: _stages(folder) for folder in folders}
+            path = write_page(stages, out, again_s=every_s)
+            steps = ", ".join(f"{folder}: step {_last_step(stages[folder])}" for folder in folders)
             line = f"page: {path} ({steps}); it is written again every {every_s:g} s; Ctrl-C ends"
         except NotStarted as waiting:
             line = str(waiting)
-        if line != told:
+        if line != last_line:
             console.print(line, highlight=False, soft_wrap=True)
-            told = line
+            last_line = line
         sleep(every_s)
     console.print("no process writes to the runs: this is the last page", highlight=False)
     return run_report(runs, out, console)

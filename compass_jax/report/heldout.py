@@ -74,8 +74,8 @@ def _point_of(one: dict[str, Any]) -> dict[str, Any] | None:
         passed = one["pass_at"][str(one["k"])]
     except (KeyError, TypeError, ValueError):
         return None
-    found = {**one, "avg_at_k_low": low, "avg_at_k_high": high, "pass_at_k": passed}
-    return {key: number(found.get(key)) for key in KEYS}
+    numbers = {**one, "avg_at_k_low": low, "avg_at_k_high": high, "pass_at_k": passed}
+    return {key: number(numbers.get(key)) for key in KEYS}
 
 
 def _by_label(start: dict[str, Any], end: dict[str, Any]) -> dict[str, list[Any]]:
@@ -92,12 +92,12 @@ def _by_label(start: dict[str, Any], end: dict[str, Any]) -> dict[str, list[Any]
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """Returns the object in a file; empty where there is none, or a damaged one."""
+    """Returns the object in a file; empty where the file is absent or damaged."""
     try:
-        found = json.loads(file.read_text(errors="replace"))
+        content = json.loads(file.read_text(errors="replace"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _summary(folder: Path) -> dict[str, Any]:
@@ -112,8 +112,8 @@ def _sets(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _last(file: Path) -> tuple[int | None, dict[str, Any]]:
     """Returns (step, metrics) of the evaluation after a run's last step."""
-    found = _json(file)
-    step, metrics = found.get("step"), found.get("metrics")
+    record = _json(file)
+    step, metrics = record.get("step"), record.get("metrics")
     if not isinstance(step, int) or not isinstance(metrics, dict):
         return None, {}
     return step, metrics

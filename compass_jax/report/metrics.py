@@ -103,18 +103,18 @@ def read_histograms(path: str | os.PathLike, stage: str) -> dict[str, dict[int, 
     """Returns name -> step -> bins of a stage of a metrics.jsonl; a line without histograms, as
     earlier versions wrote them, or with damaged ones adds nothing.
     """
-    found: dict[str, dict[int, Bins]] = {}
+    histograms: dict[str, dict[int, Bins]] = {}
     for _, line in whole_lines(path):
         try:
             row = json.loads(line)
             if row.get("stage", "") != stage:
                 continue
             for name, bins in row.get("histograms", {}).items():
-                read = [(float(low), float(high), float(count)) for low, high, count in bins]
-                found.setdefault(str(name), {})[int(row["step"])] = read
+                parsed = [(float(low), float(high), float(count)) for low, high, count in bins]
+                histograms.setdefault(str(name), {})[int(row["step"])] = parsed
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
-    return found
+    return histograms
 
 
 def heat_map(by_step: Mapping[int, Bins], columns: int = 60, rows: int = 16) -> dict[str, Any]:
@@ -149,8 +149,8 @@ def hours(series: Series, ends: list[int]) -> list[float]:
     parts = ["time/step_s"] if "time/step_s" in series else [f"time/{x}_s" for x in names]
     steps, seconds = [], []
     for name in parts:
-        own, values = series.get(name, (np.array([]), np.array([])))
-        steps.append(own)
+        logged, values = series.get(name, (np.array([]), np.array([])))
+        steps.append(logged)
         seconds.append(np.nan_to_num(values))
     at, spent = np.concatenate(steps), np.concatenate(seconds)
     if not at.size:

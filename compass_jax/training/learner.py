@@ -394,8 +394,8 @@ def score_account(
     logp = jnp.asarray(old_logp), jnp.asarray(arrays.rollout_logp)
     gap = mismatch(*logp, jnp.asarray(arrays.mask & ~hotter))
     if hotter.any():
-        apart = mismatch(*logp, jnp.asarray(hotter))
-        gap |= {f"mismatch/hotter/{name.split('/')[1]}": x for name, x in apart.items()}
+        hotter_gap = mismatch(*logp, jnp.asarray(hotter))
+        gap |= {f"mismatch/hotter/{name.split('/')[1]}": x for name, x in hotter_gap.items()}
     entropy = np.float32(np.sum(old_entropy, where=arrays.mask))
     tokens = np.float32(max(arrays.mask.sum(), 1))
     return gap | {

@@ -140,7 +140,8 @@ def test_the_last_lines_name_the_page_and_commands_that_the_package_knows(tmp_pa
     commands = [line.split() for line in lines.splitlines() if line.startswith("  compass ")]
     assert [words[1] for words in commands] == ["show", "compare", "serve"]
     options = {"show": ["--varied"], "serve": ["--openai"]}
-    for _, name, *rest in commands:
+    for _, name, *words in commands:
+        rest = words[: words.index("#")]
         places = [x for x in rest if x.startswith(str(tmp_path))]
         command_line().parse_args([name, *places, *options.get(name, [])])
 
