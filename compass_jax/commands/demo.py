@@ -33,8 +33,7 @@ from compass_jax.config import (
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import heldout_prompts
 from compass_jax.experience.evaluate import Evaluation, answers, decoder_of
-from compass_jax.experience.evaluated import read_summary
-from compass_jax.experience.paired import compare, read_evaluation
+from compass_jax.experience.paired import compare, read_evaluation, read_summary
 from compass_jax.records import Prompt
 from compass_jax.report import read_metrics, run_report, summary_table
 from compass_jax.rl.objectives.grpo import Grpo

@@ -17,9 +17,7 @@ from compass_jax.config import RunConfig
 from compass_jax.experience.accuracy import Accuracy, Evaluation, SetResult
 from compass_jax.experience.metrics import sample_rows
 from compass_jax.records import Group
-from compass_jax.report import ReportError
 from compass_jax.runs.rundir import ANSWERS, SUMMARY, write_atomically
-from compass_jax.untrusted import parse_json, read_text
 
 
 def answer_rows(
@@ -72,34 +70,6 @@ def write_evaluation(
     write_atomically(folder / ANSWERS, "".join(json.dumps(row) + "\n" for row in rows))
     summary = summary_of(found, config, weights)
     write_atomically(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
-
-
-def read_summary(folder: Path) -> Evaluation:
-    """Returns the held-out accuracies that `write_evaluation` wrote into a folder, without its
-    sets. Raises ReportError where there is no such summary.
-    """
-    file = folder / SUMMARY
-    summary = parse_json(read_text(file, error=ReportError), str(file), error=ReportError)
-    try:
-        labels = {
-            str(name): (int(count), _number(sampled), _number(greedy))
-            for name, (count, sampled, greedy) in summary["labels"].items()
-        }
-        return Evaluation(
-            int(summary["k"]),
-            int(summary["prompts"]),
-            _number(summary["avg_at_k"]),
-            _number(summary["pass_at_k"]),
-            _number(summary["greedy"]),
-            int(summary["unknown"]),
-            labels,
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ReportError(f"{file}: no summary of an evaluation ({error!r})") from error
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 def table_rows(found: SetResult) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from compass_jax.config import RLConfig
-from compass_jax.data.difficulty import label_of
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.policies import is_uniform, varies
 from compass_jax.records import Group, StepArrays
@@ -48,13 +47,15 @@ def group_metrics(groups: list[Group]) -> dict[str, float]:
     }
 
 
-def label_metrics(groups: Sequence[Group], right_at: float) -> dict[str, float]:
+def label_metrics(
+    groups: Sequence[Group], labels: Sequence[str], right_at: float
+) -> dict[str, float]:
     """Returns pass rate and mean length of each label's responses; a label without a known reward
-    has no pass rate.
+    has no pass rate. `labels` are those of the groups.
     """
     by_label: dict[str, list[Group]] = {}
-    for group in groups:
-        by_label.setdefault(label_of(group.prompt), []).append(group)
+    for group, label in zip(groups, labels, strict=True):
+        by_label.setdefault(label, []).append(group)
     metrics = {}
     for label, members in by_label.items():
         right = [s.reward >= right_at for g in members for s in g.scores if s.known]

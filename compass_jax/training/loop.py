@@ -269,7 +269,7 @@ class RLTrainer:
                 **(filtered if self.filter_tokens else {}),
                 **(staged if self.stage.total else {}),
                 **staleness(groups, self.learner.version),
-                **(label_metrics(groups, self.config.rewards.right_at) if self.by_label else {}),
+                **self._label_metrics(groups),
                 "epoch": self.stream.epoch,
             }
             dropped = int(metrics.get("zero_variance/dynamic_dropped_tokens", 0))
@@ -292,6 +292,13 @@ class RLTrainer:
                 self.done_steps,
                 {**metrics, **handed, "policy_version": float(self.learner.version)},
             )
+
+    def _label_metrics(self, groups: list[Group]) -> dict[str, float]:
+        """Returns the metrics of each label, where the data has several labels and not too many."""
+        if not self.by_label:
+            return {}
+        labels = [label_of(group.prompt) for group in groups]
+        return label_metrics(groups, labels, self.config.rewards.right_at)
 
     def _stopped(self) -> bool:
         """Whether a rollout has to end before it is complete. One that carries samples is waited

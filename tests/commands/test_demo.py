@@ -11,7 +11,7 @@ from rich.console import Console
 from compass_jax.commands import demo
 from compass_jax.commands.command_line import command_line
 from compass_jax.experience.evaluate import Evaluation
-from compass_jax.experience.evaluated import read_summary
+from compass_jax.experience.paired import read_summary
 from compass_jax.report import ReportError, summary_table
 from compass_jax.weights.hf_config import read_hf_config
 

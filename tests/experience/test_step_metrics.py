@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from compass_jax.data.difficulty import label_of
 from compass_jax.experience.metrics import histogram, label_metrics, step_histograms
 from compass_jax.records import Group, Prompt, Rollout, Score
 
@@ -29,14 +30,15 @@ GROUPS = [
 
 
 def test_pass_rate_and_length_of_each_label():
-    assert label_metrics(GROUPS, right_at=1.0) == {
+    labels = [label_of(one.prompt) for one in GROUPS]
+    assert label_metrics(GROUPS, labels, right_at=1.0) == {
         "label/easy/pass_rate": pytest.approx(2 / 3),
         "label/easy/length_mean_tokens": 5.0,
         "label/hard/length_mean_tokens": 4.0,  # no reward is known, so no rate is
         "label/maths/3/pass_rate": 0.5,
         "label/maths/3/length_mean_tokens": 1.0,
     }
-    assert label_metrics(GROUPS, right_at=0.9)["label/easy/pass_rate"] == 1.0
+    assert label_metrics(GROUPS, labels, right_at=0.9)["label/easy/pass_rate"] == 1.0
 
 
 def test_the_bins_of_a_step_hold_every_sample_once():
