@@ -13,8 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from compass_jax.runs.rundir import write_atomically
 
 MACHINE = "machine.json"
@@ -22,6 +20,8 @@ MACHINE = "machine.json"
 
 def machine_facts() -> dict[str, Any]:
     """Returns what decides how this process rounds: devices, cores and versions."""
+    import jax  # a report reads the facts without it
+
     devices = jax.devices()
     try:
         cores = len(os.sched_getaffinity(0))
