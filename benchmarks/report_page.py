@@ -3,6 +3,7 @@ Chromium has drawn it; and the pictures in docs/img.
 
     python -m benchmarks.report_page measure --out benchmarks/results/report_page.json
     python -m benchmarks.report_page pictures RUN [RUN] --out docs/img
+    python -m benchmarks.report_page accuracy RUN --out docs/img/quickstart_accuracy.png
 """
 
 from __future__ import annotations
@@ -168,6 +169,15 @@ def pictures(runs: list[str], out: Path) -> None:
             browser.screenshot(out / "report_compare.png", "#compare", 1000)
 
 
+def accuracy_card(run: str, out: Path) -> None:
+    """Writes a picture of the page's first card: held-out accuracy over the steps."""
+    with tempfile.TemporaryDirectory() as folder, Browser(width=1200) as browser:
+        file = Path(folder) / "page.html"
+        run_report([run], out=str(file))
+        browser.open(file)
+        browser.screenshot(out, ".overview", 500)
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -177,9 +187,14 @@ def main() -> None:
     two = commands.add_parser("pictures")
     two.add_argument("runs", nargs="+")
     two.add_argument("--out", type=Path, required=True)
+    three = commands.add_parser("accuracy")
+    three.add_argument("run")
+    three.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     if args.command == "measure":
         measure(args.out)
+    elif args.command == "accuracy":
+        accuracy_card(args.run, args.out)
     else:
         pictures(args.runs, args.out)
 

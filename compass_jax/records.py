@@ -173,6 +173,8 @@ class StepArrays:
     routes: Any = None
     # float32 [b], what the answers are truly worth, NaN where nobody knows; None: no source says it
     gold: np.ndarray | None = None
+    # bool [b]: sampled at another temperature than the one of training; None: no row was
+    hotter: np.ndarray | None = None
 
 
 class TrainState(NamedTuple):

@@ -85,7 +85,6 @@ def test_an_installed_package_finds_its_configuration_by_name_from_an_empty_fold
     assert str(tokenizer) in told.stdout
     assert "520 held out" in told.stdout
     assert "compass demo" in run("demo", "--help").stdout
-    assert (tokenizer.parent / "tiny_reasoning_grpo.json").is_file()  # what the demo compares with
     unknown = run("train", "tyni")
     assert unknown.returncode == 2 and unknown.stderr.count("\n") == 1
     assert "or a name: " in unknown.stderr and "tiny_reasoning_cpu" in unknown.stderr

@@ -70,5 +70,5 @@ def tiny_run(verifier: str = "reasoning_gym") -> RunConfig:
             optim=OptimConfig(learning_rate=1e-2),
             save_every=1,
         ),
-        evaluation=EvalConfig(k=2),
+        evaluation=EvalConfig(k=2, start=False),
     )

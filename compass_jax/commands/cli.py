@@ -193,10 +193,20 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> int:
 
         run_show(args.run, args.step, args.choice, args.label, args.most)
     else:
+        _report(args)
+    return 0
+
+
+def _report(args: argparse.Namespace) -> None:
+    """Writes the page of runs: once, or again and again while one of them trains."""
+    if args.watch:
+        from compass_jax.report import watch_report
+
+        watch_report(args.run, args.out)
+    else:
         from compass_jax.report import run_report
 
         run_report(args.run, args.out)
-    return 0
 
 
 def _try(args: argparse.Namespace) -> int:
@@ -363,15 +373,15 @@ def _check_given(args: argparse.Namespace) -> None:
 
 def _run_with(args: argparse.Namespace, config: RunConfig) -> int:
     """The work of a command that has a configuration; the exit status."""
-    logs = {"lost_log": True} if getattr(args, "lost_log", False) else {}
+    logs: dict[str, Any] = {"lost_log": True} if getattr(args, "lost_log", False) else {}
     if args.command == "sft":
         from compass_jax.training.sft import run_sft
 
-        return _report_if_done(config, run_sft(config, **logs))  # type: ignore[arg-type]
+        return _report_if_done(config, run_sft(config, **logs))
     if args.command == "train":
         from compass_jax.training.rl import run_rl
 
-        strict = {"strict": True} if args.strict else {}
+        strict: dict[str, Any] = {"strict": True} if args.strict else {}
         return _report_if_done(config, run_rl(config, **logs, **strict))
     if args.command == "train-judge":
         from compass_jax.commands.train_judge import run_train_judge

@@ -133,6 +133,8 @@ def _looking(command: Any) -> None:
     )
     text = "The page is written to this file; without it into the first run's directory"
     report.add_argument("--out", metavar="FILE.html", default="", help=text)
+    text = "The page is written again and again while a run goes on; the command ends with the run"
+    report.add_argument("--watch", action="store_true", help=text)
 
 
 def _demo_options(demo: argparse.ArgumentParser) -> None:

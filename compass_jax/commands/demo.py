@@ -1,35 +1,52 @@
-"""The main job on this machine, offline: SFT -> evaluation -> RL -> evaluation -> Hugging Face
-export -> answers from the export.
+"""The main job on this machine, offline: SFT -> RL, and plain GRPO from the same cold start for
+comparison -> Hugging Face export -> answers from the export. Accuracy is measured before and after.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 
-from compass_jax.commands.comparison import comparison_rows, read_recorded, spending
+from compass_jax.commands.comparison import (
+    TOKENS,
+    comparison_rows,
+    difference_in_words,
+    spending,
+)
 from compass_jax.commands.configured import SHIPPED, load_config
-from compass_jax.config import RunConfig
+from compass_jax.config import (
+    CorrectionConfig,
+    RunConfig,
+    ShapingConfig,
+    ZeroVarianceConfig,
+)
+from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import heldout_prompts
-from compass_jax.experience.evaluate import Evaluation, answers, decoder_of, evaluate_weights
+from compass_jax.experience.evaluate import Evaluation, answers, decoder_of
+from compass_jax.experience.paired import compare, read_evaluation, read_summary
 from compass_jax.records import Prompt
-from compass_jax.report import plot_curves, read_metrics, summary_table
+from compass_jax.report import read_metrics, run_report, summary_table
+from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rollout.sampling import Sampler
-from compass_jax.runs.rundir import FolderLock, write_atomically
+from compass_jax.runs.rundir import EVALUATION_START, FolderLock, write_atomically
 from compass_jax.session import open_scorer
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 from compass_jax.weights.convert import export_hf
 
 CONFIG = SHIPPED / "tiny_reasoning_cpu.py"
-GRPO = SHIPPED / "tiny_reasoning_grpo.json"  # benchmarks/demo_grpo.py writes it
+# more steps than the baseline needs for its tokens: its answers may become shorter
+SPARE_STEPS = 1.15
 
 
 class Quick(NamedTuple):
@@ -41,8 +58,8 @@ class Quick(NamedTuple):
 
 
 def run_demo(out: str = "runs/demo", seed: int = 0, quick: bool = False) -> dict[str, Any]:
-    """Runs everything into `out` and returns what it writes to `out`/summary.json. An interrupted
-    demo continues where it was.
+    """Runs everything into `out` and returns the content of `out`/summary.json. The same call
+    resumes an interrupted demo.
     """
     with FolderLock(out) as lock:
         return _run(lock.path, seed, Quick() if quick else None)
@@ -52,84 +69,135 @@ def _run(folder: Path, seed: int, quick: Quick | None) -> dict[str, Any]:
     started, console = time.perf_counter(), Console(soft_wrap=True)
     sft, rl = demo_configs(folder, seed, quick)
     before = _spent(folder)
-    console.rule(
-        "1/4 cold start: supervised fine-tuning on short answers and a few worked solutions"
-    )
-    tuned = run_sft(sft)
-    if tuned["stopped"]:
-        return tuned
-    first = evaluate_weights(rl, sft.directory)
-    console.print(
-        f"held-out: avg@{first.k} {first.avg_at_k:.3f}, greedy {first.greedy:.3f} on"
-        f" {first.prompts} prompts"
-    )
-    console.rule(
-        "2/4 reinforcement learning: ESPO, router replay R3; curriculum, growth, shaping and RL-ZVP"
-        " against groups without variance"
-    )
+    console.rule("1/5 cold start: supervised fine-tuning on short answers and some worked ones")
+    trained = run_sft(sft)
+    if trained["stopped"]:
+        return trained
+    console.rule("2/5 RL: ESPO, router replay R3; curriculum, growth, shaping and RL-ZVP")
     trained = run_rl(rl)
     if trained["stopped"]:
         return trained
     last: Evaluation = trained["evaluation"]
-    console.rule("3/4 export to Hugging Face format")
+    first = read_summary(Path(rl.directory) / EVALUATION_START)
+    console.rule("3/5 plain GRPO from the same cold start, until it has generated as many tokens")
+    baseline = baseline_config(rl)
+    trained = run_rl(baseline, enough=_spent_as_much(rl, baseline))
+    if trained["stopped"]:
+        return trained
+    console.rule("4/5 export to Hugging Face format")
     exported = export_hf(rl.directory, folder / "hf", replace=True)
     console.print(f"exported: {exported}", highlight=False)
-    console.rule("4/4 three held-out prompts, answered by the exported folder")
-    shown = answer_from(rl, str(exported), 3)
-    for prompt, text, reward in shown:
+    console.rule("5/5 three held-out prompts, answered by the exported folder")
+    for prompt, text, reward in answer_from(rl, str(exported), 3):
         console.print(
             f"[bold]{prompt.question}[/]  (reference {prompt.answer}, reward {reward:g})\n{text}\n",
             highlight=False,
         )
-    picture = folder / "curves.png"
-    plot_curves(Path(rl.directory) / "metrics.jsonl", picture, "rl", "compass demo: RL")
+    console.rule("results")
+    page = run_report([rl.directory, baseline.directory], console=Console(quiet=True))[-1]
     seconds = before + time.perf_counter() - started
-    found = against_grpo(rl, first, last)
+    comparison = against_grpo(rl, baseline, first, last, trained["evaluation"])
     summary = summarise(first, last, seconds, exported, rl)
-    summary |= {"peak_memory_bytes": peak_memory(), "against_grpo": found.rows}
+    summary |= {
+        "peak_memory_bytes": peak_memory(),
+        "against_grpo": comparison.rows,
+        "difference": comparison.paired,
+        "page": str(page),
+    }
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-    console.print(
-        summary_table(
-            difficulty_rows(first, last), title="accuracy on held-out prompts, by difficulty"
-        )
-    )
-    console.print(summary_table(found.rows, title=found.title))
-    console.print(found.note, highlight=False)
+    rows = difficulty_rows(first, last)
+    console.print(summary_table(rows, title="accuracy on held-out prompts, by difficulty"))
+    console.print(summary_table(comparison.rows, title=comparison.title))
+    console.print(comparison.words, highlight=False)
     if quick:
         console.print("a quick demo: everything ran, and little was learnt")
-    console.print(
-        f"curves: {picture}\nsummary: {folder / 'summary.json'}\nwall time: {seconds / 60:.1f} min,"
-        f" peak memory {summary['peak_memory_bytes'] / 2**30:.1f} GiB",
-        highlight=False,
-    )
+    console.print(last_lines(folder, page, summary), highlight=False)
     return summary
 
 
-class Against(NamedTuple):
-    """The comparison at the end: rows of a table, its title, and where the other run is from."""
+def last_lines(folder: Path, page: Path, summary: dict[str, Any]) -> str:
+    """Returns where the results lie, and the next commands."""
+    runs = folder / "rl"
+    return (
+        f"wall time: {summary['wall_s'] / 60:.1f} min,"
+        f" peak memory {summary['peak_memory_bytes'] / 2**30:.1f} GiB\n"
+        f"summary: {folder / 'summary.json'}\n"
+        f"report page of both runs: {page} (open it in a browser)\n"
+        "next:\n"
+        f"  compass show {runs} --varied   # the best and the worst answers of some groups\n"
+        f"  compass compare {folder / 'grpo'} {runs}   # prompt by prompt\n"
+        f"  compass serve {folder / 'hf'} --openai   # an HTTP API: docs/serving.md\n"
+        f"your own data and reward, from {folder / 'sft'}: docs/quickstart.md"
+    )
+
+
+class Comparison(NamedTuple):
+    """The comparison at the end: rows of a table, its title, the difference of the accuracies
+    (`averages` of experience/paired.py), and a sentence about it.
+    """
 
     rows: list[dict[str, str]]
     title: str
-    note: str
+    paired: dict[str, Any]
+    words: str
 
 
-def against_grpo(rl: RunConfig, first: Evaluation, last: Evaluation) -> Against:
-    """This RL run beside the recorded one of plain GRPO after as many generated tokens; `first` and
-    `last` are the evaluations before and after.
+def against_grpo(
+    rl: RunConfig, baseline: RunConfig, first: Evaluation, last: Evaluation, plain: Evaluation
+) -> Comparison:
+    """Compares the RL run with the baseline. `first` is the evaluation of their common start,
+    `last` and `plain` are those after the runs.
     """
-    recorded = read_recorded(GRPO, rl.seed)
-    ours = spending(read_metrics(Path(rl.directory) / "metrics.jsonl", "rl"))
-    theirs = spending(recorded.series, ours.tokens)
-    accuracy = (
-        (first.avg_at_k, last.avg_at_k),
-        (recorded.accuracy_at(0), recorded.accuracy_at(theirs.tokens)),
+    directories = rl.directory, baseline.directory
+    series = [read_metrics(Path(x) / "metrics.jsonl", "rl") for x in directories]
+    run, other = spending(series[0]), spending(series[1])
+    accuracy = ((first.avg_at_k, last.avg_at_k), (first.avg_at_k, plain.avg_at_k))
+    rows = comparison_rows(("this run", "plain GRPO"), (run, other), accuracy, last.k)
+    excess = other.tokens / run.tokens - 1
+    title = "the same data and cold start, at equal generated tokens"
+    if abs(excess) > 0.05:
+        more = "more" if excess > 0 else "fewer"
+        title = f"the same data and cold start; GRPO generated {abs(excess):.0%} {more} tokens"
+    pair = read_evaluation(baseline.directory), read_evaluation(rl.directory)
+    paired = compare(*pair)["sets"][HELDOUT]["avg_at_k"]
+    return Comparison(rows, title, paired, difference_in_words(paired))
+
+
+def baseline_config(rl: RunConfig) -> RunConfig:
+    """Returns the demo's RL run as GRPO was published (arXiv 2402.03300), without its KL penalty:
+    no curriculum, growth, shaping, RL-ZVP, correction or router replay. Model, data, prompts a
+    step, samples a group, updates a rollout and learning rate are those of `rl`, whose run has
+    ended: the learning-rate schedule is over the steps that its tokens take, with some to spare.
+    """
+    series = read_metrics(Path(rl.directory) / "metrics.jsonl", "rl")
+    samples = float(np.sum(series[TOKENS][1] / series["response_length/mean"][1]))
+    steps = math.ceil(SPARE_STEPS * samples / (rl.rl.prompts_per_step * rl.rl.group_size))
+    return dataclasses.replace(
+        rl,
+        run_dir=str(Path(rl.directory).with_name("grpo")),
+        rl=dataclasses.replace(
+            rl.rl,
+            steps=steps,
+            objective=Grpo(),
+            replay="off",
+            correction=CorrectionConfig(),
+            shaping=ShapingConfig(),
+            zero_variance=ZeroVarianceConfig(rl_zvp=False),
+        ),
+        evaluation=dataclasses.replace(rl.evaluation, start=False),  # the other run has it
     )
-    rows = comparison_rows(("this run", "plain GRPO"), (ours, theirs), accuracy, last.k)
-    title = "the same data, at equal generated tokens"
-    if theirs.tokens < ours.tokens:
-        title = "the same data; the recorded run of GRPO ended earlier"
-    note = f"plain GRPO was recorded before, with seed {recorded.seed}:\n  {recorded.source}"
-    return Against(rows, title, note)
+
+
+def _spent_as_much(rl: RunConfig, baseline: RunConfig) -> Callable[[], bool]:
+    """Returns whether the baseline has generated the tokens of the RL run, as a predicate."""
+
+    def spent(config: RunConfig) -> float:
+        log = Path(config.directory) / "metrics.jsonl"
+        series = read_metrics(log, "rl") if log.exists() else {}
+        return float(np.sum(series[TOKENS][1])) if TOKENS in series else 0.0
+
+    budget = spent(rl)
+    return lambda: spent(baseline) >= budget
 
 
 def peak_memory() -> int:

@@ -389,6 +389,8 @@ class EvalConfig:
     """The sampler draws from the likeliest tokens that hold this share of the probability."""
     at: tuple[Count, ...] = ()
     """RL evaluates after the steps with these numbers too, beside rl.eval_every and the end."""
+    start: bool = True
+    """RL evaluates the weights before its first step too, so that a gain has its start value."""
 
     def validate(self) -> None:
         check_fields(self, "evaluation")

@@ -61,6 +61,8 @@ class SetResult(Accuracy):
         """By their public names, for a set of this name."""
         told = ("avg_at_k", "avg_at_k_se", "maj_at_k", "greedy", "reward", "truncated_frac")
         found = {f"eval/{name}/{key}": float(getattr(self, key)) for key in told}
+        low, high = self.interval
+        found |= {f"eval/{name}/avg_at_k_low": low, f"eval/{name}/avg_at_k_high": high}
         found[f"eval/{name}/length_mean_tokens"] = self.length_mean_tokens
         found[f"eval/{name}/pass_at_k"] = self.pass_at[self.k]
         found[f"eval/{name}/extracted_frac"] = self.extracted

@@ -18,9 +18,13 @@ def assemble(
     ngram: int,
     routes: Any = None,
     gold: bool = False,
+    hotter_from: int | None = None,
 ) -> StepArrays:
     """Arrays of `length` tokens, row n * size + c for sample c of group n, as in `routes`.
     Repetition is of `ngram` tokens. With `gold` they hold the scores' gold labels.
+
+    hotter_from: the samples of a group from this index on were drawn at another temperature than
+    the training's (rl.zero_variance.grow_temperature); None: none were.
 
     Rows that no sample has (of groups that did not grow) have length 0 and group -1.
     """
@@ -37,6 +41,7 @@ def assemble(
         group=np.full(rows, -1, np.int32),
         routes=routes,
         gold=np.full(rows, np.nan, np.float32) if gold else None,
+        hotter=None if hotter_from is None else np.arange(rows) % size >= hotter_from,
     )
     for g, group in enumerate(groups):
         for rollout, score in zip(group.rollouts, group.scores, strict=True):

@@ -18,7 +18,8 @@ from compass_jax.rewards.answer_form import form_of, remedy
 KINDS = ("varied", "all_right", "all_wrong", "between", "undecided")
 MOST_SHOWN = 600  # characters of a text in a warning
 
-NOTHING_EXTRACTED, ALL_WRONG = "nothing extracted", "all wrong"
+NOTHING_EXTRACTED, ALL_WRONG, ALL_RIGHT = "nothing extracted", "all wrong", "all right"
+NO_GROUP_VARIES = "no group varies"
 
 
 def kind_of(scores: Sequence[Score], rewards: RewardConfig) -> str:
@@ -76,6 +77,17 @@ def silence(scores: Sequence[Score], rewards: RewardConfig) -> str:
     return ALL_WRONG if known and max(known) <= rewards.wrong_at else ""
 
 
+def no_advantage(groups: Sequence[Sequence[Score]], rewards: RewardConfig) -> str:
+    """Returns ALL_RIGHT or NO_GROUP_VARIES where no group's known rewards differ, so that every
+    advantage of the verifiers is 0; else an empty string. Groups with fewer than two known rewards
+    do not count, and all-wrong rollouts are the case of `silence`.
+    """
+    kinds = {kind_of(scores, rewards) for scores in groups} - {"undecided"}
+    if not kinds or "varied" in kinds or kinds == {"all_wrong"}:
+        return ""
+    return ALL_RIGHT if kinds == {"all_right"} else NO_GROUP_VARIES
+
+
 def silence_warning(
     kind: str,
     of: str,
@@ -101,6 +113,21 @@ def silence_warning(
         option = (
             f"{ask if form is None else remedy(form, config)}, or set rewards.answer_tag: another"
             f" tag, or empty for the whole response; or judge by another {where}.verifier"
+        )
+    elif kind == ALL_RIGHT:
+        what = f"all {responses} responses {of} are right: every advantage of the verifiers is 0"
+        option = (
+            "take harder prompts, or start from a weaker model; is the reward too generous? A"
+            f" reward from rewards.right_at = {config.rewards.right_at:g} on is right"
+        )
+    elif kind == NO_GROUP_VARIES:
+        what = (
+            f"in every group {of} all rewards are equal ({responses} responses): every advantage"
+            " of the verifiers is 0"
+        )
+        option = (
+            "take prompts that the model solves sometimes, a larger rl.group_size, or a reward"
+            " that tells the answers to one prompt apart"
         )
     else:
         what = f"all {responses} responses {of} are wrong: no verifier teaches anything"

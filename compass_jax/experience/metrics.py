@@ -47,6 +47,52 @@ def group_metrics(groups: list[Group]) -> dict[str, float]:
     }
 
 
+def label_metrics(
+    groups: Sequence[Group], labels: Sequence[str], right_at: float
+) -> dict[str, float]:
+    """Returns pass rate and mean length of each label's responses; a label without a known reward
+    has no pass rate. `labels` are those of the groups.
+    """
+    by_label: dict[str, list[Group]] = {}
+    for group, label in zip(groups, labels, strict=True):
+        by_label.setdefault(label, []).append(group)
+    metrics = {}
+    for label, members in by_label.items():
+        right = [s.reward >= right_at for g in members for s in g.scores if s.known]
+        lengths = [r.response_length for g in members for r in g.rollouts]
+        if right:
+            metrics[f"label/{label}/pass_rate"] = float(np.mean(right))
+        metrics[f"label/{label}/length_mean_tokens"] = float(np.mean(lengths))
+    return metrics
+
+
+Bins = list[tuple[float, float, int]]
+
+
+def step_histograms(groups: Sequence[Group]) -> dict[str, Bins]:
+    """Returns the distributions of a step's known rewards and of its responses' lengths, each as
+    (low, high, count) of its bins that are not empty.
+    """
+    rewards = [s.reward for g in groups for s in g.scores if s.known]
+    lengths = [r.response_length for g in groups for r in g.rollouts]
+    return {"reward": histogram(rewards), "response_length": histogram(lengths)}
+
+
+def histogram(values: Sequence[float], bins: int = 16) -> Bins:
+    """Returns (low, high, count) of the bins that hold values: a bin for each value where there are
+    at most `bins` different ones, else `bins` bins of equal width.
+    """
+    finite = np.asarray([v for v in values if np.isfinite(v)], np.float64)
+    distinct, counts = np.unique(finite.round(9), return_counts=True)
+    if len(distinct) <= bins:
+        return [(float(v), float(v), int(n)) for v, n in zip(distinct, counts, strict=True)]
+    counts, edges = np.histogram(finite, bins)
+    rounded = [float(f"{edge:.6g}") for edge in edges]
+    return [
+        (low, high, int(n)) for low, high, n in zip(rounded, rounded[1:], counts, strict=False) if n
+    ]
+
+
 def label_inversion(
     groups: Sequence[Group], arrays: StepArrays, advantage: np.ndarray
 ) -> dict[str, float]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from compass_jax.experience.accuracy import Evaluation
 from compass_jax.experience.estimators import clustered, sign_test
 from compass_jax.report import ReportError
 from compass_jax.runs.rundir import ANSWERS, EVALUATION_FOLDER, SUMMARY
@@ -72,6 +73,34 @@ def read_evaluation(place: str) -> Read:
         key, judged = _read(line, where, used, right_at)
         answers[key] = judged
     return Read(place, settings, used, answers)
+
+
+def read_summary(folder: Path) -> Evaluation:
+    """Returns the held-out accuracies in the summary.json of a folder, without its
+    sets. Raises ReportError where there is no such summary.
+    """
+    file = folder / SUMMARY
+    summary = parse_json(read_text(file, error=ReportError), str(file), error=ReportError)
+    try:
+        labels = {
+            str(name): (int(count), _number(sampled), _number(greedy))
+            for name, (count, sampled, greedy) in summary["labels"].items()
+        }
+        return Evaluation(
+            int(summary["k"]),
+            int(summary["prompts"]),
+            _number(summary["avg_at_k"]),
+            _number(summary["pass_at_k"]),
+            _number(summary["greedy"]),
+            int(summary["unknown"]),
+            labels,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ReportError(f"{file}: no summary of an evaluation ({error!r})") from error
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 def _read(line: bytes, where: str, sets: Mapping[str, Any], right_at: float) -> tuple[Key, Judged]:

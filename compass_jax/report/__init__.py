@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compass_jax.report.command import run_report
+from compass_jax.report.command import run_report, watch_report
 from compass_jax.report.curves import plot_curves, run_rows, smooth, summary_table
 from compass_jax.report.metrics import ReportError, read_metrics
 
@@ -14,4 +14,5 @@ __all__ = [
     "run_rows",
     "smooth",
     "summary_table",
+    "watch_report",
 ]

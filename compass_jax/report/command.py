@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -19,6 +20,13 @@ from compass_jax.report.embed import page
 from compass_jax.report.metrics import ReportError, Series, read_stages
 from compass_jax.report.page_data import page_data
 from compass_jax.runs.logfile import removed_on_error
+from compass_jax.runs.rundir import is_locked
+
+WATCH_S = 20.0  # between two pages of `watch_report`
+
+
+class NotStarted(ReportError):
+    """A run has logged no step; the message names the file."""
 
 
 def run_report(
@@ -39,14 +47,49 @@ def run_report(
     return [*pictures, path]
 
 
-def write_page(runs: Mapping[Path, dict[str, Series]], out: str = "") -> Path:
+def watch_report(
+    runs: Sequence[str | os.PathLike],
+    out: str = "",
+    every_s: float = WATCH_S,
+    console: Console | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[Path]:
+    """Rewrites the page of the runs every `every_s` seconds while a process writes to one of them,
+    and returns what `run_report` writes at their end. The page loads itself again meanwhile. It
+    waits for a run that has not logged its first step yet.
+    """
+    console = console or Console()
+    folders = list(dict.fromkeys(Path(run) for run in runs))
+    last_line = ""
+    while any(map(is_locked, folders)):
+        try:
+            stages = {folder: _stages(folder) for folder in folders}
+            path = write_page(stages, out, again_s=every_s)
+            steps = ", ".join(f"{folder}: step {_last_step(stages[folder])}" for folder in folders)
+            line = f"page: {path} ({steps}); it is written again every {every_s:g} s; Ctrl-C ends"
+        except NotStarted as waiting:
+            line = str(waiting)
+        if line != last_line:
+            console.print(line, highlight=False, soft_wrap=True)
+            last_line = line
+        sleep(every_s)
+    console.print("no process writes to the runs: this is the last page", highlight=False)
+    return run_report(runs, out, console)
+
+
+def _last_step(stages: dict[str, Series]) -> int:
+    """Returns the last step of the stage that was logged last."""
+    return max(int(steps[-1]) for steps, _ in list(stages.values())[-1].values())
+
+
+def write_page(runs: Mapping[Path, dict[str, Series]], out: str = "", again_s: float = 0) -> Path:
     """Writes the page of runs, each a folder and its stages, and nothing else; like
-    `run_report`.
+    `run_report`. `again_s`: see `page_data`.
     """
     name = "report.html" if len(runs) == 1 else "report_compared.html"
     path = Path(out) if out else next(iter(runs)) / name
     title = ", ".join(str(folder) for folder in runs)
-    _write(path, page(f"compass: {title}", page_data(list(runs.items()))))
+    _write(path, page(f"compass: {title}", page_data(list(runs.items()), again_s=again_s)))
     return path
 
 
@@ -56,13 +99,13 @@ def _stages(folder: Path) -> dict[str, Series]:
     if not metrics.exists():
         inside = sorted(x.parent.name for x in folder.glob("*/metrics.jsonl"))
         advice = f"; it holds {', '.join(inside)}: name {folder / inside[0]}" if inside else ""
-        raise ReportError(
+        raise NotStarted(
             f"{metrics} does not exist: {folder} is not the directory of a run that has"
             f" started{advice}"
         )
     stages = {stage: series for stage, series in read_stages(metrics).items() if series}
     if not stages:
-        raise ReportError(f"{metrics}: no step has been logged yet; wait for the first one")
+        raise NotStarted(f"{metrics}: no step has been logged yet; wait for the first one")
     return stages
 
 

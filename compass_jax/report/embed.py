@@ -9,7 +9,19 @@ import json
 from importlib import resources
 from typing import Any
 
-SCRIPTS = ("dom", "charts", "curves", "funnel", "groups", "mismatch", "compare", "main")
+SCRIPTS = (
+    "dom",
+    "charts",
+    "overview",
+    "curves",
+    "funnel",
+    "groups",
+    "answers",
+    "mismatch",
+    "settings",
+    "compare",
+    "main",
+)
 
 
 def embedded(value: Any) -> str:

@@ -96,6 +96,68 @@ def thinned(series: Series, points: int) -> dict[str, Any]:
     return {"steps": ends, "every": every, "metrics": metrics}
 
 
+Bins = list[tuple[float, float, float]]  # (low, high, count)
+
+
+def read_histograms(path: str | os.PathLike, stage: str) -> dict[str, dict[int, Bins]]:
+    """Returns name -> step -> bins of a stage of a metrics.jsonl; a line without histograms, as
+    earlier versions wrote them, or with damaged ones adds nothing.
+    """
+    histograms: dict[str, dict[int, Bins]] = {}
+    for _, line in whole_lines(path):
+        try:
+            row = json.loads(line)
+            if row.get("stage", "") != stage:
+                continue
+            for name, bins in row.get("histograms", {}).items():
+                parsed = [(float(low), float(high), float(count)) for low, high, count in bins]
+                histograms.setdefault(str(name), {})[int(row["step"])] = parsed
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return histograms
+
+
+def heat_map(by_step: Mapping[int, Bins], columns: int = 60, rows: int = 16) -> dict[str, Any]:
+    """Returns distributions over the steps as JSON: `low` and `high` of the whole range, `steps`
+    (the last one of each column) and `cells`, the share of a column's values in each of the rows
+    from `low` up. A bin's count is spread evenly over the rows that it covers.
+    """
+    steps = sorted(by_step)
+    every = max(1, -(-len(steps) // columns))
+    bins = [b for step in steps for b in by_step[step]]
+    low, high = (min(b[0] for b in bins), max(b[1] for b in bins)) if bins else (0.0, 0.0)
+    width = (high - low) / rows or 1.0
+    cells, ends = [], []
+    for first in range(0, len(steps), every):
+        counts = np.zeros(rows)
+        for step in steps[first : first + every]:
+            for start, end, count in by_step[step]:
+                lowest = min(int((start - low) / width), rows - 1)
+                highest = min(max(int(np.ceil((end - low) / width)) - 1, lowest), rows - 1)
+                counts[lowest : highest + 1] += count / (highest + 1 - lowest)
+        total_count = counts.sum()
+        cells.append([number(round(x / total_count, 4)) if total_count else 0 for x in counts])
+        ends.append(steps[min(first + every, len(steps)) - 1])
+    return {"low": number(low), "high": number(high), "steps": ends, "cells": cells}
+
+
+def hours(series: Series, ends: list[int]) -> list[float]:
+    """Returns the hours of work until the end of each of the steps `ends`; empty where the run did
+    not log its times. Without time/step_s, of an earlier version, the times of the parts are added.
+    """
+    names = ("rollout", "reward_wait", "score", "update", "handover", "rollout_wait")
+    parts = ["time/step_s"] if "time/step_s" in series else [f"time/{x}_s" for x in names]
+    steps, seconds = [], []
+    for name in parts:
+        logged, values = series.get(name, (np.array([]), np.array([])))
+        steps.append(logged)
+        seconds.append(np.nan_to_num(values))
+    at, spent = np.concatenate(steps), np.concatenate(seconds)
+    if not at.size:
+        return []
+    return [float(f"{spent[at <= end].sum() / 3600:.5g}") for end in ends]
+
+
 def _bin_means(at: np.ndarray, values: np.ndarray, bins: int) -> list[float | None]:
     finite = np.isfinite(values)
     counts = np.bincount(at[finite], minlength=bins)

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from compass_jax.config.data import HELDOUT
+from compass_jax.config import RunConfig
+from compass_jax.config.io import to_plain
 from compass_jax.report.embed import size_of
 from compass_jax.report.funnel import cumulative_tokens, token_funnel
-from compass_jax.report.metrics import Series, thinned
+from compass_jax.report.heldout import evaluation_answers, evaluations
+from compass_jax.report.metrics import Series, heat_map, hours, read_histograms, thinned
 from compass_jax.report.samples import read_samples
+from compass_jax.runs.machine import read_machine
 from compass_jax.runs.metric_help import metric_help
 
 MOST_BYTES = 9_600_000  # of a page, its code included
 CODE_BYTES = 150_000
 MOST_POINTS = 1_000  # of a curve
+MOST_SETTING = 600  # characters of a setting's value
 CURVE_BYTES = 2_500_000  # of all runs' curves
+ANSWER_BYTES = 1_200_000  # of all runs' evaluation answers
 
 
 def page_data(
-    runs: list[tuple[Path, dict[str, Series]]], now: datetime.datetime | None = None
+    runs: list[tuple[Path, dict[str, Series]]],
+    now: datetime.datetime | None = None,
+    again_s: float = 0,
 ) -> dict[str, Any]:
     """The data of a page of runs, each a folder and its stages. What does not fit into MOST_BYTES
-    is left out, evenly over a run, and the page says how much.
+    is left out, evenly over a run, and the page says how much. `again_s`: seconds after which the
+    page loads itself again, because somebody rewrites it; 0: never.
 
     Raises ReportError for a damaged line of a log.
     """
@@ -40,7 +50,10 @@ def page_data(
     ]
     logged = sorted({name for _, _, series in stages for name in series})
     sentences = {name: said for name in logged if (said := metric_help(name))}
-    data = {"made": made, "help": sentences, "runs": shown}
+    data = {"made": made, "help": sentences, "runs": shown, "again_s": again_s}
+    for entry, (path, stage, _) in zip(shown, stages, strict=True):
+        part = ANSWER_BYTES // len(stages) if stage == "rl" else 0
+        entry["answers"], entry["answered"] = evaluation_answers(path, part)
     room = MOST_BYTES - CODE_BYTES - size_of(data)
     for i, (entry, (path, stage, _)) in enumerate(zip(shown, stages, strict=True)):
         # what one run does not need is the next one's
@@ -61,14 +74,24 @@ def _stage(
     notes += [f"The last line of {log}.jsonl has no end; it is left out." for log in cut]
     bad = sum(x["bad"] > 0 for x in curves["metrics"].values())
     if bad:
-        notes.append(f"{bad} metrics have values that are not finite; their curves have gaps.")
+        which = "metric has" if bad == 1 else "metrics have"
+        notes.append(f"{bad} {which} values that are not finite: gaps in the curves.")
     return {
         "name": f"{name}: {stage}" if several else name,
         "path": str(path),
         "stage": stage,
         "last": last,
         "wanted": wanted if isinstance(wanted, int) else None,
-        "facts": _facts(config, stage) + (_heldout(path) if stage == "rl" else []),
+        "facts": _facts(config, stage),
+        "settings": _settings(config),
+        "machine": [(name, str(x)) for name, x in read_machine(path).items()],
+        "heldout": evaluations(path, series) if stage == "rl" else {},
+        "histograms": {
+            name: heat_map(by_step)
+            for name, by_step in read_histograms(path / "metrics.jsonl", stage).items()
+        },
+        "hours": hours(series, curves["steps"]),
+        "hotter_from": _hotter_from(config),
         "clip": _at(config, "rl", "objective"),
         "notes": notes,
         "curves": curves,
@@ -141,18 +164,36 @@ def _facts(config: dict[str, Any], stage: str) -> list[tuple[str, str]]:
     return [(name, words[:200]) for name, words in facts if words]
 
 
-def _heldout(path: Path) -> list[tuple[str, str]]:
-    """The accuracy after the last step of a run that has ended."""
-    try:
-        found = json.loads((path / "evaluation.json").read_text("utf-8"))
-        step, metrics = int(found["step"]), found["metrics"]
-        words = {
-            name: f"{float(metrics[f'eval/{HELDOUT}/{key}']):.3f}"
-            for name, key in (("avg@k", "avg_at_k"), ("greedy", "greedy"), ("reward", "reward"))
-        }
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return []
-    return [(f"held-out, step {step}", ", ".join(f"{x} {y}" for x, y in words.items()))]
+def _hotter_from(config: dict[str, Any]) -> int | None:
+    """Returns the place in a group from which samples were drawn at another temperature."""
+    first = _at(config, "rl", "group_size")
+    hotter = _at(config, "rl", "zero_variance", "grow_temperature") not in (None, 1, 1.0)
+    return first if hotter and isinstance(first, int) else None
+
+
+def _settings(config: dict[str, Any]) -> list[tuple[str, str, bool]]:
+    """Returns (name, value, whether it is not the default) of every setting in a config.json."""
+    usual: dict[str, str] = {}
+    for field in dataclasses.fields(RunConfig):
+        if field.default_factory is not dataclasses.MISSING:
+            made = field.default_factory()
+            plain = to_plain(made) if dataclasses.is_dataclass(made) else made
+            usual |= dict(_leaves(plain, field.name))
+        elif field.default is not dataclasses.MISSING:
+            usual[field.name] = json.dumps(field.default, default=str)
+    return [
+        (name, value[:MOST_SETTING], name in usual and usual[name] != value)
+        for name, value in _leaves(config)
+    ]
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (dotted name, JSON) of the settings of a part; a list is one setting."""
+    if isinstance(value, dict) and value:
+        for key, part in value.items():
+            yield from _leaves(part, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, json.dumps(value, ensure_ascii=False)
 
 
 def _count(n: Any, what: str) -> str:

@@ -89,7 +89,7 @@ def read_samples(folder: Path, stage: str, room: int) -> tuple[list[dict[str, An
         for i in evenly(len(lines)):
             offset, line_number, (_, step, group) = lines[i]
             file.seek(offset)
-            found = _read(file.readline(), _group, path, line_number)
+            found = _read(file.readline(), group_of_row, path, line_number)
             found |= {"step": step, "group": group}
             if (size := size_of(found)) > room:
                 break
@@ -135,7 +135,7 @@ def _read(line: bytes, read: Callable[[Any], Any], path: Path, line_number: int)
         raise ReportError(f"{path}, line {line_number}: it is damaged ({why})") from error
 
 
-def _group(row: Mapping[str, Any]) -> dict[str, Any]:
+def group_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """What a page shows of a line of rollouts.jsonl, of this version or an earlier one."""
     return {
         "prompt": _text(row["prompt"]),

@@ -39,6 +39,14 @@ METRICS: dict[str, Metric] = {
         "Groups with two rewards closer than rewards.smallest_gap, or without it than the"
         " penalties' sum (with shaping).",
     ),
+    "label/<label>/pass_rate": Metric(
+        _SHARE,
+        "Right responses to a label's prompts in the step, of those whose reward is known; logged"
+        " where the data has 2 to 32 labels.",
+    ),
+    "label/<label>/length_mean_tokens": Metric(
+        _TOKENS, "Mean length of the responses to a label's prompts in the step."
+    ),
     "groups/between_frac": Metric(
         _SHARE,
         "Groups whose known rewards, two or more, are all equal and neither right nor wrong, so"
@@ -137,7 +145,9 @@ METRICS: dict[str, Metric] = {
     ),
     # rollout against training
     "mismatch/logp_abs_diff": Metric(
-        _NATS, "Mean distance of a token's log-prob in the rollout and in training."
+        _NATS,
+        "Mean distance of a token's log-prob in the rollout and in training, of samples drawn at"
+        " the training's temperature.",
     ),
     "mismatch/kl_k3": Metric(_NATS, "KL divergence of the training from the rollout, k3 estimate."),
     "mismatch/extreme_frac": Metric(
@@ -145,6 +155,11 @@ METRICS: dict[str, Metric] = {
     ),
     "mismatch/ess": Metric(
         _SHARE, "Effective sample size of the importance weights over the number of tokens."
+    ),
+    "mismatch/hotter/<name>": Metric(
+        "",
+        "The mismatch metric of this name over the samples that growth drew at another temperature"
+        " (rl.zero_variance.grow_temperature), which are in no other mismatch metric.",
     ),
     "correction/weight_mean": Metric("", "Mean weight that the correction gives a token."),
     "correction/dropped_frac": Metric(_SHARE, "Tokens to which the correction gave weight 0."),
@@ -199,6 +214,9 @@ METRICS: dict[str, Metric] = {
         "The most memory so far: of the device, or on a CPU what was resident of the main process.",
     ),
     "handover/bytes": Metric("bytes", "Size of the weights that were handed to the rollout."),
+    "time/step_s": Metric(
+        _S, "Time from the end of the step before, evaluations and checkpoints included (RL)."
+    ),
     "time/rollout_s": Metric(_S, "Time of the rollout."),
     "time/reward_wait_s": Metric(_S, "Time that the step waited for rewards."),
     "time/rollout_wait_s": Metric(
@@ -214,6 +232,12 @@ METRICS: dict[str, Metric] = {
         " are the set heldout, to one of data.eval_sets, or to the held-out prompts of a source.",
     ),
     "eval/<set>/avg_at_k_se": Metric(_SHARE, "Standard error of avg_at_k, clustered by prompt."),
+    "eval/<set>/avg_at_k_low": Metric(
+        _SHARE,
+        "Lower end of the 95% interval of avg_at_k: the percentile bootstrap over prompts, or"
+        " Wilson's interval where all prompts have the same accuracy.",
+    ),
+    "eval/<set>/avg_at_k_high": Metric(_SHARE, "Upper end of the 95% interval of avg_at_k."),
     "eval/<set>/pass_at_k": Metric(
         _SHARE, "Prompts of a set with a right answer among k sampled ones."
     ),

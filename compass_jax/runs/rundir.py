@@ -1,7 +1,7 @@
 """The directory of one run: one process at a time, one configuration for its whole life.
 
 config.json  metrics.jsonl  evaluation.json  rollouts.jsonl  tokens.jsonl  verdicts.jsonl
-checkpoints/  evaluation/  tb/  trackers/  .lock
+checkpoints/  evaluation_start/  evaluation/  tb/  trackers/  machine.json  .lock
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import stat
+import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from compass_jax.untrusted import read_text
 
 EVALUATION = "evaluation.json"  # held-out accuracy after the last step of a run that has ended
 EVALUATION_FOLDER = "evaluation"  # the answers behind it, as `compass eval --out` writes them
+EVALUATION_START = "evaluation_start"  # the same of the weights before the first step
 ANSWERS = "answers.jsonl"
 SUMMARY = "summary.json"
 
@@ -47,6 +49,7 @@ MAY_CHANGE = frozenset(
         "rl.save_every",
         "rl.eval_every",
         "evaluation.at",
+        "evaluation.start",
         "sft.steps",
         "sft.save_every",
         "sft.bad_rows",  # a row that is refused has ended the run before its step
@@ -118,6 +121,23 @@ class FolderLock:
                 "ends here. "
                 "Put the folder back, and the same command goes on from its last checkpoint"
             )
+
+
+def is_locked(path: str | os.PathLike) -> bool:
+    """Returns whether a process holds a folder's lock. The question takes a shared lock for a
+    moment and writes nothing.
+    """
+    try:
+        descriptor = os.open(Path(path) / ".lock", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class NewFolderLock(FolderLock):
@@ -387,7 +407,7 @@ def _acquire(file: Path, what: Path) -> int | None:
     """
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor)
     except BlockingIOError:
         holder = _holder(os.read(descriptor, 4096))
         os.close(descriptor)
@@ -404,6 +424,19 @@ def _acquire(file: Path, what: Path) -> int | None:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _lock(descriptor: int, tries: int = 3) -> None:
+    """Takes the exclusive lock. It tries again, because `is_locked` of another process holds a
+    shared one for a moment. Raises BlockingIOError.
+    """
+    for last in range(tries - 1, -1, -1):
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not last:
+                raise
+            time.sleep(0.02)
 
 
 def _same_file(descriptor: int, path: Path) -> bool:

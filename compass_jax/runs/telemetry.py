@@ -2,7 +2,8 @@
 tokens.jsonl, the trackers, and the screen.
 
 A line of metrics.jsonl is {"stage": ..., "step": ..., "metrics": {name: number}}; a number that is
-not finite is null. Steps count from 1: `log(step)` says that `step` steps of the stage are done.
+not finite is null. RL adds "histograms": {name: [[low, high, count], ...]}. Steps count from 1:
+`log(step)` says that `step` steps of the stage are done.
 """
 
 from __future__ import annotations
@@ -81,15 +82,22 @@ class Telemetry:
         with contextlib.suppress(LogError):  # the error that ends the run says it already
             self.close()
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        histograms: Mapping[str, Sequence[tuple[float, float, int]]] | None = None,
+    ) -> None:
         """Records the metrics of `step` and shows progress. Values are numbers, or arrays of one
-        element.
+        element. `histograms` (name -> bins of low, high, count) are in the file alone.
         """
         if not self.writes:
             return
         numbers = {name: float(value) for name, value in metrics.items()}
         self.check()
         row = {"stage": self.stage, "step": step, "metrics": plain_numbers(numbers)}
+        if histograms:
+            row["histograms"] = dict(histograms)
         self._files["metrics"].append([row])
         for tracker in self._trackers:
             tracker.log(step, numbers)

@@ -384,10 +384,18 @@ def put_rows(target: np.ndarray, micro: MicroBatch, values: Array) -> None:
 def score_account(
     arrays: StepArrays, old_logp: np.ndarray, old_entropy: np.ndarray, micros: Sequence[MicroBatch]
 ) -> Diagnostics:
-    """Mismatch to the sampler, mean entropy and padding of a scored rollout."""
-    gap = mismatch(
-        jnp.asarray(old_logp), jnp.asarray(arrays.rollout_logp), jnp.asarray(arrays.mask)
-    )
+    """Returns the mismatch to the sampler, the mean entropy and the padding of a scored rollout.
+    Rows that were sampled at another temperature have a mismatch of their own: they differ from
+    the training by intent, and would hide a fault of the others.
+    """
+    hotter = np.zeros_like(arrays.mask)
+    if arrays.hotter is not None:
+        hotter = arrays.mask & arrays.hotter[:, None]
+    logp = jnp.asarray(old_logp), jnp.asarray(arrays.rollout_logp)
+    gap = mismatch(*logp, jnp.asarray(arrays.mask & ~hotter))
+    if hotter.any():
+        hotter_gap = mismatch(*logp, jnp.asarray(hotter))
+        gap |= {f"mismatch/hotter/{name.split('/')[1]}": x for name, x in hotter_gap.items()}
     entropy = np.float32(np.sum(old_entropy, where=arrays.mask))
     tokens = np.float32(max(arrays.mask.sum(), 1))
     return gap | {

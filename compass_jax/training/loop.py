@@ -38,10 +38,13 @@ from compass_jax.experience.collect import Collector, new_buffer, results_of
 from compass_jax.experience.evaluate import Evaluation, Keep, evaluate, turns_of
 from compass_jax.experience.history import PromptHistory
 from compass_jax.experience.metrics import (
+    Bins,
     group_metrics,
     label_inversion,
+    label_metrics,
     permute_rewards,
     staleness,
+    step_histograms,
 )
 from compass_jax.machine import peak_bytes
 from compass_jax.memory import memory_line
@@ -72,6 +75,8 @@ from compass_jax.weights import checkpoint
 from compass_jax.weights.recorded import check_recorded_routes
 from compass_jax.weights.start import VOCAB_ROWS, first_parameters, vocab_rows
 from compass_jax.weights.sync import sync_weights
+
+MOST_LABELS = 32  # with metrics of their own; more would bury the others
 
 
 class RLTrainer:
@@ -137,7 +142,10 @@ class RLTrainer:
         self.judge = PolicyJudge(config, scorer, self.engine, self.tokenizer)
         self.buffer = new_buffer(self.engine, self.rl)
         self.samples = SampleLog(config, self.tokenizer, telemetry)
-        self.notices.at_start(len(self.stream), len({label_of(prompt) for prompt in prompts}))
+        labels = {label_of(prompt) for prompt in prompts}
+        self.by_label = 1 < len(labels) <= MOST_LABELS
+        self.histograms: dict[str, Bins] = {}  # of the step that was yielded last
+        self.notices.at_start(len(self.stream), len(labels))
         self.ahead: dict[str, float] | None = None  # metrics of the rollout that ran ahead
         self.failure: VerifierError | None = None  # of the rollout that ran ahead
         self.interrupted = False  # a stop came during a rollout
@@ -273,6 +281,7 @@ class RLTrainer:
                 **(filtered if self.filter_tokens else {}),
                 **(staged if self.stage.total else {}),
                 **staleness(groups, self.learner.version),
+                **self._label_metrics(groups),
                 "epoch": self.stream.epoch,
             }
             dropped = int(metrics.get("zero_variance/dynamic_dropped_tokens", 0))
@@ -290,6 +299,7 @@ class RLTrainer:
             handed = self._sync_weights()
             self.done_steps += 1
             self.samples.write(self.done_steps, groups, trace)
+            self.histograms = step_histograms(groups)
             yield (
                 self.done_steps,
                 {
@@ -299,6 +309,13 @@ class RLTrainer:
                     "memory/peak_gib": peak_bytes() / 2**30,
                 },
             )
+
+    def _label_metrics(self, groups: list[Group]) -> dict[str, float]:
+        """Returns the metrics of each label, where the data has several labels and not too many."""
+        if not self.by_label:
+            return {}
+        labels = [label_of(group.prompt) for group in groups]
+        return label_metrics(groups, labels, self.config.rewards.right_at)
 
     def _stopped(self) -> bool:
         """Whether a rollout has to end before it is complete. One that carries samples is waited
@@ -317,7 +334,8 @@ class RLTrainer:
         ngram = self.rl.shaping.repetition_ngram
         routes = self.learner.routes_on_mesh(routes)
         sizes, gold = (self.rl.capacity, self.rl.buckets[-1]), self.config.data.labelled
-        return groups, assemble(groups, *sizes, ngram, routes, gold)
+        hotter = None if self.rl.zero_variance.grow_temperature == 1 else self.rl.group_size
+        return groups, assemble(groups, *sizes, ngram, routes, gold, hotter)
 
     def _end_step(self) -> None:
         """What is remembered of the step's groups goes to those who choose prompts by it, and the
@@ -403,11 +421,14 @@ class RLTrainer:
 
     # ---- accounts --------------------------------------------------------------------------------
 
-    def evaluate(self, keep: Keep | None = None) -> Evaluation:
-        """Accuracy of the current policy on each set (see evaluate.evaluate)."""
+    def evaluate(self, keep: Keep | None = None, warns: bool = True) -> Evaluation:
+        """Returns the accuracy of the current policy on each set (see evaluate.evaluate).
+
+        warns: whether rewards that say nothing are warned of, which may end the run.
+        """
         self.telemetry.phase("evaluation")
         rooms = (self.engine, self.decode, self.evaluated, self.tokenizer, self.scorer)
         found = evaluate(*rooms, self.config, keep)
-        if found.warning:
+        if found.warning and warns:
             self.notices.warn(found.warning)
         return found

@@ -14,9 +14,11 @@ import numpy as np
 
 from compass_jax.config import RunConfig, ScalarJudgeConfig, ShapingConfig
 from compass_jax.experience.judged import (
-    ALL_WRONG,
+    NO_GROUP_VARIES,
+    NOTHING_EXTRACTED,
     extracted_frac,
     group_shares,
+    no_advantage,
     sample_of,
     silence,
     silence_warning,
@@ -274,27 +276,29 @@ class Notices:
     def of_rewards(self, groups: Sequence[Group], decode_text: Callable[[np.ndarray], str]) -> None:
         """Says what kinds of groups a run's first rollout gave, and warns, with a sample, where no
         answer was found in any response, or where the first rollout since the start or resumption
-        is all wrong.
+        is all wrong, all right, or without a group whose rewards differ.
         """
         first, self._looked = not self._looked, True
         begins = first and self._begins
         rewards = self._config.rewards
-        scores = [s for group in groups for s in group.scores]
+        by_group = [group.scores for group in groups]
+        scores = [s for of_group in by_group for s in of_group]
         if begins:
-            kinds = group_shares([group.scores for group in groups], rewards)
+            kinds = group_shares(by_group, rewards)
             parts = [f"{n * len(groups):.0f} {kind.replace('_', ' ')}" for kind, n in kinds.items()]
             self._tell(
                 f"first rollout: {len(groups)} groups: {', '.join(parts)};"
                 f" {verdicts_in_words(scores)}"
             )
-        kind = silence(scores, rewards)
-        if not kind or (kind == ALL_WRONG and not first):
+        kind = silence(scores, rewards) or no_advantage(by_group, rewards)
+        if not kind or kind in self._said or (kind != NOTHING_EXTRACTED and not first):
             return
+        self._said.add(kind)
         of = "of the first rollout" if begins else "of a rollout"
         sample = sample_of(groups, decode_text)
-        if kind not in self._said:
-            self._said.add(kind)
-            self.warn(silence_warning(kind, of, sample, len(scores), self._config))
+        text = silence_warning(kind, of, sample, len(scores), self._config)
+        # a small rollout may be without variance by chance, which is no reason to end a run
+        (self.once if kind == NO_GROUP_VARIES else self.warn)(text)
 
     def of_lengths(self, lengths: np.ndarray) -> None:
         """Lengths of one step's rows, 0 for none. After the first few steps: which buckets would

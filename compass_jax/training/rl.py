@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,13 @@ from compass_jax.records import Group
 from compass_jax.rewards.detect import notice
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.shared import AnyScorer
-from compass_jax.runs.rundir import EVALUATION, EVALUATION_FOLDER, write_atomically
+from compass_jax.runs.machine import record_machine
+from compass_jax.runs.rundir import (
+    EVALUATION,
+    EVALUATION_FOLDER,
+    EVALUATION_START,
+    write_atomically,
+)
 from compass_jax.runs.telemetry import Telemetry, plain_numbers
 from compass_jax.session import (
     StopSignal,
@@ -30,15 +38,22 @@ from compass_jax.session import (
 from compass_jax.training.header import stage_line
 from compass_jax.training.loop import RLTrainer
 from compass_jax.training.notices import idle_stages
+from compass_jax.training.stops import never
 
 
-def run_rl(config: RunConfig, lost_log: bool = False, strict: bool = False) -> dict[str, Any]:
+def run_rl(
+    config: RunConfig,
+    lost_log: bool = False,
+    strict: bool = False,
+    enough: Callable[[], bool] = never,
+) -> dict[str, Any]:
     """Trains until `rl.steps`, resuming what the run directory holds; returns the last metrics and
     the evaluations.
 
     Args:
         lost_log: go on where lines of the logs are missing that the checkpoint counts.
         strict: end, with the state saved and exit status STRICT, where rewards say nothing.
+        enough: whether the run ends before the next step, as if `rl.steps` were reached.
     """
     config.validate_for_rl()
     with (
@@ -58,13 +73,14 @@ def run_rl(config: RunConfig, lost_log: bool = False, strict: bool = False) -> d
     ):
         telemetry.phase("loading")
         telemetry.note(notice(config.rewards.sandbox))
-        for line in [*code_changes(run), *idle_stages(config)]:
+        machine = record_machine(Path(config.directory)) if is_main_process() else []
+        for line in [*code_changes(run), *machine, *idle_stages(config)]:
             telemetry.note(line)
         said: set[str] = set()
         found: dict[str, Any] = {"stopped": False, "steps": -1}
         # a stage ends in a checkpoint, and the next one begins like a run that goes on from it
-        while not found["stopped"] and found["steps"] < config.rl.steps:
-            found = _run_stage(config, scorer, stop, telemetry, strict, said)
+        while not found["stopped"] and "evaluation" not in found:
+            found = _run_stage(config, scorer, stop, telemetry, strict, said, enough)
         return found | {"status": stop.status}
 
 
@@ -75,6 +91,7 @@ def _run_stage(
     telemetry: Telemetry,
     strict: bool,
     said: set[str],
+    enough: Callable[[], bool],
 ) -> dict[str, Any]:
     """Trains to the end of the stage in which the run is. Its trainer is gone afterwards, and with
     it what it had on the devices.
@@ -89,11 +106,15 @@ def _run_stage(
         carry_tokenizer(config)
     if trainer.stage.total:
         telemetry.note(stage_line(trainer.config, trainer.stage))
-    return _run(trainer, config, telemetry, stop)
+    return _run(trainer, config, telemetry, stop, enough)
 
 
 def _run(
-    trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: StopSignal
+    trainer: RLTrainer,
+    config: RunConfig,
+    telemetry: Telemetry,
+    stop: StopSignal,
+    enough: Callable[[], bool],
 ) -> dict[str, Any]:
     try:
         return _run_steps(trainer, config, telemetry, stop)
@@ -107,7 +128,11 @@ def _run_steps(
 ) -> dict[str, Any]:
     saved = trainer.done_steps
     last: dict[str, float] = {}
-    for number, last in trainer.steps():
+    if trainer.evaluated and config.evaluation.start and not trainer.done_steps:
+        # the first rollout warns of rewards that say nothing
+        _kept_evaluation(trainer, telemetry, EVALUATION_START, warns=False)
+    ended, began = enough(), time.perf_counter()
+    for number, last in () if ended else trainer.steps():
         every = config.rl.eval_every
         due = number in config.evaluation.at or (every and number % every == 0)
         if trainer.evaluated and due:
@@ -118,15 +143,21 @@ def _run_steps(
                 raise
             telemetry.note(f"step {number}, {found.line()}")
             last |= found.metrics()
+        now = time.perf_counter()
+        last["time/step_s"], began = now - began, now
         # the same line wherever the run ends: the final evaluation is not in it
-        telemetry.log(number, last)
+        telemetry.log(number, last, trainer.histograms)
+        ended = enough()
         if (
             number == trainer.stage.end
+            or ended
             or stop.requested
             or (config.rl.save_every and number % config.rl.save_every == 0)
         ):
             trainer.save()
             saved = number
+        if ended:
+            break
     if trainer.interrupted:
         telemetry.note(
             f"stopped {why_stopped(stop)} in step {trainer.done_steps + 1}: the checkpoint has"
@@ -136,34 +167,46 @@ def _run_steps(
         return {"steps": trainer.done_steps, "stopped": True, **last}
     if trainer.done_steps != saved:
         trainer.save()
-    if stop.requested and trainer.done_steps < config.rl.steps:
+    ended = ended or trainer.done_steps >= config.rl.steps
+    if stop.requested and not ended:
         telemetry.note(
             f"stopped {why_stopped(stop)} after step {trainer.done_steps}; the same command"
             " continues"
         )
         return {"steps": trainer.done_steps, "stopped": True, **last}
-    if trainer.done_steps < config.rl.steps:
+    if not ended:
         return {"steps": trainer.done_steps, "stopped": False, **last}
     result = _last_evaluation(trainer, telemetry) if trainer.evaluated else None
     return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **last}
 
 
 def _last_evaluation(trainer: RLTrainer, telemetry: Telemetry) -> Evaluation:
-    """That of the trained policy, by the settings of the last stage. The run directory keeps its
+    """Evaluates the trained policy by the settings of the last stage. The run directory keeps its
     metrics, and its answers for `compass show` and `compass compare`.
     """
+    found = _kept_evaluation(trainer, telemetry, EVALUATION_FOLDER)
+    if is_main_process():
+        said = {"step": trainer.done_steps, "metrics": plain_numbers(found.metrics())}
+        file = Path(trainer.config.directory) / EVALUATION
+        write_atomically(file, json.dumps(said, indent=2) + "\n")
+    return found
+
+
+def _kept_evaluation(
+    trainer: RLTrainer, telemetry: Telemetry, name: str, warns: bool = True
+) -> Evaluation:
+    """Evaluates the policy and writes answers and summary into the folder `name` of the run."""
     config, rows = trainer.config, list[dict[str, Any]]()
 
-    def keep(name: str, groups: list[Group]) -> None:
-        rows.extend(answer_rows(name, groups, trainer.tokenizer.decode))
+    def keep(set_name: str, groups: list[Group]) -> None:
+        rows.extend(answer_rows(set_name, groups, trainer.tokenizer.decode))
 
-    found = trainer.evaluate(keep)
-    telemetry.note(found.line())
+    found = trainer.evaluate(keep, warns)
+    start = "" if trainer.done_steps else "before the first step, "
+    telemetry.note(f"{start}{found.line()}")
     if is_main_process():
-        directory, step = Path(config.directory), trainer.done_steps
-        said = {"step": step, "metrics": plain_numbers(found.metrics())}
-        write_atomically(directory / EVALUATION, json.dumps(said, indent=2) + "\n")
-        folder = directory / EVALUATION_FOLDER
+        folder = Path(config.directory) / name
         folder.mkdir(exist_ok=True)
-        write_evaluation(folder, found, rows, config, f"{directory}, step {step}")
+        weights = f"{config.directory}, step {trainer.done_steps}"
+        write_evaluation(folder, found, rows, config, weights)
     return found

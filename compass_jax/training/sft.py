@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,6 +35,7 @@ from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import TrainState
 from compass_jax.rl.bucketing import MicroBatch, plan, take_rows
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
+from compass_jax.runs.machine import record_machine
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.session import (
     StopSignal,
@@ -166,6 +168,7 @@ class SFTTrainer:
                 {
                     **metrics,
                     "train/tokens_per_s": tokens / (time.perf_counter() - started),
+                    "time/step_s": time.perf_counter() - started,
                     "epoch": self.stream.epoch,
                     "memory/peak_gib": peak_bytes() / 2**30,
                     **self.stream.metrics(),
@@ -241,7 +244,8 @@ def run_sft(
     ):
         telemetry.phase("loading")
         trainer = kind(config, stop, telemetry)
-        for line in trainer.header():
+        machine = record_machine(Path(config.directory)) if is_main_process() else []
+        for line in [*machine, *trainer.header()]:
             telemetry.note(line)
         carry_tokenizer(config)
         return _run(trainer, config, telemetry, stop) | {"status": stop.status}

@@ -69,5 +69,5 @@ def tiny() -> RunConfig:
             optim=OptimConfig(learning_rate=1e-2),
             save_every=1,
         ),
-        evaluation=EvalConfig(k=2),
+        evaluation=EvalConfig(k=2, start=False),
     )

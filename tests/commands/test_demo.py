@@ -2,16 +2,17 @@
 
 import io
 import json
+import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from compass_jax.commands import demo
-from compass_jax.commands.comparison import record_of
+from compass_jax.commands.command_line import command_line
 from compass_jax.experience.evaluate import Evaluation
-from compass_jax.report import summary_table
+from compass_jax.experience.paired import read_summary
+from compass_jax.report import ReportError, summary_table
 from compass_jax.weights.hf_config import read_hf_config
 
 
@@ -48,52 +49,119 @@ def test_both_runs_share_everything_but_their_place_and_start(tmp_path):
     )
 
 
-def test_the_end_shows_the_run_beside_the_recorded_one_on_one_screen(tmp_path, monkeypatch):
-    steps = {
-        "waste/tokens_generated": [400.0, 600.0],
-        "groups/varied_frac": [0.75, 0.75],
-        "waste/frac_verifier_signal": [0.5, 1.0],
-        "waste/frac_shaping_signal": [0.25, 0.0],
-        "waste/frac_entropy_signal": [0.25, 0.0],
-        "waste/frac_none": [0.0, 0.0],
-    }
-    series = {name: (np.arange(2), np.array(x)) for name, x in steps.items()}
-    recorded = record_of(7, series, [(0.0, 0.2), (1000.0, 0.4)])
-    (tmp_path / "grpo.json").write_text(
-        json.dumps({"command": "c", "commit": "abc", "runs": [recorded]})
-    )
-    monkeypatch.setattr(demo, "GRPO", tmp_path / "grpo.json")
-    rl = demo.demo_configs(tmp_path, 7)[1]
-    (tmp_path / "rl").mkdir()
+METRICS = {
+    "waste/tokens_generated": [400.0, 600.0],
+    "response_length/mean": [10.0, 15.0],
+    "groups/varied_frac": [0.75, 0.75],
+    "waste/frac_verifier_signal": [0.5, 1.0],
+    "waste/frac_shaping_signal": [0.25, 0.0],
+    "waste/frac_entropy_signal": [0.25, 0.0],
+    "waste/frac_none": [0.0, 0.0],
+}
+
+
+def write_metrics(folder, steps):
+    folder.mkdir(exist_ok=True)
     lines = [
-        {"step": i, "stage": "rl", "metrics": {name: x[i] for name, x in steps.items()}}
-        for i in range(2)
+        {"step": i + 1, "stage": "rl", "metrics": {name: x[i % 2] for name, x in METRICS.items()}}
+        for i in range(steps)
     ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    def shown(count):
-        text = "".join(json.dumps(line) + "\n" for line in lines[:count])
-        (tmp_path / "rl" / "metrics.jsonl").write_text(text)
-        found = demo.against_grpo(rl, evaluation(0.0), evaluation(0.25))
-        console = Console(width=80, file=io.StringIO())
-        console.print(summary_table(found.rows, title=found.title))
-        return found, console.file.getvalue()
 
-    found, screen = shown(1)
-    assert found.rows[2] == {
-        "": "tokens with the verifier's signal",
-        "this run": "50%",
-        "plain GRPO": "50%",
-    }
-    for text in ("at equal generated tokens", "0.400 -> 0.650", "0.200 -> 0.280"):
+def test_the_baseline_has_the_same_start_and_data_and_is_plain_grpo(tmp_path):
+    rl = demo.demo_configs(tmp_path, 7)[1]
+    write_metrics(tmp_path / "rl", 40)
+    baseline = demo.baseline_config(rl)
+    baseline.validate_for_rl()
+    for name in ("seed", "model", "data", "rewards", "init_from", "rollout", "compute"):
+        assert getattr(baseline, name) == getattr(rl, name), name
+    for name in ("prompts_per_step", "group_size", "updates_per_rollout", "optim", "buckets"):
+        assert getattr(baseline.rl, name) == getattr(rl.rl, name), name
+    assert (baseline.rl.objective.name, baseline.rl.replay) == ("grpo", "off")
+    assert not baseline.rl.zero_variance.rl_zvp and not baseline.rl.zero_variance.grow_to
+    # 40 samples a step, and 48 x 8 of the baseline, with some steps to spare
+    assert baseline.rl.steps == math.ceil(1.15 * 40 * 40 / 384)
+    assert (baseline.evaluation.start, rl.evaluation.start) == (False, True)
+    assert baseline.evaluation.k == rl.evaluation.k
+
+
+def test_the_baseline_ends_with_the_step_that_reaches_the_tokens_of_the_run(tmp_path):
+    rl = demo.demo_configs(tmp_path, 7)[1]
+    write_metrics(tmp_path / "rl", 4)  # 2,000 tokens
+    enough = demo._spent_as_much(rl, demo.baseline_config(rl))
+    assert not enough()  # it has not begun
+    found = []
+    for steps in range(1, 6):
+        write_metrics(tmp_path / "grpo", steps)
+        found.append(enough())
+    assert found == [False, False, False, True, True]
+
+
+def write_answers(folder, right):
+    """An evaluation of ten prompts, of which the first `right` are solved."""
+    folder.mkdir(parents=True)
+    settings = {"right_at": 1.0, "top_k": 0}
+    one = {"k": 2, "temperature": 1.0}
+    summary = {"settings": settings, "sets": {"heldout": one}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    for i in range(10):
+        samples = [{"outcome": "ok", "reward": float(i < right)}] * 3
+        row = {"set": "heldout", "id": i, "prompt": str(i), "samples": samples}
+        with open(folder / "answers.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+@pytest.mark.parametrize(("steps", "title"), [(2, "at equal generated tokens"), (3, "40% more")])
+def test_the_end_shows_both_runs_on_one_screen_and_the_difference_of_their_answers(
+    tmp_path, steps, title
+):
+    rl = demo.demo_configs(tmp_path, 7)[1]
+    write_metrics(tmp_path / "rl", 2)
+    write_metrics(tmp_path / "grpo", steps)
+    write_answers(tmp_path / "rl" / "evaluation", 7)
+    write_answers(tmp_path / "grpo" / "evaluation", 6)
+    found = demo.against_grpo(
+        rl, demo.baseline_config(rl), evaluation(0.0), evaluation(0.3), evaluation(0.2)
+    )
+    console = Console(width=80, file=io.StringIO())
+    console.print(summary_table(found.rows, title=found.title))
+    screen = console.file.getvalue()
+    for text in (title, "0.400 -> 0.700", "0.400 -> 0.600"):
         assert text in screen
-    assert "recorded before, with seed 7:\n  c, commit abc" in found.note
-    lines.append(lines[0])  # a run that generates more than the recorded one
-    found, screen = shown(3)
-    assert "ended earlier" in screen and "equal" not in screen and "0.200 -> 0.400" in screen
+    assert found.words.startswith("accuracy: 10.0 points above plain GRPO's")
+    assert found.words.endswith("10 prompts, one seed): these prompts show no difference")
+
+
+def test_the_last_lines_name_the_page_and_commands_that_the_package_knows(tmp_path):
+    summary = {"wall_s": 600.0, "peak_memory_bytes": 2**30}
+    lines = demo.last_lines(tmp_path, tmp_path / "rl" / "page.html", summary)
+    assert f"{tmp_path}/rl/page.html" in lines and "wall time: 10.0 min" in lines
+    commands = [line.split() for line in lines.splitlines() if line.startswith("  compass ")]
+    assert [words[1] for words in commands] == ["show", "compare", "serve"]
+    options = {"show": ["--varied"], "serve": ["--openai"]}
+    for _, name, *words in commands:
+        rest = words[: words.index("#")]
+        places = [x for x in rest if x.startswith(str(tmp_path))]
+        command_line().parse_args([name, *places, *options.get(name, [])])
+
+
+def test_the_start_is_read_from_its_evaluation(tmp_path):
+    first = evaluation(0.0)
+    labels = {name: list(x) for name, x in first.labels.items()}
+    summary = {"k": 4, "prompts": 40, "unknown": 0, "avg_at_k": 0.4, "pass_at_k": 0.7}
+    summary |= {"labels": labels}
+    (tmp_path / "summary.json").write_text(json.dumps(summary | {"greedy": None}))
+    found = read_summary(tmp_path)
+    assert (found.k, found.prompts, found.avg_at_k) == (4, 40, 0.4) and math.isnan(found.greedy)
+    assert found.labels == first.labels
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(ReportError, match="no summary of an evaluation"):
+        read_summary(tmp_path)
 
 
 @pytest.mark.slow
-def test_the_quick_demo_ends_with_a_summary_a_comparison_an_export_and_a_picture(tmp_path):
+def test_the_quick_demo_ends_with_a_summary_a_comparison_an_export_and_a_page(tmp_path, capsys):
     summary = demo.run_demo(str(tmp_path), seed=3, quick=True)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     expected = {"sft_avg_at_4", "rl_avg_at_4", "sft_greedy", "rl_greedy", "wall_s"}
@@ -101,13 +169,15 @@ def test_the_quick_demo_ends_with_a_summary_a_comparison_an_export_and_a_picture
     assert summary["heldout_prompts"] == 64 and 0 <= summary["rl_avg_at_4"] <= 1
     rows = {row.pop(""): row for row in summary["against_grpo"]}
     ours, theirs = (int(x.replace(",", "")) for x in rows["generated tokens"].values())
-    assert 0 < ours <= theirs < ours + 30_000  # up to the recorded step that reaches them
+    assert 0 < ours <= theirs < 1.5 * ours  # up to the step that reaches them
     exported = Path(summary["hf_dir"])
     assert (
         read_hf_config(exported) == demo.demo_configs(tmp_path, 3)[1].model
         and (exported / "tokenizer.json").is_file()
     )
-    assert (tmp_path / "curves.png").stat().st_size > 20_000
+    assert Path(summary["page"]).stat().st_size > 20_000
+    shown = capsys.readouterr().out
+    assert summary["page"] in shown and "next:\n  compass show" in shown
     # a finished demo is only read again
     again = demo.run_demo(str(tmp_path), seed=3, quick=True)
     assert again["rl_avg_at_4"] == summary["rl_avg_at_4"]

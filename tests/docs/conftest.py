@@ -1,4 +1,4 @@
-"""The folder of a reader: a clone's links, and the demo's run as a tiny model of random weights."""
+"""The folder of a reader: a clone's links, and runs of the demo with tiny random weights."""
 
 from pathlib import Path
 
@@ -34,5 +34,6 @@ def reader(tmp_path_factory):
     tokenizer = ROOT / "configs" / "tiny_tokenizer"
     model = home / "Qwen3-tiny"
     save_params(random_params(MODEL), MODEL, model, "float32", tokenizer_from=tokenizer)
-    assert main(["import-hf", str(model), str(home / "runs" / "demo" / "rl")]) == 0
+    for name in ("sft", "rl"):
+        assert main(["import-hf", str(model), str(home / "runs" / "demo" / name)]) == 0
     return home

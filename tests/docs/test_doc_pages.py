@@ -37,6 +37,7 @@ FAST = {
     "rl.steps": 2,
     "rl.prompts-per-step": 2,
     "rl.group-size": 4,
+    "rl.updates-per-rollout": 2,
     "rollout.slots": 8,
     "rollout.max-new-tokens": 8,
     "data.eval-prompts": 0,

@@ -7,8 +7,7 @@ from statistics import mean
 
 import pytest
 
-from compass_jax.commands.comparison import read_recorded
-from compass_jax.commands.demo import GRPO
+from compass_jax.commands.comparison import difference_in_words
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -182,20 +181,57 @@ def test_measures():
 
 
 def test_the_demo():
+    found = json.loads((RESULTS / "demo.json").read_text())
+    part = PAGE[PAGE.index("## The demo") :].split("\n### ")[0]
+    assert found["commit"] in part and f"{found['machine']['cores']} cores" in part
+    for label, row in found["by_difficulty"].items():
+        name = "all tasks" if label == "all" else label
+        cells = (row[x] for x in ("SFT avg@4", "RL avg@4", "SFT greedy", "RL greedy"))
+        assert f"| {name} | {' | '.join(f'{x:.3f}' for x in cells)} |" in part
+    rows = {row.pop(""): tuple(row.values()) for row in found["against_grpo"]}
+    for name, cells in rows.items():
+        assert f"| {name} | {' | '.join(cells)} |" in part
+    ours, theirs = (int(x.replace(",", "")) for x in rows["generated tokens"])
+    assert ours <= theirs < 1.05 * ours
+    shares = rows["tokens with the verifier's signal"]
+    assert f"reaches {shares[0]} of the tokens instead of {shares[1]}" in README
+    sentence = difference_in_words(found["difference"])
+    points = re.search(r"[\d.]+ points (above|below)", sentence)[0]
+    assert points in README and sentence.split(": ", 1)[1].split(" (")[0] in part
+
+
+def test_the_demo_with_a_recorded_baseline():
+    part = PAGE[PAGE.index("### The same with a recorded baseline") :].split("\n## ")[0]
     for seed in (0, 1):
         found = json.loads((RESULTS / f"demo_seed{seed}.json").read_text())
-        line = next(x for x in PAGE.splitlines() if x.startswith("| all tasks"))
+        line = next(x for x in part.splitlines() if x.startswith("| all tasks"))
         assert f"{found['sft_avg_at_4']:.3f} | {found['rl_avg_at_4']:.3f}" in line
-        assert found["commit"][:7] in PAGE and f"{found['espo_floor_token_frac']:.0%}" in PAGE
+        assert found["commit"][:7] in part and f"{found['espo_floor_token_frac']:.0%}" in PAGE
         assert found["rl_avg_at_4"] - found["sft_avg_at_4"] >= 0.3
         rows = {row.pop(""): tuple(row.values()) for row in found["against_grpo"]}
         for name, cells in rows.items():
-            line = next(x for x in PAGE.splitlines() if x.startswith(f"| {name} |"))
+            line = next(x for x in part.splitlines() if x.startswith(f"| {name} |"))
             assert " | ".join(cells) in line
         ours, theirs = (int(x.replace(",", "")) for x in rows["generated tokens"])
-        assert ours <= theirs < 1.05 * ours and read_recorded(GRPO, seed).seed == seed
-    shares = rows["tokens with the verifier's signal"]  # of seed 1
-    assert f"reaches {shares[0]} of the tokens instead of {shares[1]}" in README
+        assert ours <= theirs < 1.05 * ours
+
+
+def test_the_quickstart():
+    found = json.loads((RESULTS / "quickstart.json").read_text())
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    first, last = found["points"][0], found["points"][-1]
+    assert (first["step"], last["step"], found["k"]) == (0, 20, 4)
+
+    def shown(point, name):
+        return f"{100 * point[name]:.1f}"
+
+    start, end = (
+        (shown(x, "avg_at_k"), shown(x, "avg_at_k_low"), shown(x, "avg_at_k_high"))
+        for x in (first, last)
+    )
+    assert "from {}% (95% interval {} to {}) to {}% ({} to {})".format(*start, *end) in page
+    assert f"from {100 * first['greedy']:.1f}% to {100 * last['greedy']:.1f}%" in page
+    assert f"on {found['prompts']} prompts" in page
 
 
 def test_near_duplicates():

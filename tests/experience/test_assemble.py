@@ -84,6 +84,13 @@ def test_groups_of_different_sizes_keep_their_rows_and_leave_the_others_empty():
     )
 
 
+def test_samples_that_growth_drew_hotter_are_marked_by_their_place_in_the_group():
+    group = Group(PROMPTS[0], (ROLLOUTS[0], ROLLOUTS[1]), (SCORES[0], SCORES[1]))
+    assert assemble([group], 3, 10, 2).hotter is None
+    marked = assemble([group, group], 3, 10, 2, hotter_from=1).hotter
+    np.testing.assert_array_equal(marked, [False, True, True] * 2)
+
+
 def test_gold_labels_come_from_the_scores_and_are_unknown_where_there_is_none():
     scores = (Score(1.0, True, components={"gold": 0.25}), Score(0.0, True))
     group = Group(PROMPTS[0], (ROLLOUTS[0], ROLLOUTS[1]), scores)

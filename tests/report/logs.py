@@ -1,6 +1,7 @@
 """Logs of a small run, written as a run writes them."""
 
 import json
+import math
 from pathlib import Path
 
 ATTACK = "</script><script>document.title='run'</script><!-- <img src=x onerror=document.title=1>"
@@ -43,3 +44,92 @@ def _sample(text: str, reward: float) -> dict:
         "truncated": False,
         "components": {"format": 1.0},
     }
+
+
+def write_full_run(folder: Path, steps: int = 40) -> Path:
+    """A run as the present version writes it: evaluations with their answers, labels, parts of the
+    reward, histograms, times with a slow first step, settings and machine.
+    """
+    write_run(folder, steps)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        step = line["step"]
+        share = 1 - math.exp(-step / 15)
+        reward = 0.3 + 0.4 * share
+        line["metrics"] |= {
+            "reward/mean": reward,
+            "reward/verifier/mean": reward,
+            "reward/length/mean": -0.02 * share,
+            "label/easy/pass_rate": 0.5 + 0.4 * share,
+            "label/hard/pass_rate": 0.1 + 0.2 * share,
+            "label/easy/length_mean_tokens": 20 + 5 * share,
+            "label/hard/length_mean_tokens": 30 + 9 * share,
+            "response_length/mean": 25 + 7 * share,
+            "response_length/max": 64.0,
+            "groups/varied_frac": 0.8,
+            "groups/all_right_frac": 0.1 * share,
+            "time/step_s": 90.0 if step == 1 else 9 + step % 3,
+            "time/rollout_s": 40.0 if step == 1 else 4 + step % 2,
+            "time/update_s": 45.0 if step == 1 else 4.5,
+            "mismatch/hotter/logp_abs_diff": 0.2,
+        }
+        if step % 10 == 0 and step < steps:
+            line["metrics"] |= {
+                f"eval/heldout/{key}": value for key, value in _accuracy(reward).items()
+            }
+        right = round(100 * reward)
+        line["histograms"] = {
+            "reward": [[0.0, 0.0, 100 - right], [1.0, 1.0, right]],
+            "response_length": [[10 + i, 11 + i, 1 + (i * step) % 7] for i in range(30)],
+        }
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    for name, share in (("evaluation_start", 0.3), ("evaluation", 0.65)):
+        _write_evaluation(folder / name, share)
+    metrics = {f"eval/heldout/{key}": value for key, value in _accuracy(0.65).items()}
+    (folder / "evaluation.json").write_text(json.dumps({"step": steps, "metrics": metrics}))
+    zero_variance = {"grow_to": 4, "grow_temperature": 1.6}
+    config = {
+        "seed": 3,
+        "model": {"family": "qwen3_moe", "layers": 4, "hidden": 128, "moe": {"experts": 8}},
+        "rl": {"steps": steps, "prompts_per_step": 2, "group_size": 2, "replay": "R3"}
+        | {"zero_variance": zero_variance, "optim": {"learning_rate": 3e-4}},
+        "evaluation": {"k": 4},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    machine = {"device": "cpu", "cores": 2, "jax": "0.7.0"}
+    (folder / "machine.json").write_text(json.dumps(machine))
+    return folder
+
+
+def _accuracy(share: float) -> dict:
+    return {
+        "avg_at_k": share,
+        "avg_at_k_low": share - 0.04,
+        "avg_at_k_high": share + 0.04,
+        "pass_at_k": share + 0.2,
+        "greedy": share + 0.05,
+        "reward": share,
+    }
+
+
+def _write_evaluation(folder: Path, share: float) -> None:
+    folder.mkdir(exist_ok=True)
+    one = {
+        **_accuracy(share),
+        "k": 4,
+        "prompts": 40,
+        "interval": [share - 0.04, share + 0.04],
+        "pass_at": {"1": share, "4": share + 0.2},
+    }
+    labels = {name: {**one, "prompts": 20} for name in ("easy", "hard")}
+    summary = {"sets": {"heldout": {**one, "by": labels}}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    rows = []
+    for i in range(40):
+        right = i < 40 * share
+        samples = [_sample(f"<answer>{i}</answer>", float(right or k == i % 5)) for k in range(5)]
+        row = {"set": "heldout", "id": i, "prompt": f"What is {i} + 0?", "answer": str(i)}
+        row |= {"stage": "eval", "step": 0, "label": ("easy", "hard")[i % 2], "samples": samples}
+        rows.append(json.dumps(row) + "\n")
+    (folder / "answers.jsonl").write_text("".join(rows))

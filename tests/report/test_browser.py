@@ -3,7 +3,7 @@ compares, and its console stays clean, whatever the run has logged.
 """
 
 import pytest
-from logs import ATTACK, write_run
+from logs import ATTACK, write_full_run, write_run
 
 from benchmarks.browser import NAMES, Browser, find_browser
 from benchmarks.report_page import synthetic_run
@@ -188,3 +188,99 @@ def test_a_large_run_opens_soon(browser, tmp_path):
     assert int(browser.evaluate("document.documentElement.dataset.ready")) < 8000
     assert count(browser, ".item") == 40 and count(browser, "pre.text") == 16
     assert browser.errors == []
+
+
+# ---- what a run of the present version logs ------------------------------------------------------
+
+
+@pytest.fixture
+def full(browser, tmp_path):
+    """A page of a run that logs everything; its console stays clean."""
+    browser.errors.clear()
+    browser.open(page_of(write_full_run(tmp_path)))
+    yield browser
+    assert browser.errors == []
+
+
+def titles(browser, part):
+    charts = f"[...document.querySelectorAll('{part} figcaption b')].map((x) => x.innerText)"
+    return browser.evaluate(charts)
+
+
+def test_the_first_card_is_the_held_out_accuracy_with_its_interval_and_start(full):
+    first = full.evaluate("document.querySelector('section').id")
+    assert first == "accuracy" and titles(full, "#accuracy") == ["Held-out accuracy"]
+    assert count(full, "#accuracy .band") == 1
+    shown = text(full, "#accuracy")
+    for part in ("30.0%", "26.0% to 34.0%", "65.0%", "+35 points", "bootstrap", "start 30%"):
+        assert part in shown.replace("\n", " "), part
+
+
+def test_parts_labels_and_distributions_have_a_chart_each(full):
+    wanted = ["Reward", "Parts of the reward", "Pass rate by label", "Response length by label"]
+    assert titles(full, "#curves")[:6] == [*wanted, "Rewards", "Lengths"]
+    charts = "[...document.querySelectorAll('#curves figure')].map((x) => x.innerText)"
+    shown = dict(zip(titles(full, "#curves"), full.evaluate(charts), strict=True))
+    assert "verifier" in shown["Parts of the reward"] and "length" in shown["Parts of the reward"]
+    assert "easy" in shown["Pass rate by label"] and "hard" in shown["Pass rate by label"]
+    assert "3 values above the axis, up to 90" in shown["Time of a step"]
+
+
+def test_the_x_axis_is_steps_tokens_or_hours(full):
+    labels = "document.querySelector('#curves svg').querySelectorAll('text')"
+    ticks = f"[...{labels}].map((x) => x.textContent)"
+    by_step = full.evaluate(ticks)
+    assert "40" in by_step
+    full.choose("#axis", "tokens")
+    assert any(x.endswith(" k") for x in full.evaluate(ticks))
+    full.choose("#step", "0")
+    assert text(full, "#stepnow").startswith("step 1,")
+    full.choose("#axis", "hours")
+    assert "0.1" in full.evaluate(ticks) and text(full, "#stepnow").startswith("step 1,")
+    full.click("#curves svg")  # into the middle: about half of the hours
+    assert 15 < int(text(full, "#stepnow").split(",")[0].split()[1]) < 30
+
+
+def test_answers_are_found_by_their_change_and_open(full):
+    assert "40 of 40 prompts" in text(full, "#answers")
+    full.choose("#change", "better at the end")
+    assert "14 of 40 prompts" in text(full, "#answers")
+    full.click(".asked summary")
+    full.wait("document.querySelectorAll('.asked[open] .answer').length === 10")
+    assert "greedy · reward 1" in text(full, ".asked")
+    full.choose("#change", "worse at the end")
+    assert "0 of 40 prompts" in text(full, "#answers")
+
+
+def test_settings_are_searched_and_the_machine_is_named(full):
+    shown = text(full, "#settings")
+    assert "rl.zero_variance.grow_temperature" in shown and "evaluation.k" not in shown
+    assert "cores" in shown
+    full.click("#defaults")
+    assert "evaluation.k" in text(full, "#settings")
+    full.type("#setting", "optim")
+    full.wait("document.querySelectorAll('#settings tr').length === 1")
+
+
+def test_samples_at_another_temperature_are_in_no_mismatch_of_the_page(full):
+    assert "Hotter samples of growth" in titles(full, "#mismatch")
+    # of three samples a group the third is hotter; tokens of the first and the third are logged
+    hot = full.evaluate("JSON.parse(document.getElementById('data').textContent).runs[0]")
+    logged = sum(len(g["samples"][0]["values"]["text"]) for g in hot["groups"])
+    assert f"of {logged:,} logged tokens" in text(full, "#mismatch")
+
+
+@pytest.mark.parametrize("width", [360, 500, 1280])
+def test_nothing_is_scrolled_sideways(tmp_path, width):
+    runs = [write_full_run(tmp_path / name) for name in ("a" * 40, "b")]
+    over = (
+        "[...document.querySelectorAll('body *')].filter((x) => x.id !== 'tip' &&"
+        " (x.getBoundingClientRect().right > innerWidth + 1 ||"
+        " (x.scrollWidth > x.clientWidth + 1 && getComputedStyle(x).overflowX === 'auto')))"
+        ".map((x) => x.tagName + '.' + x.className)"
+    )
+    with Browser(width=width) as browser:
+        browser.open(page_of(*runs))
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate(over) == []
+        assert browser.errors == []

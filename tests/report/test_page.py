@@ -1,20 +1,34 @@
 """The page is one file that asks nothing of anybody, and whatever a run logged is data in it."""
 
+import fcntl
+import io
 import json
+import os
 import re
+import threading
 from html.parser import HTMLParser
 from importlib import resources
 
 import numpy as np
 import pytest
-from logs import ATTACK, write_run
+from logs import ATTACK, write_full_run, write_run
+from rich.console import Console
 
 from benchmarks.report_page import synthetic_run
 from compass_jax.commands import cli
 from compass_jax.report import ReportError
-from compass_jax.report.command import write_page
+from compass_jax.report.command import watch_report, write_page
 from compass_jax.report.embed import SCRIPTS, embedded, page
-from compass_jax.report.metrics import read_metrics, read_stages, thinned
+from compass_jax.report.heldout import evaluation_answers
+from compass_jax.report.metrics import (
+    heat_map,
+    hours,
+    read_histograms,
+    read_metrics,
+    read_stages,
+    thinned,
+)
+from compass_jax.runs.rundir import FolderLock, is_locked
 
 
 class Elements(HTMLParser):
@@ -159,19 +173,151 @@ def test_a_run_that_goes_on_or_was_killed_in_a_line_says_so(tmp_path):
     assert [note.split()[4] for note in cut] == ["metrics.jsonl", "rollouts.jsonl", "tokens.jsonl"]
 
 
-def test_the_last_evaluation_is_a_fact_of_the_run_unless_it_cannot_be_read(tmp_path):
+def test_the_last_evaluation_of_an_earlier_version_is_a_point_unless_it_cannot_be_read(tmp_path):
     write_run(tmp_path)
     said = {"avg_at_k": 0.25, "greedy": 0.5, "reward": 0.375}
     metrics = {f"eval/heldout/{name}": value for name, value in said.items()}
-    for text, facts in (
-        (json.dumps({"step": 6, "metrics": metrics}), 1),
-        (json.dumps({"step": 6, "metrics": metrics | {"eval/heldout/greedy": None}}), 0),
-        ('{"step": 6, "met', 0),
+    nothing = dict.fromkeys(("avg_at_k_low", "avg_at_k_high", "pass_at_k"))
+    for text, points in (
+        (json.dumps({"step": 6, "metrics": metrics}), [{"step": 6, **nothing, **said}]),
+        ('{"step": 6, "met', []),
+        ('{"step": "six", "metrics": {}}', []),
+        ("[]", []),
     ):
         (tmp_path / "evaluation.json").write_text(text)
-        found = [x for x in written(tmp_path)[2]["runs"][0]["facts"] if x[0].startswith("held-out")]
-        wanted = ["held-out, step 6", "avg@k 0.250, greedy 0.500, reward 0.375"]
-        assert found == [wanted] * facts
+        heldout = written(tmp_path)[2]["runs"][0]["heldout"]
+        assert [x for one in heldout.values() for x in one["points"]] == points
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    return written(write_full_run(tmp_path_factory.mktemp("full")))[2]["runs"][0]
+
+
+def test_accuracies_have_their_start_their_intervals_and_their_labels(full):
+    one = full["heldout"]["heldout"]
+    assert [x["step"] for x in one["points"]] == [0, 10, 20, 30, 40]
+    assert (one["k"], one["prompts"]) == (4, 40)
+    first, last = one["points"][0], one["points"][-1]
+    assert (first["avg_at_k"], first["avg_at_k_low"], first["avg_at_k_high"]) == (0.3, 0.26, 0.34)
+    assert (last["avg_at_k"], last["pass_at_k"], last["greedy"]) == (0.65, 0.85, 0.7)
+    assert one["by"]["easy"] == [20, 0.3, 0.65, [0.61, 0.69]]
+
+
+def test_answers_of_start_and_end_stand_beside_each_other(full):
+    assert full["answered"] == len(full["answers"]) == 40
+    row = next(x for x in full["answers"] if x["answer"] == "20")
+    assert (row["set"], row["label"], row["prompt"]) == ("heldout", "easy", "What is 20 + 0?")
+    rewards = [[x["reward"] for x in row[when]] for when in ("start", "end")]
+    assert rewards == [[1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]
+
+
+def test_answers_take_their_share_of_the_page_and_no_more(tmp_path):
+    for name in ("evaluation_start", "evaluation"):
+        (tmp_path / name).mkdir()
+        sample = {"response": "x" * 900, "reward": 0, "outcome": "ok", "tokens": 3}
+        rows = [
+            {"set": "a", "id": i, "prompt": str(i), "label": "", "samples": [sample] * 2}
+            for i in range(100)
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / name / "answers.jsonl").write_text(text)
+    chosen, count = evaluation_answers(tmp_path, 50_000)
+    assert count == 100 and 5 < len(chosen) < 15
+    assert [chosen[0]["prompt"], chosen[-1]["prompt"]] == ["0", "99"]
+    (tmp_path / "evaluation" / "answers.jsonl").write_text('{"set": 1}\n')
+    with pytest.raises(ReportError, match=r"evaluation/answers\.jsonl, line 1: it is damaged"):
+        evaluation_answers(tmp_path, 50_000)
+
+
+def test_every_setting_is_on_the_page_and_those_that_were_changed_are_marked(full):
+    settings = {name: (value, changed) for name, value, changed in full["settings"]}
+    assert settings["rl.optim.learning_rate"] == ("0.0003", True)
+    assert settings["evaluation.k"] == ("4", False)  # the default
+    assert settings["model.moe.experts"] == ("8", False)  # it has no default
+    assert full["machine"] == [["device", "cpu"], ["cores", "2"], ["jax", "0.7.0"]]
+    assert full["hotter_from"] == 2
+
+
+def test_hours_are_sums_of_step_times_or_of_the_parts_of_an_earlier_version(full):
+    assert full["hours"][0] == 0.025 and full["hours"] == sorted(full["hours"])
+    steps = np.arange(1, 4)
+    old = {"time/rollout_s": (steps, np.full(3, 1800.0)), "time/update_s": (steps, np.ones(3))}
+    assert hours(old, [1, 3]) == [pytest.approx(0.50028), pytest.approx(1.5008)]
+    assert hours({}, [1]) == []
+
+
+def test_a_heat_map_holds_every_value_once(full):
+    found = full["histograms"]["reward"]
+    assert (found["low"], found["high"], found["steps"][-1]) == (0, 1, 40)
+    assert all(sum(column) == pytest.approx(1) for column in found["cells"])
+    assert found["cells"][-1][0] == pytest.approx(0.33) and found["cells"][-1][-1] == 0.67
+    by_step = {step: [(0, 10, 1), (10, 20, 3)] for step in range(1, 101)}
+    wide = heat_map(by_step, columns=10, rows=4)
+    assert wide["steps"] == list(range(10, 101, 10))
+    assert wide["cells"] == [[0.125, 0.125, 0.375, 0.375]] * 10
+    one = heat_map({1: [(3, 3, 5)]}, rows=4)
+    assert (one["low"], one["high"], one["cells"]) == (3, 3, [[1, 0, 0, 0]])
+    assert heat_map({})["cells"] == []
+
+
+@pytest.mark.parametrize("odd", ["3", "[[1, 2]]", "null", '"x"', '{"a": 1}'])
+def test_histograms_that_cannot_be_read_are_left_out(tmp_path, odd):
+    lines = f'{{"stage": "rl", "step": 1, "metrics": {{}}, "histograms": {{"reward": {odd}}}}}\n'
+    good = '{"stage": "rl", "step": 2, "metrics": {}, "histograms": {"reward": [[0, 0, 1]]}}\n'
+    (tmp_path / "metrics.jsonl").write_text(lines + good)
+    found = read_histograms(tmp_path / "metrics.jsonl", "rl")
+    assert found == {"reward": {2: [(0.0, 0.0, 1.0)]}}
+
+
+# ---- a page that follows its run -----------------------------------------------------------------
+
+
+def test_watch_rewrites_the_page_while_a_run_goes_on_and_ends_with_it(tmp_path):
+    folder = tmp_path / "run"
+    lock, console = FolderLock(folder), Console(width=200, file=io.StringIO())
+    lock.__enter__()
+    seen = []
+
+    def sleep(seconds):
+        assert seconds == 7
+        page_file = folder / "report.html"
+        seen.append('"again_s":7' in page_file.read_text() if page_file.exists() else None)
+        if len(seen) == 3:
+            lock.__exit__()
+        else:
+            write_run(folder, steps=len(seen))
+
+    paths = watch_report([folder], every_s=7, console=console, sleep=sleep)
+    assert seen == [None, True, True]
+    assert paths[-1] == folder / "report.html"
+    assert '"again_s":0' in paths[-1].read_text()  # the last page stays as it is
+    told = console.file.getvalue()
+    assert "is not the directory of a run that has started" in told
+    assert "step 1)" in told and "step 2)" in told
+    assert "no process writes to the runs" in told
+
+
+def test_watch_of_a_run_that_has_ended_writes_its_page_once(tmp_path, capsys):
+    write_run(tmp_path)
+    assert cli.main(["report", str(tmp_path), "--watch"]) == 0
+    assert "this is the last page" in capsys.readouterr().out
+    assert (tmp_path / "report.html").exists()
+    assert cli.main(["report", str(tmp_path / "none"), "--watch"]) == 2
+
+
+def test_looking_whether_a_folder_is_locked_hinders_nobody(tmp_path):
+    assert not is_locked(tmp_path) and not (tmp_path / ".lock").exists()
+    with FolderLock(tmp_path):
+        assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)
+    descriptor = os.open(tmp_path / ".lock", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)  # as `is_locked` does for a moment
+    release = threading.Timer(0.01, os.close, (descriptor,))
+    release.start()
+    with FolderLock(tmp_path):
+        assert is_locked(tmp_path)
+    release.join()
 
 
 def test_a_run_without_samples_tokens_or_settings_still_has_a_page(tmp_path):
@@ -193,7 +339,7 @@ def test_numbers_that_are_not_finite_are_gaps(tmp_path):
     run = written(tmp_path)[2]["runs"][0]
     assert run["curves"]["metrics"]["reward/mean"]["v"][-1] is None
     assert run["groups"][0]["samples"][0]["reward"] is None
-    assert "3 metrics have values that are not finite" in run["notes"][-1]
+    assert "3 metrics have values that are not finite: gaps" in run["notes"][-1]
 
 
 def test_a_prompt_of_100_kilobytes_is_shown_by_its_ends(tmp_path):

@@ -29,8 +29,8 @@ def stop_after_step(patch: pytest.MonkeyPatch, number: int) -> None:
     """When step `number` has been logged."""
     real, done = Telemetry.log, []
 
-    def log(self, step, metrics):
-        real(self, step, metrics)
+    def log(self, step, metrics, *rest):
+        real(self, step, metrics, *rest)
         if step == number and not done:
             done.append("stop")
             os.kill(os.getpid(), signal.SIGTERM)

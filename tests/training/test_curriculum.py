@@ -122,8 +122,8 @@ def kill_after(patch, step):
     """Once, after a step was logged and before it is saved."""
     real, done = Telemetry.log, []
 
-    def log(self, number, found):
-        real(self, number, found)
+    def log(self, number, found, *rest):
+        real(self, number, found, *rest)
         if number == step and not done:
             done.append(step)
             raise Killed
@@ -206,7 +206,7 @@ def test_the_last_evaluation_says_the_length_limit_of_its_stage(tmp_path):
     """Which `compass compare` looks at: 8 tokens, and 16 before."""
     evaluation = Evaluation(2, 0, math.nan, math.nan, math.nan, 0)
     trainer = SimpleNamespace(
-        config=at_step(staged(tmp_path), 4), done_steps=4, evaluate=lambda keep: evaluation
+        config=at_step(staged(tmp_path), 4), done_steps=4, evaluate=lambda keep, warns: evaluation
     )
     told = []
     found = rl._last_evaluation(trainer, SimpleNamespace(note=told.append))

@@ -15,9 +15,17 @@ from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import StepArrays
 from compass_jax.rl.bucketing import MicroBatch
+from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.prepare import Prepared
-from compass_jax.training.learner import Learner, Scored, device_rows, sequences, update_batch
+from compass_jax.training.learner import (
+    Learner,
+    Scored,
+    device_rows,
+    score_account,
+    sequences,
+    update_batch,
+)
 from compass_jax.training.trace import TokenTrace
 
 CONFIG = RunConfig(
@@ -87,6 +95,33 @@ def test_the_whole_rollout_trains_as_its_updates_one_by_one():
     jax.tree.map(np.testing.assert_array_equal, whole.state, parts.state)
     assert metrics["loss"] == pytest.approx(np.mean(losses), abs=1e-6)
     assert metrics["waste/tokens_generated"] == samples(0).mask.sum() + 5
+
+
+def account(arrays, training_logp):
+    """The finished mismatch metrics of a rollout whose log-probs are -3 where it sampled."""
+    logp = np.where(arrays.mask, training_logp, 0.0).astype(np.float32)
+    parts = score_account(arrays, logp, np.zeros_like(logp), ())
+    found = {name: float(x) for name, x in finalize_diagnostics(parts).items()}
+    return {name: x for name, x in found.items() if name.startswith("mismatch/")}
+
+
+def test_the_mismatch_of_samples_at_another_temperature_is_apart():
+    arrays = samples(0)
+    hotter = np.arange(16) % 4 >= 2
+    logp = np.where(hotter[:, None], -4.0, -3.0)
+    apart = account(dataclasses.replace(arrays, hotter=hotter), logp)
+    assert apart["mismatch/kl_k3"] == apart["mismatch/extreme_frac"] == 0
+    assert apart["mismatch/ess"] == 1 and apart["mismatch/logp_abs_diff"] == 0
+    assert apart["mismatch/hotter/logp_abs_diff"] == pytest.approx(1)
+    assert apart["mismatch/hotter/extreme_frac"] == 1
+    together = account(arrays, logp)
+    assert together["mismatch/extreme_frac"] > 0.3  # an alarm over a healthy rollout
+    assert not any(name.startswith("mismatch/hotter") for name in together)
+    # a fault of the other samples is not hidden by them, and a step without growth logs neither
+    faulty = account(dataclasses.replace(arrays, hotter=hotter), np.where(hotter[:, None], -3, -4))
+    assert faulty["mismatch/extreme_frac"] == 1 and faulty["mismatch/hotter/extreme_frac"] == 0
+    none = account(dataclasses.replace(arrays, hotter=np.zeros(16, bool)), logp)
+    assert none == together
 
 
 @pytest.mark.parametrize("epochs", [1, 2])

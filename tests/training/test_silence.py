@@ -14,11 +14,14 @@ from tiny_run import tiny_run
 from compass_jax.config import DataConfig, FileSource, RewardConfig, TaskSource
 from compass_jax.config.verifiers import looked_for
 from compass_jax.experience.judged import (
+    ALL_RIGHT,
     ALL_WRONG,
     KINDS,
+    NO_GROUP_VARIES,
     NOTHING_EXTRACTED,
     extracted_frac,
     group_shares,
+    no_advantage,
     sample_of,
     shown,
     silence,
@@ -59,6 +62,24 @@ def test_groups_by_kind_sum_to_one_and_answers_are_counted_where_a_check_ended()
 )
 def test_what_counts_as_silence(scores, kind):
     assert silence(scores, REWARDS) == kind
+
+
+@pytest.mark.parametrize(
+    ("groups", "kind"),
+    [
+        ([[RIGHT, RIGHT], [RIGHT, RIGHT]], ALL_RIGHT),
+        ([[RIGHT, RIGHT, LOST], [RIGHT, LOST]], ALL_RIGHT),
+        ([[RIGHT, RIGHT], [WRONG, WRONG]], NO_GROUP_VARIES),
+        ([[HALF, HALF], [HALF, HALF]], NO_GROUP_VARIES),
+        ([[RIGHT, RIGHT], [HALF, HALF]], NO_GROUP_VARIES),
+        ([[RIGHT, RIGHT], [RIGHT, WRONG]], ""),
+        ([[WRONG, WRONG]], ""),  # `silence` names it
+        ([[RIGHT, LOST], [LOST, LOST]], ""),
+        ([], ""),
+    ],
+)
+def test_what_counts_as_a_rollout_without_advantages(groups, kind):
+    assert no_advantage(groups, REWARDS) == kind
 
 
 def test_a_text_is_shown_on_one_line_without_what_moves_a_terminal():
@@ -133,11 +154,39 @@ def test_the_first_rollout_is_told_and_later_ones_only_where_no_answer_is_found(
         notices.of_rewards(groups_of(score), decode)
     assert len(said) == 3 and "any of the 2 responses of a rollout" in said[2]
     Notices(config_with(), said.append).of_rewards(groups_of(RIGHT), decode)
-    assert len(said) == 4 and "1 all right" in said[3] and not notices.ended
+    assert "1 all right" in said[3] and not notices.ended
+    assert said[4].startswith(
+        "warning: all 2 responses of the first rollout are right: every advantage of the verifiers"
+        " is 0\n  looked for: "
+    )
+    assert "take harder prompts" in said[4] and "rewards.right_at = 1" in said[4]
     notices = Notices(config_with(), said.append)
     notices.end = lambda: said.append("ended")
     notices.of_rewards(groups_of(NOTHING), decode)
     assert said[-1] == "ended" and notices.ended
+
+
+def test_a_rollout_without_advantages_is_warned_of_once_and_only_where_a_run_begins():
+    said = []
+    notices = Notices(config_with(), said.append)
+    notices.of_rewards([*groups_of(RIGHT), *groups_of(WRONG)], decode)
+    assert said[1].startswith("warning: in every group of the first rollout all rewards are equal")
+    assert "(4 responses)" in said[1] and len(said) == 2
+    notices.of_rewards(groups_of(RIGHT), decode)
+    assert len(said) == 2  # a later step that is all right is what training is for
+    varied = dataclasses.replace(groups_of(RIGHT)[0], scores=(RIGHT, WRONG))
+    for score in (RIGHT, HALF):
+        said.clear()
+        Notices(config_with(), said.append).of_rewards([varied, *groups_of(score)], decode)
+        assert len(said) == 1
+
+
+def test_strict_ends_over_all_right_and_not_over_a_rollout_that_varies_by_chance_in_no_group():
+    for groups, ends in ((groups_of(RIGHT), True), ([*groups_of(RIGHT), *groups_of(WRONG)], False)):
+        notices = Notices(config_with(), lambda text: None)
+        notices.end = lambda: None
+        notices.of_rewards(groups, decode)
+        assert notices.ended == ends
 
 
 def test_a_run_that_goes_on_has_no_first_rollout_and_is_warned_all_the_same():

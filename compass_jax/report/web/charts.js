@@ -1,7 +1,6 @@
 // Line charts and stacked shares as SVG, with a mark at the chosen step and a reading on hover.
 
-const W = 400;
-const H = 190;
+const CARD = { W: 400, H: 190 }, WIDE = { W: 820, H: 330 };
 const PAD = { left: 52, right: 10, top: 10, bottom: 24 };
 
 function ticksOf(low, high, wanted) {
@@ -47,8 +46,18 @@ function pathOf(xs, ys, x, y) {
   return path;
 }
 
+// The y range without a few values far above all others, and a note of them; null where there are none.
+// The first step of a run compiles: at full height it would press all others flat.
+function clippedRange(lines) {
+  const all = lines.flatMap((l) => l.ys.filter(finite)).sort((a, b) => a - b);
+  const most = all[all.length - 1], usual = all[Math.floor(0.9 * (all.length - 1))];
+  if (all.length < 8 || !(most > 2.5 * usual)) return null;
+  const high = 1.5 * usual, above = all.filter((v) => v > high).length;
+  return { range: [0, high], note: `${above} value${above > 1 ? "s" : ""} above the axis, up to ${plain(most)}` };
+}
+
 function rangeOf(lines, scale) {
-  const all = lines.flatMap((l) => l.ys.filter(finite));
+  const all = lines.flatMap((l) => [...l.ys, ...(l.low ?? []), ...(l.high ?? [])].filter(finite));
   if (!all.length) return [0, 1];
   let low = all.reduce((a, b) => Math.min(a, b)), high = all.reduce((a, b) => Math.max(a, b));
   if (scale === "share") return [0, high > 0.35 ? Math.max(1, high) : high * 1.15 || 1];
@@ -59,16 +68,17 @@ function rangeOf(lines, scale) {
   return [low === 0 ? 0 : low - room, high + room];
 }
 
-// A chart of lines {name, colour, xs, ys}. `scale`: linear, log, share or stacked. `format` words a
-// value, `xname` and `xformat` the x axis. `pick(i)` is called for a click near point i of the first
-// line; `mark(x)` of the result moves the mark to x (null: none).
+// A chart of lines {name, colour, xs, ys, and low and high where they have intervals}. `scale`: linear,
+// log, share, stacked or time (far values are cut off). `format` words a value, `xname` and `xformat` the
+// x axis. `pick(x)` is called for a click at x; `mark(x)` of the result moves the mark to x (null: none).
 function chart({ title, unit, lines, scale = "linear", format = plain, xname = "step",
-                 xformat = plain, pick = null, note = "" }) {
-  const stacked = scale === "stacked";
+                 xformat = plain, pick = null, note = "", wide = false }) {
+  const { W, H } = wide && window.innerWidth > 900 ? WIDE : CARD;
+  const stacked = scale === "stacked", cut = scale === "time" ? clippedRange(lines) : null;
   if (scale === "log" && lines.some((l) => l.ys.some((y) => finite(y) && y <= 0))) scale = "linear";
   const xsAll = lines.flatMap((l) => [l.xs[0], l.xs[l.xs.length - 1]]).filter(finite);
-  const x0 = Math.min(...xsAll), x1 = Math.max(...xsAll, x0 + 1);
-  const [low, high] = stacked ? [0, 1] : rangeOf(lines, scale);
+  const x0 = Math.min(...xsAll), x1 = Math.max(...xsAll, x0 + (xname === "step" ? 1 : 1e-9));
+  const [low, high] = stacked ? [0, 1] : cut?.range ?? rangeOf(lines, scale);
   const bend = scale === "log" ? Math.log10 : (v) => v;
   const x = (v) => PAD.left + ((v - x0) / (x1 - x0)) * (W - PAD.left - PAD.right);
   const y = (v) => {
@@ -84,7 +94,7 @@ function chart({ title, unit, lines, scale = "linear", format = plain, xname = "
       svg("text", { class: "tick", x: PAD.left - 6, y: y(t) + 3.5, "text-anchor": "end",
                     text: shares ? percent(t) : scale === "log" ? plain(t) : plain(Number(t.toPrecision(6))) }));
   }
-  for (const t of ticksOf(x0, x1, 5)) {
+  for (const t of ticksOf(x0, x1, W > 400 ? 9 : 5)) {
     if (xname === "step" && !Number.isInteger(t)) continue;
     root.append(svg("text", { class: "tick", x: x(t), y: H - 7, "text-anchor": "middle", text: xformat(t) }));
   }
@@ -115,7 +125,8 @@ function chart({ title, unit, lines, scale = "linear", format = plain, xname = "
       const i = nearest(line, place(event));
       if (i < 0) continue;
       if (!rows.length) rows.push([`${xname} ${xformat(line.xs[i])}`, ""]);
-      rows.push([line.name, word(line.ys[i]), line.colour]);
+      const between = finite(line.low?.[i]) ? ` (${word(line.low[i])} to ${word(line.high[i])})` : "";
+      rows.push([line.name, word(line.ys[i]) + between, line.colour]);
     }
     if (rows.length) showTip(event, rows);
   });
@@ -130,13 +141,23 @@ function chart({ title, unit, lines, scale = "linear", format = plain, xname = "
       readings[i].textContent = near < 0 ? "" : word(line.ys[near]);
     });
   };
-  const node = el("figure", { class: "chart" },
+  const notes = [note, cut?.note].filter(Boolean).join("; ");
+  const node = el("figure", { class: wide ? "chart wide" : "chart" },
     el("figcaption", {}, el("b", { text: title }), el("span", { class: "unit", text: unit })),
-    root, legend, note ? el("div", { class: "note", text: note }) : null);
+    root, legend, notes ? el("div", { class: "note", text: notes }) : null);
   return { node, mark };
 }
 
+// The interval of each point of a line, as an area behind it.
+function drawBand(root, line, x, y) {
+  const at = line.ys.map((_, i) => i).filter((i) => finite(line.low[i]) && finite(line.high[i]));
+  const edge = (ys) => at.map((i) => `${x(line.xs[i]).toFixed(1)} ${y(ys[i]).toFixed(1)}`);
+  root.append(svg("path", { class: "band", d: `M${[...edge(line.high), ...edge(line.low).reverse()].join("L")}Z`,
+    style: { fill: line.colour, stroke: line.colour } }));
+}
+
 function drawLine(root, line, x, y) {
+  if (line.low) drawBand(root, line, x, y);
   const count = line.ys.filter(finite).length;
   const window = Math.floor(count / 20);
   const draw = (ys, kind) => root.append(svg("path", {
@@ -168,3 +189,53 @@ function stack(root, lines, x, y) {
     floor = top;
   }
 }
+
+// Distributions over the steps, darker where more of a column's values lie. `map` is the page's heat map.
+function heatChart({ title, unit, map, run, pick }) {
+  const { W, H } = CARD, { title: xname, format } = axisOf(run);
+  const ends = map.steps.map((step) => onAxis(run, step));
+  const x0 = xname === "step" ? map.steps[0] - 1 : 0, x1 = Math.max(ends[ends.length - 1], x0 + 1e-9);
+  const rows = map.cells[0].length, span = map.high - map.low || 1;
+  const x = (v) => PAD.left + ((v - x0) / (x1 - x0)) * (W - PAD.left - PAD.right);
+  const y = (v) => H - PAD.bottom - ((v - map.low) / span) * (H - PAD.top - PAD.bottom);
+  const root = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${title}, ${unit}` });
+  for (const t of ticksOf(map.low, map.low + span, 4)) {
+    root.append(svg("text", { class: "tick", x: PAD.left - 6, y: y(t) + 3.5, "text-anchor": "end", text: plain(Number(t.toPrecision(6))) }));
+  }
+  for (const t of ticksOf(x0, x1, 5)) {
+    if (xname === "step" && !Number.isInteger(t)) continue;
+    root.append(svg("text", { class: "tick", x: x(t), y: H - 7, "text-anchor": "middle", text: format(t) }));
+  }
+  const words = (row) => (map.high > map.low
+    ? `${plain(map.low + (row * span) / rows)} to ${plain(map.low + ((row + 1) * span) / rows)}` : plain(map.low));
+  map.cells.forEach((cells, column) => {
+    const left = x(column ? ends[column - 1] : x0), right = x(ends[column]);
+    cells.forEach((share, row) => {
+      if (!share) return;
+      const bottom = y(map.low + (row * span) / rows), top = y(map.low + ((row + 1) * span) / rows);
+      root.append(svg("rect", { x: left, y: top, width: Math.max(right - left - 0.5, 0.5), height: Math.max(bottom - top - 0.5, 0.5),
+        style: { fill: BLUE, opacity: 0.08 + 0.92 * Math.sqrt(share) },
+        on: { mousemove: (e) => showTip(e, [[`step ${map.steps[column]}`, ""], [words(row), percent(share), BLUE]]), mouseleave: hideTip } }));
+    });
+  });
+  const cursor = svg("line", { class: "cursor", y1: PAD.top, y2: H - PAD.bottom, x1: -9, x2: -9 });
+  root.append(cursor);
+  root.addEventListener("click", (event) => {
+    const box = root.getBoundingClientRect();
+    const px = ((event.clientX - box.left) / box.width) * W;
+    pick(x0 + ((px - PAD.left) / (W - PAD.left - PAD.right)) * (x1 - x0));
+  });
+  const mark = (at) => { for (const end of ["x1", "x2"]) cursor.setAttribute(end, finite(at) ? x(at) : -9); };
+  const node = el("figure", { class: "chart" },
+    el("figcaption", {}, el("b", { text: title }), el("span", { class: "unit", text: unit })), root,
+    el("div", { class: "note", text: "the darker, the more of a step's samples" }));
+  return { node, mark };
+}
+
+// Colours and dashes of lines whose number is not known beforehand.
+const BLUE = "var(--blue)", ORANGE = "var(--orange)", GREEN = "var(--green)";
+const RED = "var(--red)", SKY = "var(--sky)", GREY = "var(--grey)", PURPLE = "var(--purple)";
+const SHADES = [BLUE, ORANGE, GREEN, PURPLE, RED, SKY, "var(--slate2)"];
+const DASHES = [null, "7 4", "2 3"];
+const shadeOf = (i) => SHADES[i % SHADES.length];
+const dashOf = (i) => DASHES[Math.floor(i / SHADES.length) % DASHES.length];

@@ -1,12 +1,8 @@
 // Two or more runs over each other: by step, or by the tokens that they have generated.
 
-const SHADES = ["var(--blue)", "var(--orange)", "var(--green)", "var(--purple)", "var(--red)", "var(--sky)", "var(--slate2)"];
-const DASHES = [null, "7 4", "2 3"];
-
 // metric, title, unit, scale
 const COMPARED = [
   ["reward/mean", "Reward", "mean of known raw rewards"],
-  ["eval/heldout/avg_at_k", "Held-out accuracy", "mean of k samples", "share"],
   ["groups/varied_frac", "Groups that vary", "share of groups", "share"],
   ["waste/frac_verifier_signal", "Tokens taught by a verifier", "share", "share"],
   ["waste/frac_none", "Tokens that taught nothing", "share", "share"],
@@ -15,6 +11,9 @@ const COMPARED = [
   ["mismatch/logp_abs_diff", "Rollout against training", "|log-prob difference|, nats", "log"],
   ["grad_norm", "Gradient norm", "before clipping", "log"],
 ];
+
+// Accuracy after the last evaluation of a run that has one.
+const lastAccuracy = (run) => run.heldout.heldout?.points.at(-1)?.avg_at_k;
 
 // Mean of a metric's last tenth before `tokens` generated tokens.
 function around(run, metric, tokens) {
@@ -32,21 +31,27 @@ function compareSection() {
   }
   const grid = el("div", { class: "charts" });
   const by = el("select", { id: "by", "aria-label": "x axis", on: { change: () => draw() } },
-    el("option", { value: "steps", text: "steps" }), el("option", { value: "tokens", text: "generated tokens" }));
+    ...[["step", "steps"], ["tokens", "generated tokens"], ["hours", "hours"]]
+      .filter(([name]) => data.runs.every((run) => axesOf(run)[name]))
+      .map(([value, text]) => el("option", { value, text })));
   const names = [...new Set(data.runs.flatMap((r) => Object.keys(r.curves.metrics)))].sort();
   const other = el("select", { "aria-label": "another metric", on: { change: () => draw() } },
     el("option", { value: "", text: `any of ${names.length} metrics …` }), ...names.map((x) => el("option", { value: x, text: x })));
   function one([metric, title, unit, scale]) {
-    const tokens = by.value === "tokens";
-    const lines = data.runs.map((run, i) => ({ run, name: run.name, colour: SHADES[i % SHADES.length],
-      dash: DASHES[Math.floor(i / SHADES.length) % DASHES.length], xs: tokens ? run.tokens : run.curves.steps,
-      ys: run.curves.metrics[metric]?.v ?? [] })).filter((l) => l.xs.length && l.ys.some(finite));
-    return lines.length ? chart({ title, unit, lines, scale, xname: tokens ? "tokens" : "step",
-      xformat: tokens ? counted : plain }).node : null;
+    const lines = data.runs.map((run, i) => ({ run, name: run.name, colour: shadeOf(i), dash: dashOf(i),
+      xs: axesOf(run)[by.value]?.xs ?? [], ys: run.curves.metrics[metric]?.v ?? [] }))
+      .filter((l) => l.xs.length && l.ys.some(finite));
+    const { title: xname, format } = axesOf(data.runs[0])[by.value] ?? axesOf(data.runs[0]).step;
+    return lines.length ? chart({ title, unit, lines, scale, xname, xformat: format }).node : null;
   }
   function draw() {
     const wanted = [...COMPARED, ...(other.value ? [[other.value, other.value, unitOf(other.value)]] : [])];
-    clear(grid, ...wanted.map(one));
+    clear(grid, heldout(), ...wanted.map(one));
+  }
+  function heldout() {
+    const lines = data.runs.map((run, i) => heldoutLine(run, run.heldout.heldout, run.name, shadeOf(i), by.value)).filter(Boolean);
+    const { title: xname, format } = axesOf(data.runs[0])[by.value] ?? axesOf(data.runs[0]).step;
+    return lines.length ? chart({ title: "Held-out accuracy", unit: "mean of k samples, 95% intervals", lines, scale: "share", xname, xformat: format }).node : null;
   }
   draw();
   const spent = data.runs.filter((r) => r.tokens.length);
@@ -54,7 +59,9 @@ function compareSection() {
   const shown = COMPARED.filter(([m]) => data.runs.some((r) => r.curves.metrics[m]));
   const table = (title, value) => el("div", {}, el("h3", { text: title }), el("table", {},
     el("tr", {}, el("th", { text: "" }), ...data.runs.map((r, i) => el("th", { class: "n" },
-      el("i", { class: "swatch", style: { background: SHADES[i % SHADES.length] } }), r.name))),
+      el("i", { class: "swatch", style: { background: shadeOf(i) } }), r.name))),
+    data.runs.some((r) => finite(lastAccuracy(r))) && !title.includes("equal") ? el("tr", {}, el("td", { text: "Held-out accuracy, last evaluation" }),
+      ...data.runs.map((r) => el("td", { class: "n", text: percent(lastAccuracy(r)) }))) : null,
     ...shown.map(([m, name, unit, scale]) => el("tr", {}, el("td", {}, name, el("span", { class: "dim", text: ` ${unit}` })),
       ...data.runs.map((r) => { const v = value(r, m); return el("td", { class: "n", text: scale === "share" ? percent(v) : plain(v) }); })))));
   return section("compare", "Comparison", "All runs of this page; the offline filter's tokens count as generated.",

@@ -1,14 +1,8 @@
 // The curves of the chosen run.
 
-const BLUE = "var(--blue)", ORANGE = "var(--orange)", GREEN = "var(--green)";
-const RED = "var(--red)", SKY = "var(--sky)", GREY = "var(--grey)", PURPLE = "var(--purple)";
-
 // title, unit, [metric, name, colour], scale
 const PANELS = [
   ["Reward", "mean of known raw rewards", [["reward/mean", "reward", BLUE]]],
-  ["Held-out accuracy", "share of answers", [
-    ["eval/heldout/avg_at_k", "mean of k samples", BLUE], ["eval/heldout/pass_at_k", "any of k samples", SKY],
-    ["eval/heldout/greedy", "greedy", ORANGE]], "share"],
   ["Groups by reward", "share of groups", [
     ["groups/varied_frac", "varied", BLUE], ["groups/all_right_frac", "all right", GREEN],
     ["groups/all_wrong_frac", "all wrong", RED], ["groups/between_frac", "between", ORANGE]], "share"],
@@ -27,14 +21,28 @@ const PANELS = [
   ["Learning rate", "per update", [["lr", "lr", GREY]]],
   ["Time of a step", "seconds", [
     ["time/rollout_s", "rollout", BLUE], ["time/score_s", "old log-probs", SKY],
-    ["time/update_s", "updates", ORANGE]]],
+    ["time/update_s", "updates", ORANGE], ["time/step_s", "whole step", GREY]], "time"],
   ["Speed", "tokens per second", [
     ["rollout/tokens_per_s", "rollout", BLUE], ["train/tokens_per_s", "training", ORANGE]]],
 ];
 
+// Panels whose lines the run names itself: the parts of its reward, and its labels.
+function ownPanels(run) {
+  const named = (pattern) => Object.keys(run.curves.metrics).map((metric) => [metric, metric.match(pattern)?.[1]])
+    .filter(([metric, name]) => name && run.curves.metrics[metric].v.some(finite))
+    .map(([metric, name], i) => [metric, name, shadeOf(i), dashOf(i)]);
+  const parts = named(/^reward\/([^/]+)\/mean$/);
+  return [
+    ["Parts of the reward", "mean over the samples that have it", parts.length > 1 || parts[0]?.[1] !== "verifier" ? parts : []],
+    ["Pass rate by label", "share of right responses", named(/^label\/(.+)\/pass_rate$/), "share"],
+    ["Response length by label", "tokens, mean", named(/^label\/(.+)\/length_mean_tokens$/)],
+  ];
+}
+
 function linesOf(run, wanted) {
+  const { xs } = axisOf(run);
   return wanted.filter(([metric]) => run.curves.metrics[metric]?.v.some(finite))
-    .map(([metric, name, colour]) => ({ name, colour, xs: run.curves.steps, ys: run.curves.metrics[metric].v,
+    .map(([metric, name, colour, dash]) => ({ name, colour, dash, xs, ys: run.curves.metrics[metric].v,
       said: `${metric}: ${meaning(metric)}` }));
 }
 
@@ -43,14 +51,22 @@ function badNote(run, metrics) {
   return bad ? `not finite at ${bad} step${bad > 1 ? "s" : ""}: gaps` : "";
 }
 
+const pick = (x) => chooseStep(pointAt(x));
+
 // Charts of panels that have something to show; each follows the step slider.
 function panelCharts(run, panels) {
-  const pick = (step) => chooseStep(pointOf(step));
+  const { title: xname, format } = axisOf(run);
   return panels.map(([title, unit, wanted, scale]) => {
     const lines = linesOf(run, wanted);
     const note = badNote(run, wanted.map((x) => x[0]));
-    return lines.length ? chart({ title, unit, lines, scale, pick, note }) : null;
+    return lines.length ? chart({ title, unit, lines, scale, pick, note, xname, xformat: format }) : null;
   }).filter(Boolean);
+}
+
+function heatCharts(run) {
+  const titles = { reward: ["Rewards", "distribution over a step's samples"], response_length: ["Lengths", "tokens, distribution over a step's samples"] };
+  return Object.entries(titles).filter(([name]) => run.histograms[name]?.steps.length > 1)
+    .map(([name, [title, unit]]) => heatChart({ title, unit, map: run.histograms[name], run, pick }));
 }
 
 function curvesSection() {
@@ -58,20 +74,23 @@ function curvesSection() {
   const extra = el("div", { class: "charts" });
   const choice = el("select", { "aria-label": "another metric", on: { change: () => drawExtra() } });
   let charts = [], more = null;
-  const mark = () => [...charts, ...(more ? [more] : [])].forEach((c) => c.mark(stepNow()));
+  const mark = () => [...charts, ...(more ? [more] : [])].forEach((c) => c.mark(xNow()));
   function drawExtra() {
     const name = choice.value, run = current();
     more = name ? panelCharts(run, [[name, unitOf(name), [[name, name, BLUE]]]])[0] ?? null : null;
     clear(extra, more?.node, more && meaning(name) ? el("p", { class: "lead", text: meaning(name) }) : null);
-    if (more) more.mark(stepNow());
+    if (more) more.mark(xNow());
   }
-  listeners.run.push(() => {
-    charts = panelCharts(current(), PANELS);
+  listeners.axis.push(() => {
+    const run = current(), [reward, ...others] = PANELS;
+    charts = [...panelCharts(run, [reward, ...ownPanels(run)]), ...heatCharts(run), ...panelCharts(run, others)];
     clear(grid, ...charts.map((c) => c.node));
+    drawExtra();
+  });
+  listeners.run.push(() => {
     const names = Object.keys(current().curves.metrics).sort();
     clear(choice, el("option", { value: "", text: `any of ${names.length} metrics …` }),
       ...names.map((x) => el("option", { value: x, text: x })));
-    drawExtra();
   });
   listeners.step.push(mark);
   return section("curves", "Curves", "A click into a curve moves the slider to that step.", grid,

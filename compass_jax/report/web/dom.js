@@ -45,6 +45,8 @@ function plain(x) {
 
 const percent = (x) => (finite(x) ? `${(100 * x).toFixed(x > 0 && x < 0.0995 ? 1 : 0)}%` : "–");
 
+const precise = (x) => (finite(x) ? `${(100 * x).toFixed(1)}%` : "–");
+
 // Tokens: 1,234 or 12.3 k or 4.56 M.
 function counted(x) {
   if (!finite(x)) return "–";
@@ -68,8 +70,8 @@ function median(xs) {
 
 // ---- what the reader has chosen -----------------------------------------------------------------
 
-const state = { run: 0, at: 0, only: false };
-const listeners = { run: [], step: [] };
+const state = { run: 0, at: 0, only: false, axis: "step" };
+const listeners = { run: [], step: [], axis: [] };
 
 const current = () => data.runs[state.run];
 const steps = () => current().curves.steps;
@@ -83,6 +85,7 @@ function chooseRun(i) {
   state.run = i;
   state.at = steps().length - 1;
   tell("run");
+  tell("axis");
   tell("step");
 }
 
@@ -91,10 +94,35 @@ function chooseStep(at) {
   tell("step");
 }
 
-// Index of the last point that is not after `step`.
-function pointOf(step) {
-  const at = steps().findIndex((x) => x >= step);
-  return at < 0 ? steps().length - 1 : at;
+// The x axes of a run's curves: name -> {title, format, xs}. An axis that the run did not log is left out.
+function axesOf(run) {
+  const axes = { step: { title: "step", format: plain, xs: run.curves.steps } };
+  if (run.tokens.length) axes.tokens = { title: "tokens", format: counted, xs: run.tokens };
+  if (run.hours.length) axes.hours = { title: "hours", format: plain, xs: run.hours };
+  return axes;
+}
+
+const axisOf = (run) => axesOf(run)[state.axis] ?? axesOf(run).step;
+const xNow = () => axisOf(current()).xs[state.at];
+
+// Where a step lies on the chosen axis; step 0 is before everything.
+function onAxis(run, step) {
+  const { title, xs } = axisOf(run);
+  if (title === "step" || step === 0) return step;
+  const at = run.curves.steps.findIndex((x) => x >= step);
+  return xs[at < 0 ? xs.length - 1 : at];
+}
+
+function chooseAxis(name) {
+  state.axis = name;
+  tell("axis");
+  tell("step");
+}
+
+// The point of the curves that is nearest to a place on the chosen axis.
+function pointAt(x) {
+  const { xs } = axisOf(current());
+  return xs.reduce((best, v, i) => (Math.abs(v - x) < Math.abs(xs[best] - x) ? i : best), 0);
 }
 
 // ---- the tooltip --------------------------------------------------------------------------------

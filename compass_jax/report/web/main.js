@@ -25,8 +25,16 @@ function stepBar() {
   const slider = el("input", { type: "range", id: "step", min: 0, step: 1, "aria-label": "step",
     on: { input: () => chooseStep(Number(slider.value)) } });
   const shown = el("output", { id: "stepnow" });
-  const names = [["curves", "Curves"], ["waste", "Tokens"], ["groups", "Groups"], ["mismatch", "Mismatch"],
+  const names = [["accuracy", "Accuracy"], ["curves", "Curves"], ["waste", "Tokens"], ["groups", "Groups"],
+    ["answers", "Answers"], ["mismatch", "Mismatch"], ["settings", "Settings"],
     ...(data.runs.length > 1 ? [["compare", "Comparison"]] : [])];
+  const axis = el("select", { id: "axis", "aria-label": "x axis of the curves", on: { change: () => chooseAxis(axis.value) } });
+  listeners.run.push(() => {
+    const axes = axesOf(current());
+    clear(axis, ...Object.entries(axes).map(([value, { title }]) => el("option", { value, text: title === "step" ? "steps" : title })));
+    if (!axes[state.axis]) state.axis = "step";
+    axis.value = state.axis;
+  });
   listeners.run.push(() => { slider.max = steps().length - 1; });
   listeners.step.push(() => {
     slider.value = state.at;
@@ -34,10 +42,13 @@ function stepBar() {
     shown.textContent = `step ${stepNow().toLocaleString("en-US")}${finite(share) ? `, reward ${plain(share)}` : ""}`;
   });
   return el("nav", {}, ...names.map(([id, name]) => el("a", { href: `#${id}`, text: name })),
+    el("label", { class: "field" }, el("span", { text: "x axis" }), axis),
     el("label", { class: "slider" }, el("span", { text: "Step" }), slider, shown));
 }
 
-document.getElementById("page").append(header(), stepBar(), curvesSection(), funnelSection(), groupsSection(),
-  mismatchSection(), compareSection(), tip);
+document.getElementById("page").append(header(), stepBar(), overviewSection(), curvesSection(), funnelSection(),
+  groupsSection(), answersSection(), mismatchSection(), settingsSection(), compareSection(), tip);
 chooseRun(0);
+matchMedia("(max-width: 900px)").addEventListener("change", () => chooseAxis(state.axis));
+if (data.again_s) setTimeout(() => location.reload(), 1000 * data.again_s);
 document.documentElement.dataset.ready = Math.round(performance.now());

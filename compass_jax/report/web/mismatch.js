@@ -6,6 +6,8 @@ const MISMATCH = [
   ["KL of rollout and training", "k3, nats per token", [["mismatch/kl_k3", "kl", ORANGE]], "log"],
   ["Effective sample size", "share of the samples", [["mismatch/ess", "ess", BLUE]], "share"],
   ["Tokens far apart", "share of tokens", [["mismatch/extreme_frac", "extreme", RED]], "share"],
+  ["Hotter samples of growth", "log-prob difference, nats; they differ by intent", [
+    ["mismatch/hotter/logp_abs_diff", "difference", GREY]], "log"],
   ["Router replay", "share of routed tokens", [
     ["replay/flip_frac", "live routing differs", PURPLE], ["replay/unset_frac", "without a route", GREY]], "share"],
   ["Load of the fullest expert", "over the mean", [["moe/load_max_over_mean", "load", GREEN]]],
@@ -15,11 +17,12 @@ const MISMATCH = [
     ["correction/weight_mean", "weight", BLUE], ["correction/dropped_frac", "dropped", RED]]],
 ];
 
-// The tokens with the largest difference: [size, group, sample, token].
-function farthest(groups, most) {
+// The tokens with the largest difference: [size, group, sample, token]. Samples from the place `hotter`
+// of a group on were drawn at another temperature, and differ by intent.
+function farthest(groups, most, hotter) {
   const all = [];
   for (const g of groups) {
-    for (const s of g.samples) {
+    for (const s of g.samples.slice(0, hotter ?? undefined)) {
       if (!s.values || s.values.logp_diff === undefined) continue;
       for (let i = 0; i < s.values.text.length; i++) {
         const v = valueAt(s.values.logp_diff, i);
@@ -59,12 +62,14 @@ function mismatchSection() {
   const grid = el("div", { class: "charts" });
   const tokens = el("div", {});
   let charts = [];
-  listeners.run.push(() => {
-    const run = current();
-    charts = panelCharts(run, MISMATCH);
+  listeners.axis.push(() => {
+    charts = panelCharts(current(), MISMATCH);
     clear(grid, ...charts.map((c) => c.node));
     if (!charts.length) clear(grid, el("p", { class: "empty", text: "This run logged no such metrics." }));
-    const { sizes, top } = farthest(run.groups, 12);
+  });
+  listeners.run.push(() => {
+    const run = current();
+    const { sizes, top } = farthest(run.groups, 12, run.hotter_from);
     if (!sizes.length) {
       clear(tokens, el("p", { class: "empty", text: run.has_tokens
         ? "No numbers of single tokens have room on this page."
@@ -84,7 +89,8 @@ function mismatchSection() {
         ...["token", "difference, nats", "p in training", "p in rollout", "", "label"].map((t, i) =>
           el("th", { class: i > 0 && i < 5 ? "n" : "", text: t }))), ...rows))));
   });
-  listeners.step.push(() => charts.forEach((c) => c.mark(stepNow())));
+  listeners.step.push(() => charts.forEach((c) => c.mark(xNow())));
   return section("mismatch", "Rollout, training and replay",
-    "One policy is computed twice: by the rollout, and by the training before its first update.", grid, tokens);
+    "One policy is computed twice: by the rollout, and by the training before its first update. Samples that "
+    + "growth drew at another temperature are apart.", grid, tokens);
 }

@@ -1,0 +1,79 @@
+"""A real tiny run: what it leaves for the report page, and where it ends before rl.steps."""
+
+import dataclasses
+import json
+
+import pytest
+from logged import lines
+from tiny_run import tiny_run
+
+from compass_jax.runs import machine
+from compass_jax.runs.metric_help import metric_help
+from compass_jax.training.rl import run_rl
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    base = tiny_run("odd_verifiers:coin")
+    (source,) = base.data.sources
+    more = dataclasses.replace(source, label="other", size=40)
+    folder = tmp_path_factory.mktemp("recorded") / "rl"
+    stages = dataclasses.replace(base.rl.zero_variance, grow_to=8, grow_temperature=1.6)
+    correction = dataclasses.replace(base.rl.correction, name="tis")
+    return dataclasses.replace(
+        base,
+        run_dir=str(folder),
+        data=dataclasses.replace(base.data, sources=(source, more)),
+        evaluation=dataclasses.replace(base.evaluation, start=True),
+        rl=dataclasses.replace(base.rl, steps=3, zero_variance=stages, correction=correction),
+    ), folder
+
+
+def test_a_run_ends_early_where_it_has_enough_and_is_not_trained_on_when_started_again(run, capsys):
+    config, folder = run
+
+    def enough():
+        return (folder / "metrics.jsonl").exists() and len(lines(folder)) > 0
+
+    first = run_rl(config, enough=enough)
+    assert (first["steps"], first["stopped"]) == (1, False)
+    assert first["evaluation"].prompts == 4
+    shown = capsys.readouterr().out
+    assert shown.count("before the first step, held-out: avg@") == 1
+    again = run_rl(config, enough=enough)
+    assert (again["steps"], again["stopped"]) == (1, False)
+    assert again["evaluation"].avg_at_k == first["evaluation"].avg_at_k
+    assert "before the first step" not in capsys.readouterr().out
+
+    (row,) = lines(folder)
+    metrics = row["metrics"]
+    assert [name for name in metrics if metric_help(name) is None] == []
+    for label in ("sum", "other"):
+        assert f"label/{label}/length_mean_tokens" in metrics
+    assert metrics["time/step_s"] > 0
+    assert metrics["mismatch/kl_k3"] < 1e-6 and metrics["mismatch/ess"] > 1 - 1e-6
+    if metrics["zero_variance/grown_groups"]:
+        assert metrics["mismatch/hotter/logp_abs_diff"] > 1e-3
+    samples = sum(count for _, _, count in row["histograms"]["response_length"])
+    assert samples >= config.rl.prompts_per_step * config.rl.group_size
+
+    for name in ("evaluation_start", "evaluation"):
+        summary = json.loads((folder / name / "summary.json").read_text())
+        low, high = summary["sets"]["heldout"]["interval"]
+        assert low <= summary["avg_at_k"] <= high
+        assert len((folder / name / "answers.jsonl").read_text().splitlines()) == 4
+    last = json.loads((folder / "evaluation.json").read_text())["metrics"]
+    assert last["eval/heldout/avg_at_k_low"] <= last["eval/heldout/avg_at_k"]
+
+
+def test_another_machine_is_said_and_the_run_goes_on(tmp_path, monkeypatch):
+    assert machine.record_machine(tmp_path) == []
+    assert machine.record_machine(tmp_path) == []
+    facts = machine.read_machine(tmp_path)
+    assert facts["cores"] >= 1 and facts["devices"] >= 1 and facts["jax"]
+    monkeypatch.setattr(machine, "machine_facts", lambda: facts | {"cores": 1024})
+    (notice,) = machine.record_machine(tmp_path)
+    assert f"cores {facts['cores']} -> 1024" in notice and "only up to rounding" in notice
+    for damaged in ("", "[]", "{", "3"):
+        (tmp_path / machine.MACHINE).write_text(damaged)
+        assert machine.record_machine(tmp_path) == []
