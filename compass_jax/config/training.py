@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from compass_jax.config.advantage import Advantage, default_advantage
 from compass_jax.config.errors import check
 from compass_jax.config.objective import Coefficient, Objective, default_objective
 from compass_jax.config.ranges import (
@@ -209,10 +210,8 @@ class RLConfig:
     """A sequence is padded to the next of these lengths in tokens for training."""
     micro_batch_tokens: BatchTokens = 16_384
     """A micro-batch has at most so many tokens, padding included."""
-    normalize_std: bool = True
-    """Advantages are divided by the standard deviation of their group's rewards; dr_grpo never
-    does.
-    """
+    advantage: Advantage = field(default_factory=default_advantage)
+    """The advantage of a response within its group, and its settings."""
     objective: Objective = field(default_factory=default_objective)
     """The policy objective and its settings."""
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
@@ -311,6 +310,7 @@ class RLConfig:
             " rl.correction.name to 'tis', 'icepop' or 'sequence'",
         )
         self._validate_partial()
+        self.advantage.validate()
         self.objective.validate()
         self.correction.validate()
         self.shaping.validate()
