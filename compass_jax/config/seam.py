@@ -8,7 +8,6 @@ subclass is a frozen dataclass whose fields are its settings. It is named in the
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,7 +50,6 @@ class Seam:
 S = TypeVar("S", bound=Seam)
 
 
-@functools.cache
 def seam_class(base: type[S], name: str) -> type[S]:
     """Returns the subclass of `base` that `name` names.
 
