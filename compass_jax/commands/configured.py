@@ -17,7 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from compass_jax.config import ConfigError, ProceduralSource, RunConfig, objective_class
+from compass_jax.config import (
+    Advantage,
+    ConfigError,
+    Objective,
+    ProceduralSource,
+    RunConfig,
+    Seam,
+    seam_class,
+)
 from compass_jax.config.errors import line_of, of_file
 from compass_jax.config.io import tuples
 from compass_jax.config.pipeline import PipelineConfig
@@ -127,7 +135,7 @@ def override(config: RunConfig, arguments: list[str], prog: str = "compass") -> 
     """
     import tyro
 
-    config, arguments = _with_objective(config, arguments)
+    config, arguments = _with_classes(config, arguments)
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_source_options)
     with registry:
@@ -141,11 +149,30 @@ def override(config: RunConfig, arguments: list[str], prog: str = "compass") -> 
         )
 
 
-def _with_objective(config: RunConfig, arguments: list[str]) -> tuple[RunConfig, list[str]]:
-    """`config` with the objective that `--rl.objective NAME` asks for, and the other arguments:
-    which settings it has is known only then.
+def _with_classes(config: RunConfig, arguments: list[str]) -> tuple[RunConfig, list[str]]:
+    """Returns `config` with the classes that `--rl.objective NAME` and `--rl.advantage NAME` name,
+    and the other arguments. Which settings there are depends on the class, so it comes first.
     """
-    flag, left, name = "--rl.objective", [], ""
+    name, arguments = _take(arguments, Objective)
+    if name == "dapo":
+        from compass_jax.rl.objectives.grpo import dapo
+
+        config = replace(config, rl=dapo(config.rl, config.rollout.max_new_tokens))
+    elif name == "dr_grpo":
+        from compass_jax.rl.objectives.grpo import dr_grpo
+
+        config = replace(config, rl=replace(config.rl, objective=dr_grpo()))
+    elif name:
+        config = replace(config, rl=replace(config.rl, objective=seam_class(Objective, name)()))
+    name, arguments = _take(arguments, Advantage)
+    if name:
+        config = replace(config, rl=replace(config.rl, advantage=seam_class(Advantage, name)()))
+    return config, arguments
+
+
+def _take(arguments: list[str], base: type[Seam]) -> tuple[str, list[str]]:
+    """Returns (the last class named by the setting of `base`, or "", the other arguments)."""
+    flag, rest, name = f"--{base.key}", [], ""
     words = iter(arguments)
     for word in words:
         if word == flag:
@@ -153,22 +180,11 @@ def _with_objective(config: RunConfig, arguments: list[str]) -> tuple[RunConfig,
         elif word.startswith(flag + "="):
             name = word.removeprefix(flag + "=")
         else:
-            left.append(word)
+            rest.append(word)
             continue
         if not name:
-            raise ConfigError(f"{flag}: name an objective after it")
-    if name == "dapo":
-        from compass_jax.rl.objectives.grpo import dapo
-
-        return replace(config, rl=dapo(config.rl, config.rollout.max_new_tokens)), left
-    if name == "dr_grpo":
-        from compass_jax.rl.objectives.grpo import dr_grpo
-
-        return replace(config, rl=replace(config.rl, objective=dr_grpo())), left
-    if name:
-        objective = objective_class(name)()
-        return replace(config, rl=replace(config.rl, objective=objective)), left
-    return config, left
+            raise ConfigError(f"{flag}: name an {base.__name__.lower()} after it")
+    return name, rest
 
 
 def _source_options(info: Any) -> Any:

@@ -17,20 +17,20 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 from compass_jax.config import (
     DataConfig,
     EvalConfig,
-    Objective,
     OptimConfig,
     RLConfig,
     RolloutConfig,
     RunConfig,
+    Seam,
     SFTConfig,
 )
-from compass_jax.config.objective import default_objective
 from compass_jax.config.ranges import field_hints, options, type_name
 from compass_jax.config.verifiers import Options
 
 WIDTH = 80
 MOST_SHOWN = 200  # characters of a value
-_OBJECTIVE = "The objective is espo, grpo, dapo, dr_grpo, gspo, cispo, or your own file.py:Class."
+# Recipes that the command line takes for a class, by setting.
+RECIPES = {"rl.objective": ("dapo", "dr_grpo")}
 
 
 class Setting(NamedTuple):
@@ -91,8 +91,11 @@ def settings(config: Any, key: str = "", usual: Any = None) -> Iterator[Setting]
             yield Setting(name, text, value, kind_of(hints[field.name]), default)
     for name, text, value, default in inner:
         yield Setting(name, text, value)
-        if isinstance(value, Objective):
-            yield Setting(name, _OBJECTIVE, value.name, "NAME", default_objective().name)
+        if isinstance(value, Seam):
+            names = ", ".join([*value.classes, *RECIPES.get(value.key, ())])
+            sentence = f"The class: {names}, or your own file.py:Class."
+            usual = default.name if isinstance(default, Seam) else next(iter(value.classes))
+            yield Setting(name, sentence, value.name, "NAME", usual)
         yield from settings(value, name, default)
 
 

@@ -8,6 +8,7 @@ function takes them as static.
 
 from __future__ import annotations
 
+from compass_jax.config.advantage import Advantage
 from compass_jax.config.data import (
     DataConfig,
     EvalConfig,
@@ -22,10 +23,11 @@ from compass_jax.config.judge import EngineJudgeConfig, JudgeConfig, ScalarJudge
 from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
-from compass_jax.config.objective import Objective, objective_class
+from compass_jax.config.objective import Objective
 from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.rl_stage import RLStage
 from compass_jax.config.run import RunConfig
+from compass_jax.config.seam import Seam, seam_class
 from compass_jax.config.sft import SFTConfig
 from compass_jax.config.training import (
     CorrectionConfig,
@@ -36,6 +38,7 @@ from compass_jax.config.training import (
 )
 
 __all__ = [
+    "Advantage",
     "ComputeConfig",
     "ConfigError",
     "CorrectionConfig",
@@ -59,8 +62,9 @@ __all__ = [
     "RunConfig",
     "SFTConfig",
     "ScalarJudgeConfig",
+    "Seam",
     "ShapingConfig",
     "TaskSource",
     "ZeroVarianceConfig",
-    "objective_class",
+    "seam_class",
 ]

@@ -10,14 +10,14 @@ import json
 import typing
 from typing import Any
 
-from compass_jax.config import ConfigError, Objective, RunConfig, objective_class
+from compass_jax.config import ConfigError, RunConfig, Seam, seam_class
 from compass_jax.config.ranges import MOST_DEPTH, check_fields, field_hints, options, shown
 from compass_jax.untrusted import parse_json
 
 KIND = "kind"  # where a field may hold one of several dataclasses, this key names which
 # Settings of earlier versions that did nothing: their files are read without them.
 REMOVED = frozenset({("SFTConfig", "eval_every")})
-NAME = "name"  # of an objective, which may be a user's own class (config/objective.py)
+NAME = "name"  # of what may be a user's own class (config/seam.py)
 
 
 def config_to_json(config: RunConfig) -> str:
@@ -56,7 +56,7 @@ def flatten(config: Any, key: str = "") -> dict[str, Any]:
     `data.sources.0.size`.
     """
     if dataclasses.is_dataclass(config):
-        children = [(NAME, config.name)] if isinstance(config, Objective) else []
+        children = [(NAME, config.name)] if isinstance(config, Seam) else []
         children += [(f.name, getattr(config, f.name)) for f in dataclasses.fields(config)]
     elif isinstance(config, tuple) and any(dataclasses.is_dataclass(x) for x in config):
         children = [(str(i), x) for i, x in enumerate(config)]
@@ -91,7 +91,7 @@ def _encode(value: Any, hint: Any) -> Any:
         cls: Any = type(value)
         hints = field_hints(cls)
         tag = {KIND: type(value).__name__} if len(_dataclasses_of(hint)) > 1 else {}
-        tag |= {NAME: value.name} if isinstance(value, Objective) else {}
+        tag |= {NAME: value.name} if isinstance(value, Seam) else {}
         return tag | {name: _encode(getattr(value, name), hints[name]) for name in hints}
     if isinstance(value, tuple):
         inner = typing.get_args(hint)
@@ -104,11 +104,13 @@ def _decode(data: Any, hint: Any, key: str) -> Any:
     lists as tuples.
     """
     classes = _dataclasses_of(hint)
-    if classes and isinstance(data, dict) and Objective in classes.values():
+    base = next((cls for cls in classes.values() if issubclass(cls, Seam)), None)
+    if base is not None and isinstance(data, dict):
         name = data.get(NAME)
         if not isinstance(name, str):
-            raise ConfigError(f"{key}.{NAME} = {shown(name)}: it must name an objective")
-        cls, rest = objective_class(name), {k: x for k, x in data.items() if k != NAME}
+            what = base.__name__.lower()
+            raise ConfigError(f"{key}.{NAME} = {shown(name)}: it must name an {what}")
+        cls, rest = seam_class(base, name), {k: x for k, x in data.items() if k != NAME}
         return _decode_dataclass(rest, {cls.__name__: cls}, key)
     if classes and isinstance(data, dict):
         return _decode_dataclass(data, classes, key)

@@ -202,6 +202,11 @@ class RunConfig:
             f"rl.buckets end at {self.rl.buckets[-1]} tokens, a rollout may have {longest}"
             " (rollout.prompt_buckets[-1] + max_new_tokens)",
         )
+        check(
+            not (self.rl.advantage.needs_rewards_from_zero and self.rewards.wrong_at < 0),
+            f"rl.advantage.name = {self.rl.advantage.name!r} needs rewards of at least 0, and"
+            f" rewards.wrong_at = {self.rewards.wrong_at}: take another advantage, such as rloo",
+        )
         shaping = self.rl.shaping
         sources = self.data.keyed_sources()
         if shaping.total:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from compass_jax.config import named
+from compass_jax.config.advantage import Advantage, default_advantage
 from compass_jax.config.errors import check
 from compass_jax.config.objective import Coefficient, Objective, default_objective
 from compass_jax.config.ranges import (
     Count,
     CountOrOff,
     Fraction,
+    Name,
     Range,
     Repeat,
     Tokens,
     check_fields,
 )
 from compass_jax.config.rl_stage import RLStage, check_order
+from compass_jax.config.verifiers import Options
 
 Bound = Annotated[float, Range(0, 1e6)]  # of a ratio of probabilities
 Decay = Annotated[float, Range(0, 0.9999999)]
@@ -32,8 +38,16 @@ BatchTokens = Annotated[int, Range(1, 2**31 - 1)]
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW with linear warm-up, then constant or cosine decay to zero."""
+    """AdamW, or a transformation of optax or of your own, with linear warm-up, then a constant
+    learning rate or cosine decay to zero.
+    """
 
+    name: Name = "adamw"
+    """The optimiser: adamw, or the module:function or file.py:function of one that takes
+    learning_rate and returns an optax.GradientTransformation, such as optax:lion.
+    """
+    options: Options = ()
+    """Keyword arguments of that function, pairs of a name and a value."""
     learning_rate: Annotated[float, Range(0, 100)] = 1e-6
     """AdamW's step size after the warm-up is this factor."""
     warmup_steps: CountOrOff = 0
@@ -41,13 +55,14 @@ class OptimConfig:
     schedule: Literal["constant", "cosine"] = "constant"
     """The learning rate stays constant after the warm-up, or falls to zero along a cosine."""
     b1: Decay = 0.9
-    """The first moment keeps this share of itself at each update."""
+    """AdamW's beta1 (decay rate of the first moment)."""
     b2: Decay = 0.95
-    """The second moment keeps this share of itself at each update."""
+    """AdamW's beta2 (decay rate of the second moment)."""
     eps: Annotated[float, Range(0, 1, above=True)] = 1e-8
-    """AdamW adds this number, without a unit, to the root of the second moment."""
+    """AdamW's epsilon, added to the root of the second moment."""
     weight_decay: Coefficient = 0.0
-    """The weights shrink by this factor times the learning rate at each update."""
+    """AdamW's decoupled weight decay, multiplied by the learning rate; norms and biases have none.
+    """
     clip_grad_norm: Annotated[float, Range(0, 1e12, above=True)] = 1.0
     """A gradient of a larger norm than this number, without a unit, is scaled down to it."""
     float32_master: bool = True
@@ -55,8 +70,25 @@ class OptimConfig:
     max_bad_steps: Count = 3
     """The run stops after so many updates in a row whose gradient is not finite."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", named.absolute(self.name))
+        if isinstance(self.options, Mapping):
+            object.__setattr__(self, "options", tuple(self.options.items()))
+
     def validate(self, key: str) -> None:
         check_fields(self, key)
+        if self.name == "adamw":
+            check(not self.options, f"{key}.options: adamw takes none; set {key}.b1 and others")
+            return
+        named.check_name(self.name, f"{key}.name", "'optax:lion'")
+        for field_ in dataclasses.fields(self):
+            if field_.name in ("b1", "b2", "eps", "weight_decay"):
+                value = getattr(self, field_.name)
+                check(
+                    value == field_.default,
+                    f"{key}.{field_.name} = {value} is AdamW's; give {self.name} its own in"
+                    f" {key}.options",
+                )
 
 
 MOST_SAMPLES = 2**24  # of a round
@@ -209,10 +241,8 @@ class RLConfig:
     """A sequence is padded to the next of these lengths in tokens for training."""
     micro_batch_tokens: BatchTokens = 16_384
     """A micro-batch has at most so many tokens, padding included."""
-    normalize_std: bool = True
-    """Advantages are divided by the standard deviation of their group's rewards; dr_grpo never
-    does.
-    """
+    advantage: Advantage = field(default_factory=default_advantage)
+    """The advantage of a response within its group, and its settings."""
     objective: Objective = field(default_factory=default_objective)
     """The policy objective and its settings."""
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
@@ -311,6 +341,7 @@ class RLConfig:
             " rl.correction.name to 'tis', 'icepop' or 'sequence'",
         )
         self._validate_partial()
+        self.advantage.validate()
         self.objective.validate()
         self.correction.validate()
         self.shaping.validate()

@@ -300,12 +300,17 @@ def shardings_like(
     def of(part):
         if not _has_runs(part):
             return placement.sharding()
-        loose = any(isinstance(run, tuple) for run in part.values())
-        return jax.tree.map(
-            lambda s: placement.param_sharding(s.axes, table),
-            param_specs(config, "unrolled" if loose else "stacked"),
-            is_leaf=is_spec,
-        )
+        runs = [run for name, run in part.items() if str(name).startswith("run_")]
+        loose = any(isinstance(run, tuple) for run in runs)
+
+        def sharding(spec: ParamSpec, leaf: Any):
+            if getattr(leaf, "shape", None) == tuple(spec.shape):
+                return placement.param_sharding(spec.axes, table)
+            # an optimiser may keep less (Adafactor's rows and columns), or nothing (a masked leaf)
+            return jax.tree.map(lambda _: placement.sharding(), leaf)
+
+        specs = param_specs(config, "unrolled" if loose else "stacked")
+        return jax.tree.map(sharding, specs, part, is_leaf=is_spec)
 
     return jax.tree.map(of, tree, is_leaf=_has_runs)
 

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import RLConfig
-from compass_jax.rl.advantages import group_advantage
 from compass_jax.rl.correction import correction_weight
 from compass_jax.rl.diagnostics import Diagnostics, mean_of
+from compass_jax.rl.group_advantage import group_advantage
 from compass_jax.rl.grouping import spread
 from compass_jax.rl.policy import token_weights
 from compass_jax.rl.shapes import require_shape
@@ -80,9 +80,14 @@ def prepare(
     row_kind = jnp.where(group >= 0, spread(kinds, group), int(Kind.UNDECIDED))
     objective = config.objective
     shaped, components = _shape(mask, reward, repetition, config, right_at, max_new_tokens)
-    normalize = config.normalize_std and objective.divides_by_std
     response_advantage, by_shaping = group_advantage(
-        reward, known, group, n_groups, normalize, shaped
+        config.advantage,
+        reward,
+        known,
+        group,
+        n_groups,
+        divides_by_std=objective.divides_by_std,
+        shaped=shaped,
     )
     still_uniform = jnp.where(by_shaping, int(Kind.UNDECIDED), row_kind)
     advantage = _advantage(response_advantage, trained, old_entropy, still_uniform, config)

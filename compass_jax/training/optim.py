@@ -1,16 +1,17 @@
-"""AdamW with warm-up and gradient clipping, from optax. optax's Adam and schedules need implicit
-promotion: only here is it allowed.
+"""The optimiser with warm-up and gradient clipping, from optax. optax's transformations and
+schedules need implicit promotion: only here is it allowed.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from compass_jax.config import OptimConfig
+from compass_jax.config import ConfigError, OptimConfig, named
 from compass_jax.errors import CompassError
 from compass_jax.model.precision import at_least_float32
 from compass_jax.records import TrainState
@@ -70,14 +71,26 @@ def learning_rate(config: OptimConfig, total_steps: int) -> optax.Schedule:
 def make_optimizer(
     config: OptimConfig, total_steps: int, decays: tuple[bool, ...] | None = None
 ) -> optax.GradientTransformation:
-    """AdamW. decays: which leaves take weight decay, in the tree's order (params.decays); None:
-    the state that it starts from is the same whichever do.
+    """Returns AdamW, or the transformation that `config.name` names.
+
+    A named function with a parameter `mask` gets the leaves that take weight decay, as AdamW does.
+
+    Args:
+        config: the optimiser's settings.
+        total_steps: updates of the whole run, for the learning rate's schedule.
+        decays: which leaves take weight decay, in the tree's order (params.decays); None: the
+            state that it starts from is the same whichever do.
+
+    Raises:
+        ConfigError: the named function does not take its options, or returns something else.
     """
 
     def mask(params):
         leaves, structure = jax.tree.flatten(params)
         return jax.tree.unflatten(structure, decays or (True,) * len(leaves))
 
+    if config.name != "adamw":
+        return _named_optimizer(config, learning_rate(config, total_steps), mask)
     return optax.adamw(
         learning_rate(config, total_steps),
         b1=config.b1,
@@ -86,6 +99,28 @@ def make_optimizer(
         weight_decay=config.weight_decay,
         mask=mask,
     )
+
+
+def _named_optimizer(
+    config: OptimConfig, schedule: optax.Schedule, mask: Any
+) -> optax.GradientTransformation:
+    function = named.load(config.name, "optim.name")
+    options = dict(config.options)
+    try:
+        if "mask" in inspect.signature(function).parameters:
+            options.setdefault("mask", mask)
+        transformation = function(learning_rate=schedule, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"optim.name = {config.name!r} cannot be called with learning_rate and"
+            f" {dict(config.options)}: {error}"
+        ) from error
+    if not isinstance(transformation, optax.GradientTransformation):
+        raise ConfigError(
+            f"optim.name = {config.name!r} returns {type(transformation).__name__}, not an"
+            " optax.GradientTransformation"
+        )
+    return transformation
 
 
 def init_state(params: Any, config: OptimConfig, total_steps: int) -> TrainState:

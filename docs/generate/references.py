@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from compass_jax.commands.settings_help import field_docs, kind_of
-from compass_jax.config import (
-    Objective,
-    RunConfig,
-    objective_class,
-)
-from compass_jax.config.objective import NAMES
+from compass_jax.config import RunConfig, Seam, seam_class
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.ranges import Range, field_hints, options
 from compass_jax.config.stages import Stage
@@ -30,7 +25,12 @@ API = {
         "The functions of reinforcement learning. They know arrays alone: no model, mesh, prompt or"
         " file.",
         (
-            "rl.advantages",
+            "rl.group_advantage",
+            "rl.advantages.inputs",
+            "rl.advantages.grpo",
+            "rl.advantages.rloo",
+            "rl.advantages.reinforce_pp",
+            "rl.advantages.maxrl",
             "rl.zero_variance",
             "rl.shaping",
             "rl.correction",
@@ -112,10 +112,10 @@ def _sections(cls: Any, key: str, text: str = "") -> Iterator[tuple[str, type, s
         if name in ("data.eval_sources", "rl.stages.0.objective"):  # as data.sources, rl.objective
             continue
         for one in inner:
-            if issubclass(one, Objective):
-                for objective in NAMES:
-                    found = objective_class(objective)
-                    yield f"{name}: {objective}", found, _first(found)
+            if issubclass(one, Seam):
+                for short in one.classes:
+                    cls = seam_class(one, short)
+                    yield f"{name}: {short}", cls, _first(cls)
             else:
                 many = get_origin(hints[field.name]) is tuple
                 shown = f"{name}.0" if many else name

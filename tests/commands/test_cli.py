@@ -78,8 +78,8 @@ def test_each_command_calls_its_room(calls, file):
 
 def test_overrides_are_typed_and_reach_every_level(file):
     words = (
-        "--rl.steps 3 --model.moe.experts 4 --rl.normalize_std False --rollout.prompt-buckets 8 16"
-        " --data.sources.0.size 7"
+        "--rl.steps 3 --model.moe.experts 4 --rl.advantage.divide_by_std False"
+        " --rollout.prompt-buckets 8 16 --data.sources.0.size 7"
     )
     options = [
         "--rl.optim.warmup_steps",
@@ -90,7 +90,7 @@ def test_overrides_are_typed_and_reach_every_level(file):
         "1e-3",
     ]
     new = cli.override(CONFIG, [*words.split(), *options])
-    assert (new.rl.steps, new.model.moe.experts, new.rl.normalize_std) == (3, 4, False)
+    assert (new.rl.steps, new.model.moe.experts, new.rl.advantage.divide_by_std) == (3, 4, False)
     assert new.rollout.prompt_buckets == (8, 16) and new.rl.optim.warmup_steps == 4
     assert new.data.sources[0].size == 7 and new.data.sources[0].options == (
         ("min_terms", 3),

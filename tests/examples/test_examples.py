@@ -20,7 +20,7 @@ from logged import lines
 
 from compass_jax import library
 from compass_jax.commands.cli import main
-from compass_jax.config import objective_class
+from compass_jax.config import Objective, seam_class
 from compass_jax.rl.objectives.inputs import PolicyInputs
 from compass_jax.runs.rundir import read_config
 
@@ -229,7 +229,7 @@ def test_the_objective_is_its_equation():
     rng = np.random.default_rng(0)
     logp, advantage = rng.normal(size=(2, 3, 5)).astype(np.float32)
     mask = rng.random((3, 5)) < 0.6
-    cls = objective_class(f"{EXAMPLES / 'own_objective' / 'objective.py'}:Forgiving")
+    cls = seam_class(Objective, f"{EXAMPLES / 'own_objective' / 'objective.py'}:Forgiving")
     arrays = map(jnp.asarray, (np.where(mask, logp, np.nan), logp, logp, advantage, mask))
     found = cls(negative=0.5).surrogate(PolicyInputs(*arrays, None, 384))
     wanted = np.zeros((3, 5))

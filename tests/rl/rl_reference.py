@@ -117,6 +117,48 @@ def advantage(toy, normalize_std=True):
     return out
 
 
+def known_groups(toy):
+    """Yields the rows and the known rewards of each group with two known rewards or more."""
+    for g in range(toy.n_groups):
+        rows = [i for i in range(len(toy.reward)) if toy.group[i] == g and toy.known[i]]
+        if len(rows) >= 2:
+            yield rows, np.array([toy.reward[i] for i in rows])
+
+
+def rloo(toy):
+    """R_i minus the mean of the group's other rewards (arXiv 2402.14740)."""
+    out = np.zeros(len(toy.reward))
+    for rows, r in known_groups(toy):
+        if r.max() - r.min() > 1e-6:
+            out[rows] = [r[i] - np.mean(np.delete(r, i)) for i in range(len(r))]
+    return out
+
+
+def maxrl(toy):
+    """(R_i - mean) / mean (arXiv 2602.02710); the rewards are not negative."""
+    out = np.zeros(len(toy.reward))
+    for rows, r in known_groups(toy):
+        if r.max() - r.min() > 1e-6:
+            out[rows] = (r - r.mean()) / r.mean()
+    return out
+
+
+def reinforce_pp(toy):
+    """R_i minus the group's mean, over the standard deviation in the update (arXiv 2501.03262).
+
+    A known reward that is alone in its group differs from its mean by 0 and counts.
+    """
+    out, difference = np.zeros(len(toy.reward)), np.zeros(len(toy.reward))
+    for rows, r in known_groups(toy):
+        difference[rows] = r - r.mean()
+        if r.max() - r.min() > 1e-6:
+            out[rows] = r - r.mean()
+    counted = [i for i in range(len(out)) if toy.known[i] and toy.group[i] >= 0]
+    if not counted:
+        return out
+    return out / (np.sqrt(np.mean(difference[counted] ** 2)) + 1e-6)
+
+
 def rl_zvp(toy, right_at, wrong_at, alpha):
     """[b t], 0 wherever the group varies."""
     entropy = toy.old_entropy

@@ -1,4 +1,4 @@
-"""Group-relative advantages."""
+"""Advantages of responses, each against its equation in float64 numpy."""
 
 import inspect
 
@@ -10,65 +10,103 @@ import rl_reference as ref
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compass_jax.rl import advantages, grouping
+from compass_jax.rl import group_advantage as advantages
+from compass_jax.rl import grouping
+from compass_jax.rl.advantages.grpo import GrpoAdvantage
+from compass_jax.rl.advantages.maxrl import MaxRL
+from compass_jax.rl.advantages.reinforce_pp import ReinforcePlusPlus
+from compass_jax.rl.advantages.rloo import Rloo
 
-group_advantage = jax.jit(advantages.group_advantage, static_argnums=(3, 4))
+group_advantage = jax.jit(
+    advantages.group_advantage, static_argnums=(0, 4), static_argnames="divides_by_std"
+)
 
 F, T = False, True
+EVERY = {
+    "grpo": (GrpoAdvantage(), ref.advantage),
+    "undivided": (GrpoAdvantage(divide_by_std=False), lambda toy: ref.advantage(toy, False)),
+    "rloo": (Rloo(), ref.rloo),
+    "reinforce_pp": (ReinforcePlusPlus(), ref.reinforce_pp),
+    "maxrl": (MaxRL(), ref.maxrl),
+}
 
 
-def advantage(reward, known, group, n_groups, normalize_std=True):
-    return np.asarray(
-        group_advantage(
-            jnp.asarray(reward),
-            jnp.asarray(known),
-            jnp.asarray(group, dtype=jnp.int32),
-            n_groups,
-            normalize_std,
-        )[0]
-    )
+def responses(advantage, reward, known, group, n_groups, **options):
+    arrays = jnp.asarray(reward), jnp.asarray(known), jnp.asarray(group, dtype=jnp.int32)
+    return np.asarray(group_advantage(advantage, *arrays, n_groups, **options)[0])
 
 
 def test_by_hand():
     reward = np.array([1, 0, 0, 1, 0.25, 0.75, np.nan, 7], np.float32)
     group = [0, 1, 0, 0, 1, 1, 0, -1]
     known = [T, T, T, T, T, T, F, T]
-    got = advantage(reward, known, group, 2, normalize_std=False)
-    np.testing.assert_allclose(
-        got, [1 / 3, -1 / 3, -2 / 3, 1 / 3, -1 / 12, 5 / 12, 0, 0], rtol=1e-5, atol=1e-7
-    )
-    std0 = np.sqrt(2) / 3
-    np.testing.assert_allclose(
-        advantage(reward, known, group, 2)[[0, 2, 3]], np.array([1, -2, 1]) / 3 / std0, rtol=1e-5
-    )
+    undivided = responses(GrpoAdvantage(divide_by_std=False), reward, known, group, 2)
+    expected = np.array([1 / 3, -1 / 3, -2 / 3, 1 / 3, -1 / 12, 5 / 12, 0, 0])
+    np.testing.assert_allclose(undivided, expected, rtol=1e-5, atol=1e-7)
+    divided = responses(GrpoAdvantage(), reward, known, group, 2)
+    std = np.sqrt(2) / 3
+    np.testing.assert_allclose(divided[[0, 2, 3]], np.array([1, -2, 1]) / 3 / std, rtol=1e-5)
+    others = responses(Rloo(), reward, known, group, 2)  # of group 0: 1 - (0 + 1) / 2 and so on
+    np.testing.assert_allclose(others[[0, 2, 3]], [0.5, -1, 0.5], rtol=1e-5)
+    by_mean = responses(MaxRL(), reward, known, group, 2)  # of group 0: (1 - 2/3) / (2/3)
+    np.testing.assert_allclose(by_mean[[0, 2, 3]], [0.5, -1, 0.5], rtol=1e-5)
+    whole = responses(ReinforcePlusPlus(), reward, known, group, 2)
+    np.testing.assert_allclose(whole, expected / expected[:6].std(), rtol=1e-4, atol=1e-7)
 
 
-def test_exact_zeros():
+def test_dr_grpos_objective_forbids_the_division():
+    reward, group = np.array([1, 0, 0, 1], np.float32), [0, 0, 0, 0]
+    free, forbidden = (
+        responses(GrpoAdvantage(), reward, [T] * 4, group, 1, divides_by_std=x) for x in (T, F)
+    )
+    np.testing.assert_allclose(forbidden, [0.5, -0.5, -0.5, 0.5])
+    np.testing.assert_allclose(free, [1, -1, -1, 1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_exact_zeros(name):
+    advantage = EVERY[name][0]
     reward = np.array([0.1, 0.1 + 5e-7, 0.1, 1.0, 0.0, 5.0], np.float32)
     group = [0, 0, 0, 1, 1, 2]
     # uniform within 1e-6; one known; a single sample; an absent group
-    got = advantage(reward, [T, T, T, T, F, T], group, 4)
-    np.testing.assert_array_equal(got, np.zeros(6, np.float32))
-    assert np.all(
-        advantage(reward + np.array([0, 1e-4, 0, 0, 0, 0], np.float32), [T] * 6, group, 4)[:3] != 0
-    )
+    zeros = responses(advantage, reward, [T, T, T, T, F, T], group, 4)
+    np.testing.assert_array_equal(zeros, np.zeros(6, np.float32))
+    differing = reward + np.array([0, 1e-4, 0, 0, 0, 0], np.float32)
+    assert np.all(responses(advantage, differing, [T] * 6, group, 4)[:3] != 0)
 
 
-@pytest.mark.parametrize("normalize_std", [True, False])
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@pytest.mark.parametrize("name", EVERY)
+@settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @given(seed=st.integers(0, 2**16))
-def test_agrees_with_the_reference(normalize_std, seed):
+def test_agrees_with_the_reference(name, seed):
+    advantage, reference = EVERY[name]
     toy, rng = ref.make_toy(seed, groups=5, samples=4), np.random.default_rng(seed)
     toy.known &= rng.random(len(toy.known)) < 0.7
-    toy.reward = np.where(
-        toy.known & (toy.group < 3),
-        toy.reward + rng.normal(size=len(toy.reward)) * (toy.group == 2),
-        np.nan,
-    )
+    noise = rng.random(len(toy.reward)) * (toy.group == 2)
+    toy.reward = np.where(toy.known & (toy.group < 3), toy.reward + noise, np.nan)
     toy.known &= np.isfinite(toy.reward)
     with jax.enable_x64(True):
-        got = advantage(toy.reward, toy.known, toy.group, toy.n_groups, normalize_std)
-    np.testing.assert_allclose(got, ref.advantage(toy, normalize_std), rtol=1e-9, atol=1e-12)
+        got = responses(advantage, toy.reward, toy.known, toy.group, toy.n_groups)
+    np.testing.assert_allclose(got, reference(toy), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_better_response_never_has_the_lower_advantage(name):
+    rng = np.random.default_rng(0)
+    reward, group = rng.random(32).astype(np.float32), np.repeat(np.arange(4), 8)
+    got = responses(EVERY[name][0], reward, [T] * 32, group, 4)
+    for g in range(4):
+        rows = np.flatnonzero(group == g)
+        np.testing.assert_array_equal(np.argsort(reward[rows]), np.argsort(got[rows]))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_group_that_only_shaping_tells_apart_is_never_divided(name):
+    reward, shaped = np.ones(4, np.float32), np.array([1, 0.99, 0.97, 1], np.float32)
+    arrays = jnp.asarray(reward), jnp.ones(4, bool), jnp.zeros(4, jnp.int32)
+    got, by_shaping = group_advantage(EVERY[name][0], *arrays, 1, shaped=jnp.asarray(shaped))
+    np.testing.assert_allclose(got, shaped - shaped.mean(), atol=1e-7)
+    assert by_shaping.all()
 
 
 def test_shapes_are_checked(unchecked):

@@ -22,6 +22,7 @@ from compass_jax.config import (
     ShapingConfig,
     ZeroVarianceConfig,
 )
+from compass_jax.rl.advantages.grpo import GrpoAdvantage
 from compass_jax.rl.bucketing import take_rows
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.rl.objectives.cispo import Cispo
@@ -46,7 +47,9 @@ CONFIGS = {
         shaping=OVERLONG,
         correction=CorrectionConfig("icepop", icepop_range=(0.7, 1.5)),
     ),
-    "dr_grpo": RLConfig(objective=dr_grpo(), shaping=REPETITION, normalize_std=False),
+    "dr_grpo": RLConfig(
+        objective=dr_grpo(), shaping=REPETITION, advantage=GrpoAdvantage(divide_by_std=False)
+    ),
     "gspo": RLConfig(objective=Gspo(clip_low=0.02, clip_high=0.03), shaping=LENGTH),
     "cispo": RLConfig(
         objective=Cispo(ratio_max=1.2),

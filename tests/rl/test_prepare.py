@@ -17,6 +17,7 @@ from compass_jax.config import (
     ShapingConfig,
     ZeroVarianceConfig,
 )
+from compass_jax.rl.advantages.grpo import GrpoAdvantage
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.objectives.gspo import Gspo
@@ -46,7 +47,9 @@ def run(toy, config, entropy=None, dtype=jnp.float64, function=prepare):
 @pytest.mark.parametrize("normalize_std", [True, False])
 def test_advantages_are_the_verifiers_or_entropys(rl_zvp, normalize_std, x64):
     toy = ref.make_toy(seed=8)
-    config = RLConfig(normalize_std=normalize_std, zero_variance=ZeroVarianceConfig(rl_zvp, 0.2))
+    config = RLConfig(
+        advantage=GrpoAdvantage(normalize_std), zero_variance=ZeroVarianceConfig(rl_zvp, 0.2)
+    )
     p, _ = run(toy, config)
     trained = toy.mask & toy.known[:, None]
     expected = np.where(trained, ref.advantage(toy, normalize_std)[:, None], 0)

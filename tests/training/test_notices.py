@@ -13,7 +13,7 @@ import pytest
 from tiny_run import tiny_run
 
 from compass_jax.commands.cli import load_config
-from compass_jax.config import RLConfig, ShapingConfig, ZeroVarianceConfig, objective_class
+from compass_jax.config import Objective, RLConfig, ShapingConfig, ZeroVarianceConfig, seam_class
 from compass_jax.records import Group, Prompt, Score
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.runs.telemetry import Telemetry
@@ -194,7 +194,7 @@ def test_a_group_without_any_verdict_is_in_no_denominator(name):
     """
     rng, config = (
         np.random.default_rng(0),
-        RLConfig(objective=objective_class(name)()),
+        RLConfig(objective=seam_class(Objective, name)()),
     )
     mask = np.arange(9) >= rng.integers(1, 6, (6, 1))
     entropy, reward = (

@@ -11,7 +11,7 @@ from logged import lines
 from tiny_run import tiny_run
 
 from compass_jax.commands.cli import main, override
-from compass_jax.config import ConfigError, RLConfig, objective_class
+from compass_jax.config import Advantage, ConfigError, Objective, RLConfig, seam_class
 from compass_jax.config.io import config_from_json, config_to_json, differences
 from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
@@ -24,7 +24,8 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from compass_jax.config import Objective
+from compass_jax.config import Advantage, Objective
+from compass_jax.rl.grouping import spread
 from compass_jax.rl.objectives.inputs import token_mean
 from compass_jax.rl.surrogate import Surrogate
 
@@ -48,6 +49,19 @@ class Half(Objective):
         return inputs
 
 
+@dataclass(frozen=True)
+class BestOfGroup(Advantage):
+    below: float = 1.0
+
+    def responses(self, inputs):
+        return inputs.reward - self.below * spread(inputs.statistics.high, inputs.group)
+
+
+@dataclass(frozen=True)
+class Nameless(Advantage):
+    pass
+
+
 class Thawed:
     pass
 """
@@ -65,7 +79,7 @@ def test_an_objective_of_one_class_in_a_users_file_trains(mine, tmp_path):
     config = dataclasses.replace(config, run_dir=str(tmp_path / "run"), rl=rl)
     words = ["--rl.objective", f"{mine}:Reinforce", "--rl.objective.scale", "2.0"]
     config = override(config, words)
-    assert config.rl.objective == objective_class(f"{mine}:Reinforce")(scale=2.0)
+    assert config.rl.objective == seam_class(Objective, f"{mine}:Reinforce")(scale=2.0)
     assert config_from_json(config_to_json(config)) == config
     run_rl(config)
     found = [row["metrics"]["grad_norm"] for row in lines(tmp_path / "run", "metrics")]
@@ -73,6 +87,39 @@ def test_an_objective_of_one_class_in_a_users_file_trains(mine, tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["rl"]["objective"][
         "name"
     ].endswith("mine.py:Reinforce")
+
+
+def test_an_advantage_of_one_class_in_a_users_file_trains(mine, tmp_path):
+    config = tiny_run("odd_verifiers:coin")
+    rl = dataclasses.replace(config.rl, steps=2)
+    config = dataclasses.replace(config, run_dir=str(tmp_path / "run"), rl=rl)
+    words = ["--rl.advantage", f"{mine}:BestOfGroup", "--rl.advantage.below", "0.5"]
+    config = override(config, words)
+    assert config.rl.advantage == seam_class(Advantage, f"{mine}:BestOfGroup")(below=0.5)
+    assert config_from_json(config_to_json(config)) == config
+    run_rl(config)
+    norms = [row["metrics"]["grad_norm"] for row in lines(tmp_path / "run", "metrics")]
+    assert len(norms) == 2 and min(norms) > 0
+
+
+def test_an_advantage_that_cannot_be_used_is_refused_with_status_2(mine, capsys):
+    for name, message in (
+        ("rlo", "no such advantage; take one of grpo, rloo, reinforce_pp, maxrl, or name your own"),
+        (f"{mine}:Reinforce", "is no subclass of compass_jax.config.Advantage"),
+        (f"{mine}:Nameless", "has no responses(inputs); define it"),
+    ):
+        status, text = refused(["--rl.advantage", name], capsys)
+        assert status == 2 and message in text and "Traceback" not in text, text
+    words = ["--rl.advantage", "maxrl", "--rewards.wrong-at", "-1"]
+    status, text = refused(words, capsys)
+    assert status == 2 and "rewards.wrong_at = -1.0: take another advantage" in text
+
+
+@pytest.mark.parametrize("name", Advantage.classes)
+def test_every_advantage_is_written_and_read_again(name):
+    config = override(tiny_run(), ["--rl.advantage", name])
+    assert config.rl.advantage.name == name
+    assert config_from_json(config_to_json(config)) == config
 
 
 def refused(arguments, capsys):

@@ -1,0 +1,42 @@
+"""The base class of advantages of whole responses. The advantages themselves compute, so they lie
+in rl/advantages/, one file each, or in a user's own file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from compass_jax.config.seam import Seam, seam_class
+
+
+@dataclass(frozen=True)
+class Advantage(Seam):
+    """An advantage: subclass it as a frozen dataclass, whose fields are its settings.
+
+    `rl.advantage` in the configuration holds an instance. The inputs are those of
+    rl/advantages/inputs.py.
+    """
+
+    key: ClassVar[str] = "rl.advantage"
+    classes: ClassVar[dict[str, str]] = {
+        "grpo": "compass_jax.rl.advantages.grpo:GrpoAdvantage",
+        "rloo": "compass_jax.rl.advantages.rloo:Rloo",
+        "reinforce_pp": "compass_jax.rl.advantages.reinforce_pp:ReinforcePlusPlus",
+        "maxrl": "compass_jax.rl.advantages.maxrl:MaxRL",
+    }
+    required: ClassVar[tuple[str, ...]] = ("responses",)
+    needs_rewards_from_zero: ClassVar[bool] = False  # refuses rewards.wrong_at < 0
+
+    def responses(self, inputs: Any) -> Any:
+        """Returns the advantage `[b]` of each response (`AdvantageInputs` -> array).
+
+        It is read for responses with a known reward, in groups whose raw rewards differ. Uniform
+        groups are not its business (rl/prepare.py).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no responses(inputs)")
+
+
+def default_advantage() -> Advantage:
+    """Returns GRPO's advantage, divided by the standard deviation of the group."""
+    return seam_class(Advantage, "grpo")()

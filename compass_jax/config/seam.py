@@ -1,0 +1,78 @@
+"""Settings whose value is an object of a class that a user may bring.
+
+`rl.objective` and `rl.advantage` are such settings. Each has a base class derived from `Seam`. A
+subclass is a frozen dataclass whose fields are its settings. It is named in the configuration by
+`name`: one of the short names of its base class (`espo`), or the user's own as `module:Class` or
+`path/to/file.py:Class`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from compass_jax.config import named
+from compass_jax.config.errors import ConfigError
+from compass_jax.config.ranges import check_fields
+
+
+@dataclass(frozen=True)
+class Seam:
+    """A base class of what a user may bring; instances are hashable, because jit keeps them static.
+
+    A direct subclass sets `key`, the setting that holds an instance, and `classes`, the classes of
+    this package by their short names.
+    """
+
+    key: ClassVar[str] = ""
+    classes: ClassVar[Mapping[str, str]] = {}
+    required: ClassVar[tuple[str, ...]] = ()  # methods that a subclass must define
+
+    @property
+    def name(self) -> str:
+        """The name of this class in config.json and on the command line."""
+        cls = type(self)
+        place = f"{cls.__module__}:{cls.__qualname__}"
+        for short, target in self.classes.items():
+            if target == place:
+                return short
+        file = getattr(sys.modules[cls.__module__], "__file__", None)
+        of_file = cls.__module__.startswith("compass_file_")  # config/named.py loaded that file
+        return f"{file}:{cls.__qualname__}" if of_file else place
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field of the wrong type or out of its range."""
+        check_fields(self, self.key)
+
+
+S = TypeVar("S", bound=Seam)
+
+
+def seam_class(base: type[S], name: str) -> type[S]:
+    """Returns the subclass of `base` that `name` names.
+
+    Raises ConfigError where there is none, where it is no frozen dataclass derived from `base`, or
+    where it lacks a required method.
+    """
+    setting = f"{base.key}.name = {name!r:.200}"
+    if ":" not in name and name not in base.classes:
+        raise ConfigError(
+            f"{setting}: no such {base.key.rpartition('.')[2]}; take one of"
+            f" {', '.join(base.classes)}, or name your own as module:Class or file.py:Class"
+        )
+    cls = named.load(named.absolute(base.classes.get(name, name)), f"{base.key}.name")
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise ConfigError(
+            f"{setting} is no subclass of compass_jax.config.{base.__name__}; derive it from there"
+        )
+    params: Any = getattr(cls, "__dataclass_params__", None)
+    if params is None or not params.frozen:
+        raise ConfigError(
+            f"{setting} is no frozen dataclass; write @dataclass(frozen=True) above it"
+        )
+    for method in base.required:
+        if getattr(cls, method) is getattr(base, method):
+            raise ConfigError(f"{setting} has no {method}(inputs); define it")
+    return cls

@@ -1,0 +1,24 @@
+"""What an advantage may read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int
+
+from compass_jax.rl.grouping import GroupStatistics, group_statistics
+
+
+class AdvantageInputs(NamedTuple):
+    """Every row of one update, one row a response, in any order."""
+
+    reward: Float[Array, "b"]  # after shaping; may hold anything where it is not known
+    known: Bool[Array, "b"]  # False for padding rows too
+    group: Int[Array, "b"]  # the prompt of each row; -1: padding
+    n_groups: int
+    divides_by_std: bool  # False where the objective forbids a division (Dr.GRPO)
+
+    @property
+    def statistics(self) -> GroupStatistics:
+        """Number, mean, standard deviation and range of the known rewards of each group `[g]`."""
+        return group_statistics(self.reward, self.known, self.group, self.n_groups)

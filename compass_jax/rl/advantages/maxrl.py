@@ -1,0 +1,31 @@
+"""The advantage of maximum-likelihood reinforcement learning (MaxRL, arXiv 2602.02710)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from compass_jax.config import Advantage
+from compass_jax.rl.advantages.inputs import AdvantageInputs
+from compass_jax.rl.grouping import spread
+
+
+@dataclass(frozen=True)
+class MaxRL(Advantage):
+    """The reward against its group's mean, divided by that mean (MaxRL, arXiv 2602.02710):
+
+        A_i = (R_i - mean R) / mean R        for mean R > 0, else 0
+
+    Rewards are 0 and 1, or lie between; a rare success weighs more than a frequent one.
+    """
+
+    needs_rewards_from_zero: ClassVar[bool] = True
+
+    def responses(self, inputs: AdvantageInputs) -> Float[Array, "b"]:
+        """Returns the advantage of each response."""
+        mean = spread(inputs.statistics.mean, inputs.group)
+        one, zero = jnp.ones_like(mean), jnp.zeros_like(mean)
+        return jnp.where(mean > 0, (inputs.reward - mean) / jnp.where(mean > 0, mean, one), zero)

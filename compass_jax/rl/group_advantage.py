@@ -1,0 +1,41 @@
+"""Advantages of whole responses, in varied groups and in groups that shaping alone tells apart."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from compass_jax.config import Advantage
+from compass_jax.rl.advantages.inputs import AdvantageInputs
+from compass_jax.rl.grouping import UNIFORM_WITHIN, group_statistics, spread
+
+
+def group_advantage(
+    advantage: Advantage,
+    reward: Float[Array, "b"],
+    known: Bool[Array, "b"],
+    group: Int[Array, "b"],
+    n_groups: int,
+    *,
+    divides_by_std: bool = True,
+    shaped: Float[Array, "b"] | None = None,
+) -> tuple[Float[Array, "b"], Bool[Array, "b"]]:
+    """Returns (the advantage of each response, whether shaping alone makes it).
+
+        varied by raw reward:     A_i = `advantage` of S
+        uniform by raw reward:    A_i = S_i - mean S, never divided: penalties of 0..0.07 must not
+                                  become advantages of +-1.5
+
+    S is `shaped` (rl/shaping.py), the raw `reward` without it. Exactly 0 for a group that shaping
+    leaves uniform too, for one with fewer than two known rewards, for an unknown reward and for
+    padding rows (group -1).
+    """
+    shaped = reward if shaped is None else shaped
+    counted = known & (group >= 0)
+    inputs = AdvantageInputs(shaped, counted, group, n_groups, divides_by_std)
+    raw, stats = group_statistics(reward, known, group, n_groups), inputs.statistics
+    varied = spread(raw.decided & ~raw.uniform, group) & counted
+    by_shaping = spread(raw.uniform & (stats.high - stats.low > UNIFORM_WITHIN), group) & counted
+    difference = shaped - spread(stats.mean, group)
+    uniform = jnp.where(by_shaping, difference, jnp.zeros((), reward.dtype))
+    return jnp.where(varied, advantage.responses(inputs), uniform), by_shaping
