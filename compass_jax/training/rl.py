@@ -117,14 +117,18 @@ def _run(
     enough: Callable[[], bool],
 ) -> dict[str, Any]:
     try:
-        return _run_steps(trainer, config, telemetry, stop)
+        return _run_steps(trainer, config, telemetry, stop, enough)
     except VerifierError:  # once it is mended the same command goes on
         trainer.save()
         raise
 
 
 def _run_steps(
-    trainer: RLTrainer, config: RunConfig, telemetry: Telemetry, stop: StopSignal
+    trainer: RLTrainer,
+    config: RunConfig,
+    telemetry: Telemetry,
+    stop: StopSignal,
+    enough: Callable[[], bool],
 ) -> dict[str, Any]:
     saved = trainer.done_steps
     last: dict[str, float] = {}
