@@ -44,6 +44,7 @@ from compass_jax.memory import PROCESS_BYTES, fitting_rows
 from compass_jax.model.params import abstract_params
 from compass_jax.presets import fitted_preset
 from compass_jax.rl.bucketing import best_buckets
+from compass_jax.weights.hf_config import refuse_adapter
 from compass_jax.weights.start import model_of, tokenizer_beside
 
 LONGEST_ANSWER = {"cpu": 256}  # new tokens where nobody says how many; elsewhere:
@@ -205,6 +206,7 @@ def _model(path: str) -> tuple[ModelConfig, str]:
         )
     folder = tokenizer_beside(path)
     if folder is None:
+        refuse_adapter(path)
         raise ConfigError(
             f"--model {path}: no tokenizer.json is there; save the model's tokenizer there, too"
         )

@@ -21,7 +21,7 @@ from compass_jax.families.raw import WeightsError
 from compass_jax.runs.rundir import read_config
 from compass_jax.weights import sound
 from compass_jax.weights.hf import tensor_problems
-from compass_jax.weights.hf_config import read_hf_config
+from compass_jax.weights.hf_config import read_hf_config, refuse_adapter
 from compass_jax.weights.manifest import FORMAT
 from compass_jax.weights.safetensors_io import DTYPES, Stored, look, not_finite, open_file
 
@@ -70,6 +70,7 @@ def check(path: str | os.PathLike, family: str | None = None) -> Iterator[Checke
     elif (path / "config.json").exists() or any(path.glob("*.safetensors*")):
         yield from _hugging_face(path, family)
     else:
+        refuse_adapter(path)
         kinds = "neither a run directory, nor a checkpoint, nor a Hugging Face folder"
         raise CheckError(f"{path} is {kinds}: it has no checkpoints/, manifest.json or config.json")
 

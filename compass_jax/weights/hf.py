@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compass_jax.config import ModelConfig
-from compass_jax.families.base import Tensor
+from compass_jax.families.base import TENSORS, Family, Tensor
 from compass_jax.families.find import find
 from compass_jax.families.raw import WeightsError
 from compass_jax.model.params import ParamSpec, is_spec, layer_runs, param_specs
@@ -40,6 +40,7 @@ from compass_jax.weights.safetensors_io import (
 )
 
 _SHOWN = 3  # tensors named in a message
+FUSED = "experts.gate_up_proj"
 
 
 class _Leaf(NamedTuple):
@@ -118,11 +119,53 @@ def checked_headers(
     """Returns the tensors of a Hugging Face folder by their headers alone. WeightsError, as
     `load_params` raises it before any data is read, where they are not those of the model.
     """
-    stored = read_headers(folder)
     config = replace(config, vocab_size=vocab_rows or config.vocab_size)
+    stored = apart(read_headers(folder), config)
     if problems := tensor_problems(Path(folder), config, stored):
         raise WeightsError(problems[0])
     return stored
+
+
+def apart(stored: dict[str, Stored], config: ModelConfig) -> dict[str, Stored]:
+    """Returns the tensors as the family names them, those of experts one by one.
+
+    transformers 5 keeps a layer's experts together (`save_original_format=False` writes them so):
+    gate over up in experts.gate_up_proj [e 2f d], and experts.down_proj [e d f], under the names of
+    its own classes, which are those of `TENSORS`.
+    """
+    if config.moe is None or not any(name.endswith(FUSED) for name in stored):
+        return stored
+    family, found = find(config.family), dict(stored)
+    router = family.tensor("moe.router").name
+    own = family.tensor("moe.gate").name.partition(".{e}")[0]
+    for i in config.moe_layers:
+        for names in (own, TENSORS["moe.gate"].name.partition(".{e}")[0]):
+            prefix = names.format(i=i)
+            _split(found, config.moe.experts, prefix, family, i)
+        renamed = TENSORS["moe.router"].name.format(i=i)
+        if router.format(i=i) not in found and renamed in found:
+            found[router.format(i=i)] = found.pop(renamed)._replace(tensor=renamed)
+    return found
+
+
+def _split(found: dict[str, Stored], experts: int, prefix: str, family: Family, layer: int) -> None:
+    """Replaces the two tensors of a layer's experts by their parts. One of another shape stays, and
+    is then a tensor that the model does not have.
+    """
+    for tensor, parts in ((FUSED, ("moe.gate", "moe.up")), ("experts.down_proj", ("moe.down",))):
+        name = prefix.removesuffix("experts") + tensor
+        whole = found.get(name)
+        if whole is None or len(whole.shape) != 3 or 0 in whole.shape:
+            continue
+        if whole.shape[0] != experts or whole.shape[1] % len(parts):
+            continue
+        del found[name]
+        rows = whole.shape[1] // len(parts)
+        for number, leaf in enumerate(parts):
+            for e in range(experts):
+                found[family.tensor(leaf).name.format(i=layer, e=e)] = Stored(
+                    whole.file, (rows, whole.shape[2]), whole.dtype, name, e, number * rows
+                )
 
 
 def _read_block(
@@ -148,9 +191,9 @@ def _read_block(
                 part = _within(on_disk, leaf.shape, stored[str(names[at])].shape)
                 if any(x.start == x.stop for x in part):  # rows that the folder does not have
                     continue
-                tensor = finite(
-                    handle.get_slice(names[at])[part], dtype, f"{file}: tensor {names[at]}"
-                )
+                name = str(names[at])
+                tensor = stored[name].read(handle, name, part)
+                tensor = finite(tensor, dtype, f"{file}: tensor {name}")
                 tensor = tensor.T if leaf.tensor.transposed else tensor
                 block[at][tuple(map(slice, tensor.shape))] = tensor
     return block
@@ -171,7 +214,7 @@ def tensor_problems(folder: Path, config: ModelConfig, stored: dict[str, Stored]
     """What keeps these tensors from being the weights of a model: names, shapes, types, a tied head
     that is not.
     """
-    problems = []
+    problems, stored = [], apart(stored, config)
     specs = jax.tree.leaves(param_specs(config), is_leaf=is_spec)
     described = sum(math.prod(spec.shape[: spec.stacked + spec.per_expert]) for spec in specs)
     if described > 2 * len(stored) + 1000:  # their names alone might fill the memory

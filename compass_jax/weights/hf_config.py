@@ -34,8 +34,25 @@ def read_hf_config(folder: str | Path, family: str | None = None) -> ModelConfig
     """
     path = Path(folder) / "config.json"
     if not path.exists():
+        refuse_adapter(folder)
         raise WeightsError(f"{path} does not exist: a Hugging Face model folder is expected")
     return config_from_dict(read_json(path), str(path), family)
+
+
+def refuse_adapter(folder: str | Path) -> None:
+    """Raises WeightsError where a folder is that of an adapter, as peft writes it."""
+    file = Path(folder) / "adapter_config.json"
+    if not file.is_file():
+        return
+    raw = read_json(file)
+    kind, base = raw.get("peft_type"), raw.get("base_model_name_or_path")
+    name = "a LoRA adapter" if kind in ("LORA", None) else f"an adapter ({str(kind)[:40]})"
+    raise WeightsError(
+        f"{folder} holds {name} (adapter_config.json) of the model {str(base)[:200]!r}, not a"
+        " model: merge it into its base with peft, AutoPeftModelForCausalLM.from_pretrained("
+        "ADAPTER).merge_and_unload().save_pretrained(OUT), copy the tokenizer's files to OUT, and"
+        " name OUT"
+    )
 
 
 def config_from_dict(

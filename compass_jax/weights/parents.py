@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from compass_jax.config import ConfigError, ModelConfig
 from compass_jax.config.io import differences
 from compass_jax.families.raw import WeightsError
-from compass_jax.weights.hf import parameters_of, tensor_problems
+from compass_jax.weights.hf import FUSED, parameters_of, tensor_problems
 from compass_jax.weights.hf_config import find_token_ids, read_hf_config, read_json
 from compass_jax.weights.merge import MergeError
 from compass_jax.weights.safetensors_io import Stored, look
@@ -63,6 +63,9 @@ def read_parents(base: Path, models: Sequence[Path], family: str | None = None) 
 def _tensors(folder: Path, config: ModelConfig) -> tuple[dict[str, Stored], list[str]]:
     """The tensors of a folder, and what keeps them from being those of the model."""
     stored, problems = look(folder)
+    if any(name.endswith(FUSED) for name in stored):
+        told = f"{folder} holds the experts of a layer in one tensor ({FUSED}): write it with a"
+        return stored, [*problems, f"{told} tensor for each, by compass import-hf and export-hf"]
     problems += tensor_problems(folder, config, stored)
     problems += [
         f"{at.file}: tensor {name} is stored as float64; supported: {', '.join(FLOATS)}"

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from compass_jax.families.raw import WeightsError
 from compass_jax.untrusted import parse_json
-from compass_jax.weights.hf_config import read_json
+from compass_jax.weights.hf_config import read_json, refuse_adapter
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -39,6 +39,20 @@ class Stored(NamedTuple):
     file: Path
     shape: tuple[int, ...]
     dtype: str  # a numpy name, or the format's own code for a type that is no float
+    # of a part of a tensor: the tensor's name, the entry of its first axis (None: it is all of the
+    # tensor, under another name), and the first row of what that entry holds
+    tensor: str | None = None
+    entry: int | None = None
+    row: int = 0
+
+    def read(self, handle: Any, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """Returns the entries `index` of this tensor, called `name`, from its opened file."""
+        piece = handle.get_slice(self.tensor or name)
+        if self.entry is None:
+            return piece[index]
+        rows, *others = index
+        rows = slice(rows.start + self.row, rows.stop + self.row)
+        return piece[(slice(self.entry, self.entry + 1), rows, *others)][0]
 
 
 def read_headers(folder: str | Path) -> dict[str, Stored]:
@@ -102,6 +116,7 @@ def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
     """
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():
+            refuse_adapter(folder)
             raise WeightsError(
                 f"{folder} holds neither {SINGLE} nor {INDEX}: weights are read from safetensors"
                 " files alone"
