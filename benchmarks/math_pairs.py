@@ -68,10 +68,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="the tests of a clone of Math-Verify")
     found = list(pairs(parser.parse_args().folder))
-    right = sum(ours(pair) == pair.expected for pair in found)
-    print(
-        f"{len(found)} pairs: here {right}, Math-Verify {sum(theirs(p) == p.expected for p in found)}"
-    )
+    right, other = (sum(f(pair) == pair.expected for pair in found) for f in (ours, theirs))
+    print(f"{len(found)} pairs: here {right}, Math-Verify {other}")
     for pair in found:
         if ours(pair) != pair.expected:
             print(f"expected {pair.expected}: {pair.gold[-60:]!r} | {pair.answer[-60:]!r}")
