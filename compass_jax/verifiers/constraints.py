@@ -42,7 +42,6 @@ _STAR_BULLET = re.compile(r"^[^\S\n]{0,200}\*[^*].*$", re.MULTILINE)
 _DASH_BULLET = re.compile(r"^[^\S\n]{0,200}-.*$", re.MULTILINE)
 _HIGHLIGHT = re.compile(r"\*([^\n*]*)\*")
 _DOUBLE_HIGHLIGHT = re.compile(r"\*\*([^\n*]*)\*\*")
-_PLACEHOLDER = re.compile(r"\[[^\n\]]*\]")
 _DIVIDER = re.compile(r"\s?\*\*\*\s?")
 _FENCES = ("```json", "```Json", "```JSON", "```")
 _MARK = re.compile(r"[\s\[\](){}<>\"“”«»;@#$%&?!*]+|,(?!\d)|:(?!\d)|--+|\.\.+|(?=['’])|['’](?=\s)")
@@ -152,7 +151,13 @@ def nth_paragraph_first_word(
 
 def number_placeholders(text: str, num_placeholders: int) -> bool:
     """It has at least so many [placeholders]."""
-    return len(_PLACEHOLDER.findall(text)) >= num_placeholders
+    count = 0
+    for line in text.split("\n"):
+        closing = 0
+        while closing >= 0 and (start := line.find("[", closing)) >= 0:
+            closing = line.find("]", start)
+            count += closing >= 0
+    return count >= num_placeholders
 
 
 def postscript(text: str, postscript_marker: str) -> bool:

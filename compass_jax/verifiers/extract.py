@@ -142,7 +142,7 @@ def final_answer(response: str, tag: str) -> str | None:
         if found is None and _boxes(text):
             return None
         return next((x for x in (found, hashed(text), stated(text)) if x is not None), None) or None
-    if _boxes(tagged):
+    if "\\" in tagged and _boxes(tagged):
         return boxed(tagged) or None
     return tagged or None
 

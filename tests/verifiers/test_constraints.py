@@ -1,5 +1,7 @@
 """Each instruction of IFEval: texts that follow it and texts that do not."""
 
+import time
+
 import pytest
 
 from compass_jax.rewards.checks import Check, build
@@ -8,18 +10,18 @@ from compass_jax.verifiers.kinds.instructions import judge
 
 # name, arguments, texts that follow, texts that do not
 TABLE = [
-    ("keywords:existence", {"keywords": ["sun", "sea"]}, ["The SUN. A sea"], ["sunny sea", "sun"]),
+    ("keywords:existence", {"keywords": ["sun", "sea"]}, ["The SUN. A sea", "sunny sea"], ["sun"]),
     (
         "keywords:frequency",
         {"keyword": "go", "frequency": 2, "relation": "at least"},
-        ["go, Go!"],
-        ["go going", ""],
+        ["go, Go!", "go going"],
+        ["go", ""],
     ),
     (
         "keywords:frequency",
         {"keyword": "go", "frequency": 2, "relation": "less than"},
-        ["go gone", "x"],
-        ["go go"],
+        ["go on", "x"],
+        ["go gone"],
     ),
     ("keywords:forbidden_words", {"forbidden_words": ["bad"]}, ["badly"], ["too BAD."]),
     (
@@ -31,8 +33,8 @@ TABLE = [
     (
         "length_constraints:number_sentences",
         {"num_sentences": 2, "relation": "exactly"},
-        ["One. Two!", "Pi is 3.14. So", 'He said "go." Then'],
-        ["One", "1. 2. 3."],
+        ["One. Two!", "Pi is 3.14. So", 'He said "go." Then', "Mr. A. Bo went. He did."],
+        ["One", "1. 2. 3.", "At 5 p.m. on Dec. 3"],
     ),
     (
         "length_constraints:number_paragraphs",
@@ -43,8 +45,8 @@ TABLE = [
     (
         "length_constraints:number_words",
         {"num_words": 3, "relation": "less than"},
-        ["it's well-known"],
-        ["one two three"],
+        ["well-known", "it's"],
+        ["one two three", "it's well"],
     ),
     (
         "length_constraints:nth_paragraph_first_word",
@@ -56,8 +58,8 @@ TABLE = [
     (
         "detectable_content:postscript",
         {"postscript_marker": "P.S."},
-        ["Bye\nP.S. more", "bye\np. s. x", "PS: y"],
-        ["Bye P.S.", "Bye", "Bye\nP.S."],
+        ["Bye\nP.S. more", "bye\np. s. x", "Bye P.S.", "Bye\nP.S."],
+        ["PS: y", "Bye"],
     ),
     (
         "detectable_format:number_bullet_lists",
@@ -75,8 +77,8 @@ TABLE = [
     (
         "detectable_format:multiple_sections",
         {"section_spliter": "PART", "num_sections": 2},
-        ["Part 1 x PART 2"],
-        ["PART 1 PART", "PARTS 1 PARTS 2"],
+        ["PART 1 x PART 2", "PART1PART 2"],
+        ["PART 1 PART", "PARTS 1 PARTS 2", "Part 1 Part 2"],
     ),
     ("detectable_format:json_format", {}, ['{"a": 1}', "```json\n[1]\n```"], ["a: 1", "[1] x"]),
     ("detectable_format:title", {}, ["<<A song>>\nla"], ["<< >>", "<A>"]),
@@ -90,9 +92,7 @@ TABLE = [
         ["A NASA man"],
         ["A B C"],
     ),
-    ("change_case:english_capital", {}, ["ALL 3!"], ["All"]),
-    ("change_case:english_lowercase", {}, ["all 3!"], ["All"]),
-    ("punctuation:no_comma", {}, ["a; b"], ["a, b", "a\uff0cb"]),
+    ("punctuation:no_comma", {}, ["a; b", "a\uff0cb"], ["a, b"]),
 ]
 
 
@@ -104,8 +104,15 @@ def test_an_instruction(name, arguments, good, bad):
         assert judge(text, [name], [arguments])["reward"] == 0, text
 
 
-def test_the_table_has_every_instruction_but_the_language_which_needs_a_package():
-    assert {row[0] for row in TABLE} == set(CONSTRAINTS) - {"language:response_language"}
+BY_LANGUAGE = {
+    "language:response_language",
+    "change_case:english_capital",
+    "change_case:english_lowercase",
+}
+
+
+def test_the_table_has_every_instruction_but_those_that_need_langdetect():
+    assert {row[0] for row in TABLE} == set(CONSTRAINTS) - BY_LANGUAGE
 
 
 def test_the_language_of_a_response():
@@ -113,18 +120,68 @@ def test_the_language_of_a_response():
     row = (["language:response_language"], [{"language": "de"}])
     assert judge("Das ist ein ganz gewöhnlicher Satz über das Wetter.", *row)["reward"] == 1
     assert judge("This is a quite ordinary sentence about it.", *row)["reward"] == 0
-    assert judge("123", *row)["reward"] == 0
+    assert judge("123", *row)["reward"] == 1  # Google's checker: no language is found
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("english_capital", "THIS IS A QUITE ORDINARY SENTENCE.", "DAS IST EIN GANZ GEWÖHNLICHER"),
+        ("english_lowercase", "this is a quite ordinary sentence.", "This is ordinary."),
+    ],
+)
+def test_a_case_is_of_english(name, good, bad):
+    pytest.importorskip("langdetect")
+    for text, score in ((good, 1), (bad, 0)):
+        assert judge(text, [f"change_case:{name}"], [{}])["reward"] == score
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "arguments", "strict", "loose"),
+    [
+        ("Sure:\n*a*", "startend:quotation", {}, 0, 0),
+        ('Sure:\n"a"', "startend:quotation", {}, 0, 1),
+        ("*end*\nBye", "startend:end_checker", {"end_phrase": "end"}, 0, 1),
+        ('**"a"**', "startend:quotation", {}, 0, 1),
+        ("Sure, yes\nno comma\nWell, bye", "punctuation:no_comma", {}, 0, 1),
+        ("one, two\nno comma", "punctuation:no_comma", {}, 0, 1),
+        ("a, b", "punctuation:no_comma", {}, 0, 0),
+        ("a b", "punctuation:no_comma", {}, 1, 1),
+    ],
+)
+def test_the_loose_score_leaves_out_first_and_last_lines_and_asterisks(
+    text, name, arguments, strict, loose
+):
+    found = judge(text, [name], [arguments])
+    assert (found["reward"], found["loose"]) == (strict, loose)
+
+
+def test_thoughts_are_no_part_of_the_response():
+    assert judge("<think>a, b</think>c", ["punctuation:no_comma"], [{}])["reward"] == 1
+    assert judge("a, b</think>c", ["punctuation:no_comma"], [{}])["reward"] == 1
+
+
+@pytest.mark.parametrize("name", sorted(set(CONSTRAINTS) - BY_LANGUAGE))
+def test_a_long_text_is_read_in_time(name):
+    arguments = next(row[1] for row in TABLE if row[0] == name)
+    start = time.process_time()
+    for text in ("<<" * 50_000, "*" * 100_000, "[" * 100_000, '."' * 50_000, " \n" * 50_000 + "a"):
+        judge(text, [name], [arguments])
+    assert time.process_time() - start < 10
 
 
 def test_all_or_a_share():
     row = {
-        "instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"],
+        "instruction_id_list": ["punctuation:no_comma", "startend:quotation"],
         "kwargs": [{"num_words": None}, None],
     }
     verifier = build(Check("instructions"), "answer")
-    assert verifier(row, "One thing")[:2] == (0.0, {"followed": 0.5})
-    assert verifier(row | {"credit": "share"}, "One thing")[:2] == (0.5, {"followed": 0.5})
-    assert verifier(row, "  ")[:2] == (0.0, {"followed": 0.0})
+    assert verifier(row, "One thing")[:2] == (0.0, {"followed": 0.5, "loose": 0.0})
+    assert verifier(row | {"credit": "share"}, "One thing")[:2] == (
+        0.5,
+        {"followed": 0.5, "loose": 0.0},
+    )
+    assert verifier(row, "  ")[:2] == (0.0, {"followed": 0.0, "loose": 0.0})
 
 
 @pytest.mark.parametrize(

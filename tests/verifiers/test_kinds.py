@@ -26,6 +26,19 @@ def kind(name, row, response):
         ("1.2e3", Fraction(1200)),
         (r"-2.5 \times 10^{-2} m", Fraction(-25, 1000)),
         ("\u22127 °C", Fraction(-7)),
+        ("9.8 m/s^2", Fraction(98, 10)),
+        (r"9.8 \text{ m/s}^2", Fraction(98, 10)),
+        ("4.2 kg·m/s²", Fraction(42, 10)),
+        (r"1\frac{1}{2}", Fraction(3, 2)),
+        ("10^3", Fraction(1000)),
+        ("6.02×10^{23} mol^{-1}", Fraction(602 * 10**21)),
+        ("2 million", Fraction(2_000_000)),
+        (r"\sqrt{4}", Fraction(2)),
+        ("It has 5 CO2 molecules", Fraction(5)),
+        ("> 5", None),
+        ("1, 2", None),
+        ("3 ft 4 in", None),
+        ("12:30", None),
         ("between 3 and 4", None),
         ("none", None),
         ("1e999", None),
@@ -75,10 +88,88 @@ METALS = {"answer": "B", "options": ["Iron", "White gold", "A"]}
         ({"answer": "A", "options": ["same", "same"]}, "<answer>same</answer>", NOTHING),
         ({"answer": "A", "options": 7}, "<answer>A</answer>", RIGHT),
         (METALS, "I do not know", NOTHING),
+        (METALS, "The answer is white gold.", RIGHT),
+        ({"answer": "B"}, "The answer is B because option A is false.", RIGHT),
+        ({"answer": "B"}, "<answer>B. Because A is wrong</answer>", RIGHT),
+        ({"answer": "B"}, "B", RIGHT),
+        ({"answer": "B"}, "**(B)**", RIGHT),
+        ({"answer": "B"}, "B) Paris", RIGHT),
+        ({"answer": "D"}, "Option A is false. D is correct.", RIGHT),
+        ({"answer": "C"}, r"$\boxed{\textbf{(C) } 12}$", RIGHT),
+        ({"answer": "A"}, r"\boxed{A, B, C, D}", WRONG),
+        ({"answer": "D"}, r"\boxed{A}, \boxed{B}, \boxed{C}, \boxed{D}", WRONG),
+        ({"answer": "A"}, "<answer>A or B</answer>", WRONG),
+        ({"answer": "A"}, "<answer>A B C D</answer>", WRONG),
+        ({"answer": "D"}, "Option A, option B, option C or option D.", WRONG),
+        ({"answer": "A"}, "<answer>ABCD</answer>", NOTHING),
+        ({"answer": "B"}, "The answer is not B", NOTHING),
+        ({"answer": "A"}, "The answer is a bit unclear", NOTHING),
+        ({"answer": "I"}, "<answer>I think B</answer>", NOTHING),
+        ({"answer": "B"}, "<think>The answer is B", NOTHING),
+        ({"answer": "B"}, "The answer is A</think>The answer is B", RIGHT),
     ],
 )
 def test_an_option_is_chosen_by_letter_or_text(row, response, verdict):
     assert kind("choice", row, response) == verdict
+
+
+MMLU = {"choices": ["iron", "white gold", "tin", "lead"], "answer": 1}
+ARC = {"choices": {"text": ["iron", "gold"], "label": ["1", "2"]}, "answer": "2"}
+
+
+@pytest.mark.parametrize(
+    ("row", "response", "verdict"),
+    [
+        (MMLU, "Answer: B", RIGHT),
+        (MMLU, r"\boxed{white gold}", RIGHT),
+        (MMLU, "Answer: C", WRONG),
+        (MMLU | {"answer": "white gold"}, "Answer: B", RIGHT),
+        (ARC, "Answer: 2", RIGHT),
+        (ARC, "<answer>Gold</answer>", RIGHT),
+        (ARC, "Answer: 1", WRONG),
+        ({"choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answer": "B"}, "(B)", RIGHT),
+        ({"choices": ["A", "B"], "answer": "B"}, "Answer: B", RIGHT),
+        ({"choices": [f"option {n}" for n in range(12)], "answer": "L"}, "Answer: L", RIGHT),
+    ],
+)
+def test_columns_of_mmlu_and_arc_are_read(row, response, verdict):
+    assert kind("choice", row, response) == verdict
+
+
+def test_choices_that_are_no_texts_are_an_error():
+    with pytest.raises(ValueError, match=r"choices = .* it must be letters, or a list of texts"):
+        kind("choice", {"choices": [1, 2], "answer": 0}, "Answer: A")
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "answer"),
+    [
+        ("math", {"answer": "12"}, "#### 12"),
+        ("numeric", {"answer": "12"}, r"\boxed{12}"),
+        ("exact", {"answer": "12"}, "<answer>12</answer>"),
+        ("choice", {"answer": "B"}, "The answer is B."),
+        ("json", {"answer": {"a": 1}}, '{"a": 1}'),
+        ("tools", {"answer": [{"name": "f", "arguments": {"a": 1}}]}, "[f(a=1)]"),
+        ("regex", {"pattern": r"\bParis\b"}, "Paris"),
+        ("verdict", {"answer": "Tie"}, "Tie"),
+    ],
+)
+def test_a_thought_answers_nothing(name, row, answer):
+    assert kind(name, row, answer).reward == 1
+    for thought in (
+        f"<think>{answer}</think>",  # closed
+        f"<think>{answer}",  # cut off
+        f"{answer}\n</think>",  # opened by the prompt's template
+        f"<think>{answer}</think> no.",
+        f"<think>a <think>{answer}</think> b</think>",
+    ):
+        assert kind(name, row, thought).reward == 0, thought
+    for before in ("<think>so</think>", "so</think>\n", "<think></think>\n\n"):
+        assert kind(name, row, before + answer).reward == 1, before
+
+
+def test_a_pattern_that_mentions_thoughts_searches_them():
+    assert kind("regex", {"pattern": "<think>.*Paris"}, "<think>Paris</think>").reward == 1
 
 
 SCHEMA = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}

@@ -11,6 +11,7 @@ from typing import Any
 from compass_jax.verifiers.answers import exact
 from compass_jax.verifiers.maths import units
 from compass_jax.verifiers.maths.expressions import (
+    MAX_BITS,
     Node,
     Unreadable,
     as_fraction,
@@ -145,11 +146,19 @@ def _words_of(value: Any) -> str:
 
 
 def _opaque(wanted: Any, found: Any) -> bool | None:
-    if isinstance(wanted, Quantity | Opaque | Relation | Grid) and isinstance(
-        found, Quantity | Opaque | Relation | Grid
-    ):
-        return None
-    return None if isinstance(wanted, Named) or isinstance(found, Named) else False
+    """Returns None where Math-Verify must compare, False where the kinds or sizes differ."""
+    kinds = (Quantity, Opaque, Relation, Grid, Named)
+    if not isinstance(wanted, kinds) or not isinstance(found, kinds):
+        return False
+    return False if any(_is_beyond(value) for value in (wanted, found)) else None
+
+
+def _is_beyond(value: Any) -> bool:
+    """Returns whether a number has no value within the bounds that Math-Verify computes."""
+    if not isinstance(value, Quantity) or not is_constant(value.nodes[0]):
+        return False
+    number = constant(value.nodes[0])
+    return number is None or as_fraction(number).numerator.bit_length() > MAX_BITS
 
 
 def _same_formal(wanted: Any, found: Any) -> bool:

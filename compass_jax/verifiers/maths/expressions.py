@@ -756,7 +756,9 @@ def as_fraction(value: Number) -> Fraction:
     """Returns a real value as a fraction, to 50 digits where it is not exact."""
     if isinstance(value, Fraction):
         return value
-    if abs(_mp().mag(value)) > 100_000:
+    if value and _mp().mag(value) > 4 * MAX_BITS:
+        return Fraction(2) ** (2 * MAX_BITS)  # beyond all bounds
+    if value and _mp().mag(value) < -4 * MAX_BITS:
         return Fraction(0)
     return Fraction(_mp().nstr(value, 50))
 

@@ -1,0 +1,79 @@
+"""The pairs of Math-Verify's own tests, judged by this package and by Math-Verify.
+
+    git clone https://github.com/huggingface/Math-Verify
+    python -m benchmarks.math_pairs Math-Verify/tests
+
+The reference and the answer are the texts of a test as they are; the whole answer counts
+(`answer_tag` is empty). The tests' files are read as data and never imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from compass_jax.verifiers.kinds.math import judge
+
+
+class Pair(NamedTuple):
+    """A test of Math-Verify."""
+
+    gold: str
+    answer: str
+    expected: int
+
+
+def pairs(folder: Path) -> Iterator[Pair]:
+    """Yields the parameters of the tests that compare a gold text with an answer."""
+    for path in sorted(folder.glob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.parametrize":
+                names = [name.strip() for name in str(ast.literal_eval(node.args[0])).split(",")]
+                if "gold" not in names:
+                    continue
+                for row in _rows(node.args[1]):
+                    given = dict(zip(names, row, strict=True))
+                    expected = given["expected" if "expected" in given else "result"]
+                    yield Pair(given["gold"], given["pred"], int(expected))
+
+
+def _rows(node: ast.expr) -> list[Any]:
+    """Returns literal rows; the one expression in them is the print of a square root."""
+    text = ast.unparse(node)
+    root = "f'{math.sqrt(17):.15f}'"
+    text = text.replace(root, repr(f"{math.sqrt(17):.15f}"))
+    text = text.replace("f'$\\\\sqrt{{17}}$'", repr("$\\sqrt{17}$"))
+    return list(ast.literal_eval(text))
+
+
+def ours(pair: Pair) -> float:
+    """Returns the reward of `math`."""
+    found = judge(pair.answer, pair.gold, "")
+    return found if isinstance(found, float) else float(found["reward"])
+
+
+def theirs(pair: Pair) -> float:
+    """Returns Math-Verify's score with its default settings."""
+    import math_verify
+
+    return float(math_verify.verify(math_verify.parse(pair.gold), math_verify.parse(pair.answer)))
+
+
+def main() -> None:
+    """Prints how many pairs get the expected score, and those that do not here."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="the tests of a clone of Math-Verify")
+    found = list(pairs(parser.parse_args().folder))
+    right, other = (sum(f(pair) == pair.expected for pair in found) for f in (ours, theirs))
+    print(f"{len(found)} pairs: here {right}, Math-Verify {other}")
+    for pair in found:
+        if ours(pair) != pair.expected:
+            print(f"expected {pair.expected}: {pair.gold[-60:]!r} | {pair.answer[-60:]!r}")
+
+
+if __name__ == "__main__":
+    main()
