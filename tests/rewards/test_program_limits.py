@@ -127,6 +127,12 @@ def test_packages_that_cannot_be_named(name, said):
         program_files.package_files([name])
 
 
+@pytest.mark.parametrize("name", ["", "numpy.linalg", "../data", "3"])
+def test_a_configuration_refuses_what_is_no_name(name):
+    with pytest.raises(ConfigError, match=r"rewards.program_packages: .* must be the name"):
+        RewardConfig(program_packages=("numpy", name)).validate()
+
+
 @guarded
 def test_a_worker_refuses_packages_that_are_not_there():
     rewards = RewardConfig(timeout_s=9.0, program_packages=("a_package_not_here",))
