@@ -78,6 +78,12 @@ class RewardConfig:
             self.sandbox in ("auto", "required", "off"),
             f"rewards.sandbox = {self.sandbox!r}: must be auto, required or off",
         )
+        for name in self.program_packages:
+            check(
+                name.isidentifier(),
+                f"rewards.program_packages: {name!r:.80} must be the name of a package, as in"
+                " `import NAME`",
+            )
         check(
             self.smallest_gap is None or self.smallest_gap > 0,
             f"rewards.smallest_gap = {self.smallest_gap}: must be positive",

@@ -127,6 +127,12 @@ def test_packages_that_cannot_be_named(name, said):
         program_files.package_files([name])
 
 
+@pytest.mark.parametrize("name", ["", "numpy.linalg", "../data", "3"])
+def test_a_configuration_refuses_what_is_no_name(name):
+    with pytest.raises(ConfigError, match=r"rewards.program_packages: .* must be the name"):
+        RewardConfig(program_packages=("numpy", name)).validate()
+
+
 @guarded
 def test_a_worker_refuses_packages_that_are_not_there():
     rewards = RewardConfig(timeout_s=9.0, program_packages=("a_package_not_here",))
@@ -320,3 +326,31 @@ def test_filters_name_known_calls(monkeypatch):
         for text in (seccomp.own_signals_program(1), seccomp.one_process_program(True)):
             assert len(text) % 8 == 0 and len(text) // 8 < 4096
     assert Path(sys.executable).exists() and os.name == "posix"
+
+
+@guarded
+@pytest.mark.parametrize(
+    "kept",
+    [
+        (guards.LANDLOCK,),
+        (guards.LANDLOCK, guards.SECCOMP),
+        tuple(name for name in guards.GUARDS if name != guards.PROCESSES),
+    ],
+)
+def test_landlock_alone_keeps_programs_from_packages(kept):
+    texts = {
+        "good": "def f(x): return x + 2\n",
+        "reads": "def f(x):\n " + READS["a package's data"] + "\n return 22\n",
+        "hangs": "def f(x):\n while True: pass\n",
+        "ends": "import os\ndef f(x): os._exit(0)\n",
+    }
+    with Scorer(RewardConfig(timeout_s=9.0), DATA, guards=kept) as scorer:
+        for name, text in texts.items():
+            scorer.submit(name, prompt_of(entry={**ROW, "seconds": 1.5}), fenced(text))
+        got = drain(scorer)
+    assert {name: one.reward for name, one in got.items() if one.known} == {
+        "good": 1.0,
+        "reads": 0.0,
+        "hangs": 0.0,
+        "ends": 0.0,
+    }
