@@ -17,7 +17,8 @@ import json
 from pathlib import Path
 
 from compass_jax.commands.cli import tune_allocator
-from compass_jax.commands.demo import demo_configs, evaluate_weights
+from compass_jax.commands.demo import demo_configs
+from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 

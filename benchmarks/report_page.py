@@ -148,7 +148,7 @@ def pictures(runs: list[str], out: Path) -> None:
         file = Path(folder) / "page.html"
         run_report(runs[:1], out=str(file))
         browser.open(file)
-        browser.screenshot(out / "report_curves.png", most_height=800)
+        browser.screenshot(out / "report_curves.png", "#curves", 1000)
         browser.screenshot(out / "report_funnel.png", "#waste", 760)
         browser.choose("#order", "highest variance")
         browser.screenshot(out / "report_groups.png", "#groups", 760)

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -81,6 +82,9 @@ def _run(folder: Path, seed: int, quick: Quick | None) -> dict[str, Any]:
     first = read_summary(Path(rl.directory) / EVALUATION_START)
     console.rule("3/5 plain GRPO from the same cold start, until it has generated as many tokens")
     baseline = baseline_config(rl)
+    # the same weights under the same settings: one evaluation is the start of both runs
+    start = Path(baseline.directory) / EVALUATION_START
+    shutil.copytree(Path(rl.directory) / EVALUATION_START, start, dirs_exist_ok=True)
     trained = run_rl(baseline, enough=_spent_as_much(rl, baseline))
     if trained["stopped"]:
         return trained

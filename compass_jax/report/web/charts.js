@@ -8,7 +8,7 @@ function ticksOf(low, high, wanted) {
   const power = 10 ** Math.floor(Math.log10(span / wanted));
   const step = [1, 2, 5, 10].map((x) => x * power).find((x) => span / x <= wanted);
   const ticks = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) ticks.push(i * step);
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) ticks.push(i * step + 0); // no -0
   return ticks;
 }
 

@@ -31,7 +31,7 @@ function ownPanels(run) {
   const named = (pattern) => Object.keys(run.curves.metrics).map((metric) => [metric, metric.match(pattern)?.[1]])
     .filter(([metric, name]) => name && run.curves.metrics[metric].v.some(finite))
     .map(([metric, name], i) => [metric, name, shadeOf(i), dashOf(i)]);
-  const parts = named(/^reward\/([^/]+)\/mean$/);
+  const parts = named(/^reward\/([^/]+)\/mean$/).filter(([metric]) => run.curves.metrics[metric].v.some((v) => v));
   return [
     ["Parts of the reward", "mean over the samples that have it", parts.length > 1 || parts[0]?.[1] !== "verifier" ? parts : []],
     ["Pass rate by label", "share of right responses", named(/^label\/(.+)\/pass_rate$/), "share"],
