@@ -22,7 +22,9 @@ from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.training import optim, step
 
 # Python, JAX, the compiler and its programs, the tokenizer, on a CPU (docs/measurements.md)
-PROCESS_BYTES = 0.75 * 2**30
+PROCESS_BYTES = 1.75 * 2**30
+# the forward pass of the next micro-batch runs beside the backward pass of this one
+MICRO_BATCHES_AT_ONCE = 2
 
 
 class MemoryEstimate(NamedTuple):
@@ -33,7 +35,7 @@ class MemoryEstimate(NamedTuple):
     optimizer: float
     rollout: float  # the sampler's weights, its KV cache and its routes
     gradients: float  # the update's sum, and the micro-batch's
-    activations: float  # of one micro-batch
+    activations: float  # what the backward passes of MICRO_BATCHES_AT_ONCE keep
     logits: float
 
     @property
@@ -155,7 +157,7 @@ def _of_micro_batch(
     """Returns the bytes of activations and logits of a micro-batch of a device."""
     chunk = min(compute.logprob_chunk, rows * length)
     return {
-        "activations": float(_kept_bytes(model, compute, rows, length)),
+        "activations": MICRO_BATCHES_AT_ONCE * float(_kept_bytes(model, compute, rows, length)),
         # the logits and their log-softmax
         "logits": 2.0 * chunk * model.vocab_size * 4,
     }
