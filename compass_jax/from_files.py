@@ -32,6 +32,7 @@ from compass_jax.config import (
     SFTConfig,
     TaskSource,
 )
+from compass_jax.config.foreign import hub_hint
 from compass_jax.config.named import is_name
 from compass_jax.config.verifiers import VERDICT, settled
 from compass_jax.data.pairs import encode_pairs, split_pairs
@@ -201,8 +202,11 @@ def _model(path: str) -> tuple[ModelConfig, str]:
     """(its model, its tokenizer's folder)."""
     if not Path(path).is_dir():
         raise ConfigError(
-            f"--model {path}: there is no such folder; name one with config.json, or train a small"
-            " model first: compass demo"
+            f"--model {path}: there is no such folder; "
+            + (
+                hub_hint(path)
+                or "name one with config.json, or train a small model first: compass demo"
+            )
         )
     folder = tokenizer_beside(path)
     if folder is None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config.foreign import foreign_name
 from compass_jax.from_files import rl_config
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import staged, with_recorded_sizes
@@ -79,7 +80,8 @@ def _replaced(part: Any, path: list[str], value: Any, name: str) -> Any:
     known = [f.name for f in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
     if path[0] not in known:
         near = difflib.get_close_matches(path[0], known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = foreign_name(name) or (f"did you mean {near[0]}?" if near else "")
+        hint = f"; {hint}" if hint else ""
         raise ConfigError(f"settings: there is no {name}{hint}")
     if len(path) > 1:
         value = _replaced(getattr(part, path[0]), path[1:], value, name)

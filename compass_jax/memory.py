@@ -8,7 +8,6 @@ compiling. The logits of `compute.logprob_chunk` tokens are added to them.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,13 +15,16 @@ import jax.numpy as jnp
 
 from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig, RolloutConfig, RunConfig
 from compass_jax.machine import available_bytes, on_cpu, usable_bytes
+from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.params import in_layout, training_layout
 from compass_jax.model.transformer import Transformer, init_params
-from compass_jax.training import optim, step
+from compass_jax.model.transformer import apply as apply_model
 
 # Python, JAX, the compiler and its programs, the tokenizer, on a CPU (docs/measurements.md)
-PROCESS_BYTES = 0.75 * 2**30
+PROCESS_BYTES = 1.75 * 2**30
+# the forward pass of the next micro-batch runs beside the backward pass of this one
+MICRO_BATCHES_AT_ONCE = 2
 
 
 class MemoryEstimate(NamedTuple):
@@ -33,7 +35,7 @@ class MemoryEstimate(NamedTuple):
     optimizer: float
     rollout: float  # the sampler's weights, its KV cache and its routes
     gradients: float  # the update's sum, and the micro-batch's
-    activations: float  # of one micro-batch
+    activations: float  # what the backward passes of MICRO_BATCHES_AT_ONCE keep
     logits: float
 
     @property
@@ -108,8 +110,8 @@ def fitting_rows(config: RunConfig, stage: str, most: int) -> int:
 def _fixed(config: RunConfig, rl: bool) -> dict[str, float]:
     """Returns the bytes of a device that do not depend on the micro-batch, by name."""
     shapes = _abstract_params(config.model, config.compute)
-    optimizer = config.rl.optim if rl else config.sft.optim
-    state = jax.eval_shape(lambda p: optim.init_state(p, optimizer, 2), shapes)
+    narrow = jnp.dtype(config.compute.param_dtype).itemsize < 4
+    master = narrow and (config.rl.optim if rl else config.sft.optim).float32_master
     parts = config.mesh.fsdp * config.mesh.expert * config.mesh.tensor
     count = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
     weights = tree_bytes(shapes) / parts
@@ -123,7 +125,7 @@ def _fixed(config: RunConfig, rl: bool) -> dict[str, float]:
     wide = count * max(4, jnp.dtype(config.compute.param_dtype).itemsize) / parts
     return {
         "weights": weights * (2 if rl and config.rl.uses_reference else 1),
-        "optimizer": tree_bytes(state) / parts - weights,
+        "optimizer": (3 * wide if master else 2 * weights),  # two moments, and a master copy
         "rollout": rollout,
         "gradients": wide + weights,
     }
@@ -155,23 +157,38 @@ def _of_micro_batch(
     """Returns the bytes of activations and logits of a micro-batch of a device."""
     chunk = min(compute.logprob_chunk, rows * length)
     return {
-        "activations": float(_kept_bytes(model, compute, rows, length)),
+        "activations": MICRO_BATCHES_AT_ONCE * float(_kept_bytes(model, compute, rows, length)),
         # the logits and their log-softmax
         "logits": 2.0 * chunk * model.vocab_size * 4,
     }
 
 
 def _kept_bytes(model: ModelConfig, compute: ComputeConfig, rows: int, length: int) -> int:
-    """Returns the bytes that a forward pass keeps for the backward pass of a micro-batch."""
+    """Returns the bytes that the log-probs of a micro-batch keep for their backward pass, without
+    the parameters; as training/step.py computes them.
+    """
     network = Transformer(model, compute, training_layout(compute))
+
+    def kept(params: Any, tokens: Any, routes: Any) -> list[Any]:
+        positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], tokens.shape)
+
+        def run(params: Any) -> Any:
+            mask = positions >= 0
+            out = apply_model(network, params, tokens, positions, mask=mask, routes=routes)
+            head, chunk = head_weights(params), compute.logprob_chunk
+            logp, entropy = token_logprobs(out.hidden, head, tokens, 1.0, chunk)
+            return (logp, None if out.aux is None else out.aux.probs), (entropy, out.routes)
+
+        _, pullback, _ = jax.vjp(run, params, has_aux=True)
+        own = {id(x) for x in jax.tree.leaves(params)}
+        return [x for x in jax.tree.leaves(pullback) if id(x) not in own]
+
     shapes = (
         _abstract_params(model, compute),
         jax.ShapeDtypeStruct((rows, length), jnp.int32),
-        jax.ShapeDtypeStruct((rows,), jnp.int32),
         jax.eval_shape(lambda: empty_routes(model, rows, length)) if model.moe_layers else None,
     )
-    run = partial(step.forward_and_pullback, network)
-    return tree_bytes(jax.eval_shape(lambda *xs: run(*xs, 1.0), *shapes))
+    return tree_bytes(jax.eval_shape(jax.jit(kept), *shapes))
 
 
 def _abstract_params(model: ModelConfig, compute: ComputeConfig) -> Any:

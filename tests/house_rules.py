@@ -34,7 +34,7 @@ LAYERS = {
     "presets": {"config", "rl"},
     "from_files": MODEL | {"data", "machine", "memory", "presets", "rl", "weights"},
     "machine": set(),
-    "memory": MODEL | {"machine", "training"},
+    "memory": MODEL | {"machine"},
     "session": {"config", "data", "distributed", "rewards", "runs", "tpu_versions", "trackers"}
     | {"weights"},
     "extras": set(),

@@ -27,13 +27,15 @@ from compass_jax.config import (
     seam_class,
 )
 from compass_jax.config.errors import line_of, of_file
-from compass_jax.config.io import tuples
+from compass_jax.config.foreign import VERL, suggestion
+from compass_jax.config.io import from_plain, tuples
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.runs.rundir import read_config
-from compass_jax.untrusted import parse_json
+from compass_jax.untrusted import parse_json, read_text
 
 SHIPPED = Path(__file__).resolve().parents[1] / "configs"  # installed with the package
 FOLDERS = (Path("configs"), SHIPPED)
+PLAIN = (".yaml", ".yml", ".json")  # endings of configurations that hold settings alone
 Made = TypeVar("Made")
 
 
@@ -54,11 +56,14 @@ def made(name: str, kind: type[Made]) -> Made:
         files = {*Path("configs").glob("*.py"), *SHIPPED.glob("*.py")}
         known = ", ".join(sorted({path.stem for path in files}))
         raise ConfigError(
-            f"no configuration file {name[:200]}: give the path of a .py file, or a name: {known}"
+            f"no configuration file {name[:200]}: give the path of a .py, .yaml or .json file, or a"
+            f" name: {known}"
         )
+    if path.suffix in PLAIN:
+        return _from_text(path, kind)
     spec = importlib.util.spec_from_file_location(f"compass_config_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{path}: a configuration is a Python file (.py)")
+        raise ConfigError(f"{path}: a configuration is a file .py, .yaml, .yml or .json")
     module = importlib.util.module_from_spec(spec)
     with of_file(path):
         spec.loader.exec_module(module)
@@ -80,6 +85,65 @@ def made(name: str, kind: type[Made]) -> Made:
         returned = f"{own[0].__name__}() returned {type(config).__name__}"
         raise ConfigError(f"{path}: {returned}, not a {kind.__name__}{hint}")
     return config
+
+
+def _from_text(path: Path, kind: type[Made]) -> Made:
+    """Returns the configuration, of class `kind`, that a YAML or JSON file holds. Raises
+    ConfigError with the file's name for what it cannot hold.
+
+    `model` of a run may be a folder: its config.json is read, its weights are where the run starts,
+    and its tokenizer is taken, unless `init_from` and `data.tokenizer` name others.
+    """
+    text = read_text(path, error=ConfigError)
+    try:
+        data = (
+            _parse_yaml(text)
+            if path.suffix != ".json"
+            else parse_json(text, "it", error=ConfigError)
+        )
+        if not isinstance(data, dict):
+            raise ConfigError("it must hold the settings by name, as `name:` and `model:`")
+        if kind is RunConfig and isinstance(data.get("model"), str):
+            data = _with_model(data, data["model"])
+        return from_plain(kind, data)
+    except ConfigError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def _with_model(data: dict[str, Any], folder: str) -> dict[str, Any]:
+    from compass_jax.config.foreign import hub_hint
+    from compass_jax.config.io import to_plain
+    from compass_jax.weights.start import model_of, tokenizer_beside
+
+    if not os.path.isdir(folder):
+        raise ConfigError(
+            f"model = {folder}: there is no such folder; {hub_hint(folder)}".rstrip("; ")
+        )
+    beside = {"tokenizer": str(tokenizer_beside(folder) or "")}
+    prompts = data.get("data", {})
+    prompts = {**beside, **prompts} if isinstance(prompts, dict) else prompts
+    return {"init_from": folder, **data, "model": to_plain(model_of(folder)), "data": prompts}
+
+
+def _parse_yaml(text: str) -> Any:
+    """Returns what a YAML text holds. A key may come once, and 1e-6 is a number."""
+    import yaml  # type: ignore[import-untyped]
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
+            if twice is not None:
+                line = node.start_mark.line + 1
+                raise ConfigError(f"{twice}: is there twice, in the mapping of line {line}")
+            return super().construct_mapping(node, deep)
+
+    number = re.compile(r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.[\d_]+)[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    try:
+        return yaml.load(text, Loader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigError(f"it is no YAML: {' '.join(str(error).split())[:300]}") from error
 
 
 def of_run(path: str) -> RunConfig:
@@ -117,7 +181,7 @@ def of_settings(config: RunConfig, name: str | None, overrides: list[str]) -> It
         path, found = _file(name) if name else None, _KEY.match(str(error))
         key = found[1] if found else ""
         on_line = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in overrides}
-        if path is None or not key or key in on_line:
+        if path is None or path.suffix in PLAIN or not key or key in on_line:
             raise
         owner: object = config
         for part in key.split(".")[:-1]:
@@ -136,6 +200,7 @@ def override(config: RunConfig, arguments: list[str], prog: str = "compass") -> 
     import tyro
 
     config, arguments = _with_classes(config, arguments)
+    _refuse_unknown(config, arguments)
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_source_options)
     with registry:
@@ -147,6 +212,24 @@ def override(config: RunConfig, arguments: list[str], prog: str = "compass") -> 
         return tyro.cli(
             hint, default=config, args=arguments, prog=prog, description=RunConfig.__doc__
         )
+
+
+def _refuse_unknown(config: RunConfig, arguments: list[str]) -> None:
+    """Raises ConfigError for a setting that is not there and whose name here is known: TRL's,
+    verl's, or one without its section. The others are left to tyro.
+    """
+    from compass_jax.commands.settings_help import settings
+
+    known = [setting.key for setting in settings(config) if setting.kind]
+    for word in arguments:
+        key, _, value = word.partition("=")
+        option = key.startswith("--")
+        key = key.lstrip("-").replace("-", "_")
+        if key in known or not (option or (value and key in VERL)):
+            continue
+        hint = suggestion(key, known if "." not in key else ())
+        if hint:
+            raise ConfigError(f"{word[:80]}: no such setting; {hint}")
 
 
 def _with_classes(config: RunConfig, arguments: list[str]) -> tuple[RunConfig, list[str]]:

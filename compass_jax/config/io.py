@@ -11,6 +11,7 @@ import typing
 from typing import Any
 
 from compass_jax.config import ConfigError, RunConfig, Seam, seam_class
+from compass_jax.config.foreign import foreign_name
 from compass_jax.config.ranges import MOST_DEPTH, check_fields, field_hints, options, shown
 from compass_jax.untrusted import parse_json
 
@@ -124,7 +125,7 @@ def _decode(data: Any, hint: Any, key: str) -> Any:
 
 def _decode_dataclass(data: dict[str, Any], classes: dict[str, type], key: str) -> Any:
     where = key or "the configuration"
-    kind = data.get(KIND) if len(classes) > 1 else next(iter(classes))
+    kind = data.get(KIND, _kind_by_keys(data, classes)) if len(classes) > 1 else next(iter(classes))
     if not isinstance(kind, str) or kind not in classes:
         raise ConfigError(f"{where}.{KIND} = {shown(kind)}: must be one of {', '.join(classes)}")
     cls = classes[kind]
@@ -136,9 +137,9 @@ def _decode_dataclass(data: dict[str, Any], classes: dict[str, type], key: str) 
             continue
         if name not in hints:
             near = difflib.get_close_matches(name, hints, n=1)
-            raise ConfigError(
-                f"{full[:200]}: no such key" + (f"; did you mean {near[0]}?" if near else "")
-            )
+            usual = f"did you mean {near[0]}?" if near else ""
+            hint = foreign_name(full) or foreign_name(name) or usual
+            raise ConfigError(f"{full[:200]}: no such key" + (f"; {hint}" if hint else ""))
         values[name] = _decode(value, hints[name], full)
     missing = dataclasses.MISSING
     fields = [
@@ -150,6 +151,21 @@ def _decode_dataclass(data: dict[str, Any], classes: dict[str, type], key: str) 
     if absent:
         raise ConfigError(f"{where}: {', '.join(absent)} must be given")
     return cls(**values)
+
+
+def _kind_by_keys(data: dict[str, Any], classes: dict[str, type]) -> str | None:
+    """Returns the only class that has all keys of an object and whose required fields it has."""
+    fitting = []
+    for name, cls in classes.items():
+        fields = dataclasses.fields(cls)
+        needed = {
+            f.name
+            for f in fields
+            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        }
+        if needed and needed <= data.keys() <= {f.name for f in fields}:
+            fitting.append(name)
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def tuples(value: Any, depth: int = 0) -> Any:

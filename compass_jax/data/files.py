@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from compass_jax.config.files import ENDINGS
+from compass_jax.config.foreign import hub_hint
 from compass_jax.data.raw import DataError, Raw, open_parquet, raw_rows
 from compass_jax.untrusted import parse_json
 from compass_jax.verifiers.values import without_nulls
@@ -65,6 +66,8 @@ def files_of(pattern: str) -> list[str]:
                 f" {', '.join(ENDINGS)}"
             )
         return found
+    if hint := hub_hint(pattern, dataset=True):
+        raise DataError(f"{pattern}: there is no such file or folder; {hint}")
     if os.path.lexists(pattern) or not glob.has_magic(pattern):
         return [pattern]
     found = sorted(glob.glob(pattern, recursive=True))

@@ -70,6 +70,9 @@ class Learner:
         self.config, self.rl, self.model = config, config.rl, model
         self.state: TrainState = self._on_mesh(state)
         self.reference = self._on_mesh(reference)
+        # called after each micro-batch of `train` with (those done, all of the rollout)
+        self.progress: Callable[[int, int], None] | None = None
+        self._done = self._planned = 0
 
     @classmethod
     def start(cls, config: RunConfig, model: Transformer, params: Any) -> Learner:
@@ -119,6 +122,8 @@ class Learner:
         micro-batch until then, and nothing has changed.
         """
         started = time.perf_counter()
+        planned = sum(len(self._plan(arrays, rows)) for rows in self.updates)
+        self._done, self._planned = 0, planned * (1 + self.rl.epochs)
         scored = self.score(arrays, stopped)
         scored_s = time.perf_counter() - started
         prepared = [(rows, *self.prepare(scored, rows)) for rows in self.updates]
@@ -181,6 +186,7 @@ class Learner:
             if ref_logp is not None:
                 put_rows(ref_logp, micro, self._score(self.reference, tokens, lengths, None)[0])
             parts.append(found)
+            self._advance(parts)
         parts.append(score_account(arrays, old_logp, old_entropy, micros))
         return Scored(arrays, routes, old_logp, old_entropy, ref_logp, merge_diagnostics(parts))
 
@@ -251,6 +257,7 @@ class Learner:
             total = step.add(total, grads)
             del grads  # else they would lie there through the next forward and backward
             parts.append(found)
+            self._advance(parts)
             if trace is not None:
                 trace.update(next(micros), logp)
         self.state, applied = step.apply(
@@ -266,6 +273,15 @@ class Learner:
             int(self.state.bad_steps), self.rl.optim.max_bad_steps, self.config.directory
         )
         return merge_diagnostics(parts), applied
+
+    def _advance(self, parts: Sequence[Any]) -> None:
+        """Counts a micro-batch, after all but the newest are computed: what waits in the device's
+        queue is not done.
+        """
+        self._done += 1
+        if self.progress is not None:
+            jax.block_until_ready(parts[-2:-1])
+            self.progress(self._done, max(self._done, self._planned))
 
     def _metrics(
         self, parts: list[Diagnostics], norms: list[dict], accounts: list[Diagnostics]

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import jax
@@ -361,6 +362,7 @@ class RLTrainer:
         it is during the training. A stop waits for it too: its weights are gone after the step, and
         it could not go on later.
         """
+        self.learner.progress = partial(self.telemetry.phase, "training")
         if not self.rl.one_step_off or self.done_steps + 1 >= self.stage.end:
             metrics = self.learner.train(arrays, dropped, lambda: self.stop.requested, trace)
             self._end_step()

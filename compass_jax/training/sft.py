@@ -182,7 +182,9 @@ class SFTTrainer:
         """
         rows = (packed if self.sft.packing else padded)(examples, self.sft.buckets[-1])
         count = max(rows.learnt.sum(), 1.0)
-        for micro in self.planned(rows.lengths):
+        planned = self.planned(rows.lengths)
+        for number, micro in enumerate(planned):
+            self.telemetry.phase("training", number, len(planned))
             part = jax.tree.map(partial(take_rows, rows=micro.rows, length=micro.length), rows)
             share = jnp.float32(part.learnt.sum() / count)
             yield part.tokens, part.lengths, part.learnt / count, share, part.segments

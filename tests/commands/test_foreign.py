@@ -1,0 +1,143 @@
+"""Names of other projects, of the Hugging Face Hub, and configurations that are no Python."""
+
+import json
+
+import pytest
+from tiny_run import TOKENIZER, tiny_run
+
+from compass_jax.commands.configured import load_config, override
+from compass_jax.commands.settings_help import settings
+from compass_jax.config import ConfigError, DataConfig, FileSource, RunConfig
+from compass_jax.config.foreign import TRL, VERL, hub_hint
+from compass_jax.config.io import config_to_json, to_plain
+from compass_jax.data.files import DataError, files_of
+from compass_jax.from_files import rl_config
+from compass_jax.library import with_settings
+
+
+@pytest.mark.parametrize("name", [*TRL, *VERL])
+def test_names_of_other_projects_are_told_ours_which_exist(name):
+    config = load_config("tiny_reasoning_cpu")
+    known = {setting.key for setting in settings(config)} | {"rl.objective.kl_coef"}
+    ours = TRL.get(name) or VERL[name]
+    assert ours.startswith("--") or ours.replace(",", " ").replace(":", " ").split()[0] in known
+    form = name if name in VERL else f"--{name.replace('_', '-')}"
+    with pytest.raises(ConfigError) as error:
+        override(config, [f"{form}=3"])
+    assert f"'s {name} is called {ours} here" in str(error.value)
+    with pytest.raises(ConfigError, match="is called"):
+        with_settings(config, {name: 3})
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("--group-size", "rl.group_size"),
+        ("--clip-grad-norm=1", "rl.optim.clip_grad_norm"),
+        ("--slots", "rollout.slots"),
+        ("--grup-size", "rl.group_size"),
+        ("--system_prompt", "data.system_prompt"),
+    ],
+)
+def test_a_setting_without_its_section_is_told_where_it_is(word, near):
+    with pytest.raises(ConfigError, match=f"no such setting; did you mean .*{near}"):
+        override(load_config("tiny_reasoning_cpu"), [word, "3"])
+
+
+def test_settings_that_exist_are_taken():
+    words = ["--rl.steps", "3", "--rl.objective.kl-coef=0.1", "--rl.objective", "grpo"]
+    config = override(tiny_run(), [*words, "--rollout.slots=4"])
+    assert (config.rl.steps, config.rollout.slots, config.rl.objective.name) == (3, 4, "grpo")
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "openai/gsm8k", "a-b/c.d_e"])
+def test_a_name_of_the_hub_is_answered_with_its_download(name):
+    folder = name.partition("/")[2]
+    with pytest.raises(ConfigError, match=f"hf download {name} --local-dir {folder} "):
+        rl_config(name, ["rows.jsonl"])
+    with pytest.raises(DataError, match=f"hf download {name} --repo-type dataset --local-dir"):
+        files_of(name)
+    with (
+        pytest.raises(ConfigError, match="hf download")
+        if "." in name
+        else pytest.raises(DataError, match="hf download")
+    ):
+        DataConfig(sources=(FileSource(name),)).validate()
+        files_of(name)
+
+
+@pytest.mark.parametrize("name", ["runs/a/b", "./a/b", "/a/b", "rows", "a/", "../a"])
+def test_other_paths_are_no_names_of_the_hub(name, tmp_path, monkeypatch):
+    assert hub_hint(name) == ""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert hub_hint("a/b") == "", "it is there"
+
+
+def as_yaml(value, indent=0):
+    """A plain value as block YAML, written without the library that reads it."""
+    pad = " " * indent
+    if isinstance(value, dict) and value:
+        return "".join(
+            f"{pad}{key}:\n{as_yaml(x, indent + 2)}"
+            if isinstance(x, dict) and x
+            else f"{pad}{key}: {json.dumps(x)}\n"
+            for key, x in value.items()
+        )
+    return f"{pad}{json.dumps(value)}\n"
+
+
+@pytest.mark.parametrize("ending", ["yaml", "yml", "json"])
+def test_a_configuration_in_yaml_or_json_is_the_same(tmp_path, ending):
+    config = tiny_run()
+    path = tmp_path / f"run.{ending}"
+    text = config_to_json(config) if ending == "json" else as_yaml(to_plain(config))
+    path.write_text(text)
+    assert load_config(str(path)) == config
+
+
+SHORT = f"""
+name: short
+model:
+  {{family: qwen3, vocab_size: 384, hidden: 32, layers: 1, heads: 4, kv_heads: 2, head_dim: 8,
+  ffn: 32}}
+data:
+  tokenizer: {TOKENIZER}
+  sources:
+    - {{path: rows.jsonl, verifier: {{math: 1.0, format: 0.2}}}}
+    - dataset: chain_sum
+rl:
+  optim: {{learning_rate: 1e-5}}
+  objective: {{name: grpo, kl_coef: 4e-2}}
+"""
+
+
+def test_a_short_yaml_says_what_differs(tmp_path):
+    (tmp_path / "short.yaml").write_text(SHORT)
+    config = load_config(str(tmp_path / "short.yaml"))
+    assert isinstance(config, RunConfig) and config.rl.optim.learning_rate == 1e-5
+    assert [type(x).__name__ for x in config.data.sources] == ["FileSource", "ProceduralSource"]
+    assert config.rl.objective.kl_coef == 0.04
+    assert config.data.sources[0].verifier == (("math", 1.0), ("format", 0.2))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            ("learning_rate", "lerning_rate"),
+            "rl.optim.lerning_rate: no such key; did you mean learn",
+        ),
+        (("rl:", "num_generations: 8\nrl:"), "TRL's num_generations is called rl.group_size here"),
+        (("name: short", "name: short\nname: b"), "name: is there twice"),
+        (("1e-5", "fast"), "rl.optim.learning_rate"),
+        (("name: short", "name: [short"), "it is no YAML"),
+        (("path:", "pth:"), "data.sources.0.kind"),
+    ],
+)
+def test_what_a_yaml_cannot_say_is_refused_with_the_file(tmp_path, change, told):
+    path = tmp_path / "short.yaml"
+    path.write_text(SHORT.replace(*change))
+    with pytest.raises(ConfigError) as error:
+        load_config(str(path))
+    assert str(error.value).startswith(f"{path}: ") and told in str(error.value)

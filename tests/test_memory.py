@@ -1,0 +1,140 @@
+"""The estimate of a run's memory, and what this machine has."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tiny_run import tiny_run
+
+from compass_jax.config import MoEConfig
+from compass_jax.machine import FREE_SHARE, available_bytes, peak_bytes, usable_bytes
+from compass_jax.memory import (
+    MICRO_BATCHES_AT_ONCE,
+    PROCESS_BYTES,
+    estimate,
+    fitting_rows,
+    memory_line,
+    tree_bytes,
+)
+from compass_jax.model.moe import empty_routes
+from compass_jax.model.params import in_layout, training_layout
+from compass_jax.model.transformer import Transformer, init_params
+from compass_jax.training import step
+
+GIB = 2**30
+
+
+def config_of(moe=False, scan=True):
+    base = tiny_run()
+    mixture = MoEConfig(experts=4, top_k=2, ffn=16) if moe else None
+    compute = dataclasses.replace(base.compute, scan_layers=scan)
+    model = dataclasses.replace(base.model, moe=mixture, layers=3)
+    rl = dataclasses.replace(base.rl, buckets=(64,), micro_batch_tokens=256)
+    return dataclasses.replace(base, model=model, compute=compute, rl=rl)
+
+
+@pytest.mark.parametrize(("moe", "scan"), [(False, True), (True, True), (True, False)])
+def test_activations_are_those_that_the_training_step_keeps(moe, scan):
+    config = config_of(moe, scan)
+    model, compute = config.model, config.compute
+    layout = training_layout(compute)
+    network = Transformer(model, compute, layout)
+    params = jax.eval_shape(
+        lambda: in_layout(init_params(model, compute, jax.random.key(0)), layout)
+    )
+    routes = jax.eval_shape(lambda: empty_routes(model, 4, 64)) if moe else None
+    tokens = jax.ShapeDtypeStruct((4, 64), jnp.int32)
+    lengths = jax.ShapeDtypeStruct((4,), jnp.int32)
+    results, pullback = jax.eval_shape(
+        lambda p, t, n, r: step.forward_and_pullback(network, p, t, n, r, 1.0),
+        *(params, tokens, lengths, routes),
+    )
+    kept = tree_bytes(pullback)
+    found = estimate(config).activations / MICRO_BATCHES_AT_ONCE
+    assert found == pytest.approx(kept, rel=0.02) and tree_bytes(results) < kept
+
+
+def test_rows_fit_into_what_is_usable(monkeypatch):
+    config = config_of()
+    need = estimate(config)
+    for share, rows in ((1.0, 4), (0.5, 1)):
+        beside = need.total - need.activations - need.logits
+        room = beside + share * (need.activations + need.logits)
+        monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda room=room: room + 1)
+        assert rows - 1 <= fitting_rows(config, "train", 64) <= rows + 1
+    monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: 0.0)
+    assert fitting_rows(config, "train", 64) == 1
+    monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: 1e12)
+    assert fitting_rows(config, "train", 64) == 64
+
+
+def test_the_line_names_the_parts_and_what_is_missing(monkeypatch):
+    config = config_of()
+    line = memory_line(config, "train")
+    assert line.startswith("about ") and f"process {PROCESS_BYTES / GIB:.2f}" in line
+    assert "are free" not in line
+    monkeypatch.setattr("compass_jax.memory.available_bytes", lambda: 0.5 * GIB)
+    assert "; 0.5 GiB are free: lower rl.micro_batch_tokens" in memory_line(config, "train")
+    assert "lower sft.micro_batch_tokens" in memory_line(config, "sft")
+
+
+def machine(root, available, groups=(), cgroup="0::/a/b\n"):
+    (root / "proc" / "self").mkdir(parents=True)
+    (root / "proc" / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {available} kB\n")
+    (root / "proc" / "self" / "cgroup").write_text(cgroup)
+    for path, files in groups:
+        folder = root / "sys" / "fs" / "cgroup" / path
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text)
+    return root
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("groups", "cgroup", "left"),
+    [
+        ((), "0::/\n", 800),
+        ([("", {"memory.max": "max", "memory.current": "1"})], "0::/\n", 800),
+        ([("a", {"memory.max": f"{500 * MIB}", "memory.current": f"{100 * MIB}"})], None, 400),
+        ([("a/b", {"memory.max": f"{300 * MIB}", "memory.current": f"{400 * MIB}"})], None, 0),
+        (
+            [
+                (
+                    "",
+                    {
+                        "memory.max": f"{600 * MIB}",
+                        "memory.current": f"{500 * MIB}",
+                        "memory.stat": f"anon 1\ninactive_file {200 * MIB}\n",
+                    },
+                )
+            ],
+            "0::/elsewhere\n",
+            300,
+        ),
+        (
+            [
+                (
+                    "memory/a",
+                    {
+                        "memory.limit_in_bytes": f"{200 * MIB}",
+                        "memory.usage_in_bytes": f"{50 * MIB}",
+                    },
+                )
+            ],
+            "4:memory:/a\n5:cpu:/x\n",
+            150,
+        ),
+    ],
+)
+def test_a_container_s_limit_counts(tmp_path, groups, cgroup, left):
+    root = machine(tmp_path, 800 * 1024, groups, cgroup or "0::/a/b\n")
+    assert available_bytes(root) == left * MIB
+
+
+def test_this_machine_has_memory_and_the_process_uses_some():
+    assert usable_bytes() * jax.local_device_count() / FREE_SHARE > 0
+    assert peak_bytes() > 50 * MIB
