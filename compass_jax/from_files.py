@@ -34,7 +34,7 @@ from compass_jax.config import (
 )
 from compass_jax.config.foreign import hub_hint
 from compass_jax.config.named import is_name
-from compass_jax.config.verifiers import VERDICT, settled
+from compass_jax.config.verifiers import VERDICT, Options, settled
 from compass_jax.data.pairs import encode_pairs, split_pairs
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.sft import ExampleStream
@@ -67,6 +67,7 @@ def rl_config(
     evaluation: str = "",
     method: str = "espo",
     answer: int | None = None,
+    template_args: Options = (),
 ) -> RunConfig:
     """The configuration of an RL run.
 
@@ -78,15 +79,16 @@ def rl_config(
         evaluation: a file of prompts to evaluate on; empty: a part of `data` is held out.
         method: one of presets.PRESETS.
         answer: tokens of the longest answer; None: as the model's context and the machine leave.
+        template_args: those of DataConfig.
 
     Raises ConfigError, DataError, TokenizerError or WeightsError where one of them cannot be used.
     """
     found, folder = _model(model)
     sources = tuple(_source(name, reward) for name in data)
-    prompts = DataConfig(sources=sources, tokenizer=folder)
+    prompts = DataConfig(sources=sources, tokenizer=folder, template_args=template_args)
     if evaluation:
         prompts = replace(prompts, eval_sources=(_source(evaluation, reward),))
-    tokenizer = _tokenizer(folder, found)
+    tokenizer = _tokenizer(folder, found, template_args)
     lengths = [len(x.tokens) for x in train_prompts(prompts, tokenizer, 0, _unsaid)]
     longest = min(max(lengths), found.max_positions // 2)
     kept = [n for n in lengths if n <= longest]
@@ -105,7 +107,7 @@ def rl_config(
     return replace(config, rl=_rl(method, config, len(lengths)))
 
 
-def sft_config(model: str, data: Sequence[str]) -> RunConfig:
+def sft_config(model: str, data: Sequence[str], template_args: Options = ()) -> RunConfig:
     """The configuration of supervised fine-tuning on conversations; errors as those of
     `rl_config`.
     """
@@ -119,10 +121,10 @@ def sft_config(model: str, data: Sequence[str]) -> RunConfig:
         init_from=model,
         compute=compute,
         mesh=mesh,
-        data=DataConfig(tokenizer=folder),
+        data=DataConfig(tokenizer=folder, template_args=template_args),
         sft=sft,
     )
-    config = replace(config, sft=_fitted(config, _tokenizer(folder, found)))
+    config = replace(config, sft=_fitted(config, _tokenizer(folder, found, template_args)))
     rollout = RolloutConfig(prompt_buckets=(16,), max_new_tokens=min(128, found.max_positions - 64))
     return replace(config, rollout=rollout)
 
@@ -183,7 +185,7 @@ def _fitted(config: RunConfig, tokenizer: Tokenizer) -> SFTConfig:
         if isinstance(found, list)
         else ExampleStream(found, config.seed).next_batch(min(SAMPLED, len(found)))
     )
-    return _sized(config, [example.size for example in examples])
+    return _sized(config, [example.longest for example in examples])
 
 
 def _sized(config: RunConfig, lengths: Sequence[int]) -> SFTConfig:
@@ -225,8 +227,8 @@ def _unsaid(line: str) -> None:
     """What is told of the data: the run says it, when it reads the files."""
 
 
-def _tokenizer(folder: str, model: ModelConfig) -> Tokenizer:
-    return Tokenizer.for_model(folder, model.vocab_size)
+def _tokenizer(folder: str, model: ModelConfig, template_args: Options = ()) -> Tokenizer:
+    return Tokenizer.for_model(folder, model.vocab_size, dict(template_args))
 
 
 def _name(model: str, data: Sequence[str]) -> str:

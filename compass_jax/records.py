@@ -111,8 +111,12 @@ class Rollout:
     @property
     def turns(self) -> list[np.ndarray]:
         """The model's tokens, int32 [t] for each of its turns."""
-        bounds = np.flatnonzero(np.diff(self.generated)) + 1
-        return np.split(self.response, bounds)[::2]
+        return self.stretches[::2]
+
+    @property
+    def stretches(self) -> list[np.ndarray]:
+        """The response in parts: the model's first turn, the environment's answer, and so on."""
+        return np.split(self.response, np.flatnonzero(np.diff(self.generated)) + 1)
 
 
 @dataclass(frozen=True)

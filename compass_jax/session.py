@@ -227,7 +227,8 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
         raise ConfigError(
             "data.tokenizer is empty: name a folder with tokenizer.json and tokenizer_config.json"
         )
-    return Tokenizer.for_model(config.data.tokenizer, config.model.vocab_size)
+    args = dict(config.data.template_args)
+    return Tokenizer.for_model(config.data.tokenizer, config.model.vocab_size, args)
 
 
 def carry_tokenizer(config: RunConfig) -> None:

@@ -280,10 +280,16 @@ def _source_options(info: Any) -> Any:
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="JSON",
-        instance_from_str=lambda words: tuples(parse_json(words[0], "options", error=ConfigError)),
+        instance_from_str=lambda words: _options(words[0]),
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda value: [json.dumps(value)],
     )
+
+
+def _options(text: str) -> Any:
+    """Reads options: a JSON object, or a list of its pairs."""
+    value = parse_json(text, "options", error=ConfigError)
+    return tuples([list(pair) for pair in value.items()] if isinstance(value, dict) else value)
 
 
 # ---- without a configuration file ----------------------------------------------------------------
@@ -309,16 +315,28 @@ def from_words(args: argparse.Namespace, overrides: Sequence[str] = ()) -> RunCo
     initialize()
     from compass_jax import from_files
 
+    template_args = _template_args(overrides)
     if args.command == "sft":
-        return from_files.sft_config(args.model, args.data)
+        return from_files.sft_config(args.model, args.data, template_args)
     words = " ".join(overrides).replace("=", " ").replace("_", "-").split(" ")
     after = words[words.index(_ANSWER) + 1 :] if _ANSWER in words else []
     answer = int(after[0]) if after and after[0].isdecimal() else None  # `override` tells the rest
     if args.command == "train-judge":
         given = (args.model, args.data, args.eval or "", args.preset, answer)
         return from_files.judge_config(*given, scalar=args.scalar)
-    reward = rewards(args.reward)
-    return from_files.rl_config(args.model, args.data, reward, args.eval or "", args.preset, answer)
+    reward, evaluation = rewards(args.reward), args.eval or ""
+    return from_files.rl_config(
+        args.model, args.data, reward, evaluation, args.preset, answer, template_args
+    )
+
+
+def _template_args(overrides: Sequence[str]) -> Any:
+    """`--data.template-args` among the overrides: prompts have other lengths with it."""
+    flag, words = "--data.template-args", [word.partition("=") for word in overrides]
+    for n, (name, mark, value) in enumerate(words):
+        if name.replace("_", "-") == flag and (mark or n + 1 < len(words)):
+            return _options(value if mark else overrides[n + 1])
+    return ()
 
 
 def rewards(words: list[str]) -> str | dict[str, float]:

@@ -246,7 +246,7 @@ def answer_from(config: RunConfig, weights: str, count: int) -> list[tuple[Promp
             seed=config.seed,
         )
     return [
-        (p, tokenizer.decode(r[0].response), s[0].reward)
+        (p, tokenizer.decode_response(r[0].response), s[0].reward)
         for p, r, s in zip(chosen, rollouts, scores, strict=True)
     ]
 

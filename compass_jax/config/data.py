@@ -34,6 +34,7 @@ from compass_jax.config.verifiers import (
 )
 from compass_jax.verifiers.find import kinds
 
+RESERVED = ("messages", "tools", "add_generation_prompt")  # variables of every chat template
 Temperature = Annotated[float, Range(0, 100, note="0 is greedy")]
 Samples = Annotated[int, Range(1, 65_536)]
 TopK = Annotated[int, Range(0, 2**24, note="0 is off")]
@@ -324,6 +325,8 @@ class DataConfig:
     """This folder holds tokenizer.json and tokenizer_config.json."""
     system_prompt: Text = ""
     """This text begins every chat as the system's message; empty: none."""
+    template_args: Options = ()
+    """The chat template gets these variables, as a JSON object: {"enable_thinking": false}."""
     cache: str = ""
     """Indexes of files that are read by record, and what is unpacked of them, lie in this folder;
     empty: compass_jax/data in the user's cache folder.
@@ -331,6 +334,10 @@ class DataConfig:
     keep_file: str = ""
     """RL trains on the prompts that this pass_rates.jsonl of `compass filter` keeps; empty: on all.
     """
+
+    def __post_init__(self) -> None:
+        if isinstance(given := self.template_args, Mapping):
+            object.__setattr__(self, "template_args", tuple(given.items()))
 
     def keyed_sources(self) -> list[tuple[str, Source]]:
         """(setting, source) of all sources, those of the evaluation last, the sets' after all
@@ -373,6 +380,12 @@ class DataConfig:
                 " too; each set needs its own",
             )
         check(self.heldout_frac < 1, f"data.heldout_frac = {self.heldout_frac}: must be in [0, 1)")
+        for name, _ in self.template_args:
+            check(
+                name not in RESERVED and name.isidentifier(),
+                f"data.template_args: {name!r:.80} is no variable that a chat template can be"
+                f" given; {', '.join(RESERVED)} come from the rows",
+            )
 
 
 @dataclass(frozen=True)

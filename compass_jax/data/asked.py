@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from compass_jax.data.files import DataError, check_messages, refuse_blank
+from compass_jax.data.files import INSTRUCTIONS, DataError, check_messages, refuse_blank
 from compass_jax.tasks.rows import LABELS
 
 MOST_LABEL = 80  # characters
@@ -34,7 +34,9 @@ def asked_of(prompt: Any, where: str) -> tuple[str, list[dict[str, Any]]]:
         )
     refuse_blank(messages, "user", where, "nothing is asked")
     return (
-        "\n".join(message["content"] for message in messages if message["role"] != "system"),
+        "\n".join(
+            message["content"] for message in messages if message["role"] not in INSTRUCTIONS
+        ),
         messages,
     )
 

@@ -19,6 +19,9 @@ from typing import Any
 
 from compass_jax.errors import UserError
 
+# not kept apart where they are special tokens: they open and close no turn, and a thought that is
+# learnt or judged has to have the tokens that a template writes for it
+THOUGHTS = ("<think>", "</think>")
 SENTINEL = "\ufdd0"
 _RESERVED = re.compile("[\ufdd0-\ufdef]")
 LONG = 4096  # characters
@@ -50,9 +53,11 @@ class ControlTokens:
     def __init__(self, backend: Any, named: Mapping[str, str]):
         added = backend.get_added_tokens_decoder()
         self._backend = backend
-        special = [token.content for token in added.values() if token.special] + list(
-            named.values()
-        )
+        special = [
+            token.content
+            for token in added.values()
+            if token.special and token.content not in THOUGHTS
+        ] + list(named.values())
         self._ids = {token: backend.token_to_id(token) for token in special if len(token) > 1}
         unknowns = (named.get("unk_token"), getattr(backend.model, "unk_token", None))
         self._control = {index for token, index in self._ids.items() if token not in unknowns}
@@ -69,6 +74,11 @@ class ControlTokens:
         self._lock = threading.Lock()
         self._copy: Any = None
         self._meaning: dict[int, int | None] = {}  # ids of the copy's marks
+
+    @property
+    def ids(self) -> set[int]:
+        """The ids of the control tokens."""
+        return self._control
 
     # ---- before rendering ------------------------------------------------------------------------
 
@@ -126,6 +136,10 @@ class ControlTokens:
     def shown(text: str) -> str:
         """A rendered text without the sentinels."""
         return text.replace(SENTINEL, "")
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """(start, end) of each control token that a rendered text spells without a sentinel."""
+        return [mark.span() for mark in self._spelling.finditer(text)]
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text that was rendered from hidden messages: spellings without a sentinel are

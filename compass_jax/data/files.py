@@ -209,7 +209,8 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+INSTRUCTIONS = ("system", "developer")  # roles of messages that ask nothing themselves
 # of a message beside role and content; the chat template gets them
 TEXTS = ("name", "tool_call_id", "reasoning_content")
 NOTHING: tuple[Any, ...] = (None, "", [], {})
@@ -218,7 +219,8 @@ NOTHING: tuple[Any, ...] = (None, "", [], {})
 def check_messages(messages: Any, where: str) -> list[dict[str, Any]]:
     """Chat messages as the chat template gets them, or DataError naming the message that is wrong.
 
-    A message has role and content, and may have TEXTS and tool_calls. With anything else in it (an
+    A message has role and content (a text, or a list of text parts), and may have TEXTS and
+    tool_calls. With anything else in it (an
     image, say) it is refused: what is left of it would be another message. Null and empty values
     say nothing and are passed over.
     """
@@ -242,11 +244,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
             f"{where} has {named}: role, content, tool_calls, {', '.join(TEXTS)} are used; remove "
             "it, or write it into the content"
         )
-    content = message.get("content")
-    if isinstance(content, list):
-        raise DataError(
-            f"{where} has a list of parts for content (images, files?): it must be one text"
-        )
+    content = _content(message.get("content"), where)
     if content is None and "tool_calls" in said:
         content = ""
     if not isinstance(content, str):
@@ -265,6 +263,25 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     return {"role": message["role"], "content": content} | {
         key: value for key, value in said.items() if key not in ("role", "content")
     }
+
+
+def _content(content: Any, where: str) -> Any:
+    """A content whose parts are texts as one text, with nothing between them; any other as it is.
+    Raises DataError for a part of another kind.
+    """
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for i, part in enumerate(content):
+        said = part if isinstance(part, dict) else {}
+        said = {key: value for key, value in said.items() if value is not None}
+        if set(said) != {"type", "text"} or said["type"] != "text":
+            raise DataError(
+                f"{where} has a list of parts for content (images, files?), of which part {i} is"
+                f" {part!r:.80}: a part must be {{'type': 'text', 'text': ...}}"
+            )
+        texts.append(said["text"])
+    return "".join(texts) if all(isinstance(text, str) for text in texts) else texts
 
 
 def check_tools(tools: Any, where: str) -> list[dict[str, Any]]:

@@ -71,6 +71,7 @@ SPEAKERS = {
     "chatgpt": "assistant",
     "assistant": "assistant",
     "system": "system",
+    "developer": "developer",
     "observation": "tool",
     "tool": "tool",
 }

@@ -21,8 +21,13 @@ class Rows(NamedTuple):
     segments: Int[np.ndarray, "n t"] | None
 
 
+def _sequences(examples: Sequence[SFTExample]) -> list[SFTExample]:
+    return [sequence for example in examples for sequence in example.sequences()]
+
+
 def padded(examples: Sequence[SFTExample], longest: int) -> Rows:
-    """Each conversation in a row of its own, of `longest` tokens."""
+    """Each sequence of the conversations in a row of its own, of `longest` tokens."""
+    examples = _sequences(examples)
     shape = len(examples), longest
     rows = Rows(
         np.zeros(shape, np.int32),
@@ -37,14 +42,15 @@ def padded(examples: Sequence[SFTExample], longest: int) -> Rows:
 
 
 def packed(examples: Sequence[SFTExample], longest: int) -> Rows:
-    """Conversations that share rows of `longest` tokens, each once and whole: grain's first fit,
-    the longest first.
+    """Sequences of conversations that share rows of `longest` tokens, each once and whole: grain's
+    first fit, the longest first.
 
     They are a function of the examples alone, so that a stream's position stays its whole state.
     """
     import grain
     from grain.experimental import FirstFitPackIterDataset
 
+    examples = _sequences(examples)
     ordered = sorted(examples, key=lambda example: -example.size)
     items = [{"tokens": x.tokens, "learnt": x.mask.astype(np.float32)} for x in ordered]
     here = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)

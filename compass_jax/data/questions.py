@@ -28,6 +28,7 @@ from compass_jax.config.errors import of_file
 from compass_jax.config.verifiers import VERDICT, pairs
 from compass_jax.data.asked import answer_of, asked_of, labels_of
 from compass_jax.data.files import (
+    INSTRUCTIONS,
     DataError,
     check_messages,
     field_of,
@@ -376,12 +377,12 @@ def _question(
     asks: str,
 ) -> Question:
     messages = asked
-    if config.system_prompt and messages[0]["role"] != "system":
+    if config.system_prompt and messages[0]["role"] not in INSTRUCTIONS:
         messages = [{"role": "system", "content": config.system_prompt}, *messages]
     heldout = index >= len(config.sources) or (
         not config.eval_sources and is_heldout(asks, config.heldout_frac)
     )
-    own_system = [message["content"] for message in asked if message["role"] == "system"]
+    own_system = [message["content"] for message in asked if message["role"] in INSTRUCTIONS]
     return Question(
         stable_id("\n".join([label, *own_system, text])),
         index,

@@ -19,6 +19,7 @@ import numpy as np
 
 from compass_jax.config import ProceduralSource, RunConfig, SFTConfig
 from compass_jax.data.files import (
+    INSTRUCTIONS,
     Bad,
     BadRows,
     DataError,
@@ -60,23 +61,47 @@ class Conversation(NamedTuple):
 class SFTExample:
     """One conversation. `mask` selects the assistant's tokens, end tokens included: those are
     learnt.
+
+    Where the chat template rewrites earlier turns, the conversation is several sequences, one after
+    the other in `tokens`: each has the context in which its assistant messages are sampled.
     """
 
     tokens: np.ndarray  # int32 [t]
     mask: np.ndarray  # bool [t]
     label: str  # the file's name without its ending, or the data source's label
+    sizes: tuple[int, ...] = ()  # tokens of each sequence; empty: there is one
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[np.ndarray, np.ndarray]], label: str) -> SFTExample:
+        """Returns the example of these sequences, each (tokens, mask)."""
+        tokens, mask = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        sizes = tuple(len(ids) for ids, _ in parts) if len(parts) > 1 else ()
+        return cls(tokens, mask, label, sizes)
+
+    def sequences(self) -> list[SFTExample]:
+        """Returns the sequences, each as an example of its own."""
+        if not self.sizes:
+            return [self]
+        ends = np.cumsum(self.sizes)[:-1]
+        parts = zip(np.split(self.tokens, ends), np.split(self.mask, ends), strict=True)
+        return [SFTExample(tokens, mask, self.label) for tokens, mask in parts]
 
     @property
     def size(self) -> int:
-        """Tokens."""
+        """Tokens of all sequences."""
         return len(self.tokens)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(self.sizes, default=self.size)
 
     @property
     def key(self) -> str:
         """The same for equal token sequences and masks only."""
-        return hashlib.blake2b(
-            self.tokens.tobytes() + self.mask.tobytes(), digest_size=16
-        ).hexdigest()
+        sizes = str(self.sizes).encode() if self.sizes else b""
+        content = self.tokens.tobytes() + self.mask.tobytes() + sizes
+        return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 class ExampleRecords(Records[SFTExample], Protocol):
@@ -182,7 +207,7 @@ def sft_examples(
             continue
         if example.key in seen:
             counts["duplicates"] += 1
-        elif len(example.tokens) > config.sft.buckets[-1]:
+        elif example.longest > config.sft.buckets[-1]:
             counts["too_long"] += 1
         else:
             examples += [example] * row.times
@@ -218,13 +243,13 @@ def encoded(
     start = 0
     while start < len(rows):
         some = rows[start : start + ENCODED_TOGETHER]
-        found = tokenizer.encode_examples(
+        found = tokenizer.encode_turns(
             [row.messages for row in some], tools=[row.tools for row in some]
         )
         for row in some:
             start += 1
             try:
-                yield SFTExample(*next(found), row.label)
+                yield SFTExample.of(next(found), row.label)
             except TokenizerError as error:
                 problem = DataError(f"{row.where}: {error}")
                 problem.__cause__ = error
@@ -327,7 +352,7 @@ def taught(reading: Reading, where: str, row: dict[str, Any], system: str) -> Me
     if isinstance(asked, str):
         asked = [{"role": "user", "content": asked}]
     asked = check_messages(turns_of(asked, row, where), f"{where}, field {reading.prompt!r}")
-    if system and asked[0]["role"] != "system":
+    if system and asked[0]["role"] not in INSTRUCTIONS:
         asked = [{"role": "system", "content": system}, *asked]
     response = field_of(row, reading.target)
     if isinstance(response, str):

@@ -183,7 +183,7 @@ class StreamedExamples:
             example = next(examples) if isinstance(row, Conversation) else row
             if example is None:
                 example = LeftOut(BAD, str(problems[-1]))
-            elif isinstance(example, SFTExample) and example.size > self._longest:
+            elif isinstance(example, SFTExample) and example.longest > self._longest:
                 example = LeftOut(TOO_LONG)
             found.append(example)
         return found
@@ -254,10 +254,13 @@ _Part = _Listed | _File
 
 
 def _packed(examples: Sequence[SFTExample | LeftOut]) -> bytes:
-    """A line of JSON, then all tokens, then all masks."""
+    """A line of JSON, then all tokens, then all masks; `sizes` are those of the sequences."""
     whole = [one for one in examples if isinstance(one, SFTExample)]
     head: dict[str, Any] = {
-        "sizes": [one.size if isinstance(one, SFTExample) else list(one) for one in examples]
+        "sizes": [
+            (one.sizes or [one.size]) if isinstance(one, SFTExample) else None for one in examples
+        ],
+        "left_out": [list(one) for one in examples if isinstance(one, LeftOut)],
     }
     tokens = [np.asarray(one.tokens, "<i4").tobytes() for one in whole]
     masks = [np.asarray(one.mask, np.uint8).tobytes() for one in whole]
@@ -270,16 +273,18 @@ def _unpacked(payload: bytes, labels: Sequence[str]) -> list[SFTExample | LeftOu
     head = json.loads(line)
     if "error" in head:
         raise DataError(head["error"])
-    total = sum(one for one in head["sizes"] if isinstance(one, int))
+    total = sum(sum(sizes) for sizes in head["sizes"] if sizes is not None)
+    left_out = iter(head["left_out"])
     tokens = np.frombuffer(body, "<i4", count=total)
     masks = np.frombuffer(body, np.uint8, offset=tokens.nbytes).astype(bool)
     found: list[SFTExample | LeftOut] = []
     start = 0
-    for label, size in zip(labels, head["sizes"], strict=True):
-        if isinstance(size, int):
-            part = slice(start, start + size)
-            found.append(SFTExample(tokens[part].astype(np.int32), masks[part], label))
-            start += size
-        else:
-            found.append(LeftOut(*size))
+    for label, sizes in zip(labels, head["sizes"], strict=True):
+        if sizes is None:
+            found.append(LeftOut(*next(left_out)))
+            continue
+        part = slice(start, start + sum(sizes))
+        several = tuple(sizes) if len(sizes) > 1 else ()
+        found.append(SFTExample(tokens[part].astype(np.int32), masks[part], label, several))
+        start += sum(sizes)
     return found

@@ -1,239 +1,280 @@
-"""Chat templates rendered in a process of their own (template_worker.py), with limits on time,
-memory and output.
+"""Chat templates, rendered as transformers renders them.
+
+The environment is that of transformers' `apply_chat_template`: sandboxed and immutable, blocks
+trimmed, with loop controls, `tojson`, `raise_exception`, `strftime_now` and `{% generation %}`. The
+variables `tools` and `documents` are None where there are none.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import json
-import os
-import signal
-import socket
-import subprocess
-import threading
-import weakref
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
 
-from compass_jax.children import import_path, module_command
-from compass_jax.data.template_worker import (
-    CPU_S,
-    MEMORY,
-    MOST_FRAME,
-    OUT_OF_MEMORY,
-    read_frame,
-    write_frame,
-)
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from compass_jax.errors import UserError
 
-WALL_S = 60.0  # of one request: the processor time ends it first, unless the machine is very busy
-TOGETHER = 256  # jobs in one request
-TOGETHER_CHARS = 2**20  # and about this many characters of messages
-MOST_CHARS = MOST_FRAME // 16  # of one conversation: a character may take 12 bytes of JSON
-
-Messages = Sequence[Mapping[str, Any]]
+Message = Mapping[str, Any]
+_ID_LETTERS = 9  # Mistral's templates refuse ids of other lengths
+_WORDS = 500  # characters of an error's text
 
 
 class TemplateFailure(UserError):
-    """A template did not render a conversation: it refused it, failed, or ran into a limit. The
-    message says which.
+    """A template did not render a conversation; the message says why."""
+
+
+class ToolsNotShown(TemplateFailure):
+    """A template renders a conversation alike with and without its tools."""
+
+
+class GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}`, transformers' mark of the assistant's text: the
+    content is rendered as it stands.
     """
 
+    tags = {"generation"}  # noqa: RUF012  # jinja2's own name
 
-class TemplateLimit(TemplateFailure):
-    """A template needed more time, memory or characters than it gets."""
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        """Parses the block to its content."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class Job(NamedTuple):
-    """The first `count` messages of a conversation, with or without the opening of the assistant's
-    turn; and the tools that the template is told of.
+def raise_exception(message: str) -> None:
+    """Refuses the messages, in a template."""
+    raise jinja2.exceptions.TemplateError(str(message))
+
+
+def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Writes JSON without jinja2's HTML escapes."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def strftime_now(pattern: str) -> str:
+    """Formats the present local time."""
+    return datetime.now().strftime(pattern)
+
+
+def environment() -> jinja2.Environment:
+    """Returns the environment of transformers' chat templates."""
+    found = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, jinja2.ext.loopcontrols]
+    )
+    found.filters["tojson"] = tojson
+    found.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    return found
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> jinja2.Template:
+    return environment().from_string(source)
+
+
+def render(source: str, **variables: Any) -> str:
+    """Renders a template. Raises TemplateFailure for whatever goes wrong in it."""
+    try:
+        return _compiled(source).render(**variables)
+    except jinja2.exceptions.TemplateSyntaxError as error:
+        raise TemplateFailure(f"{error.message} (line {error.lineno} of the template)") from error
+    except jinja2.exceptions.TemplateError as error:
+        raise TemplateFailure(str(error)[:_WORDS] or type(error).__name__) from error
+    except Exception as error:
+        raise TemplateFailure(f"{type(error).__name__}: {str(error)[:_WORDS]}") from error
+
+
+def render_chat(
+    source: str,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    add_generation_prompt: bool,
+    variables: Mapping[str, Any],
+) -> str:
+    """Renders a conversation, in the first form of its tool calls that the template takes.
+
+    Templates want calls in different forms (see `_call_forms`). Raises TemplateFailure with the
+    template's words for the first form, or where the template leaves out a part of the messages.
     """
 
-    messages: Messages
-    count: int  # type: ignore[assignment]  # the tuple's own `count` is not needed
-    add_generation_prompt: bool
-    tools: Sequence[Mapping[str, Any]] = ()
-
-
-class _Ended(Exception):
-    """The worker ended, by no limit."""
-
-
-class _Process:
-    """A worker that runs. `ask` gives its answer to one request."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        command = module_command("compass_jax.data.template_worker", str(os.getpid()))
-        passed = {
-            name: os.environ[name]
-            for name in ("PATH", "LD_LIBRARY_PATH", "LANG")
-            if name in os.environ
-        }
-        passed["PYTHONPATH"] = import_path()
-        with theirs:
-            process = subprocess.Popen(
-                command,
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=passed,
-                start_new_session=True,
-            )
-        ours.settimeout(WALL_S)
-        self.process, self.connection = process, ours
-        self.end = weakref.finalize(self, _end, process, ours)
-
-    def ask(self, request: bytes) -> list[list[Any]]:
-        """The worker's answers. Raises TemplateLimit or _Ended where it gave none; it is
-        gone then.
-        """
-        try:
-            write_frame(self.connection, request)
-            return json.loads(read_frame(self.connection))
-        except TimeoutError:
-            failure: Exception = TemplateLimit(f"it takes longer than {WALL_S:g} s")
-        except (OSError, EOFError, ValueError):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(5)
-            failure = _failure(self.process.poll())
-        self.end()
-        raise failure
-
-
-def _end(process: subprocess.Popen, connection: socket.socket) -> None:
-    connection.close()
-    process.kill()
-    process.wait()
-
-
-def _failure(status: int | None) -> Exception:
-    if status == -signal.SIGXCPU:
-        return TemplateLimit(f"it takes longer than {CPU_S} s")
-    if status == OUT_OF_MEMORY:
-        return TemplateLimit(f"it takes more than {MEMORY // 2**20} MiB of memory")
-    return _Ended(f"the process that renders it ended with status {status}")
-
-
-class Renderer:
-    """Renders chat templates, from any thread: one request at a time, by one worker that is started
-    when it is needed.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: _Process | None = None
-
-    def render(
-        self, template: str, variables: Mapping[str, str], jobs: Sequence[Job]
-    ) -> list[str | TemplateFailure]:
-        """The text of each job, or why there is none. After a job that ran into a limit the later
-        ones are not tried: they have its failure.
-        """
-        found: list[str | TemplateFailure] = []
-        for part in _parts(jobs):
-            found += self._part(template, variables, part)
-            if isinstance(found[-1], TemplateLimit):
-                break
-        return [*found, *found[-1:] * (len(jobs) - len(found))]
-
-    def unread(self, template: str, variables: Mapping[str, str], job: Job, text: str) -> str:
-        """The part of a conversation that the template passes over: `text`, what it made of the
-        job, is the same without it. Empty: there is none.
-
-        A template may leave out the reasoning of earlier turns, but must know of it. The id of a
-        call may be passed over: the order of the messages says it too.
-        """
-        said = {name for message in job.messages[: job.count] for name in message}
-        if "reasoning_content" in said and "reasoning_content" not in template:
-            return "reasoning_content"
-        without = {"tools": job._replace(tools=())} if job.tools else {}
-        for field in sorted(said & {"tool_calls", "name"}):
-            kept = [{k: v for k, v in m.items() if k != field} for m in job.messages]
-            without[field] = job._replace(messages=kept)
-        texts = self.render(template, variables, list(without.values())) if without else []
-        return next((name for name, other in zip(without, texts) if other == text), "")
-
-    def _part(
-        self, template: str, variables: Mapping[str, str], jobs: Sequence[Job]
-    ) -> list[str | TemplateFailure]:
-        """Together, or one by one to see which ran into a limit; up to that one."""
-        try:
-            return self._render(template, variables, jobs)
-        except TemplateLimit as limit:
-            if len(jobs) == 1:
-                return [limit]
-        found: list[str | TemplateFailure] = []
-        for job in jobs:
-            found += self._part(template, variables, [job])
-            if isinstance(found[-1], TemplateLimit):
-                break
-        return found
-
-    def _render(
-        self, template: str, variables: Mapping[str, str], jobs: Sequence[Job]
-    ) -> list[str | TemplateFailure]:
-        conversations = {id(job.messages): job.messages for job in jobs}
-        number = {key: n for n, key in enumerate(conversations)}
-        request = {
-            "template": template,
-            "variables": dict(variables),
-            "conversations": [list(messages) for messages in conversations.values()],
-            "jobs": [
-                [number[id(job.messages)], job.count, job.add_generation_prompt, list(job.tools)]
-                for job in jobs
-            ],
-        }
-        try:
-            data = json.dumps(request).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise TemplateLimit(
-                f"they cannot be written as JSON ({type(error).__name__}: {error})"
-            ) from error
-        if len(data) > MOST_FRAME:
-            raise TemplateLimit(f"they have more than {MOST_CHARS:,} characters")
-        with self._lock:
-            answers = self._ask(data)
-        kinds = {True: str, False: TemplateFailure, None: TemplateLimit}
-        return [kinds[good](text) for good, text in answers]
-
-    def _ask(self, data: bytes) -> list[list[Any]]:
-        """The worker's answers. One that was killed from outside, by no limit, is replaced once."""
-        while True:
-            fresh = self._process is None
-            process = self._process or _Process()
-            # until the exchange is whole: an interrupt would leave half a frame
-            self._process = None
-            try:
-                answers = process.ask(data)
-            except _Ended as ended:
-                if fresh:
-                    raise TemplateLimit(str(ended)) from ended
-                continue
-            self._process = process
-            return answers
-
-
-def _parts(jobs: Sequence[Job]) -> Iterator[list[Job]]:
-    part: list[Job] = []
-    size = 0
-    for job in jobs:
-        part.append(job)
-        size += sum(
-            len(value)
-            for message in job.messages
-            for value in message.values()
-            if isinstance(value, str)
+    def rendered(form: Sequence[Message], shown_tools: Any) -> str:
+        return render(
+            source,
+            messages=list(form),
+            tools=list(shown_tools) if shown_tools else None,
+            **{"documents": None, **variables},
+            add_generation_prompt=add_generation_prompt,
         )
-        if len(part) >= TOGETHER or size >= TOGETHER_CHARS:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+
+    failure: TemplateFailure | None = None
+    for form in _call_forms(_with_thinking(source, messages)):
+        try:
+            text = rendered(form, tools)
+            if (field := _hidden_field(source, form, tools, text, rendered)) is None:
+                return text
+            kind = ToolsNotShown if field == "tools" else TemplateFailure
+            failure = failure or kind(
+                f"it does not show the {field} of these messages: use a model whose template does,"
+                " or write them into the content"
+            )
+        except TemplateFailure as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
 
 
-@cache
-def renderer() -> Renderer:
-    """The renderer of this process."""
-    return Renderer()
+def _with_thinking(source: str, messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages with `thinking` beside `reasoning_content`, for templates that read this name
+    (gpt-oss's).
+    """
+    if not re.search(r"\bthinking\b", source):
+        return messages
+    return [
+        {"thinking": message["reasoning_content"], **message}
+        if message.get("reasoning_content")
+        else message
+        for message in messages
+    ]
+
+
+def _hidden_field(
+    source: str, messages: Sequence[Message], tools: Any, text: str, rendered: Any
+) -> str | None:
+    """The part of a conversation that the template leaves out: `text` is the same without it.
+
+    A template may leave out the reasoning of earlier turns, but must know of it. The name and the
+    id of a tool's answer may be left out: the order of the messages says them too.
+    """
+    fields = {name for message in messages for name in message}
+    reasoning = ("reasoning_content", "thinking")
+    if "reasoning_content" in fields and not any(name in source for name in reasoning):
+        return "reasoning_content"
+    others = {"tools": (messages, None)} if tools else {}
+    for field in ("name", "tool_calls"):
+        kept = [
+            {k: v for k, v in m.items() if k != field or m.get("role") == "tool"} for m in messages
+        ]
+        if kept != list(messages):
+            others[field] = (kept, tools)
+    for field, (form, shown_tools) in others.items():
+        try:
+            if rendered(form, shown_tools) == text:
+                return field
+        except TemplateFailure:
+            continue  # the template reads the field
+    return None
+
+
+def _call_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """The messages in the forms that templates want of tool calls: arguments as an object or as its
+    JSON, a content that is empty or null, OpenAI's fields, ids of nine letters.
+    """
+    plain = [_with_objects(message) for message in messages]
+    yield plain
+    if not any(message.get("tool_calls") or message.get("role") == "tool" for message in messages):
+        return
+    for new_ids in (False, True):
+        whole = _with_ids([_as_openai(message) for message in plain], new_ids)
+        for empty in ("", None):
+            for as_text in (False, True):
+                yield [_call_form(message, empty, as_text) for message in whole]
+
+
+def _calls(message: Message) -> list[Any]:
+    return list(message.get("tool_calls") or ())
+
+
+def _with_objects(message: Message) -> Message:
+    """The message with the arguments of its calls as objects, where they are the JSON of one."""
+    calls = [_map_arguments(call, _object) for call in _calls(message)]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _map_arguments(call: Any, change: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(function := call.get("function"), Mapping):
+        return {**call, "function": _map_arguments(function, change)}
+    return {**call, "arguments": change(call["arguments"])} if "arguments" in call else call
+
+
+def _object(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return found if isinstance(found, dict) else arguments
+
+
+def _as_openai(message: Message) -> Message:
+    """The message with calls as {"type": "function", "function": {"name", "arguments"}}."""
+    calls = [
+        {"type": "function", "function": call}
+        if isinstance(call, Mapping) and not isinstance(call.get("function"), Mapping)
+        else {"type": "function", **call}
+        for call in _calls(message)
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _call_form(message: Message, empty: str | None, as_text: bool) -> Message:
+    if not _calls(message):
+        return message
+    form = {**message, "content": message.get("content") or empty}
+    if as_text:
+        dump = lambda value: value if isinstance(value, str) else tojson(value)  # noqa: E731
+        form["tool_calls"] = [_map_arguments(call, dump) for call in _calls(message)]
+    return form
+
+
+def call_id(text: str) -> str:
+    """Returns an id of nine letters and digits, the same for the same text."""
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()[:_ID_LETTERS]
+
+
+def _with_ids(messages: Sequence[Message], replaced: bool) -> list[Message]:
+    """The messages with an id for every call, and that of its call for every tool's answer, in
+    their order. `replaced`: ids that are there become ones of nine letters.
+    """
+    found: list[Message] = []
+    waiting: list[str] = []
+    for number, message in enumerate(messages):
+        if calls := _calls(message):
+            calls = [
+                {**call, "id": _id_of(call.get("id"), f"{number}.{n}", replaced)}
+                for n, call in enumerate(calls)
+            ]
+            waiting = [call["id"] for call in calls]
+            message = {**message, "tool_calls": calls}
+        elif message.get("role") == "tool":
+            usual = waiting.pop(0) if waiting else call_id(str(number))
+            given = message.get("tool_call_id")
+            message = {
+                **message,
+                "tool_call_id": _id_of(given, usual, replaced) if given else usual,
+            }
+        found.append(message)
+    return found
+
+
+def _id_of(given: Any, place: str, replaced: bool) -> str:
+    if given and not replaced:
+        return str(given)
+    return call_id(str(given or place))

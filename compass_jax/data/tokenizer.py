@@ -2,14 +2,15 @@
 
 `encode` never adds special tokens by itself: what a model sees is what the chat template writes, so
 that a prompt's tokens are the same in SFT, in the rollout and in the exported model. A folder is
-what somebody else wrote: it is tried before it is used (tokenizer_probe.py), its template is
-rendered elsewhere (templates.py), and what messages hold is never a control token
-(control_tokens.py).
+what somebody else wrote: it is tried before it is used (tokenizer_probe.py), and what messages hold
+is never a control token (control_tokens.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from compass_jax.data.control_tokens import ControlTokenError, ControlTokens, ids_of
-from compass_jax.data.templates import Job, TemplateFailure, renderer
+from compass_jax.data.templates import TemplateFailure, ToolsNotShown, render_chat
 from compass_jax.data.token_bytes import BYTES, bytes_of
 from compass_jax.data.tokenizer_folder import (
     TokenizerError,
@@ -29,15 +30,25 @@ from compass_jax.data.tokenizer_probe import problem_of
 from compass_jax.token_ids import end_ids
 from compass_jax.untrusted import read_json, read_text
 
+logger = logging.getLogger(__name__)
+
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]]
+Example = tuple[np.ndarray, np.ndarray]  # tokens int32 [t], mask bool [t]
+
+MARK = "mark-of-a-turn"  # the content of an assistant message that is rendered to look around it
+THOUGHT_OPENED = re.compile(r"<think>\s*\Z")
+_TAIL = 8  # tokens at a prompt's end that are searched for an opened thought
 
 
 class Chat(NamedTuple):
-    """A conversation, and the tools that the chat template is told of."""
+    """A conversation, and the tools that the chat template is told of; `hidden` where their
+    spellings of control tokens are hidden.
+    """
 
     messages: Messages
     tools: Tools = ()
+    hidden: bool = False
 
 
 class Tokenizer:
@@ -54,9 +65,13 @@ class Tokenizer:
         specials: dict[str, str],
         chat_template: str | None,
         folder: str,
-        more_end_ids: Sequence[int] = (),
+        template_args: Mapping[str, Any] | None = None,
+        end_ids: Iterable[int] = (),
     ):
         self._backend = backend
+        self.template_args = dict(template_args or {})
+        self._warned: set[str] = set()
+        self._openings: dict[str, int | None] = {}
         self._specials = specials
         self._chat_template = chat_template
         self.has_template = chat_template is not None
@@ -68,13 +83,15 @@ class Tokenizer:
             backend.get_vocab(with_added_tokens=True).values(), default=-1
         )
         self.eos_id = self._special_id("eos_token")
-        self.end_ids = tuple(dict.fromkeys((self.eos_id, *more_end_ids)))
+        self.end_ids = tuple(dict.fromkeys((self.eos_id, *end_ids)))
         self.pad_id = self._special_id("pad_token") if "pad_token" in specials else self.eos_id
+        begins = {backend.token_to_id(specials[n]) for n in ("bos_token",) if n in specials}
+        self._unshown = {*self.end_ids, self.pad_id, *begins}
 
     @classmethod
-    def load(cls, folder: str | Path) -> Tokenizer:
+    def load(cls, folder: str | Path, template_args: Mapping[str, Any] | None = None) -> Tokenizer:
         """Reads a folder. Raises TokenizerError where a file is missing, cannot be read, or cannot
-        be right; the message names it.
+        be right; the message names it. `template_args`: variables of the chat template.
         """
         from tokenizers import Tokenizer as Backend
 
@@ -106,14 +123,20 @@ class Tokenizer:
         named += [added[i].content for i in ends if i in added]
         # they may be plain entries
         backend.add_special_tokens([token for token in named if token in known])
-        return cls(backend, specials, chat_template(folder, config), str(folder), ends)
+        template = chat_template(folder, config)
+        return cls(backend, specials, template, str(folder), template_args, ends)
 
     @classmethod
-    def for_model(cls, folder: str | Path, vocab_size: int) -> Tokenizer:
+    def for_model(
+        cls,
+        folder: str | Path,
+        vocab_size: int,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> Tokenizer:
         """`load`, for a model with `vocab_size` rows. Raises TokenizerError where the folder has
         ids beyond them, too.
         """
-        tokenizer = cls.load(folder)
+        tokenizer = cls.load(folder, template_args)
         if tokenizer.vocab_size > vocab_size:
             raise TokenizerError(
                 f"the tokenizer {folder} has ids up to {tokenizer.vocab_size - 1}, and the model"
@@ -145,7 +168,7 @@ class Tokenizer:
         """
         if not trusted:
             hidden = _good(self._hide(text))
-            return self.encode(text) if hidden is text else self._ids(_Hidden(hidden))
+            return self.encode(text) if hidden is text else self.ids(_Hidden(hidden))
         return self._encoded(text, lambda: ids_of(self._backend, text))
 
     def _encoded(self, text: str, encode: Any) -> list[int]:
@@ -168,6 +191,19 @@ class Tokenizer:
         U+FFFD."""
         known = [i for i in map(int, ids) if 0 <= i < self.vocab_size]
         return self._backend.decode(known, skip_special_tokens=not special)
+
+    def decode_response(self, ids: Iterable[int]) -> str:
+        """Text of a response as rewards and logs have it: special tokens such as <think> are kept,
+        those that end, begin or pad a text are left out.
+        """
+        return self.decode([i for i in map(int, ids) if i not in self._unshown], special=True)
+
+    def opened_thought(self, prompt: Sequence[int]) -> str:
+        """The "<think>" with which a prompt's generation prompt opens a thought, and the white
+        space after it; empty where it opens none.
+        """
+        found = THOUGHT_OPENED.search(self.decode(prompt[-_TAIL:], special=True))
+        return found[0] if found else ""
 
     @cached_property
     def longest(self) -> int:
@@ -195,48 +231,92 @@ class Tokenizer:
         """
         return bytes_of(self._backend.id_to_token(int(token)) or "", self.decode([token], True))
 
-    def _rendered(
-        self,
-        chats: Sequence[Chat],
-        jobs: Sequence[tuple[int, int, bool]],
-        trusted: bool,
-    ) -> list[Any]:
-        """The text of each job (conversation, messages of it, add_generation_prompt), or the
-        TokenizerError that it ends in.
+    # ---- chat templates --------------------------------------------------------------------------
 
-        A text is a str, or a `_Hidden` one where the messages spell control tokens and are not
-        `trusted`.
+    def render(
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        add_generation_prompt: bool = True,
+        **template_args: Any,
+    ) -> str:
+        """Renders a conversation; `template_args` win over those of `data.template_args`.
+
+        Raises TokenizerError with the template's own words where it refuses the messages, fails, or
+        does not show the tools.
+        """
+        chat = self._prepared(Chat(_list(messages), tools or ()), trusted=False)
+        text = self._render(chat, len(messages), add_generation_prompt, template_args, strict=True)
+        return _plain(text)
+
+    def encode_prompt(
+        self, messages: Messages, tools: Tools | None = None, **template_args: Any
+    ) -> list[int]:
+        """Returns the ids of `render`'s text, with the opening of the assistant's turn. What the
+        messages hold is text, whatever it spells.
+        """
+        chat = self._prepared(Chat(_list(messages), tools or ()), trusted=False)
+        return self.ids(self._render(chat, len(messages), True, template_args, strict=True))
+
+    def rendered(self, messages: Messages, add_generation_prompt: bool) -> str:
+        """Returns the text of `ids`: that of `apply_chat_template`, in which the messages'
+        spellings of control tokens are still hidden.
+        """
+        chat = self._prepared(Chat(_list(messages)), trusted=False)
+        return self._render(chat, len(messages), add_generation_prompt)
+
+    def _prepared(self, chat: Chat, trusted: bool) -> Chat:
+        """The conversation as the template gets it: spellings of control tokens are hidden unless
+        `trusted`, and developers are the system where the template does not name them.
+        """
+        messages = chat.messages
+        if not self.template_names("developer"):
+            messages = [
+                {**m, "role": "system"} if m.get("role") == "developer" else m for m in messages
+            ]
+        if trusted:
+            return Chat(messages, chat.tools)
+        hidden = Chat(_good(self._hide(messages)), _good(self._hide(chat.tools)))
+        same = hidden.messages is messages and hidden.tools is chat.tools
+        return Chat(hidden.messages, hidden.tools, hidden=not same)
+
+    def _render(
+        self,
+        chat: Chat,
+        count: int,
+        add_generation_prompt: bool,
+        template_args: Mapping[str, Any] | None = None,
+        strict: bool = False,
+    ) -> str:
+        """Renders the first `count` messages of a prepared conversation, as a `_Hidden` text where
+        it hides control tokens. Tools that the template does not show are an error where `strict`,
+        else a warning.
         """
         if self._chat_template is None:
             raise TokenizerError(f"{self._folder} has no chat template: add chat_template.jinja")
-        shown = [chat if trusted else self._hidden(chat) for chat in chats]
-        sound = [Chat([]) if isinstance(chat, TokenizerError) else chat for chat in shown]
-        made = [_job(sound[c], n, add) for c, n, add in jobs]
-        found: list[Any] = renderer().render(self._chat_template, self._specials, made)
-        for i, (c, _, _) in enumerate(jobs):
-            if isinstance(shown[c], TokenizerError):
-                found[i] = shown[c]
-            elif isinstance(found[i], TemplateFailure):
-                found[i] = TokenizerError(
-                    f"the chat template of {self._folder} refuses these messages: {found[i]}"
+        variables = {**self._specials, **self.template_args, **(template_args or {})}
+        messages, tools = chat.messages[:count], chat.tools or None
+        where = f"the chat template of {self._folder}"
+        try:
+            try:
+                text = render_chat(
+                    self._chat_template, messages, tools, add_generation_prompt, variables
                 )
-            elif unread := renderer().unread(
-                self._chat_template, self._specials, made[i], found[i]
-            ):
-                found[i] = TokenizerError(
-                    f"the chat template of {self._folder} does not show the {unread} of these"
-                    " messages: use a model whose template does, or write them into the content"
+            except ToolsNotShown as error:
+                if strict:
+                    raise
+                self._warn_once(f"{where}: {error}. The rows are used without their tools")
+                text = render_chat(
+                    self._chat_template, messages, None, add_generation_prompt, variables
                 )
-            elif not trusted and shown[c] is not chats[c]:
-                found[i] = _Hidden(found[i])
-        return found
+        except TemplateFailure as error:
+            raise TokenizerError(f"{where} refuses these messages: {error}") from error
+        return _Hidden(text) if chat.hidden else text
 
-    def _hidden(self, chat: Chat) -> Chat | TokenizerError:
-        messages = self._hide(chat.messages)
-        tools = self._hide(chat.tools)
-        refused = [part for part in (messages, tools) if isinstance(part, TokenizerError)]
-        same = messages is chat.messages and tools is chat.tools
-        return refused[0] if refused else chat if same else Chat(messages, tools)
+    def _warn_once(self, line: str) -> None:
+        if line not in self._warned:
+            self._warned.add(line)
+            logger.warning("%s", line)
 
     def _hide(self, messages: Any) -> Any:
         try:
@@ -244,8 +324,8 @@ class Tokenizer:
         except ControlTokenError as error:
             return TokenizerError(f"the tokenizer {self._folder} refuses these messages: {error}")
 
-    def _ids(self, text: str) -> list[int]:
-        """Ids of a rendered text, or of a part of one."""
+    def ids(self, text: str) -> list[int]:
+        """Returns the ids of a rendered text, or of a part of one."""
         if isinstance(text, _Hidden):
             return self._encoded(text, lambda: self._control.encode(text))
         return self.encode(text)
@@ -257,11 +337,10 @@ class Tokenizer:
         `add_generation_prompt`.
 
         Raises TokenizerError with the template's own words if it refuses the messages, and where it
-        fails or takes too long. `trusted`: see `encode_chat`.
+        fails. `trusted`: see `encode_chat`.
         """
-        jobs = [(0, len(_list(messages)), add_generation_prompt)]
-        text = _good(self._rendered([Chat(messages)], jobs, trusted)[0])
-        return ControlTokens.shown(text) if isinstance(text, _Hidden) else text
+        chat = self._prepared(Chat(_list(messages)), trusted)
+        return _plain(self._render(chat, len(messages), add_generation_prompt))
 
     def encode_chat(
         self, messages: Messages, add_generation_prompt: bool, trusted: bool = False
@@ -271,16 +350,6 @@ class Tokenizer:
         control tokens, too."""
         return self.encode_chats([messages], add_generation_prompt, trusted)[0]
 
-    def encode_prompt(
-        self, messages: Messages, tools: Tools | None = None, **template_args: Any
-    ) -> list[int]:
-        """Returns the ids of a prompt: the conversation, and the opening of the assistant's turn.
-        The template is told of `tools`.
-        """
-        if template_args:
-            raise TokenizerError(f"the template takes no variables: {sorted(template_args)}")
-        return self.encode_chats([messages], True, tools=[tools or ()])[0]
-
     def encode_chats(
         self,
         conversations: Sequence[Messages],
@@ -288,18 +357,19 @@ class Tokenizer:
         trusted: bool = False,
         tools: Sequence[Tools] | None = None,
     ) -> list[list[int]]:
-        """`encode_chat` of many conversations, rendered together: faster than one by one.
+        """`encode_chat` of many conversations.
 
         tools: those of each conversation, which the template is told of; None: of none. A template
-            that shows nothing of tools, or of a message's tool_calls, refuses the conversation.
+            that shows nothing of tools is told of in a warning; one that shows nothing of a
+            message's tool_calls refuses the conversation.
         """
-        chats = _chats(conversations, tools)
-        jobs = [(i, len(chat.messages), add_generation_prompt) for i, chat in enumerate(chats)]
         found = []
-        for messages, text in zip(conversations, self._rendered(chats, jobs, trusted), strict=True):
+        for chat in _chats(conversations, tools):
             try:
-                found.append(self._ids(_good(text)))
-                if messages and not found[-1]:
+                prepared = self._prepared(chat, trusted)
+                text = self._render(prepared, len(chat.messages), add_generation_prompt)
+                found.append(self.ids(text))
+                if chat.messages and not found[-1]:
                     raise TokenizerError(
                         f"the chat template of {self._folder} makes nothing of these messages: no"
                         " token is left"
@@ -307,12 +377,13 @@ class Tokenizer:
             except TokenizerError as error:
                 if len(conversations) == 1:
                     raise
-                raise TokenizerError(f"{error}; they are {str(list(messages))[:200]}") from error
+                shown = str(list(chat.messages))[:200]
+                raise TokenizerError(f"{error}; they are {shown}") from error
         return found
 
-    def encode_example(
-        self, messages: Messages, trusted: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
+    # ---- what is learnt --------------------------------------------------------------------------
+
+    def encode_example(self, messages: Messages, trusted: bool = False) -> Example:
         """(tokens int32 [t], mask bool [t]): a conversation, and which tokens the assistant wrote.
 
         The mask covers each assistant message's content and its end token, nothing else. What
@@ -320,9 +391,8 @@ class Tokenizer:
         prompt has. Nothing follows the last end token. `trusted`: see `encode_chat`.
 
         Raises:
-            TokenizerError: there is no assistant message; the template rewrites earlier turns or
-                does not close an
-                assistant message with the end token (the message's index is named).
+            TokenizerError: there is no assistant message; the template rewrites earlier turns, or
+                ends them with another token than the end token (the message's index is named).
         """
         return next(self.encode_examples([messages], trusted))
 
@@ -331,56 +401,183 @@ class Tokenizer:
         conversations: Sequence[Messages],
         trusted: bool = False,
         tools: Sequence[Tools] | None = None,
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """`encode_example` of many conversations, rendered together; what is wrong with one is
-        raised when it is reached. `tools`: see `encode_chats`.
+    ) -> Iterator[Example]:
+        """`encode_example` of many conversations; what is wrong with one is raised when it is
+        reached. `tools`: see `encode_chats`.
         """
-        chats = _chats(conversations, tools)
-        turns = [
-            [i for i, m in enumerate(chat.messages) if m.get("role") == "assistant"]
-            for chat in chats
-        ]
-        jobs = [
-            (c, i + answered, not answered)
-            for c, found in enumerate(turns)
-            for i in found
-            for answered in (False, True)
-        ]
-        texts = iter(self._rendered(chats, jobs, trusted) if jobs else ())
-        for found in turns:
-            yield self._example([(i, _good(next(texts)), _good(next(texts))) for i in found])
+        for chat, parts in zip(
+            conversations, self.encode_turns(conversations, trusted, tools), strict=True
+        ):
+            if len(parts) > 1:
+                turns = [i for i, m in enumerate(chat) if m.get("role") == "assistant"]
+                raise TokenizerError(
+                    f"messages[{turns[1]}]: the chat template of {self._folder} renders what"
+                    " precedes it differently once it is there"
+                )
+            yield parts[0]
 
-    def _example(self, turns: Sequence[tuple[int, str, str]]) -> tuple[np.ndarray, np.ndarray]:
-        """An example of its assistant messages: the index of each, and the text before and after
-        it.
+    def encode_turns(
+        self,
+        conversations: Sequence[Messages],
+        trusted: bool = False,
+        tools: Sequence[Tools] | None = None,
+    ) -> Iterator[list[Example]]:
+        """The examples of each conversation: one, or several where the template rewrites earlier
+        turns, so that each assistant message is learnt in the context that a rollout gives it.
         """
-        ids: list[int] = []
-        mask: list[bool] = []
-        done = ""  # rendered text that is already encoded
-        for i, before, after in turns:
-            if not (before.startswith(done) and after.startswith(before)):
-                raise TokenizerError(
-                    f"messages[{i}]: the chat template of {self._folder} renders what precedes it"
-                    " differently once it is there"
-                )
-            context, answer = self._ids(before[len(done) :]), self._ids(after[len(before) :])
-            ends = [j + 1 for j, token in enumerate(answer) if token in self.end_ids]
-            if not ends:
-                end_token = self._specials["eos_token"]
-                raise TokenizerError(
-                    f"messages[{i}]: the chat template of {self._folder} does not end it with the"
-                    f" end token {end_token!r}, or another one of generation_config.json"
-                )
-            end = ends[-1]
-            ids += context + answer
-            mask += [False] * len(context) + [j < end for j in range(len(answer))]
-            done = after
-        if not any(mask):
+        for chat in _chats(conversations, tools):
+            yield self._examples(self._prepared(chat, trusted))
+
+    def _examples(self, chat: Chat) -> list[Example]:
+        parts: list[tuple[list[int], list[bool]]] = []
+        done: str | None = None  # the text of the last part
+        for i, message in enumerate(chat.messages):
+            if message.get("role") != "assistant":
+                continue
+            before = self._render(chat, i, True)
+            target = self._target(chat, i)
+            continued = done is not None and before.startswith(done)
+            context = self.ids(before[len(done or "") :] if continued else before)
+            answer = self._ended(chat, i, target)
+            if not continued:
+                parts.append(([], []))
+            ids, mask = parts[-1]
+            if ids and context[:1] == ids[-1:] and ids[-1] != self.eos_id:
+                context = context[1:]  # the token that ends a turn and opens the next message
+            ids += context + answer.ids
+            mask += [False] * len(context) + [j < answer.end for j in range(len(answer.ids))]
+            done = before + target
+            if isinstance(before, _Hidden):
+                done = _Hidden(done)
+        if not parts:
             raise TokenizerError(
                 "no message has the role 'assistant': there is nothing to learn from"
             )
-        last = len(mask) - mask[::-1].index(True)
-        return np.asarray(ids[:last], np.int32), np.asarray(mask[:last], bool)
+        return [_trimmed(ids, mask) for ids, mask in parts]
+
+    def _target(self, chat: Chat, i: int) -> str:
+        """The text of assistant message `i` after the prompt that a rollout has there."""
+        message, prompt = chat.messages[i], self._render(chat, i, True)
+        opened = THOUGHT_OPENED.search(prompt) is not None
+        for history in _histories(chat.messages[:i]):
+            shorter, n = chat._replace(messages=[*history, message]), len(history)
+            before, after = self._render(shorter, n, True), self._render(shorter, n + 1, False)
+            thought = THOUGHT_OPENED.search(before)
+            if after.startswith(before) and opened == bool(thought):
+                return after[len(before) :]
+            if thought and after.startswith(before[: thought.start()]):
+                closed = _closed_thought(message.get("content") or "") if opened else ""
+                text = closed + after[thought.start() :]
+                return _Hidden(text) if chat.hidden else text
+        raise TokenizerError(
+            f"messages[{i}]: the chat template of {self._folder} opens the assistant's turn with"
+            f" {_plain(prompt)[-40:]!r}, and the message that it writes does not begin so: use a"
+            " template whose turns begin as its generation prompt does"
+        )
+
+    def _ended(self, chat: Chat, i: int, target: str) -> _Answer:
+        """The ids of assistant message `i`, and how many of them are learnt."""
+        ids = self.ids(target)
+        ends = [j for j, token in enumerate(ids) if token in self.end_ids]
+        if not ends and self.closes_turns and not self._closes_with_end:
+            raise TokenizerError(
+                f"messages[{i}]: the chat template of {self._folder} does not end it with the end"
+                f" token {self._specials['eos_token']!r}: name the token that it writes as the"
+                " eos_token of tokenizer_config.json"
+            )
+        if ends:
+            return _Answer(ids, ends[-1] + 1)
+        return _Answer([*ids, self._end_before(chat, i)], len(ids) + 1)
+
+    def _end_before(self, chat: Chat, i: int) -> int:
+        """The token that ends assistant message `i` where the template writes none: the one that
+        opens the next message, if it is an end token (GLM's <|user|>), else the end token.
+        """
+        if self.closes_turns:
+            return self.eos_id
+        following = chat.messages[i + 1 : i + 2]
+        role = str(following[0].get("role")) if following else "assistant"
+        if role == "assistant":
+            role = "tool" if chat.messages[i].get("tool_calls") else "user"
+        opening = self._opening_id(role)
+        return opening if opening in self.end_ids else self.eos_id
+
+    def _opening_id(self, role: str) -> int | None:
+        """The first token that the template writes of a message of this role after a turn; None
+        where it does not take one there.
+        """
+        if role not in self._openings:
+            probe = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
+            following = [{"role": role, "content": "?"}]
+            try:
+                texts = [self._render(Chat([*probe, *more]), 3, False) for more in ([], following)]
+            except TokenizerError:
+                texts = ["", ""]
+            alone, whole = (text.rpartition(MARK)[2] for text in texts)
+            ids = self.ids(whole[len(alone) :].lstrip()) if whole.startswith(alone) else []
+            self._openings[role] = ids[0] if ids else None
+        return self._openings[role]
+
+    @cached_property
+    def _closing_ids(self) -> list[int]:
+        """The control tokens that the template writes after an assistant message's content."""
+        chat = Chat([{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}])
+        text = self._render(chat, 2, False)
+        return [i for i in self.ids(text.rpartition(MARK)[2]) if i in self._control.ids]
+
+    @property
+    def closes_turns(self) -> bool:
+        """Whether the template writes a control token after an assistant message; GLM's does not:
+        the next message's opening ends it.
+        """
+        return bool(self._closing_ids)
+
+    @property
+    def _closes_with_end(self) -> bool:
+        return not set(self.end_ids).isdisjoint(self._closing_ids)
+
+    def control_spans(self, text: str) -> list[tuple[int, int]]:
+        """Where a rendered text has control tokens of the template: (start, end) of each."""
+        return self._control.spans(text)
+
+
+class _Answer(NamedTuple):
+    """The ids of an assistant message; the first `end` of them are learnt."""
+
+    ids: list[int]
+    end: int
+
+
+def _trimmed(ids: list[int], mask: list[bool]) -> Example:
+    """Arrays of an example, without what follows the last token that is learnt."""
+    last = len(mask) - mask[::-1].index(True)
+    return np.asarray(ids[:last], np.int32), np.asarray(mask[:last], bool)
+
+
+def _histories(messages: Messages) -> Iterator[list[dict[str, Any]]]:
+    """The messages before an assistant message, then shorter ones in which a template may have less
+    to rewrite once it is there: without reasoning, without the system's, the last question alone.
+    """
+    yield list(messages)
+    thoughts = ("reasoning_content", "thinking")
+    plain = [{k: v for k, v in one.items() if k not in thoughts} for one in messages]
+    yield plain
+    asked = [one for one in plain if one.get("role") not in ("system", "developer")]
+    yield asked
+    last = [i for i, one in enumerate(asked) if one.get("role") == "user"]
+    if last:
+        yield asked[last[-1] :]
+        yield asked[last[-1] : last[-1] + 1]
+
+
+def _closed_thought(content: str) -> str:
+    """The thought of a content, closed, as it follows a prompt that opens it; an empty thought
+    where the content has none.
+    """
+    thought, mark, _ = content.rpartition("</think>")
+    if not mark:
+        return "\n</think>\n\n"
+    return re.sub(r"\A\s*<think>\n?", "", thought) + mark
 
 
 class _Hidden(str):
@@ -388,6 +585,10 @@ class _Hidden(str):
 
     def __getitem__(self, key: Any) -> _Hidden:
         return _Hidden(super().__getitem__(key))
+
+
+def _plain(text: str) -> str:
+    return ControlTokens.shown(text) if isinstance(text, _Hidden) else text
 
 
 def _list(messages: Any) -> Messages:
@@ -406,11 +607,7 @@ def _chats(conversations: Sequence[Messages], tools: Sequence[Tools] | None) -> 
     return [Chat(_list(m), t) for m, t in zip(conversations, told, strict=True)]
 
 
-def _job(chat: Chat, count: int, add_generation_prompt: bool) -> Job:
-    return Job(chat.messages, count, add_generation_prompt, chat.tools)
-
-
-def _good(text: str | TokenizerError) -> str:
-    if isinstance(text, TokenizerError):
-        raise text
-    return text
+def _good(found: Any) -> Any:
+    if isinstance(found, TokenizerError):
+        raise found
+    return found

@@ -1,35 +1,131 @@
-"""The tokens of what an environment says, as a chat template writes them after a model's turn."""
+"""The tokens of what an environment says, as a chat template writes them after a model's turn.
+
+The model's turn keeps the tokens that were sampled, whatever the template does to earlier turns.
+What follows it is taken from a probe: a short conversation whose assistant message holds a mark.
+The template's text after the mark is the end of the turn, then what stands between the turns.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.templates import call_id
+from compass_jax.data.tokenizer import MARK, Tokenizer
 from compass_jax.data.tokenizer_folder import TokenizerError
 
-# any turn of the model: what follows its end token does not depend on it
-BEFORE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+Messages = list[dict[str, Any]]
+# the tool that a call names, in JSON or beside gpt-oss's channel
+_CALLED = re.compile(r'"name"\s*:\s*"([\w.-]+)"|\bto=(?:functions\.)?([\w.-]+)')
 
 
-def turn_encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
-    """A function: messages, a list of JSON -> the tokens that stand between the end token of the
-    model's last turn and the first token of its next one. They do not depend on earlier turns,
-    whose tokens stay as they were sampled.
+class _Probe(NamedTuple):
+    """A conversation whose last message is the assistant's with the mark, and what follows it."""
 
-    It raises TokenizerError where the chat template refuses the messages, or rewrites the turn
-    before them.
+    before: Messages
+    reply: Messages
+
+
+def turn_encoder(tokenizer: Tokenizer) -> Callable[[str, Sequence[int]], list[int]]:
+    """Returns a function: messages (a list of JSON) and the tokens of the model's last turn -> the
+    tokens that stand between this turn and the first token of the next one.
+
+    It raises TokenizerError where the chat template refuses the messages, or leaves one out.
     """
 
-    def encode(says: str) -> list[int]:
-        messages = [*BEFORE, *json.loads(says)]
-        before = tokenizer.encode_example(BEFORE)[0].tolist()
-        whole = tokenizer.encode_chat(messages, add_generation_prompt=True)
-        if whole[: len(before)] != before or len(whole) == len(before):
-            raise TokenizerError(
-                "the chat template writes the model's turn differently once an environment has"
-                f" answered it with {says[:80]}"
-            )
-        return whole[len(before) :]
+    def encode(says: str, turn: Sequence[int]) -> list[int]:
+        reply: Messages = json.loads(says)
+        failure: TokenizerError | None = None
+        for probe in _probes(reply, tokenizer.decode_response(turn)):
+            try:
+                tail = _tail(tokenizer, probe)
+                _check_shown(tokenizer, probe, tail)
+                return _following(tokenizer, probe, tail, turn)
+            except TokenizerError as error:
+                failure = failure or error
+        assert failure is not None
+        raise failure
 
     return encode
+
+
+def _probes(reply: Messages, text: str) -> list[_Probe]:
+    """The probes for a reply: after calls, where it begins with tools' answers, and after text.
+
+    Some templates refuse a tool's answer that no call precedes, others show no calls or refuse
+    several at once.
+    """
+    question = {"role": "user", "content": "?"}
+    plain = _Probe([question, {"role": "assistant", "content": MARK}], reply)
+    answers = next((i for i, m in enumerate(reply) if m.get("role") != "tool"), len(reply))
+    if not answers:
+        return [plain]
+    names = _called_names(text)
+    calls, replies = [], []
+    for n, message in enumerate(reply[:answers]):
+        usual = names[n] if n < len(names) else "tool"
+        name, identity = message.get("name", usual), message.get("tool_call_id", call_id(f"{n}"))
+        function = {"name": name, "arguments": {"x": MARK}}
+        calls.append({"type": "function", "id": identity, "function": function})
+        replies.append({**message, "tool_call_id": identity})
+    replies += reply[answers:]
+    called = {"role": "assistant", "content": "", "tool_calls": calls}
+    return [_Probe([question, called], replies), plain._replace(reply=replies)]
+
+
+def _called_names(text: str) -> list[str]:
+    """The names of the tools that a turn calls, as far as they can be read: some templates write
+    them beside the answers.
+    """
+    return [in_json or beside for in_json, beside in _CALLED.findall(text)]
+
+
+def _tail(tokenizer: Tokenizer, probe: _Probe) -> str:
+    """The template's text after the last mark, with the opening of the model's next turn."""
+    messages = [*probe.before, *probe.reply]
+    text = tokenizer.rendered(messages, add_generation_prompt=bool(probe.reply))
+    at = text.rfind(MARK)
+    if at < 0:
+        raise TokenizerError(
+            "the chat template does not show the assistant's turn that an environment answers"
+        )
+    return text[at + len(MARK) :]
+
+
+def _check_shown(tokenizer: Tokenizer, probe: _Probe, tail: str) -> None:
+    """Raises TokenizerError where the tail is the same without the content of a message."""
+    for n, message in enumerate(probe.reply):
+        if not message.get("content", "").strip():
+            continue
+        changed = [*probe.reply]
+        changed[n] = {**message, "content": "another text"}
+        if message["content"] != "another text" and tail == _tail(
+            tokenizer, probe._replace(reply=changed)
+        ):
+            raise TokenizerError(
+                f"the chat template does not show the {message['role']} message"
+                f" {message['content'][:80]!r} after the model's turn: let the environment answer"
+                " in another role"
+            )
+
+
+def _following(tokenizer: Tokenizer, probe: _Probe, tail: str, turn: Sequence[int]) -> list[int]:
+    """The ids of the tail after the end of the model's turn."""
+    alone = _tail(tokenizer, probe._replace(reply=[]))
+    ends = tokenizer.control_spans(alone)
+    if tokenizer.closes_turns and ends:
+        # the n-th control token ends the turn, also where another one stands in its place when
+        # something follows (gpt-oss: <|return|> and <|end|>)
+        spans = tokenizer.control_spans(tail)
+        if len(spans) >= len(ends):
+            return tokenizer.ids(tail[spans[len(ends) - 1][0] :])[1:]
+    elif tail.startswith(alone):
+        ids = tokenizer.ids(tail[len(alone) :])
+        # the end token that was sampled may be the one that opens the next message (GLM)
+        return ids[1:] if ids[:1] == list(turn[-1:]) else ids
+    raise TokenizerError(
+        "the chat template writes the end of the model's turn differently once an environment has"
+        f" answered it: {alone[-40:]!r} became {tail[:40]!r}"
+    )

@@ -20,7 +20,7 @@ from compass_jax.experience.estimators import (
     wilson,
 )
 from compass_jax.experience.judged import extracted_frac, group_shares
-from compass_jax.records import Group, Prompt, Score
+from compass_jax.records import Group, Prompt, Rollout, Score
 
 MOST_VALUES = 32  # of a row's domain, language or difficulty in the accuracy table
 
@@ -135,12 +135,10 @@ class Tally(NamedTuple):
 
 
 Vote = Callable[[Prompt, str], str | None]
-Decode = Callable[[np.ndarray], str]
+TextOf = Callable[[Rollout], str]
 
 
-def tally(
-    group: Group, right_at: float, votes: Sequence[Vote | None], decode_text: Decode
-) -> Tally:
+def tally(group: Group, right_at: float, votes: Sequence[Vote | None], text_of: TextOf) -> Tally:
     """The counts of a group whose last sample is the greedy answer. `votes` are those of
     rewards/votes.py.
     """
@@ -149,7 +147,7 @@ def tally(
     right = [s.reward >= right_at for s in scores if s.known]
     vote, majority = votes[group.prompt.source], math.nan
     if vote is not None and right:
-        said = [vote(group.prompt, decode_text(r.response)) for r, k in zip(samples, known) if k]
+        said = [vote(group.prompt, text_of(r)) for r, k in zip(samples, known) if k]
         majority = maj_at_k(said, right)
     return Tally(
         group.prompt,

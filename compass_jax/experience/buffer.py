@@ -136,6 +136,13 @@ class ExperienceBuffer:
                 rows[n, rollout.sample] = rollout.row
         return groups, self.routes.read(rows.reshape(-1))
 
+    def forget_verdicts(self) -> None:
+        """Takes back the verdicts on the step's groups: a run that goes on judges them again."""
+        for group in self.kept:
+            for sample in self.begun(group):
+                self.samples[sample.rollout.key] = sample._replace(score=None)
+        self.kept, self.counts = [], {}
+
     def end_step(self) -> None:
         """The kept groups leave the buffer, and the dropped ones: open groups alone go on."""
         for key in self.kept:

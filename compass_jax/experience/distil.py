@@ -218,7 +218,7 @@ def _by_engine(
     """Each sample with what our own engine draws for it. The engine's sizes follow from all that is
     asked, so that they are the same after a stop.
     """
-    from compass_jax.experience.evaluate import decoder_of
+    from compass_jax.experience.evaluate import decoder_of, turns_of
     from compass_jax.from_files import engine_config
     from compass_jax.rollout.collect import Collection
     from compass_jax.rollout.sampling import Purpose, Sampler
@@ -232,6 +232,7 @@ def _by_engine(
     wanted = frozenset(SampleKey(question.id, 0, sample) for question, sample in left)
     part = max(1, 8 * run.rollout.slots // config.samples)
     sampler, purpose = Sampler(config.temperature), Purpose.FILTER
+    text_of = turns_of(tokenizer, run.rollout).response
 
     def drawn() -> Drawn:
         for first in range(0, len(prompts), part):
@@ -240,7 +241,7 @@ def _by_engine(
             for rollout in Collection(
                 engine, params, some, config.samples, purpose, config.seed, **options
             ):
-                text, whole = tokenizer.decode(rollout.response), not rollout.truncated
+                text, whole = text_of(rollout), not rollout.truncated
                 reply = Reply(text, tokens=rollout.response_length, whole=whole)
                 yield (by_id[rollout.prompt.id], rollout.sample), reply
 

@@ -31,7 +31,7 @@ from compass_jax.experience.evaluated import (
     words_of,
     write_evaluation,
 )
-from compass_jax.experience.judged import sample_of, silence, silence_warning
+from compass_jax.experience.judged import failure_of, sample_of, silence, silence_warning
 from compass_jax.experience.turns import Turns
 from compass_jax.model.params import abstract_params, shardings_like
 from compass_jax.records import Group, Prompt, Rollout, Score
@@ -100,7 +100,12 @@ def answers(
 
 def turns_of(tokenizer: Tokenizer, config: RolloutConfig) -> Turns:
     """How conversations cross between the texts of environments and a tokenizer's tokens."""
-    return Turns(tokenizer.decode, turn_encoder(tokenizer), config.max_new_tokens)
+    return Turns(
+        tokenizer.decode_response,
+        turn_encoder(tokenizer),
+        config.max_new_tokens,
+        tokenizer.opened_thought,
+    )
 
 
 def evaluation_uses(config: RunConfig) -> list[Use]:
@@ -146,8 +151,8 @@ def evaluate(
         groups = [Group(p, (*r, *one), (*s, *verdict)) for p, r, one, s, verdict in pairs]
         if keep is not None:
             keep(name, groups)
-        right_at, decode = config.rewards.right_at, tokenizer.decode
-        tallies = [tally(group, right_at, votes, decode) for group in groups]
+        right_at, text_of = config.rewards.right_at, turns_of(tokenizer, config.rollout).response
+        tallies = [tally(group, right_at, votes, text_of) for group in groups]
         settings = (temperature, OVERLAP, config.rewards, config.seed)
         results[name] = set_result(groups, tallies, *settings)
         of = "of the evaluation" + (f" on {name}" if name != HELDOUT else "")
@@ -186,10 +191,13 @@ def _warning(groups: Sequence[Group], of: str, tokenizer: Tokenizer, config: Run
         for group in groups
     ]
     flat = [score for group in sampled for score in group.scores]
+    if why := failure_of(sampled):
+        return f"warning: {why}; nothing {of} has a reward"
     kind = silence(flat, config.rewards)
     if not kind:
         return ""
-    return silence_warning(kind, of, sample_of(sampled, tokenizer.decode), len(flat), config)
+    sample = sample_of(sampled, turns_of(tokenizer, config.rollout).response)
+    return silence_warning(kind, of, sample, len(flat), config)
 
 
 def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]:
@@ -260,7 +268,7 @@ class Evaluator:
         rows: list[dict[str, Any]] = []
 
         def keep(name: str, groups: list[Group]) -> None:
-            rows.extend(answer_rows(name, groups, tokenizer.decode))
+            rows.extend(answer_rows(name, groups, turns_of(tokenizer, config.rollout).response))
 
         with open_scorer(config) as scorer:
             check_rows(scorer, config.data, [prompt for one in sets for prompt in one.prompts])

@@ -11,22 +11,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from compass_jax.config import RunConfig
 from compass_jax.experience.accuracy import Accuracy, Evaluation, SetResult
 from compass_jax.experience.metrics import sample_rows
-from compass_jax.records import Group
+from compass_jax.records import Group, Rollout
 from compass_jax.runs.rundir import ANSWERS, SUMMARY, write_atomically
 
 
 def answer_rows(
-    name: str, groups: Sequence[Group], decode_text: Callable[[np.ndarray], str]
+    name: str, groups: Sequence[Group], text_of: Callable[[Rollout], str]
 ) -> list[dict[str, Any]]:
     """The rows of answers.jsonl for a set of this name: those of rollouts.jsonl, each with its
     set and the prompt's id; the greedy answer is the last of a row's samples.
     """
-    rows = sample_rows(groups, decode_text)
+    rows = sample_rows(groups, text_of)
     return [
         {"step": 0, "stage": "eval", "set": name, "id": group.prompt.id, **row}
         for group, row in zip(groups, rows, strict=True)

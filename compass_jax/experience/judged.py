@@ -7,15 +7,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from compass_jax.config import FileSource, RewardConfig, RunConfig
 from compass_jax.config.verifiers import looked_for
 from compass_jax.experience.policies import is_uniform, known_rewards
-from compass_jax.records import Group, Prompt, Score
+from compass_jax.records import Group, Prompt, Rollout, Score
 from compass_jax.rewards.answer_form import form_of, remedy
+from compass_jax.rewards.faults import summary
 
 KINDS = ("varied", "all_right", "all_wrong", "between", "undecided")
+FAILURES = ("error", "crash", "timeout")  # outcomes of checks that did not come to an end
+MOST_REASONS = 3  # that are told of samples without a reward
 MOST_SHOWN = 600  # characters of a text in a warning
 
 NOTHING_EXTRACTED, ALL_WRONG, ALL_RIGHT = "nothing extracted", "all wrong", "all right"
@@ -51,17 +53,44 @@ def extracted_frac(scores: Sequence[Score]) -> float:
 def verdicts_in_words(scores: Sequence[Score]) -> str:
     """ "an answer in 100% of 8 responses", and how many have no verdict, where there are any."""
     lost = Counter(score.outcome for score in scores if not score.known)
-    outcomes = ", ".join(f"{n} {name}" for name, n in sorted(lost.items()))
+    outcomes = counts_in_words(lost)
     if not (ended := _ended(scores)):
-        return f"a verdict on none of {len(scores)} responses ({outcomes})"
+        return f"a verdict on none of {len(scores)} responses ({outcomes}){why_lost(scores)}"
     told = f"an answer in {extracted_frac(scores):.0%} of {len(ended)} responses"
     if lost:
         told += f"; {lost.total()} of {len(scores)} have no verdict ({outcomes}) and are left out"
+        told += why_lost(scores)
     return told
 
 
 def _ended(scores: Sequence[Score]) -> list[Score]:
     return [score for score in scores if score.known or score.outcome == "unjudged"]
+
+
+def failure_of(groups: Sequence[Group]) -> str:
+    """What is said where every sample of a step failed (an error, a crash or a timeout); empty
+    where one did not.
+    """
+    scores = [score for group in groups for score in group.scores]
+    if not scores or any(score.outcome not in FAILURES for score in scores):
+        return ""
+    outcomes = counts_in_words(Counter(score.outcome for score in scores))
+    return f"all {len(scores)} samples of a step failed ({outcomes}){why_lost(scores)}"
+
+
+def why_lost(scores: Sequence[Score]) -> str:
+    """The reasons of samples without a reward, the most frequent first."""
+    lost = [score for score in scores if not score.known]
+    reasons = Counter(summary(score.detail) for score in lost if score.detail)
+    told = [reason for reason, _ in reasons.most_common(MOST_REASONS)]
+    if any(score.outcome == "unjudged" and not score.detail for score in lost):
+        told.append("a verifier returned None; a function that is to judge ends with a return")
+    return f": {'; '.join(told)}" if told else ""
+
+
+def counts_in_words(counts: Counter[str]) -> str:
+    """ "3 error, 1 timeout"."""
+    return ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
 
 
 def silence(scores: Sequence[Score], rewards: RewardConfig) -> str:
@@ -149,7 +178,7 @@ def silence_warning(
 
 
 def sample_of(
-    groups: Sequence[Group], decode_text: Callable[[Any], str]
+    groups: Sequence[Group], text_of: Callable[[Rollout], str]
 ) -> tuple[Prompt, str, Score]:
     """The sample that a warning shows: the first that ended by itself, else the first."""
     pairs = [
@@ -159,7 +188,7 @@ def sample_of(
         if score.known or score.outcome == "unjudged"
     ]
     prompt, rollout, score = next((x for x in pairs if not x[1].truncated), pairs[0])
-    return prompt, decode_text(rollout.response), score
+    return prompt, text_of(rollout), score
 
 
 def shown(text: str) -> str:

@@ -12,7 +12,8 @@ import numpy as np
 from compass_jax.config import RLConfig
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.policies import is_uniform, varies
-from compass_jax.records import Group, StepArrays
+from compass_jax.records import Group, Rollout, StepArrays
+from compass_jax.rewards.faults import summary
 from compass_jax.rl.grouping import UNIFORM_WITHIN
 
 
@@ -129,9 +130,7 @@ def staleness(groups: list[Group], step: int) -> dict[str, float]:
     return {"staleness": float(behind.mean()), "staleness_max": float(behind.max())}
 
 
-def sample_rows(
-    groups: Sequence[Group], decode_text: Callable[[np.ndarray], str]
-) -> list[dict[str, Any]]:
+def sample_rows(groups: Sequence[Group], text_of: Callable[[Rollout], str]) -> list[dict[str, Any]]:
     """Whole groups as rows of rollouts.jsonl."""
     return [
         {
@@ -141,12 +140,13 @@ def sample_rows(
             "visit": group.prompt.visit,
             "samples": [
                 {
-                    "response": decode_text(r.response),
+                    "response": text_of(r),
                     "reward": s.reward,
                     "outcome": s.outcome,
                     "tokens": r.response_length,
                     "truncated": r.truncated,
                     **({"components": s.components} if s.components else {}),
+                    **({} if s.known or not s.detail else {"error": summary(s.detail)}),
                 }
                 for r, s in zip(group.rollouts, group.scores, strict=True)
             ],

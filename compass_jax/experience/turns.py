@@ -17,6 +17,7 @@ that is in the checkpoint stands.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +27,9 @@ import numpy as np
 from compass_jax.errors import CompassError
 from compass_jax.records import GIVEN, Rollout, SampleKey, Score
 
+logger = logging.getLogger(__name__)
+
+TextOf = Callable[[Rollout], str]
 SLOW = "the environment took longer for its {} answers than rewards.conversation_s allows"
 
 
@@ -35,24 +39,38 @@ class Turns:
 
     Args:
         decode: the tokens of a response, or of a turn -> its text.
-        encode: what an environment says (`Score.says`) -> the tokens between the end token of a
-            turn and the next turn.
+        encode: what an environment says (`Score.says`) and the tokens of the turn before it -> the
+            tokens between the end token of this turn and the next turn.
         most_tokens: after the prompt.
+        opened: the tokens before a turn -> the text with which they open a thought; empty: none.
     """
 
     decode: Callable[[Any], str]
-    encode: Callable[[str], Sequence[int]]
+    encode: Callable[[str, Sequence[int]], Sequence[int]]
     most_tokens: int
+    opened: Callable[[Any], str] = lambda tokens: ""
     # what conversations that go on have had of their time
     _spent: dict[SampleKey, float] = field(default_factory=dict, init=False, compare=False)
+    _warned: set[str] = field(default_factory=set, init=False, compare=False)
 
     def text(self, rollout: Rollout) -> str:
         """What a verifier reads: the response, or the JSON list of the model's turns where an
         environment answers them.
         """
         if not rollout.prompt.turns:
-            return self.decode(rollout.response)
-        return json.dumps([self.decode(turn) for turn in rollout.turns])
+            return self.response(rollout)
+        texts, start = [], len(rollout.prompt.tokens)
+        for n, part in enumerate(rollout.stretches):
+            if n % 2 == 0:
+                texts.append(self.opened(rollout.tokens[:start]) + self.decode(part))
+            start += len(part)
+        return json.dumps(texts)
+
+    def response(self, rollout: Rollout) -> str:
+        """The response's text. Where the chat template opens a thought in the prompt, the text
+        begins with this "<think>": a verifier reads what the model wrote as a thought.
+        """
+        return self.opened(rollout.prompt.tokens) + self.decode(rollout.response)
 
     def settled(self, rollout: Rollout, score: Score) -> tuple[Rollout, Score | None]:
         """The sample as it goes on with what the environment says, and no verdict; or, where the
@@ -71,8 +89,15 @@ class Turns:
             slow = SLOW.format(len(rollout.turns))
             return rollout, Score(0.0, False, "timeout", slow, extracted=False)
         try:
-            new = np.asarray(self.encode(score.says), np.int32)
+            new = np.asarray(self.encode(score.says, rollout.turns[-1].tolist()), np.int32)
         except CompassError as error:
+            if "template" not in self._warned:
+                self._warned.add("template")
+                logger.warning(
+                    "an environment's answer could not be written: %s. The sample is left out;"
+                    " later ones are counted in reward/unknown_frac",
+                    error,
+                )
             return rollout, Score(0.0, False, "error", str(error), extracted=False)
         if rollout.response_length + len(new) >= self.most_tokens:
             return rollout, verdict

@@ -125,7 +125,14 @@ def called(function: Any, where: str, given: Row, tag: str) -> Called:
     only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
     singles = {"prompt", "response", "row"} & {*wanted, *offered}
     problem = ""
-    if only:
+    theirs = [n for n in ("completions", "completion") if n in (*wanted, *offered)]
+    if theirs and not {"response", "responses"} & {*wanted, *offered}:
+        ours = "responses" if theirs[0] == "completions" else "response"
+        problem = (
+            f"what other libraries call {theirs[0]} is {ours} here, and a response is a text:"
+            f" rename it {ours}"
+        )
+    elif only:
         problem = f"{only[0]} can only be given by position"
     elif batch and singles:
         problem = f"responses makes it a batch, and {min(singles)} does not"

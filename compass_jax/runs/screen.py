@@ -202,7 +202,8 @@ def verdict_text(sample: Mapping[str, Any]) -> str:
     """ "reward 0.5" of a logged sample; "no verdict (error)" of one without."""
     if sample["outcome"] == "ok":
         return f"reward {sample['reward']:g}"
-    return f"no verdict ({sample['outcome']})"
+    error = f": {sample['error']}" if sample.get("error") else ""
+    return f"no verdict ({sample['outcome']}{error})"
 
 
 def text_lines(label: str, text: str, width: int, most: int) -> list[str]:

@@ -178,9 +178,14 @@ def _said(given: Sequence[Message]) -> str:
 
 def checked(message: Any) -> dict[str, str]:
     """A message of an environment: a role out of ROLES, a text as its content, and no more than a
-    name beside them. Raises EnvironmentFault for anything else.
+    name and a tool_call_id beside them. Raises EnvironmentFault for anything else.
     """
-    known = isinstance(message, Mapping) and set(message) <= {"role", "content", "name"}
+    known = isinstance(message, Mapping) and set(message) <= {
+        "role",
+        "content",
+        "name",
+        "tool_call_id",
+    }
     if not (known and all(isinstance(value, str) for value in message.values())):
         raise EnvironmentFault(f"{message!r:.100} is no message: write its role and content")
     if message.get("role") not in ROLES or "content" not in message:

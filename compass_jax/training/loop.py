@@ -34,10 +34,12 @@ from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import evaluation_sets, fitting, in_words, train_prompts
 from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
+from compass_jax.errors import CompassError
 from compass_jax.experience.assemble import assemble
 from compass_jax.experience.collect import Collector, new_buffer, results_of
 from compass_jax.experience.evaluate import Evaluation, Keep, evaluate, turns_of
 from compass_jax.experience.history import PromptHistory
+from compass_jax.experience.judged import failure_of
 from compass_jax.experience.metrics import (
     Bins,
     group_metrics,
@@ -78,6 +80,10 @@ from compass_jax.weights.start import VOCAB_ROWS, first_parameters, vocab_rows
 from compass_jax.weights.sync import sync_weights
 
 MOST_LABELS = 32  # with metrics of their own; more would bury the others
+
+
+class StepFailed(CompassError, RuntimeError):
+    """Every sample of a step failed; the message says why."""
 
 
 class RLTrainer:
@@ -262,7 +268,8 @@ class RLTrainer:
                 metrics = self._rollout(self.done_steps + 1, self._stopped)()
             if metrics is not None:
                 kept = [self.buffer.group(key) for key in self.buffer.kept]
-                self.notices.of_rewards(kept, self.tokenizer.decode)
+                self._stop_if_all_failed(kept)
+                self.notices.of_rewards(kept, self.collect.turns.response)
             stopped = self.collect.policy.carries and self.stop.requested
             if metrics is None or stopped or self.notices.ended:
                 self.save()
@@ -317,6 +324,18 @@ class RLTrainer:
             return {}
         labels = [label_of(group.prompt) for group in groups]
         return label_metrics(groups, labels, self.config.rewards.right_at)
+
+    def _stop_if_all_failed(self, groups: list[Group]) -> None:
+        """Raises StepFailed where every sample of the step failed, with the state saved: the same
+        command judges the same samples again.
+        """
+        if why := failure_of(groups):
+            self.buffer.forget_verdicts()
+            self.save()
+            raise StepFailed(
+                f"{why}. Nothing can be learnt of this step; the run stops after step"
+                f" {self.done_steps} and is saved: mend the cause, then the same command continues"
+            )
 
     def _stopped(self) -> bool:
         """Whether a rollout has to end before it is complete. One that carries samples is waited

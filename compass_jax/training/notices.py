@@ -16,6 +16,7 @@ from compass_jax.config import RunConfig, ScalarJudgeConfig, ShapingConfig
 from compass_jax.experience.judged import (
     NO_GROUP_VARIES,
     NOTHING_EXTRACTED,
+    counts_in_words,
     extracted_frac,
     group_shares,
     no_advantage,
@@ -23,9 +24,10 @@ from compass_jax.experience.judged import (
     silence,
     silence_warning,
     verdicts_in_words,
+    why_lost,
 )
 from compass_jax.model.quantize import kind_for
-from compass_jax.records import Group
+from compass_jax.records import Group, Rollout
 from compass_jax.rewards.checks import judged_sources
 from compass_jax.rl.bucketing import best_buckets, padding_frac, plan
 from compass_jax.rl.grouping import UNIFORM_WITHIN
@@ -248,8 +250,8 @@ class Notices:
             outcomes = Counter(s.outcome for group in groups for s in group.scores)
             self._once(
                 "unverified",
-                f"no verifier gave an answer in a whole step ({_listed(outcomes)}): nothing was"
-                " trained on (unjudged: a function returned None; does it end with a return?)",
+                f"no verifier gave a reward in a whole step ({counts_in_words(outcomes)}): nothing"
+                f" was trained on{why_lost([s for group in groups for s in group.scores])}",
             )
         if not self._config.rl.shaping.total:
             return out
@@ -273,7 +275,7 @@ class Notices:
             )
         return out | {"reward/gap_violations": float(len(found))}
 
-    def of_rewards(self, groups: Sequence[Group], decode_text: Callable[[np.ndarray], str]) -> None:
+    def of_rewards(self, groups: Sequence[Group], text_of: Callable[[Rollout], str]) -> None:
         """Says what kinds of groups a run's first rollout gave, and warns, with a sample, where no
         answer was found in any response, or where the first rollout since the start or resumption
         is all wrong, all right, or without a group whose rewards differ.
@@ -295,7 +297,7 @@ class Notices:
             return
         self._said.add(kind)
         of = "of the first rollout" if begins else "of a rollout"
-        sample = sample_of(groups, decode_text)
+        sample = sample_of(groups, text_of)
         text = silence_warning(kind, of, sample, len(scores), self._config)
         # a small rollout may be without variance by chance, which is no reason to end a run
         (self.once if kind == NO_GROUP_VARIES else self.warn)(text)
@@ -340,7 +342,3 @@ class Notices:
         if kind not in self._said:
             self._said.add(kind)
             self._tell(text)
-
-
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))

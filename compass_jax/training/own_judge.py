@@ -13,7 +13,7 @@ import numpy as np
 
 from compass_jax.config import EngineJudgeConfig, RolloutConfig, RunConfig, ScalarJudgeConfig
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.experience.evaluate import decoder_of
+from compass_jax.experience.evaluate import decoder_of, turns_of
 from compass_jax.records import Prompt, stable_id
 from compass_jax.rewards.asking import Batched, Messages
 from compass_jax.rewards.endpoint import REFUSED, Reply
@@ -32,6 +32,7 @@ class OwnJudge:
     def __init__(self, engine: Engine, params: Any, tokenizer: Tokenizer, seed: int):
         self.engine, self.params = engine, params
         self._tokenizer, self._seed = tokenizer, seed
+        self._text_of = turns_of(tokenizer, engine.config).response
 
     def __call__(self, asked: Sequence[Messages]) -> list[Reply]:
         """What the judge says to each. Draws depend on (seed, question, position) alone; a question
@@ -63,7 +64,7 @@ class OwnJudge:
             self._seed,
             keep_routes=False,
         ):
-            replies[place[rollout.prompt.id]] = Reply(self._tokenizer.decode(rollout.response))
+            replies[place[rollout.prompt.id]] = Reply(self._text_of(rollout))
         return replies
 
 

@@ -203,7 +203,7 @@ def _kept_evaluation(
     config, rows = trainer.config, list[dict[str, Any]]()
 
     def keep(set_name: str, groups: list[Group]) -> None:
-        rows.extend(answer_rows(set_name, groups, trainer.tokenizer.decode))
+        rows.extend(answer_rows(set_name, groups, trainer.collect.turns.response))
 
     found = trainer.evaluate(keep, warns)
     start = "" if trainer.done_steps else "before the first step, "

@@ -8,6 +8,7 @@ from functools import partial
 
 from compass_jax.config import RunConfig
 from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.experience.evaluate import turns_of
 from compass_jax.experience.metrics import sample_rows
 from compass_jax.experience.token_rows import spread, token_rows
 from compass_jax.records import Group
@@ -22,6 +23,7 @@ class SampleLog:
     def __init__(self, config: RunConfig, tokenizer: Tokenizer, telemetry: Telemetry):
         self._log, self._capacity = config.log, config.rl.capacity
         self._every, self._tokenizer = config.show_samples_every, tokenizer
+        self._text_of = turns_of(tokenizer, config.rollout).response
         self._telemetry = telemetry
 
     def trace(self, groups: int) -> TokenTrace | None:
@@ -35,7 +37,7 @@ class SampleLog:
         """The groups of a step that is done, with what `trace` took."""
         telemetry = self._telemetry
         logged = [groups[g] for g in spread(len(groups), self._log.groups)]
-        rows = sample_rows(logged, self._tokenizer.decode)
+        rows = sample_rows(logged, self._text_of)
         telemetry.log_rollouts(step, rows)
         if trace is not None and telemetry.writes:
             pieces, most = partial(text_pieces, self._tokenizer), self._log.tokens

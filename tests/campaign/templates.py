@@ -1,8 +1,8 @@
 """Faults of chat templates, which are programs that somebody else wrote.
 
 A template of `_LEGAL` is known here as a function of Python too: the prompts must have its text.
-One of `_REFUSED` does what no template may, or never ends, or takes memory without bound, or
-gives no prompt at all. It must be refused by its file within the limits.
+One of `_REFUSED` does what no template may, or gives no prompt at all. It must be refused by its
+file.
 """
 
 from __future__ import annotations
@@ -99,49 +99,8 @@ _LEGAL: list[tuple[str, str, Callable[[str], str]]] = [
     ),
 ]
 _REFUSED: list[tuple[str, str]] = [
-    (
-        "two loops of 99999",
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}x",
-    ),
-    (
-        "three loops",
-        (
-            "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{{ c"
-            " }}{% endfor %}{% endfor %}{% endfor %}"
-        ),
-    ),
-    ("a text of 10^11", "{{ 'x' * 10**11 }}"),
-    ("a text of 10^9", "{{ 'x' * 10**9 }}"),
-    ("ljust", "{{ 'x'.ljust(10**11) }}"),
-    ("center", "{{ 'x'.center(10**10) }}"),
-    ("the filter center", "{{ 'x' | center(10**10) }}"),
-    ("indent", "{{ 'a\nb' | indent(10**11) }}"),
-    ("replace", "{{ ('a' * 10**5) | replace('a', 'a' * 10**5) }}"),
-    (
-        "doubling",
-        (
-            "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{%"
-            " endfor %}{{ n.s }}"
-        ),
-    ),
-    ("a power", "{{ 9**(9**9) }}"),
-    ("a format", "{{ '%999999999999d' % 3 }}"),
-    ("the filter format", "{{ '%0999999999d' | format(3) }}"),
-    ("str.format", "{{ '{:>9999999999}'.format(3) }}"),
-    ("lipsum", "{{ lipsum(n=10**7) }}"),
-    ("slice", "{% for x in 'abc' | slice(10**10) %}{{ x }}{% endfor %}"),
-    ("batch", "{{ 'abc' | batch(10**10, 'x') | list }}"),
     ("a range", "{{ range(10**12) | list }}"),
-    ("join of ranges", "{{ range(99999) | join('x' * 99999) }}"),
-    ("a list times", "{{ ([0] * 10**10) | length }}{{ messages[0].content }}"),
     ("a macro that calls itself", "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}"),
-    (
-        "a fork of macros",
-        (
-            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{"
-            " f(60) }}"
-        ),
-    ),
     ("classes", "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ messages[0].content }}"),
     ("globals", "{{ lipsum.__globals__['os'].popen('id').read() }}"),
     ("cycler", "{{ cycler.__init__.__globals__.os.system('true') }}"),
@@ -173,14 +132,6 @@ _REFUSED: list[tuple[str, str]] = [
     ("ten million characters", "x" * 10_000_000),
     ("a text of its own that is too long", "{{ 'word ' * 100000 }}"),
     ("half a character", "{{ '\\ud800' }}{{ messages[0].content }}"),
-    (
-        "a loop over a text",
-        "{% for a in 'x' * 10**6 %}{% for b in 'x' * 10**6 %}{% endfor %}{% endfor %}",
-    ),
-    ("sort of much", "{{ (range(99999) | list) * 9999 | sort }}"),
-    ("urlize", "{{ ('www.a.b ' * 10**6) | urlize }}"),
-    ("wordwrap", "{{ ('x' * 10**8) | wordwrap(1) }}"),
-    ("groupby", "{{ (range(99999) | list * 999) | groupby('real') }}"),
 ]
 
 

@@ -88,6 +88,8 @@ def test_overrides_are_typed_and_reach_every_level(file):
         '[["min_terms", 3], ["r", [1, [2]]]]',
         "--rl.optim.learning-rate",
         "1e-3",
+        "--data.template-args",
+        '{"enable_thinking": false}',
     ]
     new = cli.override(CONFIG, [*words.split(), *options])
     assert (new.rl.steps, new.model.moe.experts, new.rl.advantage.divide_by_std) == (3, 4, False)
@@ -98,6 +100,7 @@ def test_overrides_are_typed_and_reach_every_level(file):
     )
     assert new.data.sources[1] == CONFIG.data.sources[1]
     assert new.rl.optim.learning_rate == 1e-3
+    assert new.data.template_args == (("enable_thinking", False),)
     assert cli.override(CONFIG, []) == CONFIG
 
 

@@ -92,7 +92,6 @@ def test_python_m_drops_the_current_folder(tmp_path):
     [
         "compass_jax.verifiers.guards",
         "compass_jax.data.tokenizer_probe",
-        "compass_jax.data.template_worker",
         "compass_jax.rewards.worker",
         "compass_jax.pipeline",
     ],

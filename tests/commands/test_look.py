@@ -5,6 +5,7 @@ import io
 import json
 import re
 
+from published_templates import write_folder
 from rich.console import Console
 from tiny_run import tiny_run
 
@@ -85,3 +86,18 @@ def test_the_histogram_counts_every_prompt_once():
         ["up", "to", "32", "1"],
         ["longer", "2", "than", "rollout.prompt_buckets[-1]", "=", "32"],
     ]
+
+
+def test_the_prompts_are_shown_as_template_args_make_them(tmp_path):
+    """Qwen3's template closes the thought where enable_thinking is false."""
+    folder = write_folder(tmp_path / "tokenizer", "qwen3")
+    base = tiny_run()
+    data = dataclasses.replace(base.data, tokenizer=folder)
+    args = {"enable_thinking": False}
+    found = []
+    for changed in (data, dataclasses.replace(data, template_args=args)):
+        out = io.StringIO()
+        config = dataclasses.replace(base, data=changed)
+        run_look(config, console=Console(file=out, width=100))
+        found.append("</think>" in out.getvalue())
+    assert found == [False, True]

@@ -152,12 +152,12 @@ def test_example_refusals_name_the_message(tmp_path, folder):
     )
     with pytest.raises(TokenizerError, match=r"messages\[4\].*differently"):
         drops_history.encode_example(CHAT)
-    endless = with_template(
-        "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if"
+    foreign = with_template(
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}<|im_start|>{% endfor %}{% if"
         " add_generation_prompt %}assistant:{% endif %}"
     )
     with pytest.raises(TokenizerError, match=r"messages\[2\].*end token '<\|im_end\|>'"):
-        endless.encode_example(CHAT)
+        foreign.encode_example(CHAT)
     refusing = with_template("{{ raise_exception('no system role here') }}")
     with pytest.raises(TokenizerError, match="no system role here"):
         refusing.encode_chat(CHAT, True)

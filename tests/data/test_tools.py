@@ -45,7 +45,6 @@ def test_a_row_s_tools_and_calls_are_in_the_prompt(tmp_path):
 @pytest.mark.parametrize(
     ("template", "told"),
     [
-        (SHOWS.replace("t.name", "''").replace("[", "").replace("]", ""), "the tools"),
         (SHOWS.replace("m.tool_calls", "[]"), "the tool_calls"),
         (SHOWS.replace("m.name", "''"), "the name"),
     ],
@@ -55,6 +54,18 @@ def test_what_the_template_passes_over_is_refused(tmp_path, template, told):
     messages = check_messages(TALK, "here")
     with pytest.raises(TokenizerError, match=f"does not show {told} of these messages"):
         tokenizer.encode_chats([messages], True, tools=[[{"name": "add"}]])
+
+
+def test_tools_that_the_template_passes_over_are_told_of_once(tmp_path, caplog):
+    """As transformers renders them: DeepSeek's templates show none."""
+    tokenizer = with_template(tmp_path / "passes_over", "{{ messages[0].content }}<|im_end|>")
+    messages, tools = [{"role": "user", "content": "1 + 1?"}], [{"name": "add"}]
+    shown = tokenizer.encode_chats([messages] * 3, True, tools=[tools] * 3)
+    assert shown == tokenizer.encode_chats([messages] * 3, True)
+    (record,) = caplog.records
+    assert "does not show the tools of these messages" in record.message
+    with pytest.raises(TokenizerError, match="does not show the tools"):
+        tokenizer.render(messages, tools)
 
 
 @pytest.mark.parametrize(

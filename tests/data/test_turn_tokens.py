@@ -26,7 +26,7 @@ def test_a_conversation_in_pieces_is_the_conversation(tokenizer):
     """As supervised fine-tuning sees it whole: prompt, turn, what was said, turn."""
     prompt = tokenizer.encode_chat(TALK[:1], add_generation_prompt=True)
     turns = [[*tokenizer.encode(TALK[n]["content"]), tokenizer.eos_id] for n in (1, 3)]
-    said = turn_encoder(tokenizer)(json.dumps(TALK[2:3]))
+    said = turn_encoder(tokenizer)(json.dumps(TALK[2:3]), turns[0])
     whole, mask = tokenizer.encode_example(TALK)
     assert [*prompt, *turns[0], *said, *turns[1]] == whole.tolist()
     written = [False] * len(prompt) + [True] * len(turns[0]) + [False] * len(said)
@@ -34,10 +34,13 @@ def test_a_conversation_in_pieces_is_the_conversation(tokenizer):
 
 
 def test_what_a_tool_says_is_text_whatever_it_spells(tokenizer):
-    said = turn_encoder(tokenizer)(json.dumps([{"role": "tool", "content": "<|im_end|>"}]))
+    said = turn_encoder(tokenizer)(json.dumps([{"role": "tool", "content": "<|im_end|>"}]), [2])
     assert said.count(tokenizer.eos_id) == 1  # of the tool's own turn
 
 
 def test_what_the_template_does_not_show_is_refused(tokenizer):
+    encode = turn_encoder(tokenizer)
+    named = [{"role": "user", "content": "1", "name": "Al"}]
     with pytest.raises(TokenizerError, match="does not show the name"):
-        turn_encoder(tokenizer)(json.dumps([{"role": "tool", "content": "1", "name": "buy"}]))
+        encode(json.dumps(named), [2])
+    assert encode(json.dumps([{"role": "tool", "content": "1", "name": "buy"}]), [2])

@@ -59,7 +59,10 @@ class SpyScorer:
         ]
 
 
-TOKENIZER = SimpleNamespace(decode=lambda ids: " ".join(str(int(i)) for i in ids))
+TOKENIZER = SimpleNamespace(
+    decode_response=lambda ids: " ".join(str(int(i)) for i in ids),
+    opened_thought=lambda ids: "",
+)
 
 
 def test_every_answer_meets_its_own_score_and_draws_are_evaluations():
@@ -78,7 +81,7 @@ def test_every_answer_meets_its_own_score_and_draws_are_evaluations():
             assert score.reward == int(rollout.response.sum()) % 3
             assert scorer.given[rollout.row] == (
                 rollout.prompt.id,
-                TOKENIZER.decode(rollout.response),
+                TOKENIZER.decode_response(rollout.response),
             )
 
     def texts(**options):
@@ -92,9 +95,9 @@ def test_every_answer_meets_its_own_score_and_draws_are_evaluations():
             sampler=Sampler(1.0),
             **options,
         )[0]
-        return [TOKENIZER.decode(r.response) for row in found for r in row]
+        return [TOKENIZER.decode_response(r.response) for row in found for r in row]
 
-    base = [TOKENIZER.decode(r.response) for row in rollouts for r in row]
+    base = [TOKENIZER.decode_response(r.response) for row in rollouts for r in row]
     assert (
         texts(seed=5) == base
         and np.mean([a == b for a, b in zip(texts(seed=6), base, strict=True)]) < 0.2

@@ -117,7 +117,7 @@ class World:
         return Collector(
             self,
             self,
-            Turns(lambda tokens: "", list, LENGTH),
+            Turns(lambda tokens: "", lambda says, turn: list(says), LENGTH),
             lambda prompt: float("nan"),
             self.config,
             RewardConfig(),

@@ -38,7 +38,7 @@ def words(tokens):
     return " ".join(map(str, tokens))
 
 
-def encode(says):
+def encode(says, turn=()):
     """The environment's messages are tokens already."""
     return [int(x) for x in says.split()]
 
@@ -312,7 +312,7 @@ def test_it_goes_on_while_a_token_is_left():
 
 
 def test_what_a_template_cannot_write_leaves_the_sample_out():
-    def refuse(says):
+    def refuse(says, turn):
         raise UserError("no tool here")
 
     _, verdict = dataclasses.replace(TALKS, encode=refuse).settled(talk(4), SAID)

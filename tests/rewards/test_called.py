@@ -84,6 +84,14 @@ def test_a_misspelt_parameter_is_named_with_its_function_s_place_and_the_nearest
     ("function", "told"),
     [
         (lambda prompt, answer: 1.0, "it takes no response"),
+        (lambda completions: 1.0, "what other libraries call completions is responses here"),
+        (
+            lambda completions, **kwargs: 1.0,
+            "call completions is responses here, and a response is a",
+        ),
+        (lambda prompts, completions, answer, **kwargs: 1.0, "rename it responses"),
+        (lambda completion, answer: 1.0, "what other libraries call completion is response here"),
+        (lambda completions=None, **rest: 1.0, "rename it responses"),
         (lambda response, /: 1.0, "response can only be given by position"),
         (lambda responses, row: 1.0, "responses makes it a batch, and row does not"),
         (len, "obj can only be given by position"),
@@ -106,3 +114,8 @@ def test_async_functions_are_run_one_or_a_batch_and_may_use_threads():
         return await asyncio.gather(*(one(response) for response in responses))
 
     assert given(one) == [1.0] and given(many, CASES) == [1.0, 1.0]
+
+
+def test_a_column_called_completion_is_given_beside_the_response():
+    case = Case({"completion": "gold"}, "said")
+    assert given(lambda response, completion: (response, completion), [case]) == [("said", "gold")]

@@ -169,7 +169,7 @@ def test_counts_of_a_step_and_each_thing_said_once():
         found = notices.of_groups([group_of(None, None)] * 3)
         assert (found["reward/unverified_groups"], found["reward/gap_violations"]) == (3, 0)
         assert found["groups/undecided_frac"] == 1 and math.isnan(found["reward/extracted_frac"])
-    assert len(said) == 2 and "no verifier gave an answer in a whole step (6 timeout)" in said[1]
+    assert len(said) == 2 and "no verifier gave a reward in a whole step (6 timeout)" in said[1]
     undeclared = Notices(config_with(shaping=ShapingConfig(length_penalty=0.2)), said.append)
     found = undeclared.of_groups([*groups, group_of(0, 0.2, 1)])  # 0.1 apart, and not 0.2 or 0.25
     assert found["reward/gap_violations"] == 1 and "got 0.1 and 0.2" in said.pop()

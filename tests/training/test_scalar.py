@@ -242,13 +242,15 @@ def open_run(folder, judge, rows, **changed):
 
 
 def test_a_run_is_rewarded_by_it(trained, tmp_path):
-    """Each sample's reward is sigmoid(r(answer) - r(anchor)), of the text as it was logged."""
+    """Each sample's reward is sigmoid(r(answer) - r(anchor)), of the text as it was logged; a
+    control token that was sampled is a text of many tokens there.
+    """
     weights = f"{trained[0].directory}/scalar"
-    judge = ScalarJudgeConfig(weights, buckets=(40, 64), micro_batch_tokens=256)
+    judge = ScalarJudgeConfig(weights, buckets=(40, 128), micro_batch_tokens=256)
     rows = [{"prompt": f"{n}: large?", "answer": str(n)} for n in range(8)]
     config = open_run(tmp_path, judge, rows)
     run_rl(config)
-    rate = ScalarModel(trained[0], weights, (64,), 64)
+    rate = ScalarModel(trained[0], weights, (128,), 128)
     groups = lines(Path(config.directory), "rollouts")
     assert len(groups) >= 4
     varied = 0

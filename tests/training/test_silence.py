@@ -100,8 +100,8 @@ def groups_of(score, texts=("cut", "whole")):
     return [Group(prompt, rollouts, (score,) * len(texts))]
 
 
-def decode(tokens):
-    return bytes(tokens.astype(np.uint8)).decode()
+def decode(rollout):
+    return bytes(rollout.response.astype(np.uint8)).decode()
 
 
 def config_with(verifier="math", **rewards):
@@ -200,15 +200,15 @@ def test_a_run_that_goes_on_has_no_first_rollout_and_is_warned_all_the_same():
 def test_the_first_rollout_says_how_many_have_no_verdict_and_why():
     said = []
     (group,) = groups_of(RIGHT, ("a", "b", "c", "d"))
-    error = Score(0.0, False, "error", extracted=False)
+    error = Score(0.0, False, "error", "KeyError: 'a'", extracted=False)
     group = dataclasses.replace(group, scores=(RIGHT, WRONG, error, LOST))
     Notices(config_with(), said.append).of_rewards([group], decode)
     assert said[0].endswith(
         "; an answer in 100% of 2 responses; 2 of 4 have no verdict (1 error, 1 timeout) and are"
-        " left out"
+        " left out: KeyError: 'a'"
     )
     Notices(config_with(), said.append).of_rewards(groups_of(error), decode)
-    assert said[1].endswith("; a verdict on none of 2 responses (2 error)")
+    assert said[1].endswith("; a verdict on none of 2 responses (2 error): KeyError: 'a'")
 
 
 def test_code_that_changed_is_named_with_its_hashes(tmp_path, monkeypatch):

@@ -297,8 +297,8 @@ def _sizes(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[int | TokenizerErr
     """
     chats = [[dict(message) for message in row.sample.messages] for row in rows]
     try:
-        encoded = tokenizer.encode_examples(chats, tools=[row.sample.tools for row in rows])
-        return [len(tokens) for tokens, _ in encoded]
+        encoded = tokenizer.encode_turns(chats, tools=[row.sample.tools for row in rows])
+        return [max(len(tokens) for tokens, _ in parts) for parts in encoded]
     except TokenizerError as error:
         if len(rows) == 1:
             return [error]

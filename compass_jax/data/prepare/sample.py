@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from compass_jax.data.files import INSTRUCTIONS
 from compass_jax.data.prepare.words import Numbers, hashed, numbers_in, runs, words
 from compass_jax.data.procedural import normalised
 
@@ -50,7 +51,7 @@ class Sample:
         """All that is said but by the system, calls of tools included."""
         parts = []
         for message in self.messages:
-            if message["role"] != "system":
+            if message["role"] not in INSTRUCTIONS:
                 parts.append(message["content"])
                 if calls := message.get("tool_calls"):
                     parts.append(json.dumps(calls, ensure_ascii=False))
