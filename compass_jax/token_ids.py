@@ -1,4 +1,4 @@
-"""The end tokens that a model's folder names: what generation stops at in transformers and vLLM."""
+"""The end tokens that a model's folder names: transformers and vLLM stop at them too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_BYTES = 2**28
 
 def end_ids(folder: str | Path, error: type[UserError]) -> list[int]:
     """Returns the end tokens that generation_config.json names, else those of config.json; an empty
-    list where neither names one. Raises `error` for what is no token id.
+    list where neither names one. Raises `error` for a value that is no token id.
     """
     for name in (GENERATION, "config.json"):
         file = Path(folder) / name

@@ -40,8 +40,8 @@ TOLERANCE = 1e-3  # of the standard deviation of transformers' logits
 
 
 class Outputs(NamedTuple):
-    """What a model makes of the rows: their logits `[2 t v]`, and the tokens that it continues the
-    first tokens of row 0 with, greedily, up to an end token.
+    """A model's logits of the rows `[2 t v]`, and its greedy tokens after the start of row 0, up
+    to an end token.
     """
 
     logits: np.ndarray
@@ -50,7 +50,7 @@ class Outputs(NamedTuple):
 
 def run_against(path: str | Path, family: str | None = None) -> bool:
     """Returns whether logits and greedy tokens of a folder agree with transformers, and prints how
-    far they differ. CheckError where there is nothing to compare.
+    far they differ. CheckError for a folder that cannot be compared.
     """
     folder = Path(path).absolute()
     if not (folder / "config.json").is_file() or (folder / "checkpoints").is_dir():
@@ -63,9 +63,9 @@ def run_against(path: str | Path, family: str | None = None) -> bool:
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer_config.json").is_file() else None
     rows = _rows(config, tokenizer)
     ends = end_ids(folder, WeightsError) if tokenizer is None else tokenizer.end_ids
-    theirs = _by_transformers(torch, transformers, folder, rows, ends)
-    ours = _computed_here(folder, config, rows, ends)
-    return _told(ours, theirs, tokenizer, f"{path}", transformers.__version__)
+    reference = _by_transformers(torch, transformers, folder, rows, ends)
+    computed = _computed_here(folder, config, rows, ends)
+    return _report(computed, reference, tokenizer, f"{path}", transformers.__version__)
 
 
 def _packages() -> tuple[Any, Any]:
@@ -83,7 +83,7 @@ def _packages() -> tuple[Any, Any]:
 
 
 def _rows(config: ModelConfig, tokenizer: Tokenizer | None) -> np.ndarray:
-    """Returns two rows of tokens: of a text, where there is a tokenizer, and random ones."""
+    """Returns two rows of tokens: of a text (random without a tokenizer), and random ones."""
     length = min(LENGTH, config.max_positions)
     rows = np.random.default_rng(0).integers(0, config.vocab_size, (2, length))
     text = [] if tokenizer is None else tokenizer.encode(TEXT)[:length]
@@ -145,36 +145,36 @@ def _computed_here(
     return Outputs(logits, rollout_of_prompt.response.tolist())
 
 
-def _told(
-    ours: Outputs, theirs: Outputs, tokenizer: Tokenizer | None, path: str, version: str
+def _report(
+    computed: Outputs, reference: Outputs, tokenizer: Tokenizer | None, path: str, version: str
 ) -> bool:
     """Returns whether the outputs agree, and prints where they do not."""
-    std = float(theirs.logits.std())
-    difference = float(np.abs(ours.logits - theirs.logits).max())
+    std = float(reference.logits.std())
+    difference = float(np.abs(computed.logits - reference.logits).max())
     equal = difference <= TOLERANCE * std  # NaN is not
-    rows = " x ".join(map(str, theirs.logits.shape[:2]))
+    rows = " x ".join(map(str, reference.logits.shape[:2]))
     print(
         f"{'equal' if equal else 'differ':<8} logits: largest difference {difference:.2e}, std of"
         f" transformers' logits {std:.3g}, allowed {TOLERANCE * std:.2e} ({rows} tokens)"
     )
-    at = _first_difference(ours.greedy, theirs.greedy)
+    at = _first_difference(computed.greedy, reference.greedy)
     if at is None:
-        print(f"equal    greedy: {len(theirs.greedy)} tokens")
+        print(f"equal    greedy: {len(reference.greedy)} tokens")
     else:
-        here, there = (_shown(x.greedy, at, tokenizer) for x in (ours, theirs))
-        print(f"differ   greedy: token {at + 1} is {here} here, {there} in transformers {version}")
-    same = equal and at is None
-    remedy = "" if same else "; what does the family file leave out? (docs/howto/family.md)"
-    print(f"{path}: {'as in' if same else 'not as in'} transformers {version}{remedy}", flush=True)
-    return same
+        left, right = (_token_text(x.greedy, at, tokenizer) for x in (computed, reference))
+        print(f"differ   greedy: token {at + 1} is {left} here, {right} in transformers {version}")
+    agree = equal and at is None
+    remedy = "" if agree else "; what does the family file leave out? (docs/howto/family.md)"
+    print(f"{path}: {'as in' if agree else 'not as in'} transformers {version}{remedy}", flush=True)
+    return agree
 
 
-def _first_difference(ours: list[int], theirs: list[int]) -> int | None:
-    pairs = zip([*ours, None], [*theirs, None], strict=False)
+def _first_difference(computed: list[int], reference: list[int]) -> int | None:
+    pairs = zip([*computed, None], [*reference, None], strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
 
 
-def _shown(tokens: list[int], at: int, tokenizer: Tokenizer | None) -> str:
+def _token_text(tokens: list[int], at: int, tokenizer: Tokenizer | None) -> str:
     if at >= len(tokens):
         return "absent"
     text = "" if tokenizer is None else f" {tokenizer.decode([tokens[at]], special=True)!r}"

@@ -190,9 +190,9 @@ class Family:
         Raises UnsupportedModel, with every field that changes the maths and is not supported, and
         WeightsError for what is missing or malformed.
         """
-        said = {key: value for key, value in raw.items() if value is not None}
-        given, key = Raw({**self.defaults, **said, **self.fixed}, where), self.keys
-        if problems := [*self._unsupported(said, given), *self._absent(said, given)]:
+        declared = {key: value for key, value in raw.items() if value is not None}
+        given, key = Raw({**self.defaults, **declared, **self.fixed}, where), self.keys
+        if problems := [*self._unsupported(declared, given), *self._absent(declared, given)]:
             raise UnsupportedModel(_in_one(where, problems))
         hidden, heads = given.integer(key["hidden"]), given.integer(key["heads"])
         try:
@@ -206,7 +206,7 @@ class Family:
                 head_dim=given.integer(key["head_dim"], hidden // max(heads, 1)),
                 ffn=given.integer(key["ffn"]),
                 moe=self._moe(given),
-                rope_theta=_rope_theta(Raw(said, where), given.get("rope_theta")),
+                rope_theta=_rope_theta(Raw(declared, where), given.get("rope_theta")),
                 norm_eps=given.number(key["norm_eps"]),
                 tie_embeddings=given.flag(key["tie_embeddings"]),
                 max_positions=given.integer(key["max_positions"]),
@@ -313,12 +313,12 @@ class Family:
         of_moe = () if self.moe_keys is None else (*self.moe_keys.values(), _EXPERTS_TOO)
         return frozenset((*ALWAYS_READ, *self.keys.values(), *of_moe))
 
-    def _unsupported(self, said: dict[str, Any], given: Raw) -> list[str]:
+    def _unsupported(self, declared: dict[str, Any], given: Raw) -> list[str]:
         """Returns a line for each thing in config.json that changes the maths and is not
         supported.
         """
-        known, unknown, lines = self.read_keys, [], []
-        for field, value in said.items():
+        known, unread, lines = self.read_keys, [], []
+        for field, value in declared.items():
             if value == self.fixed.get(field, value) and field in self.fixed:
                 continue
             if field in self.fixed:
@@ -327,11 +327,11 @@ class Family:
                 allowed, supported = NEUTRAL[field]
                 lines += [] if value in allowed else [unsupported(field, value, supported)]
             elif field not in known and not says_no_maths(field):
-                unknown.append(f"{field[:100]} = {shown(value)}")
-        if unknown:
+                unread.append(f"{field[:100]} = {shown(value)}")
+        if unread:
             lines.append(
-                f"{', '.join(unknown)} is not supported (supported: the keys of a"
-                f" {self.model_type} model; remove {'this one' if len(unknown) == 1 else 'those'}"
+                f"{', '.join(unread)} is not supported (supported: the keys of a"
+                f" {self.model_type} model; remove {'this one' if len(unread) == 1 else 'those'}"
                 " that changes nothing that the model computes)"
             )
         if given.get("sliding_window") is not None and given.get("use_sliding_window") is not False:
@@ -341,7 +341,7 @@ class Family:
             lines.append(
                 unsupported("architectures", given.get("architectures"), self.architecture)
             )
-        return lines + self._other_attention(given) + _scaled_rope(said)
+        return lines + self._other_attention(given) + _scaled_rope(declared)
 
     def _other_attention(self, given: Raw) -> list[str]:
         """Returns the lines of `_unsupported` about biases, norms and layers of attention."""
@@ -362,19 +362,19 @@ class Family:
                 lines.append(unsupported(field, given.get(field), hint))
         return lines
 
-    def _absent(self, said: dict[str, Any], given: Raw) -> list[str]:
+    def _absent(self, declared: dict[str, Any], given: Raw) -> list[str]:
         """Returns a line that names the keys whose value neither config.json nor the family
         says.
         """
         optional = {self.keys["head_dim"], self.keys["init_std"]}
-        wanted = ["hidden_act", *(key for key in self.keys.values() if key not in optional)]
-        wanted += [] if len(self.attention) == 1 else ["attention_bias"]
+        required = ["hidden_act", *(key for key in self.keys.values() if key not in optional)]
+        required += [] if len(self.attention) == 1 else ["attention_bias"]
         if self.moe_keys is not None and given.get(_EXPERTS_TOO) is None:
-            wanted += self.moe_keys.values()
+            required += self.moe_keys.values()
         elif self.moe_keys is not None:
-            wanted += (key for field, key in self.moe_keys.items() if field != "experts")
-        absent = [key for key in dict.fromkeys(wanted) if given.get(key) is None]
-        if not _thetas(said) and given.get("rope_theta") is None:
+            required += (key for field, key in self.moe_keys.items() if field != "experts")
+        absent = [key for key in dict.fromkeys(required) if given.get(key) is None]
+        if not _thetas(declared) and given.get("rope_theta") is None:
             absent.append("rope_theta")
         if not absent:
             return []
@@ -395,13 +395,13 @@ def _in_one(where: str, problems: list[str]) -> str:
     return "\n  ".join([f"{where} is not supported:", *problems])
 
 
-def _scaled_rope(said: dict[str, Any]) -> list[str]:
+def _scaled_rope(declared: dict[str, Any]) -> list[str]:
     """Returns a line for rotary embeddings that are scaled or partial, or have a key that is not
     known: it would change the angles.
     """
     lines = []
     for field in ("rope_scaling", "rope_parameters"):
-        rope = said.get(field)
+        rope = declared.get(field)
         if rope is None:
             continue
         known = isinstance(rope, dict) and set(rope) <= ROPE_KEYS
@@ -415,11 +415,13 @@ def _scaled_rope(said: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _thetas(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _thetas(declared: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the objects of config.json that have a rope_theta, by name."""
-    places = [("rope_theta", said)]
+    places = [("rope_theta", declared)]
     places += [
-        (field, said[field]) for field in ("rope_scaling", "rope_parameters") if field in said
+        (field, declared[field])
+        for field in ("rope_scaling", "rope_parameters")
+        if field in declared
     ]
     return {
         field: values

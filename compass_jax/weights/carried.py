@@ -68,8 +68,8 @@ def _complete_end_tokens(source: Path, file: Path) -> None:
     if not file.is_file() and not isinstance(ends, list):
         return
     raw = read_json(file) if file.is_file() else {}
-    given, wanted = (x if isinstance(x, list) else [x] for x in (raw.get("eos_token_id"), ends))
-    if set(given) != set(wanted):
+    named, required = (x if isinstance(x, list) else [x] for x in (raw.get("eos_token_id"), ends))
+    if set(named) != set(required):
         file.write_text(json.dumps(raw | {"eos_token_id": ends}, indent=2) + "\n")
 
 

@@ -88,11 +88,11 @@ def load_params(
     """Parameters of a Hugging Face folder in the stacked layout, cast to `param_dtype`.
 
     shardings: a tree of jax.sharding.Sharding like the parameters; each device then reads its own
-    part. vocab_rows: the folder has rows for so many ids, the others are zero (None: for all of the
-    model's). Raises WeightsError, before any data is read, for a missing, truncated or inconsistent
-    shard, a missing or unexpected tensor, a wrong shape, weights that are no floats, and a tied
-    model whose `lm_head.weight` is not its embedding; and, while they are read, for weights that
-    are not finite in `param_dtype`.
+    part. vocab_rows: number of ids that the folder has rows for; the other rows are zero (None: all
+    of the model's). Raises WeightsError, before any data is read, for a missing, truncated or
+    inconsistent shard, a missing or unexpected tensor, a wrong shape, weights that are no floats,
+    and a tied model whose `lm_head.weight` is not its embedding; and, while they are read, for
+    weights that are not finite in `param_dtype`.
     """
     stored = checked_headers(folder, config, vocab_rows)
     leaves, structure = _leaves(config)
@@ -120,13 +120,13 @@ def checked_headers(
     `load_params` raises it before any data is read, where they are not those of the model.
     """
     config = replace(config, vocab_size=vocab_rows or config.vocab_size)
-    stored = apart(read_headers(folder), config)
+    stored = split_experts(read_headers(folder), config)
     if problems := tensor_problems(Path(folder), config, stored):
         raise WeightsError(problems[0])
     return stored
 
 
-def apart(stored: dict[str, Stored], config: ModelConfig) -> dict[str, Stored]:
+def split_experts(stored: dict[str, Stored], config: ModelConfig) -> dict[str, Stored]:
     """Returns the tensors as the family names them, those of experts one by one.
 
     transformers 5 keeps a layer's experts together (`save_original_format=False` writes them so):
@@ -135,36 +135,38 @@ def apart(stored: dict[str, Stored], config: ModelConfig) -> dict[str, Stored]:
     """
     if config.moe is None or not any(name.endswith(FUSED) for name in stored):
         return stored
-    family, found = find(config.family), dict(stored)
+    family, tensors = find(config.family), dict(stored)
     router = family.tensor("moe.router").name
-    own = family.tensor("moe.gate").name.partition(".{e}")[0]
+    prefix_of_family = family.tensor("moe.gate").name.partition(".{e}")[0]
     for i in config.moe_layers:
-        for names in (own, TENSORS["moe.gate"].name.partition(".{e}")[0]):
+        for names in (prefix_of_family, TENSORS["moe.gate"].name.partition(".{e}")[0]):
             prefix = names.format(i=i)
-            _split(found, config.moe.experts, prefix, family, i)
+            _split(tensors, config.moe.experts, prefix, family, i)
         renamed = TENSORS["moe.router"].name.format(i=i)
-        if router.format(i=i) not in found and renamed in found:
-            found[router.format(i=i)] = found.pop(renamed)._replace(tensor=renamed)
-    return found
+        if router.format(i=i) not in tensors and renamed in tensors:
+            tensors[router.format(i=i)] = tensors.pop(renamed)._replace(tensor=renamed)
+    return tensors
 
 
-def _split(found: dict[str, Stored], experts: int, prefix: str, family: Family, layer: int) -> None:
+def _split(
+    tensors: dict[str, Stored], experts: int, prefix: str, family: Family, layer: int
+) -> None:
     """Replaces the two tensors of a layer's experts by their parts. One of another shape stays, and
     is then a tensor that the model does not have.
     """
     for tensor, parts in ((FUSED, ("moe.gate", "moe.up")), ("experts.down_proj", ("moe.down",))):
         name = prefix.removesuffix("experts") + tensor
-        whole = found.get(name)
-        if whole is None or len(whole.shape) != 3 or 0 in whole.shape:
+        fused = tensors.get(name)
+        if fused is None or len(fused.shape) != 3 or 0 in fused.shape:
             continue
-        if whole.shape[0] != experts or whole.shape[1] % len(parts):
+        if fused.shape[0] != experts or fused.shape[1] % len(parts):
             continue
-        del found[name]
-        rows = whole.shape[1] // len(parts)
+        del tensors[name]
+        rows = fused.shape[1] // len(parts)
         for number, leaf in enumerate(parts):
             for e in range(experts):
-                found[family.tensor(leaf).name.format(i=layer, e=e)] = Stored(
-                    whole.file, (rows, whole.shape[2]), whole.dtype, name, e, number * rows
+                tensors[family.tensor(leaf).name.format(i=layer, e=e)] = Stored(
+                    fused.file, (rows, fused.shape[2]), fused.dtype, name, e, number * rows
                 )
 
 
@@ -214,7 +216,7 @@ def tensor_problems(folder: Path, config: ModelConfig, stored: dict[str, Stored]
     """What keeps these tensors from being the weights of a model: names, shapes, types, a tied head
     that is not.
     """
-    problems, stored = [], apart(stored, config)
+    problems, stored = [], split_experts(stored, config)
     specs = jax.tree.leaves(param_specs(config), is_leaf=is_spec)
     described = sum(math.prod(spec.shape[: spec.stacked + spec.per_expert]) for spec in specs)
     if described > 2 * len(stored) + 1000:  # their names alone might fill the memory

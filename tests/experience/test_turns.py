@@ -96,7 +96,7 @@ class World:
         state, arrays = json.loads(json.dumps(self.buffer.state())), self.buffer.arrays(LENGTH)
         other = World(prompts=self.prompts)
         prompts = {prompt.key: prompt for prompt in self.prompts}
-        other.buffer.restore(state, arrays, lambda *key: prompts[key], EOS)
+        other.buffer.restore(state, arrays, lambda *key: prompts[key], (EOS,))
         return other
 
     def found(self):

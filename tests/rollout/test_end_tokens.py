@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +85,18 @@ def test_a_server_says_stop_for_each_of_them():
             held = chunks[prompt]
             assert [t for c in held for t in c.tokens] == rollout.response.tolist()
             assert held[-1].finish == ("length" if rollout.truncated else "stop")
+
+
+def test_jetstream_stops_at_each_of_them():
+    """In a process of its own: JetStream sets up logging as it is imported."""
+    program = f"""
+from types import SimpleNamespace
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.rollout.jetstream_api import JetStreamTokenizer
+engine = SimpleNamespace(end_ids=(2, 7))
+assert JetStreamTokenizer(Tokenizer.load({str(TOKENIZER)!r}), engine).stop_tokens == {{2, 7}}
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 def test_the_turn_that_any_end_token_closed_is_answered():
