@@ -17,9 +17,9 @@ SECONDS = 2  # for each of its steps; what takes longer is wrong
 _PROSE = re.compile(r"[\s*\"']*[A-Za-z]{2,}(?:[\s:,']+[A-Za-z]+|\s*(?::|\$|\\[(\[]))")
 _LONG_NUMBER = re.compile(r"\d{20}")
 _LARGE_POWER = re.compile(
-    r"\^\s*\{?\s*-?(?:\d{5}|\d*\s*\^|[^{}]*\^)|[)}]\s*\^\s*\{?\d{3}|!\s*[!)}^]*!|\d{5}\s*!"
+    r"\^\s*(?:\{?\s*-?\d{5}|\{[^{}]*\^|-?\w+\s*\^)|[)}]\s*\^\s*\{?\d{3}|!\s*[!)}^]*!|\d{5}\s*!"
 )
-_LARGE_BOUND = re.compile(r"\\(?:sum|prod)[^\\]*\^\s*\{?\s*(?:\d{5}|[^{}]*[\^!])")
+_LARGE_BOUND = re.compile(r"\\(?:sum|prod)[^\\]*?\^\s*(?:\{?\s*\d{5}|\{[^{}]*[\^!])")
 
 
 def judge(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any]:
