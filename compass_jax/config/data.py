@@ -177,7 +177,7 @@ class FileSource:
     Rows of verl, TRL, ShareGPT, OpenAI and GSM8K are known by their columns (docs/data.md). A
     column inside another has a name with dots: "reward_model.ground_truth".
 
-    `verifier`: "math" compares the answer with the row's by math-verify; "exact", "choice", "json",
+    `verifier`: "math" compares the answer with the row's by value; "exact", "choice", "json",
     "regex", "format" and "length" are the other usual ones (docs/rewards.md); "my_rewards:score"
     or "path/to/my_rewards.py:score" is a function `score(prompt, response, **row)`. Several are
     added up by their weights: `verifier={"math": 1.0, "format": 0.2}`.

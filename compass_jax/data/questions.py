@@ -214,7 +214,7 @@ class _Kind(NamedTuple):
 
     label: str
     place: str  # of the source, in messages
-    compared: bool  # math-verify compares with the answer, and reads nothing else
+    compared: bool  # `math` compares with the answer, and reads nothing else
     turns: int = 0
     labelled: bool = False  # a gold label is made beside, of any column
 

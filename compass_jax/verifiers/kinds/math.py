@@ -7,18 +7,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from compass_jax.verifiers.answers import is_program
 from compass_jax.verifiers.base import NOTHING, Example, Kind
 from compass_jax.verifiers.extract import boxed, final_answer, last_formula, reference, stated
 from compass_jax.verifiers.maths.equality import same_answer
 
 MAX_CHARS = 600  # of a formula that Math-Verify reads
 SECONDS = 2  # for each of its steps; what takes longer is wrong
-_PROSE = re.compile(r"\W*[A-Za-z]{2,}(?:[\s:,']+[A-Za-z]+|\s*(?::|\$|\\[(\[]))")
+_PROSE = re.compile(r"[\s*\"']*[A-Za-z]{2,}(?:[\s:,']+[A-Za-z]+|\s*(?::|\$|\\[(\[]))")
 _LONG_NUMBER = re.compile(r"\d{20}")
 _LARGE_POWER = re.compile(
-    r"\^\s*\{?\s*-?(?:\d{5}|\d*\s*\^|[^{}]*\^)|[)}]\s*\^\s*\{?\d{3}|!\s*[!)}^]*!|\d{5}\s*!"
+    r"\^\s*(?:\{?\s*-?\d{5}|\{[^{}]*\^|-?\w+\s*\^)|[)}]\s*\^\s*\{?\d{3}|!\s*[!)}^]*!|\d{5}\s*!"
 )
-_LARGE_BOUND = re.compile(r"\\(?:sum|prod)[^\\]*\^\s*\{?\s*(?:\d{5}|[^{}]*[\^!])")
+_LARGE_BOUND = re.compile(r"\\(?:sum|prod)[^\\]*?\^\s*(?:\{?\s*\d{5}|\{[^{}]*[\^!])")
 
 
 def judge(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any]:
@@ -42,7 +43,8 @@ def _final(response: str, tag: str) -> str | None:
     if tag or found is None:
         return found
     found = final_answer(found, "answer") or found
-    return (last_formula(found) or found) if _PROSE.match(found) else found
+    prose = _PROSE.match(found) and not is_program(found)
+    return (last_formula(found) or found) if prose else found
 
 
 def _wanted(answer: Any) -> str:

@@ -13,16 +13,19 @@ from compass_jax.verifiers.maths import units
 from compass_jax.verifiers.maths.expressions import (
     MAX_BITS,
     Node,
+    Undefined,
     Unreadable,
     as_fraction,
     close,
     constant,
     equal,
+    evaluate,
     is_constant,
     is_real,
     parse,
     proportional,
     renamed,
+    variables,
 )
 from compass_jax.verifiers.maths.notation import normalised, plain_words
 from compass_jax.verifiers.maths.values import (
@@ -140,8 +143,9 @@ _SYNONYMS = {"dne": "does not exist", "impossible": "not possible"}
 def _words_of(value: Any) -> str:
     if isinstance(value, Quantity) and len(value.nodes) == 1 and value.unit is None:
         node = value.nodes[0]
-        return plain_words(str(node.parts[0])) if node.kind == "sym" else ""
-    words = plain_words(_text_of(value))
+        words = plain_words(str(node.parts[0])) if node.kind == "sym" else ""
+    else:
+        words = plain_words(_text_of(value))
     return _SYNONYMS.get(words, words)
 
 
@@ -398,6 +402,47 @@ def _equal_ends(a: Any, b: Any) -> bool:
     return close(a, b)
 
 
+def _holds_within(relation: Relation, pieces: Sequence[Piece]) -> bool:
+    """Returns whether an inequality of one variable holds within the intervals and only there.
+
+    It is tried at their ends, beside them, and at many points elsewhere.
+    """
+    difference = _difference(relation)
+    names = variables(difference)
+    ends = [end for piece in pieces for end in (piece.low, piece.high) if end is not None]
+    values = [constant(end) for end in ends if not is_infinite(end)]
+    if len(names) != 1 or relation.sign == "=" or any(v is None or not is_real(v) for v in values):
+        return False
+    (name,) = names
+    exact = [as_fraction(value) for value in values]
+    beside = [value + step for value in exact for step in (Fraction(1, 10**6), -Fraction(1, 10**6))]
+    inside = [value for value in exact if value.denominator < 10**6]
+    spread = [Fraction(n, 7) + Fraction(1, 13) for n in range(-150, 151)]
+    spread += [Fraction(10) ** n * sign for n in range(2, 7) for sign in (1, -1)]
+    for value in [*beside, *inside, *spread]:
+        holds = _holds(relation.sign, difference, {name: value})
+        if holds is not None and holds != any(_contains(piece, value) for piece in pieces):
+            return False
+    return True
+
+
+def _holds(sign: str, difference: Node, point: dict[str, Fraction]) -> bool | None:
+    try:
+        value = evaluate(difference, point, real=True)
+    except Undefined:
+        return None
+    return bool(value != 0 if sign == "neq" else value < 0 if sign == "<" else value <= 0)
+
+
+def _contains(piece: Piece, value: Fraction) -> bool:
+    """Returns whether a number lies in an interval with constant ends."""
+    ends = [None if end is None or is_infinite(end) else constant(end)
+            for end in (piece.low, piece.high)]  # fmt: skip
+    low, high = (None if end is None else as_fraction(end) for end in ends)
+    above = low is None or value > low or (value == low and not piece.low_open)
+    return above and (high is None or value < high or (value == high and not piece.high_open))
+
+
 def _same_grid(wanted: Grid, found: Grid) -> bool | None:
     if [len(row) for row in wanted.rows] != [len(row) for row in found.rows]:
         return False
@@ -479,6 +524,8 @@ def _same_mixed(wanted: Any, found: Any) -> bool | None:
         if isinstance(other, Region):
             pieces = pieces_of(items)
             return pieces is not None and _same_pieces(pieces, other.pieces)
+        if isinstance(other, Relation) and (pieces := pieces_of(items)) is not None:
+            return _holds_within(other, pieces)
         if isinstance(other, Grid):
             return items.kind != "set" and _same_vector(items, other)
         if items.kind in ("set", "list") and items.items:
@@ -513,7 +560,8 @@ def _same_across(wanted: Any, found: Any) -> bool | None:
             return _same_ratio(_as_ratio(moment), ratio)
     for region, relation in ((wanted, found), (found, wanted)):
         if isinstance(region, Region) and isinstance(relation, Relation):
-            return _same_relation(region.relation, relation)
+            same_one = _same_relation(region.relation, relation)
+            return same_one or _holds_within(relation, region.pieces)
     return False
 
 

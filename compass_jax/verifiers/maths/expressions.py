@@ -232,6 +232,9 @@ class _Parser:
                 value = self.node("factorial", value)
             elif self.take("%"):
                 value = self.node("div", value, self.node("num", Fraction(100)))
+            elif self.take("degree"):
+                half = self.node("div", self.node("const", "pi"), self.node("num", Fraction(180)))
+                value = self.node("mul", value, half)
             else:
                 break
         if self.i == start + 1 and self.tokens[start][0] == "number":

@@ -89,6 +89,7 @@ _SPACES = re.compile(
 )
 _OVERLINED = re.compile(r"(?<!\d)(\d{0,20})\.(\d{0,20})\s*\\(?:overline|bar)\s*\{(\d{1,40})\}")
 _ELLIPSIS = re.compile(r"(?<!\d)(\d{0,20})\.(\d{0,12}?)(\d{1,8}?)\3{2,12} ?\\ldots")
+_CHOOSE = re.compile(r"\{\s*([^{}\\]+?)\s*\\choose\s*([^{}\\]+?)\s*\}")
 _ENTITY = re.compile(r"&(?:lt|gt|amp);")
 
 
@@ -106,6 +107,7 @@ def normalised(text: str) -> str:
     text = _commands(text)
     text = _plain_operators(text)
     text = re.sub(r"\s+", " ", text).strip()
+    text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
     text = text.replace(r"\begin {", r"\begin{").replace(r"\end {", r"\end{")
     for _ in range(3):
         text = re.sub(r"^\\text\{([^{}]*(?:answer|:)[^{}]*)\}", r"\1", text)

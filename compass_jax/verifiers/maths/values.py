@@ -192,6 +192,7 @@ _BASED = re.compile(
     r"(?:_\s*\{?\s*(?:\\text\{)?\s*(\d{1,2}|[a-z]+)\s*\}?\s*\}?|"
     r"(?:\\text\{)?\s*\(?\s*(?:in\s+)?base[\s-]+(\d{1,2}|[a-z]+)\s*\)?\s*\}?)"
 )
+_TRIGONOMETRY = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _THOUSANDS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:,\d{3})+)(?![\d,]*\d)")
 _LITERAL = re.compile(r"[-+]?\s*(?:\d+(\.\d*)?|(\.\d+))")
 _NUMERIC = re.compile(r"(?:[-+\d.^*/{}() ]|\\(?:times|cdot|frac|pi|sqrt)(?![A-Za-z]))+")
@@ -255,6 +256,8 @@ def read(text: str, depth: int = 0) -> Any:
     text = text.strip()
     if depth > MAX_NESTED:
         return Words(text)
+    if only := re.fullmatch(r"\\text\{([^{}]*)\}", text):
+        text = only[1].strip()
     for reader in (_moment, _statement, _set, _membership, _union, _list, _either_sign, _related,
                    _bracketed, _grid, _based, _ratio, _quantity):  # fmt: skip
         value = reader(text, depth)
@@ -286,6 +289,9 @@ _PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5}
 def _number_in_words(text: str) -> Fraction | None:
     """Returns the number that words name: seven, twenty-five, one half."""
     words = plain_words(text).split()
+    if len(words) > 1 and words[0] in ("negative", "minus"):
+        positive = _number_in_words(" ".join(words[1:]))
+        return None if positive is None else -positive
     if len(words) == 1:
         number = {**_ONES, **_TENS}.get(words[0])
         return None if number is None else Fraction(number)
@@ -353,7 +359,9 @@ def _statement(text: str, depth: int) -> Formal | None:
 
 
 def _set(text: str, depth: int) -> Any:
-    if text.strip() in (r"\emptyset", r"\{\}", r"\{ \}") or plain_words(text) in _EMPTY:
+    if text in (r"\emptyset", r"\{\}", r"\{ \}"):
+        return Items("set", ())
+    if not text.startswith("\\") and plain_words(text) in _EMPTY:
         return Items("set", ())
     if not text.startswith(r"\{"):
         return None
@@ -590,7 +598,7 @@ def _equation(parts: Sequence[str], signs: Sequence[str], depth: int) -> Any:
 _SYMBOL = r"[A-Za-z]\w*(?:_\{?\w+\}?)?"
 _NAMES = re.compile(
     rf"\(?\s*{_SYMBOL}(?:\s*[,;]\s*{_SYMBOL})*\s*\)?|[A-Za-z][A-Za-z .]*|"
-    r"[A-Za-z][\w{}']*\([^()]*\)"
+    r"[A-Za-z][\w{}'^-]*\([^()]*\)"
 )
 
 
@@ -859,8 +867,10 @@ def _unit_splits(text: str) -> list[tuple[str, str]]:
     """Returns the ways to divide a text into an expression and a unit, the longest unit first."""
     found = []
     start = re.search(r"\\text\{|\\degree", text)
-    if start and start.start():
-        found.append((text[: start.start()].strip(), text[start.start() :]))
+    if start and start.start() and not _TRIGONOMETRY.search(text[: start.start()]):
+        head, tail = text[: start.start()].strip(), text[start.start() :]
+        percent = head.endswith("%")
+        found.append((head[:-1], f"% {tail}") if percent else (head, tail))
     if text.endswith("%"):
         found.append((text[:-1].strip(), "%"))
     for mark in re.finditer(r"(?:(?<=[\d)}!])|(?<=\\pi))\s*(?=[A-Za-z°])", text):
