@@ -41,7 +41,7 @@ from compass_jax.data.sft import ExampleStream
 from compass_jax.data.streamed import sft_records
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.machine import on_cpu, usable_bytes
-from compass_jax.memory import PROCESS_BYTES, fitting_rows
+from compass_jax.memory import fitting_rows, process_bytes
 from compass_jax.model.params import abstract_params
 from compass_jax.presets import fitted_preset
 from compass_jax.rl.bucketing import best_buckets
@@ -266,8 +266,7 @@ def _free(model: ModelConfig, compute: ComputeConfig, mesh: MeshConfig) -> float
     two gradients and the sampler's copy.
     """
     narrow = 2 if compute.dtype == "bfloat16" else 4
-    process = PROCESS_BYTES if on_cpu() else 0.0
-    left = usable_bytes() - process - _parameters(model) * (20 + narrow) / mesh.fsdp
+    left = usable_bytes() - process_bytes() - _parameters(model) * (20 + narrow) / mesh.fsdp
     return max(left, usable_bytes() / 10)
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig, RolloutConfig, RunConfig
-from compass_jax.machine import available_bytes, on_cpu, usable_bytes
+from compass_jax.machine import available_bytes, on_cpu, peak_bytes, usable_bytes
 from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.params import in_layout, training_layout
@@ -22,7 +22,7 @@ from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.model.transformer import apply as apply_model
 
 # Python, JAX, the compiler and its programs, the tokenizer, on a CPU (docs/measurements.md)
-PROCESS_BYTES = 1.75 * 2**30
+PROCESS_BYTES = 2.0 * 2**30
 # the forward pass of the next micro-batch runs beside the backward pass of this one
 MICRO_BATCHES_AT_ONCE = 2
 
@@ -61,7 +61,7 @@ def estimate(config: RunConfig, stage: str = "train") -> MemoryEstimate:
     settings: Any = config.rl if rl else config.sft
     rows = rows_of(settings.micro_batch_tokens, settings.buckets[-1], config.mesh)
     return MemoryEstimate(
-        process=PROCESS_BYTES if on_cpu() else 0.0,
+        process=process_bytes(),
         **_fixed(config, rl),
         **_of_micro_batch(config.model, config.compute, rows, settings.buckets[-1]),
     )
@@ -71,17 +71,22 @@ def memory_line(config: RunConfig, stage: str) -> str:
     """Returns the estimate in words, with what is available where the run needs more."""
     need, free = estimate(config, stage), usable_bytes()
     if on_cpu():  # its simulated devices share one memory
-        parts = {name: x * jax.local_device_count() for name, x in need._asdict().items()}
-        need, free = MemoryEstimate(**parts | {"process": need.process}), available_bytes()
+        need = MemoryEstimate(*(x * jax.local_device_count() for x in need))
+        free = available_bytes() + peak_bytes()  # what this process has already is its own
     line = str(need)
     if need.total > free:
-        sizes = (
-            "rl.micro_batch_tokens or rollout.slots"
-            if stage == "train"
-            else "sft.micro_batch_tokens"
-        )
+        sizes = "sft.micro_batch_tokens"
+        if stage == "train":
+            sizes = "rl.micro_batch_tokens or rollout.slots"
         line += f"; {free / 2**30:.1f} GiB are free: lower {sizes}"
     return line
+
+
+def process_bytes() -> float:
+    """Returns a device's part of PROCESS_BYTES: all of a CPU's simulated devices share a process,
+    and an accelerator's memory holds none of it.
+    """
+    return PROCESS_BYTES / jax.local_device_count() if on_cpu() else 0.0
 
 
 def rows_of(tokens: int, length: int, mesh: MeshConfig) -> int:
@@ -94,17 +99,18 @@ def _shards_of_rows(mesh: MeshConfig) -> int:
 
 
 def fitting_rows(config: RunConfig, stage: str, most: int) -> int:
-    """Returns how many rows of the longest bucket fit into a micro-batch on one device, one at
-    least and `most` at most; `stage` as in `estimate`.
+    """Returns how many rows of the longest bucket fit into a micro-batch on one device: `most`, or
+    a power of two, which a little more or less free memory does not change; `stage` as in
+    `estimate`.
     """
     rl = stage == "train"
-    process = PROCESS_BYTES if on_cpu() else 0.0
-    room = usable_bytes() - process - sum(_fixed(config, rl).values())
+    room = usable_bytes() - process_bytes() - sum(_fixed(config, rl).values())
     length = (config.rl if rl else config.sft).buckets[-1]
     one, two = (
         sum(_of_micro_batch(config.model, config.compute, rows, length).values()) for rows in (1, 2)
     )
-    return max(1, min(most, 1 + int((room - one) // max(two - one, 1))))
+    fitting = max(1, 1 + int((room - one) // max(two - one, 1)))
+    return most if fitting >= most else 2 ** int(math.log2(fitting))
 
 
 def _fixed(config: RunConfig, rl: bool) -> dict[str, float]:

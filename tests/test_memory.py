@@ -62,7 +62,7 @@ def test_rows_fit_into_what_is_usable(monkeypatch):
         beside = need.total - need.activations - need.logits
         room = beside + share * (need.activations + need.logits)
         monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda room=room: room + 1)
-        assert rows - 1 <= fitting_rows(config, "train", 64) <= rows + 1
+        assert fitting_rows(config, "train", 64) in (rows, 2 * rows)
     monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: 0.0)
     assert fitting_rows(config, "train", 64) == 1
     monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: 1e12)
@@ -75,6 +75,7 @@ def test_the_line_names_the_parts_and_what_is_missing(monkeypatch):
     assert line.startswith("about ") and f"process {PROCESS_BYTES / GIB:.2f}" in line
     assert "are free" not in line
     monkeypatch.setattr("compass_jax.memory.available_bytes", lambda: 0.5 * GIB)
+    monkeypatch.setattr("compass_jax.memory.peak_bytes", lambda: 0.0)
     assert "; 0.5 GiB are free: lower rl.micro_batch_tokens" in memory_line(config, "train")
     assert "lower sft.micro_batch_tokens" in memory_line(config, "sft")
 

@@ -191,7 +191,7 @@ def test_bare_names_are_looked_up_in_configs(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"no configuration file tyni: .* name: .*\btiny,"):
         cli.load_config("tyni")
     (tmp_path / "x.txt").write_text("")
-    with pytest.raises(ConfigError, match=r"x.txt: a configuration is a Python file"):
+    with pytest.raises(ConfigError, match=r"x.txt: a configuration is a file \.py, "):
         cli.load_config("x.txt")
 
 

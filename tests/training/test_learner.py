@@ -173,6 +173,17 @@ def test_a_trace_of_some_rows_has_those_of_all_and_no_ratio_where_it_is_one():
     assert "ratio" not in traced(range(16), updates_per_rollout=1)[0]
 
 
+def test_progress_counts_the_micro_batches_of_scoring_and_of_every_update():
+    config = dataclasses.replace(CONFIG, rl=dataclasses.replace(CONFIG.rl, epochs=2))
+    params = init_params(config.model, config.compute, jax.random.key(0))
+    learner, calls = Learner.start(config, Transformer(config.model, config.compute), params), []
+    learner.progress = lambda done, total: calls.append((done, total))
+    arrays = samples(0)
+    learner.train(arrays)
+    count = 3 * sum(len(learner._plan(arrays, rows)) for rows in learner.updates)
+    assert calls == [(n, count) for n in range(1, count + 1)] and count > 3
+
+
 def routes(length=12):
     """Row r, token t, layer l: experts r and 10 t + l."""
     r, t, layer = np.meshgrid(np.arange(4), np.arange(length), np.arange(2), indexing="ij")

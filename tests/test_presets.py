@@ -1,0 +1,63 @@
+"""Presets on a machine that decodes fewer samples at once than the paper's step has."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tiny_run import tiny_run
+
+from compass_jax.config.io import config_to_json
+from compass_jax.presets import PRESETS, describe_changes, fitted_preset, preset
+from compass_jax.runs.rundir import with_recorded_sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "slots", "sizes"),
+    [
+        ("grpo", 64, (4, 16)),
+        ("grpo", 256, (8, 32)),
+        ("grpo", 1024, (16, 64)),
+        ("grpo", 8, (4, 8)),
+        ("espo", 64, (8, 8)),
+        ("gspo", 512, (64, 8)),
+        ("espo", 4096, (128, 8)),
+        ("dapo", 64, (8, 8)),
+        ("dapo", 16, (4, 8)),
+    ],
+)
+def test_a_step_shrinks_as_a_whole_and_stays_a_baseline(name, slots, sizes):
+    rl = fitted_preset(name, 256, slots, 10_000)
+    assert (rl.prompts_per_step, rl.group_size) == sizes
+    assert rl.prompts_per_step % rl.updates_per_rollout == 0
+    paper = preset(name, 256)
+    rollouts = paper.optim.warmup_steps // paper.updates_per_rollout
+    assert rl.optim.warmup_steps == rollouts * rl.updates_per_rollout
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_was_changed_is_said(name):
+    base, paper = tiny_run(), preset(name, 256)
+    rl = fitted_preset(name, 256, 64, 10_000)
+    line = describe_changes(name, replace(base, rl=rl))
+    said = f"{rl.prompts_per_step} prompts x {rl.group_size} samples a step (paper:"
+    assert f"{said} {paper.prompts_per_step} x {paper.group_size})" in line
+    assert describe_changes(name, replace(base, rl=paper)) == ""
+
+
+def test_few_prompts_are_all_in_a_step():
+    rl = fitted_preset("espo", 256, 64, 3)
+    assert (rl.prompts_per_step, rl.updates_per_rollout) == (3, 1)
+
+
+def test_a_run_that_has_begun_keeps_the_sizes_that_were_chosen(tmp_path):
+    config = replace(tiny_run(), run_dir=str(tmp_path))
+    rl = replace(config.rl, micro_batch_tokens=77, group_size=2)
+    old = replace(config, rl=rl, rollout=replace(config.rollout, slots=2))
+    assert with_recorded_sizes(config) == config
+    (tmp_path / "config.json").write_text(config_to_json(old))
+    assert with_recorded_sizes(config) == config, "nothing was trained"
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"stage": "rl", "step": 1}) + "\n")
+    assert with_recorded_sizes(config) == old
+    found = with_recorded_sizes(config, ["--rl.group-size=8", "--rollout.slots", "4"])
+    assert found.rl.micro_batch_tokens == 77 and found.rl.group_size == config.rl.group_size
+    assert found.rollout.slots == config.rollout.slots
