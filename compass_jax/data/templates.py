@@ -2,7 +2,7 @@
 
 The environment is that of transformers' `apply_chat_template`: sandboxed and immutable, blocks
 trimmed, with loop controls, `tojson`, `raise_exception`, `strftime_now` and `{% generation %}`. The
-variables `tools` and `documents` are None where there are none.
+variables `tools` and `documents` default to None.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORDS = 500  # characters of an error's text
 
 
 class TemplateFailure(UserError):
-    """A template did not render a conversation; the message says why."""
+    """An error of a template that renders a conversation, with its reason."""
 
 
 class ToolsNotShown(TemplateFailure):
@@ -50,7 +50,7 @@ class GenerationBlock(jinja2.ext.Extension):
 
 
 def raise_exception(message: str) -> None:
-    """Refuses the messages, in a template."""
+    """Raises an error with a template's own message."""
     raise jinja2.exceptions.TemplateError(str(message))
 
 
@@ -74,12 +74,12 @@ def strftime_now(pattern: str) -> str:
 
 def environment() -> jinja2.Environment:
     """Returns the environment of transformers' chat templates."""
-    found = ImmutableSandboxedEnvironment(
+    jinja = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, jinja2.ext.loopcontrols]
     )
-    found.filters["tojson"] = tojson
-    found.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
-    return found
+    jinja.filters["tojson"] = tojson
+    jinja.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    return jinja
 
 
 @lru_cache(maxsize=8)
@@ -88,7 +88,7 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 def render(source: str, **variables: Any) -> str:
-    """Renders a template. Raises TemplateFailure for whatever goes wrong in it."""
+    """Renders a template. Raises TemplateFailure for every error in it."""
     try:
         return _compiled(source).render(**variables)
     except jinja2.exceptions.TemplateSyntaxError as error:
@@ -139,7 +139,7 @@ def render_chat(
 
 
 def _with_thinking(source: str, messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages with `thinking` beside `reasoning_content`, for templates that read this name
+    """Adds `thinking` to messages with `reasoning_content`, for templates that read this name
     (gpt-oss's).
     """
     if not re.search(r"\bthinking\b", source):
@@ -155,23 +155,24 @@ def _with_thinking(source: str, messages: Sequence[Message]) -> Sequence[Message
 def _hidden_field(
     source: str, messages: Sequence[Message], tools: Any, text: str, rendered: Any
 ) -> str | None:
-    """The part of a conversation that the template leaves out: `text` is the same without it.
+    """Returns the part of a conversation that the template leaves out, or None: without this part
+    the text is the same.
 
-    A template may leave out the reasoning of earlier turns, but must know of it. The name and the
-    id of a tool's answer may be left out: the order of the messages says them too.
+    A template may leave out the reasoning of earlier turns, but must mention the field. It may
+    leave out the name and id of a tool's answer, because the order of the messages implies them.
     """
     fields = {name for message in messages for name in message}
     reasoning = ("reasoning_content", "thinking")
     if "reasoning_content" in fields and not any(name in source for name in reasoning):
         return "reasoning_content"
-    others = {"tools": (messages, None)} if tools else {}
+    variants = {"tools": (messages, None)} if tools else {}
     for field in ("name", "tool_calls"):
-        kept = [
+        shorter = [
             {k: v for k, v in m.items() if k != field or m.get("role") == "tool"} for m in messages
         ]
-        if kept != list(messages):
-            others[field] = (kept, tools)
-    for field, (form, shown_tools) in others.items():
+        if shorter != list(messages):
+            variants[field] = (shorter, tools)
+    for field, (form, shown_tools) in variants.items():
         try:
             if rendered(form, shown_tools) == text:
                 return field
@@ -181,18 +182,18 @@ def _hidden_field(
 
 
 def _call_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """The messages in the forms that templates want of tool calls: arguments as an object or as its
-    JSON, a content that is empty or null, OpenAI's fields, ids of nine letters.
+    """Yields the messages in each form of tool calls that templates read: arguments as an object
+    or as JSON text, an empty or null content, OpenAI's fields, ids of nine letters.
     """
     plain = [_with_objects(message) for message in messages]
     yield plain
     if not any(message.get("tool_calls") or message.get("role") == "tool" for message in messages):
         return
     for new_ids in (False, True):
-        whole = _with_ids([_as_openai(message) for message in plain], new_ids)
+        complete = _with_ids([_as_openai(message) for message in plain], new_ids)
         for empty in ("", None):
             for as_text in (False, True):
-                yield [_call_form(message, empty, as_text) for message in whole]
+                yield [_call_form(message, empty, as_text) for message in complete]
 
 
 def _calls(message: Message) -> list[Any]:
@@ -200,7 +201,7 @@ def _calls(message: Message) -> list[Any]:
 
 
 def _with_objects(message: Message) -> Message:
-    """The message with the arguments of its calls as objects, where they are the JSON of one."""
+    """Parses the arguments of a message's calls that are the JSON text of an object."""
     calls = [_map_arguments(call, _object) for call in _calls(message)]
     return {**message, "tool_calls": calls} if calls else message
 
@@ -217,14 +218,14 @@ def _object(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        found = json.loads(arguments)
+        value = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-    return found if isinstance(found, dict) else arguments
+    return value if isinstance(value, dict) else arguments
 
 
 def _as_openai(message: Message) -> Message:
-    """The message with calls as {"type": "function", "function": {"name", "arguments"}}."""
+    """Writes a message's calls as {"type": "function", "function": {"name", "arguments"}}."""
     calls = [
         {"type": "function", "function": call}
         if isinstance(call, Mapping) and not isinstance(call.get("function"), Mapping)
@@ -250,31 +251,31 @@ def call_id(text: str) -> str:
 
 
 def _with_ids(messages: Sequence[Message], replaced: bool) -> list[Message]:
-    """The messages with an id for every call, and that of its call for every tool's answer, in
-    their order. `replaced`: ids that are there become ones of nine letters.
+    """Gives every call an id, and every tool's answer the id of its call, in their order.
+    `replaced`: given ids become ids of nine letters too.
     """
-    found: list[Message] = []
-    waiting: list[str] = []
+    result: list[Message] = []
+    open_ids: list[str] = []  # of calls without an answer so far
     for number, message in enumerate(messages):
         if calls := _calls(message):
             calls = [
                 {**call, "id": _id_of(call.get("id"), f"{number}.{n}", replaced)}
                 for n, call in enumerate(calls)
             ]
-            waiting = [call["id"] for call in calls]
+            open_ids = [call["id"] for call in calls]
             message = {**message, "tool_calls": calls}
         elif message.get("role") == "tool":
-            usual = waiting.pop(0) if waiting else call_id(str(number))
-            given = message.get("tool_call_id")
+            default = open_ids.pop(0) if open_ids else call_id(str(number))
+            identity = message.get("tool_call_id")
             message = {
                 **message,
-                "tool_call_id": _id_of(given, usual, replaced) if given else usual,
+                "tool_call_id": _id_of(identity, "", replaced) if identity else default,
             }
-        found.append(message)
-    return found
+        result.append(message)
+    return result
 
 
-def _id_of(given: Any, place: str, replaced: bool) -> str:
-    if given and not replaced:
-        return str(given)
-    return call_id(str(given or place))
+def _id_of(identity: Any, place: str, replaced: bool) -> str:
+    if identity and not replaced:
+        return str(identity)
+    return call_id(str(identity or place))

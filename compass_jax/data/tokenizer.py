@@ -36,15 +36,13 @@ Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]]
 Example = tuple[np.ndarray, np.ndarray]  # tokens int32 [t], mask bool [t]
 
-MARK = "mark-of-a-turn"  # the content of an assistant message that is rendered to look around it
+MARK = "mark-of-a-turn"  # content of an assistant message in a probe of the template
 THOUGHT_OPENED = re.compile(r"<think>\s*\Z")
 _TAIL = 8  # tokens at a prompt's end that are searched for an opened thought
 
 
 class Chat(NamedTuple):
-    """A conversation, and the tools that the chat template is told of; `hidden` where their
-    spellings of control tokens are hidden.
-    """
+    """A conversation with its tools; `hidden` if spellings of control tokens in it are hidden."""
 
     messages: Messages
     tools: Tools = ()
@@ -193,14 +191,14 @@ class Tokenizer:
         return self._backend.decode(known, skip_special_tokens=not special)
 
     def decode_response(self, ids: Iterable[int]) -> str:
-        """Text of a response as rewards and logs have it: special tokens such as <think> are kept,
-        those that end, begin or pad a text are left out.
+        """Returns the text of a response for rewards and logs: with special tokens such as <think>,
+        without those that end, begin or pad a text.
         """
         return self.decode([i for i in map(int, ids) if i not in self._unshown], special=True)
 
     def opened_thought(self, prompt: Sequence[int]) -> str:
-        """The "<think>" with which a prompt's generation prompt opens a thought, and the white
-        space after it; empty where it opens none.
+        """Returns the "<think>" at a prompt's end, with the white space after it; empty if the
+        prompt opens no thought.
         """
         found = THOUGHT_OPENED.search(self.decode(prompt[-_TAIL:], special=True))
         return found[0] if found else ""
@@ -266,8 +264,8 @@ class Tokenizer:
         return self._render(chat, len(messages), add_generation_prompt)
 
     def _prepared(self, chat: Chat, trusted: bool) -> Chat:
-        """The conversation as the template gets it: spellings of control tokens are hidden unless
-        `trusted`, and developers are the system where the template does not name them.
+        """Prepares a conversation for the template: hides spellings of control tokens unless
+        `trusted`, and makes developers the system if the template does not name them.
         """
         messages = chat.messages
         if not self.template_names("developer"):
@@ -422,8 +420,8 @@ class Tokenizer:
         trusted: bool = False,
         tools: Sequence[Tools] | None = None,
     ) -> Iterator[list[Example]]:
-        """The examples of each conversation: one, or several where the template rewrites earlier
-        turns, so that each assistant message is learnt in the context that a rollout gives it.
+        """Yields the examples of each conversation: one, or several if the template rewrites
+        earlier turns, so that each assistant message is learnt in a rollout's context.
         """
         for chat in _chats(conversations, tools):
             yield self._examples(self._prepared(chat, trusted))
@@ -438,7 +436,7 @@ class Tokenizer:
             target = self._target(chat, i)
             continued = done is not None and before.startswith(done)
             context = self.ids(before[len(done or "") :] if continued else before)
-            answer = self._ended(chat, i, target)
+            answer = self._answer(chat, i, target)
             if not continued:
                 parts.append(([], []))
             ids, mask = parts[-1]
@@ -456,7 +454,7 @@ class Tokenizer:
         return [_trimmed(ids, mask) for ids, mask in parts]
 
     def _target(self, chat: Chat, i: int) -> str:
-        """The text of assistant message `i` after the prompt that a rollout has there."""
+        """Returns the text of assistant message `i` after the prompt of a rollout."""
         message, prompt = chat.messages[i], self._render(chat, i, True)
         opened = THOUGHT_OPENED.search(prompt) is not None
         for history in _histories(chat.messages[:i]):
@@ -475,8 +473,8 @@ class Tokenizer:
             " template whose turns begin as its generation prompt does"
         )
 
-    def _ended(self, chat: Chat, i: int, target: str) -> _Answer:
-        """The ids of assistant message `i`, and how many of them are learnt."""
+    def _answer(self, chat: Chat, i: int, target: str) -> _Answer:
+        """Returns the ids of assistant message `i`, and the number of them that is learnt."""
         ids = self.ids(target)
         ends = [j for j, token in enumerate(ids) if token in self.end_ids]
         if not ends and self.closes_turns and not self._closes_with_end:
@@ -490,8 +488,8 @@ class Tokenizer:
         return _Answer([*ids, self._end_before(chat, i)], len(ids) + 1)
 
     def _end_before(self, chat: Chat, i: int) -> int:
-        """The token that ends assistant message `i` where the template writes none: the one that
-        opens the next message, if it is an end token (GLM's <|user|>), else the end token.
+        """Returns the token that ends assistant message `i` if the template writes none: the one
+        that opens the next message, if it is an end token (GLM's <|user|>), else the end token.
         """
         if self.closes_turns:
             return self.eos_id
@@ -503,8 +501,8 @@ class Tokenizer:
         return opening if opening in self.end_ids else self.eos_id
 
     def _opening_id(self, role: str) -> int | None:
-        """The first token that the template writes of a message of this role after a turn; None
-        where it does not take one there.
+        """Returns the first token of a message of this role after an assistant's; None if the
+        template refuses it.
         """
         if role not in self._openings:
             probe = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
@@ -513,14 +511,14 @@ class Tokenizer:
                 texts = [self._render(Chat([*probe, *more]), 3, False) for more in ([], following)]
             except TokenizerError:
                 texts = ["", ""]
-            alone, whole = (text.rpartition(MARK)[2] for text in texts)
-            ids = self.ids(whole[len(alone) :].lstrip()) if whole.startswith(alone) else []
+            alone, longer = (text.rpartition(MARK)[2] for text in texts)
+            ids = self.ids(longer[len(alone) :].lstrip()) if longer.startswith(alone) else []
             self._openings[role] = ids[0] if ids else None
         return self._openings[role]
 
     @cached_property
     def _closing_ids(self) -> list[int]:
-        """The control tokens that the template writes after an assistant message's content."""
+        """Control tokens that the template writes after an assistant message's content."""
         chat = Chat([{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}])
         text = self._render(chat, 2, False)
         return [i for i in self.ids(text.rpartition(MARK)[2]) if i in self._control.ids]
@@ -534,10 +532,10 @@ class Tokenizer:
 
     @property
     def _closes_with_end(self) -> bool:
-        return not set(self.end_ids).isdisjoint(self._closing_ids)
+        return any(token in self.end_ids for token in self._closing_ids)
 
     def control_spans(self, text: str) -> list[tuple[int, int]]:
-        """Where a rendered text has control tokens of the template: (start, end) of each."""
+        """Returns (start, end) of each control token that the template wrote into a text."""
         return self._control.spans(text)
 
 
@@ -549,30 +547,31 @@ class _Answer(NamedTuple):
 
 
 def _trimmed(ids: list[int], mask: list[bool]) -> Example:
-    """Arrays of an example, without what follows the last token that is learnt."""
+    """Returns the arrays of an example up to the last token that is learnt."""
     last = len(mask) - mask[::-1].index(True)
     return np.asarray(ids[:last], np.int32), np.asarray(mask[:last], bool)
 
 
 def _histories(messages: Messages) -> Iterator[list[dict[str, Any]]]:
-    """The messages before an assistant message, then shorter ones in which a template may have less
-    to rewrite once it is there: without reasoning, without the system's, the last question alone.
+    """Yields the messages before an assistant message, then shorter histories that a template may
+    not rewrite: without reasoning, without system messages, from the last question on, the last
+    question alone.
     """
     yield list(messages)
     thoughts = ("reasoning_content", "thinking")
     plain = [{k: v for k, v in one.items() if k not in thoughts} for one in messages]
     yield plain
-    asked = [one for one in plain if one.get("role") not in ("system", "developer")]
-    yield asked
-    last = [i for i, one in enumerate(asked) if one.get("role") == "user"]
-    if last:
-        yield asked[last[-1] :]
-        yield asked[last[-1] : last[-1] + 1]
+    dialogue = [one for one in plain if one.get("role") not in ("system", "developer")]
+    yield dialogue
+    questions = [i for i, one in enumerate(dialogue) if one.get("role") == "user"]
+    if questions:
+        yield dialogue[questions[-1] :]
+        yield dialogue[questions[-1] : questions[-1] + 1]
 
 
 def _closed_thought(content: str) -> str:
-    """The thought of a content, closed, as it follows a prompt that opens it; an empty thought
-    where the content has none.
+    """Returns the closed thought of a content, without its opening tag; an empty thought if the
+    content has no thought.
     """
     thought, mark, _ = content.rpartition("</think>")
     if not mark:

@@ -1,8 +1,8 @@
-"""The tokens of what an environment says, as a chat template writes them after a model's turn.
+"""The tokens of an environment's messages, as a chat template writes them after a model's turn.
 
-The model's turn keeps the tokens that were sampled, whatever the template does to earlier turns.
-What follows it is taken from a probe: a short conversation whose assistant message holds a mark.
-The template's text after the mark is the end of the turn, then what stands between the turns.
+The model's turn keeps its sampled tokens, whatever the template does to earlier turns. The tokens
+after it come from a probe: a short conversation whose assistant message holds a mark. The
+template's text after the mark is the end of the turn, followed by the environment's messages.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from compass_jax.data.tokenizer import MARK, Tokenizer
 from compass_jax.data.tokenizer_folder import TokenizerError
 
 Messages = list[dict[str, Any]]
-# the tool that a call names, in JSON or beside gpt-oss's channel
+# the name of a called tool, in JSON or in gpt-oss's message header
 _CALLED = re.compile(r'"name"\s*:\s*"([\w.-]+)"|\bto=(?:functions\.)?([\w.-]+)')
 
 
 class _Probe(NamedTuple):
-    """A conversation whose last message is the assistant's with the mark, and what follows it."""
+    """A conversation that ends with the marked assistant message, and the reply to it."""
 
     before: Messages
     reply: Messages
 
 
 def turn_encoder(tokenizer: Tokenizer) -> Callable[[str, Sequence[int]], list[int]]:
-    """Returns a function: messages (a list of JSON) and the tokens of the model's last turn -> the
-    tokens that stand between this turn and the first token of the next one.
+    """Returns a function of an environment's messages (as JSON) and the tokens of the model's last
+    turn. It returns the tokens from the end of this turn to the start of the next one.
 
-    It raises TokenizerError where the chat template refuses the messages, or leaves one out.
+    The function raises TokenizerError if the chat template refuses a message or leaves it out.
     """
 
     def encode(says: str, turn: Sequence[int]) -> list[int]:
@@ -52,10 +52,11 @@ def turn_encoder(tokenizer: Tokenizer) -> Callable[[str, Sequence[int]], list[in
 
 
 def _probes(reply: Messages, text: str) -> list[_Probe]:
-    """The probes for a reply: after calls, where it begins with tools' answers, and after text.
+    """Returns the probes for a reply: after tool calls, if it begins with tools' answers, then
+    after text.
 
-    Some templates refuse a tool's answer that no call precedes, others show no calls or refuse
-    several at once.
+    Some templates refuse a tool's answer without a call before it; others show no calls, or refuse
+    several calls in one message.
     """
     question = {"role": "user", "content": "?"}
     plain = _Probe([question, {"role": "assistant", "content": MARK}], reply)
@@ -65,8 +66,8 @@ def _probes(reply: Messages, text: str) -> list[_Probe]:
     names = _called_names(text)
     calls, replies = [], []
     for n, message in enumerate(reply[:answers]):
-        usual = names[n] if n < len(names) else "tool"
-        name, identity = message.get("name", usual), message.get("tool_call_id", call_id(f"{n}"))
+        default = names[n] if n < len(names) else "tool"
+        name, identity = message.get("name", default), message.get("tool_call_id", call_id(f"{n}"))
         function = {"name": name, "arguments": {"x": MARK}}
         calls.append({"type": "function", "id": identity, "function": function})
         replies.append({**message, "tool_call_id": identity})
@@ -76,14 +77,14 @@ def _probes(reply: Messages, text: str) -> list[_Probe]:
 
 
 def _called_names(text: str) -> list[str]:
-    """The names of the tools that a turn calls, as far as they can be read: some templates write
-    them beside the answers.
+    """Returns the names of the tools that a turn calls, as far as they can be read: gpt-oss's
+    template repeats them in the answers.
     """
-    return [in_json or beside for in_json, beside in _CALLED.findall(text)]
+    return [in_json or in_header for in_json, in_header in _CALLED.findall(text)]
 
 
 def _tail(tokenizer: Tokenizer, probe: _Probe) -> str:
-    """The template's text after the last mark, with the opening of the model's next turn."""
+    """Returns the template's text after the last mark, with the generation prompt."""
     messages = [*probe.before, *probe.reply]
     text = tokenizer.rendered(messages, add_generation_prompt=bool(probe.reply))
     at = text.rfind(MARK)
@@ -95,7 +96,7 @@ def _tail(tokenizer: Tokenizer, probe: _Probe) -> str:
 
 
 def _check_shown(tokenizer: Tokenizer, probe: _Probe, tail: str) -> None:
-    """Raises TokenizerError where the tail is the same without the content of a message."""
+    """Raises TokenizerError if the tail does not depend on the content of a message."""
     for n, message in enumerate(probe.reply):
         if not message.get("content", "").strip():
             continue
@@ -112,18 +113,18 @@ def _check_shown(tokenizer: Tokenizer, probe: _Probe, tail: str) -> None:
 
 
 def _following(tokenizer: Tokenizer, probe: _Probe, tail: str, turn: Sequence[int]) -> list[int]:
-    """The ids of the tail after the end of the model's turn."""
+    """Returns the ids of the tail after the end of the model's turn."""
     alone = _tail(tokenizer, probe._replace(reply=[]))
     ends = tokenizer.control_spans(alone)
     if tokenizer.closes_turns and ends:
-        # the n-th control token ends the turn, also where another one stands in its place when
-        # something follows (gpt-oss: <|return|> and <|end|>)
+        # The n-th control token ends the turn. It may be another token when messages follow
+        # (gpt-oss: <|end|> instead of <|return|>).
         spans = tokenizer.control_spans(tail)
         if len(spans) >= len(ends):
             return tokenizer.ids(tail[spans[len(ends) - 1][0] :])[1:]
     elif tail.startswith(alone):
         ids = tokenizer.ids(tail[len(alone) :])
-        # the end token that was sampled may be the one that opens the next message (GLM)
+        # GLM: the sampled end token may be the one that opens the next message.
         return ids[1:] if ids[:1] == list(turn[-1:]) else ids
     raise TokenizerError(
         "the chat template writes the end of the model's turn differently once an environment has"

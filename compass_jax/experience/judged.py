@@ -68,9 +68,7 @@ def _ended(scores: Sequence[Score]) -> list[Score]:
 
 
 def failure_of(groups: Sequence[Group]) -> str:
-    """What is said where every sample of a step failed (an error, a crash or a timeout); empty
-    where one did not.
-    """
+    """Describes the failure if every sample failed (error, crash or timeout); empty otherwise."""
     scores = [score for group in groups for score in group.scores]
     if not scores or any(score.outcome not in FAILURES for score in scores):
         return ""
@@ -79,13 +77,13 @@ def failure_of(groups: Sequence[Group]) -> str:
 
 
 def why_lost(scores: Sequence[Score]) -> str:
-    """The reasons of samples without a reward, the most frequent first."""
+    """Lists the reasons of samples without a reward, the most frequent first."""
     lost = [score for score in scores if not score.known]
     reasons = Counter(summary(score.detail) for score in lost if score.detail)
-    told = [reason for reason, _ in reasons.most_common(MOST_REASONS)]
+    parts = [reason for reason, _ in reasons.most_common(MOST_REASONS)]
     if any(score.outcome == "unjudged" and not score.detail for score in lost):
-        told.append("a verifier returned None; a function that is to judge ends with a return")
-    return f": {'; '.join(told)}" if told else ""
+        parts.append("a verifier returned None; a function that is to judge ends with a return")
+    return f": {'; '.join(parts)}" if parts else ""
 
 
 def counts_in_words(counts: Counter[str]) -> str:

@@ -169,7 +169,7 @@ def test_every_assistant_turn_is_learnt_after_the_prompt_that_a_rollout_has(toke
     learnt = [span for part in parts for span in spans(tokenizer, part)]
     assert len(learnt) == len(turns)
     for span, i in zip(learnt, turns, strict=True):
-        assert span[-1] in tokenizer.end_ids and not tokenizer.end_ids.intersection(span[:-1])
+        assert span[-1] in tokenizer.end_ids and not set(tokenizer.end_ids).intersection(span[:-1])
         text = tokenizer.decode(span, special=True)
         if messages[i].get("tool_calls"):
             assert "add" in text and "1" in text
