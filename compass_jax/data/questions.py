@@ -19,7 +19,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,7 +68,7 @@ class Question:
     tools: tuple[dict[str, Any], ...] = ()  # what the chat template gets beside the messages
     turns: int = 0  # most turns of the model, where an environment answers it
     entry: dict[str, Any] | None = None  # the procedural dataset's own
-    place: str = ""  # "rows.jsonl, line 3"
+    place: str = field(default="", compare=False)  # "rows.jsonl, line 3"
 
 
 def is_heldout(question: str, heldout_frac: float) -> bool:
