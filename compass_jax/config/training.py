@@ -59,10 +59,9 @@ class OptimConfig:
     b2: Decay = 0.95
     """AdamW's beta2 (decay rate of the second moment)."""
     eps: Annotated[float, Range(0, 1, above=True)] = 1e-8
-    """AdamW's epsilon, added to the root of the second moment."""
+    """AdamW's epsilon, a number added to the root of the second moment."""
     weight_decay: Coefficient = 0.0
-    """AdamW's decoupled weight decay, multiplied by the learning rate; norms and biases have none.
-    """
+    """AdamW's decoupled weight decay, a factor of the learning rate; norms and biases have none."""
     clip_grad_norm: Annotated[float, Range(0, 1e12, above=True)] = 1.0
     """A gradient of a larger norm than this number, without a unit, is scaled down to it."""
     float32_master: bool = True

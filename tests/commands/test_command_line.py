@@ -37,7 +37,7 @@ UNITS = re.compile(
     r"\b(seconds?|tokens?|bytes|GiB|prompts?|samples?|steps?|updates?|micro-batches|epochs|rounds|"
     r"devices?|processes|layers?|experts?|heads?|positions?|items|questions|slots?|pages|"
     r"checkpoints|characters|rewards?|nats|passes|times|"
-    r"count|number|shares?|factor|probability|ratio|exponent|coefficient|fraction)\b"
+    r"count|number|shares?|rate|factor|probability|ratio|exponent|coefficient|fraction)\b"
 )
 
 
@@ -80,7 +80,7 @@ def test_every_setting_that_can_be_overridden_has_a_sentence_and_a_unit(objectiv
     rl = dataclasses.replace(config.rl, objective=objective)
     config = dataclasses.replace(config, data=data, rl=rl)
     parsed = settings_parser(config, monkeypatch)._actions[1:]
-    wanted = {a.option_strings[0] for a in parsed} | {"--rl.objective"}
+    wanted = {a.option_strings[0] for a in parsed} | {"--rl.advantage", "--rl.objective"}
     told = {f"--{x.key.replace('_', '-')}" for x in settings(config) if x.kind}
     assert told == wanted and len(told) > 180
     assert unsaid(config) == []

@@ -69,7 +69,7 @@ def test_a_step_of_fewer_samples_ends_the_run_before_it_is_trained_on(tmp_path):
     """Four samples a step are fewer than the eight that end a run during a rollout."""
     small = {"one_step_off": True, "correction": CorrectionConfig("tis"), "prompts_per_step": 2}
     small |= {"group_size": 2, "steps": 3}
-    with pytest.raises(StepFailed, match="all 4 samples of a step failed.*Connection refused"):
+    with pytest.raises(StepFailed, match=r"all 4 samples of a step failed.*Connection refused"):
         run_rl(config(tmp_path, "run", nobody(), **small))
     with served(say) as (endpoint, _):
         run_rl(config(tmp_path, "run", endpoint, **small))

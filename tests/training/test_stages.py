@@ -130,8 +130,13 @@ def test_each_doubling_samples_at_a_higher_temperature_which_the_correction_sees
     ]
     assert asked[2.0] == [4 * n for n in grown_groups if n]
     gaps = [
+        row["metrics"].get("mismatch/hotter/logp_abs_diff", 0.0)
+        for row in lines(tmp_path / "whole", "metrics")
+    ]
+    usual = [
         row["metrics"]["mismatch/logp_abs_diff"] for row in lines(tmp_path / "whole", "metrics")
     ]
+    assert max(usual) < 1e-5  # samples at the run's own temperature
     assert any(grown_groups) and all(
         (gap > 1e-3) == (n > 0) and (n > 0 or gap < 1e-5)
         for gap, n in zip(gaps, grown_groups, strict=True)
