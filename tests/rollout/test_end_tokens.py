@@ -107,7 +107,7 @@ def test_the_turn_that_any_end_token_closed_is_answered():
     rollout = request.rollout(ENDS)
     assert not rollout.truncated and rollout.response.tolist() == [3, 12]
     rollout = dataclasses.replace(rollout, prompt=dataclasses.replace(PROMPTS[0], turns=3))
-    turns = Turns(decode=str, encode=lambda says: [4, 5], most_tokens=20)
+    turns = Turns(decode=str, encode=lambda says, turn: [4, 5], most_tokens=20)
     after, verdict = turns.settled(rollout, Score(0.0, True, says="[]"))
     assert verdict is None and after.response.tolist() == [3, 12, 4, 5]
 
