@@ -20,7 +20,7 @@ from compass_jax.plan.programs import known_ids
 from compass_jax.rl.objectives.espo import Espo, clip_range
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
-from compass_jax.rollout.sampling import Purpose, Sampler, sample, sample_keys
+from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler, sample, sample_keys
 from compass_jax.sharding import Placement, make_mesh
 from compass_jax.training import step
 from compass_jax.weights.sync import sync_weights
@@ -118,7 +118,8 @@ def test_each_request_s_own_temperature_draws_known_ids_and_so_does_a_row_of_nan
     logits = np.zeros((3, V), np.float32)
     logits[:, 9:], logits[2] = 1e4, np.nan
     args = jnp.asarray(logits), jnp.zeros((3, 2), jnp.uint32), jnp.zeros(3, jnp.int32)
-    token = sample(*args, Sampler(per_request=True), jnp.array([0.0, 1.5, 1.0]), 9)[0]
+    rows = RowSampling(jnp.array([0.0, 1.5, 1.0]), jnp.zeros(3, jnp.int32), jnp.ones(3))
+    token = sample(*args, Sampler(per_request=True), rows, 9)[0]
     assert int(token.max()) < 9
     assert int(sample(*args, Sampler(0.0), None, 9)[0].max()) < 9
 
