@@ -141,7 +141,7 @@ def _demo_options(demo: argparse.ArgumentParser) -> None:
     add_option(demo, "out", "The demo writes to this directory", default="runs/demo")
     text = "Every random draw follows from this number, which has no unit"
     add_option(demo, "seed", text, type=int, default=0)
-    text = "The demo takes about 5 minutes: everything runs, little is learnt"
+    text = "The demo takes a few minutes: everything runs, little is learnt"
     add_option(demo, "quick", text, action="store_true")
     programs_option(demo)
 
