@@ -69,19 +69,7 @@ LAYERS = {
     "verifiers.program_files": {"verifiers", "verifiers.guards"},
     "verifiers.program_tests": {"verifiers.program_child"},
     "verifiers.watched": {"verifiers.guards", "verifiers.program_tests"},
-    "data.prepare": (
-        {
-            "records",
-            "config",
-            "untrusted",
-            "tasks",
-            "extras",
-            "data",
-            "runs",
-            "rewards",
-            "verifiers",
-        }
-    ),
+    "curate": SAMPLED | {"curate", "extras", "verifiers", "runs", "from_files"},
     "data": {"records", "config", "untrusted", "tasks", "token_ids", "data", "verifiers"},
     "weights": MODEL | {"families", "weights", "distributed", "token_ids"},
     "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},
@@ -100,7 +88,6 @@ LAYERS = {
     "runs.streams": set(),
     "report": RUN,
     "experience.evaluate": SAMPLED | {"runs", "report", "session", "weights", "distributed"},
-    "experience.distil": SAMPLED | {"runs", "from_files"},
     "experience.paired": {"experience", "untrusted", "report", "runs"},
     "experience.evaluated": (MODEL | {"rollout", "rl", "rewards", "experience", "runs"}),
     "runs": {"config", "untrusted", "trackers", "runs"},

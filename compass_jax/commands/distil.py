@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Writes the folder, and prints pass rates and costs."""
     from rich.console import Console
 
-    from compass_jax.experience.distil import distil
+    from compass_jax.curate.distil import distil
     from compass_jax.report import summary_table
 
     console = Console(soft_wrap=True)

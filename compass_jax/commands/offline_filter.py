@@ -21,8 +21,8 @@ import numpy as np
 from rich.console import Console
 
 from compass_jax.config import ConfigError, RunConfig
+from compass_jax.curate.pass_rates import uniform_shares
 from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
-from compass_jax.data.pass_rates import uniform_shares
 from compass_jax.data.prompts import fitting, train_prompts
 from compass_jax.experience.evaluate import answers, decoder_of
 from compass_jax.records import Prompt
@@ -151,7 +151,7 @@ FEW = 0.1  # uniform groups, at most this share
 
 def summarise(rows: Sequence[PassRate], samples: int) -> dict[str, Any]:
     """Counts; for group sizes n the share of uniform groups that the kept prompts' next groups will
-    have, with an interval (data/pass_rates.py); the smallest n at which at most FEW are expected.
+    have, with an interval (curate/pass_rates.py); the smallest n at which at most FEW are expected.
     """
     known = [row for row in rows if row.known]
     right = [round(row.pass_rate * row.known) for row in rows]

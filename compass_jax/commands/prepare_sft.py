@@ -25,8 +25,8 @@ def run(args: argparse.Namespace) -> int:
     """Writes the folder, and prints the counts."""
     from rich.console import Console
 
-    from compass_jax.data.prepare.report import overlaps, table
-    from compass_jax.data.prepare.run import prepare
+    from compass_jax.curate.prepare import prepare
+    from compass_jax.curate.report import overlaps, table
     from compass_jax.report import summary_table
 
     console = Console(soft_wrap=True)

@@ -56,8 +56,8 @@ def _rows(stage: Rows, folder: Path, _: Output) -> None:
 def _prepare(stage: Prepare, folder: Path, _: Output) -> None:
     from rich.console import Console
 
-    from compass_jax.data.prepare.report import table
-    from compass_jax.data.prepare.run import prepare
+    from compass_jax.curate.prepare import prepare
+    from compass_jax.curate.report import table
     from compass_jax.report import summary_table
 
     tally = prepare(stage.settings, str(folder), print)

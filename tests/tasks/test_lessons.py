@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from compass_jax.config import DataConfig, EvalSet, FileSource, TaskSource
-from compass_jax.data.prepare.contamination import Contamination
-from compass_jax.data.prepare.sample import Sample
+from compass_jax.curate.contamination import Contamination
+from compass_jax.curate.sample import Sample
 from compass_jax.data.questions import OVERLAP, questions
 from compass_jax.rewards.checks import Graded, build, checks_of
 from compass_jax.tasks import lessons, prices

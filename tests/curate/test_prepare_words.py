@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from compass_jax.data.prepare import words as module
-from compass_jax.data.prepare.words import combined, hashed, numbers_in, repeated_share, runs, words
+from compass_jax.curate import words as module
+from compass_jax.curate.words import combined, hashed, numbers_in, repeated_share, runs, words
 
 BASE = 0x9E3779B97F4A7C15
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from compass_jax.config import DataConfig, FileSource
-from compass_jax.data.prepare.sample import Sample
-from compass_jax.data.prepare.words import Numbers, hashed, runs, words
+from compass_jax.curate.sample import Sample
+from compass_jax.curate.words import Numbers, hashed, runs, words
 from compass_jax.data.questions import evaluation_questions
 
 # so many questions, or half of fewer ones, do not share a run of words by chance: it is their

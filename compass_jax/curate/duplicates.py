@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from compass_jax.data.prepare.sample import Sample
-from compass_jax.data.prepare.words import Numbers, combined
+from compass_jax.curate.sample import Sample
+from compass_jax.curate.words import Numbers, combined
 
 SIGNATURE = 128
 LEAST_RECALL = 0.98

@@ -12,12 +12,12 @@ from tiny_run import TOKENIZER, tiny_run
 from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError, RunConfig, SFTConfig
 from compass_jax.config.distil import DistilConfig
-from compass_jax.data.distilled import Answer, chosen
+from compass_jax.curate import distil as module
+from compass_jax.curate.distil import TeacherError, distil
+from compass_jax.curate.distilled import Answer, chosen
 from compass_jax.data.files import DataError
 from compass_jax.data.sft import conversations
-from compass_jax.experience import distil as module
 from compass_jax.experience import evaluate
-from compass_jax.experience.distil import TeacherError, distil
 from compass_jax.rewards import endpoint
 from compass_jax.runs.rundir import FolderLock, RunDirectoryInUse
 from compass_jax.weights.hf import save_params

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compass_jax.config.prepare import PrepareConfig
+from compass_jax.curate.duplicates import Batch, NearDuplicates
+from compass_jax.curate.sample import Sample
 from compass_jax.data.files import DataError, json_object
 from compass_jax.data.formats import Reading, tools_of
-from compass_jax.data.prepare.duplicates import Batch, NearDuplicates
-from compass_jax.data.prepare.sample import Sample
 from compass_jax.data.sft import taught
 
 AT_ONCE = 1024  # rows

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compass_jax.data.pass_rates import uniform_shares
+from compass_jax.curate.pass_rates import uniform_shares
 
 MADE = {
     "even": lambda rng, n: rng.uniform(0, 1, n),

@@ -26,7 +26,7 @@ import numpy as np
 
 from compass_jax.config import ConfigError
 from compass_jax.config.distil import DistilConfig
-from compass_jax.data.distilled import Answer, Answers, Key, chosen
+from compass_jax.curate.distilled import Answer, Answers, Key, chosen
 from compass_jax.data.files import DataError
 from compass_jax.data.prompts import fitting, to_prompts
 from compass_jax.data.questions import Question, questions

@@ -9,7 +9,7 @@ import numpy as np
 
 from compass_jax.config import DataConfig, RewardConfig
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.data.prepare.sample import Sample
+from compass_jax.curate.sample import Sample
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.score import Scorer
 from compass_jax.tasks.rows import encode_row

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from compass_jax.curate.words import Numbers, hashed, numbers_in, runs, words
 from compass_jax.data.files import INSTRUCTIONS
-from compass_jax.data.prepare.words import Numbers, hashed, numbers_in, runs, words
 from compass_jax.data.procedural import normalised
 
 Messages = Sequence[Mapping[str, Any]]

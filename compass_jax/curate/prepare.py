@@ -24,14 +24,14 @@ from typing import Any
 from compass_jax.config import ConfigError
 from compass_jax.config.prepare import PrepareConfig
 from compass_jax.config.ranges import AUTO
+from compass_jax.curate.contamination import Contamination
+from compass_jax.curate.filters import check_languages, switched_on, too_long
+from compass_jax.curate.judge import Judge
+from compass_jax.curate.kept import AT_ONCE, Kept, Row, row_of
+from compass_jax.curate.report import Tally, markdown
+from compass_jax.curate.sample import Sample
 from compass_jax.data.files import DataError, field_of, files_of, read_rows
 from compass_jax.data.formats import FORMATS, TURNS, Reading, reading_of, reference
-from compass_jax.data.prepare.contamination import Contamination
-from compass_jax.data.prepare.filters import check_languages, switched_on, too_long
-from compass_jax.data.prepare.judge import Judge
-from compass_jax.data.prepare.kept import AT_ONCE, Kept, Row, row_of
-from compass_jax.data.prepare.report import Tally, markdown
-from compass_jax.data.prepare.sample import Sample
 from compass_jax.data.splits import tell_splits, training_files
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.tokenizer_folder import TokenizerError

@@ -11,8 +11,8 @@ from functools import partial
 
 from compass_jax.config import ConfigError
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.data.prepare.sample import Sample
-from compass_jax.data.prepare.words import hashed, repeated_share, runs, words
+from compass_jax.curate.sample import Sample
+from compass_jax.curate.words import hashed, repeated_share, runs, words
 from compass_jax.extras import how_to_install
 
 _THINK = re.compile("</?think>")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import near_duplicates
-from compass_jax.data.prepare.duplicates import (
+from compass_jax.curate.duplicates import (
     CROWD,
     LEAST_RECALL,
     SIGNATURE,
@@ -17,7 +17,7 @@ from compass_jax.data.prepare.duplicates import (
     rows_per_band,
     signatures,
 )
-from compass_jax.data.prepare.sample import Sample
+from compass_jax.curate.sample import Sample
 
 
 def sample(text):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from compass_jax.curate.contamination import OF_TEMPLATE, Contamination
+from compass_jax.curate.sample import Sample
 from compass_jax.data.files import DataError
-from compass_jax.data.prepare.contamination import OF_TEMPLATE, Contamination
-from compass_jax.data.prepare.sample import Sample
 
 LONG = "a train leaves the old station at noon and travels sixty miles an hour to the far coast"
 

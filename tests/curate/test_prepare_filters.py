@@ -6,7 +6,7 @@ import pytest
 
 from compass_jax.config import ConfigError
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.data.prepare.filters import (
+from compass_jax.curate.filters import (
     check_languages,
     other_language,
     repetition,
@@ -15,7 +15,7 @@ from compass_jax.data.prepare.filters import (
     too_short,
     unfinished,
 )
-from compass_jax.data.prepare.sample import Sample
+from compass_jax.curate.sample import Sample
 
 
 def answered(*answers, **fields):

@@ -13,10 +13,10 @@ from pyarrow import parquet
 
 from compass_jax.config import ConfigError
 from compass_jax.config.prepare import PrepareConfig
+from compass_jax.curate import kept as kept_rows
+from compass_jax.curate import prepare as run
+from compass_jax.curate.prepare import prepare
 from compass_jax.data.files import DataError
-from compass_jax.data.prepare import kept as kept_rows
-from compass_jax.data.prepare import run
-from compass_jax.data.prepare.run import prepare
 from compass_jax.data.tokenizer_training import train_tokenizer
 from compass_jax.runs.rundir import FolderLock, RunDirectoryInUse
 
@@ -201,8 +201,8 @@ def test_the_reference_is_a_known_column_or_the_named_one(tmp_path):
 KILLED = """
 import os, signal, sys
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.data.prepare import kept as kept_rows
-from compass_jax.data.prepare import run
+from compass_jax.curate import kept as kept_rows
+from compass_jax.curate import prepare as run
 run.AT_ONCE, run.SAVED_EVERY = 16, 2
 data, against, out, moment = sys.argv[1:]
 seen, row_of, publish = 0, run.row_of, run._Preparation._publish

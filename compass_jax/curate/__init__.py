@@ -1,0 +1,1 @@
+"""Selection of training data before a run: filters, duplicates, a teacher's answers."""

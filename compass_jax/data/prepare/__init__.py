@@ -1,1 +1,0 @@
-"""Which rows of conversations are worth learning from: filters, duplicates, contamination."""
