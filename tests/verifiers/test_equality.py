@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from compass_jax.verifiers.kinds.math import at_once, judge, math_decided, math_score
-from compass_jax.verifiers.maths.expressions import Unreadable, equal, parse
+from compass_jax.verifiers.maths.evaluation import equal
+from compass_jax.verifiers.maths.expressions import Unreadable, parse
 
 PAGE = Path(__file__).parents[2] / "docs" / "equality.md"
 ROW = re.compile(r"^\| `(.+)` \| `(.+)` \| (yes|no) \|$", re.MULTILINE)

@@ -10,7 +10,7 @@ ROWS = [
     for line in (Path(__file__).parent / "public_pairs.jsonl").read_text().splitlines()
 ]
 # right answers that earn 0, as docs/equality.md lists them
-KNOWN_MISSES = {4, 5, 183, 189, 194, 195}
+KNOWN_MISSES = {5, 183, 189, 194, 195}
 
 
 def reward(row):

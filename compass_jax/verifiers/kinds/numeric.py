@@ -9,7 +9,7 @@ from typing import Any
 
 from compass_jax.verifiers.base import NOTHING, Example, Kind
 from compass_jax.verifiers.extract import final_answer, reference
-from compass_jax.verifiers.maths.expressions import as_fraction, constant, is_real
+from compass_jax.verifiers.maths.evaluation import as_fraction, constant, is_real
 from compass_jax.verifiers.maths.notation import normalised
 from compass_jax.verifiers.maths.values import Named, Quantity, is_wordy, readings
 

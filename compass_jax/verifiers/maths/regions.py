@@ -1,0 +1,182 @@
+"""Subsets of the real line, compared by the points that they contain.
+
+An interval, a union of intervals and an inequality are one thing: alternatives of relations that
+hold together. Two regions are compared at all ends of their intervals, between the ends and beside
+them; where a relation is more than a bound of its variable, at 300 other points too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice, pairwise, product
+
+from compass_jax.verifiers.maths.evaluation import (
+    Number,
+    Undefined,
+    as_fraction,
+    evaluate,
+    points,
+    proportional,
+)
+from compass_jax.verifiers.maths.expressions import Node, is_infinite, variables
+
+VARIABLE = Node("sym", ("",))  # the variable of a region that names none
+MAX_RELATIONS = 40
+_BESIDE = Fraction(1, 10**6)
+_ELSEWHERE = [Fraction(n, 7) + Fraction(1, 13) for n in range(-150, 151)]
+_ELSEWHERE += [sign * Fraction(10) ** n for n in range(2, 7) for sign in (1, -1)]
+_RELATIONS = {"<": ("<", 1), ">": ("<", -1), r"\leq": ("leq", 1), r"\geq": ("leq", -1)}
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A relation "=", "neq", "<" or "leq" of two expressions."""
+
+    sign: str
+    left: Node
+    right: Node
+
+    @property
+    def difference(self) -> Node:
+        """The left side less the right side."""
+        return Node("add", (self.left, Node("neg", (self.right,))))
+
+
+@dataclass(frozen=True)
+class Region:
+    """The values of a variable for which all relations of one alternative hold."""
+
+    alternatives: tuple[tuple[Relation, ...], ...]
+    name: str = ""
+
+
+WHOLE_LINE = Region(((),))
+
+
+def relation(sign: str, left: Node, right: Node) -> Relation:
+    """Returns the relation that a sign such as \\geq states."""
+    name, direction = _RELATIONS.get(sign, ("neq" if sign == r"\neq" else "=", 1))
+    return Relation(name, *(left, right)[::direction])
+
+
+def interval(low: Node, high: Node, brackets: str) -> Region:
+    """Returns the interval between two ends, each of which may be infinite."""
+    bounds = ((low, VARIABLE, brackets[0] == "("), (VARIABLE, high, brackets[1] == ")"))
+    return Region(
+        (
+            tuple(
+                Relation("<" if is_open else "leq", left, right)
+                for left, right, is_open in bounds
+                if not is_infinite(left) and not is_infinite(right)
+            ),
+        )
+    )
+
+
+def chain(sides: Sequence[Node], signs: Sequence[str]) -> Region:
+    """Returns the region of inequalities such as 0 < x \\leq 1, with its variable's name."""
+    sides = [Node("sym", (repr(side),)) if side.kind == "unknown" else side for side in sides]
+    names = set[str]().union(*map(variables, sides)) - {"infty"}
+    middle = [side.parts[0] for side in (*sides[1:-1], *sides) if side.kind == "sym"]
+    name = names.pop() if len(names) == 1 else middle[0] if middle else ""
+    relations = (relation(sign, *pair) for sign, pair in zip(signs, pairwise(sides)))
+    finite = [one for one in relations if not is_infinite(one.left) and not is_infinite(one.right)]
+    return Region((tuple(finite),), name)
+
+
+def union(regions: Sequence[Region]) -> Region:
+    """Returns the union of regions of one variable."""
+    return Region(
+        tuple(one for region in regions for one in region.alternatives),
+        next((region.name for region in regions if region.name), ""),
+    )
+
+
+def intersection(regions: Sequence[Region]) -> Region:
+    """Returns the intersection of regions, or their union where they have no common point."""
+    combined = union(regions)
+    choices = islice(product(*(region.alternatives for region in regions)), MAX_RELATIONS)
+    common = Region(tuple(sum(choice, ()) for choice in choices), combined.name)
+    empty = not any(_contains(common, point) for point in _tests(common))
+    return combined if empty else common
+
+
+def same_region(left: Region, right: Region) -> bool:
+    """Returns whether two regions have the same points."""
+    if left.name and right.name and left.name != right.name:
+        return False
+    if [[*map(len, region.alternatives)] for region in (left, right)] == [[1], [1]]:
+        one, other = _relations(left, right)
+        ratio = proportional(one.difference, other.difference) if one.sign == other.sign else 0
+        if ratio > 0 or (ratio and one.sign in ("=", "neq")):
+            return True
+    if not all(_bounds_its_variable(region) for region in (left, right)):
+        return False
+    compared = 0
+    for point in _tests(left, right):
+        inside = _contains(left, point), _contains(right, point)
+        if None not in inside:
+            compared += 1
+            if inside[0] != inside[1]:
+                return False
+    return compared > 0
+
+
+def _relations(*regions: Region) -> list[Relation]:
+    return [one for region in regions for each in region.alternatives for one in each]
+
+
+def _bounds_its_variable(region: Region) -> bool:
+    relations = _relations(region)
+    named = all(region.name in variables(one.difference) for one in relations)
+    return named and len(relations) <= MAX_RELATIONS
+
+
+def _contains(region: Region, point: Mapping[str, Number]) -> bool | None:
+    """Returns whether a region contains a point; None where a relation is undefined there."""
+    try:
+        return any(all(_holds(one, point) for one in each) for each in region.alternatives)
+    except Undefined:
+        return None
+
+
+def _holds(one: Relation, point: Mapping[str, Number]) -> bool:
+    value = evaluate(one.difference, point, real=True)
+    if one.sign in ("=", "neq"):
+        return bool(value == 0) == (one.sign == "=")
+    return bool(value < 0 if one.sign == "<" else value <= 0)
+
+
+def _tests(*regions: Region) -> Iterator[dict[str, Number]]:
+    """Yields the points at which regions are compared, for some values of other variables."""
+    names = {region.name for region in regions}
+    for others in islice(points(*(one.difference for one in _relations(*regions))), 3):
+        for value in _values(regions, others):
+            yield {**others, **dict.fromkeys(names, value)}
+
+
+def _values(regions: Sequence[Region], others: Mapping[str, Number]) -> list[Number]:
+    ends: dict[Fraction, Number] = {Fraction(0): Fraction(0)}
+    simple = True
+    for region in regions:
+        for one in _relations(region):
+            sides = sorted((one.left, one.right), key=lambda side: region.name in variables(side))
+            bound, variable = sides
+            if variable.kind == "abs":
+                (variable,) = variable.parts
+            simple &= variable == Node("sym", (region.name,)) and region.name not in variables(
+                bound
+            )
+            try:
+                end = evaluate(bound, {} if region.name in variables(bound) else others, real=True)
+            except (Undefined, KeyError):
+                continue
+            ends |= {as_fraction(end): end, -as_fraction(end): -end}
+    exact = sorted(ends)
+    between = [(a + b) / 2 for a, b in pairwise(exact)]
+    found = [*ends.values(), *between, exact[0] - 1, exact[-1] + 1]
+    if not simple:
+        found += [end + step for end in exact for step in (_BESIDE, -_BESIDE)] + _ELSEWHERE
+    return found
