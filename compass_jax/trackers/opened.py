@@ -58,8 +58,7 @@ def open_trackers(
     found: list[Tracker] = []
     for name in dict.fromkeys(names):
         if name in SERVICES:
-            service = SERVICES[name](run_dir / "trackers", stage, settings)
-            found.append(Remote(service, run_dir / "metrics.jsonl", stage, tell))
+            found.append(Remote(SERVICES[name], run_dir, stage, settings, tell))
         else:
             board = Board(run_dir / "tb" / stage, tell, 1)
             board.prepare()

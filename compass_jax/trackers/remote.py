@@ -11,44 +11,37 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
+
+from compass_jax.trackers.services import Service
 
 CLOSE_S = 60.0
 Logged = tuple[int, Mapping[str, float]]
 
 
-class Service(Protocol):
-    """What one thread does with one tracker. Any of it may raise anything."""
-
-    title: str
-    """It is called so."""
-
-    def start(self, tell: Callable[[str], None]) -> int:
-        """Opens the tracker's run, or goes on with the one of the run directory; the last step that
-        the tracker has of it, 0 for none.
-        """
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Records finite numbers of a step that is later than all before."""
-
-    def finish(self) -> None:
-        """Returns when the tracker has everything; raises where it does not take it."""
-
-
 class Remote:
     """Hands the steps of one stage to a service, each once and in order.
 
-    A run that goes on hands over what the tracker lacks of the steps until then, from metrics.jsonl
-    (`log_file`), and leaves out the later ones that the tracker has already: a resumed run makes
+    A run that goes on hands over what the tracker lacks of the steps until then, from
+    metrics.jsonl, and leaves out the later ones that the tracker has already: a resumed run makes
     the same numbers again. What fails is told once, and the run goes on.
     """
 
-    def __init__(self, service: Service, log_file: Path, stage: str, tell: Callable[[str], None]):
-        self.service = service
-        self.log_file = log_file
+    def __init__(
+        self,
+        service: Service,
+        run_dir: Path,
+        stage: str,
+        settings: Mapping[str, Any],
+        tell: Callable[[str], None],
+    ):
+        self.title = service.title
+        self.log_file = run_dir / "metrics.jsonl"
         self.stage = stage
         self.tell = tell
+        self._open = partial(service.open, run_dir / "trackers", stage, settings, tell)
         self._work: queue.SimpleQueue[Iterator[Logged] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -72,7 +65,7 @@ class Remote:
 
     def _put(self, steps: Iterator[Logged]) -> None:
         if self._thread is None:
-            name = f"tracker {self.service.title}"
+            name = f"tracker {self.title}"
             self._thread = threading.Thread(target=self._hand_over, name=name, daemon=True)
             self._thread.start()
         if self._thread.is_alive():
@@ -80,22 +73,21 @@ class Remote:
 
     def _hand_over(self) -> None:
         try:
-            last = self.service.start(self.tell)
+            run, last = self._open()
             while (steps := self._work.get()) is not None:
                 for step, numbers in steps:
                     if step <= last:
                         continue
                     finite = {name: x for name, x in numbers.items() if math.isfinite(x)}
-                    self.service.log(step, finite)
+                    run.log(finite, step=step)
                     last = step
-            self.service.finish()
+            run.finish()
         except Exception as error:
             self._gave_up(" ".join(str(error).split())[:300] or type(error).__name__)
 
     def _gave_up(self, why: str) -> None:
         self.tell(
-            f"{self.service.title}: {why}; the run goes on without it, and {self.log_file} has"
-            " every number"
+            f"{self.title}: {why}; the run goes on without it, and {self.log_file} has every number"
         )
 
 

@@ -12,101 +12,93 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-from compass_jax.trackers.remote import Service
+from typing import Any, NamedTuple, Protocol
 
 PROJECT = "compass_jax"  # where the person names none
 START_S = 30.0
 FINISH_S = 30.0
 
 
-class WandB:
-    """The run in Weights & Biases. Its files, and its id, are in the run directory."""
+class Run(Protocol):
+    """A tracker's own run, as both packages have it. Any of it may raise anything."""
 
-    title = "Weights & Biases"
-
-    def __init__(self, folder: Path, stage: str, settings: Mapping[str, Any]):
-        self.folder, self.stage, self.settings = folder, stage, settings
-        self.run: Any = None
-
-    def start(self, tell: Callable[[str], None]) -> int:
-        """See `Service`. Raises RuntimeError where nobody is logged in: it is never asked for."""
-        import wandb
-
-        options = wandb.Settings(
-            silent=True,
-            console="off",
-            init_timeout=START_S,
-            finish_timeout=FINISH_S,
-            finish_timeout_raises=True,
-        )
-        asked = wandb.setup(settings=options).settings
-        if asked.mode == "online" and not wandb.login(prompt=False):
-            raise RuntimeError("nobody is logged in: type wandb login, or set WANDB_MODE=offline")
-        own = run_id(self.folder, "wandb", self.stage)
-        self.run = wandb.init(
-            project=asked.project or PROJECT,
-            name=f"{self.settings.get('name', 'run')}-{self.stage}",
-            id=own,
-            resume="allow",
-            dir=str(self.folder),
-            config=dict(self.settings),
-            job_type=self.stage,
-            settings=options,
-        )
-        if not self.run.offline:
-            tell(f"{self.title}: {self.run.url}")
-            return self.run.starting_step - 1 if self.run.resumed else 0
-        files = sorted(self.folder.glob(f"wandb/offline-run-*-{own}/run-{own}.wandb"))
-        tell(f"{self.title}: offline; send it by wandb sync {self.folder}/wandb/offline-run-*")
-        return max((step for file in files for step in offline_steps(file)), default=0)
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """See `Service`."""
-        self.run.log(dict(numbers), step=step)
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        """Records finite numbers of a step that is later than all before."""
 
     def finish(self) -> None:
-        """See `Service`."""
-        self.run.finish()
+        """Returns when the tracker has everything; raises where it does not take it."""
 
 
-class Trackio:
-    """The run in trackio's database, which is the person's own for all projects, or in a Space."""
+class Service(NamedTuple):
+    """A tracker with a place of its own: its title, and what opens the run there."""
 
-    title = "trackio"
-
-    def __init__(self, folder: Path, stage: str, settings: Mapping[str, Any]):
-        self.folder, self.stage, self.settings = folder, stage, settings
-        self.run: Any = None
-
-    def start(self, tell: Callable[[str], None]) -> int:
-        """See `Service`."""
-        import trackio
-
-        # a run is known by its name, which two run directories may share
-        own = run_id(self.folder, "trackio", self.stage)
-        self.run = trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
-            name=f"{self.settings.get('name', 'run')}-{self.stage}-{own}",
-            resume="allow",
-            config=dict(self.settings),
-            embed=False,
-        )
-        return max(self.run._next_step - 1, 0)  # as its database has it: nothing public says it
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """See `Service`."""
-        self.run.log(dict(numbers), step=step)
-
-    def finish(self) -> None:
-        """See `Service`."""
-        self.run.finish()
+    title: str
+    open: Callable[[Path, str, Mapping[str, Any], Callable[[str], None]], tuple[Run, int]]
+    """Opens the run of (folder, stage, settings, tell), or goes on with the one of that folder.
+    Returns it and the last step that the tracker has of it, 0 for none.
+    """
 
 
-SERVICES: dict[str, Callable[[Path, str, Mapping[str, Any]], Service]] = {
-    "wandb": WandB,
-    "trackio": Trackio,
+def open_wandb(
+    folder: Path, stage: str, settings: Mapping[str, Any], tell: Callable[[str], None]
+) -> tuple[Run, int]:
+    """Opens a run of Weights & Biases, whose files and id are in `folder`. Raises RuntimeError
+    where nobody is logged in: it is never asked for.
+    """
+    import wandb
+
+    options = wandb.Settings(
+        silent=True,
+        console="off",
+        init_timeout=START_S,
+        finish_timeout=FINISH_S,
+        finish_timeout_raises=True,
+    )
+    person = wandb.setup(settings=options).settings
+    if person.mode == "online" and not wandb.login(prompt=False):
+        raise RuntimeError("nobody is logged in: type wandb login, or set WANDB_MODE=offline")
+    own = run_id(folder, "wandb", stage)
+    run = wandb.init(
+        project=person.project or PROJECT,
+        name=f"{settings.get('name', 'run')}-{stage}",
+        id=own,
+        resume="allow",
+        dir=str(folder),
+        config=dict(settings),
+        job_type=stage,
+        settings=options,
+    )
+    if not run.offline:
+        tell(f"Weights & Biases: {run.url}")
+        return run, run.starting_step - 1 if run.resumed else 0
+    files = sorted(folder.glob(f"wandb/offline-run-*-{own}/run-{own}.wandb"))
+    tell(f"Weights & Biases: offline; send it by wandb sync {folder}/wandb/offline-run-*")
+    return run, max((step for file in files for step in offline_steps(file)), default=0)
+
+
+def open_trackio(
+    folder: Path, stage: str, settings: Mapping[str, Any], tell: Callable[[str], None]
+) -> tuple[Run, int]:
+    """Opens a run in trackio's database, which is the person's own for all projects, or in a
+    Space.
+    """
+    import trackio
+
+    # a run is known by its name, which two run directories may share
+    own = run_id(folder, "trackio", stage)
+    run = trackio.init(
+        project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
+        name=f"{settings.get('name', 'run')}-{stage}-{own}",
+        resume="allow",
+        config=dict(settings),
+        embed=False,
+    )
+    return run, max(run._next_step - 1, 0)  # as its database has it: nothing public says it
+
+
+SERVICES = {
+    "wandb": Service("Weights & Biases", open_wandb),
+    "trackio": Service("trackio", open_trackio),
 }
 
 

@@ -18,7 +18,7 @@ from compass_jax.runs.rundir import check_same_run
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.trackers import opened
 from compass_jax.trackers.opened import check_trackers, open_trackers
-from compass_jax.trackers.services import run_id
+from compass_jax.trackers.services import Service, run_id
 from compass_jax.training import rl, sft
 
 CONFIG = str(Path(__file__).parents[1] / "tiny_run.py")
@@ -63,27 +63,25 @@ def test_a_folder_called_wandb_is_no_package(tmp_path, monkeypatch):
 
 
 class Memory:
-    title = "memory"
-    rows: tuple = ()
+    def __init__(self):
+        self.rows = ()
 
-    def __init__(self, folder, stage, settings):
-        self.folder, self.stage, self.settings = folder, stage, settings
+    def open(self, folder, stage, settings, tell):
+        self.head = stage, settings["name"]
+        return self, 0
 
-    def start(self, tell):
-        return 0
-
-    def log(self, step, numbers):
-        Memory.rows += ((self.stage, step, numbers, self.settings["name"]),)
+    def log(self, numbers, step):
+        self.rows += ((*self.head, step, numbers),)
 
     def finish(self):
-        Memory.rows += ("end",)
+        self.rows += ("end",)
 
 
 def test_a_run_logs_to_all_its_trackers_under_the_names_and_steps_of_metrics_jsonl(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setitem(opened.SERVICES, "trackio", Memory)
-    monkeypatch.setattr(Memory, "rows", ())
+    memory = Memory()
+    monkeypatch.setitem(opened.SERVICES, "trackio", Service("memory", memory.open))
     quiet = Console(file=io.StringIO())
     names = ("tensorboard", "trackio", "trackio")
     with Telemetry(
@@ -94,10 +92,10 @@ def test_a_run_logs_to_all_its_trackers_under_the_names_and_steps_of_metrics_jso
             telemetry.log(step, {"reward/mean": 0.5 * step, "lr": float("nan")})
     lines = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     wanted = [
-        ("rl", x["step"], {k: v for k, v in x["metrics"].items() if v is not None}, "mine")
+        ("rl", "mine", x["step"], {k: v for k, v in x["metrics"].items() if v is not None})
         for x in lines
     ]
-    assert Memory.rows == (*wanted, "end") and len(lines) == 2
+    assert memory.rows == (*wanted, "end") and len(lines) == 2
     assert len(list((tmp_path / "tb" / "rl").iterdir())) == 1
 
 

@@ -9,26 +9,29 @@ import pytest
 
 from compass_jax.trackers import remote
 from compass_jax.trackers.remote import Remote, logged
+from compass_jax.trackers.services import Service
 
 
 class Memory:
     """A tracker that remembers, over the runs that log to it."""
 
-    title = "memory"
-
     def __init__(self, has=()):
         self.rows = list(has)
         self.finished = 0
 
-    def start(self, tell):
+    def open(self, folder, stage, settings, tell):
         tell("memory: here")
-        return max((step for step, _ in self.rows), default=0)
+        return self, max((step for step, _ in self.rows), default=0)
 
-    def log(self, step, numbers):
+    def log(self, numbers, step):
         self.rows.append((step, dict(numbers)))
 
     def finish(self):
         self.finished += 1
+
+
+def remote_of(memory, run_dir, told):
+    return Remote(Service("memory", memory.open), run_dir, "rl", {}, told)
 
 
 def metrics_file(path, steps, stage="rl", cut=""):
@@ -47,7 +50,7 @@ def test_every_step_comes_once_whatever_the_tracker_has_and_the_log_holds(tmp_pa
     metrics_file(path, [3, 4], cut='not a line\n{"stage": "rl", "step": 5, "met')
     told = []
     service = Memory([(1, {"x": 1.0}), (2, {"x": 2.0})])
-    tracker = Remote(service, path, "rl", told.append)
+    tracker = remote_of(service, tmp_path, told.append)
     tracker.go_on(4)
     for step in (5, 6):
         tracker.log(step, {"x": float(step), "bad": math.nan, "worse": math.inf})
@@ -55,7 +58,7 @@ def test_every_step_comes_once_whatever_the_tracker_has_and_the_log_holds(tmp_pa
     tracker.close()
     assert service.rows == [(step, {"x": float(step)}) for step in range(1, 7)]
     assert service.finished == 1 and told == ["memory: here"]
-    again = Remote(service, path, "rl", told.append)
+    again = remote_of(service, tmp_path, told.append)
     again.go_on(4)  # the checkpoint was there
     for step in (5, 6, 7):
         again.log(step, {"x": float(step)})
@@ -64,14 +67,14 @@ def test_every_step_comes_once_whatever_the_tracker_has_and_the_log_holds(tmp_pa
     assert list(logged(tmp_path / "nothing", "rl", 9)) == []
 
 
-@pytest.mark.parametrize("where", ["start", "log", "finish"])
+@pytest.mark.parametrize("where", ["open", "log", "finish"])
 def test_a_tracker_that_fails_is_told_once_and_nothing_else_happens(tmp_path, monkeypatch, where):
-    def fail(self, *_):
+    def fail(self, *_, **__):
         raise OSError("the server\nis away")
 
     monkeypatch.setattr(Memory, where, fail)
     told = []
-    tracker = Remote(Memory(), tmp_path / "metrics.jsonl", "rl", told.append)
+    tracker = remote_of(Memory(), tmp_path, told.append)
     tracker.go_on(0)
     for step in range(1, 50):
         tracker.log(step, {"x": 1.0})
@@ -90,9 +93,9 @@ def test_a_tracker_that_hangs_holds_up_no_step_and_the_end_for_a_bounded_time(
 ):
     monkeypatch.setattr(remote, "CLOSE_S", 0.2)
     free = threading.Event()
-    monkeypatch.setattr(Memory, "start", lambda self, tell: free.wait(60) and 0)
+    monkeypatch.setattr(Memory, "open", lambda *_: free.wait(60))
     told = []
-    tracker = Remote(Memory(), tmp_path / "metrics.jsonl", "rl", told.append)
+    tracker = remote_of(Memory(), tmp_path, told.append)
     start = time.monotonic()
     for step in range(1, 100):
         tracker.log(step, {"x": 1.0})
@@ -105,6 +108,6 @@ def test_a_tracker_that_hangs_holds_up_no_step_and_the_end_for_a_bounded_time(
 
 def test_nothing_is_started_for_a_run_that_logs_nothing(tmp_path):
     threads = threading.active_count()
-    tracker = Remote(Memory(), tmp_path / "metrics.jsonl", "rl", pytest.fail)
+    tracker = remote_of(Memory(), tmp_path, pytest.fail)
     assert threading.active_count() == threads
     tracker.close()
