@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -132,21 +133,24 @@ def _run_steps(
 ) -> dict[str, Any]:
     saved = trainer.done_steps
     last: dict[str, float] = {}
+    evaluated: _Evaluated | None = None
     if trainer.evaluated and config.evaluation.start and not trainer.done_steps:
         # the first rollout warns of rewards that say nothing
-        _kept_evaluation(trainer, telemetry, EVALUATION_START, warns=False)
+        evaluated = _evaluate(trainer, warns=False)
+        telemetry.note(f"before the first step, {evaluated.found.line()}")
+        _keep_evaluation(trainer, evaluated, EVALUATION_START)
     ended, began = enough(), time.perf_counter()
     for number, last in () if ended else trainer.steps():
         every = config.rl.eval_every
         due = number in config.evaluation.at or (every and number % every == 0)
         if trainer.evaluated and due:
             try:
-                found = trainer.evaluate()
+                evaluated = _evaluate(trainer)
             except VerifierError:
                 telemetry.log(number, last)
                 raise
-            telemetry.note(f"step {number}, {found.line()}")
-            last |= found.metrics()
+            telemetry.note(f"step {number}, {evaluated.found.line()}")
+            last |= evaluated.found.metrics()
         now = time.perf_counter()
         last["time/step_s"], began = now - began, now
         # the same line wherever the run ends: the final evaluation is not in it
@@ -180,37 +184,52 @@ def _run_steps(
         return {"steps": trainer.done_steps, "stopped": True, **last}
     if not ended:
         return {"steps": trainer.done_steps, "stopped": False, **last}
-    result = _last_evaluation(trainer, telemetry) if trainer.evaluated else None
+    result = _last_evaluation(trainer, telemetry, evaluated) if trainer.evaluated else None
     return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **last}
 
 
-def _last_evaluation(trainer: RLTrainer, telemetry: Telemetry) -> Evaluation:
-    """Evaluates the trained policy by the settings of the last stage. The run directory keeps its
-    metrics, and its answers for `compass show` and `compass compare`.
+@dataclass(frozen=True)
+class _Evaluated:
+    """An evaluation of the weights after `step` steps, with its answers."""
+
+    step: int
+    found: Evaluation
+    rows: list[dict[str, Any]]
+
+
+def _last_evaluation(
+    trainer: RLTrainer, telemetry: Telemetry, latest: _Evaluated | None
+) -> Evaluation:
+    """Evaluates the trained policy by the settings of the last stage, unless `latest` is of these
+    weights. The run directory keeps its metrics, and its answers for `compass show` and `compass
+    compare`.
     """
-    found = _kept_evaluation(trainer, telemetry, EVALUATION_FOLDER)
+    if latest is None or latest.step != trainer.done_steps:
+        latest = _evaluate(trainer)
+        telemetry.note(latest.found.line())
+    _keep_evaluation(trainer, latest, EVALUATION_FOLDER)
     if is_main_process():
-        said = {"step": trainer.done_steps, "metrics": plain_numbers(found.metrics())}
+        said = {"step": trainer.done_steps, "metrics": plain_numbers(latest.found.metrics())}
         file = Path(trainer.config.directory) / EVALUATION
         write_atomically(file, json.dumps(said, indent=2) + "\n")
-    return found
+    return latest.found
 
 
-def _kept_evaluation(
-    trainer: RLTrainer, telemetry: Telemetry, name: str, warns: bool = True
-) -> Evaluation:
-    """Evaluates the policy and writes answers and summary into the folder `name` of the run."""
-    config, rows = trainer.config, list[dict[str, Any]]()
+def _evaluate(trainer: RLTrainer, warns: bool = True) -> _Evaluated:
+    """Evaluates the policy."""
+    rows: list[dict[str, Any]] = []
 
     def keep(set_name: str, groups: list[Group]) -> None:
         rows.extend(answer_rows(set_name, groups, trainer.collect.turns.response))
 
-    found = trainer.evaluate(keep, warns)
-    start = "" if trainer.done_steps else "before the first step, "
-    telemetry.note(f"{start}{found.line()}")
+    return _Evaluated(trainer.done_steps, trainer.evaluate(keep, warns), rows)
+
+
+def _keep_evaluation(trainer: RLTrainer, evaluated: _Evaluated, name: str) -> None:
+    """Writes answers and summary into the folder `name` of the run."""
     if is_main_process():
+        config = trainer.config
         folder = Path(config.directory) / name
         folder.mkdir(exist_ok=True)
-        weights = f"{config.directory}, step {trainer.done_steps}"
-        write_evaluation(folder, found, rows, config, weights)
-    return found
+        weights = f"{config.directory}, step {evaluated.step}"
+        write_evaluation(folder, evaluated.found, evaluated.rows, config, weights)

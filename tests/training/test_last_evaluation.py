@@ -1,0 +1,49 @@
+"""A run whose last step evaluates does not evaluate the same weights again at its end."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+from tiny_run import tiny_run
+
+from compass_jax.runs.rundir import EVALUATION, EVALUATION_FOLDER
+from compass_jax.training import rl
+from compass_jax.training.stops import never
+
+
+class Trainer:
+    """Two steps, whose evaluations are counted; its rooms do nothing."""
+
+    evaluated, interrupted, histograms = True, False, None
+    stage = SimpleNamespace(end=2)
+    collect = SimpleNamespace(turns=SimpleNamespace(response=str))
+
+    def __init__(self, config):
+        self.config, self.done_steps, self.asked = config, 0, []
+
+    def steps(self):
+        for self.done_steps in (1, 2):
+            yield self.done_steps, {"loss": 1.0}
+
+    def evaluate(self, keep, warns=True):
+        self.asked.append(self.done_steps)
+        return SimpleNamespace(line=lambda: "avg@4 50%", metrics=lambda: {"eval/x": 0.5}, sets={})
+
+    def save(self):
+        pass
+
+
+@pytest.mark.parametrize(("every", "asked"), [(2, [0, 2]), (1, [0, 1, 2]), (0, [0, 2])])
+def test_each_weights_are_evaluated_once(tmp_path, monkeypatch, every, asked):
+    monkeypatch.setattr(rl, "write_evaluation", lambda *_: None)
+    config = tiny_run()
+    steps = dataclasses.replace(config.rl, steps=2, eval_every=every)
+    start = dataclasses.replace(config.evaluation, start=True)
+    config = dataclasses.replace(config, run_dir=str(tmp_path), rl=steps, evaluation=start)
+    trainer, lines = Trainer(config), []
+    telemetry = SimpleNamespace(note=lines.append, log=lambda *_: None)
+    stop = SimpleNamespace(requested=False)
+    result = rl._run_steps(trainer, config, telemetry, stop, never)
+    assert trainer.asked == asked and result["evaluation"].metrics() == {"eval/x": 0.5}
+    assert sum("avg@4" in line for line in lines) == len(asked)
+    assert (tmp_path / EVALUATION).is_file() and (tmp_path / EVALUATION_FOLDER).is_dir()
