@@ -9,16 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from compass_jax.report.curves import (
-    panels_of,
-    plot_curves,
-    run_rows,
-    summary_table,
-    without_verdict,
-)
+from compass_jax.report.curves import plot_curves, run_rows, summary_table, without_verdict
 from compass_jax.report.embed import page
 from compass_jax.report.metrics import ReportError, Series, read_stages
 from compass_jax.report.page_data import page_data
+from compass_jax.report.panels import panels_of
 from compass_jax.runs.logfile import removed_on_error
 from compass_jax.runs.rundir import is_locked
 

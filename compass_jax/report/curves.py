@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from rich.table import Table
 
 from compass_jax.report.metrics import ReportError, read_metrics
-
-# Colours that remain apart for colour-blind readers (Okabe and Ito).
-_BLUE, _ORANGE, _GREEN, _RED, _SKY, _GREY, _DARK = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#56B4E9",
-    "#B8B8B8",
-    "#444444",
-)
+from compass_jax.report.panels import COLOURS, Panel, panels_of
+from compass_jax.runs.logfile import removed_on_error
 
 # Rows of the run table: label, metrics that are added up, format.
 _ROWS = (
@@ -87,8 +77,8 @@ def without_verdict(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> str:
 def plot_curves(
     metrics_jsonl: str | os.PathLike, png: str | os.PathLike, stage: str = "rl", title: str = ""
 ) -> None:
-    """Draws the curves of a stage: loss, reward, zero variance, waste, entropy, response length,
-    mismatch, gradient norm, learning rate.
+    """Draws the panels of a stage (panels.py) into a picture, which replaces an earlier one as a
+    whole.
 
     Panels without a logged metric are left out. Raises ReportError where the file has nothing to
     draw of the stage.
@@ -113,7 +103,10 @@ def plot_curves(
         fontsize=14,
         fontweight="bold",
     )
-    figure.savefig(png)
+    temporary = Path(png).with_name(f".{Path(png).name}.tmp")
+    with removed_on_error(temporary):
+        figure.savefig(temporary, format="png")
+        os.replace(temporary, png)
 
 
 def _mean(values: np.ndarray) -> float:
@@ -129,67 +122,15 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     return np.asarray([_mean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))])
 
 
-@dataclass(frozen=True)
-class _Panel:
-    """One picture: its lines are (metric, label, colour) each."""
-
-    title: str
-    unit: str
-    lines: tuple[tuple[str, str, str], ...]
-    scale: Literal["linear", "log", "share", "stacked"] = "linear"
-
-
-_PANELS = (
-    _Panel("Loss", "nats per token", (("sft/loss", "loss", _BLUE),)),
-    _Panel("Reward", "mean raw reward", (("reward/mean", "reward", _BLUE),)),
-    _Panel(
-        "Groups without variance",
-        "share of groups",
-        (
-            ("zero_variance/rate_all_right", "all right", _GREEN),
-            ("zero_variance/rate_all_wrong", "all wrong", _RED),
-            ("groups/between_frac", "between", _ORANGE),
-        ),
-        "share",
-    ),
-    _Panel(
-        "What the generated tokens taught",
-        "share of tokens",
-        (
-            ("waste/frac_verifier_signal", "verifier", _BLUE),
-            ("waste/frac_shaping_signal", "shaping", _SKY),
-            ("waste/frac_entropy_signal", "entropy (RL-ZVP, weak)", _GREEN),
-            ("waste/frac_none", "none", _GREY),
-        ),
-        "stacked",
-    ),
-    _Panel("Entropy of the policy", "nats per token", (("entropy_nats", "entropy", _ORANGE),)),
-    _Panel(
-        "Response length",
-        "tokens",
-        (("response_length/mean", "mean", _BLUE), ("response_length/max", "max", _SKY)),
-    ),
-    _Panel(
-        "Rollout against training",
-        "nats per token",
-        (("mismatch/logp_abs_diff", "|logp difference|", _RED), ("mismatch/kl_k3", "k3", _ORANGE)),
-        "log",
-    ),
-    _Panel("Gradient norm", "before clipping", (("grad_norm", "norm", _GREEN),), "log"),
-    _Panel("Learning rate", "per update", (("lr", "lr", _DARK),)),
-)
-
-
-def panels_of(series: Mapping) -> list[_Panel]:
-    """The panels that have something to show."""
-    return [panel for panel in _PANELS if any(name in series for name, _, _ in panel.lines)]
-
-
-def _draw(panel: _Panel, axes: Any, series: Mapping) -> None:
+def _draw(panel: Panel, axes: Any, series: Mapping) -> None:
     axes.set_title(panel.title)
     axes.set_ylabel(panel.unit)
     axes.set_xlabel("step")
-    have = [(*series[name], label, colour) for name, label, colour in panel.lines if name in series]
+    have = [
+        (*series[name], label, COLOURS[colour])
+        for name, label, colour in panel.lines
+        if name in series
+    ]
     if panel.scale == "stacked":
         _stack(axes, have)
     else:
@@ -200,12 +141,30 @@ def _draw(panel: _Panel, axes: Any, series: Mapping) -> None:
     if panel.scale == "log" and all(np.any(values > 0) for _, values, _, _ in have):
         axes.set_yscale("log")
     elif panel.scale in ("share", "stacked"):
-        axes.set_ylim(*((-0.02, 1.02) if panel.scale == "share" else (0, 1)))
-        axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
+        axes.set_ylim(0, 1 if panel.scale == "stacked" else _share_limit(have))
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:.3g}" if y < 0.01 else f"{y:.0%}")
     else:
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4))
+        if panel.scale == "time" and (limit := _usual_limit(have)):
+            axes.set_ylim(0, limit)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _share_limit(have: list[tuple]) -> float:
+    """The upper end of an axis of shares: 1, or less where all of them are small."""
+    highest = max((float(np.nanmax(values, initial=0)) for _, values, _, _ in have), default=0)
+    return 1.02 if highest > 0.35 or not highest else 1.15 * highest
+
+
+def _usual_limit(have: list[tuple]) -> float:
+    """The upper end of an axis without a few values far above all others (a first step compiles);
+    0 where there are none.
+    """
+    values = np.concatenate([x[np.isfinite(x)] for _, x, _, _ in have])
+    if len(values) < 8 or values.max() <= 2.5 * (usual := float(np.quantile(values, 0.9))):
+        return 0
+    return 1.5 * usual
 
 
 def _line(axes: Any, steps: np.ndarray, values: np.ndarray, label: str, colour: str) -> None:

@@ -15,6 +15,7 @@ from compass_jax.report.embed import size_of
 from compass_jax.report.funnel import cumulative_tokens, token_funnel
 from compass_jax.report.heldout import evaluation_answers, evaluations
 from compass_jax.report.metrics import Series, heat_map, hours, read_histograms, thinned
+from compass_jax.report.panels import PANELS
 from compass_jax.report.samples import read_samples
 from compass_jax.runs.machine import read_machine
 from compass_jax.runs.metric_help import metric_help
@@ -50,7 +51,11 @@ def page_data(
     ]
     logged = sorted({name for _, _, series in stages for name in series})
     sentences = {name: said for name in logged if (said := metric_help(name))}
-    data = {"made": made, "help": sentences, "runs": shown, "again_s": again_s}
+    panels = {
+        section: [dataclasses.asdict(panel) for panel in panels]
+        for section, panels in PANELS.items()
+    }
+    data = {"made": made, "help": sentences, "panels": panels, "runs": shown, "again_s": again_s}
     for entry, (path, stage, _) in zip(shown, stages, strict=True):
         part = ANSWER_BYTES // len(stages) if stage == "rl" else 0
         entry["answers"], entry["answered"] = evaluation_answers(path, part)

@@ -1,5 +1,5 @@
 """What a person sees of a run: a header, what it is doing now and since when, its numbers, a few
-samples. On a terminal two lines that are drawn again twice a second; elsewhere plain lines, at most
+samples. On a terminal rich's progress, drawn again twice a second; elsewhere plain lines, at most
 one every few seconds.
 """
 
@@ -10,11 +10,12 @@ import textwrap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from compass_jax.runs.compiler_clock import COMPILER, CompilerClock
@@ -23,8 +24,31 @@ from compass_jax.runs.progress import duration, progress_text
 COLUMNS = 80  # that everything fits; a wider terminal gets wider lines
 WIDEST = 110
 _WINDOW = 20  # steps over which the time left is estimated
-_BAR = 12
 _SAMPLE_LINES = 3  # of a sample's text
+
+
+class Lines(Progress):
+    """The progress of a stage on a terminal: step, bar, what the run does and the time left in one
+    line, and the last step's numbers in another.
+    """
+
+    def __init__(self, console: Console, stage: str, total: int):
+        self.numbers = ""
+        doing = Column(no_wrap=True, overflow="ellipsis")
+        super().__init__(
+            TextColumn("{task.description} {task.completed}/{task.total}", markup=False),
+            BarColumn(bar_width=12),
+            TextColumn("{task.fields[doing]}", markup=False, table_column=doing),
+            console=console,
+            auto_refresh=False,
+        )
+        self.task = self.add_task(stage, total=total, doing="")
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Yields the lines."""
+        yield from super().get_renderables()
+        if self.numbers:
+            yield Text(self.numbers, no_wrap=True)
 
 
 class Screen:
@@ -52,7 +76,7 @@ class Screen:
         self._phase: tuple[str, int, int] = ("starts", 0, 0)
         self._phase_since = self._shown_at = clock()
         self._times: deque[tuple[int, float]] = deque(maxlen=_WINDOW + 1)
-        self._live: Live | None = None
+        self._lines: Lines | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -114,9 +138,9 @@ class Screen:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        if self._lines is not None:
+            self._lines.stop()
+            self._lines = None
 
     # ---- what is drawn ---------------------------------------------------------------------------
 
@@ -151,16 +175,14 @@ class Screen:
         return self.console.is_terminal and not self.console.is_dumb_terminal
 
     def _draw(self) -> None:
-        filled = _BAR * self._step // max(self.total, 1)
-        head = f"{self.stage} {self._step}/{self.total} {'━' * filled}{'─' * (_BAR - filled)}  "
         left = f"  {duration(self.left_s)} left" if math.isfinite(self.left_s) else ""
-        first = f"{head}{self._doing()}{left}"[: self.width]
-        second = progress_text(self._numbers, math.nan, self.width) if self._numbers else ""
-        lines = Group(*(Text(line, no_wrap=True) for line in (first, second) if line))
-        if self._live is None:
-            self._live = Live(lines, console=self.console, auto_refresh=False, transient=False)
-            self._live.start()
-        self._live.update(lines, refresh=True)
+        if self._lines is None:
+            self._lines = Lines(self.console, self.stage, self.total)
+            self._lines.start()
+        if self._numbers:
+            self._lines.numbers = progress_text(self._numbers, math.nan, self.width)
+        doing = self._doing() + left
+        self._lines.update(self._lines.task, completed=self._step, doing=doing, refresh=True)
 
     def _print(self, line: str) -> None:
         self._shown_at, self._fresh = self._clock(), False

@@ -138,7 +138,7 @@ def test_a_terminal_of_80_columns_gets_two_lines_that_fit(clock):
     screen.step(25, metrics)
     screen.close()
     text = console.file.getvalue()
-    assert "rl 25/100 ━━━───" in text and "2 min 30 s left" in text
+    assert "rl 25/100 ━━━" in text and "2 min 30 s left" in text
     assert "verifier 44%" in text
     assert max(len(line) for line in text.replace("\r", "\n").splitlines()) <= 80 + 20  # controls
 

@@ -25,7 +25,7 @@ from compass_jax.report import (
     smooth,
     summary_table,
 )
-from compass_jax.report.curves import panels_of
+from compass_jax.report.panels import panels_of
 from compass_jax.runs.metric_help import metric_help
 from compass_jax.runs.progress import duration, progress_text
 from compass_jax.runs.screen import Screen
@@ -343,7 +343,7 @@ def test_the_table_of_a_run_shows_groups_that_are_equal_and_neither_right_nor_wr
     row = {"metric": "groups between", "first 10%": "2.5%", "last 10%": "92.5%"}
     assert run_rows(series) == [row]
     (panel,) = panels_of(series)
-    assert panel.title == "Groups without variance"
+    assert panel.title == "Groups by reward"
     between, undecided = (metric_help(f"groups/{x}_frac").text for x in ("between", "undecided"))
     assert "neither right nor wrong" in between and "fewer than two" in undecided
 

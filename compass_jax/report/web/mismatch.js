@@ -1,22 +1,6 @@
 // Rollout against training: how far their log-probs are apart, whether the replay holds, and the
 // tokens that differ most.
 
-const MISMATCH = [
-  ["Log-prob difference", "|training - rollout|, nats", [["mismatch/logp_abs_diff", "difference", RED]], "log"],
-  ["KL of rollout and training", "k3, nats per token", [["mismatch/kl_k3", "kl", ORANGE]], "log"],
-  ["Effective sample size", "share of the samples", [["mismatch/ess", "ess", BLUE]], "share"],
-  ["Tokens far apart", "share of tokens", [["mismatch/extreme_frac", "extreme", RED]], "share"],
-  ["Hotter samples of growth", "log-prob difference, nats; they differ by intent", [
-    ["mismatch/hotter/logp_abs_diff", "difference", GREY]], "log"],
-  ["Router replay", "share of routed tokens", [
-    ["replay/flip_frac", "live routing differs", PURPLE], ["replay/unset_frac", "without a route", GREY]], "share"],
-  ["Load of the fullest expert", "over the mean", [["moe/load_max_over_mean", "load", GREEN]]],
-  ["Staleness", "updates since a token was sampled", [
-    ["staleness", "mean", BLUE], ["staleness_max", "most", SKY]]],
-  ["Correction", "mean weight and share dropped", [
-    ["correction/weight_mean", "weight", BLUE], ["correction/dropped_frac", "dropped", RED]]],
-];
-
 // The tokens with the largest difference: [size, group, sample, token]. Samples from the place `hotter`
 // of a group on were drawn at another temperature, and differ by intent.
 function farthest(groups, most, hotter) {
@@ -63,7 +47,7 @@ function mismatchSection() {
   const tokens = el("div", {});
   let charts = [];
   listeners.axis.push(() => {
-    charts = panelCharts(current(), MISMATCH);
+    charts = panelCharts(current(), panelsOf("mismatch"));
     clear(grid, ...charts.map((c) => c.node));
     if (!charts.length) clear(grid, el("p", { class: "empty", text: "This run logged no such metrics." }));
   });

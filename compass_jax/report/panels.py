@@ -1,0 +1,54 @@
+"""The panels of a run's metrics: one table, web/panels.json, which the report's page and the
+pictures of the curves both draw. What a metric means is in `runs/metric_help.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Literal
+
+# Colours that remain apart for colour-blind readers (Okabe and Ito); the page has its own values.
+COLOURS = {
+    "blue": "#0072B2",
+    "orange": "#E69F00",
+    "green": "#009E73",
+    "red": "#D55E00",
+    "sky": "#56B4E9",
+    "grey": "#B8B8B8",
+    "purple": "#8D5FA8",
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart: its lines are (metric, label, colour) each.
+
+    `scale`: linear; log; share, a part of 1; stacked, shares that sum to 1; time, cut where a few
+    values are far above all others.
+    """
+
+    title: str
+    unit: str
+    scale: Literal["linear", "log", "share", "stacked", "time"]
+    lines: tuple[tuple[str, str, str], ...]
+
+
+def read_panels() -> dict[str, list[Panel]]:
+    """Returns section of the page -> its panels."""
+    text = (resources.files("compass_jax.report") / "web" / "panels.json").read_text("utf-8")
+    return {
+        section: [Panel(**row | {"lines": tuple(map(tuple, row["lines"]))}) for row in rows]
+        for section, rows in json.loads(text).items()
+    }
+
+
+PANELS = read_panels()
+
+
+def panels_of(series: Mapping[str, Any]) -> list[Panel]:
+    """Returns the panels that have something to show."""
+    panels = [panel for section in PANELS.values() for panel in section]
+    return [panel for panel in panels if any(name in series for name, _, _ in panel.lines)]
