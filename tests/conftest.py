@@ -52,6 +52,8 @@ jaxtyping.install_import_hook(
 
 def pytest_addoption(parser):
     parser.addoption("--slow-part", metavar="K/N", help="of the slow tests the K-th of N parts")
+    parser.addoption("--faults", type=int, default=6, help="number of random faults a test")
+    parser.addoption("--fault-seed", type=int, default=1, help="seed of the random faults")
 
 
 def pytest_collection_modifyitems(config, items):

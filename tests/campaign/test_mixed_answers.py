@@ -1,0 +1,60 @@
+"""Hostile answers and verifiers in random order among honest ones, in the scorer that a run uses:
+no honest score changes, and nothing of a hostile answer outlives its check.
+"""
+
+import os
+
+import numpy as np
+import pytest
+from corpus import ANSWERS, DATASETS, VERIFIERS
+
+from compass_jax.config import DataConfig, FileSource, ProceduralSource, RewardConfig
+from compass_jax.data.procedural import distinct_entries
+from compass_jax.records import Prompt
+from compass_jax.rewards.score import Scorer
+from compass_jax.tasks.rows import encode_row
+
+VERIFIER, HOSTILE_PER_FAULT = len(DATASETS), 5
+HOSTILE = [row for row in ANSWERS + VERIFIERS if row.kind in (*DATASETS, "verifier")]
+
+
+@pytest.fixture(scope="module")
+def entries():
+    """The first entry of each data set, and a row for the hostile verifiers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONHASHSEED", "0")
+        rows = [distinct_entries(ProceduralSource(name, size=1), 0)[0] for name in DATASETS]
+        yield [*rows, {"answer": "1"}]
+
+
+@pytest.fixture(scope="module")
+def scorer(entries):
+    judged = FileSource("unused.jsonl", verifier="corpus_verifiers:act")
+    sources = (*(ProceduralSource(name, size=1) for name in DATASETS), judged)
+    rewards = RewardConfig(workers=2, timeout_s=1.5, answer_tag="")
+    with Scorer(rewards, DataConfig(sources=sources)) as running:
+        running.wait_ready()
+        yield running
+
+
+def test_hostile_answers_change_no_honest_score(draw, scorer, entries, tmp_path):
+    places = {"out": tmp_path, "secret": tmp_path / "none", "me": os.getpid(), "port": 9}
+    submitted = []
+    for row in draw.sample(HOSTILE, HOSTILE_PER_FAULT):
+        source = DATASETS.index(row.kind) if row.kind in DATASETS else VERIFIER
+        right, wrong = str(entries[source]["answer"]), "0" if source == VERIFIER else "the moon"
+        submitted += [(source, right, 1.0), (source, row.text.format(**places), row.expected)]
+        submitted += [(source, wrong, 0.0)]
+    draw.shuffle(submitted)
+    for number, (source, text, _) in enumerate(submitted):
+        entry = entries[source]
+        tokens = np.zeros(1, np.int32)
+        prompt = Prompt(number, source, "x", "?", tokens, str(entry["answer"]), encode_row(entry))
+        scorer.submit(number, prompt, text)
+    scores = {}
+    while len(scores) < len(submitted):
+        scores |= dict(scorer.collect(block=True))
+    for number, (_, text, expected) in enumerate(submitted):
+        score = scores[number]
+        assert (score.reward if score.known else score.outcome) == expected, text
+    assert not os.listdir(tmp_path)
