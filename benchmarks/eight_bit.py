@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments, rl_runs
-from compass_jax.commands.cli import load_config, tune_allocator
+from compass_jax.commands.cli import tune_allocator
+from compass_jax.commands.configured import load_config
 from compass_jax.config import CorrectionConfig, RolloutConfig, RunConfig
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.report import read_metrics

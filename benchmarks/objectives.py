@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments, rl_runs, synthetic_tasks
-from compass_jax.commands.cli import load_config, tune_allocator
+from compass_jax.commands.cli import tune_allocator
+from compass_jax.commands.configured import load_config
 from compass_jax.config import (
     DataConfig,
     FileSource,

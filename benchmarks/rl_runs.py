@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments
-from compass_jax.commands.cli import load_config
+from compass_jax.commands.configured import load_config
 from compass_jax.config import CorrectionConfig, RunConfig, ShapingConfig, ZeroVarianceConfig
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.runs.rundir import write_atomically

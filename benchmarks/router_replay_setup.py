@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import rl_runs
-from compass_jax.commands.cli import load_config
+from compass_jax.commands.configured import load_config
 from compass_jax.config import (
     CorrectionConfig,
     MoEConfig,

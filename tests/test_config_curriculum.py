@@ -6,7 +6,7 @@ import pytest
 from tiny_run import tiny_run
 
 from compass_jax.commands.calibrate import run_calibration
-from compass_jax.commands.configured import override
+from compass_jax.commands.overrides import override
 from compass_jax.config import ConfigError, RLStage, ZeroVarianceConfig
 from compass_jax.config.curriculum import Stage, at_step, largest_stage, stage_at
 from compass_jax.config.io import config_from_json, config_to_json, differences

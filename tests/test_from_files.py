@@ -1,6 +1,5 @@
 """A model's folder, a file of prompts and a reward are enough: the command, and the call."""
 
-import argparse
 import dataclasses
 import json
 import shutil
@@ -13,8 +12,9 @@ from logged import lines
 import compass_jax
 from compass_jax import library
 from compass_jax.commands.cli import main
-from compass_jax.commands.configured import from_words, load_config
-from compass_jax.commands.settings_help import field_docs
+from compass_jax.commands.configured import config_from_options, load_config
+from compass_jax.commands.options import Train
+from compass_jax.commands.settings import field_docs
 from compass_jax.config import ConfigError, FileSource, RunConfig, TaskSource
 from compass_jax.from_files import rl_config, sft_config
 from compass_jax.presets import PRESETS
@@ -93,20 +93,13 @@ def test_what_follows_from_the_longest_answer_follows_the_one_that_is_asked_for(
     assert config.rollout.max_new_tokens == 24 and config.rl.buckets[-1] == longest
     assert config.rollout.cache_bucket <= longest
     assert asked(folder).rl.buckets[-1] > longest
-    words = argparse.Namespace(
-        command="train",
-        model=str(folder / "model"),
-        data=[str(folder / "prompts.jsonl")],
-        reward=["math"],
-        eval="",
-        preset="espo",
-    )
+    words = Train(model=str(folder / "model"), data=(str(folder / "prompts.jsonl"),))
     for given in (
         ["--rollout.max-new-tokens", "24"],
         ["--rollout.max_new_tokens=24", "--seed", "1"],
     ):
-        assert from_words(words, given) == config
-    assert from_words(words, ["--rollout.max-new-tokens", "many"]) == asked(folder)
+        assert config_from_options(words, given) == config
+    assert config_from_options(words, ["--rollout.max-new-tokens", "many"]) == asked(folder)
 
 
 def test_a_task_of_ones_own_goes_where_a_file_goes(folder):

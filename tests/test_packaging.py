@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from compass_jax.commands.configured import SHIPPED, made
+from compass_jax.commands.configured import SHIPPED, load_config_as
 from compass_jax.config import RunConfig
 from compass_jax.config.pipeline import PipelineConfig
 
@@ -96,10 +96,10 @@ def test_every_configuration_has_a_name_from_everywhere(file, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     text = file.read_text()
     kind = PipelineConfig if "def pipeline() -> PipelineConfig:" in text else RunConfig
-    config = made(file.stem, kind)
+    config = load_config_as(file.stem, kind)
     name = Path(config.run_dir).name if isinstance(config, PipelineConfig) else config.name
     assert name == file.stem
-    assert made(str(ROOT / "configs" / file.name), kind) == config
+    assert load_config_as(str(ROOT / "configs" / file.name), kind) == config
 
 
 def test_no_message_of_the_package_asks_for_make():

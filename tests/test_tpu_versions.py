@@ -8,7 +8,8 @@ import pytest
 from tiny_run import tiny_run
 
 from compass_jax import session, tpu_versions
-from compass_jax.commands.cli import COMPILER_ALONE, main
+from compass_jax.commands.cli import main
+from compass_jax.commands.work import COMPILER_ALONE
 from compass_jax.config import ConfigError
 from compass_jax.tpu_versions import check_versions, installed
 

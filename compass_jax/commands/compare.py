@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
 
-HELP = "compare two evaluations prompt by prompt: difference, its interval and p for each set"
+from rich.console import Console
+
+from compass_jax.commands.options import Compare
+from compass_jax.experience.paired import compare, read_evaluation
+from compass_jax.report import summary_table
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """The two evaluations, and how they are told."""
-    where = "in this folder, which compass eval --out wrote, or in this ended run's directory"
-    for name, side in (("first", "from"), ("second", "to")):
-        text = f"The difference counts {side} the evaluation {where}"
-        parser.add_argument(name, metavar="RUN", help=text)
-    text = "Prints the comparison as JSON on stdout, instead of a table"
-    parser.add_argument("--json", help=text, action="store_true")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Prints a table or JSON; raises ReportError where the two cannot be compared."""
-    from rich.console import Console
-
-    from compass_jax.experience.paired import compare, read_evaluation
-    from compass_jax.report import summary_table
-
-    first, second = read_evaluation(args.first), read_evaluation(args.second)
+def run(options: Compare) -> int:
+    """Prints a table or JSON. Raises ReportError for evaluations that cannot be compared."""
+    first, second = read_evaluation(options.first), read_evaluation(options.second)
     found = compare(first, second)
-    if args.json:
+    if options.json:
         print(json.dumps(found, indent=2))
         return 0
     console = Console(soft_wrap=True)
@@ -36,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     for name, one in found["sets"].items():
         rows = [_row(what, one[what], one["k"]) for what in ("avg_at_k", "reward", "greedy")]
         console.print(summary_table(rows, title=f"{name}: {one['matched']} prompts in both"))
-        left = {args.first: one["only_first"], args.second: one["only_second"]}
+        left = {options.first: one["only_first"], options.second: one["only_second"]}
         for folder, count in left.items():
             if count:
                 line = f"{count} prompts of {name} are in {folder} alone; they are left out"

@@ -1,57 +1,54 @@
-"""The RunConfig that a command line asks for: a configuration file, or a model's folder and files
-of data, with typed overrides.
-"""
+"""The configuration of a command: a file, a run's own, or a model's folder with files of data."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import inspect
-import json
 import os
 import re
-import typing
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from compass_jax.config import (
-    Advantage,
-    ConfigError,
-    Objective,
-    ProceduralSource,
-    RunConfig,
-    Seam,
-    seam_class,
-)
+from compass_jax.commands.cli import help_text
+from compass_jax.commands.options import Compiling, Configured, Eval, TrainJudge
+from compass_jax.commands.overrides import options_of, override, settings_help, value_of
+from compass_jax.commands.settings import first_settings
+from compass_jax.commands.table import BY_NAME
+from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config.errors import line_of, of_file
-from compass_jax.config.foreign import VERL, suggestion
-from compass_jax.config.io import from_plain, tuples
+from compass_jax.config.foreign import hub_hint
+from compass_jax.config.io import config_to_json, from_plain, to_plain
 from compass_jax.config.pipeline import PipelineConfig
-from compass_jax.runs.rundir import read_config
+from compass_jax.config.ranges import check_fields
+from compass_jax.families import find as families
+from compass_jax.runs.rundir import read_config, staged, with_recorded_sizes
 from compass_jax.untrusted import parse_json, read_text
 
 SHIPPED = Path(__file__).resolve().parents[1] / "configs"  # installed with the package
 FOLDERS = (Path("configs"), SHIPPED)
-PLAIN = (".yaml", ".yml", ".json")  # endings of configurations that hold settings alone
-Made = TypeVar("Made")
+PLAIN = (".yaml", ".yml", ".json")  # endings of configurations without code
+T = TypeVar("T")
+
+
+# ---- files ---------------------------------------------------------------------------------------
 
 
 def load_config(name: str) -> RunConfig:
-    """The RunConfig that a configuration file makes (`made`)."""
-    return made(name, RunConfig)
+    """Returns the RunConfig of a configuration file (`load_config_as`)."""
+    return load_config_as(name, RunConfig)
 
 
-def made(name: str, kind: type[Made]) -> Made:
-    """The configuration, of class `kind`, that a configuration file makes: its one public function,
-    called without arguments.
+def load_config_as(name: str, kind: type[T]) -> T:
+    """Returns the configuration, of class `kind`, of a file: the result of its one public function,
+    or the content of a YAML or JSON file.
 
     name: a path, or a bare name looked up as configs/<name>.py, here and then in the package.
-    Raises ConfigError where there is no such file or function.
+    Raises ConfigError if there is no such file or function.
     """
-    path = _file(name)
+    path = _path_of(name)
     if path is None:
         files = {*Path("configs").glob("*.py"), *SHIPPED.glob("*.py")}
         known = ", ".join(sorted({path.stem for path in files}))
@@ -67,40 +64,44 @@ def made(name: str, kind: type[Made]) -> Made:
     module = importlib.util.module_from_spec(spec)
     with of_file(path):
         spec.loader.exec_module(module)
-    own = [
-        f
-        for n, f in vars(module).items()
-        if inspect.isfunction(f) and not n.startswith("_") and f.__module__ == module.__name__
+    functions = [
+        value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and not name.startswith("_")
+        and value.__module__ == module.__name__
     ]
-    if len(own) != 1:
-        names = ", ".join(f.__name__ for f in own) or "none"
+    if len(functions) != 1:
+        names = ", ".join(f.__name__ for f in functions) or "none"
         raise ConfigError(
             f"{path}: must have exactly one public function, which returns a {kind.__name__}; it"
             f" has {names}"
         )
     with of_file(path):
-        config = own[0]()
+        config = functions[0]()
     if not isinstance(config, kind):
         hint = "; it is for compass pipeline" if isinstance(config, PipelineConfig) else ""
-        returned = f"{own[0].__name__}() returned {type(config).__name__}"
+        returned = f"{functions[0].__name__}() returned {type(config).__name__}"
         raise ConfigError(f"{path}: {returned}, not a {kind.__name__}{hint}")
     return config
 
 
-def _from_text(path: Path, kind: type[Made]) -> Made:
-    """Returns the configuration, of class `kind`, that a YAML or JSON file holds. Raises
-    ConfigError with the file's name for what it cannot hold.
+def _path_of(name: str) -> Path | None:
+    paths = [Path(name), *(at / file for at in FOLDERS for file in (name, f"{name}.py"))]
+    return next((path for path in paths if os.path.isfile(path)), None)
 
-    `model` of a run may be a folder: its config.json is read, its weights are where the run starts,
-    and its tokenizer is taken, unless `init_from` and `data.tokenizer` name others.
+
+def _from_text(path: Path, kind: type[T]) -> T:
+    """Returns the configuration, of class `kind`, in a YAML or JSON file. Raises ConfigError, with
+    the file's name, for other content.
+
+    `model` of a run may be a folder: its config.json is read, training starts from its weights and
+    uses its tokenizer, unless `init_from` and `data.tokenizer` name others.
     """
     text = read_text(path, error=ConfigError)
     try:
-        data = (
-            _parse_yaml(text)
-            if path.suffix != ".json"
-            else parse_json(text, "it", error=ConfigError)
-        )
+        is_json = path.suffix == ".json"
+        data = parse_json(text, "it", error=ConfigError) if is_json else _parse_yaml(text)
         if not isinstance(data, dict):
             raise ConfigError("it must hold the settings by name, as `name:` and `model:`")
         if kind is RunConfig and isinstance(data.get("model"), str):
@@ -111,31 +112,29 @@ def _from_text(path: Path, kind: type[Made]) -> Made:
 
 
 def _with_model(data: dict[str, Any], folder: str) -> dict[str, Any]:
-    from compass_jax.config.foreign import hub_hint
-    from compass_jax.config.io import to_plain
     from compass_jax.weights.start import model_of, tokenizer_beside
 
     if not os.path.isdir(folder):
         raise ConfigError(
             f"model = {folder}: there is no such folder; {hub_hint(folder)}".rstrip("; ")
         )
-    beside = {"tokenizer": str(tokenizer_beside(folder) or "")}
     prompts = data.get("data", {})
-    prompts = {**beside, **prompts} if isinstance(prompts, dict) else prompts
+    if isinstance(prompts, dict):
+        prompts = {"tokenizer": str(tokenizer_beside(folder) or ""), **prompts}
     return {"init_from": folder, **data, "model": to_plain(model_of(folder)), "data": prompts}
 
 
 def _parse_yaml(text: str) -> Any:
-    """Returns what a YAML text holds. A key may come once, and 1e-6 is a number."""
+    """Returns the content of a YAML text. Refuses a repeated key, and reads 1e-6 as a number."""
     import yaml  # type: ignore[import-untyped]
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
-            if twice is not None:
+            repeated = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
+            if repeated is not None:
                 line = node.start_mark.line + 1
-                raise ConfigError(f"{twice}: is there twice, in the mapping of line {line}")
+                raise ConfigError(f"{repeated}: is there twice, in the mapping of line {line}")
             return super().construct_mapping(node, deep)
 
     number = re.compile(r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.[\d_]+)[eE][-+]?\d+$")
@@ -146,14 +145,14 @@ def _parse_yaml(text: str) -> Any:
         raise ConfigError(f"it is no YAML: {' '.join(str(error).split())[:300]}") from error
 
 
-def of_run(path: str) -> RunConfig:
-    """The configuration of a run: `path` is its directory, or a checkpoint inside it. ConfigError
-    where it is neither.
+def config_of_run(path: str) -> RunConfig:
+    """Returns the configuration of a run: `path` is its directory, or a checkpoint inside it.
+    Raises ConfigError for another path.
     """
     folder = Path(path).absolute()
-    for here in (folder, *list(folder.parents)[:2]):
-        if (here / "checkpoints").is_dir() and (here / "config.json").is_file():
-            return read_config(here)
+    for parent in (folder, *list(folder.parents)[:2]):
+        if (parent / "checkpoints").is_dir() and (parent / "config.json").is_file():
+            return read_config(parent)
     with contextlib.suppress(ConfigError):
         return read_config(folder)  # a run that has not saved yet
     raise ConfigError(
@@ -162,26 +161,21 @@ def of_run(path: str) -> RunConfig:
     )
 
 
-def _file(name: str) -> Path | None:
-    paths = [Path(name), *(at / file for at in FOLDERS for file in (name, f"{name}.py"))]
-    return next((path for path in paths if os.path.isfile(path)), None)
-
-
 _KEY = re.compile(r"([a-z_]\w*(?:\.\w+)*)(?:\[\d+\])* = ")
 
 
 @contextlib.contextmanager
-def of_settings(config: RunConfig, name: str | None, overrides: list[str]) -> Iterator[None]:
-    """What a check says of a setting, with the file `name` and the line that set it; without them
-    where the command line did, or nobody.
+def locate_setting_errors(config: RunConfig, name: str, overrides: Sequence[str]) -> Iterator[None]:
+    """Adds the file `name` and the line that set it to the error about a setting, unless the
+    command line or no line set it.
     """
     try:
         yield
     except ConfigError as error:
-        path, found = _file(name) if name else None, _KEY.match(str(error))
-        key = found[1] if found else ""
-        on_line = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in overrides}
-        if path is None or path.suffix in PLAIN or not key or key in on_line:
+        path, match = _path_of(name) if name else None, _KEY.match(str(error))
+        key = match[1] if match else ""
+        overridden = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in overrides}
+        if path is None or path.suffix in PLAIN or not key or key in overridden:
             raise
         owner: object = config
         for part in key.split(".")[:-1]:
@@ -190,157 +184,48 @@ def of_settings(config: RunConfig, name: str | None, overrides: list[str]) -> It
         raise type(error)(f"{path}{line}: {error}" if line else str(error)) from error
 
 
-def override(config: RunConfig, arguments: list[str], prog: str = "compass") -> RunConfig:
-    """`config` with typed overrides applied (`--rl.steps 3`, `--rl.normalize-std False`,
-    `--data.sources.0.size 50`).
-
-    An unknown key (with the nearest ones) or a value of the wrong type is told on stderr and exits
-    with code 2.
-    """
-    import tyro
-
-    config, arguments = _with_classes(config, arguments)
-    _refuse_unknown(config, arguments)
-    registry = tyro.constructors.ConstructorRegistry()
-    registry.primitive_rule(_source_options)
-    with registry:
-        # Flat: which family of source, and whether there are experts, is decided by the
-        # configuration file.
-        hint = tyro.conf.configure(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)(
-            RunConfig
-        )
-        return tyro.cli(
-            hint, default=config, args=arguments, prog=prog, description=RunConfig.__doc__
-        )
+# ---- a model's folder and files of data ----------------------------------------------------------
 
 
-def _refuse_unknown(config: RunConfig, arguments: list[str]) -> None:
-    """Raises ConfigError for a setting that is not there and whose name here is known: TRL's,
-    verl's, or one without its section. The others are left to tyro.
-    """
-    from compass_jax.commands.settings_help import settings
-
-    known = [setting.key for setting in settings(config) if setting.kind]
-    for word in arguments:
-        key, _, value = word.partition("=")
-        option = key.startswith("--")
-        key = key.lstrip("-").replace("-", "_")
-        if key in known or not (option or (value and key in VERL)):
-            continue
-        hint = suggestion(key, known if "." not in key else ())
-        if hint:
-            raise ConfigError(f"{word[:80]}: no such setting; {hint}")
-
-
-def _with_classes(config: RunConfig, arguments: list[str]) -> tuple[RunConfig, list[str]]:
-    """Returns `config` with the classes that `--rl.objective NAME` and `--rl.advantage NAME` name,
-    and the other arguments. Which settings there are depends on the class, so it comes first.
-    """
-    name, arguments = _take(arguments, Objective)
-    if name == "dapo":
-        from compass_jax.rl.objectives.grpo import dapo
-
-        config = replace(config, rl=dapo(config.rl, config.rollout.max_new_tokens))
-    elif name == "dr_grpo":
-        from compass_jax.rl.objectives.grpo import dr_grpo
-
-        config = replace(config, rl=replace(config.rl, objective=dr_grpo()))
-    elif name:
-        config = replace(config, rl=replace(config.rl, objective=seam_class(Objective, name)()))
-    name, arguments = _take(arguments, Advantage)
-    if name:
-        config = replace(config, rl=replace(config.rl, advantage=seam_class(Advantage, name)()))
-    return config, arguments
-
-
-def _take(arguments: list[str], base: type[Seam]) -> tuple[str, list[str]]:
-    """Returns (the last class named by the setting of `base`, or "", the other arguments)."""
-    flag, rest, name = f"--{base.key}", [], ""
-    words = iter(arguments)
-    for word in words:
-        if word == flag:
-            name = next(words, "")
-        elif word.startswith(flag + "="):
-            name = word.removeprefix(flag + "=")
-        else:
-            rest.append(word)
-            continue
-        if not name:
-            raise ConfigError(f"{flag}: name an {base.__name__.lower()} after it")
-    return name, rest
-
-
-def _source_options(info: Any) -> Any:
-    """Lets tyro write a procedural source's options, whose values are of many types, as JSON."""
-    from tyro.constructors import PrimitiveConstructorSpec
-
-    hint = typing.get_type_hints(ProceduralSource)["options"]
-    if typing.get_args(info.type) != typing.get_args(hint):
-        return None
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="JSON",
-        instance_from_str=lambda words: _options(words[0]),
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [json.dumps(value)],
-    )
-
-
-def _options(text: str) -> Any:
-    """Reads options: a JSON object, or a list of its pairs."""
-    value = parse_json(text, "options", error=ConfigError)
-    return tuples([list(pair) for pair in value.items()] if isinstance(value, dict) else value)
-
-
-# ---- without a configuration file ----------------------------------------------------------------
-
-
-_ANSWER = "--rollout.max-new-tokens"  # other sizes follow from it
-
-
-def from_words(args: argparse.Namespace, overrides: Sequence[str] = ()) -> RunConfig:
-    """What `--model`, `--data`, `--reward`, `--eval` and `--preset` of `compass train`, `sft` and
-    `train-judge` ask for (from_files.py). ConfigError where one is missing, or of several
-    processes.
+def config_from_options(
+    options: Any, overrides: Sequence[str] = (), command: str = "train"
+) -> RunConfig:
+    """Returns the configuration for `--model`, `--data`, `--reward`, `--eval` and `--preset`
+    (from_files.py). Raises ConfigError for a missing option.
 
     overrides: settings that are applied afterwards; those that others follow from are read.
     """
     from compass_jax.distributed import initialize, refuse
 
-    if getattr(args, "config", None):
-        raise ConfigError(f"CONFIG {args.config} and --model {args.model}: give one of the two")
-    if not args.data:
+    if getattr(options, "config", ""):
+        raise ConfigError(
+            f"CONFIG {options.config} and --model {options.model}: give one of the two"
+        )
+    if not options.data:
         raise ConfigError("--data FILE is missing: which prompts or conversations to train on?")
-    refuse(f"compass {args.command} --model")
+    refuse(f"compass {command} --model")
     initialize()
     from compass_jax import from_files
 
-    template_args = _template_args(overrides)
-    if args.command == "sft":
-        return from_files.sft_config(args.model, args.data, template_args)
-    words = " ".join(overrides).replace("=", " ").replace("_", "-").split(" ")
-    after = words[words.index(_ANSWER) + 1 :] if _ANSWER in words else []
-    answer = int(after[0]) if after and after[0].isdecimal() else None  # `override` tells the rest
-    if args.command == "train-judge":
-        given = (args.model, args.data, args.eval or "", args.preset, answer)
-        return from_files.judge_config(*given, scalar=args.scalar)
-    reward, evaluation = rewards(args.reward), args.eval or ""
+    model, data = options.model, list(options.data)
+    template_args = value_of("data.template-args", overrides)
+    variables = options_of(template_args) if template_args else ()
+    if not hasattr(options, "preset"):
+        return from_files.sft_config(model, data, variables)
+    tokens = value_of("rollout.max-new-tokens", overrides)
+    answer = int(tokens) if tokens.isdecimal() else None  # `override` reports another value
+    if isinstance(options, TrainJudge):
+        return from_files.judge_config(
+            model, data, options.eval, options.preset, answer, scalar=options.scalar
+        )
+    reward = rewards(options.reward)
     return from_files.rl_config(
-        args.model, args.data, reward, evaluation, args.preset, answer, template_args
+        model, data, reward, options.eval, options.preset, answer, variables
     )
 
 
-def _template_args(overrides: Sequence[str]) -> Any:
-    """`--data.template-args` among the overrides: prompts have other lengths with it."""
-    flag, words = "--data.template-args", [word.partition("=") for word in overrides]
-    for n, (name, mark, value) in enumerate(words):
-        if name.replace("_", "-") == flag and (mark or n + 1 < len(words)):
-            return _options(value if mark else overrides[n + 1])
-    return ()
-
-
-def rewards(words: list[str]) -> str | dict[str, float]:
-    """One verifier's name, or the weights of several: "math=1", "my_rewards.py:score=0.5"."""
+def rewards(words: Sequence[str]) -> str | dict[str, float]:
+    """Returns one verifier's name, or the weights of several: "math=1", "my.py:score=0.5"."""
     if len(words) == 1 and "=" not in words[0]:
         return words[0]
     weights = {}
@@ -351,3 +236,114 @@ def rewards(words: list[str]) -> str | dict[str, float]:
         except ValueError:
             raise ConfigError(f"--reward {word}: {weight} is no number; NAME=WEIGHT") from None
     return weights
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+FOR_RL = ("train", "train-judge", "plan", "calibrate-alpha")
+STAGES = {"sft": "sft", "train": "rl"}  # a command's own directory under runs/NAME
+SINGLE_PROCESS = ("calibrate-alpha", "filter", "train-judge")
+REQUIRED = {
+    "topology": "--topology NAME is missing: for which TPUs? For example v5p:4x4x4",
+    "checkpoint": "--checkpoint DIR is missing: which weights is compass {} to use?",
+    "out": "--out DIR is missing: where is compass {} to write?",
+}
+
+
+def run_configured(
+    name: str, options: Configured, settings: Sequence[str], wants_help: bool
+) -> int:
+    """Loads, overrides and validates the configuration, calls the command's function, and returns
+    the exit status.
+    """
+    model = getattr(options, "model", "")
+    of_run = isinstance(options, Eval) and bool(options.checkpoint) and not wants_help
+    if not (options.config or model or of_run):
+        print(help_text(name))
+        if first := first_settings(name):
+            print(f"\n{first}")
+        return 0 if wants_help else 2
+    if options.config and not model:
+        config = load_config(options.config)
+    elif model:
+        config = config_from_options(options, settings, name)
+    else:
+        config = config_of_run(options.checkpoint)  # type: ignore[attr-defined]
+    with locate_setting_errors(config, options.config, ()):
+        check_fields(config, "")
+    prog = f"compass {name} {options.config}".strip()
+    config = override(config, settings, prog)
+    if wants_help:
+        print(f"{help_text(name)}\n\n{settings_help(config, prog)}")
+        return 0
+    if model and hasattr(options, "preset"):
+        from compass_jax.presets import describe_changes
+
+        if line := describe_changes(options.preset, config):
+            print(line, file=sys.stderr if options.json else sys.stdout)
+    if name in STAGES:
+        config = staged(config, STAGES[name])
+    if model:
+        config = with_recorded_sizes(config, settings)
+    with locate_setting_errors(config, options.config, settings):
+        config = config.validate_for_rl() if name in FOR_RL else config.validate()
+    families.check(config.model)
+    if options.json and options.dry_run:
+        print(config_to_json(config))
+        return 0
+    _check_options(name, options)
+    return _run(name, options, config)
+
+
+def _check_options(name: str, options: Any) -> None:
+    """Raises ConfigError for a missing option, or two that exclude each other."""
+    if options.json and name not in ("plan", "eval"):
+        raise ConfigError("--json prints the configuration of a --dry-run: give both, or neither")
+    for field, message in REQUIRED.items():
+        optional = name == "eval" and field == "out"
+        if not getattr(options, field, True) and not optional:
+            raise ConfigError(message.format(name))
+    if getattr(options, "follow", False):
+        if not options.out:
+            raise ConfigError(
+                "--follow writes each evaluation into a folder of --out DIR: give one"
+            )
+        if options.json:
+            raise ConfigError(
+                "--json prints one summary, and --follow evaluates many times: give one of the two"
+            )
+
+
+def _run(name: str, options: Any, config: RunConfig) -> int:
+    command = BY_NAME[name]
+    if options.dry_run:
+        from compass_jax.commands.dry_run import run_dry
+
+        scalar = " --scalar" if getattr(options, "scalar", False) else ""
+        run_dry(config, f"{name}{scalar}", getattr(options, "checkpoint", "") or None)
+        return 0
+    if not isinstance(options, Compiling):
+        return command.run(options, config)
+    from compass_jax.distributed import processes, refuse
+
+    if name in SINGLE_PROCESS:
+        refuse(f"compass {name}")
+    if getattr(options, "follow", False):
+        refuse("compass eval --follow")
+    with processes():
+        keep_compiled(options)
+        return command.run(options, config)
+
+
+def keep_compiled(options: Compiling) -> None:
+    """Keeps compiled programs for later commands (`--compilation-cache`). Several processes each
+    have a disk, and one alone would write: they need a shared folder, which has to be named.
+    """
+    import jax
+
+    from compass_jax.runs.compiled import keep_programs
+
+    folder = options.compilation_cache
+    message = keep_programs(folder) if folder or jax.process_count() == 1 else ""
+    if message:
+        print(message, file=sys.stderr)

@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from typing import Any
 
-from compass_jax.commands.options import (
-    add_option,
-    add_settings,
-    keep_programs,
-    programs_option,
-    settings_of,
-)
-from compass_jax.config.distil import DistilConfig
+from rich.console import Console
 
-HELP = (
-    "sample answers of a teacher, at an endpoint or in our own engine, and keep those that a "
-    "verifier finds right, as conversations for sft; the same command goes on after a stop"
-)
+from compass_jax.commands.configured import keep_compiled
+from compass_jax.commands.options import Distil
+from compass_jax.curate.distil import distil
+from compass_jax.report import summary_table
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """The folder that is written, and the settings."""
-    text = "This folder gets train.jsonl, answers.jsonl and report.json"
-    add_option(parser, "out", text, required=True, metavar="DIR")
-    add_settings(parser, DistilConfig)
-    programs_option(parser)
-
-
-def run(args: argparse.Namespace) -> int:
+def run(options: Distil) -> int:
     """Writes the folder, and prints pass rates and costs."""
-    from rich.console import Console
-
-    from compass_jax.curate.distil import distil
-    from compass_jax.report import summary_table
-
     console = Console(soft_wrap=True)
     tell = partial(console.print, highlight=False, markup=False)
-    if not args.endpoint:
-        keep_programs(args)
-    found = distil(settings_of(args, DistilConfig), args.out, tell)
+    if not options.settings.endpoint:
+        keep_compiled(options)
+    found = distil(options.settings, options.out, tell)
     console.print(summary_table([*_rows(found["labels"]), _line("all", found)]))
     failed = ", ".join(f"{name} {count}" for name, count in found["failures"].items())
     if failed:
         tell(f"answers that did not come: {failed}; the same command asks for them again")
-    tell(f"kept {found['kept']:,} conversations: {args.out}/train.jsonl")
+    tell(f"kept {found['kept']:,} conversations: {options.out}/train.jsonl")
     return 0
 
 

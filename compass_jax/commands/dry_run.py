@@ -5,13 +5,14 @@ Nothing is compiled, trained or written, and no weights are read but their heade
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from compass_jax.commands.rows import try_rows
-from compass_jax.commands.settings_help import WIDTH, settings
+from compass_jax.commands.settings import WIDTH, settings
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config.curriculum import at_step, stage_at
 from compass_jax.data.difficulty import label_of
@@ -61,23 +62,23 @@ def run_dry(
 
 
 def changes(config: RunConfig) -> list[str]:
-    """A line for each setting that differs from its default, or has none; an empty one between
-    sections.
+    """Returns a line for each setting that differs from its default or has none, and an empty line
+    between sections.
     """
     lines: list[str] = []
-    before = ""
+    previous = ""
     for setting in settings(config):
-        if not setting.kind or setting.value == setting.default:
+        if setting.value == setting.default:
             continue
-        section = setting.key.partition(".")[0] if "." in setting.key else ""
-        lines += [""] if lines and section != before else []
-        text = f"{setting.key} = {setting.words or 'none'}"
-        usual = setting.default_words
-        text += "" if usual is None else f"  (default {usual or 'none'})"
+        section = setting.key.rpartition(".")[0].partition(".")[0]
+        lines += [""] if lines and section != previous else []
+        text = f"{setting.key} = {setting.words(setting.value) or 'none'}"
+        if setting.default is not dataclasses.MISSING:
+            text += f"  (default {setting.words(setting.default) or 'none'})"
         lines += textwrap.wrap(
             text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
         )
-        before = section
+        previous = section
     return lines
 
 

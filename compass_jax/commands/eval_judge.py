@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from compass_jax.config import EngineJudgeConfig, JudgeConfig, RunConfig
+from compass_jax.commands.configured import keep_compiled
+from compass_jax.commands.options import EvalJudge
+from compass_jax.config import ConfigError, EngineJudgeConfig, JudgeConfig, RunConfig
+from compass_jax.config.ranges import check_fields
 from compass_jax.data.files import DataError
 from compass_jax.data.preferences import Preference, read_preferences
 from compass_jax.experience.evaluate import decoder_of
@@ -84,6 +87,28 @@ def own_judge(config: RunConfig, weights: str) -> Batched:
     asker = Batched(judge)
     asker.generate = OwnJudge(engine, params, tokenizer, config.seed)
     return asker
+
+
+def run(options: EvalJudge) -> int:
+    """Measures the judge of `compass eval-judge`; returns the exit status."""
+    limit = options.max_tokens
+    if options.endpoint:
+        judge: JudgeConfig | str = JudgeConfig(
+            options.endpoint,
+            options.model,
+            key_env=options.key_env,
+            timeout_s=options.timeout_s,
+            requests=options.requests,
+            max_tokens=2048 if limit is None else limit,
+        )
+        check_fields(judge, "rewards.judge")
+    else:
+        if limit is not None and limit < 1:
+            raise ConfigError(f"--max-tokens {limit}: must be at least 1")
+        keep_compiled(options)
+        judge = options.model
+    run_eval_judge(options.data, judge, options.out, options.most, limit)
+    return 0
 
 
 def run_eval_judge(

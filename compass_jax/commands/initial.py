@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from compass_jax.commands.settings_help import field_docs
+from compass_jax.commands.settings import field_docs
 from compass_jax.config import ConfigError, RunConfig
 
 _INDENT = "    "

@@ -1,107 +1,498 @@
-"""How an option of a command is written down, and the commands that have a file of their own."""
+"""The options of each command: a frozen dataclass whose fields tyro reads from the command line.
+
+The sentence after a field is its help. `commands/table.py` names the class and the function of each
+command.
+"""
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import importlib
-from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeVar, cast, get_args, get_origin
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from compass_jax.commands.settings_help import field_docs
-from compass_jax.config.ranges import field_hints, type_name
+from tyro.conf import (
+    FlagConversionOff,
+    OmitArgPrefixes,
+    Positional,
+    UseAppendAction,
+    arg,
+    create_mutex_group,
+)
 
-T = TypeVar("T")
+from compass_jax.config.distil import DistilConfig
+from compass_jax.config.prepare import PrepareConfig
 
-# These commands are a file of this package each, `prepare-sft` is prepare_sft.py. They have no
-# configuration file. The file is read with every command line, so it imports what is slow in `run`.
-OWN_FILES: tuple[str, ...] = ("compare", "distil", "merge", "pipeline", "prepare-sft")
-
-
-class Command(Protocol):
-    """What the file of a command holds."""
-
-    HELP: str
-    """A line that says what the command does."""
-    options: Callable[[argparse.ArgumentParser], None]
-    """Writes its arguments down."""
-    run: Callable[[argparse.Namespace], int]
-    """Does the work; the exit status."""
+Folder = Annotated[str, arg(metavar="DIR")]
+File = Annotated[str, arg(metavar="FILE")]
+Files = Annotated[tuple[str, ...], arg(metavar="FILE [FILE ...]")]
+Named = Annotated[str, arg(metavar="NAME")]
+Address = Annotated[str, arg(metavar="URL")]
+Family = Annotated[str | None, arg(metavar="FILE.py:FAMILY")]
+DType = Literal["float32", "bfloat16"]
+Choice = Annotated[bool, create_mutex_group(required=False, title="which answers")]
 
 
-def own_file(name: str) -> Command:
-    """The file of a command of OWN_FILES."""
-    return cast(Command, importlib.import_module(f"{__package__}.{name.replace('-', '_')}"))
+@dataclass(frozen=True, kw_only=True)
+class Compiling:
+    """Options of a command that compiles programs."""
 
-
-def add_option(parser: argparse.ArgumentParser, name: str, text: str, **options: Any) -> None:
-    """Adds --name, whose help is `text` and its default; options are those of argparse."""
-    default = options.get("default")
-    if "type" in options:
-        options.setdefault("metavar", "N")
-    if isinstance(default, list):
-        text += f" (default: {' '.join(map(str, default))})" if default else ""
-    elif default not in (None, ""):
-        text += " (default: %(default)s)"
-    parser.add_argument(f"--{name}", help=text, **options)
-
-
-def add_settings(parser: argparse.ArgumentParser, cls: type) -> None:
-    """Adds an option for each field of a configuration class without sections: its help is the
-    sentence after the field, a field without a default must be given.
+    compilation_cache: Folder = ""
+    """Folder of compiled programs, kept for later starts; off: compile at every start (default:
+    ~/.cache/compass_jax/programs, at most 4 GiB).
     """
-    docs, hints = field_docs(cls), field_hints(cls)
-    for field in dataclasses.fields(cls):
-        text = docs[field.name].rstrip(".").replace("%", "%%")
-        form = _form(field, hints[field.name])
-        add_option(parser, field.name.replace("_", "-"), text, **form)
 
 
-def _form(field: dataclasses.Field, hint: Any) -> dict[str, Any]:
-    """How argparse reads a field."""
-    kind = type_name(hint)
-    if field.default is dataclasses.MISSING:
-        many = {"nargs": "+"} if kind.startswith("tuple") else {}
-        return {"required": True, "metavar": "NAME", **many}
-    if get_origin(hint) is Literal:
-        return {"choices": list(get_args(hint)), "default": field.default}
-    if kind == "bool":
-        return {"choices": ["on", "off"], "default": "on" if field.default else "off"}
-    if kind.startswith("tuple"):
-        return {"nargs": "+", "default": list(field.default), "metavar": "NAME"}
-    if kind == "str":
-        return {"default": field.default, "metavar": "NAME"}
-    return {"default": field.default, "type": {"int": int, "float": float}[kind]}
+@dataclass(frozen=True, kw_only=True)
+class Configured:
+    """Options of a command with a configuration; every other option is a setting of it."""
 
-
-def settings_of(args: argparse.Namespace, cls: type[T]) -> T:
-    """The configuration that the options of `add_settings` say."""
-    given: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # each is a dataclass
-        value = getattr(args, field.name)
-        value = tuple(value) if isinstance(value, list) else value
-        given[field.name] = value == "on" if isinstance(field.default, bool) else value
-    return cls(**given)
-
-
-def programs_option(parser: argparse.ArgumentParser) -> None:
-    """Adds --compilation-cache, which every command that compiles has."""
-    text = "Compiled programs are kept in this folder for later starts; off: every start "
-    text += "compiles (default: ~/.cache/compass_jax/programs, at most 4 GiB)"
-    add_option(parser, "compilation-cache", text, metavar="DIR")
-
-
-def keep_programs(args: argparse.Namespace) -> None:
-    """Compiled programs outlive the command (`--compilation-cache`). Of several processes each has
-    its own disk, and one alone would write: there a folder that all share has to be named.
+    config: Annotated[Positional[str], arg(metavar="CONFIG")] = ""
+    """Configuration file: a path or a name such as tiny_reasoning_cpu. Settings such as --rl.steps
+    3 follow it; with CONFIG, --help lists them all.
     """
-    import sys
+    dry_run: bool = False
+    """Check everything that the command opens, print the settings that differ from the defaults and
+    the work that it would do, and end.
+    """
+    json: bool = False
+    """With --dry-run, check the configuration alone and print it as JSON."""
 
-    import jax
 
-    from compass_jax.runs.compiled import keep_programs
+@dataclass(frozen=True, kw_only=True)
+class FromModel:
+    """A model and files of data instead of a configuration."""
 
-    alone = jax.process_count() == 1
-    told = keep_programs(args.compilation_cache or "") if args.compilation_cache or alone else ""
-    if told:
-        print(told, file=sys.stderr)
+    model: Annotated[str, arg(metavar="FOLDER")] = ""
+    """Model and tokenizer: a Hugging Face folder or run directory, instead of CONFIG."""
+    data: Files = ()
+    """Training data, with --model: files or folders of rows (docs/data.md), or tasks such as
+    my_tasks.py:task.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromPreferences(FromModel):
+    """A model and files of preferences."""
+
+    eval: File = ""
+    """Evaluation data, with --model; without it a part of --data is held out."""
+    preset: Named = "espo"
+    """Method whose published settings are used, with --model: espo, gspo, grpo or dapo."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromPrompts(FromPreferences):
+    """A model, files of prompts and a reward."""
+
+    reward: Annotated[tuple[str, ...], arg(metavar="NAME [NAME ...]")] = ("math",)
+    """Verifier that scores answers, with --model: math, exact, ..., file.py:function or
+    module:function; several as NAME=WEIGHT.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCheckpoint(Configured, Compiling):
+    """A configured command that reads a checkpoint."""
+
+    checkpoint: Folder = ""
+    """Weights: a run directory or one checkpoint."""
+    out: Folder = ""
+    """Folder for the results."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sft(Configured, FromModel, Compiling):
+    """Options of `compass sft`."""
+
+    lost_log: bool = False
+    """Resume although metrics.jsonl or rollouts.jsonl lack lines that the checkpoint counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Configured, FromPrompts, Compiling):
+    """Options of `compass train`."""
+
+    lost_log: bool = False
+    """Resume although metrics.jsonl or rollouts.jsonl lack lines that the checkpoint counts."""
+    strict: bool = False
+    """Save everything and end with exit status 3 if no response of the first rollout or of an
+    evaluation has an answer, or all are wrong.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJudge(Configured, FromPreferences, Compiling):
+    """Options of `compass train-judge`."""
+
+    scalar: bool = False
+    """Train a scalar reward model instead, by the sft settings alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Configured, FromPrompts):
+    """Options of `compass data`."""
+
+    most: int = 2
+    """Number of prompts that are shown whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval(OfCheckpoint):
+    """Options of `compass eval`."""
+
+    json: bool = False
+    """Print summary.json alone on stdout; with --dry-run, the configuration."""
+    strict: bool = False
+    """End with exit status 3 if no response has an answer, or all are wrong."""
+    follow: bool = False
+    """Evaluate each checkpoint of a run in training until its last step, each into a folder of
+    --out.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateAlpha(OfCheckpoint):
+    """Options of `compass calibrate-alpha`."""
+
+    alphas: Annotated[tuple[float, ...], arg(metavar="FLOAT [FLOAT ...]")] = (
+        *(0.01, 0.02, 0.03, 0.05, 0.07, 0.1),
+    )
+    """Values of ESPO's alpha (a factor) that are measured."""
+    target_clip: float = 0.15
+    """Target clip fraction: the share of clipped tokens for which an alpha is suggested."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter(OfCheckpoint):
+    """Options of `compass filter`."""
+
+    samples: int = 8
+    """Number of sampled answers per prompt."""
+    low: float = 0.0
+    """Lower bound of the pass rate; prompts above it are kept."""
+    high: float = 1.0
+    """Upper bound of the pass rate; prompts below it are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Configured):
+    """Options of `compass plan`."""
+
+    json: bool = False
+    """End with one line of JSON on stdout, everything else on stderr; with --dry-run, print the
+    configuration.
+    """
+    topology: Named = ""
+    """TPUs to plan for: v5p:4x4x4, v6e:16x16, tpu7x:4x4x4, ..."""
+    png: File = ""
+    """Picture of every program's memory."""
+    search: int = 0
+    """Number of other layouts of the training that are tried, the likeliest first."""
+    any_versions: bool = False
+    """Accept older versions of jax and libtpu, which train experts slowly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Compiling):
+    """Options of `compass demo`."""
+
+    out: Folder = "runs/demo"
+    """Folder for the results."""
+    seed: int = 0
+    """Seed of every random draw (a number)."""
+    quick: bool = False
+    """Run every stage for a few minutes only; the model learns little."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportHf:
+    """Options of `compass import-hf`."""
+
+    src: Positional[Folder]
+    """Hugging Face folder with config.json and safetensors."""
+    out: Positional[Folder]
+    """Run directory for the checkpoint."""
+    family: Family = None
+    """Your own family that reads the folder (default: by its model_type)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportHf:
+    """Options of `compass export-hf`."""
+
+    checkpoint: Positional[Folder]
+    """Weights: a run directory or one checkpoint."""
+    out: Positional[Folder]
+    """New folder for the weights, which transformers reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Options of `compass check`."""
+
+    path: Positional[Folder]
+    """Run directory, checkpoint or Hugging Face folder to check."""
+    family: Family = None
+    """Your own family that reads the Hugging Face folder."""
+    against: Literal["transformers"] | None = None
+    """Compare logits and greedy tokens of the Hugging Face folder with another library's (needs the
+    extra 'transformers').
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Init(FromPrompts):
+    """Options of `compass init`."""
+
+    out: Annotated[Positional[str], arg(metavar="OUT.py")]
+    """Configuration file to write."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tasks:
+    """Options of `compass tasks`."""
+
+    task: Annotated[Positional[str], arg(metavar="NAME")] = ""
+    """Verifier, task or data set to describe; reasoning_gym: a row of each of its data sets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Try:
+    """Options of `compass try`."""
+
+    task: Annotated[Positional[str], arg(metavar="TASK")]
+    """Verifier: its name, a reasoning-gym data set, file.py:task, file.py:function or
+    module:name.
+    """
+    response: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="TEXT")]] = ()
+    """The model's answer, once for each turn of a conversation; - reads standard input."""
+    row: Annotated[str, arg(metavar="JSON")] = ""
+    """Row of the prompt, a JSON object of columns (default: an example row)."""
+    number: int = 0
+    """Number of the task's row, from 0, if --row is absent."""
+    seed: int = 0
+    """Seed of the task's rows (a number)."""
+    answer_tag: Annotated[str, arg(metavar="TAG")] = "answer"
+    """Tag of the answer: the text in the last <TAG>...</TAG>; empty: the whole response."""
+    timeout_s: float = 5.0
+    """Time limit of the verifier in seconds."""
+    sandbox: Literal["auto", "required", "off"] = "auto"
+    """Guards of the verifier: those that this machine has, all of them or an error, or no guard."""
+    endpoint: Address = ""
+    """Address of the judge's OpenAI API, such as http://127.0.0.1:8000/v1."""
+    model: Named = ""
+    """Name of the judge at the endpoint."""
+    key_env: Named = ""
+    """Environment variable that holds the endpoint's key; empty: send no key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalJudge(Compiling):
+    """Options of `compass eval-judge`."""
+
+    data: Positional[Files]
+    """Files of pairs: candidate, anchor and verdict, or chosen and rejected."""
+    endpoint: Address = ""
+    """Address of the judge's OpenAI API, such as http://127.0.0.1:8000/v1; empty: our own engine
+    runs the judge.
+    """
+    model: Named
+    """Name of the judge at the endpoint; without --endpoint a run directory, checkpoint or Hugging
+    Face folder.
+    """
+    key_env: Named = ""
+    """Environment variable that holds the endpoint's key; empty: send no key."""
+    max_tokens: int | None = None
+    """Maximum number of tokens of a judge's answer (default: 2048 at an endpoint, where 0 is its
+    own limit; else as memory allows).
+    """
+    requests: int = 16
+    """Maximum number of concurrent requests (a count)."""
+    timeout_s: float = 120.0
+    """Time limit of a verdict in seconds, for each order, retries included."""
+    most: int = 0
+    """Number of pairs to judge, from the first; 0: all."""
+    out: Folder = ""
+    """New folder for the shares and one line per pair."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Show:
+    """Options of `compass show`."""
+
+    run: Positional[Folder]
+    """Directory of an RL run, or folder of an evaluation."""
+    step: int | None = None
+    """Number of the step whose samples are shown (default: the last one)."""
+    best: Choice = False
+    """Show the best answers."""
+    worst: Choice = False
+    """Show the worst answers."""
+    truncated: Choice = False
+    """Show answers that were cut at the length limit."""
+    varied: Choice = False
+    """Show the best and the worst answer of the groups whose rewards vary most."""
+    label: Annotated[str | None, arg(metavar="NAME")] = None
+    """Show the samples of this data source or task only."""
+    most: int = 4
+    """Number of groups to show (a count)."""
+
+    @property
+    def choice(self) -> str | None:
+        """Which answers to show; None: all of them in order."""
+        names = ("best", "worst", "truncated", "varied")
+        return next((name for name in names if getattr(self, name)), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Options of `compass report`."""
+
+    run: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN [RUN ...]")]
+    """Run directories to report on and compare."""
+    out: Annotated[str, arg(metavar="FILE.html")] = ""
+    """Page to write (default: in the first run's directory)."""
+    watch: bool = False
+    """Write the page again while a run continues; end with the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Options of `compass compare`."""
+
+    first: Annotated[Positional[str], arg(metavar="RUN")]
+    """First evaluation: a folder of compass eval --out, or the directory of a finished run."""
+    second: Annotated[Positional[str], arg(metavar="RUN")]
+    """Second evaluation; differences are second minus first."""
+    json: bool = False
+    """Print the comparison as JSON instead of tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distil(Compiling):
+    """Options of `compass distil`."""
+
+    out: Folder
+    """Folder for train.jsonl, answers.jsonl and report.json."""
+    settings: OmitArgPrefixes[FlagConversionOff[DistilConfig]]
+    """Settings of the distillation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareSft:
+    """Options of `compass prepare-sft`."""
+
+    out: Folder
+    """Folder for train.jsonl, report.json and report.md."""
+    settings: OmitArgPrefixes[FlagConversionOff[PrepareConfig]]
+    """Settings of the filters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge(Compiling):
+    """Options of `compass merge`."""
+
+    base: Folder
+    """Base model of all --models: a Hugging Face folder, run directory or checkpoint; config.json
+    and the tokenizer come from it.
+    """
+    models: Annotated[tuple[str, ...], arg(metavar="DIR [DIR ...]")]
+    """Models to merge: Hugging Face folders, run directories or checkpoints."""
+    out: Folder
+    """New folder for the merged model, or for the sweep."""
+    method: Named = "ties"
+    """Method: ties, ties-official (as in its authors' code), linear, task-arithmetic, dare or
+    slerp.
+    """
+    weights: Annotated[tuple[float, ...] | None, arg(metavar="FLOAT [FLOAT ...]")] = None
+    """Factor of each model (default: 1)."""
+    density: Annotated[tuple[float, ...] | None, arg(metavar="FLOAT [FLOAT ...]")] = None
+    """Share of each model's changes that ties and dare keep, one for all or one for each (default:
+    0.2).
+    """
+    scale: float = 1.0
+    """Factor of the merged change; 0 gives the base."""
+    seed: int | None = None
+    """Seed of dare's draws (a number; default: 0)."""
+    routers: Annotated[str, arg(metavar="WHICH")] = "merge"
+    """Gates of MoE layers: merge, base, or the number of the model to take them from."""
+    shard_gib: float | None = None
+    """Maximum size of a file of weights in GiB (default: files as in the base)."""
+    family: Family = None
+    """Your own family that reads the models (default: by their model_type)."""
+    sweep: Annotated[tuple[float, ...] | None, arg(metavar="FLOAT [FLOAT ...]")] = None
+    """Weights of the first of two models (shares of 1), each merged and evaluated; the same command
+    resumes an interrupted sweep.
+    """
+    evaluate: Annotated[str | None, arg(metavar="CONFIG")] = None
+    """Configuration that evaluates the merged models of a sweep."""
+    keep: bool = False
+    """Keep the merged folders of a sweep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline(Compiling):
+    """Options of `compass pipeline`."""
+
+    config: Annotated[Positional[str], arg(metavar="CONFIG")]
+    """File whose public function returns a PipelineConfig: a path, or a name such as
+    compass_max_tiny_cpu.
+    """
+    out: Folder = ""
+    """Folder for the stages (default: the configuration's run_dir)."""
+    redo: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="STAGE")]] = ()
+    """Stage to run again together with the stages that depend on it; their folders are renamed.
+    Repeatable.
+    """
+    dry_run: bool = False
+    """Check everything, print the inputs and outputs of each stage, and end."""
+    status: bool = False
+    """Print the progress of each stage and the results so far, and end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(Compiling):
+    """Options of `compass serve`."""
+
+    weights: Annotated[Positional[str], arg(metavar="WEIGHTS")]
+    """Weights: a run directory, checkpoint or Hugging Face folder."""
+    host: Named = "127.0.0.1"
+    """Network interface of the server; 0.0.0.0: every interface."""
+    port: int = 9000
+    """Port number; 0, with --openai: any free port."""
+    slots: int = 16
+    """Number of requests decoded together (slots)."""
+    prompt_tokens: int = 256
+    """Maximum number of prompt tokens, a power of two."""
+    max_new_tokens: int = 256
+    """Maximum number of new tokens of an answer."""
+    temperature: float = 1.0
+    """Sampling temperature of JetStream's requests (a factor); 0 is greedy."""
+    cache_pages: int = 0
+    """Number of cache pages that the slots share; 0: each slot has room for the longest sequence.
+    """
+    page_tokens: int = 16
+    """Number of tokens of a cache page."""
+    dtype: DType = "float32"
+    """Type of weights and activations."""
+    quantize: Literal["off", "e4m3", "int8", "auto"] = "off"
+    """8-bit weights; auto: in the type that the chip multiplies fast."""
+    kv_quantize: Literal["off", "e4m3", "int8"] = "off"
+    """8-bit keys and values in the cache."""
+    mesh: Annotated[str, arg(metavar="AXES")] = ""
+    """Mesh of devices, such as expert=4,tensor=2 (default: one device)."""
+    openai: bool = False
+    """Serve HTTP for OpenAI's clients; every option below needs it."""
+    max_waiting: int = 64
+    """Maximum number of queued requests (a count)."""
+    max_connections: int = 512
+    """Maximum number of open connections (a count); one more closes the oldest idle one."""
+    api_key: Annotated[str | None, arg(metavar="KEY")] = None
+    """Key that clients must send; required if other machines reach the host. The variable
+    COMPASS_API_KEY sets it out of sight of the process list.
+    """
+    allow_host: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="NAME")]] = ()
+    """Host name of this server beside localhost and its address. Repeatable."""
+    trust_prompts: bool = False
+    """Read special tokens in prompts of /v1/completions as control tokens; otherwise they are text,
+    as always in chat messages.
+    """

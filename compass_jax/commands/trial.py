@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from compass_jax.commands.catalogue import OWN_SCORERS, rows_of, shortened, source_of
+from compass_jax.commands.options import Try
 from compass_jax.config import (
     ConfigError,
     DataConfig,
@@ -91,6 +92,22 @@ class Trial(NamedTuple):
     def turns(self) -> int:
         """Most turns of the model, where an environment answers; 0: none does."""
         return max(one.turns if isinstance(one, Environment) else 0 for one in self.verifiers())
+
+
+def run(options: Try) -> int:
+    """Scores the answer of `compass try`; returns the exit status."""
+    judge = None
+    if options.endpoint or options.model:
+        judge = JudgeConfig(options.endpoint, options.model, key_env=options.key_env, retries=1)
+    rewards = RewardConfig(
+        timeout_s=options.timeout_s,
+        sandbox=options.sandbox,
+        answer_tag=options.answer_tag,
+        judge=judge,
+    )
+    return run_try(
+        options.task, options.response, options.row, options.number, options.seed, rewards
+    )
 
 
 def run_try(

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
-from compass_jax.commands.settings_help import field_docs, kind_of
+from compass_jax.commands.settings import field_docs, sections_of
 from compass_jax.config import RunConfig, Seam, seam_class
 from compass_jax.config.pipeline import PipelineConfig
-from compass_jax.config.ranges import Range, field_hints, options
+from compass_jax.config.ranges import Range, field_hints, options, type_name
 from compass_jax.config.stages import Stage
 from compass_jax.runs.metric_help import METRICS
 
@@ -107,7 +107,7 @@ def _sections(cls: Any, key: str, text: str = "") -> Iterator[tuple[str, type, s
     yield key, cls, text
     docs, hints = field_docs(cls), field_hints(cls)
     for field in dataclasses.fields(cls):
-        inner = _class_of(hints[field.name])
+        inner = list(dict.fromkeys(sections_of(hints[field.name])))
         name = f"{key}.{field.name}" if key else field.name
         if name in ("data.eval_sources", "rl.stages.0.objective"):  # as data.sources, rl.objective
             continue
@@ -124,23 +124,15 @@ def _sections(cls: Any, key: str, text: str = "") -> Iterator[tuple[str, type, s
                 )
 
 
-def _class_of(hint: Any) -> tuple[type, ...]:
-    """The configuration classes that a field may hold."""
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return (hint,)
-    found = [x for part in get_args(hint) for x in _class_of(part)]
-    return tuple(dict.fromkeys(found))
-
-
 def _plain(cls: type, field: dataclasses.Field) -> bool:
-    return not _class_of(field_hints(cls)[field.name])
+    return not sections_of(field_hints(cls)[field.name])
 
 
 def _row(key: str, cls: type, field: dataclasses.Field) -> str:
     place = key.split(":")[0]
     name = f"{place}.{field.name}" if place else field.name
     hint = field_hints(cls)[field.name]
-    kind = f"{kind_of(hint)}{_range(hint)}"
+    kind = f"{type_name(hint)}{_range(hint)}"
     cells = f"`{name}`", kind, _default(field), field_docs(cls)[field.name]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

@@ -12,6 +12,8 @@ import pytest
 from plain_config import CONFIG
 
 from compass_jax.commands import cli
+from compass_jax.commands.configured import load_config
+from compass_jax.commands.overrides import override
 from compass_jax.config import ConfigError
 from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.runs.rundir import FolderLock, NewFolderLock, RunDirectoryInUse
@@ -91,7 +93,7 @@ def test_overrides_are_typed_and_reach_every_level(file):
         "--data.template-args",
         '{"enable_thinking": false}',
     ]
-    new = cli.override(CONFIG, [*words.split(), *options])
+    new = override(CONFIG, [*words.split(), *options])
     assert (new.rl.steps, new.model.moe.experts, new.rl.advantage.divide_by_std) == (3, 4, False)
     assert new.rollout.prompt_buckets == (8, 16) and new.rl.optim.warmup_steps == 4
     assert new.data.sources[0].size == 7 and new.data.sources[0].options == (
@@ -101,7 +103,7 @@ def test_overrides_are_typed_and_reach_every_level(file):
     assert new.data.sources[1] == CONFIG.data.sources[1]
     assert new.rl.optim.learning_rate == 1e-3
     assert new.data.template_args == (("enable_thinking", False),)
-    assert cli.override(CONFIG, []) == CONFIG
+    assert override(CONFIG, []) == CONFIG
 
 
 def test_dry_run_prints_the_resolved_configuration(calls, file, capsys):
@@ -175,29 +177,24 @@ def test_configuration_files_that_cannot_be_used_are_named(tmp_path, text, messa
     path = tmp_path / "bad.py"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        cli.load_config(str(path))
+        load_config(str(path))
 
 
 def test_bare_names_are_looked_up_in_configs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "tiny.py").write_text(FILE)
-    assert (
-        cli.load_config("tiny")
-        == cli.load_config("tiny.py")
-        == cli.load_config("configs/tiny.py")
-        == CONFIG
-    )
+    assert load_config("tiny") == load_config("tiny.py") == load_config("configs/tiny.py") == CONFIG
     with pytest.raises(ConfigError, match=r"no configuration file tyni: .* name: .*\btiny,"):
-        cli.load_config("tyni")
+        load_config("tyni")
     (tmp_path / "x.txt").write_text("")
     with pytest.raises(ConfigError, match=r"x.txt: a configuration is a file \.py, "):
-        cli.load_config("x.txt")
+        load_config("x.txt")
 
 
 def test_help(file, capsys):
     assert cli.main(["train", "--help"]) == 0
-    assert "CONFIG --help` lists them all" in " ".join(capsys.readouterr().out.split())
+    assert "with CONFIG, --help lists them all" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["train"]) == 2
     assert cli.main(["train", file, "--rl.steps", "7", "--help"]) == 0
     told = capsys.readouterr().out
@@ -205,7 +202,7 @@ def test_help(file, capsys):
     assert told.index("--model FOLDER") < told.index("--rl.steps INT")
     with pytest.raises(SystemExit) as stop:
         cli.main(["export-hf", "a", "b", "--fast"])
-    assert stop.value.code == 2 and "export-hf does not know --fast" in capsys.readouterr().err
+    assert stop.value.code == 2 and "--fast" in capsys.readouterr().err
 
 
 def test_module_starts_and_answers_without_jax(tmp_path):

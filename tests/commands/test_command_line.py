@@ -1,8 +1,7 @@
-"""What `--help` and `--version` say: every option has a sentence, numbers have units, the exit
-statuses are those of the code.
+"""Help texts: every option and setting has a sentence, numbers have units, and the exit statuses
+are those of the code.
 """
 
-import argparse
 import dataclasses
 import re
 import subprocess
@@ -11,21 +10,17 @@ import time
 
 import jax
 import pytest
-import tyro
 from test_config_ranges import whole_run
 from tiny_run import tiny_run
 
 from compass_jax import __version__, errors, session
-from compass_jax.commands.command_line import command_line
-from compass_jax.commands.configured import override
-from compass_jax.commands.settings_help import (
-    FIRST,
-    Setting,
-    first_settings,
-    settings,
-    settings_help,
-)
-from compass_jax.config import ConfigError, Objective, RunConfig, TaskSource
+from compass_jax.commands.cli import help_text, main, parse
+from compass_jax.commands.overrides import override, settings_help
+from compass_jax.commands.settings import FIRST, field_docs, first_settings, settings
+from compass_jax.commands.table import BY_NAME, overview
+from compass_jax.config import ConfigError, Objective, TaskSource
+from compass_jax.config.ranges import field_hints, type_name
+from compass_jax.config.verifiers import Options
 from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
@@ -36,80 +31,46 @@ from compass_jax.runs import signals
 UNITS = re.compile(
     r"\b(seconds?|tokens?|bytes|GiB|prompts?|samples?|steps?|updates?|micro-batches|epochs|rounds|"
     r"devices?|processes|layers?|experts?|heads?|positions?|items|questions|slots?|pages|"
-    r"checkpoints|characters|rewards?|nats|passes|times|"
-    r"count|number|shares?|rate|factor|probability|ratio|exponent|coefficient|fraction)\b"
+    r"checkpoints|characters|rewards?|nats|passes|times|pairs|answers|"
+    r"count|number|shares?|rate|factor|probability|ratio|exponent|coefficient|fraction)\b",
+    re.IGNORECASE,
 )
 
 
-def commands() -> dict[str, argparse.ArgumentParser]:
-    parser = command_line()
-    found = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    return {"": parser, **found.choices}
+def faults(key: str, text: str, hint: object) -> list[str]:
+    """What the sentence of an option or setting lacks."""
+    sentence = re.match(r"[A-Z0-9]", text) and len(text.split()) > 2 and text.endswith(".")
+    number = re.search(r"\b(int|float)\b", type_name(hint)) and hint != Options
+    lacks_unit = number and not UNITS.search(text)
+    return [f"{key}: {text!r}"] * (not sentence) + [f"{key} has no unit: {text}"] * bool(lacks_unit)
 
 
-def is_sentence(text: str) -> bool:
-    """It begins with a capital and says more than two words."""
-    return bool(re.match(r"[A-Z]", text)) and len(text.split()) > 2
+def faults_of_settings(config) -> list[str]:
+    return [x for one in settings(config) for x in faults(one.key, one.text, one.hint)]
 
 
-def settings_parser(config: RunConfig, monkeypatch) -> argparse.ArgumentParser:
-    """The parser of the settings, as `override` has it made."""
-    monkeypatch.setattr(
-        tyro, "cli", lambda hint, default, **_: tyro.extras.get_parser(hint, default=default)
-    )
-    with pytest.warns(DeprecationWarning, match="get_parser"):
-        return override(config, [])
-
-
-def unsaid(config: RunConfig) -> list[str]:
-    """The settings without a sentence, and the numbers without a unit."""
-    found = []
-    for setting in settings(config):
-        if not (is_sentence(setting.text) or not setting.kind) or not setting.text.endswith("."):
-            found.append(f"{setting.key}: {setting.text!r}")
-        elif re.search(r"INT|FLOAT", setting.kind) and not UNITS.search(setting.text):
-            found.append(f"{setting.key} has no unit: {setting.text}")
-    return found
+def whole_config(objective):
+    config = whole_run()
+    sources = (*config.data.sources, TaskSource("odd_tasks:task"))
+    data = dataclasses.replace(config.data, sources=sources, eval_sources=sources)
+    rl = dataclasses.replace(config.rl, objective=objective)
+    return dataclasses.replace(config, data=data, rl=rl)
 
 
 @pytest.mark.parametrize("objective", [Espo(), Grpo(), Gspo(), Cispo()], ids=lambda x: x.name)
-def test_every_setting_that_can_be_overridden_has_a_sentence_and_a_unit(objective, monkeypatch):
-    config = whole_run()
-    others = (*config.data.sources, TaskSource("odd_tasks:task"))
-    data = dataclasses.replace(config.data, sources=others, eval_sources=others)
-    rl = dataclasses.replace(config.rl, objective=objective)
-    config = dataclasses.replace(config, data=data, rl=rl)
-    parsed = settings_parser(config, monkeypatch)._actions[1:]
-    wanted = {a.option_strings[0] for a in parsed} | {"--rl.advantage", "--rl.objective"}
-    told = {f"--{x.key.replace('_', '-')}" for x in settings(config) if x.kind}
-    assert told == wanted and len(told) > 180
-    assert unsaid(config) == []
-    assert max(map(len, settings_help(config).splitlines())) <= 80
+def test_every_setting_has_a_sentence_and_a_unit(objective):
+    config = whole_config(objective)
+    assert faults_of_settings(config) == []
+    assert len(list(settings(config))) > 180
 
 
-@pytest.mark.parametrize("command", FIRST)
-def test_the_settings_that_people_change_first_are_settings(command):
-    known = {x.key.replace("_", "-"): x for x in settings(tiny_run())}
-    text = first_settings(command)
-    for option, kind in re.findall(r"^  --(\S+) (.*)$", text, re.MULTILINE):
-        words = " ".join(text.partition(f"--{option} {kind}")[2].split())
-        assert known[option].kind == kind and words.startswith(known[option].text)
-    assert text.count("  --") == len(FIRST[command]) and max(map(len, text.splitlines())) <= 80
-
-
-def test_values_are_written_as_they_are_read():
-    config, base = whole_run(), tiny_run()
-    given = [x for x in settings(config) if x.kind and x.words]
-    assert len(given) > 150
-    options = [w for x in given for w in (f"--{x.key}", *_split(x))]
-    start = dataclasses.replace(
-        config, seed=5, compute=dataclasses.replace(base.compute, remat=True)
-    )
-    assert override(start, options) == config
-
-
-def _split(setting: Setting) -> list[str]:
-    return [setting.words] if setting.kind == "JSON" else setting.words.split()
+def test_the_help_of_a_configuration_lists_every_setting_within_80_columns():
+    config = whole_config(Espo())
+    text = settings_help(config, "compass train x.py")
+    listed = set(re.findall(r"^ *(--\w\S+)", text, re.M)) - {"--help"}
+    wanted = {f"--{one.key.replace('_', '-')}" for one in settings(config)}
+    assert listed == wanted and max(map(len, text.splitlines())) <= 80
+    assert "--rl.objective NAME: Class: grpo, gspo, cispo, espo, dapo, dr_grpo" in text
 
 
 def test_a_setting_without_a_sentence_or_a_unit_is_found():
@@ -121,55 +82,87 @@ def test_a_setting_without_a_sentence_or_a_unit_is_found():
 
     config = tiny_run()
     config = dataclasses.replace(config, rl=dataclasses.replace(config.rl, objective=Mine()))
-    assert [x.split()[0] for x in unsaid(config)] == ["rl.objective.much", "rl.objective.bare:"]
+    found = [x.split()[0] for x in faults_of_settings(config)]
+    assert found == ["rl.objective.much", "rl.objective.bare:"]
 
 
-def mute(parser: argparse.ArgumentParser) -> list[str]:
-    """The options that say nothing, and the numbers that say no unit."""
-    found = []
-    for action in parser._actions:
-        name = "/".join(action.option_strings) or action.dest
-        if isinstance(action, argparse._SubParsersAction | argparse._HelpAction):
-            continue
-        if not is_sentence(action.help or ""):
-            found.append(f"{name}: {action.help}")
-        elif action.type in (int, float) and not UNITS.search(action.help):
-            found.append(f"{name} has no unit: {action.help}")
-    return found
-
-
-@pytest.mark.parametrize("name", commands())
-def test_every_option_of_a_command_has_a_sentence_and_a_unit(name):
-    assert mute(commands()[name]) == []
-
-
-def test_an_option_without_a_sentence_or_a_unit_is_found():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--much", type=int, help="How much of it there is")
-    parser.add_argument("--bare")
-    parser.add_argument("--long", type=int, help="The length of it in tokens")
-    assert [x.split()[0] for x in mute(parser)] == ["--much", "--bare:"]
-
-
-@pytest.mark.parametrize("name", commands())
-def test_help_says_the_exit_statuses_of_the_code_within_80_columns(name, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    text = commands()[name].format_help()
-    told = text.partition("exit status:\n")[2]
-    numbers = [int(n) for n in re.findall(r"^  (\d+) ", told, re.MULTILINE)]
-    own = {0, errors.CompassError.exit_status, ConfigError.exit_status, session.STRICT}
-    assert sorted(numbers) == sorted(own | set(signals.STATUSES))
+@pytest.mark.parametrize("command", FIRST)
+def test_the_settings_that_are_changed_most_often_are_settings(command):
+    known = {one.key.replace("_", "-"): one for one in settings(tiny_run())}
+    text = first_settings(command)
+    for option, kind in re.findall(r"^  --(\S+) (.*)$", text, re.MULTILINE):
+        words = " ".join(text.partition(f"--{option} {kind}")[2].split())
+        assert words.startswith(known[option].text)
+    assert text.count("  --") == len(FIRST[command].split())
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_version_is_one_line_at_once_without_jax():
+def test_values_are_written_as_they_are_read():
+    config, base = whole_run(), tiny_run()
+    options = []
+    for one in settings(config):
+        words = one.words(one.value)
+        if words:
+            options += [f"--{one.key}", *([words] if one.hint == Options else words.split())]
+    assert len(options) > 300
+    compute = dataclasses.replace(base.compute, remat=True)
+    assert override(dataclasses.replace(config, seed=5, compute=compute), options) == config
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_command_describes_its_options_and_the_exit_statuses(name):
+    cls = BY_NAME[name].options_class()
+    docs, hints = field_docs(cls), field_hints(cls)
+    assert [x for field in hints for x in faults(field, docs[field], hints[field])] == []
+    text = help_text(name)
+    statuses = [int(n) for n in re.findall(r"^  (\d+) ", text.partition("exit status:\n")[2], re.M)]
+    wanted = {0, errors.CompassError.exit_status, ConfigError.exit_status, session.STRICT}
+    assert sorted(statuses) == sorted(wanted | set(signals.STATUSES))
+    assert max(map(len, text.splitlines())) <= 80 and f"  {name} " in overview()
+    assert max(map(len, overview().splitlines())) <= 80
+
+
+def test_an_unknown_command_is_answered_with_the_nearest_one(capsys):
+    assert main(["trian"]) == 2 and main(["???"]) == 2
+    assert capsys.readouterr().err == (
+        "compass: no such command 'trian'; did you mean train?\n"
+        "compass: no such command '???'; compass --help lists them\n"
+    )
+
+
+WITHOUT_CONFIG = [
+    "eval --checkpoint runs/mine",
+    "eval --checkpoint=runs/mine --seed 3",
+    "eval --checkpoint runs/mine --evaluation.k 8 --rollout.prompt-buckets 8 16",
+    "eval --evaluation.k 8 --checkpoint runs/mine --out folder --name value --strict",
+    "eval --json --seed=3 --checkpoint runs/mine --rl.optim.learning-rate -1",
+    "train --model folder --rl.steps 3",
+]
+WITH_CONFIG = [
+    "eval mine.py --checkpoint runs/mine --evaluation.k 8",
+    "eval --checkpoint runs/mine mine.py --evaluation.k 8",
+    "eval --strict mine.py --checkpoint runs/mine",
+    "eval mine.py",
+    "train mine.py --rl.steps 3",
+    "train mine.py --model folder",  # refused later, by name
+]
+
+
+@pytest.mark.parametrize("line", [*WITHOUT_CONFIG, *WITH_CONFIG])
+def test_config_is_told_from_the_values_of_settings(line):
+    options, _ = parse(line.split()[0], line.split()[1:])
+    assert options.config == ("mine.py" if line in WITH_CONFIG else "")
+
+
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_version_is_one_line_at_once_without_jax(word):
     code = (
         "import sys; sys.modules['jax'] = None; from compass_jax.commands.cli import main; main()"
     )
     started = time.monotonic()
-    environment = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONPATH": ":".join(sys.path)}
+    environment = {"PYTHONPATH": ":".join(sys.path)}
     told = subprocess.run(
-        [sys.executable, "-c", code, "--version"],
+        [sys.executable, "-c", code, word],
         env=environment,
         capture_output=True,
         text=True,

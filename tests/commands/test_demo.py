@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from compass_jax.commands import demo
-from compass_jax.commands.command_line import command_line
+from compass_jax.commands.cli import parse
 from compass_jax.experience.evaluate import Evaluation
 from compass_jax.experience.paired import read_summary
 from compass_jax.report import ReportError, summary_table
@@ -143,7 +143,7 @@ def test_the_last_lines_name_the_page_and_commands_that_the_package_knows(tmp_pa
     for _, name, *words in commands:
         rest = words[: words.index("#")]
         places = [x for x in rest if x.startswith(str(tmp_path))]
-        command_line().parse_args([name, *places, *options.get(name, [])])
+        parse(name, [*places, *options.get(name, [])])
 
 
 def test_the_start_is_read_from_its_evaluation(tmp_path):

@@ -5,8 +5,9 @@ import json
 import pytest
 from tiny_run import TOKENIZER, tiny_run
 
-from compass_jax.commands.configured import load_config, override
-from compass_jax.commands.settings_help import settings
+from compass_jax.commands.configured import load_config
+from compass_jax.commands.overrides import override
+from compass_jax.commands.settings import settings
 from compass_jax.config import ConfigError, DataConfig, FileSource, RunConfig
 from compass_jax.config.foreign import TRL, VERL, hub_hint
 from compass_jax.config.io import config_to_json, to_plain

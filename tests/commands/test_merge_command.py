@@ -13,7 +13,7 @@ import tiny_run
 from safetensors.numpy import load_file
 from tiny import MODEL, random_params
 
-from compass_jax.commands import merge_sweep
+from compass_jax.commands import merge, merge_sweep
 from compass_jax.commands.cli import main
 from compass_jax.commands.merge_sweep import run_sweep
 from compass_jax.experience.accuracy import Evaluation, SetResult
@@ -122,13 +122,13 @@ def sweep(tmp_path, weights, evaluate=evaluated, keep=False, **settings):
     """(rows, folders that were merged with which weights)."""
     made = []
 
-    def merge(pair, folder):
+    def merge_into(pair, folder):
         folder.mkdir()
         made.append((pair, folder.name))
 
     settings = {"method": "ties", **settings}
     out = tmp_path / "sweep"
-    return run_sweep(merge, weights, tiny_run.tiny_run(), out, settings, keep, evaluate), made
+    return run_sweep(merge_into, weights, tiny_run.tiny_run(), out, settings, keep, evaluate), made
 
 
 def test_a_sweep_has_a_row_for_each_weight(tmp_path, monkeypatch):
@@ -241,13 +241,13 @@ def test_shares_of_one_make_the_two_weights(folders, monkeypatch):
     """The command's own merge and table; the evaluation is replaced."""
     seen = []
 
-    def swept(merge, weights, config, out, settings, keep):
+    def swept(merge_into, weights, config, out, settings, keep):
         for weight in weights:
-            merge((weight, 1 - weight), folders / f"w{weight}")
+            merge_into((weight, 1 - weight), folders / f"w{weight}")
         seen.append((settings, config.name, keep))
         return [merge_sweep._row(x, evaluated(config, f"_{x}")) for x in weights]
 
-    monkeypatch.setattr(merge_sweep, "run_sweep", swept)
+    monkeypatch.setattr(merge, "run_sweep", swept)
     options = ["--method", "linear", "--sweep", "0", "0.5", "--evaluate", tiny_run.__file__]
     assert main([*ALL, *options]) == 0
     ((settings, name, keep),) = seen

@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from compass_jax.commands.cli import main
-from compass_jax.commands.command_line import command_line
-from compass_jax.commands.options import settings_of
+from compass_jax.commands.cli import main, parse
 from compass_jax.config.prepare import PrepareConfig
 
 GOOD = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]}
@@ -14,11 +12,11 @@ LINE = json.dumps(GOOD).encode() + b"\n"
 
 
 def test_every_setting_is_an_option_with_its_default():
-    words = ["prepare-sft", "--data", "a.jsonl", "b.jsonl", "--out", "o"]
-    args = command_line().parse_args(words)
-    assert settings_of(args, PrepareConfig) == PrepareConfig(("a.jsonl", "b.jsonl"))
-    words += ["--near", "0.5", "--exact", "off", "--languages", "en", "de", "--most-tokens", "9"]
-    words += ["--reward", "math", "--examples", "0", "--unfinished", "on", "--response-field", ""]
+    words = ["--data", "a.jsonl", "b.jsonl", "--out", "o"]
+    options, _ = parse("prepare-sft", words)
+    assert options.settings == PrepareConfig(("a.jsonl", "b.jsonl"))
+    words += ["--near", "0.5", "--exact", "False", "--languages", "en", "de", "--most-tokens", "9"]
+    words += ["--reward", "math", "--examples", "0", "--unfinished", "True", "--response-field", ""]
     wanted = PrepareConfig(
         ("a.jsonl", "b.jsonl"),
         near=0.5,
@@ -29,7 +27,7 @@ def test_every_setting_is_an_option_with_its_default():
         examples=0,
         response_field="",
     )
-    assert settings_of(command_line().parse_args(words), PrepareConfig) == wanted
+    assert parse("prepare-sft", words)[0].settings == wanted
 
 
 def test_the_counts_are_printed_and_the_rows_written(tmp_path, capsys):

@@ -222,7 +222,7 @@ def test_interval_that_is_no_number(fakes):
 
 def test_its_exit_statuses_are_those_of_the_command():
     """The script imports nothing of the package, so that it runs where that is not installed."""
-    from compass_jax.commands.cli import STOPPED
+    from compass_jax.commands.work import STOPPED
     from compass_jax.distributed import LOST
 
     text, shell = (SCRIPT.with_name(name).read_text() for name in ("gke.py", "tpu_vm.sh"))

@@ -8,7 +8,7 @@ import pytest
 from tiny_pipeline import MADE, tiny_pipeline
 from tiny_run import tiny_run
 
-from compass_jax.commands.configured import load_config, made
+from compass_jax.commands.configured import load_config, load_config_as
 from compass_jax.config import ConfigError, FileSource, RunConfig
 from compass_jax.config.io import from_plain, to_plain
 from compass_jax.config.pipeline import PipelineConfig, ancestors, inputs, with_texts
@@ -209,9 +209,9 @@ def test_a_pipelines_file_is_for_compass_pipeline_and_a_runs_is_not(tmp_path):
     file = tmp_path / "both.py"
     text = "from compass_jax.config.pipeline import PipelineConfig\n"
     file.write_text(text + "def pipeline():\n    return PipelineConfig(())\n")
-    assert made(str(file), PipelineConfig) == PipelineConfig(())
+    assert load_config_as(str(file), PipelineConfig) == PipelineConfig(())
     with pytest.raises(ConfigError, match="not a RunConfig; it is for compass pipeline"):
         load_config(str(file))
     with pytest.raises(ConfigError, match=r"returned RunConfig, not a PipelineConfig$"):
-        made("tiny_reasoning_cpu", PipelineConfig)
+        load_config_as("tiny_reasoning_cpu", PipelineConfig)
     assert isinstance(load_config("tiny_reasoning_cpu"), RunConfig)

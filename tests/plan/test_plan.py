@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from compass_jax.chips import CHIPS, chip_of
-from compass_jax.commands.cli import COMPILER_ALONE, load_config
+from compass_jax.commands.configured import load_config
+from compass_jax.commands.work import COMPILER_ALONE
 from compass_jax.config import MeshConfig
 from compass_jax.plan.bound import Bound, runs_per_step
 from compass_jax.plan.memory import advice, refused_bytes

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from compass_jax.commands.cli import load_config
+from compass_jax.commands.configured import load_config
 from compass_jax.config.io import differences
 from compass_jax.model.flops import active_params, flops_per_token, forward_flops
 from compass_jax.model.params import param_count

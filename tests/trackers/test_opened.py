@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 from tiny_run import tiny_run
 
-from compass_jax.commands.cli import main, override
+from compass_jax.commands.cli import main
+from compass_jax.commands.overrides import override
 from compass_jax.config import ConfigError
 from compass_jax.config.io import config_from_json, config_to_json, to_plain
 from compass_jax.runs.rundir import check_same_run

@@ -11,7 +11,7 @@ from logged import lines
 from tiny_run import tiny_run
 
 from compass_jax.commands import cli
-from compass_jax.commands.configured import of_run
+from compass_jax.commands.configured import config_of_run
 from compass_jax.commands.follow import follow
 from compass_jax.config import ConfigError
 from compass_jax.config.io import config_to_json
@@ -235,10 +235,10 @@ def test_a_folder_with_other_things_in_it_is_left_as_it_is(trained, run, tmp_pat
 
 def test_a_run_that_has_saved_nothing_yet_says_what_to_evaluate_with(trained, run, tmp_path):
     shutil.rmtree(run / "checkpoints")
-    assert of_run(str(run)) == read_config(trained.run_dir)
+    assert config_of_run(str(run)) == read_config(trained.run_dir)
     (run / "config.json").write_text('{"model_type": "qwen3_moe"}')  # a Hugging Face folder's
     with pytest.raises(ConfigError, match="is no run and no checkpoint of one"):
-        of_run(str(run))
+        config_of_run(str(run))
 
 
 def test_the_command_follows_a_run(trained, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_run import tiny_run
 
-from compass_jax.commands.configured import load_config, made
+from compass_jax.commands.configured import load_config, load_config_as
 from compass_jax.config import (
     CorrectionConfig,
     EvalConfig,
@@ -63,7 +63,9 @@ def test_each_setting_of_a_shipped_configuration_acts(file, monkeypatch):
 
 @pytest.mark.parametrize("file", PIPELINES, ids=lambda file: file.stem)
 def test_each_setting_of_a_shipped_pipelines_rl_acts(file):
-    stages = [one for one in made(str(file), PipelineConfig).stages if isinstance(one, Rl)]
+    stages = [
+        one for one in load_config_as(str(file), PipelineConfig).stages if isinstance(one, Rl)
+    ]
     assert len(stages) == 2
     assert {stage.name: said(stage.run) for stage in stages} == {one.name: [] for one in stages}
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tiny_run import tiny_run
 
-from compass_jax.commands.cli import load_config
+from compass_jax.commands.configured import load_config
 from compass_jax.config import Objective, RLConfig, ShapingConfig, ZeroVarianceConfig, seam_class
 from compass_jax.records import Group, Prompt, Score
 from compass_jax.rl.diagnostics import finalize_diagnostics

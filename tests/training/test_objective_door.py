@@ -10,7 +10,8 @@ import pytest
 from logged import lines
 from tiny_run import tiny_run
 
-from compass_jax.commands.cli import main, override
+from compass_jax.commands.cli import main
+from compass_jax.commands.overrides import override
 from compass_jax.config import Advantage, ConfigError, Objective, RLConfig, seam_class
 from compass_jax.config.io import config_from_json, config_to_json, differences
 from compass_jax.rl.objectives.cispo import Cispo

@@ -11,7 +11,7 @@ import pytest
 from logged import lines, numbers
 from processes import Job, write_config
 
-from compass_jax.commands.cli import load_config
+from compass_jax.commands.configured import load_config
 from compass_jax.config import MeshConfig
 from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint

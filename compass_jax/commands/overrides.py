@@ -1,0 +1,142 @@
+"""Settings on the command line: `--rl.steps 3` changes a configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import typing
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from compass_jax.commands.cli import tidy_help
+from compass_jax.commands.settings import class_sentence, describe
+from compass_jax.config import Advantage, ConfigError, Objective, RunConfig, Seam, seam_class
+from compass_jax.config.foreign import VERL, suggestion
+from compass_jax.config.io import flatten, tuples
+from compass_jax.config.verifiers import Options
+from compass_jax.untrusted import parse_json
+
+
+def override(config: RunConfig, arguments: Sequence[str], prog: str = "compass") -> RunConfig:
+    """Returns `config` with typed settings applied (`--rl.steps 3`, `--rl.normalize-std False`,
+    `--data.sources.0.size 50`).
+
+    Reports an unknown setting (with the nearest ones) or a value of the wrong type on stderr, and
+    exits with status 2.
+    """
+    import tyro
+
+    config, arguments = _with_classes(config, arguments)
+    _refuse_unknown(config, arguments)
+    registry = tyro.constructors.ConstructorRegistry()
+    registry.primitive_rule(_options_as_json)
+    # The configuration decides the kinds of its sources and whether there are experts.
+    markers = tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff
+    return tyro.cli(
+        RunConfig,
+        default=config,
+        args=arguments,
+        prog=prog,
+        description=_about(config),
+        config=markers,
+        registry=registry,
+    )
+
+
+def settings_help(config: RunConfig, prog: str) -> str:
+    """Returns the help text of all settings, each with its value in `config`."""
+    for part in (RunConfig, type(config.rl.objective), type(config.rl.advantage)):
+        describe(part)
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+        override(config, ["--help"], prog)
+    return tidy_help(text.getvalue())
+
+
+def _about(config: RunConfig) -> str:
+    lines = ["Settings, each with its value in this configuration."]
+    for part in (config.rl.objective, config.rl.advantage):
+        lines.append(f"--{part.key} NAME: {class_sentence(part)} (default: {part.name})")
+    return "\n".join(lines)
+
+
+def _refuse_unknown(config: RunConfig, arguments: Sequence[str]) -> None:
+    """Raises ConfigError for an unknown setting with a known counterpart: TRL's or verl's name, or
+    a name without its section. tyro reports the others.
+    """
+    known = flatten(config)
+    for word in arguments:
+        key, _, value = word.partition("=")
+        is_option = key.startswith("--")
+        key = key.lstrip("-").replace("-", "_")
+        if key in known or not (is_option or (value and key in VERL)):
+            continue
+        if hint := suggestion(key, known if "." not in key else ()):
+            raise ConfigError(f"{word[:80]}: no such setting; {hint}")
+
+
+def _with_classes(config: RunConfig, arguments: Sequence[str]) -> tuple[RunConfig, Sequence[str]]:
+    """Returns `config` with the classes of `--rl.objective NAME` and `--rl.advantage NAME`, and the
+    other arguments. The class decides which settings exist, so it comes first.
+    """
+    name, arguments = _take(arguments, Objective)
+    if name == "dapo":
+        from compass_jax.rl.objectives.grpo import dapo
+
+        config = replace(config, rl=dapo(config.rl, config.rollout.max_new_tokens))
+    elif name == "dr_grpo":
+        from compass_jax.rl.objectives.grpo import dr_grpo
+
+        config = replace(config, rl=replace(config.rl, objective=dr_grpo()))
+    elif name:
+        config = replace(config, rl=replace(config.rl, objective=seam_class(Objective, name)()))
+    name, arguments = _take(arguments, Advantage)
+    if name:
+        config = replace(config, rl=replace(config.rl, advantage=seam_class(Advantage, name)()))
+    return config, arguments
+
+
+def _take(arguments: Sequence[str], base: type[Seam]) -> tuple[str, list[str]]:
+    """Returns (the last class named by the setting of `base`, or "", the other arguments)."""
+    flag, others, name = f"--{base.key}", [], ""
+    words = iter(arguments)
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option != flag:
+            others.append(word)
+            continue
+        name = value if equals else next(words, "")
+        if not name:
+            raise ConfigError(f"{flag}: name an {base.__name__.lower()} after it")
+    return name, others
+
+
+def _options_as_json(info: Any) -> Any:
+    """Lets tyro read options, whose values have many types, as JSON."""
+    from tyro.constructors import PrimitiveConstructorSpec
+
+    if typing.get_args(info.type) != typing.get_args(Options):
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="JSON",
+        instance_from_str=lambda words: options_of(words[0]),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda value: [json.dumps(value)],
+    )
+
+
+def options_of(text: str) -> Options:
+    """Returns the options in a JSON object, or in a list of its pairs."""
+    value = parse_json(text, "options", error=ConfigError)
+    return tuples([list(pair) for pair in value.items()] if isinstance(value, dict) else value)
+
+
+def value_of(name: str, arguments: Sequence[str]) -> str:
+    """Returns the value of a setting among arguments; empty if it is absent."""
+    for i, word in enumerate(arguments):
+        option, equals, value = word.partition("=")
+        if option.replace("_", "-") == f"--{name}":
+            return value if equals else next(iter(arguments[i + 1 : i + 2]), "")
+    return ""

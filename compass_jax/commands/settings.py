@@ -1,0 +1,146 @@
+"""Settings in help texts and reports: their sentences, values and defaults."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import json
+import textwrap
+import typing
+from collections.abc import Iterator
+from dataclasses import MISSING
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from compass_jax.config import RunConfig, Seam
+from compass_jax.config.ranges import field_hints, type_name
+from compass_jax.config.verifiers import Options
+
+WIDTH = 80
+MAX_SHOWN = 200  # characters of a value
+# Recipes that the command line accepts as a class, by setting.
+RECIPES = {"rl.objective": ("dapo", "dr_grpo")}
+
+
+class Setting(NamedTuple):
+    """A setting of a configuration, such as rl.optim.b1: its sentence, value, default (the
+    section's or the class's; MISSING: it is required) and type.
+    """
+
+    key: str
+    text: str
+    value: Any
+    default: Any
+    hint: Any
+
+    def words(self, value: Any) -> str:
+        """Returns a value of this setting as the command line writes it, of bounded length."""
+        text = json.dumps(value) if self.hint == Options and value else " ".join(_leaves(value))
+        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+@functools.cache
+def field_docs(cls: Any) -> dict[str, str]:
+    """Returns the sentence after each field in the source of a class and its bases."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, text in pairwise(body.body):
+            match field, text:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(words))),
+                ):
+                    docs[name] = " ".join(words.split())
+    return docs
+
+
+def describe(cls: Any) -> None:
+    """Gives the fields of a configuration class and its sections their sentences as the help text
+    that tyro shows.
+    """
+    docs = field_docs(cls)
+    for field in dataclasses.fields(cls):
+        field.metadata = MappingProxyType({"help": docs.get(field.name)})
+    for hint in field_hints(cls).values():
+        for section in sections_of(hint):
+            describe(section)
+
+
+def sections_of(hint: Any) -> list[type]:
+    """Returns the configuration classes that a type may hold."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return [hint]
+    return [section for part in typing.get_args(hint) for section in sections_of(part)]
+
+
+def settings(config: Any, key: str = "", usual: Any = None) -> Iterator[Setting]:
+    """Yields every setting of a configuration that the command line can change, those of sections
+    last. usual: the section's default, whose values are the defaults.
+    """
+    cls: Any = type(config)
+    docs, hints = field_docs(cls), field_hints(cls)
+    usual = usual if type(usual) is cls else None
+    sections = []
+    for field in dataclasses.fields(config):
+        name = f"{key}.{field.name}" if key else field.name
+        value, hint = getattr(config, field.name), hints[field.name]
+        default = getattr(usual, field.name) if usual is not None else default_of(field)
+        if dataclasses.is_dataclass(value):
+            sections.append((name, value, default))
+        elif isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
+            sections += [(f"{name}.{i}", x, None) for i, x in enumerate(value)]
+        elif value or not sections_of(hint):  # the file gives an absent section
+            yield Setting(name, docs.get(field.name, ""), value, default, hint)
+    for name, value, default in sections:
+        if isinstance(value, Seam):
+            usual_name = default.name if isinstance(default, Seam) else next(iter(value.classes))
+            yield Setting(name, class_sentence(value), value.name, usual_name, str)
+        yield from settings(value, name, default)
+
+
+def class_sentence(part: Seam) -> str:
+    """Returns the sentence of a setting whose value is a class."""
+    names = ", ".join([*part.classes, *RECIPES.get(part.key, ())])
+    return f"Class: {names}, or your own file.py:Class."
+
+
+def default_of(field: dataclasses.Field) -> Any:
+    """Returns the default of a field; MISSING if it is required."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+# The settings that are changed most often, by command.
+FIRST = {
+    "train": "run_dir rl.steps rl.prompts_per_step rl.group_size rl.eval_every"
+    " rl.optim.learning_rate rollout.max_new_tokens",
+    "sft": "run_dir sft.files sft.steps sft.batch sft.optim.learning_rate",
+    "eval": "data.eval_prompts evaluation.k evaluation.temperature rollout.max_new_tokens",
+}
+
+
+def first_settings(command: str) -> str:
+    """Returns a help text of the settings that are changed most often; empty for a command without
+    such settings.
+    """
+    lines = ["settings that are changed most often, after the options:"]
+    for key in FIRST.get(command, "").split():
+        cls: Any = RunConfig
+        *sections, name = key.split(".")
+        for section in sections:
+            cls = field_hints(cls)[section]
+        lines.append(f"  --{key.replace('_', '-')} {type_name(field_hints(cls)[name]).upper()}")
+        indent = " " * 6
+        text = field_docs(cls)[name]
+        lines += textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent)
+    return "\n".join(lines) if len(lines) > 1 else ""
+
+
+def _leaves(value: Any) -> list[str]:
+    return (
+        [x for part in value for x in _leaves(part)] if isinstance(value, tuple) else [str(value)]
+    )
