@@ -7,7 +7,6 @@ import re
 import runpy
 from pathlib import Path
 
-import published
 import pytest
 
 from compass_jax.config import ConfigError
@@ -15,6 +14,11 @@ from compass_jax.families.base import KEYS, MOE_KEYS, Attention, Family
 from compass_jax.families.raw import UnsupportedModel
 from compass_jax.weights.hf_config import config_from_dict, write_hf_config
 
+PUBLISHED = {
+    file.stem: json.loads(file.read_text())
+    for file in (Path(__file__).parent / "published_configs").glob("*.json")
+}
+QWEN3_2507 = PUBLISHED["Qwen3-30B-A3B-Instruct-2507"]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family"
 LLAMA, MISTRAL = f"{EXAMPLE / 'llama.py'}:FAMILY", f"{EXAMPLE / 'llama.py'}:MISTRAL"
 MIXTRAL = f"{EXAMPLE / 'mixtral.py'}:FAMILY"
@@ -31,13 +35,13 @@ def careless(name, architecture, moe=True, **changes):
 
 
 READ = {
-    "qwen2.5": (published.QWEN25, None),
-    "qwen3": (published.QWEN3, None),
-    "qwen3-2507": (published.QWEN3_2507, None),
-    "smollm2": (published.SMOLLM2, LLAMA),
-    "llama-3": (published.LLAMA3, LLAMA),
-    "mistral-v0.3": (published.MISTRAL_3, MISTRAL),
-    "mixtral": (published.MIXTRAL, MIXTRAL),
+    "qwen2.5": (PUBLISHED["Qwen2.5-0.5B-Instruct"], None),
+    "qwen3": (PUBLISHED["Qwen3-0.6B"], None),
+    "qwen3-2507": (QWEN3_2507, None),
+    "smollm2": (PUBLISHED["SmolLM2-135M-Instruct"], LLAMA),
+    "llama-3": (PUBLISHED["Meta-Llama-3-8B"], LLAMA),
+    "mistral-v0.3": (PUBLISHED["Mistral-7B-Instruct-v0.3"], MISTRAL),
+    "mixtral": (PUBLISHED["Mixtral-8x7B-v0.1"], MIXTRAL),
 }
 
 
@@ -55,15 +59,15 @@ def test_a_published_config_is_read_and_written_back(name):
 
 
 def test_mixtral_divides_the_weights_of_the_chosen_experts():
-    moe = config_from_dict(published.MIXTRAL, family=MIXTRAL).moe
+    moe = config_from_dict(PUBLISHED["Mixtral-8x7B-v0.1"], family=MIXTRAL).moe
     assert moe.norm_top_k and (moe.experts, moe.top_k, moe.ffn) == (8, 2, 14336)
-    written = write_hf_config(config_from_dict(published.MIXTRAL, family=MIXTRAL))
+    written = write_hf_config(config_from_dict(PUBLISHED["Mixtral-8x7B-v0.1"], family=MIXTRAL))
     assert not {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"} & written.keys()
 
 
 NAMES = {  # the config, a careless family, what the error must name
     "mixtral": (
-        published.MIXTRAL,
+        PUBLISHED["Mixtral-8x7B-v0.1"],
         careless(
             "mixtral",
             "MixtralForCausalLM",
@@ -73,37 +77,37 @@ NAMES = {  # the config, a careless family, what the error must name
         ["num_local_experts", "num_experts_per_tok"],
     ),
     "mistral-v0.1": (
-        published.MISTRAL_1,
+        PUBLISHED["Mistral-7B-v0.1"],
         careless("mistral", "MistralForCausalLM", moe=False),
         ["sliding_window = 4096", "attention_bias"],
     ),
     "llama-3.1": (
-        published.LLAMA31,
+        PUBLISHED["Llama-3.1-8B-Instruct"],
         careless("llama", "LlamaForCausalLM", moe=False),
         ["rope_scaling", "llama3"],
     ),
     "llama-3.2": (
-        published.LLAMA32,
+        PUBLISHED["Llama-3.2-1B-Instruct"],
         careless("llama", "LlamaForCausalLM", moe=False),
         ["rope_scaling"],
     ),
     "qwen1.5-moe": (
-        published.QWEN15_MOE,
+        PUBLISHED["Qwen1.5-MoE-A2.7B"],
         careless("qwen2_moe", "Qwen2MoeForCausalLM"),
         ["shared_expert_intermediate_size = 5632", "attention_bias"],
     ),
     "qwen2-57b": (
-        published.QWEN2_57B,
+        PUBLISHED["Qwen2-57B-A14B"],
         careless("qwen2_moe", "Qwen2MoeForCausalLM"),
         ["shared_expert_intermediate_size = 20480", "attention_bias"],
     ),
     "olmoe": (
-        published.OLMOE,
+        PUBLISHED["OLMoE-1B-7B-0924"],
         careless("olmoe", "OlmoeForCausalLM"),
         ["moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers"],
     ),
     "deepseek-v2": (
-        published.DEEPSEEK_V2,
+        PUBLISHED["DeepSeek-V2-Lite"],
         careless("deepseek_v2", "DeepseekV2ForCausalLM"),
         [
             "auto_map",
@@ -117,7 +121,7 @@ NAMES = {  # the config, a careless family, what the error must name
         ],
     ),
     "glm-4.5-air": (
-        published.GLM45_AIR,
+        PUBLISHED["GLM-4.5-Air"],
         careless("glm4_moe", "Glm4MoeForCausalLM"),
         [
             "partial_rotary_factor = 0.5",
@@ -129,7 +133,7 @@ NAMES = {  # the config, a careless family, what the error must name
         ],
     ),
     "gpt-oss": (
-        published.GPT_OSS,
+        PUBLISHED["gpt-oss-20b"],
         careless("gpt_oss", "GptOssForCausalLM"),
         [
             "quantization_config",
@@ -142,7 +146,7 @@ NAMES = {  # the config, a careless family, what the error must name
         ],
     ),
     "gemma-3": (
-        published.GEMMA3,
+        PUBLISHED["gemma-3-1b-it"],
         careless("gemma3_text", "Gemma3ForCausalLM", moe=False),
         [
             "hidden_activation = 'gelu_pytorch_tanh'",
@@ -155,7 +159,7 @@ NAMES = {  # the config, a careless family, what the error must name
         ],
     ),
     "phi-3": (
-        published.PHI3,
+        PUBLISHED["Phi-3-mini-4k-instruct"],
         careless("phi3", "Phi3ForCausalLM", moe=False),
         ["auto_map", "sliding_window = 2047"],
     ),
@@ -191,23 +195,23 @@ def test_what_a_family_file_overlooks_is_refused_all_at_once(name, tmp_path, mon
 )
 def test_a_value_that_nobody_says_is_an_error_and_the_packages_families_say_theirs(lacking):
     """QWEN3_2507 by the package's family, and by a file that is the same without its defaults."""
-    raw = without(published.QWEN3_2507, lacking)
+    raw = without(QWEN3_2507, lacking)
     assert config_from_dict(raw).family == "qwen3_moe"
     foreign = careless("qwen3_moe", "Qwen3MoeForCausalLM")
-    assert foreign.read(published.QWEN3_2507, "x", "qwen3_moe").moe.norm_top_k
+    assert foreign.read(QWEN3_2507, "x", "qwen3_moe").moe.norm_top_k
     with pytest.raises(UnsupportedModel, match=rf"has no {lacking}, and the family qwen3_moe does"):
         foreign.read(raw, "x", "x")
-    value = published.QWEN3_2507[lacking]
+    value = QWEN3_2507[lacking]
     for way in ("defaults", "fixed"):
         saying = dataclasses.replace(foreign, **{way: {lacking: value}})
-        assert saying.read(raw, "x", "qwen3_moe") == config_from_dict(published.QWEN3_2507)
+        assert saying.read(raw, "x", "qwen3_moe") == config_from_dict(QWEN3_2507)
 
 
 def test_a_fixed_value_that_config_json_contradicts_is_refused():
     family = careless("qwen3_moe", "Qwen3MoeForCausalLM", fixed={"norm_topk_prob": False})
     with pytest.raises(UnsupportedModel, match=r"norm_topk_prob = True .*supported: False, always"):
-        family.read(published.QWEN3_2507, "x", "x")
-    raw = published.QWEN3_2507 | {"norm_topk_prob": False}
+        family.read(QWEN3_2507, "x", "x")
+    raw = QWEN3_2507 | {"norm_topk_prob": False}
     config = family.read(raw, "x", "qwen3_moe")
     assert not config.moe.norm_top_k and "norm_topk_prob" not in family.write(config, "bf16", {})
     other = dataclasses.replace(config, moe=dataclasses.replace(config.moe, norm_top_k=True))
@@ -224,7 +228,7 @@ def test_a_fixed_value_that_config_json_contradicts_is_refused():
     ],
 )
 def test_a_sliding_window_is_harmless_only_where_use_sliding_window_says_so(window, said, read):
-    raw = published.MISTRAL_1 | {"sliding_window": window}
+    raw = PUBLISHED["Mistral-7B-v0.1"] | {"sliding_window": window}
     raw |= {} if said == "absent" else {"use_sliding_window": said}
     if read:
         assert config_from_dict(raw, family=MISTRAL).layers == 32
@@ -255,13 +259,13 @@ def test_a_sliding_window_is_harmless_only_where_use_sliding_window_says_so(wind
     ],
 )
 def test_ids_of_tokens_and_metadata_pass(key):
-    assert config_from_dict(published.QWEN3 | {key: "anything"}).layers == 28
+    assert config_from_dict(PUBLISHED["Qwen3-0.6B"] | {key: "anything"}).layers == 28
 
 
 @pytest.mark.parametrize("key", ["token_mixer", "attn_scale", "sliding_window_pattern", "_norm"])
 def test_what_only_resembles_them_does_not(key):
     with pytest.raises(UnsupportedModel, match=f"{key} = 2 is not supported"):
-        config_from_dict(published.QWEN3 | {key: 2})
+        config_from_dict(PUBLISHED["Qwen3-0.6B"] | {key: 2})
 
 
 def test_a_family_file_with_a_key_that_is_read_nowhere_or_none_for_a_field_is_refused(tmp_path):
