@@ -1,5 +1,4 @@
-"""A JSON schema of the part of JobSet (jobset.x-k8s.io/v1alpha2) that launch/gke.py writes, and a
-validator of the words it uses.
+"""A JSON schema of the part of JobSet (jobset.x-k8s.io/v1alpha2) that launch/gke.py writes.
 
 Written from the JobSet API (jobset_types.go: ReplicatedJob, Network, FailurePolicy and its rules)
 and the Kubernetes API of what is inside it (batch/v1 JobSpec with its podFailurePolicy; v1 PodSpec,
@@ -7,8 +6,9 @@ Container, Toleration, Volume with a CSIVolumeSource). No field beyond those lis
 `status` of a pod condition is required: JobSet's CRD has no default for it, unlike the Job API.
 """
 
-import re
 from typing import Any
+
+import jsonschema
 
 
 def record(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -169,44 +169,7 @@ JOBSET = record(
     }
 )
 
-TYPES = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
 
-
-def faults(schema: dict[str, Any], value: Any, where: str = "$") -> list[str]:
-    """What `schema` does not allow in `value`; empty where it is valid."""
-    if "enum" in schema and value not in schema["enum"]:
-        return [f"{where}: {value!r} is none of {schema['enum']}"]
-    kind = schema.get("type")
-    if kind and (
-        not isinstance(value, TYPES[kind]) or (kind == "integer" and isinstance(value, bool))
-    ):
-        return [f"{where}: {value!r} is no {kind}"]
-    found = []
-    if "pattern" in schema and not re.search(schema["pattern"], value):
-        found.append(f"{where}: {value!r} does not fit {schema['pattern']}")
-    if "minimum" in schema and value < schema["minimum"]:
-        found.append(f"{where}: {value} is less than {schema['minimum']}")
-    if "maximum" in schema and value > schema["maximum"]:
-        found.append(f"{where}: {value} is more than {schema['maximum']}")
-    if kind == "array":
-        if len(value) < schema.get("minItems", 0):
-            found.append(f"{where}: is empty")
-        found += [
-            fault
-            for i, item in enumerate(value)
-            for fault in faults(schema["items"], item, f"{where}[{i}]")
-        ]
-    if kind == "object":
-        known, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
-        found += [
-            f"{where}: {name} is missing"
-            for name in schema.get("required", [])
-            if name not in value
-        ]
-        for name, item in value.items():
-            inner = known.get(name, rest)
-            if inner is False:
-                found.append(f"{where}: {name} is not known")
-            elif isinstance(inner, dict):
-                found += faults(inner, item, f"{where}.{name}")
-    return found
+def assert_valid(manifest: dict[str, Any]) -> None:
+    """Requires that a manifest fits the API."""
+    jsonschema.validate(manifest, JOBSET)

@@ -40,12 +40,8 @@ ASK_NODE = tpu_vm("describe", "r1", "--format=value(state)")
 ASK_QUEUE = queued("describe", "r1", "--format=value(state.state)")
 CREATE = tpu_vm("create", "r1", "--accelerator-type=v5p-128", "--version=v2-alpha-tpuv5")
 ENQUEUE = queued(
-    "create",
-    "r1",
-    "--node-id=r1",
-    "--accelerator-type=v5p-128",
-    "--runtime-version=v2-alpha-tpuv5",
-    "--spot",
+    *("create", "r1", "--node-id=r1", "--accelerator-type=v5p-128"),
+    *("--runtime-version=v2-alpha-tpuv5", "--spot"),
 )
 DEQUEUE = queued("delete", "r1", "--force", "--quiet")
 UNPACK = (
@@ -122,16 +118,7 @@ def test_flags_of_gcloud_create(fakes):
     flags = ("--create-flag=--network=n", "--create-flag=--service-account=a@b c")
     added = ["--network=n", "--service-account=a@b c"]
     fakes.run(fakes.script, "create", *FIXED, "--reserved", *flags)
-    assert fakes.calls() == [
-        tpu_vm(
-            "create",
-            "r1",
-            "--accelerator-type=v5p-128",
-            "--version=v2-alpha-tpuv5",
-            "--reserved",
-            *added,
-        )
-    ]
+    assert fakes.calls() == [[*CREATE[: -len(WHERE)], "--reserved", *added, *WHERE]]
     fakes.answer(QUEUE, "ACTIVE\n")
     fakes.run(fakes.script, "create", *SPOT, *flags)
     assert fakes.calls() == [[*ENQUEUE[: -len(WHERE)], *added, *WHERE], ASK_QUEUE]
@@ -152,20 +139,29 @@ def test_the_version_goes_with_the_type(fakes, kind, version):
     ]
 
 
-def test_copy_run_logs_stop_delete(fakes):
+@pytest.mark.parametrize(
+    ("command", "words", "calls"),
+    [
+        ("run", (*SLICE, *TRAIN), [MOUNT, ssh(f"compass/launch/worker.sh start {QUOTED}")]),
+        (
+            "run",
+            (*SLICE, "--", "compass", "eval", "c.py", "--checkpoint", "/nfs/r1"),
+            [ssh("compass/launch/worker.sh start compass eval c.py --checkpoint /nfs/r1")],
+        ),
+        ("stop", SLICE, [ssh("compass/launch/worker.sh stop")]),
+        ("logs", (*SLICE, "--worker", "3"), [ssh("compass/launch/worker.sh follow", "3")]),
+        ("delete", SLICE, [tpu_vm("delete", "r1", "--quiet")]),
+        ("delete", SPOT, [DEQUEUE]),
+    ],
+)
+def test_each_command_makes_its_calls(fakes, command, words, calls):
+    assert fakes.run(fakes.script, command, *words).returncode == 0
+    assert fakes.calls() == calls
+
+
+def test_copy_leaves_no_archive(fakes):
     assert fakes.run(fakes.script, "copy", *SLICE).returncode == 0
     assert fakes.calls() == copied(fakes) and not (fakes.here / "compass-r1.tar.gz").exists()
-    assert fakes.run(fakes.script, "run", *SLICE, *TRAIN).returncode == 0
-    assert fakes.calls() == [MOUNT, ssh(f"compass/launch/worker.sh start {QUOTED}")]
-    assert fakes.run(fakes.script, "stop", *SLICE).returncode == 0 and fakes.calls() == [
-        ssh("compass/launch/worker.sh stop")
-    ]
-    assert fakes.run(fakes.script, "logs", *SLICE, "--worker", "3").returncode == 0
-    assert fakes.calls() == [ssh("compass/launch/worker.sh follow", "3")]
-    assert fakes.run(fakes.script, "delete", *SLICE).returncode == 0 and fakes.calls() == [
-        tpu_vm("delete", "r1", "--quiet")
-    ]
-    assert fakes.run(fakes.script, "delete", *SPOT).returncode == 0 and fakes.calls() == [DEQUEUE]
 
 
 @pytest.mark.parametrize(
@@ -194,48 +190,47 @@ def resumed(fakes) -> list[list[str]]:
     return [ssh(ASK), *copied(fakes), MOUNT, RESTART]
 
 
-def test_resume_where_the_slice_is_gone(fakes):
-    fakes.answer(NODE, status=1, err=GONE)
-    assert fakes.run(fakes.script, "resume", *FIXED, *TRAIN).returncode == 0
-    assert fakes.calls() == [ASK_NODE, CREATE, *resumed(fakes)]
-
-
-def test_resume_where_slice_and_place_in_the_queue_are_gone(fakes):
-    fakes.answer(QUEUE, status=1, err=GONE)
-    fakes.answer(NODE, status=1, err=GONE)
-    fakes.answer(QUEUE, "ACTIVE\n")
-    assert fakes.run(fakes.script, "resume", *SPOT, *TRAIN).returncode == 0
-    assert fakes.calls() == [ASK_QUEUE, ASK_NODE, ENQUEUE, ASK_QUEUE, *resumed(fakes)]
-
-
-def test_resume_after_a_preemption(fakes):
-    """The request is given back with what is left of the slice, then made again."""
-    fakes.answer(QUEUE, "SUSPENDING\n", "SUSPENDED\n", "PROVISIONING\n", "ACTIVE\n")
-    fakes.answer(NODE, "PREEMPTED\n")
-    assert fakes.run(fakes.script, "resume", *SPOT, *TRAIN).returncode == 0
-    assert fakes.calls() == [
-        ASK_QUEUE,
-        ASK_QUEUE,
-        ASK_NODE,
-        DEQUEUE,
-        ENQUEUE,
-        ASK_QUEUE,
-        ASK_QUEUE,
-        *resumed(fakes),
-    ]
-
-
-def test_resume_of_a_preempted_slice_that_was_never_in_the_queue(fakes):
-    fakes.answer(NODE, "PREEMPTED\n")
-    assert fakes.run(fakes.script, "resume", *FIXED, *TRAIN).returncode == 0
-    assert fakes.calls() == [ASK_NODE, tpu_vm("delete", "r1", "--quiet"), CREATE, *resumed(fakes)]
-
-
-def test_resume_goes_on_waiting_for_a_request_that_still_stands(fakes):
-    fakes.answer(QUEUE, "WAITING_FOR_RESOURCES\n", "ACTIVE\n")
-    fakes.answer(NODE, "CREATING\n", "READY\n")
-    assert fakes.run(fakes.script, "resume", *SPOT, *TRAIN).returncode == 0
-    assert fakes.calls() == [ASK_QUEUE, ASK_QUEUE, ASK_NODE, ASK_NODE, *resumed(fakes)]
+@pytest.mark.parametrize(
+    ("words", "queue", "node", "calls"),
+    [
+        pytest.param(FIXED, (), (GONE,), [ASK_NODE, CREATE], id="the slice is gone"),
+        pytest.param(
+            SPOT,
+            (GONE, "ACTIVE\n"),
+            (GONE,),
+            [ASK_QUEUE, ASK_NODE, ENQUEUE, ASK_QUEUE],
+            id="the slice and its queued request are gone",
+        ),
+        pytest.param(
+            SPOT,
+            ("SUSPENDING\n", "SUSPENDED\n", "PROVISIONING\n", "ACTIVE\n"),
+            ("PREEMPTED\n",),
+            [ASK_QUEUE, ASK_QUEUE, ASK_NODE, DEQUEUE, ENQUEUE, ASK_QUEUE, ASK_QUEUE],
+            id="preempted: the request is deleted and made again",
+        ),
+        pytest.param(
+            FIXED,
+            (),
+            ("PREEMPTED\n",),
+            [ASK_NODE, tpu_vm("delete", "r1", "--quiet"), CREATE],
+            id="preempted, and never queued",
+        ),
+        pytest.param(
+            SPOT,
+            ("WAITING_FOR_RESOURCES\n", "ACTIVE\n"),
+            ("CREATING\n", "READY\n"),
+            [ASK_QUEUE, ASK_QUEUE, ASK_NODE, ASK_NODE],
+            id="a request that still waits",
+        ),
+    ],
+)
+def test_resume_gets_a_slice(fakes, words, queue, node, calls):
+    for kind, answers in ((QUEUE, queue), (NODE, node)):
+        for answer in answers:
+            gone = answer == GONE
+            fakes.answer(kind, "" if gone else answer, status=int(gone), err=GONE if gone else "")
+    assert fakes.run(fakes.script, "resume", *words, *TRAIN).returncode == 0
+    assert fakes.calls() == [*calls, *resumed(fakes)]
 
 
 @pytest.mark.parametrize(
@@ -328,13 +323,7 @@ def test_dry_run_of_what_depends_on_answers_takes_the_longest_way(fakes):
             (
                 "resume",
                 *FIXED,
-                "--bucket",
-                "bkt",
-                "--",
-                "compass",
-                "eval",
-                "c.py",
-                "--run_dir=runs/x",
+                *["--bucket", "bkt", "--", "compass", "eval", "c.py", "--run_dir=runs/x"],
             ),
             "--run-dir runs/x is relative: the run would",
         ),
@@ -349,18 +338,6 @@ def test_dry_run_of_what_depends_on_answers_takes_the_longest_way(fakes):
 def test_mistakes(fakes, words, message):
     done = fakes.run(fakes.script, *words)
     assert done.returncode == 2 and message in done.stderr and fakes.calls() == []
-
-
-def test_what_has_no_run_directory(fakes):
-    assert (
-        fakes.run(
-            fakes.script, "run", *SLICE, "--", "compass", "eval", "c.py", "--checkpoint", "/nfs/r1"
-        ).returncode
-        == 0
-    )
-    assert fakes.calls() == [
-        ssh("compass/launch/worker.sh start compass eval c.py --checkpoint /nfs/r1")
-    ]
 
 
 def test_without_gcloud(fakes):
