@@ -1,5 +1,5 @@
-"""The experiment on inverted advantages: its gold labels and preferences, the length of what a
-judge is asked, and a smoke run from nothing to the table and the picture.
+"""The experiment on inverted advantages: its gold labels and preferences, and the length of what a
+judge is asked.
 """
 
 import random
@@ -54,17 +54,3 @@ def test_what_a_judge_is_asked_has_room_in_its_bucket(tmp_path):
     asked = [judge.messages(one, "0", "9") for one in questions]
     lengths = [len(ids) for ids in tokenizer.encode_chats(asked, add_generation_prompt=True)]
     assert max(lengths) == min(lengths) == 134
-
-
-@pytest.mark.slow
-def test_smoke_of_the_experiment_on_inversion(tmp_path, monkeypatch):
-    args = ["--out", str(tmp_path), "--smoke"]
-    inversion.main(args)
-    table = (tmp_path / "inversion.md").read_text()
-    assert [line.split(" |")[0] for line in table.splitlines()[2:]] == [
-        f"| {name}" for name in inversion.REWARDS
-    ]
-    assert (tmp_path / "inversion.png").stat().st_size > 10_000
-    monkeypatch.setattr(inversion, "run_rl", lambda config: pytest.fail("nothing was left to run"))
-    inversion.main(args)
-    assert (tmp_path / "inversion.md").read_text() == table

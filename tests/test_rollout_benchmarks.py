@@ -62,11 +62,6 @@ def test_the_slow_verifier_compares_texts(monkeypatch):
     assert [slow_verifier.at_once(row, text) for text in texts] == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("variant", list(eight_bit.VARIANTS))
-def test_every_precision_is_a_configuration_that_may_run(variant, tmp_path):
-    eight_bit.run_config(variant, 0, tmp_path, "", smoke=False).validate_for_rl()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("benchmark", [measures, same_tokens, eight_bit])
 def test_a_smoke_run_ends_with_one_line_of_json(benchmark, tmp_path, capsys):

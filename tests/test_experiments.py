@@ -1,0 +1,135 @@
+"""The experiments: every variant is a configuration that may run; a smoke run of each ends with its
+table and its picture, and a second call runs nothing and writes the same table.
+"""
+
+import dataclasses
+
+import pytest
+
+from benchmarks import (
+    alpha,
+    alpha_outcome,
+    eight_bit,
+    inversion,
+    objectives,
+    rl_runs,
+    stages,
+    turns,
+    zero_variance_audit,
+)
+from compass_jax.tasks import shop
+
+
+def audit(name, folder):
+    config, _ = zero_variance_audit.base_config(0, folder, smoke=False)
+    changed = dataclasses.replace(config, rl=zero_variance_audit.VARIANTS[name][1](config.rl))
+    return zero_variance_audit.with_verifiers(changed, name)
+
+
+def objective(name, folder):
+    config = objectives.task_config("decisions", 0, folder, smoke=False)
+    config = objectives.with_objective(config, "weights", name, folder)
+    assert config.rl.objective == objectives.VARIANTS[name]
+    return config
+
+
+def alpha_value(name, folder):
+    task, size, value = alpha_outcome.VARIANTS[name]
+    config = alpha_outcome.start_config(task, size, 0, folder, smoke=False)
+    config = alpha_outcome.with_alpha(config, "weights", value, folder)
+    assert config.rl.objective.alpha == value and config.rl.updates_per_rollout > 1
+    assert (config.model.layers, config.model.hidden) == alpha.SIZES[size]
+    return config
+
+
+def stage(name, folder, smoke=False):
+    config = stages.base_config(0, smoke)
+    rl = stages.VARIANTS[name](config.rl)
+    assert bool(rl.stages) == (name in ("stages", "mix"))
+    assert rl.zero_variance.curriculum == (name == "labels")
+    assert rl.steps == config.rl.steps and all(s.after_steps < rl.steps for s in rl.stages)
+    return dataclasses.replace(config, rl=rl)
+
+
+def turn(name, folder):
+    config = turns.variant_config(name, 0, folder, folder / "cold", smoke=False)
+    task = shop.__dict__[config.data.sources[0].task.rpartition(":")[2]]
+    calls, reward, _ = turns.VARIANTS[name]
+    assert {row["difficulty"] for row in task.prompts(0)} == {calls}
+    assert (task.verify.discount is None) == (reward == "end")
+    return config
+
+
+VARIANTS = {
+    audit: zero_variance_audit.VARIANTS,
+    objective: objectives.VARIANTS,
+    alpha_value: alpha_outcome.VARIANTS,
+    stage: stages.VARIANTS,
+    lambda name, folder: stage(name, folder, smoke=True): stages.VARIANTS,
+    turn: turns.VARIANTS,
+    lambda name, folder: eight_bit.run_config(name, 0, folder, "", smoke=False): eight_bit.VARIANTS,
+}
+
+
+@pytest.mark.parametrize(
+    ("configured", "name"), [(make, name) for make, names in VARIANTS.items() for name in names]
+)
+def test_every_variant_is_a_configuration_that_may_run(configured, name, tmp_path):
+    configured(name, tmp_path).validate_for_rl()
+
+
+ALPHA = "decisions, 2 layers of 64, 0.02"
+# Experiment -> the name of its files, its options, and what its table holds.
+SMOKES = {
+    zero_variance_audit: (
+        "zero_variance",
+        ["--seeds", "0", "--only", "grpo", "filter"],
+        ("| grpo | 1 |", "| filter | 1 |"),
+    ),
+    objectives: (
+        "objectives",
+        ["--seeds", "0", "--only", "espo", "--tasks", "decisions"],
+        ("**decisions**", "| espo | 1 |"),
+    ),
+    alpha: (
+        "alpha",
+        ["--vocabularies", "512"],
+        tuple(f"| {size} | 512 |" for size in alpha.SIZES),
+    ),
+    alpha_outcome: (
+        "alpha_outcome",
+        ["--seeds", "0", "--only", ALPHA],
+        ("| decisions | 2 layers of 64 | 0.02 | 1 |",),
+    ),
+    stages: (
+        "stages",
+        ["--seeds", "0", "--only", "stages", "shuffled"],
+        ("| stages | 1 |", "| shuffled | 1 |"),
+    ),
+    turns: (
+        "turns",
+        ["--cold-starts", "OUT/cold"],
+        ("| 2 | either | no stages | 1 |", "| 4 | each turn | RL-ZVP and growth | 1 |"),
+    ),
+    inversion: ("inversion", [], tuple(f"\n| {name} |" for name in inversion.REWARDS)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", SMOKES, ids=lambda module: module.__name__)
+def test_an_experiment_runs_once(experiment, tmp_path, monkeypatch):
+    name, options, rows = SMOKES[experiment]
+    options = [x.replace("OUT", str(tmp_path)) for x in options]
+    arguments = ["--out", str(tmp_path), "--smoke", *options]
+    experiment.main(arguments)
+    written = {file: file.read_bytes() for file in tmp_path.glob(f"{name}.*")}
+    table = (tmp_path / f"{name}.md").read_text()
+    places = [table.index(row) for row in rows]
+    assert places == sorted(places)
+    pictures = list(tmp_path.glob(f"{name}*.png"))
+    assert pictures and all(file.stat().st_size > 10_000 for file in pictures)
+    for module in (rl_runs, inversion):
+        monkeypatch.setattr(module, "run_rl", lambda config: pytest.fail("it ran again"))
+    experiment.main(arguments)
+    for file in (tmp_path / f"{name}.md", tmp_path / f"{name}.jsonl"):
+        assert file.read_bytes() == written[file]
