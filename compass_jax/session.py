@@ -33,11 +33,10 @@ from compass_jax.errors import STRICT, CompassError
 from compass_jax.rewards.asking import Batched, Pooled
 from compass_jax.rewards.checks import checks_of, judged_sources
 from compass_jax.rewards.fingerprint import changed, code_of
-from compass_jax.rewards.joined import AnyJudge, JoinedScorer
+from compass_jax.rewards.joined import AnyJudge, AnyScorer, JoinedScorer, SharedScorer
 from compass_jax.rewards.judging import Judge, Verdicts
 from compass_jax.rewards.scalar import ScalarJudge
 from compass_jax.rewards.score import Scorer
-from compass_jax.rewards.shared import AnyScorer, SharedScorer
 from compass_jax.runs.rundir import RunDir
 from compass_jax.tpu_versions import check_versions
 from compass_jax.trackers.opened import check_trackers

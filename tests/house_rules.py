@@ -20,7 +20,7 @@ ANY = None
 BASE = {"records", "config", "masked", "untrusted", "programs"}
 MODEL = BASE | {"sharding", "model"}
 SAMPLED = MODEL | {"rollout", "rl", "rewards", "experience", "data", "tasks"}
-GROUND = {"errors", "children"}  # what every room may import
+GROUND = {"errors", "processes"}  # what every room may import
 RUN = {"config", "untrusted", "runs", "trackers", "report"}
 LAYERS = {
     "records": set(),
@@ -56,19 +56,7 @@ LAYERS = {
     "rewards": {"records", "config", "untrusted", "tool_calls", "tasks", "verifiers", "rewards"},
     "rewards.penalties": set(),
     "verifiers": {"untrusted", "tool_calls", "verifiers"},
-    "verifiers.guards": {"verifiers.seccomp"},
-    "verifiers.seccomp": set(),
-    "verifiers.program": {
-        "verifiers.guards",
-        "verifiers.program_child",
-        "verifiers.program_files",
-        "verifiers.program_tests",
-        "verifiers.watched",
-    },
     "verifiers.program_child": set(),
-    "verifiers.program_files": {"verifiers", "verifiers.guards"},
-    "verifiers.program_tests": {"verifiers.program_child"},
-    "verifiers.watched": {"verifiers.guards", "verifiers.program_tests"},
     "curate": SAMPLED | {"curate", "extras", "verifiers", "runs", "from_files"},
     "data": {"records", "config", "untrusted", "tasks", "token_ids", "data", "verifiers"},
     "weights": MODEL | {"families", "weights", "distributed", "token_ids"},
@@ -83,7 +71,7 @@ LAYERS = {
     "training.sft": ANY,
     "trackers": {"config", "extras", "trackers"},
     "errors": set(),
-    "children": set(),
+    "processes": {"processes"},
     "runs.signals": set(),
     "runs.streams": set(),
     "report": RUN,

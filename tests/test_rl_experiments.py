@@ -12,7 +12,7 @@ from benchmarks import (
 )
 from compass_jax.records import Prompt
 from compass_jax.rewards.checks import Check, build
-from compass_jax.verifiers.kinds import length
+from compass_jax.verifiers.kinds.texts import length
 
 SHARES = ("verifier_signal", "shaping_signal", "entropy_signal", "none")
 
@@ -82,7 +82,7 @@ def test_the_ensemble_tells_wrong_answers_apart_and_puts_none_above_a_right_one(
     assert zero_variance_audit.with_verifiers(config, "all") is config
     for source in changed.data.sources:
         weights, given = dict(source.verifier), dict(source.verifier_args)
-        found = [length.judge(text, **given) for text in ("3", "1 + 1 = 3 " * 9)]
+        found = [length(text, **given) for text in ("3", "1 + 1 = 3 " * 9)]
         assert found == pytest.approx([1, 6 / 88])
         best_wrong, worst_right = weights["length"], weights["reasoning_gym"]
         assert best_wrong <= changed.rewards.wrong_at < changed.rewards.right_at <= worst_right

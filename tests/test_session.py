@@ -15,7 +15,7 @@ from tiny_run import tiny_run
 from compass_jax import distributed, sharding
 from compass_jax.config import ConfigError, DataConfig, MeshConfig
 from compass_jax.config.io import flatten
-from compass_jax.rewards.shared import SharedScorer
+from compass_jax.rewards.joined import SharedScorer
 from compass_jax.runs.rundir import ConfigMismatch, RunDir, RunDirectoryInUse, look_into
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.session import (

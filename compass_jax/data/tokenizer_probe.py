@@ -16,7 +16,7 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-from compass_jax.children import import_path, module_command
+from compass_jax.processes.start import import_path, module_command
 from compass_jax.untrusted import UntrustedError, parse_json
 
 MODULE = "compass_jax.data.tokenizer_probe"

@@ -21,7 +21,7 @@ from compass_jax.experience.metrics import carried_metrics, growth_metrics, roun
 from compass_jax.experience.policies import doublings, grow, policy_of, queued
 from compass_jax.experience.turns import Turns
 from compass_jax.records import Outcome, Prompt, Rollout, SampleKey
-from compass_jax.rewards.shared import AnyScorer
+from compass_jax.rewards.joined import AnyScorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.routes import RouteBuffer

@@ -19,8 +19,8 @@ def main(folder: str, name: str, parent: str, cache: str = "") -> int:
     parent: the process that runs the pipeline, with which this one ends.
     """
     from compass_jax.errors import CompassError
+    from compass_jax.processes.guards import die_with_parent
     from compass_jax.runs import words
-    from compass_jax.verifiers.guards import die_with_parent
 
     if sys.platform == "linux":
         die_with_parent()

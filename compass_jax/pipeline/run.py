@@ -15,7 +15,6 @@ from typing import Any
 
 from rich.console import Console
 
-from compass_jax.children import import_path, module_command
 from compass_jax.config import ConfigError
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.stages import Stage
@@ -23,6 +22,7 @@ from compass_jax.errors import CompassError
 from compass_jax.pipeline.plan import check_outside
 from compass_jax.pipeline.record import DONE, Record
 from compass_jax.pipeline.results import report, status_table
+from compass_jax.processes.start import import_path, module_command
 from compass_jax.runs.rundir import FolderLock
 from compass_jax.runs.signals import NUMBERS
 

@@ -1,4 +1,4 @@
-"""How the answers of each data source are judged: the one door for built-in and own verifiers.
+"""How the answers of each data source are judged, by built-in verifiers and by a user's.
 
 A verifier is a function of what its parameters name (called.py): `score(prompt, response, **row)`
 for instance. It returns
@@ -17,10 +17,10 @@ Imported by reward workers: nothing here may import jax.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, TaskSource
@@ -28,14 +28,13 @@ from compass_jax.config.named import load, load_module
 from compass_jax.config.verifiers import JUDGE, pairs
 from compass_jax.rewards.called import Called, Case, Row, called
 from compass_jax.rewards.reasoning import (
-    READERS,
     can_be_read,
     dataset_of,
     evaluates,
+    module_of,
     reasoning_gym_score,
     take_over,
 )
-from compass_jax.rewards.registered import place_of
 from compass_jax.tasks.task import load_task
 from compass_jax.verifiers.base import NOTHING, Kind
 from compass_jax.verifiers.extract import extract_answer, number
@@ -51,7 +50,7 @@ DECIMALS = 9  # of a sum of weights: 0.7 + 0.2 + 0.1 counts as right
 
 
 class Check(NamedTuple):
-    """How the answers of one data source are checked by one verifier, as workers are told."""
+    """How the answers of one data source are checked by one verifier, as workers receive it."""
 
     kind: str  # of verifiers/, "reasoning_gym", "function" or "task"
     name: str = ""  # the dataset; "module:function"; "module:task"
@@ -63,7 +62,7 @@ class Check(NamedTuple):
 
     @property
     def own(self) -> bool:
-        """Whether a person wrote it."""
+        """Whether the user wrote it."""
         return self.kind in ("function", "task") or bool(self.module)
 
 
@@ -73,12 +72,12 @@ class Response(NamedTuple):
     source: int  # index into the list of checks
     text: str  # the model's
     row: str  # of its prompt, as tasks/rows.py writes it
-    prompt: str = ""  # what was asked
-    rows: tuple[str, ...] = ()  # in the place of a response: rows to try without one
+    prompt: str = ""  # the question
+    rows: tuple[str, ...] = ()  # instead of a response: rows to try without one
 
 
 class Graded(NamedTuple):
-    """A verifier's number, None where it could judge no answer, and what it named beside it."""
+    """A verifier's number, None where it could judge no answer, and its components."""
 
     reward: float | None
     components: dict[str, float]
@@ -86,32 +85,28 @@ class Graded(NamedTuple):
     says: str = ""  # an environment's messages, a list of JSON
 
 
-class _Undecided:
-    """In the place of a value: the function itself must say, in a child."""
-
-
-UNDECIDED = _Undecided()
-
-
-def _never(case: Case) -> Any:
-    return UNDECIDED
+UNDECIDED = object()  # instead of a value: only the function can say, in a child
 
 
 class Part(NamedTuple):
-    """One of the verifiers that judge a source."""
+    """One of the verifiers that judge a source.
+
+    Args:
+        decide: returns the value for a response without evaluating it, or UNDECIDED.
+        limits: of its rewards.
+    """
 
     name: str
     call: Called
     weight: float = 1.0
-    # what it returns for a response, here and without evaluating; UNDECIDED: `call` must say
-    decide: Callable[[Case], Any] = _never
+    decide: Callable[[Case], Any] = lambda case: UNDECIDED
     limits: tuple[float, float] | None = None
     runs_programs: bool = False
     row_faults: Callable[[Sequence[Row]], list[str]] | None = None
 
 
 class Verifier(NamedTuple):
-    """What judges a source's responses."""
+    """The verifiers of a source's responses."""
 
     parts: tuple[Part, ...]
 
@@ -121,74 +116,73 @@ class Verifier(NamedTuple):
         return any(part.call.batch for part in self.parts)
 
     def __call__(self, row: Row, response: str, prompt: str = "") -> Graded:
-        """The verdict, here and now. Raises TypeError or ValueError where there is none."""
-        case = Case(row, response, prompt)
-        return self.graded([_value(part, part.call([case])[0]) for part in self.parts])
+        """Returns the verdict, judged in this process. Raises TypeError or ValueError where there
+        is none.
+        """
+        return self.graded([part.call([Case(row, response, prompt)])[0] for part in self.parts])
 
     def decided(self, case: Case) -> list[Any]:
-        """What each part says of a response without evaluating it, or UNDECIDED."""
+        """Returns the value of each part for a response, or UNDECIDED."""
         return [part.decide(case) for part in self.parts]
 
     def judged(self, cases: Sequence[Case], which: Sequence[int]) -> list[list[Any]]:
-        """What the parts `which` say of each case, looked at: None, or a mapping of JSON."""
-        chosen = [self.parts[i] for i in which]
-        found = [[_value(part, value) for value in part.call(cases)] for part in chosen]
-        return [list(values) for values in zip(*found, strict=True)]
+        """Returns the values of the parts `which` for each case: None, or a mapping of JSON."""
+        values = [
+            [_plain(_graded(part, value)) for value in part.call(cases)]
+            for part in (self.parts[i] for i in which)
+        ]
+        return [list(of_case) for of_case in zip(*values, strict=True)]
 
     def row_faults(self, rows: Sequence[Row]) -> list[str]:
-        """Returns what is wrong with each row, tried without a response; empty: nothing."""
-        found = [""] * len(rows)
+        """Returns the fault of each row, tried without a response; empty: there is none."""
+        faults = [""] * len(rows)
         for part in self.parts:
             if part.row_faults:
                 given = [{**part.call.given, **row} for row in rows]
-                found = [a or b for a, b in zip(found, part.row_faults(given), strict=True)]
-        return found
+                faults = [a or b for a, b in zip(faults, part.row_faults(given), strict=True)]
+        return faults
 
     def graded(self, values: Sequence[Any]) -> Graded:
-        """The verdict that the parts' values make. Raises TypeError or ValueError for anything but
-        numbers in their range.
+        """Returns the verdict that the parts' values make. Raises TypeError or ValueError for
+        anything but numbers in their range.
         """
-        found = [_graded(part, value) for part, value in zip(self.parts, values, strict=True)]
-        if len(found) == 1 and self.parts[0].weight == 1:
-            return found[0]
+        grades = [_graded(part, value) for part, value in zip(self.parts, values, strict=True)]
+        if len(grades) == 1 and self.parts[0].weight == 1:
+            return grades[0]
         components: dict[str, float] = {}
         terms = []
-        for part, one in zip(self.parts, found):
-            if one.reward is None:
+        for part, grade in zip(self.parts, grades):
+            if grade.reward is None:
                 return Graded(None, {}, False)
-            terms.append(part.weight * one.reward)
-            components[part.name] = one.reward
-            components |= {f"{part.name}_{name}": x for name, x in one.components.items()}
+            terms.append(part.weight * grade.reward)
+            components[part.name] = grade.reward
+            components |= {f"{part.name}_{name}": x for name, x in grade.components.items()}
         total = round(math.fsum(terms), DECIMALS)
-        return Graded(total, components, all(one.extracted for one in found))
+        return Graded(total, components, all(grade.extracted for grade in grades))
 
 
-def _value(part: Part, value: Any) -> dict[str, Any] | None:
-    """What a verifier returned, looked at, as JSON can carry it."""
-    found = _graded(part, value)
-    if found.reward is None:
+def _plain(grade: Graded) -> dict[str, Any] | None:
+    """Returns a grade as JSON can carry it."""
+    if grade.reward is None:
         return None
-    said = {"says": found.says} if found.says else {}
-    return {**found.components, "reward": found.reward, "extracted": found.extracted, **said}
+    says = {"says": grade.says} if grade.says else {}
+    return {**grade.components, "reward": grade.reward, "extracted": grade.extracted, **says}
 
 
 def _graded(part: Part, value: Any) -> Graded:
     parts = dict(value) if isinstance(value, Mapping) else {"reward": value}
     if "reward" not in parts:
         raise ValueError(f"the mapping {value!r:.100} has no 'reward'")
-    reward = parts.pop("reward")
-    if reward is None:
+    if (reward := parts.pop("reward")) is None:
         return Graded(None, {}, False)
     reward = number(reward)
-    extracted = parts.pop("extracted", True)
+    extracted, says = parts.pop("extracted", True), parts.pop("says", "")
     if not isinstance(extracted, bool):
         raise TypeError(f"'extracted' is {extracted!r:.80}: it must be True or False")
-    says = parts.pop("says", "")
     if not isinstance(says, str):
         raise TypeError(f"'says' is {says!r:.80}: it must be a text")
-    limits = part.limits
-    if limits and not limits[0] <= reward <= limits[1]:
-        raise ValueError(f"the reward {reward:g} is outside its range {list(limits)}")
+    if part.limits and not part.limits[0] <= reward <= part.limits[1]:
+        raise ValueError(f"the reward {reward:g} is outside its range {list(part.limits)}")
     if len(parts) > MOST_COMPONENTS:
         raise ValueError(f"{len(parts)} components, more than {MOST_COMPONENTS}")
     for name in parts:
@@ -197,16 +191,24 @@ def _graded(part: Part, value: Any) -> Graded:
                 f"a component cannot be called {name!r:.80}: letters, digits and _, and none of"
                 f" {', '.join(TAKEN)}"
             )
-    return Graded(reward, {name: number(part) for name, part in parts.items()}, extracted, says)
+    return Graded(reward, {name: number(x) for name, x in parts.items()}, extracted, says)
 
 
 def checks_of(data: DataConfig) -> list[tuple[Check, ...]]:
-    """The checks of each of `data.keyed_sources()`; then those of the gold labels of each that has
-    them.
+    """Returns the checks of each of `data.keyed_sources()`; then those of the gold labels of each
+    that has them.
     """
     sources = data.keyed_sources()
     of_gold = [_listed(source, key, "gold") for key, source in sources if source.gold]
     return [_checks_of(source, key) for key, source in sources] + of_gold
+
+
+def weighted_verifiers(source: Source, key: str) -> dict[Any, float]:
+    """Returns the verifiers of a source, names or functions, with their weights."""
+    if not isinstance(source, TaskSource):
+        return dict(pairs(source.verifier))
+    verify = load_task(source.task, f"{key}.task").verify
+    return dict(verify) if isinstance(verify, Mapping) else {verify: 1.0}
 
 
 class Judged(NamedTuple):
@@ -217,37 +219,32 @@ class Judged(NamedTuple):
 
 
 def judged_sources(data: DataConfig) -> dict[int, Judged]:
-    """The sources that the judge judges, by their index."""
-    found = {}
-    for i, (key, source) in enumerate(data.keyed_sources()):
-        if isinstance(source, TaskSource):
-            weighted = _weighted(load_task(source.task, f"{key}.task").verify)
-        else:
-            weighted = dict(pairs(source.verifier))
-        if JUDGE in weighted:
-            found[i] = Judged(number(weighted[JUDGE]), len(weighted) == 1)
-    return found
+    """Returns the sources that the judge judges, by their index."""
+    weighted = [weighted_verifiers(source, key) for key, source in data.keyed_sources()]
+    return {
+        i: Judged(number(verifiers[JUDGE]), len(verifiers) == 1)
+        for i, verifiers in enumerate(weighted)
+        if JUDGE in verifiers
+    }
 
 
 def sources_with(data: DataConfig, wanted: Callable[[Kind], Any]) -> dict[int, str]:
-    """Returns the sources that have a usual verifier of a kind that is wanted: what their settings
-    are called, by their index.
+    """Returns the settings of the sources that have a usual verifier of a kind that is wanted, by
+    their index.
     """
-    found = {}
-    for i, (key, source) in enumerate(data.keyed_sources()):
-        if isinstance(source, TaskSource):
-            names = _weighted(load_task(source.task, f"{key}.task").verify)
-        else:
-            names = dict(pairs(source.verifier))
-        if any(
-            name in kinds() and wanted(kinds()[name]) for name in names if isinstance(name, str)
-        ):
-            found[i] = key
-    return found
+    return {
+        i: key
+        for i, (key, source) in enumerate(data.keyed_sources())
+        if any(_is_usual(x) and wanted(kinds()[x]) for x in weighted_verifiers(source, key))
+    }
+
+
+def _is_usual(verifier: Any) -> bool:
+    return isinstance(verifier, str) and verifier in kinds()
 
 
 def gold_places(data: DataConfig) -> dict[int, int]:
-    """Where `checks_of` has the gold labels of a source: {index of the source: index}."""
+    """Returns where `checks_of` has the gold labels of a source: {index of the source: index}."""
     sources = data.keyed_sources()
     labelled = [i for i, (_, source) in enumerate(sources) if source.gold]
     return {i: len(sources) + n for n, i in enumerate(labelled)}
@@ -260,32 +257,31 @@ def _checks_of(source: Source, key: str) -> tuple[Check, ...]:
 
 
 def _listed(source: Source, key: str, setting: str, args: Args = ()) -> tuple[Check, ...]:
-    """The checks that a setting of a source names."""
-    found = []
+    """Returns the checks that a setting of a source names."""
+    checks = []
     for name, weight in pairs(getattr(source, setting)):
         if name == JUDGE:
             continue
         check = Check("function", name, (), f"{key}.{setting}", args, weight)
         if isinstance(source, ProceduralSource) and name == "reasoning_gym":
             check = check._replace(kind=name, name=source.dataset, options=source.options)
-            check = check._replace(key=f"{key}.dataset", module=place_of(source.dataset))
+            check = check._replace(key=f"{key}.dataset", module=module_of(source.dataset))
         elif name in kinds():
             check = check._replace(kind=name, name="")
-        found.append(check)
-    return tuple(found)
+        checks.append(check)
+    return tuple(checks)
 
 
 def build(checks: Check | Sequence[Check], tag: str) -> Verifier:
-    """What judges a source's responses, with all that it needs imported. Built-in checks read the
-    text in the last `<tag>`, and where there is none score 0.
+    """Returns the verifier of a source's responses, with all that it needs imported. Built-in
+    checks read the text in the last `<tag>`, and score 0 where there is none.
 
-    Raises ConfigError, with the setting, where a person's own verifier cannot be used.
+    Raises ConfigError, with the setting, where a user's verifier cannot be used.
     """
     checks = [checks] if isinstance(checks, Check) else checks
     parts = [part for check in checks for part in _parts(check, tag)]
-    args = {name for check in checks for name, _ in check.args}
     takers = [part.call for part in parts]
-    for name in sorted(args):
+    for name in sorted({name for check in checks for name, _ in check.args}):
         if not any(one.rest or name in (*one.wanted, *one.offered) for one in takers):
             where = checks[0].key.rpartition(".")[0]
             raise ConfigError(
@@ -301,37 +297,25 @@ def _parts(check: Check, tag: str) -> list[Part]:
     if check.kind == "reasoning_gym":
         return [_reasoning_gym(check, tag)]
     if check.kind != "task":
-        return [_named(check.kind, check, tag)]
-    found = []
-    for one, weight in _weighted(load_task(check.name, check.key).verify).items():
-        if one == JUDGE:
-            continue
-        mine = check._replace(weight=number(weight))
-        found.append(
-            _named(one, mine, tag)
-            if isinstance(one, str) and one in kinds()
-            else _own(one, mine, tag)
-        )
-    return found
-
-
-def _weighted(verify: Any) -> Mapping[Any, float]:
-    """What a task is judged by, with weights."""
-    return verify if isinstance(verify, Mapping) else {verify: 1.0}
+        return [_usual(check.kind, check, tag)]
+    source, key = TaskSource(check.name), check.key.removesuffix(".task")
+    return [
+        (_usual if _is_usual(one) else _own)(one, check._replace(weight=number(weight)), tag)
+        for one, weight in weighted_verifiers(source, key).items()
+        if one != JUDGE
+    ]
 
 
 def _distinct(parts: Sequence[Part]) -> list[Part]:
-    """Parts with names that components may have, each its own."""
-    found: list[Part] = []
+    """Returns the parts with different names that components may have."""
+    named: list[Part] = []
     for part in parts:
         name = re.sub(r"\W", "", part.name)[:30].lstrip("_0123456789") or "own"
         name = f"{name}_reward" if name in (*TAKEN, "reward", "extracted") else name
-        used = {one.name for one in found}
-        number_of = (f"{name}_{n}" for n in range(2, len(parts) + 2))
-        if name in used:
-            name = next(other for other in number_of if other not in used)
-        found.append(part._replace(name=name))
-    return found
+        used = {one.name for one in named}
+        names = (name, *(f"{name}_{n}" for n in range(2, len(parts) + 2)))
+        named.append(part._replace(name=next(other for other in names if other not in used)))
+    return named
 
 
 def _own(verify: Any, check: Check, tag: str) -> Part:
@@ -344,43 +328,33 @@ def _limits(verify: Any, where: str) -> tuple[float, float] | None:
     limits = getattr(verify, "range", None)
     if limits is None:
         return None
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         low, high = map(number, limits)
         if low < high:
             return low, high
-    except (TypeError, ValueError):
-        pass
     raise ConfigError(
         f"{where}: its range is {limits!r:.80}; it must be two numbers, the lower one first"
     )
 
 
-def _named(name: str, check: Check, tag: str) -> Part:
+def _usual(name: str, check: Check, tag: str) -> Part:
     kind = kinds()[name]
-    call = called(kind.judge, check.key, dict(check.args), tag)
-    call = call._replace(name=name)
+    call = called(kind.judge, check.key, dict(check.args), tag)._replace(name=name)
     kind.warm()
-    decide: Callable[[Case], Any] = partial(_at_once, call)
-    if kind.at_once:
-        decide = partial(_at_once, call._replace(function=kind.at_once))
-    elif kind.may_hang:
-        decide = _never
-    limits = (0.0, 1.0)
-    return Part(name, call, check.weight, decide, limits, kind.runs_programs, kind.row_faults)
+    at_once = kind.at_once or (None if kind.may_hang else kind.judge)
 
+    def decide(case: Case) -> Any:
+        value = None if at_once is None else call._replace(function=at_once)([case])[0]
+        return UNDECIDED if value is None else value
 
-def _at_once(call: Called, case: Case) -> Any:
-    found = call([case])[0]
-    return UNDECIDED if found is None else found
+    return Part(name, call, check.weight, decide, (0.0, 1.0), kind.runs_programs, kind.row_faults)
 
 
 def _reasoning_gym(check: Check, tag: str) -> Part:
     if check.module:
         load_module(check.module, check.key)
     dataset_of(check.name, check.options)
-    if check.name in READERS:
-        take_over(check.name)
-
+    take_over(check.name)
     forked = check.own or evaluates(check.name)
 
     def verify(row: Row, response: str) -> float | Mapping[str, Any]:
@@ -398,5 +372,4 @@ def _reasoning_gym(check: Check, tag: str) -> Part:
             return UNDECIDED
         return verify(case.row, case.response)
 
-    call = called(verify, check.key, {}, tag)
-    return Part("reasoning_gym", call, check.weight, decide)
+    return Part("reasoning_gym", called(verify, check.key, {}, tag), check.weight, decide)

@@ -1,22 +1,24 @@
-"""Scores that are put together of several verdicts on the same response: the workers', the judge's,
-and the gold label of a source that has `gold`.
+"""Scores that are made of several verdicts on the same response, or by several processes.
 
-The gold label becomes the component "gold" of the score. Where it cannot be had the score is the
-same without it: a label measures and must not decide who is trained on.
+A response has the workers' verdict, the judge's, and the gold label of a source that has `gold`,
+which becomes the component "gold" of the score. Where the label cannot be had the score is the same
+without it: a label measures and must not decide which samples are trained on.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Self
 
 from compass_jax.config import DataConfig
 from compass_jax.config.verifiers import JUDGE
 from compass_jax.records import GOLD, Prompt, Score
 from compass_jax.rewards.asking import Asker, Pooled
 from compass_jax.rewards.checks import DECIMALS, gold_places, judged_sources
+from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.judging import Judge
 from compass_jax.rewards.scalar import ScalarJudge
 from compass_jax.rewards.score import Scorer
@@ -27,54 +29,69 @@ WORKERS = "workers"
 TURN_S = 0.05  # workers and judge are waited for in turns
 
 
-@dataclasses.dataclass
-class _Held:
-    """What is known of a sample: its parts by name, None while they are not known."""
+class _Wrapped:
+    """What scorers have that wrap another one."""
 
-    source: int
-    parts: dict[str, Score | None]
+    def __init__(self, scorer: Any):
+        self._scorer = scorer
+
+    @property
+    def workers(self) -> Scorer:
+        """The scorer of the workers' verdicts."""
+        return self._scorer.workers
+
+    def wait_ready(self) -> None:
+        """Returns when this process's workers have finished their imports."""
+        self._scorer.wait_ready()
+
+    def close(self) -> None:
+        """Ends this process's workers; what was not collected is dropped."""
+        self._scorer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-class JoinedScorer:
+class JoinedScorer(_Wrapped):
     """A `Scorer` whose scores have all their parts. A sample is collected when its last part is
     known.
     """
 
     def __init__(self, scorer: Scorer, data: DataConfig, judge: AnyJudge | None = None):
-        self._scorer, self._judge = scorer, judge
+        super().__init__(scorer)
+        self.judge = judge
         self._judged = judged_sources(data) if judge is not None else {}
         self._gold = gold_places(data)
-        self._held: dict[Hashable, _Held] = {}
+        # the source of each sample, and its parts by name, None while they are not known
+        self._parts: dict[Hashable, tuple[int, dict[str, Score | None]]] = {}
 
     def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
         """Queues a response as `Scorer.submit` does."""
-        if key in self._held:
+        if key in self._parts:
             raise ValueError(f"{key!r} was submitted twice: a sample is scored once")
         text = response if isinstance(response, str) else functools.cache(response)
         source, parts = prompt.source, dict[str, Score | None]()
         judged = self._judged.get(source)
-        if judged is not None and self._judge is not None:
-            self._judge.submit((key, JUDGE), prompt, text)
+        if judged is not None and self.judge is not None:
+            self.judge.submit((key, JUDGE), prompt, text)
             parts[JUDGE] = None
         if judged is None or not judged.alone:
             self._scorer.submit((key, WORKERS), prompt, text)
             parts[WORKERS] = None
         if source in self._gold:
-            place, row = self._gold[source], _gold_row(prompt.row)
-            asked = dataclasses.replace(prompt, source=place, row=row)
+            row = _gold_row(prompt.row)
+            asked = dataclasses.replace(prompt, source=self._gold[source], row=row)
             self._scorer.submit((key, GOLD), asked, text)
             parts[GOLD] = None
-        self._held[key] = _Held(source, parts)
-
-    @property
-    def judge(self) -> AnyJudge | None:
-        """The judge, if there is one."""
-        return self._judge
+        self._parts[key] = source, parts
 
     @property
     def asker(self) -> Asker | None:
-        """Who brings questions to a judge that is asked; None: there is no such judge."""
-        return self._judge.asker if isinstance(self._judge, Judge) else None
+        """The asker of a judge that is asked questions; None: there is no such judge."""
+        return self.judge.asker if isinstance(self.judge, Judge) else None
 
     @property
     def slow(self) -> bool:
@@ -82,43 +99,37 @@ class JoinedScorer:
         return isinstance(self.asker, Pooled)
 
     @property
-    def workers(self) -> Scorer:
-        """The scorer of the workers' verdicts."""
-        return self._scorer.workers
-
-    @property
     def outstanding(self) -> int:
-        """Samples submitted and not yet collected."""
-        return len(self._held)
+        """Number of samples that are submitted and not yet collected."""
+        return len(self._parts)
 
     def collect(self, block: bool) -> list[tuple[Any, Score]]:
-        """What has all its parts since the last call; `block` and errors as in `Scorer.collect`,
-        and those of `Judge.collect`.
+        """Returns the samples whose last part came since the last call; `block` and errors as in
+        `Scorer.collect`, and those of `Judge.collect`.
         """
-        found = []
+        complete = []
         while True:
-            for (key, part), score in self._said(block):
-                held = self._held[key]
-                held.parts[part] = score
-                if all(x is not None for x in held.parts.values()):
-                    del self._held[key]
-                    found.append((key, self._joined(held)))
-            if found or not block or not self._held:
-                return found
+            for (key, name), score in self._collect_parts(block):
+                source, parts = self._parts[key]
+                parts[name] = score
+                if all(part is not None for part in parts.values()):
+                    del self._parts[key]
+                    complete.append((key, self._joined(source, parts)))
+            if complete or not block or not self._parts:
+                return complete
 
-    def _said(self, block: bool) -> list[tuple[Any, Score]]:
-        """Parts that are known by now, after waiting for one of those that are outstanding."""
-        if self._judge is None or not self._judge.outstanding:
+    def _collect_parts(self, block: bool) -> list[tuple[Any, Score]]:
+        """Returns the parts that are known by now, after waiting for one."""
+        if self.judge is None or not self.judge.outstanding:
             return self._scorer.collect(block)
-        found = self._scorer.collect(False)
-        both = bool(found) or self._scorer.outstanding > 0
-        return found + self._judge.collect((TURN_S if both else None) if block else 0)
+        parts = self._scorer.collect(False)
+        both = bool(parts) or self._scorer.outstanding > 0
+        return parts + self.judge.collect((TURN_S if both else None) if block else 0)
 
-    def _joined(self, held: _Held) -> Score:
-        parts = {name: x for name, x in held.parts.items() if x is not None}
-        score, said, gold = (parts.get(name) for name in (WORKERS, JUDGE, GOLD))
-        if said is not None:
-            score = _summed(score, said, self._judged[held.source].weight)
+    def _joined(self, source: int, parts: dict[str, Score | None]) -> Score:
+        score, verdict, gold = (parts.get(name) for name in (WORKERS, JUDGE, GOLD))
+        if verdict is not None:
+            score = _summed(score, verdict, self._judged[source].weight)
         assert score is not None
         if gold is not None:
             label = {GOLD: gold.reward} if gold.known else {}
@@ -126,25 +137,15 @@ class JoinedScorer:
             score = dataclasses.replace(score, components={**others, **label})
         return score
 
-    def wait_ready(self) -> None:
-        """Until the workers have finished their imports."""
-        self._scorer.wait_ready()
-
     def close(self) -> None:
-        """Ends the workers and what asks the judge; what was not collected is dropped."""
-        self._scorer.close()
-        if self._judge is not None:
-            self._judge.close()
-
-    def __enter__(self) -> JoinedScorer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        """Ends the workers and the judge's requests; what was not collected is dropped."""
+        super().close()
+        if self.judge is not None:
+            self.judge.close()
 
 
 def _summed(workers: Score | None, judge: Score, weight: float) -> Score:
-    """The judge's score times its weight, plus what the workers gave; unknown where one is."""
+    """Returns the judge's score times its weight, plus the workers'; unknown where one is."""
     components = {**(workers.components if workers else {}), **judge.components}
     if judge.known and (workers is not None or weight != 1):
         components[JUDGE] = judge.reward
@@ -157,10 +158,79 @@ def _summed(workers: Score | None, judge: Score, weight: float) -> Score:
 
 
 def _gold_row(row: str) -> str:
-    """A prompt's row as the gold verifier reads it: its column "gold", where there is one, is the
-    reference.
+    """Returns a prompt's row as the gold verifier reads it: its column "gold", where there is one,
+    is the reference.
     """
     if f'"{GOLD}"' not in row:
         return row
     columns = decode_row(row)
     return encode_row({**columns, "answer": columns[GOLD]}) if GOLD in columns else row
+
+
+class SharedScorer(_Wrapped):
+    """A `Scorer` among those of other processes: each checks its share of the samples in its own
+    workers, and all get all scores.
+
+    Every process submits every sample, in the same order; number n is checked by process n mod
+    processes. Results are exchanged where the caller waits, so that all continue with the same
+    scores, outcomes of hangs and crashes included.
+
+    exchange: returns every process's bytes, in their order; all call it at the same places.
+    """
+
+    slow = False  # no process may leave alone
+
+    def __init__(
+        self,
+        scorer: Scorer | JoinedScorer,
+        process: int,
+        processes: int,
+        exchange: Callable[[bytes], list[bytes]],
+    ):
+        super().__init__(scorer)
+        self._exchange = exchange
+        self._process, self._processes = process, processes
+        self._count = 0
+        # key -> number, of everything submitted and not collected
+        self._keys: dict[Hashable, int] = {}
+
+    def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
+        """Queues a response where it belongs; ValueError for a key that is still outstanding."""
+        if key in self._keys:
+            raise ValueError(f"{key!r} was submitted twice: a sample is scored once")
+        self._keys[key] = self._count
+        if self._count % self._processes == self._process:
+            self._scorer.submit(self._count, prompt, response)
+        self._count += 1
+
+    @property
+    def outstanding(self) -> int:
+        """Number of samples that are submitted and not yet collected."""
+        return len(self._keys)
+
+    def collect(self, block: bool) -> list[tuple[Any, Score]]:
+        """Returns all that was submitted, in that order, when every process has checked its share.
+        Without `block` nothing: clocks differ. Raises the VerifierError of any process in all.
+        """
+        if not block or not self._keys:
+            return []
+        scores: list[list] = []
+        failure = ""
+        try:
+            while self._scorer.outstanding:
+                collected = self._scorer.collect(block=True)
+                scores += [[number, *dataclasses.astuple(score)] for number, score in collected]
+        except VerifierError as error:  # the others have to end, too
+            failure = str(error)
+        payload = json.dumps([failure, scores])
+        parts = [json.loads(part) for part in self._exchange(payload.encode())]
+        for failure, _ in parts:
+            if failure:
+                raise VerifierError(failure)
+        by_number = {number: Score(*rest) for _, part in parts for number, *rest in part}
+        results = [(key, by_number[number]) for key, number in self._keys.items()]
+        self._keys.clear()
+        return results
+
+
+AnyScorer = Scorer | JoinedScorer | SharedScorer

@@ -1,23 +1,25 @@
 """The judge of a run's samples: each is compared with its anchor in both orders, by threads that
-wait for the answers while the rollout goes on.
+wait for the answers during the rollout.
 
     Better 1    Tie 0.5    Worse 0        both orders agree; else Tie        [ours, of +1, 0 and -1]
 
-A question whose verdict is known is not asked again: not in a run, and not after a kill, since
-verdicts are appended to a file as they come. Where one of the two is missing the sample has no
-reward, and is counted under the reason.
+A question whose verdict is known is not asked again in a run, also after a kill: verdicts are
+appended to a file as they come. Where one of the two is missing the sample has no reward, and is
+counted under the reason.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
-import queue
 import threading
+import time
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,47 +60,37 @@ class Ruling(NamedTuple):
 
 
 class Verdicts:
-    """The verdicts that are known, by what was asked. With the folder of a run they outlive the
-    process: each process appends to a file of its own, and reads all of them when it starts.
+    """The known verdicts, by question. With the folder of a run they outlive the process: each
+    process appends to its own file, and reads all of them when it starts.
     """
 
     def __init__(self, folder: str | os.PathLike | None = None, process: int = 0):
         self._path = None if folder is None else Path(folder) / f"verdicts{process or ''}.jsonl"
-        self._file = -1
         self._known: dict[bytes, int] = {}
         self._lock = threading.Lock()
         for path in sorted(Path(folder).glob("verdicts*.jsonl")) if folder is not None else ():
             for where, line in read_lines(path):
-                try:
+                # a kill may have cut a line short
+                with contextlib.suppress(UntrustedError, LookupError, TypeError, ValueError):
                     row = parse_json(line, where)
                     self._known[bytes.fromhex(row["asked"])] = {1: 1, 0: 0, -1: -1}[row["verdict"]]
-                except (UntrustedError, LookupError, TypeError, ValueError):
-                    continue  # a line that a kill cut short
 
-    def get(self, asked: bytes) -> int | None:
-        """The verdict on a question, None where it is not known."""
-        return self._known.get(asked)
+    def get(self, question: bytes) -> int | None:
+        """Returns the verdict on a question, None where it is not known."""
+        return self._known.get(question)
 
-    def put(self, asked: bytes, found: int) -> None:
+    def put(self, question: bytes, verdict: int) -> None:
         """Keeps a verdict."""
+        line = json.dumps({"asked": question.hex(), "verdict": verdict}).encode() + b"\n"
         with self._lock:
-            self._known[asked] = found
+            self._known[question] = verdict
             if self._path is None:
                 return
-            start = ""
-            if self._file < 0:
-                self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-                size = os.fstat(self._file).st_size
-                start = "\n" if size and os.pread(self._file, 1, size - 1) != b"\n" else ""
-            row = json.dumps({"asked": asked.hex(), "verdict": found})
-            os.write(self._file, f"{start}{row}\n".encode())
-
-    def close(self) -> None:
-        """Closes the file."""
-        with self._lock:
-            if self._file >= 0:
-                os.close(self._file)
-            self._file = -1
+            with open(self._path, "ab+") as file:
+                if size := file.seek(0, os.SEEK_END):
+                    file.seek(size - 1)
+                    line = line if file.read() == b"\n" else b"\n" + line
+                file.write(line)
 
 
 class Judge:
@@ -114,155 +106,78 @@ class Judge:
         self.asker = asker
         self._anchor_field = anchor_field
         self._verdicts = verdicts or Verdicts()
-        self._begin = ThreadPoolExecutor(1, "judged-texts")
+        self._texts = ThreadPoolExecutor(1, "judged-texts")
+        # the rulings in both orders of each sample that is not collected, once they are asked for
+        self._asked: dict[Hashable, Future[list[Future[Ruling]]]] = {}
         self._under_way: dict[bytes, Future[Ruling]] = {}
         self._lock = threading.Lock()
-        # None: look again at what is held back
-        self._results: queue.SimpleQueue[tuple[Hashable, Score | BaseException] | None] = (
-            queue.SimpleQueue()
-        )
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._answered = False  # the judge has given a verdict to this process
-        self._failed = 0  # samples that failed before that
-        self._held: list[tuple[Hashable, Score]] = []  # of them, those not yet collected
-        self.outstanding = 0
+        self._failed: set[Hashable] = set()  # samples that failed before that
+        self._failures = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Number of samples that are submitted and not yet collected."""
+        return len(self._asked)
 
     def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
         """Queues a response; returns at once. A function is called for the text in a thread."""
-        self.outstanding += 1
-        self._begin.submit(self._started, key, prompt, response)
+        self._asked[key] = self._texts.submit(self._ask, prompt, response)
 
     def collect(self, wait_s: float | None) -> list[tuple[Any, Score]]:
-        """What has been judged since the last call, after waiting up to `wait_s` for the first
-        (None: without limit; 0: not at all).
+        """Returns what has been judged since the last call, after waiting up to `wait_s` for the
+        first (None: without limit; 0: not at all).
 
         Raises VerifierError where NEVER samples have failed and none was judged: they are not
-        collected then, so that a run that goes on later asks about them again. Raises what a text's
-        function raised.
+        collected then, so that a run that continues later asks about them again. Raises what a
+        text's function raised.
         """
-        found: list[tuple[Any, Score]] = []
-        if wait_s != 0 and self.outstanding:
-            self._begin.submit(lambda: None).result()  # after all that was submitted
+        if wait_s != 0 and self._asked:
+            wait(self._asked.values())
             self.asker.run()
-        while self.outstanding:
-            self._release_held()
-            try:
-                wait = wait_s != 0 and not found
-                result = self._results.get(wait, wait_s if wait else None)
-            except queue.Empty:
-                break
-            if result is None:
-                continue
-            key, score = result
-            self.outstanding -= 1
-            if isinstance(score, BaseException):
-                raise score
-            found.append((key, score))
-        return found
+        end = math.inf if wait_s is None else time.monotonic() + wait_s
+        while True:
+            collected = self._judged()
+            left = end - time.monotonic()
+            if collected or not self._asked or left <= 0:
+                return collected
+            unfinished = [x for rulings in self._asked.values() for x in _unfinished(rulings)]
+            wait(unfinished, None if left == math.inf else left, FIRST_COMPLETED)
 
-    def _release_held(self) -> None:
-        """Lets held samples be collected where all others have been."""
-        with self._lock:
-            if self._held and len(self._held) == self.outstanding:
-                self._put_held()
-
-    def _put_held(self) -> None:
-        for result in self._held:
-            self._results.put(result)
-        self._held = []
-
-    def close(self) -> None:
-        """Ends what is under way; what was not collected is dropped."""
-        self.asker.close()
-        self._begin.shutdown(wait=True, cancel_futures=True)
-        self._verdicts.close()
-
-    # The rest runs in threads.
-
-    def _started(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
-        try:
-            text, anchor = compared(prompt, response, self._anchor_field)
-            if anchor is None:
-                missing = Ruling(None, REFUSED, NO_ANCHOR.format(self._anchor_field))
-                return self._finish(key, (missing, missing))
-            asked = messages(prompt.question, text, anchor)
-            swapped = messages(prompt.question, anchor, text)
-            both = [self._once(asked), self._once(swapped)]
-        except BaseException as error:  # whatever it is: a panic of the tokenizer is no Exception
-            self._results.put((key, error))
-            return None
-        left = [2]
-
-        def done(_: Future[Ruling]) -> None:
-            with self._lock:
-                left[0] -= 1
-                last = not left[0]
-            if not last:
-                return
-            try:
-                first, second = (one.result() for one in both)
-                self._finish(key, (first, second))
-            except BaseException as error:  # whoever waits must hear of it
-                self._results.put((key, error))
-
-        for one in both:
-            one.add_done_callback(done)
-        return None
-
-    def _once(self, asked: Messages) -> Future[Ruling]:
-        """The ruling on a question, which is asked unless it is known or being asked."""
-        text = self.asker.name + json.dumps(list(asked))
-        name = hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()
-        with self._lock:
-            known = self._verdicts.get(name)
-            if known is not None:
-                ready: Future[Ruling] = Future()
-                ready.set_result(Ruling(known))
-                return ready
-            if name in self._under_way:
-                return self._under_way[name]
-            ruled = self._under_way[name] = Future[Ruling]()
-        reply = self.asker.submit(asked)
-        reply.add_done_callback(lambda found: self._rule(name, found, ruled))
-        return ruled
-
-    def _rule(self, name: bytes, replied: Future[Reply], ruled: Future[Ruling]) -> None:
-        """What a reply means, for who waits; an error of who asked is theirs too."""
-        try:
-            reply = replied.result()
-            found = None if reply.failure else verdict(reply.text)
-            end = f"it ended: {reply.text[-200:].strip()!r}"
-            ruling = Ruling(found, reply.failure or UNPARSABLE, reply.detail or end)
-            if found is not None:
-                self._verdicts.put(name, found)
-                self._answered = True
-                ruling = Ruling(found)
-        except BaseException as error:
-            ruled.set_exception(error)
-            return
-        finally:
-            with self._lock:
-                del self._under_way[name]
-        ruled.set_result(ruling)
-
-    def _finish(self, key: Hashable, both: tuple[Ruling, Ruling]) -> None:
-        """Hands a sample's score over. A failure is held back while the judge has given no verdict:
-        NEVER of them end the run.
+    def _judged(self) -> list[tuple[Any, Score]]:
+        """Returns the samples that have both rulings. While the judge has given no verdict, those
+        that failed wait until no others are left, and NEVER of them end the run.
         """
-        score = score_of(*both)
-        failed = next((one for one in both if one.failure), None)
-        with self._lock:
-            if self._answered:
-                self._put_held()
-            broken = failed is not None and failed.failure in BROKEN and not self._answered
-            self._failed += broken
-            lost = broken and self._failed >= NEVER
-            new = failed is not None and failed.failure not in self._told
-            if failed is not None:
-                self._told.add(failed.failure)
-            if broken and not lost:
-                self._held.append((key, score))
-        if failed is not None and new:
+        judged, failed = [], []
+        for key in [key for key, rulings in self._asked.items() if not _unfinished(rulings)]:
+            try:
+                first, swapped = [ruling.result() for ruling in self._asked[key].result()]
+            except BaseException:
+                del self._asked[key]
+                raise
+            failure = next((one for one in (first, swapped) if one.failure), None)
+            if failure is not None:
+                self._log(failure)
+            if failure is not None and failure.failure in BROKEN and not self._answered:
+                if key not in self._failed:
+                    self._failed.add(key)
+                    self._failures += 1
+                if self._failures >= NEVER:
+                    raise VerifierError(_never_judged(failure))
+                failed.append((key, score_of(first, swapped)))
+            else:
+                judged.append((key, score_of(first, swapped)))
+        if len(failed) == len(self._asked):
+            judged += failed
+        for key, _ in judged:
+            del self._asked[key]
+            self._failed.discard(key)
+        return judged
+
+    def _log(self, failed: Ruling) -> None:
+        if failed.failure not in self._logged:
+            self._logged.add(failed.failure)
             logger.warning(
                 "the judge gave no verdict (%s: %s); such samples are left out, and counted in"
                 " reward/judge_%s/mean",
@@ -270,25 +185,89 @@ class Judge:
                 failed.detail,
                 failed.failure,
             )
-        if failed is not None and lost:
-            self._results.put((key, VerifierError(_never_judged(failed))))
+
+    def close(self) -> None:
+        """Ends the requests that are under way; what was not collected is dropped."""
+        self.asker.close()
+        self._texts.shutdown(wait=True, cancel_futures=True)
+
+    # The rest runs in threads.
+
+    def _ask(self, prompt: Prompt, response: str | Callable[[], str]) -> list[Future[Ruling]]:
+        try:
+            text, anchor = compared(prompt, response, self._anchor_field)
+        except BaseException as error:  # a panic of the tokenizer is no Exception
+            return [_finished(error)] * 2
+        if anchor is None:
+            return [_finished(Ruling(None, REFUSED, NO_ANCHOR.format(self._anchor_field)))] * 2
+        orders = (text, anchor), (anchor, text)
+        return [self._ruling(messages(prompt.question, *order)) for order in orders]
+
+    def _ruling(self, question: Messages) -> Future[Ruling]:
+        """Returns the ruling on a question, which is asked unless it is known or being asked."""
+        text = self.asker.name + json.dumps(list(question))
+        name = hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()
+        with self._lock:
+            known = self._verdicts.get(name)
+            if known is not None:
+                return _finished(Ruling(known))
+            if name in self._under_way:
+                return self._under_way[name]
+            ruling = self._under_way[name] = Future[Ruling]()
+        reply = self.asker.submit(question)
+        reply.add_done_callback(lambda done: self._rule(name, done, ruling))
+        return ruling
+
+    def _rule(self, name: bytes, reply: Future[Reply], ruling: Future[Ruling]) -> None:
+        """Resolves a ruling by the judge's reply, or by the error of the asker."""
+        try:
+            answer = reply.result()
+            value = None if answer.failure else verdict(answer.text)
+            end = f"it ended: {answer.text[-200:].strip()!r}"
+            result = Ruling(value, answer.failure or UNPARSABLE, answer.detail or end)
+            if value is not None:
+                self._verdicts.put(name, value)
+                self._answered = True
+                result = Ruling(value)
+        except BaseException as error:
+            ruling.set_exception(error)
         else:
-            self._results.put(None if broken else (key, score))
+            ruling.set_result(result)
+        finally:
+            with self._lock:
+                del self._under_way[name]
+
+
+def _finished(result: Ruling | BaseException) -> Future[Ruling]:
+    future: Future[Ruling] = Future()
+    if isinstance(result, BaseException):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+    return future
+
+
+def _unfinished(rulings: Future[list[Future[Ruling]]]) -> list[Future]:
+    """Returns the futures that a sample waits for."""
+    if not rulings.done():
+        return [rulings]
+    return [ruling for ruling in rulings.result() if not ruling.done()]
 
 
 def _never_judged(failed: Ruling) -> str:
-    told = f"rewards.judge: {NEVER} samples failed and none was judged"
-    told += f"; the last one was {failed.failure}: {failed.detail}. "
-    if failed.failure == REFUSED:
-        return told + "Mend the judge or the rows"
-    return told + "Start the judge, or mend its endpoint; the same command goes on then"
+    remedy = "Start the judge, or mend its endpoint; the same command goes on then"
+    remedy = "Mend the judge or the rows" if failed.failure == REFUSED else remedy
+    return (
+        f"rewards.judge: {NEVER} samples failed and none was judged; the last one was"
+        f" {failed.failure}: {failed.detail}. {remedy}"
+    )
 
 
 def compared(
     prompt: Prompt, response: str | Callable[[], str], anchor_field: str
 ) -> tuple[str, str | None]:
-    """(answer, anchor) that a judge compares, the anchor None where the row has none. What was
-    thought is no part of the answer.
+    """Returns (answer, anchor) that a judge compares, the anchor None where the row has none.
+    Thoughts are no part of the answer.
     """
     text = response if isinstance(response, str) else response()
     anchor = decode_row(prompt.row).get(anchor_field)
@@ -298,7 +277,7 @@ def compared(
 
 
 def score_of(first: Ruling, swapped: Ruling) -> Score:
-    """The score of a sample out of the rulings in both orders.
+    """Returns the score of a sample out of the rulings in both orders.
 
     Components: 1 or 0 for each of FAILURES by "judge_<name>", so that their means are shares of the
     judged samples; of a sample with a verdict also whether it is a tie, and whether the orders

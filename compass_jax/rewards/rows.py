@@ -11,7 +11,7 @@ from compass_jax.config import DataConfig
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.checks import sources_with
 from compass_jax.rewards.faults import VerifierError
-from compass_jax.rewards.shared import AnyScorer
+from compass_jax.rewards.joined import AnyScorer
 
 ROWS_AT_ONCE = 16
 MOST_NAMED = 3

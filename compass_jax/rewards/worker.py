@@ -1,11 +1,15 @@
-"""The process that checks answers: `python -m compass_jax.rewards.worker SOCKET LIFELINE`.
+"""The process that checks answers, started by `rewards/score.py` behind a guardian.
 
-It splits in two. The guardian waits until the scorer is gone or the other ends, and takes all
-descendants with it. The other imports what the checks need, confines itself and answers (the lines
-are described in channel.py): what decides by comparing it checks itself, what evaluates text or is
-a user's own it checks in a child for each answer, or for a batch where the verifier takes one.
+scorer -> {"checks": ..., "tag": ..., "timeout_s": ..., "guards": ...}     once
+worker -> ["ready", ""]  or  ["failed", traceback]  or  ["refused", message to the user]
+scorer -> [[source, response, row, prompt, rows], ...]    when all earlier answers have come
+worker -> ["begun", ""]                             it has received them, or continues with them
+worker -> [index, reward or null, outcome, detail, components, extracted, says]   each, in order
 
-Only `rewards/score.py` starts it. Nothing here may import jax: it is started anew after a hang.
+What decides by comparing is checked here; what evaluates text or is a user's function is checked
+in the sandbox, in a child for each answer, or for a batch where the verifier takes one.
+
+Nothing here may import jax: a worker is started again after a crash.
 """
 
 from __future__ import annotations
@@ -13,72 +17,112 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
-import shutil
-import signal
-import socket
 import sys
-import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from compass_jax.config import ConfigError
 from compass_jax.errors import UserError
-from compass_jax.rewards import sandbox
+from compass_jax.processes import guardian, guards, sandbox
+from compass_jax.processes.channel import Channel
 from compass_jax.rewards.called import Case
-from compass_jax.rewards.channel import line
 from compass_jax.rewards.checks import UNDECIDED, Check, Response, Verifier, build
 from compass_jax.tasks.rows import decode_row
-from compass_jax.verifiers import guards, program, program_files
+from compass_jax.verifiers import program, program_files
 
 DETAIL_CHARS = 2000
 PROBE_S = 30.0
 
 
-def answers(
-    verifier: Verifier, sent: Sequence[Response], zone: sandbox.Zone, seconds: float
-) -> list[list]:
-    """Of each response: reward or None, outcome, detail, components, whether it had an answer, and
-    what an environment says to it.
+class Judge:
+    """Judges batches of responses.
 
-    What is not decided here is judged in one child, within `seconds` for all.
+    Args:
+        verifiers: one for each source.
+        zone: the sandbox.
+        seconds: for each check.
+        alive: is called while a batch takes long.
     """
-    found: list[list | None] = [None] * len(sent)
-    values: dict[int, list] = {}
-    cases = {}
-    for i, one in enumerate(sent):
-        try:
-            cases[i] = Case(decode_row(one.row), one.text, one.prompt)
-            values[i] = verifier.decided(cases[i])
-        except BaseException:
-            found[i] = _unknown("error", traceback.format_exc())
-    left = [i for i in values if any(value is UNDECIDED for value in values[i])]
-    which = sorted({n for i in left for n, value in enumerate(values[i]) if value is UNDECIDED})
-    if left:
-        said = zone.run(partial(verifier.judged, [cases[i] for i in left], which), seconds)
-        for i, outcome, value in zip(left, *_each(said, len(left), len(which)), strict=True):
-            if outcome == "ok":
-                for n, part in zip(which, value, strict=True):
-                    values[i][n] = part
-            else:
-                found[i] = _unknown(outcome, said.detail)
-    return [found[i] or _graded(verifier, values[i]) for i in range(len(sent))]
 
-
-def _each(said: sandbox.Outcome, cases: int, parts: int) -> tuple[list[str], list[list]]:
-    """Outcome and values of each case, from what a child said of all: it is not trusted."""
-    value = said.value
-    whole = isinstance(value, list) and len(value) == cases
-    if (
-        said.outcome == "ok"
-        and whole
-        and all(isinstance(x, list) and len(x) == parts for x in value)
+    def __init__(
+        self,
+        verifiers: Sequence[Verifier],
+        zone: sandbox.Sandbox,
+        seconds: float,
+        alive: Callable[[], None],
     ):
-        return ["ok"] * cases, value
-    return [said.outcome if said.outcome != "ok" else "crash"] * cases, [[]] * cases
+        self._verifiers, self._zone, self._seconds = verifiers, zone, seconds
+        self._alive = alive
+
+    def answers(self, batch: Sequence[Response]) -> Iterator[list]:
+        """Yields the answer to each response of a batch, in its order.
+
+        Where a verifier takes many at once and fails, each is judged alone: one that hangs must not
+        cost the others.
+        """
+        ready: dict[int, list] = {}
+        tried: set[int] = set()
+        for index, response in enumerate(batch):
+            source, verifier = response.source, self._verifiers[response.source]
+            if response.rows:
+                yield self._row_faults(verifier, response.rows)
+                continue
+            if verifier.batch and source not in tried:
+                tried.add(source)
+                same = [i for i, one in enumerate(batch) if one.source == source]
+                answers = self._judged(verifier, [batch[i] for i in same])
+                if len(same) == 1 or all(one[1] in ("ok", "unjudged") for one in answers):
+                    ready |= dict(zip(same, answers, strict=True))
+                self._alive()
+            yield ready.get(index) or self._judged(verifier, [response])[0]
+
+    def _judged(self, verifier: Verifier, responses: Sequence[Response]) -> list[list]:
+        """Returns the answer to each response. What is undecided here is judged in one child."""
+        values: list[list] = []
+        try:
+            cases = [Case(decode_row(one.row), one.text, one.prompt) for one in responses]
+            values = [verifier.decided(case) for case in cases]
+        except BaseException:
+            if len(responses) == 1:
+                return [_unknown("error", traceback.format_exc())]
+            return [self._judged(verifier, [one])[0] for one in responses]
+        places = [(i, n) for i, x in enumerate(values) for n, y in enumerate(x) if y is UNDECIDED]
+        left, which = sorted({i for i, _ in places}), sorted({n for _, n in places})
+        if left:
+            judged = partial(verifier.judged, [cases[i] for i in left], which)
+            result = _checked(self._zone.run(judged, self._seconds), len(left), len(which))
+            if result.outcome != "ok":
+                failed = _unknown(result.outcome, result.detail)
+                return [failed if i in left else _graded(verifier, x) for i, x in enumerate(values)]
+            for i, parts in zip(left, result.value, strict=True):
+                for n, part in zip(which, parts, strict=True):
+                    values[i][n] = part
+        return [_graded(verifier, parts) for parts in values]
+
+    def _row_faults(self, verifier: Verifier, rows: Sequence[str]) -> list:
+        """Returns an answer whose detail lists [number of the row, its fault] as JSON."""
+        result = self._zone.run(
+            lambda: verifier.row_faults([decode_row(row) for row in rows]), self._seconds
+        )
+        if result.outcome != "ok" or not isinstance(result.value, list):
+            return _unknown(result.outcome if result.outcome != "ok" else "crash", result.detail)
+        faults = [(n, str(fault)) for n, fault in enumerate(result.value) if fault]
+        while len(json.dumps(faults)) > DETAIL_CHARS:
+            faults = [(n, text[: len(text) // 2]) for n, text in faults]
+        return _unknown("unjudged", json.dumps(faults))
+
+
+def _checked(result: sandbox.Result, cases: int, parts: int) -> sandbox.Result:
+    """Returns a result whose value, where it has one, lists `parts` values for each case."""
+    value = result.value
+    fits = isinstance(value, list) and len(value) == cases
+    if result.outcome != "ok" or (
+        fits and all(isinstance(x, list) and len(x) == parts for x in value)
+    ):
+        return result
+    return sandbox.Result(None, "crash", "the check ended without an answer")
 
 
 def _graded(verifier: Verifier, values: list) -> list:
@@ -94,101 +138,57 @@ def _unknown(outcome: str, detail: str) -> list:
     return [None, outcome, detail[-DETAIL_CHARS:], {}, False, ""]
 
 
-def _judge(
-    verifiers: Sequence[Verifier],
-    batch: Sequence[Response],
-    zone: sandbox.Zone,
-    seconds: float,
-    alive: Callable[[], None],
-) -> Iterator[list]:
-    """The answers to a batch, in its order. Where a verifier takes many at once and fails, each is
-    judged alone: one that hangs must not cost the others. `alive` says that work goes on.
-    """
-    ready: dict[int, list] = {}
-    tried: set[int] = set()
-    for index, response in enumerate(batch):
-        source, verifier = response.source, verifiers[response.source]
-        if response.rows:
-            yield _tried(verifier, response.rows, zone, seconds)
-            continue
-        if verifier.batch and source not in tried:
-            tried.add(source)
-            same = [i for i, one in enumerate(batch) if one.source == source]
-            found = answers(verifier, [batch[i] for i in same], zone, seconds)
-            if len(same) == 1 or all(one[1] in ("ok", "unjudged") for one in found):
-                ready |= dict(zip(same, found, strict=True))
-            alive()
-        yield ready.get(index) or answers(verifier, [response], zone, seconds)[0]
-
-
-def _tried(verifier: Verifier, rows: Sequence[str], zone: sandbox.Zone, seconds: float) -> list:
-    """Returns an answer whose detail lists [number of the row, what is wrong with it] as JSON."""
-    said = zone.run(lambda: verifier.row_faults([decode_row(row) for row in rows]), seconds)
-    if said.outcome != "ok" or not isinstance(said.value, list):
-        return _unknown(said.outcome if said.outcome != "ok" else "crash", said.detail)
-    faults = [(n, str(fault)) for n, fault in enumerate(said.value) if fault]
-    while len(json.dumps(faults)) > DETAIL_CHARS:
-        faults = [(n, text[: len(text) // 2]) for n, text in faults]
-    return _unknown("unjudged", json.dumps(faults))
-
-
-def serve(connection: socket.socket, setup: dict[str, Any], folder: str) -> None:
-    """Answers until the scorer closes the connection."""
-    seconds = setup["timeout_s"]
+def serve(channel: Channel, setup: dict[str, Any], folder: str) -> None:
+    """Answers until the scorer closes the channel."""
     try:
         verifiers = [
             build([Check(*map(_tuples, check)) for check in checks], setup["tag"])
             for checks in setup["checks"]
         ]
-        programs = [part.name for one in verifiers for part in one.parts if part.runs_programs]
-        if programs and not setup["programs"]:
-            raise ConfigError(_no_guards(programs[0], setup["guards"]))
-        zone = sandbox.enter(setup["guards"], folder, _imported(), _of_programs(setup, programs))
-        guards.limit_memory()
-        guards.die_with_parent()  # again: the kernel forgets it where the user changes
-        if programs and not zone.run(program.can_run, PROBE_S).value:
-            raise ConfigError(_cannot_run(programs[0]))
+        zone = _sandbox(setup, folder, verifiers)
     except UserError as error:
-        connection.sendall(line(["refused", str(error)[-2 * DETAIL_CHARS :]]))
+        channel.send(["refused", str(error)[-2 * DETAIL_CHARS :]])
         return
     except BaseException:
-        connection.sendall(line(["failed", traceback.format_exc()[-2 * DETAIL_CHARS :]]))
+        channel.send(["failed", traceback.format_exc()[-2 * DETAIL_CHARS :]])
         return
-    connection.sendall(line(["ready", ""]))
-    with connection.makefile("rb") as lines, contextlib.suppress(OSError):
-        alive = partial(connection.sendall, line(["begun", ""]))
-        for sent in lines:
+    alive = partial(channel.send, ["begun", ""])
+    judge = Judge(verifiers, zone, setup["timeout_s"], alive)
+    channel.send(["ready", ""])
+    with contextlib.suppress(EOFError):
+        while True:
+            batch = [Response(*one) for one in channel.receive()]
             alive()
-            batch = [Response(*one) for one in json.loads(sent)]
-            for index, answer in enumerate(_judge(verifiers, batch, zone, seconds, alive)):
-                connection.sendall(line([index, *answer]))
+            for index, answer in enumerate(judge.answers(batch)):
+                channel.send([index, *answer])
 
 
-def _of_programs(setup: dict[str, Any], programs: Sequence[str]) -> guards.ProgramFiles:
-    """Returns what programs may read; nothing where no verifier runs one."""
-    if not programs:
-        return guards.NO_PROGRAM
-    modules, files = program_files.package_files(setup["packages"])
-    program_files.allow(modules)
-    python = program_files.python_files()
-    return python._replace(readable=python.readable | files)
-
-
-def _no_guards(name: str, active: Sequence[str]) -> str:
-    missing = ", ".join(guard for guard in guards.GUARDS if guard not in active)
-    return (
-        f"the verifier {name!r} runs programs that the model wrote, and this machine has no"
-        f" {missing}: allow it, or run them with this user's files and network by"
-        " rewards.sandbox = 'off'"
-    )
-
-
-def _cannot_run(name: str) -> str:
-    return (
-        f"the verifier {name!r} runs programs that the model wrote, and in the sandbox"
-        f" {sys.executable} does not run even an empty one: this Python ({sys.base_prefix}) must"
-        f" start with the limits of a program, and within {PROBE_S:.0f} s"
-    )
+def _sandbox(setup: dict[str, Any], folder: str, verifiers: Sequence[Verifier]) -> sandbox.Sandbox:
+    """Confines this process. Raises ConfigError where a verifier's programs cannot run then."""
+    programs = [part.name for one in verifiers for part in one.parts if part.runs_programs]
+    if programs and not setup["programs"]:
+        missing = ", ".join(guard for guard in guards.GUARDS if guard not in setup["guards"])
+        raise ConfigError(
+            f"the verifier {programs[0]!r} runs programs that the model wrote, and this machine has"
+            f" no {missing}: allow it, or run them with this user's files and network by"
+            " rewards.sandbox = 'off'"
+        )
+    readable = guards.NO_PROGRAM
+    if programs:
+        modules, files = program_files.package_files(setup["packages"])
+        program_files.allow(modules)
+        python = program_files.python_files()
+        readable = python._replace(readable=python.readable | files)
+    zone = sandbox.enter(setup["guards"], folder, _imported(), readable)
+    guards.limit_memory()
+    guards.die_with_parent()  # again: the kernel forgets it where the user changes
+    if programs and not zone.run(program.can_run, PROBE_S).value:
+        raise ConfigError(
+            f"the verifier {programs[0]!r} runs programs that the model wrote, and in the sandbox"
+            f" {sys.executable} does not run even an empty one: this Python ({sys.base_prefix})"
+            f" must start with the limits of a program, and within {PROBE_S:.0f} s"
+        )
+    return zone
 
 
 def _tuples(value: Any) -> Any:
@@ -197,63 +197,10 @@ def _tuples(value: Any) -> Any:
 
 
 def _imported() -> set[str]:
-    """Where modules lie, to be read by those that import the rest of themselves later."""
+    """Returns the folders of modules, to be read by those that import other modules later."""
     files = [getattr(m, "__file__", None) for n, m in list(sys.modules.items()) if "." not in n]
     return {*filter(os.path.isdir, sys.path), *(os.path.dirname(f) for f in files if f)}
 
 
-def _first_line(connection: socket.socket) -> bytes:
-    """Byte by byte: what follows belongs to another reader."""
-    text = bytearray()
-    while not text.endswith(b"\n"):
-        part = connection.recv(1)
-        if not part:
-            return b""
-        text += part
-    return bytes(text)
-
-
-def _guard(child: int, lifeline: int, folder: str) -> NoReturn:
-    """Ends when the child ends, or ends it when the scorer is gone; nobody is left then."""
-    descriptor = os.pidfd_open(child)
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    poll.register(lifeline, select.POLLIN)  # nobody writes: it is readable when its end is closed
-    if descriptor not in dict(poll.poll()):
-        os.kill(child, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    guards.kill_descendants(time.monotonic() + sandbox.END_LIMIT_S)
-    shutil.rmtree(folder, ignore_errors=True)
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
-        os.kill(os.getpid(), -code)
-    os._exit(code)
-
-
-def main() -> None:
-    """Ctrl-C and SIGTERM are for the scorer to decide about; the worker follows it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    lifeline = int(sys.argv[2])
-    text = _first_line(connection)
-    if not text:
-        return
-    setup = json.loads(text)
-    folder = tempfile.mkdtemp(prefix="compass-check-")
-    guards.adopt_orphans()
-    missing = guards.separate(setup["guards"])
-    child = os.fork()
-    if child:
-        connection.close()
-        _guard(child, lifeline, folder)
-    os.close(lifeline)
-    guards.die_with_parent()
-    if missing:
-        connection.sendall(line(["failed", f"guards that were there are missing: {missing}"]))
-    else:
-        serve(connection, setup, folder)
-
-
 if __name__ == "__main__":
-    main()
+    guardian.run(serve)

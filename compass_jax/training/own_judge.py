@@ -17,9 +17,8 @@ from compass_jax.experience.evaluate import decoder_of, turns_of
 from compass_jax.records import Prompt, stable_id
 from compass_jax.rewards.asking import Batched, Messages
 from compass_jax.rewards.endpoint import REFUSED, Reply
-from compass_jax.rewards.joined import JoinedScorer
+from compass_jax.rewards.joined import AnyScorer, JoinedScorer
 from compass_jax.rewards.scalar import ScalarJudge
-from compass_jax.rewards.shared import AnyScorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose

@@ -19,7 +19,7 @@ from compass_jax.experience.evaluated import answer_rows, write_evaluation
 from compass_jax.records import Group
 from compass_jax.rewards.detect import notice
 from compass_jax.rewards.faults import VerifierError
-from compass_jax.rewards.shared import AnyScorer
+from compass_jax.rewards.joined import AnyScorer
 from compass_jax.runs.machine import record_machine
 from compass_jax.runs.rundir import (
     EVALUATION,

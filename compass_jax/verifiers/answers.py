@@ -1,15 +1,13 @@
 """Answers read without evaluating them: arithmetic, expressions, lists, decimals.
 
-Some of reasoning-gym's scorers give an answer to Python (`eval`, sympy's `parse_expr`). Here are
-readers that take their place: each knows a grammar of what an honest answer can be, and whatever
-is outside of it raises AnswerError, as something that cannot be parsed.
+Some of reasoning-gym's scorers give an answer to Python (`eval`, sympy's `parse_expr`). These
+functions know the grammar of honest answers; an answer outside of it never reaches such a scorer.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
 import operator
 import re
 from collections.abc import Callable
@@ -23,7 +21,7 @@ from compass_jax.errors import CompassError
 MOST_CHARS = 10_000
 MOST_NESTED = 50
 MOST_DIGITS = 200  # of a number that is written
-MOST_BITS = 20_000  # of a number that comes out of a power
+MOST_BITS = 20_000  # of the result of a power
 MOST_EXPONENT = 64
 
 _ARITHMETIC = re.compile(r"[-+*/().\d\s]*")
@@ -50,48 +48,20 @@ _FUNCTIONS = frozenset(
     | {"tanh", "asinh", "acosh", "atanh", "exp", "log", "ln", "sqrt", "Abs", "Integral"}
 )
 _CONSTANTS = ("pi", "E", "I")
-_NODES = (
-    *(ast.Constant, ast.UnaryOp, ast.BinOp, ast.Name, ast.Call, ast.Load, ast.USub, ast.UAdd),
-    *(ast.Pow, *_OPERATORS),
-)
+_SIGNS = (ast.Load, ast.USub, ast.UAdd, ast.Pow, *_OPERATORS)
 
 
 class AnswerError(CompassError, ValueError):
     """An answer outside of the grammar."""
 
 
-def arithmetic(text: str, *_: Any, **__: Any) -> Fraction:
-    """The value of numbers joined by + - * / ** and brackets. Raises AnswerError."""
-    return _value(_tree(text, _ARITHMETIC), text.strip(), lambda name: None)
-
-
-def expression(text: str, local_dict: dict[str, Any] | None = None, **_: Any) -> Any:
-    """The sympy expression of numbers, letters and elementary functions. Raises AnswerError.
-
-    A name is what `local_dict` says, a function or constant of mathematics, or else a symbol. What
-    sympy or Python mean something else by is refused.
-    """
-    import sympy
-
-    def named(name: str) -> Any:
-        if local_dict and name in local_dict:
-            return local_dict[name]
-        known = name in _FUNCTIONS or name in _CONSTANTS
-        return getattr(sympy, name) if known else sympy.Symbol(_symbol(name))
-
-    return _value(_tree(text, _SYMBOLIC), text.strip(), named)
-
-
-def _symbol(name: str) -> str:
-    import sympy
-
-    if not _NAME.fullmatch(name) or hasattr(sympy, name) or hasattr(builtins, name):
-        raise AnswerError(f"the name {name!r}")
-    return name
+def arithmetic(text: str) -> Fraction:
+    """Returns the value of numbers joined by + - * / ** and brackets. Raises AnswerError."""
+    return _value(_tree(text, _ARITHMETIC), text.strip())
 
 
 def is_arithmetic(text: str) -> bool:
-    """Whether `arithmetic` can read a text."""
+    """Returns whether `arithmetic` can read a text."""
     try:
         arithmetic(text)
     except (AnswerError, ArithmeticError):
@@ -100,41 +70,78 @@ def is_arithmetic(text: str) -> bool:
 
 
 def is_expression(text: str) -> bool:
-    """Whether `expression` may read a text: the form alone, nothing is built."""
+    """Returns whether a text is an expression of numbers, symbols and elementary functions.
+
+    A symbol is a short name that sympy and Python give no meaning.
+    """
     try:
-        for node in ast.walk(_tree(text, _SYMBOLIC)):
-            if not isinstance(node, _NODES):
-                return False
-    except AnswerError:
+        tree = _tree(text, _SYMBOLIC)
+        functions: set[ast.expr] = set()
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(func=ast.Name(id=name), args=[_, *_] as args, keywords=[]):
+                    if name not in _FUNCTIONS or len(args) > 2:
+                        return False
+                    functions.add(node.func)
+                case ast.Name(id=name):
+                    if node not in functions and not _is_symbol(name):
+                        return False
+                case ast.Constant():
+                    _number(node, text.strip())
+                case ast.BinOp(left=left, op=ast.Pow(), right=right):
+                    _check_power(left, right, text.strip())
+                case ast.UnaryOp() | ast.BinOp():
+                    pass
+                case _ if not isinstance(node, _SIGNS):
+                    return False
+    except (AnswerError, ArithmeticError):
         return False
     return True
 
 
+def _is_symbol(name: str) -> bool:
+    import sympy
+
+    unknown = not hasattr(sympy, name) and not hasattr(builtins, name)
+    return name in _CONSTANTS or (unknown and _NAME.fullmatch(name) is not None)
+
+
+def _check_power(base: ast.expr, exponent: ast.expr, text: str) -> None:
+    """Raises AnswerError for a power of numbers that is too large."""
+    if any(isinstance(node, ast.Name) for node in ast.walk(exponent)):
+        return
+    size = _value(exponent, text)
+    named = any(isinstance(node, ast.Name) for node in ast.walk(base))
+    _check_size(None if named else _value(base, text), size)
+
+
 def literal(text: str, *_: Any) -> list | str:
-    """A text or a list (of lists) of numbers and texts, as written out. Raises AnswerError."""
+    """Returns a text or a list (of lists) of numbers and texts, as it is written. Raises
+    AnswerError.
+    """
     text = text.strip()
-    _bounded(text)
+    _check_form(text)
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError) as error:
         raise AnswerError(f"no list: {error}") from error
     if isinstance(value, str):
         return value
-    if not isinstance(value, (list, tuple)):
+    if not isinstance(value, list | tuple):
         raise AnswerError("no list")
-    _refuse_other(value)
+    _check_items(value)
     return list(value)
 
 
-def _refuse_other(value: Any) -> None:
+def _check_items(value: Any) -> None:
     for item in value:
-        if isinstance(item, (list, tuple)):
-            _refuse_other(item)
-        elif not isinstance(item, (int, float, str)):
+        if isinstance(item, list | tuple):
+            _check_items(item)
+        elif not isinstance(item, int | float | str):
             raise AnswerError(f"a {type(item).__name__} in a list")
 
 
-def _bounded(text: str) -> None:
+def _check_form(text: str) -> None:
     if len(text) > MOST_CHARS:
         raise AnswerError(f"{len(text)} characters")
     if _LONG.search(text):
@@ -148,7 +155,7 @@ def _bounded(text: str) -> None:
 
 def _tree(text: str, characters: re.Pattern) -> ast.expr:
     text = text.strip()
-    _bounded(text)
+    _check_form(text)
     if not characters.fullmatch(text) or re.search(r"\d[A-Za-z]", re.sub(_NAME, "a", text)):
         raise AnswerError("characters that no such answer has")
     try:
@@ -157,66 +164,48 @@ def _tree(text: str, characters: re.Pattern) -> ast.expr:
         raise AnswerError(f"not an expression: {error}") from error
 
 
-def _value(node: ast.expr, text: str, named: Callable[[str], Any]) -> Any:
-    """The value of `node` in sympy's numbers, or in fractions where `named` knows no names."""
+def _value(node: ast.expr, text: str) -> Fraction:
     match node:
-        case ast.Constant(value=int() | float()) if not isinstance(node.value, bool):
-            return _number(node, text, named)
+        case ast.Constant():
+            return _number(node, text)
         case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=inner):
-            value = _value(inner, text, named)
+            value = _value(inner, text)
             return -value if isinstance(sign, ast.USub) else value
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            return _power(_value(left, text, named), _value(right, text, named))
+            base, exponent = _value(left, text), _value(right, text)
+            if exponent.denominator != 1:
+                raise AnswerError("a root")
+            _check_size(base, exponent)
+            return base ** int(exponent)
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
-            first = _value(left, text, named)
-            return _OPERATORS[type(sign)](first, _value(right, text, named))
-        case ast.Name(id=name) if name not in _FUNCTIONS and (value := named(name)) is not None:
-            return value
-        case ast.Call(func=ast.Name(id=name), args=[_, *_] as args, keywords=[]):
-            if name in _FUNCTIONS and len(args) <= 2 and (call := named(name)) is not None:
-                return call(*[_value(one, text, named) for one in args])
+            return _OPERATORS[type(sign)](_value(left, text), _value(right, text))
     raise AnswerError(f"{type(node).__name__} has no place in an answer")
 
 
-def _number(node: ast.Constant, text: str, named: Callable[[str], Any]) -> Any:
+def _number(node: ast.Constant, text: str) -> Fraction:
     written = ast.get_source_segment(text, node) or ""
     if not re.fullmatch(r"\d+|\d*\.\d*", written):
         raise AnswerError(f"the number {written[:20]!r}")
-    if named("x") is None:
-        return Fraction(written + "0" if written.endswith(".") else written)
-    import sympy
-
-    return sympy.Integer(written) if written.isdigit() else sympy.Float(written)
+    return Fraction(written + "0" if written.endswith(".") else written)
 
 
-def _power(base: Any, exponent: Any) -> Any:
-    """A power whose exponent, where it is a number, is small and makes no giant."""
-    plain = isinstance(base, Fraction)
-    if plain or exponent.is_number:
-        size: Fraction | None = None
-        with contextlib.suppress(ValueError):
-            size = abs(Fraction(str(exponent)))
-        if plain and exponent.denominator != 1:
-            raise AnswerError("a root")
-        if size is not None and max(size, Fraction(size.denominator)) > MOST_EXPONENT:
-            raise AnswerError("an exponent that is too large")
-        if size is not None and (plain or base.is_Rational):
-            numerator = base.numerator if plain else base.p
-            denominator = base.denominator if plain else base.q
-            bits = max(int(numerator).bit_length(), int(denominator).bit_length())
-            if bits * size > MOST_BITS:
-                raise AnswerError("a number that is too large")
-    return base ** int(exponent) if plain else base**exponent
+def _check_size(base: Fraction | None, exponent: Fraction) -> None:
+    """Raises AnswerError for a large exponent, or a large power of a base that is a number."""
+    if max(abs(exponent), Fraction(exponent.denominator)) > MOST_EXPONENT:
+        raise AnswerError("an exponent that is too large")
+    bits = max(base.numerator.bit_length(), base.denominator.bit_length()) if base else 0
+    if bits * abs(exponent) > MOST_BITS:
+        raise AnswerError("a number that is too large")
 
 
 def is_program(text: str) -> bool:
-    """Whether an answer is program text, which no mathematics is."""
+    """Returns whether an answer is program text, which no mathematics is."""
     return bool(_PROGRAM.search(text))
 
 
 @lru_cache(maxsize=4096)
 def exact(text: str) -> tuple[str, Fraction] | None:
-    """A plain decimal ("decimal") or a plain fraction ("fraction") with its value, else None."""
+    """Returns the kind and value of a plain "decimal" or "fraction", None for any other text."""
     text = text.strip()
     if len(text) > MOST_DIGITS:
         return None

@@ -1,4 +1,4 @@
-"""What a verifier with a name says of itself."""
+"""What a verifier with a name says about itself."""
 
 from __future__ import annotations
 
@@ -9,16 +9,8 @@ from typing import Any
 NOTHING = {"reward": 0.0, "extracted": False}  # there was no answer to judge: wrong, and counted
 IN_ANSWER = "{answer}"  # `looks_for` of those that read the final answer (verifiers/extract.py)
 UNKNOWN_STEPS = 0
-# what programs import by default, beside Python's standard library, where it is installed
+# packages that programs import by default, with Python's standard library, where installed
 USUAL_PACKAGES = ("numpy", "scipy", "sympy", "pandas", "networkx", "sortedcontainers")
-
-
-def _one_step(given: Mapping[str, Any]) -> int:
-    return 1
-
-
-def _no_complaint(given: Mapping[str, Any]) -> str:
-    return ""
 
 
 @dataclass(frozen=True)
@@ -64,11 +56,51 @@ class Kind:
     answer: bool = True
     takes: tuple[str, ...] = ()
     looks_for: str = IN_ANSWER
-    steps: Callable[[Mapping[str, Any]], int] = _one_step
+    steps: Callable[[Mapping[str, Any]], int] = lambda given: 1
     may_hang: bool = False
     runs_programs: bool = False
     at_once: Callable[..., Any] | None = None
     warm: Callable[[], None] = field(default=lambda: None)
-    complaint: Callable[[Mapping[str, Any]], str] = _no_complaint
+    complaint: Callable[[Mapping[str, Any]], str] = lambda given: ""
     why: Callable[..., str] | None = None
     row_faults: Callable[[Sequence[Mapping[str, Any]]], list[str]] | None = None
+
+
+# what is wrong with a value, as the rest of "name = value"; empty: nothing
+Rule = Callable[[Any], str]
+
+
+def complaints(**rules: Rule) -> Callable[[Mapping[str, Any]], str]:
+    """Returns a Kind's `complaint` out of a rule for each argument."""
+
+    def complaint(given: Mapping[str, Any]) -> str:
+        for name, rule in rules.items():
+            if name in given and (fault := rule(given[name])):
+                return f"{name} = {given[name]!r:.100}{fault}"
+        return ""
+
+    return complaint
+
+
+def one_of(*values: Any) -> Rule:
+    """Returns a rule that a value is one of these."""
+    words = " or ".join(str(value).lower() for value in values)
+
+    def rule(value: Any) -> str:
+        good = any(type(value) is type(x) and value == x for x in values)
+        return "" if good else f" must be {words}"
+
+    return rule
+
+
+def number_in(low: float, high: float, words: str, above: bool = False) -> Rule:
+    """Returns a rule that a value is a number of a range, `above` its lower bound; `words` names
+    the range.
+    """
+
+    def rule(value: Any) -> str:
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        good = good and low <= value <= high and not (above and value == low)
+        return "" if good else f" must be a number{words}"
+
+    return rule

@@ -25,6 +25,8 @@ def kinds() -> dict[str, Kind]:
     names = sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
     modules = {name: importlib.import_module(f"{folder.__name__}.{name}") for name in names}
     found = {name: module.KIND for name, module in modules.items() if hasattr(module, "KIND")}
+    for module in modules.values():
+        found |= getattr(module, "KINDS", {})
     for point in entry_points(group=GROUP):
         where = f"the verifier {point.name!r} of {point.dist.name if point.dist else point.value}"
         if point.name in found:

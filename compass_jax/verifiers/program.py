@@ -12,19 +12,23 @@ import builtins
 import contextlib
 import json
 import math
+import mmap
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from compass_jax.errors import CompassError
-from compass_jax.verifiers import guards, program_files
+from compass_jax.processes import guards
+from compass_jax.processes.channel import Channel, ChannelError
+from compass_jax.processes.forked import run_forked
+from compass_jax.verifiers import program_files
 from compass_jax.verifiers.program_child import decode, encode
 from compass_jax.verifiers.program_files import CHILD
 from compass_jax.verifiers.program_tests import (
@@ -36,10 +40,12 @@ from compass_jax.verifiers.program_tests import (
     Run,
     read_tests,
 )
-from compass_jax.verifiers.watched import watched
 
 OUTPUT_BYTES = 2**20
 FILE_BYTES = 16 * 2**20
+GRACE_S = 0.5  # tests see their own time limit before their process is ended
+# marks among the results of tests: an error's message follows; the results begin again
+_ERROR, _AGAIN = b"E", b"-"
 _ENVIRONMENT = {
     "PATH": os.defpath,
     "LANG": "C.UTF-8",
@@ -57,6 +63,10 @@ class Limits(NamedTuple):
     processes: int = 1
 
 
+class WatchedError(CompassError, RuntimeError):
+    """Tests could not be run, for a reason that lies outside of them."""
+
+
 class ProgramFailed(CompassError):
     """The program ended, hung, or wrote a malformed answer. The message says which."""
 
@@ -72,104 +82,71 @@ class Program:
         command: the file of a script; empty: requests come through a pipe (program_child.py).
         limits: it is ended when they are over.
 
-    Raises OSError where no process can be had, tried twice.
+    Raises OSError where no process can be started, tried twice.
     """
 
     def __init__(self, command: list[str], limits: Limits):
-        self._deadline = time.monotonic() + limits.seconds
+        self._end = time.monotonic() + limits.seconds
         self._limits = limits
         self._process = _started(command, limits)
-        self._buffer = b""
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        pipes = (self._process.stdout, self._process.stdin)
+        self._channel = Channel(*(os.dup(pipe.fileno()) for pipe in pipes), OUTPUT_BYTES)
+        for pipe in pipes:
+            pipe.close()
 
     def __enter__(self) -> Program:
         return self
 
     def __exit__(self, *_: object) -> None:
-        alone = False
+        self._channel.close()
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
+        except PermissionError:  # without a process namespace; it ends with this process
+            return
         except ProcessLookupError:
             pass
-        except PermissionError:  # without a process namespace; it ends with this process
-            alone = True
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                pipe and pipe.close()
-        if not alone:
-            self._process.wait()
+        self._process.wait()
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what the child answers to a request (program_child.py). Raises ProgramFailed."""
-        text = self._exchange(json.dumps(request).encode() + b"\n", lambda got: b"\n" in got)
-        line, _, self._buffer = text.partition(b"\n")
-        try:
-            said = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ProgramFailed("it wrote a malformed answer") from error
-        if not isinstance(said, dict):
+        """Returns the child's answer to a request (program_child.py). Raises ProgramFailed."""
+        with self._failures():
+            self._channel.send(request, self._end)
+            answer = self._channel.receive(self._end)
+        if not isinstance(answer, dict):
             raise ProgramFailed("it wrote a malformed answer")
-        return said
+        return answer
 
     def output(self, given: str) -> str:
-        """Returns what it writes, given this input. Raises ProgramFailed unless it ends with 0."""
-        found = self._exchange(given.encode(), lambda got: False, closes=True)
+        """Returns the output for this input. Raises ProgramFailed unless it exits with 0."""
+        with self._failures():
+            output = self._channel.read_all(given.encode(), self._end)
         if self._code() != 0:
-            raise self._end()
-        return found.decode(errors="replace")
+            raise self._ended()
+        return output.decode(errors="replace")
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise ProgramFailed("it was not done in time") from error
+        except EOFError as error:
+            raise self._ended() from error
+        except ChannelError as error:
+            raise ProgramFailed(f"it wrote a malformed answer: {error}") from error
 
     def _code(self) -> int | None:
         """Returns the exit code of a program that closed its output; None where it lives on."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(max(0.0, self._deadline - time.monotonic()) + 0.2)
+            return self._process.wait(max(0.0, self._end - time.monotonic()) + 0.2)
         return None
 
-    def _end(self) -> ProgramFailed:
+    def _ended(self) -> ProgramFailed:
         code = self._code()
         if code == -signal.SIGSYS and self._limits.processes == 1:
             return StartsProcesses("it started a process")
         return ProgramFailed(f"it ended with code {code}")
-
-    def _exchange(self, sent: bytes, done: Callable[[bytes], bool], closes: bool = False) -> bytes:
-        """Writes `sent` and reads until `done`, or to the end of its output where it `closes`."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None
-        poll, got = select.poll(), self._buffer
-        poll.register(stdout, select.POLLIN)
-        poll.register(stdin, select.POLLOUT)
-        while not done(got):
-            left = self._deadline - time.monotonic()
-            ready = dict(poll.poll(max(0.0, left) * 1000))
-            if not ready:
-                raise ProgramFailed("it was not done in time")
-            if stdin.fileno() in ready if not stdin.closed else False:
-                sent = _written(stdin.fileno(), sent)
-                if not sent:
-                    poll.unregister(stdin)
-                    if closes:
-                        stdin.close()
-            if stdout.fileno() in ready:
-                part = os.read(stdout.fileno(), 2**16)
-                got += part
-                if len(got) > OUTPUT_BYTES:
-                    raise ProgramFailed(f"it wrote more than {OUTPUT_BYTES:,} bytes")
-                if not part:
-                    if closes:
-                        return got
-                    raise self._end()
-        return got
-
-
-def _written(pipe: int, sent: bytes) -> bytes:
-    """What of `sent` is left; nothing where nobody reads any more."""
-    try:
-        return sent[os.write(pipe, sent[: 2**16]) :]
-    except BlockingIOError:
-        return sent
-    except BrokenPipeError:
-        return b""
 
 
 def _started(command: list[str], limits: Limits) -> subprocess.Popen:
@@ -180,35 +157,31 @@ def _started(command: list[str], limits: Limits) -> subprocess.Popen:
         memory = limits.memory_mb * 2**20
         if not guards.confine_program(limits.processes):
             memory //= guards.PROGRAM_PROCESSES
-        cpu = math.ceil(limits.seconds) + 1
-        wanted = {
-            resource.RLIMIT_AS: memory // limits.processes,
-            resource.RLIMIT_CPU: cpu,
-            resource.RLIMIT_FSIZE: FILE_BYTES,
-        }
-        for kind, most in wanted.items():
-            hard = resource.getrlimit(kind)[1]
-            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(kind, (most, most))
+        guards.set_limits(
+            {
+                resource.RLIMIT_AS: memory // limits.processes,
+                resource.RLIMIT_CPU: math.ceil(limits.seconds) + 1,
+                resource.RLIMIT_FSIZE: FILE_BYTES,
+            }
+        )
 
-    home = {"HOME": os.getcwd(), "TMPDIR": os.getcwd()}
-    for last in (False, True):
-        try:
-            return subprocess.Popen(
-                [sys.executable, "-I", CHILD, program_files.importable(), *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=_ENVIRONMENT | home,
-                preexec_fn=confine,
-                start_new_session=True,
-                bufsize=0,
-            )
-        except (OSError, subprocess.SubprocessError):
-            if last:
-                raise
-            time.sleep(0.05)
-    raise AssertionError
+    def start() -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-I", CHILD, program_files.importable(), *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**_ENVIRONMENT, "HOME": os.getcwd(), "TMPDIR": os.getcwd()},
+            preexec_fn=confine,
+            start_new_session=True,
+            bufsize=0,
+        )
+
+    try:
+        return start()
+    except (OSError, subprocess.SubprocessError):
+        time.sleep(0.05)
+        return start()
 
 
 class Functions:
@@ -411,30 +384,63 @@ def passed_outputs(
 def passed(
     work: Callable[[Limits], Iterator[bool]], limits: Limits, stop_at_failure: bool = False
 ) -> list[bool]:
-    """Returns what `work` yields, which runs programs within limits; what has not come in time is
-    left out.
+    """Returns the results of `work`, which runs programs within limits; the results that have not
+    come in time are left out.
 
-    It works in a child process: what a program returns may keep a test busy, or break the process
-    that runs it. `work` begins again, with `limits` for several processes, where a program starts
-    one: its memory is then shared among them.
+    It works in a child process: a program's result may keep a test busy, or break the process that
+    runs it. `work` begins again, with `limits` for several processes, where a program starts one:
+    its memory is then shared among them.
+
+    Args:
+        stop_at_failure: the first False is the last result.
+
+    Raises RowError where the work raises it, and WatchedError for other errors, and where the child
+    is killed from outside.
     """
+    parent = os.getpid()
 
-    def tries() -> Iterator[bool | None]:
-        end = time.monotonic() + limits.seconds
+    def write(page: mmap.mmap) -> None:
         try:
-            yield from work(limits)
-        except StartsProcesses:
-            yield None
-            left = max(0.1, end - time.monotonic())
-            yield from work(limits._replace(seconds=left, processes=guards.PROGRAM_PROCESSES))
+            guards.die_with_parent()
+            guards.limit_growth()
+            if os.getppid() == parent:
+                _write_results(page, work, limits, stop_at_failure)
+        except BaseException as error:
+            text = str(error) if isinstance(error, RowError) else traceback.format_exc()
+            message = json.dumps([isinstance(error, RowError), text[-4000:]])
+            page.write(_ERROR + message.encode())
 
-    found: list[bool] = []
-    for one in watched(tries, limits.seconds, stop_at_failure):
-        if one is None:
-            found.clear()
-        else:
-            found.append(one)
-    return found
+    ended = run_forked(write, min(limits.seconds + GRACE_S, guards.seconds_left()))
+    results, error, text = ended.output.partition(_ERROR)
+    if error:
+        of_row, message = json.loads(text)
+        raise RowError(message) if of_row else WatchedError(message)
+    if not ended.late and ended.code == -signal.SIGKILL:
+        raise WatchedError("the process of the tests was killed; is memory short?")
+    return [result == ord("1") for result in results.rpartition(_AGAIN)[2]]
+
+
+def _write_results(
+    page: mmap.mmap,
+    work: Callable[[Limits], Iterator[bool]],
+    limits: Limits,
+    stop_at_failure: bool,
+) -> None:
+    end = time.monotonic() + limits.seconds
+    try:
+        _write_until(page, work(limits), stop_at_failure)
+    except StartsProcesses:
+        page.write(_AGAIN)
+        left = max(0.1, end - time.monotonic())
+        several = limits._replace(seconds=left, processes=guards.PROGRAM_PROCESSES)
+        _write_until(page, work(several), stop_at_failure)
+
+
+def _write_until(page: mmap.mmap, results: Iterator[bool], stop_at_failure: bool) -> None:
+    for result in results:
+        page.write(b"1" if result else b"0")
+        if stop_at_failure and not result:
+            return
 
 
 def _lines(text: str) -> list[str]:

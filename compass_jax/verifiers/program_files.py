@@ -19,8 +19,8 @@ from importlib import metadata, util
 from pathlib import Path
 
 from compass_jax.errors import UserError
+from compass_jax.processes.guards import ProgramFiles
 from compass_jax.verifiers.base import USUAL_PACKAGES
-from compass_jax.verifiers.guards import ProgramFiles
 
 CHILD = str(Path(__file__).with_name("program_child.py"))
 # they hold the answers of tasks, or the code that judges

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compass_jax.children import import_path, module_command
+from compass_jax.processes.start import import_path, module_command
 
 ROOT = Path(__file__).parents[2]
 # modules that Python, the dependencies and the package itself import
@@ -90,7 +90,7 @@ def test_python_m_drops_the_current_folder(tmp_path):
 @pytest.mark.parametrize(
     "module",
     [
-        "compass_jax.verifiers.guards",
+        "compass_jax.processes.guards",
         "compass_jax.data.tokenizer_probe",
         "compass_jax.rewards.worker",
         "compass_jax.pipeline",

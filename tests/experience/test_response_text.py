@@ -13,7 +13,7 @@ from tiny_run import tiny_run
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import turns_of
 from compass_jax.records import GIVEN, Prompt, Rollout
-from compass_jax.verifiers.kinds.format import judge
+from compass_jax.verifiers.kinds.texts import form
 
 ASKED = [{"role": "user", "content": "1 + 1?"}]
 FORMED = "<think>\nso\n</think>\n\n<answer>2</answer>"
@@ -54,7 +54,7 @@ def test_special_tokens_are_kept_and_those_that_end_begin_or_pad_are_not(tmp_pat
     assert tokenizer.decode_response(ids) == "<think>a</think>b<|im_start|>"
     rollout = rollout_of(tokenizer.encode_prompt(ASKED), tokenizer.encode(FORMED + "<|im_end|>"))
     text = turns_of(tokenizer, tiny_run().rollout).text(rollout)
-    assert text == FORMED and judge(text, "answer") == 1.0
+    assert text == FORMED and form(text, "answer") == 1.0
 
 
 @pytest.mark.parametrize("name", ["qwen3_2507_thinking", "deepseek_r1"])
@@ -64,7 +64,7 @@ def test_a_thought_that_the_prompt_opens_begins_with_its_tag(folders, name):
     answer = tokenizer.encode(FORMED.removeprefix("<think>\n"))
     rollout = rollout_of(tokenizer.encode_prompt(ASKED), [*answer, END])
     assert turns.text(rollout) == turns.response(rollout) == FORMED
-    assert judge(turns.text(rollout), "answer") == 1.0
+    assert form(turns.text(rollout), "answer") == 1.0
     cut = rollout_of(tokenizer.encode_prompt(ASKED), answer[:3])
     assert turns.text(cut).startswith("<think>\nso")
 

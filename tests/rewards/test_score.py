@@ -17,7 +17,7 @@ from compass_jax.records import Prompt, Score
 from compass_jax.rewards.score import Scorer, ScorerError
 from compass_jax.tasks.rows import encode_row
 
-OBEY = "hostile_verifiers:obey"
+ACT = "corpus_verifiers:act"
 PROMPT = Prompt(1, 0, "x", "q", np.zeros(1, np.int32), "ref", encode_row({"answer": "ref"}))
 
 
@@ -25,7 +25,7 @@ def judged_by(verifier):
     return DataConfig(sources=(FileSource("unused.jsonl", verifier=verifier),))
 
 
-def scorer(workers=1, timeout_s=20.0, verifier=OBEY, data=None):
+def scorer(workers=1, timeout_s=20.0, verifier=ACT, data=None):
     return Scorer(RewardConfig(workers=workers, timeout_s=timeout_s), data or judged_by(verifier))
 
 
@@ -106,39 +106,36 @@ def test_a_text_that_is_still_to_be_made_is_made_by_another_thread_and_holds_up_
             drain(s)
 
 
+BAD = {
+    3: ("while True: pass", "timeout", "no answer after 0.5 s"),
+    10: ("os._exit(3)", "crash", "code 3"),
+    11: ("ctypes.string_at(0)", "crash", f"code -{int(signal.SIGSEGV)}"),
+    17: ("raise RuntimeError('cannot check')", "error", "RuntimeError: cannot check"),
+    20: ("time.sleep(60)", "timeout", "no answer after 0.5 s"),
+    25: ("float('nan')", "error", "nan"),
+    29: ("sys.exit('done')", "error", "SystemExit: done"),
+    33: ("len(bytearray(2**36))", "error", "MemoryError"),
+}
+
+
 def test_hang_crash_and_exception_cost_only_their_own_sample():
-    bad = {
-        3: "spin",
-        10: "exit",
-        11: "segfault",
-        17: "raise",
-        20: "sleep 60",
-        25: "nan",
-        29: "quit",
-        33: "memory",
-    }
     with scorer(timeout_s=0.5) as s:
         for n in range(40):
-            s.submit(n, PROMPT, bad.get(n, str(n)))
+            s.submit(n, PROMPT, BAD[n][0] if n in BAD else str(n))
         got = drain(s)
     assert sorted(got) == list(range(40))
-    for n in set(range(40)) - set(bad):
-        assert got[n] == Score(float(n), True)
-    outcomes = {"timeout": (3, 20), "crash": (10, 11), "error": (17, 25, 29, 33)}
-    assert {n: got[n].outcome for n in bad} == {
-        n: outcome for outcome, members in outcomes.items() for n in members
-    }
-    assert not any(got[n].known or got[n].reward for n in bad)
-    assert "RuntimeError: cannot check ref" in got[17].detail
-    assert "code 3" in got[10].detail and f"code -{int(signal.SIGSEGV)}" in got[11].detail
-    assert "MemoryError" in got[33].detail
-    assert "no answer after 0.5 s" in got[3].detail and "nan" in got[25].detail
+    for n, score in got.items():
+        if n in BAD:
+            assert score.outcome == BAD[n][1] and BAD[n][2] in score.detail
+            assert not score.known and not score.reward
+        else:
+            assert score == Score(float(n), True)
 
 
 def test_limit_is_per_sample_not_per_batch():
     with scorer(timeout_s=1.0) as s:
         for n in range(8):
-            s.submit(n, PROMPT, "sleep 0.25")
+            s.submit(n, PROMPT, "time.sleep(0.25) or -1.0")
         got = drain(s)
     assert [got[n].known for n in range(8)] == [True] * 8, "together they take twice the limit"
 
@@ -147,7 +144,7 @@ def test_submit_and_collect_do_not_wait():
     with scorer() as s:
         s.wait_ready()
         start = time.monotonic()
-        s.submit("slow", PROMPT, "sleep 0.5")
+        s.submit("slow", PROMPT, "time.sleep(0.5) or -1.0")
         assert s.collect(block=False) == []
         assert time.monotonic() - start < 0.3
         assert s.collect(block=True) == [("slow", Score(-1.0, True))]
@@ -156,7 +153,7 @@ def test_submit_and_collect_do_not_wait():
 
 def test_workers_have_no_jax_and_a_killed_one_is_replaced():
     with scorer() as s:
-        s.submit("jax", PROMPT, "jax")
+        s.submit("jax", PROMPT, "'jax' in sys.modules")
         assert drain(s)["jax"].reward == 0.0
         first = s._workers[0].process.pid
         os.kill(first, signal.SIGKILL)
@@ -171,15 +168,15 @@ def test_workers_have_no_jax_and_a_killed_one_is_replaced():
 def test_a_response_whose_worker_was_killed_from_outside_is_judged_once_more():
     """Another death is its own doing: it is given up then, as one that ends every worker is."""
     with scorer() as s:
-        s.submit("first", PROMPT, "sleep 0.5")
+        s.submit("first", PROMPT, "time.sleep(0.5) or -1.0")
         for kills in (1, 2):
             assert wait_until(lambda: s._workers[0].begun)
             s._workers[0].process.kill()
             if kills == 1:
                 assert drain(s) == {"first": Score(-1.0, True)}
-                s.submit("second", PROMPT, "sleep 0.5")
+                s.submit("second", PROMPT, "time.sleep(0.5) or -1.0")
         assert drain(s) == {"second": Score(-1.0, True)}
-        s.submit("third", PROMPT, "exit")
+        s.submit("third", PROMPT, "os._exit(3)")
         assert drain(s)["third"].outcome == "crash"
 
 
@@ -188,7 +185,7 @@ def test_random_kills_lose_at_most_the_sample_in_hand():
     with scorer(workers=2) as s:
         s.wait_ready()
         for n in range(300):
-            s.submit(n, PROMPT, "sleep 0.004" if n % 2 else str(n))
+            s.submit(n, PROMPT, "time.sleep(0.004) or -1.0" if n % 2 else str(n))
         for _ in range(5):
             time.sleep(rng.uniform(0.0, 0.1))
             s._workers[rng.randrange(2)].process.send_signal(signal.SIGKILL)
@@ -216,7 +213,7 @@ import sys, time; sys.path.insert(0, {os.path.dirname(__file__)!r})
 import test_score as t
 s = t.scorer(timeout_s=600); s.submit(0, t.PROMPT, "1"); t.drain(s)
 print(s._workers[0].process.pid, flush=True)
-s.submit(1, t.PROMPT, "spin"); time.sleep(600)
+s.submit(1, t.PROMPT, "while True: pass"); time.sleep(600)
 """
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
@@ -260,7 +257,7 @@ def test_workers_that_are_always_killed_end_the_wait():
                 ScorerError, match=r"in a row were killed before they began a response \(code -9\)"
             ):
                 for _ in range(50):
-                    s.submit(object(), PROMPT, "sleep 1")
+                    s.submit(object(), PROMPT, "time.sleep(1) or -1.0")
                     s.collect(block=True)
         finally:
             killer.join()

@@ -10,7 +10,7 @@ import pytest
 
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.faults import VerifierError
-from compass_jax.rewards.shared import SharedScorer
+from compass_jax.rewards.joined import SharedScorer
 
 PROMPT = Prompt(1, 0, "sum", "1 + 1?", np.zeros(1, np.int32), "2")
 

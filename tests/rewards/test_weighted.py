@@ -3,7 +3,6 @@ what their rewards may be, before anything runs.
 """
 
 import dataclasses
-import json
 import textwrap
 
 import numpy as np
@@ -23,9 +22,9 @@ from compass_jax.config import (
 from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.config.verifiers import spread
 from compass_jax.errors import UserError
+from compass_jax.processes.channel import ChannelError
 from compass_jax.records import Prompt, Score
-from compass_jax.rewards.channel import ChannelError, parse
-from compass_jax.rewards.score import Scorer
+from compass_jax.rewards.score import Scorer, parse
 from compass_jax.tasks.rows import encode_row
 
 OWN = '''
@@ -241,16 +240,31 @@ def test_a_weighted_source_survives_json_and_is_written_on_the_command_line():
 
 
 def test_a_workers_line_has_one_form():
-    good = [0, 1.0, "ok", "", {}, True, "what the environment says"]
-    said = parse(json.dumps(good).encode())
-    assert said.extracted is True and said.says == good[6]
+    good = [0, 1.0, "ok", "", {"a": 0.5}, True, "what the environment says"]
+    assert parse(good) == (0, Score(1.0, True, components={"a": 0.5}, says=good[6]))
     unjudged = [0, None, "unjudged", "", {}, False, ""]
-    assert parse(json.dumps(unjudged).encode()).reward is None
-    missing, number, text = good[:6], [*good[:5], 1, ""], [*good[:5], "true", ""]
-    known, says = [0, 1.0, *unjudged[2:]], [*unjudged[:6], "a word"]
-    for bad in (missing, number, text, known, says, [*good[:6], None], [*good, ""]):
+    assert parse(unjudged) == (0, Score(0.0, False, "unjudged", extracted=False))
+    assert parse(["ready", ""]) == ("ready", "")
+    for bad in (
+        good[:6],
+        [*good, ""],
+        [*good[:5], 1, ""],
+        [*good[:5], "true", ""],
+        [*good[:6], None],
+        [0, 1.0, *unjudged[2:]],
+        [0, 1.0, "well", *good[3:]],
+        [0, float("nan"), *good[2:]],
+        [True, *good[1:]],
+        [*good[:4], {"a": float("inf")}, *good[5:]],
+        [*good[:4], {"a": "b"}, *good[5:]],
+        [*unjudged[:6], "a word"],
+        ["steady", ""],
+        ["ready"],
+        {},
+        None,
+    ):
         with pytest.raises(ChannelError):
-            parse(json.dumps(bad).encode())
+            parse(bad)
 
 
 def test_nobody_says_before_a_run_what_a_task_may_give():

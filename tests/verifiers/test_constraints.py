@@ -5,8 +5,7 @@ import time
 import pytest
 
 from compass_jax.rewards.checks import Check, build
-from compass_jax.verifiers.constraints import CONSTRAINTS
-from compass_jax.verifiers.kinds.instructions import judge
+from compass_jax.verifiers.kinds.instructions import CONSTRAINTS, judge
 
 # name, arguments, texts that follow, texts that do not
 TABLE = [

@@ -7,8 +7,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from compass_jax.verifiers import guards
-from compass_jax.verifiers.base import NOTHING, UNKNOWN_STEPS, Example, Kind
+from compass_jax.processes import guards
+from compass_jax.verifiers.base import (
+    NOTHING,
+    UNKNOWN_STEPS,
+    Example,
+    Kind,
+    complaints,
+    number_in,
+    one_of,
+)
 from compass_jax.verifiers.extract import extract_answer
 from compass_jax.verifiers.program import (
     Limits,
@@ -125,16 +133,6 @@ def _program(response: str, tag: str) -> str | None:
     return text if _PYTHON.search(text) else None
 
 
-def _complaint(given: Mapping[str, Any]) -> str:
-    if (credit := given.get("credit", "share")) not in ("share", "all"):
-        return f"credit = {credit!r:.40} must be share or all"
-    for name, most in (("seconds", 3600), ("memory_mb", 2**20)):
-        value = given.get(name, 1)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
-            return f"{name} = {value!r:.40} must be a number above 0, and at most {most}"
-    return ""
-
-
 KIND = Kind(
     judge,
     "the program in the response passes all of the row's tests; else the share that it passes",
@@ -152,6 +150,10 @@ KIND = Kind(
     steps=lambda given: 1 if given.get("credit") == "all" else UNKNOWN_STEPS,
     may_hang=True,
     runs_programs=True,
-    complaint=_complaint,
+    complaint=complaints(
+        credit=one_of("share", "all"),
+        seconds=number_in(0, 3600, " above 0, and at most 3600", above=True),
+        memory_mb=number_in(0, 2**20, f" above 0, and at most {2**20}", above=True),
+    ),
     row_faults=row_faults,
 )

@@ -1,13 +1,245 @@
-"""Instructions that a program can check, as IFEval's rows have them (arXiv 2311.07911)."""
+"""The verifiable instructions of IFEval (arXiv 2311.07911, table 1), under the names of its rows.
+
+The verdicts are those of Google's checker (google-research, instruction_following_eval), with two
+approximations: sentences are split by Punkt's rules with a short list of abbreviations instead of a
+trained model, and words in capitals are counted by the Treebank rules that matter for them.
+Each function reads a response once or a few times, however it is made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from compass_jax.verifiers.base import UNKNOWN_STEPS, Example, Kind
-from compass_jax.verifiers.constraints import CONSTRAINTS, variants
+from compass_jax.verifiers.base import UNKNOWN_STEPS, Example, Kind, complaints, one_of
 from compass_jax.verifiers.extract import visible
+
+RELATIONS: Mapping[str, Callable[[int, int], bool]] = {
+    "at least": operator.ge,
+    "less than": operator.lt,
+    "at most": operator.le,
+    "exactly": operator.eq,
+    "more than": operator.gt,
+}
+CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+_SENTENCE_END = re.compile(r"[.?!]+(?=[)\";}\]*:@'({\[‘’“”«»]|\s)[\"')\]”’»]*\s*(?=(\S{1,40}))")
+_ABBREVIATIONS = frozenset(
+    str.split(
+        "a.m p.m u.s u.k u.n u.s.a d.c n.y n.j n.c l.a ph.d m.b.a adm aug ave bros calif co"
+        " colo conn corp dec dr feb fla fri ft gen ill inc jan jr lt ltd maj messrs mich minn"
+        " mr mrs ms nov oct ok pa prof rep reps sen sep sept sr st tenn tues va vs wash wed"
+        " wis yr"
+    )
+)
+_STARTERS = frozenset(
+    str.split(
+        "although among both but despite even he however i if in indeed instead it many"
+        " meanwhile moreover most nevertheless nonetheless nor separately similarly since so"
+        " some the there these they this though thus under when while yet"
+    )
+)
+_STAR_BULLET = re.compile(r"^[^\S\n]{0,200}\*[^*].*$", re.MULTILINE)
+_DASH_BULLET = re.compile(r"^[^\S\n]{0,200}-.*$", re.MULTILINE)
+_HIGHLIGHT = re.compile(r"\*([^\n*]*)\*")
+_DOUBLE_HIGHLIGHT = re.compile(r"\*\*([^\n*]*)\*\*")
+_DIVIDER = re.compile(r"\s?\*\*\*\s?")
+_FENCES = ("```json", "```Json", "```JSON", "```")
+_MARK = re.compile(r"[\s\[\](){}<>\"“”«»;@#$%&?!*]+|,(?!\d)|:(?!\d)|--+|\.\.+|(?=['’])|['’](?=\s)")
+_POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
+
+
+def _related(count: int, wanted: int, relation: str) -> bool:
+    if relation not in RELATIONS:
+        raise ValueError(f"relation {relation!r:.60}: it must be one of {', '.join(RELATIONS)}")
+    return RELATIONS[relation](count, int(wanted))
+
+
+def _count(pattern: str, text: str) -> int:
+    return len(re.findall(pattern, text, re.IGNORECASE))
+
+
+def _language(text: str) -> str | None:
+    """Returns the language that langdetect finds, None where the text has no letters."""
+    try:
+        from langdetect import DetectorFactory, LangDetectException, detect
+    except ImportError as error:
+        raise LookupError(
+            "IFEval's languages and cases need the package langdetect: pip install langdetect"
+        ) from error
+    DetectorFactory.seed = 0  # its choice is drawn otherwise
+    try:
+        return str(detect(text))
+    except LangDetectException:
+        return None
+
+
+def count_sentences(text: str) -> int:
+    """Returns the number of sentences, by Punkt's rules (Kiss and Strunk, 2006)."""
+    text = text.strip()
+    last = len(text.rstrip("\"')]”’» \n\t"))  # closing marks alone are no sentence
+    marks = (mark for mark in _SENTENCE_END.finditer(text) if mark.start() < last - 1)
+    return sum(_is_break(text, mark) for mark in marks) + bool(text)
+
+
+def _is_break(text: str, mark: re.Match) -> bool:
+    """Returns whether a sentence ends at a mark."""
+    if set(mark[0].rstrip()) & set("?!") or not mark[0].startswith("."):
+        return True
+    upper = re.sub(r"^\W+", "", mark[1])
+    if mark[0].startswith(".."):
+        return upper[:1].isupper()
+    word = re.split(r"\s", text[max(0, mark.start() - 20) : mark.start()])[-1]
+    word = word.lower().lstrip("(\"'[*_‘“")
+    if word in _ABBREVIATIONS or (len(word) == 1 and word.isalpha()):
+        return upper[:1].isupper() and re.split(r"\W", upper)[0].lower() in _STARTERS
+    return not (re.fullmatch(r"[\d,.]+", word) and mark[1][0].islower())
+
+
+def _paragraphs(text: str, num_paragraphs: int) -> bool:
+    """Paragraphs are parted by ***, and none of them is empty."""
+    parts = [part.strip() for part in _DIVIDER.split(text)]
+    parts = parts[not parts[0] : len(parts) - (not parts[-1])]
+    return len(parts) == num_paragraphs and all(parts)
+
+
+def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
+    """Paragraphs are parted by an empty line; the n-th begins with the word."""
+    parts = [part.strip() for part in text.split("\n\n")]
+    count = sum(bool(part) for part in parts)
+    if count != num_paragraphs or not 1 <= nth_paragraph <= count or not parts[nth_paragraph - 1]:
+        return False
+    word = parts[nth_paragraph - 1].split()[0].lstrip("'").lstrip('"')
+    return re.split(r"[.,?!'\"]", word)[0].lower() == first_word.lower()
+
+
+def _placeholders(text: str, num_placeholders: int) -> bool:
+    """At least this number of [placeholders], each on one line."""
+    count = 0
+    for line in text.split("\n"):
+        closing = 0
+        while closing >= 0 and (start := line.find("[", closing)) >= 0:
+            closing = line.find("]", start)
+            count += closing >= 0
+    return count >= num_placeholders
+
+
+def _postscript(text: str, postscript_marker: str) -> bool:
+    """The marker, blanks between its letters allowed."""
+    marker = postscript_marker.strip()
+    pattern = _POSTSCRIPTS.get(marker, re.escape(marker.lower()))
+    return re.search(pattern, text.lower()) is not None
+
+
+def _highlights(text: str, num_highlights: int) -> bool:
+    """At least this number of *highlighted* or **highlighted** parts."""
+    parts = [*_HIGHLIGHT.findall(text), *_DOUBLE_HIGHLIGHT.findall(text)]
+    return sum(bool(part.strip()) for part in parts) >= num_highlights
+
+
+def _json_format(text: str) -> bool:
+    """All of it is JSON, ``` marks around it left out."""
+    text = text.strip()
+    for fence in _FENCES:
+        text = text.removeprefix(fence)
+    try:
+        json.loads(text.removesuffix("```").strip())
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _title(text: str) -> bool:
+    """A <<title>> on one line."""
+    for line in text.split("\n"):
+        start, end = line.find("<<"), line.rfind(">>")
+        if start >= 0 and end > start + 2 and line[start:end].lstrip("<").rstrip(">").strip():
+            return True
+    return False
+
+
+def _two_responses(text: str) -> bool:
+    """Two different responses, parted by ******."""
+    parts = [part.strip() for part in text.split("******")]
+    if not all(parts[1:-1]):
+        return False
+    parts = [part for part in parts if part]
+    return len(parts) == 2 and parts[0] != parts[1]
+
+
+def _quotation(text: str) -> bool:
+    """All of it stands between double quotation marks."""
+    text = text.strip()
+    return len(text) > 1 and text[0] == text[-1] == '"'
+
+
+# name: a function of a response and the arguments of IFEval's rows
+CONSTRAINTS: Mapping[str, Callable[..., bool]] = {
+    "keywords:existence": lambda text, keywords: all(
+        _count(re.escape(word), text) for word in keywords
+    ),
+    "keywords:frequency": lambda text, keyword, frequency, relation: _related(
+        _count(re.escape(keyword.strip()), text), frequency, relation
+    ),
+    "keywords:forbidden_words": lambda text, forbidden_words: (
+        not any(_count(rf"\b{re.escape(word)}\b", text) for word in forbidden_words)
+    ),
+    "keywords:letter_frequency": lambda text, letter, let_frequency, let_relation: _related(
+        text.lower().count(letter.lower()), let_frequency, let_relation
+    ),
+    "language:response_language": lambda text, language: _language(text) in (language, None),
+    "length_constraints:number_sentences": lambda text, num_sentences, relation: _related(
+        count_sentences(text), num_sentences, relation
+    ),
+    "length_constraints:number_paragraphs": _paragraphs,
+    "length_constraints:number_words": lambda text, num_words, relation: _related(
+        _count(r"\w+", text), num_words, relation
+    ),
+    "length_constraints:nth_paragraph_first_word": _first_word,
+    "detectable_content:number_placeholders": _placeholders,
+    "detectable_content:postscript": _postscript,
+    "detectable_format:number_bullet_lists": lambda text, num_bullets: (
+        len(_STAR_BULLET.findall(text)) + len(_DASH_BULLET.findall(text)) == num_bullets
+    ),
+    "detectable_format:constrained_response": lambda text: any(x in text for x in CHOICES),
+    "detectable_format:number_highlighted_sections": _highlights,
+    "detectable_format:multiple_sections": lambda text, section_spliter, num_sections: (
+        len(re.findall(rf"{re.escape(section_spliter.strip())}\s?\d+", text)) >= num_sections
+    ),
+    "detectable_format:json_format": _json_format,
+    "detectable_format:title": _title,
+    "combination:two_responses": _two_responses,
+    "combination:repeat_prompt": lambda text, prompt_to_repeat: (
+        text.strip().lower().startswith(prompt_to_repeat.strip().lower())
+    ),
+    "startend:end_checker": lambda text, end_phrase: (
+        text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
+    ),
+    "startend:quotation": _quotation,
+    # a word with hyphens is one word
+    "change_case:capital_word_frequency": lambda text, capital_frequency, capital_relation: (
+        _related(sum(map(str.isupper, _MARK.split(text))), capital_frequency, capital_relation)
+    ),
+    "change_case:english_capital": lambda text: text.isupper() and _language(text) in ("en", None),
+    "change_case:english_lowercase": lambda text: (
+        text.islower() and _language(text) in ("en", None)
+    ),
+    "punctuation:no_comma": lambda text: "," not in text,
+}
+
+
+def variants(text: str) -> list[str]:
+    """Returns the texts of IFEval's loose reading.
+
+    They are the response, without its first line, its last line or both, each with and without
+    asterisks.
+    """
+    lines = text.split("\n")
+    cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
+    whole = [text, *cut]
+    return list(dict.fromkeys([*whole, *(part.replace("*", "") for part in whole)]))
 
 
 def judge(
@@ -16,13 +248,13 @@ def judge(
     kwargs: Sequence[Mapping[str, Any] | None],
     credit: str = "all",
 ) -> Mapping[str, float]:
-    """Returns 1 where the response follows every instruction, an empty one follows none.
+    """Returns 1 where the response follows every instruction; an empty one follows none.
 
     With credit "share" it is the share that is followed, the component "followed" in both. "loose"
     is 1 where every instruction is followed in IFEval's loose reading. Thoughts do not count.
 
-    Raises ValueError, so that the sample is left out, for an instruction that is not known, and for
-    arguments that it does not take.
+    Raises ValueError, so that the sample is left out, for an unknown instruction, and for arguments
+    that it does not take.
     """
     if len(instruction_id_list) != len(kwargs) or not instruction_id_list:
         raise ValueError(
@@ -30,10 +262,10 @@ def judge(
         )
     text = visible(response)
     pairs = list(zip(instruction_id_list, kwargs))
-    followed = [_follows(*one, text) for one in pairs]
+    followed = [_follows(*pair, text) for pair in pairs]
     loose = all(
-        strict or any(_follows(*one, other) for other in variants(text)[1:])
-        for one, strict in zip(pairs, followed)
+        strict or any(_follows(*pair, other) for other in variants(text)[1:])
+        for pair, strict in zip(pairs, followed)
     )
     share = sum(followed) / len(followed)
     reward = share if credit == "share" else float(all(followed))
@@ -49,11 +281,6 @@ def _follows(name: str, arguments: Mapping[str, Any] | None, response: str) -> b
         return bool(response.strip()) and CONSTRAINTS[name](response, **given)
     except TypeError as error:
         raise ValueError(f"{name} with {given!r:.200}: {error}") from error
-
-
-def _complaint(given: Mapping[str, Any]) -> str:
-    credit = given.get("credit", "all")
-    return "" if credit in ("all", "share") else f"credit = {credit!r:.40} must be all or share"
 
 
 KIND = Kind(
@@ -72,5 +299,5 @@ KIND = Kind(
     looks_for="",
     steps=lambda given: UNKNOWN_STEPS if given.get("credit") == "share" else 1,
     may_hang=True,  # a row's words become patterns
-    complaint=_complaint,
+    complaint=complaints(credit=one_of("all", "share")),
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compass_jax.untrusted import UntrustedError, parse_json
-from compass_jax.verifiers.base import NOTHING, Example, Kind
+from compass_jax.verifiers.base import NOTHING, Example, Kind, complaints
 from compass_jax.verifiers.extract import json_text
 from compass_jax.verifiers.values import equal, without_nulls
 
@@ -52,17 +52,15 @@ def _value(given: Any, name: str) -> Any:
     return parse_json(given, name) if isinstance(given, str) else given
 
 
-def _complaint(given: Mapping[str, Any]) -> str:
-    if "schema" not in given:
-        return ""
+def _schema_fault(schema: Any) -> str:
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
 
     try:
-        schema = _value(given["schema"], "it")
+        schema = _value(schema, "it")
         validator_for(schema).check_schema(schema)
     except (UntrustedError, SchemaError, TypeError, ValueError) as error:
-        return f"schema = {given['schema']!r:.100}: {str(error).splitlines()[0]:.200}"
+        return f": {str(error).splitlines()[0]:.200}"
     return ""
 
 
@@ -75,5 +73,5 @@ KIND = Kind(
     looks_for="JSON: {last}, else in a block between ``` marks, else all of it",
     may_hang=True,
     at_once=at_once,
-    complaint=_complaint,
+    complaint=complaints(schema=_schema_fault),
 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from compass_jax.verifiers.base import NOTHING, Example, Kind
+from compass_jax.verifiers.base import NOTHING, Example, Kind, complaints, number_in
 from compass_jax.verifiers.extract import final_answer, reference
 from compass_jax.verifiers.maths.evaluation import as_fraction, constant, is_real
 from compass_jax.verifiers.maths.notation import normalised
@@ -15,6 +15,7 @@ from compass_jax.verifiers.maths.values import Named, Quantity, is_wordy, readin
 
 MAX_CHARS = 200
 MAX_BITS = 1_400  # of a numerator or denominator: about 400 digits
+_TOLERANCE = number_in(0, 1e300, ", 0 or more")
 # a number in prose; digits after a letter belong to a unit or a name
 _NUMBER = re.compile(
     r"(?<![\w.^{\\])[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)"
@@ -65,18 +66,10 @@ def _number_in(value: Any) -> Fraction | None:
     return found if bits <= MAX_BITS else None
 
 
-def _complaint(given: Mapping[str, Any]) -> str:
-    for name in ("abs_tol", "rel_tol"):
-        value = given.get(name, 0.0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e300:
-            return f"{name} = {value!r:.40} must be a number, 0 or more"
-    return ""
-
-
 KIND = Kind(
     judge,
     "the final answer is a number within `abs_tol` or `rel_tol` of the reference",
     Example({"answer": "9.81", "abs_tol": 0.05}, r"\boxed{9.8} m/s", r"\boxed{9.7} m/s"),
     takes=("abs_tol", "rel_tol"),
-    complaint=_complaint,
+    complaint=complaints(abs_tol=_TOLERANCE, rel_tol=_TOLERANCE),
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compass_jax.tool_calls import MalformedCall, tool_calls
-from compass_jax.verifiers.base import Example, Kind
+from compass_jax.verifiers.base import Example, Kind, complaints, one_of
 from compass_jax.verifiers.extract import extract_answer
 from compass_jax.verifiers.tool_matching import Verdict, compared, tools_by_name, wanted_calls
 
@@ -57,11 +57,6 @@ def why(response: str, answer: Any, answer_tag: str, tools: Any = (), ordered: b
     return verdict(response, answer, answer_tag, tools, ordered).reason
 
 
-def _complaint(given: Mapping[str, Any]) -> str:
-    ordered = given.get("ordered", False)
-    return "" if isinstance(ordered, bool) else f"ordered = {ordered!r:.40} must be true or false"
-
-
 KIND = Kind(
     judge,
     "the tools are called that the reference calls, with its arguments by value",
@@ -72,6 +67,6 @@ KIND = Kind(
     ),
     takes=("tools", "ordered"),
     looks_for="calls: in <tool_call>, as JSON, or in Python's syntax",
-    complaint=_complaint,
+    complaint=complaints(ordered=one_of(True, False)),
     why=why,
 )

@@ -10,82 +10,37 @@ import platform
 import struct
 import sys
 
-# x86_64 and aarch64; None where an architecture does not have the call
-_DENIED = {
-    "socket": (41, 198),
-    "socketpair": (53, 199),
-    "connect": (42, 203),
-    "bind": (49, 200),
-    "listen": (50, 201),
-    "accept": (43, 202),
-    "accept4": (288, 242),
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "kcmp": (312, 272),
-    "process_madvise": (440, 440),
-    "pidfd_getfd": (438, 438),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "move_mount": (429, 429),
-    "open_tree": (428, 428),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "userfaultfd": (323, 282),
-    "open_by_handle_at": (304, 265),
-    "name_to_handle_at": (303, 264),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "syslog": (103, 116),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "personality": (135, 92),
-    "iopl": (172, None),
-    "ioperm": (173, None),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "adjtimex": (159, 171),
-    "clock_adjtime": (305, 266),
-    "sethostname": (170, 161),
-    "setdomainname": (171, 162),
-    "shmget": (29, 194),
-    "shmat": (30, 196),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "fanotify_init": (300, 262),
-    "vhangup": (153, 58),
-    "setpriority": (141, 140),
-    "ioprio_set": (251, 30),
-    "sched_setscheduler": (144, 119),
-    "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274),
-    "landlock_create_ruleset": (444, 444),
-    "landlock_add_rule": (445, 445),  # the rules of programs stay as they were made
-    "migrate_pages": (256, 238),
-    "move_pages": (279, 239),
-}
+
+def _numbers(table: str) -> dict[str, tuple[int, int | None]]:
+    """Returns the numbers of system calls out of a table "name x86_64 aarch64; ..."."""
+    rows = [row.split() for row in table.split(";")]
+    return {name: (int(x86), None if arm == "-" else int(arm)) for name, x86, arm in rows}
+
+
+# of each call the number on x86_64 and on aarch64, "-" where it does not exist there; the rules of
+# programs stay as they were made, so that calls of Landlock are among them
+_DENIED = _numbers(
+    """
+    socket 41 198; socketpair 53 199; connect 42 203; bind 49 200; listen 50 201;
+    accept 43 202; accept4 288 242; ptrace 101 117; process_vm_readv 310 270;
+    process_vm_writev 311 271; kcmp 312 272; process_madvise 440 440; pidfd_getfd 438 438;
+    mount 165 40; umount2 166 39; pivot_root 155 41; chroot 161 51; move_mount 429 429;
+    open_tree 428 428; fsopen 430 430; fsconfig 431 431; fsmount 432 432; fspick 433 433;
+    mount_setattr 442 442; bpf 321 280; perf_event_open 298 241; add_key 248 217;
+    request_key 249 218; keyctl 250 219; io_uring_setup 425 425; io_uring_enter 426 426;
+    io_uring_register 427 427; userfaultfd 323 282; open_by_handle_at 304 265;
+    name_to_handle_at 303 264; init_module 175 105; finit_module 313 273;
+    delete_module 176 106; kexec_load 246 104; kexec_file_load 320 294; reboot 169 142;
+    swapon 167 224; swapoff 168 225; syslog 103 116; acct 163 89; quotactl 179 60;
+    personality 135 92; iopl 172 -; ioperm 173 -; settimeofday 164 170;
+    clock_settime 227 112; adjtimex 159 171; clock_adjtime 305 266; sethostname 170 161;
+    setdomainname 171 162; shmget 29 194; shmat 30 196; semget 64 190; msgget 68 186;
+    mq_open 240 180; memfd_create 319 279; memfd_secret 447 447; fanotify_init 300 262;
+    vhangup 153 58; setpriority 141 140; ioprio_set 251 30; sched_setscheduler 144 119;
+    sched_setparam 142 118; sched_setattr 314 274; landlock_create_ruleset 444 444;
+    landlock_add_rule 445 445; migrate_pages 256 238; move_pages 279 239
+    """
+)
 # of a process whose number comes first; 0: the caller's own
 _OWN = {"prlimit64": (302, 261), "sched_setaffinity": (203, 122)}
 _NAMESPACES = {"unshare": (272, 97), "setns": (308, 268), "clone": (56, 220), "clone3": (435, 435)}

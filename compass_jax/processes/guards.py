@@ -1,8 +1,8 @@
-"""What the kernel can keep a process from: namespaces, Landlock, seccomp, limits.
+"""Restrictions of a process by the kernel: namespaces, Landlock, seccomp, limits.
 
 A worker enters in two stages: `separate` before it imports anything (user and process
-namespace), `confine` after its imports (everything else). What a machine has is found by trying
-both in a process of its own: `python -m compass_jax.verifiers.guards TEMPORARY_FOLDER`.
+namespace), `confine` after its imports (everything else). The guards of a machine are found by
+trying both in another process: `python -m compass_jax.processes.guards TEMPORARY_FOLDER`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import math
+import mmap
 import os
 import resource
 import signal
@@ -18,11 +19,12 @@ import struct
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from compass_jax.verifiers import seccomp
+from compass_jax.processes import seccomp
+from compass_jax.processes.forked import run_forked
 
 USER = "user namespace"
 PROCESSES = "process namespace"
@@ -40,6 +42,7 @@ FILE_BYTES = 64 * 2**20
 PROCESS_LIMIT = 64
 PROGRAM_PROCESSES = 5  # of a program that starts some: they share its memory
 FILE_LIMIT = 256
+TRIAL_S = 30.0
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -293,47 +296,45 @@ def drop_capabilities() -> None:
     _keep(*((_CAP_DAC_READ_SEARCH,) if os.getuid() == NOBODY else ()))
 
 
-def limit(seconds: float, whole: bool) -> None:
-    """Limits of memory, processor time, files and, with an own user namespace, of processes."""
+def set_limits(limits: Mapping[int, int]) -> None:
+    """Sets limits of this process (resource.RLIMIT_...), none above the one that it has."""
+    for kind, value in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def limit(seconds: float, limits_processes: bool) -> None:
+    """Limits memory, processor time, files and, with a user namespace, processes."""
     global _end
     _end = time.monotonic() + seconds
-    cpu = int(seconds) + 2
-    limits = {
-        resource.RLIMIT_AS: MEMORY_BYTES,
-        resource.RLIMIT_CPU: cpu,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: FILE_BYTES,
-        resource.RLIMIT_NOFILE: FILE_LIMIT,
-    }
-    if whole:
-        limits[resource.RLIMIT_NPROC] = PROCESS_LIMIT
-    for kind, most in limits.items():
-        hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+    set_limits(
+        {
+            resource.RLIMIT_AS: MEMORY_BYTES,
+            resource.RLIMIT_CPU: int(seconds) + 2,
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_FSIZE: FILE_BYTES,
+            resource.RLIMIT_NOFILE: FILE_LIMIT,
+            **({resource.RLIMIT_NPROC: PROCESS_LIMIT} if limits_processes else {}),
+        }
+    )
 
 
 def seconds_left() -> float:
-    """Returns how long this process may work on, after `limit`; less what it needs to say so."""
+    """Returns how long this process may work on after `limit`, less the time of its answer."""
     left = _end - time.monotonic()
     return max(0.0, left - min(0.5, left / 8))
 
 
 def limit_memory() -> None:
-    """The limit of address space, for this process and its children."""
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    """Limits the address space of this process and its children."""
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+        set_limits({resource.RLIMIT_AS: MEMORY_BYTES})
 
 
 def limit_growth() -> None:
-    """Limits the address space of this process and its children to what it has and GROWTH_BYTES."""
-    own = _own_bytes or _address_space()
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most = own + GROWTH_BYTES
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    """Limits the address space of this process and its children to its size and GROWTH_BYTES."""
+    set_limits({resource.RLIMIT_AS: (_own_bytes or _address_space()) + GROWTH_BYTES})
 
 
 def _address_space() -> int:
@@ -461,19 +462,15 @@ def _install(program: bytes) -> None:
 
 
 def _attempt(folder: str) -> dict[str, str]:
-    """What this machine lacks, found by entering everything, as a worker does."""
+    """Returns the guards that this machine lacks, found by entering all as a worker does."""
     missing = separate(GUARDS)
-    readable, said = os.pipe()
-    if os.fork() == 0:
+
+    def enter(page: mmap.mmap) -> None:
         left = [name for name in GUARDS if name not in missing]
         found = confine(left, folder, [entry for entry in sys.path if entry])
-        os.write(said, json.dumps(missing | found).encode())
-        os._exit(0)
-    os.close(said)
-    with os.fdopen(readable, "rb") as file:
-        told = file.read()
-    os.wait()
-    return json.loads(told)
+        page.write(json.dumps(missing | found).encode())
+
+    return json.loads(run_forked(enter, TRIAL_S).output)
 
 
 if __name__ == "__main__":

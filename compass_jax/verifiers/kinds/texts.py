@@ -1,0 +1,146 @@
+"""Verifiers that compare or measure a text: its characters, form, length, a pattern, a verdict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from compass_jax.verifiers.base import NOTHING, UNKNOWN_STEPS, Example, Kind, complaints
+from compass_jax.verifiers.extract import final_answer, reference, visible
+from compass_jax.verifiers.judge import verdict
+
+
+def exact(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any]:
+    """Returns 1 where the final answer is the reference, character by character.
+
+    A run of white space counts as one blank.
+    """
+    found = final_answer(response, answer_tag)
+    if found is None:
+        return NOTHING
+    return float(" ".join(found.split()) == " ".join(reference(answer).split()))
+
+
+def form(response: str, answer_tag: str, think_tag: str = "think") -> float:
+    """Returns 1 for <think>...</think><answer>...</answer> and nothing else: each mark once, in
+    this order, neither part empty. With an empty `answer_tag` the answer is what follows the
+    thoughts.
+    """
+    tags = [think_tag, answer_tag] if answer_tag else [think_tag]
+    marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
+    if any(response.count(mark) != 1 for mark in marks):
+        return 0.0
+    rest, filled = response, []
+    for mark in marks:
+        before, found, rest = rest.partition(mark)
+        if not found:
+            return 0.0
+        filled.append(bool(before.strip()))
+    filled.append(bool(rest.strip()))
+    wanted = [False, True, False, True, False] if answer_tag else [False, True, True]
+    return float(filled == wanted)
+
+
+def length(response: str, most_chars: int, free_chars: int | None = None) -> float:
+    """Returns 1 up to `free_chars` characters, down to 0 at `most_chars` in a straight line;
+    without `free_chars` 1 up to `most_chars` and 0 above.
+    """
+    free = most_chars if free_chars is None else free_chars
+    if len(response) <= free:
+        return 1.0
+    left = max(0.0, most_chars - len(response))
+    return left / (most_chars - free) if most_chars > free else 0.0
+
+
+def _length_steps(given: Mapping[str, Any]) -> int:
+    if "most_chars" not in given:
+        return UNKNOWN_STEPS  # every row may have its own
+    return max(1, given["most_chars"] - given.get("free_chars", given["most_chars"]))
+
+
+def _length_complaint(given: Mapping[str, Any]) -> str:
+    if "most_chars" not in given:
+        return ""
+    most, free = given["most_chars"], given.get("free_chars", given["most_chars"])
+    numbers = all(isinstance(x, int) and not isinstance(x, bool) for x in (most, free))
+    if numbers and 0 <= free <= most and most > 0:
+        return ""
+    return (
+        f"most_chars = {most!r:.40} and free_chars = {free!r:.40} must be whole numbers,"
+        " free_chars at most most_chars"
+    )
+
+
+def regex(response: str, pattern: str) -> float:
+    """Returns 1 where the pattern is found in the response.
+
+    Thoughts are searched only by a pattern that mentions them ("think").
+    """
+    text = response if "think" in pattern else visible(response)
+    return float(re.search(pattern, text) is not None)
+
+
+def _pattern_fault(pattern: Any) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError, RecursionError, OverflowError) as error:
+        return f": {error}"
+    return ""
+
+
+def pair_verdict(response: str, answer: Any) -> float | Mapping[str, Any]:
+    """Returns 1 where the last line with a verdict says the reference's: Better, Tie or Worse.
+
+    Raises ValueError for a reference that is none of them.
+    """
+    wanted = verdict(reference(answer))
+    if wanted is None:
+        raise ValueError(f"the reference {answer!r:.40} is no verdict; write Better, Tie or Worse")
+    found = verdict(visible(response))
+    return NOTHING if found is None else float(found == wanted)
+
+
+KINDS = {
+    "exact": Kind(
+        exact,
+        "the final answer is the reference, character by character",
+        Example({"answer": "New York"}, "<answer>New  York</answer>", "<answer>York</answer>"),
+    ),
+    "format": Kind(
+        form,
+        "the response is <think>...</think><answer>...</answer> and nothing else",
+        Example(
+            {}, "<think>so</think><answer>5</answer>", "<think>so</think> <answer>5</answer> bye"
+        ),
+        answer=False,
+        takes=("think_tag",),
+        looks_for="",
+    ),
+    "length": Kind(
+        length,
+        "the response has at most `free_chars` characters, down to 0 at `most_chars`",
+        Example({"most_chars": 10, "free_chars": 4}, "four", "ten or more"),
+        answer=False,
+        takes=("most_chars", "free_chars"),
+        looks_for="",
+        steps=_length_steps,
+        complaint=_length_complaint,
+    ),
+    "regex": Kind(
+        regex,
+        "the pattern is found in the response",
+        Example({"pattern": r"\bParis\b"}, "It is Paris.", "It is Parisian."),
+        answer=False,
+        takes=("pattern",),
+        looks_for="",
+        may_hang=True,  # a pattern can take for ever
+        complaint=complaints(pattern=_pattern_fault),
+    ),
+    "verdict": Kind(
+        pair_verdict,
+        "the last verdict of the response, Better, Tie or Worse, is the reference",
+        Example({"answer": "Tie"}, "Both say the same.\nTie", "The candidate says more.\nBetter"),
+        looks_for="the last line with Better, Tie or Worse",
+    ),
+}
