@@ -81,7 +81,6 @@ LAYERS = {
     "runs": {"config", "untrusted", "trackers", "runs"},
     "commands": ANY,
     "serving": {"records", "config", "untrusted", "data", "rollout", "serving", "tool_calls"},
-    "serving.openai_api": ANY,
     "__main__": ANY,
     "__init__": ANY,
 }

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import http.client
 import threading
-import time
 from pathlib import Path
 
 import jax
@@ -66,10 +65,8 @@ def served(folder, **options):
     with openai_server(config) as running:
         thread = threading.Thread(target=running.run)
         thread.start()
-        while not running.started:
-            time.sleep(0.05)
         yield dataclasses.replace(config, port=running.address[1])
-        running.should_exit = True
+        running.server.should_exit = True
         thread.join()
 
 
@@ -138,7 +135,7 @@ def rolled_out(engine, params, tokenizer, prompts, limits, temperature=0.0):
     found = {}
     for r in job:
         logp = r.logp[len(r.prompt.tokens) :]
-        answer = tokenizer.decode(r.response), logp, r.truncated
+        answer = tokenizer.decode_response(r.response), logp, r.truncated
         found[r.row] = answer
     return [found[i] for i in range(len(made))]
 

@@ -31,7 +31,7 @@ def metadata():
 @pytest.mark.parametrize(
     ("extra", "packages"),
     [
-        ("serve", ["uvicorn"]),
+        ("serve", ["uvicorn", "starlette", "pydantic", "prometheus_client"]),
         ("tpu", ["jax", "libtpu"]),
         ("plan", ["jax", "libtpu"]),
         ("wandb", ["wandb"]),

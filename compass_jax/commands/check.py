@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from compass_jax.config import ConfigError, ModelConfig
+from compass_jax.config.foreign import hub_hint
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.tokenizer_folder import TokenizerError
 from compass_jax.errors import UserError
@@ -60,9 +61,10 @@ def check(path: str | os.PathLike, family: str | None = None) -> Iterator[Checke
     """Yields what is looked at in `path`, one after the other. Raises CheckError as `run_check`
     does.
     """
+    hint = hub_hint(str(path))
     path = Path(path).absolute()
     if not path.is_dir():
-        raise CheckError(f"{path}: there is no such directory")
+        raise CheckError(f"{path}: there is no such directory; {hint}".rstrip("; "))
     if sound.is_one(path):
         yield _checkpoint(path, path.name)[0]
     elif (path / "checkpoints").is_dir():

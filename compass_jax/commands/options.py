@@ -485,7 +485,7 @@ class Serve(Compiling):
     max_waiting: int = 64
     """Maximum number of queued requests (a count)."""
     max_connections: int = 512
-    """Maximum number of open connections (a count); one more closes the oldest idle one."""
+    """Maximum number of open connections (a count)."""
     api_key: Annotated[str | None, arg(metavar="KEY")] = None
     """Key that clients must send; required if other machines reach the host. The variable
     COMPASS_API_KEY sets it out of sight of the process list.

@@ -5,13 +5,16 @@ weights of a run or of a Hugging Face folder.
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from socket import socket
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from compass_jax.config import ConfigError, DataConfig, MeshConfig, RolloutConfig, RunConfig
+from compass_jax.config.foreign import hub_hint
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import decoder_of
 from compass_jax.extras import how_to_install
@@ -19,13 +22,15 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.online import OnlineBatcher
 from compass_jax.rollout.sampling import Sampler
 from compass_jax.serving.bound import bind, is_loopback
-from compass_jax.serving.guard import Guard, resolve_key
 from compass_jax.serving.limits import Limits, make_room_for
-from compass_jax.serving.openai_requests import Served
 from compass_jax.weights.start import model_of, tokenizer_beside
 
 if TYPE_CHECKING:
-    from compass_jax.serving.connections import Server
+    import uvicorn
+
+# what the HTTP server needs, of the extra "serve"
+HTTP_PACKAGES = ("uvicorn", "starlette", "pydantic", "prometheus_client")
+BACKLOG = 64  # connections that the kernel holds until they are accepted
 
 
 @dataclass(frozen=True)
@@ -117,10 +122,8 @@ def make_engine(config: ServeConfig) -> tuple[Engine, Any, Tokenizer]:
     """
     rollout, mesh, weights = config.rollout(), config.mesh_config(), config.weights
     if not Path(weights).is_dir():
-        raise ConfigError(
-            f"{weights}: there is no such folder; give a run directory, a checkpoint, or a Hugging"
-            " Face folder"
-        )
+        hint = hub_hint(weights) or "give a run directory, a checkpoint, or a Hugging Face folder"
+        raise ConfigError(f"{weights}: there is no such folder; {hint}")
     model, folder = model_of(weights), tokenizer_beside(weights)
     if folder is None:
         raise ConfigError(
@@ -143,30 +146,49 @@ def start_jetstream(config: ServeConfig) -> Any:
     try:
         from compass_jax.rollout.jetstream_api import JetStreamEngine, run_server
     except ModuleNotFoundError as error:
-        raise _missing("compass serve", "google-jetstream", error) from error
+        raise _missing("compass serve", error, "google-jetstream") from error
     return run_server(
         JetStreamEngine(*make_engine(config), Sampler(config.temperature)), config.host, config.port
     )
 
 
-@contextlib.contextmanager
-def openai_server(config: ServeConfig) -> Iterator[Server]:
-    """A server that is ready to `run`, its port bound and its engine running meanwhile.
+class HttpServer(NamedTuple):
+    """A uvicorn server, and the socket on which it listens."""
 
-    ConfigError where uvicorn is not installed, where the address cannot be bound, for a host that
-    other machines reach without a key, and for more connections than descriptors.
+    server: uvicorn.Server
+    socket: socket
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and the port."""
+        return self.socket.getsockname()[:2]
+
+    def run(self) -> None:
+        """Serves until the process is told to end, or `server.should_exit` is set."""
+        self.server.run([self.socket])
+
+
+@contextlib.contextmanager
+def openai_server(config: ServeConfig) -> Iterator[HttpServer]:
+    """Yields a server that is ready to `run`, its port bound and its engine running meanwhile.
+
+    ConfigError if a package is missing, if the address cannot be bound, for a host that other
+    machines reach without a key, and for more connections than file descriptors.
     """
     config.rollout()
     try:
-        from compass_jax.serving.connections import http_server
-        from compass_jax.serving.openai_api import Api
+        from compass_jax.serving.guard import resolve_key
+        from compass_jax.serving.metrics import Metrics
+        from compass_jax.serving.openai_api import make_app
+        from compass_jax.serving.openai_requests import Served
+        from compass_jax.serving.server import http_server
     except ModuleNotFoundError as error:
-        raise _missing("compass serve --openai", "uvicorn", error) from error
+        raise _missing("compass serve --openai", error, *HTTP_PACKAGES) from error
     limits = replace(config.limits, connections=config.max_connections)
     make_room_for(limits.connections, config.slots + config.max_waiting + 1)
     with contextlib.ExitStack() as stack:
-        listening = stack.enter_context(bind(config.host, config.port, limits))
-        key = resolve_key(config.api_key, is_loopback(listening))
+        bound = stack.enter_context(bind(config.host, config.port))
+        key = resolve_key(config.api_key, is_loopback(bound))
         engine, params, tokenizer = make_engine(config)
         served = Served(
             Path(config.weights).resolve().name,
@@ -179,24 +201,31 @@ def openai_server(config: ServeConfig) -> Iterator[Server]:
         batcher = OnlineBatcher(engine, params, config.max_waiting)
         batcher.start()
         stack.callback(batcher.stop, limits.engine_stop_s)
-        api = Api(served, batcher, limits)
-        stack.callback(api.close)
-        guard = Guard(api, [config.host, *config.allow_host], key, limits, api.metrics)
-        yield http_server(guard, listening, limits, api.metrics)
+        hosts, metrics = [config.host, *config.allow_host], Metrics()
+        server = http_server(make_app(served, batcher, limits, metrics, hosts, key), limits)
+        connections = server.server_state.connections
+        metrics.watch("compass_connections", "Connections that are open.", lambda: len(connections))
+        try:
+            bound.listen(BACKLOG)
+        except OSError as error:
+            where = f"--host {config.host} --port {config.port}"
+            raise ConfigError(f"{where}: {error.strerror}; choose another") from error
+        yield HttpServer(server, bound)
 
 
-def _missing(command: str, package: str, error: ModuleNotFoundError) -> ConfigError:
-    return ConfigError(f"{command} needs {package} ({error}): {how_to_install('serve', package)}")
+def _missing(command: str, error: ModuleNotFoundError, *packages: str) -> ConfigError:
+    return ConfigError(f"{command} needs {error.name}: {how_to_install('serve', *packages)}")
 
 
 def run_serve(config: ServeConfig) -> None:
     """Serves until the process is told to end."""
-    with contextlib.suppress(KeyboardInterrupt):  # before the server listens, and while it ends
+    with contextlib.suppress(KeyboardInterrupt):
         if config.openai:
+            # to be told to end is no failure, before the server listens and while it ends, too
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
             with openai_server(config) as server:
                 routes = "HTTP, /v1/completions and /v1/chat/completions"
-                host, port = server.address
-                server.on_started = lambda: _say(config, host, port, routes)
+                _say(config, *server.address, routes)
                 server.run()
             return
         _check_address(config)
@@ -212,8 +241,10 @@ def _say(config: ServeConfig, host: str, port: int, protocol: str) -> None:
 
 
 def _check_address(config: ServeConfig) -> None:
-    """ConfigError where JetStream's server could not bind its address, which gRPC would not say."""
-    with bind(config.host, config.port, config.limits) as probe:
+    """Raises ConfigError if JetStream's server could not bind its address, which gRPC would not
+    say.
+    """
+    with bind(config.host, config.port) as probe:
         if not is_loopback(probe):
             text = "whoever reaches this host may use the server: JetStream's protocol has no key"
             print(f"compass serve: {text}", file=sys.stderr)

@@ -1,2 +1,2 @@
-"""What stands between the network and the engine: limits, connections, the guard at the door,
-metrics, text in pieces."""
+"""The HTTP server for OpenAI's clients: requests become work for the batcher, tokens become
+answers."""

@@ -1,4 +1,4 @@
-"""Sockets that are bound before anything slow begins, and whom they let in."""
+"""A socket that is bound before the model is loaded."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import ipaddress
 import socket
 
 from compass_jax.config import ConfigError
-from compass_jax.serving.limits import Limits
 
 
-def bind(host: str, port: int, limits: Limits) -> socket.socket:
-    """A socket bound to the first address of `host`, IPv4 before IPv6. ConfigError, in one line,
-    where that cannot be."""
+def bind(host: str, port: int) -> socket.socket:
+    """Returns a socket bound to the first address of `host`, IPv4 before IPv6. ConfigError if that
+    cannot be.
+    """
     if not host.strip():
         raise ConfigError(
             "--host is empty: name an interface, 127.0.0.1 for this machine alone, "
@@ -19,28 +19,21 @@ def bind(host: str, port: int, limits: Limits) -> socket.socket:
         )
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = min(
-            found, key=lambda info: info[0] is not socket.AF_INET
-        )
-        listening = socket.socket(family, kind, protocol)
     except (OSError, ValueError) as error:  # ValueError: a name that no resolver takes
-        raise ConfigError(
-            f"--host {host[:200]!r}: {getattr(error, 'strerror', None) or error}"
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--host {host[:200]!r}: {reason}") from error
+    family, kind, protocol, _, address = min(found, key=lambda x: x[0] is not socket.AF_INET)
+    bound = socket.socket(family, kind, protocol)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes // 2
-        )  # the kernel doubles it
-        listening.bind(address)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
     except OSError as error:
-        listening.close()
-        raise ConfigError(
-            f"--host {host} --port {port}: {error.strerror}; choose another"
-        ) from error
-    return listening
+        bound.close()
+        text = f"{error.strerror}; choose another"
+        raise ConfigError(f"--host {host} --port {port}: {text}") from error
+    return bound
 
 
-def is_loopback(listening: socket.socket) -> bool:
-    """Whether only this machine reaches a bound socket."""
-    return ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
+def is_loopback(bound: socket.socket) -> bool:
+    """Returns whether only this machine reaches a bound socket."""
+    return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from compass_jax.errors import CompassError
 
 
-class BadRequest(CompassError, ValueError):
-    """A request that cannot be answered; the message goes to the client, with the HTTP `status`."""
+class ApiError(CompassError, ValueError):
+    """A request that cannot be answered; the client gets the message with the HTTP `status`."""
 
     def __init__(
         self,
@@ -16,31 +17,25 @@ class BadRequest(CompassError, ValueError):
         param: str | None = None,
         status: int = 400,
         code: str | None = None,
-        headers: tuple[tuple[bytes, bytes], ...] = (),
+        headers: Mapping[str, str] | None = None,
     ):
         super().__init__(message)
         self.param = param
         self.status = status
         self.code = code
-        self.headers = headers
+        more = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}}
+        more[503] = more[429]
+        self.headers = {**more.get(status, {}), **(headers or {})}
 
     def body(self) -> bytes:
-        """The JSON body of the answer."""
-        return error_body(str(self), self.status, self.param, self.code)
-
-
-def error_body(
-    message: str, status: int, param: str | None = None, code: str | None = None
-) -> bytes:
-    """The JSON body of an answer with this HTTP status."""
-    kind = "invalid_request_error" if status < 429 or status == 431 else "server_error"
-    kind = "rate_limit_error" if status == 429 else kind
-    return json.dumps(
-        {"error": {"message": message, "type": kind, "param": param, "code": code}}
-    ).encode()
+        """Returns the JSON body of the answer."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}).encode()
 
 
 def shown(value: object) -> str:
-    """`value` as Python writes it, cut to a length that fits into a message."""
+    """Returns `value` as Python writes it, cut to a length that fits into a message."""
     text = repr(value[:100] if isinstance(value, str | list) else value)
     return text if len(text) <= 80 else text[:77] + "..."

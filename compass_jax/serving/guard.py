@@ -1,5 +1,4 @@
-"""Who may ask: the first thing that a request meets. Host, Origin, key, kind and size are checked;
-answers are counted.
+"""Who may send requests: Host, Origin and key of each request are checked, and answers counted.
 
 A browser on this machine reaches a server on loopback. So a page of another origin must not start
 work (its requests name their Origin, or are no JSON), and a name that an attacker points at this
@@ -13,33 +12,31 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from compass_jax.config import ConfigError
-from compass_jax.serving.errors import BadRequest
-from compass_jax.serving.limits import Limits
-from compass_jax.serving.metrics import Metrics
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+from compass_jax.config import ConfigError
+from compass_jax.serving.errors import ApiError
+from compass_jax.serving.metrics import Metrics
 
 KEY_VARIABLE = "COMPASS_API_KEY"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-LEFT = 499  # the client went before an answer began
-OPEN_PATHS = ("/health",)  # for whoever looks whether the server lives
+CLIENT_LEFT = 499  # status that is counted if the client went before an answer began
+OPEN_PATHS = ("/health",)  # paths that need no key
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:@/?#\s]+)(?::(\d{1,5}))?", re.IGNORECASE)
 _KEY = re.compile(r"[\x21-\x7e]{8,1024}")
 
 
 def resolve_key(given: str | None, loopback: bool) -> str | None:
-    """The key that every client must bring: `--api-key`, or the environment's; None where it is
-    needless.
+    """Returns the key that every client must send: `--api-key`, or the environment's; None if none
+    is needed.
 
-    ConfigError, which never shows the key, for one that cannot be sent, or where other machines
-    would need none.
+    ConfigError, which never shows the key, for one that cannot be sent, or if other machines would
+    need none.
     """
     key = os.environ.get(KEY_VARIABLE) if given is None else given
     source = KEY_VARIABLE if given is None else "--api-key"
@@ -59,10 +56,17 @@ def resolve_key(given: str | None, loopback: bool) -> str | None:
 
 class Guard:
     """An ASGI application around another one. `hosts` are names that clients may call this server,
-    beside those of loopback and the address at which they reached it."""
+    beside those of loopback and the address at which they reached it. `routes` are the paths that
+    are counted by name.
+    """
 
     def __init__(
-        self, app: Any, hosts: Iterable[str], key: str | None, limits: Limits, metrics: Metrics
+        self,
+        app: ASGIApp,
+        routes: Iterable[str],
+        hosts: Iterable[str],
+        key: str | None,
+        metrics: Metrics,
     ):
         for host in hosts:
             if not (found := _AUTHORITY.fullmatch(host)) or found[2]:
@@ -70,112 +74,81 @@ class Guard:
                     f"--allow-host {host[:200]!r}: give a name or an address, without a port"
                 )
         self._app = app
+        self._routes = frozenset(routes)
         self._named = {_bare(host) for host in hosts}
         self._key = None if key is None else key.encode()
-        self._limits = limits
         self._metrics = metrics
-        self._routes = frozenset(app.routes)  # paths that are counted by name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuses, or lets the application answer; counts what was answered, and how long it
-        took."""
-        if scope["type"] != "http":
-            return
+        """Refuses a request, or lets the application answer it; counts the answer and its time."""
         scope["begun"] = begun = time.monotonic()
         route = scope["path"] if scope["path"] in self._routes else "other"
-        status = LEFT
+        headers = Headers(scope=scope)
+        # A proxy in front may see the end of such a request elsewhere (RFC 9112, 6.3).
+        closes = "content-length" in headers and "transfer-encoding" in headers
+        status = CLIENT_LEFT
 
-        async def counted(message: MutableMapping[str, Any]) -> None:
+        async def counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if closes:
+                    message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
         try:
-            self._check(scope)
+            self._check(scope, headers)
             await self._app(scope, receive, counted)
-        except BadRequest as error:
-            await send_error(counted, error)
-        except Exception:
-            if status != LEFT:
-                raise  # uvicorn logs it, and closes
+        except ApiError as error:
+            await error_response(error)(scope, receive, counted)
+        except Exception:  # Starlette has answered with 500
             logging.getLogger(__name__).exception("a request failed")
-            await send_error(counted, BadRequest("the server has failed", status=500))
         finally:
-            self._metrics.requests.add(route, status)
-            self._metrics.latency.observe(route, time.monotonic() - begun)
+            self._metrics.requests.labels(route, status).inc()
+            self._metrics.latency.labels(route).observe(time.monotonic() - begun)
 
-    def _check(self, scope: Scope) -> None:
-        """BadRequest for a request that goes no further."""
-        headers = [
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
-        ]
-        if sum(len(name) + len(value) for name, value in headers) > self._limits.header_bytes:
-            self._refuse("header", 431, f"the header exceeds {self._limits.header_bytes} bytes")
-        if scope["method"] == "CONNECT":
-            raise BadRequest("this is no proxy", status=405)
-        host = _only(headers, "host")
-        self._check_host(scope, host)
-        self._check_origin(_only(headers, "origin"), host)
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        """Raises ApiError for a request that goes no further."""
+        host, origin = _only(headers, "host"), _only(headers, "origin")
+        if host is not None:  # None: HTTP/1.0, which no browser speaks
+            reached = (scope.get("server") or ("",))[0]
+            if _name(host) not in {*LOOPBACK, _bare(reached), *self._named}:
+                text = f"this server is not known as {host[:100]!r}; --allow-host adds a name"
+                raise ApiError(text, status=421)
+        if origin is not None and not self._is_own(origin, host):
+            raise ApiError(f"pages of {origin[:100]!r} may not ask this server", status=403)
         if self._key is not None and scope["path"] not in OPEN_PATHS:
-            self._check_key(_only(headers, "authorization"))
+            scheme, _, key = (_only(headers, "authorization") or "").partition(" ")
+            same = hmac.compare_digest(key.strip().encode("latin-1"), self._key)
+            if scheme.lower() != "bearer" or not same:
+                text = "the key is missing or wrong: send the header Authorization: Bearer KEY"
+                raise ApiError(text, status=401, code="invalid_api_key")
         if scope["method"] == "POST":
             kind = (_only(headers, "content-type") or "").partition(";")[0].strip().lower()
             if kind != "application/json":
-                self._refuse("content_type", 415, "the content-type must be application/json")
+                raise ApiError("the content-type must be application/json", status=415)
 
-    def _check_host(self, scope: Scope, host: str | None) -> None:
-        if host is None:
-            return  # HTTP/1.0, which no browser speaks
-        reached = (scope.get("server") or ("",))[0]
-        if _name(host) not in {*LOOPBACK, _bare(reached), *self._named}:
-            text = f"this server is not known as {host[:100]!r}; --allow-host adds a name"
-            self._refuse("host", 421, text)
-
-    def _check_origin(self, origin: str | None, host: str | None) -> None:
-        if origin is None:
-            return
+    def _is_own(self, origin: str, host: str | None) -> bool:
+        """Returns whether pages of this origin may send requests."""
         try:
             parts = urlsplit(origin)
         except ValueError:
-            parts = urlsplit("")
-        web = parts.scheme in ("http", "https") and bool(parts.netloc)
+            return False
         same = host is not None and parts.netloc.lower() == host.lower()
-        if not web or not (same or _name(parts.netloc) in self._named):
-            self._refuse("origin", 403, f"pages of {origin[:100]!r} may not ask this server")
-
-    def _check_key(self, authorization: str | None) -> None:
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(
-            key.strip().encode("latin-1"), self._key or b""
-        ):
-            text = "the key is missing or wrong: send the header Authorization: Bearer KEY"
-            self._refuse("key", 401, text, "invalid_api_key")
-
-    def _refuse(self, reason: str, status: int, message: str, code: str | None = None) -> None:
-        self._metrics.rejected.add(reason)
-        raise BadRequest(message, status=status, code=code)
+        web = parts.scheme in ("http", "https") and bool(parts.netloc)
+        return web and (same or _name(parts.netloc) in self._named)
 
 
-async def send_error(send: Send, error: BadRequest) -> None:
-    """Sends an error as a whole answer."""
-    body = error.body()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    more = {
-        401: [(b"www-authenticate", b"Bearer")],
-        429: [(b"retry-after", b"1")],
-        503: [(b"retry-after", b"1")],
-    }
-    headers += [*more.get(error.status, []), *error.headers]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def error_response(error: ApiError) -> Response:
+    """Returns an error as a whole answer."""
+    return Response(error.body(), error.status, error.headers, "application/json")
 
 
-def _only(headers: list[tuple[str, str]], name: str) -> str | None:
-    """The value of a header that may come once. BadRequest where it comes twice."""
-    found = [value for key, value in headers if key == name]
+def _only(headers: Headers, name: str) -> str | None:
+    """Returns the value of a header that may come once. ApiError if it comes twice."""
+    found = headers.getlist(name)
     if len(found) > 1:
-        raise BadRequest(f"the header {name} comes {len(found)} times")
+        raise ApiError(f"the header {name} comes {len(found)} times")
     return found[0] if found else None
 
 

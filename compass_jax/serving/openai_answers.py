@@ -3,183 +3,221 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NamedTuple
 
+from anyio import CapacityLimiter, to_thread
+
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.online import Chunk, OnlineBatcher, Streamed
-from compass_jax.serving.errors import BadRequest
-from compass_jax.serving.openai_logprobs import Logprobs, Row, chat_logprobs, completion_logprobs
-from compass_jax.serving.openai_requests import Asked, Served
+from compass_jax.serving.errors import ApiError
+from compass_jax.serving.openai_bodies import ChatBody
+from compass_jax.serving.openai_logprobs import (
+    Logprobs,
+    Row,
+    chat_logprobs,
+    completion_logprobs,
+    width,
+)
+from compass_jax.serving.openai_requests import Job, Served
 from compass_jax.serving.openai_tools import CallStream
-from compass_jax.serving.places import Writer
 from compass_jax.serving.text import TextStream
 
 
 class Piece(NamedTuple):
-    """New text of one choice, the rows of the tokens that came with it (where log-probs are asked
-    for), their number, and why it ended ("" while it goes on; "error" and "cancelled" end the
-    whole request)."""
+    """New text of one choice, the log-prob rows of the tokens that came with it, the number of
+    these tokens, and why the choice ended ("" while it goes on). `calls` of tools come at the end.
+    """
 
     choice: int
     text: str
     rows: list[Row]
     tokens: int
     finish: str
-    calls: Sequence[dict[str, Any]] = ()  # of tools, at the end
+    calls: Sequence[dict[str, Any]] = ()
+
+
+class Choice:
+    """One of a job's choices: its tokens become pieces."""
+
+    def __init__(self, index: int, job: Job, served: Served):
+        self.text = TextStream(served.tokenizer, job.body.stop)
+        self._index = index
+        self._one_by_one = bool(job.body.stop)
+        self._logprobs = Logprobs(served.tokenizer, job.logprobs or 0)
+        self._calls = CallStream(job.tools) if job.tools else None
+        self._echo = job.echo[index // job.body.n] if job.echo else ""
+
+    def push(self, chunk: Chunk) -> Piece:
+        """Returns the piece that new tokens make."""
+        begin, self._echo = self._echo, ""
+        rows = [] if chunk.prompt is None else self._logprobs.rows(chunk.prompt, prompt=True)
+        text, taken = self._push_text(chunk)
+        if chunk.top is not None:
+            rows += self._logprobs.rows(TopLogprobs(*(x[:taken] for x in chunk.top)))
+        finish = "stop" if self.text.stopped else chunk.finish
+        calls: list[dict[str, Any]] = []
+        if self._calls:
+            text, calls = self._calls.push(text, bool(finish))
+            finish = "tool_calls" if calls and finish == "stop" else finish
+        return Piece(self._index, begin + text, rows, taken, finish, calls)
+
+    def _push_text(self, chunk: Chunk) -> tuple[str, int]:
+        """Returns the new text, and the number of the chunk's tokens that it took. With stop texts,
+        tokens are taken one by one: the answer ends with the token that completes one.
+        """
+        last = bool(chunk.finish)
+        if not self._one_by_one or not chunk.tokens:
+            return self.text.push(chunk.tokens, last), len(chunk.tokens)
+        parts = []
+        for taken, token in enumerate(chunk.tokens, 1):
+            parts.append(self.text.push([token], last and taken == len(chunk.tokens)))
+            if self.text.stopped:
+                break
+        return "".join(parts), taken
 
 
 class Answer:
-    """All choices of one request, in the order in which their pieces come. `close` gives up what is
-    not finished."""
+    """All choices of a job, in the order in which their pieces come. `close` cancels what is not
+    finished. Tokens become text in threads of `decoding`.
+    """
 
     def __init__(
-        self, asked: Asked, served: Served, batcher: OnlineBatcher, writer: Writer, seed: int
+        self,
+        job: Job,
+        served: Served,
+        batcher: OnlineBatcher,
+        decoding: CapacityLimiter,
+        number: int,
     ):
-        self.asked = asked
+        self.job = job
         self.completion_tokens = 0
-        self._logprobs = Logprobs(served.tokenizer, asked.logprobs or 0)
-        # of each choice that has not begun
-        self._echo = {
-            choice: text
-            for choice, text in enumerate(text for text in asked.echo for _ in range(asked.n))
-        }
-        self._queue: asyncio.Queue[Piece] = asyncio.Queue()
-        self._texts = [
-            TextStream(served.tokenizer, asked.stop) for _ in range(len(asked.prompts) * asked.n)
-        ]
-        self._calls = [CallStream(asked.tools) for _ in self._texts if asked.tools]
-        loop = asyncio.get_running_loop()
-
-        def deliver(choice: int) -> Callable[[Chunk], None]:
-            # From the batcher's thread to the writer's, and from there to the event loop.
-            return lambda chunk: writer.run(
-                loop, self._queue.put_nowait, self._piece, choice, chunk
-            )
-
-        groups = [
-            [
-                Streamed.asked(
-                    tokens,
-                    asked.max_tokens,
-                    asked.temperature,
-                    deliver(sample),
-                    top_k=asked.top_k,
-                    top_p=asked.top_p,
-                    seed=seed,
-                    sample=sample,
-                    logprobs=asked.logprobs is not None,
-                    of_prompt=bool(asked.echo) and asked.logprobs is not None,
-                )
-                for sample in range(p * asked.n, (p + 1) * asked.n)
-            ]
-            for p, tokens in enumerate(asked.prompts)
-        ]
+        self._model, self._number = served.model, number
+        self._decoding = decoding
         self._batcher = batcher
+        self._queue: asyncio.Queue[tuple[int, Chunk]] = asyncio.Queue()
+        n = job.body.n
+        self._choices = [Choice(i, job, served) for i in range(len(job.prompts) * n)]
+        groups = [
+            [self._request(tokens, sample) for sample in range(p * n, (p + 1) * n)]
+            for p, tokens in enumerate(job.prompts)
+        ]
         self._requests = [request for group in groups for request in group]
         batcher.submit(*groups)
+
+    def _request(self, tokens: Any, index: int) -> Streamed:
+        body = self.job.body
+        return Streamed.asked(
+            tokens,
+            self.job.max_tokens,
+            body.temperature,
+            self._deliver(index),
+            top_k=self.job.top_k,
+            top_p=body.top_p,
+            seed=self._number if body.seed is None else body.seed,
+            sample=index,
+            logprobs=self.job.logprobs is not None,
+            of_prompt=bool(self.job.echo) and self.job.logprobs is not None,
+        )
+
+    def _deliver(self, index: int) -> Callable[[Chunk], None]:
+        """Returns what the batcher's thread calls with each chunk of a choice."""
+        loop = asyncio.get_running_loop()
+
+        def deliver(chunk: Chunk) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(self._queue.put_nowait, (index, chunk))
+
+        return deliver
 
     def close(self) -> None:
         """Cancels every request that has not ended."""
         self._batcher.cancel(self._requests)
 
-    def usage(self) -> dict[str, int]:
-        """Tokens so far."""
-        prompt = sum(len(tokens) for tokens in self.asked.prompts)
-        total = prompt + self.completion_tokens
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": total,
-        }
-
-    def _piece(self, choice: int, chunk: Chunk) -> Piece | None:
-        """The piece that new tokens make, in the writer's thread; None for what was decoded after a
-        stop text."""
-        stream = self._texts[choice]
-        if stream.stopped:
-            return None
-        if chunk.finish in ("error", "cancelled"):
-            return Piece(choice, "", [], 0, chunk.finish)
-        try:
-            begin = self._echo.pop(choice, "")
-            rows = [] if chunk.prompt is None else self._logprobs.rows(chunk.prompt, prompt=True)
-            text, taken = self._text(stream, chunk)
-            if chunk.top is not None:
-                rows += self._logprobs.rows(TopLogprobs(*(x[:taken] for x in chunk.top)))
-        except Exception:
-            logging.getLogger(__name__).exception("the tokenizer cannot decode")
-            return Piece(choice, "", [], 0, "error")
-        if stream.stopped:
-            self._batcher.cancel([self._requests[choice]])
-        finish = "stop" if stream.stopped else chunk.finish
-        calls: list[dict[str, Any]] = []
-        if self._calls:
-            text, calls = self._calls[choice].push(text, bool(finish))
-            finish = "tool_calls" if calls and finish == "stop" else finish
-        return Piece(choice, begin + text, rows, taken, finish, calls)
-
-    def _text(self, stream: TextStream, chunk: Chunk) -> tuple[str, int]:
-        """(new text, tokens of the chunk that it took). Where there are stop texts, tokens are
-        taken one by one: the answer ends with the token that completes one, however many come
-        together."""
-        last = bool(chunk.finish)
-        if not self.asked.stop:
-            return stream.push(chunk.tokens, last), len(chunk.tokens)
-        parts = [stream.push([], last)] if not chunk.tokens else []
-        for taken, token in enumerate(chunk.tokens, 1):
-            parts.append(stream.push([token], last and taken == len(chunk.tokens)))
-            if stream.stopped:
-                return "".join(parts), taken
-        return "".join(parts), len(chunk.tokens)
-
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Pieces until every choice has ended. BadRequest (500, 503) where the engine fails or the
-        server stops."""
+        """Yields pieces until every choice has ended. ApiError (500, 503) if the engine fails or
+        the server stops.
+        """
         left = len(self._requests)
         while left:
-            piece = await self._queue.get()
-            if piece.finish == "error":
-                raise BadRequest("the engine has failed", status=500)
-            if piece.finish == "cancelled":
-                raise BadRequest("the server stops", status=503)
+            index, chunk = await self._queue.get()
+            choice = self._choices[index]
+            if choice.text.stopped:
+                continue  # decoded after a stop text
+            if chunk.finish == "error":
+                raise ApiError("the engine has failed", status=500)
+            if chunk.finish == "cancelled":
+                raise ApiError("the server stops", status=503)
+            piece = await to_thread.run_sync(choice.push, chunk, limiter=self._decoding)
+            if choice.text.stopped:
+                self._batcher.cancel([self._requests[index]])
             self.completion_tokens += piece.tokens
             left -= bool(piece.finish)
             yield piece
 
+    def usage(self) -> dict[str, int]:
+        """Returns the numbers of tokens so far."""
+        prompt, completion = sum(map(len, self.job.prompts)), self.completion_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
 
-class Form(NamedTuple):
-    """How an answer is written."""
+    async def whole(self, pieces: AsyncIterator[Piece]) -> bytes:
+        """Returns the JSON of the answer, when all of it is there."""
+        found: list[list[Piece]] = [[] for _ in self._choices]
+        async for piece in pieces:
+            found[piece.choice].append(piece)
+        return await to_thread.run_sync(self._whole, found, limiter=self._decoding)
 
-    model: str
-    chat: bool
-    asked: Asked
-    number: int
+    def _whole(self, found: list[list[Piece]]) -> bytes:
+        choices = []
+        for index, pieces in enumerate(found):
+            rows = [row for piece in pieces for row in piece.rows]
+            text = "".join(piece.text for piece in pieces)
+            last = pieces[-1]
+            whole = Piece(index, text, rows, 0, last.finish, last.calls)
+            choices.append(self._choice(whole, False))
+        return self._json(choices, False, usage=self.usage())
 
-    def envelope(self, streamed: bool) -> dict[str, Any]:
-        """What every event and every whole answer begins with."""
-        kind = "text_completion"
-        if self.chat:
-            kind = "chat.completion.chunk" if streamed else "chat.completion"
-        name = f"{'chatcmpl' if self.chat else 'cmpl'}-{self.number}"
-        return {"id": name, "object": kind, "created": int(time.time()), "model": self.model}
+    async def events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
+        """Yields server-sent events, one for each piece. An error is an event, too: the status has
+        been sent by then.
+        """
+        offsets = [0] * len(self._choices)  # characters of each choice's text so far
+        try:
+            async for piece in pieces:
+                choice = self._choice(piece, True, offsets[piece.choice])
+                offsets[piece.choice] += width(piece.rows)
+                yield _event(self._json([choice], True))
+            if self.job.usage:
+                yield _event(self._json([], True, usage=self.usage()))
+            yield _event(b"[DONE]")
+        except ApiError as error:
+            yield _event(error.body())
 
-    def logprobs(self, rows: list[Row], offset: int) -> dict[str, Any] | None:
-        """Those of a choice's tokens; `offset`: characters of the text before them."""
-        if self.asked.logprobs is None:
-            return None
-        if self.chat:
-            return chat_logprobs(rows)
-        return completion_logprobs(rows, offset, self.asked.logprobs)
+    def _json(self, choices: list[dict[str, Any]], streamed: bool, **others: Any) -> bytes:
+        kind, name = "text_completion", "cmpl"
+        if isinstance(self.job.body, ChatBody):
+            kind, name = f"chat.completion{'.chunk' * streamed}", "chatcmpl"
+        head = {"id": f"{name}-{self._number}", "object": kind, "created": int(time.time())}
+        return json.dumps({**head, "model": self._model, "choices": choices, **others}).encode()
 
-    def choice(self, piece: Piece, streamed: bool, offset: int = 0) -> dict[str, Any]:
-        """One choice of an event (`streamed`) or of a whole answer."""
-        logprobs = self.logprobs(piece.rows, offset)
+    def _choice(self, piece: Piece, streamed: bool, offset: int = 0) -> dict[str, Any]:
+        """Returns one choice of an event (`streamed`) or of a whole answer. `offset`: characters of
+        its text before the piece.
+        """
+        chat, most = isinstance(self.job.body, ChatBody), self.job.logprobs
+        logprobs = None
+        if most is not None:
+            rows = piece.rows
+            logprobs = chat_logprobs(rows) if chat else completion_logprobs(rows, offset, most)
         head = {"index": piece.choice, "finish_reason": piece.finish or None, "logprobs": logprobs}
-        if not self.chat:
+        if not chat:
             return {**head, "text": piece.text}
         message: dict[str, Any] = {"role": "assistant", "content": piece.text}
         if piece.calls:
@@ -189,13 +227,6 @@ class Form(NamedTuple):
             ]
         return {**head, ("delta" if streamed else "message"): message}
 
-    def whole(self, found: list[list[Piece]], usage: dict[str, int]) -> bytes:
-        """The JSON of a whole answer."""
-        choices = []
-        for index, pieces in enumerate(found):
-            rows = [row for piece in pieces for row in piece.rows]
-            text = "".join(piece.text for piece in pieces)
-            last = pieces[-1]
-            whole = Piece(index, text, rows, 0, last.finish, last.calls)
-            choices.append(self.choice(whole, False))
-        return json.dumps({**self.envelope(False), "choices": choices, "usage": usage}).encode()
+
+def _event(data: bytes) -> bytes:
+    return b"data: %s\n\n" % data

@@ -74,7 +74,7 @@ def spellings(tokenizer: Tokenizer):
             text = data.decode()
         except UnicodeDecodeError:
             text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-        control = bool(data) and not tokenizer.decode([token])
+        control = bool(data) and not tokenizer.decode_response([token])
         return Spelling(text, list(data), control)
 
     return spelling

@@ -1,5 +1,4 @@
-"""Tokens in, pieces of text out: in time linear in the answer, whatever the tokens are and whatever
-ends it."""
+"""Tokens become text, piece by piece, in time linear in the answer."""
 
 from __future__ import annotations
 
@@ -11,62 +10,45 @@ SETTLED_AFTER = 32  # tokens; then those whose text cannot change any more are d
 TRIED = 8  # token boundaries, from the end, at which the text may be cut
 
 
-class StopText:
-    """Knuth-Morris-Pratt: one stop text, looked for in text that comes in pieces."""
-
-    def __init__(self, text: str):
-        self.text = text
-        self.matched = 0  # characters of `text` that the text so far ends with
-        self._back = [0] * len(text)
-        for i in range(1, len(text)):
-            at = self._back[i - 1]
-            while at and text[i] != text[at]:
-                at = self._back[at - 1]
-            self._back[i] = at + (text[i] == text[at])
-
-    def push(self, character: str) -> bool:
-        """Whether the text that ends with `character` ends with the stop text."""
-        while self.matched and self.text[self.matched] != character:
-            self.matched = self._back[self.matched - 1]
-        self.matched += self.text[self.matched] == character
-        return self.matched == len(self.text)
-
-
 class TextStream:
-    """Bytes of an unfinished character and what may be the beginning of a stop text are held back.
+    """The text of tokens that come in pieces, as rewards and logs have it (`decode_response`).
 
-    The first stop text that is complete ends the text; of several that end together, the longest.
+    Bytes of an unfinished character are held back, and so is what may be the beginning of a stop
+    text. The first stop text that is complete ends the text; of several that end together, the
+    longest.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]):
         self._tokenizer = tokenizer
-        self._stops = [StopText(text) for text in sorted(stop, key=len, reverse=True)]
+        self._stop = tuple(stop)
         self._ids: list[int] = []  # whose text may still change
-        self._taken = 0  # characters of their text that were looked through
-        self._held = ""  # looked through, and not sent
+        self._taken = 0  # characters of their text that were searched
+        self._held = ""  # searched, and not sent
         self.stopped = False
 
     def push(self, ids: Sequence[int], last: bool) -> str:
-        """The text that is new and certain; with `last`, all that is left. There is none after a
-        stop text, which is cut off."""
+        """Returns the text that is new and certain; with `last`, all that is left. There is none
+        after a stop text, which is cut off.
+        """
         if self.stopped:
             return ""
         self._ids += ids
-        text = self._tokenizer.decode(self._ids)
+        text = self._tokenizer.decode_response(self._ids)
         fresh = ""
         if len(self._ids) > SETTLED_AFTER:
             fresh, text = self._settle(text)
         certain = text if last else text.rstrip("\ufffd")
         fresh += certain[self._taken :]
         self._taken = max(self._taken, len(certain))
-        return self._scan(fresh, last)
+        return self._search(fresh, last)
 
     def _settle(self, text: str) -> tuple[str, str]:
-        """(text of tokens that are decoded no more, as far as it is new; text of the others)."""
+        """Returns the new text of tokens that need not be decoded again, and the text of the
+        others.
+        """
+        decode = self._tokenizer.decode_response
         for kept in range(1, TRIED + 1):
-            before, after = (
-                self._tokenizer.decode(part) for part in (self._ids[:-kept], self._ids[-kept:])
-            )
+            before, after = decode(self._ids[:-kept]), decode(self._ids[-kept:])
             # Equal: no character lies on both sides of the cut, and what follows cannot change
             # what precedes it.
             if before + after == text:
@@ -76,23 +58,23 @@ class TextStream:
                 return fresh, after
         return "", text
 
-    def _scan(self, fresh: str, last: bool) -> str:
-        start = len(self._held)
+    def _search(self, fresh: str, last: bool) -> str:
+        """Returns what may be sent of the text that was held back and the fresh text."""
         text = self._held + fresh
-        for at in range(start, len(text) if self._stops else start):
-            # Every stop text sees every character: a list, so that none is left out after a match.
-            found = [stop for stop in self._stops if stop.push(text[at])]
-            if found:
-                self.stopped = True
-                return text[: at + 1 - len(found[0].text)]
-        held = 0 if last else max((stop.matched for stop in self._stops), default=0)
+        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            return text[: min(found)[1]]
+        longest = max(map(len, self._stop), default=1) - 1
+        sizes = range(0 if last else min(longest, len(text)), 0, -1)
+        held = next((n for n in sizes if any(x.startswith(text[-n:]) for x in self._stop)), 0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
 
 def text_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text that each token adds to the text of all; a character of several tokens is the last
-    one's.
+    """Returns the text that each token adds to the text of all; a character of several tokens is
+    the last one's.
     """
     stream = TextStream(tokenizer, ())
     return [stream.push([token], i + 1 == len(ids)) for i, token in enumerate(ids)]

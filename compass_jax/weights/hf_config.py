@@ -9,6 +9,7 @@ from typing import Any
 
 from compass_jax import untrusted
 from compass_jax.config import ModelConfig
+from compass_jax.config.foreign import hub_hint
 from compass_jax.families.find import find, own
 from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError, unsupported
 from compass_jax.token_ids import end_ids
@@ -35,7 +36,8 @@ def read_hf_config(folder: str | Path, family: str | None = None) -> ModelConfig
     path = Path(folder) / "config.json"
     if not path.exists():
         refuse_adapter(folder)
-        raise WeightsError(f"{path} does not exist: a Hugging Face model folder is expected")
+        hint = hub_hint(str(folder)) or "a Hugging Face model folder is expected"
+        raise WeightsError(f"{path} does not exist: {hint}")
     return config_from_dict(read_json(path), str(path), family)
 
 

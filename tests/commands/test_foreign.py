@@ -5,6 +5,7 @@ import json
 import pytest
 from tiny_run import TOKENIZER, tiny_run
 
+from compass_jax.commands.cli import main
 from compass_jax.commands.configured import load_config
 from compass_jax.commands.overrides import override
 from compass_jax.commands.settings import settings
@@ -65,6 +66,15 @@ def test_a_name_of_the_hub_is_answered_with_its_download(name):
     ):
         DataConfig(sources=(FileSource(name),)).validate()
         files_of(name)
+
+
+@pytest.mark.parametrize("command", [["import-hf", "OUT"], ["check"], ["serve", "--openai"]])
+def test_every_command_that_reads_a_model_names_the_download(command, tmp_path, capsys):
+    name, *others = command
+    words = [str(tmp_path / "out") if x == "OUT" else x for x in others]
+    assert main([name, "Qwen/Qwen3-0.6B", *words]) == 2
+    told = capsys.readouterr().err
+    assert "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B" in told and told.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["runs/a/b", "./a/b", "/a/b", "rows", "a/", "../a"])

@@ -1,79 +1,76 @@
-"""A server over an application of a few lines, in this process or as one of its own: what is tested
-is the network's side.
+"""A server of the API over a batcher without a model, which answers what a test says; and HTTP by
+hand.
 """
 
-import asyncio
 import contextlib
 import json
+import signal
 import socket
 import sys
 import threading
-import time
+from pathlib import Path
+from types import SimpleNamespace
 
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.rollout.online import Chunk
 from compass_jax.serving.bound import bind
-from compass_jax.serving.connections import http_server
-from compass_jax.serving.guard import Guard
 from compass_jax.serving.limits import Limits
 from compass_jax.serving.metrics import Metrics
+from compass_jax.serving.openai_api import make_app
+from compass_jax.serving.openai_requests import Served
+from compass_jax.serving.server import http_server
+
+TINY = Path(__file__).parents[2] / "configs" / "tiny_tokenizer"
+TOKENIZER = Tokenizer.load(TINY)
 
 
-class Stub:
-    """/echo: the body's length. /stream: pieces for ever. /sleep: nothing for a minute. /fail: an
-    exception.
+class Scripted:
+    """A batcher that gives `text` to every request, and then `finish`; with finish "" the request
+    goes on until it is cancelled. `submitted` is called with the groups before.
     """
 
-    routes = ("/echo", "/stream", "/sleep", "/fail")
+    def __init__(self, text="ok", finish="stop", submitted=lambda groups: None):
+        self.text, self.finish, self.submitted = text, finish, submitted
+        self.error = None
+        self.active = self.waiting = 0
+        self.engine = SimpleNamespace(config=SimpleNamespace(slots=2))
+        self.prompts, self.cancelled = [], []
 
-    def __init__(self):
-        self.open = 0
+    def submit(self, *groups):
+        self.submitted(groups)
+        for request in (x for group in groups for x in group):
+            self.prompts.append(TOKENIZER.decode(request.tokens, special=True))
+            ids = TOKENIZER.encode(self.text)
+            for start in range(0, len(ids), 4):
+                request.deliver(Chunk(ids[start : start + 4], ""))
+            if self.finish:
+                request.deliver(Chunk([], self.finish))
 
-    async def __call__(self, scope, receive, send):
-        self.open += 1
-        try:
-            await self.answer(scope, receive, send)
-        finally:
-            self.open -= 1
+    def cancel(self, requests):
+        self.cancelled += requests
 
-    async def answer(self, scope, receive, send):
-        body, more = b"", True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-        if scope["path"] == "/fail":
-            raise KeyError("a bug")
-        if scope["path"] == "/sleep":
-            await asyncio.wait([asyncio.ensure_future(receive())], timeout=60)
-            return
-        said = json.dumps(len(body)).encode()
-        headers = [] if scope["path"] == "/stream" else [(b"content-length", b"%d" % len(said))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if scope["path"] == "/stream":
-            left = asyncio.ensure_future(receive())
-            while not left.done():
-                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
-                await asyncio.sleep(0)
-        await send({"type": "http.response.body", "body": said})
+
+def offered(tokenizer=TOKENIZER, prompt_tokens=2048, **options):
+    """What a server of a tokenizer offers."""
+    return Served("tiny", tokenizer, 384, prompt_tokens, 64, **options)
 
 
 @contextlib.contextmanager
-def running(key=None, hosts=(), **limits):
-    """(port, metrics, the stub) of a server that runs meanwhile."""
+def running(batcher=None, key=None, hosts=(), served=None, **limits):
+    """The port of a server that runs meanwhile."""
     made = Limits(**{"stop_s": 0.2, **limits})
-    metrics = Metrics()
-    app = Stub()
-    with bind("127.0.0.1", 0, made) as listening:
-        port = listening.getsockname()[1]
-        server = http_server(Guard(app, hosts, key, made, metrics), listening, made, metrics)
-        thread = threading.Thread(target=server.run)
+    app = make_app(served or offered(), batcher or Scripted(), made, Metrics(), [*hosts], key)
+    with bind("127.0.0.1", 0) as listening:
+        listening.listen()
+        server = http_server(app, made)
+        thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield port, metrics, app
-        server.should_exit = True
-        thread.join(30)
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            hang_up()
+            server.should_exit = True
+            thread.join(30)
         assert not thread.is_alive()
 
 
@@ -95,7 +92,8 @@ def connect(port, *pieces):
     return made
 
 
-def post(path="/echo", body=b"{}", *more, host=b"localhost", kind=b"application/json", length=None):
+def post(body=b'{"prompt": "a"}', *more, path="/v1/completions", host=b"localhost",
+         kind=b"application/json", length=None):  # fmt: skip
     """The bytes of a request."""
     lines = [b"POST %s HTTP/1.1" % path.encode(), b"host: " + host, b"content-type: " + kind]
     lines += [b"content-length: %d" % (len(body) if length is None else length), *more, b"", body]
@@ -124,9 +122,11 @@ def answer(made):
 
 
 if __name__ == "__main__":  # a process that ends when it is told, and says when it listens
-    limits = Limits(**json.loads(sys.argv[1]))
-    with bind("127.0.0.1", 0, limits) as listening:
-        metrics = Metrics()
-        server = http_server(Guard(Stub(), [], None, limits, metrics), listening, limits, metrics)
-        server.on_started = lambda: print(server.address[1], flush=True)
-        server.run()
+    with bind("127.0.0.1", 0) as listening:
+        listening.listen()
+        limits = Limits(**json.loads(sys.argv[1]))
+        app = make_app(offered(), Scripted("x" * 400, ""), limits, Metrics(), [], None)
+        print(listening.getsockname()[1], flush=True)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as run_serve does
+        with contextlib.suppress(KeyboardInterrupt):
+            http_server(app, limits).run([listening])

@@ -1,10 +1,4 @@
-"""The HTTP door: OpenAI's own client completes, streams and cancels; the text is that of our own
-rollout.
-"""
-
-import json
-import threading
-import time
+"""OpenAI's own client against a server of a tiny model: the text is that of our own rollout."""
 
 import numpy as np
 import openai
@@ -12,9 +6,6 @@ import pytest
 from served import LONG, MOST, PAGED, TOKENIZER, WHOLE, ask, own, own_texts, saved, served
 
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.rollout.engine import Engine
-from compass_jax.rollout.online import Full, OnlineBatcher, Streamed
-from compass_jax.serving.text import TextStream
 
 
 @pytest.fixture(scope="module")
@@ -133,102 +124,25 @@ def test_a_stop_text_ends_the_answer_before_it(server, client):
         )
 
 
-def test_a_client_that_leaves_gives_up_its_slot(server, client, monkeypatch):
-    """Two streams hold both slots of an engine that takes 0.2 s a call; closed after the first
-    event, they end as cancelled, not by their length.
-    """
-    generate, hand_over, ended = Engine.generate, Streamed.hand_over, []
+def test_the_sampling_that_qwen3_advises_can_be_asked_for(server, client):
+    """Greedy, cold and advised requests share the slots; top_k 1 is greedy at any temperature."""
+    fields = {"model": "tiny", "prompt": "1 + 2 = ", "max_tokens": 12, "seed": 3}
 
-    def slow(self, *args, **options):
-        time.sleep(0.2)
-        return generate(self, *args, **options)
+    def text(**others):
+        return client.completions.create(**fields, **others).choices[0].text
 
-    def watched(self, finish):
-        if finish:
-            ended.append(finish)
-        hand_over(self, finish)
-
-    monkeypatch.setattr(Engine, "generate", slow)
-    monkeypatch.setattr(Streamed, "hand_over", watched)
-    streams = [
-        client.completions.create(
-            model="tiny", prompt=LONG, max_tokens=MOST, temperature=1, stream=True, seed=i
-        )
-        for i in range(2)
-    ]
-    for stream in streams:
-        next(iter(stream))
-        stream.close()
-    assert (
-        client.completions.create(model="tiny", prompt="a", max_tokens=2, temperature=0)
-        .choices[0]
-        .text
-        == own("a", 2)[0]
-    )
-    # An answer that an earlier test's stop text ended may be given up here, too; only the third
-    # request may end by its length.
-    assert (
-        ended.count("length") == 1
-        and ended.count("cancelled") >= 2
-        and set(ended) == {"length", "cancelled"}
-    )
-
-
-def test_a_full_queue_is_told_to_come_back(server, client, monkeypatch):
-    def full(self, *groups):
-        raise Full("4 requests wait and at most 4 may: try again later")
-
-    monkeypatch.setattr(OnlineBatcher, "submit", full)
-    with pytest.raises(openai.RateLimitError, match="at most 4 may") as refused:
-        client.completions.create(model="tiny", prompt="a")
-    assert refused.value.response.headers["retry-after"] == "1"
-
-
-def test_health_is_answered_while_a_prompt_is_tokenised(server, monkeypatch):
-    """The tokenizer is held until /health was answered; on the event loop that would never be."""
-    released, entered = threading.Event(), threading.Event()
-    encode = Tokenizer.encode_prompt
-
-    def held(self, *args, **options):
-        entered.set()
-        assert released.wait(60)
-        return encode(self, *args, **options)
-
-    monkeypatch.setattr(Tokenizer, "encode_prompt", held)
-    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2})
-    found = []
-    thread = threading.Thread(
-        target=lambda: found.append(ask(server, "POST", "/v1/chat/completions", body)[0])
-    )
-    thread.start()
-    assert entered.wait(60)
-    assert ask(server, "GET", "/health")[::2] == (200, b'{"status": "ok"}')
-    assert b"compass_preparing 1\n" in ask(server, "GET", "/metrics")[2]
-    released.set()
-    thread.join(60)
-    assert found == [200]
-
-
-def test_health_is_answered_while_text_is_decoded(server, monkeypatch):
-    released, entered = threading.Event(), threading.Event()
-    push = TextStream.push
-
-    def held(self, *args):
-        entered.set()
-        assert released.wait(60)
-        return push(self, *args)
-
-    monkeypatch.setattr(TextStream, "push", held)
-    found = []
-    body = json.dumps({"prompt": "a", "max_tokens": 2})
-    thread = threading.Thread(
-        target=lambda: found.append(ask(server, "POST", "/v1/completions", body)[0])
-    )
-    thread.start()
-    assert entered.wait(60) and ask(server, "GET", "/health")[0] == 200
-    released.set()
-    thread.join(60)
-    assert found == [200]
+    greedy = text(temperature=0)
+    assert text(temperature=2, extra_body={"top_k": 1}) == greedy
+    assert text(temperature=2, top_p=0.0) == text(temperature=2, top_p=1e-9) == greedy
+    drawn = text(temperature=2)
+    assert drawn != greedy
+    assert text(temperature=2, top_p=1.0, extra_body={"top_k": 0}) == drawn
+    assert text(temperature=2, extra_body={"top_k": 10**6}) == drawn
+    advised = {"temperature": 0.6, "top_p": 0.95, "extra_body": {"top_k": 20, "min_p": 0}}
+    assert text(**advised) == text(**advised)
+    messages = [{"role": "user", "content": "7 - 5?"}]
+    made = client.chat.completions.create(model="tiny", messages=messages, max_tokens=3, **advised)
+    assert made.choices
 
 
 def test_the_metrics_page_counts_requests_and_tokens(server, client):
@@ -236,29 +150,25 @@ def test_the_metrics_page_counts_requests_and_tokens(server, client):
 
     def total(name, **labels):
         page = ask(server, "GET", "/metrics")[2].decode()
-        samples = [
-            s for family in parser.text_string_to_metric_families(page) for s in family.samples
-        ]
+        families = list(parser.text_string_to_metric_families(page))
+        assert all(family.documentation for family in families)
+        samples = [s for family in families for s in family.samples]
         return sum(
             s.value for s in samples if s.name == name and labels.items() <= s.labels.items()
         )
 
+    route = {"route": "/v1/completions"}
     names = [
-        ("compass_requests_total", {"route": "/v1/completions", "status": "200"}),
+        ("compass_requests_total", {**route, "status": "200"}),
         ("compass_completion_tokens_total", {}),
-    ]
-    names += [
         ("compass_prompt_tokens_total", {}),
-        ("compass_first_token_seconds_count", {"route": "/v1/completions"}),
+        ("compass_first_token_seconds_count", route),
+        ("compass_request_seconds_count", route),
     ]
     before = [total(name, **labels) for name, labels in names]
-    found = client.completions.create(model="tiny", prompt="1 + 2 = ", max_tokens=5, temperature=0)
+    used = client.completions.create(model="tiny", prompt="1 + 2 = ", max_tokens=5).usage
     after = [total(name, **labels) for name, labels in names]
-    used = found.usage
-    assert [b - a for a, b in zip(before, after, strict=True)] == [
-        1,
-        used.completion_tokens,
-        used.prompt_tokens,
-        1,
-    ]
+    counted = [b - a for a, b in zip(before, after, strict=True)]
+    assert counted == [1, used.completion_tokens, used.prompt_tokens, 1, 1]
     assert (total("compass_slots"), total("compass_connections") >= 1) == (2, True)
+    assert total("process_open_fds") > 2 and total("process_resident_memory_bytes") > 2**20

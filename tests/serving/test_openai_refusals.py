@@ -1,96 +1,145 @@
-"""The HTTP door: what cannot be asked is refused by name, and what cannot be served is told in one
-line.
-"""
+"""Refusals over HTTP: each has OpenAI's form, and what cannot be served is told in one line."""
 
 import dataclasses
 import json
+import socket
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
 import pytest
-from served import MOST, ask, saved, served
+from served import ask, saved
+
+sys.path.insert(0, str(Path(__file__).parent))
+from stub import TOKENIZER, Scripted, offered, running
 
 from compass_jax.commands.cli import main
 from compass_jax.config import JudgeConfig
 from compass_jax.rewards.endpoint import REFUSED, Endpoint
-from compass_jax.serving.limits import Limits
+from compass_jax.rollout.online import Full
 from compass_jax.verifiers.judge import messages
 
 
+class At:
+    """Where `ask` of served.py asks."""
+
+    def __init__(self, port):
+        self.port = port
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """The ServeConfig of a server that runs while the module's tests do."""
-    folder = saved(tmp_path_factory.mktemp("serve") / "tiny")
-    options = {"slots": 2, "prompt_tokens": 64, "max_new_tokens": MOST, "max_waiting": 4}
-    with served(folder, **options) as config:
-        yield config
+def server():
+    """A server of a batcher without a model."""
+    with running(served=offered(prompt_tokens=64)) as port:
+        yield At(port)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return str(saved(tmp_path_factory.mktemp("serve") / "tiny"))
+
+
+def error_of(server, body, path="/v1/completions"):
+    """(status, error, headers) of a request that is refused."""
+    status, headers, found = ask(server, "POST", path, body)
+    error = json.loads(found)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return status, error, headers
 
 
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({"prompt": "a", "top_p": 1.9}, 400, "top_p = 1.9: must be a number from 0 to 1"),
-        ({"prompt": "a", "frobnicate": 1}, 400, "frobnicate is not a field"),
-        (
-            {"prompt": "a", "max_tokens": 0},
-            400,
-            "max_tokens = 0: must be a whole number from 1 to",
-        ),
-        ({"prompt": "a", "temperature": -1}, 400, "temperature = -1: must be a number from 0 to 2"),
-        ({"prompt": "a", "temperature": float("nan")}, 400, "temperature: NaN is no number"),
-        ({"prompt": "a", "n": 65}, 400, "n = 65"),
-        ({"prompt": ["a"] * 40, "n": 2}, 400, "40 prompts with n = 2 are more than 64"),
-        ({"prompt": "a", "logprobs": 6}, 400, "logprobs = 6: must be a whole number from 0 to 5"),
-        ({"prompt": "a", "stop": ["", "x"]}, 400, "stop must be"),
-        ({"prompt": ""}, 400, "the prompt is empty"),
-        ({}, 400, "prompt must be a text"),
-        ({"prompt": [1, 384]}, 400, "token ids must be from 0 to 337"),
-        ({"prompt": [1] * 65}, 400, "the prompt has 65 tokens, this server takes 64"),
-        ({"prompt": "a", "model": "gpt"}, 404, "'gpt' is not served here; 'tiny' is"),
-        (
-            {"prompt": "a", "n": 7},
-            400,
-            "7 sequences are asked for at once, at most 4 may wait here",
-        ),
-        ([], 400, "must be a JSON object"),
+        ('{"prompt": "a", "top_p": 1.9}', 400, "top_p = 1.9: must be less than or equal to 1"),
+        ('{"prompt": "a", "temperature": NaN}', 400, "temperature: NaN is no number"),
+        ('{"prompt": "a", "model": "gpt"}', 404, "'gpt' is not served here; 'tiny' is"),
+        ("[]", 400, "must be a JSON object"),
         ("{", 400, "the body: not JSON"),
-        ("x" * (Limits().body_bytes + 1), 413, "the body exceeds"),
+        ("[" * 100_000, 400, "nested deeper"),
+        ('{"prompt": "\\ud800"}', 400, "half a character"),
+        ("x" * (2**20 + 1), 413, "the body exceeds"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_name(server, body, status, message):
-    text = body if isinstance(body, str) else json.dumps(body)
-    found, _, answer = ask(server, "POST", "/v1/completions", text)
-    assert found == status and message in json.loads(answer)["error"]["message"]
+    found, error, _ = error_of(server, body)
+    assert found == status and message in error["message"]
 
 
-def test_large_stop_texts_and_prompts_are_refused_quickly(server):
-    million = "1234567890" * 100_000
-    stops = [{"prompt": "a", "stop": found} for found in ([million], [million[:250_000]] * 4)]
-    for body in (*stops, {"prompt": million}, {"prompt": ["x"] * 200_000}):
-        status, _, answer = ask(server, "POST", "/v1/completions", json.dumps(body))
-        assert status == 400 and json.loads(answer)["error"]["param"] in ("stop", "prompt")
+@pytest.mark.parametrize(
+    ("raised", "status", "kind"),
+    [
+        (Full("4 requests wait and at most 4 may"), 429, "rate_limit_error"),
+        (ValueError("7 sequences are asked for at once"), 400, "invalid_request_error"),
+        (RuntimeError("the batcher has stopped"), 503, "server_error"),
+    ],
+)
+def test_what_the_batcher_refuses_is_told(raised, status, kind):
+    def submitted(groups):
+        raise raised
+
+    with running(Scripted(submitted=submitted)) as port:
+        found, error, headers = error_of(At(port), '{"prompt": "a"}')
+    assert (found, error["type"], error["message"]) == (status, kind, str(raised))
+    assert (headers.get("retry-after") == "1") == (status in (429, 503))
 
 
-def test_errors_have_one_form_whoever_answers(server):
-    for method, path, status in (
-        ("GET", "/v1/nothing", 404),
-        ("GET", "/v1/completions", 405),
-        ("POST", "/health", 405),
-        ("PUT", "/", 404),
-    ):
-        found, headers, body = ask(server, method, path, "{}")
-        assert found == status and set(json.loads(body)["error"]) == {
-            "message",
-            "type",
-            "param",
-            "code",
-        }
-        assert status != 405 or headers["allow"] in ("POST", "GET")
+@pytest.mark.parametrize(("finish", "status"), [("error", 500), ("cancelled", 503)])
+def test_an_engine_that_fails_and_a_server_that_stops_are_told(finish, status):
+    with running(Scripted("text", finish)) as port:
+        assert error_of(At(port), '{"prompt": "a"}')[0] == status
+        stream = ask(At(port), "POST", "/v1/completions", '{"prompt": "a", "stream": true}')
+    assert stream[0] == 200 and b'"text": "te' in stream[2]
+    last = stream[2].split(b"\n\n")[-2].removeprefix(b"data: ")
+    assert json.loads(last)["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allow"),
+    [
+        ("GET", "/v1/nothing", 404, None),
+        ("GET", "/v1/models/", 404, None),
+        ("GET", "/v1/completions", 405, "POST"),
+        ("POST", "/health", 405, "GET"),
+        ("PUT", "/", 404, None),
+    ],
+)
+def test_errors_have_one_form_whoever_answers(server, method, path, status, allow):
+    found, headers, body = ask(server, method, path, "{}")
+    assert found == status and set(json.loads(body)["error"]) >= {"message", "type", "param"}
+    assert (allow or "") in headers.get("allow", "") and (allow is None) == ("allow" not in headers)
     assert ask(server, "HEAD", "/health")[::2] == (200, b"")
-    assert ask(server, "POST", "/v1/completions", '{"prompt": "\\ud800"}')[0] == 400
-    assert ask(server, "POST", "/v1/completions", "[" * 100_000)[0] == 400
-    assert ask(server, "POST", "/v1/completions", "{}", **{"content-type": "text/plain"})[0] == 415
+
+
+class Held:
+    """A tokenizer one of whose methods waits until it is released."""
+
+    def __init__(self, name):
+        self.name, self.released, self.entered = name, threading.Event(), threading.Event()
+
+    def __getattr__(self, name):
+        return self.wait if name == self.name else getattr(TOKENIZER, name)
+
+    def wait(self, *args, **options):
+        self.entered.set()
+        assert self.released.wait(60)
+        return getattr(TOKENIZER, self.name)(*args, **options)
+
+
+@pytest.mark.parametrize("name", ["encode_prompt", "decode_response"])
+def test_health_is_answered_while_a_prompt_is_tokenised_and_while_text_is_decoded(name):
+    """The tokenizer is held until /health was answered; on the event loop that would never be."""
+    held, found = Held(name), []
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}]})
+    with running(served=offered(held)) as port:
+        at = (At(port), "POST", "/v1/chat/completions", body)
+        thread = threading.Thread(target=lambda: found.append(ask(*at)[0]))
+        thread.start()
+        assert held.entered.wait(60)
+        assert ask(At(port), "GET", "/health")[::2] == (200, b'{"status":"ok"}')
+        held.released.set()
+        thread.join(60)
+    assert found == [200]
 
 
 @pytest.mark.parametrize(
@@ -113,10 +162,11 @@ def test_errors_have_one_form_whoever_answers(server):
         (["--port", "TAKEN"], "ddress already in use"),
     ],
 )
-def test_what_cannot_be_served_is_told_in_one_line(server, options, told, capsys, monkeypatch):
+def test_what_cannot_be_served_is_told_in_one_line(weights, options, told, capsys, monkeypatch):
     monkeypatch.delenv("COMPASS_API_KEY", raising=False)
-    given = [str(server.port) if x == "TAKEN" else x for x in options]
-    assert main(["serve", server.weights, *given]) == 2
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        given = [str(taken.getsockname()[1]) if x == "TAKEN" else x for x in options]
+        assert main(["serve", weights, *given]) == 2
     out, err = capsys.readouterr()
     assert out == "" and told in err and err.count("\n") == 1
     assert "secret" not in err and "some-good-key" not in err
@@ -130,21 +180,19 @@ def test_what_cannot_be_served_is_told_in_one_line(server, options, told, capsys
     ],
 )
 def test_what_is_not_installed_is_told_with_commands_that_work(
-    server, options, blocked, needed, capsys, monkeypatch
+    weights, options, blocked, needed, capsys, monkeypatch
 ):
     """The requirement itself works wherever the package came from; the extra in a clone."""
-    modules = [
-        name for name in sys.modules if name.startswith((blocked, "compass_jax.serving.con"))
-    ]
-    for name in (*modules, "compass_jax.rollout.jetstream_api", "compass_jax.serving.openai_api"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in [name for name in sys.modules if name.startswith((blocked, "compass_jax.serving"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "compass_jax.rollout.jetstream_api", raising=False)
     monkeypatch.setitem(sys.modules, blocked, None)
-    assert main(["serve", server.weights, *options]) == 2
+    assert main(["serve", weights, *options]) == 2
     told = capsys.readouterr().err
     written = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     extra = written["project"]["optional-dependencies"]["serve"]
     (requirement,) = [line for line in extra if line.startswith(needed)]
-    assert f"pip install '{requirement}', or in a clone" in told
+    assert f"'{requirement}'" in told.partition(", or in a clone")[0]
     assert "pip install -e '.[serve]'" in told and told.count("\n") == 1
 
 

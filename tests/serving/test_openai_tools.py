@@ -3,15 +3,20 @@ a conversation that goes on with their results; by OpenAI's own client.
 """
 
 import json
+import sys
+from pathlib import Path
 
 import openai
 import pytest
-from served import TOKENIZER, saved, served
+
+sys.path.insert(0, str(Path(__file__).parent))
+from stub import TINY, TOKENIZER, Scripted, offered, running
 
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.rollout.online import Chunk, OnlineBatcher
-from compass_jax.serving.errors import BadRequest
-from compass_jax.serving.openai_tools import CallStream, part_calls, read_tools
+from compass_jax.serving.errors import ApiError
+from compass_jax.serving.openai_bodies import ChatBody
+from compass_jax.serving.openai_requests import read_job
+from compass_jax.serving.openai_tools import CallStream, part_calls
 
 
 def tool(name, *parameters):
@@ -97,43 +102,66 @@ def test_prose_leaves_before_the_call_and_nothing_of_the_call_does():
     assert thinking.push(", yes", False).content == "Well, yes"
 
 
+class Template:
+    """A tokenizer that keeps what its chat template is given."""
+
+    longest = TOKENIZER.longest
+    encode = TOKENIZER.encode
+
+    def encode_prompt(self, messages, tools=None, **variables):
+        self.messages, self.tools, self.variables = messages, tools, variables
+        return [1]
+
+
+def tools_of(**fields):
+    """The tools that reach the template of a request with these fields."""
+    template = Template()
+    body = {"messages": [USER], **fields}
+    read_job(json.dumps(body).encode(), ChatBody, offered(template, 4096))
+    return template.tools
+
+
+USER = {"role": "user", "content": "What is the weather in Paris?"}
+
+
+def bare(**function):
+    return [{"type": "function", "function": function}]
+
+
 @pytest.mark.parametrize(
     ("body", "param", "told"),
     [
-        ({"tools": {}}, "tools", "must be a list"),
-        ({"tools": [{}]}, "tools", "tools[0] = {}: must be {type: function"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "must be {type: function"),
-        ({"tools": [{**tool("f"), "x": 1}]}, "tools", "must be {type: function"),
+        ({"tools": {}}, "tools", "tools = {}: must be a valid list"),
+        ({"tools": [{}]}, "tools", "tools[0].type is missing"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "tools[0].type = 'web_search'"),
+        ({"tools": [{**tool("f"), "x": 1}]}, "tools", "tools[0].x is not supported"),
         ({"tools": [tool("")]}, "tools", "tools[0].function.name = ''"),
         ({"tools": [tool("a b")]}, "tools", "function.name"),
         ({"tools": [tool("f"), tool("f")]}, "tools", "more than once"),
-        ({"tools": [tool(f"f{n}") for n in range(129)]}, "tools", "129 tools"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
-         "tools", "function.parameters = []: must be of type dict"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "code": "x"}}]},
-         "tools", "unknown field 'code'"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
-         "tools", "strict = True"),
+        ({"tools": [tool(f"f{n}") for n in range(129)]}, "tools", "at most 128 items"),
+        ({"tools": bare(name="f", parameters=[])}, "tools", "function.parameters = []: must be"),
+        ({"tools": bare(name="f", code="x")}, "tools", "function.code is not supported"),
+        ({"tools": bare(name="f", strict=True)}, "tools", "strict = True"),
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "cannot force a call"),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "now"}}},
-         "tool_choice", "cannot force a call"),
+        ({"tools": TOOLS, "tool_choice": TOOLS[2]}, "tool_choice", "cannot force a call"),
         ({"tool_choice": "auto"}, "tool_choice", "needs tools"),
         ({"tools": TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls", "leave it out"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_tool_is_refused_by_name(body, param, told):
-    with pytest.raises(BadRequest) as caught:
-        read_tools(body)
+    with pytest.raises(ApiError) as caught:
+        tools_of(**body)
     assert caught.value.param == param and told in str(caught.value)
     assert len(str(caught.value)) < 400
 
 
 def test_tools_reach_the_template_without_empty_fields():
-    one = {"type": "function", "function": {"name": "f", "description": None, "strict": False}}
-    assert read_tools({"tools": [one]}) == [{"type": "function", "function": {"name": "f"}}]
-    assert read_tools({"tools": TOOLS, "tool_choice": "auto"}) == TOOLS
-    assert read_tools({"tools": TOOLS, "tool_choice": "none"}) == []
-    assert read_tools({"tools": None}) == read_tools({}) == []
+    assert tools_of(tools=bare(name="f", description=None, strict=False)) == bare(name="f")
+    default = bare(name="f", parameters={"properties": {"x": {"default": None}}})
+    assert tools_of(tools=default) == default
+    assert tools_of(tools=TOOLS, tool_choice="auto") == TOOLS
+    assert tools_of(tools=TOOLS, tool_choice="none") == []
+    assert tools_of(tools=None) == tools_of() == []
 
 
 TEMPLATE = (
@@ -147,41 +175,36 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    folder = saved(tmp_path_factory.mktemp("serve") / "tiny")
+    """(the batcher, which says what a test lets it say; a client of OpenAI)."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    for file in TINY.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    options = {"slots": 2, "prompt_tokens": 2048, "max_new_tokens": 64, "max_waiting": 4}
-    with served(folder, **options) as config:
-        yield config
+    batcher = Scripted()
+    with (
+        running(batcher, served=offered(Tokenizer.load(folder))) as port,
+        openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
+        ) as made,
+    ):
+        yield batcher, made
 
 
 @pytest.fixture
 def client(server):
-    address = f"http://127.0.0.1:{server.port}/v1"
-    with openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=120) as made:
-        yield made
+    return server[1]
 
 
 @pytest.fixture
-def says(monkeypatch):
-    """Lets the model say a text; the prompts that it was given, as text."""
-    tokenizer, prompts = Tokenizer.load(TOKENIZER), []
+def says(server):
+    """Lets the model say a text; returns the prompts that it was given, as text."""
+    batcher, _ = server
 
     def let(text, finish="stop"):
-        def submit(self, *groups):
-            for request in (x for group in groups for x in group):
-                prompts.append(tokenizer.decode(request.tokens, special=True))
-                ids = tokenizer.encode(text)
-                for start in range(0, len(ids), 4):
-                    request.deliver(Chunk(ids[start : start + 4], ""))
-                request.deliver(Chunk([], finish))
-
-        monkeypatch.setattr(OnlineBatcher, "submit", submit)
-        return prompts
+        batcher.text, batcher.finish, batcher.prompts = text, finish, []
+        return batcher.prompts
 
     return let
-
-
-USER = {"role": "user", "content": "What is the weather in Paris?"}
 
 
 def ask(client, **fields):
@@ -202,13 +225,13 @@ def test_a_client_is_given_the_calls_and_goes_on_with_their_results(client, says
         {"role": "tool", "tool_call_id": call.id, "content": f"result {i}"}
         for i, call in enumerate(choice.message.tool_calls)
     ]
-    says("It is sunny.")
+    again = says("It is sunny.")
     said = choice.message.model_dump()
     (last,) = ask(client, messages=[USER, said, *results]).choices
     assert (last.message.content, last.finish_reason) == ("It is sunny.", "stop")
     assert last.message.tool_calls is None
-    assert "result 0" in prompts[1] and "result 1" in prompts[1]
-    assert '"arguments": {"city": "Paris"}' in prompts[1], "arguments are an object there"
+    assert "result 0" in again[0] and "result 1" in again[0]
+    assert '"arguments": {"city": "Paris"}' in again[0], "arguments are an object there"
 
 
 def test_a_stream_brings_the_same_calls(client, says):
@@ -250,10 +273,9 @@ def test_several_choices_have_calls_of_their_own(client, says):
     assert len({choice.message.tool_calls[0].id for choice in choices}) == 2
 
 
-def test_a_template_that_shows_no_tools_refuses_them(tmp_path, server, client):
-    tokenizer = Tokenizer.load(TOKENIZER)
+def test_a_template_that_shows_no_tools_refuses_them(client):
     with pytest.raises(Exception, match="tools"):
-        tokenizer.encode_prompt([USER], TOOLS)
+        TOKENIZER.encode_prompt([USER], TOOLS)
     with pytest.raises(openai.BadRequestError, match="cannot force a call") as caught:
         ask(client, tool_choice="required")
     assert caught.value.body["param"] == "tool_choice"
@@ -266,38 +288,13 @@ def test_formats_of_json_are_refused_with_what_is_missing(client):
     assert ask(client, response_format={"type": "text"}, max_tokens=2).choices
 
 
-def test_the_sampling_that_qwen3_advises_can_be_asked_for(server, client):
-    """Greedy, cold and advised requests share the slots; top_k 1 is greedy at any temperature."""
-    fields = {"model": "tiny", "prompt": "1 + 2 = ", "max_tokens": 12, "seed": 3}
-
-    def text(**others):
-        return client.completions.create(**fields, **others).choices[0].text
-
-    greedy = text(temperature=0)
-    assert text(temperature=2, extra_body={"top_k": 1}) == greedy
-    assert text(temperature=2, top_p=0.0) == text(temperature=2, top_p=1e-9) == greedy
-    drawn = text(temperature=2)
-    assert drawn != greedy
-    assert text(temperature=2, top_p=1.0, extra_body={"top_k": 0}) == drawn
-    assert text(temperature=2, extra_body={"top_k": 10**6}) == drawn
-    advised = {"temperature": 0.6, "top_p": 0.95, "extra_body": {"top_k": 20, "min_p": 0}}
-    assert text(**advised) == text(**advised)
-    assert ask(client, tools=openai.omit, max_tokens=3, **advised).choices
-
-
-def test_variables_of_the_template(client, server, monkeypatch):
-    seen = []
-
-    def encode_prompt(self, messages, tools=None, **variables):
-        seen.append((tools, variables))
-        return [1, 2]
-
-    monkeypatch.setattr(Tokenizer, "encode_prompt", encode_prompt)
+def test_variables_of_the_template(client):
+    template = Template()
     given = {"enable_thinking": False, "depth": {"a": [1]}}
-    ask(client, max_tokens=1, extra_body={"chat_template_kwargs": given})
-    assert seen == [(TOOLS, given)]
+    body = {"messages": [USER], "tools": TOOLS, "chat_template_kwargs": given}
+    read_job(json.dumps(body).encode(), ChatBody, offered(template))
+    assert (template.tools, template.variables) == (TOOLS, given)
     for bad in ({"messages": []}, {"tools": []}, {"x": "<|im_end|>"}, {"x": "y" * 10**5}, 3):
         with pytest.raises(openai.BadRequestError) as caught:
-            ask(client, max_tokens=1, extra_body={"chat_template_kwargs": bad})
+            ask(client, extra_body={"chat_template_kwargs": bad})
         assert caught.value.body["param"] == "chat_template_kwargs"
-    assert len(seen) == 1

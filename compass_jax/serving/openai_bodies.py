@@ -1,0 +1,278 @@
+"""Bodies of requests as OpenAI's API has them: fields, their types and ranges.
+
+Types are strict: true is no number, and neither is "1". A field that would change the answer and is
+not supported is refused by name, never ignored; null is a field that was left out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from compass_jax.serving.errors import ApiError, shown
+from compass_jax.untrusted import parse_json
+
+MOST_CHOICES = 64
+MOST_TOKENS = 2**31 - 1  # that may be asked for; the answer has what fits
+# Variables of a chat template that the request's other fields give.
+_OWN_VARIABLES = frozenset({"self", "messages", "tools", "add_generation_prompt"})
+
+
+class Body(BaseModel):
+    """A JSON object with known fields alone."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        known = cls.model_fields
+        return {name: x for name, x in value.items() if x is not None or name not in known}
+
+
+def refusal(error: ValidationError) -> ApiError:
+    """Returns the first error of a body, with the place and the value."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = "".join(f"[{x}]" if isinstance(x, int) else f".{x[:80]}" for x in first["loc"])[1:]
+    param = str(first["loc"][0])[:80]
+    if first["type"] == "extra_forbidden":
+        return ApiError(f"{place} is not supported; leave it out", param)
+    if first["type"] == "missing":
+        return ApiError(f"{place} is missing", param)
+    text = first["msg"].removeprefix("Value error, ")
+    text = re.sub(r"^(Input|String|List|Dictionary) should |^Value must ", "must ", text)
+    text = re.sub(r" or instance of \w+$", "", text)
+    return ApiError(f"{place} = {shown(first['input'])}: {text}", param)
+
+
+def _only(*values: Any, text: str = "is not supported; leave it out") -> AfterValidator:
+    """Returns a validator for a field that is accepted at values that change nothing."""
+
+    def check(given: Any) -> Any:
+        if given not in values:
+            raise ValueError(text)
+        return given
+
+    return AfterValidator(check)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _prompts(value: Any) -> list[str | list[int]]:
+    several = isinstance(value, list) and bool(value) and not _is_whole(value[0])
+    prompts = value if several else [value]
+    if len(prompts) > MOST_CHOICES:
+        raise ValueError(f"{len(prompts)} prompts are more than {MOST_CHOICES}")
+    for prompt in prompts:
+        ids = isinstance(prompt, list) and all(map(_is_whole, prompt))
+        if not ids and not isinstance(prompt, str):
+            raise ValueError("must be a text, a list of token ids, or a list of either")
+    return prompts
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Text = Annotated[str, Field(min_length=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Zero = Annotated[float, _only(0)]
+One = Annotated[float, _only(1)]
+
+
+class StreamOptions(Body):
+    """Options of a stream."""
+
+    include_usage: bool = False
+
+
+class Sampling(Body):
+    """The fields that both kinds of requests have."""
+
+    model: str | None = None
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, ge=0, le=1)
+    top_k: int = Field(0, ge=-1, le=MOST_TOKENS)  # 0, and -1 as vLLM has it: all tokens
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stop: Annotated[list[Stop], Field(max_length=4), BeforeValidator(_as_list)] = []
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    # accepted at the value that changes nothing
+    presence_penalty: Zero = 0.0
+    frequency_penalty: Zero = 0.0
+    min_p: Zero = 0.0
+    repetition_penalty: One = 1.0
+    logit_bias: Annotated[dict[str, Any], _only({})] = {}
+    # without an effect here
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+
+
+class CompletionBody(Sampling):
+    """A body of /v1/completions."""
+
+    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
+    max_tokens: int = Field(16, ge=0, le=MOST_TOKENS)
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=5)
+    best_of: Annotated[int, _only(1)] = 1
+    suffix: Annotated[str, _only("")] = ""
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    """Returns the arguments of a call as chat templates read them: as an object. OpenAI's clients
+    send them as its JSON.
+    """
+    if not isinstance(value, str):
+        raise ValueError("must be a text")
+    found = parse_json(value or "{}", "it", error=ValueError)
+    if not isinstance(found, dict):
+        raise ValueError("must be the JSON of an object")
+    return found
+
+
+class CalledFunction(Body):
+    """The function of a call."""
+
+    name: Text
+    arguments: Annotated[dict[str, Any], PlainValidator(_arguments)]
+
+
+class Call(Body):
+    """A call of a tool, as a message of the assistant holds it."""
+
+    id: Text
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Message(Body):
+    """A message: a role, a content, and what else a chat template can show. A template that does
+    not show it refuses the conversation, so that nothing which a client wrote is dropped.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    name: Text | None = None
+    tool_call_id: Text | None = None
+    tool_calls: list[Call] = []
+    content: str = Field(None, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, value: Any) -> Any:
+        """Leaves out what clients send back with an answer of this server, if it is empty."""
+        if not isinstance(value, dict):
+            return value
+        names = ("refusal", "function_call", "annotations", "audio", "tool_calls")
+        return {k: x for k, x in value.items() if k not in names or x not in (None, [])}
+
+    @field_validator("tool_calls", "tool_call_id")
+    @classmethod
+    def _of_role(cls, value: Any, info: ValidationInfo) -> Any:
+        needed = {"tool_calls": "assistant", "tool_call_id": "tool"}[str(info.field_name)]
+        if value and info.data.get("role", needed) != needed:
+            raise ValueError(f"is not supported: only a message of role {needed} has it")
+        return value
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _joined(cls, value: Any, info: ValidationInfo) -> str:
+        """Returns a content as one text. Its parts follow each other with nothing between them: a
+        server that put a line between them would say what the client did not.
+        """
+        if value is None and info.data.get("tool_calls"):
+            return ""
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, list) or not value:
+            raise ValueError("must be a text, or a list of parts that is not empty")
+        for i, part in enumerate(value):
+            if not isinstance(part, dict) or part.get("type") != "text":
+                kind = shown(part.get("type") if isinstance(part, dict) else part)
+                raise ValueError(f"part {i} is {kind}: this model reads {{type: text, text}} alone")
+            if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+                raise ValueError(f"part {i} must have type and text, a text, alone")
+        return "".join(part["text"] for part in value)
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    name: str = Field(pattern=r"^[\w.:-]{1,128}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Annotated[
+        bool, _only(False, text="this server does not constrain what the model writes")
+    ] = False
+
+
+class Tool(Body):
+    """A tool of a request."""
+
+    type: Literal["function"]
+    function: Function
+
+
+def _distinct(tools: list[Tool]) -> list[Tool]:
+    names = [tool.function.name for tool in tools]
+    if double := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"has {shown(double)} more than once")
+    return tools
+
+
+def _variables(given: dict[str, Any]) -> dict[str, Any]:
+    if own := sorted(_OWN_VARIABLES & given.keys()):
+        raise ValueError(f"{own[0]} is a field of the request, no variable")
+    return given
+
+
+def _text_alone(given: Any) -> Any:
+    if given != {"type": "text"}:
+        raise ValueError(
+            "must be {type: text}: this server does not constrain what the model writes; ask for "
+            "JSON in a message, and check the answer"
+        )
+    return given
+
+
+def _unforced(given: Any) -> Any:
+    if given not in ("none", "auto"):
+        raise ValueError("is not supported: this server cannot force a call: use auto or none")
+    return given
+
+
+class ChatBody(Sampling):
+    """A body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+    tools: Annotated[list[Tool], Field(max_length=128), AfterValidator(_distinct)] = []
+    tool_choice: Annotated[Any, AfterValidator(_unforced)] = None
+    parallel_tool_calls: Annotated[
+        bool, _only(True, text="this server cannot bound the number of calls: leave it out")
+    ] = True
+    response_format: Annotated[Any, AfterValidator(_text_alone)] = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_variables)] = {}

@@ -1,0 +1,64 @@
+"""uvicorn as it serves this API: limits, and refusals in the one form of errors."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from compass_jax.serving.errors import ApiError
+from compass_jax.serving.limits import Limits
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection. What it refuses itself has OpenAI's form."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Refuses a connection beyond the limit."""
+        super().connection_made(transport)
+        # uvicorn would refuse in plain text, and only the request
+        limit, self.limit_concurrency = self.limit_concurrency, None
+        if limit is not None and len(self.connections) > limit:
+            self._refuse(ApiError(f"{limit} connections are open: try again later", status=503))
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what is no HTTP."""
+        self._refuse(ApiError("this is no HTTP request"))
+
+    def _refuse(self, error: ApiError) -> None:
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # what the application still sends goes nowhere
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()  # an answer has begun
+            return
+        body = error.body()
+        head = {"content-type": "application/json", "content-length": str(len(body))}
+        head |= {"connection": "close", **error.headers}
+        response = h11.Response(status_code=error.status, headers=list(head.items()))
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def http_server(app: Any, limits: Limits) -> uvicorn.Server:
+    """Returns a server of `app`, ready to `run`. Told to end, it gives running answers `stop_s`."""
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_level="critical",  # the application logs its failures itself
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=limits.connections,
+        timeout_keep_alive=limits.idle_s,
+        timeout_graceful_shutdown=limits.stop_s,  # type: ignore[arg-type]
+        h11_max_incomplete_event_size=limits.header_bytes,
+    )
+    return uvicorn.Server(config)
