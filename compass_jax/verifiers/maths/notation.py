@@ -9,55 +9,46 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
 
-_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni"))
-_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋₍₎", "0123456789+-()"))
-_CHARACTERS = {
-    "−": "-", "–": "-", "‐": "-", "‑": "-", "﹣": "-", "×": r"\times ", "·": r"\cdot ",
-    "⋅": r"\cdot ", "∙": r"\cdot ", "∗": "*", "÷": r"\div ", "⁄": "/", "∕": "/", "±": r"\pm ",
-    "∓": r"\mp ", "≤": r"\leq ", "⩽": r"\leq ", "≥": r"\geq ", "⩾": r"\geq ", "≠": r"\neq ",
-    "≈": r"\approx ", "≅": r"\approx ", "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap ",
-    "∖": r"\setminus ", "∅": r"\emptyset ", "∞": r"\infty ", "√": r"\sqrt ", "∛": r"\sqrt[3] ",
-    "π": r"\pi ", "°": r"\degree ", "º": r"\degree ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}",
-    "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "∀": r"\forall ", "∃": r"\exists ", "∧": r"\land ",
-    "∨": r"\lor ", "⟨": r"\langle ", "⟩": r"\rangle ", "∠": r"\angle ", "…": r"\ldots ",
-    "′": "'", "’": "'", "“": '"', "”": '"', "€": r"\text{ euro}", "£": r"\text{ pound}",
-    "¥": r"\text{ yen}", "₹": r"\text{ rupee}", "Ω": r"\text{ ohm}", "→": r"\to ",
-    "⇒": r"\implies ", "⇔": r"\iff ", "∣": "|", "∥": r"\parallel ", "≡": r"\equiv ",
-    "∑": r"\sum ", "∫": r"\int ", "％": "%", "﹪": "%", "，": ", ", "；": "; ", "：": ":",
-    "（": "(", "）": ")", "【": "[", "】": "]",
-}  # fmt: skip
-_GREEK = dict(
-    zip(
-        "αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΣΦΨΩ",
-        str.split(
-            "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma"
-            " tau upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega"
-        ),
-    )
-)
-_COMMANDS = {
-    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom",
-    "ne": "neq", "le": "leq", "ge": "geq", "leqslant": "leq", "geqslant": "geq", "leqq": "leq",
-    "geqq": "geq", "lt": "<", "gt": ">", "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[",
-    "rbrack": "]", "lvert": "|", "rvert": "|", "vert": "|", "mid": "|", "lparen": "(",
-    "rparen": ")", "wedge": "land", "vee": "lor", "varnothing": "emptyset", "dots": "ldots",
-    "cdots": "ldots", "dotsc": "ldots", "dotsb": "ldots", "ast": "*", "colon": ":", "deg": "degree",
-    "arcsec": "arcsec", "varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta",
-    "simeq": "approx", "thickapprox": "approx", "doteq": "approx", "smallsetminus": "setminus",
-    "backslash": "setminus", "tg": "tan", "ctg": "cot", "arctg": "arctan", "textdollar": r"\$",
-    "pounds": r"\text{ pound}", "euro": r"\text{ euro}", "percent": "%", "iff": "iff",
-    "Leftrightarrow": "iff", "Rightarrow": "implies", "rightarrow": "to", "prime": "'",
-    "middle": "", "cr": r"\\",
-}  # fmt: skip
+
+def _table(text: str) -> dict[str, str]:
+    words = text.split()
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+_SCRIPTS = {
+    "^": dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni")),
+    "_": dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋₍₎", "0123456789+-()")),
+}
+_CHARACTERS = _table(r"""
+    − - – - ‐ - ‑ - ﹣ - ∗ * ⁄ / ∕ / ′ ' ’ ' “ " ” " ∣ | 【 [ 】 ] × \times · \cdot ⋅ \cdot ∙ \cdot
+    ÷ \div ± \pm ∓ \mp ≤ \leq ⩽ \leq ≥ \geq ⩾ \geq ≠ \neq ≈ \approx ≅ \approx ∈ \in ∪ \cup ∩ \cap
+    ∖ \setminus ∅ \emptyset ∞ \infty √ \sqrt ∛ \sqrt[3] ° \degree º \degree ℝ \mathbb{R}
+    ℤ \mathbb{Z} ℕ \mathbb{N} ℚ \mathbb{Q} ∀ \forall ∃ \exists ∧ \land ∨ \lor ⟨ \langle ⟩ \rangle
+    ∠ \angle … \ldots € \text{~euro} £ \text{~pound} ¥ \text{~yen} ₹ \text{~rupee} Ω \text{~ohm}
+    → \to ⇒ \implies ⇔ \iff ∥ \parallel ≡ \equiv ∑ \sum ∫ \int ， ,~ ； ;~
+""")
+_COMMANDS = _table(r"""
+    dfrac frac tfrac frac cfrac frac dbinom binom tbinom binom ne neq le leq ge geq leqslant leq
+    geqslant geq leqq leq geqq geq lt < gt > lbrace \{ rbrace \} lbrack [ rbrack ] lvert | rvert |
+    vert | mid | lparen ( rparen ) wedge land vee lor varnothing emptyset dots ldots cdots ldots
+    dotsc ldots dotsb ldots ast * colon : deg degree circ degree varphi phi varepsilon epsilon
+    vartheta theta simeq approx thickapprox approx doteq approx smallsetminus setminus
+    backslash setminus tg tan ctg cot arctg arctan textdollar \$ pounds \text{~pound}
+    euro \text{~euro} percent % Leftrightarrow iff Rightarrow implies rightarrow to prime ' cr \\
+""")
 _DROPPED = frozenset(
     str.split(
-        "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr"
+        "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr middle"
         " displaystyle textstyle scriptstyle limits nolimits quad qquad enspace thinspace"
         " medspace thickspace negthinspace space hfill break newline therefore because large"
         " Large LARGE huge Huge small normalsize boldmath nonumber centering rm bf it sf tt"
     )
 )
+_WITHOUT_ARGUMENT = frozenset(("tag", "label", "phantom", "hspace", "vspace"))
 _TEXTS = frozenset(
     str.split(
         "text textbf textit textrm textnormal textsf texttt textup textmd mbox hbox mathrm"
@@ -77,6 +68,12 @@ _MATH_WORDS = frozenset(
         " gcd lcm det tr rank mod Re Im arg deg dim ker sgn sign"
     )
 )
+_MAX_NESTED = 8
+_OPERATORS = {
+    "<=>": r"\iff ", "<=": r"\leq ", ">=": r"\geq ", "!=": r"\neq ", "=/=": r"\neq ", "==": "=",
+    "~=": r"\approx ", "**": "^", "+/-": r"\pm ", "+-": r"\pm ", "...": r"\ldots ", "->": r"\to ",
+}  # fmt: skip
+_AMOUNT = r"\d[\d,]*(?:\.\d+)?(?:\s*(?:thousand|[mb]illion|trillion)\b)?|\.\d+"
 _LEADS = re.compile(
     r"^(?:[\s*:>-]|so|thus|hence|therefore|final|the|our|my|correct|answer|result|solution|is|are|"
     r"be|approximately|about|roughly|around|\\approx)*?"
@@ -84,155 +81,162 @@ _LEADS = re.compile(
     r"around)\b|\\approx|:)\s*",
     re.IGNORECASE,
 )
-_SPACES = re.compile(
-    r"(?<!\\)\\[,;:! >]|~|&nbsp;|[\u00a0\u2009\u202f\u200a\u2002\u2003\u2005\u2006]"
-)
-_OVERLINED = re.compile(r"(?<!\d)(\d{0,20})\.(\d{0,20})\s*\\(?:overline|bar)\s*\{(\d{1,40})\}")
-_ELLIPSIS = re.compile(r"(?<!\d)(\d{0,20})\.(\d{0,12}?)(\d{1,8}?)\3{2,12} ?\\ldots")
-_CHOOSE = re.compile(r"\{\s*([^{}\\]+?)\s*\\choose\s*([^{}\\]+?)\s*\}")
-_ENTITY = re.compile(r"&(?:lt|gt|amp);")
+
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+Rewrite = tuple[str, str | Callable[[re.Match], str]]
+
+
+def _compiled(*rewrites: Rewrite) -> list[tuple[re.Pattern, Any]]:
+    return [(re.compile(pattern), replacement) for pattern, replacement in rewrites]
+
+
+def _undelimited(mark: re.Match) -> str:
+    """Removes dollar signs around formulas; those of amounts become a mark that stands for it."""
+    text = mark[0]
+    marks = [found.end() for found in re.finditer(r"\$", text)]
+    pairs = zip(marks[::2], marks[1::2])
+    amounts = any(text[i : i + 1].isdigit() and text[j : j + 1].isdigit() for i, j in pairs)
+    return text.replace("$", "\0" if len(marks) % 2 or amounts else " ")
+
+
+def _repeating(mark: re.Match) -> str:
+    """Returns a repeating decimal as a fraction."""
+    whole, fixed, repeated = mark[1] or "0", mark[2], mark[3]
+    nines = "9" * len(repeated) + "0" * len(fixed)
+    return rf"(\frac{{{int(whole + fixed + repeated) - int(whole + fixed)}}}{{{nines}}})"
+
+
+# before commands are read: what is written around formulas, and the blanks in numbers
+_BEFORE = _compiled(
+    (r"&lt;", "<"), (r"&gt;", ">"), (r"&amp;", "&"),
+    (r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s*\\!|\\!\s*,)\s*(?=\d{3})", ""),
+    (r"(?<!\\)\\[()\[\]]|\\q?quad(?=[a-z])|\$\$", " "),
+    (r"\\\$", "\0"),
+    (r"(?s)^.*\$.*$", _undelimited),
+    (rf"\x00\s*({_AMOUNT})", r" \1\\text{ dollar}"),
+    (r"\x00", r"\\text{ dollar}"),
+    (r"(?s)^\s*(\*\*|__|`{1,3})(.*?)\1\s*([.!]?)\s*$", r"\2"),
+    (r"(?s)^\s*(\*\*|__|`{1,3})(.*?)\1\s*([.!]?)\s*$", r"\2"),
+    (r"^([^*]*)\*\*([^*]+)\*\*(?!\s*[\d(])([^*]*)$", r"\1 \2 \3"),
+    (r"^\s*\*([^*\s][^*]*)\*\s*$", r"\1"),
+    (r"(?<=\d)(?:\{,\}|,\\!)\s*(?=\d)", ","),
+    (r"(?<=\d)\\!\s*(?=\d)", ""),
+    (r"(?<!\\)\\[,;:! >]|~|&nbsp;|[\u00a0\u2009\u202f\u200a\u2002\u2003\u2005\u2006]", " "),
+)  # fmt: skip
+_AFTER = _compiled(
+    (r"\^\s*(?:\{\s*\\degree\s*\}|\\degree)", r"\\degree "),
+    ("|".join(map(re.escape, _OPERATORS)), lambda mark: _OPERATORS[mark[0]]),
+    (r"(?i)(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
+    (r"\bnot equal to\b", r"\\neq "),
+    (r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]\+?(-?)0*(\d+)(?![\w.])", r"\1\\times 10^{\2\3}"),
+    (r"(?<=\d)\s*[xX]\s*10\s*\^", r"\\times 10^"),
+    (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d/])", lambda mark: mark[0].replace(" ", "")),
+    (r"\\d?ot\{(\d)\}", r"\\overline{\1}"),
+    (r"(?<!\d)(\d{0,20})\.(\d{0,20})\s*\\(?:overline|bar)\s*\{(\d{1,40})\}", _repeating),
+    (r"(?<!\d)(\d{0,20})\.(\d{0,12}?)(\d{1,8}?)\3{2,12} ?\\ldots", _repeating),
+    (r"\s+", " "),
+    (r"\{\s*([^{}\\]+?)\s*\\choose\s*([^{}\\]+?)\s*\}", r"\\binom{\1}{\2}"),
+    (r"\\(begin|end) \{", r"\\\1{"),
+)  # fmt: skip
 
 
 def normalised(text: str) -> str:
-    """Returns the text in the one notation that `readings` reads."""
+    """Returns the text in the one notation that `values.readings` reads."""
     text = text.replace("\f", "\\f").replace("\b", "\\b").replace("\a", "\\a")  # of a bad escape
-    text = _unicode(text.strip())
+    text = _latex_characters(text.strip())
     if "\\begin" not in text:
         text = re.sub(r"\\\\(?=[A-Za-z(\[{}%$,])", r"\\", text)  # escaped once too often
-    text = re.sub(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s*\\!|\\!\s*,)\s*(?=\d{3})", "", text)
-    text = _markdown(_undelimited(text))
-    text = re.sub(r"(?<=\d)(?:\{,\}|,\\!)\s*(?=\d)", ",", text)
-    text = re.sub(r"(?<=\d)\\!\s*(?=\d)", "", text)
-    text = _SPACES.sub(" ", text)
+    for pattern, replacement in _BEFORE:
+        text = pattern.sub(replacement, text)
     text = _commands(text)
-    text = _plain_operators(text)
-    text = re.sub(r"\s+", " ", text).strip()
-    text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
-    text = text.replace(r"\begin {", r"\begin{").replace(r"\end {", r"\end{")
+    for pattern, replacement in _AFTER:
+        text = pattern.sub(replacement, text)
     for _ in range(3):
-        text = re.sub(r"^\\text\{([^{}]*(?:answer|:)[^{}]*)\}", r"\1", text)
+        text = re.sub(r"^\\text\{([^{}]*(?:answer|:)[^{}]*)\}", r"\1", text.strip())
         text = _LEADS.sub("", text).strip()
-        text = re.sub(r"(?<!\\)[\s.,;]+$", "", text) if not text.endswith("...") else text
-        text = _outer_group(text)
+        if not text.endswith("..."):
+            text = re.sub(r"(?<!\\)[\s.,;]+$", "", text)
+        while text.startswith("{") and group_end(text, 0) == len(text):
+            text = text[1:-1].strip()
     return text
 
 
-def _unicode(text: str) -> str:
-    for table, mark in ((_SUPERSCRIPTS, "^"), (_SUBSCRIPTS, "_")):
-        runs = re.compile("([" + "".join(map(re.escape, table)) + "]+)").split(text)
-        runs[1::2] = [f"{mark}{{{''.join(map(table.__getitem__, run))}}}" for run in runs[1::2]]
-        text = "".join(runs)
-    found = []
-    for character in text:
-        if character in _CHARACTERS:
-            found.append(_CHARACTERS[character])
-        elif character in _GREEK:
-            found.append(f"\\{_GREEK[character]} ")
-        elif unicodedata.category(character) in ("Cf", "Cc") and character not in "\n\t\r":
-            continue
-        else:
-            decomposed = unicodedata.normalize("NFKC", character)
-            if "\u2044" in decomposed:  # a vulgar fraction
-                over, _, under = decomposed.partition("\u2044")
-                found.append(rf"\frac{{{over}}}{{{under}}}")
-            else:
-                found.append(decomposed)
-    text = "".join(found)
-    return re.sub(r"\\sqrt(\[3\])? +(?=[\d({])", r"\\sqrt\1", text)
+def _latex_characters(text: str) -> str:
+    for mark, table in _SCRIPTS.items():
+        if not text.isascii():
+            runs = re.split(f"([{re.escape(''.join(table))}]+)", text)
+            runs[1::2] = [f"{mark}{{{''.join(map(table.__getitem__, run))}}}" for run in runs[1::2]]
+            text = "".join(runs)
+    return re.sub(r"\\sqrt(\[3\])? +(?=[\d({])", r"\\sqrt\1", "".join(map(_latex_character, text)))
 
 
-def _undelimited(text: str) -> str:
-    """Removes the marks around formulas; a dollar sign that marks none becomes a currency."""
-    text = _ENTITY.sub(lambda m: {"&lt;": "<", "&gt;": ">", "&amp;": "&"}[m[0]], text)
-    text = re.sub(r"(?<!\\)\\[()\[\]]", " ", text)
-    text = re.sub(r"\\q?quad(?=[a-z])", " ", text)
-    text = text.replace("$$", " ")
-    text = text.replace("\\$", "\0")
-    marks = [m.start() for m in re.finditer(r"\$", text)]
-    pairs = list(zip(marks[::2], marks[1::2]))
-    amounts = any(text[i + 1 : i + 2].isdigit() and text[j + 1 : j + 2].isdigit() for i, j in pairs)
-    if len(marks) % 2 == 0 and not amounts:
-        text = text.replace("$", " ")
-    text = text.replace("$", "\0")
-    amount = r"\d[\d,]*(?:\.\d+)?(?:\s*(?:thousand|[mb]illion|trillion)\b)?|\.\d+"
-    text = re.sub(rf"\x00\s*({amount})", r" \1\\text{ dollar}", text)
-    return text.replace("\0", r"\text{ dollar}")
-
-
-def _markdown(text: str) -> str:
-    text = text.strip()
-    for _ in range(3):
-        text = re.sub(r"^(\*\*|__|`{1,3})(.*?)\1\s*([.!]?)$", r"\2", text, flags=re.DOTALL).strip()
-    text = re.sub(r"\*\*([^*]+)\*\*(?!\s*[\d(])", r" \1 ", text) if text.count("**") == 2 else text
-    single = re.fullmatch(r"\*([^*\s][^*]*)\*", text)
-    return single[1] if single else text
+@lru_cache(maxsize=1024)
+def _latex_character(character: str) -> str:
+    if (latex := _CHARACTERS.get(character)) is not None:
+        return latex.replace("~", " ") + " " * latex.startswith("\\")
+    if greek := re.fullmatch(r"GREEK (\w+) LETTER (\w+)", unicodedata.name(character, "")):
+        name = greek[2].lower().replace("lamda", "lambda")
+        return f"\\{name.capitalize() if greek[1] == 'CAPITAL' else name} "
+    if unicodedata.category(character) in ("Cf", "Cc") and character not in "\n\t\r":
+        return ""
+    over, slash, under = unicodedata.normalize("NFKC", character).partition("\u2044")
+    return rf"\frac{{{over}}}{{{under}}}" if slash else over
 
 
 def group_end(text: str, start: int) -> int:
     """Returns the index after the `}` that closes the `{` at `start`, or -1."""
     depth = 0
-    i = start
-    while i < len(text):
-        if text[i] == "\\":
-            i += 2
-            continue
-        depth += {"{": 1, "}": -1}.get(text[i], 0)
-        i += 1
+    for mark in _BRACES.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(mark[0], 0)
         if depth == 0:
-            return i
+            return mark.end()
     return -1
 
 
 def _argument(text: str, i: int) -> tuple[str, int] | None:
     """Returns the braced group that begins at `i` after blanks, without braces, and its end."""
-    while i < len(text) and text[i] == " ":
+    while text[i : i + 1] == " ":
         i += 1
-    if i >= len(text) or text[i] != "{":
-        return None
-    end = group_end(text, i)
+    end = group_end(text, i) if text[i : i + 1] == "{" else -1
     return (text[i + 1 : end - 1], end) if end > 0 else None
 
 
 def _commands(text: str, depth: int = 0) -> str:
     """Rewrites LaTeX commands: synonyms, fonts, colours, texts."""
-    found: list[str] = []
+    pieces: list[str] = []
     i = 0
     for mark in re.finditer(r"\\([A-Za-z]+\*?)|\\(.)", text, re.DOTALL):
         if mark.start() < i:
             continue
-        found.append(text[i : mark.start()])
-        i = mark.end()
-        name = mark[1]
-        if name is None or depth > 8:
-            found.append(mark[2] if mark[2] and mark[2] in "%#&_" else mark[0])
-            continue
-        piece, i = _command(name, text, i, depth)
-        found.append(piece)
-    return "".join([*found, text[i:]])
+        pieces.append(text[i : mark.start()])
+        piece, i = mark[0], mark.end()
+        if mark[2]:
+            piece = mark[2] if mark[2] in "%#&_" else piece
+        elif depth <= _MAX_NESTED:
+            piece, i = _command(mark[1], text, i, depth)
+        pieces.append(piece)
+    return "".join([*pieces, text[i:]])
 
 
 def _command(name: str, text: str, i: int, depth: int) -> tuple[str, int]:
     """Returns what stands for `\\name` whose arguments begin at `i`, and where they end."""
-    argument = _argument(text, i)
-    if name in _COLOURS and argument:
-        inner = _argument(text, argument[1])
-        return (_commands(inner[0], depth + 1), inner[1]) if inner else ("", argument[1])
-    if name in _UNWRAPPED and argument:
-        return "{" + _commands(argument[0], depth + 1) + "}", argument[1]
-    if name in ("boxed", "fbox") and (digit := re.match(r" *(\d+|\w)", text[i:])):
-        return digit[1], i + digit.end()
-    if name in ("tag", "label", "phantom", "hspace", "vspace") and argument:
-        return " ", argument[1]
-    if name in _TEXTS and argument:
-        return _text(argument[0], depth), argument[1]
+    if argument := _argument(text, i):
+        inner, end = argument
+        if name in _COLOURS:
+            inner, end = _argument(text, end) or ("", end)
+            return _commands(inner, depth + 1), end
+        if name in _UNWRAPPED:
+            return "{" + _commands(inner, depth + 1) + "}", end
+        if name in _TEXTS:
+            return _text(inner, depth), end
+        if name in _WITHOUT_ARGUMENT:
+            return " ", end
+    if name in ("boxed", "fbox") and (digit := re.compile(r" *(\d+|\w)").match(text, i)):
+        return digit[1], digit.end()
     if name in _DROPPED:
-        if name in ("left", "right") and text[i : i + 1] == ".":
-            i += 1
-        return " ", i
-    if name in ("degree", "circ"):
-        return r"\degree ", i
-    known = _COMMANDS.get(name, name)
-    return (known if not known or not known[0].isalpha() else f"\\{known} "), i
+        return " ", i + (name in ("left", "right") and text[i : i + 1] == ".")
+    known = _COMMANDS.get(name, name).replace("~", " ")
+    return (f"\\{known} " if known[0].isalpha() else known), i
 
 
 def _text(inner: str, depth: int) -> str:
@@ -241,55 +245,14 @@ def _text(inner: str, depth: int) -> str:
     word = inner.strip()
     if word in _MATH_WORDS:
         return f"\\{word} "
-    if re.fullmatch(r"\(?[A-Za-z]\)?|[\d\s.,:/()%+*^=-]+", word) and word:
+    if re.fullmatch(r"\(?[A-Za-z]\)?|[\d\s.,:/()%+*^=-]+", word):
         return f" {word} " if word[0] != "^" else word
     return rf"\text{{{inner}}}"
-
-
-def _plain_operators(text: str) -> str:
-    text = re.sub(r"\^\s*(?:\{\s*\\degree\s*\}|\\degree)", r"\\degree ", text)
-    for plain, latex in (
-        ("<=>", r"\iff "), ("<=", r"\leq "), (">=", r"\geq "), ("!=", r"\neq "), ("=/=", r"\neq "),
-        ("==", "="), ("~=", r"\approx "), ("**", "^"), ("+/-", r"\pm "), ("+-", r"\pm "),
-        ("...", r"\ldots "), ("->", r"\to "),
-    ):  # fmt: skip
-        text = text.replace(plain, latex)
-    text = re.sub(r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty ", text, flags=re.I)
-    text = re.sub(r"\bnot equal to\b", r"\\neq ", text)
-    text = re.sub(r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]([-+]?\d+)(?![\w.])", _scientific, text)
-    text = re.sub(r"(?<=\d)\s*[xX]\s*10\s*\^", r"\\times 10^", text)
-    text = re.sub(r"(?<![\d.,])(\d{1,3})((?: \d{3})+)(?![\d/])", _joined, text)
-    text = re.sub(r"\\d?ot\{(\d)\}", r"\\overline{\1}", text)
-    text = _OVERLINED.sub(lambda m: _repeating(m[1], m[2], m[3]), text)
-    return _ELLIPSIS.sub(lambda m: _repeating(m[1], m[2], m[3]), text)
-
-
-def _scientific(mark: re.Match) -> str:
-    exponent = int(mark[2]) if len(mark[2]) < 12 else mark[2]
-    return rf"{mark[1]}\times 10^{{{exponent}}}"
-
-
-def _joined(mark: re.Match) -> str:
-    return mark[1] + mark[2].replace(" ", "")
-
-
-def _repeating(whole: str, fixed: str, repeated: str) -> str:
-    """Returns a repeating decimal as a fraction."""
-    nines = "9" * len(repeated) + "0" * len(fixed)
-    over = int((whole or "0") + fixed + repeated) - int((whole or "0") + fixed)
-    return rf"(\frac{{{over}}}{{{nines}}})"
-
-
-def _outer_group(text: str) -> str:
-    """Removes braces around the whole text that group nothing."""
-    while text.startswith("{") and group_end(text, 0) == len(text):
-        text = text[1:-1].strip()
-    return text
 
 
 def plain_words(text: str) -> str:
     """Returns what a text says without notation, case and punctuation."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
-    text = re.sub(r"\\[A-Za-z]+", lambda m: " " + m[0][1:] + " ", text)
+    text = re.sub(r"\\([A-Za-z]+)", r" \1 ", text)
     text = re.sub(r"[^\w\s%]", " ", text).casefold()
     return re.sub(r"^(?:the|a|an) (?=\w{2})", "", " ".join(text.replace("_", " ").split()))
