@@ -193,9 +193,7 @@ def in_the_loop(folder: Path, steps: int) -> dict[str, Any]:
     data = DataConfig(tokenizer=str(TOKENIZER), cache=str(folder / "cache"))
     model = ModelConfig("qwen3", 512, 16, 1, 2, 1, 8, 32, max_positions=1024)
     run_dir = str(folder / "run")
-    config = RunConfig(
-        "loop", model, data=data, sft=sft, run_dir=run_dir
-    ).validate()
+    config = RunConfig("loop", model, data=data, sft=sft, run_dir=run_dir).validate()
     found = {}
     for name, threads in (("inside_the_step", 0), ("ahead", None)):
         telemetry = Telemetry(config.directory, steps, "sft", writes=False)
