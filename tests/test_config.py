@@ -6,6 +6,7 @@ import ast
 import dataclasses
 
 import pytest
+from evolve import evolve
 from house_rules import sources
 from settings_read import Reads
 from tiny_run import tiny_run
@@ -141,11 +142,9 @@ def test_settings_that_are_used_are_not_refused():
 def test_a_penalty_that_contradicts_its_own_threshold_is_refused(shaping, message):
     base = tiny_run()
     with pytest.raises(ConfigError, match=message):
-        dataclasses.replace(
-            base, rl=dataclasses.replace(base.rl, shaping=shaping)
-        ).validate_for_rl()
+        evolve(base, rl={"shaping": shaping}).validate_for_rl()
     idle = dataclasses.replace(shaping, length_penalty=0.0, repetition_penalty=0.0)
-    dataclasses.replace(base, rl=dataclasses.replace(base.rl, shaping=idle)).validate_for_rl()
+    evolve(base, rl={"shaping": idle}).validate_for_rl()
 
 
 def test_all_stages_can_be_on_at_once():

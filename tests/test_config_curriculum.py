@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from evolve import evolve
 from tiny_run import tiny_run
 
 from compass_jax.commands.calibrate import run_calibration
@@ -24,7 +25,7 @@ STAGES = (
 def config_with(stages=STAGES, **rl):
     config = tiny_run()
     settings = dict(steps=10, stages=stages) | rl
-    return dataclasses.replace(config, rl=dataclasses.replace(config.rl, **settings))
+    return evolve(config, rl={**settings})
 
 
 def test_a_step_has_the_settings_of_the_last_stage_that_has_begun():

@@ -6,6 +6,7 @@ import dataclasses
 import time
 
 import pytest
+from evolve import evolve
 from tiny_run import tiny_run
 
 from compass_jax.commands import cli
@@ -87,12 +88,12 @@ def whole_run():
     sources = (*base.data.sources, FileSource("a.jsonl"))
     judge = JudgeConfig("http://localhost:8000/v1", "judge", fields=(("seed", 1),))
     sft = dataclasses.replace(base.sft, files=("a.jsonl",), answers=(("sum", 4, 1),))
-    return dataclasses.replace(
+    return evolve(
         base,
-        model=dataclasses.replace(base.model, moe=moe),
+        model={"moe": moe},
         rollout_mesh=MeshConfig(),
-        data=dataclasses.replace(base.data, sources=sources),
-        rewards=dataclasses.replace(base.rewards, judge=judge),
+        data={"sources": sources},
+        rewards={"judge": judge},
         sft=sft,
     )
 

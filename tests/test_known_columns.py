@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evolve import evolve
 from tiny import COMPUTE, EOS, ROLLOUT, make_prompt, random_params
 from tiny import MODEL as TINY
 from tiny_run import tiny_run
@@ -26,7 +27,7 @@ from compass_jax.training import step
 from compass_jax.weights.sync import sync_weights
 
 B, T, D, V = 3, 6, 4, 16
-MODEL = dataclasses.replace(TINY, layers=1, moe=dataclasses.replace(TINY.moe, dense_layers=()))
+MODEL = evolve(TINY, layers=1, moe={"dense_layers": ()})
 KNOWN = 29  # of the 40 columns of the tiny model
 SAMPLERS = [
     Sampler(0.0),
@@ -193,9 +194,7 @@ def test_the_rollout_over_a_mesh_is_that_of_one_device():
 def test_a_plan_masks_what_the_run_masks():
     config = tiny_run()
     assert known_ids(config) == 338 < config.model.vocab_size
-    absent = dataclasses.replace(
-        config, data=dataclasses.replace(config.data, tokenizer="not/here")
-    )
+    absent = evolve(config, data={"tokenizer": "not/here"})
     assert known_ids(absent) == config.model.vocab_size - 1  # most published heads are padded
 
 

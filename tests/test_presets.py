@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from evolve import evolve
 from tiny_run import tiny_run
 
 from compass_jax.config.io import config_to_json
@@ -52,7 +53,7 @@ def test_few_prompts_are_all_in_a_step():
 def test_a_run_that_has_begun_keeps_the_sizes_that_were_chosen(tmp_path):
     config = replace(tiny_run(), run_dir=str(tmp_path))
     rl = replace(config.rl, micro_batch_tokens=77, group_size=2)
-    old = replace(config, rl=rl, rollout=replace(config.rollout, slots=2))
+    old = evolve(config, rl=rl, rollout={"slots": 2})
     assert with_recorded_sizes(config) == config
     (tmp_path / "config.json").write_text(config_to_json(old))
     assert with_recorded_sizes(config) == config, "nothing was trained"

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evolve import evolve
 from tiny_run import tiny_run
 
 from compass_jax.config import ComputeConfig, ConfigError, CorrectionConfig
@@ -22,9 +23,7 @@ from compass_jax.weights.sync import sync_weights
 def with_rollout(config=None, correction="tis", **changes):
     config = config or tiny_run()
     rl = dataclasses.replace(config.rl, correction=CorrectionConfig(name=correction))
-    return dataclasses.replace(
-        config, rl=rl, rollout=dataclasses.replace(config.rollout, **changes)
-    )
+    return evolve(config, rl=rl, rollout={**changes})
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "int8", "auto"])
@@ -45,9 +44,7 @@ def test_parts_that_would_do_nothing_or_are_named_twice_are_refused():
     with pytest.raises(ConfigError, match=r"neither compute\.dtype nor rollout\.dtype is bfloat16"):
         config.validate()
     with_rollout(config, dtype="bfloat16").validate()
-    dataclasses.replace(
-        config, compute=dataclasses.replace(config.compute, dtype="bfloat16")
-    ).validate()
+    evolve(config, compute={"dtype": "bfloat16"}).validate()
     with pytest.raises(ConfigError, match="names a part twice"):
         dataclasses.replace(config.compute, float32_parts=("gate", "gate")).validate()
 
@@ -82,9 +79,7 @@ def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path,
         monkeypatch.setattr(module, "sync_weights", recorded)
         monkeypatch.setattr(module, "Engine", engine)
     config = with_rollout(dtype="bfloat16", quantize=kind)
-    config = dataclasses.replace(
-        config, run_dir=str(tmp_path), rl=dataclasses.replace(config.rl, steps=1)
-    )
+    config = evolve(config, run_dir=str(tmp_path), rl={"steps": 1})
     run_rl(config)
     found = evaluate.evaluate_weights(config, str(tmp_path))
     assert found.prompts == 4 and len(handed) == 3 and len(engines) == 2
@@ -110,11 +105,8 @@ def test_the_gap_of_a_bfloat16_rollout_shrinks_to_rounding_when_everything_is_fl
     gaps = {}
     for dtype in ("", "bfloat16"):
         config = with_rollout(dtype=dtype)
-        config = dataclasses.replace(
-            config,
-            run_dir=str(tmp_path / f"run{dtype}"),
-            rl=dataclasses.replace(config.rl, steps=1),
-            data=dataclasses.replace(config.data, eval_prompts=0),
+        config = evolve(
+            config, run_dir=str(tmp_path / f"run{dtype}"), rl={"steps": 1}, data={"eval_prompts": 0}
         )
         run_rl(config)
         gaps[dtype] = json.loads((tmp_path / f"run{dtype}" / "metrics.jsonl").read_text())[

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evolve import evolve
 
 from benchmarks import experiments, router_replay, router_replay_report
 from benchmarks.router_replay_setup import full, smoke
@@ -39,16 +40,11 @@ def test_a_damaged_line_in_the_middle_is_an_error_and_nan_is_not_written(tmp_pat
 
 def test_the_hash_of_a_configuration_ignores_where_it_runs_and_nothing_else():
     config = full().deep
-    elsewhere = dataclasses.replace(
-        config,
-        run_dir="x",
-        init_from="y",
-        data=dataclasses.replace(config.data, tokenizer="z/tiny_tokenizer"),
-    )
+    elsewhere = evolve(config, run_dir="x", init_from="y", data={"tokenizer": "z/tiny_tokenizer"})
     assert experiments.config_hash(config) == experiments.config_hash(elsewhere)
     for other in (
         dataclasses.replace(config, seed=1),
-        dataclasses.replace(config, rl=dataclasses.replace(config.rl, replay="R2")),
+        evolve(config, rl={"replay": "R2"}),
     ):
         assert experiments.config_hash(other) != experiments.config_hash(config)
 
@@ -80,7 +76,7 @@ def test_the_configurations_are_what_the_experiment_says(tmp_path):
         "off",
         8,
     )
-    same = dataclasses.replace(off, run_dir=r3.run_dir, rl=dataclasses.replace(off.rl, replay="R3"))
+    same = evolve(off, run_dir=r3.run_dir, rl={"replay": "R3"})
     assert same == r3 and off.rollout.dtype == "bfloat16"
 
 
@@ -88,12 +84,7 @@ def test_a_cold_start_outlives_a_change_of_the_settings_that_it_does_not_use(tmp
     setup = smoke()
     with RunDir(tmp_path / "sft_seed0", setup.cold_start(0, tmp_path)):
         (tmp_path / "sft_seed0" / "metrics.jsonl").write_text("{}\n")
-    other = dataclasses.replace(
-        setup,
-        deep=dataclasses.replace(
-            setup.deep, rl=dataclasses.replace(setup.deep.rl, prompts_per_step=16)
-        ),
-    )
+    other = evolve(setup, deep={"rl": {"prompts_per_step": 16}})
     with RunDir(tmp_path / "sft_seed0", other.cold_start(0, tmp_path)) as again:
         assert again.resumed
 

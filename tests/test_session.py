@@ -10,6 +10,7 @@ import signal
 import jax
 import numpy as np
 import pytest
+from evolve import evolve
 from tiny_run import tiny_run
 
 from compass_jax import distributed, sharding
@@ -200,9 +201,7 @@ def test_the_tokenizer_is_carried_without_the_weights_beside_it(tmp_path):
     for name in ("tokenizer.json", "chat_template.jinja", "model-00001-of-00002.safetensors"):
         (source / name).write_text(name)
     config = config_at(tmp_path / "run")
-    config = dataclasses.replace(
-        config, data=dataclasses.replace(config.data, tokenizer=str(source))
-    )
+    config = evolve(config, data={"tokenizer": str(source)})
     for _ in range(2):  # a resumed run carries it again
         with open_run(config):
             carry_tokenizer(config)

@@ -15,7 +15,9 @@ from compass_jax.rewards.score import Scorer
 from compass_jax.tasks.rows import encode_row
 
 VERIFIER, HOSTILE_PER_FAULT = len(DATASETS), 5
-HOSTILE = [row for row in ANSWERS + VERIFIERS if row.kind in (*DATASETS, "verifier")]
+# (data set or "verifier", the hostile text, its score or its outcome)
+HOSTILE = [(kind, text, 0.0) for kind, text, _ in ANSWERS.values() if kind in DATASETS]
+HOSTILE += [("verifier", text, expected) for text, expected in VERIFIERS.values()]
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +40,13 @@ def scorer(entries):
 
 
 def test_hostile_answers_change_no_honest_score(draw, scorer, entries, tmp_path):
-    places = {"out": tmp_path, "secret": tmp_path / "none", "me": os.getpid(), "port": 9}
+    places = {"out": tmp_path, "secret": tmp_path / "none", "judge": __file__}
+    places |= {"me": os.getpid(), "port": 9}
     submitted = []
-    for row in draw.sample(HOSTILE, HOSTILE_PER_FAULT):
-        source = DATASETS.index(row.kind) if row.kind in DATASETS else VERIFIER
+    for kind, text, outcome in draw.sample(HOSTILE, HOSTILE_PER_FAULT):
+        source = DATASETS.index(kind) if kind in DATASETS else VERIFIER
         right, wrong = str(entries[source]["answer"]), "0" if source == VERIFIER else "the moon"
-        submitted += [(source, right, 1.0), (source, row.text.format(**places), row.expected)]
+        submitted += [(source, right, 1.0), (source, text.format(**places), outcome)]
         submitted += [(source, wrong, 0.0)]
     draw.shuffle(submitted)
     for number, (source, text, _) in enumerate(submitted):
@@ -56,5 +59,8 @@ def test_hostile_answers_change_no_honest_score(draw, scorer, entries, tmp_path)
         scores |= dict(scorer.collect(block=True))
     for number, (_, text, expected) in enumerate(submitted):
         score = scores[number]
-        assert (score.reward if score.known else score.outcome) == expected, text
+        if isinstance(expected, str):  # on a busy machine a fault may end as a timeout
+            assert not score.known, text
+        else:
+            assert score.known and score.reward == expected, text
     assert not os.listdir(tmp_path)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from evolve import evolve
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 from tiny_run import tiny_run
 
@@ -132,11 +133,7 @@ def test_accuracies_by_hand(monkeypatch):
         dataclasses.replace(p, label=label)
         for p, label in zip(PROMPTS, ("easy", "hard", "hard", "easy"), strict=True)
     ]
-    config = dataclasses.replace(
-        tiny_run(),
-        seed=3,
-        evaluation=dataclasses.replace(tiny_run().evaluation, k=4, temperature=0.6, top_p=0.9),
-    )
+    config = evolve(tiny_run(), seed=3, evaluation={"k": 4, "temperature": 0.6, "top_p": 0.9})
     found = evaluate(None, None, [PromptSet(HELDOUT, prompts, 4, 0.6)], TOKENIZER, None, config)
     assert asked == [(4, Sampler(0.6, 0, 0.9), 3), (1, Sampler(0.0), 3)]
     assert (found.k, found.prompts, found.unknown) == (4, 4, 7)
@@ -172,9 +169,7 @@ def test_the_threshold_of_right_is_the_configurations(monkeypatch):
     monkeypatch.setattr(room, "answers", fake)
     config = tiny_run()
     for at, expected in ((1.0, 0.0), (0.5, 1.0)):
-        changed = dataclasses.replace(
-            config, rewards=dataclasses.replace(config.rewards, right_at=at)
-        )
+        changed = evolve(config, rewards={"right_at": at})
         sets = [PromptSet(HELDOUT, PROMPTS[:2], 3, 1.0)]
         found = evaluate(None, None, sets, TOKENIZER, None, changed)
         assert (found.avg_at_k, found.pass_at_k, found.greedy) == (expected, expected, expected)

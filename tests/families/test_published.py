@@ -8,6 +8,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from evolve import evolve
 
 from compass_jax.config import ConfigError
 from compass_jax.families.base import KEYS, MOE_KEYS, Attention, Family
@@ -214,7 +215,7 @@ def test_a_fixed_value_that_config_json_contradicts_is_refused():
     raw = QWEN3_2507 | {"norm_topk_prob": False}
     config = family.read(raw, "x", "qwen3_moe")
     assert not config.moe.norm_top_k and "norm_topk_prob" not in family.write(config, "bf16", {})
-    other = dataclasses.replace(config, moe=dataclasses.replace(config.moe, norm_top_k=True))
+    other = evolve(config, moe={"norm_top_k": True})
     with pytest.raises(UnsupportedModel, match="norm_topk_prob is True: a qwen3_moe model always"):
         family.check(other)
 

@@ -113,6 +113,10 @@ class Fakes:
             cwd=ROOT,
         )
 
+    def vm(self, *words: str, **more: str) -> subprocess.CompletedProcess:
+        """Runs launch/tpu_vm.sh."""
+        return self.run(self.script, *words, **more)
+
     def calls(self) -> list[list[str]]:
         """The arguments of every call so far, in order; forgets them."""
         return [words for words, _ in self.inputs()]

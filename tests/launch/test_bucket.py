@@ -53,7 +53,7 @@ def mount(fakes):
     """Mounts on the worker as tpu_vm.sh does; what its gcloud call came to, and what the worker
     called.
     """
-    done = fakes.run(fakes.script, "run", *SLICE, *TRAIN)
+    done = fakes.vm("run", *SLICE, *TRAIN)
     calls = fakes.calls()
     started = "worker.sh start" in str(calls[-1])
     assert calls[0] == MOUNT
@@ -131,17 +131,18 @@ def test_what_may_fail(worker, failing):
 def test_resume_mounts_after_the_copy_and_before_the_run(fakes):
     fakes.answer(NODE, "READY\n", times=2)
     fakes.answer("mount_bucket", status=1)
-    assert fakes.run(fakes.script, "resume", *FIXED, *TRAIN).returncode == 1
+    assert fakes.vm("resume", *FIXED, *TRAIN).returncode == 1
     assert fakes.calls()[1:] == [ssh(ASK), *copied(fakes), MOUNT]
-    assert fakes.run(fakes.script, "resume", *FIXED, *TRAIN).returncode == 0
+    assert fakes.vm("resume", *FIXED, *TRAIN).returncode == 0
     assert fakes.calls()[1:] == [ssh(ASK), *copied(fakes), MOUNT, RESTART]
 
 
 def test_copy_mounts_and_dry_runs_say_so(fakes):
-    assert fakes.run(
-        fakes.script, "copy", *SLICE, "--bucket", "bkt"
-    ).returncode == 0 and fakes.calls() == [*copied(fakes), MOUNT]
-    done = fakes.run(fakes.script, "run", *SLICE, "--dry-run", *TRAIN)
+    assert fakes.vm("copy", *SLICE, "--bucket", "bkt").returncode == 0 and fakes.calls() == [
+        *copied(fakes),
+        MOUNT,
+    ]
+    done = fakes.vm("run", *SLICE, "--dry-run", *TRAIN)
     first, second = done.stdout.splitlines()
     assert (
         "'--command=compass/launch/worker.sh mount_bucket bkt'" in first
@@ -152,8 +153,7 @@ def test_copy_mounts_and_dry_runs_say_so(fakes):
 
 def test_without_a_bucket_nothing_is_mounted(fakes):
     assert (
-        fakes.run(
-            fakes.script,
+        fakes.vm(
             "run",
             *SLICE,
             "--",
@@ -194,5 +194,5 @@ def test_without_a_bucket_nothing_is_mounted(fakes):
     ],
 )
 def test_mistakes(fakes, words, message):
-    done = fakes.run(fakes.script, "run", *SLICE, *words)
+    done = fakes.vm("run", *SLICE, *words)
     assert done.returncode == 2 and message in done.stderr and fakes.calls() == []

@@ -78,22 +78,22 @@ FOLLOW = ssh("compass/launch/worker.sh follow", "0")
 
 
 def test_create(fakes):
-    assert fakes.run(fakes.script, "create", *FIXED).returncode == 0 and fakes.calls() == [CREATE]
-    assert fakes.run(fakes.script, "create", *FIXED, "--version", "other").returncode == 0
+    assert fakes.vm("create", *FIXED).returncode == 0 and fakes.calls() == [CREATE]
+    assert fakes.vm("create", *FIXED, "--version", "other").returncode == 0
     assert fakes.calls() == [
         tpu_vm("create", "r1", "--accelerator-type=v5p-128", "--version=other")
     ]
     fakes.answer("tpu-vm create", status=7)
-    assert fakes.run(fakes.script, "create", *FIXED).returncode == 7
+    assert fakes.vm("create", *FIXED).returncode == 7
 
 
 def test_create_of_spot_capacity_waits_in_the_queue(fakes):
     fakes.answer(QUEUE, "ACCEPTED\n", "WAITING_FOR_RESOURCES\n", "PROVISIONING\n", "ACTIVE\n")
-    done = fakes.run(fakes.script, "create", *SPOT)
+    done = fakes.vm("create", *SPOT)
     assert done.returncode == 0 and fakes.calls() == [ENQUEUE, *[ASK_QUEUE] * 4]
     assert "r1: WAITING_FOR_RESOURCES" in done.stderr
     fakes.answer(QUEUE, "FAILED\n")
-    done = fakes.run(fakes.script, "create", *SPOT)
+    done = fakes.vm("create", *SPOT)
     assert done.returncode == 1 and "the queue gave no slice: FAILED" in done.stderr
 
 
@@ -106,7 +106,7 @@ def test_a_gcloud_that_fails_ends_no_wait_in_the_queue(fakes, command):
     fakes.answer(QUEUE, status=1, err="ERROR: no network", times=9)
     fakes.answer(QUEUE, "ACTIVE\n")
     fakes.answer(NODE, "READY\n")
-    done = fakes.run(fakes.script, command, *SPOT, *TRAIN)
+    done = fakes.vm(command, *SPOT, *TRAIN)
     assert (
         done.returncode == 0
         and done.stderr.count("active account") == done.stderr.count("no network") == 1
@@ -117,10 +117,10 @@ def test_a_gcloud_that_fails_ends_no_wait_in_the_queue(fakes, command):
 def test_flags_of_gcloud_create(fakes):
     flags = ("--create-flag=--network=n", "--create-flag=--service-account=a@b c")
     added = ["--network=n", "--service-account=a@b c"]
-    fakes.run(fakes.script, "create", *FIXED, "--reserved", *flags)
+    fakes.vm("create", *FIXED, "--reserved", *flags)
     assert fakes.calls() == [[*CREATE[: -len(WHERE)], "--reserved", *added, *WHERE]]
     fakes.answer(QUEUE, "ACTIVE\n")
-    fakes.run(fakes.script, "create", *SPOT, *flags)
+    fakes.vm("create", *SPOT, *flags)
     assert fakes.calls() == [[*ENQUEUE[: -len(WHERE)], *added, *WHERE], ASK_QUEUE]
 
 
@@ -133,7 +133,7 @@ def test_flags_of_gcloud_create(fakes):
     ],
 )
 def test_the_version_goes_with_the_type(fakes, kind, version):
-    fakes.run(fakes.script, "create", *SLICE, "--type", kind)
+    fakes.vm("create", *SLICE, "--type", kind)
     assert fakes.calls() == [
         tpu_vm("create", "r1", f"--accelerator-type={kind}", f"--version={version}")
     ]
@@ -155,12 +155,12 @@ def test_the_version_goes_with_the_type(fakes, kind, version):
     ],
 )
 def test_each_command_makes_its_calls(fakes, command, words, calls):
-    assert fakes.run(fakes.script, command, *words).returncode == 0
+    assert fakes.vm(command, *words).returncode == 0
     assert fakes.calls() == calls
 
 
 def test_copy_leaves_no_archive(fakes):
-    assert fakes.run(fakes.script, "copy", *SLICE).returncode == 0
+    assert fakes.vm("copy", *SLICE).returncode == 0
     assert fakes.calls() == copied(fakes) and not (fakes.here / "compass-r1.tar.gz").exists()
 
 
@@ -170,20 +170,16 @@ def test_copy_leaves_no_archive(fakes):
 )
 def test_the_status_is_that_of_gcloud(fakes, command, call):
     fakes.answer(f"tpu-vm {call}", status=9)
-    assert (
-        fakes.run(fakes.script, command, *SLICE, *TRAIN).returncode == 9 and len(fakes.calls()) == 1
-    )
+    assert fakes.vm(command, *SLICE, *TRAIN).returncode == 9 and len(fakes.calls()) == 1
 
 
 def test_status(fakes):
     fakes.answer(NODE, "READY\n", "PREEMPTED\n")
-    done = fakes.run(fakes.script, "status", *SLICE)
+    done = fakes.vm("status", *SLICE)
     assert done.stdout == "r1: READY\n" and fakes.calls() == [ASK_NODE, ssh(ASK)]
-    assert fakes.run(
-        fakes.script, "status", *SLICE
-    ).stdout == "r1: PREEMPTED\n" and fakes.calls() == [ASK_NODE]
+    assert fakes.vm("status", *SLICE).stdout == "r1: PREEMPTED\n" and fakes.calls() == [ASK_NODE]
     fakes.answer(NODE, status=1, err=GONE)
-    assert fakes.run(fakes.script, "status", *SLICE).stdout == "r1: ABSENT\n"
+    assert fakes.vm("status", *SLICE).stdout == "r1: ABSENT\n"
 
 
 def resumed(fakes) -> list[list[str]]:
@@ -229,7 +225,7 @@ def test_resume_gets_a_slice(fakes, words, queue, node, calls):
         for answer in answers:
             gone = answer == GONE
             fakes.answer(kind, "" if gone else answer, status=int(gone), err=GONE if gone else "")
-    assert fakes.run(fakes.script, "resume", *words, *TRAIN).returncode == 0
+    assert fakes.vm("resume", *words, *TRAIN).returncode == 0
     assert fakes.calls() == [*calls, *resumed(fakes)]
 
 
@@ -241,7 +237,7 @@ def test_resume_where_the_slice_is_there(fakes, answer, rest):
     """A running command is left alone; one that ended runs again."""
     fakes.answer(NODE, "READY\n")
     fakes.answer(" ssh ", answer)
-    done = fakes.run(fakes.script, "resume", *FIXED, *TRAIN)
+    done = fakes.vm("resume", *FIXED, *TRAIN)
     assert done.returncode == 0 and ("running already" in done.stderr) is not rest
     assert fakes.calls() == [ASK_NODE, *(resumed(fakes) if rest else [ssh(ASK)])]
 
@@ -257,19 +253,19 @@ def test_resume_touches_nothing_that_it_does_not_understand(
     fakes, out, status, err, expected, message
 ):
     fakes.answer(NODE, out, status=status, err=err)
-    done = fakes.run(fakes.script, "resume", *FIXED, *TRAIN)
+    done = fakes.vm("resume", *FIXED, *TRAIN)
     assert done.returncode == expected and message in done.stderr and fakes.calls() == [ASK_NODE]
 
 
 @pytest.mark.parametrize("command", ["create", "copy", "run", "logs", "status", "stop", "delete"])
 def test_dry_run_prints_what_a_shell_can_run(fakes, command):
     """Nothing is called; run by a shell, what was printed makes the very calls."""
-    done = fakes.run(fakes.script, command, *FIXED, "--dry-run", *TRAIN)
+    done = fakes.vm(command, *FIXED, "--dry-run", *TRAIN)
     assert done.returncode == 0 and fakes.calls() == [] and done.stderr == ""
     fakes.answer(NODE, "READY\n", times=2)
     fakes.run("bash", "-ec", done.stdout)
     printed = fakes.calls()
-    fakes.run(fakes.script, command, *FIXED, *TRAIN)
+    fakes.vm(command, *FIXED, *TRAIN)
     assert printed and fakes.calls() == printed
 
 
@@ -278,7 +274,7 @@ def test_dry_run_of_what_depends_on_answers_takes_the_longest_way(fakes):
     calls["resume"] = [ASK_NODE, *calls["create"], *copied(fakes), MOUNT, RESTART]
     calls["watch"] = [*calls["resume"], FOLLOW]
     for command, expected in calls.items():
-        done = fakes.run(fakes.script, command, *SPOT, "--dry-run", *TRAIN)
+        done = fakes.vm(command, *SPOT, "--dry-run", *TRAIN)
         assert done.returncode == 0 and fakes.calls() == [] and done.stderr == ""
         fakes.run("bash", "-ec", done.stdout)
         assert fakes.calls() == expected
@@ -336,7 +332,7 @@ def test_dry_run_of_what_depends_on_answers_takes_the_longest_way(fakes):
     ],
 )
 def test_mistakes(fakes, words, message):
-    done = fakes.run(fakes.script, *words)
+    done = fakes.vm(*words)
     assert done.returncode == 2 and message in done.stderr and fakes.calls() == []
 
 
@@ -344,7 +340,7 @@ def test_without_gcloud(fakes):
     for name in ("bash", "dirname"):
         (fakes.here / "few").mkdir(exist_ok=True)
         (fakes.here / "few" / name).symlink_to(shutil.which(name))
-    done = fakes.run(fakes.script, "delete", *SLICE, path=str(fakes.here / "few"))
+    done = fakes.vm("delete", *SLICE, path=str(fakes.here / "few"))
     assert done.returncode == 2 and "gcloud is not on PATH" in done.stderr
 
 

@@ -26,7 +26,7 @@ def workers(fakes):
             ' $#: $*"\nuntil [ -e ~/go ]; do sleep 0.02; done\nexit "$2"\n'
         )
         compass.chmod(0o755)
-    assert fakes.run(fakes.script, "copy", *SLICE).returncode == 0
+    assert fakes.vm("copy", *SLICE).returncode == 0
     yield fakes
     for file in fakes.here.glob("worker*/compass-run/pid"):
         if Path(f"/proc/{file.read_text().strip()}").exists():
@@ -54,7 +54,7 @@ def test_copy_leaves_out_what_is_large_and_keeps_no_archive(workers):
     for name in ("weights", "data", "runs", "compass_jax/data"):
         (workers.script.parents[1] / name).mkdir(parents=True)
         (workers.script.parents[1] / name / "file").touch()
-    assert workers.run(workers.script, "copy", *SLICE).returncode == 0
+    assert workers.vm("copy", *SLICE).returncode == 0
     for number in (0, 1):
         files = {
             str(file.relative_to(workers.worker(number)))
@@ -74,56 +74,45 @@ def let_go(fakes) -> None:
 
 def test_a_run_survives_its_connection_and_its_status_comes_back(workers):
     assert (
-        workers.run(
-            workers.script, "run", *SLICE, "--", "compass", "run", "5", "two words, it's $HOME"
-        ).returncode
+        workers.vm("run", *SLICE, "--", "compass", "run", "5", "two words, it's $HOME").returncode
         == 0
     )
-    again = workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "0")
+    again = workers.vm("run", *SLICE, "--", "compass", "run", "0")
     assert again.returncode == 3 and again.stderr.count("a command is running already") == 2
     workers.answer(NODE, "READY\n", times=9)
-    assert workers.run(workers.script, "status", *SLICE).stdout.count(": running") == 2
+    assert workers.vm("status", *SLICE).stdout.count(": running") == 2
     let_go(workers)
-    logs = workers.run(workers.script, "logs", *SLICE, "--worker", "1")
+    logs = workers.vm("logs", *SLICE, "--worker", "1")
     assert logs.returncode == 5 and "auto, 3: run 5 two words, it's $HOME" in logs.stdout
-    assert workers.run(workers.script, "status", *SLICE).stdout.count(": ended with status 5") == 2
+    assert workers.vm("status", *SLICE).stdout.count(": ended with status 5") == 2
 
 
 def test_stop_lets_the_command_save(workers):
-    workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "5")
+    workers.vm("run", *SLICE, "--", "compass", "run", "5")
     wait_for(lambda: "auto" in (workers.worker(1) / "compass-run" / "log").read_text())
-    assert workers.run(workers.script, "stop", *SLICE).returncode == 0
-    logs = workers.run(workers.script, "logs", *SLICE, "--worker", "1")
+    assert workers.vm("stop", *SLICE).returncode == 0
+    logs = workers.vm("logs", *SLICE, "--worker", "1")
     assert logs.returncode == 143 and "saved" in logs.stdout
     workers.answer(NODE, "READY\n", times=9)
-    assert (
-        workers.run(workers.script, "status", *SLICE).stdout.count(
-            ": ended with status 143, stopped\n"
-        )
-        == 2
-    )
-    workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "5")
-    assert workers.run(workers.script, "status", *SLICE).stdout.count(": running\n") == 2
+    assert workers.vm("status", *SLICE).stdout.count(": ended with status 143, stopped\n") == 2
+    workers.vm("run", *SLICE, "--", "compass", "run", "5")
+    assert workers.vm("status", *SLICE).stdout.count(": running\n") == 2
 
 
 def test_resume_replaces_what_is_left_of_a_run(workers):
     """Worker 0's command is killed, worker 1's hangs: resume starts both again."""
-    workers.run(workers.script, "run", *SLICE, "--", "compass", "run", "5")
+    workers.vm("run", *SLICE, "--", "compass", "run", "5")
     pids = [workers.worker(number) / "compass-run" / "pid" for number in (0, 1)]
     before = [int(file.read_text()) for file in pids]
     os.killpg(before[0], signal.SIGKILL)
     wait_for(lambda: not alive(before[0]))
     workers.answer(NODE, "READY\n", times=9)
-    assert workers.run(workers.script, "logs", *SLICE).returncode == 137
-    assert "killed" in workers.run(workers.script, "status", *SLICE).stdout
-    assert (
-        workers.run(workers.script, "resume", *FIXED, "--", "compass", "run", "0").returncode == 0
-    )
+    assert workers.vm("logs", *SLICE).returncode == 137
+    assert "killed" in workers.vm("status", *SLICE).stdout
+    assert workers.vm("resume", *FIXED, "--", "compass", "run", "0").returncode == 0
     assert not set(before) & {int(file.read_text()) for file in pids} and not alive(before[1])
     let_go(workers)
-    assert [
-        workers.run(workers.script, "logs", *SLICE, "--worker", str(n)).returncode for n in (0, 1)
-    ] == [0, 0]
+    assert [workers.vm("logs", *SLICE, "--worker", str(n)).returncode for n in (0, 1)] == [0, 0]
 
 
 ODD = [
@@ -152,7 +141,7 @@ def test_a_word_of_the_command_arrives_whole_whatever_is_in_it(workers, command)
         compass.write_text('#!/usr/bin/env bash\nprintf "%s\\0" "$@" >~/words\n')
     workers.answer(NODE, "READY\n", times=9)
     options = SLICE if command == "run" else FIXED
-    done = workers.run(workers.script, command, *options, "--", "compass", "words", *ODD)
+    done = workers.vm(command, *options, "--", "compass", "words", *ODD)
     assert done.returncode == 0, done.stderr
     for number in (0, 1):
         file = workers.worker(number) / "words"

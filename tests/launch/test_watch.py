@@ -39,7 +39,7 @@ def test_watch_lives_through_a_preemption(fakes):
     fakes.answer("worker.sh follow", status=255)
     fakes.answer(NODE, "PREEMPTED\n", times=2)
     fakes.answer(QUEUE, "SUSPENDED\n", "ACTIVE\n")
-    done = fakes.run(fakes.script, "watch", *SPOT, *TRAIN)
+    done = fakes.vm("watch", *SPOT, *TRAIN)
     assert done.returncode == 0 and "lost it (status 255)" in done.stderr
     first = [ASK_QUEUE, ASK_NODE, ENQUEUE, ASK_QUEUE, *resumed(fakes), FOLLOW, ASK_NODE]
     assert fakes.calls() == [
@@ -65,7 +65,7 @@ def test_watch_follows_again_where_only_the_connection_was_lost(fakes):
     )
     fakes.answer("worker.sh follow", status=255)
     fakes.answer("worker.sh follow", status=1)
-    done = fakes.run(fakes.script, "watch", *FIXED, *TRAIN)
+    done = fakes.vm("watch", *FIXED, *TRAIN)
     assert done.returncode == 5
     again = [ASK_NODE, ssh(ASK), FOLLOW, ASK_NODE, ssh(ASK)]
     assert fakes.calls() == [ASK_NODE, *resumed(fakes), FOLLOW, ASK_NODE, ssh(ASK), *again]
@@ -73,10 +73,7 @@ def test_watch_follows_again_where_only_the_connection_was_lost(fakes):
 
 def test_watch_gives_up_where_nothing_works(fakes):
     fakes.answer(NODE, status=1, err=NO_LOGIN, times=99)
-    assert (
-        fakes.run(fakes.script, "watch", *FIXED, *TRAIN).returncode == 1
-        and fakes.calls() == [ASK_NODE] * 5
-    )
+    assert fakes.vm("watch", *FIXED, *TRAIN).returncode == 1 and fakes.calls() == [ASK_NODE] * 5
 
 
 def ended(*statuses: str) -> str:
@@ -95,7 +92,7 @@ def watched(fakes, *answers: str, followed: int = 75):
     for answer in answers:
         fakes.answer("worker.sh status", "host0: no command yet\n", answer)
         fakes.answer("worker.sh follow", status=followed)
-    return fakes.run(fakes.script, "watch", *FIXED, *TRAIN)
+    return fakes.vm("watch", *FIXED, *TRAIN)
 
 
 AROUND = [ASK_NODE, ssh(ASK)]
@@ -171,7 +168,7 @@ def test_workers_that_still_run_are_given_a_while(fakes, last, looks):
     fakes.answer(
         "worker.sh status", "", *[ended("75", "running")] * 2, *[ended(*last)] * (looks - 2)
     )
-    assert fakes.run(fakes.script, "watch", *FIXED, *TRAIN).returncode == 0
+    assert fakes.vm("watch", *FIXED, *TRAIN).returncode == 0
     assert fakes.calls() == [
         ASK_NODE,
         *resumed(fakes),
@@ -186,7 +183,7 @@ def test_workers_that_still_run_are_given_a_while(fakes, last, looks):
 def test_resume_starts_all_again_where_some_run(fakes):
     fakes.answer(NODE, "READY\n")
     fakes.answer("worker.sh status", ended("running", "134"))
-    assert fakes.run(fakes.script, "resume", *FIXED, *TRAIN).returncode == 0 and fakes.calls() == [
+    assert fakes.vm("resume", *FIXED, *TRAIN).returncode == 0 and fakes.calls() == [
         ASK_NODE,
         *resumed(fakes),
     ]
@@ -221,7 +218,7 @@ def test_its_last_line_tells_how_to_delete(fakes, status, words, expected):
     fakes.answer(NODE, "READY\n", times=9)
     fakes.answer("worker.sh status", "", ended(str(status)))
     fakes.answer("worker.sh follow", status=status)
-    done = fakes.run(fakes.script, "watch", *words, *TRAIN)
+    done = fakes.vm("watch", *words, *TRAIN)
     last = done.stderr.splitlines()[-1]
     assert (
         done.returncode == status
@@ -240,7 +237,7 @@ def test_delete_at_its_end(fakes, status, delete, expected):
     fakes.answer("worker.sh status", "", ended(str(status)))
     fakes.answer("worker.sh follow", status=status)
     fakes.answer("tpu-vm delete", status=delete)
-    done = fakes.run(fakes.script, "watch", *FIXED, "--delete", *TRAIN)
+    done = fakes.vm("watch", *FIXED, "--delete", *TRAIN)
     assert done.returncode == expected and fakes.calls()[-1] == [
         "gcloud",
         "compute",
@@ -255,7 +252,7 @@ def test_delete_at_its_end(fakes, status, delete, expected):
 
 
 def test_dry_run_of_delete_at_its_end(fakes):
-    done = fakes.run(fakes.script, "watch", *FIXED, "--delete", "--dry-run", *TRAIN)
+    done = fakes.vm("watch", *FIXED, "--delete", "--dry-run", *TRAIN)
     assert (
         done.returncode == 0
         and fakes.calls() == []
@@ -268,9 +265,7 @@ def test_a_stop_ends_it(workers):
     workers.answer(NODE, "READY\n", times=9)
     log = workers.worker(1) / "compass-run" / "log"
     with ThreadPoolExecutor(1) as pool:
-        watch = pool.submit(
-            workers.run, workers.script, "watch", *FIXED, "--", "compass", "run", "0"
-        )
+        watch = pool.submit(workers.vm, "watch", *FIXED, "--", "compass", "run", "0")
         wait_for(lambda: log.exists() and "auto" in log.read_text(), 30)
-        assert workers.run(workers.script, "stop", *SLICE).returncode == 0
+        assert workers.vm("stop", *SLICE).returncode == 0
         assert watch.result().returncode == 143 and "saved" in watch.result().stdout

@@ -37,7 +37,9 @@ def test_all_parts_leave_nothing_but_the_weights_rounding():
     assert np.abs(np.asarray(run(()).hidden, np.float32) - EXACT.hidden).max() > 1e-2
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    "part", [PARTS[0], *(pytest.param(x, marks=pytest.mark.slow) for x in PARTS[1:])]
+)
 def test_each_part_is_a_source_of_error_of_its_own(part):
     """With the routes given, a model in which this part alone is in bfloat16 differs from float32,
     and less than one all in bfloat16.

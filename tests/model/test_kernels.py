@@ -86,7 +86,14 @@ def test_lengths_that_the_kernel_does_not_take_are_known():
     )
 
 
-@pytest.mark.parametrize("what", ["training", "packed", "prefill", "another length"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "training",
+        "prefill",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("packed", "another length")),
+    ],
+)
 def test_a_model_with_the_kernel_is_the_model_without(what):
     """Hidden states and, in training, gradients; a length that the kernel does not take runs as
     without it.

@@ -1,58 +1,11 @@
-"""Router replay: how it broke in other systems, and the test that fails here when the guard against
-it is taken away.
+"""Faults of router replay in other systems: routes of another shape, routes that lose their layer
+or token, ids that ties decide otherwise, and rows that no expert owns.
 
-     1  dense layers among MoE layers shift the layer index
-            model/test_transformer.py:
-                test_the_decoder_equals_a_numpy_model_with_each_route_in_its_layer
-     2  an extra prediction layer reads layer 1's routes: such a model is refused, and so are routes
-        of another number of layers
-            weights/test_hf_config.py: test_what_would_change_the_maths_is_refused_by_name
-            here: test_routes_of_another_number_of_layers_choices_or_type_are_refused
-     3  position by construction order: of layers, and of tokens
-            here: test_a_route_keeps_its_layer_and_token_in_whatever_order_the_layers_were_built
-            rollout/test_engine.py: test_every_token_that_was_an_input_owns_a_route_and_no_other
-     4  the field is dropped by an allow-list on the way: by the batch, in the loop
-            training/test_learner.py:
-                test_a_micro_batch_takes_rows_of_everything_alike_and_pads_with_nothing
-            training/test_loop.py: test_other_replays_and_a_reference
-     5  captured zeros, "expert 0 everywhere"
-            weights/test_recorded.py: test_captured_zeros_are_refused
-            rollout/test_engine.py: test_every_token_that_was_an_input_owns_a_route_and_no_other
-     6  off by one at the seam of prompt and response, or at the last token
-            rollout/test_engine.py: test_every_token_that_was_an_input_owns_a_route_and_no_other
-            rollout/test_collect.py: test_every_request_is_answered_once_and_as_recorded
-     7  padding routed to expert 0 overloads it; repeated ids
-            model/test_moe.py: test_garbage_in_masked_tokens_reaches_nobody
-            model/test_transformer.py: test_padding_changes_nothing_and_is_not_dispatched
-            model/test_moe.py: test_routes_that_are_no_routes_are_refused_on_the_host
-     8  prefix reuse loses the routes of the reused part: the samples of a group share a prefill;
-        any other reuse is refused
-            rollout/test_engine.py: test_every_token_that_was_an_input_owns_a_route_and_no_other
-            rollout/test_engine.py:
-                test_one_prefill_in_all_slots_of_a_group_equals_prefills_of_their_own
-            rollout/test_engine_contract.py: test_what_cannot_be_served_is_refused
-     9  int32 and host hops
-            rollout/test_collect.py: test_routes_stay_on_the_device_in_one_byte_a_choice
-    10  scores gathered after the top-k mask: dead gradients
-            model/test_moe.py:
-                test_router_gradient_equals_finite_differences_inside_and_outside_the_live_top_k
-    11  selection bias leaking into the weights: no family here has one, and a sigmoid gate, which
-        brings it, is refused
-            weights/test_hf_config.py: test_what_would_change_the_maths_is_refused_by_name
-            here: test_a_router_has_one_matrix_and_no_bias
-    12  the ids recorded come from a second top-k that breaks ties differently
-            here: test_the_ids_recorded_under_ties_are_the_ids_used
-    13  softmax over a row masked with -inf; 0/0
-            here: test_a_row_that_sees_nothing_is_no_nan
-            here: test_gates_of_extreme_logits_are_finite
-    14  undefined tail rows of a ragged buffer (they poisoned a quantisation scale; here no scale is
-        taken over such a buffer)
-            here: test_undefined_rows_behind_the_last_group_reach_nobody
-            model/test_moe.py: test_garbage_in_masked_tokens_reaches_nobody
+The engine's tests check that each input token owns a route, test_moe.py that padding and repeated
+ids are refused, test_transformer.py that each route lands in its layer.
 """
 
 import dataclasses
-import re
 import sys
 from pathlib import Path
 
@@ -82,22 +35,6 @@ from test_transformer import (
 
 UNROLLED = ComputeConfig(scan_layers=False)
 LITTLE = dataclasses.replace(CONFIG, layers=2)  # dense, MoE
-
-
-def test_every_test_that_the_table_names_exists():
-    tests, rows = (
-        Path(__file__).parent.parent,
-        re.findall(r"^ +(here|\w+/test_\w+\.py): (test_\w+)$", __doc__, re.MULTILINE),
-    )
-    files = [
-        (tests / ("model/test_replay_failures.py" if file == "here" else file), name)
-        for file, name in rows
-    ]
-    assert (
-        len(rows) >= 14
-        and [name for file, name in files if f"def {name}(" not in file.read_text()] == []
-    )
-    assert re.findall(r"^ {4,5}(\d+)  ", __doc__, re.MULTILINE) == [str(i) for i in range(1, 15)]
 
 
 WRONG = {

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evolve import evolve
 
 from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.model.logprobs import head_weights, token_logprobs
@@ -36,13 +37,9 @@ CONFIG = ModelConfig(
     moe=MoEConfig(experts=5, top_k=2, ffn=7, sparse_step=2),
 )
 # dense, MoE, MoE, dense, MoE: the MoE layers spread over several runs
-SPREAD = dataclasses.replace(
-    CONFIG, layers=5, moe=dataclasses.replace(CONFIG.moe, sparse_step=1, dense_layers=(0, 3))
-)
+SPREAD = evolve(CONFIG, layers=5, moe={"sparse_step": 1, "dense_layers": (0, 3)})
 # dense, MoE, MoE, twice: one run, two MoE layers behind a dense one in its period
-TWO_OF_THREE = dataclasses.replace(
-    CONFIG, layers=6, moe=dataclasses.replace(CONFIG.moe, sparse_step=1, dense_layers=(0, 3))
-)
+TWO_OF_THREE = evolve(CONFIG, layers=6, moe={"sparse_step": 1, "dense_layers": (0, 3)})
 F64 = ComputeConfig(dtype="float64", param_dtype="float64")
 B, T = 2, 7
 TOKENS = np.random.default_rng(5).integers(0, 23, (B, T)).astype(np.int32)
@@ -216,9 +213,7 @@ def test_the_routers_gradient_under_replay_equals_finite_differences(x64, norm):
     """Replayed experts outside the live top-k included; the loss is a log-prob, through the layers
     above.
     """
-    config = dataclasses.replace(
-        SPREAD, layers=3, moe=dataclasses.replace(SPREAD.moe, dense_layers=(0,), norm_top_k=norm)
-    )
+    config = evolve(SPREAD, layers=3, moe={"dense_layers": (0,), "norm_top_k": norm})
     params, routes = random_params(config, "float64"), random_routing(config, seed=3)
     assert np.all(forward(params, config, F64, routes).aux.flips > 3)
 

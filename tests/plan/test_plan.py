@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from evolve import evolve
 
 from compass_jax.chips import CHIPS, chip_of
 from compass_jax.commands.configured import load_config
@@ -269,7 +270,7 @@ def test_one_step_off_the_longer_of_rollout_and_training_bounds_a_step():
     def bound(config):
         return Plan("", CHIPS[0], 64, config, {}, found, []).step_s
 
-    off = dataclasses.replace(config, rl=dataclasses.replace(config.rl, one_step_off=True))
+    off = evolve(config, rl={"one_step_off": True})
     assert bound(config) == pytest.approx(5 + rollout + training) and bound(off) == pytest.approx(
         5 + max(rollout, training)
     )
@@ -278,9 +279,7 @@ def test_one_step_off_the_longer_of_rollout_and_training_bounds_a_step():
 def test_a_round_of_dynamic_sampling_is_rolled_out_whole():
     config = load_config("qwen3_30b_a3b_v5p_4x4x4")
     zero = dataclasses.replace(config.rl.zero_variance, dynamic_sampling=True, dynamic_batch=3)
-    rounds = runs_per_step(
-        dataclasses.replace(config, rl=dataclasses.replace(config.rl, zero_variance=zero)), 32
-    )
+    rounds = runs_per_step(evolve(config, rl={"zero_variance": zero}), 32)
     once = runs_per_step(config, 32)
     assert all(
         rounds[name] == once[name] * (3 if name in ("prefill", "insert", "decode") else 1)

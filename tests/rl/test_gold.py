@@ -2,13 +2,13 @@
 else.
 """
 
-import dataclasses
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evolve import evolve
 from jitted import prepare
 from tiny_run import tiny_run
 
@@ -89,7 +89,7 @@ def test_labels_change_nothing_that_is_trained_on():
 def test_the_compiled_program_takes_labels_where_a_source_has_them(gold):
     config = tiny_run()
     source = TaskSource("tasks:task", gold=gold)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, sources=(source,)))
+    config = evolve(config, data={"sources": (source,)})
     model = type("NoMesh", (), {"placement": None})
     keywords = next(iter(training_programs(config, model, None))).keywords
     rows = config.rl.prompts_per_step // config.rl.updates_per_rollout * config.rl.capacity

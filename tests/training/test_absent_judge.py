@@ -1,10 +1,10 @@
 """A run whose judge nobody reaches ends with its state saved, and goes on when it is back."""
 
-import dataclasses
 import json
 import socket
 
 import pytest
+from evolve import evolve
 from judged import quoted, served, settings
 from logged import lines
 from tiny_run import tiny_run
@@ -29,12 +29,12 @@ def config(folder, name, endpoint, **rl):
     base = tiny_run()
     source = FileSource(str(file), verifier="judge")
     judge = settings(endpoint, requests=2, retries=0)
-    return dataclasses.replace(
+    return evolve(
         base,
         run_dir=str(folder / name),
-        data=dataclasses.replace(base.data, sources=(source,), heldout_frac=0.0, eval_prompts=0),
-        rewards=dataclasses.replace(base.rewards, judge=judge),
-        rl=dataclasses.replace(base.rl, save_every=0, **rl),
+        data={"sources": (source,), "heldout_frac": 0.0, "eval_prompts": 0},
+        rewards={"judge": judge},
+        rl={"save_every": 0, **rl},
     )
 
 
@@ -65,6 +65,7 @@ def test_the_same_command_goes_on_when_the_judge_is_back(tmp_path, caplog):
     assert len(rewards) > 1 and None not in rewards
 
 
+@pytest.mark.slow
 def test_a_step_of_fewer_samples_ends_the_run_before_it_is_trained_on(tmp_path):
     """Four samples a step are fewer than the eight that end a run during a rollout."""
     small = {"one_step_off": True, "correction": CorrectionConfig("tis"), "prompts_per_step": 2}

@@ -1,6 +1,5 @@
 """Programs that are compiled beside the first rollout are those that the training then calls."""
 
-import dataclasses
 import logging
 import re
 import threading
@@ -9,6 +8,7 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import pytest
+from evolve import evolve
 from tiny_run import tiny_run
 
 from compass_jax.config import MeshConfig
@@ -106,11 +106,11 @@ def test_a_run_over_a_mesh_compiles_each_program_once(tmp_path, lowered, monkeyp
 
     monkeypatch.setattr(loop, "CompileAhead", Patient)
     config = tiny_run()
-    config = dataclasses.replace(
+    config = evolve(
         config,
         run_dir=str(tmp_path),
         mesh=MeshConfig(fsdp=4, expert=2),
-        rl=dataclasses.replace(config.rl, steps=2, buckets=(56,)),
+        rl={"steps": 2, "buckets": (56,)},
     )
     run_rl(config)
     assert {"prepare", "forward 56", "objective 56", "backward 56", "apply"} <= set(seen[0])

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evolve import evolve
 from tiny_run import tiny_run
 
 from compass_jax.model.moe import empty_routes
@@ -24,9 +25,7 @@ UNSET = 255
 def configured(directory, **rl):
     base = tiny_run("odd_verifiers:coin")
     data = dataclasses.replace(base.data, eval_prompts=0)
-    return dataclasses.replace(
-        base, run_dir=str(directory), data=data, rl=dataclasses.replace(base.rl, **rl)
-    )
+    return evolve(base, run_dir=str(directory), data=data, rl={**rl})
 
 
 def test_at_learning_rate_zero_nothing_drifts(tmp_path, monkeypatch):
@@ -40,9 +39,7 @@ def test_at_learning_rate_zero_nothing_drifts(tmp_path, monkeypatch):
         save_every=0,
         optim=dataclasses.replace(tiny_run().rl.optim, learning_rate=0.0),
     )
-    run_rl(
-        dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, temperature=0.7))
-    )
+    run_rl(evolve(config, rollout={"temperature": 0.7}))
     rows = [
         json.loads(line)["metrics"]
         for line in (tmp_path / "metrics.jsonl").read_text().splitlines()

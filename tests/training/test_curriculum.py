@@ -1,6 +1,4 @@
-"""Runs in stages: each step has the settings of its stage, a stop or a kill anywhere changes
-nothing, a changed schedule is refused by name.
-"""
+"""Runs in stages: each step has the settings of its stage; a changed schedule is refused."""
 
 import dataclasses
 import gc
@@ -10,36 +8,22 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
-from logged import lines, numbers
-from stops import stop_after_step, stop_at_sample
-from tiny_run import tiny_run
+from logged import lines
+from variants import STAGES, configured
 
 from compass_jax.config import CorrectionConfig, RLStage, ZeroVarianceConfig
 from compass_jax.config.curriculum import at_step
 from compass_jax.experience.accuracy import Evaluation
-from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.runs.rundir import ConfigMismatch
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training import rl
 from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 
-STAGES = (
-    RLStage(mix=((0.0, 0.5, 0.25), (0.5, 1.0, 0.75))),
-    RLStage(2, ((0.0, 0.3, 0.5), (0.3, 1.0, 0.5)), 8, 6, 3e-3, Gspo()),
-)
-
 
 def staged(directory, **changed):
-    """Four steps, a stage each two."""
-    config = tiny_run("odd_verifiers:seldom")
-    settings = dict(steps=4, stages=STAGES, updates_per_rollout=2) | changed
-    return dataclasses.replace(
-        config,
-        run_dir=str(directory),
-        data=dataclasses.replace(config.data, eval_prompts=0),
-        rl=dataclasses.replace(config.rl, **settings),
-    )
+    """Returns the configuration of a run of four steps in two stages."""
+    return configured("stages", directory, **changed)
 
 
 def metrics(directory):
@@ -89,69 +73,6 @@ def test_the_shares_of_the_bands_are_logged_and_what_a_band_lacks_is_told(whole)
     for later in metrics(directory)[2:]:  # two places each, of four
         hard, easy = (4 * later[f"curriculum/band_{i}_share"] for i in range(2))
         assert hard + easy == 4 and later["curriculum/borrowed_prompts"] == abs(hard - 2)
-
-
-def same(mine, theirs, cut=False):
-    """Bit for bit. A rollout that was `cut` in two ran in other slots, which the sampler's
-    log-probs show in their last bits: only their distance to the training's is computed from them.
-    """
-    pairs = zip(numbers(mine), numbers(theirs), strict=True)
-    for step, (found, expected) in enumerate(pairs, 1):
-        assert found.keys() == expected.keys()
-        other = {k: (found[k], x) for k, x in expected.items() if found[k] != x}
-        if cut:
-            other = {k: x for k, x in other.items() if not k.startswith("mismatch/")}
-        assert not other, f"step {step}: {other}"
-    assert lines(mine, "rollouts") == lines(theirs, "rollouts")
-    arrays = [checkpoint.read_meta(x) for x in (mine, theirs)]
-    assert arrays[0]["selector"] == arrays[1]["selector"]
-
-
-def test_a_stop_between_two_stages_changes_nothing(whole, tmp_path, monkeypatch):
-    stop_after_step(monkeypatch, 2)
-    assert run_rl(staged(tmp_path))["stopped"] and checkpoint.latest(str(tmp_path)) == 2
-    assert not run_rl(staged(tmp_path))["stopped"]
-    same(tmp_path, whole[0])
-
-
-class Killed(BaseException):
-    """Ends a run at once, as a kill does: nothing is saved."""
-
-
-def kill_after(patch, step):
-    """Once, after a step was logged and before it is saved."""
-    real, done = Telemetry.log, []
-
-    def log(self, number, found, *rest):
-        real(self, number, found, *rest)
-        if number == step and not done:
-            done.append(step)
-            raise Killed
-
-    patch.setattr(Telemetry, "log", log)
-
-
-def test_a_kill_in_a_stage_changes_nothing(whole, tmp_path, monkeypatch):
-    """In the first step of the second stage, which is then done again."""
-    kill_after(monkeypatch, 3)
-    with pytest.raises(Killed):
-        run_rl(staged(tmp_path))
-    assert checkpoint.latest(str(tmp_path)) == 2
-    run_rl(staged(tmp_path))
-    same(tmp_path, whole[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cut", ["step 1", "step 3", "sample 20", "sample 40"])
-def test_a_stop_anywhere_in_a_stage_changes_nothing(whole, tmp_path, monkeypatch, cut):
-    """Samples 17 to 32 are of step 2, which ends a stage; 33 to 56 of step 3, which begins one."""
-    kind, number = cut.split()
-    (stop_after_step if kind == "step" else stop_at_sample)(monkeypatch, int(number))
-    assert run_rl(staged(tmp_path))["stopped"]
-    done = {"step 1": 1, "step 3": 3, "sample 20": 1, "sample 40": 2}
-    assert checkpoint.latest(str(tmp_path)) == done[cut]
-    assert not run_rl(staged(tmp_path))["stopped"]
-    same(tmp_path, whole[0], cut=kind == "sample")
 
 
 AHEAD = {
@@ -209,7 +130,7 @@ def test_the_last_evaluation_says_the_length_limit_of_its_stage(tmp_path):
         config=at_step(staged(tmp_path), 4), done_steps=4, evaluate=lambda keep, warns: evaluation
     )
     told = []
-    found = rl._last_evaluation(trainer, SimpleNamespace(note=told.append))
+    found = rl._last_evaluation(trainer, SimpleNamespace(note=told.append), None)
     summary = json.loads((tmp_path / "evaluation" / "summary.json").read_text())
     assert found is evaluation and told == [evaluation.line()]
     assert summary["settings"]["max_new_tokens"] == 8 == STAGES[1].max_new_tokens

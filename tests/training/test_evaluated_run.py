@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from evolve import evolve
 from logged import lines
 from tiny_run import tiny_run
 
@@ -22,11 +23,11 @@ def run(tmp_path_factory):
     config = tiny_run("odd_verifiers:coin")
     (source,) = config.data.sources
     own = EvalSet("own", (dataclasses.replace(source, label="mine"),), prompts=3, k=4)
-    config = dataclasses.replace(
+    config = evolve(
         config,
         run_dir=str(tmp_path_factory.mktemp("evaluated") / "rl"),
-        data=dataclasses.replace(config.data, eval_sets=(own,)),
-        evaluation=dataclasses.replace(config.evaluation, at=(1,)),
+        data={"eval_sets": (own,)},
+        evaluation={"at": (1,)},
     )
     return config, run_rl(config)
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from evolve import evolve
 from logged import lines
 from tiny_run import tiny_run
 
@@ -34,11 +35,11 @@ def never():
 def trained(tmp_path_factory):
     """A run of three steps that evaluated itself after each, and its configuration."""
     config = tiny_run("odd_verifiers:coin")
-    config = dataclasses.replace(
+    config = evolve(
         config,
         run_dir=str(tmp_path_factory.mktemp("followed") / "rl"),
         keep_checkpoints=10,
-        rl=dataclasses.replace(config.rl, steps=3, eval_every=1),
+        rl={"steps": 3, "eval_every": 1},
     )
     run_rl(config)
     return config
@@ -152,7 +153,7 @@ def test_it_waits_for_the_first_checkpoint_and_for_a_run_that_is_made_longer(
     trained, run, tmp_path, capsys
 ):
     shutil.move(run / "checkpoints", tmp_path / "later")
-    longer = dataclasses.replace(trained, rl=dataclasses.replace(trained.rl, steps=4))
+    longer = evolve(trained, rl={"steps": 4})
     waits = []
 
     def pause():
@@ -167,8 +168,10 @@ def test_it_waits_for_the_first_checkpoint_and_for_a_run_that_is_made_longer(
     assert said.count("waiting for a later checkpoint") == 1
 
 
-@pytest.mark.parametrize("gone", ["directory", "config.json", "renamed"])
-@pytest.mark.parametrize("when", ["waiting", "evaluating"])
+@pytest.mark.parametrize(
+    ("gone", "when"),
+    [("directory", "waiting"), ("config.json", "evaluating"), ("renamed", "evaluating")],
+)
 def test_a_run_that_is_removed_ends_it(trained, run, tmp_path, monkeypatch, capsys, gone, when):
     def remove(*_):
         if gone == "renamed":

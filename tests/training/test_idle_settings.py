@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from evolve import evolve
 from tiny_run import tiny_run
 
 from compass_jax.commands.configured import load_config, load_config_as
@@ -128,7 +129,7 @@ def test_shaping_that_takes_nothing_off_is_told(penalty, setting, value):
 def test_growth_of_groups_whose_rewards_are_never_equal_is_told():
     grown = config_with(zero_variance=ZeroVarianceConfig(grow_to=8))
     judge = ScalarJudgeConfig("weights")
-    scalar = dataclasses.replace(grown, rewards=dataclasses.replace(grown.rewards, judge=judge))
+    scalar = evolve(grown, rewards={"judge": judge})
     assert said(grown) == [] == said(scalar)  # its verifiers are others
     sources = tuple(dataclasses.replace(s, verifier="judge") for s in grown.data.sources)
     data = dataclasses.replace(grown.data, sources=sources)

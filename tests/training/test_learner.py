@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evolve import evolve
 from tiny import COMPUTE, MODEL, UNSET
 
 from compass_jax.config import OptimConfig, RLConfig, RolloutConfig, RunConfig
@@ -82,7 +83,7 @@ def test_ten_lines_around_a_learner_train_a_model_on_arrays_of_any_origin():
 
 
 def test_the_whole_rollout_trains_as_its_updates_one_by_one():
-    config = dataclasses.replace(CONFIG, rl=dataclasses.replace(CONFIG.rl, epochs=2))
+    config = evolve(CONFIG, rl={"epochs": 2})
 
     def learner():
         params = init_params(config.model, config.compute, jax.random.key(0))
@@ -127,7 +128,7 @@ def test_the_mismatch_of_samples_at_another_temperature_is_apart():
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_trace_has_the_numbers_whose_means_the_metrics_are(epochs):
     """All rows: each is in one update an epoch, and its last ratio is that of the last epoch."""
-    config = dataclasses.replace(CONFIG, rl=dataclasses.replace(CONFIG.rl, epochs=epochs))
+    config = evolve(CONFIG, rl={"epochs": epochs})
     params = init_params(config.model, config.compute, jax.random.key(0))
     learner = Learner.start(config, Transformer(config.model, config.compute), params)
     trace, arrays = TokenTrace(range(16)), samples(0)
@@ -157,7 +158,7 @@ def test_a_trace_has_the_numbers_whose_means_the_metrics_are(epochs):
 
 def test_a_trace_of_some_rows_has_those_of_all_and_no_ratio_where_it_is_one():
     def traced(rows, **rl):
-        config = dataclasses.replace(CONFIG, rl=dataclasses.replace(CONFIG.rl, **rl))
+        config = evolve(CONFIG, rl={**rl})
         params = init_params(config.model, config.compute, jax.random.key(0))
         learner = Learner.start(config, Transformer(config.model, config.compute), params)
         trace = TokenTrace(rows)
@@ -174,7 +175,7 @@ def test_a_trace_of_some_rows_has_those_of_all_and_no_ratio_where_it_is_one():
 
 
 def test_progress_counts_the_micro_batches_of_scoring_and_of_every_update():
-    config = dataclasses.replace(CONFIG, rl=dataclasses.replace(CONFIG.rl, epochs=2))
+    config = evolve(CONFIG, rl={"epochs": 2})
     params = init_params(config.model, config.compute, jax.random.key(0))
     learner, calls = Learner.start(config, Transformer(config.model, config.compute), params), []
     learner.progress = lambda done, total: calls.append((done, total))

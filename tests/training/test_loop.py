@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import signal
 from collections import Counter
 
 import jax
@@ -11,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import odd_verifiers
 import pytest
+from evolve import evolve
 from logged import lines, numbers
-from stops import stop_at_call, stop_at_sample
 from tiny_run import tiny_run
 
 from compass_jax.data.tokenizer import Tokenizer
@@ -20,9 +18,7 @@ from compass_jax.experience import metrics
 from compass_jax.experience.paired import read_evaluation
 from compass_jax.model.transformer import init_params
 from compass_jax.rl.objectives.grpo import Grpo
-from compass_jax.rollout.collect import Collection
 from compass_jax.runs.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
-from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training import step
 from compass_jax.training.optim import TrainingDiverged
 from compass_jax.training.rl import run_rl
@@ -31,17 +27,13 @@ from compass_jax.weights import checkpoint
 
 def configured(directory, verifier="coin", **rl):
     config = tiny_run(f"odd_verifiers:{verifier}")
-    return dataclasses.replace(
-        config, run_dir=str(directory), rl=dataclasses.replace(config.rl, **rl)
-    )
+    return evolve(config, run_dir=str(directory), rl={**rl})
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """Two steps with a check that calls half of all responses right."""
-    directory = tmp_path_factory.mktemp("undisturbed")
-    result = run_rl(configured(directory))
-    return directory, result
+def plain(undisturbed):
+    """The directory and the result of a run of two steps."""
+    return undisturbed("plain")
 
 
 NAMES = (
@@ -85,8 +77,8 @@ NAMES = (
 )
 
 
-def test_a_run_writes_metrics_rollouts_and_checkpoints(undisturbed):
-    directory, result = undisturbed
+def test_a_run_writes_metrics_rollouts_and_checkpoints(plain):
+    directory, result = plain
     rows = lines(directory)
     assert [(row["stage"], row["step"]) for row in rows] == [("rl", 1), ("rl", 2)]
     last = json.loads((directory / "evaluation.json").read_text())
@@ -122,11 +114,11 @@ def test_a_run_writes_metrics_rollouts_and_checkpoints(undisturbed):
     assert result["evaluation"].prompts == 4 and result["evaluation"].k == 2
 
 
-def test_the_first_update_after_each_sync_is_on_policy(undisturbed):
+def test_the_first_update_after_each_sync_is_on_policy(plain):
     """One update per rollout: the ratio to the recomputed log-probs is one; the rollout's log-probs
     are the trainer's.
     """
-    for row in lines(undisturbed[0]):
+    for row in lines(plain[0]):
         m = row["metrics"]
         assert m["policy/ratio_dev_max"] == 0 and m["policy/clip_frac"] == 0
         assert (
@@ -139,131 +131,34 @@ def test_the_first_update_after_each_sync_is_on_policy(undisturbed):
         print("loop:", m["policy/ratio_dev_max"], m["mismatch/logp_abs_diff"])
 
 
-def test_the_same_run_again_gives_the_same_numbers_and_an_extension_goes_on(undisturbed, tmp_path):
+def test_the_same_run_again_gives_the_same_numbers_and_an_extension_goes_on(plain, tmp_path):
     run_rl(configured(tmp_path, steps=1))
-    assert numbers(tmp_path) == numbers(undisturbed[0])[:1]
+    assert numbers(tmp_path) == numbers(plain[0])[:1]
     result = run_rl(configured(tmp_path, steps=2))
-    assert result["steps"] == 2 and numbers(tmp_path) == numbers(undisturbed[0])
-    for directory in (undisturbed[0], tmp_path):  # what an export has rows for
+    assert result["steps"] == 2 and numbers(tmp_path) == numbers(plain[0])
+    for directory in (plain[0], tmp_path):  # what an export has rows for
         known = Tokenizer.load(directory / "tokenizer").vocab_size
         assert checkpoint.read_meta(directory)["vocab_rows"] == known < tiny_run().model.vocab_size
 
 
-@pytest.mark.parametrize("after", [19, 32])
-def test_a_stop_request_during_a_rollout_loses_nothing(undisturbed, tmp_path, monkeypatch, after):
-    """SIGTERM at sample 3 of step 2, and at the last: what had finished is saved and used."""
-    stop_at_sample(monkeypatch, after)
-    result = run_rl(configured(tmp_path, steps=3))
-    assert result["stopped"] and result["steps"] == 1
-    assert checkpoint.read_meta(tmp_path)["pending"]
-    generated = []
-    monkeypatch.setattr(Collection, "_step", counting(generated))
-    assert not run_rl(configured(tmp_path, steps=2))["stopped"]
-    # the finished ones were not sampled again
-    again = len([r for r in generated if r.versions[-1] == 1])
-    assert again == 0 if after == 32 else 0 < again < 16
-    found, expected = numbers(tmp_path), numbers(undisturbed[0])
-    assert found[0] == expected[0]
-    for name in expected[1]:
-        np.testing.assert_allclose(
-            found[1][name], expected[1][name], rtol=1e-5, atol=1e-7, err_msg=name
-        )
-
-
-def counting(generated, real=Collection._step):
-    def step(self):
-        out = real(self)
-        generated.extend(out if self.purpose == 0 else [])
-        return out
-
-    return step
-
-
-def test_a_run_through_few_pages_is_the_same_run(undisturbed, tmp_path):
+@pytest.mark.slow
+def test_a_run_through_few_pages_is_the_same_run(plain, tmp_path):
     """Eight slots on 21 pages of 56: samples are preempted, go on, and the training sees the
     tokens, log-probs and routes that it would have seen.
     """
     config = configured(tmp_path)
-    run_rl(
-        dataclasses.replace(
-            config, rollout=dataclasses.replace(config.rollout, cache_pages=21, page_tokens=8)
-        )
-    )
+    run_rl(evolve(config, rollout={"cache_pages": 21, "page_tokens": 8}))
     assert all(row["metrics"]["rollout/preempted"] > 0 for row in lines(tmp_path))
-    for found, expected in zip(numbers(tmp_path), numbers(undisturbed[0]), strict=True):
+    for found, expected in zip(numbers(tmp_path), numbers(plain[0]), strict=True):
         for name in expected:
             np.testing.assert_allclose(
                 found[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name
             )
 
 
-@pytest.mark.parametrize("name", ["score", "gradients", "apply"])
-def test_a_stop_request_is_heeded_between_two_micro_batches(
-    undisturbed, tmp_path, monkeypatch, name
-):
-    """SIGTERM in the first of step 2's two micro-batches of scoring, and of gradients: what was
-    computed goes, the rollout stays. After the update there is nothing to throw away.
-    """
-    calls = {"score": 3, "gradients": 3, "apply": 2}
-    count = Counter()
-    with monkeypatch.context() as patch:
-        stop_at_call(patch, step, name, calls[name])
-        counted(patch, count)
-        assert run_rl(configured(tmp_path, steps=3))["stopped"]
-    in_step_2 = {"score": (3, 2, 1), "gradients": (4, 3, 1), "apply": (4, 4, 2)}[name]
-    assert tuple(count[x] for x in calls) == in_step_2
-    assert bool(checkpoint.read_meta(tmp_path)["pending"]) is (name != "apply")
-    run_rl(configured(tmp_path, steps=2))
-    assert numbers(tmp_path) == numbers(undisturbed[0])
-    for name in ("rollouts", "tokens"):
-        assert lines(tmp_path, name) == lines(undisturbed[0], name)
-
-
-def counted(patch, count):
-    """Counts the calls of the training's programs."""
-
-    def counting_calls(name, real):
-        def call(*args, **kwargs):
-            count[name] += 1
-            return real(*args, **kwargs)
-
-        patch.setattr(step, name, call)
-
-    for name in ("score", "gradients", "apply"):
-        counting_calls(name, getattr(step, name))
-
-
-def test_a_stop_request_between_steps_saves_and_leaves(undisturbed, tmp_path, monkeypatch):
-    real = Telemetry.log
-
-    def log(self, step, metrics, *rest):
-        real(self, step, metrics, *rest)
-        if step == 1 and "stop" not in done:
-            done.append("stop")
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    done: list[str] = []
-    monkeypatch.setattr(Telemetry, "log", log)
-    result = run_rl(configured(tmp_path, save_every=0))
-    assert (
-        result["stopped"]
-        and result["steps"] == 1
-        and checkpoint.latest(tmp_path) == 1
-        and "evaluation" not in result
-    )
-    assert run_rl(configured(tmp_path, save_every=0))["steps"] == 2
-    assert numbers(tmp_path) == numbers(undisturbed[0])
-
-
 def test_samples_without_a_verdict_are_left_out_and_counted(tmp_path):
     config = configured(tmp_path, "treacherous", steps=1, prompts_per_step=4)
-    run_rl(
-        dataclasses.replace(
-            config,
-            rewards=dataclasses.replace(config.rewards, timeout_s=0.5),
-            data=dataclasses.replace(config.data, eval_prompts=0),
-        )
-    )
+    run_rl(evolve(config, rewards={"timeout_s": 0.5}, data={"eval_prompts": 0}))
     samples = [s for group in lines(tmp_path, "rollouts") for s in group["samples"]]
     outcomes = Counter(s["outcome"] for s in samples)
     assert (
@@ -291,10 +186,10 @@ def test_samples_without_a_verdict_are_left_out_and_counted(tmp_path):
     )
 
 
-def test_permuted_rewards_keep_their_group_and_lose_their_sample(undisturbed, tmp_path):
+def test_permuted_rewards_keep_their_group_and_lose_their_sample(plain, tmp_path):
     config = configured(tmp_path, steps=1, permute_rewards=True)
-    run_rl(dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=0)))
-    permuted, plain = numbers(tmp_path)[0], numbers(undisturbed[0])[0]
+    run_rl(evolve(config, data={"eval_prompts": 0}))
+    permuted, plain = numbers(tmp_path)[0], numbers(plain[0])[0]
     same = (
         "reward/mean",
         "zero_variance/rate_all_right",
@@ -317,7 +212,9 @@ def test_permuted_rewards_keep_their_group_and_lose_their_sample(undisturbed, tm
     assert np.any(Arrays.reward != np.arange(12))
 
 
-@pytest.mark.parametrize("replay", ["R3", "R2", "off"])
+@pytest.mark.parametrize(
+    "replay", ["R3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("R2", "off"))]
+)
 def test_other_replays_and_a_reference(tmp_path, replay):
     """The rollout's or scoring's own routes are replayed over two updates, or routing is live; a
     reference is kept and scored.
@@ -328,7 +225,7 @@ def test_other_replays_and_a_reference(tmp_path, replay):
         updates_per_rollout=2,
         objective=Grpo(kl_coef=0.1),
     )
-    run_rl(dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=0)))
+    run_rl(evolve(config, data={"eval_prompts": 0}))
     first, second = numbers(tmp_path)
     assert first["mismatch/logp_abs_diff"] < 1e-5 and first["replay/unset_frac"] == 0
     # the second update's weights would route otherwise
@@ -353,7 +250,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_in_the_end(
     monkeypatch.setattr(step, "gradients", gradients)
     bad |= {1}  # one micro-batch of the first update
     config = configured(tmp_path / "once", steps=2)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=0))
+    config = evolve(config, data={"eval_prompts": 0})
     run_rl(config)
     found = numbers(tmp_path / "once")
     assert [m["skipped_updates"] for m in found] == [1, 1] and [
@@ -361,9 +258,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_in_the_end(
     ] == [0, 1]
     assert found[0]["grad_norm"] is None and found[1]["grad_norm"] > 0
     bad |= set(range(100))
-    config = dataclasses.replace(
-        config, run_dir=str(tmp_path / "often"), rl=dataclasses.replace(config.rl, steps=9)
-    )
+    config = evolve(config, run_dir=str(tmp_path / "often"), rl={"steps": 9})
     with pytest.raises(
         TrainingDiverged, match=r"3 updates in a row had a non-finite gradient.*often"
     ):
@@ -371,8 +266,8 @@ def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_in_the_end(
     assert len(numbers(tmp_path / "often")) == 2 and checkpoint.latest(tmp_path / "often") == 2
 
 
-def test_a_run_directory_serves_one_process_one_model_and_one_configuration(undisturbed, tmp_path):
-    directory, config = undisturbed[0], configured(undisturbed[0])
+def test_a_run_directory_serves_one_process_one_model_and_one_configuration(plain, tmp_path):
+    directory, config = plain[0], configured(plain[0])
     with RunDir(directory, config), pytest.raises(RunDirectoryInUse, match="is in use by process"):
         run_rl(config)
     with pytest.raises(ConfigMismatch, match=r"rl.optim.learning_rate: 0.01 in the run, 0.02 now"):

@@ -1,9 +1,9 @@
 """train/mfu: against the count of a run's own rows; absent where the chip's peak is not known."""
 
-import dataclasses
 import math
 
 import pytest
+from evolve import evolve
 from logged import lines
 from tiny_run import tiny_run
 
@@ -25,9 +25,7 @@ def test_mfu_is_the_arithmetic_of_the_rows_over_the_peak(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(learner.Learner, "_mfu", keep)
     config = tiny_run("odd_verifiers:coin")
-    config = dataclasses.replace(
-        config, run_dir=str(tmp_path), rl=dataclasses.replace(config.rl, steps=1)
-    )
+    config = evolve(config, run_dir=str(tmp_path), rl={"steps": 1})
     run_rl(config)
     metrics = lines(tmp_path, "metrics")[0]["metrics"]
     if not known:

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evolve import evolve
 from tiny_run import tiny_run
 
 from compass_jax.commands.configured import load_config
@@ -78,7 +79,7 @@ def test_a_configuration_for_pods_has_updates_in_which_its_clip_acts(file):
 
 def test_auto_that_finds_nothing_is_said(monkeypatch):
     auto = config_with()
-    auto = dataclasses.replace(auto, rollout=dataclasses.replace(auto.rollout, quantize="auto"))
+    auto = evolve(auto, rollout={"quantize": "auto"})
     assert [
         "rollout.quantize = 'auto': no 8-bit type" in text for text in idle_settings(auto, 100, 3)
     ] == [True]
@@ -100,7 +101,7 @@ def test_buckets_that_would_pad_less_are_named_once():
     assert text.startswith("48% of the training tokens were padding in 4 steps")
     assert text.endswith("rl.buckets (16, 64) would have made it 22%")
     silent = Notices(
-        dataclasses.replace(config, rl=dataclasses.replace(config.rl, buckets=(16, 64))),
+        evolve(config, rl={"buckets": (16, 64)}),
         lambda text: pytest.fail(text),
     )
     for _ in range(6):
@@ -265,17 +266,14 @@ class Uneven:
         return taken
 
 
+@pytest.mark.slow
 def test_a_dense_run_with_replay_says_so_and_counts_what_got_no_verdict(tmp_path, monkeypatch):
     """R2 would write routes that a dense model has not: it runs as with replay off."""
     said = []
     monkeypatch.setattr(rl, "open_scorer", Uneven)
     monkeypatch.setattr(Telemetry, "note", lambda self, text: said.append(text))
     config = config_with(DENSE, replay="R2", shaping=SHAPED, steps=2)
-    run_rl(
-        dataclasses.replace(
-            config, run_dir=str(tmp_path), data=dataclasses.replace(config.data, eval_prompts=0)
-        )
-    )
+    run_rl(evolve(config, run_dir=str(tmp_path), data={"eval_prompts": 0}))
     first, second = (
         json.loads(line)["metrics"]
         for line in (tmp_path / "metrics.jsonl").read_text().splitlines()

@@ -2,11 +2,11 @@
 with one is said.
 """
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+from evolve import evolve
 from logged import lines
 from tiny_run import tiny_run
 
@@ -74,33 +74,19 @@ def mine(tmp_path):
     return f"{tmp_path}/mine.py"
 
 
-def test_an_objective_of_one_class_in_a_users_file_trains(mine, tmp_path):
-    config = tiny_run("odd_verifiers:coin")
-    rl = dataclasses.replace(config.rl, steps=2)
-    config = dataclasses.replace(config, run_dir=str(tmp_path / "run"), rl=rl)
+def test_an_objective_and_an_advantage_of_a_users_file_train(mine, tmp_path):
+    config = evolve(tiny_run("odd_verifiers:coin"), run_dir=str(tmp_path / "run"), rl={"steps": 2})
     words = ["--rl.objective", f"{mine}:Reinforce", "--rl.objective.scale", "2.0"]
+    words += ["--rl.advantage", f"{mine}:BestOfGroup", "--rl.advantage.below", "0.5"]
     config = override(config, words)
     assert config.rl.objective == seam_class(Objective, f"{mine}:Reinforce")(scale=2.0)
-    assert config_from_json(config_to_json(config)) == config
-    run_rl(config)
-    found = [row["metrics"]["grad_norm"] for row in lines(tmp_path / "run", "metrics")]
-    assert len(found) == 2 and min(found) > 0
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["rl"]["objective"][
-        "name"
-    ].endswith("mine.py:Reinforce")
-
-
-def test_an_advantage_of_one_class_in_a_users_file_trains(mine, tmp_path):
-    config = tiny_run("odd_verifiers:coin")
-    rl = dataclasses.replace(config.rl, steps=2)
-    config = dataclasses.replace(config, run_dir=str(tmp_path / "run"), rl=rl)
-    words = ["--rl.advantage", f"{mine}:BestOfGroup", "--rl.advantage.below", "0.5"]
-    config = override(config, words)
     assert config.rl.advantage == seam_class(Advantage, f"{mine}:BestOfGroup")(below=0.5)
     assert config_from_json(config_to_json(config)) == config
     run_rl(config)
     norms = [row["metrics"]["grad_norm"] for row in lines(tmp_path / "run", "metrics")]
     assert len(norms) == 2 and min(norms) > 0
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())["rl"]
+    assert saved["objective"]["name"].endswith("mine.py:Reinforce")
 
 
 def test_an_advantage_that_cannot_be_used_is_refused_with_status_2(mine, capsys):
@@ -161,7 +147,7 @@ def test_a_field_that_an_objective_does_not_have_is_refused_where_it_is_written(
 )
 def test_every_objective_is_written_and_read_again(objective):
     config = tiny_run()
-    config = dataclasses.replace(config, rl=dataclasses.replace(config.rl, objective=objective))
+    config = evolve(config, rl={"objective": objective})
     assert config_from_json(config_to_json(config)) == config
     assert "rl.objective.name" in differences(tiny_run(), config) or isinstance(objective, Espo)
 

@@ -1,40 +1,22 @@
-"""One step off: the next rollout runs during the training, from the weights before it; a stop loses
-nothing, and the run goes on exactly.
-"""
+"""One step off: the next rollout runs during the training, from the weights before it."""
 
-import dataclasses
 import threading
 import time
 
 import pytest
+import variants
 from logged import lines, numbers
-from stops import stop_after_step
-from tiny_run import tiny_run
 
-from compass_jax.config import ConfigError, CorrectionConfig, ZeroVarianceConfig
-from compass_jax.experience.collect import Collector
-from compass_jax.rewards.score import Scorer
+from compass_jax.config import ConfigError, CorrectionConfig
 from compass_jax.rollout.collect import Collection
 from compass_jax.training.learner import Learner
 from compass_jax.training.optim import TrainingDiverged
 from compass_jax.training.rl import run_rl
-from compass_jax.weights import checkpoint
 
 
-def configured(directory, rate=1e-2, **rl):
-    config = tiny_run("odd_verifiers:coin")
-    optim = dataclasses.replace(config.rl.optim, learning_rate=rate)
-    rl = {
-        "steps": 3,
-        "correction": CorrectionConfig("tis"),
-        "optim": optim,
-        "one_step_off": True,
-        "eval_every": 2,
-        **rl,
-    }
-    return dataclasses.replace(
-        config, run_dir=str(directory), rl=dataclasses.replace(config.rl, **rl)
-    )
+def configured(directory, **options):
+    """Returns the configuration of a run one step off."""
+    return variants.configured("one step off", directory, **options)
 
 
 def responses(directory):
@@ -45,30 +27,23 @@ def responses(directory):
     return out
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("undisturbed")
-    run_rl(configured(directory))
-    return directory
-
-
 def test_the_second_rollout_is_of_the_first_weights_and_the_third_of_the_second(
     undisturbed, tmp_path
 ):
     """A run that hardly learns keeps the first weights: its second step has the same samples, its
     third has others.
     """
-    run_rl(configured(tmp_path / "still", rate=1e-12, one_step_off=False))
+    run_rl(configured(tmp_path / "still", learning_rate=1e-12, one_step_off=False))
     run_rl(configured(tmp_path / "on_policy", one_step_off=False))
     found, still, on_policy = (
-        responses(undisturbed),
+        responses(undisturbed("one step off")[0]),
         responses(tmp_path / "still"),
         responses(tmp_path / "on_policy"),
     )
     assert found[1] == still[1] == on_policy[1]
     assert found[2] == still[2] != on_policy[2]
     assert found[3] != still[3] and found[3] != on_policy[3]
-    rows = numbers(undisturbed)
+    rows = numbers(undisturbed("one step off")[0])
     assert [row["staleness"] for row in rows] == [0, 1, 1] and [
         row["policy_version"] for row in rows
     ] == [1, 2, 3]
@@ -102,90 +77,6 @@ def test_the_rollout_runs_while_the_training_does(tmp_path, monkeypatch):
         and "time/rollout_wait_s" in lines(tmp_path)[0]["metrics"]
     )
     assert "time/rollout_wait_s" not in lines(tmp_path)[1]["metrics"]
-
-
-OTHERS = {
-    "plain": {},
-    "dynamic sampling": {"zero_variance": ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)},
-    "growth, selection, R2, two updates": {
-        "zero_variance": ZeroVarianceConfig(grow_to=8, select=True),
-        "replay": "R2",
-        "updates_per_rollout": 2,
-        "group_size": 2,
-    },
-}
-
-
-@pytest.mark.parametrize(
-    "other",
-    [pytest.param(name, marks=pytest.mark.slow) if "growth" in name else name for name in OTHERS],
-)
-def test_a_stop_saves_the_rollout_ahead_and_the_run_goes_on_with_it(
-    undisturbed, tmp_path, monkeypatch, other
-):
-    """Stopped after step 1, the second step's samples and scores are in the checkpoint: nothing is
-    sampled or scored again, no number changes.
-    """
-    zero, expected = OTHERS[other], undisturbed
-    if zero:
-        expected = tmp_path / "undisturbed"
-        run_rl(configured(expected, **zero))
-    stop_after_step(monkeypatch, 1)
-    stopped = tmp_path / "stopped"
-    result = run_rl(configured(stopped, **zero))
-    assert result["stopped"] and result["steps"] == 1
-    assert checkpoint.read_meta(stopped)["pending"]
-    rounds, generated, call, step, submit = (
-        [],
-        [],
-        Collector.__call__,
-        Collection._step,
-        Scorer.submit,
-    )
-
-    def counted(self):
-        out = step(self)
-        generated.extend(out)
-        return out
-
-    def submitted(self, *args):
-        generated.append(args)
-        submit(self, *args)
-
-    def watched(self, buffer, params, version, *args):
-        generated.clear()
-        found = call(self, buffer, params, version, *args)
-        rounds.append((version, len(generated)))
-        return found
-
-    monkeypatch.setattr(Collection, "_step", counted)
-    monkeypatch.setattr(Scorer, "submit", submitted)
-    monkeypatch.setattr(Collector, "__call__", watched)
-    assert run_rl(configured(stopped, **zero))["steps"] == 3
-    assert rounds[0][1] == 0 and rounds[1][0] > 0 and rounds[1][1] >= 16
-    assert numbers(stopped) == numbers(expected)
-
-
-def test_a_run_that_died_behind_a_checkpoint_repeats_its_steps_exactly(
-    undisturbed, tmp_path, monkeypatch
-):
-    """Killed in the training of step 2, while the third rollout runs; the checkpoint of step 1 has
-    the second.
-    """
-    train = Learner.train
-
-    def dying(self, *args, **named):
-        if int(self.state.step) == 1:
-            raise KeyboardInterrupt
-        return train(self, *args, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "train", dying)
-        with pytest.raises(KeyboardInterrupt):
-            run_rl(configured(tmp_path))
-    assert checkpoint.latest(tmp_path) == 1
-    assert run_rl(configured(tmp_path))["steps"] == 3
-    assert numbers(tmp_path) == numbers(undisturbed)
 
 
 def test_a_training_that_fails_does_not_wait_for_the_whole_rollout(tmp_path, monkeypatch):

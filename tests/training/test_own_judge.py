@@ -6,6 +6,7 @@ import shutil
 
 import jax
 import pytest
+from evolve import evolve
 from logged import lines, numbers
 from tiny import random_params
 from tiny_run import tiny_run
@@ -88,17 +89,16 @@ def run_with(folder, judge, monkeypatch):
     rows = [{"prompt": f"Say {n}.", "answer": "No."} for n in range(8)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     base = tiny_run()
-    config = dataclasses.replace(
+    config = evolve(
         base,
         run_dir=str(folder / "run"),
-        model=dataclasses.replace(base.model, max_positions=4096),
-        data=dataclasses.replace(
-            base.data,
-            sources=(FileSource(str(file), verifier="judge"),),
-            heldout_frac=0.0,
-            eval_prompts=0,
-        ),
-        rewards=dataclasses.replace(base.rewards, judge=judge),
+        model={"max_positions": 4096},
+        data={
+            "sources": (FileSource(str(file), verifier="judge"),),
+            "heldout_frac": 0.0,
+            "eval_prompts": 0,
+        },
+        rewards={"judge": judge},
         log=LogConfig(tokens=0),
     )
     versions, real = [], OwnJudge.__call__

@@ -30,7 +30,7 @@ def file(tmp_path_factory):
     return rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", 16, "{broken", "")
 
 
-@pytest.mark.parametrize("reading", ["record", "memory"])
+@pytest.mark.parametrize("reading", ["record", pytest.param("memory", marks=pytest.mark.slow)])
 def test_a_packed_run_has_the_losses_of_one_that_is_not_and_less_padding(
     tmp_path, file, reading, monkeypatch
 ):

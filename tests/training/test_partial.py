@@ -1,64 +1,31 @@
-"""Partial rollouts: what is not finished with a step's groups goes on in the next. Nothing is lost
-or comes twice, every token keeps its policy.
+"""Partial rollouts: what is not finished with a step's groups goes on in the next one. Nothing is
+lost or comes twice, and every token keeps the version of its policy.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from logged import lines, numbers
-from stops import stop_after_step, stop_at_sample
-from tiny_run import tiny_run
+import variants
+from logged import lines
+from variants import limit_lengths
 
 from compass_jax.config import ConfigError, CorrectionConfig, ZeroVarianceConfig
 from compass_jax.experience.buffer import ExperienceBuffer
-from compass_jax.rollout.collect import Collection
-from compass_jax.training.learner import Learner
 from compass_jax.training.rl import run_rl
-from compass_jax.weights import checkpoint
 
 # a learning rate that leaves the weights as they are: samples then depend on their keys alone
 STILL = 1e-12
 
 
-def limit(self, n):
-    """A random model hardly ever stops: samples of a prompt end after 7, 10, 13 or 16 tokens."""
-    return len(self.prompts[n].tokens) + 16 - 3 * (self.prompts[n].id % 4)
-
-
-def odd(patch):
-    """Those limits."""
-    patch.setattr(Collection, "_limit", limit)
-
-
 @pytest.fixture(autouse=True)
-def oddities(monkeypatch):
-    odd(monkeypatch)
+def limited_lengths(monkeypatch):
+    limit_lengths(monkeypatch)
 
 
-def configured(directory, rate=1e-2, **rl):
-    config = tiny_run("odd_verifiers:coin")
-    optim = dataclasses.replace(config.rl.optim, learning_rate=rate)
-    rl = {
-        "steps": 3,
-        "correction": CorrectionConfig("tis"),
-        "optim": optim,
-        "partial_prompts": 3,
-        **rl,
-    }
-    # a group and a half
-    data, rollout = (
-        dataclasses.replace(config.data, eval_prompts=0),
-        dataclasses.replace(config.rollout, slots=6),
-    )
-    return dataclasses.replace(
-        config,
-        run_dir=str(directory),
-        data=data,
-        rollout=rollout,
-        rl=dataclasses.replace(config.rl, **rl),
-    )
+def configured(directory, learning_rate=1e-2, **rl):
+    """Returns the configuration of a run with partial rollouts."""
+    return variants.configured("partial", directory, learning_rate, **rl)
 
 
 def groups(directory):
@@ -100,15 +67,6 @@ def watched(monkeypatch):
 
     monkeypatch.setattr(ExperienceBuffer, "step_groups", step_groups)
     return out
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("undisturbed")
-    with pytest.MonkeyPatch.context() as patch:
-        odd(patch)
-        run_rl(configured(directory))
-    return directory
 
 
 GROWING = {"zero_variance": ZeroVarianceConfig(grow_to=8), "group_size": 2}
@@ -191,67 +149,6 @@ def test_a_step_does_not_wait_for_its_longest_group(tmp_path, monkeypatch):
     begun = [rollout for rollout, _ in gathered[0].paused.values()]
     assert begun and all(0 < r.response_length < 16 for r in begun)
     assert len(begun) + len(gathered[0].done) < 3 * 4  # and some had not begun
-
-
-@pytest.mark.parametrize("rl", [{}, {"one_step_off": True}], ids=["plain", "one step off"])
-def test_a_run_that_died_repeats_its_steps_exactly(undisturbed, tmp_path, monkeypatch, rl):
-    """Killed in the training of step 2; the checkpoint of step 1 has what was carried, and one step
-    off the whole rollout ahead.
-    """
-    expected = undisturbed
-    if rl:
-        expected = tmp_path / "expected"
-        run_rl(configured(expected, **rl))
-    train, here = Learner.train, tmp_path / "killed"
-
-    def dying(self, *args, **named):
-        if int(self.state.step) == 1:
-            raise KeyboardInterrupt
-        return train(self, *args, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "train", dying)
-        with pytest.raises(KeyboardInterrupt):
-            run_rl(configured(here, **rl))
-    assert checkpoint.latest(here) == 1 and len(
-        checkpoint.read_meta(here)["pending"]["prompts"]
-    ) == (7 if rl else 3)
-    assert run_rl(configured(here, **rl))["steps"] == 3
-    assert numbers(here) == numbers(expected) and lines(here, "rollouts") == lines(
-        expected, "rollouts"
-    )
-
-
-@pytest.mark.parametrize("number", [3, 20])
-def test_a_stop_waits_for_the_rollout_that_it_meets_and_goes_on_exactly(
-    undisturbed, tmp_path, monkeypatch, number
-):
-    """What a rollout cuts is decided by the ticks that its samples have run: one that went on from
-    the middle would have other caches. No sample that the checkpoint has is drawn again.
-    """
-    with monkeypatch.context() as patch:
-        stop_at_sample(patch, number)
-        assert run_rl(configured(tmp_path))["stopped"]
-    pending, real, again = checkpoint.read_meta(tmp_path)["pending"], Collection._step, []
-    saved = {(prompt, index) for prompt, _, index, *_ in pending["scores"]}
-    assert len(pending["prompts"]) == 7 and len(saved) >= 16
-
-    def step(self):
-        out = real(self)
-        again.extend((r.prompt.id, r.sample) for r in out)
-        return out
-
-    monkeypatch.setattr(Collection, "_step", step)
-    assert run_rl(configured(tmp_path))["steps"] == 3
-    assert again and not saved & set(again)
-    assert numbers(tmp_path) == numbers(undisturbed)
-    assert lines(tmp_path, "rollouts") == lines(undisturbed, "rollouts")
-
-
-def test_a_stop_between_steps_goes_on_exactly(undisturbed, tmp_path, monkeypatch):
-    stop_after_step(monkeypatch, 1)
-    assert run_rl(configured(tmp_path))["stopped"] and run_rl(configured(tmp_path))["steps"] == 3
-    assert numbers(tmp_path) == numbers(undisturbed)
 
 
 BAD = {

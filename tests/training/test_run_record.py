@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from evolve import evolve
 from logged import lines
 from tiny_run import tiny_run
 
@@ -20,12 +21,12 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recorded") / "rl"
     stages = dataclasses.replace(base.rl.zero_variance, grow_to=8, grow_temperature=1.6)
     correction = dataclasses.replace(base.rl.correction, name="tis")
-    return dataclasses.replace(
+    return evolve(
         base,
         run_dir=str(folder),
-        data=dataclasses.replace(base.data, sources=(source, more)),
-        evaluation=dataclasses.replace(base.evaluation, start=True),
-        rl=dataclasses.replace(base.rl, steps=3, zero_variance=stages, correction=correction),
+        data={"sources": (source, more)},
+        evaluation={"start": True},
+        rl={"steps": 3, "zero_variance": stages, "correction": correction},
     ), folder
 
 

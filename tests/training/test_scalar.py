@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evolve import evolve
 from logged import lines, numbers
 from tiny import COMPUTE, MODEL, make_prompt, random_params
 from tiny_run import tiny_run
@@ -57,11 +58,11 @@ def configured(folder, **sft):
     base = tiny_run()
     pairs = FileSource(write(folder / "pairs.jsonl", larger(240)), verifier="verdict")
     options = {"steps": 40, "batch": 16, "buckets": (24, 40), "micro_batch_tokens": 1280, **sft}
-    return dataclasses.replace(
+    return evolve(
         base,
         run_dir=str(folder / "run"),
-        data=dataclasses.replace(base.data, sources=(pairs,), heldout_frac=0.2, eval_prompts=40),
-        sft=dataclasses.replace(base.sft, procedural=(), **options),
+        data={"sources": (pairs,), "heldout_frac": 0.2, "eval_prompts": 40},
+        sft={"procedural": (), **options},
     )
 
 
@@ -192,7 +193,7 @@ def test_it_learns_which_digit_is_larger(trained):
 
 def test_a_stopped_training_of_it_goes_on_exactly(trained, tmp_path):
     config = dataclasses.replace(trained[0], run_dir=str(tmp_path / "again"))
-    short = dataclasses.replace(config, sft=dataclasses.replace(config.sft, steps=17))
+    short = evolve(config, sft={"steps": 17})
     run_sft(short, kind=ScalarTrainer)
     run_sft(config, kind=ScalarTrainer)
     assert numbers(tmp_path / "again") == numbers(Path(trained[0].directory) / "scalar")
@@ -241,6 +242,7 @@ def open_run(folder, judge, rows, **changed):
     )
 
 
+@pytest.mark.slow
 def test_a_run_is_rewarded_by_it(trained, tmp_path):
     """Each sample's reward is sigmoid(r(answer) - r(anchor)), of the text as it was logged; a
     control token that was sampled is a text of many tokens there.
@@ -325,9 +327,7 @@ def test_settings_that_a_scalar_model_cannot_have(change, message, tmp_path):
     judge = ScalarJudgeConfig(**{"weights": "x", "buckets": (64,), **change.get("judge", {})})
     config = open_run(tmp_path, judge, [{"prompt": "q", "answer": "a"}])
     if "shaping" in change:
-        config = dataclasses.replace(
-            config, rl=dataclasses.replace(config.rl, shaping=change["shaping"])
-        )
+        config = evolve(config, rl={"shaping": change["shaping"]})
     with pytest.raises(ConfigError, match=message):
         config.validate_for_rl()
 

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evolve import evolve
 from logged import lines, numbers
 from safetensors.numpy import load_file
-from stops import stop_at_call
+from stops import Killed, at_step, kill_after_step, stop_at_call
 from tiny_run import tiny_run
 
 from compass_jax.config import OptimConfig
@@ -30,9 +31,7 @@ from compass_jax.weights.hf_config import read_hf_config
 
 def configured(directory, **options):
     config = tiny_run()
-    return dataclasses.replace(
-        config, run_dir=str(directory), sft=dataclasses.replace(config.sft, **options)
-    )
+    return evolve(config, run_dir=str(directory), sft={**options})
 
 
 @pytest.fixture(scope="module")
@@ -77,17 +76,9 @@ def test_a_killed_run_repeats_its_steps_and_logs_each_once(undisturbed, tmp_path
     gives the undisturbed run's numbers.
     """
 
-    class Killed(BaseException):
-        pass
-
-    def kill(self, step, metrics, real=Telemetry.log):
-        real(self, step, metrics)
-        if step == 3:
-            raise Killed
-
     for name, every in (("early", 0), ("later", 2)):
         with monkeypatch.context() as patch:
-            patch.setattr(Telemetry, "log", kill)
+            kill_after_step(patch, 3)
             with pytest.raises(Killed):
                 run_sft(configured(tmp_path / name, steps=8, save_every=every))
         assert checkpoint.latest(tmp_path / name) == (2 if every else None)
@@ -128,6 +119,7 @@ def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
     assert names == ["damaged_step_00000008", "step_00000006", "step_00000008"]
 
 
+@pytest.mark.slow
 def test_parameters_in_bfloat16_learn_as_in_float32_and_go_on_exactly(
     undisturbed, tmp_path, monkeypatch
 ):
@@ -137,40 +129,16 @@ def test_parameters_in_bfloat16_learn_as_in_float32_and_go_on_exactly(
 
     def run(name):
         config = configured(tmp_path / name, steps=8, save_every=2)
-        run_sft(
-            dataclasses.replace(
-                config,
-                compute=dataclasses.replace(
-                    config.compute, param_dtype="bfloat16", dtype="bfloat16"
-                ),
-            )
-        )
+        run_sft(evolve(config, compute={"param_dtype": "bfloat16", "dtype": "bfloat16"}))
         return numbers(tmp_path / name)
-
-    def kill(self, step, metrics, real=Telemetry.log):
-        if step == 3:
-            raise KeyboardInterrupt
-        real(self, step, metrics)
 
     whole = run("whole")
     wide = [m["sft/loss"] for m in numbers(undisturbed[0])]
     np.testing.assert_allclose([m["sft/loss"] for m in whole], wide, rtol=0.05)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Telemetry, "log", kill)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after_step(patch, 3)
         run("killed")
     assert checkpoint.latest(tmp_path / "killed") == 2 and run("killed") == whole
-
-
-def at_step(monkeypatch, number, act):
-    """Does something when step `number` has been logged."""
-    real = Telemetry.log
-
-    def log(self, step, metrics):
-        real(self, step, metrics)
-        if step == number:
-            act()
-
-    monkeypatch.setattr(Telemetry, "log", log)
 
 
 def test_ctrl_c_saves_and_the_run_goes_on(undisturbed, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from evolve import evolve
 from logged import lines
 from tiny_run import tiny_run
 
@@ -231,9 +232,7 @@ def test_strict_ends_a_run_whose_answers_nobody_finds_and_the_next_start_goes_on
     mine = tmp_path / "mine.py"
     mine.write_text("def f(response): return {'reward': 0.0, 'extracted': False}\n")
     base = tiny_run(f"{mine}:f")
-    config = dataclasses.replace(
-        base, run_dir=f"{tmp_path}/run", rl=dataclasses.replace(base.rl, steps=1, eval_every=0)
-    )
+    config = evolve(base, run_dir=f"{tmp_path}/run", rl={"steps": 1, "eval_every": 0})
     result = run_rl(config, strict=True)
     told = capsys.readouterr().out
     assert (result["stopped"], result["status"], result["steps"]) == (True, STRICT, 0)

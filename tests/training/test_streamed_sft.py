@@ -2,10 +2,10 @@
 and its numbers are those of any number of processes.
 """
 
-import dataclasses
 import json
 
 import pytest
+from evolve import evolve
 from logged import numbers
 from processes import Job
 from stops import stop_after_step
@@ -34,11 +34,8 @@ def rows(path, count, *others):
 def configured(folder, file, **options):
     config = tiny_run()
     options = {"files": (file,), "procedural": (), "reading": "record", "steps": 5} | options
-    return dataclasses.replace(
-        config,
-        run_dir=str(folder / "run"),
-        data=dataclasses.replace(config.data, cache=str(folder / "cache")),
-        sft=dataclasses.replace(config.sft, **options),
+    return evolve(
+        config, run_dir=str(folder / "run"), data={"cache": str(folder / "cache")}, sft=options
     )
 
 

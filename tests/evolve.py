@@ -1,0 +1,17 @@
+"""Changed copies of configurations."""
+
+import dataclasses
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def evolve(config: T, **changes: Any) -> T:
+    """Returns a copy of a frozen dataclass; a dict changes fields of a part: rl={"steps": 3}."""
+    parts = {
+        name: evolve(getattr(config, name), **value)
+        if isinstance(value, dict) and dataclasses.is_dataclass(getattr(config, name))
+        else value
+        for name, value in changes.items()
+    }
+    return dataclasses.replace(config, **parts)

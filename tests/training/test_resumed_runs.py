@@ -1,0 +1,130 @@
+"""Runs that are stopped or killed and started again end with the numbers and samples of a run that
+is left alone, in every variant; no sample that a checkpoint has a score of is scored again.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from logged import lines, numbers
+from stops import (
+    Killed,
+    at_call,
+    kill_after_step,
+    kill_in_training,
+    stop_after_step,
+    stop_at_call,
+    stop_at_sample,
+)
+from variants import configured, limit_lengths
+
+from compass_jax.records import SampleKey
+from compass_jax.rewards.score import Scorer
+from compass_jax.training import step
+from compass_jax.training.rl import run_rl
+from compass_jax.weights import checkpoint
+
+# How a run that was cut compares. EXACT: every number, bit for bit. MISMATCH: except the metrics of
+# mismatch/, since a rollout that was cut in two ran in other slots, which shows in the last bits of
+# the sampler's log-probs. CLOSE: to a relative difference of 1e-5, for the same reason.
+EXACT, MISMATCH, CLOSE = "exact", "mismatch", "close"
+
+
+def case(variant, end, at, saved, pending=None, compare=EXACT, **rl: Any):
+    """Returns a row of the table: the step of the checkpoint that is left, and its prompts in
+    flight.
+    """
+    name = f"{variant}: {end.__name__}({at})"
+    return pytest.param(variant, end, at, saved, pending, compare, rl, id=name)
+
+
+def stop_in(patch, call):
+    """Stops after a call of one of the training's programs, for example ("score", 3)."""
+    stop_at_call(patch, step, *call)
+
+
+QUICK = [
+    case("plain", stop_at_sample, 19, 1, 4, CLOSE),  # sample 3 of step 2
+    # The first of step 2's two micro-batches: the rollout stays, what was computed goes.
+    case("plain", stop_in, ("gradients", 3), 1, 4),
+    case("growing", stop_at_sample, 18, 0, 4, CLOSE),  # step 1, while uniform groups grow
+    case("dynamic", stop_at_sample, 36, 1, 16, CLOSE),  # the second round of step 2
+    case("stages", stop_after_step, 2, 2),  # between two stages
+    # The second rollout is finished while step 1 trains, and is saved with it.
+    case("one step off", stop_after_step, 1, 1, 4),
+    # A stop waits for the end of a partial rollout: its ticks decide what is cut.
+    case("partial", stop_at_sample, 20, 1, 7),
+    case("partial", kill_in_training, 2, 1, 3),
+]
+SLOW = [
+    case("plain", stop_at_sample, 32, 1, 4, CLOSE),  # the last sample of step 2
+    case("plain", stop_in, ("score", 3), 1, 4),
+    case("plain", stop_in, ("apply", 2), 2),
+    case("plain", stop_after_step, 1, 1, save_every=0),
+    case("dynamic", stop_at_sample, 3, 0, 8, CLOSE),
+    case("stages", stop_after_step, 1, 1),
+    case("stages", stop_after_step, 3, 3),
+    # Step 2 ends a stage, with samples 17 to 32; step 3 begins one, with samples 33 to 56.
+    case("stages", stop_at_sample, 20, 1, 4, MISMATCH),
+    case("stages", stop_at_sample, 40, 2, 4, MISMATCH),
+    case("stages", kill_after_step, 3, 2),
+    case("one step off", kill_in_training, 2, 1, 4),
+    case("one step off, dynamic", stop_after_step, 1, 1),
+    case("one step off, growing", stop_after_step, 1, 1),
+    case("partial", stop_at_sample, 3, 0, 7),
+    case("partial", stop_after_step, 1, 1, 3),
+    case("partial, one step off", kill_in_training, 2, 1, 7),
+]
+CASES = [*QUICK, *(pytest.param(*x.values, id=x.id, marks=pytest.mark.slow) for x in SLOW)]
+
+
+@pytest.mark.parametrize(("variant", "end", "at", "saved", "pending", "compare", "rl"), CASES)
+def test_a_run_goes_on(
+    undisturbed, tmp_path, monkeypatch, variant, end, at, saved, pending, compare, rl
+):
+    expected, _ = undisturbed(variant)
+    config = configured(variant, tmp_path, **rl)
+    if variant.startswith("partial"):
+        limit_lengths(monkeypatch)
+    with monkeypatch.context() as patch:
+        end(patch, at)
+        if "kill" in end.__name__:
+            with pytest.raises(Killed):
+                run_rl(config)
+        else:
+            result = run_rl(config)
+            assert result["stopped"] and result["steps"] == saved and "evaluation" not in result
+    assert checkpoint.latest(tmp_path) == saved
+    scored = check_pending(checkpoint.read_meta(tmp_path)["pending"], pending)
+    submitted = at_call(monkeypatch, Scorer, "submit", 0, lambda: None)
+    assert not run_rl(config)["stopped"]
+    keys = {key for _, key, *_ in submitted if isinstance(key, SampleKey)}  # not of an evaluation
+    assert not scored & keys
+    for name in ("rollouts", "tokens") if compare == EXACT else ("rollouts",):
+        assert lines(tmp_path, name) == lines(expected, name)
+    selectors = [checkpoint.read_meta(x)["selector"] for x in (tmp_path, expected)]
+    assert selectors[0] == selectors[1]
+    found, wanted = numbers(tmp_path), numbers(expected)
+    assert len(found) == len(wanted)
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert_same(mine, theirs, compare)
+
+
+def check_pending(pending, prompts):
+    """Checks the number of prompts in flight; returns the keys of the samples with a score."""
+    if pending is None:
+        assert not prompts
+        return set()
+    if prompts is not None:
+        assert len(pending["prompts"]) == prompts
+    return {(prompt, visit, index) for prompt, visit, index, *_ in pending["scores"]}
+
+
+def assert_same(mine, theirs, compare):
+    """Compares the numbers of a step."""
+    assert mine.keys() == theirs.keys()
+    for name in theirs:
+        if compare == CLOSE:
+            np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-5, atol=1e-7, err_msg=name)
+        elif compare == EXACT or not name.startswith("mismatch/"):
+            assert mine[name] == theirs[name], name

@@ -1,0 +1,87 @@
+"""Configurations of tiny RL runs in each variant of the loop, and their undisturbed runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evolve import evolve
+from tiny_run import tiny_run
+
+from compass_jax.config import (
+    CorrectionConfig,
+    RLStage,
+    RunConfig,
+    ShapingConfig,
+    ZeroVarianceConfig,
+)
+from compass_jax.rl.objectives.gspo import Gspo
+from compass_jax.rollout.collect import Collection
+
+TIS = CorrectionConfig("tis")
+AHEAD = {"steps": 3, "correction": TIS, "one_step_off": True, "eval_every": 2}
+PARTIAL = {"steps": 3, "correction": TIS, "partial_prompts": 3}
+STAGES = (
+    RLStage(mix=((0.0, 0.5, 0.25), (0.5, 1.0, 0.75))),
+    RLStage(2, ((0.0, 0.3, 0.5), (0.3, 1.0, 0.5)), 8, 6, 3e-3, Gspo()),
+)
+DYNAMIC = ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True, dynamic_batch=2, dynamic_rounds=4)
+GROWING = {
+    "zero_variance": ZeroVarianceConfig(select=True, grow_to=12),
+    "shaping": ShapingConfig(length_penalty=0.05, repetition_penalty=0.02, repetition_ngram=2),
+    "correction": TIS,
+}
+# Variant -> (the verifier in odd_verifiers.py, the settings under `rl`).
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("coin", {}),
+    "growing": ("seldom", GROWING),
+    "dynamic": ("seldom", {"group_size": 2, "zero_variance": DYNAMIC}),
+    "stages": ("seldom", {"steps": 4, "stages": STAGES, "updates_per_rollout": 2}),
+    "partial": ("coin", PARTIAL),
+    "partial, one step off": ("coin", {**PARTIAL, "one_step_off": True}),
+    "one step off": ("coin", AHEAD),
+    "one step off, dynamic": (
+        "coin",
+        {**AHEAD, "zero_variance": ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)},
+    ),
+    "one step off, growing": (
+        "coin",
+        {
+            **AHEAD,
+            "zero_variance": ZeroVarianceConfig(grow_to=8, select=True),
+            "replay": "R2",
+            "updates_per_rollout": 2,
+            "group_size": 2,
+        },
+    ),
+}
+EVALUATED = ("plain", "growing", "one step off", "one step off, dynamic", "one step off, growing")
+
+
+def configured(
+    variant: str, directory: Path | str, learning_rate: float | None = None, **rl: Any
+) -> RunConfig:
+    """Returns the configuration of a variant in `directory`; `rl` changes its settings."""
+    verifier, settings = VARIANTS[variant]
+    config = tiny_run(f"odd_verifiers:{verifier}")
+    if learning_rate is not None:
+        rl["optim"] = dataclasses.replace(config.rl.optim, learning_rate=learning_rate)
+    data, rollout = config.data, config.rollout
+    if variant not in EVALUATED:
+        data = dataclasses.replace(data, eval_prompts=0)
+    if variant.startswith("partial"):  # slots for a group and a half
+        rollout = dataclasses.replace(rollout, slots=6)
+    return evolve(config, run_dir=str(directory), data=data, rollout=rollout, rl={**settings | rl})
+
+
+def limit_lengths(patch: pytest.MonkeyPatch) -> None:
+    """Ends the samples of a prompt after 7, 10, 13 or 16 tokens; a random model hardly ever stops,
+    and partial rollouts need samples of unlike lengths.
+    """
+
+    def limit(self, n):
+        return len(self.prompts[n].tokens) + 16 - 3 * (self.prompts[n].id % 4)
+
+    patch.setattr(Collection, "_limit", limit)
