@@ -7,8 +7,9 @@ the same batches; and seconds to open 256 MiB of rows in each format.
 The file is made first, and deleted at the end. Each part is a process of its own: a first start
 (the file is out of the page cache and has no index), a second start, which takes all batches, and
 continuations in the middle of them by two and by four processes, which are threads that exchange
-what they read as processes do. A batch is compared by the digest of its tokens and masks. The last
-line is one of JSON.
+what they read as processes do. A batch is compared by the digest of its tokens and masks. The wait
+for rows is measured in the training loop of a tiny model too, with rows read inside the step (no
+threads) and ahead of it. The last line is one of JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import importlib
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import threading
@@ -77,8 +79,8 @@ def part(task: dict[str, Any]) -> dict[str, Any]:
     digests of batches, a state.
     """
     began = time.perf_counter()
-    from compass_jax.data.sft import ExampleStream
-    from compass_jax.data.streamed import Team, sft_records
+    from compass_jax.data.stream import Team
+    from compass_jax.data.streamed import ExampleStream, sft_records
     from compass_jax.data.tokenizer import Tokenizer
 
     model = ModelConfig("qwen3", 512, 16, 1, 2, 1, 8, 32)
@@ -91,8 +93,8 @@ def part(task: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {"digests": [], "memory_mib": {}}
         tokenizer = Tokenizer.load(TOKENIZER)
         team = Team(number, task["processes"], exchange)
-        records, _ = sft_records(config, tokenizer, lambda line: None, team)
-        stream = ExampleStream(records, config.seed)
+        records, _ = sft_records(config, tokenizer, lambda line: None)
+        stream = ExampleStream(records, config.seed, (), team)
         if task["state"]:
             stream.restore(task["state"])
         for count in range(1, task["batches"] + 1):
@@ -169,6 +171,45 @@ def measure(folder: Path, gib: float, batches: int) -> dict[str, Any]:
     return result
 
 
+def in_the_loop(folder: Path, steps: int) -> dict[str, Any]:
+    """Returns the milliseconds of a step of a tiny model, and those it waited for its 64 rows of
+    1 KiB: medians, with rows read inside the step and ahead of it.
+    """
+    from compass_jax.data.streamed import ExampleStream
+    from compass_jax.runs.telemetry import Telemetry
+    from compass_jax.session import StopSignal
+    from compass_jax.training.sft import SFTTrainer
+
+    file = folder / "loop.jsonl"
+    make_file(file, 4 * 2**20)
+    sft = SFTConfig(
+        files=(str(file),),
+        reading="record",
+        buckets=(1024,),
+        batch=BATCH,
+        steps=steps,
+        micro_batch_tokens=16 * 1024,
+    )
+    data = DataConfig(tokenizer=str(TOKENIZER), cache=str(folder / "cache"))
+    model = ModelConfig("qwen3", 512, 16, 1, 2, 1, 8, 32, max_positions=1024)
+    run_dir = str(folder / "run")
+    config = RunConfig("loop", model, data=data, sft=sft, run_dir=run_dir).validate()
+    found = {}
+    for name, threads in (("inside_the_step", 0), ("ahead", None)):
+        telemetry = Telemetry(config.directory, steps, "sft", writes=False)
+        with StopSignal() as stop, telemetry:
+            trainer = SFTTrainer(config, stop, telemetry)
+            if threads is not None:
+                records, _ = trainer.examples()
+                trainer.stream = ExampleStream(records, config.seed, threads=threads)
+            logged = [metrics for _, metrics in trainer.steps()][2:]
+        found[name] = {
+            f"{key}_ms": round(1000 * statistics.median(x[f"time/{key}_s"] for x in logged), 2)
+            for key in ("data", "step")
+        }
+    return found
+
+
 def other_formats(folder: Path, size: int) -> dict[str, Any]:
     """Of the same rows in each format: bytes of the file and of what is kept, and seconds to open
     it the first time.
@@ -232,6 +273,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     command = f"python -m benchmarks.streaming --gib {gib:g}"
     machine = {"cores": os.cpu_count(), "load_1_min": round(os.getloadavg()[0], 1)}
     formats = {"formats": other_formats(options.out, 2**20 if options.smoke else 2**28)}
+    formats["loop"] = in_the_loop(options.out, 4 if options.smoke else 30)
     line = {"command": command, "commit": head.stdout.strip(), **machine, **found, **formats}
     print(json.dumps(line), flush=True)
     return line

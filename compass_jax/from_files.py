@@ -37,8 +37,7 @@ from compass_jax.config.named import is_name
 from compass_jax.config.verifiers import VERDICT, Options, settled
 from compass_jax.data.pairs import encode_pairs, split_pairs
 from compass_jax.data.prompts import train_prompts
-from compass_jax.data.sft import ExampleStream
-from compass_jax.data.streamed import sft_records
+from compass_jax.data.streamed import ExampleStream, sft_records
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.machine import on_cpu, usable_bytes
 from compass_jax.memory import fitting_rows, process_bytes
@@ -160,8 +159,8 @@ def engine_config(
     found, folder = _model(model)
     compute, mesh = _compute(found), _mesh(found)
     messages = [[dict(one) for one in chat] for chat in asked]
-    tokens = _tokenizer(folder, found).encode_chats(messages, add_generation_prompt=True)
-    lengths = [len(ids) for ids in tokens]
+    tokenizer = _tokenizer(folder, found)
+    lengths = [len(tokenizer.encode_chat(chat)) for chat in messages]
     longest = min(max(lengths, default=1), found.max_positions // 2)
     kept = [n for n in lengths if n <= longest] or [longest]
     buckets = best_buckets(kept, 2, _up(longest), multiple=max(ROUNDED_TO, _up(longest // 64)))

@@ -8,7 +8,7 @@ from compass_jax import distributed
 from compass_jax.commands.check import CheckError
 from compass_jax.config import ConfigError
 from compass_jax.data.files import DataError
-from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.errors import CompassError
 from compass_jax.families.raw import UnsupportedModel, WeightsError
 from compass_jax.report import ReportError

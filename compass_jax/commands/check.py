@@ -16,7 +16,7 @@ import numpy as np
 from compass_jax.config import ConfigError, ModelConfig
 from compass_jax.config.foreign import hub_hint
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.errors import UserError
 from compass_jax.families.raw import WeightsError
 from compass_jax.runs.rundir import read_config

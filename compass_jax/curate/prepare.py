@@ -16,7 +16,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,11 @@ from compass_jax.data.files import DataError, field_of, files_of, read_rows
 from compass_jax.data.formats import FORMATS, TURNS, Reading, reading_of, reference
 from compass_jax.data.splits import tell_splits, training_files
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.runs.rundir import FolderLock, write_atomically
 from compass_jax.untrusted import read_json
 
 SAVED_EVERY = 8  # batches of AT_ONCE rows
-RENDERED = 64  # conversations through the chat template at once
 TRAIN, STATE, REPORT, PAGE = "train.jsonl", "state.json", "report.json", "report.md"
 STATED = ("done", "settings", "sizes", "sets", "digest", "bytes", "readings", "tally")
 MAY_CHANGE = ("workers", "timeout_s")  # no decision follows from them
@@ -178,13 +177,15 @@ class _Preparation:
     def _fitting(self, rows: list[Row], tokenizer: Tokenizer) -> list[Row]:
         """The rows that the chat template takes and that are not too long."""
         left, most = [], self._config.most_tokens
-        for first in range(0, len(rows), RENDERED):
-            some = rows[first : first + RENDERED]
-            for row, size in zip(some, _sizes(tokenizer, some), strict=True):
-                if isinstance(size, TokenizerError):
-                    self._take(row, "template", str(size))
-                elif not self._take(row, "too_long", too_long(size, most)):
-                    left.append(row)
+        for row in rows:
+            try:
+                parts = tokenizer.encode_turns(row.sample.messages, row.sample.tools)
+            except TokenizerError as error:
+                self._take(row, "template", str(error))
+                continue
+            size = max(len(tokens) for tokens, _ in parts)
+            if not self._take(row, "too_long", too_long(size, most)):
+                left.append(row)
         return left
 
     def _contaminated(self, sample: Sample) -> str:
@@ -289,21 +290,6 @@ class _Preparation:
             os.replace(part, train)
         if not train.exists():
             raise DataError(f"{train} was removed since it was made; remove {self._out} too")
-
-
-def _sizes(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[int | TokenizerError]:
-    """The tokens of each row, or why the chat template refuses it: of many rows in one half or the
-    other.
-    """
-    chats = [[dict(message) for message in row.sample.messages] for row in rows]
-    try:
-        encoded = tokenizer.encode_turns(chats, tools=[row.sample.tools for row in rows])
-        return [max(len(tokens) for tokens, _ in parts) for parts in encoded]
-    except TokenizerError as error:
-        if len(rows) == 1:
-            return [error]
-    half = len(rows) // 2
-    return _sizes(tokenizer, rows[:half]) + _sizes(tokenizer, rows[half:])
 
 
 def _line(where: str, row: dict[str, Any]) -> bytes:

@@ -1,10 +1,9 @@
-"""Rows of a file by their number, read where they lie: memory does not grow with the file.
+"""Rows of a file by number: memory does not grow with the file.
 
-A .jsonl file is read in place. Where its lines start is found by one scan, and kept in a cache
-folder as 8 bytes a line. A .gz, .zst or .parquet file has no row that can be reached without those
-before it: it is unpacked once into the cache folder, as JSON lines. An ArrayRecord file has an
-index of its own. What is kept is named by the file's path, size, time and parts of its content, so
-that it belongs to this file as it is now.
+A .jsonl file is read in place, by an index of its lines in a cache folder (8 bytes a line). A .gz,
+.zst or .parquet file is unpacked once into the cache folder, as JSON lines. An ArrayRecord file has
+an index. The names in the cache folder are made of the file's path, size, time and parts of its
+content, so that they serve this version of the file alone.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import numpy as np
 from filelock import FileLock
@@ -35,33 +33,33 @@ from compass_jax.data.raw import (
 )
 from compass_jax.untrusted import MOST_LINE_BYTES, open_regular
 
-FORMAT = 2  # of what is kept: a number for each change of it
-SCAN_BYTES, SCANS = 2**20, 4  # a scan reads so many blocks of this size at once, each in a thread
-PARTS, PART_BYTES = 16, 4 * 2**10  # of a file's content, which its key is made of
+FORMAT = 2  # of the files in the cache folder
+BLOCK = 2**20
+PARTS, PART_BYTES = 16, 4 * 2**10  # of a file's content that its key is made of
 OFFSET = np.dtype("<u8")
 
 
 class FileRows(Protocol):
-    """The rows of one file. `key` is the same for the same size and content, wherever it lies."""
+    """The rows of one file. `key` is the same for the same size and content in any folder."""
 
     key: str
 
     def __len__(self) -> int: ...
 
-    def read(self, indices: Sequence[int]) -> list[tuple[str, Raw]]:
-        """(where, row) of each index, a DataError in the place of a row that cannot be had. Raises
-        DataError where the file has changed since it was opened.
+    def __getitem__(self, index: int, /) -> tuple[str, Raw]:
+        """Returns (where, row); the row is a DataError if it cannot be read. Raises DataError
+        where the file has changed since it was opened.
         """
         ...
 
 
 def open_rows(path: str, fields: Mapping[str, str], others: Iterable[str], cache: str) -> FileRows:
-    """The rows of a file by number; what must be kept for it is made first.
+    """Opens the rows of a file by number; makes its files in the cache folder first.
 
     Args:
         path: a file of one of the kinds that data/files.py reads.
-        fields, others: as in `files.read_rows`: a Parquet file's columns.
-        cache: the folder for what is kept; empty: `default_cache`.
+        fields, others: a Parquet file's columns, as in `files.read_rows`.
+        cache: the cache folder; empty: `default_cache`.
 
     Raises DataError where it is no such file, is empty, is cut off, or the folder has no room.
     """
@@ -73,31 +71,29 @@ def open_rows(path: str, fields: Mapping[str, str], others: Iterable[str], cache
         folder = Path(cache or default_cache())
         unique = (FORMAT, os.path.realpath(path), stamp, key, sorted(fields), sorted(others))
         name = hashlib.blake2b(json.dumps(unique).encode(), digest_size=16).hexdigest()
-        plain, word = path, "line"
+        plain = path
         if path.endswith((*CODECS, ".parquet")):
-            word = "row" if path.endswith(".parquet") else word
-            made = _kept(folder, f"{name}.jsonl", lambda to: _unpack(path, fields, others, to))
-            plain = str(made)
-        index = _kept(folder, f"{name}.lines", lambda to: _index(plain, to))
-        rows = _Lines(path, plain, index, word, key)
+            unpack = lambda to: _unpack(path, fields, others, to)  # noqa: E731
+            plain = str(_cached(folder, f"{name}.jsonl", unpack))
+        index = _cached(folder, f"{name}.lines", lambda to: _index(plain, to))
+        rows = _Lines(path, plain, index, key)
     if not len(rows):
         raise empty_file(path)
-    refuse_half_written(*rows.read([len(rows) - 1])[0])
+    refuse_half_written(*rows[len(rows) - 1])
     return rows
 
 
 def default_cache() -> str:
-    """compass_jax/data in the user's cache folder."""
+    """Returns compass_jax/data in the user's cache folder."""
     return os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "compass_jax", "data"
     )
 
 
 class _Lines:
-    def __init__(self, path: str, plain: str, index: Path, word: str, key: str):
-        self.key = key
-        self._path, self._plain, self._word = path, plain, word
-        self._index = index
+    def __init__(self, path: str, plain: str, index: Path, key: str):
+        self.key, self._path, self._plain, self._index = key, path, plain, index
+        self._word = "row" if path.endswith(".parquet") else "line"
         self._count = index.stat().st_size // OFFSET.itemsize - 1
         with open_regular(plain, error=DataError) as file:
             self._opened = _stamp(file.fileno())
@@ -105,46 +101,41 @@ class _Lines:
     def __len__(self) -> int:
         return self._count
 
-    def read(self, indices: Sequence[int]) -> list[tuple[str, Raw]]:
-        """See FileRows. The files are opened anew each time: a folder may have thousands."""
+    def __getitem__(self, index: int) -> tuple[str, Raw]:
+        """See FileRows. The files are opened for each row: a folder may have thousands."""
+        where = f"{self._path}, {self._word} {index + 1}"
         with (
             open_regular(self._plain, error=DataError) as lines,
-            open_regular(self._index, error=DataError) as index,
+            open_regular(self._index, error=DataError) as offsets,
         ):
             _refuse_changed(lines.fileno(), self._opened, self._plain)
-            return [self._line(lines.fileno(), index.fileno(), i) for i in indices]
-
-    def _line(self, lines: int, index: int, i: int) -> tuple[str, Raw]:
-        where = f"{self._path}, {self._word} {i + 1}"
-        try:
-            ends = os.pread(index, 2 * OFFSET.itemsize, i * OFFSET.itemsize)
-            start, end = map(int, np.frombuffer(ends, OFFSET))
-            if end - start > MOST_LINE_BYTES:
-                return where, too_long(where)
-            return where, os.pread(lines, end - start, start)
-        except OSError as error:
-            raise unreadable(self._path, f"at {self._word} {i + 1}", error) from error
+            try:
+                ends = os.pread(offsets.fileno(), 2 * OFFSET.itemsize, index * OFFSET.itemsize)
+                start, end = map(int, np.frombuffer(ends, OFFSET))
+                if end - start > MOST_LINE_BYTES:
+                    return where, too_long(where)
+                return where, os.pread(lines.fileno(), end - start, start)
+            except OSError as error:
+                raise unreadable(self._path, f"at {self._word} {index + 1}", error) from error
 
 
 class _Records:
     def __init__(self, path: str, key: str, stamp: tuple[int, int]):
-        self.key = key
-        self._path, self._opened = path, stamp
+        self.key, self._path, self._opened = key, path, stamp
         self._source = array_records(path)
 
     def __len__(self) -> int:
         return len(self._source)
 
-    def read(self, indices: Sequence[int]) -> list[tuple[str, Raw]]:
-        """See FileRows."""
+    def __getitem__(self, index: int) -> tuple[str, Raw]:
         with open_regular(self._path, error=DataError) as file:
             _refuse_changed(file.fileno(), self._opened, self._path)
-        return records_at(self._path, self._source, list(indices))
+        return records_at(self._path, self._source, [index])[0]
 
 
 def _stamp(file: int) -> tuple[int, int]:
-    found = os.fstat(file)
-    return found.st_size, found.st_mtime_ns
+    status = os.fstat(file)
+    return status.st_size, status.st_mtime_ns
 
 
 def _refuse_changed(file: int, opened: tuple[int, int], path: str) -> None:
@@ -157,7 +148,7 @@ def _refuse_changed(file: int, opened: tuple[int, int], path: str) -> None:
 
 
 def _key(file: int, path: str) -> str:
-    """A digest of the size and of parts of the content, evenly spread, the ends among them."""
+    """Returns a digest of the size and of evenly spread parts of the content, with both ends."""
     size = os.fstat(file).st_size
     digest = hashlib.blake2b(str(size).encode(), digest_size=16)
     try:
@@ -168,8 +159,8 @@ def _key(file: int, path: str) -> str:
     return digest.hexdigest()
 
 
-def _kept(folder: Path, name: str, make: Callable[[Path], None]) -> Path:
-    """The file of this name in the cache folder, made by one process where it is not there."""
+def _cached(folder: Path, name: str, make: Callable[[Path], None]) -> Path:
+    """Returns a file of the cache folder; one process makes it where it is missing."""
     target, unfinished = folder / name, folder / f"{name}.part"
     try:
         if not target.is_file():
@@ -190,50 +181,44 @@ def _kept(folder: Path, name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _index(plain: str, to: Path) -> None:
-    """Writes where each line starts, and where the last one ends."""
-    last = 0
+    """Writes the start of each line, and the end of the last one."""
+    size, whole = 0, True
     with open_regular(plain, error=DataError) as lines, open(to, "wb") as index:
         opened = _stamp(lines.fileno())
-
-        def ends_in(start: int) -> np.ndarray:
-            block = np.frombuffer(os.pread(lines.fileno(), SCAN_BYTES, start), np.uint8)
-            return np.flatnonzero(block == ord("\n")) + (start + 1)
-
         index.write(np.zeros(1, OFFSET).tobytes())
-        starts = range(0, opened[0], SCAN_BYTES)
-        with ThreadPoolExecutor(SCANS) as pool:
-            for first in range(0, len(starts), SCANS):
-                try:
-                    found = list(pool.map(ends_in, starts[first : first + SCANS]))
-                except OSError as error:
-                    place = f"after byte {starts[first]:,}"
-                    raise unreadable(plain, place, error) from error
-                for ends in found:
-                    index.write(ends.astype(OFFSET).tobytes())
-                    last = int(ends[-1]) if len(ends) else last
-        if last < opened[0]:
-            index.write(np.array([opened[0]], OFFSET).tobytes())
+        for block in _blocks(lines, plain):
+            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + (size + 1)
+            index.write(ends.astype(OFFSET).tobytes())
+            size, whole = size + len(block), block.endswith(b"\n")
+        if not whole:
+            index.write(np.array([size], OFFSET).tobytes())
         _refuse_changed(lines.fileno(), opened, plain)
 
 
-def _unpack(path: str, fields: Mapping[str, str], others: Iterable[str], to: Path) -> None:
-    with open(to, "wb") as out:
-        if path.endswith(".parquet"):
-            for where, row in parquet_rows(path, fields, others):
-                try:
-                    out.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-                except TypeError as error:
-                    raise DataError(
-                        f"{where}: {error}; write the value as text, or leave the column out"
-                    ) from error
+def _blocks(file: IO[bytes], path: str) -> Iterator[bytes]:
+    size = 0
+    while True:
+        try:
+            block = file.read(BLOCK)
+        except OSError as error:
+            raise unreadable(path, f"after {size:,} bytes", error) from error
+        if not block:
             return
-        with open_lines(path) as lines:
-            while True:
-                try:
-                    piece = lines.read(SCAN_BYTES)
-                except OSError as error:
-                    place = f"after {out.tell():,} unpacked bytes"
-                    raise unreadable(path, place, error) from error
-                if not piece:
-                    return
-                out.write(piece)
+        yield block
+        size += len(block)
+
+
+def _unpack(path: str, fields: Mapping[str, str], others: Iterable[str], to: Path) -> None:
+    """Writes the rows of a packed or Parquet file as JSON lines."""
+    with open(to, "wb") as out:
+        if not path.endswith(".parquet"):
+            with open_lines(path) as lines:
+                out.writelines(_blocks(lines, path))
+            return
+        for where, row in parquet_rows(path, fields, others):
+            try:
+                out.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            except TypeError as error:
+                raise DataError(
+                    f"{where}: {error}; write the value as text, or leave the column out"
+                ) from error

@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from compass_jax.data.difficulty import Measured
 from compass_jax.data.files import DataError
 from compass_jax.records import Prompt
 from compass_jax.untrusted import parse_json, read_lines
 
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Count = Annotated[int, Field(ge=0)]
+
 
 class PassRate(NamedTuple):
     """One training prompt. `pass_rate` is the share of right answers among the `known` of its
-    `samples`.
+    `samples`; the filter keeps pass rates between `low` and `high`.
     """
 
-    id: int
+    id: Annotated[int, Field(ge=0, lt=2**32)]
     label: str
     question: str
-    pass_rate: float
-    known: int
-    samples: int
-    tokens: int  # generated for the estimate
-    low: float
-    high: float
+    pass_rate: _Share
+    known: _Count
+    samples: Annotated[int, Field(ge=1)]
+    tokens: _Count  # generated for the estimate
+    low: _Share
+    high: _Share
     keep: bool
+
+
+_LINE = TypeAdapter(PassRate, config=ConfigDict(strict=True))
 
 
 def read_pass_rates(
     path: str | Path, complete: bool = True, prompts: Sequence[Prompt] | None = None
 ) -> dict[int, PassRate]:
-    """Rows by prompt id. Raises DataError naming the line that is damaged, that contradicts
-    another, or that is of none of `prompts`.
+    """Returns the rows by prompt id. Raises DataError naming the line that is damaged, that
+    contradicts another, or whose prompt is none of `prompts`.
 
     A cut-off last line too is an error if the file must be `complete`. Otherwise it is removed from
     the file, so that a continued filter writes after whole lines.
@@ -76,40 +82,19 @@ def read_pass_rates(
 
 
 def _checked(values: Any, where: str) -> PassRate:
-    """The row, or DataError naming the field that compass filter would not have written."""
-    if not isinstance(values, dict) or set(values) != set(PassRate._fields):
+    """Returns the row of a line. Raises DataError for a line that compass filter does not write."""
+    try:
+        row = _LINE.validate_python(values)
+        problem = "" if row.known <= row.samples else "known exceeds samples"
+    except ValidationError as error:
+        first = error.errors()[0]
+        place, value = ".".join(map(str, first["loc"])), f"{first['input']!r:.80}"
+        problem = f"{place} = {value}: {first['msg']}"
+    if problem:
         raise DataError(
-            f"{where}: not a line of compass filter: it must be an object with the fields "
-            f"{', '.join(PassRate._fields)}"
+            f"{where}: not a line of compass filter: {problem}; correct it, or run compass filter"
+            " again"
         )
-    row = PassRate(**values)
-
-    def whole(value: Any, low: int, high: float) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-    def share(value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-
-    bounds = share(row.low) and share(row.high) and row.low < row.high
-    sound = {
-        "id": whole(row.id, 0, 2**32 - 1),
-        "label": isinstance(row.label, str),
-        "question": isinstance(row.question, str),
-        "pass_rate": share(row.pass_rate),
-        "samples": whole(row.samples, 1, math.inf),
-        "known": whole(row.samples, 1, math.inf) and whole(row.known, 0, row.samples),
-        "tokens": whole(row.tokens, 0, math.inf),
-        "low": bounds,
-        "high": bounds,
-        "keep": isinstance(row.keep, bool),
-    }
-    for name, ok in sound.items():
-        if not ok:
-            value = json.dumps(values[name])
-            raise DataError(
-                f"{where}: not a line of compass filter: {name} = {value:.80}; correct it, or "
-                "run compass filter again"
-            )
     return row
 
 

@@ -19,7 +19,7 @@ from compass_jax.data.procedural import normalised
 from compass_jax.data.questions import Tell, is_heldout
 from compass_jax.data.splits import evaluation_files, split_files, training_files
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.data.vocabulary import TokenizerError
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,13 @@ def encode_pairs(
     Raises DataError where a row cannot be rendered, or nothing is left.
     """
     counts: Counter[str] = Counter(duplicates=0, too_long=0)
-    chats = [conversation(x.question, y) for x in found for y in (x.candidate, x.anchor)]
-    encoded = tokenizer.encode_examples(chats)
     kept: dict[str, Pair] = {}
     for one in found:
         try:
-            candidate, anchor = (next(encoded)[0] for _ in range(2))
+            candidate, anchor = (
+                tokenizer.encode_example(conversation(one.question, answer))[0]
+                for answer in (one.candidate, one.anchor)
+            )
         except TokenizerError as error:
             raise DataError(f"{one.where}: {error}") from error
         pair = Pair(candidate, anchor, one.gold)

@@ -17,6 +17,7 @@ from compass_jax.data.questions import Question, Tell, evaluation_questions, que
 from compass_jax.data.shares import at_most
 from compass_jax.data.splits import heldout_origin
 from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.records import Prompt
 
 logger = logging.getLogger(__name__)
@@ -27,26 +28,31 @@ class PromptTooLong(DataError):
 
 
 def to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prompt]:
-    """The questions as prompts, tokenised. Raises TokenizerError where the template refuses one."""
-    encoded = tokenizer.encode_chats(
-        [question.messages for question in questions],
-        add_generation_prompt=True,
-        tools=[question.tools for question in questions],
-    )
+    """Tokenises questions. Raises TokenizerError, with the messages, where the template refuses
+    one.
+    """
+
+    def encoded(question: Question) -> list[int]:
+        try:
+            return tokenizer.encode_chat(question.messages, tools=question.tools)
+        except TokenizerError as error:
+            messages = str(list(question.messages))[:200]
+            raise TokenizerError(f"{error}; they are {messages}") from error
+
     return [
         Prompt(
             id=question.id,
             source=question.source,
             label=question.label,
             question=question.text,
-            tokens=np.asarray(ids, np.int32),
+            tokens=np.asarray(encoded(question), np.int32),
             answer=question.answer,
             row=question.row,
             labels=question.labels,
             turns=question.turns,
             place=question.place,
         )
-        for question, ids in zip(questions, encoded, strict=True)
+        for question in questions
     ]
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,9 +36,8 @@ from compass_jax.data.preferences import asked_in_both_orders
 from compass_jax.data.procedural import normalised
 from compass_jax.data.questions import Question, Tell, questions
 from compass_jax.data.splits import tell_splits, training_files
-from compass_jax.data.stream import InMemory, Records, Share, ShuffledStream
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.data.worked import known_datasets, worked_solution
 
 logger = logging.getLogger(__name__)
@@ -104,81 +103,6 @@ class SFTExample:
         return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-class ExampleRecords(Records[SFTExample], Protocol):
-    """Examples by number, those of one label after each other: `sizes` has the rows of each label,
-    in their order; `left_out` counts, by reason, what was read and gave no example.
-    """
-
-    sizes: dict[str, int]
-    left_out: Counter[str]
-
-    def keys(self) -> Iterable[str]:
-        """What must be the same in a continued run."""
-        ...
-
-
-class ExampleStream(ShuffledStream[Any]):
-    """Examples in a shuffled order, for ever; `state()` and `restore()` continue it exactly.
-
-    examples: a list, whose examples have a `key` each and, where there are weights, a `label`; or
-        records.
-    weights: (label, weight) of every label (`sft.weights`). None: every example comes once in a
-        pass.
-    """
-
-    def __init__(
-        self,
-        examples: Sequence[Any] | ExampleRecords,
-        seed: int,
-        weights: Sequence[tuple[str, float]] = (),
-    ):
-        self._streamed = None if isinstance(examples, Sequence) else examples
-        if isinstance(examples, Sequence):
-            # sorting is stable, and without weights the order is the files'
-            listed = sorted(examples, key=lambda one: one.label) if weights else examples
-            sizes: Mapping[str, int] = Counter(one.label for one in listed) if weights else {}
-            records: Records[Any] = InMemory(listed)
-            keys: Iterable[str] = (one.key for one in listed)
-        else:
-            records, keys, sizes = examples, examples.keys(), examples.sizes
-        super().__init__(records, keys, seed, _shares(weights, sizes))
-
-    def next_batch(self, n: int) -> list[Any]:
-        """The next `n` examples."""
-        return [example for example, _ in self.take(n)]
-
-    def metrics(self) -> dict[str, float]:
-        """What was left out so far of rows that are read by record; nothing of a list."""
-        if self._streamed is None:
-            return {}
-        left = self._streamed.left_out
-        met = max(self.position, 1)
-        return {"data/left_out_frac": left.total() / met, "data/bad_rows": float(left["bad"])}
-
-    def state(self) -> dict[str, Any]:
-        """Where the stream stands, as JSON, and what was left out before."""
-        before = {} if self._streamed is None else {"left_out": dict(self._streamed.left_out)}
-        return super().state() | before
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """See ShuffledStream."""
-        super().restore(state)
-        if self._streamed is not None:
-            self._streamed.left_out = Counter(state["left_out"])
-
-
-def _shares(weights: Sequence[tuple[str, float]], sizes: Mapping[str, int]) -> list[Share]:
-    """The share of each label. Raises DataError for a label without a weight, and the reverse."""
-    given = dict(weights)
-    if weights and set(given) != set(sizes):
-        raise DataError(
-            f"sft.weights names {', '.join(sorted(given))}, and the examples' labels are"
-            f" {', '.join(sorted(sizes))}: give each of them a weight, and no other; a file that"
-            " has its label in common with another is named as sft.files writes it"
-        )
-    return [Share(size, given[label]) for label, size in sizes.items()] if weights else []
-
-
 def sft_examples(
     config: RunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning
 ) -> tuple[list[SFTExample], dict[str, int]]:
@@ -202,8 +126,11 @@ def sft_examples(
     if line := sets_asked(config.data, pool, set().union(*met)):
         tell(line)
     counts["heldout"] = len(rows) - len(allowed)
-    for row, example in zip(allowed, encoded(allowed, tokenizer, bad)):
-        if example is None:
+    for row in allowed:
+        try:
+            example = example_of(row, tokenizer)
+        except DataError as error:
+            bad(error)
             continue
         if example.key in seen:
             counts["duplicates"] += 1
@@ -231,31 +158,12 @@ def asks(row: Conversation) -> Iterator[str]:
         yield normalised(row.asks)
 
 
-ENCODED_TOGETHER = 256  # conversations
-
-
-def encoded(
-    rows: Sequence[Conversation], tokenizer: Tokenizer, bad: Bad = refuse
-) -> Iterator[SFTExample | None]:
-    """The example of each conversation; None for one that the tokenizer refuses, after `bad` got
-    its DataError.
-    """
-    start = 0
-    while start < len(rows):
-        some = rows[start : start + ENCODED_TOGETHER]
-        found = tokenizer.encode_turns(
-            [row.messages for row in some], tools=[row.tools for row in some]
-        )
-        for row in some:
-            start += 1
-            try:
-                yield SFTExample.of(next(found), row.label)
-            except TokenizerError as error:
-                problem = DataError(f"{row.where}: {error}")
-                problem.__cause__ = error
-                bad(problem)
-                yield None
-                break  # an error ends the generator: the rest is rendered anew
+def example_of(row: Conversation, tokenizer: Tokenizer) -> SFTExample:
+    """Returns the tokens of a conversation. Raises DataError where the tokenizer refuses it."""
+    try:
+        return SFTExample.of(tokenizer.encode_turns(row.messages, row.tools), row.label)
+    except TokenizerError as error:
+        raise DataError(f"{row.where}: {error}") from error
 
 
 def other_conversations(

@@ -1,13 +1,18 @@
-"""The order of training items: shuffled anew each epoch by grain, and continued exactly after a
-restart.
+"""Training items in a shuffled order: a grain pipeline of source, shuffle, mix and prefetch.
+
+The order is a function of the number of items, their shares and the seed. The position in it is
+the state of a stream in a checkpoint: each process continues its part of the pipeline from there.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import msgpack
 
 from compass_jax.data.files import DataError
 from compass_jax.records import Prompt
@@ -15,120 +20,154 @@ from compass_jax.records import Prompt
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
+READ_AHEAD = 256  # items that a process prepares before they are taken
+READ_THREADS = min(8, os.cpu_count() or 1)
 
-class Records(Protocol[T_co]):
-    """Items by number, wherever they lie."""
+
+class LeftOut(NamedTuple):
+    """An item of the source that gives no training item."""
+
+    reason: str
+    text: str = ""  # the error, where there is one
+
+
+class Source(Protocol[T_co]):
+    """Items by number, in memory or read when they are taken."""
 
     def __len__(self) -> int: ...
 
-    def read(self, indices: Sequence[int]) -> Sequence[T_co | None]:
-        """The items of these indices; None for one that is left out."""
-        ...
-
-
-class InMemory(Generic[T]):
-    """Records that are a list."""
-
-    def __init__(self, items: Sequence[T]):
-        self._items = list(items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def read(self, indices: Sequence[int]) -> list[T | None]:
-        """The items of these indices."""
-        return [self._items[i] for i in indices]
+    def __getitem__(self, index: int, /) -> T_co | LeftOut: ...
 
 
 class Share(NamedTuple):
-    """Records that follow each other, and how large a part of what is given out comes of them."""
+    """Consecutive items of a source, and their weight among all items that are taken."""
 
-    records: int
-    weight: float  # of the sum of all weights
+    items: int
+    weight: float
+
+
+class Team(NamedTuple):
+    """The processes that read together: process p of n prepares every n-th item from the p-th on.
+
+    `exchange` returns every process's payload; all processes call it at the same place. `pack` and
+    `unpack` turn an item into what msgpack writes, and back.
+    """
+
+    process: int = 0
+    processes: int = 1
+    exchange: Callable[[bytes], list[bytes]] = lambda payload: [payload]
+
+
+ALONE = Team()
 
 
 class ShuffledStream(Generic[T]):
-    """Endless passes over `records`, each in an order of its own, drawn from `seed`.
+    """Endless passes over the items of a source, each in an order of its own.
 
-    The order is of all processes together and a function of the number of records and the seed
-    alone, so that the position is the whole state. Records that are left out take a position, too.
+    Items that are left out take a position too.
 
-    `keys` identify the records: a state is restored only over the same ones in the same order, or
-    the continuation would not be the one that was interrupted.
-
-    shares: parts of the records, first to last, each of which is passed over in an order of its
-        own; they are mixed evenly by their weights, to within one part in a hundred. None: all
-        records are one.
+    Args:
+        source: the items.
+        keys: identify the items. A state is restored only over the same keys in the same order.
+        seed: of the order.
+        shares: parts of the source, first to last. Each part is shuffled by itself, and the parts
+            are mixed evenly by their weights, to one part in a hundred. Empty: one part.
+        threads: read items ahead of `take`; 0: `take` reads them.
+        team: the processes that read together.
     """
 
     def __init__(
-        self, records: Records[T], keys: Iterable[str], seed: int, shares: Sequence[Share] = ()
+        self,
+        source: Source[T],
+        keys: Iterable[str],
+        seed: int,
+        shares: Sequence[Share] = (),
+        threads: int = 0,
+        team: Team = ALONE,
     ):
         import grain
 
-        if not len(records):
+        if not len(source):
             raise DataError("there are no training items: every source is empty or held out")
-        self._records = records
-        self._seed = seed
-        parts, start = [], 0
-        for number, share in enumerate(shares or [Share(len(records), 1.0)]):
-            part = grain.MapDataset.range(start, start + share.records)
+        self._items, self._seed, self._team = len(source), seed, team
+        whole, parts, start = grain.MapDataset.source(source), [], 0
+        for number, share in enumerate(shares or [Share(len(source), 1.0)]):
+            part = whole[start : start + share.items]
             parts.append(part.shuffle(seed=(seed + number) % 2**32).repeat())
-            start += share.records
-        weights = [share.weight for share in shares]
-        self._order = grain.MapDataset.mix(parts, weights) if shares else parts[0]
-        self._position = 0
+            start += share.items
+        order = grain.MapDataset.mix(parts, [x.weight for x in shares]) if shares else parts[0]
+        options = grain.ReadOptions(threads, READ_AHEAD if threads else 0)
+        self._own_part = iter(order[team.process :: team.processes].to_iter_dataset(options))
+        self.position = 0  # items that were taken or left out
         digest = hashlib.blake2b(digest_size=8)
         for key in (*keys, *map(repr, map(tuple, shares))):
             digest.update(key.encode() + b"\0")
         self._fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
-        return len(self._records)
-
-    @property
-    def position(self) -> int:
-        """Records given out or left out so far."""
-        return self._position
+        return self._items
 
     @property
     def epoch(self) -> float:
-        """Passes over the data so far."""
-        return self._position / len(self)
+        """Passes over the items, with the fraction of the last one."""
+        return self.position / len(self)
 
     def take(self, n: int) -> list[tuple[T, int]]:
-        """The next `n` items, each with the number of its pass (0 in the first): how often it was
-        given out before. Raises DataError where a whole pass has none.
+        """Returns the next `n` items, each with the number of its pass (0 in the first).
+
+        Raises DataError where two passes give no item.
         """
         taken: list[tuple[T, int]] = []
         missed = 0
         while len(taken) < n:
-            span = range(self._position, self._position + n - len(taken))
-            found = self._records.read([self._order[i] for i in span])
-            got = [(x, i // len(self)) for i, x in zip(span, found, strict=True) if x is not None]
-            self._position += len(span)
-            taken += got
-            missed = 0 if got else missed + len(span)
+            span = range(self.position, self.position + n - len(taken))
+            before = len(taken)
+            for i, item in zip(span, self._next_items(span), strict=True):
+                if isinstance(item, LeftOut):
+                    self.leave_out(item)
+                else:
+                    taken.append((item, i // len(self)))
+            self.position += len(span)
+            missed = 0 if len(taken) > before else missed + len(span)
             if missed > 2 * len(self):
                 raise DataError(
-                    f"none of {missed:,} rows in a row could be used: all are left out; see what"
-                    " was said of them, and sft.buckets and sft.bad_rows"
+                    f"none of {missed:,} rows in a row could be used: all are left out; see the"
+                    " lines on them, and sft.buckets and sft.bad_rows"
                 )
         return taken
 
+    def leave_out(self, item: LeftOut) -> None:
+        """Notes an item that is left out."""
+
+    def _next_items(self, span: range) -> list[T | LeftOut]:
+        """Returns the items at these positions, the same ones in every process."""
+        team = self._team
+        own = [next(self._own_part) for i in span if i % team.processes == team.process]
+        if team.processes == 1:
+            return own
+        payload = msgpack.packb([self.pack(item) for item in own])
+        parts = [iter(msgpack.unpackb(part)) for part in team.exchange(payload)]
+        return [self.unpack(next(parts[i % team.processes])) for i in span]
+
+    def pack(self, item: T | LeftOut) -> Any:
+        """Returns an item as msgpack writes it, for other processes."""
+        raise NotImplementedError
+
+    def unpack(self, packed: Any) -> T | LeftOut:
+        """Returns the item of `pack`."""
+        raise NotImplementedError
+
     def state(self) -> dict[str, Any]:
-        """Where the stream stands, as JSON."""
+        """Returns the position and the identity of the items, as JSON."""
         return {
-            "position": self._position,
+            "position": self.position,
             "seed": self._seed,
             "items": len(self),
             "fingerprint": self._fingerprint,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from `state`. Raises DataError if it was taken over other items or with another
-        seed.
-        """
+        """Continues from `state`. Raises DataError for a state of other items or another seed."""
         now = self.state()
         for name in ("seed", "items", "fingerprint"):
             if state[name] != now[name]:
@@ -137,43 +176,44 @@ class ShuffledStream(Generic[T]):
                     f" is {now[name]!r}; restore the run's data sources and seed, or start a"
                     " new run"
                 )
-        self._position = int(state["position"])
+        self.position = int(state["position"])
+        team = self._team
+        own = (self.position - team.process + team.processes - 1) // team.processes
+        self._own_part.set_state({"next_index": own})
 
 
 class PromptStream(ShuffledStream[tuple[Prompt, int, int]]):
     """Training prompts in a shuffled order; `visit` of each counts its earlier rollouts.
 
-    repeats: how often a prompt of each data source comes in one pass (by source index; None: once).
-    Every repeat is a visit of its own, so that it draws samples of its own; so is every one of
-    several prompts with one id (rows that ask the same).
+    repeats: visits of each data source's prompts in one pass (by source index; None: one). Each
+    repeat draws samples of its own, and so does each of several prompts with one id.
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, repeats: Sequence[int] | None = None):
         every = [p for p in prompts for _ in range(1 if repeats is None else repeats[p.source])]
         self._copies = Counter(p.id for p in every)
         self._by_copy: dict[tuple[int, int], Prompt] = {}
-        items, seen = [], Counter[int]()
+        items, counts = [], Counter[int]()
         for p in every:
-            self._by_copy[p.id, seen[p.id]] = p
-            items.append((p, seen[p.id], self._copies[p.id]))
-            seen[p.id] += 1
-        super().__init__(
-            InMemory(items), (f"{p.id} {p.tokens.tolist()} {p.answer}" for p, _, _ in items), seed
-        )
+            self._by_copy[p.id, counts[p.id]] = p
+            items.append((p, counts[p.id], self._copies[p.id]))
+            counts[p.id] += 1
+        keys = (f"{p.id} {p.tokens.tolist()} {p.answer}" for p, _, _ in items)
+        super().__init__(items, keys, seed)
 
     def find(self, prompt_id: int, visit: int) -> Prompt:
-        """A prompt by its id, at a visit. Raises DataError where there is none."""
+        """Returns a prompt by its id, at a visit. Raises DataError for an unknown id."""
         copies = self._copies[prompt_id]
-        found = self._by_copy.get((prompt_id, visit % copies)) if copies else None
-        if found is None:
+        prompt = self._by_copy.get((prompt_id, visit % copies)) if copies else None
+        if prompt is None:
             raise DataError(
                 f"the checkpoint has samples of a prompt with id {prompt_id}, which this run's data"
                 " lack: restore its sources"
             )
-        return found.at_visit(visit)
+        return prompt.at_visit(visit)
 
     def next_batch(self, n: int) -> list[Prompt]:
-        """The next `n` prompts, each at its visit."""
+        """Returns the next `n` prompts, each at its visit."""
         return [
             prompt.at_visit(visit * copies + copy) for (prompt, copy, copies), visit in self.take(n)
         ]

@@ -1,10 +1,9 @@
-"""Supervised examples that are read by record: a row is read and tokenised when it is taken, so
-memory does not grow with the files.
+"""SFT examples as a stream: from a list in memory, or read by record so that memory does not grow
+with the files.
 
-Rows are in one order over all processes (data/stream.py). Each process reads and tokenises its own
-part of the rows that are taken, every n-th of them where there are n, and gets the others' tokens:
-so the batches are the same for any number of processes. Rows that cannot be used are met when they
-are taken; rows that repeat others are not looked for.
+A row that is read by record is read and tokenised by threads ahead of the update that takes it.
+Each process prepares its part of the rows and gets the others' tokens, so that the batches are the
+same for any number of processes. Rows that repeat others are not looked for.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import logging
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,63 +32,44 @@ from compass_jax.data.sft import (
     SFTExample,
     asks,
     conversation_of,
-    encoded,
+    example_of,
     labelled_files,
     other_conversations,
     sft_examples,
     sft_reading,
 )
 from compass_jax.data.splits import tell_splits
+from compass_jax.data.stream import ALONE, READ_THREADS, LeftOut, Share, ShuffledStream, Team
 from compass_jax.data.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-LARGE_BYTES = 256 * 2**20  # from here on files are read by record, where nobody says how
-PACKED = 4  # packed files count so many times: text is packed to about a quarter
+LARGE_BYTES = 256 * 2**20  # sft.reading = "auto" reads by record from this size on
+PACKED = 4  # the bytes of a packed file are counted so often: text is packed to about a quarter
 
-TOO_LONG, HELDOUT, BLANK, BAD = "too_long", "heldout", "blank", "bad"
-
-
-class Team(NamedTuple):
-    """The processes that read together. `exchange` gives every process's payload, in their order;
-    all call it at the same place.
-    """
-
-    process: int
-    processes: int
-    exchange: Callable[[bytes], list[bytes]]
-
-
-ALONE = Team(0, 1, lambda payload: [payload])
-
-
-class LeftOut(NamedTuple):
-    """Why a row gives no example."""
-
-    reason: str  # TOO_LONG, HELDOUT, BLANK or BAD
-    text: str = ""  # of a bad one
+TOO_LONG, HELDOUT, BLANK, BAD, UNREADABLE = "too_long", "heldout", "blank", "bad", "unreadable"
 
 
 def sft_records(
-    config: RunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning, team: Team = ALONE
+    config: RunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning
 ) -> tuple[list[SFTExample] | StreamedExamples, dict[str, int]]:
-    """The examples of `config.sft`, in a list or by record as `sft.reading` says, and their counts:
-    those of `sft_examples`, or "examples" (the rows) and "bytes" (of their files).
+    """Returns the examples of `config.sft`, in a list or by record as `sft.reading` says, and their
+    counts: those of `sft_examples`, or "examples" (the rows) and "bytes" (of their files).
 
-    Errors are those of `sft_examples`; of rows that are read by record, those at the files' ends.
+    Raises the errors of `sft_examples`; of rows that are read by record, those at the files' ends.
     """
     if config.sft.reading == "memory" or (
         config.sft.reading == "auto" and _bytes(config, PACKED) <= LARGE_BYTES
     ):
         return sft_examples(config, tokenizer, tell)
-    records = StreamedExamples(config, tokenizer, tell, team)
+    records = StreamedExamples(config, tokenizer, tell)
     counts = {"examples": len(records), "bytes": _bytes(config)}
     tell(f"{work_in_words(counts)}; repeats among them are not looked for")
     return records, counts
 
 
-def work_in_words(counts: dict[str, int]) -> str:
-    """What a run learns from, of its counts: "3,400 examples, 96,000 tokens"."""
+def work_in_words(counts: Mapping[str, int]) -> str:
+    """Returns the size of a run's data from its counts: "3,400 examples, 96,000 tokens"."""
     if "tokens" in counts:
         return f"{counts['examples']:,} examples, {counts['tokens']:,} tokens"
     size = f"{counts['bytes'] / 2**30:.2f} GiB"
@@ -97,8 +77,8 @@ def work_in_words(counts: dict[str, int]) -> str:
 
 
 def _bytes(config: RunConfig, packed: int = 1) -> int:
-    """Bytes of `sft.files` as they lie there, packed ones counted so many times; a file that is
-    missing has none.
+    """Returns the bytes of `sft.files`, those of packed files `packed` times; a missing file has
+    none.
     """
     total = 0
     for _, path in labelled_files(config):
@@ -108,23 +88,113 @@ def _bytes(config: RunConfig, packed: int = 1) -> int:
     return total
 
 
-class StreamedExamples:
-    """The examples of `config.sft` by number (stream.Records), those of one label after each other.
+class ExampleStream(ShuffledStream[Any]):
+    """Examples in a shuffled order, for ever.
 
-    `sizes` has the rows of each label; `left_out` counts, by reason, the rows that were read and
-    gave no example.
+    Args:
+        examples: a list, whose examples have a `key` each and, where there are weights, a `label`;
+            or records.
+        weights: (label, weight) of every label (`sft.weights`). Empty: every example comes once in
+            a pass.
+        team, threads: of `ShuffledStream`, for records; each process holds the whole list.
     """
 
-    def __init__(self, config: RunConfig, tokenizer: Tokenizer, tell: Tell, team: Team):
+    def __init__(
+        self,
+        examples: Sequence[Any] | StreamedExamples,
+        seed: int,
+        weights: Sequence[tuple[str, float]] = (),
+        team: Team = ALONE,
+        threads: int = READ_THREADS,
+    ):
+        self.left_out: Counter[str] = Counter()
+        self._records = examples if isinstance(examples, StreamedExamples) else None
+        if isinstance(examples, StreamedExamples):
+            shares = _shares(weights, examples.sizes)
+            super().__init__(examples, examples.keys(), seed, shares, threads, team)
+            return
+        if weights:  # sorting is stable, and without weights the order is the files'
+            examples = sorted(examples, key=lambda example: example.label)
+        sizes = Counter(example.label for example in examples) if weights else {}
+        keys = (example.key for example in examples)
+        super().__init__(examples, keys, seed, _shares(weights, sizes))
+
+    def next_batch(self, n: int) -> list[Any]:
+        """Returns the next `n` examples."""
+        return [example for example, _ in self.take(n)]
+
+    def leave_out(self, item: LeftOut) -> None:
+        """Counts a row that gives no example. Raises DataError for a bad row that is not to be
+        left out, and for a file that cannot be read any more.
+        """
+        assert self._records is not None
+        if item.reason == UNREADABLE:
+            raise DataError(item.text)
+        self.left_out[item.reason] += 1
+        if item.reason == BAD:
+            self._records.bad(DataError(item.text))
+
+    def pack(self, item: SFTExample | LeftOut) -> Any:
+        """Returns an example as texts, bytes and numbers."""
+        if isinstance(item, LeftOut):
+            return list(item)
+        return [item.label, item.tokens.tobytes(), item.mask.tobytes(), item.sizes]
+
+    def unpack(self, packed: Any) -> SFTExample | LeftOut:
+        """Returns the example of `pack`."""
+        if len(packed) == len(LeftOut._fields):
+            return LeftOut(*packed)
+        label, tokens, mask, sizes = packed
+        arrays = np.frombuffer(tokens, np.int32), np.frombuffer(mask, bool)
+        return SFTExample(*arrays, label, tuple(sizes))
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the share of rows left out so far and the bad ones; nothing for a list."""
+        if self._records is None:
+            return {}
+        share = self.left_out.total() / max(self.position, 1)
+        return {"data/left_out_frac": share, "data/bad_rows": float(self.left_out["bad"])}
+
+    def state(self) -> dict[str, Any]:
+        """Returns the state of ShuffledStream, and the counts of rows left out."""
+        before = {} if self._records is None else {"left_out": dict(self.left_out)}
+        return super().state() | before
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from `state`; see ShuffledStream."""
+        super().restore(state)
+        self.left_out = Counter(state.get("left_out"))
+
+
+def _shares(weights: Sequence[tuple[str, float]], sizes: Mapping[str, int]) -> list[Share]:
+    """Returns the share of each label. Raises DataError unless each label has a weight, and each
+    weight a label.
+    """
+    given = dict(weights)
+    if weights and set(given) != set(sizes):
+        raise DataError(
+            f"sft.weights names {', '.join(sorted(given))}, and the examples' labels are"
+            f" {', '.join(sorted(sizes))}: give each of them a weight, and no other; a file that"
+            " has its label in common with another is named as sft.files writes it"
+        )
+    return [Share(size, given[label]) for label, size in sizes.items()] if weights else []
+
+
+class StreamedExamples:
+    """The examples of `config.sft` by number, those of one label after each other.
+
+    `sizes` has the rows of each label; `bad` gets the DataError of a row that cannot be used.
+    """
+
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer, tell: Tell):
         tell_splits((*config.sft.files, *config.sft.preferences), tell)
         pool = questions(config.data, config.seed, tell)
         self._asked = heldout_texts(pool)
         if line := sets_not_counted(config.data):
             tell(line)
         self._tokenizer, self._longest = tokenizer, config.sft.buckets[-1]
-        self._team, self._bad = team, BadRows(config.sft.bad_rows == "skip", tell)
-        self.left_out: Counter[str] = Counter()
-        parts: list[_Part] = []
+        self.bad = BadRows(config.sft.bad_rows == "skip", tell)
+        parts: list[_File | _Listed] = []
         for label, path in labelled_files(config):
             parts.append(_File(config, label, path, tell))
         others: dict[str, list[Conversation]] = {}
@@ -143,66 +213,22 @@ class StreamedExamples:
         return self._ends[-1]
 
     def keys(self) -> Iterator[str]:
-        """One for each file, the same for the same content, and one for each other label."""
+        """Yields a key for each file, the same for the same content, and for each other label."""
         for part in self._parts:
             yield f"{part.label} {len(part)} {part.key}"
 
-    def read(self, indices: Sequence[int]) -> list[SFTExample | None]:
-        """The examples of these rows, the same in every process; None for one that is left out.
-
-        Raises DataError, in every process, for a bad row that is not to be left out, and where a
-        file cannot be read any more.
-        """
-        team = self._team
-        payloads = team.exchange(self._payload(indices[team.process :: team.processes]))
-        found: list[SFTExample | LeftOut | None] = [None] * len(indices)
-        for process, payload in enumerate(payloads):
-            labels = [self._at(i)[0].label for i in indices[process :: team.processes]]
-            found[process :: team.processes] = _unpacked(payload, labels)
-        for one in found:
-            if isinstance(one, LeftOut):
-                self.left_out[one.reason] += 1
-                if one.reason == BAD:
-                    self._bad(DataError(one.text))
-        return [one if isinstance(one, SFTExample) else None for one in found]
-
-    def _payload(self, indices: Sequence[int]) -> bytes:
-        """The examples of these rows for every process, or the error that reading them ended in."""
-        try:
-            return _packed(self._examples(indices))
-        except DataError as error:
-            return json.dumps({"error": str(error)}).encode() + b"\n"
-
-    def _examples(self, indices: Sequence[int]) -> list[SFTExample | LeftOut]:
-        rows = self._rows(indices)
-        taught = [row for row in rows if isinstance(row, Conversation)]
-        problems: list[DataError] = []
-        examples = encoded(taught, self._tokenizer, problems.append)
-        found: list[SFTExample | LeftOut] = []
-        for row in rows:
-            example = next(examples) if isinstance(row, Conversation) else row
-            if example is None:
-                example = LeftOut(BAD, str(problems[-1]))
-            elif isinstance(example, SFTExample) and example.longest > self._longest:
-                example = LeftOut(TOO_LONG)
-            found.append(example)
-        return found
-
-    def _rows(self, indices: Sequence[int]) -> list[Conversation | LeftOut]:
-        """What these rows say; the rows of one file are read together."""
-        places = [self._at(i) for i in indices]
-        rows: dict[int, Conversation | LeftOut] = {}
-        for part in dict.fromkeys(part for part, _ in places):
-            wanted = [n for n, (one, _) in enumerate(places) if one is part]
-            rows.update(zip(wanted, part.read([places[n][1] for n in wanted]), strict=True))
-        for n, row in rows.items():
-            if isinstance(row, Conversation) and self._asked.intersection(asks(row)):
-                rows[n] = LeftOut(HELDOUT)
-        return [rows[n] for n in range(len(indices))]
-
-    def _at(self, index: int) -> tuple[_Part, int]:
+    def __getitem__(self, index: int) -> SFTExample | LeftOut:
         number = bisect_right(self._ends, index)
-        return self._parts[number], index - (self._ends[number - 1] if number else 0)
+        row = self._parts[number][index - (self._ends[number - 1] if number else 0)]
+        if isinstance(row, LeftOut):
+            return row
+        if self._asked.intersection(asks(row)):
+            return LeftOut(HELDOUT)
+        try:
+            example = example_of(row, self._tokenizer)
+        except DataError as error:
+            return LeftOut(BAD, str(error))
+        return LeftOut(TOO_LONG) if example.longest > self._longest else example
 
 
 class _Listed:
@@ -211,14 +237,14 @@ class _Listed:
     def __init__(self, label: str, rows: Sequence[Conversation]):
         self.label = label
         self._rows = rows
-        said = json.dumps([[row.messages, list(row.tools)] for row in rows], default=str)
-        self.key = hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+        content = json.dumps([[row.messages, list(row.tools)] for row in rows], default=str)
+        self.key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def read(self, indices: Sequence[int]) -> list[Conversation | LeftOut]:
-        return [self._rows[i] for i in indices]
+    def __getitem__(self, index: int) -> Conversation | LeftOut:
+        return self._rows[index]
 
 
 class _File:
@@ -234,57 +260,15 @@ class _File:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def read(self, indices: Sequence[int]) -> list[Conversation | LeftOut]:
-        found: list[Conversation | LeftOut] = []
-        for where, raw in self._rows.read(indices):
-            try:
-                row = row_of(where, raw, self._fields)
-                if row is None:
-                    found.append(LeftOut(BLANK))
-                else:
-                    found.append(
-                        conversation_of(self._reading, where, row, self.label, self._system)
-                    )
-            except DataError as error:
-                found.append(LeftOut(BAD, str(error)))
-        return found
-
-
-_Part = _Listed | _File
-
-
-def _packed(examples: Sequence[SFTExample | LeftOut]) -> bytes:
-    """A line of JSON, then all tokens, then all masks; `sizes` are those of the sequences."""
-    whole = [one for one in examples if isinstance(one, SFTExample)]
-    head: dict[str, Any] = {
-        "sizes": [
-            (one.sizes or [one.size]) if isinstance(one, SFTExample) else None for one in examples
-        ],
-        "left_out": [list(one) for one in examples if isinstance(one, LeftOut)],
-    }
-    tokens = [np.asarray(one.tokens, "<i4").tobytes() for one in whole]
-    masks = [np.asarray(one.mask, np.uint8).tobytes() for one in whole]
-    return b"".join([json.dumps(head).encode(), b"\n", *tokens, *masks])
-
-
-def _unpacked(payload: bytes, labels: Sequence[str]) -> list[SFTExample | LeftOut]:
-    """What `_packed` was given. Raises the DataError that reading ended in."""
-    line, _, body = payload.partition(b"\n")
-    head = json.loads(line)
-    if "error" in head:
-        raise DataError(head["error"])
-    total = sum(sum(sizes) for sizes in head["sizes"] if sizes is not None)
-    left_out = iter(head["left_out"])
-    tokens = np.frombuffer(body, "<i4", count=total)
-    masks = np.frombuffer(body, np.uint8, offset=tokens.nbytes).astype(bool)
-    found: list[SFTExample | LeftOut] = []
-    start = 0
-    for label, sizes in zip(labels, head["sizes"], strict=True):
-        if sizes is None:
-            found.append(LeftOut(*next(left_out)))
-            continue
-        part = slice(start, start + sum(sizes))
-        several = tuple(sizes) if len(sizes) > 1 else ()
-        found.append(SFTExample(tokens[part].astype(np.int32), masks[part], label, several))
-        start += sum(sizes)
-    return found
+    def __getitem__(self, index: int) -> Conversation | LeftOut:
+        try:
+            where, raw = self._rows[index]
+        except DataError as error:
+            return LeftOut(UNREADABLE, str(error))
+        try:
+            row = row_of(where, raw, self._fields)
+            if row is None:
+                return LeftOut(BLANK)
+            return conversation_of(self._reading, where, row, self.label, self._system)
+        except DataError as error:
+            return LeftOut(BAD, str(error))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.data.vocabulary import TokenizerError
 
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHATML = (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from compass_jax.data.templates import call_id
 from compass_jax.data.tokenizer import MARK, Tokenizer
-from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.data.vocabulary import TokenizerError
 
 Messages = list[dict[str, Any]]
 # the name of a called tool, in JSON or in gpt-oss's message header

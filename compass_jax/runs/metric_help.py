@@ -217,6 +217,7 @@ METRICS: dict[str, Metric] = {
     "time/step_s": Metric(
         _S, "Time from the end of the step before, evaluations and checkpoints included (RL)."
     ),
+    "time/data_s": Metric(_S, "Time that an update of SFT waited for its rows."),
     "time/rollout_s": Metric(_S, "Time of the rollout."),
     "time/reward_wait_s": Metric(_S, "Time that the step waited for rewards."),
     "time/rollout_wait_s": Metric(

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.serving.errors import ApiError, shown
 from compass_jax.serving.openai_bodies import (
     MOST_CHOICES,

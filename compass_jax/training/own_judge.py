@@ -38,7 +38,7 @@ class OwnJudge:
         that is too long is refused.
         """
         longest = self.engine.config.prompt_buckets[-1]
-        tokens = self._tokenizer.encode_chats(asked, add_generation_prompt=True)
+        tokens = [self._tokenizer.encode_chat(messages) for messages in asked]
         replies = [
             Reply("", REFUSED, f"{len(ids)} tokens exceed rewards.judge.prompt_buckets")
             for ids in tokens

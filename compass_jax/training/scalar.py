@@ -183,8 +183,8 @@ class ScalarModel:
 
     def __call__(self, asked: Sequence[tuple[str, str]]) -> list[float | None]:
         """The number r of each (question, answer); None where both exceed the last bucket."""
-        chats = [conversation(question, answer) for question, answer in asked]
-        rows = [tokens for tokens, _ in self._tokenizer.encode_examples(chats)]
+        encode = self._tokenizer.encode_example
+        rows = [encode(conversation(question, answer))[0] for question, answer in asked]
         found: list[float | None] = [None] * len(rows)
         fits = [n for n, ids in enumerate(rows) if len(ids) <= self._buckets[-1]]
         lengths = np.array([len(rows[n]) for n in fits], np.int32)

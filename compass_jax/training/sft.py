@@ -18,8 +18,13 @@ from compass_jax import distributed
 from compass_jax.config import RunConfig
 from compass_jax.config.io import to_plain
 from compass_jax.data.packing import packed, padded
-from compass_jax.data.sft import ExampleRecords, ExampleStream
-from compass_jax.data.streamed import Team, sft_records, work_in_words
+from compass_jax.data.stream import Team
+from compass_jax.data.streamed import (
+    ExampleStream,
+    StreamedExamples,
+    sft_records,
+    work_in_words,
+)
 from compass_jax.distributed import is_main_process
 from compass_jax.machine import peak_bytes
 from compass_jax.memory import memory_line
@@ -73,7 +78,8 @@ class SFTTrainer:
             self.tokenizer.vocab_size,
         )
         examples, self.data_stats = self.examples()
-        self.stream = ExampleStream(examples, config.seed, self.sft.weights)
+        team = Team(jax.process_index(), jax.process_count(), distributed.exchange)
+        self.stream = ExampleStream(examples, config.seed, self.sft.weights, team)
         state = self.stream.state()
         distributed.same(
             {f"the data's {name}": state[name] for name in ("items", "fingerprint")},
@@ -82,10 +88,9 @@ class SFTTrainer:
         self.done_steps = 0
         self._restore_or_start()
 
-    def examples(self) -> tuple[Sequence[Any] | ExampleRecords, dict[str, int]]:
-        """What is learnt, and what was counted on the way (see `sft_records`)."""
-        team = Team(jax.process_index(), jax.process_count(), distributed.exchange)
-        return sft_records(self.config, self.tokenizer, self.telemetry.note, team)
+    def examples(self) -> tuple[Sequence[Any] | StreamedExamples, dict[str, int]]:
+        """Returns the examples and their counts (see `sft_records`)."""
+        return sft_records(self.config, self.tokenizer, self.telemetry.note)
 
     def _restore_or_start(self) -> None:
         config, directory, placement = self.config, self.config.directory, self.model.placement
@@ -148,6 +153,7 @@ class SFTTrainer:
             self.telemetry.phase("training")
             before = self.stream.state()
             examples = self.stream.next_batch(self.sft.batch)
+            data_s = time.perf_counter() - started
             try:
                 found, applied = self._update(examples)
             except TrainingStopped:
@@ -169,6 +175,7 @@ class SFTTrainer:
                     **metrics,
                     "train/tokens_per_s": tokens / (time.perf_counter() - started),
                     "time/step_s": time.perf_counter() - started,
+                    "time/data_s": data_s,
                     "epoch": self.stream.epoch,
                     "memory/peak_gib": peak_bytes() / 2**30,
                     **self.stream.metrics(),

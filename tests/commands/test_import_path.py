@@ -91,7 +91,6 @@ def test_python_m_drops_the_current_folder(tmp_path):
     "module",
     [
         "compass_jax.processes.guards",
-        "compass_jax.data.tokenizer_probe",
         "compass_jax.rewards.worker",
         "compass_jax.pipeline",
     ],

@@ -77,37 +77,32 @@ def test_a_row_by_its_number_is_the_row_that_reading_in_order_finds(tmp_path, en
     rows = opened(path, tmp_path / "cache")
     assert len(rows) == 40
     order = random.Random(1).sample(range(40), 40)
-    found = [(where, row_of(where, raw, FIELDS)) for where, raw in rows.read(order)]
+    found = [(where, row_of(where, raw, FIELDS)) for where, raw in map(rows.__getitem__, order)]
     assert found == [expected[n] for n in order]
 
 
-@pytest.mark.parametrize("block", [1, 7, 64, 4096])
-def test_lines_begin_where_the_one_before_ends_whatever_a_scan_reads_at_once(
-    tmp_path, monkeypatch, block
-):
-    monkeypatch.setattr(by_record, "SCAN_BYTES", block)
-    rng = random.Random(block)
-    ends = [rng.choice([b"\n", b"\n\n", b"\r\n"]) for _ in range(30)]
-    content = b"".join(b'{"a": "%s"}' % (b"y" * rng.randrange(90)) + end for end in ends)
+def test_lines_begin_where_the_one_before_ends_also_at_the_ends_of_blocks(tmp_path):
+    rng = random.Random(0)
+    ends = [rng.choice([b"\n", b"\n\n", b"\r\n"]) for _ in range(60)]
+    content = b"".join(b'{"a": "%s"}' % (b"y" * rng.randrange(90_000)) + end for end in ends)
+    assert len(content) > 2 * by_record.BLOCK
     for cut in (0, 1):  # a last line with its end, and without it
         path = tmp_path / f"{cut}.jsonl"
         path.write_bytes(content.rstrip() if cut else content)
         expected = path.read_bytes().splitlines(keepends=True)
         rows = opened(path, tmp_path / "cache")
-        assert [raw for _, raw in rows.read(range(len(rows)))] == expected
+        assert [rows[n][1] for n in range(len(rows))] == expected
 
 
 @pytest.mark.parametrize("ending", ENDINGS[:4])
-def test_what_is_kept_serves_the_file_as_it_is_and_no_other(tmp_path, monkeypatch, ending):
+def test_the_cache_serves_this_version_of_the_file_alone(tmp_path, ending):
     path = write(tmp_path / f"a{ending}", [row(n) for n in range(20)])
     cache = tmp_path / "cache"
     first = opened(path, cache)
-    kept = sorted(cache.iterdir())
-    with monkeypatch.context() as patch:
-        patch.setattr(by_record, "_index", None)
-        patch.setattr(by_record, "_unpack", None)
-        assert opened(path, cache).read([3]) == first.read([3])
-    assert sorted(cache.iterdir()) == kept and not [x for x in kept if x.suffix == ".part"]
+    kept = {x: x.stat().st_mtime_ns for x in cache.iterdir()}
+    assert opened(path, cache)[3] == first[3]
+    assert {x: x.stat().st_mtime_ns for x in cache.iterdir()} == kept
+    assert not [x for x in kept if x.suffix == ".part"]
     os.utime(path, ns=(1, 1))  # written at another time: what is kept may be of another content
     again = opened(path, cache)
     assert len(list(cache.iterdir())) > len(kept)
@@ -130,7 +125,7 @@ def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, ending, change)
         path.unlink()
     told = "does not exist" if change == "gone" else "has changed while it was read"
     with pytest.raises(DataError, match=re.escape(str(path)) + " " + told):
-        rows.read([0])
+        rows[0]
 
 
 GOOD = lines_of([row(0), row(1)])
@@ -193,7 +188,8 @@ def test_a_row_that_cannot_be_used_is_named_where_it_lies_and_the_others_are_rea
     problems = []
     assert len(list(read_rows(str(path), FIELDS, (), problems.append))) == 2
     assert len(problems) == 1 and re.match(place, str(problems[0]))
-    found = opened(path, tmp_path / "cache").read(range(3))
+    rows = opened(path, tmp_path / "cache")
+    found = [rows[n] for n in range(3)]
     assert row_of(*found[0], FIELDS) == row(0) and row_of(*found[2], FIELDS) == row(1)
     with pytest.raises(DataError, match=place):
         row_of(*found[1], FIELDS)
@@ -205,8 +201,8 @@ def test_a_damaged_record_is_named_and_those_around_it_are_read(tmp_path):
     content = bytearray(path.read_bytes())
     content[3000] ^= 0xFF
     path.write_bytes(content)
-    found = opened(path, tmp_path / "cache").read(range(300))
-    broken = [raw for _, raw in found if isinstance(raw, DataError)]
+    rows = opened(path, tmp_path / "cache")
+    broken = [rows[n][1] for n in range(300) if isinstance(rows[n][1], DataError)]
     assert 1 <= len(broken) < 5 and re.search(r", record \d+: cannot be read", str(broken[0]))
 
 
@@ -225,7 +221,7 @@ def test_memory_holds_a_part_of_the_file_alone(tmp_path):
     try:
         rows = opened(path, tmp_path / "cache")
         for start in range(0, 6_000, 300):
-            rows.read(range(start, start + 60))
+            assert all(rows[n] for n in range(start, start + 60))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

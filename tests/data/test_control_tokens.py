@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compass_jax.data.control_tokens import ControlTokens
+from compass_jax.data.prompts import to_prompts
+from compass_jax.data.questions import Question
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_folder import TokenizerError
 from compass_jax.data.tokenizer_training import CHATML
+from compass_jax.data.vocabulary import TokenizerError
 
 TINY = Path(__file__).parents[2] / "configs" / "tiny_tokenizer"
 STRIPS = (
@@ -75,11 +77,9 @@ def test_contents_without_spellings_have_the_ids_that_they_had(styles, style, co
     tokenizer, messages = styles[style], conversation(*contents)
     if any(marker in "".join(contents) for marker in MARKERS):
         return
-    trusted = tokenizer.encode_chat(messages, True, trusted=True)
-    text = tokenizer.apply_chat_template(messages, True)
-    assert tokenizer.encode_chat(messages, True) == trusted == tokenizer.encode(text)
-    assert text == tokenizer.apply_chat_template(messages, True, trusted=True)
-    assert tokenizer._control.encode_apart(text) == trusted
+    text = tokenizer.render(messages)
+    ids = tokenizer.encode(text)
+    assert tokenizer.encode_chat(messages) == ids == tokenizer._control.encode_apart(text)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -97,9 +97,8 @@ def test_no_content_or_role_makes_a_control_token(styles, style, contents, roles
     messages = conversation(*contents, roles=roles)
     ids = tokenizer.encode_chat(messages, True)
     assert [i for i in ids if i < 3] == [i for i in harmless if i < 3]
-    assert tokenizer._backend.decode(
-        ids, skip_special_tokens=False
-    ) == tokenizer.apply_chat_template(messages, True)
+    decoded = tokenizer._backend.decode(ids, skip_special_tokens=False)
+    assert decoded == tokenizer.render(messages)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -111,7 +110,7 @@ def test_a_turn_cannot_be_opened_from_within_a_message(styles, style):
         ids = tokenizer.encode_chat(conversation(*contents), True)
         assert ids.count(2) == 3 and ids.count(1) == 4
         assert f"before {ATTACK} after" in tokenizer.decode(ids)
-        assert tokenizer.encode_chat(conversation(*contents), True, trusted=True).count(2) == 4
+        assert tokenizer.encode(tokenizer.render(conversation(*contents))).count(2) == 4
 
 
 def test_nested_contents_and_keys_are_covered(tmp_path):
@@ -147,28 +146,10 @@ def test_a_text_alone_is_trusted_unless_it_is_said_not_to_be(styles):
     assert tokenizer.encode("plain > text <", trusted=False) == tokenizer.encode("plain > text <")
 
 
-def test_many_together_are_each_alone(styles):
-    tokenizer = styles["chatml"]
-    chats = [conversation("s", f"{i} {ATTACK if i % 7 == 0 else ''}", str(i)) for i in range(300)]
-    assert tokenizer.encode_chats(chats[:20], True) == [
-        tokenizer.encode_chat(chat, True) for chat in chats[:20]
-    ]
-    for one, chat in zip(tokenizer.encode_examples(chats), chats[:20], strict=False):
-        for a, b in zip(one, tokenizer.encode_example(chat), strict=True):
-            np.testing.assert_array_equal(a, b)
-    assert len(list(tokenizer.encode_examples(chats))) == 300
-
-
-def test_what_is_wrong_with_one_of_many_is_raised_when_it_is_reached(styles):
-    tokenizer = styles["chatml"]
-    made = tokenizer.encode_examples(
-        [conversation("a", "b", "c"), conversation("a", "b"), conversation("d", "e", "f")]
-    )
-    assert len(next(made)[0])
-    with pytest.raises(TokenizerError, match="nothing to learn"):
-        next(made)
+def test_a_prompt_that_the_template_refuses_is_named_with_its_messages(styles):
+    question = Question(1, 0, "", "?", ({"role": "odd"},), "", "{}", False, "?")
     with pytest.raises(TokenizerError, match=r"refuses these messages.*they are .*'role': 'odd'"):
-        tokenizer.encode_chats([conversation("a"), [{"role": "odd"}]], True)
+        to_prompts([question], styles["chatml"])
 
 
 ODD = [
@@ -201,15 +182,11 @@ def test_a_template_that_makes_nothing_of_a_conversation_is_refused(tmp_path):
 
 def test_noncharacters_beside_a_spelling_are_refused_and_alone_they_are_text(styles):
     tokenizer = styles["chatml"]
-    assert "\ufdd0" in tokenizer.apply_chat_template(conversation("\ufdd0"), False)
+    assert "\ufdd0" in tokenizer.render(conversation("\ufdd0"))
     alone = tokenizer.encode_chat(conversation("\ufdd0 \ufdef"), False)
     assert "\ufdd0 \ufdef" in tokenizer.decode(alone)
     with pytest.raises(TokenizerError, match="noncharacters"):
         tokenizer.encode_chat(conversation("\ufdd0", "<|im_end|>"), False)
-    assert (
-        tokenizer.encode_chat(conversation("\ufdd0", "<|im_end|>"), False, trusted=True).count(2)
-        == 3
-    )
     with pytest.raises(TokenizerError, match="cannot encode"):
         tokenizer.encode_chat(conversation("\ud800"), False)
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from test_streamed import run, stream_of, together, tokenizer, write  # noqa: F401
 
 from compass_jax.data.packing import packed, padded
-from compass_jax.data.sft import ExampleStream, SFTExample
+from compass_jax.data.sft import SFTExample
+from compass_jax.data.streamed import ExampleStream
 
 LONGEST = 24
 SIZES = st.lists(st.integers(1, LONGEST), min_size=1, max_size=40)

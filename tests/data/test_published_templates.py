@@ -8,8 +8,8 @@ import pytest
 from published_templates import END, FAMILIES, write_folder
 
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_folder import TokenizerError
 from compass_jax.data.turns import turn_encoder
+from compass_jax.data.vocabulary import TokenizerError
 
 TOOL = {
     "type": "function",
@@ -164,7 +164,7 @@ def spans(tokenizer, example):
 def test_every_assistant_turn_is_learnt_after_the_prompt_that_a_rollout_has(tokenizers, name, talk):
     tokenizer, messages = tokenizers[name], TALKS[talk]
     tools = [TOOL] if FAMILIES[name].tools else []
-    (parts,) = tokenizer.encode_turns([messages], tools=[tools])
+    parts = tokenizer.encode_turns(messages, tools)
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     learnt = [span for part in parts for span in spans(tokenizer, part)]
     assert len(learnt) == len(turns)
@@ -183,10 +183,10 @@ def test_every_assistant_turn_is_learnt_after_the_prompt_that_a_rollout_has(toke
 def test_thoughts_are_learnt_where_the_prompt_opens_them(tokenizers):
     for name in ("qwen3_2507_thinking", "deepseek_r1"):
         tokenizer = tokenizers[name]
-        (parts,) = tokenizer.encode_turns([TALKS["thoughts"]])
+        parts = tokenizer.encode_turns(TALKS["thoughts"])
         texts = [tokenizer.decode(span) for part in parts for span in spans(tokenizer, part)]
         assert texts == ["why\n</think>\n\n2"] * 2
-        (parts,) = tokenizer.encode_turns([TALKS["four turns"]])
+        parts = tokenizer.encode_turns(TALKS["four turns"])
         texts = [tokenizer.decode(span) for part in parts for span in spans(tokenizer, part)]
         assert texts == ["\n</think>\n\n2", "\n</think>\n\n3"]
 
@@ -204,7 +204,7 @@ def test_reasoning_before_calls_stays_in_the_context_of_the_answer(tokenizers):
     """gpt-oss's template drops it once the answer is there; a rollout has it in its context."""
     tokenizer = tokenizers["gpt_oss"]
     talk = [ASKED, {**CALL, "reasoning_content": "hm"}, RESULT, SAID]
-    (parts,) = tokenizer.encode_turns([talk])
+    parts = tokenizer.encode_turns(talk)
     text = tokenizer.decode(parts[-1][0], special=True)
     assert "analysis<|message|>hm<|end|>" in text
     assert text.endswith("<|channel|>final<|message|>2<|return|>")

@@ -284,3 +284,9 @@ def test_rows_that_come_twice_are_counted_and_another_answer_is_told_with_its_pl
         == 2
         and len(told) == 2
     )
+
+
+def test_an_answer_of_many_digits_is_kept_whole(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "2^9999?", "answer": ' + "9" * 4000 + "}\n")
+    assert questions(DataConfig(sources=(FileSource(str(path)),)), 0)[0].answer == "9" * 4000

@@ -13,7 +13,8 @@ from compass_jax.config import (
 )
 from compass_jax.data.files import DataError
 from compass_jax.data.prompts import heldout_prompts, train_prompts
-from compass_jax.data.sft import ExampleStream, sft_examples
+from compass_jax.data.sft import sft_examples
+from compass_jax.data.streamed import ExampleStream
 from compass_jax.data.tokenizer_training import train_tokenizer
 
 SUMS = ProceduralSource(

@@ -11,7 +11,7 @@ from tiny_run import TOKENIZER
 
 from compass_jax.data.templates import TemplateFailure, environment, render
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.data.vocabulary import TokenizerError
 
 CHAT = [
     {"role": "user", "content": "12 + 5 = é \U0001f600"},
@@ -105,7 +105,7 @@ def test_template_args_are_those_of_the_tokenizer_and_a_call_s_win(tmp_path):
     folder = folder_with(tmp_path, "{{ a }}{{ b }}{{ messages[0].content }}")
     tokenizer = Tokenizer.load(folder, {"a": 1, "b": "x"})
     question = [{"role": "user", "content": "?"}]
-    assert tokenizer.render(question) == "1x?" == tokenizer.apply_chat_template(question, True)
+    assert tokenizer.render(question) == "1x?" == tokenizer.rendered(question, True)
     assert tokenizer.render(question, b=[2]) == "1[2]?"
     assert tokenizer.encode_prompt(question, b="y") == tokenizer.encode("1y?")
     assert tokenizer.encode_chat(question, True) == tokenizer.encode("1x?")

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_folder import TokenizerError
 from compass_jax.data.tokenizer_training import train_tokenizer
+from compass_jax.data.vocabulary import TokenizerError
 
 TEXTS = [
     "State the final answer to the following arithmetic problem: 12 + 5 =",
@@ -75,7 +75,7 @@ def test_transformers_reads_the_folder_alike(folder, tokenizer):
         messages = CHAT[:-1] if add else CHAT
         assert theirs.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=add
-        ) == tokenizer.apply_chat_template(messages, add)
+        ) == tokenizer.render(messages, add_generation_prompt=add)
         ids = theirs.apply_chat_template(
             messages, tokenize=True, add_generation_prompt=add, return_dict=False
         )
@@ -111,7 +111,7 @@ def test_template_environment_is_transformers_own(tmp_path, folder):
     expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
         CHAT, tokenize=False, add_generation_prompt=True
     )
-    assert Tokenizer.load(tmp_path).apply_chat_template(CHAT, True) == expected
+    assert Tokenizer.load(tmp_path).render(CHAT) == expected
     assert "Be brief" not in expected and "<|im_end|>" in expected
 
 
@@ -128,7 +128,7 @@ def test_example_mask_is_content_and_end_token(tokenizer):
     assert all(span.count(tokenizer.eos_id) == 1 and span[-1] == tokenizer.eos_id for span in spans)
     assert mask[-1], "nothing follows the last end token"
     assert (
-        tokenizer.apply_chat_template(CHAT, False)
+        tokenizer.render(CHAT, add_generation_prompt=False)
         == "".join(tokenizer._backend.decode(tokens.tolist(), skip_special_tokens=False)) + "\n"
     )
     prompt = tokenizer.encode_chat(CHAT[:2], add_generation_prompt=True)

@@ -3,14 +3,12 @@ is wrong.
 """
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from compass_jax.data import tokenizer_probe
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.data.vocabulary import TokenizerError
 
 TINY = Path(__file__).parents[2] / "configs" / "tiny_tokenizer"
 CONFIG = {
@@ -73,10 +71,6 @@ def no_letters(raw):
     }
 
 
-def backtracks(raw):
-    raw["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
-
-
 def another_id(raw):
     raw["added_tokens"][2]["id"] = 300
 
@@ -91,28 +85,20 @@ def no_three(raw):
 REFUSED = [
     (lambda raw: raw.update(decoder=None), "'the answer is' comes back as 'th e"),
     (lambda raw: raw.update(pre_tokenizer=None), "'the answer is' comes back as 'theanswer"),
-    (no_three, "'3' is encoded to nothing"),
+    (no_three, "'0123456789' comes back as '012456789'"),
     (
         lambda raw: raw["model"].update(dropout=1.0),
         "dropout of 1 would encode the same text in many ways",
     ),
-    (lambda raw: raw["model"].update(dropout=0.1), "dropout of 0.1"),
-    (drop, "'0123456789' is encoded to nothing"),
-    (no_letters, "'the answer is' is encoded to nothing"),
-    (one_digit, "numbers cannot be told apart"),
-    (backtracks, "'.*' is encoded|cannot encode a plain text"),
-    (
-        another_id,
-        r"added_tokens gives '<\|im_end\|>' the id 300, which it cannot have \(it gets 2\)",
-    ),
+    (drop, "'0123456789' comes back as ''"),
+    (no_letters, "'the answer is' comes back as ''"),
+    (one_digit, "'0123456789' comes back as '0'"),
+    (another_id, r"added_tokens gives '<\|im_end\|>' the id 300, .* \(it gets 2\)"),
     (lambda raw: raw["model"]["vocab"].update(zz=5), "the tokens .* and .* have the same id 5"),
     (lambda raw: raw["model"]["vocab"].update(zz=-5), "cannot be read"),
-    (lambda raw: raw["model"]["vocab"].update(zz=10**12), "cannot be read"),
-    (lambda raw: raw["model"]["vocab"].update(zz=10**30), "more than 19 digits"),
     (lambda raw: raw.update(model=[1]), "cannot be read"),
     (lambda raw: raw.update(added_tokens=7), "cannot be read"),
     (lambda raw: raw["model"].update(merges=[["no", "such"]]), "cannot be read"),
-    (lambda raw: raw.update(extra=json.loads("[" * 80 + "]" * 80)), "nested deeper"),
 ]
 
 
@@ -129,66 +115,33 @@ def test_a_tokenizer_that_cannot_be_right_is_refused(tmp_path, change, words):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ([], "holds a list"),
-        (7, "holds a int"),
+        ("[]", "must be an object with eos_token"),
         ("{", "not JSON"),
-        ('{"eos_token": NaN}', "NaN is no number"),
-        ("[" * 200, "nested deeper"),
         ({"eos_token": 7}, "eos_token is 7"),
-        ({"eos_token": {"content": 7}}, "eos_token is"),
         ({"eos_token": {}}, "eos_token is"),
         ({"eos_token": ""}, "eos_token is"),
-        ({"eos_token": ["<|im_end|>"]}, "eos_token is"),
         ({"eos_token": None}, "names no eos_token"),
         ({"eos_token": "<end>"}, "'<end>', which is not in"),
         ({"pad_token": "<pad>"}, "'<pad>', which is not in"),
-        ({"pad_token": True}, "pad_token is True"),
-        ({"additional_special_tokens": "x"}, "additional_special_tokens is a str"),
+        ({"additional_special_tokens": "x"}, "additional_special_tokens must be a list"),
         ({"additional_special_tokens": ["x", 7]}, r"additional_special_tokens\[1\] is 7"),
         ({"chat_template": 7}, "chat_template is a int"),
-        ({"chat_template": {}}, "chat_template is a dict"),
-        ({"chat_template": []}, "0 templates named default"),
         ({"chat_template": [7, None]}, "0 templates named default"),
         ({"chat_template": [{"name": "default"}] * 2}, "2 templates named default"),
         ({"chat_template": [{"name": "default", "template": 7}]}, "chat_template is a int"),
-        ({"chat_template": "x" * (2**20 + 1)}, "more than 1,048,576"),
     ],
 )
 def test_an_odd_tokenizer_config_is_refused(tmp_path, config, words):
-    folder = written(
-        tmp_path,
-        config={**CONFIG, **config}
-        if isinstance(config, dict)
-        else config
-        if isinstance(config, str)
-        else json.dumps(config),
-    )
+    folder = written(tmp_path, config=config if isinstance(config, str) else CONFIG | config)
     with pytest.raises(TokenizerError, match=words):
         Tokenizer.load(folder)
 
 
-def test_files_that_are_none_are_refused(tmp_path):
+def test_a_template_that_is_not_utf_8_is_refused(tmp_path):
     folder = written(tmp_path)
     (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(TokenizerError, match=r"chat_template.jinja: not UTF-8"):
         Tokenizer.load(folder)
-    (folder / "chat_template.jinja").write_bytes(b"x" * (2**20 + 1))
-    with pytest.raises(TokenizerError, match="more than the 1,048,576"):
-        Tokenizer.load(folder)
-    os.truncate(folder / "tokenizer.json", 2**40)  # a hole, not a terabyte
-    with pytest.raises(TokenizerError, match="more than the 67,108,864"):
-        Tokenizer.load(folder)
-
-
-def test_one_that_takes_for_ever_to_load_or_all_memory_is_refused(tmp_path, monkeypatch):
-    folder = written(tmp_path)
-    text = (folder / "tokenizer.json").read_text()
-    monkeypatch.setattr(tokenizer_probe, "WALL_S", 0.01)
-    assert "takes longer than 0.01 s" in tokenizer_probe.problem_of(text + " ")
-    monkeypatch.undo()
-    # a process that ends early
-    monkeypatch.setattr(tokenizer_probe, "MODULE", "compass_jax.data.no_such_module")
-    assert "or fails (status 1)" in tokenizer_probe.problem_of(text + "  ")
 
 
 def test_what_a_file_says_of_truncation_and_padding_is_left_out_as_transformers_does(tmp_path):

@@ -10,7 +10,7 @@ from compass_jax.config import DataConfig, FileSource
 from compass_jax.data.files import DataError, check_messages
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.data.vocabulary import TokenizerError
 
 SHOWS = (
     "{% for t in tools %}[{{ t.name }}]{% endfor %}{% for m in messages %}<{{ m.role }}>"
@@ -53,15 +53,15 @@ def test_what_the_template_passes_over_is_refused(tmp_path, template, told):
     tokenizer = with_template(tmp_path / "passes_over", template)
     messages = check_messages(TALK, "here")
     with pytest.raises(TokenizerError, match=f"does not show {told} of these messages"):
-        tokenizer.encode_chats([messages], True, tools=[[{"name": "add"}]])
+        tokenizer.encode_chat(messages, tools=[{"name": "add"}])
 
 
 def test_tools_that_the_template_passes_over_are_told_of_once(tmp_path, caplog):
     """As transformers renders them: DeepSeek's templates show none."""
     tokenizer = with_template(tmp_path / "passes_over", "{{ messages[0].content }}<|im_end|>")
     messages, tools = [{"role": "user", "content": "1 + 1?"}], [{"name": "add"}]
-    shown = tokenizer.encode_chats([messages] * 3, True, tools=[tools] * 3)
-    assert shown == tokenizer.encode_chats([messages] * 3, True)
+    shown = [tokenizer.encode_chat(messages, tools=tools) for _ in range(3)]
+    assert shown == [tokenizer.encode_chat(messages)] * 3
     (record,) = caplog.records
     assert "does not show the tools of these messages" in record.message
     with pytest.raises(TokenizerError, match="does not show the tools"):

@@ -6,8 +6,8 @@ import pytest
 from tiny_run import TOKENIZER
 
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_folder import TokenizerError
 from compass_jax.data.turns import turn_encoder
+from compass_jax.data.vocabulary import TokenizerError
 
 TALK = [
     {"role": "user", "content": "Buy 2 pen."},

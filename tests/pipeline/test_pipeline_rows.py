@@ -9,8 +9,7 @@ from tiny_run import tiny_run
 from compass_jax.config import ConfigError, EvalSet, FileSource
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.stages import Rows, Sft
-from compass_jax.data.sft import ExampleStream
-from compass_jax.data.streamed import sft_records
+from compass_jax.data.streamed import ExampleStream, sft_records
 from compass_jax.pipeline.plan import check_outside
 from compass_jax.pipeline.record import Record
 from compass_jax.pipeline.work import work

@@ -12,7 +12,7 @@ import pytest
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_folder import TokenizerError
+from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.errors import UserError
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.turns import Turns

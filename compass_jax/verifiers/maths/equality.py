@@ -33,9 +33,7 @@ from compass_jax.verifiers.maths.expressions import (
 from compass_jax.verifiers.maths.notation import normalised, plain_words
 from compass_jax.verifiers.maths.regions import Region, Relation, same_region
 from compass_jax.verifiers.maths.values import (
-    Based,
     Items,
-    Moment,
     Named,
     Quantity,
     Text,
@@ -60,17 +58,17 @@ def same_answer(reference: str, answer: str) -> bool | None:
         return plain[0][1] == plain[1][1]
     if len(answer) > MAX_CHARS or len(reference) > MAX_CHARS or _is_deep(answer):
         return False
-    wanted, found = normalised(reference), normalised(answer)
-    if found and _canonical(wanted) == _canonical(found):
+    gold, text = normalised(reference), normalised(answer)
+    if text and _canonical(gold) == _canonical(text):
         return True
-    if len(found) > 2 * MAX_CHARS:
+    if len(text) > 2 * MAX_CHARS:
         return False
-    option = re.match(r"\(?([A-Z])[).:]\s+\S", found)
-    if option and wanted.strip("()") == option[1]:
+    option = re.match(r"\(?([A-Z])[).:]\s+\S", text)
+    if option and gold.strip("()") == option[1]:
         return True
-    left = readings(wanted, reference=True)
-    right = readings(found)
-    if not any(_is_text(value, "words") for value in left) and (last := _said_last(found)):
+    left = readings(gold, reference=True)
+    right = readings(text)
+    if not any(_is_text(value, "words") for value in left) and (last := _said_last(text)):
         right += readings(last)
     return _any(same(a, b) for a, b in product(left, right))
 
@@ -113,35 +111,35 @@ def _all(results: Iterable[bool | None]) -> bool | None:
     return None if undecided else True
 
 
-def same(wanted: Any, found: Any) -> bool | None:
+def same(gold: Any, answer: Any) -> bool | None:
     """Returns whether two values are the same; None where only Math-Verify can say."""
-    both = (wanted, found)
+    both = (gold, answer)
     for kind, compare in (("words", _same_words), ("opaque", _opaque), ("formal", _same_formal)):
         if any(_is_text(value, kind) for value in both):
-            return compare(wanted, found)
+            return compare(gold, answer)
     if any(isinstance(value, Named) for value in both):
-        return _same_named(wanted, found)
+        return _same_named(gold, answer)
     if any(isinstance(value, Region) for value in both):
         regions = [region_of(value) for value in both]
         return None not in regions and same_region(*regions)  # type: ignore[arg-type]
-    if isinstance(wanted, Quantity) and isinstance(found, Quantity):
-        return _same_quantity(wanted, found)
-    if isinstance(wanted, Items) and isinstance(found, Items):
-        return _same_items(wanted, found)
-    if isinstance(wanted, Relation) and isinstance(found, Relation):
-        return bool(proportional(wanted.difference, found.difference))
-    if isinstance(wanted, Moment) and isinstance(found, Moment):
-        return _same_moment(wanted, found)
+    if isinstance(gold, Quantity) and isinstance(answer, Quantity):
+        return _same_quantity(gold, answer)
+    if isinstance(gold, Items) and isinstance(answer, Items):
+        return _same_items(gold, answer)
+    if isinstance(gold, Relation) and isinstance(answer, Relation):
+        return bool(proportional(gold.difference, answer.difference))
+    if all(_is_text(value, "clock") for value in both):
+        return _same_clock(gold.content, answer.content)
     for one, other in (both, both[::-1]):
         if isinstance(one, Items) and one.kind in ("set", "list") and one.items:
-            return _all(same(*((x, other) if one is wanted else (other, x))) for x in one.items)
+            return _all(same(*((x, other) if one is gold else (other, x))) for x in one.items)
         if isinstance(one, Items) and one.kind == ":":
             return _same_ratio(one, other)
-        if isinstance(one, Based) and isinstance(other, Quantity):
-            return _same_digits(one, other, one is wanted)
-    if isinstance(wanted, Quantity) and isinstance(found, Relation):
-        return _is_last_side(wanted, found)
-    return wanted == found
+        if _is_text(one, "based") and isinstance(other, Quantity):
+            return _same_digits(one, other, one is gold)
+    if isinstance(gold, Quantity) and isinstance(answer, Relation):
+        return _is_last_side(gold, answer)
+    return gold == answer
 
 
 def _is_text(value: Any, kind: str) -> bool:
@@ -149,13 +147,13 @@ def _is_text(value: Any, kind: str) -> bool:
 
 
 def _text_of(value: Any) -> str:
-    return value.text if isinstance(value, Text) else ""
+    return value.content if isinstance(value, Text) and isinstance(value.content, str) else ""
 
 
-def _same_words(wanted: Any, found: Any) -> bool:
-    if isinstance(wanted, Items) and len(wanted.items) == 1:
-        return _same_words(wanted.items[0], found)
-    words = [_words_of(value) for value in (wanted, found)]
+def _same_words(gold: Any, answer: Any) -> bool:
+    if isinstance(gold, Items) and len(gold.items) == 1:
+        return _same_words(gold.items[0], answer)
+    words = [_words_of(value) for value in (gold, answer)]
     return bool(words[0]) and words[0] == words[1]
 
 
@@ -167,31 +165,32 @@ def _words_of(value: Any) -> str:
     return _SYNONYMS.get(words, words)
 
 
-def _opaque(wanted: Any, found: Any) -> bool | None:
+def _opaque(gold: Any, answer: Any) -> bool | None:
     """Returns None where Math-Verify must compare, False where the kinds or sizes differ."""
-    for value in (v.value if isinstance(v, Named) else v for v in (wanted, found)):
+    for value in (v.value if isinstance(v, Named) else v for v in (gold, answer)):
         matrix = isinstance(value, Items) and value.kind == "matrix"
-        if not matrix and not isinstance(value, Quantity | Text | Relation):
+        formula = matrix or _is_text(value, "opaque") or isinstance(value, Quantity | Relation)
+        if not formula:
             return False
         if isinstance(value, Quantity) and is_constant(value.nodes[0]):
             number = constant(value.nodes[0])  # Math-Verify computes no larger ones
             if number is None or as_fraction(number).numerator.bit_length() > MAX_BITS:
                 return False
-    return False if any(_is_text(value, "formal") for value in (wanted, found)) else None
+    return None
 
 
-def _same_formal(wanted: Any, found: Any) -> bool:
-    left, right = (_canonical(_text_of(value)).replace(" ", "") for value in (wanted, found))
+def _same_formal(gold: Any, answer: Any) -> bool:
+    left, right = (_canonical(_text_of(value)).replace(" ", "") for value in (gold, answer))
     return bool(left) and left == right
 
 
-def _same_named(wanted: Any, found: Any) -> bool | None:
-    names = [value.name if isinstance(value, Named | Region) else "" for value in (wanted, found)]
-    if isinstance(wanted, Relation):
-        return (relation := _as_relation(found)) is not None and same(wanted, relation)
-    if isinstance(found, Relation):
-        return (relation := _as_relation(wanted)) is not None and same(relation, found)
-    left, right = (v.value if isinstance(v, Named) else v for v in (wanted, found))
+def _same_named(gold: Any, answer: Any) -> bool | None:
+    names = [value.name if isinstance(value, Named | Region) else "" for value in (gold, answer)]
+    if isinstance(gold, Relation):
+        return (relation := _as_relation(answer)) is not None and same(gold, relation)
+    if isinstance(answer, Relation):
+        return (relation := _as_relation(gold)) is not None and same(relation, answer)
+    left, right = (v.value if isinstance(v, Named) else v for v in (gold, answer))
     if all(names) and len({re.sub(r"^\((.*)\)$", r"\1", name) for name in names}) > 1:
         functions = [re.fullmatch(r"(\w+)\((\w+)\)", name) for name in names]
         if not functions[0] or not functions[1] or functions[0][1] != functions[1][1]:
@@ -211,8 +210,8 @@ def _as_relation(value: Named) -> Relation | None:
         return None
 
 
-def _same_nodes(wanted: Quantity, found: Quantity) -> bool:
-    return any(equal(a, b) for a in wanted.nodes for b in found.nodes)
+def _same_nodes(gold: Quantity, answer: Quantity) -> bool:
+    return any(equal(a, b) for a in gold.nodes for b in answer.nodes)
 
 
 def _times(value: Quantity, factor: Node) -> Quantity:
@@ -224,35 +223,35 @@ def _dimensions(value: Quantity) -> Any:
     return value.unit.dimensions if value.unit else None
 
 
-def _same_quantity(wanted: Quantity, found: Quantity) -> bool:
-    left, right = wanted.unit, found.unit
+def _same_quantity(gold: Quantity, answer: Quantity) -> bool:
+    left, right = gold.unit, answer.unit
     if left and right:
         if {left.dimensions, right.dimensions} == {_DEGREE, _RADIAN}:
-            return _same_nodes(_in_radians(wanted), _in_radians(found))
+            return _same_nodes(_in_radians(gold), _in_radians(answer))
         if not units.comparable(left, right):
             return False
         if left.factor != right.factor:
-            pairs = ((wanted, left), (found, right))
+            pairs = ((gold, left), (answer, right))
             return _same_nodes(*(_times(value, num(unit.factor)) for value, unit in pairs))
     elif left or right:
-        return _same_numbers(wanted, found, left or right)
-    return _same_nodes(wanted, found) or _same_rounded(wanted, found)
+        return _same_numbers(gold, answer, left or right)
+    return _same_nodes(gold, answer) or _same_rounded(gold, answer)
 
 
-def _same_numbers(wanted: Quantity, found: Quantity, unit: Any) -> bool:
+def _same_numbers(gold: Quantity, answer: Quantity, unit: Any) -> bool:
     """Compares two quantities of which one has a unit."""
     if "compound" in unit.words:
         return False
     percent = unit.dimensions == _PERCENT
-    if _same_nodes(wanted, found):
-        return not percent or wanted.unit is not None or not _is_part(wanted)
+    if _same_nodes(gold, answer):
+        return not percent or gold.unit is not None or not _is_part(gold)
     if percent:
         hundredth = num(Fraction(1, 100))
-        return _same_nodes(*(_times(v, hundredth) if v.unit else v for v in (wanted, found)))
-    bare = found if wanted.unit else wanted
+        return _same_nodes(*(_times(v, hundredth) if v.unit else v for v in (gold, answer)))
+    bare = answer if gold.unit else gold
     if unit.dimensions in (_DEGREE, _RADIAN) and any(node == PI for node in bare.nodes[0].walk()):
-        return _same_nodes(_in_radians(wanted), _in_radians(found))
-    return _same_rounded(wanted, found)
+        return _same_nodes(_in_radians(gold), _in_radians(answer))
+    return _same_rounded(gold, answer)
 
 
 def _in_radians(value: Quantity) -> Quantity:
@@ -265,11 +264,11 @@ def _is_part(value: Quantity) -> bool:
     return number is not None and is_real(number) and 0 < abs(number) < 1
 
 
-def _same_rounded(wanted: Quantity, found: Quantity) -> bool:
+def _same_rounded(gold: Quantity, answer: Quantity) -> bool:
     """Compares a decimal that is the print of a float with an exact value."""
     for decimal, precise, enough in (
-        (found, wanted, found.significant >= FLOAT_DIGITS),
-        (wanted, found, (wanted.decimals or 0) >= ROUNDED_DIGITS),
+        (answer, gold, answer.significant >= FLOAT_DIGITS),
+        (gold, answer, (gold.decimals or 0) >= ROUNDED_DIGITS),
     ):
         if decimal.decimals is None or precise.decimals is not None or not enough:
             continue
@@ -281,12 +280,10 @@ def _same_rounded(wanted: Quantity, found: Quantity) -> bool:
     return False
 
 
-def _same_moment(wanted: Moment, found: Moment) -> bool:
-    (*a, half), (*b, other) = wanted.fields, found.fields
-    if wanted.kind != found.kind or wanted.kind == "date" or half == other:
-        return wanted == found
-    if half and other:
-        return False
+def _same_clock(gold: Sequence[Any], answer: Sequence[Any]) -> bool:
+    (*a, half), (*b, other) = gold, answer
+    if half == other or (half and other):
+        return gold == answer
     full, named, mark = (b, a, half) if half else (a, b, other)
     if 0 < full[0] < 13:  # 1:00 may be 1:00 pm
         return [full[0] % 12, *full[1:]] == named
@@ -297,40 +294,41 @@ def _same_ratio(ratio: Items, other: Any) -> bool:
     """Compares a : b with a number or with what looks like a time."""
     first, second = (part.nodes[0] for part in ratio.items[:2])
     quotient = Quantity((Node("div", (first, second)),))
-    if isinstance(other, Moment) and other.kind == "clock" and not other.fields[2]:
-        other = Quantity((Node("div", (num(other.fields[0]), num(other.fields[1]))),))
+    if _is_text(other, "clock") and not other.content[2]:
+        other = Quantity((Node("div", tuple(map(num, other.content[:2]))),))
     comparable = isinstance(other, Quantity) and len(ratio.items) == 2
     return comparable and _same_nodes(quotient, other)
 
 
-def _same_digits(based: Based, number: Quantity, is_reference: bool) -> bool:
+def _same_digits(based: Text, number: Quantity, is_reference: bool) -> bool:
     """Compares digits in a base with a number: the digits without the base may be the answer."""
     value = constant(number.nodes[0])
-    if based.base != 10 and (not is_reference or not based.digits.isdigit() or number.unit):
+    digits, base = based.content
+    if base != 10 and (not is_reference or not digits.isdigit() or number.unit):
         return False
-    return bool(value == int(based.digits))
+    return bool(value == int(digits))
 
 
-def _is_last_side(wanted: Quantity, found: Relation) -> bool:
+def _is_last_side(gold: Quantity, answer: Relation) -> bool:
     """Compares the right side of an equation whose left side is not another number."""
-    if is_constant(found.left) and not equal(found.left, found.right):
+    if is_constant(answer.left) and not equal(answer.left, answer.right):
         return False
-    return _same_nodes(wanted, Quantity((found.right,)))
+    return _same_nodes(gold, Quantity((answer.right,)))
 
 
-def _same_items(wanted: Items, found: Items) -> bool | None:
-    kinds = {wanted.kind, found.kind}
+def _same_items(gold: Items, answer: Items) -> bool | None:
+    kinds = {gold.kind, answer.kind}
     vectors = "matrix" in kinds and len(kinds) == 2
-    left, right = (_vector(v) if vectors else v.items for v in (wanted, found))
+    left, right = (_vector(v) if vectors else v.items for v in (gold, answer))
     if ":" in kinds:
         return kinds == {":"} and _in_proportion(left, right)
     if "set" in kinds and not kinds <= {"set", "list"}:
         return False
-    if kinds <= {"set", "list"} and not _is_ordered(wanted, found):
+    if kinds <= {"set", "list"} and not _is_ordered(gold, answer):
         return _as_sets(left, right)
     loose = vectors or kinds == {"()", "list"}
     loose |= kinds <= {"()", "[]", "list"} and len(left) > 2
-    if (wanted.kind != found.kind and not loose) or len(left) != len(right):
+    if (gold.kind != answer.kind and not loose) or len(left) != len(right):
         return False
     return _all(same(a, b) for a, b in zip(left, right))
 
@@ -351,20 +349,20 @@ def _in_proportion(left: Sequence[Quantity], right: Sequence[Quantity]) -> bool:
     return len(a) == len(b) and all(equal(*pair) for pair in crossed)
 
 
-def _is_ordered(wanted: Items, found: Items) -> bool:
+def _is_ordered(gold: Items, answer: Items) -> bool:
     """Returns whether a list has an order: 1, 2, ... or the names of different things."""
-    if {wanted.kind, found.kind} != {"list"}:
+    if {gold.kind, answer.kind} != {"list"}:
         return False
-    if any("ldots" in _text_of(item) for item in wanted.items):
+    if any("ldots" in _text_of(item) for item in gold.items):
         return True
-    for one, other in ((wanted, found), (found, wanted)):
+    for one, other in ((gold, answer), (answer, gold)):
         names = {re.sub(r"_?\d+", "", x.name) for x in one.items if isinstance(x, Named)}
         if len(names) == len(one.items) and not any(isinstance(x, Named) for x in other.items):
             return True
     return False
 
 
-def _as_sets(wanted: Sequence[Any], found: Sequence[Any]) -> bool | None:
-    forward = (_any(same(a, b) for b in found) for a in wanted)
-    backward = (_any(same(a, b) for a in wanted) for b in found)
+def _as_sets(gold: Sequence[Any], answer: Sequence[Any]) -> bool | None:
+    forward = (_any(same(a, b) for b in answer) for a in gold)
+    backward = (_any(same(a, b) for a in gold) for b in answer)
     return _all([*forward, *backward])

@@ -101,21 +101,11 @@ _WHOLE: dict[str, Callable[..., int]] = {
     "factorial": math.factorial, "binom": math.comb, "gcd": math.gcd, "lcm": math.lcm,
 }  # fmt: skip
 _MPMATH = {
-    "binom": "binomial", "ln": "log", "lg": "log10", "ceil": "ceil", "sgn": "sign",
+    "ln": "log", "lg": "log10", "sgn": "sign", "binom": "binomial",
     **{f"arc{name}": f"a{name}" for name in str.split("sin cos tan cot sinh cosh tanh")},
+    **{name: name for name in str.split("sin cos tan cot sec csc sinh cosh tanh coth log floor")},
+    "ceil": "ceil", "factorial": "factorial",
 }  # fmt: skip
-
-
-@lru_cache(maxsize=1)
-def _inexact_functions() -> dict[str, Callable[..., Any]]:
-    mp = _mp()
-    own = {"add": _sum, "mul": operator.mul, "div": operator.truediv, "neg": operator.neg}
-    own |= {"abs": abs, "max": max, "min": min}
-    names = str.split(
-        "sin cos tan cot sec csc sinh cosh tanh coth log exp floor ceil factorial binom ln lg sgn"
-    )
-    names += [name for name in _MPMATH if name.startswith("arc")]
-    return {name: getattr(mp, _MPMATH.get(name, name)) for name in names} | own
 
 
 def apply(kind: str, values: Sequence[Number]) -> Number:
@@ -139,9 +129,11 @@ def apply(kind: str, values: Sequence[Number]) -> Number:
         raise Undefined("a logarithm of 0")
     if kind not in _EXACT and not logarithm and mp.mag(values[0]) > MAX_ARGUMENT:
         raise TooLarge(f"an argument of {kind} beyond the bounds")
-    if kind not in _inexact_functions():
+    if kind in _MPMATH:
+        return _checked(getattr(mp, _MPMATH[kind])(*values))
+    if kind not in _EXACT:
         raise Undefined(f"{kind} of numbers that are not whole")
-    return _checked(_inexact_functions()[kind](*values))
+    return _checked((_sum if kind == "add" else _EXACT[kind])(*values))
 
 
 def _sum(*terms: Any) -> Number:

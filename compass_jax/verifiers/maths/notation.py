@@ -13,6 +13,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from compass_jax.verifiers.maths.expressions import FUNCTIONS
+
 
 def _table(text: str) -> dict[str, str]:
     words = text.split()
@@ -40,34 +42,21 @@ _COMMANDS = _table(r"""
     backslash setminus tg tan ctg cot arctg arctan textdollar \$ pounds \text{~pound}
     euro \text{~euro} percent % Leftrightarrow iff Rightarrow implies rightarrow to prime ' cr \\
 """)
-_DROPPED = frozenset(
-    str.split(
-        "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr middle"
-        " displaystyle textstyle scriptstyle limits nolimits quad qquad enspace thinspace"
-        " medspace thickspace negthinspace space hfill break newline therefore because large"
-        " Large LARGE huge Huge small normalsize boldmath nonumber centering rm bf it sf tt"
-    )
+_DROPPED = re.compile(
+    r"left|right|middle|[bB]igg?[lr]?|(?:display|text|script)style|(?:no)?limits|q?quad|hfill"
+    r"|(?:en|thin|med|thick|negthin)?space|break|newline|therefore|because|[lL]arge|LARGE|[hH]uge"
+    r"|small|normalsize|boldmath|nonumber|centering|rm|bf|it|sf|tt"
 )
-_WITHOUT_ARGUMENT = frozenset(("tag", "label", "phantom", "hspace", "vspace"))
-_TEXTS = frozenset(
-    str.split(
-        "text textbf textit textrm textnormal textsf texttt textup textmd mbox hbox mathrm"
-        " operatorname operatorname* mathit mathsf mathtt mathnormal emph textsc"
-    )
+_WITHOUT_ARGUMENT = re.compile("tag|label|phantom|[hv]space")
+_TEXTS = re.compile(
+    r"text(?:bf|it|rm|normal|sf|tt|up|md|sc)?|[mh]box|math(?:rm|it|sf|tt|normal)|operatorname\*?|emph"
 )
-_UNWRAPPED = frozenset(
-    str.split(
-        "boxed fbox framebox mathbf boldsymbol bm pmb underline bold cancel mathstrut smash"
-        " mathop mathord mathinner ensuremath underbrace overbrace"
-    )
+_UNWRAPPED = re.compile(
+    r"boxed|f(?:rame)?box|bold(?:symbol)?|[bp]mb?|underline|cancel|smash|ensuremath"
+    r"|math(?:bf|strut|op|ord|inner)|(?:under|over)brace"
 )
-_COLOURS = frozenset(("color", "textcolor", "colorbox"))
-_MATH_WORDS = frozenset(
-    str.split(
-        "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp max min"
-        " gcd lcm det tr rank mod Re Im arg deg dim ker sgn sign"
-    )
-)
+_COLOURS = re.compile("(?:text)?color(?:box)?")
+_MATH_WORDS = FUNCTIONS | set(str.split("det tr rank mod Re Im arg deg dim ker sign"))
 _MAX_NESTED = 8
 _OPERATORS = {
     "<=>": r"\iff ", "<=": r"\leq ", ">=": r"\geq ", "!=": r"\neq ", "=/=": r"\neq ", "==": "=",
@@ -222,18 +211,18 @@ def _command(name: str, text: str, i: int, depth: int) -> tuple[str, int]:
     """Returns what stands for `\\name` whose arguments begin at `i`, and where they end."""
     if argument := _argument(text, i):
         inner, end = argument
-        if name in _COLOURS:
+        if _COLOURS.fullmatch(name):
             inner, end = _argument(text, end) or ("", end)
             return _commands(inner, depth + 1), end
-        if name in _UNWRAPPED:
+        if _UNWRAPPED.fullmatch(name):
             return "{" + _commands(inner, depth + 1) + "}", end
-        if name in _TEXTS:
+        if _TEXTS.fullmatch(name):
             return _text(inner, depth), end
-        if name in _WITHOUT_ARGUMENT:
+        if _WITHOUT_ARGUMENT.fullmatch(name):
             return " ", end
     if name in ("boxed", "fbox") and (digit := re.compile(r" *(\d+|\w)").match(text, i)):
         return digit[1], digit.end()
-    if name in _DROPPED:
+    if _DROPPED.fullmatch(name):
         return " ", i + (name in ("left", "right") and text[i : i + 1] == ".")
     known = _COMMANDS.get(name, name).replace("~", " ")
     return (f"\\{known} " if known[0].isalpha() else known), i

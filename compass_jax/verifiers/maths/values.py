@@ -34,31 +34,17 @@ MAX_NESTED = 8
 
 @dataclass(frozen=True)
 class Text:
-    """A text that is compared as it is written.
+    """A value that is compared as it is written.
 
     Args:
         kind: "words"; "formal" (quantifiers, implications, cases); "opaque", a formula outside of
-            the grammar (sums, integrals, limits), which is left to Math-Verify.
+            the grammar (sums, integrals, limits), which is left to Math-Verify; "clock" (hour,
+            minute, second, a or p); "date" (year, month, day); "based" (digits, base).
+        content: the text, or the fields.
     """
 
     kind: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Moment:
-    """A time ("clock": hour, minute, second, a or p) or a "date" (year, month, day)."""
-
-    kind: str
-    fields: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Based:
-    """Digits in a base."""
-
-    digits: str
-    base: int
+    content: Any
 
 
 @dataclass(frozen=True)
@@ -258,15 +244,15 @@ def _number_in_words(words: Sequence[str]) -> Fraction | None:
     return first / part if part and first < 20 else None
 
 
-def _moment(text: str, depth: int) -> Moment | None:
+def _moment(text: str, depth: int) -> Text | None:
     plain = text.strip(" .")
     mark = _CLOCK.fullmatch(plain)
     if mark and (mark[2] or mark[4]) and int(mark[1]) < 25 and int(mark[2] or 0) < 60:
         half = (mark[4] or "").lower()
         hour = int(mark[1]) % 12 if half else int(mark[1])
-        return Moment("clock", (hour, int(mark[2] or 0), int(mark[3] or 0), half))
+        return Text("clock", (hour, int(mark[2] or 0), int(mark[3] or 0), half))
     if iso := re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)", plain):
-        return Moment("date", tuple(map(int, iso.groups())))
+        return Text("date", tuple(map(int, iso.groups())))
     year = month = day = None
     for part in re.findall(r"[a-z]+|\d+|[^\s.,]", _unwrapped(plain).casefold()):
         month_of = [n for n, name in enumerate(_MONTHS, 1) if name.startswith(part[:9])]
@@ -278,7 +264,7 @@ def _moment(text: str, depth: int) -> Moment | None:
             (month,) = month_of
         elif not _DATE_WORDS.fullmatch(part):
             return None
-    return Moment("date", (year, month, day)) if month and (year or day) else None
+    return Text("date", (year, month, day)) if month and (year or day) else None
 
 
 def _statement(text: str, depth: int) -> Text | None:
@@ -402,7 +388,8 @@ def _list(text: str, depth: int) -> Any:
     if len(regions) == len(values) and len({region.name for region in regions}) == 1:
         either = any("or" in mark for mark in marks)
         return union(regions) if either else intersection(regions)
-    if any(isinstance(value, Text) and len(value.text.split()) > 3 for value in values):
+    texts = [value.content for value in values if isinstance(value, Text)]
+    if any(isinstance(text, str) and len(text.split()) > 3 for text in texts):
         return Text("words", ", ".join(parts))
     return Items("list", tuple(values))
 
@@ -493,7 +480,7 @@ def _matrix(text: str, depth: int) -> Any:
     return Items("matrix", tuple(Items("row", row) for row in cells))
 
 
-def _based(text: str, depth: int) -> Based | None:
+def _based(text: str, depth: int) -> Text | None:
     mark = _BASED.fullmatch(text)
     if mark is None:
         return None
@@ -502,7 +489,7 @@ def _based(text: str, depth: int) -> Based | None:
     digits = mark[1].replace(" ", "").upper()
     if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in digits):
         return None
-    return Based(digits.lstrip("0") or "0", base)
+    return Text("based", (digits.lstrip("0") or "0", base))
 
 
 def _ratio(text: str, depth: int) -> Any:

@@ -1,0 +1,265 @@
+"""The vocabulary of a Hugging Face tokenizer folder: text to ids and back, by `tokenizers` alone.
+
+`encode` adds no special tokens: the chat template writes all that a model sees, so that a prompt's
+tokens are the same in SFT, in the rollout and in the exported model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from compass_jax.data.control_tokens import ControlTokenError, ControlTokens, ids_of
+from compass_jax.errors import UserError
+from compass_jax.token_ids import end_ids
+from compass_jax.untrusted import read_json, read_text
+
+THOUGHT_OPENED = re.compile(r"<think>\s*\Z")
+_TAIL = 8  # tokens at a prompt's end that are searched for an opened thought
+_NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
+_TEXTS = ("0123456789", "17", "42", "the answer is", "abcdefghijklmnopqrstuvwxyz")
+
+
+class TokenizerError(UserError):
+    """A tokenizer folder or chat template that cannot be used; the message says why."""
+
+
+class Hidden(str):
+    """A text, or a part of one, that was rendered from hidden messages (ControlTokens.hide)."""
+
+    def __getitem__(self, key: Any) -> Hidden:
+        return Hidden(super().__getitem__(key))
+
+
+class Vocabulary:
+    """`tokenizer.json` and `tokenizer_config.json` of a folder.
+
+    Each of `end_ids` ends a turn: `eos_id`, the tokenizer's, and those of the model's
+    generation_config.json, else config.json. `pad_id` fills batches (`eos_id` where the folder
+    names no pad token). `vocab_size` is the largest id + 1: ids may have holes.
+
+    Raises TokenizerError, naming the file, where one is missing, cannot be read, or cannot be
+    right.
+    """
+
+    def __init__(self, folder: str | Path):
+        folder = Path(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            if not (folder / name).is_file():
+                raise TokenizerError(
+                    f"{folder / name} does not exist: data.tokenizer must be a folder with"
+                    " tokenizer.json and tokenizer_config.json"
+                )
+        self._folder = str(folder)
+        self._backend = backend = _backend(folder / "tokenizer.json")
+        # transformers writes model_max_length = int(1e30) where a length is not limited
+        config = read_json(folder / "tokenizer_config.json", error=TokenizerError, most_digits=40)
+        where = f"{folder / 'tokenizer_config.json'}: "
+        if not isinstance(config, dict):
+            raise TokenizerError(f"{where}must be an object with eos_token and other names")
+        self._config = config
+        self._specials = {
+            name: _text_of(config[name], f"{where}{name}")
+            for name in _NAMED
+            if config.get(name) is not None
+        }
+        more = config.get("additional_special_tokens") or []
+        if not isinstance(more, list):
+            raise TokenizerError(
+                f"{where}additional_special_tokens must be a list, not {more!r:.80}"
+            )
+        named = [*self._specials.values()]
+        named += [_text_of(x, f"{where}additional_special_tokens[{i}]") for i, x in enumerate(more)]
+        ends, added = end_ids(folder, TokenizerError), backend.get_added_tokens_decoder()
+        named += [added[i].content for i in ends if i in added]
+        special = {token.content for token in added.values() if token.special}
+        plain = backend.get_vocab(with_added_tokens=True).keys() - special
+        backend.add_special_tokens([token for token in named if token in plain])
+        known = {
+            name: token
+            for name, token in self._specials.items()
+            if backend.token_to_id(token) is not None
+        }
+        self._control = ControlTokens(backend, known)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = 1 + max(vocabulary.values(), default=-1)
+        self.eos_id = self._special_id("eos_token")
+        self.end_ids = tuple(dict.fromkeys((self.eos_id, *ends)))
+        self.pad_id = self.eos_id
+        if "pad_token" in self._specials:
+            self.pad_id = self._special_id("pad_token")
+        begin = [backend.token_to_id(known["bos_token"])] if "bos_token" in known else []
+        self._not_shown = {*self.end_ids, self.pad_id, *begin}
+
+    def _special_id(self, name: str) -> int:
+        token = self._specials.get(name)
+        if token is None:
+            raise TokenizerError(
+                f"{self._folder}/tokenizer_config.json names no {name}: generation could not end;"
+                " add one"
+            )
+        index = self._backend.token_to_id(token)
+        if index is None:
+            raise TokenizerError(
+                f"{self._folder}/tokenizer_config.json names {name} {token!r}, which is not in"
+                " tokenizer.json"
+            )
+        return index
+
+    def encode(self, text: str, trusted: bool = True) -> list[int]:
+        """Returns the ids of a text. Spellings of special tokens are special tokens if the text is
+        `trusted`, else text; none is added.
+
+        Raises TokenizerError for a text that cannot be encoded, such as half a character.
+        """
+        if trusted:
+            return self._encoded(text, lambda: ids_of(self._backend, text))
+        hidden = self._hide(text)
+        return self.encode(text) if hidden is text else self.ids(Hidden(hidden))
+
+    def ids(self, text: str) -> list[int]:
+        """Returns the ids of a rendered text, or of a part of one."""
+        if isinstance(text, Hidden):
+            return self._encoded(text, lambda: self._control.encode(text))
+        return self.encode(text)
+
+    def _encoded(self, text: str, encode: Callable[[], list[int]]) -> list[int]:
+        try:
+            return encode()
+        except ControlTokenError as error:
+            raise self._refused(error) from error
+        except Exception as error:  # the library raises bare Exceptions
+            raise TokenizerError(
+                f"the tokenizer {self._folder} cannot encode {text[:80]!r}: {error}"
+            ) from error
+
+    def _hide(self, messages: Any) -> Any:
+        """Returns messages, or a text, with their spellings of control tokens hidden."""
+        try:
+            return self._control.hide(messages)
+        except ControlTokenError as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: ControlTokenError) -> TokenizerError:
+        return TokenizerError(f"the tokenizer {self._folder} refuses these messages: {error}")
+
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """Returns the text of ids, without special tokens unless `special`.
+
+        Ids outside the vocabulary (the padded columns of an LM head) are dropped; bytes that are
+        not UTF-8 become U+FFFD.
+        """
+        known = [i for i in map(int, ids) if 0 <= i < self.vocab_size]
+        return self._backend.decode(known, skip_special_tokens=not special)
+
+    def decode_response(self, ids: Iterable[int]) -> str:
+        """Returns the text of a response for rewards and logs: with special tokens such as <think>,
+        without those that end, begin or pad a text.
+        """
+        return self.decode([i for i in map(int, ids) if i not in self._not_shown], special=True)
+
+    def opened_thought(self, prompt: Sequence[int]) -> str:
+        """Returns the "<think>" at a prompt's end, with the white space after it; empty if the
+        prompt opens no thought.
+        """
+        match = THOUGHT_OPENED.search(self.decode(prompt[-_TAIL:], special=True))
+        return match[0] if match else ""
+
+    @cached_property
+    def longest(self) -> int:
+        """Characters of the longest token: no token stands for more of a text."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
+
+    def byte_of(self, token: int) -> int | None:
+        """Returns the byte of a one-byte token of a byte-level vocabulary, else None."""
+        spelling = self._backend.id_to_token(int(token))
+        return BYTES.get(spelling) if spelling is not None else None
+
+    def bytes_of(self, token: int) -> bytes:
+        """Returns the bytes of a token, which may be part of a character: those of a special
+        token's spelling, none for an id without a token.
+        """
+        spelling, text = self._backend.id_to_token(int(token)) or "", self.decode([token], True)
+        if text.isascii():
+            return text.encode()
+        if (part := re.fullmatch("<0x([0-9A-F]{2})>", spelling)) is not None:
+            return bytes.fromhex(part[1])
+        data = bytes(BYTES.get(character, 0) for character in spelling)
+        # vocabularies that are not byte-level spell a token by its text
+        return data if data.decode(errors="replace") == text else text.encode()
+
+
+def _byte_level() -> dict[str, int]:
+    """Returns the byte of each character of byte-level BPE: a printable byte is spelt as its
+    character, the others by the characters from 256 on.
+    """
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
+    others = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+BYTES = _byte_level()
+
+
+def _text_of(token: Any, where: str) -> str:
+    """Returns a token's text; it is written as a string or as {"content": ...}."""
+    text = token.get("content") if isinstance(token, dict) else token
+    if not (isinstance(text, str) and text):
+        raise TokenizerError(
+            f"{where} is {str(token)[:80]}: it must be a text, or an object whose content is one"
+        )
+    return text
+
+
+def _backend(file: Path) -> Any:
+    """Reads tokenizer.json. Raises TokenizerError for one that cannot be right."""
+    from tokenizers import Tokenizer as Backend
+
+    text = read_text(file, error=TokenizerError)
+    try:
+        backend = Backend.from_str(text)
+        backend.no_truncation()  # as transformers does: a file may have been saved with either
+        backend.no_padding()
+        problem = _problem(json.loads(text), backend)
+    except Exception as error:  # the library raises bare Exceptions
+        problem = f"it cannot be read: {error}"
+    if problem:
+        raise TokenizerError(
+            f"{file} is not a tokenizer to rely on: {problem}; use the one that the model was"
+            " published with"
+        )
+    return backend
+
+
+def _problem(raw: Any, backend: Any) -> str:
+    """Returns the reason why a tokenizer cannot be right; empty for a sound one."""
+    if dropout := getattr(backend.model, "dropout", None):
+        return (
+            f"its dropout of {dropout:g} would encode the same text in many ways; set model.dropout"
+            " to null"
+        )
+    by_id: dict[int, str] = {}
+    for token, index in backend.get_vocab(with_added_tokens=True).items():
+        if by_id.setdefault(index, token) != token:
+            return f"the tokens {by_id[index]!r:.60} and {token!r:.60} have the same id {index}"
+    for token in raw.get("added_tokens") or ():
+        if (index := backend.token_to_id(token["content"])) != token["id"]:
+            return (
+                f"added_tokens gives {token['content']!r:.60} the id {token['id']}, which it cannot"
+                f" have (it gets {index})"
+            )
+    for text in _TEXTS:  # a tokenizer may change case and blanks, between digits also add them
+        ids = backend.encode(text, add_special_tokens=False).ids
+        decoded = backend.decode(ids, skip_special_tokens=True)
+        blank = "" if text.isdigit() else " "
+        if blank.join(decoded.split()).casefold() != text:
+            return f"{text!r} comes back as {decoded!r:.80}: answers would be read as other texts"
+    return ""
