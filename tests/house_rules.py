@@ -86,6 +86,7 @@ LAYERS = {
 }
 ENGINE = (
     "engine",
+    "engine_api",
     "state",
     "prefill",
     "insert",

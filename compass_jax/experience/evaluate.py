@@ -42,7 +42,7 @@ from compass_jax.rewards.rows import check_rows
 from compass_jax.rewards.votes import votes as votes_of
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
-from compass_jax.rollout.programs import Use
+from compass_jax.rollout.programs import EngineWorkload
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.runs.rundir import ANSWERS, SUMMARY, FolderLock
 from compass_jax.session import load_tokenizer, open_scorer
@@ -108,7 +108,7 @@ def turns_of(tokenizer: Tokenizer, config: RolloutConfig) -> Turns:
     )
 
 
-def evaluation_uses(config: RunConfig) -> list[Use]:
+def evaluation_uses(config: RunConfig) -> list[EngineWorkload]:
     """What an evaluation wants of the engine, for the held-out prompts and each set: k samples of
     each prompt, then one greedy answer. What two sets both want is there once.
     """
@@ -119,10 +119,12 @@ def evaluation_uses(config: RunConfig) -> list[Use]:
         for one in config.data.eval_sets
     ]
     uses = [
-        Use("evaluation", k, (Sampler(temperature, e.top_k, e.top_p),), goes_on=goes_on)
+        EngineWorkload("evaluation", k, (Sampler(temperature, e.top_k, e.top_p),), goes_on=goes_on)
         for k, temperature in dict.fromkeys(asked)
     ]
-    return [*uses, Use("evaluation", 1, (Sampler(0.0),), goes_on=goes_on)] if uses else []
+    return (
+        [*uses, EngineWorkload("evaluation", 1, (Sampler(0.0),), goes_on=goes_on)] if uses else []
+    )
 
 
 Keep = Callable[[str, list[Group]], None]

@@ -6,13 +6,13 @@ from compass_jax.config import RLConfig
 from compass_jax.experience.collect import groups_in_flight, sampler_of
 from compass_jax.experience.policies import doublings
 from compass_jax.rollout.engine import Engine
-from compass_jax.rollout.programs import Use
+from compass_jax.rollout.programs import EngineWorkload
 
 
-def training_use(engine: Engine, config: RLConfig, talks: bool) -> Use:
+def training_use(engine: Engine, config: RLConfig, talks: bool) -> EngineWorkload:
     """What the collector wants of the engine; `talks`: environments answer some samples."""
     most = doublings(config.capacity - 1, config)
-    return Use(
+    return EngineWorkload(
         "",
         config.capacity,
         tuple(dict.fromkeys(sampler_of(engine, config, n) for n in range(most + 1))),

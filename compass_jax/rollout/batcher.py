@@ -1,5 +1,5 @@
 """The continuous batcher: which request enters which slot when. Training, evaluation and servers
-drive it: they `add` requests, `step`, and `cancel` what nobody wants any more.
+`add` requests, `step` it, and may `cancel` requests.
 
 Decisions depend only on numbered steps (the k-th generate call) and replicated device results,
 never on a clock, so every host of a pod takes the same ones.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,15 +17,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt
 
-from compass_jax.rollout.engine import DecodeState, Engine, Prefix
+from compass_jax.rollout.engine_api import ResultTokens, RolloutEngine
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler, sample_keys
-from compass_jax.rollout.sizes import prefill_rows, resume_rows, share
+from compass_jax.rollout.sizes import (
+    prefill_rows,
+    prompt_bucket,
+    resume_bucket,
+    resume_rows,
+    share,
+)
 from compass_jax.rollout.slots import Slots
+from compass_jax.rollout.state import Prefix
 from compass_jax.rollout.stats import RolloutStats
-from compass_jax.rollout.waiting import OpenPrefix, Waiting, parted
+from compass_jax.rollout.waiting import OpenPrefix, Waiting, split_cancelled
 from compass_jax.sharding import fetch
 
 
@@ -33,26 +41,25 @@ class Batcher:
 
     One prefill serves the samples of a prompt, and prompts of one bucket share it. With
     `rollout.cache_pages` a request enters a slot when pages are free for it; when they run out, the
-    youngest gives way and goes on later. No order and no slot changes a sample: keys belong to
-    samples.
+    youngest is preempted and continues later. Neither order nor slot changes a sample: keys belong
+    to samples.
 
     Args:
         params: in the engine's decode layout.
         seed: with `purpose`, of every draw.
         sampler: of all requests (None: the configuration's); a `per_request` one takes the
             parameters that each brings.
-        version: of the policy that samples, which each token keeps.
-        routes: has a row for each request, where its routes lie once it has left its slot; None:
-            nobody keeps them.
-        stats: to go on counting in.
-        streams: whether a request has all of its tokens after every step, and not when it leaves
-            its slot alone. Prompts are then prefilled one by one: the first token of one waits for
-            no other's.
+        version: of the policy that samples, recorded with each token.
+        routes: the buffer into whose rows the routes of requests are copied when they leave their
+            slots; None: routes are not kept.
+        stats: counters to add to.
+        streams: whether prompts are prefilled one by one: the first token of one waits for no
+            other's.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: RolloutEngine,
         params: Any,
         purpose: Purpose,
         seed: int,
@@ -73,31 +80,31 @@ class Batcher:
         self.stats = RolloutStats() if stats is None else stats
         self.streams = streams
         self.slots = Slots(engine.config, engine.slot_groups)
-        self._state: DecodeState = engine.init_decode_state(self.sampler.top_logprobs)
+        self._state: Any = engine.init_decode_state(self.sampler.top_logprobs)
         self._waiting = Waiting()
         self._any_cancelled = False
 
     # ---- what its drivers call -------------------------------------------------------------------
 
     def add(self, requests: Sequence[Request], columns: range | None = None) -> None:
-        """Queues samples of one prompt. Those that have begun are prefilled for themselves, before
-        all that are new.
+        """Queues samples of one prompt. Those that have tokens already are prefilled singly, before
+        all new ones.
 
         columns: sample indices for which the prefill of the new ones draws (None: one each).
         """
         self._waiting.add(requests, columns)
 
     def cancel(self, *requests: Request) -> None:
-        """Gives requests up: the next step ends them, and their slots and pages are free for it.
-        Any thread may call it.
+        """Cancels requests: the next step ends them and frees their slots and pages. Any thread may
+        call it.
         """
         for request in requests:
             request.cancelled = True
         self._any_cancelled = True
 
     def step(self) -> list[Request]:
-        """Fills the slots and decodes once; the requests that have ended, which hold no slot any
-        more and have all of their tokens.
+        """Fills the slots and decodes once; every request in a slot has its new tokens then.
+        Returns the requests that have ended, which hold no slot any more.
         """
         ended = self._leave_cancelled()
         self._make_room()
@@ -105,15 +112,15 @@ class Batcher:
         if self.slots.entered:
             live = self._decode()
             done = [x for x in self.slots.entered if not live[x.slot]]
-            self._fetch([(x.slot, x) for x in done])
+            self._harvest([(x.slot, x) for x in done])
             self._leave(done)
             ended += done
         return ended
 
     def cut(self) -> list[Request]:
-        """What has begun and not ended, each with its tokens, its routes in its row."""
+        """Returns the requests that have begun and not ended, the routes of each in its row."""
         entered = self.slots.entered
-        self._fetch([(request.slot, request) for request in entered])
+        self._harvest([(request.slot, request) for request in entered])
         return [*entered, *self._waiting.begun]
 
     @property
@@ -132,11 +139,11 @@ class Batcher:
         self._state = self.engine.free_resource(jnp.int32(slot), self._state)
 
     def _leave_cancelled(self) -> list[Request]:
-        """The requests that were given up; wherever they were, they are there no more."""
+        """Removes the cancelled requests from slots and queue and returns them."""
         if not self._any_cancelled:
             return []
-        self._any_cancelled = False  # before it looks: what is cancelled now is found, or next time
-        left, _ = parted(self.slots.entered)
+        self._any_cancelled = False  # first: another request may be cancelled meanwhile
+        left, _ = split_cancelled(self.slots.entered)
         for request in left:
             self._free(request.slot)
         self._leave(left)
@@ -146,17 +153,17 @@ class Batcher:
         return left + waited
 
     def _leave(self, requests: Sequence[Request]) -> None:
-        """Out of their slots, for ever."""
+        """Ends requests and frees their slots."""
         for request in requests:
             request.ended = True
             self.slots.leave(request)
 
     def _make_room(self) -> None:
-        """Every request in a slot has the pages of its next call; those that gave way wait."""
+        """Gives every request in a slot the pages of its next call; preempted ones wait."""
         victims = self.slots.preempt()
-        self._fetch(victims)
+        self._harvest(victims)
         for slot, request in victims:
-            # victims come from the youngest on, so the oldest goes on first
+            # victims come from the youngest on, so the oldest continues first
             self._waiting.begun.appendleft(request)
             self._free(slot)
         self.stats.preempted += len(victims)
@@ -164,7 +171,7 @@ class Batcher:
     # ---- into slots ------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Puts waiting samples into free slots: first those that have begun, then new ones,
+        """Puts waiting samples into free slots: first those that have tokens, then new ones,
         prefilling when the open prefix is used up.
         """
         free, waiting = self.slots.free(), self._waiting
@@ -181,7 +188,7 @@ class Batcher:
                 break
 
     def _insert(self, opened: OpenPrefix, free: deque[int]) -> int:
-        """The number of samples of `opened` that entered a slot."""
+        """Puts samples of `opened` into slots and returns how many entered."""
         slots = np.full(opened.prefix.first_token.shape, -1, np.int32)
         most = np.ones(len(opened.prefix.lengths), np.int32)
         entered = 0
@@ -207,9 +214,10 @@ class Batcher:
         the sizes that are compiled.
         """
         first = self._waiting.groups[0]
-        s, bucket = len(first.columns), self.engine.bucket(len(first.prompt.tokens))
+        s, bucket = len(first.columns), prompt_bucket(self.engine.config, len(first.prompt.tokens))
         sizes = [1] if self.streams else prefill_rows(self.engine.config, s, bucket)
-        taken = self._waiting.take_alike(self.engine.bucket, min(-(-free // s), sizes[-1]))
+        most = min(-(-free // s), sizes[-1])
+        taken = self._waiting.take_alike(partial(prompt_bucket, self.engine.config), most)
         rows = next(size for size in sizes if size >= len(taken))
         heads = [group.requests[0] for group in taken]
         columns = [group.columns for group in taken]
@@ -218,15 +226,15 @@ class Batcher:
         return OpenPrefix(prefix, columns, waiting)
 
     def _resume(self, free: deque[int]) -> int:
-        """Prefills samples that have begun, of one length bucket, and puts them into slots; how
-        many.
+        """Prefills samples that have tokens, of one length bucket, and puts them into slots.
+        Returns how many entered.
         """
-        sizes = resume_rows(self.engine.config)
+        config, begun = self.engine.config, self._waiting.begun
+        sizes = resume_rows(config)
         entered: list[Request] = []
-        begun = self._waiting.begun
-        bucket = self.engine.resume_bucket(len(begun[0].tokens))
+        bucket = resume_bucket(config, len(begun[0].tokens))
         for sample in list(begun):
-            fits = self.engine.resume_bucket(len(sample.tokens)) == bucket
+            fits = resume_bucket(config, len(sample.tokens)) == bucket
             if not (fits and len(entered) < sizes[-1] and free and self.slots.enter(sample, free)):
                 break
             begun.popleft()
@@ -246,7 +254,9 @@ class Batcher:
     def _stored_routes(
         self, requests: Sequence[Request], size: int, length: int
     ) -> UInt[Array, "n t l k"] | None:
-        """The routes so far of these requests, padded to `size` rows; None where none are kept."""
+        """Returns the recorded routes of these requests, padded to `size` rows; None without a
+        route buffer.
+        """
         if self.routes is None or self.routes.rows is None:
             return None
         rows = self._rows(requests, size - len(requests))
@@ -292,89 +302,66 @@ class Batcher:
 
     # ---- decoding, and to the host ---------------------------------------------------------------
 
-    def _with_table(self) -> DecodeState:
+    def _with_table(self) -> Any:
         pages = self.slots.pages
-        if pages is None:
-            return self._state
-        return self._state._replace(table=jnp.asarray(pages.table.copy()))
+        return self._state if pages is None else self.engine.with_pages(self._state, pages.table)
 
     def _decode(self) -> np.ndarray:
-        """One generate call; which slots are still live. The cache is read up to the longest live
-        sequence, rounded up to a bucket.
+        """Calls `generate` once and returns which slots are still live. Attention reads the cache
+        up to the longest live sequence, rounded up to a bucket.
         """
         config, entered = self.engine.config, self.slots.entered
-        longest = max(sample.length for sample in entered)
+        longest = max(request.length for request in entered)
         buckets = -(-(longest + config.tokens_per_call) // config.cache_bucket)
-        read = min(config.max_length, buckets * config.cache_bucket)
-        # for want of pages: what waits needs more than these
+        # slots may be empty although requests wait: there are too few pages for these
         empty = config.slots - len(entered)
-        wanted = empty + share(config) if self._waiting else None
-        told = any(sample.logprobs for sample in entered)
-        self._state, steps = self.engine.generate(
+        wants_top = any(request.logprobs for request in entered)
+        self._state, results = self.engine.generate(
             self.params,
             self._with_table(),
             self.sampler,
-            read=read,
-            wanted_free=wanted,
-            top_logprobs=told,
+            read=min(config.max_length, buckets * config.cache_bucket),
+            wanted_free=empty + share(config) if self._waiting else None,
+            top_logprobs=wants_top,
         )
-        recent = self._recent() if self.streams else None
-        (live, lengths), taken, recent, top = fetch(
-            (
-                (self._state.live, self._state.lengths),
-                steps,
-                recent,
-                self._state.top if told else None,
-            )
-        )
-        for sample in entered:
-            # the first row is of the token that came with a prefill, if that is new
-            first = 1 - (sample.length - len(sample.tokens))
-            self.stats.live_steps += int(lengths[sample.slot]) - sample.length
-            sample.length = int(lengths[sample.slot])
-            if top is not None and sample.logprobs:
-                rows = slice(first, first + sample.length - len(sample.tokens))
-                sample.take_top(TopLogprobs(*(x[sample.slot, rows] for x in top)))
-            if recent is not None:
-                tokens, logp, entropy = (x[sample.slot] for x in recent)
-                self.stats.tokens += sample.take(tokens, logp, entropy, self.version)
+        results = fetch(results if wants_top else results.replace(top=None))
+        for request in entered:
+            self._take(request, results)
         self.stats.calls += 1
-        self.stats.steps += int(taken)
-        self.stats.slot_steps += int(taken) * config.slots
-        return live
+        self.stats.steps += int(results.steps)
+        self.stats.slot_steps += int(results.steps) * config.slots
+        return results.live
 
-    def _recent(self) -> tuple[Array, Array, Array]:
-        """What each slot has beyond what the host has: (tokens, logp, entropy) `[slots n]`."""
-        since = np.zeros(self.engine.config.slots, np.int32)
-        for sample in self.slots.entered:
-            since[sample.slot] = len(sample.tokens)
-        return self.engine.recent(self._state, jnp.asarray(since))
+    def _take(self, request: Request, results: ResultTokens) -> None:
+        """Gives a request the new tokens of its slot."""
+        slot = request.slot
+        found = results.get_result_at_slot(slot)
+        valid = found.valid[0].astype(bool)
+        new = found.tokens[0][valid], results.logp[slot][valid], results.entropy[slot][valid]
+        request.take(*new, self.version)
+        if results.top is not None and request.logprobs:
+            request.take_top(TopLogprobs(*(x[slot][valid] for x in results.top)))
+        self.stats.tokens += len(new[0])
+        self.stats.live_steps += int(valid[1:].sum())  # the first column is a prefill's token
 
     def _rows(self, requests: Sequence[Request], padding: int) -> Array:
-        """Their rows of the route buffer, then some that there are not."""
+        """Returns the rows of requests in the route buffer, padded by rows out of range."""
         nowhere = 0 if self.routes is None else len(self.routes)
         return jnp.asarray([x.row for x in requests] + [nowhere] * padding, jnp.int32)
 
-    def _fetch(self, samples: Sequence[tuple[int, Request]]) -> None:
-        """Brings what the (slot, sample) have to the host, an eighth of the slots at a time; their
-        routes stay on the device.
+    def _harvest(self, requests: Sequence[tuple[int, Request]]) -> None:
+        """Copies the routes of each (slot, request) to the request's row of the route buffer, on
+        the device, an eighth of the slots at a time.
         """
-        if self.streams and self.routes is None:
-            return  # it is there
+        if self.routes is None or self.routes.rows is None:
+            return
         size = share(self.engine.config)
-        store = None if self.routes is None else self.routes.rows
-        for at in range(0, len(samples), size):
-            part = samples[at : at + size]
+        for at in range(0, len(requests), size):
+            part = requests[at : at + size]
             padding = size - len(part)
             slots = jnp.asarray([slot for slot, _ in part] + [0] * padding, jnp.int32)
-            rows = self._rows([sample for _, sample in part], padding)
-            arrays, store = self.engine.harvest(self._state, store, slots, rows)
-            if self.routes is not None:
-                self.routes.rows = store
-            arrays = fetch(arrays)
-            for i, (_, sample) in enumerate(part):
-                tokens, logp, entropy = (x[i, len(sample.tokens) :] for x in arrays)
-                self.stats.tokens += sample.take(tokens, logp, entropy, self.version)
+            rows = self._rows([request for _, request in part], padding)
+            self.routes.rows = self.engine.harvest(self._state, self.routes.rows, slots, rows)
 
 
 _jitted_keys = jax.jit(sample_keys, static_argnums=(0, 1))

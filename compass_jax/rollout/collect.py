@@ -1,6 +1,4 @@
-"""A batch of requests that are known beforehand, through the batcher: training's rollouts,
-evaluation's and the filter's. Yields them as they finish.
-"""
+"""Batches of samples for training, evaluation and the filter."""
 
 from __future__ import annotations
 
@@ -23,16 +21,16 @@ from compass_jax.rollout.stats import RolloutStats
 
 @dataclass
 class Collection:
-    """One batch of requests: every prompt sampled `samples` times. Iterate to run it; `routes` then
-    holds the routes.
+    """One batch of requests: every prompt is sampled `samples` times. Iterating runs it and yields
+    the rollouts as they finish; `routes` then has their routes.
 
     The routes of sample c of prompt n go to row rows[n] + c of `buffer` (None: to row n * samples +
-    c of one of its own). Of the samples those in `asked` run (None: all). The order in which they
-    run changes none of them: keys belong to samples, not to slots.
+    c of a new one). `asked` restricts the samples (None: all). Their order does not change them:
+    keys belong to samples, not to slots.
 
-    Where `enough` says so after a tick, the collection ends; `cut` then gives what is not finished.
-    Such samples are `carried` into a later collection, with the buffer that has their routes: they
-    go on under its policy, and their tokens keep log-probs and versions.
+    The collection ends after the tick at which `enough` returns true; `cut` then returns the
+    unfinished samples. They are `carried` into a later collection, with the buffer that has their
+    routes: they continue under its policy, and their tokens keep log-probs and versions.
     """
 
     engine: Engine
@@ -48,15 +46,15 @@ class Collection:
     buffer: RouteBuffer | None = None
     rows: Sequence[int] | None = None
     asked: frozenset[SampleKey] | None = None
-    carried: Sequence[Rollout] = ()  # begun in an earlier collection
+    carried: Sequence[Rollout] = ()  # unfinished samples of an earlier collection
     enough: Callable[[], bool] | None = None
     # response tokens of each prompt's samples, NaN where unknown: the longest start first
     expected: Sequence[float] | None = None
-    # of each prompt's samples, at most the configuration's
+    # limits of each prompt's samples, at most the configuration's
     max_new_tokens: Sequence[int] | None = None
 
     def __iter__(self) -> Iterator[Rollout]:
-        # statistics may go on from an earlier collection's
+        # the counters may be those of an earlier collection
         started = time.perf_counter() - self.stats.seconds
         self._held = self._new_buffer() if self.buffer is None else self.buffer
         self.batcher = Batcher(
@@ -78,18 +76,16 @@ class Collection:
         self.stats.seconds = time.perf_counter() - started
 
     def cut(self) -> list[Rollout]:
-        """After the last rollout: the samples that are not finished, each with at least one token;
-        their routes are in their rows.
-        """
+        """Returns the unfinished samples, each with a token or more and its routes in its row."""
         return [x.rollout(self.engine.end_ids) for x in self.batcher.cut()]
 
     @property
     def routes(self) -> UInt[Array, "rows t l k"] | None:
-        """The routes of what has ended or was cut, by row; None where none are kept."""
+        """The routes of finished and cut samples by row; None where they are not kept."""
         return self._held.rows
 
     def _step(self) -> list[Rollout]:
-        """One tick; the rollouts that ended."""
+        """Runs one tick and returns the rollouts that ended."""
         return [x.rollout(self.engine.end_ids) for x in self.batcher.step()]
 
     def _new_buffer(self) -> RouteBuffer:
@@ -100,16 +96,16 @@ class Collection:
         return buffer
 
     def _add_carried(self) -> None:
-        """The samples that have begun, in length together, for their prefills."""
+        """Adds the carried samples, ordered by length, so that prefills share them."""
         place = {prompt.key: n for n, prompt in enumerate(self.prompts)}
         carried = sorted(
             ((place[x.prompt.key], x) for x in self.carried),
-            key=lambda found: (-len(found[1].tokens), found[0], found[1].sample),
+            key=lambda row: (-len(row[1].tokens), row[0], row[1].sample),
         )
         self.batcher.add([Request.again(rollout, self._limit(n)) for n, rollout in carried])
 
     def _add_new(self) -> None:
-        """The samples that are to be begun, each prompt's for one prefill."""
+        """Adds the new samples, those of a prompt for one prefill."""
         begun = {rollout.key for rollout in self.carried}
         order = range(len(self.prompts)) if self.expected is None else longest_first(self.expected)
         for n in order:
@@ -128,7 +124,7 @@ class Collection:
             )
 
     def _limit(self, n: int) -> int:
-        """Tokens of prompt n's samples, prompt included, at which they are cut."""
+        """The length at which prompt n's samples are cut, prompt included."""
         most = self.engine.config.max_new_tokens
         if self.max_new_tokens is not None:
             most = min(max(1, self.max_new_tokens[n]), most)

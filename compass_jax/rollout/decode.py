@@ -1,4 +1,4 @@
-"""Many tokens of every live slot in one call, on the device."""
+"""The decoding loop: many tokens of every live slot in one call, on the device."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from jaxtyping import Array, Bool, Int
 from compass_jax.config import RolloutConfig
 from compass_jax.model.moe import unset_id
 from compass_jax.model.transformer import Transformer, apply
+from compass_jax.rollout.engine_api import ResultTokens
 from compass_jax.rollout.kv_cache import put_back, window
 from compass_jax.rollout.logprobs import top_logprobs_if
 from compass_jax.rollout.sampling import RowSampling, Sampler, is_end, sample
-from compass_jax.rollout.state import DecodeState, lay_state, next_logits
+from compass_jax.rollout.state import DecodeState, lay, lay_state, next_logits
 
 
 def decoded(
@@ -29,13 +30,12 @@ def decoded(
     read: int | None,
     in_place: bool,
     wanted: Bool[Array, ""] | None = None,
-) -> tuple[DecodeState, Int[Array, ""]]:
-    """(the state, the number of steps taken), see `Engine.generate`. in_place: the cache is read
+) -> tuple[DecodeState, ResultTokens]:
+    """Returns the state and the new tokens, see `Engine.generate`. in_place: the cache is read
     and written where it lies, by the kernel; wanted: whether the likeliest tokens are (not None
     where the state has room for them).
     """
     n, slots, placement = rollout.tokens_per_call, rollout.slots, model.placement
-    current = jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)[:, 0]
 
     def go_on(carry):
         i, live = carry[0], carry[3]
@@ -45,24 +45,33 @@ def decoded(
     pages = state.table if in_place else None
     size = rollout.max_length if read is None else read
     cache = state.cache if in_place else window(state.cache, state.table, size, placement)
-    start = jnp.int32(0), cache, state.lengths, state.live, current, _outputs(state, n)
+    start = jnp.int32(0), cache, state.lengths, state.live, state.token, _outputs(state, n)
     token = partial(_token, model, end_ids, params, state, sampler, pages, wanted)
-    steps, cache, lengths, live, _, outputs = jax.lax.while_loop(go_on, token, start)
+    steps, cache, lengths, live, last, outputs = jax.lax.while_loop(go_on, token, start)
     inputs = state.lengths[None, :] - 1 + jnp.arange(n, dtype=jnp.int32)[:, None]
     if not in_place:
         wrote = outputs["wrote"]
         cache = put_back(state.cache, state.table, cache, inputs, wrote, placement)
-    state = _write_back(state, outputs, rollout.max_length + 1)
-    return lay_state(placement, state._replace(cache=cache, lengths=lengths, live=live)), steps
+    results = _results(state, outputs, lengths, live)
+    results = jax.tree.map(lambda x: lay(placement, x, "batch"), results).replace(steps=steps)
+    after = state._replace(
+        cache=cache,
+        token=last,
+        unreported=jnp.zeros_like(state.unreported),
+        routes=_written_routes(state, outputs, inputs, rollout.max_length),
+        lengths=lengths,
+        live=live,
+    )
+    return lay_state(placement, after), results
 
 
 def _outputs(state: DecodeState, n: int) -> dict[str, Any]:
-    """Room for what `n` steps give, routes unset."""
+    """Zeros for the outputs of `n` steps, routes unset."""
     slots = state.lengths.shape[0]
     outputs = {
         "tokens": jnp.zeros((n, slots), jnp.int32),
-        "logp": jnp.zeros((n, slots), state.logp.dtype),
-        "entropy": jnp.zeros((n, slots), state.entropy.dtype),
+        "logp": jnp.zeros((n, slots), state.first_logp.dtype),
+        "entropy": jnp.zeros((n, slots), state.first_entropy.dtype),
         "wrote": jnp.zeros((n, slots), bool),
     }
     if state.routes is not None:
@@ -70,14 +79,12 @@ def _outputs(state: DecodeState, n: int) -> dict[str, Any]:
         shape = n, slots, *state.routes.shape[2:]
         outputs["routes"] = jnp.full(shape, unset_id(kind), kind)
     if state.top is not None:
-        outputs["top"] = jax.tree.map(
-            lambda x: jnp.zeros((n, slots, x.shape[2]), x.dtype), state.top
-        )
+        outputs["top"] = jax.tree.map(lambda x: jnp.zeros((n, *x.shape), x.dtype), state.top)
     return outputs
 
 
 def _token(model: Transformer, end_ids, params, state: DecodeState, sampler, pages, wanted, carry):
-    """One token of every live slot."""
+    """Draws one token in every live slot."""
     i, cache, lengths, live, current, outputs = carry
     step = apply(
         model,
@@ -90,7 +97,7 @@ def _token(model: Transformer, end_ids, params, state: DecodeState, sampler, pag
     )
     logits = next_logits(model, params, step.hidden[:, 0], sampler)
     each = None
-    if sampler.per_request:  # a slot that is free asks for nothing
+    if sampler.per_request:  # free slots get neutral parameters
         neutral = RowSampling.plain(lengths.shape[0])
         each = jax.tree.map(partial(jnp.where, live), state.sampling, neutral)
     token, logp, entropy = sample(logits, state.keys, lengths, sampler, each, model.known)
@@ -102,7 +109,7 @@ def _token(model: Transformer, end_ids, params, state: DecodeState, sampler, pag
         new["top"] = top_logprobs_if(wanted, logits, token, sampler.top_logprobs, model.known)
     outputs = {
         name: jax.tree.map(
-            lambda held, x: jax.lax.dynamic_update_index_in_dim(held, x, i, 0), buffer, new[name]
+            lambda rows, x: jax.lax.dynamic_update_index_in_dim(rows, x, i, 0), buffer, new[name]
         )
         for name, buffer in outputs.items()
     }
@@ -111,26 +118,35 @@ def _token(model: Transformer, end_ids, params, state: DecodeState, sampler, pag
     return i + 1, step.cache, lengths, live, token, outputs
 
 
-def _write_back(state: DecodeState, outputs, past: int) -> DecodeState:
-    """Scatters a call's `[steps slots]` outputs to the slots' rows; a live slot advances one
-    position per step.
-    """
-    n, slots = outputs["tokens"].shape
-    slot = jnp.broadcast_to(jnp.arange(slots)[None], (n, slots))
-    position = state.lengths[None, :] + jnp.arange(n, dtype=jnp.int32)[:, None]
-    # out of range: dropped
-    position = jnp.where(outputs["wrote"], position, past)
+def _results(state: DecodeState, outputs, lengths, live) -> ResultTokens:
+    """The first tokens that are new, and a call's `[steps slots]` outputs, by slots."""
 
-    def put(buffer, name, shift=0):
-        return buffer.at[slot, position - shift].set(
-            outputs[name], mode="drop", unique_indices=True
-        )
+    def columns(first, drawn):
+        return jnp.concatenate([first[:, None], jnp.moveaxis(drawn, 0, 1)], axis=1)
 
-    # row t belongs to token t as an input
-    routes = None if state.routes is None else put(state.routes, "routes", 1)
-    written = {name: put(getattr(state, name), name) for name in ("tokens", "logp", "entropy")}
+    tokens = columns(state.token, outputs["tokens"])
+    valid = columns(state.unreported, outputs["wrote"]).astype(jnp.int32)
+    m = tokens.shape[1]
+    top = None
     if state.top is not None:
-        drawn = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs["top"])
-        top = jax.tree.map(lambda held, x: held.at[:, 1:].set(x), state.top, drawn)
-        state = state._replace(top=top)
-    return state._replace(**written, routes=routes)
+        top = jax.tree.map(columns, state.top, outputs["top"])
+    return ResultTokens(
+        data=jnp.concatenate([tokens, valid, (lengths - state.prompts)[:, None]], axis=1),
+        tokens_idx=(0, m),
+        valid_idx=(m, 2 * m),
+        length_idx=(2 * m, 2 * m + 1),
+        samples_per_slot=1,
+        logp=columns(state.first_logp, outputs["logp"]),
+        entropy=columns(state.first_entropy, outputs["entropy"]),
+        top=top,
+        live=live,
+    )
+
+
+def _written_routes(state: DecodeState, outputs, inputs: Int[Array, "steps slots"], past: int):
+    """The slots' routes with those of a call's inputs; row t belongs to token t as an input."""
+    if state.routes is None:
+        return None
+    slot = jnp.broadcast_to(jnp.arange(inputs.shape[1])[None], inputs.shape)
+    position = jnp.where(outputs["wrote"], inputs, past)  # out of range: dropped
+    return state.routes.at[slot, position].set(outputs["routes"], mode="drop", unique_indices=True)

@@ -1,44 +1,45 @@
-"""Prefill, insert and generate over a DecodeState: JetStream's engine contract (its later form),
-pure, jitted, donated.
+"""The engine of this package: prefill, insert and generate over a DecodeState, with the methods and
+signatures of JetStream's engines (engine_api.py); pure, jitted, donated.
 
 A prefill serves all samples of its prompts: it returns a Prefix with the first token of every
 sample, `bulk_insert` puts samples into slots, `generate` decodes many tokens per call on the
-device. Nothing here reads a clock or the host.
+device and returns them. Nothing here reads a clock or the host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt, UInt32
+import numpy as np
+from jaxtyping import Array, Int, UInt, UInt32
 
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.model.attention import takes_kernel
 from compass_jax.model.moe import empty_routes, unset_id
-from compass_jax.model.params import decode_layout
+from compass_jax.model.params import decode_layout, to_decode
 from compass_jax.model.routes import take_routes
 from compass_jax.model.transformer import Transformer, attention_kernel
 from compass_jax.rollout.decode import decoded
+from compass_jax.rollout.engine_api import ResultTokens
 from compass_jax.rollout.insert import inserted
 from compass_jax.rollout.kv_cache import check_pages
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.prefill import prefilled, prompt_logprobs
 from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler, sample_keys
-from compass_jax.rollout.sizes import resume_buckets
 from compass_jax.rollout.state import DecodeState, Prefix, empty_state, lay, lay_state
 from compass_jax.sharding import Placement, move
 
 
 class Engine:
-    """The sampler of one model. Parameters come in the decode layout with every call; the engine
-    holds none.
+    """The sampler of one model. It has no parameters: each call takes them in the decode layout.
 
-    Engines of equal settings are equal, so that they share what was compiled. Each of `end_ids`
-    ends a sequence. `known` ids are tokens; the LM head's other columns are never drawn (None: all
-    are tokens).
+    Engines of equal settings are equal, so that they share compiled programs. Each of `end_ids`
+    ends a sequence. Ids below `known` are tokens; the LM head's other columns are never drawn
+    (None: all are tokens).
     """
 
     def __init__(
@@ -90,27 +91,38 @@ class Engine:
         """Sequences per slot."""
         return 1
 
-    def bucket(self, length: int) -> int:
-        """Smallest prompt bucket that holds `length` tokens; ValueError beyond the longest."""
-        for size in self.config.prompt_buckets:
-            if length <= size:
-                return size
-        raise ValueError(
-            f"a prompt of {length} tokens exceeds the longest bucket of rollout.prompt_buckets"
-            f" {self.config.prompt_buckets}"
-        )
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The mesh of its placement; the first device without one."""
+        if self.placement is not None:
+            return self.placement.mesh
+        return jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
 
-    def resume_bucket(self, length: int) -> int:
-        """Size to which `length` tokens of a sample that goes on are padded: a prompt bucket, or
-        the longest one doubled until it holds them.
+    @property
+    def colocated_cpus(self) -> None:
+        """None."""
+
+    def get_prefix_destination_sharding(self) -> None:
+        """Returns None: a prefix is not moved."""
+
+    def get_tokenizer(self) -> Any:
+        """Raises NotImplementedError: the engine works on token ids (jetstream_api.py has text)."""
+        raise NotImplementedError("the engine works on token ids and has no tokenizer")
+
+    def build_tokenizer(self, metadata: Any) -> Any:
+        """Raises NotImplementedError like `get_tokenizer`."""
+        return self.get_tokenizer()
+
+    def load_params(self, params: Any) -> Any:
+        """Returns training parameters in the decode layout. `weights.sync` also quantizes them and
+        moves them to another mesh.
         """
-        if length <= self.max_prefill_length:
-            return self.bucket(length)
-        return next(size for size in resume_buckets(self.config) if size >= length)
+        parts = 1 if self.placement is None else self.placement.size("tensor")
+        return to_decode(params, parts, self.layout)
 
     @partial(jax.jit, static_argnums=(0, 1))
     def init_decode_state(self, top_logprobs: int = 0) -> DecodeState:
-        """An empty state: no slot is live. top_logprobs: the sampler's."""
+        """Returns a state without live slots. top_logprobs: the sampler's."""
         return empty_state(self.model, self.config, self.slot_groups, top_logprobs)
 
     def prefill(
@@ -123,8 +135,8 @@ class Engine:
         sampler=None,
         request_id: int = 0,
     ) -> Prefix:
-        """One prompt, one sample, keyed by `request_id`. `existing_prefix` is not supported:
-        ValueError.
+        """Runs one prompt for one sample, keyed by `request_id`. ValueError for an
+        `existing_prefix`, which is not supported.
         """
         if existing_prefix is not None:
             raise ValueError(
@@ -155,12 +167,12 @@ class Engine:
         sampling: RowSampling | None = None,
         routes: UInt[Array, "p t l k"] | None = None,
     ) -> Prefix:
-        """`p` prompts padded to one bucket, run once for all their samples; `rng` has one key per
+        """Runs `p` prompts, padded to one bucket, once for all their samples; `rng` has one key per
         sample (`sample_keys`).
 
         `sampling` of each prompt's samples belongs to a `per_request` sampler: ValueError for
-        one without the other. `routes`: recorded routes of the tokens (of samples that go on,
-        say), live where unset.
+        one without the other. `routes`: recorded routes of the tokens (of resumed samples, for
+        example), live where unset.
         """
         if rng.shape[1] != num_samples:
             raise ValueError(
@@ -174,7 +186,7 @@ class Engine:
         return self._prefill(params, padded_tokens, true_length, rng, sampler, sampling, routes)
 
     def default_sampler(self) -> Sampler:
-        """The sampler of the rollout configuration."""
+        """Returns the sampler of the rollout configuration."""
         return Sampler(self.config.temperature, self.config.top_k, self.config.top_p)
 
     @partial(jax.jit, static_argnums=(0, 5))
@@ -187,14 +199,12 @@ class Engine:
     def prompt_logprobs(
         self, params, tokens: Int[Array, "1 t"], lengths: Int[Array, "1"], most: int
     ) -> TopLogprobs:
-        """[t k]: row i of token i of a prompt, given those before it, and of the `most` likeliest
-        in its place; of the first token, which nothing precedes, its id alone.
+        """Returns `[t k]`: row i has the log-probs of token i of a prompt given those before it,
+        and of the `most` likeliest there; the first row has the token's id alone.
         """
         return prompt_logprobs(self.model, self.config, params, tokens, lengths, most)
 
-    def insert(
-        self, prefix: Prefix, decode_state: DecodeState, slot: int, request_id=None
-    ) -> DecodeState:
+    def insert(self, prefix: Prefix, decode_state: DecodeState, slot: int) -> DecodeState:
         """Puts the first sample of the first prompt into `slot`. ValueError with
         `rollout.cache_pages`: JetStream's callers assign no pages.
         """
@@ -217,8 +227,8 @@ class Engine:
         """Puts sample `s` of prompt `p` into `slots[p, s]`; -1 leaves it out (for a later call with
         the same prefix).
 
-        `max_new_tokens` cuts the samples of each prompt, from 1 to the configuration's (None:
-        there); what lies outside is moved to these.
+        `max_new_tokens` limits the samples of each prompt; it is clipped to 1 and the
+        configuration's limit (None: that limit).
         """
         return inserted(
             self.config, self.end_ids, self.placement, prefix, decode_state, slots, max_new_tokens
@@ -233,14 +243,14 @@ class Engine:
         read: int | None = None,
         wanted_free: int | None = None,
         top_logprobs: bool = False,
-    ) -> tuple[DecodeState, Int[Array, ""]]:
-        """Decodes up to `tokens_per_call` tokens in every live slot; returns the state and the
-        number of steps taken.
+    ) -> tuple[DecodeState, ResultTokens]:
+        """Decodes up to `tokens_per_call` tokens in every live slot; returns the state and the new
+        tokens, the first of a slot being the one of its prefill where that is new.
 
         Stops early when no slot is live, or when `wanted_free` slots are free (None: never). `read`
         bounds the cache positions that attention reads; it must cover the longest live sequence
-        plus tokens_per_call. `top_logprobs`: whether anybody wants those for which the state has
-        room.
+        plus tokens_per_call. `top_logprobs`: whether the results need those of a state that has
+        them.
         """
         wanted = jnp.int32(self.config.slots + 1 if wanted_free is None else wanted_free)
         # the kernel reads no more than each sequence has
@@ -248,19 +258,19 @@ class Engine:
         sampler = sampler or self.default_sampler()
         if decode_state.top is None:
             return self._generate(params, decode_state, wanted, sampler, read)
-        told = jnp.bool_(top_logprobs)
-        return self._generate(params, decode_state, wanted, sampler, read, told)
+        needs_top = jnp.bool_(top_logprobs)
+        return self._generate(params, decode_state, wanted, sampler, read, needs_top)
 
     def in_place(self, state: DecodeState) -> bool:
-        """Whether decoding reads and writes the cache where it lies, by the kernel; else `generate`
-        works on a copy of what it may read.
+        """Returns whether the kernel reads and writes the cache in place; else `generate` works on
+        a copy of the part that it may read.
         """
         return attention_kernel(self.compute) == "splash" and takes_kernel(
             state.cache[0], state.table is not None
         )
 
     @partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=2)
-    def _generate(self, params, state: DecodeState, wanted_free, sampler, read, told=None):
+    def _generate(self, params, state: DecodeState, wanted_free, sampler, read, needs_top=None):
         return decoded(
             self.model,
             self.config,
@@ -271,61 +281,40 @@ class Engine:
             sampler,
             read,
             self.in_place(state),
-            told,
+            needs_top,
         )
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
     def free_resource(self, slot: Int[Array, ""], decode_state: DecodeState) -> DecodeState:
-        """Gives a slot up; what it generated is forgotten."""
+        """Ends the sequence in a slot."""
         return lay_state(
             self.placement, decode_state._replace(live=decode_state.live.at[slot].set(False))
         )
+
+    def with_pages(self, decode_state: DecodeState, table: np.ndarray) -> DecodeState:
+        """Returns the state with the pages `[slots n]` of each slot (pages.PagePool)."""
+        return decode_state._replace(table=jnp.asarray(table.copy()))
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
     def harvest(
         self,
         state: DecodeState,
-        store: UInt[Array, "rows t l k"] | None,
+        store: UInt[Array, "rows t l k"],
         slots: Int[Array, "n"],
         rows: Int[Array, "n"],
-    ):
-        """(tokens, logp, entropy) `[n t]` of finished slots for the host; their routes are copied
-        on the device to rows of `store`.
-
-        `rows` out of range are not stored.
+    ) -> UInt[Array, "rows t l k"]:
+        """Copies the routes of `slots` to `rows` of `store`, on the device. `rows` out of range are
+        not stored.
         """
-        out = tuple(
-            jnp.take(x, slots, axis=0, mode="clip")
-            for x in (state.tokens, state.logp, state.entropy)
-        )
-        if store is not None:
-            assert state.routes is not None
-            store = lay(
-                self.placement,
-                store.at[rows].set(jnp.take(state.routes, slots, axis=0, mode="clip"), mode="drop"),
-                "batch",
-            )
-        return out, store
-
-    @partial(jax.jit, static_argnums=0)
-    def recent(
-        self, state: DecodeState, since: Int[Array, "slots"]
-    ) -> tuple[Int[Array, "slots n"], Float[Array, "slots n"], Float[Array, "slots n"]]:
-        """(tokens, logp, entropy) of each slot from position `since` on: as many as a prefill and
-        one call of `generate` can have added. What lies beyond a sequence's length says nothing.
-        """
-        at = since[:, None] + jnp.arange(self.config.tokens_per_call + 1, dtype=jnp.int32)[None]
-
-        def rows(x):
-            return jnp.take_along_axis(x, at, axis=1, mode="clip")
-
-        return rows(state.tokens), rows(state.logp), rows(state.entropy)
+        assert state.routes is not None
+        taken = jnp.take(state.routes, slots, axis=0, mode="clip")
+        return lay(self.placement, store.at[rows].set(taken, mode="drop"), "batch")
 
     @partial(jax.jit, static_argnums=(0, 3))
     def stored_routes(
         self, store: UInt[Array, "rows t l k"], rows: Int[Array, "n"], length: int
     ) -> UInt[Array, "n length l k"]:
-        """The routes of the first `length` tokens of `rows`; unset for rows out of range."""
+        """Returns the routes of `rows` for the first `length` tokens, unset out of range."""
         return jnp.take(
             store[:, :length], rows, axis=0, mode="fill", fill_value=unset_id(store.dtype)
         )
@@ -334,10 +323,10 @@ class Engine:
     def taken_routes(
         self, store: UInt[Array, "rows t l k"], rows: Int[Array, "n"]
     ) -> UInt[Array, "n t l k"]:
-        """A copy of `rows`, unset for those out of range, laid out by rows over a mesh.
+        """Returns a copy of `rows`, unset for those out of range, laid out by rows over a mesh.
 
-        A gather from a split axis has its whole result on every device first. So it runs in turns,
-        and each turn has one row for each device.
+        A gather from a split axis first has its whole result on every device. So it runs in turns
+        of one row for each device.
         """
         if self.placement is None:
             return take_routes(store, rows, store.shape[1])
@@ -354,7 +343,7 @@ class Engine:
         return jax.lax.with_sharding_constraint(taken, layout)
 
     def adopt(self, store: UInt[Array, "rows t l k"] | None) -> UInt[Array, "rows t l k"] | None:
-        """A store from elsewhere (a checkpoint), on the devices that sample."""
+        """Returns a store of a checkpoint on the devices that sample."""
         return (
             store
             if store is None or self.placement is None
@@ -363,6 +352,6 @@ class Engine:
 
     @partial(jax.jit, static_argnums=(0, 1))
     def new_routes(self, rows: int) -> UInt[Array, "rows t l k"] | None:
-        """Room for the routes of `rows` sequences, unset; None for a dense model."""
+        """Returns unset routes for `rows` sequences; None for a dense model."""
         store = empty_routes(self.model_config, rows, self.config.max_length)
         return None if store is None else lay(self.placement, store, "batch")

@@ -1,4 +1,4 @@
-"""Samples of prefilled prompts into slots."""
+"""Insertion of prefilled samples into slots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from jaxtyping import Array, Int
 from compass_jax.config import RolloutConfig
 from compass_jax.model.moe import unset_id
 from compass_jax.rollout.kv_cache import put_prefix
-from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.prefill import for_samples
 from compass_jax.rollout.sampling import is_end
 from compass_jax.rollout.state import DecodeState, Prefix, lay_state
@@ -25,10 +24,10 @@ def inserted(
     slots: Int[Array, "p s"],
     max_new_tokens: Int[Array, "p"] | None,
 ) -> DecodeState:
-    """`state` with sample `s` of prompt `p` in `slots[p, s]`, unless that is -1; see
+    """Returns `state` with sample `s` of prompt `p` in `slots[p, s]`, unless that is -1; see
     `Engine.bulk_insert`.
     """
-    (p, s), t = slots.shape, prefix.tokens.shape[1]
+    p, s = slots.shape
     flat = slots.reshape(p * s)
     to = jnp.where(flat < 0, rollout.slots, flat)  # out of range: dropped
     source = for_samples(jnp.arange(p), s)
@@ -36,34 +35,22 @@ def inserted(
     def rows(buffer, new):
         return buffer.at[to].set(new.astype(buffer.dtype), mode="drop")
 
-    def window(buffer, new):
-        return buffer.at[to, :t].set(
-            jnp.take(new, source, axis=0).astype(buffer.dtype), mode="drop"
-        )
-
     lengths = jnp.take(prefix.lengths, source)
     token, logp, entropy = (
         x.reshape(p * s) for x in (prefix.first_token, prefix.first_logp, prefix.first_entropy)
     )
-
-    def first(buffer, new):
-        return buffer.at[to, lengths].set(new.astype(buffer.dtype), mode="drop")
-
     most = jnp.full(prefix.lengths.shape, rollout.max_new_tokens, jnp.int32)
     most = most if max_new_tokens is None else jnp.clip(max_new_tokens, 1, most)
     limits = lengths + jnp.take(most, source)
     state = state._replace(
         cache=put_prefix(state.cache, state.table, prefix.cache, source, to, placement),
-        tokens=first(window(state.tokens, prefix.tokens), token),
-        logp=first(
-            rows(state.logp, jnp.zeros((p * s, state.logp.shape[1]), state.logp.dtype)), logp
-        ),
-        entropy=first(
-            rows(state.entropy, jnp.zeros((p * s, state.entropy.shape[1]), state.entropy.dtype)),
-            entropy,
-        ),
-        routes=(None if state.routes is None else window(_forget(state.routes, to), prefix.routes)),
+        token=rows(state.token, token),
+        first_logp=rows(state.first_logp, logp),
+        first_entropy=rows(state.first_entropy, entropy),
+        unreported=rows(state.unreported, jnp.ones_like(token)),
+        routes=_put_routes(state.routes, prefix.routes, source, to),
         lengths=rows(state.lengths, lengths + 1),
+        prompts=rows(state.prompts, lengths),
         limits=rows(state.limits, limits),
         keys=rows(state.keys, prefix.keys.reshape(p * s, 2)),
         live=rows(state.live, ~is_end(token, end_ids) & (lengths + 1 < limits)),
@@ -71,32 +58,27 @@ def inserted(
             state.sampling
             if prefix.sampling is None
             else jax.tree.map(
-                lambda held, new: rows(held, jnp.take(new, source)),
+                lambda buffer, new: rows(buffer, jnp.take(new, source)),
                 state.sampling,
                 prefix.sampling,
             )
         ),
-        top=_first_row(state.top, prefix.top, to),
+        top=jax.tree.map(
+            lambda buffer, new: rows(buffer, new.reshape(p * s, -1)), state.top, prefix.top
+        ),
     )
     return lay_state(placement, state)
 
 
-def _first_row(held: TopLogprobs | None, new: TopLogprobs | None, to) -> TopLogprobs | None:
-    """`held` `[slots n k]` with those `[p s k]` of the first tokens in the first rows of `to`."""
-    if held is None:
-        return None
-
-    def put(held, new):
-        return held.at[to, 0].set(new.reshape(-1, new.shape[-1]), mode="drop")
-
-    return jax.tree.map(put, held, new)
-
-
-def _forget(routes, slots):
-    """A new sequence must not inherit the routes of the slot's previous one: its rows start
-    unset.
+def _put_routes(routes, new, source, to):
+    """`routes` with the rows `source` of a prefix's in the slots `to`, unset behind them: a
+    sequence does not inherit the routes of its slot's previous one.
     """
+    if routes is None:
+        return None
     empty = jnp.array(unset_id(routes.dtype), routes.dtype)
-    return routes.at[slots].set(
-        jnp.broadcast_to(empty, (slots.shape[0], *routes.shape[1:])), mode="drop"
+    routes = routes.at[to].set(
+        jnp.broadcast_to(empty, (to.shape[0], *routes.shape[1:])), mode="drop"
     )
+    taken = jnp.take(new, source, axis=0).astype(routes.dtype)
+    return routes.at[to, : new.shape[1]].set(taken, mode="drop")

@@ -1,12 +1,11 @@
-"""Our engine as one of JetStream's (google-jetstream 0.2.2): its orchestrator and its gRPC server
-drive our batcher. The only file that imports jetstream.
+"""The engine under JetStream's orchestrator and gRPC server (google-jetstream 0.2.2), which drive
+the batcher. The only file that imports jetstream.
 
-JetStream names slots, and takes it for the end of a request when a slot gives no token in a call.
-The batcher's slots are its own: a request that JetStream put into a slot runs in any, or waits for
-pages, and a call decodes until every request that has not ended has a token to hand out. So pages
-and preemption work, and what is in flight goes on as it does in a rollout. Neither do JetStream's
-engines know samplers or requests: sampler and seed are the engine's own, and the k-th prefill of a
-process has the k-th key. Text is tokenised as it comes, without a chat template.
+JetStream assigns slots, and ends a request when its slot returns no token in a call. The batcher
+has its own slots: a request runs in any of them, or waits for pages, and a call decodes until every
+unfinished request has a token to return. So pages and preemption work as in a rollout. JetStream's
+engines have neither samplers nor request ids: the sampler and the seed are fixed, and the k-th
+prefill of a process has the k-th key. Prompts are tokenised without a chat template.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.sampling import Purpose, Sampler
+from compass_jax.rollout.sizes import prompt_bucket
 
 # JetStream pads a request's tokens to one of these
 PREFILL_LENGTHS = tuple(2**n for n in range(4, 16))
@@ -38,21 +38,20 @@ PREFILL_LENGTHS = tuple(2**n for n in range(4, 16))
 
 @dataclass
 class Held:
-    """What JetStream put into a slot, and how many of its tokens it got."""
+    """A request in one of JetStream's slots, with the number of tokens that it returned."""
 
     request: Request
     given: int = 0
 
     @property
     def ready(self) -> int:
-        """Tokens that can be handed out."""
+        """Number of tokens that can be returned."""
         return len(self.request.tokens) - len(self.request.prompt.tokens) - self.given
 
     def next(self) -> tuple[int, int, int]:
-        """(the next token, 1, its number from 1 on); (0, 0, ...) after the last one.
+        """Returns (the next token, 1, its number from 1 on); (0, 0, ...) after the last one.
 
-        JetStream drops a call whose number exceeds the request's limit, and looks before it takes
-        the token.
+        JetStream compares the number with the request's limit before it takes the token.
         """
         valid = self.ready > 0
         place = len(self.request.prompt.tokens) + self.given
@@ -62,7 +61,7 @@ class Held:
 
 
 class Served:
-    """JetStream's decode state: the batcher, and what each of JetStream's slots holds."""
+    """JetStream's decode state: the batcher, and the request in each of JetStream's slots."""
 
     def __init__(self, batcher: Batcher, slots: int):
         self.batcher = batcher
@@ -70,12 +69,13 @@ class Served:
 
     @property
     def lacking(self) -> bool:
-        """Whether a request that goes on has no token to hand out."""
+        """Whether an unfinished request has no token to return."""
         return any(x and not x.request.ended and not x.ready for x in self.slots)
 
 
-class JetStreamEngine(engine_api.Engine):
-    """`engine` with its weights and tokenizer behind JetStream's interface.
+class JetStreamEngine:
+    """`engine` with its weights and tokenizer as JetStream's orchestrator calls an engine: what is
+    not defined here (its sizes, its mesh) is the engine's own.
 
     A call hands out one token of each slot, however many the engine decodes together. ValueError
     where the longest prompt bucket is none of JetStream's lengths: its prefill thread would die of
@@ -94,8 +94,11 @@ class JetStreamEngine(engine_api.Engine):
         self._sampler = sampler
         self._numbers = itertools.count()
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
     def load_params(self, *args: Any, **kwargs: Any) -> Any:
-        """The weights that the engine was made with."""
+        """Returns the weights that the engine was made with."""
         return self._params
 
     def prefill(
@@ -106,11 +109,10 @@ class JetStreamEngine(engine_api.Engine):
         padded_tokens: np.ndarray,
         true_length: int,
     ) -> Request:
-        """A request for this prompt, which the batcher prefills when it enters a slot. ValueError
-        for an `existing_prefix`.
+        """Returns a request for this prompt, which the batcher prefills when it enters a slot.
+        ValueError for an `existing_prefix`.
 
-        Nothing runs on the devices: two threads that start programs on one mesh could wait for each
-        other for ever.
+        No program is started here: two threads that start programs on one mesh can deadlock.
         """
         if existing_prefix is not None:
             raise ValueError(
@@ -121,7 +123,7 @@ class JetStreamEngine(engine_api.Engine):
         return Request.of(prompt, 0, 0, len(tokens) + self._engine.config.max_new_tokens, 0)
 
     def insert(self, prefix: Request, decode_state: Served, slot: int) -> Served:
-        """Puts the request into `slot`; the one before it is not wanted any more."""
+        """Puts the request into `slot` and cancels the one before it."""
         before = decode_state.slots[slot]
         if before is not None:
             decode_state.batcher.cancel(before.request)
@@ -130,7 +132,7 @@ class JetStreamEngine(engine_api.Engine):
         return decode_state
 
     def generate(self, params: Any, decode_state: Served) -> tuple[Served, engine_api.ResultTokens]:
-        """One token of every slot; those after a sequence's end are not valid."""
+        """Returns one token of every slot; those after a sequence's end are not valid."""
         while decode_state.lacking:
             decode_state.batcher.step()
         rows = [(0, 0, 1) if held is None else held.next() for held in decode_state.slots]
@@ -144,64 +146,32 @@ class JetStreamEngine(engine_api.Engine):
         return decode_state, out
 
     def init_decode_state(self, *args: Any, **kwargs: Any) -> Served:
-        """A batcher with empty slots."""
+        """Returns a batcher with empty slots."""
         batcher = Batcher(
             self._engine, self._params, Purpose.SERVE, 0, sampler=self._sampler, streams=True
         )
         return Served(batcher, self.max_concurrent_decodes)
 
     def get_tokenizer(self) -> tokenizer_pb2.TokenizerParameters:
-        """Nothing: `build_tokenizer` has the tokenizer itself."""
+        """Returns an empty description: `build_tokenizer` has the tokenizer itself."""
         return tokenizer_pb2.TokenizerParameters(path="")
 
     def build_tokenizer(
         self, metadata: tokenizer_pb2.TokenizerParameters
     ) -> tokenizer_api.Tokenizer:
-        """The engine's tokenizer in JetStream's form."""
+        """Returns the engine's tokenizer in JetStream's form."""
         return JetStreamTokenizer(self._tokenizer, self._engine)
-
-    def get_prefix_destination_sharding(self) -> None:
-        """A prefix stays where it is."""
-
-    @property
-    def max_concurrent_decodes(self) -> int:
-        """Slots."""
-        return self._engine.max_concurrent_decodes
-
-    @property
-    def samples_per_slot(self) -> int:
-        """1."""
-        return 1
-
-    @property
-    def max_prefill_length(self) -> int:
-        """Longest prompt, in tokens."""
-        return self._engine.max_prefill_length
-
-    @property
-    def mesh(self) -> jax.sharding.Mesh:
-        """The engine's; the first device where it has none."""
-        placement = self._engine.placement
-        if placement is not None:
-            return placement.mesh
-        return jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
-
-    @property
-    def colocated_cpus(self) -> None:
-        """None are named."""
 
 
 class JetStreamTokenizer(tokenizer_api.Tokenizer):
-    """Our tokenizer in JetStream's form: pads to the engine's buckets, decodes one token at
-    a time.
-    """
+    """A tokenizer in JetStream's form: it pads to the engine's buckets."""
 
     def __init__(self, tokenizer: Tokenizer, engine: Engine):
         self._tokenizer, self._engine = tokenizer, engine
 
     def encode(self, s: str, **kwargs: Any) -> tuple[np.ndarray, int]:
-        """(tokens padded to a bucket, how many there are). Of a longer prompt the last tokens are
-        kept, as JetStream's own tokenizers do.
+        """Returns (tokens padded to a bucket, their number). A longer prompt is cut to its last
+        tokens, as by JetStream's own tokenizers.
         """
         ids, most = self._tokenizer.encode(s), self._engine.max_prefill_length
         if len(ids) > most:
@@ -211,13 +181,13 @@ class JetStreamTokenizer(tokenizer_api.Tokenizer):
         ids = ids or [self._tokenizer.pad_id]
         return np.pad(
             np.asarray(ids, np.int32),
-            (0, self._engine.bucket(len(ids)) - len(ids)),
+            (0, prompt_bucket(self._engine.config, len(ids)) - len(ids)),
             constant_values=self.pad_id,
         ), len(ids)
 
     def decode(self, token_ids: list[int], **kwargs: Any) -> str:
-        """Text. A token that is one byte of a longer character is spelt "<0xE5>", from which
-        JetStream puts the character together.
+        """Returns the text. A token that is one byte of a longer character is written "<0xE5>",
+        from which JetStream assembles the character.
         """
         text = self._tokenizer.decode(token_ids)
         if (
@@ -230,30 +200,30 @@ class JetStreamTokenizer(tokenizer_api.Tokenizer):
 
     @property
     def pad_id(self) -> int:
-        """Of padding."""
+        """Id of the padding token."""
         return self._tokenizer.pad_id
 
     @property
     def eos_id(self) -> int:
-        """Of the end of a turn."""
+        """Id of the token that ends a turn."""
         return self._tokenizer.eos_id
 
     @property
     def bos_id(self) -> int:
-        """JetStream puts it before token prompts; the families here have none, so it is the padding
-        token.
+        """Id of the token that JetStream puts before token prompts: the padding token, because the
+        model families here have no token that begins a sequence.
         """
         return self._tokenizer.pad_id
 
     @property
     def stop_tokens(self) -> set[int]:
-        """The engine's end tokens; padding does not end a sequence here."""
+        """The engine's end tokens; padding does not end a sequence."""
         return set(self._engine.end_ids)
 
 
 def run_server(engine: JetStreamEngine, host: str, port: int) -> server_lib.JetStreamServer:
-    """JetStream's gRPC server over `engine`, in interleaved mode, running in threads of this
-    process, each of which kills it on any error.
+    """Starts JetStream's gRPC server over `engine` in interleaved mode, in threads of this process,
+    each of which kills it on any error.
     """
     logging.getLogger().setLevel(logging.WARNING)  # JetStream logs every decode step to stdout
     slices = config_lib.ServerConfig(

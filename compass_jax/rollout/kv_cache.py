@@ -1,15 +1,16 @@
 """The KV cache of all slots: one stretch of positions for each, or pages that a table assigns. Pure
 functions of arrays.
 
-A cache is a tuple over layers (8-bit ones have a leaf of scales beside each of values, of the same
-axes), or over runs of layers, whose axis comes first (compute.scan_decode); `table` `[slots n]`
-names the page of each stretch of a slot. Without a table a slot is one row of the cache. Over a
-mesh each group of slots has its own pages, counted from 0: what touches them runs on each device by
-itself (`shard_map`). Without the kernel a generate call works on a copy of what it may read (a
-decoding step that read through the table, or a slice, would copy it at every token) and puts back
-what it wrote: the copy is of all slots up to the longest live sequence, so that pages save what
-waits between calls and lies beyond it, and a single long sequence makes the copy as large as a
-cache without pages.
+A cache is a tuple over layers (8-bit ones have a leaf of scales for each leaf of values, with the
+same axes), or over runs of layers, whose axis comes first (compute.scan_decode); `table`
+`[slots n]` has the page of each stretch of a slot. Without a table a slot is one row of the cache.
+Over a mesh each group of slots has its own pages, counted from 0, and functions of pages run on
+each device separately (`shard_map`).
+
+Without the kernel a generate call works on a copy of the positions that it may read, of all slots
+up to the longest live sequence, and writes its part back: a decoding step that read through the
+table, or a slice, would copy them at every token. So pages save memory between calls and beyond the
+longest sequence; a single long sequence makes the copy as large as a cache without pages.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ def check_pages(rollout: RolloutConfig, groups: int) -> None:
 def new_cache(
     config: ModelConfig, rollout: RolloutConfig, compute: ComputeConfig, groups: int = 1
 ) -> tuple[Cache, Int[Array, "slots n"] | None]:
-    """(an empty cache, its table): layers of `[slots kv t d]` and None, or with
+    """Returns (an empty cache, its table): layers of `[slots kv t d]` and None, or with
     `rollout.cache_pages` of `[pages kv page d]` and no page assigned.
 
-    groups: of slots, each with an equal part of the pages.
+    groups: parts of the slots, each with an equal part of the pages.
     """
     if not rollout.cache_pages:
         return (
@@ -64,7 +65,7 @@ def new_cache(
 
 
 def _each_layer(change: Callable[..., Array], *caches: Cache) -> Cache:
-    """`change` of each layer's leaves `[slots kv t d]`, whether the layers are stacked or not."""
+    """Applies `change` to each layer's leaves `[slots kv t d]`, stacked or not."""
     return jax.tree.map(
         lambda *leaves: (jax.vmap(change) if leaves[0].ndim == 5 else change)(*leaves), *caches
     )
@@ -73,16 +74,16 @@ def _each_layer(change: Callable[..., Array], *caches: Cache) -> Cache:
 def window(
     cache: Cache, table: Int[Array, "slots n"] | None, size: int, placement: Placement | None = None
 ) -> Cache:
-    """The first `size` positions of every slot, layers of `[slots kv size d]`. What no page holds
-    is any page's: attention masks it.
+    """Returns the first `size` positions of every slot, layers of `[slots kv size d]`. Positions
+    without a page have arbitrary values, which attention masks.
     """
     if table is None:
         return jax.tree.map(lambda x: x[..., :size, :], cache)
 
     def gather(x, table):
         # [slots n kv page d]
-        taken = jnp.take(x, table[:, : size // x.shape[2]], axis=0, mode="clip")
-        return taken.transpose(0, 2, 1, 3, 4).reshape(table.shape[0], x.shape[1], size, x.shape[3])
+        pages = jnp.take(x, table[:, : size // x.shape[2]], axis=0, mode="clip")
+        return pages.transpose(0, 2, 1, 3, 4).reshape(table.shape[0], x.shape[1], size, x.shape[3])
 
     def local(cache, table):
         return _each_layer(partial(gather, table=table), cache)
@@ -101,7 +102,9 @@ def put_back(
     wrote: Bool[Array, "steps slots"],
     placement: Placement | None = None,
 ) -> Cache:
-    """`cache` with what a call wrote into its `window`: at `positions` where `wrote`."""
+    """Returns `cache` with the positions that a call wrote into its window `seen`: `positions`
+    where `wrote`.
+    """
     if table is None:
         return jax.tree.map(
             lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, 0, x.ndim - 2), cache, seen
@@ -136,11 +139,11 @@ def put_prefix(
     slots: Int[Array, "m"],
     placement: Placement | None = None,
 ) -> Cache:
-    """`cache` with row `source[i]` of a prefix, layers of `[p kv t d]`, at the start of `slots[i]`;
-    slots out of range are left out.
+    """Returns `cache` with row `source[i]` of a prefix, layers of `[p kv t d]`, at the start of
+    `slots[i]`; slots out of range are left out.
 
-    Slots that share a page of a prompt write that prompt into it. Over a mesh without pages each
-    slot looks up its row: a scatter would bring the rows of all slots to every device.
+    Slots that share a page of a prompt write the same values into it. Over a mesh without pages
+    each slot looks up its row: a scatter would bring the rows of all slots to every device.
     """
     if table is None:
         write = _put_rows if placement is None else _look_up_rows
@@ -150,13 +153,13 @@ def put_prefix(
     rows, heads = pages_spec(placement, table.shape[0], cache)
     everywhere = jax.tree.map(lambda x: P(*(None,) * (x.ndim - 3), "tensor"), new)
 
-    def own(cache, table, new, source, slots):
+    def put(cache, table, new, source, slots):
         n = table.shape[0]
-        here = slots - jax.lax.axis_index(rows[0]) * n if rows[0] else slots
-        mine = jnp.where((here >= 0) & (here < n), here, n)
-        return _put_pages(cache, table, new, source, mine)
+        local = slots - jax.lax.axis_index(rows[0]) * n if rows[0] else slots
+        local = jnp.where((local >= 0) & (local < n), local, n)
+        return _put_pages(cache, table, new, source, local)
 
-    return _by_group(placement, own, (heads, rows, everywhere, P(), P()), heads)(
+    return _by_group(placement, put, (heads, rows, everywhere, P(), P()), heads)(
         cache, table, new, source, slots
     )
 
@@ -176,8 +179,8 @@ def _look_up_rows(cache: Cache, new: Cache, source, slots) -> Cache:
 
     def looked_up(x, prefix):
         t = prefix.shape[2]
-        taken = jnp.take(prefix, jnp.maximum(row, 0), axis=0).astype(x.dtype)
-        return x.at[:, :, :t].set(jnp.where((row >= 0)[:, None, None, None], taken, x[:, :, :t]))
+        new = jnp.take(prefix, jnp.maximum(row, 0), axis=0).astype(x.dtype)
+        return x.at[:, :, :t].set(jnp.where((row >= 0)[:, None, None, None], new, x[:, :, :t]))
 
     return _each_layer(looked_up, cache, new)
 
@@ -199,8 +202,8 @@ def _put_pages(cache: Cache, table: Int[Array, "slots n"], new: Cache, source, s
 
 
 def pages_spec(placement: Placement, slots: int, cache: Cache) -> tuple[P, Any]:
-    """How the rows of a table lie, and each leaf of a cache of pages: pages with their slots, heads
-    over tensor.
+    """Returns the specs of a table's rows and of each leaf of a paged cache: pages with their
+    slots, heads over tensor.
     """
     axes = placement.batch_axes(slots) or None
     return P(axes), jax.tree.map(lambda x: P(*(None,) * (x.ndim - 4), axes, "tensor"), cache)

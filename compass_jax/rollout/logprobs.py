@@ -1,7 +1,7 @@
-"""What servers show beside a token: its log-prob, and those of the likeliest tokens in its place.
+"""The log-probs that servers return with a token: its own, and those of the likeliest tokens.
 
-They are of softmax(logits), whatever the temperature is at which the token was drawn: the
-log-probs of a prompt and of its answer are of one distribution, the model's.
+They are of softmax(logits) at temperature 1, whatever temperature drew the token, so that the
+log-probs of a prompt and of its answer belong to one distribution.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ ROWS = 128  # of a prompt whose logits exist at once
 
 
 class TopLogprobs(NamedTuple):
-    """`k` ids in the place of a token, and their log-probs in nats: first the token's own, then the
-    likeliest ones, the likeliest first (the token may be among them).
+    """`k` ids for the position of a token, and their log-probs in nats: first the token's own, then
+    the likeliest ones in falling order (the token may be among them).
     """
 
     ids: Int[Array, "*n k"]
@@ -28,7 +28,7 @@ class TopLogprobs(NamedTuple):
 
 
 def empty_logprobs(n: tuple[int, ...], most: int, vocab_size: int, dtype) -> TopLogprobs:
-    """Room for those of `most` tokens beside each of `n`, or of the whole vocabulary."""
+    """Returns zeros for `n` tokens and their `most` likeliest (at most the vocabulary)."""
     shape = (*n, 1 + min(most, vocab_size))
     return TopLogprobs(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, at_least_float32(dtype)))
 
@@ -36,8 +36,8 @@ def empty_logprobs(n: tuple[int, ...], most: int, vocab_size: int, dtype) -> Top
 def top_logprobs(
     logits: Float[Array, "n v"], tokens: Int[Array, "n"], most: int, known: int | None
 ) -> TopLogprobs:
-    """[n 1 + most]: of `tokens` and of the `most` likeliest, by log softmax(logits). Ids from
-    `known` on are no tokens and have no probability.
+    """Returns `[n 1 + most]`: `tokens` and the `most` likeliest by log softmax(logits). Ids from
+    `known` on are not tokens and have no probability.
     """
     logp = jax.nn.log_softmax(known_columns(logits, known), axis=-1)
     own = jnp.take_along_axis(logp, tokens[:, None], axis=-1)
@@ -55,13 +55,13 @@ def top_logprobs_if(
     most: int,
     known: int | None,
 ) -> TopLogprobs:
-    """`top_logprobs` where somebody wants them, else zeros, which cost nothing."""
-    nothing = empty_logprobs(tokens.shape, most, logits.shape[-1], logits.dtype)
-    return jax.lax.cond(wanted, lambda: top_logprobs(logits, tokens, most, known), lambda: nothing)
+    """Returns `top_logprobs` where they are wanted, else zeros, which cost nothing."""
+    zeros = empty_logprobs(tokens.shape, most, logits.shape[-1], logits.dtype)
+    return jax.lax.cond(wanted, lambda: top_logprobs(logits, tokens, most, known), lambda: zeros)
 
 
 def in_rows(function, hidden: Float[Array, "n d"], tokens: Int[Array, "n"]) -> TopLogprobs:
-    """`function(hidden, tokens)`, a few rows at a time."""
+    """Returns `function(hidden, tokens)`, computed a few rows at a time."""
     n = tokens.shape[0]
     size = min(ROWS, n)
 
@@ -69,5 +69,5 @@ def in_rows(function, hidden: Float[Array, "n d"], tokens: Int[Array, "n"]) -> T
         x = jnp.pad(x, ((0, -n % size), *((0, 0),) * (x.ndim - 1)))
         return x.reshape(-1, size, *x.shape[1:])
 
-    found = jax.lax.map(lambda xs: function(*xs), (pieces(hidden), pieces(tokens)))
-    return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1])[:n], found)
+    results = jax.lax.map(lambda xs: function(*xs), (pieces(hidden), pieces(tokens)))
+    return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1])[:n], results)

@@ -1,5 +1,5 @@
-"""Requests that come at any time, through the batcher: one thread drives it, others hand requests
-in and read their tokens.
+"""The batcher of the servers: one thread drives it, others submit requests at any time and read
+their tokens.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ import numpy as np
 from compass_jax.errors import CompassError
 from compass_jax.records import Prompt
 from compass_jax.rollout.batcher import Batcher
-from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.engine_api import RolloutEngine
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.sampling import Purpose, Sampler
-from compass_jax.rollout.waiting import parted
+from compass_jax.rollout.sizes import prompt_bucket
+from compass_jax.rollout.waiting import split_cancelled
 from compass_jax.sharding import fetch
 
-MOST_TOP = 20  # likeliest tokens that may be asked for beside each token
+MOST_TOP = 20  # maximum number of likeliest tokens with each token
 PER_REQUEST = Sampler(per_request=True, top_logprobs=MOST_TOP)
 
 
 class Chunk(NamedTuple):
-    """New tokens of a request, and their log-probs where it wants them. `finish`: "stop" (they
-    end with an end token), "length", "cancelled", "error", or "": go on. `prompt`: log-probs of
-    the prompt's tokens, in the first chunk of a request that wants them.
+    """New tokens of a request, with their log-probs if requested. `finish`: "stop" (the last one is
+    an end token), "length", "cancelled", "error", or "" while it continues. `prompt`: log-probs of
+    the prompt's tokens, in the first chunk of a request that asks for them.
     """
 
     tokens: list[int]
@@ -41,22 +42,22 @@ class Chunk(NamedTuple):
 
 
 class Full(CompassError, RuntimeError):
-    """As many requests wait as may."""
+    """The waiting queue is full."""
 
 
-def _nowhere(chunk: Chunk) -> None:
-    """Nobody reads."""
+def _discard(chunk: Chunk) -> None:
+    """The default of `Streamed.deliver`."""
 
 
 @dataclass(eq=False)
 class Streamed(Request):
-    """A request whose tokens leave as they come: `deliver` is called with each `Chunk`, in the
-    batcher's thread; it must not block.
+    """A request whose tokens are delivered after each call: `deliver` gets each `Chunk`, in the
+    batcher's thread, and must not block.
     """
 
-    deliver: Callable[[Chunk], None] = _nowhere
-    given: int = 0  # tokens that were delivered, the prompt's included
-    of_prompt: bool = False  # whether the log-probs of the prompt's tokens are wanted, too
+    deliver: Callable[[Chunk], None] = _discard
+    given: int = 0  # delivered tokens, the prompt's included
+    of_prompt: bool = False  # whether the log-probs of the prompt's tokens are delivered too
 
     @classmethod
     def asked(
@@ -73,8 +74,8 @@ class Streamed(Request):
         logprobs: bool = False,
         of_prompt: bool = False,
     ) -> Self:
-        """A request of a client. Its draws depend on (seed, sample, position) alone. With no new
-        tokens it needs no slot.
+        """Returns a request of a client. Its draws depend on (seed, sample, position) alone.
+        Without new tokens it needs no slot.
         """
         prompt = Prompt(seed % 2**32, 0, "", "", np.asarray(tokens, np.int32), "")
         n = len(prompt.tokens)
@@ -84,7 +85,7 @@ class Streamed(Request):
         return cls.of(prompt, sample, 0, n + max_new_tokens, 0, **options)
 
     def hand_over(self, finish: str) -> None:
-        """Delivers what is new; nothing where nothing is, unless it ends."""
+        """Delivers the new tokens, if there are any or the request ends."""
         first, self.given = self.given, len(self.tokens)
         top = None
         if self.top is not None:
@@ -96,19 +97,18 @@ class Streamed(Request):
 
 
 class OnlineBatcher:
-    """A batcher and the thread that drives it. Use it as a context manager, or `start` and `stop`
-    it.
+    """A batcher with the thread that drives it, as a context manager or by `start` and `stop`.
 
     An error in the thread ends every request with "error" and is raised by the next `submit`.
     """
 
-    def __init__(self, engine: Engine, params: Any, max_waiting: int):
+    def __init__(self, engine: RolloutEngine, params: Any, max_waiting: int):
         self.engine = engine
         self.max_waiting = max_waiting
         self.error: BaseException | None = None
         self._batcher = Batcher(engine, params, Purpose.SERVE, 0, sampler=PER_REQUEST, streams=True)
-        self._asked: deque[list[Streamed]] = deque()  # what the batcher has no room for yet
-        self._alive: dict[Streamed, None] = {}  # what has not ended, in the order in which it came
+        self._asked: deque[list[Streamed]] = deque()  # groups that wait outside the batcher
+        self._alive: dict[Streamed, None] = {}  # unfinished requests in order of arrival
         self._changed = threading.Condition()
         self._running = self._stopped = False
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
@@ -126,8 +126,7 @@ class OnlineBatcher:
         self._thread.start()
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Ends the thread after its present tick; what is not finished ends as "cancelled".
-
+        """Ends the thread after its present tick; unfinished requests end as "cancelled". Returns
         False where the tick lasts longer than `timeout_s`.
         """
         with self._changed:
@@ -137,11 +136,10 @@ class OnlineBatcher:
         return not self._thread.is_alive()
 
     def submit(self, *groups: Sequence[Streamed]) -> None:
-        """Queues requests, all or none; those of a group have one prompt, and one prefill serves
-        them. Full if they do not fit into the queue now; ValueError for more than ever do, and for
-        a prompt that the engine cannot hold.
-
-        RuntimeError after `stop`, or when the thread has failed: nobody would answer.
+        """Queues requests, all or none; those of a group have one prompt and share a prefill.
+        Raises Full where the queue has no room now, ValueError for more requests than it ever has
+        room for and for a prompt that the engine cannot hold, RuntimeError after `stop` or when the
+        thread has failed.
         """
         requests = [request for group in groups for request in group]
         if len(requests) > self.max_waiting:
@@ -152,7 +150,7 @@ class OnlineBatcher:
         for request in requests:
             if not len(request.tokens):
                 raise ValueError("the prompt is empty")
-            self.engine.bucket(len(request.tokens))
+            prompt_bucket(self.engine.config, len(request.tokens))  # raises beyond the longest
             most = len(request.tokens) + self.engine.config.max_new_tokens
             request.limit = min(request.limit, most)
         with self._changed:
@@ -171,24 +169,24 @@ class OnlineBatcher:
             self._changed.notify()
 
     def cancel(self, requests: Iterable[Streamed]) -> None:
-        """Gives requests up; their slots and pages are free at the next tick."""
+        """Cancels requests; their slots and pages are free at the next tick."""
         self._batcher.cancel(*requests)
 
     @property
     def active(self) -> int:
-        """Requests that hold a slot."""
+        """Number of requests in slots."""
         return sum(x.slot >= 0 for x in list(self._alive))
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a slot."""
+        """Number of requests that wait for a slot."""
         return sum(x.slot < 0 and not (x.ended or x.cancelled) for x in list(self._alive))
 
     def _forget_cancelled(self) -> None:
-        """Requests that were given up while they waited make room for others."""
+        """Removes cancelled requests that wait outside the batcher."""
         groups, self._asked = self._asked, deque()
         for group in groups:
-            left, stay = parted(group)
+            left, stay = split_cancelled(group)
             self._end(left, "cancelled")
             if stay:
                 self._asked.append(stay)
@@ -203,15 +201,15 @@ class OnlineBatcher:
                 self._admit()
                 self._tick()
             self._end_all("cancelled")
-        except BaseException as error:  # whatever it is, nobody may wait for it for ever
+        except BaseException as error:  # every request must end, whatever it is
             with self._changed:
                 self.error = error
             logging.getLogger(__name__).exception("the batcher ended")
             self._end_all("error")
 
     def _admit(self) -> None:
-        """Hands in groups for which there is room, up to one whose prompt's log-probs are wanted:
-        what is being decoded waits for no more than one of these.
+        """Adds groups to the batcher while it has room, up to one with log-probs of its prompt:
+        sequences in slots wait for at most one such pass.
         """
         scored = False
         while not scored:
@@ -222,33 +220,31 @@ class OnlineBatcher:
                 group = self._asked.popleft()
             scored = group[0].of_prompt
             if scored:
-                found = self._prompt_logprobs(group[0].prompt.tokens)
+                logprobs = self._prompt_logprobs(group[0].prompt.tokens)
                 for request in group:
-                    request.deliver(Chunk([], "", prompt=found))
+                    request.deliver(Chunk([], "", prompt=logprobs))
             if group[0].limit == len(group[0].tokens):
                 self._end(group, "length")
             else:
                 self._hand_in(group)
 
     def _prompt_logprobs(self, prompt: np.ndarray) -> TopLogprobs:
-        """[n k] of a prompt's `n` tokens."""
+        """The log-probs `[n k]` of a prompt's `n` tokens."""
         n = len(prompt)
-        padded = np.zeros((1, self.engine.bucket(n)), np.int32)
+        padded = np.zeros((1, prompt_bucket(self.engine.config, n)), np.int32)
         padded[0, :n] = prompt
-        given = jnp.asarray(padded), jnp.asarray([n], jnp.int32), MOST_TOP
-        found = fetch(self.engine.prompt_logprobs(self._batcher.params, *given))
-        return TopLogprobs(*(x[:n] for x in found))
+        prompt_and_length = jnp.asarray(padded), jnp.asarray([n], jnp.int32)
+        rows = self.engine.prompt_logprobs(self._batcher.params, *prompt_and_length, MOST_TOP)
+        return TopLogprobs(*(x[:n] for x in fetch(rows)))
 
     def _hand_in(self, group: Sequence[Streamed]) -> None:
-        """A power of two of samples shares a prefill: so few programs are compiled."""
+        """Adds a group whose prefill draws a power of two of samples: few shapes are compiled."""
         first = min(request.column for request in group)
         width = max(request.column for request in group) + 1 - first
         self._batcher.add(group, range(first, first + 2 ** (width - 1).bit_length()))
 
     def _tick(self) -> None:
-        """One step of the batcher, and the new tokens of every request to whoever waits for
-        them.
-        """
+        """Steps the batcher once and delivers the new tokens."""
         self._batcher.step()
         for request in list(self._alive):
             if request.ended:

@@ -1,5 +1,5 @@
-"""Which pages of the KV cache belong to which slot. Counts on the host, no arrays of the device;
-every host of a pod counts alike.
+"""The pages of the KV cache and the slots that use them: counts on the host, equal on all hosts of
+a pod.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ import numpy as np
 
 
 class PagePool:
-    """`pages` pages of `page_tokens` positions each, lent to `slots` slots of up to `per_slot`
-    pages.
+    """A pool of `pages` pages of `page_tokens` positions each, for `slots` slots of up to
+    `per_slot` pages.
 
-    groups: over so many devices slots and pages are split, in equal parts of both (ValueError where
-    they do not divide); a slot has pages of its own group alone. `table` `[slots, per_slot]` int32
-    is what the engine reads: of each stretch of a slot its page, counted within its group, and
-    `pages // groups` (out of range) where there is none. A page is lent to several slots where they
-    share a prompt; it is free again when the last of them gives it back.
+    Slots and pages are split into `groups` equal parts (ValueError where they do not divide), and a
+    slot uses the pages of its group. The engine reads `table` `[slots, per_slot]` int32: the page
+    of each stretch of a slot, counted within the group, or `pages // groups` (out of range).
+    Several slots that share a prompt share its pages; a page is free again when the last of them
+    releases it.
     """
 
     def __init__(self, pages: int, page_tokens: int, slots: int, per_slot: int, groups: int = 1):
@@ -32,19 +32,19 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds."""
+        """Free pages."""
         return sum(map(len, self._free))
 
     def free_of(self, group: int) -> int:
-        """Pages of one group that nobody holds."""
+        """Returns the number of free pages of a group."""
         return len(self._free[group])
 
     def group(self, slot: int) -> int:
-        """Whose pages a slot has."""
+        """Returns the group whose pages a slot uses."""
         return slot * self.groups // len(self.table)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold `tokens` positions."""
+        """Returns the number of pages that hold `tokens` positions."""
         return -(-tokens // self.page_tokens)
 
     def admit(
@@ -55,13 +55,12 @@ class PagePool:
         shared_tokens: int = 0,
         spare: int = 0,
     ) -> bool:
-        """Lends an empty slot the pages of `tokens` positions; False, and nothing lent, unless
-        `spare` pages of its group are still free then.
+        """Gives an empty slot the pages of `tokens` positions. Returns False and changes nothing
+        unless `spare` pages of its group are free afterwards.
 
-        The whole pages of the first `shared_tokens` positions are `leader`'s own, which holds them
-        already: all that is ever written to them is the prompt that they share. ValueError for a
-        slot that holds pages already, and for a leader of another group or with fewer pages than
-        are shared.
+        The whole pages of the first `shared_tokens` positions are those of the slot `leader`: only
+        the shared prompt is ever written to them. ValueError for a slot that has pages, and for a
+        leader of another group or with fewer pages than are shared.
         """
         group = self.group(slot)
         if self._held[slot]:
@@ -85,8 +84,8 @@ class PagePool:
         return self.grow(slot, tokens)
 
     def grow(self, slot: int, tokens: int) -> bool:
-        """Lends a slot what it still needs for `tokens` positions; False, and nothing lent, where
-        too few pages are free.
+        """Gives a slot the pages that it lacks for `tokens` positions. Returns False and changes
+        nothing where too few are free.
         """
         group = self.group(slot)
         missing = self.pages_for(tokens) - int(self._held[slot])

@@ -24,7 +24,7 @@ def prefilled(
     sampling: RowSampling | None,
     routes: UInt[Array, "p t l k"] | None,
 ) -> Prefix:
-    """Prompts run once for all their samples, the first token of each drawn."""
+    """Runs prompts once for all their samples and draws the first token of each."""
     p, s = keys.shape[:2]
     (last, cache, routes), _ = _encode(model, rollout, params, tokens, lengths, routes)
     logits = next_logits(model, params, last, sampler)
@@ -41,8 +41,8 @@ def prefilled(
     token, logp, entropy = (x.reshape(p, s) for x in drawn)
     top = None
     if sampler.top_logprobs:
-        found = top_logprobs(logits, drawn[0], sampler.top_logprobs, model.known)
-        top = jax.tree.map(lambda x: x.reshape(p, s, -1), found)
+        likeliest = top_logprobs(logits, drawn[0], sampler.top_logprobs, model.known)
+        top = jax.tree.map(lambda x: x.reshape(p, s, -1), likeliest)
     return Prefix(cache, tokens, lengths, routes, keys, token, logp, entropy, sampling, top)
 
 
@@ -54,8 +54,8 @@ def prompt_logprobs(
     lengths: Int[Array, "1"],
     most: int,
 ) -> TopLogprobs:
-    """[t k]: row i of token i, given those before it; of the first its id alone. What lies beyond
-    the length says nothing.
+    """Returns `[t k]`: row i has the log-probs of token i given those before it, the first row its
+    id alone. Rows beyond the length are undefined.
     """
 
     def of_rows(hidden, following):
@@ -75,9 +75,9 @@ def prompt_logprobs(
 def _encode(
     model: Transformer, rollout: RolloutConfig, params, tokens, lengths, routes, of_piece=None
 ):
-    """((hidden state of each prompt's last token, cache, routes), rows), by pieces of
-    `prefill_chunk` tokens: attention scores are of one piece. rows: what `of_piece` makes of the
-    hidden states of a piece and the tokens that follow, for all pieces; None without it.
+    """((hidden state of each prompt's last token, cache, routes), rows), computed by pieces of
+    `prefill_chunk` tokens, which bounds the attention scores. rows: the results of `of_piece` for
+    the hidden states of each piece and the tokens that follow; None without it.
     """
     p, t = tokens.shape
     size = min(t, rollout.prefill_chunk)
@@ -135,5 +135,5 @@ def _encode(
 
 
 def for_samples(x: Array, s: int) -> Array:
-    """`x` `[p ...]` of prompts for each of their `s` samples, `[p*s ...]`."""
+    """Returns `x` `[p ...]` of prompts repeated for each of their `s` samples, `[p*s ...]`."""
     return jnp.broadcast_to(x[:, None], (x.shape[0], s, *x.shape[1:])).reshape(-1, *x.shape[1:])

@@ -1,4 +1,4 @@
-"""The programs that the engine runs, for each use of it: training's rollouts, evaluation."""
+"""The programs that the engine runs, for each of its workloads: training's rollouts, evaluation."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from compass_jax.rollout.state import DecodeState
 
 
 @dataclass(frozen=True)
-class Use:
-    """What somebody wants of the engine.
+class EngineWorkload:
+    """A workload of the engine.
 
     Args:
-        name: stands behind the names of its programs; none for training's.
+        name: suffix of its programs' names; empty for training's.
         samples: of each prompt.
-        samplers: with each of which it samples.
-        rows: of the buffer that keeps the routes; 0: nobody keeps them.
-        taken: rows of it that are read together in the end.
-        goes_on: whether samples are interrupted and go on, in another slot or another step.
+        samplers: it samples with each of these.
+        rows: of the buffer that keeps the routes; 0: routes are not kept.
+        taken: rows of the buffer that are read together at the end.
+        goes_on: whether samples are interrupted and resumed, in another slot or another step.
     """
 
     name: str
@@ -37,8 +37,10 @@ class Use:
     goes_on: bool = False
 
 
-def sampling_programs(engine: Engine, params: Program, uses: tuple[Use, ...]) -> Iterator[Program]:
-    """What the engine runs for `uses`, with the parameters that `params` gives."""
+def sampling_programs(
+    engine: Engine, params: Program, uses: tuple[EngineWorkload, ...]
+) -> Iterator[Program]:
+    """Yields the programs that the engine runs for `uses`, with the result of `params`."""
     slots = Program("slots", Engine.init_decode_state, (engine,))
     yield slots
     for use in uses:
@@ -50,7 +52,7 @@ class _Lister:
     engine: Engine
     params: Result
     state: Result
-    use: Use
+    use: EngineWorkload
 
     def programs(self) -> Iterator[Program]:
         config, use = self.engine.config, self.use
@@ -72,8 +74,9 @@ class _Lister:
         if store is not None and use.taken:
             which = self._array((use.taken,))
             yield self._named("taken", Engine.taken_routes, store, which)
-        some = self._array((share(config),))
-        yield self._named("harvest", Engine.harvest, self.state, store, some, some)
+        if store is not None:
+            some = self._array((share(config),))
+            yield self._named("harvest", Engine.harvest, self.state, store, some, some)
         if use.goes_on and config.cache_pages:
             yield self._named("free", Engine.free_resource, self._array(()), self.state)
 
@@ -114,7 +117,7 @@ class _Lister:
         config, empty = self.engine.config, jax.eval_shape(self.engine.init_decode_state)
         parts: list[int | None] = [None]
         if not self.engine.in_place(DecodeState(*empty)):
-            # the whole cache is read where it lies; of a part of it there is a copy
+            # the whole cache is read in place; a part of it is copied
             parts = [config.max_length, *reads(config)[:-1]]
         for read in parts:
             given = (self.params, self.state, self._array(()), sampler, read)
@@ -125,6 +128,6 @@ class _Lister:
         return Program(name, function, (self.engine, *given), tokens=tokens)
 
     def _array(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
-        """An array from the host: every device has it whole."""
+        """An array from the host, replicated on all devices."""
         placement = self.engine.placement
         return struct(shape, dtype, None if placement is None else placement.sharding())

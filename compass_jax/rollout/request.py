@@ -1,4 +1,4 @@
-"""One sample on its way through the batcher."""
+"""One sample that the batcher generates."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from compass_jax.rollout.logprobs import TopLogprobs
 
 @dataclass(eq=False)
 class Request:
-    """One sample on its way, in a slot or waiting for one. What it has so far is its own: a
-    preempted or carried one goes on where it stopped.
+    """A sample in a slot or waiting for one. It holds its tokens, log-probs and entropies, so that
+    a preempted or carried sample continues where it stopped.
 
-    Its log-probs and entropies so far are on the host, its routes in row `row` of the route buffer;
-    a prefill over its tokens, replaying these routes (live ones without a buffer), brings back the
-    cache, and draws the next token with the key that the decoding step would have used.
+    Its routes are in row `row` of the route buffer. A prefill over its tokens, replaying these
+    routes (live ones without a buffer), restores the cache, and draws the next token with the key
+    that the decoding step would have used.
     """
 
     prompt: Prompt
@@ -35,16 +35,16 @@ class Request:
     temperature: float = 0.0  # for a `per_request` sampler, like the next two
     top_k: int = 0  # 0: all tokens
     top_p: float = 1.0
-    logprobs: bool = False  # whether somebody wants those of the likeliest tokens
+    logprobs: bool = False  # whether the log-probs of the likeliest tokens are collected
     top: TopLogprobs | None = None  # [n k], of the tokens after the prompt
-    cancelled: bool = False  # nobody wants it any more
+    cancelled: bool = False
     ended: bool = False  # by its end token, its limit, or because it was cancelled
 
     @classmethod
     def of(
         cls, prompt: Prompt, column: int, row: int, limit: int, version: int, **others: Any
     ) -> Self:
-        """A sample that has not begun; `version` of the policy that begins it."""
+        """Returns a new sample; `version` of the policy that begins it."""
         n = len(prompt.tokens)
         zeros, versions = np.zeros(n, np.float32), np.full(n, version, np.int32)
         held = (prompt.tokens, zeros, zeros, versions)
@@ -52,30 +52,27 @@ class Request:
 
     @classmethod
     def again(cls, was: Rollout, limit: int) -> Request:
-        """A sample that was cut goes on."""
+        """Returns the request that continues a sample."""
         held = (was.tokens, was.logp, was.entropy, was.versions)
         return cls(was.prompt, was.sample, was.row, limit, *held, length=len(was.tokens))
 
     @property
     def begun(self) -> bool:
-        """Whether the host has tokens of it beside the prompt."""
+        """Whether it has tokens after the prompt."""
         return len(self.tokens) > len(self.prompt.tokens)
 
-    def take(self, tokens: np.ndarray, logp: np.ndarray, entropy: np.ndarray, version: int) -> int:
-        """Appends what follows the tokens that it has, up to `length`; how many these are. `[n]`
-        arrays, which may be longer.
-        """
-        n = self.length - len(self.tokens)
-        self.tokens = np.concatenate([self.tokens, tokens[:n]])
-        self.logp = np.concatenate([self.logp, logp[:n]])
-        self.entropy = np.concatenate([self.entropy, entropy[:n]])
-        self.versions = np.concatenate([self.versions, np.full(n, version, np.int32)])
-        return n
+    def take(self, tokens: np.ndarray, logp: np.ndarray, entropy: np.ndarray, version: int) -> None:
+        """Appends new tokens and what is known of each."""
+        self.tokens = np.concatenate([self.tokens, tokens])
+        self.logp = np.concatenate([self.logp, logp])
+        self.entropy = np.concatenate([self.entropy, entropy])
+        self.versions = np.concatenate([self.versions, np.full(len(tokens), version, np.int32)])
+        self.length = len(self.tokens)
 
     def take_top(self, top: TopLogprobs) -> None:
-        """Appends those `[n k]` of its newest tokens."""
-        held = top if self.top is None else map(np.concatenate, zip(self.top, top, strict=True))
-        self.top = TopLogprobs(*held)
+        """Appends the log-probs `[n k]` of its newest tokens."""
+        rows = top if self.top is None else map(np.concatenate, zip(self.top, top, strict=True))
+        self.top = TopLogprobs(*rows)
 
     def rollout(self, end_ids: Container[int]) -> Rollout:
         """Returns the tokens so far as a Rollout, truncated where none of `end_ids` is the last."""

@@ -1,5 +1,5 @@
-"""Logits -> token, log-prob, entropy. Every draw's key is folded from (run seed, purpose, prompt,
-visit, sample, position).
+"""Sampling: logits -> token, log-prob, entropy. Every draw's key is folded from (run seed, purpose,
+prompt, visit, sample, position).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from compass_jax.model.logprobs import known_columns, log_softmax_entropy
 
 
 class Purpose(enum.IntEnum):
-    """What a sample is drawn for; part of its key, so evaluation never repeats training's draws."""
+    """The purpose of a sample, part of its key: evaluation does not repeat training's draws."""
 
     TRAIN = 0
     EVAL = 1
@@ -31,8 +31,8 @@ class Sampler:
     """Static sampling parameters. Temperature 0 is greedy, its log-probs are those of temperature
     1.
 
-    With `per_request` each sequence brings parameters of its own (`RowSampling`) in the place of
-    these three. `top_logprobs`: so many of the likeliest tokens are told beside each drawn one.
+    With `per_request` each sequence has its own parameters (`RowSampling`) instead of these three.
+    `top_logprobs`: number of the likeliest tokens whose log-probs are returned with each token.
     """
 
     temperature: float = 1.0
@@ -43,7 +43,7 @@ class Sampler:
 
     @property
     def truncates(self) -> bool:
-        """Whether it draws from a part of the vocabulary alone (`truncate`)."""
+        """Whether it truncates the distribution (`truncate`)."""
         return self.top_k > 0 or self.top_p < 1.0
 
 
@@ -68,7 +68,7 @@ def sample_keys(
     visits: UInt32[Array, "n"],
     samples: UInt32[Array, "n"],
 ) -> UInt32[Array, "n 2"]:
-    """One key per sequence; `sample` folds in the position of each draw."""
+    """Returns one key per sequence; `sample` folds in the position of each draw."""
     base = jax.random.fold_in(jax.random.key(seed), int(purpose))
 
     def one(prompt, visit, sample):
@@ -82,15 +82,15 @@ def sample_keys(
 def truncate(
     logits: Float[Array, "n v"], top_k: int | Int[Array, "n"], top_p: float | Float[Array, "n"]
 ) -> Float[Array, "n v"]:
-    """Logits outside the top-k, or outside the smallest set of tokens with mass >= top-p, become
-    -inf. Ties with the last token kept stay. 0 or less for top_k, 1 for top_p: all tokens.
+    """Returns logits with -inf outside the top-k and outside the smallest set of tokens with mass
+    >= top-p. Ties with the last token stay. 0 or less for top_k, 1 for top_p: all tokens.
 
-    The lowest logit that stays is found bit by bit: a sort of a whole vocabulary takes 8 to 30
-    times as long on a CPU, and needs whole rows on a mesh.
+    The threshold is found bit by bit: a sort of the vocabulary takes 8 to 30 times as long on a
+    CPU, and needs whole rows on a mesh.
     """
     n = logits.shape[0]
     top_k = jnp.broadcast_to(jnp.asarray(top_k, jnp.int32), (n,))
-    # of nothing else than the likeliest token at 0
+    # at 0 only the likeliest token stays
     top_p = jnp.clip(jnp.broadcast_to(jnp.asarray(top_p, jnp.float32), (n,)), 1e-12, None)
     order = _ordered(logits)
 
@@ -109,15 +109,13 @@ def truncate(
 
 
 def _ordered(x: Float[Array, "n v"]) -> UInt32[Array, "n v"]:
-    """Integers in the order of the numbers `x` as float32; 0 and -0 are one."""
+    """Integers with the order of the numbers `x` as float32; 0 and -0 are equal."""
     bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32) + 0.0, jnp.uint32)
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
 def _highest(holds: Callable[[Array], Array], n: int) -> UInt32[Array, "n"]:
-    """The highest number of 32 bits for which `holds`, which is true up to some number; 0 where it
-    is never true.
-    """
+    """The highest 32-bit number for which the monotone predicate `holds`; 0 where there is none."""
 
     def one_bit(i, bound):
         higher = bound | (jnp.uint32(1 << 31) >> i.astype(jnp.uint32))
@@ -127,8 +125,8 @@ def _highest(holds: Callable[[Array], Array], n: int) -> UInt32[Array, "n"]:
 
 
 def _argmax(x: Float[Array, "n v"], last: int) -> Int[Array, "n"]:
-    """The first index of the largest value: as two plain reductions, because XLA's argmax on CPU is
-    one slow one. A row of NaN gives `last`.
+    """The first index of the largest value, by two plain reductions, because XLA's argmax is slow
+    on CPU. A row of NaN gives `last`.
     """
     index = jnp.arange(x.shape[-1], dtype=jnp.int32)[None, :]
     largest = x == jnp.max(x, axis=-1, keepdims=True)
@@ -138,7 +136,7 @@ def _argmax(x: Float[Array, "n v"], last: int) -> Int[Array, "n"]:
 def _truncated(
     scaled: Float[Array, "n v"], sampler: Sampler, rows: RowSampling | None
 ) -> Float[Array, "n v"]:
-    """`truncate` where the sampler, or the parameters of any drawn sequence, ask for it."""
+    """The result of `truncate` where the sampler or any drawn sequence truncates."""
     if rows is None:
         return truncate(scaled, sampler.top_k, sampler.top_p) if sampler.truncates else scaled
     wanted = (rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1))
@@ -155,11 +153,11 @@ def sample(
     rows: RowSampling | None = None,
     known: int | None = None,
 ) -> tuple[Int[Array, "n"], Float[Array, "n"], Float[Array, "n"]]:
-    """(token, logp, entropy) at `positions`; logp and entropy are of softmax(logits / T) over the
-    full vocabulary, before truncation.
+    """Returns (token, logp, entropy) at `positions`; logp and entropy are of softmax(logits / T)
+    over the full vocabulary, before truncation.
 
     `rows` are the parameters of each sequence where the sampler is `per_request`. Ids from `known`
-    on are no tokens: they are not drawn, and count neither in logp nor in the entropy
+    on are not tokens: they are not drawn, and count neither in logp nor in the entropy
     (`known_columns`).
     """
     if sampler.per_request != (rows is not None):
@@ -173,7 +171,7 @@ def sample(
         scaled = logits / positive.astype(logits.dtype)[:, None]
     else:
         scaled = logits / (sampler.temperature or 1.0)
-    # again: divided by a small temperature, the lowest would overflow
+    # again, since the lowest logits overflow when divided by a small temperature
     scaled = known_columns(scaled, known)
     logp, entropy = log_softmax_entropy(scaled)
     if sampler.temperature == 0 and not sampler.per_request:
@@ -192,5 +190,5 @@ def sample(
 
 
 def is_end(token: Int[Array, "n"], end_ids: tuple[int, ...]) -> Bool[Array, "n"]:
-    """Returns which tokens are one of `end_ids`; none is where there are none."""
+    """Returns which tokens are one of `end_ids`."""
     return (token[:, None] == jnp.array(end_ids, jnp.int32)[None]).any(axis=1)

@@ -1,6 +1,4 @@
-"""In which order requests enter the slots, from the lengths that are expected of them. Pure
-functions of numbers on the host.
-"""
+"""The order in which requests enter the slots. Pure functions of numbers on the host."""
 
 from __future__ import annotations
 
@@ -11,26 +9,21 @@ import numpy as np
 
 
 def longest_first(expected: Sequence[float]) -> list[int]:
-    """Indices by falling expected length, ties in their order (longest processing time first: what
-    ends last should not start last).
-
-    NaN, nothing expected, counts as the mean of the others: such a request is neither held back nor
-    preferred.
+    """Returns indices by falling expected length, ties in order (longest processing time first).
+    NaN, an unknown length, counts as the mean of the others.
     """
     lengths = np.asarray(expected, np.float64)
-    unknown = np.isnan(lengths)
-    if unknown.all():
+    is_nan = np.isnan(lengths)
+    if is_nan.all():
         return list(range(len(lengths)))
-    filled = np.where(unknown, lengths[~unknown].mean(), lengths)
+    filled = np.where(is_nan, lengths[~is_nan].mean(), lengths)
     return np.argsort(-filled, kind="stable").tolist()
 
 
 def evenly(free: Sequence[int], slots: int, groups: int) -> list[int]:
-    """Free slots in the order in which they are to be filled, so that `groups` devices with as many
-    slots each keep as many free ones.
-
-    Device g has slots g * slots / groups and those behind it. Where longest come first, neighbours
-    in the queue are alike in length, and every device gets its share of them.
+    """Returns the free slots in the order in which they are filled: the device with the most free
+    slots first, of `groups` devices with consecutive slots. Neighbours in the queue have similar
+    lengths where the longest come first, so every device gets its share of the long ones.
     """
     size = slots // groups
     waiting = [deque(sorted(slot for slot in free if slot // size == g)) for g in range(groups)]

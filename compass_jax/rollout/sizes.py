@@ -1,39 +1,39 @@
-"""The sizes in which the engine's programs are run: every other one would be compiled anew. The
-batcher takes them from here, and so does the list of programs. Pure functions of the configuration.
+"""The shapes with which the engine's programs are called, since each other shape is compiled anew.
+The batcher and the list of programs use these. Pure functions of the configuration.
 """
 
 from __future__ import annotations
 
 from compass_jax.config import RolloutConfig
 
-# The cache of a prefill's prompts lies beside that of the slots, and over a mesh every device has
-# all of it for a moment: with one sample of each prompt it would be as large as the slots'.
+# A prefill has a cache of its own, and over a mesh every device has all of it for a moment: with
+# one sample of each prompt it would be as large as the slots'.
 PREFILL_TOKENS = 131_072
 
 
 def share(config: RolloutConfig) -> int:
-    """An eighth of the slots: samples that go on are prefilled together, and those that have ended
-    are fetched together, up to so many.
+    """Returns an eighth of the slots: the number of samples that are resumed together, and of those
+    whose routes are copied together.
     """
     return max(1, config.slots // 8)
 
 
 def prefill_rows(config: RolloutConfig, samples: int, bucket: int) -> list[int]:
-    """Prompts of `bucket` tokens in a prefill that serves `samples` of each, ascending: as many as
-    fill all slots, or an eighth of them, where that is not too much for one program.
+    """Returns the numbers of prompts of `bucket` tokens in a prefill for `samples` of each,
+    ascending: as many as fill all slots, or an eighth of them, up to PREFILL_TOKENS.
     """
     most = max(1, PREFILL_TOKENS // bucket)
     return sorted({min(-(-slots // samples), most) for slots in (config.slots, share(config))})
 
 
 def resume_rows(config: RolloutConfig) -> list[int]:
-    """Samples of a prefill of those that go on, ascending."""
+    """Returns the numbers of samples that a prefill resumes, ascending."""
     return sorted({1, share(config)})
 
 
 def resume_buckets(config: RolloutConfig) -> list[int]:
-    """Lengths to which samples that go on are padded, ascending: those of prompts, and the longest
-    of them doubled until it holds every sequence.
+    """Returns the lengths to which resumed samples are padded, ascending: the prompt buckets, and
+    the longest of them doubled until it holds every sequence.
     """
     sizes = list(config.prompt_buckets)
     while sizes[-1] < config.max_length:
@@ -41,6 +41,24 @@ def resume_buckets(config: RolloutConfig) -> list[int]:
     return sizes
 
 
+def prompt_bucket(config: RolloutConfig, length: int) -> int:
+    """Returns the smallest prompt bucket that holds `length` tokens; ValueError beyond the
+    longest.
+    """
+    for size in config.prompt_buckets:
+        if length <= size:
+            return size
+    raise ValueError(
+        f"a prompt of {length} tokens exceeds the longest bucket of rollout.prompt_buckets"
+        f" {config.prompt_buckets}"
+    )
+
+
+def resume_bucket(config: RolloutConfig, length: int) -> int:
+    """Returns the size to which `length` tokens of a resumed sample are padded."""
+    return next(size for size in resume_buckets(config) if size >= length)
+
+
 def reads(config: RolloutConfig) -> list[int]:
-    """Cache positions that a call of `generate` may read, ascending: whole cache buckets."""
+    """Returns the numbers of cache positions that `generate` may read, ascending."""
     return list(range(config.cache_bucket, config.max_length + 1, config.cache_bucket))

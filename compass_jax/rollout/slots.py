@@ -1,5 +1,5 @@
-"""Which request has which slot, and the pages of the cache that it needs there. Counts on the host;
-every host of a pod counts alike.
+"""The slots of an engine with their requests and pages: counts on the host, equal on all hosts of a
+pod.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from compass_jax.rollout.waiting import OpenPrefix
 
 
 class Slots:
-    """The slots of an engine and who is in them: `entered`, the oldest first. `pages` is None where
-    every slot has its own cache.
+    """The slots of an engine; `entered` has the requests in slots, the oldest first. `pages` is
+    None where every slot has its own cache.
 
     groups: devices over which slots and pages are split.
     """
@@ -33,18 +33,18 @@ class Slots:
         )
 
     def free(self) -> deque[int]:
-        """Empty slots, in the order in which they are to be filled."""
-        taken = {request.slot for request in self.entered}
-        empty = [slot for slot in range(self.config.slots) if slot not in taken]
+        """Returns the empty slots in the order in which they are filled."""
+        busy = {request.slot for request in self.entered}
+        empty = [slot for slot in range(self.config.slots) if slot not in busy]
         return deque(evenly(empty, self.config.slots, self.groups))
 
     def group(self, slot: int) -> int:
-        """Whose pages a slot has."""
+        """Returns the group whose pages a slot has."""
         return 0 if self.pages is None else self.pages.group(slot)
 
     def preempt(self) -> list[tuple[int, Request]]:
-        """(slot, request) of those that gave way: every request in a slot gets the pages of its
-        next call, the oldest first; where none are left, the youngest of its group leaves.
+        """Gives every request in a slot the pages of its next call, the oldest first; where none
+        are left, the youngest of its group leaves. Returns (slot, request) of those that left.
         """
         victims: list[tuple[int, Request]] = []
         if self.pages is None:
@@ -62,12 +62,12 @@ class Slots:
     def enter(
         self, request: Request, free: deque[int], opened: OpenPrefix | None = None, row: int = 0
     ) -> bool:
-        """Gives a request one of the `free` slots and the pages of its next call. False where too
-        few are free for it; slots of groups without pages are then no longer in `free`.
+        """Gives a request one of the `free` slots and the pages of its next call. Returns False
+        where too few pages are free; slots of groups without pages are then no longer in `free`.
 
-        opened, row: the prefix and prompt row that it comes from, unless it had begun. One that has
-        waits until every request of the slots' group could have a page more: it would be the first
-        to give way again.
+        opened, row: the prefix and prompt row of a new request. A request that continues waits
+        until every request of the slots' group could have a page more: otherwise it would be
+        preempted first again.
         """
         length = len(request.tokens) + 1
         while free:
@@ -94,13 +94,13 @@ class Slots:
         request.slot = -1
 
     def _next_call(self, request: Request, length: int) -> int:
-        """Positions that are written by the end of the next call: every token but the last has been
-        an input by then.
+        """Returns how many positions are written by the end of the next call: every token but the
+        last has been an input by then.
         """
         return min(length + self.config.tokens_per_call, request.limit) - 1
 
     def _admit(self, request: Request, slot: int, length: int, leader: Request | None) -> bool:
-        """Whether pages were free, and are the slot's now."""
+        """Takes pages for the slot; returns whether there were enough."""
         if self.pages is None:
             return True
         # The leader may have left its slot, and come back in another group.

@@ -1,5 +1,5 @@
-"""What an engine holds between its calls: prompts after prefill, and the slots' sequences; how they
-lie on a mesh.
+"""The state of an engine between its calls: prompts after prefill and the slots' sequences, and
+their layout on a mesh.
 """
 
 from __future__ import annotations
@@ -37,52 +37,52 @@ class Prefix(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """One row per slot. `t` is the longest sequence; arrays are aligned as in records.py.
+    """One row per slot. Tokens and their log-probs leave with the results of each call; the state
+    has what the next call needs, and the routes, until `harvest` copies them.
 
-    With `rollout.cache_pages` whoever drives the engine assigns pages to slots (pages.PagePool),
-    and puts its `table` here before it inserts and before it generates: for every live slot the
-    pages of all positions that the call may write.
+    With `rollout.cache_pages` the driver of the engine assigns pages to slots (pages.PagePool). It
+    sets `table` before it inserts and before it generates: for every live slot the pages of all
+    positions that the call may write.
     """
 
     # layers of [slots kv t d]; of [pages kv page d] with a table; or runs of these, stacked
     cache: Cache
-    tokens: Int[Array, "slots t"]
-    logp: Float[Array, "slots t"]
-    entropy: Float[Array, "slots t"]
+    token: Int[Array, "slots"]  # the last one, which has not been an input yet
+    first_logp: Float[Array, "slots"]  # of the token that came with the prefill
+    first_entropy: Float[Array, "slots"]
+    unreported: Bool[Array, "slots"]  # whether that token is missing in the results so far
     routes: UInt[Array, "slots t l k"] | None
-    # tokens so far, prompt included; the last one has not been an input yet
-    lengths: Int[Array, "slots"]
+    lengths: Int[Array, "slots"]  # tokens so far, prompt included
+    prompts: Int[Array, "slots"]  # tokens of the prompt
     limits: Int[Array, "slots"]  # length at which the sequence is cut
     keys: UInt32[Array, "slots 2"]
-    live: Bool[Array, "slots"]  # holds a sequence that is not finished
+    live: Bool[Array, "slots"]  # whether its sequence is unfinished
     sampling: RowSampling  # [slots] of a `per_request` sampler; else those of `plain`
-    # the page of each stretch of a slot, out of range where there is none
+    # the page of each stretch of a slot, or an index out of range
     table: Int[Array, "slots n"] | None = None
-    # [slots 1 + tokens_per_call k], of a sampler with `top_logprobs`: of the first token of a
-    # sequence that was inserted since the last call, and of those that this one drew
-    top: TopLogprobs | None = None
+    top: TopLogprobs | None = None  # [slots k] of that token, of a sampler with `top_logprobs`
 
 
 def lay(placement: Placement | None, x: Array, *axes: str | None) -> Array:
-    """`x` on the mesh, by its first axes; the others are whole."""
+    """Returns `x` with its first axes split over the mesh and the others replicated."""
     return constrain(placement, x, *axes, *(None,) * (x.ndim - len(axes)))
 
 
 def next_logits(
     model: Transformer, params: Any, hidden: Float[Array, "n d"], sampler: Sampler
 ) -> Float[Array, "n v"]:
-    """The logits of the next tokens. Over a mesh they stay split over the vocabulary, as the LM
-    head is: whole rows of them would gather the head in every token step.
+    """Returns the logits of the next tokens. Over a mesh they stay split over the vocabulary like
+    the LM head: whole rows would gather the head in every token step.
     """
     placement = model.placement
     logits = lay(placement, logits_of(hidden, head_weights(params)), "batch", "vocab")
-    # what is sorted has to be whole: the logits are gathered, which are far smaller than the head
+    # truncation needs whole rows: the logits are gathered, which are far smaller than the head
     return lay(placement, logits, "batch") if sampler.truncates else logits
 
 
 def lay_cache(placement: Placement | None, cache: Cache, rows: int) -> Cache:
-    """A cache of so many slots or prompts on the mesh: its rows, or its pages with their slots,
-    over the devices, its heads over tensor.
+    """Returns a cache of `rows` slots or prompts on the mesh: its rows, or its pages with their
+    slots, over the devices, its heads over tensor.
     """
     if placement is None:
         return cache
@@ -95,7 +95,9 @@ def lay_cache(placement: Placement | None, cache: Cache, rows: int) -> Cache:
 
 
 def lay_state(placement: Placement | None, state: DecodeState) -> DecodeState:
-    """A state as it lies between calls: slots over the mesh, heads of the cache over tensor."""
+    """Returns a state in its layout between calls: slots over the mesh, the cache's heads over
+    tensor.
+    """
     if placement is None:
         return state
     cache = lay_cache(placement, state.cache, state.lengths.shape[0])
@@ -107,23 +109,24 @@ def lay_state(placement: Placement | None, state: DecodeState) -> DecodeState:
 def empty_state(
     model: Transformer, rollout: RolloutConfig, groups: int, most: int = 0
 ) -> DecodeState:
-    """No slot is live. groups: of slots, each with an equal part of the pages; most: of the
-    sampler's `top_logprobs`.
+    """Returns a state without live slots. groups: parts of the slots, each with an equal part of
+    the pages; most: the sampler's `top_logprobs`.
     """
-    n, t, wide = rollout.slots, rollout.max_length, at_least_float32(model.compute.dtype)
+    n, wide = rollout.slots, at_least_float32(model.compute.dtype)
     cache, table = new_cache(model.config, rollout, model.compute, groups)
     top = None
     if most:
-        of_call = n, 1 + rollout.tokens_per_call
-        top = empty_logprobs(of_call, most, model.config.vocab_size, model.compute.dtype)
+        top = empty_logprobs((n,), most, model.config.vocab_size, model.compute.dtype)
     state = DecodeState(
         cache=cache,
         table=table,
-        tokens=jnp.zeros((n, t), jnp.int32),
-        logp=jnp.zeros((n, t), wide),
-        entropy=jnp.zeros((n, t), wide),
-        routes=empty_routes(model.config, n, t),
+        token=jnp.zeros((n,), jnp.int32),
+        first_logp=jnp.zeros((n,), wide),
+        first_entropy=jnp.zeros((n,), wide),
+        unreported=jnp.zeros((n,), bool),
+        routes=empty_routes(model.config, n, rollout.max_length),
         lengths=jnp.ones((n,), jnp.int32),
+        prompts=jnp.ones((n,), jnp.int32),
         limits=jnp.ones((n,), jnp.int32),
         keys=jnp.zeros((n, 2), jnp.uint32),
         live=jnp.zeros((n,), bool),

@@ -1,4 +1,4 @@
-"""What a batcher did, counted."""
+"""Counters of a batcher."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from dataclasses import dataclass
 
 @dataclass
 class RolloutStats:
-    """What a batcher did; `occupancy` is live slot-steps over all slot-steps."""
+    """Counters of a batcher; the occupancy is live slot-steps over all slot-steps."""
 
     tokens: int = 0
-    # the first token of a sample comes from a prefill: a sample of n tokens that was not preempted
-    # lives n - 1 steps
+    # the first token of a sample comes from a prefill: n tokens without preemption are n - 1 steps
     live_steps: int = 0
     calls: int = 0
     steps: int = 0
     slot_steps: int = 0
     prefills: int = 0
-    preempted: int = 0  # times that a sample gave its slot up for want of pages
+    preempted: int = 0  # times that a sample left its slot because pages were missing
     seconds: float = 0.0
 
     def metrics(self) -> dict[str, float]:
-        """The rollout's metrics by their public names."""
+        """Returns the rollout's metrics."""
         occupancy = self.live_steps / self.slot_steps if self.slot_steps else 0.0
         return {
             "rollout/tokens_per_s": self.tokens / max(self.seconds, 1e-9),

@@ -1,4 +1,4 @@
-"""Who waits for a slot, in which order. Lists on the host; every host of a pod has the same."""
+"""The requests that wait for a slot, in order: lists on the host, equal on all hosts of a pod."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Group:
 
     @property
     def prompt(self) -> Prompt:
-        """Theirs."""
+        """The prompt shared by the group's requests."""
         return self.requests[0].prompt
 
 
@@ -37,7 +37,7 @@ class OpenPrefix:
     prefix: Prefix
     columns: Sequence[range]  # of each prompt row
     waiting: deque[tuple[int, Request]]  # (prompt row, request)
-    # by prompt row and group of slots: whose pages of the prompt others share
+    # (prompt row, group of slots) -> the request whose pages of the prompt the others share
     leader: dict[tuple[int, int], Request] = field(default_factory=dict)
 
 
@@ -68,45 +68,44 @@ class Waiting:
             self.groups.append(Group(columns, new))
 
     def take_alike(self, bucket: Callable[[int], int], most: int) -> list[Group]:
-        """Takes up to `most` groups from the front whose prompts are of the first one's bucket, and
-        for whose prefill as many samples are drawn.
+        """Takes up to `most` groups from the front that have the first one's prompt bucket and
+        number of samples.
         """
         first = self.groups[0]
         kind = bucket(len(first.prompt.tokens)), len(first.columns)
-        taken: list[Group] = []
-        passed: list[Group] = []
-        while self.groups and len(taken) < most:
+        chosen: list[Group] = []
+        skipped: list[Group] = []
+        while self.groups and len(chosen) < most:
             group = self.groups.popleft()
-            same = (bucket(len(group.prompt.tokens)), len(group.columns)) == kind
-            (taken if same else passed).append(group)
-        self.groups.extendleft(reversed(passed))
-        return taken
+            alike = (bucket(len(group.prompt.tokens)), len(group.columns)) == kind
+            (chosen if alike else skipped).append(group)
+        self.groups.extendleft(reversed(skipped))
+        return chosen
 
     def leave_cancelled(self) -> list[Request]:
-        """The requests that were given up; they wait no more."""
-        left, begun = parted(self.begun)
+        """Removes the cancelled requests and returns them."""
+        cancelled, begun = split_cancelled(self.begun)
         self.begun = deque(begun)
         if self.opened is not None:
-            gone, stay = parted(x for _, x in self.opened.waiting)
-            left += gone
-            kept = deque((row, x) for row, x in self.opened.waiting if x in stay)
-            self.opened.waiting = kept
-            self.opened = self.opened if kept else None
+            more, stay = split_cancelled(x for _, x in self.opened.waiting)
+            cancelled += more
+            self.opened.waiting = deque((row, x) for row, x in self.opened.waiting if x in stay)
+            self.opened = self.opened if stay else None
         groups, self.groups = self.groups, deque()
         for group in groups:
-            gone, stay = parted(group.requests)
-            left += gone
+            more, stay = split_cancelled(group.requests)
+            cancelled += more
             if stay:
                 self.groups.append(Group(group.columns, stay))
-        return left
+        return cancelled
 
 
-def parted(requests: Iterable[Kind]) -> tuple[list[Kind], list[Kind]]:
-    """(those that were given up, the others); each is looked at once, since any thread may give
-    one up.
+def split_cancelled(requests: Iterable[Kind]) -> tuple[list[Kind], list[Kind]]:
+    """Returns the cancelled requests and the others. Any thread may cancel one meanwhile, so each
+    is read once.
     """
-    given_up: list[Kind] = []
-    others: list[Kind] = []
+    cancelled: list[Kind] = []
+    active: list[Kind] = []
     for request in requests:
-        (given_up if request.cancelled else others).append(request)
-    return given_up, others
+        (cancelled if request.cancelled else active).append(request)
+    return cancelled, active

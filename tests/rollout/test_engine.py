@@ -3,6 +3,7 @@ are refilled and read from a bounded cache.
 """
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -58,20 +59,44 @@ def start(engine=ENGINE, params=LOOSE, sampler=None):
     )
 
 
-def finish(state, engine=ENGINE, params=LOOSE, sampler=None, read=None):
-    calls = 0
-    while bool(jnp.any(state.live)):
-        state, steps = engine.generate(params, state, sampler, read=read)
-        assert 1 <= int(steps) <= ROLLOUT.tokens_per_call
-        calls += 1
-        assert calls <= 3
-    return state
+def finish(state, engine=ENGINE, params=LOOSE, sampler=None, read=None, prompts=PROMPTS, calls=3):
+    """Decodes until no slot is live. Returns the state's fields on the host, and rows `[6 T]` of
+    tokens, log-probs and entropies, made of the results of the calls.
+    """
+    tokens, logp, entropy = np.zeros((6, T), np.int32), *np.zeros((2, 6, T), np.float32)
+    ends = np.zeros(6, int)
+    for slots, prompt in zip(SLOTS, prompts, strict=True):
+        tokens[slots, : len(prompt.tokens)], ends[slots] = prompt.tokens, len(prompt.tokens)
+    steps, taken, results = [], 0, None
+    while results is None or bool(jnp.any(state.live)):
+        if taken == calls:
+            break
+        state, results = engine.generate(params, state, sampler, read=read)
+        results = results.convert_to_numpy()
+        steps.append(int(results.steps))
+        assert steps[-1] <= ROLLOUT.tokens_per_call
+        taken += 1
+        for slot in range(6):
+            found = results.get_result_at_slot(slot)
+            valid = found.valid[0].astype(bool)
+            at = slice(ends[slot], ends[slot] + valid.sum())
+            tokens[slot, at] = found.tokens[0][valid]
+            logp[slot, at], entropy[slot, at] = (
+                results.logp[slot][valid],
+                results.entropy[slot][valid],
+            )
+            ends[slot] = at.stop
+    state = jax.device_get(state)
+    made = dict(tokens=tokens, logp=logp, entropy=entropy, steps=steps, state=state)
+    return SimpleNamespace(**state._asdict(), **made)
 
 
 @pytest.fixture(scope="module")
 def done():
     """All six sequences at T = 1, on the host."""
-    return jax.device_get(finish(start()))
+    found = finish(start())
+    assert not found.live.any()
+    return found
 
 
 def sequences(state):
@@ -108,11 +133,8 @@ def generated_mask(state):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probs_and_entropies_are_those_of_the_training_forward(done, temperature):
-    state = (
-        done
-        if temperature == 1.0
-        else jax.device_get(finish(start(sampler=Sampler(0.7)), sampler=Sampler(0.7)))
-    )
+    how = Sampler(temperature)
+    state = done if temperature == 1.0 else finish(start(sampler=how), sampler=how)
     logp, entropy, used, aux = training_pass(state, temperature)
     mask = generated_mask(state)
     assert mask.sum() > 30 and np.std(state.logp[mask]) > 0.3
@@ -141,7 +163,7 @@ def test_every_token_that_was_an_input_owns_a_route_and_no_other(done):
 
 
 def test_greedy_tokens_are_the_argmax_of_a_plain_forward():
-    state = jax.device_get(finish(start(sampler=Sampler(0.0)), sampler=Sampler(0.0)))
+    state = finish(start(sampler=Sampler(0.0)), sampler=Sampler(0.0))
     positions = np.broadcast_to(np.arange(T, dtype=np.int32), (6, T))
     mask = positions < state.lengths[:, None]
 
@@ -163,15 +185,11 @@ def test_a_dense_model_has_no_routes():
     model = dataclasses.replace(MODEL, family="qwen3", moe=None, layers=1)
     params = random_params(model)
     engine = Engine(model, COMPUTE, ROLLOUT, EOS)
-    state = jax.device_get(finish(start(engine, to_decode(params)), engine, to_decode(params)))
+    state = finish(start(engine, to_decode(params)), engine, to_decode(params))
     assert state.routes is None and engine.new_routes(3) is None
-    (_, logp, _), store = engine.harvest(state, None, jnp.arange(6), jnp.arange(6))
     expected = training_pass(state, 1.0, False, params, Transformer(model, COMPUTE))[0]
     mask = generated_mask(state)
-    assert store is None
-    np.testing.assert_allclose(
-        np.asarray(logp)[mask], np.asarray(expected)[mask], atol=1e-5, rtol=0
-    )
+    np.testing.assert_allclose(state.logp[mask], np.asarray(expected)[mask], atol=1e-5, rtol=0)
 
 
 # ---- when generation stops -----------------------------------------------------------------------
@@ -202,9 +220,10 @@ def test_a_call_stops_when_enough_slots_are_free(wanted, expected):
     state = start(sampler=Sampler(0.0))
     state = cut(state, [1, 2, 3, 3, 9, 9])._replace(live=jnp.ones(6, bool))
     before = np.asarray(state.lengths)
-    state, steps = ENGINE.generate(LOOSE, state, Sampler(0.0), wanted_free=wanted)
-    assert EOS not in np.asarray(state.tokens)[np.arange(T) < np.asarray(state.lengths)[:, None]]
-    assert int(steps) == expected
+    state, results = ENGINE.generate(LOOSE, state, Sampler(0.0), wanted_free=wanted)
+    (m, _), n = results.valid_idx, results.length_idx[0]
+    assert EOS not in np.asarray(results.data[:, :m])[np.asarray(results.data[:, m:n]) == 1]
+    assert int(results.steps) == expected
     np.testing.assert_array_equal(
         np.asarray(state.lengths) - before, np.minimum([1, 2, 3, 3, 9, 9], expected)
     )
@@ -212,13 +231,13 @@ def test_a_call_stops_when_enough_slots_are_free(wanted, expected):
 
 
 def test_a_call_stops_when_no_slot_is_live_and_takes_no_step_on_an_empty_state():
-    state, steps = ENGINE.generate(
+    state, results = ENGINE.generate(
         LOOSE, cut(start(sampler=Sampler(0.0)), [2, 1, 2, 1, 1, 2]), Sampler(0.0)
     )
-    assert int(steps) == 2 and not np.any(state.live)
+    assert int(results.steps) == 2 and not np.any(state.live)
     before = jax.device_get(state)
-    after, steps = ENGINE.generate(LOOSE, state, Sampler(0.0))
-    assert int(steps) == 0
+    after, results = ENGINE.generate(LOOSE, state, Sampler(0.0))
+    assert int(results.steps) == 0
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(after), before)
 
 
@@ -258,11 +277,11 @@ def test_one_prefill_in_all_slots_of_a_group_equals_prefills_of_their_own():
                 prompts=PROMPTS[p : p + 1], samples=1, keys=keys_of()[p : p + 1, s : s + 1]
             )
             single = ENGINE.insert(alone, single, int(SLOTS[p, s]))
-    for name in ("tokens", "routes", "lengths", "limits", "keys", "live"):
+    for name in ("token", "routes", "lengths", "limits", "keys", "live", "unreported"):
         np.testing.assert_array_equal(getattr(group, name), getattr(single, name), err_msg=name)
     for a, b in zip(
-        jax.tree.leaves((group.logp, group.entropy, group.cache)),
-        jax.tree.leaves((single.logp, single.entropy, single.cache)),
+        jax.tree.leaves((group.first_logp, group.first_entropy, group.cache)),
+        jax.tree.leaves((single.first_logp, single.first_entropy, single.cache)),
         strict=True,
     ):
         np.testing.assert_allclose(a, b, atol=1e-5)
@@ -279,19 +298,16 @@ def test_a_reused_slot_is_as_good_as_a_fresh_one(done):
 
     def second(state):
         state = ENGINE.bulk_insert(prefill(prompts=short), state, jnp.asarray(SLOTS))
-        return jax.device_get(finish(state._replace(limits=jnp.full(6, limit, jnp.int32))))
+        return finish(state._replace(limits=jnp.full(6, limit, jnp.int32)), prompts=short)
 
-    fresh, reused = second(ENGINE.init_decode_state()), second(jax.device_put(done))
+    fresh, reused = second(ENGINE.init_decode_state()), second(jax.device_put(done.state))
     assert max(longest.values()) > 15 and fresh.lengths.max() <= limit
-    for name in ("lengths", "logp", "entropy", "routes"):  # whole rows, behind the end too
+    for name in ("lengths", "logp", "entropy", "routes", "tokens"):  # behind the end too
         np.testing.assert_array_equal(getattr(reused, name), getattr(fresh, name), err_msg=name)
-    held = np.arange(T) < fresh.lengths[:, None]
-    np.testing.assert_array_equal(reused.tokens[held], fresh.tokens[held])
 
 
 def test_reading_a_bounded_part_of_the_cache_changes_nothing():
-    whole, _ = ENGINE.generate(LOOSE, start(), read=None)
-    part, _ = ENGINE.generate(LOOSE, start(), read=16)
+    whole, part = finish(start(), read=None, calls=1), finish(start(), read=16, calls=1)
     assert T == 32 and int(np.max(part.lengths)) <= 16
     for name in ("tokens", "routes", "lengths", "live"):
         np.testing.assert_array_equal(getattr(part, name), getattr(whole, name), err_msg=name)
@@ -301,12 +317,8 @@ def test_reading_a_bounded_part_of_the_cache_changes_nothing():
 def test_harvest_copies_what_was_asked_for_and_drops_rows_past_the_store(done):
     store = ENGINE.new_routes(4)
     assert store.shape == (4, T, 2, 2) and np.all(np.asarray(store) == UNSET)
-    (tokens, logp, entropy), store = ENGINE.harvest(
-        jax.device_put(done), store, jnp.array([3, 0, 1]), jnp.array([2, 4, 0])
-    )
-    for i, slot in enumerate([3, 0, 1]):
-        for found, name in ((tokens, "tokens"), (logp, "logp"), (entropy, "entropy")):
-            np.testing.assert_array_equal(found[i], getattr(done, name)[slot])
+    state = jax.device_put(done.state)
+    store = ENGINE.harvest(state, store, jnp.array([3, 0, 1]), jnp.array([2, 4, 0]))
     np.testing.assert_array_equal(np.asarray(store)[[2, 0]], done.routes[[3, 1]])
     assert np.all(np.asarray(store)[[1, 3]] == UNSET)
 
@@ -336,7 +348,7 @@ def test_layers_in_a_scan_sample_what_unrolled_layers_do(rollout):
     for compute in (COMPUTE, SCANNED):
         engine = Engine(model, compute, config, EOS)
         params = to_decode(weights, layout=engine.layout)
-        states.append(jax.device_get(finish(start(engine, params), engine, params)))
+        states.append(finish(start(engine, params), engine, params))
     unrolled, scanned = states
     np.testing.assert_array_equal(scanned.tokens, unrolled.tokens)
     np.testing.assert_array_equal(scanned.routes, unrolled.routes)

@@ -1,0 +1,200 @@
+"""The contract between an engine and whoever drives it: that of JetStream's engines
+(google-jetstream 0.2.2, `jetstream.engine.engine_api`), as protocols of this package.
+
+`Engine` has JetStream's methods and signatures, so an engine of either side can stand in for the
+other; nothing here imports JetStream. `RolloutEngine` adds what a rollout needs: several samples of
+a prompt, pages of the cache, log-probs and routes. The batcher calls these methods alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
+
+from compass_jax.config import RolloutConfig
+from compass_jax.rollout.logprobs import TopLogprobs
+from compass_jax.rollout.sampling import RowSampling, Sampler
+
+
+class SlotData(NamedTuple):
+    """What a call of `generate` drew in one slot: `[samples m]`, and `[samples]` lengths."""
+
+    tokens: Any
+    valid: Any
+    lengths: Any
+
+
+@struct.dataclass
+class ResultTokens:
+    """The tokens of one call of `generate`, in JetStream's form: the columns of `data` are the
+    tokens, whether each is valid, and how many tokens a sequence has after its prompt.
+
+    The other fields are this package's extension, None where an engine has no such thing. Row i of
+    each belongs to row i of `data`, column j to its j-th token. Routes stay on the device
+    (`RolloutEngine.harvest`).
+    """
+
+    data: Int[Array, "n columns"]
+    tokens_idx: tuple[int, int] = struct.field(pytree_node=False)
+    valid_idx: tuple[int, int] = struct.field(pytree_node=False)
+    length_idx: tuple[int, int] = struct.field(pytree_node=False)
+    samples_per_slot: int = struct.field(pytree_node=False)
+    logp: Float[Array, "n m"] | None = None
+    entropy: Float[Array, "n m"] | None = None
+    top: TopLogprobs | None = None  # [n m k], of a sampler with `top_logprobs`
+    live: Bool[Array, "n"] | None = None  # whether the sequence goes on
+    steps: Int[Array, ""] | None = None  # decoding steps that the call took
+
+    def copy_to_host_async(self) -> None:
+        """Starts the copy of `data` to the host."""
+        if isinstance(self.data, jax.Array):
+            self.data.copy_to_host_async()
+
+    def convert_to_numpy(self) -> ResultTokens:
+        """Returns the same results as NumPy arrays."""
+        return jax.tree.map(np.asarray, self)
+
+    def get_result_at_slot(self, slot: int) -> SlotData:
+        """Returns the tokens of all samples in `slot`."""
+        rows = self.data[slot * self.samples_per_slot : (slot + 1) * self.samples_per_slot]
+        tokens, valid, lengths = (
+            rows[:, slice(*columns)]
+            for columns in (self.tokens_idx, self.valid_idx, self.length_idx)
+        )
+        return SlotData(tokens, valid, lengths[:, 0])
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """The methods of JetStream's `engine_api.Engine`.
+
+    A driver calls `prefill` on a prompt, `insert` to put the result into a slot, and `generate`
+    again and again, which decodes all slots together.
+    """
+
+    def load_params(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the parameters in the layout that the other methods take."""
+
+    def prefill(
+        self,
+        *,
+        params: Any,
+        existing_prefix: Any = None,
+        padded_tokens: Int[Array, "t"],
+        true_length: int,
+    ) -> Any:
+        """Returns the prefix of one prompt."""
+
+    def insert(self, prefix: Any, decode_state: Any, slot: int) -> Any:
+        """Returns the state with the prefix in `slot`."""
+
+    def generate(self, params: Any, decode_state: Any) -> tuple[Any, ResultTokens]:
+        """Decodes once in every slot; returns the state and the new tokens."""
+
+    def init_decode_state(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns a state of empty slots."""
+
+    def get_tokenizer(self) -> Any:
+        """Returns what `build_tokenizer` needs."""
+
+    def build_tokenizer(self, metadata: Any) -> Any:
+        """Returns the tokenizer in JetStream's form."""
+
+    def get_prefix_destination_sharding(self) -> Any:
+        """Returns where a prefix has to lie before `insert`; None: where it is."""
+
+    @property
+    def max_concurrent_decodes(self) -> int:
+        """Number of slots."""
+
+    @property
+    def samples_per_slot(self) -> int:
+        """Sequences per slot."""
+
+    @property
+    def max_prefill_length(self) -> int:
+        """Longest prompt in tokens."""
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The devices of the engine."""
+
+    @property
+    def colocated_cpus(self) -> list[Any] | None:
+        """CPU devices beside the accelerators, where they are named."""
+
+
+class RolloutEngine(Engine, Protocol):
+    """An engine with the optional methods that the batcher needs.
+
+    `end_ids` end a sequence; slots are split over `slot_groups` groups of devices, each with pages
+    of its own. Parameters come with every call: new weights are those of the next call.
+    """
+
+    config: RolloutConfig
+    end_ids: tuple[int, ...]
+
+    @property
+    def slot_groups(self) -> int:
+        """Groups of devices over which the slots are split."""
+
+    def default_sampler(self) -> Sampler:
+        """Returns the sampler of the rollout configuration."""
+
+    def prefill_multisampling(
+        self,
+        *,
+        params: Any,
+        padded_tokens: Int[Array, "p t"],
+        true_length: Int[Array, "p"],
+        sampler: Sampler | None,
+        rng: UInt32[Array, "p s 2"],
+        num_samples: int,
+        sampling: RowSampling | None = None,
+        routes: UInt[Array, "p t l k"] | None = None,
+    ) -> Any:
+        """Runs `p` prompts once for all their samples, each with its own key in `rng`."""
+
+    def bulk_insert(
+        self,
+        prefix: Any,
+        decode_state: Any,
+        slots: Int[Array, "p s"],
+        max_new_tokens: Int[Array, "p"] | None = None,
+    ) -> Any:
+        """Puts sample `s` of prompt `p` into `slots[p, s]`; -1 leaves it out."""
+
+    def generate(
+        self,
+        params: Any,
+        decode_state: Any,
+        sampler: Sampler | None = None,
+        *,
+        read: int | None = None,
+        wanted_free: int | None = None,
+        top_logprobs: bool = False,
+    ) -> tuple[Any, ResultTokens]:
+        """Decodes many tokens; see `compass_jax.rollout.engine.Engine.generate`."""
+
+    def free_resource(self, slot: Int[Array, ""], decode_state: Any) -> Any:
+        """Ends the sequence in `slot`."""
+
+    def with_pages(self, decode_state: Any, table: np.ndarray) -> Any:
+        """Returns the state with the pages that each slot may write from now on."""
+
+    def harvest(
+        self, state: Any, store: Any, slots: Int[Array, "n"], rows: Int[Array, "n"]
+    ) -> UInt[Array, "rows t l k"]:
+        """Copies the routes of `slots` to `rows` of `store`, on the device."""
+
+    def stored_routes(self, store: Any, rows: Int[Array, "n"], length: int) -> Any:
+        """Returns the routes of the first `length` tokens of `rows` of `store`."""
+
+    def prompt_logprobs(
+        self, params: Any, tokens: Int[Array, "1 t"], lengths: Int[Array, "1"], most: int
+    ) -> TopLogprobs:
+        """Returns the log-probs of a prompt's tokens and of the `most` likeliest in each place."""
